@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 BATCH = 64
 FETCH_S = 0.5
-GATHER_S = 1.0
+GATHER_S = 3.0
 """Pause after a fetch that was not full. The next one gets the episodes of a second at once, and each fetch has a cost."""
 RETRY_S = 1.0
 MAX_KEPT_BYTES = 16 << 20

@@ -6,7 +6,7 @@ Crash-only: after a Retryable error, the job's state is rebuilt from its records
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 
 from marlaas_api import subjects
 from marlaas_api.bus import Consumer
@@ -19,7 +19,6 @@ from marlaas_api.messages import (
     JobDocument,
     Phase,
     Progress,
-    ReplicaReport,
     StepClosed,
 )
 from marlaas_api.names import AdapterRef
@@ -29,9 +28,9 @@ from marlaas_worker.orchestrator.experience import CompleteGroup
 from marlaas_worker.orchestrator.faults import GivenUp
 from marlaas_worker.orchestrator.giving_way import Stops
 from marlaas_worker.orchestrator.job_state import JobState
-from marlaas_worker.orchestrator.records import Records
+from marlaas_worker.orchestrator.records import Records, SharedState
 from marlaas_worker.orchestrator.retention import Retention
-from marlaas_worker.orchestrator.room import FULL, TIGHT, EpisodeSize, Room, Share
+from marlaas_worker.orchestrator.room import FULL, TIGHT, EpisodeSize, Share
 from marlaas_worker.orchestrator.usage import AdmittedTime, JobUsage
 from marlaas_worker.role import RoleContext, wait_for
 
@@ -40,25 +39,25 @@ log = logging.getLogger(__name__)
 RETRY_S, TICK_S = 0.3, 1.0
 NUM_SAMPLES = 5
 _FULL = "the stream TURNS is full: turns wait until steps are on record and their turns are purged"
-Reports = Callable[[], Sequence[ReplicaReport]]
 
 
 class OwnedJob:
     """The control loop of a job, from its admission to its end. Setting `wake` runs the next iteration at once."""
 
     def __init__(
-        self, context: RoleContext, document: JobDocument, before: Progress | None, reports: Reports, room: Room
+        self, context: RoleContext, document: JobDocument, before: Progress | None, shared: SharedState
     ) -> None:
         self.document = document
         self.wake = asyncio.Event()
-        self._context, self._reports, self._room = context, reports, room
+        self._context, self._reports, self._room = context, shared.reports, shared.room
+        self._policies = shared.policies
         self._records = Records(context, document)
         self.times = AdmittedTime.of(before, context.now())
         self.stops = Stops()
         self._usage = JobUsage.of(document.uid, before)
         self._given_up = GivenUp()
         self._retention = Retention(context.bus, document.ref, context.now)
-        self._share = Share(room, document.uid, document.spec, EpisodeSize())
+        self._share = Share(shared.room, document.uid, document.spec, EpisodeSize())
         self._num_episodes = 0
         self._state: JobState | None = None
         self.ended: tuple[Phase, str, str] | None = None
@@ -151,7 +150,7 @@ class OwnedJob:
         self._retention.note(sequence, episode.group if state.is_open(episode) else None)
 
     async def _advance(self, state: JobState) -> None:
-        state.policy = await self._records.policy(state.agent)
+        state.policy = await self._records.cached_policy(state.agent, self._policies)
         self._usage.see(list(self._reports()), self._context.now())
         if state.policy.version >= 0:
             if state.assembly.version < 0:
@@ -215,14 +214,14 @@ class OwnedJob:
         if state.evaluation is not None:
             ending = f"v{state.evaluation.version}"
             open_groups |= {group for group in self._retention.groups() if group.endswith(ending)}
-        self._room.state = await self._records.turns()
-        self._retention.recorded(open_groups, state.turns_from(self._room.state.last_sequence))
+        turns = await self._room.refresh(self._context.bus, max_age_s=0.0)
+        self._retention.recorded(open_groups, state.turns_from(turns.last_sequence))
 
     async def _issue(self, state: JobState) -> None:
         want = self._want(state)
         if want == 0:
             return
-        turns = self._room.state = await self._records.turns()
+        turns = await self._room.refresh(self._context.bus)
         number = self._share.take(state.num_open, want, evaluating=state.evaluation is not None)
         if number == 0:
             return
@@ -268,8 +267,8 @@ class OwnedJob:
     async def _evaluate(self, state: JobState) -> None:
         run = None if self.stops.any else state.due_evaluation()
         if run is not None and self._share.may_evaluate(state.num_open):
-            self._room.state = await self._records.turns()
-            state.begin_evaluation(run, self._room.state.last_sequence)
+            turns = await self._room.refresh(self._context.bus)
+            state.begin_evaluation(run, turns.last_sequence)
             await self._records.write_ledger(state.ledger())
             await self._publish_evaluation(state, run)
         run = state.evaluation

@@ -61,11 +61,13 @@ def preemptions(order: FairOrder, running: Iterable[RunningJob], now: float) -> 
 class _Round:
     """Free units and holdings, as they will be after the preemptions found so far.
 
-    Units that are free now are kept for guarded jobs: any other job must have what it needs from its victims.
+    Units that are free now are kept for guarded jobs: any other job must have what it needs from its victims. A job
+    for which earlier victims leave room is admitted in a later round, if no other job takes the room. So it counts
+    for its tenant as a preemptor, but not as a victim: else others would displace the tenant for what it may not get.
     """
 
     def __init__(self, order: FairOrder) -> None:
-        self._free, self._holdings = dict(order.space.free), order.holdings.copy()
+        self._free, self._holdings, self._certain = dict(order.space.free), order.holdings.copy(), order.holdings.copy()
         self._guards = order.guards
         guarded = {resource for guard in self._guards for resource in guard.need}
         self._kept = {resource: max(0, self._free[resource]) for resource in guarded}
@@ -79,7 +81,7 @@ class _Round:
         if victims is None:
             return None
         self._spare(demand, victims)
-        self._move(demand, 1)
+        self._move(demand, 1, is_certain=bool(victims))
         return victims
 
     def _choose(self, demand: JobDemand, candidates: Collection[JobDemand]) -> list[JobDemand] | None:
@@ -91,7 +93,7 @@ class _Round:
                 if one not in victims
                 and one.tenant != demand.tenant
                 and any(one.need.get(resource) for resource in lacking)
-                and after < self._holdings.share(one.tenant) - _SAME
+                and after < self._certain.share(one.tenant) - _SAME
             ]
             if not possible:
                 self._restore(victims)
@@ -103,7 +105,7 @@ class _Round:
 
     def _urgency(self, victim: JobDemand) -> tuple[object, ...]:
         """Return the sort key of victims: the most over-share tenant, then its lowest priority, then its youngest job."""
-        return self._holdings.share(victim.tenant), -victim.document.spec.priority, age(victim.document)
+        return self._certain.share(victim.tenant), -victim.document.spec.priority, age(victim.document)
 
     def _spare(self, demand: JobDemand, victims: list[JobDemand]) -> None:
         """Remove victims that are not needed, because a later one freed enough."""
@@ -124,7 +126,9 @@ class _Round:
         for victim in victims:
             self._move(victim, 1)
 
-    def _move(self, demand: JobDemand, sign: int) -> None:
+    def _move(self, demand: JobDemand, sign: int, *, is_certain: bool = True) -> None:
         self._holdings.take(demand, sign)
+        if is_certain:
+            self._certain.take(demand, sign)
         for resource, units in demand.need.items():
             self._free[resource] -= sign * units

@@ -13,6 +13,22 @@ from marlaas_api.wire import decode_as, encode
 from marlaas_worker.orchestrator.admission import Admission
 
 MAX_WRITES = 32
+COUNTERS_S = 1.0
+"""Every replica reads each write, so changed counters wait; a changed decision never does."""
+DECISIONS = (
+    "generation",
+    "phase",
+    "admitted",
+    "reason",
+    "step",
+    "steps",
+    "versions",
+    "promoted",
+    "adapters",
+    "eval_before",
+    "eval_last",
+    "finished_at",
+)
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +80,16 @@ class ProgressStore:
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+
+    async def put_running(self, all_progress: Iterable[Progress]) -> None:
+        """Write the progress of running jobs; counters of a job at most once in `COUNTERS_S`. Raises as `put_all`."""
+        await self.put_all([progress for progress in all_progress if self._is_due(progress)])
+
+    def _is_due(self, progress: Progress) -> bool:
+        before = self.of(progress.ref)
+        if before is None or progress.at - before.at >= COUNTERS_S:
+            return True
+        return any(getattr(before, name) != getattr(progress, name) for name in DECISIONS)
 
     async def forget(self, ref: JobRef) -> None:
         """Delete a job's progress, unless it belongs to another job of the same name."""

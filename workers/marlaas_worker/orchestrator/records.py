@@ -1,13 +1,14 @@
 """The orchestrator's reads and writes on the bus for one job, as typed messages."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from marlaas_api import subjects
 from marlaas_api.blobs import BlobRef
-from marlaas_api.bus import Bus, RevisionConflict, Stored, StreamState
+from marlaas_api.bucket_cache import BucketCache
+from marlaas_api.bus import Bucket, Bus, RevisionConflict, Stored
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import (
     BusMessage,
@@ -19,6 +20,7 @@ from marlaas_api.messages import (
     Manifest,
     Pin,
     PolicyRecord,
+    ReplicaReport,
     StepRecord,
     TaskMessage,
     TrajectoryRef,
@@ -29,7 +31,23 @@ from marlaas_api.wire import decode, decode_as, encode, unpack
 from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.orchestrator.episodes import read_episode
 from marlaas_worker.orchestrator.job_state import History
+from marlaas_worker.orchestrator.room import Room
 from marlaas_worker.role import RoleContext
+
+
+@dataclass(frozen=True, slots=True)
+class SharedState:
+    """State that the jobs of an orchestrator share.
+
+    Attributes:
+        reports: returns the latest reports of all replicas.
+        policies: cache of the bucket `policy`.
+        room: space in the stream TURNS.
+    """
+
+    reports: Callable[[], Sequence[ReplicaReport]]
+    policies: BucketCache[PolicyRecord]
+    room: Room
 
 
 class LostLease(Exception):
@@ -46,6 +64,8 @@ class Records:
     _logged: deque[tuple[int, int]] = field(default_factory=deque)
     _ledger_revision: int | None = None
     _pins: dict[str, int] = field(default_factory=dict)
+    _policy_revision: int = 0
+    _buckets: dict[str, Bucket] = field(default_factory=dict)
 
     @property
     def bus(self) -> Bus:
@@ -56,6 +76,12 @@ class Records:
     def ref(self) -> JobRef:
         """The job's reference."""
         return self.document.ref
+
+    async def _bucket(self, name: str) -> Bucket:
+        """Return a bucket that exists; the server is asked only once."""
+        if name not in self._buckets:
+            self._buckets[name] = await self.bus.bucket(name)
+        return self._buckets[name]
 
     async def history(self, agent: str) -> History:
         """Read all records of the job."""
@@ -86,12 +112,21 @@ class Records:
 
     async def policy(self, agent: str) -> PolicyRecord:
         """Return the agent's policy record; version -1 while this job has none."""
-        bucket = await self.bus.bucket(subjects.POLICY)
+        bucket = await self._bucket(subjects.POLICY)
         entry = await bucket.get(subjects.policy_key(self.ref.namespace, self.ref.name, agent))
         if entry is None or entry.data is None:
             return PolicyRecord(uid=self.ref.uid)
+        self._policy_revision = entry.revision
         record = decode_as(PolicyRecord, entry.data)
         return record if record.uid == self.ref.uid else PolicyRecord(uid=self.ref.uid)
+
+    async def cached_policy(self, agent: str, policies: BucketCache[PolicyRecord]) -> PolicyRecord:
+        """Return the agent's policy record from the cache; from the bus if the cache has none, or an older one than it."""
+        key = subjects.policy_key(self.ref.namespace, self.ref.name, agent)
+        entry, record = policies.entry(key), policies.get(key)
+        if entry is None or record is None or entry.revision < self._policy_revision or record.uid != self.ref.uid:
+            return await self.policy(agent)
+        return record
 
     async def manifest(self, newest: BlobRef | None, step: int) -> Manifest:
         """Return the manifest of the version that a step produced. newest: the manifest where the search starts."""
@@ -105,7 +140,7 @@ class Records:
 
     async def write_ledger(self, ledger: IssueLedger) -> None:
         """Write the ledger, before the tasks that it names are published. Raises LostLease."""
-        bucket = await self.bus.bucket(subjects.LEDGER)
+        bucket = await self._bucket(subjects.LEDGER)
         key = subjects.job_key(self.ref.namespace, self.ref.name)
         try:
             if self._ledger_revision is None:
@@ -139,10 +174,6 @@ class Records:
         await self.bus.purge(subjects.GROUPS, subject, up_to=first)
         failpoint("orchestrator.forget.after_groups")
 
-    async def turns(self) -> StreamState:
-        """Return the state of the stream TURNS, which all jobs share."""
-        return await self.bus.state(subjects.TURNS)
-
     async def log_step(self, record: StepRecord) -> None:
         """Record a step; does nothing if it is recorded already."""
         subject = subjects.step(self.ref.namespace, self.ref.name, self.ref.uid, record.step)
@@ -172,7 +203,7 @@ class Records:
 
     async def pin(self, agent: str, group: str, version: int) -> None:
         """Pin a group before a turn of it can be requested; an existing pin stays."""
-        bucket = await self.bus.bucket(subjects.PINS)
+        bucket = await self._bucket(subjects.PINS)
         key = subjects.pin_key(self.ref.namespace, self.ref.name, agent, group)
         try:
             await bucket.create(key, encode(Pin(version=version)))
@@ -183,7 +214,7 @@ class Records:
     async def pinned(self, agent: str, group: str) -> int | None:
         """Return the version from which a group is sampled; None if it has no pin."""
         if group not in self._pins:
-            bucket = await self.bus.bucket(subjects.PINS)
+            bucket = await self._bucket(subjects.PINS)
             entry = await bucket.get(subjects.pin_key(self.ref.namespace, self.ref.name, agent, group))
             if entry is None or entry.data is None:
                 return None
@@ -250,7 +281,7 @@ class Records:
             return
 
     async def _ledger(self) -> IssueLedger | None:
-        bucket = await self.bus.bucket(subjects.LEDGER)
+        bucket = await self._bucket(subjects.LEDGER)
         entry = await bucket.get(subjects.job_key(self.ref.namespace, self.ref.name))
         self._ledger_revision = entry.revision if entry is not None and entry.data is not None else None
         if entry is None or entry.data is None:

@@ -1,4 +1,4 @@
-"""Space in the stream TURNS for each job, limited so that the stream does not fill up. Pure.
+"""Space in the stream TURNS for each job, limited so that the stream does not fill up. Pure, but for `Room.refresh`.
 
 The turns of a step are needed until the step is recorded. Without limits, the stream could be full of turns of
 unfinished steps, and no step could finish. So a job begins a step only if the whole step fits, including
@@ -6,12 +6,14 @@ refills and an evaluation. It keeps that space until it has no open groups (the 
 EWD-108). Sizes are estimates; if the stream is full anyway, turns wait.
 """
 
+import asyncio
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from marlaas_api.bus import StreamState
+from marlaas_api import subjects
+from marlaas_api.bus import Bus, StreamState
 from marlaas_api.messages.job_spec import JobSpec
 
 SHARE = 0.75
@@ -20,6 +22,8 @@ TIGHT = 0.5
 """Fill level of the stream from which consumed turns are purged at once, not one step later."""
 FULL = 0.95
 MARGIN = 1.25
+STATE_AGE_S = 0.5
+"""The sequence is used as a lower bound, and turns wait if the stream is full: both allow a state that is not new."""
 WINDOW_S = 20.0
 """Seconds of one measurement of an episode's size; replicas report every two seconds."""
 NUM_WINDOWS = 4
@@ -86,6 +90,7 @@ class Room:
 
     def __init__(self) -> None:
         self.state = StreamState(0, 0, -1)
+        self._read_at = -math.inf
         self._claims: dict[str, Claim] = {}
         self._waiting: dict[str, None] = {}
 
@@ -105,6 +110,14 @@ class Room:
     def is_filled(self, part: float) -> bool:
         """Return whether the stream is filled to at least this part of its limit."""
         return 0 < part * self.state.max_bytes <= self.state.num_bytes
+
+    async def refresh(self, bus: Bus, max_age_s: float = STATE_AGE_S) -> StreamState:
+        """Read the stream's state, unless it was read within `max_age_s`, and return it."""
+        now = asyncio.get_running_loop().time()
+        if now - self._read_at >= max_age_s:
+            self.state = await bus.state(subjects.TURNS)
+            self._read_at = now
+        return self.state
 
     def note(self, uid: str, claim: Claim, *, asks: bool) -> None:
         """Note a job's claim. A job that asks for nothing more leaves the waiting order."""

@@ -20,7 +20,7 @@ from marlaas_worker.orchestrator.lease import LeaderLease
 from marlaas_worker.orchestrator.metrics import samples
 from marlaas_worker.orchestrator.owned_job import OwnedJob
 from marlaas_worker.orchestrator.progress_store import ProgressStore, PublishedAdmissions
-from marlaas_worker.orchestrator.records import LostLease, Records
+from marlaas_worker.orchestrator.records import LostLease, Records, SharedState
 from marlaas_worker.orchestrator.restarts import MAX_CRASHES, JobRestarts
 from marlaas_worker.orchestrator.retention import Leftovers
 from marlaas_worker.orchestrator.room import Room
@@ -70,6 +70,7 @@ class _Service:
         self._inputs = AdmissionInputs(context.now, self._jobs, self._progress_store, self._running, self._tenants)
         self._restarts = JobRestarts()
         self._room = Room()
+        self._shared = SharedState(lambda: self._reports, self._policies, self._room)
         self._leftovers = Leftovers(context.bus, context.now)
         self._published = PublishedAdmissions()
         context.metrics.samples = lambda: samples(self._progress_store.all(), leads=True)
@@ -135,9 +136,9 @@ class _Service:
                 await self._tenants.load()
                 await self._jobs.refresh()
                 await self._replicas.refresh()
-                self._room.state = await self._context.bus.state(subjects.TURNS)
+                turns = await self._room.refresh(self._context.bus)
                 ended = (progress.ref for progress in self._progress_store.all() if progress.phase.final)
-                self._leftovers.ended(self._room.state.last_sequence, *ended)
+                self._leftovers.ended(turns.last_sequence, *ended)
                 return
             except BusUnavailable as error:
                 log.warning("reading the first state failed, NATS does not answer; nothing is decided yet: %s", error)
@@ -145,7 +146,7 @@ class _Service:
 
     async def _reconcile(self) -> None:
         documents = {document.uid: document for _, document, _ in self._jobs.items()}
-        self._room.state = await self._context.bus.state(subjects.TURNS)
+        await self._room.refresh(self._context.bus)
         self._reports = [report for _, report, _ in self._replicas.items()]
         for owned, error in self._running.take_ended():
             await self._settle(owned, error)
@@ -153,7 +154,7 @@ class _Service:
         self._forget(documents)
         await self._displace()
         await self._admit(documents)
-        await self._progress_store.put_all([self._progress(owned) for owned in self._running])
+        await self._progress_store.put_running([self._progress(owned) for owned in self._running])
         await self._tenants.save(self._context.now())
 
     async def _settle(self, owned: OwnedJob, error: BaseException | None) -> None:
@@ -268,7 +269,7 @@ class _Service:
         log.info("admitted job %s", document.ref)
         self._published.forget(document.uid)
         before = self._progress_store.of(document.ref)
-        owned = OwnedJob(self._context, document, before, lambda: self._reports, self._room)
+        owned = OwnedJob(self._context, document, before, self._shared)
         await self._progress_store.put(self._progress(owned))
         failpoint("orchestrator.admit.after_level")
         self._running.start(owned)
