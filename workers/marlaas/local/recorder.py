@@ -25,9 +25,9 @@ from marlaas_api.wire import unpack
 log = logging.getLogger(__name__)
 
 BATCH = 64
-FETCH_S = 0.5
+FETCH_S = 0.2
 GATHER_S = 3.0
-"""Pause after a fetch that was not full. The next one gets the episodes of a second at once, and each fetch has a cost."""
+"""Pause after a fetch that was not full. The next one gets the episodes of seconds at once, and each fetch has a cost."""
 RETRY_S = 1.0
 MAX_KEPT_BYTES = 16 << 20
 
@@ -93,7 +93,7 @@ class Recorder:
                 await self._pause(RETRY_S)
             if stopping and not deliveries:
                 return
-            if 0 < len(deliveries) < BATCH:
+            if len(deliveries) < BATCH:
                 await self._pause(GATHER_S)
 
     async def _consumer(self, ref: JobRef) -> Consumer:
