@@ -100,6 +100,11 @@ def episode_id(group: str, member: int, attempt: int) -> str:
     return f"{group}-{member}-{attempt}"
 
 
+def attempt_of(episode: str) -> int:
+    """Return the number of the attempt that an episode's name ends with."""
+    return int(episode.rpartition("-")[2])
+
+
 def request_id(episode: str, turn: int) -> str:
     """Return the name of a generation request; requests with the same name generate once."""
     return f"{episode}.{turn}"

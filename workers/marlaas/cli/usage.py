@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from marlaas.episodes import files
-from marlaas.episodes.usage import UsageAmounts, UsageRow, sums_by_tenant, usage_of
+from marlaas.episodes.usage import UsageRow, sums_by_tenant, usage_of
 from marlaas.local.records import OpenedJob, open_jobs
 from marlaas_api.errors import InvalidInput
+from marlaas_api.messages import UsageAmounts
 
 Dir = Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of `marlaas run`, or a job's folder in it.")]
 Job = Annotated[str | None, typer.Option(metavar="NAME", help="Name of the job. [default: all]")]
