@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
-from pydantic import Field
-
 from marlaas_api.messages.base import BusMessage
 
 
@@ -102,12 +100,12 @@ def merged(one: Mapping[str, UsageAmounts], other: Mapping[str, UsageAmounts]) -
 class TenantUsage(BusMessage):
     """Usage of a tenant since its first job; KV `tenants`, key `usage.<tenant>`. The orchestrator writes it.
 
-    total: of all its jobs, deleted ones included. removed: of deleted jobs only. removed_at: by uid, when a job's usage
-    was added to `removed`; a repeated deletion does not add it again. at: unix seconds of `total`.
+    total: of all its jobs, deleted ones included. removed: of deleted jobs only. removing: uids of jobs that are part of
+    `removed` and may still have a progress; a repeated deletion does not add them again. at: unix seconds of `total`.
     """
 
     tenant: str
     total: UsageAmounts = UsageAmounts()
     removed: UsageAmounts = UsageAmounts()
-    removed_at: dict[str, float] = Field(default_factory=dict)
+    removing: tuple[str, ...] = ()
     at: float = 0.0

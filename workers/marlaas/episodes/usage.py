@@ -6,7 +6,7 @@ add up to the whole.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from marlaas.episodes.record import EpisodeRecord
 from marlaas_api.messages import JobDocument, Progress, StepRecord, TokenUse, UsageAmounts
@@ -16,15 +16,16 @@ from marlaas_worker.rl.advantages import has_signal
 
 @dataclass(frozen=True, slots=True)
 class UsageRow:
-    """Usage of one job."""
+    """Usage of one job; without names, of a tenant's deleted jobs. agents: by name, the parts that are known by agent."""
 
     tenant: str
     namespace: str
     job: str
     amounts: UsageAmounts
+    agents: Mapping[str, UsageAmounts] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, str | int | float]:
-        """Return one flat object, with `wasted_tokens`, for CSV and JSON."""
+        """Return one flat object, with `wasted_tokens` and without agents, for CSV and JSON."""
         names = {"tenant": self.tenant, "namespace": self.namespace, "job": self.job}
         return names | self.amounts.as_dict()
 

@@ -218,7 +218,8 @@ def failed(document: JobDocument, before: Progress | None, why: Finding, now: fl
 
 
 def _progress(document: JobDocument, before: Progress | None, said: Mapping[str, object]) -> Progress:
-    update = {**said, "generation": document.generation, "steps": document.spec.training.steps}
+    steps = document.spec.training.steps
+    update = {**said, "generation": document.generation, "steps": steps, "tenant": document.tenant}
     if before is not None:
         return before.model_copy(update=update)
     return Progress.model_validate(

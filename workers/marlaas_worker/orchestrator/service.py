@@ -61,18 +61,18 @@ class _Service:
         self._replicas = BucketCache(
             lambda: context.bus.bucket(subjects.REPLICAS), ReplicaReport, lambda _: self._wake_all()
         )
-        self._progress_store = ProgressStore(context.bus)
+        store = self._progress_store = ProgressStore(context.bus)
         self._reports: list[ReplicaReport] = []
         self._deletions = Deletions(context, self._progress_store, lambda: self._reports, self._changed.set)
         self._running = RunningJobs(self._changed.set)
         self._queue = AdmissionQueue()
-        self._tenants = TenantUse(context.bus, self._queue)
+        self._tenants = TenantUse(context.bus, self._queue, self._progress_store)
         self._inputs = AdmissionInputs(context.now, self._jobs, self._progress_store, self._running, self._tenants)
         self._restarts = JobRestarts()
         self._room = Room()
         self._leftovers = Leftovers(context.bus, context.now)
         self._published = PublishedAdmissions()
-        context.metrics.samples = lambda: samples(self._progress_store.all(), leads=True)
+        context.metrics.samples = lambda: samples(store.all(), True, store.accounts.totals())
 
     async def run(self) -> None:
         """Run all jobs; return when the lease is lost or the process is to stop."""
