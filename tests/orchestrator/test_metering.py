@@ -1,13 +1,23 @@
 """What jobs used: figures computed by hand, and the same totals wherever the orchestrator is killed."""
 
 import pytest
-from tests.harness import a_progress, a_turn, an_episode, identity, kill_at
+from tests.harness import a_manifest, a_progress, a_turn, an_episode, identity, kill_at
 from tests.orchestrator.harness import SEAMS, run_to_end
 
 from marlaas_api import subjects
-from marlaas_api.messages import Episode, FaultClass, Meter, Phase, TaskMessage, UsageAmounts
+from marlaas_api.messages import (
+    Episode,
+    FaultClass,
+    IssueLedger,
+    Meter,
+    Phase,
+    PolicyRecord,
+    TaskMessage,
+    UsageAmounts,
+)
 from marlaas_api.names import Split, episode_id
 from marlaas_api.wire import encode
+from marlaas_worker.orchestrator import reports
 from marlaas_worker.orchestrator.experience import CompleteGroup, Experience
 from marlaas_worker.orchestrator.job_state import History, JobState
 from marlaas_worker.orchestrator.metering import Metering
@@ -142,3 +152,18 @@ async def test_killed_at_every_few_effects_the_usage_is_still_exact(harness, doc
     level = await run_to_end(harness, document(steps=3), uneven)
     assert len(harness.deaths) > 3
     assert level.usage == {"policy": by_hand(groups=8, evaluations=3)}
+
+
+def test_a_step_has_the_seconds_of_its_own_manifest_also_if_the_trainer_has_committed_later_ones(document, play):
+    job = document(steps=2, maxStaleness=1, groupsPerStep=1)
+    policy = PolicyRecord(uid=job.uid, version=2, step=1, train_s=9.0)
+    state = JobState(job, History(ledger=IssueLedger(**identity(job), next_index=2, open=(0, 1)), policy=policy))
+    for index in range(2):
+        for episode in play(job, index, (1.0, 0.0)):
+            state.add_episode(episode)
+        state.resolve(state.complete[index], 0)
+    draft = state.assembly.drafts[0]
+    for train_s, expected in ((2.5, 2.5), (None, 0.0)):
+        around = reports.around(state, draft, 0.0, 1.0)
+        record = reports.step_record(job, draft, a_manifest(job, 1, train_s=train_s), around)
+        assert record.usage["policy"].trainer_s == record.metrics.get("train_s", 0.0) == expected

@@ -40,7 +40,7 @@ class Around:
         ended_at: unix seconds.
         skips: visits skipped since the step before, as (solved, hopeless).
         outcomes: difficulties of its tasks.
-        train_s: seconds of the trainer's computing; None if not known.
+        train_s: seconds of the trainer's computing, for manifests without them; None if not known.
     """
 
     began_at: float
@@ -65,8 +65,10 @@ def step_record(document: JobDocument, draft: StepDraft, manifest: Manifest | No
     """Return the record of a finished step. manifest: None for a no-op step."""
     rewards = [reward for group in draft.resolved for reward in group.rewards]
     staleness, dropped = [ready.staleness for ready in draft.assigned], draft.dropped
-    timed = {} if around.train_s is None else {"train_s": around.train_s}
-    trainer = {} if manifest is None else {manifest.agent: UsageAmounts(trainer_s=around.train_s or 0.0)}
+    # The policy record has the seconds of the newest step only, which may be a later one.
+    train_s = around.train_s if manifest is None or manifest.train_s is None else manifest.train_s
+    timed = {} if train_s is None else {"train_s": train_s}
+    trainer = {} if manifest is None else {manifest.agent: UsageAmounts(trainer_s=train_s or 0.0)}
     return StepRecord(
         namespace=document.namespace,
         job=document.job,
