@@ -89,6 +89,9 @@ PRESENTATIONS = {
             ("Tokens/s", "number", ".status.tokensPerSecond", 1),
             ("Tenant", "string", ".status.tenant", 1),
             ("Eval", "number", ".status.evalLast", 1),
+            ("Generated", "integer", ".status.usage.generatedTokens", 1),
+            ("Trained", "integer", ".status.usage.trainedTokens", 1),
+            ("Wasted", "integer", ".status.usage.wastedTokens", 1),
         ),
     ),
     "ModelPool": Presentation(
@@ -115,7 +118,12 @@ PRESENTATIONS = {
             ("Jobs", "integer", ".status.jobs", 0),
             ("Queued", "integer", ".status.queued", 0),
             ("Slots", "integer", ".status.adapterSlots", 0),
+            ("Generated", "integer", ".status.usage.generatedTokens", 0),
+            ("Trained", "integer", ".status.usage.trainedTokens", 0),
             _AGE,
+            ("Wasted", "integer", ".status.usage.wastedTokens", 1),
+            ("Engine-s", "number", ".status.usage.engineSeconds", 1),
+            ("Trainer-s", "number", ".status.usage.trainerSeconds", 1),
         ),
     ),
 }

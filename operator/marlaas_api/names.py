@@ -108,6 +108,11 @@ def is_attempt(episode: str, group: str, member: int) -> bool:
     return episode.startswith(prefix) and len(number) <= _MAX_ATTEMPT_DIGITS and number.isascii() and number.isdigit()
 
 
+def attempt_of(episode: str) -> int:
+    """Return the number of the attempt that an episode's name ends with."""
+    return int(episode.rpartition("-")[2])
+
+
 def request_id(episode: str, turn: int) -> str:
     """Return the name of a generation request; requests with the same name generate once."""
     return f"{episode}.{turn}"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 JOBS, PROGRESS, POLICY, REPLICAS, PINS, LEDGER = "jobs", "progress", "policy", "replicas", "pins", "ledger"
 CALIBRATIONS, TENANTS = "calibrations", "tenants"
-PAST_USE = "past-use"
-"""The only key of the bucket `tenants`."""
+PAST_USE, TENANT_USAGE = "past-use", "usage."
+"""A key of the bucket `tenants`, and the prefix of its other keys, one for each tenant."""
 TASKS, TURNS, EPISODES, GROUPS, STEPS, EVENTS = "TASKS", "TURNS", "EPISODES", "GROUPS", "STEPS", "EVENTS"
 
 
@@ -131,6 +131,11 @@ def event(namespace: str, job: str, role: str) -> str:
 def job_key(namespace: str, job: str) -> str:
     """Key of a job in the buckets `jobs` and `progress`."""
     return f"{namespace}.{job}"
+
+
+def tenant_usage_key(tenant: str) -> str:
+    """Key of a tenant's usage in the bucket `tenants`."""
+    return f"{TENANT_USAGE}{tenant}"
 
 
 def policy_key(namespace: str, job: str, agent: str) -> str:

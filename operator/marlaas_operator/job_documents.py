@@ -1,4 +1,4 @@
-"""Job documents and progress on the bus: cached reads, and the only writer of documents.
+"""Job documents, progress and tenants' usage on the bus: cached reads, and the only writer of documents.
 
 While the bus is unavailable, the caches keep their content, and `BusHealth.state` says so. No reconcile waits for the bus.
 """
@@ -11,7 +11,7 @@ from marlaas_api import subjects
 from marlaas_api.bucket_cache import BucketCache
 from marlaas_api.bus import Bucket, Bus, BusUnavailable, Entry, RevisionConflict
 from marlaas_api.errors import MarlaasError, Retryable
-from marlaas_api.messages import JobDocument, Progress
+from marlaas_api.messages import JobDocument, Progress, TenantUsage
 from marlaas_api.wire import encode
 from marlaas_operator.bus_health import BusHealth
 from marlaas_operator.plan import WriteDocument
@@ -27,16 +27,21 @@ class Stale(Retryable):
 
 
 class JobDocuments:
-    """The buckets `jobs` and `progress`; keys are `<namespace>.<job>`.
+    """The buckets `jobs` and `progress` with keys `<namespace>.<job>`, and the usage of tenants.
 
     Args:
         open_bus: connects; called again until it succeeds.
         health: state of the bus, kept by `run`.
         changed: called with every key whose document or progress changed.
+        usage_changed: called with every tenant whose usage changed.
     """
 
     def __init__(
-        self, open_bus: Callable[[], Awaitable[Bus]], health: BusHealth, changed: Callable[[str], None]
+        self,
+        open_bus: Callable[[], Awaitable[Bus]],
+        health: BusHealth,
+        changed: Callable[[str], None],
+        usage_changed: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._open_bus = open_bus
         self._health = health
@@ -44,6 +49,13 @@ class JobDocuments:
         self._jobs: Bucket | None = None
         self._documents = BucketCache(self._jobs_bucket, JobDocument, changed, reread_s=REREAD_S)
         self._progress = BucketCache(self._progress_bucket, Progress, changed, reread_s=REREAD_S)
+        self._usage = BucketCache(
+            self._tenants_bucket,
+            TenantUsage,
+            lambda key: usage_changed(key.removeprefix(subjects.TENANT_USAGE)),
+            reread_s=REREAD_S,
+            prefix=subjects.TENANT_USAGE,
+        )
 
     async def run(self) -> None:
         """Keep the caches and the health current until cancelled."""
@@ -53,6 +65,7 @@ class JobDocuments:
                 tasks.create_task(self._health.follow(replicas), name="bus health")
                 tasks.create_task(self._documents.follow(), name="follow jobs")
                 tasks.create_task(self._progress.follow(), name="follow progress")
+                tasks.create_task(self._usage.follow(), name="follow usage")
                 await self._documents.synced.wait()
                 await self._progress.synced.wait()
                 self._health.mark_synced()
@@ -67,6 +80,10 @@ class JobDocuments:
     def progress(self, key: str) -> Progress | None:
         """Return the job's progress, whatever its uid; None if absent or not decodable."""
         return self._progress.get(key)
+
+    def usage(self, tenant: str) -> TenantUsage | None:
+        """Return the tenant's usage; None if absent or not decodable."""
+        return self._usage.get(subjects.tenant_usage_key(tenant))
 
     def has_progress(self, key: str) -> bool:
         """Return whether the key exists, even if its value cannot be decoded."""
@@ -127,3 +144,7 @@ class JobDocuments:
     async def _progress_bucket(self) -> Bucket:
         assert self._bus is not None, "nothing is read before the connection"
         return await self._bus.bucket(subjects.PROGRESS)
+
+    async def _tenants_bucket(self) -> Bucket:
+        assert self._bus is not None, "nothing is read before the connection"
+        return await self._bus.bucket(subjects.TENANTS)

@@ -159,6 +159,7 @@ class Observer:
             tenants=self._all_tenants(),
             jobs=self._loads_of(self._cache.all(RLJOBS)),
             places={pool.metadata.name: pool.spec.places for pool in pools if isinstance(pool, ModelPool)},
+            usage=self._documents.usage(target.name),
         )
 
     def forget(self, body: Body) -> None:

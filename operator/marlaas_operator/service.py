@@ -13,7 +13,7 @@ from marlaas_api.bus import Bus
 from marlaas_api.bus_users import CredentialIssuer
 from marlaas_operator.bus_health import BusHealth
 from marlaas_operator.cluster import Cluster, Resource, Target
-from marlaas_operator.cluster.resources import KINDS
+from marlaas_operator.cluster.resources import KINDS, TENANTS
 from marlaas_operator.installation import Installation
 from marlaas_operator.job_documents import JobDocuments
 from marlaas_operator.metrics import OperatorMetrics
@@ -56,7 +56,7 @@ class Service:
         self.metrics = OperatorMetrics()
         self.cache = ObjectCache(installation.namespace)
         self.health = BusHealth(self._queue_all, external.now)
-        self.documents = JobDocuments(external.open_bus, self.health, self._bus_changed)
+        self.documents = JobDocuments(external.open_bus, self.health, self._bus_changed, self._usage_changed)
         observer = Observer(self.cache, self.documents, self.health, external.credentials, external.now)
         performer = Performer(external.cluster, self.cache, self.documents)
         dependencies = ReconcilerDependencies(
@@ -153,6 +153,12 @@ class Service:
         if self.resync.synced.is_set():
             for target, delay_s in after_bus_change(self.cache, key):
                 self.queue.add(target, delay_s)
+
+    def _usage_changed(self, tenant: str) -> None:
+        if self.resync.synced.is_set():
+            target = Target(TENANTS, "", tenant)
+            if self.cache.get(target) is not None:
+                self.queue.add(target)
 
     def _queue_all(self) -> None:
         if self.resync.synced.is_set():

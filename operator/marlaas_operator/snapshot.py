@@ -9,7 +9,7 @@ from typing import Any
 
 from marlaas_api.kinds import ModelPool, RLJob, Tenant
 from marlaas_api.kinds.status import unix_seconds
-from marlaas_api.messages import JobDocument, Phase, Progress
+from marlaas_api.messages import JobDocument, Phase, Progress, TenantUsage
 from marlaas_api.reasons import Reason
 from marlaas_operator.pod_facts import PodFacts
 
@@ -234,6 +234,7 @@ class TenantSnapshot:
         tenants: all, itself included, in order of precedence.
         jobs: all jobs of the cluster.
         places: by pool, the number of agents that it admits.
+        usage: on the bus; None if absent, or not read yet.
     """
 
     meta: Meta
@@ -244,6 +245,7 @@ class TenantSnapshot:
     tenants: tuple[Tenant, ...] = ()
     jobs: tuple[JobLoad, ...] = ()
     places: Mapping[str, int] = field(default_factory=dict)
+    usage: TenantUsage | None = None
 
 
 def by_precedence(tenants: Iterable[tuple[Meta, Tenant]]) -> tuple[Tenant, ...]:

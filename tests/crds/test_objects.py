@@ -105,8 +105,11 @@ def test_writing_a_spec_changes_no_status_and_the_other_way_round(api: Api) -> N
 COLUMNS = {
     "RLJob": (
         ["Name", "Pool", "Phase", "Step", "Reward", "Version", "Reason", "Age"],
-        ["Staleness", "Tokens/s", "Tenant", "Eval"],
-        ["full", "full", "Running", "12/200", 0.412, 12, "Training", 0.75, 812.4, "research", 0.39],
+        ["Staleness", "Tokens/s", "Tenant", "Eval", "Generated", "Trained", "Wasted"],
+        [
+            *("full", "full", "Running", "12/200", 0.412, 12, "Training"),
+            *(0.75, 812.4, "research", 0.39, 1234567, 1000000, 190567),
+        ],
     ),
     "ModelPool": (
         ["Name", "Model", "Rollout", "Trainer", "Slots", "Jobs", "Age"],
@@ -114,9 +117,9 @@ COLUMNS = {
         ["full", "hub Qwen/Qwen3-0.6B@c1899de", "2/2", "1/2", "9/16", 3],
     ),
     "Tenant": (
-        ["Name", "Weight", "Entitled", "Held", "Jobs", "Queued", "Slots", "Age"],
-        [],
-        ["full", 2.5, 0.25, 0.1875, 2, 1, 6],
+        ["Name", "Weight", "Entitled", "Held", "Jobs", "Queued", "Slots", "Generated", "Trained", "Age"],
+        ["Wasted", "Engine-s", "Trainer-s"],
+        ["full", 2.5, 0.25, 0.1875, 2, 1, 6, 1234567, 1000000, 190567, 5400.3, 1800.5],
     ),
 }
 

@@ -4,8 +4,8 @@ import pytest
 from tests.harness import a_progress, job_document
 
 from marlaas.episodes.record import joined
-from marlaas.episodes.usage import UsageAmounts, sums_by_tenant, usage_of
-from marlaas_api.messages import FaultClass, Meter, StepOutcome, StepRecord
+from marlaas.episodes.usage import sums_by_tenant, usage_of
+from marlaas_api.messages import FaultClass, Meter, StepOutcome, StepRecord, UsageAmounts
 from marlaas_api.names import Split, eval_group
 from marlaas_api.wire import pack_ids
 

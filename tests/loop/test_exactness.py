@@ -5,6 +5,8 @@ import asyncio
 import pytest
 from tests.loop.harness import Loop, document, run, train
 
+from marlaas_api.messages import StepRecord
+
 pytestmark = pytest.mark.slow
 
 
@@ -66,6 +68,12 @@ async def test_killed_at_a_seam_and_resumed_it_is_the_same_adapter(tiny_model, t
     assert weights == undisturbed[0]
     assert [step.step for step in steps] == [0, 1]
     assert [step.indices for step in steps] == [step.indices for step in undisturbed[1]]
+    assert [trained_tokens(step) for step in steps] == [trained_tokens(step) for step in undisturbed[1]]
+    assert all(trained_tokens(step) > 0 for step in steps)
+
+
+def trained_tokens(step: StepRecord) -> int:
+    return step.usage["policy"].trained_tokens
 
 
 async def test_every_token_that_was_trained_was_sampled_by_the_version_on_record(tiny_model, tmp_path):

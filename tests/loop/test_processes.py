@@ -16,6 +16,7 @@ import pytest
 import yaml
 from tests.loop.harness import Loop, document, train
 
+from marlaas.local.records import open_jobs
 from marlaas_api.messages import StepRecord
 
 pytestmark = pytest.mark.slow
@@ -88,6 +89,10 @@ def test_killed_one_after_another_the_run_ends_with_exact_accounting_and_the_sam
     assert [record["version"] for record in records] == sorted(record["version"] for record in records)
     indices = [index for record in records for index in record["indices"]]
     assert sorted(indices) == list(range(len(indices))), "every task once"
+    (opened,) = open_jobs(out)
+    assert opened.progress is not None
+    total = opened.progress.amounts
+    assert total.trained_tokens == sum(record["usage"]["policy"]["trained_tokens"] for record in records) > 0
     weights, steps = asyncio.run(undisturbed(tiny_model, tmp_path / "undisturbed"))
     assert figures(records) == figures([step.model_dump(mode="json") for step in steps]), "the first step that differs"
     assert hashlib.sha256((folder / "adapter" / "adapter_model.safetensors").read_bytes()).hexdigest() == weights
@@ -100,6 +105,7 @@ def figures(records: list[dict[str, Any]]) -> list[tuple[object, ...]]:
             record["indices"],
             record["reward_mean"],
             *(record["metrics"][name] for name in ("tokens", "loss", "grad_norm")),
+            *(record["usage"]["policy"].get(name, 0) for name in ("trained_tokens", "zero_variance_tokens")),
         )
         for record in records
     ]

@@ -15,6 +15,7 @@ from marlaas_api.messages import (
     FaultClass,
     GroupReady,
     JobDocument,
+    Meter,
     PolicyRecord,
     Progress,
     StepClosed,
@@ -58,6 +59,8 @@ class OrchestratorHarness(Harness):
     calls = refuse_every = refused = 0
     pause_after = 0
     """Steps after which the trainer waits for `may_train`; 0: it never waits by itself."""
+    meter = Meter(prompt_tokens=0, output_tokens=0)
+    """Of every turn."""
     turn_bytes = 0
     """Of the one turn that each episode has; 0: there are no turns."""
 
@@ -112,7 +115,7 @@ class OrchestratorHarness(Harness):
         """As the rollout role does: the first record counts, and a full stream is waited for."""
         episode = episode_id(task.group, member, 1)
         place = {"group": task.group, "member": member, "episode": episode}
-        turn = a_turn(**identity(task), **place, prompt_ids=bytes(self.turn_bytes))
+        turn = a_turn(**identity(task), **place, prompt_ids=bytes(self.turn_bytes), meter=self.meter)
         with contextlib.suppress(RevisionConflict):
             while True:
                 try:

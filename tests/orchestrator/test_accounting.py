@@ -21,6 +21,7 @@ from marlaas_api.messages import (
     Manifest,
     PolicyRecord,
     StepClosed,
+    UsageAmounts,
 )
 from marlaas_api.names import Split, episode_id, train_group
 from marlaas_worker.orchestrator import reports
@@ -71,8 +72,8 @@ class AccountingHarness:
         self.write(state.assembly.close_if_due())
         ready = [(self.pins.get(group.index, self.policy.version), group) for group in state.resolvable()]
         for version, group in ready if state.strict else sorted(ready, key=lambda pair: pair[0]):
-            dropped_tokens = group.index if state.assembly.drops(group, version) else 0
-            self.write(state.resolve(group, version, dropped_tokens))
+            used = UsageAmounts(generated_tokens=1 + group.index, open_tokens=1 + group.index)
+            self.write(state.resolve(group, version, used))
         while (draft := state.assembly.recordable(self.policy.step)) is not None:
             manifest = None if draft.no_op else self.manifest(draft.step, draft.base_version + 1)
             around = reports.Around(0.0, 0.0, state.unrecorded_skips(), state.outcomes(draft.resolved))
@@ -209,7 +210,14 @@ class RestartingHarness(AccountingHarness):
             self.orchestrate()
 
     def results(self) -> tuple[object, ...]:
-        return self.written, self.records, self.state.walk, self.trained, self.state.fault_totals()
+        return (
+            self.written,
+            self.records,
+            self.state.walk,
+            self.trained,
+            self.state.fault_totals(),
+            self.state.recorded.usage,
+        )
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])

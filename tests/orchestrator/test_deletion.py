@@ -27,7 +27,7 @@ from marlaas_api.messages import JobDocument, Phase, PolicyRecord
 from marlaas_api.nats_server import EmbeddedNats
 from marlaas_worker.orchestrator import deletion
 
-SEAMS = ("after_messages", "after_blobs", "after_policy", "after_rounds", "after_level")
+SEAMS = ("after_messages", "after_blobs", "after_policy", "after_rounds", "after_usage", "after_level")
 
 PUBLISHED = ("manifest", "adapter_model.safetensors", "adapter_config.json")
 

@@ -1,7 +1,7 @@
 """The orchestrator's figures, as Prometheus reads them."""
 
 from marlaas_api.health import exposition
-from marlaas_api.messages import Phase, Progress
+from marlaas_api.messages import Phase, Progress, UsageAmounts
 from marlaas_worker.health import families
 from marlaas_worker.orchestrator.metrics import samples
 
@@ -32,7 +32,23 @@ def test_jobs_are_counted_by_phase_and_those_that_run_have_figures_of_their_own(
     ]
 
 
+def test_usage_is_told_by_agent_and_by_tenant_and_open_tokens_are_not() -> None:
+    used = UsageAmounts(prompt_tokens=9, cached_tokens=4, generated_tokens=7, trained_tokens=2, stale_tokens=1)
+    running = level("a", Phase.RUNNING, admitted=True, tokens=7, tenant="acme", usage={"policy": used})
+    all_used = used.model_copy(update={"engine_s": 1.5, "open_tokens": 4})
+    page = exposition(families(samples([running], leads=True, tenants={"acme": all_used}))).splitlines()
+    job = 'agent="policy",job="a",namespace="team-a",tenant="acme"'
+    assert f"marlaas_job_prompt_tokens_total{{{job}}} 9.0" in page
+    assert f'marlaas_job_used_tokens_total{{{job},use="trained"}} 2.0' in page
+    assert 'marlaas_tenant_used_tokens_total{tenant="acme",use="stale"} 1.0' in page
+    assert 'marlaas_tenant_seconds_total{resource="engine",tenant="acme"} 1.5' in page
+    assert not [line for line in page if 'use="open"' in line]
+
+
 def test_a_standby_knows_no_jobs() -> None:
-    page = exposition(families(samples([level("a", Phase.RUNNING, admitted=True)], leads=False)))
+    page = exposition(
+        families(samples([level("a", Phase.RUNNING, admitted=True)], leads=False, tenants={"x": UsageAmounts()}))
+    )
     assert "marlaas_orchestrator_leads 0.0" in page
     assert 'job="' not in page
+    assert 'tenant="' not in page

@@ -35,7 +35,9 @@ async def test_faults_of_training_are_counted_from_the_records_and_so_across_orc
     harness.step_metrics = {"loss": 0.5, "out_of_memory": 2.0, "skipped_update": 0.0}
     level = await run_to_end(harness, job)
     assert level.training_faults == {"out-of-memory": 6}
-    assert JobState(job, History(steps=tuple(await harness.steps(job)))).training_faults == {"out-of-memory": 6}
+    assert JobState(job, History(steps=tuple(await harness.steps(job)))).recorded.training_faults == {
+        "out-of-memory": 6
+    }
 
 
 async def test_a_replica_of_the_bus_that_loses_sight_of_a_document_cancels_no_job(

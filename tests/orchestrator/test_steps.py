@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlaas_api.messages import GroupOutcome, GroupReady, GroupUnused, StepClosed, TrajectoryRef
+from marlaas_api.messages import GroupOutcome, GroupReady, GroupUnused, StepClosed, TrajectoryRef, UsageAmounts
 from marlaas_api.names import JobRef, train_group
 from marlaas_api.wire import encode
 from marlaas_worker.orchestrator.experience import CompleteGroup
@@ -21,6 +21,10 @@ def group(index: int, outcome: GroupOutcome = GroupOutcome.SIGNAL) -> CompleteGr
     rewards = {GroupOutcome.SIGNAL: (1.0, 0.0), GroupOutcome.FLAT: (1.0, 1.0), GroupOutcome.FAULTED: (1.0,)}[outcome]
     trajectories = tuple(TrajectoryRef(member=i, episode=f"e{i}", leaves=(0,), reward=r) for i, r in enumerate(rewards))
     return CompleteGroup(index, train_group(REF, index), trajectories, outcome, Counter({"env": 2 - len(rewards)}))
+
+
+def played(one: CompleteGroup) -> UsageAmounts:
+    return UsageAmounts(generated_tokens=one.index, open_tokens=one.index)
 
 
 def flat(index: int) -> CompleteGroup:
@@ -49,9 +53,9 @@ def test_what_would_be_too_stale_is_dropped_and_counted():
     for index in range(4):
         steps.resolve(group(index), 0)
     assert steps.drops(group(4), 0)
-    (unused,) = steps.resolve(group(4), 0, dropped_tokens=7)
+    (unused,) = steps.resolve(group(4), 0, UsageAmounts(generated_tokens=7, open_tokens=7))
     assert isinstance(unused, GroupUnused)
-    assert (unused.step, unused.outcome, unused.dropped_tokens) == (2, GroupOutcome.SIGNAL, 7)
+    assert (unused.step, unused.outcome, unused.usage.stale_tokens) == (2, GroupOutcome.SIGNAL, 7)
     assert [one.index for one in steps.open.dropped] == [4]
     assert steps.open.base_version == 2
 
@@ -146,7 +150,7 @@ def test_restored_from_any_part_of_its_log_an_assembly_decides_as_if_it_had_neve
     """Also from a part that ends between two messages of one decision."""
     whole = fresh(rules)
     arrivals = [(group(index, outcome), max(0, index // 2 - lag)) for index, (outcome, lag) in enumerate(groups)]
-    log = [message for one, version in arrivals for message in whole.resolve(one, version, one.index)]
+    log = [message for one, version in arrivals for message in whole.resolve(one, version, played(one))]
     for cut in range(len(log) + 1):
         resumed = fresh(rules)
         resumed.restore(log[:cut])
@@ -154,7 +158,7 @@ def test_restored_from_any_part_of_its_log_an_assembly_decides_as_if_it_had_neve
         known = {message.index for message in log[:cut] if not isinstance(message, StepClosed)}
         for one, version in arrivals:
             if one.index not in known:
-                again += resumed.resolve(one, version, one.index)
+                again += resumed.resolve(one, version, played(one))
         assert again == log, f"cut after {cut}"
         assert resumed.drafts == whole.drafts, f"cut after {cut}"
 

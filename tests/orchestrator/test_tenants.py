@@ -9,6 +9,7 @@ from marlaas_api.wire import decode_as, encode
 from marlaas_worker.orchestrator import quota, tenants
 from marlaas_worker.orchestrator.admission import AdmissionQueue
 from marlaas_worker.orchestrator.admission_inputs import stored_bytes, terms_of
+from marlaas_worker.orchestrator.progress_store import ProgressStore
 from marlaas_worker.orchestrator.tenants import TenantUse
 
 
@@ -68,12 +69,14 @@ async def test_past_use_is_written_and_read_by_the_next_orchestrator(
         bucket = await harness.bus.bucket(subjects.TENANTS)
         async with bucket.watch() as entries:
             async for entry in entries:
+                if entry.key != subjects.PAST_USE:
+                    continue
                 record = decode_as(PastUses, entry.data or b"")
                 if record.use:
                     break
     assert record.use["team-a"] >= 60.0, "its entry, at least"
     queue = AdmissionQueue()
-    use = TenantUse(harness.bus, queue)
+    use = TenantUse(harness.bus, queue, ProgressStore(harness.bus))
     await use.load()
     assert queue.past.of("team-a") >= record.use["team-a"]
     assert queue.past.at is not None
@@ -84,13 +87,13 @@ async def test_past_use_that_is_not_there_or_cannot_be_read_counts_as_none(harne
     if stored is not None:
         await (await harness.bus.bucket(subjects.TENANTS)).put(subjects.PAST_USE, stored)
     queue = AdmissionQueue()
-    await TenantUse(harness.bus, queue).load()
+    await TenantUse(harness.bus, queue, ProgressStore(harness.bus)).load()
     assert queue.past.use == {}
 
 
 async def test_without_use_nothing_is_written_and_otherwise_twice_a_minute(harness):
     queue = AdmissionQueue()
-    use = TenantUse(harness.bus, queue)
+    use = TenantUse(harness.bus, queue, ProgressStore(harness.bus))
     await use.save(100.0)
     bucket = await harness.bus.bucket(subjects.TENANTS)
     assert await bucket.get(subjects.PAST_USE) is None

@@ -118,7 +118,7 @@ def _operator() -> tuple[str, ...]:
     return (
         *_writes(subjects.JOBS),
         *_reads(subjects.EVENTS, subjects.STEPS),
-        *_watches(subjects.JOBS, subjects.PROGRESS, subjects.POLICY, subjects.REPLICAS),
+        *_watches(subjects.JOBS, subjects.PROGRESS, subjects.POLICY, subjects.REPLICAS, subjects.TENANTS),
         *_ensures(),
     )
 

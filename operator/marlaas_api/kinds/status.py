@@ -74,6 +74,51 @@ class ObjectStatus(Status):
     )
 
 
+class UsageStatus(Status):
+    """Total usage. Each generated token counts under exactly one of the uses trained to unrecorded. Absent: 0."""
+
+    prompt_tokens: _Count | None = Field(None, description="Number of tokens of all prompts, each turn's whole prompt.")
+    cached_tokens: _Count | None = Field(
+        None, description="Number of these tokens that the engines took from their prefix cache."
+    )
+    generated_tokens: _Count | None = Field(
+        None, description="Number of generated tokens, the sum of the following ones."
+    )
+    trained_tokens: _Count | None = Field(None, description="Number of tokens of groups that were trained.")
+    evaluation_tokens: _Count | None = Field(None, description="Number of tokens of held-out tasks.")
+    zero_variance_tokens: _Count | None = Field(
+        None,
+        description="Number of tokens of groups whose members all had the same reward, or of which fewer than two counted.",
+    )
+    stale_tokens: _Count | None = Field(None, description="Number of tokens of groups that were too stale to train.")
+    failed_tokens: _Count | None = Field(None, description="Number of tokens of episodes that ended with a fault.")
+    repeated_tokens: _Count | None = Field(
+        None, description="Number of tokens of further plays of the same member of a group."
+    )
+    open_tokens: _Count | None = Field(
+        None, description="Number of tokens that no finished step or evaluation has counted yet."
+    )
+    unrecorded_tokens: _Count | None = Field(
+        None, description="Number of tokens that were still open when their job ended or was deleted."
+    )
+    wasted_tokens: _Count | None = Field(
+        None, description="Sum of zero-variance, stale, failed, repeated and unrecorded tokens."
+    )
+    engine_seconds: float | None = Field(
+        None, description="Seconds of the engines; the time of a batch is shared among its requests."
+    )
+    trainer_seconds: float | None = Field(None, description="Seconds that trainers computed.")
+    sandbox_seconds: float | None = Field(
+        None, description="Seconds that episodes took in sandboxes, waiting included, as the sandboxes report them."
+    )
+    admitted_seconds: float | None = Field(
+        None, description="Seconds for which jobs were admitted. A job then holds one adapter slot for each agent."
+    )
+    stored_bytes: _Count | None = Field(
+        None, description="Bytes of adapters and checkpoints that are kept now, estimated."
+    )
+
+
 class AgentStatus(Status):
     """One agent of a job."""
 
@@ -84,6 +129,9 @@ class AgentStatus(Status):
     promoted_version: _Count | None = Field(None, description="Version that the succeeded job has published.")
     adapter: Annotated[str, StringConstraints(max_length=4096)] | None = Field(
         None, description="Location of the newest published adapter in the blob store."
+    )
+    usage: UsageStatus | None = Field(
+        None, description="Usage of the agent in finished steps and evaluations, without engines and admission."
     )
 
 
@@ -113,7 +161,8 @@ class RLJobStatus(ObjectStatus):
     staleness: float | None = Field(None, description="Mean staleness of the last step's groups, in versions.")
     tokens: _Count | None = Field(None, description="Total number of generated tokens.")
     tokens_per_second: float | None = Field(None, description="Recent rate of generated tokens per second.")
-    accelerator_seconds: float | None = Field(None, description="Total engine and trainer time, in seconds.")
+    accelerator_seconds: float | None = Field(None, description="Total engine time, in seconds.")
+    usage: UsageStatus | None = Field(None, description="Total usage of the job, all agents together.")
     faults: Annotated[dict[Annotated[str, StringConstraints(max_length=63)], _Count], Field(max_length=32)] | None = (
         Field(
             None,
@@ -185,6 +234,10 @@ class TenantStatus(ObjectStatus):
     storage_bytes: _Count | None = Field(
         None, description="Bytes of adapters and checkpoints that the tenant's jobs keep, estimated."
     )
+    usage: UsageStatus | None = Field(
+        None, description="Total usage of the tenant's jobs, deleted ones included. Updated every ten seconds."
+    )
+    deleted_usage: UsageStatus | None = Field(None, description="The part of `usage` that deleted jobs have.")
 
 
 def unix_seconds(time: str | None) -> float | None:

@@ -2,7 +2,7 @@
 
 Writers (docs/architecture.md):
 
-- The orchestrator writes Task, GroupReady, GroupUnused, StepClosed, StepRecord, EvalRecord, Progress, and the pins of
+- The orchestrator writes Task, GroupReady, GroupUnused, StepClosed, StepRecord, EvalRecord, Progress, TenantUsage, and the pins of
   strict and evaluation groups.
 - A sandbox writes GenerateRequest and Episode. Of what it writes, only rewards affect accounting or gradients.
 - A rollout worker writes GenerateReply, Turn and the other pins.
@@ -49,6 +49,7 @@ from marlaas_api.messages.turns import (
     ToolCallMessage,
     Turn,
 )
+from marlaas_api.messages.usage import TenantUsage, TokenUse, UsageAmounts
 from marlaas_api.names import StopReason
 
 __all__ = [
@@ -98,9 +99,12 @@ __all__ = [
     "TaskMessage",
     "TaskOutcome",
     "TenantQuota",
+    "TenantUsage",
+    "TokenUse",
     "ToolCallMessage",
     "TrajectoryRef",
     "Turn",
+    "UsageAmounts",
     "agents_on",
     "concerns_loop",
 ]

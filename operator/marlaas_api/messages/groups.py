@@ -9,6 +9,7 @@ from pydantic import Field
 
 from marlaas_api.messages.base import BusMessage, JobMessage
 from marlaas_api.messages.episodes import Ending
+from marlaas_api.messages.usage import UsageAmounts
 
 
 class GroupOutcome(StrEnum):
@@ -37,8 +38,8 @@ class GroupReady(JobMessage):
     """A complete group, assigned to a step; stream GROUPS.
 
     The step trains the group at `base_version`, so that its staleness is already exact. position: consecutive, from 0
-    within the step; a trainer accumulates in exactly this order. trajectories: at least two. faults: by class; the
-    trainer does not use them.
+    within the step; a trainer accumulates in exactly this order. trajectories: at least two. faults: by class. usage:
+    what its episodes used. The trainer uses neither.
     """
 
     agent: str
@@ -50,6 +51,7 @@ class GroupReady(JobMessage):
     version: int
     trajectories: tuple[TrajectoryRef, ...]
     faults: dict[str, int] = Field(default_factory=dict)
+    usage: UsageAmounts = UsageAmounts()
 
     @property
     def staleness(self) -> int:
@@ -71,7 +73,7 @@ class GroupUnused(JobMessage):
     """A complete group that is counted in a step and not trained; stream GROUPS. The trainer ignores it.
 
     outcome: SIGNAL if the group was dropped: it would have been too stale, or all steps were closed. rewards: of the
-    members without a fault. faults: by class. dropped_tokens: generated tokens of a dropped group.
+    members without a fault. faults: by class. usage: what its episodes used.
     """
 
     agent: str
@@ -80,7 +82,7 @@ class GroupUnused(JobMessage):
     outcome: GroupOutcome = GroupOutcome.FLAT
     rewards: tuple[float, ...] = ()
     faults: dict[str, int] = Field(default_factory=dict)
-    dropped_tokens: int = 0
+    usage: UsageAmounts = UsageAmounts()
 
 
 class StepClosed(JobMessage):

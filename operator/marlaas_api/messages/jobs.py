@@ -9,6 +9,7 @@ from pydantic import Field
 from marlaas_api import subjects
 from marlaas_api.messages.base import BusMessage, JobMessage, SpecPart
 from marlaas_api.messages.job_spec import AgentSettings, JobSpec, QuantityText
+from marlaas_api.messages.usage import TokenUse, UsageAmounts, total
 from marlaas_api.names import AdapterRef, JobRef
 
 
@@ -145,7 +146,8 @@ class Progress(JobMessage):
     or promoted version. admitted_s: total seconds for which the job has been admitted. admitted_at: time of the last
     admission. trainer_s: seconds that trainers computed for recorded steps. stored_bytes: bytes of the job's adapters and
     checkpoints in the blob store, estimated from its newest version. skipped_*: visits to tasks that
-    were skipped, because they were always right or always wrong.
+    were skipped, because they were always right or always wrong. tokens, accelerator_s: from the engines' own counts.
+    usage: by agent, of finished steps and evaluations. tenant: to which the job is accounted.
 
     training_faults: problems in training that cost no step, by class. `out-of-memory`: steps repeated with a lower
     token budget. `non-finite`: versions without an update.
@@ -180,6 +182,25 @@ class Progress(JobMessage):
     admitted_at: float | None = None
     finished_at: float | None = None
     at: float = 0.0
+    tenant: str = ""
+    usage: dict[str, UsageAmounts] = Field(default_factory=dict)
+
+    @property
+    def amounts(self) -> UsageAmounts:
+        """The job's usage.
+
+        Tokens that the engines generated and no record has are open. Once the job has ended, they are unrecorded.
+        """
+        recorded = total(self.usage.values())
+        rest = max(0, self.tokens - recorded.generated_tokens)
+        engines = UsageAmounts.generated({TokenUse.UNRECORDED if self.phase.final else TokenUse.OPEN: rest})
+        of_job = {
+            "engine_s": self.accelerator_s,
+            "trainer_s": self.trainer_s,
+            "admitted_s": self.admitted_s,
+            "stored_bytes": self.stored_bytes,
+        }
+        return (recorded + engines).model_copy(update=of_job)
 
 
 class PastUses(BusMessage):

@@ -38,7 +38,8 @@ class Manifest(JobMessage):
     parent: manifest of the previous version. files: `adapter_model.safetensors` and `adapter_config.json`, loadable by
     PEFT. state: the trainer's state (optimizer, RNG, counters). tensor_digests: by engine dtype, the
     `marlaas_worker.adapters.tensor_digest` of the tensors that an engine slot must hold. consumed: groups trained in
-    this step. metrics: scalars of the step (loss, grad_norm, kl, logprob_gap, tokens, ...).
+    this step. metrics: scalars of the step (loss, grad_norm, kl, logprob_gap, tokens, ...). train_s: as in
+    `PolicyRecord`; None in manifests of earlier releases.
 
     probe_tolerance: largest mean |difference of logprobs| on the probes at which an engine agrees with the trainer. It
     is the pool's (`Calibration`), or larger if rounding costs more under this adapter. The default is that of manifests
@@ -57,6 +58,7 @@ class Manifest(JobMessage):
     probe_tolerance: float = 1e-3
     consumed: tuple[str, ...] = ()
     metrics: dict[str, float] = Field(default_factory=dict)
+    train_s: float | None = None
     trainer: str = ""
     at: float = 0.0
 

@@ -5,6 +5,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from marlaas_api.messages.base import BusMessage, JobMessage
+from marlaas_api.messages.usage import UsageAmounts
 
 
 class StepOutcome(StrEnum):
@@ -36,7 +37,7 @@ class StepRecord(JobMessage):
     indices: every group that was resolved in the step, with or without signal; reward_mean is over all of their
     episodes. outcomes: for jobs that may skip tasks, the difficulty of each resolved task. num_dropped, dropped_tokens:
     groups that were too stale to train, and their generated tokens. skipped_*: visits to tasks that were skipped since
-    the previous step.
+    the previous step. usage: by agent, what the episodes of the resolved groups used, and the trainer for the step.
     """
 
     step: int
@@ -59,6 +60,7 @@ class StepRecord(JobMessage):
     staleness_max: int = 0
     faults: dict[str, int] = Field(default_factory=dict)
     metrics: dict[str, float] = Field(default_factory=dict)
+    usage: dict[str, UsageAmounts] = Field(default_factory=dict)
 
 
 class EvalSample(BusMessage):
@@ -71,7 +73,7 @@ class EvalSample(BusMessage):
 
 
 class EvalRecord(JobMessage):
-    """Mean reward on the held-out tasks at one version; stream STEPS, subject `eval.…`."""
+    """Mean reward on the held-out tasks at one version; stream STEPS, subject `eval.…`. usage: by agent."""
 
     step: int
     version: int
@@ -81,3 +83,4 @@ class EvalRecord(JobMessage):
     faults: dict[str, int] = Field(default_factory=dict)
     metrics: dict[str, float] = Field(default_factory=dict)
     samples: tuple[EvalSample, ...] = ()
+    usage: dict[str, UsageAmounts] = Field(default_factory=dict)

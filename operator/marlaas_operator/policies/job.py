@@ -11,6 +11,7 @@ from marlaas_api.kinds import RLJob
 from marlaas_api.kinds.status import RLJobStatus, unix_seconds
 from marlaas_api.messages import JobDocument, JobVerdict, Phase, Progress
 from marlaas_api.reasons import Reason
+from marlaas_api.usage_status import usage_status
 from marlaas_operator.installation import Installation
 from marlaas_operator.plan import Action, AddFinalizer, DeleteObject, Plan, RemoveFinalizer
 from marlaas_operator.pod_facts import first_fault
@@ -43,7 +44,7 @@ from marlaas_operator.snapshot import JobSnapshot
 ADMITTED, SANDBOX_READY, COMPLETE, FAILED = "Admitted", "SandboxReady", "Complete", "Failed"
 _FIGURES = (
     *("progress", "step", "steps", "agents", "reward", "evalBefore", "evalLast", "staleness"),
-    *("tokens", "tokensPerSecond", "acceleratorSeconds", "faults", "trainingFaults", "startedAt"),
+    *("tokens", "tokensPerSecond", "acceleratorSeconds", "usage", "faults", "trainingFaults", "startedAt"),
 )
 
 
@@ -88,6 +89,7 @@ def _figures(job: RLJob | None, progress: Progress) -> dict[str, Any]:
         "tokens": progress.tokens,
         "tokensPerSecond": figure(progress.tokens_per_s, 1),
         "acceleratorSeconds": figure(progress.accelerator_s, 1),
+        "usage": usage_status(progress.amounts) or None,
         "faults": dict(progress.faults) or None,
         "trainingFaults": dict(progress.training_faults) or None,
         "startedAt": rfc3339(progress.started_at) if progress.started_at is not None else None,
@@ -105,6 +107,7 @@ def _agent(name: str, progress: Progress) -> dict[str, Any]:
             "policyVersion": progress.versions.get(name),
             "promotedVersion": progress.promoted.get(name),
             "adapter": progress.adapters.get(name),
+            "usage": usage_status(progress.usage[name]) if name in progress.usage else None,
         }
     )
 

@@ -8,11 +8,13 @@ from marlaas_api.documents import tenant_of
 from marlaas_api.kinds.status import TenantStatus
 from marlaas_api.messages import Phase
 from marlaas_api.reasons import Reason
+from marlaas_api.usage_status import usage_status
 from marlaas_operator.plan import Plan
 from marlaas_operator.policies.conditions import ConditionState, conditions, events, is_urgent, status_patch
 from marlaas_operator.snapshot import JobLoad, TenantSnapshot
 
 _HELD = ("jobs", "queued", "adapterSlots", "shareEntitled", "shareHeld", "tokensPerSecond", "storageBytes")
+_USED = ("usage", "deletedUsage")
 
 
 def plan_tenant(snapshot: TenantSnapshot, now: float) -> Plan:
@@ -21,7 +23,7 @@ def plan_tenant(snapshot: TenantSnapshot, now: float) -> Plan:
         return Plan()
     before = snapshot.status or {}
     found = conditions([_active(snapshot)], before.get("conditions") or (), snapshot.meta.generation, now)
-    after = {"observedGeneration": snapshot.meta.generation, "conditions": found, **_holds(snapshot)}
+    after = {"observedGeneration": snapshot.meta.generation, "conditions": found, **_holds(snapshot), **_used(snapshot)}
     patch = status_patch(snapshot.status, after, TenantStatus)
     if patch is None:
         return Plan()
@@ -59,6 +61,15 @@ def _holds(snapshot: TenantSnapshot) -> dict[str, Any]:
         "tokensPerSecond": float(round(sum(job.tokens_per_s for job in admitted))),
         "storageBytes": sum(job.stored_bytes for job in own),
     }
+
+
+def _used(snapshot: TenantSnapshot) -> dict[str, Any]:
+    """Return the total usage. It stays as stored while the bus has none: the orchestrator has not written it, or it is not read yet."""
+    if snapshot.usage is None:
+        before = snapshot.status or {}
+        return {key: before[key] for key in _USED if key in before}
+    deleted = usage_status(snapshot.usage.removed)
+    return {"usage": usage_status(snapshot.usage.total), **({"deletedUsage": deleted} if deleted else {})}
 
 
 def _entitled(snapshot: TenantSnapshot) -> float:

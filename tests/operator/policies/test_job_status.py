@@ -21,7 +21,7 @@ from tests.operator.policies.scenes import (
 )
 
 from marlaas_api.kinds.status import RLJobStatus
-from marlaas_api.messages import Phase
+from marlaas_api.messages import Phase, UsageAmounts
 from marlaas_operator.plan import WriteDocument
 from marlaas_operator.policies.job import plan_job
 from marlaas_operator.snapshot import BusState
@@ -50,6 +50,7 @@ def test_every_figure_of_the_orchestrator_is_in_the_status_rounded_for_people():
         accelerator_s=7.77,
         faults={"env": 2},
         training_faults={"non-finite": 1},
+        usage={"policy": UsageAmounts(generated_tokens=1000, trained_tokens=900, stale_tokens=100)},
         started_at=NOW - 50.5,
     )
     found = status(running(progress=told))
@@ -62,7 +63,14 @@ def test_every_figure_of_the_orchestrator_is_in_the_status_rounded_for_people():
         "progress": "12/40",
         "step": 12,
         "steps": 40,
-        "agents": [{"name": "policy", "policyVersion": 11, "adapter": "team-a/sums/u1/policy/v11"}],
+        "agents": [
+            {
+                "name": "policy",
+                "policyVersion": 11,
+                "adapter": "team-a/sums/u1/policy/v11",
+                "usage": {"generatedTokens": 1000, "trainedTokens": 900, "staleTokens": 100, "wastedTokens": 100},
+            }
+        ],
         "reward": 0.123,
         "evalBefore": 0.1,
         "evalLast": 0.75,
@@ -70,6 +78,10 @@ def test_every_figure_of_the_orchestrator_is_in_the_status_rounded_for_people():
         "tokens": 1234,
         "tokensPerSecond": 100.0,
         "acceleratorSeconds": 7.8,
+        "usage": {
+            **{"generatedTokens": 1234, "trainedTokens": 900, "staleTokens": 100, "openTokens": 234},
+            **{"wastedTokens": 100, "engineSeconds": 7.8},
+        },
         "faults": {"env": 2},
         "trainingFaults": {"non-finite": 1},
         "startedAt": "2027-01-15T07:59:09Z",

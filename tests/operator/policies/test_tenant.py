@@ -5,7 +5,8 @@ from dataclasses import replace
 from tests.operator.policies.scenes import AWAKE, NOW, document, load, tenant
 
 from marlaas_api.kinds.status import TenantStatus
-from marlaas_api.messages import Phase
+from marlaas_api.messages import Phase, TenantUsage, UsageAmounts
+from marlaas_api.usage_status import usage_amounts
 from marlaas_operator.plan import Plan
 from marlaas_operator.policies.job import plan_orphan
 from marlaas_operator.policies.tenant import plan_tenant
@@ -53,6 +54,25 @@ def test_a_tenant_counts_the_jobs_of_namespaces_that_are_its_own():
     shares = {"shareEntitled": 0.33, "shareHeld": 0.25}
     assert figures == {"jobs": 1, "queued": 1, "adapterSlots": 3, "tokensPerSecond": 10.0, "storageBytes": 12, **shares}
     TenantStatus.model_validate(found)
+
+
+def test_a_tenant_shows_its_total_usage_and_keeps_it_while_the_bus_has_none():
+    used = UsageAmounts(generated_tokens=7, trained_tokens=4, failed_tokens=3, trainer_s=1.26, stored_bytes=9)
+    found = plan_tenant(
+        scene(usage=TenantUsage(tenant="ant", total=used, removed=UsageAmounts(trainer_s=1))), NOW
+    ).status
+    shown = {
+        "generatedTokens": 7,
+        "trainedTokens": 4,
+        "failedTokens": 3,
+        "wastedTokens": 3,
+        "trainerSeconds": 1.3,
+        "storedBytes": 9,
+    }
+    assert (found["usage"], found["deletedUsage"]) == (shown, {"trainerSeconds": 1.0})
+    status = TenantStatus.model_validate(found)
+    assert usage_amounts(status.usage) == used.model_copy(update={"trainer_s": 1.3})
+    assert plan_tenant(scene(status=found), NOW).status is None
 
 
 def test_a_tenant_without_conflict_is_active_and_then_nothing_is_written():

@@ -13,7 +13,7 @@ from marlaas_api.bus import Bus, BusUnavailable
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJobSpec
-from marlaas_api.messages import JobDocument, Phase, Progress
+from marlaas_api.messages import JobDocument, PastUses, Phase, Progress, TenantUsage, UsageAmounts
 from marlaas_api.wire import decode_as, encode
 from marlaas_operator import bus_health
 from marlaas_operator.bus_health import BusHealth
@@ -41,9 +41,10 @@ class DocumentsHarness:
     def __init__(self) -> None:
         self.server = MemoryServer()
         self.changed: asyncio.Queue[str] = asyncio.Queue()
+        self.tenants: asyncio.Queue[str] = asyncio.Queue()
         self.states: asyncio.Queue[bool] = asyncio.Queue()
         self.health = BusHealth(self._state, time.time)
-        self.documents = JobDocuments(self._open, self.health, self.changed.put_nowait)
+        self.documents = JobDocuments(self._open, self.health, self.changed.put_nowait, self.tenants.put_nowait)
 
     async def other(self) -> Bus:
         bus = self.server.connect("other")
@@ -118,6 +119,18 @@ async def test_a_bus_that_is_away_is_said_to_be_and_refuses_at_once_and_its_mirr
         async with asyncio.timeout(10):
             while harness.documents.progress(KEY) != level(2):
                 await harness.changed.get()
+
+
+async def test_the_usage_of_tenants_is_followed_and_other_keys_of_its_bucket_are_not() -> None:
+    async with running() as (harness, other):
+        bucket = await other.bucket(subjects.TENANTS)
+        await bucket.put(subjects.PAST_USE, encode(PastUses(use={"acme": 1.0})))
+        used = TenantUsage(tenant="acme", total=UsageAmounts(generated_tokens=7, trained_tokens=7))
+        await bucket.put(subjects.tenant_usage_key("acme"), encode(used))
+        async with asyncio.timeout(10):
+            assert await harness.tenants.get() == "acme"
+        assert harness.documents.usage("acme") == used
+        assert harness.documents.usage("past-use") is None
 
 
 async def test_a_store_that_takes_no_document_is_no_bus_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,10 +82,11 @@ COMMANDS = {
         "marlaas plot runs/first runs/second --out both.html",
     ),
     "usage": Command(
-        "Show the tokens, seconds and bytes that a run used.",
+        "Show the tokens, seconds and bytes that jobs and tenants used.",
         "marlaas.cli.usage",
         "usage",
         "marlaas usage runs/first --csv",
+        is_whole=True,
     ),
     "models": Command(
         "Show and prepare the builtin base models.", "marlaas.cli.models", "app", "marlaas models list", is_group=True

@@ -1,4 +1,4 @@
-"""Command `marlaas usage`: what each tenant and job of a run used, as a table, CSV or JSON."""
+"""Command `marlaas usage`: what each tenant and job of a run or a cluster used, as a table, CSV or JSON."""
 
 import csv
 import io
@@ -12,12 +12,23 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from marlaas.cli.app import complain
+from marlaas.cli.cluster import Context, Everywhere, Kubeconfig, Namespace, gateway
+from marlaas.cluster.errors import AccessDenied
+from marlaas.cluster.kubectl import Kubectl
+from marlaas.cluster.usage import deleted_rows, job_rows
 from marlaas.episodes import files
-from marlaas.episodes.usage import UsageAmounts, UsageRow, sums_by_tenant, usage_of
+from marlaas.episodes.usage import UsageRow, sums_by_tenant, usage_of
 from marlaas.local.records import OpenedJob, open_jobs
 from marlaas_api.errors import InvalidInput
+from marlaas_api.messages import UsageAmounts
 
-Dir = Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of `marlaas run`, or a job's folder in it.")]
+Dir = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[DIR]", help="Output folder of `marlaas run`, or a job's folder in it. [default: the cluster]"
+    ),
+]
 Job = Annotated[str | None, typer.Option(metavar="NAME", help="Name of the job. [default: all]")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print CSV: one line per job, with every amount.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per job, with every amount.")]
@@ -27,27 +38,67 @@ _UNKNOWN = "-"
 _PLAIN_WIDTH = 120
 
 
-def usage(folder: Dir, job: Job = None, as_csv: Csv = False, as_json: Json = False) -> None:
-    """Show what each tenant and job of a run used.
+def usage(
+    folder: Dir = None,
+    job: Job = None,
+    as_csv: Csv = False,
+    as_json: Json = False,
+    everywhere: Everywhere = False,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Show what each tenant and job used: of a run on this machine (DIR), or of a cluster.
+
+    In a cluster, the amounts are those of the jobs of the namespace since they were created. With -A they are those of all namespaces, and of the jobs that each
+    Tenant has deleted.
 
     PROMPT counts each turn's whole prompt. TOKENS are the generated ones: TRAINED, WASTED, or those of evaluations and of steps that have not finished.
     Wasted tokens are those of groups whose members all had the same reward or that were too stale to train, of episodes that ended with a fault or were
     played twice, and of plays that were given up. ENGINE and TRAINER are their seconds of work for the job, SANDBOX the seconds that its
-    episodes took, and KEPT its adapters and checkpoints. ENGINE, TRAINER and KEPT are known once the run has ended or was stopped.
+    episodes took, and KEPT its adapters and checkpoints. Of a run, ENGINE, TRAINER and KEPT are known once it has ended or was stopped.
 
     --csv and --json have every amount: also cached prompt tokens, wasted tokens by cause, and the time of admission.
 
-    Exit code: 0 success, 2 the folder or job does not exist.
+    Exit code: 0 success, 1 the cluster cannot be reached, 2 the folder or job does not exist, or the options exclude each other.
     """
     if as_csv and as_json:
         raise InvalidInput("--csv and --json exclude each other: choose one")
-    rows = [_usage(opened) for opened in open_jobs(folder, job)]
+    if folder is None:
+        rows = _of_cluster(gateway(context, namespace, kubeconfig), job, everywhere)
+    elif everywhere or context or namespace or kubeconfig:
+        raise InvalidInput("DIR takes no option of a cluster: it is the folder of a run on this machine")
+    else:
+        rows = [_usage(opened) for opened in open_jobs(folder, job)]
+    _show(rows, as_csv, as_json)
+
+
+def _of_cluster(kubectl: Kubectl, job: str | None, everywhere: bool) -> list[UsageRow]:
+    """Return the rows of a cluster. Raises InvalidInput if there is no such job."""
+    rows = job_rows(kubectl, everywhere=everywhere)
+    if job is not None:
+        rows = [row for row in rows if row.job == job]
+        if not rows:
+            raise InvalidInput(f"no RLJob '{job}' {'in the cluster' if everywhere else 'in the namespace'}")
+        return rows
+    if everywhere:
+        try:
+            rows += deleted_rows(kubectl)
+        except AccessDenied as error:
+            complain(f"note: without the usage of deleted jobs, which Tenants have: {error}")
+    if not rows:
+        complain(f"no RLJobs {'in the cluster' if everywhere else 'in the namespace; -A shows all namespaces'}")
+    return rows
+
+
+def _show(rows: Sequence[UsageRow], as_csv: bool, as_json: bool) -> None:
     if as_csv:
         typer.echo(_csv(rows), nl=False)
     elif as_json:
         for row in rows:
-            typer.echo(json.dumps(row.as_dict(), ensure_ascii=False))
-    else:
+            agents = {"agents": {name: amounts.as_dict() for name, amounts in row.agents.items()}} if row.agents else {}
+            typer.echo(json.dumps(row.as_dict() | agents, ensure_ascii=False))
+    elif rows:
         width = None if sys.stdout.isatty() else _PLAIN_WIDTH
         Console(highlight=False, width=width).print(_table(rows))
 
@@ -59,7 +110,8 @@ def _usage(opened: OpenedJob) -> UsageRow:
 def _csv(rows: Sequence[UsageRow]) -> str:
     text = io.StringIO()
     lines = [row.as_dict() for row in rows]
-    writer = csv.DictWriter(text, fieldnames=list(lines[0]), lineterminator="\n")
+    names = UsageRow("", "", "", UsageAmounts()).as_dict()
+    writer = csv.DictWriter(text, fieldnames=list(names), lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
     return text.getvalue()
@@ -76,7 +128,8 @@ def _table(rows: Sequence[UsageRow]) -> Table:
         table.add_row(tenant, *_cells(amounts), style="bold")
         for row in rows:
             if row.tenant == tenant:
-                table.add_row(f"  {row.namespace}/{row.job}", *_cells(row.amounts))
+                name = f"{row.namespace}/{row.job}" if row.job else "deleted jobs"
+                table.add_row(f"  {name}", *_cells(row.amounts))
     if len(sums) > 1:
         table.add_row("all", *_cells(sum(sums.values(), UsageAmounts())), style="bold")
     return table

@@ -6,90 +6,28 @@ add up to the whole.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from enum import StrEnum
+from dataclasses import dataclass, field
 
 from marlaas.episodes.record import EpisodeRecord
-from marlaas_api.messages import JobDocument, Progress, StepRecord
+from marlaas_api.messages import JobDocument, Progress, StepRecord, TokenUse, UsageAmounts
 from marlaas_api.names import Split, group_token
 from marlaas_worker.rl.advantages import has_signal
 
 
-class TokenUse(StrEnum):
-    """Use of generated tokens: trained, evaluation, or a kind of waste. The values are fields of `UsageAmounts`."""
-
-    TRAINED = "trained_tokens"
-    EVALUATION = "evaluation_tokens"
-    ZERO_VARIANCE = "zero_variance_tokens"
-    STALE = "stale_tokens"
-    FAILED = "failed_tokens"
-    REPEATED = "repeated_tokens"
-    OPEN = "open_tokens"
-
-
-@dataclass(frozen=True, slots=True)
-class UsageAmounts:
-    """UsageAmounts that add up over jobs.
-
-    Attributes:
-        prompt_tokens: tokens of all prompts, each turn's whole prompt.
-        cached_tokens: of these, tokens that the engine took from its prefix cache.
-        generated_tokens: sum of the following parts.
-        trained_tokens: of groups that were trained.
-        evaluation_tokens: of held-out tasks.
-        zero_variance_tokens: of groups whose members all had the same reward, or of which fewer than two counted.
-        stale_tokens: of groups that were too stale to train.
-        failed_tokens: of episodes that ended with a fault.
-        repeated_tokens: of a second play of the same member.
-        open_tokens: of groups that no finished step has resolved.
-        unrecorded_tokens: in no recorded episode: of plays that were given up, and of episode files that were deleted.
-        engine_s: seconds of the engines, each batch's time shared among its requests.
-        trainer_s: seconds that trainers computed.
-        sandbox_s: seconds that its episodes took in sandboxes, from their start to their end, waiting included.
-        admitted_s: seconds for which the job was admitted.
-        stored_bytes: of its adapters and checkpoints.
-    """
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    trained_tokens: int = 0
-    evaluation_tokens: int = 0
-    zero_variance_tokens: int = 0
-    stale_tokens: int = 0
-    failed_tokens: int = 0
-    repeated_tokens: int = 0
-    open_tokens: int = 0
-    unrecorded_tokens: int = 0
-    engine_s: float = 0.0
-    trainer_s: float = 0.0
-    sandbox_s: float = 0.0
-    admitted_s: float = 0.0
-    stored_bytes: int = 0
-
-    @property
-    def wasted_tokens(self) -> int:
-        """Generated tokens that neither trained nor evaluated an adapter; those of unfinished steps are not counted yet."""
-        parts = (self.zero_variance_tokens, self.stale_tokens, self.failed_tokens, self.repeated_tokens)
-        return sum(parts) + self.unrecorded_tokens
-
-    def __add__(self, other: "UsageAmounts") -> "UsageAmounts":
-        return UsageAmounts(**{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(self)})
-
-
 @dataclass(frozen=True, slots=True)
 class UsageRow:
-    """Usage of one job."""
+    """Usage of one job; without names, of a tenant's deleted jobs. agents: by name, the parts that are known by agent."""
 
     tenant: str
     namespace: str
     job: str
     amounts: UsageAmounts
+    agents: Mapping[str, UsageAmounts] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, str | int | float]:
-        """Return one flat object, with `wasted_tokens`, for CSV and JSON."""
+        """Return one flat object, with `wasted_tokens` and without agents, for CSV and JSON."""
         names = {"tenant": self.tenant, "namespace": self.namespace, "job": self.job}
-        return names | asdict(self.amounts) | {"wasted_tokens": self.amounts.wasted_tokens}
+        return names | self.amounts.as_dict()
 
 
 def usage_of(

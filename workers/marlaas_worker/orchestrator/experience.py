@@ -19,6 +19,8 @@ class CompleteGroup:
 
     Attributes:
         index: index of the group, unique in the job.
+        episodes: one for each member, in member order.
+        repeats: further plays of members, which do not count.
     """
 
     index: int
@@ -26,6 +28,8 @@ class CompleteGroup:
     trajectories: tuple[TrajectoryRef, ...]
     outcome: GroupOutcome
     faults: Counter[str]
+    episodes: tuple[Episode, ...] = ()
+    repeats: tuple[Episode, ...] = ()
 
     @property
     def rewards(self) -> tuple[float, ...]:
@@ -40,21 +44,24 @@ class Experience:
         self._agent = agent
         self._group_size = group_size
         self._members: dict[str, dict[int, Episode]] = {}
+        self._repeats: dict[str, dict[str, Episode]] = {}
 
     def add(self, episode: Episode) -> CompleteGroup | None:
         """Add an episode; return its group if that is complete now, else None."""
         members = self._members.setdefault(episode.group, {})
-        members.setdefault(episode.member, episode)
+        if members.setdefault(episode.member, episode).episode != episode.episode:
+            self._repeats.setdefault(episode.group, {})[episode.episode] = episode
         if len(members) < self._group_size:
             return None
         del self._members[episode.group]
-        return self._complete([members[key] for key in sorted(members)])
+        repeats = self._repeats.pop(episode.group, {})
+        return self._complete([members[key] for key in sorted(members)], tuple(repeats.values()))
 
     def faults(self) -> Counter[str]:
         """Return the number of faults by class in groups that are not complete yet."""
         return count_faults([episode for members in self._members.values() for episode in members.values()])
 
-    def _complete(self, episodes: list[Episode]) -> CompleteGroup:
+    def _complete(self, episodes: list[Episode], repeats: tuple[Episode, ...]) -> CompleteGroup:
         trajectories = tuple(self._trajectory(episode) for episode in episodes if episode.fault is None)
         return CompleteGroup(
             index=group_index(episodes[0].group),
@@ -62,6 +69,8 @@ class Experience:
             trajectories=trajectories,
             outcome=_outcome([trajectory.reward for trajectory in trajectories]),
             faults=count_faults(episodes),
+            episodes=tuple(episodes),
+            repeats=repeats,
         )
 
     def _trajectory(self, episode: Episode) -> TrajectoryRef:

@@ -20,16 +20,15 @@ from marlaas_api.messages import (
     StepRecord,
     TaskMessage,
     TaskOutcome,
+    UsageAmounts,
 )
 from marlaas_api.names import Split, derive_seed, eval_group, train_group
 from marlaas_worker.orchestrator.data_order import DataOrder, Walk
 from marlaas_worker.orchestrator.evaluation import EvaluationRun, due
 from marlaas_worker.orchestrator.experience import CompleteGroup, Experience, count_faults, difficulty, group_index
 from marlaas_worker.orchestrator.faults import FaultWatch
+from marlaas_worker.orchestrator.recorded_totals import RecordedTotals
 from marlaas_worker.orchestrator.steps import Assembly, StepRules
-
-TRAINING_FAULTS = {"out-of-memory": "out_of_memory", "non-finite": "skipped_update"}
-"""Classes of `Progress.training_faults`, and the step metrics in which the trainer counts them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +61,10 @@ class JobState:
         self._evaluation_turns_from = 1
         self.episode_bytes = 0
         self.waits = self.pauses = ""
-        self.trainer_s = 0.0
         self.complete: dict[int, CompleteGroup] = {}
-        self._recorded_faults: Counter[str] = Counter()
-        self._recorded_skips: Counter[str] = Counter()
-        self.training_faults: Counter[str] = Counter()
+        self.recorded = RecordedTotals(history.steps, history.evaluations)
         for step in history.steps:
-            self._note_record(step)
-        for evaluation in history.evaluations:
-            self._recorded_faults.update(evaluation.faults)
+            self._note_outcomes(step)
         self._experience = Experience(self.agent, spec.rollout.group_size)
         group = spec.rollout.group_size
         window = max(2 * group, group * spec.training.groups_per_step)
@@ -170,12 +164,12 @@ class JobState:
             ready.append(self.complete[index])
         return ready
 
-    def resolve(self, group: CompleteGroup, version: int, dropped_tokens: int = 0) -> list[GroupLogEntry]:
+    def resolve(self, group: CompleteGroup, version: int, usage: UsageAmounts | None = None) -> list[GroupLogEntry]:
         """Decide one group; return the messages to log, in order. Arguments as in `Assembly.resolve`."""
         del self.complete[group.index]
         self.in_flight.discard(group.index)
         self.unrecorded.add(group.index)
-        messages = self.assembly.resolve(group, version, dropped_tokens)
+        messages = self.assembly.resolve(group, version, usage)
         for outcome in self.outcomes(one for one in messages if not isinstance(one, StepClosed)):
             self._order.note(outcome)
         return messages
@@ -184,7 +178,8 @@ class JobState:
         """Update the state after a step was recorded."""
         draft = self.assembly.drafts[0]
         self.assembly.recorded(draft, record.version)
-        self._note_record(record)
+        self.recorded.add_step(record)
+        self._note_outcomes(record)
         done = {group.index for group in draft.resolved}
         self.unrecorded -= done
         self._turns_from = {index: first for index, first in self._turns_from.items() if index not in done}
@@ -223,12 +218,12 @@ class JobState:
     def record_evaluation(self, record: EvalRecord) -> None:
         """Update the state after an evaluation was recorded."""
         self.evaluations[record.version] = record
-        self._recorded_faults.update(record.faults)
+        self.recorded.add_evaluation(record)
         self.evaluation = None
 
     def fault_totals(self) -> Counter[str]:
         """Return all faults by class since the job began, those of open groups included."""
-        totals = self._recorded_faults + self._experience.faults()
+        totals = self.recorded.faults + self._experience.faults()
         for group in self.complete.values():
             totals.update(group.faults)
         for draft in self.assembly.drafts:
@@ -253,7 +248,7 @@ class JobState:
 
     def unrecorded_skips(self) -> tuple[int, int]:
         """Return the visits to solved and to hopeless tasks that were skipped since the last recorded step."""
-        skipped = self._recorded_skips
+        skipped = self.recorded.skips
         return self.walk.solved - skipped["solved"], self.walk.hopeless - skipped["hopeless"]
 
     def eval_tasks(self, run: EvaluationRun) -> list[TaskMessage]:
@@ -274,13 +269,7 @@ class JobState:
             group_size=document.spec.rollout.group_size if split is Split.TRAIN else 1,
         )
 
-    def _note_record(self, record: StepRecord) -> None:
-        self._recorded_faults.update(record.faults)
-        self.trainer_s += record.metrics.get("train_s", 0.0)
-        self._recorded_skips.update(solved=record.skipped_solved, hopeless=record.skipped_hopeless)
-        self.training_faults += Counter(
-            {name: int(record.metrics.get(metric, 0)) for name, metric in TRAINING_FAULTS.items()}
-        )
+    def _note_outcomes(self, record: StepRecord) -> None:
         for outcome in record.outcomes:
             self._order.note(outcome)
 

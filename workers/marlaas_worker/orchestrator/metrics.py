@@ -1,14 +1,21 @@
-"""Metrics of the orchestrator: jobs by phase, and the progress of each admitted job. Pure."""
+"""Metrics of the orchestrator: jobs by phase, progress and usage of each admitted job, and usage of each tenant. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
-from marlaas_api.messages import Phase, Progress
+from marlaas_api.messages import Phase, Progress, TokenUse, UsageAmounts
 from marlaas_worker.metrics import Sample, of_job
 
 
-def samples(all_progress: Iterable[Progress], leads: bool) -> list[Sample]:
-    """Return all samples. leads: whether this replica holds the lease; a standby reports no jobs."""
+def samples(
+    all_progress: Iterable[Progress], leads: bool, tenants: Mapping[str, UsageAmounts] | None = None
+) -> list[Sample]:
+    """Return all samples.
+
+    Args:
+        leads: whether this replica holds the lease; a standby reports neither jobs nor tenants.
+        tenants: total usage by tenant.
+    """
     known = list(all_progress) if leads else []
     phases = Counter(progress.phase for progress in known)
     found = [Sample("marlaas_orchestrator_leads", "gauge", "1 while this replica holds the lease.", float(leads))]
@@ -18,7 +25,37 @@ def samples(all_progress: Iterable[Progress], leads: bool) -> list[Sample]:
     for progress in known:
         if progress.admitted:
             found += _of_job(progress)
+            for agent, amounts in sorted(progress.usage.items()):
+                found += _tokens("job", amounts, {**of_job(progress.ref), "agent": agent, "tenant": progress.tenant})
+    for tenant, amounts in (tenants or {}).items() if leads else ():
+        found += _tokens("tenant", amounts, {"tenant": tenant})
+        found += _seconds(amounts, {"tenant": tenant})
     return found
+
+
+def _tokens(of: str, amounts: UsageAmounts, labels: Mapping[str, str]) -> Iterator[Sample]:
+    """Yield the tokens of an agent of a job, or of a tenant. Open tokens are left out: they fall when a step finishes."""
+    prompt, name = "Tokens of prompts.", f"marlaas_{of}_prompt_tokens_total"
+    yield Sample(name, "counter", prompt, amounts.prompt_tokens, labels)
+    prompt, name = "Tokens of prompts from the prefix cache.", f"marlaas_{of}_cached_tokens_total"
+    yield Sample(name, "counter", prompt, amounts.cached_tokens, labels)
+    text, name = "Generated tokens by what became of them.", f"marlaas_{of}_used_tokens_total"
+    for use in TokenUse:
+        if use is not TokenUse.OPEN:
+            kind = {"use": use.value.removesuffix("_tokens")}
+            yield Sample(name, "counter", text, getattr(amounts, use.value), {**labels, **kind})
+
+
+def _seconds(amounts: UsageAmounts, labels: Mapping[str, str]) -> Iterator[Sample]:
+    seconds = {
+        "engine": amounts.engine_s,
+        "trainer": amounts.trainer_s,
+        "sandbox": amounts.sandbox_s,
+        "admitted": amounts.admitted_s,
+    }
+    for resource, used_s in seconds.items():
+        text = "Seconds of engines, trainers and sandboxes, and seconds for which jobs were admitted."
+        yield Sample("marlaas_tenant_seconds_total", "counter", text, used_s, {**labels, "resource": resource})
 
 
 def _of_job(progress: Progress) -> list[Sample]:

@@ -90,8 +90,7 @@ class OwnedJob:
 
     async def _run_from_records(self) -> None:
         ref = self.document.ref
-        agent = self.document.spec.agents[0].name
-        state = JobState(self.document, await self._records.history(agent))
+        state = JobState(self.document, await self._records.history(self.document.spec.agents[0].name))
         # Read the queue before the episodes: a task leaves the queue only after all its episodes are stored.
         queued = await self._records.queued()
         episodes = await self._records.episodes()
@@ -178,10 +177,9 @@ class OwnedJob:
             ready.append((state.policy.version if version is None else version, group))
         if not state.strict:
             ready.sort(key=lambda pair: pair[0])
+        usage = await self._records.metering(state.agent).of_groups(group for _, group in ready)
         for version, group in ready:
-            is_dropped = state.assembly.drops(group, version)
-            dropped_tokens = await self._records.num_tokens(group.trajectories) if is_dropped else 0
-            await self._log(state.resolve(group, version, dropped_tokens))
+            await self._log(state.resolve(group, version, usage[group.index]))
 
     async def _log(self, messages: Sequence[GroupLogEntry]) -> None:
         for message in messages:
@@ -275,7 +273,9 @@ class OwnedJob:
         if run is None or not run.complete:
             return
         samples = [await self._sample(state, run, index) for index in sorted(run.episodes)[:NUM_SAMPLES]]
-        record = job_reports.eval_record(self.document, state.agent, run, (self._context.now(), tuple(samples)))
+        usage = await self._records.metering(state.agent).of_evaluation(run.episodes.values())
+        end = job_reports.EvaluationEnd(self._context.now(), tuple(samples), usage)
+        record = job_reports.eval_record(self.document, state.agent, run, end)
         await self._records.log_evaluation(record)
         state.record_evaluation(record)
         await self._records.emit("Evaluated", f"version {run.version}: mean reward {record.reward_mean:.3f}")

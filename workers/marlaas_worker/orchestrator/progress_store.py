@@ -7,10 +7,12 @@ from collections.abc import Container, Iterable, Mapping
 from marlaas_api import subjects
 from marlaas_api.bus import Bucket, Bus
 from marlaas_api.errors import Permanent
+from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import JobDocument, Progress
 from marlaas_api.names import JobRef
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.orchestrator.admission import Admission
+from marlaas_worker.orchestrator.tenant_accounts import TenantAccounts
 
 MAX_WRITES = 32
 COUNTERS_S = 1.0
@@ -34,13 +36,14 @@ log = logging.getLogger(__name__)
 
 
 class ProgressStore:
-    """The progress of all jobs. Methods that write raise errors of the bus; a failed write does not change the cache."""
+    """The progress of all jobs, and the accounts of tenants, which outlive it. Methods that write raise errors of the bus; a failed write does not change the cache."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._bucket: Bucket | None = None
         self._known: dict[str, Progress] = {}
         self._writes = asyncio.Semaphore(MAX_WRITES)
+        self.accounts = TenantAccounts(bus)
 
     async def load(self) -> None:
         """Read the progress that an earlier orchestrator wrote. A record that cannot be parsed counts as absent."""
@@ -92,8 +95,11 @@ class ProgressStore:
         return any(getattr(before, name) != getattr(progress, name) for name in DECISIONS)
 
     async def forget(self, ref: JobRef) -> None:
-        """Delete a job's progress, unless it belongs to another job of the same name."""
-        if self.of(ref) is not None:
+        """Add a job's usage to its tenant's and delete its progress, unless it belongs to another job of the same name."""
+        progress = self.of(ref)
+        if progress is not None:
+            await self.accounts.close(progress, {one.uid for one in self._known.values()})
+            failpoint("orchestrator.delete.after_usage")
             await (await self._open()).delete(ref.key)
             del self._known[ref.key]
 

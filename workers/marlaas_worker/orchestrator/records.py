@@ -1,7 +1,7 @@
 """The orchestrator's reads and writes on the bus for one job, as typed messages."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
@@ -23,7 +23,6 @@ from marlaas_api.messages import (
     ReplicaReport,
     StepRecord,
     TaskMessage,
-    TrajectoryRef,
     Turn,
 )
 from marlaas_api.names import JobRef
@@ -31,6 +30,7 @@ from marlaas_api.wire import decode, decode_as, encode, unpack
 from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.orchestrator.episodes import read_episode
 from marlaas_worker.orchestrator.job_state import History
+from marlaas_worker.orchestrator.metering import Metering
 from marlaas_worker.orchestrator.room import Room
 from marlaas_worker.role import RoleContext
 
@@ -245,22 +245,9 @@ class Records:
             leaf = turn.parent
         return turns[::-1]
 
-    async def num_tokens(self, trajectories: Iterable[TrajectoryRef]) -> int:
-        """Return the number of tokens generated for trajectories.
-
-        Turns that branches share count once; turns that are no longer on record do not count.
-        """
-        total = 0
-        for trajectory in trajectories:
-            known: set[int] = set()
-            for leaf in trajectory.leaves:
-                number: int | None = leaf
-                while number is not None and number not in known:
-                    known.add(number)
-                    turn = await self.turn(trajectory.episode, number)
-                    total += turn.meter.output_tokens if turn else 0
-                    number = turn.parent if turn else None
-        return total
+    def metering(self, agent: str) -> Metering:
+        """Return the reader of what an agent's episodes used."""
+        return Metering(self.bus, self.context.blobs, agent)
 
     async def emit(self, reason: str, message: str) -> None:
         """Publish an event of the job."""

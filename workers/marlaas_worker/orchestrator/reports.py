@@ -17,8 +17,10 @@ from marlaas_api.messages import (
     StepRecord,
     TaskOutcome,
     Turn,
+    UsageAmounts,
 )
 from marlaas_api.messages import JobVerdict as Finding
+from marlaas_api.messages.usage import merged
 from marlaas_api.names import AdapterRef
 from marlaas_api.reasons import Reason
 from marlaas_worker.orchestrator.admission import Admission
@@ -38,7 +40,7 @@ class Around:
         ended_at: unix seconds.
         skips: visits skipped since the step before, as (solved, hopeless).
         outcomes: difficulties of its tasks.
-        train_s: seconds of the trainer's computing; None if not known.
+        train_s: seconds of the trainer's computing, for manifests without them; None if not known.
     """
 
     began_at: float
@@ -63,7 +65,10 @@ def step_record(document: JobDocument, draft: StepDraft, manifest: Manifest | No
     """Return the record of a finished step. manifest: None for a no-op step."""
     rewards = [reward for group in draft.resolved for reward in group.rewards]
     staleness, dropped = [ready.staleness for ready in draft.assigned], draft.dropped
-    timed = {} if around.train_s is None else {"train_s": around.train_s}
+    # The policy record has the seconds of the newest step only, which may be a later one.
+    train_s = around.train_s if manifest is None or manifest.train_s is None else manifest.train_s
+    timed = {} if train_s is None else {"train_s": train_s}
+    trainer = {} if manifest is None else {manifest.agent: UsageAmounts(trainer_s=train_s or 0.0)}
     return StepRecord(
         namespace=document.namespace,
         job=document.job,
@@ -80,7 +85,7 @@ def step_record(document: JobDocument, draft: StepDraft, manifest: Manifest | No
         num_episodes=len(rewards),
         num_zero_variance=sum(group.outcome is GroupOutcome.FLAT for group in draft.resolved),
         num_dropped=len(dropped),
-        dropped_tokens=sum(group.dropped_tokens for group in dropped),
+        dropped_tokens=sum(group.usage.stale_tokens for group in dropped),
         skipped_solved=around.skips[0],
         skipped_hopeless=around.skips[1],
         outcomes=around.outcomes,
@@ -88,25 +93,34 @@ def step_record(document: JobDocument, draft: StepDraft, manifest: Manifest | No
         staleness_max=max(staleness, default=0),
         faults=dict(draft.faults()),
         metrics={} if manifest is None else manifest.metrics | timed,
+        usage=merged(draft.usage(), trainer),
     )
 
 
-def eval_record(
-    document: JobDocument, agent: str, run: EvaluationRun, end: tuple[float, tuple[EvalSample, ...]]
-) -> EvalRecord:
-    """Return the record of a complete evaluation. end: its time in unix seconds, and the samples for people."""
+@dataclass(frozen=True, slots=True)
+class EvaluationEnd:
+    """Facts about a complete evaluation that its episodes do not contain. at: unix seconds. samples: for people."""
+
+    at: float
+    samples: tuple[EvalSample, ...]
+    usage: UsageAmounts
+
+
+def eval_record(document: JobDocument, agent: str, run: EvaluationRun, end: EvaluationEnd) -> EvalRecord:
+    """Return the record of a complete evaluation."""
     return EvalRecord(
         namespace=document.namespace,
         job=document.job,
         uid=document.uid,
         step=run.step,
         version=run.version,
-        at=end[0],
+        at=end.at,
         reward_mean=run.reward_mean(agent),
         num_episodes=len(run.scored()),
         faults=dict(count_faults(run.episodes.values())),
         metrics=run.metrics(),
-        samples=end[1],
+        samples=end.samples,
+        usage={agent: end.usage},
     )
 
 
@@ -154,12 +168,14 @@ def progress(
         eval_last=list(evaluations.values())[-1] if evaluations else None,
         staleness=last.staleness_mean if last else 0.0,
         **usage.totals(),
-        trainer_s=state.trainer_s,
+        trainer_s=state.recorded.trainer_s,
         num_outstanding=len(state.in_flight) + state.assembly.num_uncommitted(),
         skipped_solved=state.walk.solved,
         skipped_hopeless=state.walk.hopeless,
         faults=dict(state.fault_totals()),
-        training_faults=dict(state.training_faults),
+        training_faults=dict(state.recorded.training_faults),
+        tenant=document.tenant,
+        usage=state.recorded.usage,
         **times.as_of(now),
         finished_at=now if phase.final else None,
         at=now,
@@ -204,7 +220,8 @@ def failed(document: JobDocument, before: Progress | None, why: Finding, now: fl
 
 
 def _progress(document: JobDocument, before: Progress | None, said: Mapping[str, object]) -> Progress:
-    update = {**said, "generation": document.generation, "steps": document.spec.training.steps}
+    steps = document.spec.training.steps
+    update = {**said, "generation": document.generation, "steps": steps, "tenant": document.tenant}
     if before is not None:
         return before.model_copy(update=update)
     return Progress.model_validate(

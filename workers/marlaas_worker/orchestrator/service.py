@@ -58,22 +58,20 @@ class _Service:
         self._lost = asyncio.Event()
         self._jobs = BucketCache(lambda: context.bus.bucket(subjects.JOBS), JobDocument, lambda _: self._changed.set())
         self._policies = BucketCache(lambda: context.bus.bucket(subjects.POLICY), PolicyRecord, self._wake_job_of)
-        self._replicas = BucketCache(
-            lambda: context.bus.bucket(subjects.REPLICAS), ReplicaReport, lambda _: self._wake_all()
-        )
-        self._progress_store = ProgressStore(context.bus)
+        self._replicas = BucketCache(lambda: context.bus.bucket(subjects.REPLICAS), ReplicaReport, self._wake_all)
+        store = self._progress_store = ProgressStore(context.bus)
         self._reports: list[ReplicaReport] = []
         self._deletions = Deletions(context, self._progress_store, lambda: self._reports, self._changed.set)
         self._running = RunningJobs(self._changed.set)
         self._queue = AdmissionQueue()
-        self._tenants = TenantUse(context.bus, self._queue)
+        self._tenants = TenantUse(context.bus, self._queue, self._progress_store)
         self._inputs = AdmissionInputs(context.now, self._jobs, self._progress_store, self._running, self._tenants)
         self._restarts = JobRestarts()
         self._room = Room()
         self._shared = SharedState(lambda: self._reports, self._policies, self._room)
         self._leftovers = Leftovers(context.bus, context.now)
         self._published = PublishedAdmissions()
-        context.metrics.samples = lambda: samples(self._progress_store.all(), leads=True)
+        context.metrics.samples = lambda: samples(store.all(), True, store.accounts.totals())
 
     async def run(self) -> None:
         """Run all jobs; return when the lease is lost or the process is to stop."""
@@ -103,7 +101,7 @@ class _Service:
                 log.warning("renewing the lease failed, retry in %g s: %s", RENEW_S, error)
             await asyncio.sleep(RENEW_S)
 
-    def _wake_all(self) -> None:
+    def _wake_all(self, _: str) -> None:
         """Reconcile, and wake all jobs, because the report of a replica has changed."""
         self._changed.set()
         for owned in self._running:

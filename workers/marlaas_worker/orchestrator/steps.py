@@ -13,7 +13,16 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from marlaas_api.messages import GroupLogEntry, GroupOutcome, GroupReady, GroupResolution, GroupUnused, StepClosed
+from marlaas_api.messages import (
+    GroupLogEntry,
+    GroupOutcome,
+    GroupReady,
+    GroupResolution,
+    GroupUnused,
+    StepClosed,
+    TokenUse,
+    UsageAmounts,
+)
 from marlaas_api.names import JobRef
 from marlaas_worker.orchestrator.experience import CompleteGroup
 
@@ -66,6 +75,13 @@ class StepDraft:
         unused = (group for group in self.resolved if isinstance(group, GroupUnused))
         return [group for group in unused if group.outcome is GroupOutcome.SIGNAL]
 
+    def usage(self) -> dict[str, UsageAmounts]:
+        """Return what the groups resolved in the step used, by agent."""
+        found: dict[str, UsageAmounts] = {}
+        for group in self.resolved:
+            found[group.agent] = found.get(group.agent, UsageAmounts()) + group.usage
+        return found
+
     def faults(self) -> Counter[str]:
         """Return the faults by class of the groups resolved in the step."""
         total = Counter[str]()
@@ -115,7 +131,7 @@ class Assembly:
         last = self.drafts[-1]
         return last.closed or last.base_version - version > self.rules.max_staleness
 
-    def resolve(self, group: CompleteGroup, version: int, dropped_tokens: int = 0) -> list[GroupLogEntry]:
+    def resolve(self, group: CompleteGroup, version: int, usage: UsageAmounts | None = None) -> list[GroupLogEntry]:
         """Decide a complete group in the open step; return the messages to log, in order.
 
         In strict mode the caller passes groups in index order. After the last step is closed, groups are
@@ -123,15 +139,18 @@ class Assembly:
 
         Args:
             version: the version that the group was sampled from.
-            dropped_tokens: generated tokens of a group that is dropped.
+            usage: what its episodes used, with open tokens; None: not known.
         """
         if not self.drafts:
             return []
         draft = self.drafts[-1]
-        if group.outcome is not GroupOutcome.SIGNAL or self.drops(group, version):
-            message: GroupResolution = self._unused(draft, group, dropped_tokens)
+        usage = usage or UsageAmounts()
+        if group.outcome is not GroupOutcome.SIGNAL:
+            message: GroupResolution = self._unused(draft, group, usage.settled(TokenUse.ZERO_VARIANCE))
+        elif self.drops(group, version):
+            message = self._unused(draft, group, usage.settled(TokenUse.STALE))
         else:
-            message = self._ready(draft, group, version)
+            message = self._ready(draft, group, version, usage.settled(TokenUse.TRAINED))
         self._apply(message)
         return [message, *self.close_if_due()]
 
@@ -219,7 +238,7 @@ class Assembly:
         self.drafts.append(StepDraft(self._next_step, version))
         self._next_step += 1
 
-    def _ready(self, draft: StepDraft, group: CompleteGroup, version: int) -> GroupReady:
+    def _ready(self, draft: StepDraft, group: CompleteGroup, version: int, usage: UsageAmounts) -> GroupReady:
         return GroupReady(
             namespace=self._ref.namespace,
             job=self._ref.name,
@@ -233,9 +252,10 @@ class Assembly:
             version=version,
             trajectories=group.trajectories,
             faults=dict(group.faults),
+            usage=usage,
         )
 
-    def _unused(self, draft: StepDraft, group: CompleteGroup, dropped_tokens: int) -> GroupUnused:
+    def _unused(self, draft: StepDraft, group: CompleteGroup, usage: UsageAmounts) -> GroupUnused:
         return GroupUnused(
             namespace=self._ref.namespace,
             job=self._ref.name,
@@ -246,5 +266,5 @@ class Assembly:
             outcome=group.outcome,
             rewards=group.rewards,
             faults=dict(group.faults),
-            dropped_tokens=dropped_tokens,
+            usage=usage,
         )

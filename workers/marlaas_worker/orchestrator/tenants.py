@@ -14,6 +14,7 @@ from marlaas_api.errors import Permanent
 from marlaas_api.messages import JobDocument, PastUses, Progress, TenantQuota
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.orchestrator.admission import AdmissionQueue, TenantTerms
+from marlaas_worker.orchestrator.progress_store import ProgressStore
 from marlaas_worker.orchestrator.quota import Pacing
 
 WRITE_S = 30.0
@@ -23,15 +24,16 @@ log = logging.getLogger(__name__)
 
 
 class TenantUse:
-    """Past use on the bus, and the pauses of tenants that are over a rate."""
+    """Past use and total usage on the bus, and the pauses of tenants that are over a rate."""
 
-    def __init__(self, bus: Bus, queue: AdmissionQueue) -> None:
+    def __init__(self, bus: Bus, queue: AdmissionQueue, progress_store: ProgressStore) -> None:
         self.pacing = Pacing()
         self._bus, self._queue, self._past = bus, queue, queue.past
-        self._written_at = 0.0
+        self._written_at, self._progress_store = 0.0, progress_store
 
     async def load(self) -> None:
-        """Read the past use that an earlier orchestrator wrote. A record that cannot be parsed counts as none."""
+        """Read what an earlier orchestrator wrote. A record that cannot be parsed counts as none."""
+        await self._progress_store.accounts.load()
         entry = await (await self._bus.bucket(subjects.TENANTS)).get(subjects.PAST_USE)
         try:
             record = decode_as(PastUses, entry.data) if entry is not None and entry.data else PastUses()
@@ -41,7 +43,8 @@ class TenantUse:
         self._past.use, self._past.at = dict(record.use), record.at or None
 
     async def save(self, now: float) -> None:
-        """Write the past use, if the last write is long enough ago and there is any."""
+        """Write past use and total usage, each if it has changed and its last write is long enough ago."""
+        await self._progress_store.accounts.save(self._progress_store.all(), now)
         if 0 <= now - self._written_at < WRITE_S or not self._past.use:
             return
         record = PastUses(use=dict(self._past.use), at=self._past.at or now)

@@ -150,6 +150,7 @@ class PolicyKey:
             probe_tolerance=contents.probe_tolerance,
             consumed=result.consumed,
             metrics=result.metrics,
+            train_s=result.train_s,
             trainer=self._context.name,
             at=self._context.now(),
         )

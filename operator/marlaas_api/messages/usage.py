@@ -1,0 +1,111 @@
+"""Usage of jobs and tenants: tokens by what became of them, seconds, and stored bytes."""
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+from marlaas_api.messages.base import BusMessage
+
+
+class TokenUse(StrEnum):
+    """Use of generated tokens: trained, evaluation, or a kind of waste. The values are fields of `UsageAmounts`."""
+
+    TRAINED = "trained_tokens"
+    EVALUATION = "evaluation_tokens"
+    ZERO_VARIANCE = "zero_variance_tokens"
+    STALE = "stale_tokens"
+    FAILED = "failed_tokens"
+    REPEATED = "repeated_tokens"
+    OPEN = "open_tokens"
+    UNRECORDED = "unrecorded_tokens"
+
+
+class UsageAmounts(BusMessage):
+    """Amounts that add up over agents, jobs and tenants.
+
+    Attributes:
+        prompt_tokens: tokens of all prompts, each turn's whole prompt.
+        cached_tokens: of these, tokens that the engine took from its prefix cache.
+        generated_tokens: sum of the following parts.
+        trained_tokens: of groups that were trained.
+        evaluation_tokens: of held-out tasks.
+        zero_variance_tokens: of groups whose members all had the same reward, or of which fewer than two counted.
+        stale_tokens: of groups that were too stale to train, or complete only after the last step had closed.
+        failed_tokens: of episodes that ended with a fault.
+        repeated_tokens: of a second play of the same member.
+        open_tokens: of groups that no finished step has resolved.
+        unrecorded_tokens: in no recorded episode: of plays that were given up or cancelled, and of deleted files.
+        engine_s: seconds of the engines, each batch's time shared among its requests.
+        trainer_s: seconds that trainers computed.
+        sandbox_s: seconds that its episodes took in sandboxes, from their start to their end, waiting included.
+        admitted_s: seconds for which the job was admitted; it then holds one adapter slot for each agent.
+        stored_bytes: of its adapters and checkpoints now.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    trained_tokens: int = 0
+    evaluation_tokens: int = 0
+    zero_variance_tokens: int = 0
+    stale_tokens: int = 0
+    failed_tokens: int = 0
+    repeated_tokens: int = 0
+    open_tokens: int = 0
+    unrecorded_tokens: int = 0
+    engine_s: float = 0.0
+    trainer_s: float = 0.0
+    sandbox_s: float = 0.0
+    admitted_s: float = 0.0
+    stored_bytes: int = 0
+
+    @classmethod
+    def generated(cls, tokens: Mapping[TokenUse, int]) -> "UsageAmounts":
+        """Return amounts of generated tokens by their use, with their sum."""
+        return cls(generated_tokens=sum(tokens.values()), **{use.value: number for use, number in tokens.items()})
+
+    @property
+    def wasted_tokens(self) -> int:
+        """Generated tokens that neither trained nor evaluated an adapter; those of unfinished steps are not counted yet."""
+        parts = (self.zero_variance_tokens, self.stale_tokens, self.failed_tokens, self.repeated_tokens)
+        return sum(parts) + self.unrecorded_tokens
+
+    def __add__(self, other: "UsageAmounts") -> "UsageAmounts":
+        mine, others = self.__dict__, other.__dict__
+        return UsageAmounts.model_construct(**{name: number + others[name] for name, number in mine.items()})
+
+    def settled(self, use: TokenUse) -> "UsageAmounts":
+        """Return the amounts with the open tokens counted by their use."""
+        moved = {use.value: getattr(self, use.value) + self.open_tokens}
+        return self.model_copy(update={"open_tokens": 0, **moved})
+
+    def as_dict(self) -> dict[str, int | float]:
+        """Return all amounts, with `wasted_tokens`, for CSV and JSON."""
+        return self.model_dump() | {"wasted_tokens": self.wasted_tokens}
+
+    def closed(self) -> "UsageAmounts":
+        """Return the amounts of a job that is removed: nothing of it is open or stored any more."""
+        return self.settled(TokenUse.UNRECORDED).model_copy(update={"stored_bytes": 0})
+
+
+def total(amounts: Iterable[UsageAmounts]) -> UsageAmounts:
+    """Return the sum."""
+    return sum(amounts, UsageAmounts())
+
+
+def merged(one: Mapping[str, UsageAmounts], other: Mapping[str, UsageAmounts]) -> dict[str, UsageAmounts]:
+    """Return the sums by name of two mappings."""
+    return {**one, **{name: one.get(name, UsageAmounts()) + amounts for name, amounts in other.items()}}
+
+
+class TenantUsage(BusMessage):
+    """Usage of a tenant since its first job; KV `tenants`, key `usage.<tenant>`. The orchestrator writes it.
+
+    total: of all its jobs, deleted ones included. removed: of deleted jobs only. removing: uids of jobs that are part of
+    `removed` and may still have a progress; a repeated deletion does not add them again. at: unix seconds of `total`.
+    """
+
+    tenant: str
+    total: UsageAmounts = UsageAmounts()
+    removed: UsageAmounts = UsageAmounts()
+    removing: tuple[str, ...] = ()
+    at: float = 0.0

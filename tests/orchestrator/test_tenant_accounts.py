@@ -1,0 +1,109 @@
+"""A tenant's usage is the sum over its jobs, and it does not fall when jobs are deleted, wherever that is interrupted."""
+
+import pytest
+from tests.harness import a_progress, job_document, kill_at
+from tests.orchestrator.remains import deleted, doomed, fill
+
+from marlaas_api import subjects
+from marlaas_api.bus import BusUnavailable
+from marlaas_api.messages import Phase, Progress, TenantUsage, UsageAmounts
+from marlaas_worker.orchestrator import deletion, tenant_accounts
+from marlaas_worker.orchestrator.tenant_accounts import TenantAccounts, summed
+
+ALL_SEAMS = ("after_messages", "after_blobs", "after_policy", "after_rounds", "after_usage", "after_level")
+
+
+def a_level(job: str, trained: int, tenant: str = "acme", **fields: object) -> Progress:
+    used = UsageAmounts(generated_tokens=trained, trained_tokens=trained, trainer_s=1.0)
+    return a_progress(job_document(job), tenant=tenant, usage={"policy": used}, trainer_s=1.0, **fields)
+
+
+def test_the_totals_of_tenants_are_the_sums_of_their_jobs():
+    levels = [a_level("a", 1), a_level("b", 20, tokens=25), a_level("c", 300, "zoo"), a_level("d", 4000, "")]
+    totals = {name: account.total for name, account in summed({}, levels).items()}
+    assert list(totals) == ["acme", "team-a", "zoo"]
+    assert (totals["acme"].trained_tokens, totals["acme"].open_tokens) == (21, 5)
+    assert totals["acme"].trainer_s == 2.0
+    assert totals["team-a"].trained_tokens == 4000, "without a tenant, the namespace is one"
+    everything = sum((level.amounts for level in levels), UsageAmounts())
+    assert sum(totals.values(), UsageAmounts()) == everything
+
+
+async def test_a_deleted_job_counts_once_however_often_its_deletion_is_repeated(harness):
+    gone, stays = a_level("a", 1, tokens=8, stored_bytes=99, admitted_s=3.0), a_level("b", 20)
+    accounts = TenantAccounts(harness.bus)
+    await accounts.save([gone, stays], 100.0)
+    assert accounts.totals()["acme"].open_tokens == 7
+    for _ in range(2):
+        await accounts.close(gone, {"uid-a", "uid-b"})
+    await accounts.save([gone, stays], 200.0)
+    restarted = TenantAccounts(harness.bus)
+    await restarted.load()
+    await restarted.close(gone, {"uid-a", "uid-b"})
+    await restarted.save([stays], 200.0)
+    total = restarted.totals()["acme"]
+    assert (total.trained_tokens, total.open_tokens, total.unrecorded_tokens, total.generated_tokens) == (21, 0, 7, 28)
+    assert (total.stored_bytes, total.admitted_s, total.trainer_s) == (0, 3.0, 2.0)
+
+
+async def test_uids_of_deleted_jobs_are_kept_only_while_their_progress_may_exist(harness):
+    accounts = TenantAccounts(harness.bus)
+    await accounts.close(a_level("a", 1), {"uid-a", "uid-b"})
+    await accounts.close(a_level("b", 20), {"uid-b"})
+    account = await harness.get(TenantUsage, subjects.TENANTS, subjects.tenant_usage_key("acme"))
+    assert account.removing == ("uid-b",)
+    assert account.removed.trained_tokens == 21
+
+
+async def test_a_write_that_fails_is_repeated(harness):
+    bus = await harness.connect("orchestrator")
+    accounts = TenantAccounts(bus)
+    harness.refuse_every = 1
+    with pytest.raises(BusUnavailable):
+        await accounts.close(a_level("a", 1), {"uid-a"})
+    harness.refuse_every = 0
+    await accounts.close(a_level("a", 1), {"uid-a"})
+    await accounts.save([], 100.0)
+    assert accounts.totals()["acme"].trained_tokens == 1
+
+
+async def test_unchanged_totals_are_not_written_again_and_changed_ones_not_too_often(harness):
+    accounts = TenantAccounts(harness.bus)
+    bucket = await harness.bus.bucket(subjects.TENANTS)
+
+    async def revision() -> int:
+        return (await bucket.get(subjects.tenant_usage_key("acme"))).revision
+
+    await accounts.save([a_level("a", 1)], 100.0)
+    first = await revision()
+    await accounts.save([a_level("a", 2)], 101.0)
+    assert await revision() == first
+    await accounts.save([a_level("a", 1)], 200.0)
+    assert await revision() == first
+    await accounts.save([a_level("a", 2)], 300.0)
+    assert await revision() > first
+
+
+async def test_a_record_that_cannot_be_parsed_counts_as_absent(harness):
+    await (await harness.bus.bucket(subjects.TENANTS)).put(subjects.tenant_usage_key("acme"), b"of another release")
+    accounts = TenantAccounts(harness.bus)
+    await accounts.load()
+    assert accounts.totals() == {}
+
+
+@pytest.mark.parametrize("seam", ALL_SEAMS)
+async def test_wherever_the_deletion_of_a_job_is_killed_its_usage_stays_its_tenants(harness, monkeypatch, seam):
+    monkeypatch.setattr(deletion, "ROUND_S", 0.02)
+    monkeypatch.setattr(tenant_accounts, "WRITE_S", 0.0)
+    used = {"policy": UsageAmounts(generated_tokens=30, trained_tokens=30)}
+    job = doomed()
+    await fill(harness, job, {"phase": Phase.SUCCEEDED, "tenant": "acme", "usage": used, "tokens": 40})
+    kill_at(place := f"orchestrator.delete.{seam}")
+    await deleted(harness, job)
+    assert harness.deaths == [place]
+    account = await harness.get(TenantUsage, subjects.TENANTS, subjects.tenant_usage_key("acme"))
+    assert (account.removed.trained_tokens, account.removed.unrecorded_tokens) == (30, 10)
+    accounts = TenantAccounts(harness.bus)
+    await accounts.load()
+    await accounts.save([], 1e9)
+    assert accounts.totals()["acme"].generated_tokens == 40

@@ -1,0 +1,93 @@
+"""What episodes used, from the turns that the rollout role has recorded.
+
+A sandbox's word counts only for the seconds of its episodes.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+
+from marlaas_api import subjects
+from marlaas_api.blobs import Blobs
+from marlaas_api.bus import Bus
+from marlaas_api.errors import Permanent
+from marlaas_api.messages import Episode, TokenUse, Turn, UsageAmounts
+from marlaas_api.names import attempt_of, episode_id
+from marlaas_api.wire import unpack
+from marlaas_worker.orchestrator.experience import CompleteGroup
+
+MAX_READS = 16
+MAX_EARLIER = 32
+"""Earlier attempts that are looked for, at most. A turn that waits raises the number of its attempt by many."""
+
+log = logging.getLogger(__name__)
+
+
+class Metering:
+    """Reads what episodes used. The methods raise errors of the bus."""
+
+    def __init__(self, bus: Bus, blobs: Blobs, agent: str) -> None:
+        self._bus, self._blobs, self._agent = bus, blobs, agent
+        self._reads = asyncio.Semaphore(MAX_READS)
+
+    async def of_groups(self, groups: Iterable[CompleteGroup]) -> dict[int, UsageAmounts]:
+        """Return the usage of complete groups by index. Tokens of episodes that count are open: their use is not decided."""
+        groups = list(groups)
+        found = await asyncio.gather(*(self._of_group(group) for group in groups))
+        return {group.index: amounts for group, amounts in zip(groups, found, strict=True)}
+
+    async def of_evaluation(self, episodes: Iterable[Episode]) -> UsageAmounts:
+        """Return the usage of an evaluation's episodes."""
+        return (await self._of_episodes(list(episodes))).settled(TokenUse.EVALUATION)
+
+    async def _of_group(self, group: CompleteGroup) -> UsageAmounts:
+        repeats = await asyncio.gather(*(self._of_play(one, one.episode) for one in group.repeats))
+        amounts = await self._of_episodes(group.episodes)
+        for repeated in repeats:
+            amounts += repeated.settled(TokenUse.REPEATED)
+        return amounts
+
+    async def _of_episodes(self, episodes: Sequence[Episode]) -> UsageAmounts:
+        """Return the usage of episodes that count, and of the attempts before each."""
+        plays = [(one, one.episode) for one in episodes]
+        earlier = [(one, name) for one in episodes for name in _earlier(one)]
+        found = await asyncio.gather(*(self._of_play(*play) for play in [*plays, *earlier]))
+        amounts = UsageAmounts(sandbox_s=sum(one.duration_s for one in episodes))
+        for (one, name), play in zip([*plays, *earlier], found, strict=True):
+            failed = one.fault is not None or name != one.episode
+            amounts += play.settled(TokenUse.FAILED) if failed else play
+        return amounts
+
+    async def _of_play(self, episode: Episode, name: str) -> UsageAmounts:
+        subject = subjects.turn(episode.namespace, episode.job, name, "*")
+        async with self._reads:
+            stored = await self._bus.replay(subjects.TURNS, subject)
+            turns = [await self._turn(one.data) for one in stored]
+        return used(turn for turn in turns if turn is not None and turn.agent == self._agent)
+
+    async def _turn(self, data: bytes) -> Turn | None:
+        """Return a turn; None if it cannot be read. Its tokens are then unrecorded."""
+        try:
+            message = await unpack(data, self._blobs)
+        except Permanent as error:
+            log.warning("cannot read a turn, its tokens count as unrecorded: %s", error)
+            return None
+        return message if isinstance(message, Turn) else None
+
+
+def used(turns: Iterable[Turn]) -> UsageAmounts:
+    """Return the tokens of turns, the generated ones as open."""
+    meters = [turn.meter for turn in turns]
+    generated = sum(meter.output_tokens for meter in meters)
+    return UsageAmounts(
+        prompt_tokens=sum(meter.prompt_tokens for meter in meters),
+        cached_tokens=sum(meter.cached_tokens for meter in meters),
+        generated_tokens=generated,
+        open_tokens=generated,
+    )
+
+
+def _earlier(episode: Episode) -> list[str]:
+    """Return the names of attempts before an episode; not every one was made."""
+    number = attempt_of(episode.episode)
+    return [episode_id(episode.group, episode.member, one) for one in range(max(1, number - MAX_EARLIER), number)]
