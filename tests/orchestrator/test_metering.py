@@ -24,9 +24,9 @@ from marlaas_worker.orchestrator.metering import Metering
 
 
 @pytest.fixture
-async def metering(harness):
+async def metering(harness, document):
     context = await harness.context("orchestrator")
-    return Metering(context.bus, context.blobs, "policy")
+    return Metering(context.bus, context.blobs, document().ref, "policy")
 
 
 @pytest.fixture
@@ -70,6 +70,20 @@ async def test_tokens_of_faults_of_earlier_attempts_and_of_repeated_plays_are_to
     assert (amounts.open_tokens, amounts.failed_tokens, amounts.repeated_tokens) == (1, 120, 1000)
     assert amounts.generated_tokens == 1121
     assert amounts.sandbox_s == 1.0
+
+
+async def test_turns_are_read_once_and_those_of_later_groups_with_them(metering, record, harness):
+    first = complete(await record(0, 0, 1), await record(0, 1, 2))
+    second = complete(await record(1, 0, 4), await record(1, 1, 8))
+    await metering.of_groups([first])
+    await harness.bus.purge(subjects.TURNS, subjects.turn("*", "*", "*", "*"))
+    assert (await metering.of_groups([second]))[1].generated_tokens == 12
+
+
+async def test_with_too_many_open_plays_each_episode_is_read_on_its_own(metering, record, monkeypatch):
+    monkeypatch.setattr("marlaas_worker.orchestrator.metering.MAX_PLAYS", 3)
+    groups = [complete(await record(index, 0, 1), await record(index, 1, 2 + index)) for index in range(3)]
+    assert [one.generated_tokens for one in (await metering.of_groups(groups)).values()] == [3, 4, 5]
 
 
 async def test_an_episode_that_is_delivered_twice_counts_once(metering, record):

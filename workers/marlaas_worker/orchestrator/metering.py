@@ -12,11 +12,12 @@ from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import Episode, TokenUse, Turn, UsageAmounts
-from marlaas_api.names import attempt_of, episode_id
+from marlaas_api.names import JobRef, attempt_of, episode_id
 from marlaas_api.wire import unpack
 from marlaas_worker.orchestrator.experience import CompleteGroup
 
 MAX_READS = 16
+MAX_PLAYS = 4096
 MAX_EARLIER = 32
 """Earlier attempts that are looked for, at most. A turn that waits raises the number of its attempt by many."""
 
@@ -24,24 +25,34 @@ log = logging.getLogger(__name__)
 
 
 class Metering:
-    """Reads what episodes used. The methods raise errors of the bus."""
+    """Reads what the episodes of one agent of a job used. The methods raise errors of the bus.
 
-    def __init__(self, bus: Bus, blobs: Blobs, agent: str) -> None:
-        self._bus, self._blobs, self._agent = bus, blobs, agent
+    New turns are read many at a time, each once, and kept until their episode is counted. With more than `MAX_PLAYS`
+    plays that are not counted, the turns of each episode are read on their own instead.
+    """
+
+    def __init__(self, bus: Bus, blobs: Blobs, ref: JobRef, agent: str) -> None:
+        self._bus, self._blobs, self._ref, self._agent = bus, blobs, ref, agent
         self._reads = asyncio.Semaphore(MAX_READS)
+        self._next_sequence = 1
+        self._plays: dict[str, UsageAmounts] = {}
+        self._is_too_large = False
 
     async def of_groups(self, groups: Iterable[CompleteGroup]) -> dict[int, UsageAmounts]:
         """Return the usage of complete groups by index. Tokens of episodes that count are open: their use is not decided."""
         groups = list(groups)
+        if groups:
+            await self._read_new()
         found = await asyncio.gather(*(self._of_group(group) for group in groups))
         return {group.index: amounts for group, amounts in zip(groups, found, strict=True)}
 
     async def of_evaluation(self, episodes: Iterable[Episode]) -> UsageAmounts:
         """Return the usage of an evaluation's episodes."""
+        await self._read_new()
         return (await self._of_episodes(list(episodes))).settled(TokenUse.EVALUATION)
 
     async def _of_group(self, group: CompleteGroup) -> UsageAmounts:
-        repeats = await asyncio.gather(*(self._of_play(one, one.episode) for one in group.repeats))
+        repeats = await asyncio.gather(*(self._of_play(one.episode) for one in group.repeats))
         amounts = await self._of_episodes(group.episodes)
         for repeated in repeats:
             amounts += repeated.settled(TokenUse.REPEATED)
@@ -51,15 +62,30 @@ class Metering:
         """Return the usage of episodes that count, and of the attempts before each."""
         plays = [(one, one.episode) for one in episodes]
         earlier = [(one, name) for one in episodes for name in _earlier(one)]
-        found = await asyncio.gather(*(self._of_play(*play) for play in [*plays, *earlier]))
+        found = await asyncio.gather(*(self._of_play(name) for _, name in [*plays, *earlier]))
         amounts = UsageAmounts(sandbox_s=sum(one.duration_s for one in episodes))
         for (one, name), play in zip([*plays, *earlier], found, strict=True):
             failed = one.fault is not None or name != one.episode
             amounts += play.settled(TokenUse.FAILED) if failed else play
         return amounts
 
-    async def _of_play(self, episode: Episode, name: str) -> UsageAmounts:
-        subject = subjects.turn(episode.namespace, episode.job, name, "*")
+    async def _read_new(self) -> None:
+        if self._is_too_large:
+            return
+        subject = subjects.turn(self._ref.namespace, self._ref.name, "*", "*")
+        for stored in await self._bus.replay(subjects.TURNS, subject, self._next_sequence):
+            turn = await self._turn(stored.data)
+            if turn is not None and turn.agent == self._agent:
+                self._plays[turn.episode] = self._plays.get(turn.episode, UsageAmounts()) + used([turn])
+            self._next_sequence = max(self._next_sequence, stored.sequence + 1)
+        if len(self._plays) > MAX_PLAYS:
+            self._is_too_large = True
+            self._plays.clear()
+
+    async def _of_play(self, name: str) -> UsageAmounts:
+        if not self._is_too_large:
+            return self._plays.pop(name, UsageAmounts())
+        subject = subjects.turn(self._ref.namespace, self._ref.name, name, "*")
         async with self._reads:
             stored = await self._bus.replay(subjects.TURNS, subject)
             turns = [await self._turn(one.data) for one in stored]

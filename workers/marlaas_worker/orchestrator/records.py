@@ -65,6 +65,7 @@ class Records:
     _ledger_revision: int | None = None
     _pins: dict[str, int] = field(default_factory=dict)
     _policy_revision: int = 0
+    _metering: Metering | None = None
     _buckets: dict[str, Bucket] = field(default_factory=dict)
 
     @property
@@ -85,6 +86,7 @@ class Records:
 
     async def history(self, agent: str) -> History:
         """Read all records of the job."""
+        self._metering = None
         ref = self.ref
         steps = await self._replay(subjects.STEPS, f"step.{ref.namespace}.{ref.name}.*")
         evals = await self._replay(subjects.STEPS, f"eval.{ref.namespace}.{ref.name}.*")
@@ -246,8 +248,9 @@ class Records:
         return turns[::-1]
 
     def metering(self, agent: str) -> Metering:
-        """Return the reader of what an agent's episodes used."""
-        return Metering(self.bus, self.context.blobs, agent)
+        """Return the reader of what an agent's episodes used, a new one after each `history`."""
+        self._metering = self._metering or Metering(self.bus, self.context.blobs, self.ref, agent)
+        return self._metering
 
     async def emit(self, reason: str, message: str) -> None:
         """Publish an event of the job."""
