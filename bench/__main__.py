@@ -13,6 +13,7 @@ NAMES = (
     "orchestrator_queue",
     "groups",
     "sandbox",
+    "sandbox_jobs",
     "trainer",
     "memory",
     "compiled",

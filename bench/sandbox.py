@@ -1,4 +1,4 @@
-"""The sandbox role alone: memory of a child, latency of a fork, episodes per second with a rollout role that replies at once, and the cost of many sandboxes.
+"""The sandbox role alone: memory of a child, latency of a fork, and episodes per second with a rollout role that replies at once.
 
 Memory: resident (shared pages counted in every process), proportional (shared pages divided), private (this process
 alone).
@@ -48,9 +48,6 @@ MIB = 1 << 20
 
 def main() -> None:
     asyncio.run(_main())
-    from bench.sandbox_jobs import report
-
-    print(report())
 
 
 async def _main() -> None:

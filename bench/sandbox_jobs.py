@@ -1,58 +1,53 @@
 """Sandboxes of many jobs as processes of their own, with a real NATS server: CPU of start-up and per episode, and memory.
 
-The rollout role is this process and replies at once, so its cost and that of the engine are not in the figures. Each
-job plays groups of eight episodes of `calculator`, whose tool takes 0.4 s. CPU is user + system time from /proc.
+The rollout role is this process, so its cost and that of the engine are not in the figures. Each job plays groups of
+eight episodes of `calculator`, whose tool takes 0.4 s. A turn takes --turns seconds, with a heartbeat every second, as
+when it waits for a busy engine. CPU is user + system time from /proc. With --before, the sandboxes of another commit play
+the same episodes, and rows alternate.
 """
 
+import argparse
 import asyncio
+import itertools
 import os
-import signal
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
+from bench import options
+from bench.multitenant_runs import worktree
 from bench.runs import table
 from bench.sandbox import answer_turn
-from marlaas.local.processes import ROLE_COMMAND, RoleProcess
-from marlaas.local.sandbox_parent import SandboxParent, sandbox_parent
+from bench.sandbox_processes import Cpu, NoSessions, Sandboxes
+from marlaas.local.processes import ROLE_COMMAND
+from marlaas.local.sandbox_parent import sandbox_parent
 from marlaas_api import subjects
+from marlaas_api.background import background
 from marlaas_api.bus import Bus, Request
 from marlaas_api.bus_nats import connect
 from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJobSpec
-from marlaas_api.messages import GenerateRequest, JobDocument, TaskMessage
+from marlaas_api.messages import GenerateReply, GenerateRequest, JobDocument, ReplyPhase, TaskMessage
 from marlaas_api.names import Split, derive_seed, train_group
 from marlaas_api.nats_server import EmbeddedNats
 from marlaas_api.wire import decode, encode
 
 GROUP_SIZE = 8
-STEPS = 6
 TOOL_S = 0.4
-_TICKS = os.sysconf("SC_CLK_TCK")
-
-
-@dataclass(frozen=True, slots=True)
-class Cpu:
-    """CPU seconds of sandboxes. parent: the common parent of all sandboxes, if there is one."""
-
-    parent: float = 0.0
-    supervisors: float = 0.0
-    fork_servers: float = 0.0
-    children: float = 0.0
-
-    def __sub__(self, other: "Cpu") -> "Cpu":
-        return Cpu(*(getattr(self, one.name) - getattr(other, one.name) for one in fields(self)))
-
-    def __add__(self, other: "Cpu") -> "Cpu":
-        return Cpu(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
-
-    @property
-    def total(self) -> float:
-        return self.parent + self.supervisors + self.fork_servers + self.children
+HEARTBEAT_S = 1.0
+PARTS = ("all", "parent", "supervisor", "fork server", "children")
+HEADER = [
+    "jobs",
+    "a turn",
+    "code",
+    "sandboxes",
+    *(f"start, {part}, ms" for part in PARTS),
+    *(f"episode, {part}, ms" for part in PARTS),
+    "turns",
+    "memory (PSS), MiB",
+]
 
 
 def document(name: str) -> JobDocument:
@@ -64,22 +59,29 @@ def document(name: str) -> JobDocument:
 
 
 class Rollout:
-    """Plays the rollout role for all jobs, and the orchestrator's part: tasks out, episodes in."""
+    """Plays the rollout role for all jobs, and the orchestrator's part: tasks out, episodes in.
 
-    def __init__(self, bus: Bus, jobs: Sequence[JobDocument]) -> None:
+    turn_s: seconds from a request to its result.
+    """
+
+    def __init__(self, bus: Bus, jobs: Sequence[JobDocument], turn_s: float) -> None:
         self._bus = bus
         self._jobs = jobs
+        self.turn_s = turn_s
         self.num_turns = 0
+        self._active: dict[str, tuple[GenerateRequest, str]] = {}
         self._stack = AsyncExitStack()
 
     async def open(self) -> None:
         await self._bus.ensure()
+        self._turns = await self._stack.enter_async_context(asyncio.TaskGroup())
+        await self._stack.enter_async_context(background(self._send_heartbeats()))
         for job in self._jobs:
             name = subjects.consumer(job.namespace, job.job, "sandbox")
             subject = subjects.task(job.namespace, job.job)
             await self._bus.consumer(subjects.TASKS, name, subject, ack_wait_s=subjects.TASK_ACK_WAIT_S)
             generation = subjects.generation(job.namespace, job.job, "policy")
-            await self._stack.enter_async_context(self._bus.listen(generation, self._answer, "rollout"))
+            await self._stack.enter_async_context(self._bus.listen(generation, self._accept, "rollout"))
 
     async def close(self) -> None:
         await self._stack.aclose()
@@ -101,11 +103,33 @@ class Rollout:
                     await delivery.ack()
                     left -= 1
 
-    async def _answer(self, request: Request) -> None:
+    async def _accept(self, request: Request) -> None:
         message = decode(request.data)
-        if isinstance(message, GenerateRequest):
-            self.num_turns += 1
-            await self._bus.send(request.reply, encode(answer_turn(message)))
+        if not isinstance(message, GenerateRequest) or (name := _name(message)) in self._active:
+            return
+        self._active[name] = message, request.reply
+        await self._bus.send(request.reply, encode(_reply(message, ReplyPhase.ACCEPTED)))
+        self._turns.create_task(self._answer(message, request.reply))
+
+    async def _answer(self, message: GenerateRequest, inbox: str) -> None:
+        await asyncio.sleep(self.turn_s)
+        self.num_turns += 1
+        del self._active[_name(message)]
+        await self._bus.send(inbox, encode(answer_turn(message)))
+
+    async def _send_heartbeats(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            for message, inbox in list(self._active.values()):
+                await self._bus.send(inbox, encode(_reply(message, ReplyPhase.HEARTBEAT)))
+
+
+def _name(message: GenerateRequest) -> str:
+    return f"{message.episode}.{message.turn}"
+
+
+def _reply(message: GenerateRequest, phase: ReplyPhase) -> GenerateReply:
+    return GenerateReply(request=_name(message), phase=phase, replica="rollout-0", doing="waits for its turn")
 
 
 def _task(job: JobDocument, index: int, group_size: int) -> TaskMessage:
@@ -121,137 +145,77 @@ def _task(job: JobDocument, index: int, group_size: int) -> TaskMessage:
     )
 
 
-class Sandboxes:
-    """The sandbox processes, one per job. parent: forks them; None: each is started anew."""
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What one row measures. turn_s: seconds of a turn; before: commit of the sandboxes' code; None: this one."""
 
-    def __init__(self, folder: Path, url: str, parent: SandboxParent | None) -> None:
-        self._folder = folder
-        self._url = url
-        self._parent = parent
-        self._processes: list[RoleProcess] = []
-
-    async def start(self, jobs: Sequence[JobDocument]) -> None:
-        with (self._folder / "sandboxes.log").open("ab") as log:
-            for job in jobs:
-                path = self._folder / f"{job.job}.json"
-                path.write_text(job.model_dump_json())
-                arguments = [
-                    *("sandbox", "--nats", self._url, "--blobs", str(self._folder / "blobs"), "--name", "sandbox-0"),
-                    *("--job-file", str(path), "--scratch", str(self._folder / job.job)),
-                ]
-                self._processes.append(await self._started(arguments, log))
-
-    async def _started(self, arguments: list[str], log: IO[bytes]) -> RoleProcess:
-        if self._parent is not None:
-            return await self._parent.fork(arguments, log, ())
-        return await asyncio.create_subprocess_exec(
-            *ROLE_COMMAND, *arguments, stdout=log, stderr=log, start_new_session=True
-        )
-
-    async def stop(self) -> None:
-        for process in self._processes:
-            process.send_signal(signal.SIGTERM)
-        for process in self._processes:
-            await process.wait()
-
-    def cpu(self) -> Cpu:
-        spent = Cpu(parent=_cpu_s(self._parent.pid)[0]) if self._parent is not None else Cpu()
-        for process in self._processes:
-            own, reaped = _cpu_s(process.pid)
-            spent += Cpu(supervisors=own + reaped)
-            for server in _children(process.pid):
-                own, reaped = _cpu_s(server)
-                spent += Cpu(fork_servers=own, children=reaped)
-        return spent
-
-    def memory(self) -> float:
-        """Return the proportional set size of all processes, in MiB."""
-        pids = [one.pid for one in (*self._processes, *([self._parent] if self._parent is not None else []))]
-        pids = [*dict.fromkeys(pid for root in pids for pid in (root, *_descendants(root)))]
-        return sum(map(_pss, pids)) / 1024
+    num_jobs: int
+    turn_s: float
+    steps: int
+    forked: bool
+    before: str | None
 
 
-def _cpu_s(pid: int) -> tuple[float, float]:
-    """Return the CPU seconds of a process, and those of its reaped children."""
-    numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    user, system, user_children, system_children = map(int, numbers[11:15])
-    return (user + system) / _TICKS, (user_children + system_children) / _TICKS
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        found += map(int, (thread / "children").read_text().split())
-    return found
-
-
-def _descendants(pid: int) -> Iterator[int]:
-    for child in _children(pid):
-        yield child
-        yield from _descendants(child)
-
-
-def _pss(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1])
-    return 0
-
-
-class _NoSessions:
-    def add(self, session: int) -> None: ...
-    def remove(self, session: int) -> None: ...
-
-
-async def measure(num_jobs: int, forked: bool, steps: int = STEPS) -> list[object]:
-    """Return a row of the table: start-up per sandbox, then the cost per episode, of `num_jobs` jobs."""
-    jobs = [document(f"job-{number}") for number in range(num_jobs)]
+async def measure(workload: Workload) -> list[object]:
+    """Return a row of the table: start-up per sandbox, then the cost per episode."""
+    jobs = [document(f"job-{number}") for number in range(workload.num_jobs)]
+    command = _command(workload.before)
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="marlaas-bench-")))
         server = await stack.enter_async_context(EmbeddedNats(folder / "nats"))
         bus = await connect(server.url, name="bench")
         stack.push_async_callback(bus.close)
-        rollout = Rollout(bus, jobs)
+        rollout = Rollout(bus, jobs, 0.0)
         await rollout.open()
         stack.push_async_callback(rollout.close)
         parent = None
-        if forked:
+        if workload.forked:
             log = stack.enter_context((folder / "parent.log").open("wb"))
-            parent = await stack.enter_async_context(sandbox_parent(ROLE_COMMAND, log, os.environ, _NoSessions()))
-        sandboxes = Sandboxes(folder, server.url, parent)
+            parent = await stack.enter_async_context(sandbox_parent(command, log, os.environ, NoSessions()))
+        sandboxes = Sandboxes(folder, server.url, command, parent)
         stack.push_async_callback(sandboxes.stop)
         await sandboxes.start(jobs)
         await rollout.play(range(1), 1)
-        started, memory, turns = sandboxes.cpu(), sandboxes.memory(), rollout.num_turns
-        await rollout.play(range(1, 1 + steps), GROUP_SIZE)
-        spent, turns = sandboxes.cpu() - started, rollout.num_turns - turns
-    num = num_jobs * steps * GROUP_SIZE
-    per_start = [f"{1e3 * value / num_jobs:.0f}" for value in _parts(started)]
-    per_episode = [f"{1e3 * value / num:.1f}" for value in _parts(spent)]
-    how = "forked" if forked else "processes"
-    return [num_jobs, how, *per_start, *per_episode, f"{turns / num:.1f}", f"{memory:.0f}"]
+        started, memory, rollout.num_turns = sandboxes.cpu(), sandboxes.memory(), 0
+        rollout.turn_s = workload.turn_s
+        await rollout.play(range(1, 1 + workload.steps), GROUP_SIZE)
+        spent = sandboxes.cpu() - started
+    num = workload.num_jobs * workload.steps * GROUP_SIZE
+    return [
+        *(workload.num_jobs, f"{workload.turn_s:g} s", workload.before or "now"),
+        "forked" if workload.forked else "processes",
+        *(f"{1e3 * value / workload.num_jobs:.0f}" for value in _parts(started)),
+        *(f"{1e3 * value / num:.1f}" for value in _parts(spent)),
+        f"{rollout.num_turns / num:.1f}",
+        f"{memory:.0f}",
+    ]
+
+
+def _command(before: str | None) -> Sequence[str]:
+    """Return the command of a role, by the code of a commit."""
+    return ROLE_COMMAND if before is None else (str(worktree(before) / ".venv/bin/python"), *ROLE_COMMAND[1:])
 
 
 def _parts(cpu: Cpu) -> list[float]:
     return [cpu.total, cpu.parent, cpu.supervisors, cpu.fork_servers, cpu.children]
 
 
-PARTS = ("all", "parent", "supervisor", "fork server", "children")
-HEADER = [
-    "jobs",
-    "sandboxes",
-    *(f"start, {part}, ms" for part in PARTS),
-    *(f"episode, {part}, ms" for part in PARTS),
-    "turns",
-    "memory (PSS), MiB",
-]
-
-
-def report(numbers: Sequence[int] = (1, 8, 32)) -> str:
-    """Measure for each number of jobs, with and without a common parent, and return the table."""
-    rows = [asyncio.run(measure(number, forked)) for number in numbers for forked in (False, True)]
-    return table(HEADER, rows)
-
-
-if __name__ == "__main__":
-    print(report([int(word) for word in sys.argv[1:]] or (1, 8, 32)))
+def main(arguments: Sequence[str] = ()) -> None:
+    parser = options("sandbox_jobs", __doc__)
+    parser.add_argument("--jobs", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--turns", nargs="+", type=float, default=[0.0], help="seconds of a turn")
+    parser.add_argument("--steps", type=int, default=6, help="groups of each job; default: %(default)s")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--processes", action=argparse.BooleanOptionalAction, help="also without a common parent")
+    parser.add_argument(
+        "--before", metavar="COMMIT", help="also by the code of this commit, from a worktree in the cache"
+    )
+    chosen = parser.parse_args(arguments)
+    codes = [chosen.before, None] if chosen.before else [None]
+    hows = [False, True] if chosen.processes else [True]
+    rows = []
+    for num_jobs, turn_s, _, forked in itertools.product(chosen.jobs, chosen.turns, range(chosen.repeats), hows):
+        for before in codes:
+            rows.append(asyncio.run(measure(Workload(num_jobs, turn_s, chosen.steps, forked, before))))
+            print(*rows[-1], flush=True)
+    print(table(HEADER, rows))

@@ -67,6 +67,16 @@ def leaks(task, agent, mib=150):
     time.sleep(1000)
 
 
+def leaks_after_a_wait(task, agent):
+    time.sleep(1.0)
+    leaks(task, agent)
+
+
+def leaks_in_a_process_after_a_wait(task, agent):
+    time.sleep(1.0)
+    eats_memory_in_processes(task, agent)
+
+
 def eats_memory_in_processes(task, agent):
     for _ in range(4):
         if os.fork() == 0:

@@ -57,7 +57,10 @@ async def test_a_flood_that_never_ends_is_read_and_ends_with_its_time(harness):
     assert "longer than 1 s" in episode.fault_text
 
 
-@pytest.mark.parametrize("name", ["eats_memory", "leaks", "eats_memory_in_processes"])
+@pytest.mark.parametrize(
+    "name",
+    ["eats_memory", "leaks", "eats_memory_in_processes", "leaks_after_a_wait", "leaks_in_a_process_after_a_wait"],
+)
 async def test_memory_is_bounded(harness, name):
     (episode,) = await harness.play(name, memory="100Mi")
     assert episode.fault is FaultClass.ENV

@@ -1,7 +1,9 @@
 """Figures of processes that the fork server reads from /proc, and the removal of an episode's folder."""
 
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,3 +73,32 @@ def test_an_episodes_folder_is_removed_whether_it_is_empty_or_not(tmp_path: Path
     for folder in (empty, full, tmp_path / "missing"):
         forkserver._remove(str(folder))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("started", [HOLDS], indirect=True)
+def test_the_cpu_time_of_a_process_grows_only_while_it_runs(started: int) -> None:
+    own = kernel.cpu_time_ns(os.getpid())
+    sum(range(10_000))
+    assert kernel.cpu_time_ns(os.getpid()) > own
+    waiting = kernel.cpu_time_ns(started)
+    while (now := kernel.cpu_time_ns(started)) != waiting:  # it may not have begun to wait yet
+        waiting = now
+    assert kernel.cpu_time_ns(started) == waiting > 0
+
+
+def test_a_process_that_does_not_exist_has_no_cpu_time() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert kernel.cpu_time_ns(process.pid) < 0
+
+
+def test_an_episodes_folder_gets_another_name_if_an_earlier_episode_has_taken_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "episode-2").symlink_to("/")
+    folders = [Path(forkserver.new_folder(number)) for number in (1, 2)]
+    assert folders[0] == tmp_path / "episode-1"
+    assert folders[1].parent == tmp_path
+    assert not folders[1].is_symlink()
+    assert [folder.stat().st_mode & 0o777 for folder in folders] == [0o700, 0o700]

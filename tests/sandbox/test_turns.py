@@ -124,13 +124,23 @@ async def test_plays_given_up_for_waiting_take_no_name_of_a_later_delivery(harne
 
 
 async def test_a_request_that_waits_is_kept_alive(harness):
-    harness.timeouts = replace(harness.timeouts, silence_s=0.2, keep_s=0.0)
+    harness.timeouts = replace(harness.timeouts, silence_s=0.2, keep_s=0.01)
     harness.rollout.answer = lambda request: [
         harness.rollout.result(request, "1") if harness.rollout.kept else harness.rollout.beat(request)
     ]
     (episode,) = await harness.play("asks")
     assert episode.rewards == {"policy": 1.0}
     assert {(kept.uid, kept.agent, kept.episode) for kept in harness.rollout.kept} == {("u1", "policy", "u1-t0-0-1")}
+
+
+async def test_a_heartbeat_that_says_how_long_the_engine_has_generated_brings_the_timeout_nearer(harness):
+    harness.timeouts = replace(harness.timeouts, silence_s=3600.0)
+    harness.rollout.answer = lambda request: [
+        harness.rollout.beat(request),
+        harness.rollout.beat(request, running_s=69.99),
+    ]
+    (episode,) = await harness.play("asks", turn_timeout_seconds=70)
+    assert "within 70 s, waits not counted (turnTimeoutSeconds); last: rollout-0: heartbeat" in episode.fault_text
 
 
 async def test_failures_that_are_asked_again_for_longer_than_a_turn_may_take_are_a_fault(harness):

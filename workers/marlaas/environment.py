@@ -22,8 +22,8 @@ import contextlib
 import json
 import random
 import signal
-import threading
 import time
+from _thread import allocate_lock  # without `threading`, a fork copies a hundred pages less
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -164,7 +164,7 @@ class EpisodeState:
         self._channel = channel
         self._waited_s = 0.0
         self._is_in_tool = False
-        self._lock = threading.Lock()
+        self._lock = allocate_lock()
 
     def agents(self) -> dict[str, "Agent"]:
         """Return all agents by name, each with an empty conversation."""

@@ -73,26 +73,30 @@ def _played(environment: Environment, connection: socket.socket) -> dict[str, An
     return message
 
 
+def prepare() -> None:
+    """In the fork server, before the first fork: set up what all children inherit. No stdin, no core files, stacks on a crash."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    faulthandler.enable(file=2)
+    faulthandler.register(STACK_SIGNAL, file=2, all_threads=True, chain=False)
+
+
 def _settle(output: int, confinement: Confinement) -> None:
-    """Set up the process: own process group, no stdin, output to the supervisor, memory limit, low CPU priority.
+    """Set up the process: own process group, output to the supervisor, memory limit, low CPU priority.
 
     It stays in the session of the fork server, whose share of the CPU all its episodes divide.
     """
     os.setpgid(0, 0)
     kernel.adopt_orphans()
     kernel.die_with_parent()
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    os.close(null)
     os.close(output)
     os.nice(kernel.SHARE_NICENESS)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     kernel.limit_memory(confinement.memory_bytes)
     os.environ["TMPDIR"] = tempfile.tempdir = confinement.tmp
-    faulthandler.enable(file=2)
-    faulthandler.register(STACK_SIGNAL, file=2, all_threads=True, chain=False)
 
 
 def _seed_everything(task: Task) -> None:

@@ -35,10 +35,13 @@ _MAX_REPORT_TEXT = 8000
 
 @dataclass(slots=True)
 class _RunningEpisode:
+    """idle_at_ns: CPU time at the last check if it then had no descendants, else -1. Until it runs again, it cannot exceed a limit."""
+
     number: int
     pid: int
     tmp: str
     cause: str = ""
+    idle_at_ns: int = -1
 
 
 class ForkServer:
@@ -61,7 +64,6 @@ class ForkServer:
     def serve(self) -> None:
         """Execute orders until the supervisor closes the socket, then kill all children."""
         while self._handle_next():
-            self._reap_all()
             self._check_limits()
         while self._playing:
             for playing in self._playing.values():
@@ -75,6 +77,7 @@ class ForkServer:
         ready, _, _ = select.select(watched, [], [], CHECK_S if self._playing else None)
         if self._wake in ready:
             os.read(self._wake, 4096)
+            self._reap_all()
         if self._control not in ready:
             return True
         packet, descriptors, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, 2)
@@ -99,7 +102,7 @@ class ForkServer:
         channel, output = descriptors
         tmp = ""
         try:
-            tmp = tempfile.mkdtemp(prefix="episode-")
+            tmp = new_folder(number)
             pid = os.fork()
         except OSError as error:
             self._report(report="ended", number=number, status=None, cause=f"cannot fork: {error}")
@@ -123,7 +126,7 @@ class ForkServer:
         os.close(self._wake)
 
     def _reap_all(self) -> None:
-        """Reap exited children, then kill orphans of ended episodes."""
+        """Reap exited children, then kill orphans of ended episodes. Both appear only when a child exits."""
         while (pid := _exited_child()) is not None:
             self._reap_child(pid)
         for orphan in set(kernel.children(os.getpid())) - set(self._playing):
@@ -144,8 +147,16 @@ class ForkServer:
         if time.monotonic() - self._checked_at < CHECK_S:
             return
         self._checked_at = time.monotonic()
+        if _exited_child() is not None:  # environment code may have blocked the signal before the first fork
+            self._reap_all()
         for playing in self._playing.values():
+            used_ns = kernel.cpu_time_ns(
+                playing.pid
+            )  # read first: what it does during the check counts at the next one
+            if used_ns == playing.idle_at_ns:
+                continue
             others = kernel.descendants(playing.pid)
+            playing.idle_at_ns = -1 if others else used_ns
             self._keep_shares_low([playing.pid, *others])
             if not others and kernel.resident_bytes(playing.pid) <= self._memory_bytes:
                 continue
@@ -180,6 +191,16 @@ def _exited_child() -> int | None:
     return None
 
 
+def new_folder(number: int) -> str:
+    """Create the folder of an episode. If an earlier episode has taken its name, the name is a random one."""
+    path = f"{tempfile.gettempdir()}/episode-{number}"
+    try:
+        os.mkdir(path, 0o700)  # noqa: PTH102  # `tempfile` and `Path` write to more pages, which are then copied
+    except FileExistsError:
+        return tempfile.mkdtemp(prefix="episode-")
+    return path
+
+
 def _remove(folder: str) -> None:
     """Remove an episode's folder. It is usually empty, and `rmtree` takes ten times as long as `rmdir`."""
     try:
@@ -212,6 +233,7 @@ def load_and_serve(control: socket.socket, config: dict[str, Any], loaded: Calla
         return
     loaded()
     kernel.adopt_orphans()
+    child.prepare()
     gc.collect()
     gc.freeze()  # children write to fewer shared pages
     _send(control, {"report": "ready"})

@@ -8,10 +8,13 @@ import ctypes
 import os
 import resource
 import signal
+import time
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
+_CPUCLOCK_SCHED = 2
+"""With a process id, it makes the id of the process's CPU clock, as `clock_getcpuclockid` does."""
 _RESERVE = 2
 SHARE_NICENESS = 10
 """Of environments: as processes and as a session. Beside a busy engine, it is a tenth of the engine's weight."""
@@ -92,6 +95,14 @@ def descendants(pid: int) -> list[int]:
     for child in found:
         found += children(child)
     return found
+
+
+def cpu_time_ns(pid: int) -> int:
+    """Return the CPU time of a process and its threads, in nanoseconds; -2 if it does not exist."""
+    try:
+        return time.clock_gettime_ns((~pid << 3) | _CPUCLOCK_SCHED)
+    except OSError:
+        return -2
 
 
 def held_bytes(pid: int) -> int:

@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -147,6 +148,8 @@ class ChildSession:
         task, agents = self._task, self.ledger.agents
         start = {"split": task.split, "index": task.index, "seed": task.seed}
         await _send(child, {**start, "agents": agents, "temperature": self._spec.rollout.temperature})
+        close_late = partial(_close_late, child)
+        child.ended.add_done_callback(close_late)
         while True:
             match message := await self._next_message(child):
                 case TurnMessage():
@@ -156,6 +159,7 @@ class ChildSession:
                 case FaultMessage():
                     raise Fault(FaultClass.ENV, message.text)
                 case ScoreMessage():
+                    child.ended.remove_done_callback(close_late)
                     await asyncio.wait({child.ended}, timeout=_EXIT_GRACE_S)
                     return message
 
@@ -164,7 +168,7 @@ class ChildSession:
         started = time.monotonic()
         try:
             async with asyncio.timeout(max(0.0, self._left_s)):
-                body = await _unless_ended(child, read_frame(child.reader), _EXIT_GRACE_S)
+                body = await read_frame(child.reader)
             return parse(body, self.ledger.agents)
         except TimeoutError:
             await child.print_stack()
@@ -175,8 +179,6 @@ class ChildSession:
             raise Fault(FaultClass.ENV, f"the environment sent an invalid message: {error}") from error
         except (asyncio.IncompleteReadError, ConnectionError):
             raise await self._disconnected(child) from None
-        except _ChildEnded as end:
-            raise fault_of_exit(end.ended, self._spec.environment.memory) from None
         finally:
             self._count_time(time.monotonic() - started)
 
@@ -242,14 +244,17 @@ async def _send(child: Child, message: dict[str, Any]) -> None:
         await child.writer.drain()
 
 
-async def _unless_ended(child: Child, work: Coroutine[Any, Any, _T], grace_s: float = 0.0) -> _T:
-    """Await `work`, but at most `grace_s` after the child's end. Raises _ChildEnded, and the errors of `work`."""
+def _close_late(child: Child, _: object) -> None:
+    """Close the connection of a child that has exited, after its last message could be read; a pending read then ends."""
+    asyncio.get_running_loop().call_later(_EXIT_GRACE_S, child.writer.close)
+
+
+async def _unless_ended(child: Child, work: Coroutine[Any, Any, _T]) -> _T:
+    """Await `work`, but at most to the child's end. Raises _ChildEnded, and the errors of `work`."""
     task = asyncio.create_task(work)
     try:
         either: set[asyncio.Future[Any]] = {task, child.ended}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done() and grace_s:
-            await asyncio.wait({task}, timeout=grace_s)
         if task.done():
             return task.result()
         raise _ChildEnded(child.ended.result())

@@ -7,6 +7,7 @@ result. `TurnClock` defines which time counts.
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -194,14 +195,14 @@ class TurnClient:
 
     async def _next_decision(self, waiting: "_Waiting") -> GenerateReply | None:
         """Return the next result or failure, None after a silence; renew the request's lease meanwhile."""
+        waiting.heard_at = _now()
         keep_at = _now() + self._timeouts.keep_s
         while True:
-            reply = await waiting.next()
-            if reply is None or reply.phase in (ReplyPhase.RESULT, ReplyPhase.FAILED):
+            reply = await waiting.decision(keep_at)
+            if reply is not None or _now() < keep_at:
                 return reply
-            if _now() >= keep_at:
-                await self._notify(waiting.request, KeepRequest)
-                keep_at = _now() + self._timeouts.keep_s
+            await self._notify(waiting.request, KeepRequest)
+            keep_at = _now() + self._timeouts.keep_s
 
     async def _notify(self, request: GenerateRequest, kind: type[CancelRequest] | type[KeepRequest]) -> None:
         """Send a keep or cancel message for a request; nothing depends on its arrival."""
@@ -228,45 +229,64 @@ class TurnClient:
 
 
 class _Waiting:
-    """One request in progress: its clock and the replies so far."""
+    """One request in progress: its clock and the replies so far.
+
+    A heartbeat is counted when it arrives, and wakes the waiting task only if it brings the timeout nearer: there are many.
+
+    heard_at: time of the last reply, or of the request, from which a silence is counted.
+    """
 
     def __init__(self, request: GenerateRequest, clock: TurnClock, timeouts: TurnTimeouts) -> None:
         self.request = request
+        self.heard_at = clock.at
         self._clock = clock
         self._timeouts = timeouts
         self._last_reply = "no reply"
-        self._replies: asyncio.Queue[GenerateReply] = asyncio.Queue()
+        self._decisions: deque[GenerateReply] = deque()
+        self._changed = asyncio.Event()
+        self._until = clock.at
 
     def receive(self, reply: GenerateReply) -> None:
         self._last_reply = f"{reply.replica}: {reply.error or reply.doing or reply.phase.value}"
-        self._replies.put_nowait(reply)
+        self.heard_at = _now()
+        self._count(reply, self.heard_at)
+        is_decision = reply.phase in (ReplyPhase.RESULT, ReplyPhase.FAILED)
+        if is_decision:
+            self._decisions.append(reply)
+        if is_decision or self._over_at < self._until:
+            self._changed.set()
 
-    async def next(self) -> GenerateReply | None:
-        """Return the next reply, None after a silence. Raises TurnOverran, TurnWaited."""
-        silence_s, left_s = self._timeouts.silence_s, self._clock.left_s
-        reply = await self._within(min(silence_s, left_s))
-        if reply is None and left_s <= silence_s:
-            self._clock.advance(_now())
-            raise self._timed_out()
-        self._count(reply)
-        if self._clock.left_s <= 0 and not (reply is not None and _is_final(reply)):
+    @property
+    def _over_at(self) -> float:
+        return self._clock.at + self._clock.left_s
+
+    async def decision(self, keep_at: float) -> GenerateReply | None:
+        """Return the next result or failure, None after a silence or at `keep_at`. Raises TurnOverran, TurnWaited."""
+        while not self._decisions:
+            now = _now()
+            if now >= self._over_at:
+                self._clock.advance(now)
+                raise self._timed_out()
+            silent_at = self.heard_at + self._timeouts.silence_s
+            if now >= silent_at:
+                self._clock.silent(now)
+            if now >= min(silent_at, keep_at):
+                return None
+            self._until = min(self._over_at, silent_at, keep_at)
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(self._until):
+                    await self._changed.wait()
+        reply = self._decisions.popleft()
+        if self._clock.left_s <= 0 and reply.phase is ReplyPhase.FAILED and reply.retryable:
             raise self._timed_out()
         return reply
 
-    async def _within(self, seconds: float) -> GenerateReply | None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                return await self._replies.get()
-        return None
-
-    def _count(self, reply: GenerateReply | None) -> None:
-        clock, now = self._clock, _now()
-        if reply is None:
-            clock.silent(now)
-        elif reply.phase is ReplyPhase.HEARTBEAT:
-            clock.beat(reply.running_s, now)
+    def _count(self, reply: GenerateReply, now: float) -> None:
+        if reply.phase is ReplyPhase.HEARTBEAT:
+            self._clock.beat(reply.running_s, now)
         elif reply.phase is ReplyPhase.FAILED:
-            clock.failed(reply.waits, now)
+            self._clock.failed(reply.waits, now)
 
     def _timed_out(self) -> Retryable:
         clock, agent = self._clock, self.request.agent
@@ -274,11 +294,6 @@ class _Waiting:
             text = f"no turn of agent {agent!r} within {clock.timeout_s:g} s, waits not counted (turnTimeoutSeconds)"
             return TurnOverran(f"{text}; last: {self._last_reply}")
         return TurnWaited(f"a turn of agent {agent!r} waited {clock.waited_s:g} s; last: {self._last_reply}")
-
-
-def _is_final(reply: GenerateReply) -> bool:
-    """Return whether a retry makes no difference."""
-    return reply.phase is ReplyPhase.RESULT or (reply.phase is ReplyPhase.FAILED and not reply.retryable)
 
 
 def _now() -> float:
