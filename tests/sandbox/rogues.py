@@ -287,6 +287,16 @@ class Loaded:
         return 1.0
 
 
+class LeavesAProcess:
+    def __init__(self):
+        self.left = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+
+    def play(self, task, agent):
+        while Path(f"/proc/{self.left.pid}").exists():
+            time.sleep(0.01)
+        return 1.0
+
+
 class TwoAgents:
     def play(self, task, agents):
         question = agents["proposer"].say("ask").text

@@ -67,6 +67,11 @@ async def test_memory_is_bounded(harness, name):
     assert "out of memory" in episode.fault_text
 
 
+async def test_a_process_that_loading_the_environment_started_is_ended(harness):
+    (episode,) = await harness.play("LeavesAProcess", episode_timeout_seconds=30)
+    assert (episode.fault, episode.rewards) == (None, {"policy": 1.0})
+
+
 async def test_a_bad_neighbour_hurts_nobody_else(harness):
     harness.rollout.answer = lambda request: [harness.rollout.result(request, str(request.member))]
     episodes = await harness.play(

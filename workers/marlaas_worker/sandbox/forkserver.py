@@ -63,6 +63,7 @@ class ForkServer:
 
     def serve(self) -> None:
         """Execute orders until the supervisor closes the socket, then kill all children."""
+        self._reap_all()
         while self._handle_next():
             self._check_limits()
         while self._playing:
@@ -126,7 +127,7 @@ class ForkServer:
         os.close(self._wake)
 
     def _reap_all(self) -> None:
-        """Reap exited children, then kill orphans of ended episodes. Both appear only when a child exits."""
+        """Reap exited children, then kill every child that is no episode: orphans of ended ones, and what loading started."""
         while (pid := _exited_child()) is not None:
             self._reap_child(pid)
         for orphan in set(kernel.children(os.getpid())) - set(self._playing):
@@ -147,8 +148,7 @@ class ForkServer:
         if time.monotonic() - self._checked_at < CHECK_S:
             return
         self._checked_at = time.monotonic()
-        if _exited_child() is not None:  # environment code may have blocked the signal before the first fork
-            self._reap_all()
+        self._reap_all()  # threads of the environment may start processes here, and its code may have blocked the signal
         for playing in self._playing.values():
             used_ns = kernel.cpu_time_ns(
                 playing.pid
