@@ -142,8 +142,8 @@ def test_kubectl_prints_a_line_per_job_that_people_can_read(plane: ControlPlane)
     assert heading.split() == ["NAME", "POOL", "PHASE", "STEP", "REWARD", "VERSION", "REASON", "AGE"]
     assert re.fullmatch(r"full +full +Running +12/200 +0\.412 +12 +Training +\d+s", line)
     heading, line = plane.kubectl("get", "rljobs", "-o", "wide").splitlines()
-    assert heading.split()[-4:] == ["STALENESS", "TOKENS/S", "TENANT", "EVAL"]
-    assert line.split()[-4:] == ["0.75", "812.4", "research", "0.39"]
+    assert heading.split()[-7:] == ["STALENESS", "TOKENS/S", "TENANT", "EVAL", "GENERATED", "TRAINED", "WASTED"]
+    assert line.split()[-7:] == ["0.75", "812.4", "research", "0.39", "1234567", "1000000", "190567"]
     assert plane.kubectl("get", "mp").split()[:7] == ["NAME", "MODEL", "ROLLOUT", "TRAINER", "SLOTS", "JOBS", "AGE"]
 
 

@@ -77,31 +77,29 @@ class ObjectStatus(Status):
 class UsageStatus(Status):
     """Total usage. Each generated token counts under exactly one of the uses trained to unrecorded. Absent: 0."""
 
-    prompt_tokens: _Count | None = Field(None, description="Number of tokens of all prompts, each turn's whole prompt.")
-    cached_tokens: _Count | None = Field(
+    prompt_tokens: int | None = Field(None, description="Number of tokens of all prompts, each turn's whole prompt.")
+    cached_tokens: int | None = Field(
         None, description="Number of these tokens that the engines took from their prefix cache."
     )
-    generated_tokens: _Count | None = Field(
-        None, description="Number of generated tokens, the sum of the following ones."
-    )
-    trained_tokens: _Count | None = Field(None, description="Number of tokens of groups that were trained.")
-    evaluation_tokens: _Count | None = Field(None, description="Number of tokens of held-out tasks.")
-    zero_variance_tokens: _Count | None = Field(
+    generated_tokens: int | None = Field(None, description="Number of generated tokens, the sum of the following ones.")
+    trained_tokens: int | None = Field(None, description="Number of tokens of groups that were trained.")
+    evaluation_tokens: int | None = Field(None, description="Number of tokens of held-out tasks.")
+    zero_variance_tokens: int | None = Field(
         None,
         description="Number of tokens of groups whose members all had the same reward, or of which fewer than two counted.",
     )
-    stale_tokens: _Count | None = Field(None, description="Number of tokens of groups that were too stale to train.")
-    failed_tokens: _Count | None = Field(None, description="Number of tokens of episodes that ended with a fault.")
-    repeated_tokens: _Count | None = Field(
+    stale_tokens: int | None = Field(None, description="Number of tokens of groups that were too stale to train.")
+    failed_tokens: int | None = Field(None, description="Number of tokens of episodes that ended with a fault.")
+    repeated_tokens: int | None = Field(
         None, description="Number of tokens of further plays of the same member of a group."
     )
-    open_tokens: _Count | None = Field(
+    open_tokens: int | None = Field(
         None, description="Number of tokens that no finished step or evaluation has counted yet."
     )
-    unrecorded_tokens: _Count | None = Field(
+    unrecorded_tokens: int | None = Field(
         None, description="Number of tokens that were still open when their job ended or was deleted."
     )
-    wasted_tokens: _Count | None = Field(
+    wasted_tokens: int | None = Field(
         None, description="Sum of zero-variance, stale, failed, repeated and unrecorded tokens."
     )
     engine_seconds: float | None = Field(
@@ -114,7 +112,7 @@ class UsageStatus(Status):
     admitted_seconds: float | None = Field(
         None, description="Seconds for which jobs were admitted. A job then holds one adapter slot for each agent."
     )
-    stored_bytes: _Count | None = Field(
+    stored_bytes: int | None = Field(
         None, description="Bytes of adapters and checkpoints that are kept now, estimated."
     )
 
