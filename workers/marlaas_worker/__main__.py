@@ -17,13 +17,15 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from pathlib import Path
 
+import uvloop
+
 from marlaas_api.background import stop_on_signals
 from marlaas_api.blobs_store import open_blobs
 from marlaas_api.bus_nats import connect
 from marlaas_api.errors import InvalidInput, MarlaasError, first_cause
 from marlaas_api.messages import JobDocument, PoolDocument
 from marlaas_worker.metrics import Metrics
-from marlaas_worker.process_setup import ask_for_the_same_bits, make_home
+from marlaas_worker.process_setup import ask_for_the_same_bits, freeze_heap, make_home
 from marlaas_worker.role import RoleContext
 
 _PR_SET_PDEATHSIG = 1
@@ -53,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log = logging.getLogger("marlaas_worker")
     try:
         log.info("%s starts, process %d", options.role, os.getpid())
-        asyncio.run(_serve(options))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(options))
         log.info("%s has drained", options.role)
         return 0
     except Exception as error:
@@ -80,8 +83,12 @@ async def _serve(options: argparse.Namespace) -> None:
             blobs = open_blobs(options.blobs)
             context = RoleContext(options.name, bus, blobs, options.scratch, metrics=metrics, creds=options.creds)
             metrics.connected, metrics.num_breaks = lambda: bus.connected, lambda: bus.num_breaks
-            async with stop_on_signals(context.stop):
-                await _role(options, context)
+            freezing = asyncio.create_task(freeze_heap(lambda: metrics.ready()))
+            try:
+                async with stop_on_signals(context.stop):
+                    await _role(options, context)
+            finally:
+                freezing.cancel()
         finally:
             await bus.close()
 

@@ -1,4 +1,4 @@
-"""Setup of a worker's process before its first computation: MKL's settings, a home folder, a user name. Imports no torch.
+"""Setup of a worker's process: MKL's settings, a home folder, a user name, and its garbage collector. Imports no torch.
 
 MKL reads its settings once. By default it chooses the order of summation by the alignment of its operands, and the number of threads as it
 goes (Intel, "Obtaining Numerically Reproducible Results"). An adapter read from a file lies anywhere in memory, so the same job could get
@@ -8,9 +8,12 @@ A container with a read-only root has no writable home, and its uid no passwd en
 matplotlib, the hub's client), and torch's compiler asks for the user's name. A writable home and an existing name are left unchanged.
 """
 
+import asyncio
+import gc
 import getpass
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 SETTINGS = {"MKL_CBWR": "AUTO,STRICT", "MKL_DYNAMIC": "FALSE"}
@@ -23,6 +26,18 @@ def ask_for_the_same_bits() -> None:
 
 
 USER = "marlaas"
+
+
+async def freeze_heap(is_ready: Callable[[], bool], check_s: float = 1.0) -> None:
+    """Wait until the role is ready, then exclude all objects of its start from later garbage collections.
+
+    After the imports of torch, transformers and vllm, a full collection traverses 400,000 to 700,000 objects, and stops
+    the event loop for 0.2 to 0.4 s.
+    """
+    while not is_ready():  # noqa: ASYNC110 (roles report readiness by a function)
+        await asyncio.sleep(check_s)
+    gc.collect()
+    gc.freeze()
 
 
 def make_home(scratch: Path) -> None:

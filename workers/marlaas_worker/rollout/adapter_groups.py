@@ -1,10 +1,11 @@
 """LoRA for mixed batches on a CPU, in a few matrix products.
 
 vLLM 0.32 gathers A and B for every token (`lora/ops/torch_ops/lora_ops.py`), which costs more than the base
-model itself. It also applies the last slot to rows without an adapter. Here a batch with few rows per adapter, as
-in decoding, takes one product with the A, and one with the B, of all its adapters side by side; in between, each
-row keeps only the part of its own adapter. A batch with many rows per adapter, as in prefilling, is sorted by
-adapter and takes two products per adapter. Rows without an adapter stay unchanged. Pure torch; does not import vLLM.
+model itself. It also applies the last slot to rows without an adapter. Here many neighbouring rows of one adapter, as
+in prefilling, take two products with it, in place. All other rows, as in decoding, take one product with the A, and
+one with the B, of all their adapters side by side; in between, each row keeps only the part of its own adapter. If
+these rows are many per adapter, they are sorted by adapter and take two products each. Rows without an adapter stay
+unchanged. Pure torch; does not import vLLM.
 """
 
 import itertools
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
+MIN_RUN = 16
+"""Least number of neighbouring rows of one adapter that take products of their own."""
 MAX_MIXED_ROWS = 8
 """Most rows per adapter for the products of all adapters side by side: more rows make their unused part too large."""
 MAX_SPAN = 4
@@ -20,75 +23,100 @@ MAX_SPAN = 4
 
 
 @dataclass(frozen=True, slots=True)
-class SlotRows:
-    """The rows of a batch by adapter slot.
+class MixedRows:
+    """Rows of several adapters, few of each.
 
     Attributes:
-        groups: each slot with its rows in `order`, in ascending order of the slots.
-        order: [rows with an adapter] the rows sorted by slot; None if they are sorted and all rows have an adapter.
-        places: [T] each row's place in `order`; rows without an adapter are behind the last. None as `order`.
-        slots: [S] the same slots, or all from the first to the last as a slice.
-        foreign: [T, S, 1] whether a row does not belong to a slot.
+        rows: [R] places in the batch; None if they are the whole batch.
+        slots: [S] the rows' slots, or all from the first to the last as a slice.
+        foreign: [R, S, 1] whether a row does not belong to a slot.
     """
 
-    groups: Sequence[tuple[int, slice]]
-    order: torch.Tensor | None
-    places: torch.Tensor | None
+    rows: torch.Tensor | None
     slots: slice | torch.Tensor
     foreign: torch.Tensor
 
-    @property
-    def is_mixed(self) -> bool:
-        """Whether the adapters of the batch have few rows each."""
-        return len(self.groups) > 1 and len(self.foreign) <= MAX_MIXED_ROWS * len(self.groups)
+
+@dataclass(frozen=True, slots=True)
+class SlotRows:
+    """The rows of a batch that have an adapter; each is in one of the three parts.
+
+    Attributes:
+        runs: slots, each with neighbouring rows.
+        sorted: slots, each with the places of its rows.
+        mixed: the rows that are computed side by side.
+    """
+
+    runs: Sequence[tuple[int, slice]]
+    sorted: Sequence[tuple[int, torch.Tensor]]
+    mixed: MixedRows | None
 
 
 @dataclass(frozen=True, slots=True)
 class StackedAdapters:
-    """A layer's adapters in all slots: for each packed part, A [slots, rank, in] and B [slots, rank, out]."""
+    """A layer's adapters in all slots. a: [slots, parts, rank, in]; b: for each packed part, [slots, rank, out]."""
 
-    parts: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    a: torch.Tensor
+    b: Sequence[torch.Tensor]
 
 
 def group_rows(slots: torch.Tensor) -> SlotRows:
     """Return the rows of each slot; `slots` [T] has -1 for rows without an adapter."""
     numbers = slots.tolist()
-    order = sorted((row for row, slot in enumerate(numbers) if slot >= 0), key=numbers.__getitem__)
-    groups: list[tuple[int, slice]] = []
-    for slot, rows in itertools.groupby(order, numbers.__getitem__):
-        first = groups[-1][1].stop if groups else 0
-        groups.append((slot, slice(first, first + len(list(rows)))))
-    used = [slot for slot, _ in groups]
-    span = range(used[0], used[-1] + 1) if used else range(0)
+    runs: list[tuple[int, slice]] = []
+    others: list[int] = []
+    first = 0
+    for slot, run in itertools.groupby(numbers):
+        stop = first + len(list(run))
+        if slot >= 0 and stop - first >= MIN_RUN:
+            runs.append((slot, slice(first, stop)))
+        elif slot >= 0:
+            others.extend(range(first, stop))
+        first = stop
+    used = sorted({numbers[row] for row in others})
+    if len(used) == 1 and others[-1] - others[0] < len(others):
+        return SlotRows([*runs, (used[0], slice(others[0], others[-1] + 1))], (), None)
+    if len(used) == 1 or len(others) > MAX_MIXED_ROWS * len(used):
+        by_slot = {slot: torch.tensor([row for row in others if numbers[row] == slot]) for slot in used}
+        return SlotRows(runs, list(by_slot.items()), None)
+    return SlotRows(runs, (), _mixed(slots, others, used) if others else None)
+
+
+def _mixed(slots: torch.Tensor, rows: list[int], used: list[int]) -> MixedRows:
+    span = range(used[0], used[-1] + 1)
     has_span = len(span) <= MAX_SPAN * len(used)
     columns = torch.tensor(span if has_span else used, dtype=slots.dtype)
-    is_sorted = order == list(range(len(numbers)))
-    places = torch.full((len(numbers),), len(order))
-    places[order] = torch.arange(len(order))
-    return SlotRows(
-        groups=groups,
-        order=None if is_sorted else torch.tensor(order),
-        places=None if is_sorted else places,
+    places = None if len(rows) == len(slots) else torch.tensor(rows)
+    own = slots if places is None else slots[places]
+    return MixedRows(
+        rows=places,
         slots=slice(span.start, span.stop) if has_span else columns,
-        foreign=(slots[:, None] != columns)[:, :, None],
+        foreign=(own[:, None] != columns)[:, :, None],
     )
 
 
 def stacked_adapters(a_stacked: Sequence[torch.Tensor], b_stacked: Sequence[torch.Tensor]) -> StackedAdapters:
-    """Return views of vLLM's tensors of a layer, and change the memory layout of the B. Shapes and values stay.
+    """Return views of vLLM's tensors of a layer, and change their memory layout. Shapes and values stay.
 
-    Afterwards the B of several slots are one matrix [slots * rank, out] without a copy, and what is read back from a
-    slot is what is applied.
+    Afterwards the A of several slots and of all packed parts are one matrix [slots * parts * rank, in] without a copy,
+    and so are the B of several slots, [slots * rank, out]. What is read back from a slot is what is applied.
 
     Args:
         a_stacked: for each packed part, [slots, 1, rank, in].
         b_stacked: for each packed part, [slots, 1, out, rank].
     """
+    together = torch.cat(list(a_stacked), 1)
+    for part, a in enumerate(a_stacked):
+        _keep_in(a, together[:, part : part + 1])
     for b in b_stacked:
         if not b.transpose(2, 3).is_contiguous():
-            stored = b.transpose(2, 3).contiguous()
-            b.set_(stored.untyped_storage(), 0, b.shape, stored.transpose(2, 3).stride())
-    return StackedAdapters([(a[:, 0], b[:, 0].transpose(1, 2)) for a, b in zip(a_stacked, b_stacked, strict=True)])
+            _keep_in(b, b.transpose(2, 3).contiguous().transpose(2, 3))
+    return StackedAdapters(together, [b[:, 0].transpose(1, 2) for b in b_stacked])
+
+
+def _keep_in(tensor: torch.Tensor, view: torch.Tensor) -> None:
+    """Make the tensor this view of another one's memory."""
+    tensor.set_(view.untyped_storage(), view.storage_offset(), view.shape, view.stride())
 
 
 def add_adapters(outputs: torch.Tensor, inputs: torch.Tensor, rows: SlotRows, adapters: StackedAdapters) -> None:
@@ -98,28 +126,48 @@ def add_adapters(outputs: torch.Tensor, inputs: torch.Tensor, rows: SlotRows, ad
         outputs: [T, sum of out]; the outputs of packed parts lie side by side.
         inputs: [T, in].
     """
-    if not rows.groups:
-        return
-    add = _side_by_side if rows.is_mixed else _one_by_one
+    for slot, run in rows.runs:
+        _add_one(outputs[run], inputs[run], adapters, slot)
+    for slot, places in rows.sorted:
+        chosen = outputs[places]
+        _add_one(chosen, inputs[places], adapters, slot)
+        outputs[places] = chosen
+    if rows.mixed is not None and rows.mixed.rows is None:
+        _add_side_by_side(outputs, inputs, rows.mixed, adapters)
+    elif rows.mixed is not None:
+        chosen = outputs[rows.mixed.rows]
+        _add_side_by_side(chosen, inputs[rows.mixed.rows], rows.mixed, adapters)
+        outputs[rows.mixed.rows] = chosen
+
+
+def _add_one(outputs: torch.Tensor, inputs: torch.Tensor, adapters: StackedAdapters, slot: int) -> None:
+    """Add one adapter's outputs to all rows."""
+    rank = adapters.a.shape[2]
+    hidden = inputs @ adapters.a[slot].flatten(0, 1).T
     first = 0
-    for a, b in adapters.parts:
-        outputs[:, first : first + b.shape[2]] += add(inputs, rows, a, b)
+    for part, b in enumerate(adapters.b):
+        _add_product(outputs[:, first : first + b.shape[2]], hidden[:, part * rank : (part + 1) * rank], b[slot])
         first += b.shape[2]
 
 
-def _side_by_side(inputs: torch.Tensor, rows: SlotRows, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return what to add to each row, [T, out]. a: [slots, rank, in]; b: [slots, rank, out]."""
-    a, b = a[rows.slots], b[rows.slots]
-    hidden = (inputs @ a.flatten(0, 1).T).view(len(inputs), *a.shape[:2])
+def _add_side_by_side(outputs: torch.Tensor, inputs: torch.Tensor, mixed: MixedRows, adapters: StackedAdapters) -> None:
+    """Add to each row the outputs of its own adapter; all rows are rows of `mixed`."""
+    a = adapters.a[mixed.slots]
+    hidden = (inputs @ a.flatten(0, 2).T).view(len(inputs), len(a), -1)
     # Zeros, not a product with 0: another adapter's infinite value would become NaN in this row.
-    hidden.masked_fill_(rows.foreign, 0.0)
-    return hidden.flatten(1) @ b.flatten(0, 1)
+    hidden.masked_fill_(mixed.foreign, 0.0)
+    hidden = hidden.view(len(inputs), *a.shape[:3])
+    first = 0
+    for part, b in enumerate(adapters.b):
+        own = hidden[:, :, part].flatten(1)
+        _add_product(outputs[:, first : first + b.shape[2]], own, b[mixed.slots].flatten(0, 1))
+        first += b.shape[2]
 
 
-def _one_by_one(inputs: torch.Tensor, rows: SlotRows, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return what to add to each row, [T, out]. a: [slots, rank, in]; b: [slots, rank, out]."""
-    chosen = inputs if rows.order is None else inputs[rows.order]
-    deltas = [(chosen[part] @ a[slot].T) @ b[slot] for slot, part in rows.groups]
-    if rows.places is None:
-        return deltas[0] if len(deltas) == 1 else torch.cat(deltas)
-    return torch.cat([*deltas, deltas[0].new_zeros(1, b.shape[2])])[rows.places]
+def _add_product(outputs: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """Add left @ right, in place."""
+    if outputs.dtype == torch.float32:
+        outputs.addmm_(left, right)
+    else:
+        # addmm_ would round the sum alone; vLLM's kernels, and so the trainer, round the product too.
+        outputs.add_(left @ right)

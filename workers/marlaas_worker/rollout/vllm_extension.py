@@ -1,4 +1,4 @@
-"""Code that runs in vLLM's worker processes: slot digests, CPU adapters, and exit with the owner process.
+"""Code that runs in vLLM's worker processes: slot digests, CPU kernels, and exit with the owner process.
 
 vLLM mixes `SlotReader` into its worker class (`worker_extension_cls`) and calls it through `collective_rpc`. It
 reads private attributes of vLLM 0.32 (`lora/model_manager.py`); `tests/rollout/test_engine_contract.py` fails
@@ -110,17 +110,20 @@ def _open_core() -> int | None:
     return None
 
 
-def _group_adapters() -> None:
+def _install_cpu_kernels() -> None:
     platforms = sys.modules.get("vllm.platforms")
     if platforms is not None and platforms.current_platform.is_cpu():
-        name = "marlaas_worker.rollout.vllm_cpu_adapters.GroupedAdapters"
+        from marlaas_worker.rollout import vllm_cpu_kernels
+
+        name = "marlaas_worker.rollout.vllm_cpu_kernels.GroupedAdapters"
         type(platforms.current_platform).get_punica_wrapper = classmethod(lambda _: name)
+        vllm_cpu_kernels.register()
 
 
 def prepare_process() -> None:
-    """Prepare a process of vLLM: it ends with its owner, and on a CPU it uses our adapters."""
+    """Prepare a process of vLLM: it ends with its owner, and on a CPU it uses our kernels."""
     _watch_owner()
-    _group_adapters()
+    _install_cpu_kernels()
 
 
 # At import: vLLM has no other hook in a worker before it loads the model, which may take minutes.

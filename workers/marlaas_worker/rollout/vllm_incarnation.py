@@ -96,6 +96,7 @@ class EngineIncarnation:
         await asyncio.sleep(0)  # vLLM closes its sockets in a callback of this loop
         self.llm.engine_core.resources.ctx.destroy(linger=0)
         self.llm = None
+        gc.unfreeze()  # `process_setup.freeze_heap` has excluded this incarnation's objects.
         gc.collect()  # vLLM's objects form cycles, and print errors if they are collected at the interpreter's exit.
 
     def _core_ended(self) -> None:

@@ -5,6 +5,8 @@ Pure, except that it checks for a GPU and counts CPU cores. Settings work around
 - Its CPU attention wants blocks of 32.
 - On a CPU its core and worker processes exchange messages through shared memory, and each reader busy-waits for a
   second after a message (`shm_broadcast.SpinCondition`). So the worker runs inside the core process.
+- On a CPU it computes norms and rotary embeddings in about ten tensor operations each, although it has a compiled
+  kernel for each; see `vllm_cpu_kernels` for the norms.
 - Without an explicit KV cache size it takes 92 % of the memory.
 - A host cache no larger than the slots would evict running adapters.
 - If the output head may be adapted, prompt logprobs in a batch of several requests end the engine for all
@@ -31,6 +33,7 @@ from marlaas_worker.rollout.engine import EngineLimits, ModelFolder
 from marlaas_worker.rollout.kv_budget import BLOCK_TOKENS
 
 CPU_STEP_TOKENS = 512
+_NORMS = ("rms_norm", "fused_add_rms_norm")
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 _RECORD = re.compile(r"^@@(\w+) ", re.MULTILINE)
 _ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Exit|Interrupt)\b.*", re.MULTILINE)
@@ -121,6 +124,8 @@ def engine_arguments(settings: VllmSettings, log_config: Path) -> dict[str, Any]
     if not torch.cuda.is_available():
         arguments["distributed_executor_backend"] = "uni"
         arguments["scheduler_cls"] = "marlaas_worker.rollout.vllm_scheduler.BufferingScheduler"
+        arguments["compilation_config"] = {"custom_ops": ["none", "+rotary_embedding"]}
+        arguments["kernel_config"] = {"ir_op_priority": {norm: ["cpu_c", "native"] for norm in _NORMS}}
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(CPU_STEP_TOKENS, limits.max_num_seqs, limits.max_model_len)
     return arguments
