@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from marlaas_worker.rollout.paging import (
     MAX_QUANTUM_S,
     MIN_QUANTUM_S,
-    PATIENCE_QUANTA,
     PageDemand,
     PagePlan,
     ReloadPace,
@@ -139,12 +138,35 @@ def test_a_slow_reload_delays_the_next_by_a_bounded_time() -> None:
     assert (pace.num_loads, pace.num_reloads, pace.reload_s) == (2, 1, 60.0)
 
 
-def test_waits_are_ordered_by_usage_then_age_and_very_long_ones_come_first() -> None:
+def test_waits_are_ordered_by_usage_then_age() -> None:
     usage: Callable[[str], float] = {"small": 1.0, "large": 9.0}.__getitem__
-    waits = [Wait("l1", "large", NOW - 5), Wait("s2", "small", NOW - 1), Wait("s1", "small", NOW - 2)]
-    assert [wait.name for wait in order_waits(waits, usage, NOW, 1.0)] == ["s1", "s2", "l1"]
-    waits.append(Wait("l0", "large", NOW - PATIENCE_QUANTA))
-    assert [wait.name for wait in order_waits(waits, usage, NOW, 1.0)] == ["l0", "s1", "s2", "l1"]
+    waits = [Wait("l1", "large", NOW - 500), Wait("s2", "small", NOW - 1), Wait("s1", "small", NOW - 2)]
+    assert [wait.name for wait in order_waits(waits, usage)] == ["s1", "s2", "l1"]
+
+
+def used(name: str, usage: float, num_running: int = 1, num_queued: int = 0) -> Resident:
+    return Resident(name, LONG_AGO, NOW, num_running, num_queued, usage=usage)
+
+
+def test_a_version_in_use_yields_to_no_tenant_that_has_used_more() -> None:
+    residents = [used("small", 1.0), used("large", 9.0), used("larger", 10.0, num_running=0)]
+    more = PageDemand("w", Urgency.WAITING, usage=11.0)
+    assert plan(3, residents, more) == PagePlan(review_s=plan(3, residents, more).review_s)
+    same = PageDemand("w", Urgency.WAITING, usage=9.0)
+    assert plan(3, residents, same).evict == ("larger",)
+    found = plan(3, residents, same, PageDemand("v", Urgency.WAITING, usage=9.0))
+    assert (found.evict, found.yielding, found.revoked) == (("larger",), {"large"}, set())
+    less = [PageDemand(name, Urgency.WAITING, usage=0.0) for name in "uvw"]
+    found = plan(3, residents, *less)
+    assert (found.evict, found.yielding, found.revoked) == (("larger",), {"large", "small"}, {"large", "small"})
+
+
+def test_requests_that_wait_for_the_engine_keep_a_version_from_all_but_tenants_that_have_used_less() -> None:
+    residents = [used("queued", 5.0, num_running=0, num_queued=3)]
+    same = plan(1, residents, PageDemand("w", Urgency.WAITING, usage=5.0))
+    assert (same.evict, same.yielding, same.revoked) == ((), {"queued"}, set())
+    assert plan(1, residents, PageDemand("w", Urgency.WAITING, usage=4.0)).evict == ("queued",)
+    assert plan(1, residents, PageDemand("w", Urgency.WAITING, usage=6.0)).yielding == set()
 
 
 RESIDENTS = st.builds(
@@ -153,12 +175,18 @@ RESIDENTS = st.builds(
     st.floats(NOW - 20, NOW),
     st.floats(NOW - 20, NOW),
     st.integers(0, 2),
+    st.integers(0, 2),
     st.booleans(),
     st.booleans(),
     st.booleans(),
+    st.floats(0, 3),
 )
 DEMANDS = st.builds(
-    PageDemand, st.integers(0, 9).map(lambda number: f"d{number}"), st.sampled_from(Urgency), st.booleans()
+    PageDemand,
+    st.integers(0, 9).map(lambda number: f"d{number}"),
+    st.sampled_from(Urgency),
+    st.booleans(),
+    st.floats(0, 3),
 )
 
 
@@ -176,3 +204,4 @@ def test_a_plan_never_needs_more_slots_than_there_are(
     assert len(residents) - len(found.evict) + len(found.load) <= len(residents) + num_free
     assert len(set(found.evict)) == len(found.evict)
     assert not found.yielding & set(found.evict)
+    assert found.revoked <= found.yielding

@@ -1,9 +1,12 @@
+from itertools import count
 from pathlib import Path
 
 import pytest
+from tests.harness import a_manifest, job_document
 
 from marlaas_worker.rollout.engine import LoadedAdapter, LoadFailed, Residents
-from marlaas_worker.rollout.slots import NoFreeSlot, SlotTable
+from marlaas_worker.rollout.slot_table import NoFreeSlot, SlotTable
+from marlaas_worker.rollout.slots import Held, ProvenVersions
 
 NOWHERE = Path("nowhere")
 
@@ -53,6 +56,27 @@ def test_no_slot_is_given_twice():
     table = table_with(1, "a1")
     with pytest.raises(NoFreeSlot, match="all 1"):
         table.begin("b1", NOWHERE)
+
+
+async def test_requests_in_the_engines_queue_do_not_keep_a_slot_and_lose_a_version_that_is_revoked():
+    proven, manifest = ProvenVersions(1, count(1)), a_manifest(job_document(), 1)
+    adapter, name = manifest.adapter, manifest.adapter.engine_name
+    proven.add(Held(proven.table.begin(name, NOWHERE), manifest))
+    async with proven.queue(adapter, "team-a"):
+        assert [(one.num_queued, one.num_running) for one in proven.table.residents()] == [(1, 0)]
+        proven.yield_slots(frozenset({name}))
+        with proven.hold(adapter) as running:
+            assert running is not None
+            assert proven.table.running(name) == 1
+        proven.yield_slots(frozenset({name}), revoked=frozenset({name}))
+        with proven.hold(adapter) as running:
+            assert running is None
+        proven.remove(proven.table.loaded(name))
+        with proven.hold(adapter) as running:
+            assert running is None
+    assert proven.tenant_of(adapter) == "team-a"
+    proven.prefer(())
+    assert proven.tenant_of(adapter) == ""
 
 
 def held(name: str, slot_id: int) -> LoadedAdapter:

@@ -8,8 +8,8 @@ import pytest
 
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_worker.rollout.engine_meter import Account, EngineMeter
+from marlaas_worker.rollout.load_retries import FIRST_WAIT_S, LONGEST_WAIT_S, Retries
 from marlaas_worker.rollout.supervised_engine import OPEN_S, RequestLimiter
-from marlaas_worker.rollout.versions import FIRST_WAIT_S, LONGEST_WAIT_S, Retries
 
 
 def account(job: str, tenant: str = "team-a", weight: float = 1.0) -> Account:

@@ -6,7 +6,7 @@ stream, never from the request. Replies, duplicates and deadlines are handled in
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -43,10 +43,6 @@ _OUT_OF_CONTEXT = Completion((), (), StopReason.CONTEXT)
 
 class EngineKilled(Permanent):
     """The engine exited each time that it ran this request. A retry would stop it for all tenants again."""
-
-
-class _EngineReplaced(EngineDown):
-    """The engine exited while the request waited outside it. The exit does not count against the request."""
 
 
 @dataclass(slots=True)
@@ -169,8 +165,6 @@ class Generation:
                 stage.enter("it waited to be tried again after a failure of the engine")
                 async with self._retried:
                     return await self._run(order, stage, alone=failures > 1)
-            except _EngineReplaced:
-                continue
             except EngineDown as error:
                 failures += 1
                 if failures == MAX_ENGINE_FAILURES:
@@ -180,34 +174,39 @@ class Generation:
                     ) from error
 
     async def _run(self, order: _Order, stage: RequestStage, *, alone: bool = False) -> _Drawn:
-        adapter = order.adapter
-        stage.enter(f"version {adapter.version} was not served", partial(self.versions.explain, adapter))
-        async with self.versions.proven.hold(adapter, order.served.document.tenant) as held:
-            return await self._run_on(order, held, stage, alone)
+        """Generate once: wait for the version, then for a place in the engine; again if the version has lost its slot."""
+        proven, adapter = self.versions.proven, order.adapter
+        while True:
+            async with AsyncExitStack() as stack:
+                stage.enter(f"version {adapter.version} was not served", partial(self.versions.explain, adapter))
+                async with proven.queue(adapter, order.served.document.tenant):
+                    stage.enter("it waited for a place in the engine")
+                    place = await stack.enter_async_context(self._place(order, alone))
+                held = stack.enter_context(proven.hold(adapter))
+                if held is not None:
+                    return await self._run_on(order, held, place, stage)
 
-    async def _run_on(self, order: _Order, held: Held, stage: RequestStage, alone: bool) -> _Drawn:
+    async def _run_on(self, order: _Order, held: Held, place: Place, stage: RequestStage) -> _Drawn:
         engine, uid = self.engine, order.request.uid
         sha256 = held.manifest.files[TENSORS_FILE].sha256
         if order.prompt.room(engine.limits.max_model_len) < 1:
             return _Drawn(_OUT_OF_CONTEXT, sha256)
-        stage.enter("it waited for a place in the engine")
-        async with self._place(order, alone) as place:
-            if held.incarnation != engine.incarnation:
-                raise _EngineReplaced("the engine failed while this request waited for a place")
-            stage.enter("it waited within the engine")
-            entered = _clock()
-            mark = engine.meter.enter(entered)
-            try:
-                completion = await self._generate(order, held, stage)
-            finally:
-                engine.meter.leave(mark, uid, _clock())
-            num_generated = len(completion.output_ids)
-            place.cost = len(order.prompt.ids) - completion.cached_tokens + num_generated
+        stage.enter("it waited within the engine")
+        entered = _clock()
+        mark = engine.meter.enter(entered)
+        try:
+            completion = await self._generate(order, held, stage)
+        finally:
+            engine.meter.leave(mark, uid, _clock())
+        num_generated = len(completion.output_ids)
+        place.cost = len(order.prompt.ids) - completion.cached_tokens + num_generated
         engine.limiter.outputs.note(uid, num_generated)
         engine.meter.job_tokens[uid] += num_generated
         return _Drawn(completion, sha256, entered - order.began, _clock() - entered)
 
     def _place(self, order: _Order, alone: bool) -> AbstractAsyncContextManager[Place]:
+        if order.prompt.room(self.engine.limits.max_model_len) < 1:
+            return nullcontext(Place())  # The engine does not get the request.
         limiter, document = self.engine.limiter, order.served.document
         account = Account(document.tenant, document.tenant_weight, order.request.uid)
         if alone:

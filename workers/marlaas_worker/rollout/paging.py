@@ -6,6 +6,10 @@ passes the clock, in seconds.
 
 - A version with recent requests keeps its slot for a quantum. After that it yields to a waiting version: it takes no new
   requests, and is evicted when its last one has ended.
+- Between tenants the usage decides, as in the engine's queue (`fair_queue`): versions in use yield only to those of tenants
+  with the same usage or a smaller one, the tenant with the largest usage first. If the usage is smaller, also the requests that
+  already wait for a place in the engine wait for the version again. They are the last to get a place, so the slot would be
+  kept for long by requests that do not run.
 - A version without recent requests is evicted first: superseded versions, then newest versions of strict jobs (their
   agent trains, and the next request is for another version), then other newest versions, each least recently used first.
 - First loads are not limited. Re-loads take at most `MAX_RELOAD_SHARE` of the time while other requests run; with an
@@ -21,8 +25,6 @@ MAX_RELOAD_SHARE = 0.02
 MIN_QUANTUM_S, MAX_QUANTUM_S = 0.5, 10.0
 RECENT_S = 1.0
 """A version without requests for so long counts as idle. Longer than most tool calls between two turns."""
-PATIENCE_QUANTA = 50
-"""A wait longer than so many quanta goes first, whatever its tenant's usage. So no wait is unbounded."""
 _NEW_LOAD_WEIGHT = 0.2
 _MAX_PRICE_S = MAX_RELOAD_SHARE * MAX_QUANTUM_S  # Slower loads exceed the share, so that no wait grows without bound.
 
@@ -45,27 +47,36 @@ class Resident:
 
     Attributes:
         loaded_at, used_at: when its load began; when its last request began or ended, or its load if there was none.
+        num_running: requests in the engine. num_queued: requests that wait for a place in the engine.
         is_ready: whether its load has ended.
         is_newest: whether it is the newest version of a served agent.
         is_strict: whether its job trains only on groups of its newest version (maxStaleness 0).
+        usage: of its tenant, as in `fair_queue`.
     """
 
     name: str
     loaded_at: float
     used_at: float
     num_running: int = 0
+    num_queued: int = 0
     is_ready: bool = True
     is_newest: bool = True
     is_strict: bool = False
+    usage: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PageDemand:
-    """A version without a slot. is_reload: whether it was proven before in this incarnation of the engine."""
+    """A version without a slot.
+
+    is_reload: whether it was proven before in this incarnation of the engine. usage: of its tenant; 0 if its requests
+    have waited for very long.
+    """
 
     name: str
     urgency: Urgency
     is_reload: bool = False
+    usage: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +94,14 @@ class PagePlan:
 
     Attributes:
         yielding: versions that take no new requests for now.
+        revoked: those of them that do not serve the requests that wait for a place in the engine either.
         review_s: seconds until another plan may result although nothing happens; infinite if none.
     """
 
     evict: tuple[str, ...] = ()
     load: tuple[str, ...] = ()
     yielding: frozenset[str] = frozenset()
+    revoked: frozenset[str] = frozenset()
     review_s: float = math.inf
 
 
@@ -145,15 +158,9 @@ class ReloadPace:
         self._at = max(self._at, now)
 
 
-def order_waits(waits: Iterable[Wait], usage: Callable[[str], float], now: float, quantum_s: float) -> list[Wait]:
-    """Sort waits: the tenant with the smallest usage first, then the first to wait. Very long waits go before all others."""
-    long_ago = now - PATIENCE_QUANTA * quantum_s
-
-    def rank(wait: Wait) -> tuple[bool, float, float]:
-        is_patient = wait.since > long_ago
-        return (is_patient, usage(wait.tenant) if is_patient else 0.0, wait.since)
-
-    return sorted(waits, key=rank)
+def order_waits(waits: Iterable[Wait], usage: Callable[[str], float]) -> list[Wait]:
+    """Sort waits: the tenant with the smallest usage first, then the first to wait."""
+    return sorted(waits, key=lambda wait: (usage(wait.tenant), wait.since))
 
 
 def plan_pages(
@@ -182,7 +189,7 @@ class _Planner:
         )
         self._evict: list[str] = []
         self._load: list[str] = []
-        self._num_missing = 0
+        self._missing: list[float] = []
         self._review_s = math.inf
 
     def plan(self, demands: Iterable[PageDemand]) -> PagePlan:
@@ -190,12 +197,12 @@ class _Planner:
         wanted = sorted(demands, key=lambda demand: demand.urgency)
         for demand in wanted:
             self._place(demand)
-        if self._free == 0 and not self._num_missing and (spare := self._victim(Urgency.PREFETCH)) is not None:
+        if self._free == 0 and not self._missing and (spare := self._victim(Urgency.PREFETCH, 0.0)) is not None:
             self._evict.append(spare.name)
-        if self._num_missing or self._free <= 0:
+        if self._missing or self._free <= 0:
             self._review_at(one.used_at + self._recent_s for one in self._residents if not one.num_running)
-        yielding = self._yielding()
-        return PagePlan(tuple(self._evict), tuple(self._load), yielding, self._review_s)
+        yielding, revoked = self._yielding()
+        return PagePlan(tuple(self._evict), tuple(self._load), yielding, revoked, self._review_s)
 
     @property
     def _recent_s(self) -> float:
@@ -208,10 +215,11 @@ class _Planner:
             return
         if self._free > 0:
             self._free -= 1
-        elif (victim := self._victim(demand.urgency)) is not None:
+        elif (victim := self._victim(demand.urgency, demand.usage)) is not None:
             self._evict.append(victim.name)
         else:
-            self._num_missing += demand.urgency < Urgency.PREFETCH
+            if demand.urgency < Urgency.PREFETCH:
+                self._missing.append(demand.usage)
             return
         self._load.append(demand.name)
         if demand.is_reload:
@@ -221,33 +229,46 @@ class _Planner:
     def _reload_delay_s(self) -> float:
         return 0.0 if self._is_idle else self._pace.delay_s(self._now)
 
-    def _victim(self, urgency: Urgency) -> Resident | None:
-        """Take the next version to evict; None if there is none for this urgency."""
+    def _victim(self, urgency: Urgency, usage: float) -> Resident | None:
+        """Take the next version to evict; None if there is none for this urgency and a tenant of this usage."""
         if not self._victims:
             return None
         first = self._victims[0]
         if urgency is Urgency.PREFETCH and (first.is_newest or self._is_recent(first)):
             return None
+        if (self._is_recent(first) and first.usage < usage) or (first.num_queued and first.usage == usage):
+            return None
         return self._victims.pop(0)
 
-    def _yielding(self) -> frozenset[str]:
-        """Choose versions in use, one for each missing version: superseded ones, then those loaded first."""
-        running = [one for one in self._residents if one.num_running]
-        if self._num_missing:
+    def _yielding(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Choose versions in use, one for each missing version; return them, and those that are revoked.
+
+        Those of the tenants with the largest usage go first, then superseded ones, then those loaded first. No version
+        yields to one of a tenant with a larger usage, and only to one of a tenant with a smaller usage it is revoked.
+        """
+        in_use = [one for one in self._residents if one.num_running or one.num_queued]
+        if self._missing:
             self._review_at(one.loaded_at + self._pace.quantum_s for one in self._residents)
-        due = sorted((one for one in running if not self._is_kept(one)), key=lambda one: (one.is_newest, one.loaded_at))
-        return frozenset(one.name for one in due[: self._num_missing])
+        due = sorted(
+            (one for one in in_use if not self._is_kept(one) and one.name not in self._evict),
+            key=lambda one: (-one.usage, one.is_newest, one.loaded_at),
+        )
+        pairs = list(zip(due, sorted(self._missing), strict=False))
+        yielding = frozenset(one.name for one, usage in pairs if usage <= one.usage)
+        return yielding, frozenset(one.name for one, usage in pairs if usage < one.usage)
 
     def _review_at(self, times: Iterable[float]) -> None:
         due = [at - self._now for at in times if at > self._now]
         self._review_s = min([self._review_s, *due])
 
     def _is_recent(self, one: Resident) -> bool:
-        return one.num_running > 0 or self._now < one.used_at + self._recent_s
+        return one.num_running + one.num_queued > 0 or self._now < one.used_at + self._recent_s
 
     def _is_kept(self, one: Resident) -> bool:
         """Return whether a version keeps its slot: it has recent requests, and its quantum is not over."""
         return self._is_recent(one) and self._now < one.loaded_at + self._pace.quantum_s
 
-    def _rank(self, one: Resident) -> tuple[bool, bool, bool, float]:
-        return (self._is_recent(one), one.is_newest, not one.is_strict, one.used_at)
+    def _rank(self, one: Resident) -> tuple[bool, float, bool, bool, bool, float]:
+        is_recent = self._is_recent(one)
+        usage = one.usage if is_recent else 0.0
+        return (is_recent, -usage, one.num_queued > 0, one.is_newest, not one.is_strict, one.used_at)

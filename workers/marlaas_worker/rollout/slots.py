@@ -1,23 +1,21 @@
-"""The engine's adapter slots: the proven versions that they hold, and the requests that run on them or wait for them.
+"""The proven versions in the engine's slots, and the requests that run on them or wait for them. No engine and no I/O.
 
-A request holds its version here (`ProvenVersions.hold`); `paging` decides which versions are loaded and evicted, and
-`versions` does it. No engine and no I/O. Invariants: never more versions than slots; a version in use is never evicted; a slot number is
-never reused, so each load of a version has its own number.
+A request waits for its version here (`ProvenVersions.queue`), and holds it while it runs (`ProvenVersions.hold`). `paging`
+decides which versions are loaded and evicted, and `versions` does it.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from itertools import count
-from pathlib import Path
 
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import Manifest
 from marlaas_api.names import AdapterRef
-from marlaas_worker.rollout.engine import LoadedAdapter, LoadFailed
-from marlaas_worker.rollout.paging import Resident, Wait
+from marlaas_worker.rollout.engine import LoadedAdapter
+from marlaas_worker.rollout.paging import Wait
+from marlaas_worker.rollout.slot_table import SlotTable
 
 
 def is_of(name: str, uids: Collection[str]) -> bool:
@@ -25,89 +23,8 @@ def is_of(name: str, uids: Collection[str]) -> bool:
     return any(f".{uid}." in name for uid in uids)
 
 
-class NoFreeSlot(LoadFailed):
-    """Every slot holds a version that is in use, or one that has higher urgency."""
-
-
 class VersionRefused(Permanent):
     """A version that failed its proof or that the engine refused; it is never served."""
-
-
-@dataclass(slots=True)
-class _Slot:
-    adapter: LoadedAdapter
-    loaded_at: float
-    used_at: float
-    running: int = 0
-    ready: bool = False
-
-
-class SlotTable:
-    """The rollout role's view of its engine's slots. A version is loading, then ready; requests run on it while acquired.
-
-    numbers: source of slot numbers, if it is shared with another user of the same engine.
-    """
-
-    def __init__(self, num_slots: int, numbers: Iterator[int] | None = None) -> None:
-        self.num_slots = num_slots
-        self._slots: dict[str, _Slot] = {}
-        self._ids = count(1) if numbers is None else numbers
-
-    def begin(self, name: str, folder: Path) -> LoadedAdapter:
-        """Take a slot for a version before its load. Raises NoFreeSlot."""
-        if name in self._slots:
-            raise NoFreeSlot(f"{name} has a slot already")
-        if len(self._slots) >= self.num_slots:
-            raise NoFreeSlot(f"all {self.num_slots} adapter slots are taken")
-        adapter = LoadedAdapter(name, next(self._ids), folder)
-        now = time.monotonic()
-        self._slots[name] = _Slot(adapter, now, now)
-        return adapter
-
-    def ready(self, adapter: LoadedAdapter) -> None:
-        """Note that a version was loaded and proven: requests may use it."""
-        self._slots[adapter.name].ready = True
-
-    def drop(self, adapter: LoadedAdapter) -> None:
-        """Remove a version that was unloaded, or whose load failed. Raises LoadFailed while it is in use."""
-        slot = self._slots.get(adapter.name)
-        if slot is not None and slot.running:
-            raise LoadFailed(f"{adapter.name} still runs {slot.running} requests")
-        self._slots.pop(adapter.name, None)
-
-    def clear(self) -> None:
-        """Remove all versions, after an engine restart. Slot numbers continue."""
-        self._slots.clear()
-
-    def acquire(self, name: str) -> LoadedAdapter | None:
-        """Begin a request on a version; None if the version is not ready."""
-        slot = self._slots.get(name)
-        if slot is None or not slot.ready:
-            return None
-        slot.running += 1
-        slot.used_at = time.monotonic()
-        return slot.adapter
-
-    def release(self, adapter: LoadedAdapter) -> None:
-        """End a request; does nothing if the engine was restarted meanwhile."""
-        slot = self._slots.get(adapter.name)
-        if slot is not None and slot.adapter == adapter and slot.running:
-            slot.running -= 1
-            slot.used_at = time.monotonic()
-
-    def residents(self) -> list[Resident]:
-        """Return the versions that have a slot, for `paging`."""
-        return [
-            Resident(name, slot.loaded_at, slot.used_at, slot.running, slot.ready) for name, slot in self._slots.items()
-        ]
-
-    def loaded(self, name: str) -> LoadedAdapter:
-        """Return the load of a resident version."""
-        return self._slots[name].adapter
-
-    def running(self, name: str) -> int:
-        """Return the number of requests that run on a version."""
-        return self._slots[name].running if name in self._slots else 0
 
 
 @dataclass(slots=True)
@@ -143,8 +60,8 @@ class Waits:
         waiting = self._waiting.get(name)
         if waiting is None:
             waiting = self._waiting[name] = _WaitingRequests(adapter, Wait(name, tenant, time.monotonic()))
+            self._joined()
         waiting.num += 1
-        self._joined()
         try:
             await waiting.settled.wait()
         finally:
@@ -161,11 +78,10 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A proven version while a request runs on it. incarnation: the engine incarnation in which it was proven."""
+    """A proven version while a request runs on it."""
 
     loaded: LoadedAdapter
     manifest: Manifest
-    incarnation: int
 
 
 class ProvenVersions:
@@ -189,8 +105,10 @@ class ProvenVersions:
         self.elsewhere: frozenset[AdapterRef] = frozenset()
         self._proven: dict[str, Held] = {}
         self._versions: dict[AdapterRef, set[int]] = {}
+        self._tenants: dict[AdapterRef, str] = {}
         self._refused: dict[str, Exception] = {}
         self._yielding: frozenset[str] = frozenset()
+        self._revoked: frozenset[str] = frozenset()
         self._changed = asyncio.Event()
 
     @property
@@ -202,16 +120,40 @@ class ProvenVersions:
         """Return whether the version passed all checks in this incarnation of the engine, even if it was evicted since."""
         return adapter.version in self._versions.get(adapter.at(0), ())
 
+    def tenant_of(self, adapter: AdapterRef) -> str:
+        """Return the tenant of a version's agent; empty before the agent's first request."""
+        return self._tenants.get(adapter.at(0), "")
+
     @asynccontextmanager
-    async def hold(self, adapter: AdapterRef, tenant: str) -> AsyncIterator[Held]:
-        """Wait for a proven version, and prevent its unloading while the context is open. Raises VersionRefused."""
-        held = await self._acquire(adapter, tenant)
+    async def queue(self, adapter: AdapterRef, tenant: str) -> AsyncIterator[None]:
+        """Wait until a version is served. The request waits for a place in the engine while the context is open.
+
+        Then it has to `hold` the version, which may have lost its slot meanwhile. Raises VersionRefused.
+        """
+        name = adapter.engine_name
+        self._tenants[adapter.at(0)] = tenant
+        while True:
+            self._raise_refusal(name)
+            if name in self._proven and name not in self._yielding:
+                break
+            await self.waits.wait(adapter, tenant)
+        with self.table.queued(self._proven[name].loaded):
+            yield
+
+    @contextmanager
+    def hold(self, adapter: AdapterRef) -> Iterator[Held | None]:
+        """Prevent a version's unloading while the context is open; None if it has to be waited for (`queue`)."""
+        name = adapter.engine_name
+        if name in self._revoked or self.table.acquire(name) is None:
+            yield None
+            return
+        held = self._proven[name]
         try:
             yield held
         finally:
             self.table.release(held.loaded)
-            is_needed = bool(self.waits) or held.loaded.name in self._yielding
-            if is_needed and not self.table.running(held.loaded.name):
+            is_needed = bool(self.waits) or name in self._yielding
+            if is_needed and not self.table.running(name):
                 self.wake.set()
 
     async def newest_of(self, agent: AdapterRef, tenant: str) -> int:
@@ -239,6 +181,8 @@ class ProvenVersions:
         self.strict = frozenset(adapter.at(0) for adapter in strict)
         for agent in self._versions.keys() - self.newest.keys():
             del self._versions[agent]
+        for agent in self._tenants.keys() - self.newest.keys():
+            del self._tenants[agent]
         self.wake.set()
         self._settle()
 
@@ -271,22 +215,17 @@ class ProvenVersions:
         self._proven.clear()
         self._versions.clear()
         self._refused.clear()
-        self._yielding = frozenset()
+        self._yielding = self._revoked = frozenset()
 
-    def yield_slots(self, yielding: frozenset[str]) -> None:
-        """Set the versions that take no new requests for now, and wake the requests of the others."""
-        self._yielding = yielding
+    def yield_slots(self, yielding: frozenset[str], revoked: frozenset[str] = frozenset()) -> None:
+        """Set the versions that take no new requests for now, and wake the requests of the others.
+
+        revoked: those of them that do not serve the requests in the engine's queue either.
+        """
+        self._yielding, self._revoked = yielding, revoked
         for wait in self.waits:
             if wait.name in self._proven and wait.name not in yielding:
                 self._settle(wait.name)
-
-    async def _acquire(self, adapter: AdapterRef, tenant: str) -> Held:
-        name = adapter.engine_name
-        while True:
-            self._raise_refusal(name)
-            if name not in self._yielding and self.table.acquire(name) is not None:
-                return self._proven[name]
-            await self.waits.wait(adapter, tenant)
 
     def _raise_refusal(self, name: str) -> None:
         if (refusal := self._refused.get(name)) is not None:

@@ -6,24 +6,22 @@ one incarnation of the engine. Which versions are loaded and evicted is decided 
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Protocol
 
-from marlaas_api.errors import Retryable
 from marlaas_api.messages import Manifest
 from marlaas_api.names import AdapterRef, JobRef
 from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.role import wait_for
 from marlaas_worker.rollout.adapter_cache import AdapterCache
 from marlaas_worker.rollout.engine import Engine, EngineDown, LoadedAdapter, LoadFailed
+from marlaas_worker.rollout.load_retries import Retries
 from marlaas_worker.rollout.paging import PageDemand, PagePlan, ReloadPace, Resident, Urgency, order_waits, plan_pages
 from marlaas_worker.rollout.proof import Proof
-from marlaas_worker.rollout.slots import Held, ProvenVersions, is_of
+from marlaas_worker.rollout.slots import Held, ProvenVersions
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0
-"""First and longest backoff after a failed load."""
 _REVIEW_S = 60.0
 _MIN_REVIEW_S = 0.005
 IN_USE_S = 60.0
@@ -37,58 +35,6 @@ class LoadProven(Protocol):
     async def __call__(
         self, engine: Engine, manifest: Manifest, adapter: LoadedAdapter, *, probes: bool = True
     ) -> Proof: ...
-
-
-@dataclass(frozen=True, slots=True)
-class FailedLoad:
-    """The last failed attempt. retry_at: when the next attempt is due; None: never."""
-
-    error: Exception
-    attempts: int
-    retry_at: float | None
-
-
-@dataclass(slots=True)
-class Retries:
-    """Failed loads by version, kept until an attempt succeeds or `clear` is called. The caller passes the clock."""
-
-    _failures: dict[str, FailedLoad] = field(default_factory=dict)
-
-    def failed(self, name: str, error: Exception, now: float) -> FailedLoad:
-        """Note a failed attempt. Only a Retryable error is retried, with exponential backoff up to LONGEST_WAIT_S."""
-        attempts = self._failures[name].attempts + 1 if name in self._failures else 1
-        wait_s = min(FIRST_WAIT_S * 2 ** min(attempts - 1, 10), LONGEST_WAIT_S)
-        retry_at = now + wait_s if isinstance(error, Retryable) else None
-        self._failures[name] = FailedLoad(error, attempts, retry_at)
-        return self._failures[name]
-
-    def succeeded(self, name: str) -> None:
-        """Forget a name's failures."""
-        self._failures.pop(name, None)
-
-    def forget(self, uids: Collection[str]) -> None:
-        """Forget the failures of jobs that are gone."""
-        for name in [name for name in self._failures if is_of(name, uids)]:
-            del self._failures[name]
-
-    def clear(self) -> None:
-        """Forget all failures."""
-        self._failures.clear()
-
-    def failure(self, name: str) -> FailedLoad | None:
-        """Return the last failure since the last success; None if there is none."""
-        return self._failures.get(name)
-
-    def may_try(self, name: str, now: float) -> bool:
-        """Return whether an attempt is due."""
-        failure = self._failures.get(name)
-        return failure is None or (failure.retry_at is not None and failure.retry_at <= now)
-
-    def next_in_s(self, names: Iterable[str], now: float) -> float | None:
-        """Return the seconds until the first retry of these names is due; None if none of them waits for a retry."""
-        failures = (self._failures.get(name) for name in names)
-        due = [failure.retry_at - now for failure in failures if failure is not None and failure.retry_at is not None]
-        return max(0.0, min(due)) if due else None
 
 
 class Versions:
@@ -168,7 +114,7 @@ class Versions:
         wanted = self._wanted()
         plan = self._plan(wanted)
         self._review_s = plan.review_s
-        self.proven.yield_slots(plan.yielding)
+        self.proven.yield_slots(plan.yielding, plan.revoked)
         for adapter, loaded in [self._take_out(name) for name in plan.evict]:
             await self._unload(loaded)
             await self._adapter_cache.discard(adapter)
@@ -181,7 +127,7 @@ class Versions:
         residents = [self._describe(resident) for resident in self.proven.table.residents()]
         waiting = {wait.name for wait in self.proven.waits}
         demands = [
-            PageDemand(name, self._urgency(adapter, name in waiting, now), self.proven.was_proven(adapter))
+            self._demand(adapter, name in waiting, now)
             for name, adapter in wanted.items()
             if name not in self._resident
         ]
@@ -194,20 +140,25 @@ class Versions:
         if agent in self.proven.newest and resident.used_at > resident.loaded_at:
             self._used_at[agent] = max(self._used_at.get(agent, 0.0), resident.used_at)
         is_newest = self.proven.newest.get(agent) == adapter and agent not in self.proven.elsewhere
-        return replace(resident, is_newest=is_newest, is_strict=agent in self.proven.strict)
+        return replace(resident, is_newest=is_newest, is_strict=agent in self.proven.strict, usage=self._usage(adapter))
 
-    def _urgency(self, adapter: AdapterRef, is_waiting: bool, now: float) -> Urgency:
-        if is_waiting:
-            return Urgency.WAITING
+    def _usage(self, adapter: AdapterRef) -> float:
+        """Return the usage of a version's tenant."""
+        return self._engine.limiter.usage(self.proven.tenant_of(adapter))
+
+    def _demand(self, adapter: AdapterRef, is_waiting: bool, now: float) -> PageDemand:
+        is_reload = self.proven.was_proven(adapter)
         is_in_use = now - self._used_at.get(adapter.at(0), -IN_USE_S) < IN_USE_S
-        return Urgency.SUCCESSOR if is_in_use and not self.proven.was_proven(adapter) else Urgency.PREFETCH
+        urgency = Urgency.SUCCESSOR if is_in_use and not is_reload else Urgency.PREFETCH
+        urgency = Urgency.WAITING if is_waiting else urgency
+        return PageDemand(adapter.engine_name, urgency, is_reload, self._usage(adapter))
 
     def _wanted(self) -> dict[str, AdapterRef]:
         """Return the versions that requests wait for, in their order, then the newest ones, last used first."""
         now, waits = _clock(), self.proven.waits
         for agent in self._used_at.keys() - self.proven.newest.keys():
             del self._used_at[agent]
-        ordered = order_waits(waits, self._engine.limiter.usage, now, self.pace.quantum_s)
+        ordered = order_waits(waits, self._engine.limiter.usage)
         own = (ref for agent, ref in self.proven.newest.items() if agent not in self.proven.elsewhere)
         newest = sorted(own, key=lambda ref: -self._used_at.get(ref.at(0), 0.0))
         refs = [*(waits.adapter(wait.name) for wait in ordered), *newest]
@@ -261,7 +212,7 @@ class Versions:
         else:
             if incarnation == self._engine.incarnation:
                 self.pace.note(proof.load_s + proof.digest_s, is_reload=is_reload, now=_clock())
-                self._serve(adapter, Held(loaded, manifest, incarnation), is_reload)
+                self._serve(adapter, Held(loaded, manifest), is_reload)
 
     def _serve(self, adapter: AdapterRef, held: Held, is_reload: bool) -> None:
         name = adapter.engine_name
