@@ -5,6 +5,7 @@ import pytest
 from marlaas_api import subjects
 from marlaas_api.bus import Position
 from marlaas_api.bus_memory import MemoryServer
+from marlaas_api.messages import ReplicaReport
 from marlaas_api.names import JobRef
 from marlaas_worker.orchestrator.retention import PATIENCE_S, Leftovers, PurgeMark, PurgeMarks, Retention
 
@@ -122,3 +123,32 @@ async def test_what_a_resumed_job_records_is_not_of_its_earlier_end(harness):
     await harness.bus.publish(subjects.turn("team-a", "sums", "u1-t9-0-1", 0), b"of more steps")
     await leftovers.look()
     assert await harness.left() == (1, 2)
+
+
+async def test_a_turn_that_is_recorded_after_its_jobs_end_goes_when_a_replica_reports_it_unless_the_job_is_resumed(
+    harness,
+):
+    leftovers = Leftovers(harness.bus, lambda: harness.now)
+    leftovers.ended(0, REF)
+    await leftovers.look()
+    for number, (idle, left) in enumerate([({"u1"}, 0), (set(), 1)], 1):
+        await harness.bus.publish(subjects.turn("team-a", "sums", f"u1-t{number}-0-1", 0), b"late")
+        report = ReplicaReport(role="rollout", pool="tiny", replica="rollout-0", job_turn_bytes={"u1": number})
+        await leftovers.note([report], idle)
+        await leftovers.look()
+        assert await harness.left() == (left, 0)
+
+
+async def test_the_totals_of_a_replica_that_dies_count_as_changed(harness):
+    leftovers = Leftovers(harness.bus, lambda: harness.now)
+    leftovers.ended(0, REF)
+    report = ReplicaReport(role="rollout", pool="tiny", replica="rollout-0", job_turn_bytes={"u1": 5})
+    await leftovers.note([report], {"u1"})
+    await leftovers.look()
+    await harness.bus.publish(subjects.turn("team-a", "sums", "u1-t1-0-1", 0), b"recorded before it died, not reported")
+    await leftovers.note([report], {"u1"})
+    await leftovers.look()
+    assert await harness.left() == (1, 0)
+    await leftovers.note([], {"u1"})
+    await leftovers.look()
+    assert await harness.left() == (0, 0)

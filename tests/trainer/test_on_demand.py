@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from tests.trainer.jobs import job
 
 from marlaas_api import bucket_cache, subjects
 from marlaas_api.bus import BusRefused, Entry
+from marlaas_api.bus_memory import MemoryBus
 from marlaas_api.bus_memory.buckets import MemoryBucket
-from marlaas_api.messages import JobDocument
+from marlaas_api.messages import JobDocument, Phase
 from marlaas_worker.reporter import Reporter
 from marlaas_worker.trainer.assignment import KEPT_S, Recent
 from marlaas_worker.trainer.commit import PolicyKey
@@ -84,27 +86,34 @@ async def test_an_agent_within_a_step_leaves_when_the_step_is_committed(
         assert await harness.adapter(document) == await alone(harness, tmp_path, document, 1)
 
 
-async def test_agents_of_a_killed_trainer_go_to_the_others_after_the_grace_period(
-    harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextlib.asynccontextmanager
+async def doomed_trainer(harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """The trainer `trainer-1`, which is killed at the end: a killed process releases and withdraws nothing."""
+
     async def dead(*_: object) -> None:
         pass
 
+    doomed = asyncio.create_task(harness.serve(await harness.context("trainer-1")))
+    await harness.report(lambda _: True, "trainer-1")
+    yield
+    with monkeypatch.context() as patched:
+        for owner, name in ((PolicyKey, "release"), (Reporter, "withdraw"), (MemoryBus, "delete_consumer")):
+            patched.setattr(owner, name, dead)
+        doomed.cancel()
+        with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
+            await doomed
+
+
+async def test_agents_of_a_killed_trainer_go_to_the_others_after_the_grace_period(
+    harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     documents = jobs(4)
     async with harness.trainer(), asyncio.timeout(WITHIN_S):
-        doomed = asyncio.create_task(harness.serve(await harness.context("trainer-1")))
-        await harness.report(lambda _: True, "trainer-1")
-        for document in documents:
-            await harness.admit(document)
-        await bound(harness, "trainer-0", 2)
-        await bound(harness, "trainer-1", 2)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(PolicyKey, "release", dead)  # a killed process releases nothing
-            patched.setattr(Reporter, "withdraw", dead)
-            doomed.cancel()
-            with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
-                await doomed
+        async with doomed_trainer(harness, monkeypatch):
+            for document in documents:
+                await harness.admit(document)
+            await bound(harness, "trainer-0", 2)
+            await bound(harness, "trainer-1", 2)
         held = [(await harness.record(document)).holder for document in documents]
         assert sorted(held) == ["trainer-0", "trainer-0", "trainer-1", "trainer-1"]
         clock = asyncio.create_task(harness.let_time_pass())
@@ -112,6 +121,25 @@ async def test_agents_of_a_killed_trainer_go_to_the_others_after_the_grace_perio
         clock.cancel()
         for document in documents:
             await harness.play(document, 1)
+
+
+@pytest.mark.parametrize("successor", ["trainer-1", "trainer-2"], ids=["restarted", "another"])
+async def test_what_a_killed_trainer_has_left_of_a_job_that_ended_since_is_removed(
+    harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch, successor: str
+) -> None:
+    (document,) = jobs(1)
+    async with asyncio.timeout(WITHIN_S):
+        async with doomed_trainer(harness, monkeypatch):
+            await harness.admit(document)
+            await harness.play(document, 1)
+        await harness.admit(document, phase=Phase.SUCCEEDED)
+        consumers = harness.server.stream(subjects.GROUPS).consumers
+        assert ((await harness.record(document)).holder, len(consumers)) == ("trainer-1", 1)
+        async with harness.trainer(successor):
+            clock = asyncio.create_task(harness.let_time_pass())
+            await harness.committed(document, lambda record: not record.holder)
+            clock.cancel()
+    assert (len(consumers), (await harness.record(document)).version) == (0, 1)
 
 
 async def test_what_the_bus_refuses_a_trainer_is_not_the_jobs_fault(

@@ -8,13 +8,15 @@ repeated, and an old mark stays valid, since sequences only grow.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, Position
 from marlaas_api.errors import Retryable
 from marlaas_api.failpoints import failpoint
+from marlaas_api.messages import ReplicaReport
 from marlaas_api.names import JobRef
 
 log = logging.getLogger(__name__)
@@ -130,17 +132,37 @@ class Leftovers:
 
     If `marlaas run` has a recorder for the job, the purge waits until it has read the last episodes. Crash-safe:
     the progress keys show which jobs have ended, and an orchestrator checks all of them when it starts.
+
+    A play that was given up can record a turn after its job has ended. The replicas' reports tell of it.
     """
 
     def __init__(self, bus: Bus, now: Callable[[], float]) -> None:
         self._bus, self._now = bus, now
         self._jobs: dict[JobRef, Retention] = {}
+        self._ended: dict[str, JobRef] = {}
+        self._recorded: Mapping[str, int] = {}
 
     def ended(self, last_sequence: int, *jobs: JobRef) -> None:
         """Note jobs that have ended: they no longer need their turns up to `last_sequence` of TURNS."""
         for ref in jobs:
             self._jobs[ref] = Retention(self._bus, ref, self._now)
             self._jobs[ref].ended(last_sequence + 1)
+            self._ended[ref.uid] = ref
+
+    async def note(self, reports: Iterable[ReplicaReport], idle: Container[str]) -> None:
+        """Purge again the turns of ended jobs for which the replicas report other totals than before. Raises errors of the bus.
+
+        Args:
+            idle: uids of the jobs that have a document and do not run; an ended job that is resumed is not one of them.
+        """
+        self._ended = {uid: ref for uid, ref in self._ended.items() if uid in idle}
+        recorded = Counter[str]()
+        for report in reports:
+            recorded.update({uid: report.job_turn_bytes.get(uid, 0) for uid in self._ended})
+        late = [ref for uid, ref in self._ended.items() if recorded[uid] != self._recorded.get(uid, 0)]
+        if late:
+            self.ended((await self._bus.state(subjects.TURNS)).last_sequence, *late)
+        self._recorded = recorded
 
     async def follow(self) -> None:
         """Purge the turns of ended jobs, until cancelled."""

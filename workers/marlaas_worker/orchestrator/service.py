@@ -148,6 +148,7 @@ class _Service:
         self._reports = [report for _, report, _ in self._replicas.items()]
         for owned, error in self._running.take_ended():
             await self._settle(owned, error)
+        await self._leftovers.note(self._reports, documents.keys() - self._running.uids())
         await self._apply_documents(documents)
         self._forget(documents)
         await self._displace()

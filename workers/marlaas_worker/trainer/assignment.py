@@ -44,12 +44,18 @@ class Assignment(JobAgent):
 
 def assignments(documents: Iterable[JobDocument], progress: Mapping[str, Progress], pool: str) -> dict[str, Assignment]:
     """Return the agents of admitted, unfinished jobs on this pool, by policy key. `progress` is by job key."""
-    found = [
-        Assignment(document, one.agent)
-        for document in documents
-        if _is_admitted(document, progress.get(document.ref.key))
-        for one in agents_on(pool, document)
-    ]
+    return _of(pool, (one for one in documents if _is_admitted(one, progress.get(one.ref.key))))
+
+
+def ended_assignments(
+    documents: Iterable[JobDocument], progress: Mapping[str, Progress], pool: str
+) -> dict[str, Assignment]:
+    """Return the agents of ended jobs on this pool, by policy key; those of jobs that are being deleted are left out."""
+    return _of(pool, (one for one in documents if _has_ended(one, progress.get(one.ref.key))))
+
+
+def _of(pool: str, documents: Iterable[JobDocument]) -> dict[str, Assignment]:
+    found = [Assignment(document, one.agent) for document in documents for one in agents_on(pool, document)]
     return {assignment.policy_key: assignment for assignment in found}
 
 
@@ -57,6 +63,10 @@ def _is_admitted(document: JobDocument, progress: Progress | None) -> bool:
     if progress is None or progress.uid != document.uid or document.deleted:
         return False
     return progress.admitted and not progress.phase.final
+
+
+def _has_ended(document: JobDocument, progress: Progress | None) -> bool:
+    return progress is not None and progress.uid == document.uid and not document.deleted and progress.phase.final
 
 
 GRACE_S = 6.0

@@ -15,7 +15,7 @@ from functools import partial
 
 from marlaas_api import subjects
 from marlaas_api.bus import BusUnavailable, Entry
-from marlaas_api.errors import Retryable
+from marlaas_api.errors import MarlaasError, Retryable
 from marlaas_api.messages import PolicyRecord, PoolDocument, ReplicaReport
 from marlaas_api.numeric import quantity
 from marlaas_worker.adapters import DTYPES
@@ -28,7 +28,7 @@ from marlaas_worker.trainer.agent import AgentTraining
 from marlaas_worker.trainer.agent_memory import AgentMemory
 from marlaas_worker.trainer.assignment import Absences, Assignment, Recent, may_bind
 from marlaas_worker.trainer.calibration import calibrate, engine_dtype, publish
-from marlaas_worker.trainer.commit import LeaseLost, PolicyKey, patiently
+from marlaas_worker.trainer.commit import AgentLease, LeaseLost, PolicyKey, patiently
 from marlaas_worker.trainer.compute import Compute
 from marlaas_worker.trainer.faults import Faults
 from marlaas_worker.trainer.model import BaseModel
@@ -78,6 +78,7 @@ class Trainer:
         self._running: dict[str, Running] = {}
         self._faults = Faults(self._context.now, self._timing.fault_s)
         self._absences, self._recent = Absences(), Recent()
+        self._collected: set[str] = set()
         self._wake = asyncio.Event()
         self._is_current = True
         self._caches = TrainerCaches(self._context.bus, pool, self._wake.set)
@@ -124,6 +125,28 @@ class Trainer:
                 task = tasks.create_task(self._train(assignment, known), name=f"train {key}")
                 task.add_done_callback(partial(self._ended, key))
                 self._running[key] = Running(assignment, task)
+        self._collect(view, tasks)
+
+    def _collect(self, view: View, tasks: asyncio.TaskGroup) -> None:
+        """Remove what killed trainers have left of jobs that have ended since."""
+        now = self._context.now()
+        left = view.left_behind(self._context.name, self._running, lambda holder: self._absences.gone(holder, now))
+        for key in set(left) - self._collected:
+            self._collected.add(key)
+            tasks.create_task(self._let_go(view.ended[key], view.known[key]), name=f"collect {key}")
+
+    async def _let_go(self, assignment: Assignment, known: PolicyEntry) -> None:
+        """Delete the consumer of an agent whose job has ended, and clear its lease."""
+        try:
+            await self._context.bus.delete_consumer(subjects.GROUPS, assignment.consumer)
+            bucket = await self._context.bus.bucket(subjects.POLICY)
+            policy = PolicyKey(self._context, bucket, assignment, self._timing.retry_s)
+            if known.record is not None:
+                await policy.release(AgentLease(known.record, known.entry.revision))
+        except MarlaasError as error:
+            log.warning("%s: cannot remove what a killed trainer has left: %s", assignment.policy_key, error)
+        finally:
+            self._collected.discard(assignment.policy_key)
 
     def _account(self, view: View, now: float) -> None:
         """Apply the tenants' present weights, and drop the figures of jobs that are gone."""

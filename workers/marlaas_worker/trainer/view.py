@@ -1,7 +1,7 @@
 """A trainer's inputs at one moment: jobs, progress, policy keys, and live trainers, from caches of four buckets."""
 
 import asyncio
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from marlaas_api.bucket_cache import BucketCache
 from marlaas_api.bus import Bus, Entry
 from marlaas_api.messages import JobDocument, PolicyRecord, Progress, ReplicaReport
 from marlaas_worker.placement import Candidate, place
-from marlaas_worker.trainer.assignment import Assignment, assignments
+from marlaas_worker.trainer.assignment import Assignment, assignments, ended_assignments
 
 # More than two intervals of re-reads, and less than the lifetime of a live trainer's report.
 MAX_AGE_S = 8.0
@@ -28,11 +28,12 @@ class PolicyEntry:
 class View:
     """The state on which a trainer decides.
 
-    wanted, known: by policy key. live: names of this pool's trainers with a live report. refused: by trainer, the
+    wanted, ended, known: by policy key; `ended` are the agents of jobs that have ended. live: names of this pool's trainers with a live report. refused: by trainer, the
     policy keys of agents that it does not train at present. jobs: keys and uids of all jobs with a document.
     """
 
     wanted: dict[str, Assignment]
+    ended: dict[str, Assignment]
     known: dict[str, PolicyEntry]
     live: frozenset[str]
     refused: dict[str, frozenset[str]]
@@ -40,9 +41,23 @@ class View:
 
     @property
     def holders(self) -> set[str]:
-        """Trainers that hold the lease of a wanted agent."""
-        records = (known.record for key, known in self.known.items() if key in self.wanted)
+        """Trainers that hold the lease of a wanted agent, or of one whose job has ended."""
+        records = (known.record for key, known in self.known.items() if key in self.wanted or key in self.ended)
         return {record.holder for record in records if record is not None and record.holder}
+
+    def left_behind(self, trainer: str, running: Container[str], is_gone: Callable[[str], bool]) -> list[str]:
+        """Return the agents, by policy key, whose job ended after the process that held their lease was killed.
+
+        Args:
+            trainer: counts as killed for all agents but those in `running`: its present process did not bind the others.
+        """
+        records = {key: self._record(key) for key in self.ended if key not in running}
+        held = {
+            key: record.holder
+            for key, record in records.items()
+            if record is not None and record.uid == self.ended[key].ref.uid and record.holder
+        }
+        return [key for key, holder in held.items() if holder == trainer or is_gone(holder)]
 
     def placed_on(self, trainer: str, refused: Collection[str]) -> frozenset[str]:
         """Return the agents that a trainer has to train, by policy key.
@@ -111,6 +126,7 @@ class TrainerCaches:
         documents = [document for _, document, _ in self._jobs.items()]
         progress = {key: one for key, one, _ in self._progress.items()}
         wanted = assignments(documents, progress, self._pool)
+        ended = ended_assignments(documents, progress, self._pool)
         readable = {key: assignment for key, assignment in wanted.items() if not self._policy.unreadable(key)}
         known = {key: PolicyEntry(entry, self._policy.get(key)) for key, entry in self._policy.entries()}
         live = frozenset(key.removeprefix(self._prefix) for key in self._trainers.present())
@@ -118,7 +134,7 @@ class TrainerCaches:
             key.removeprefix(self._prefix): frozenset(report.refused) for key, report, _ in self._trainers.items()
         }
         jobs = frozenset(name for document in documents for name in (document.ref.key, document.uid))
-        return View(readable, known, live, refused, jobs)
+        return View(readable, ended, known, live, refused, jobs)
 
     def policy(self, key: str) -> PolicyEntry | None:
         """Return an agent's policy key; None if none was ever seen."""
