@@ -1,0 +1,170 @@
+"""What a run of `crowd` has recorded and left, read while its processes still run and all of its jobs have ended."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from tests.loop.crowd import Crowd
+from tests.loop.recorded import Recorded
+
+from marlaas_api import subjects
+from marlaas_api.blobs import BlobRef, Blobs
+from marlaas_api.blobs_store import open_blobs
+from marlaas_api.bus import Bus, Entry, Stored
+from marlaas_api.messages import (
+    BusMessage,
+    Episode,
+    JobDocument,
+    Manifest,
+    PolicyRecord,
+    Progress,
+    ReplicaReport,
+    StepRecord,
+    TenantUsage,
+    Turn,
+)
+from marlaas_api.messages.usage import total
+from marlaas_api.wire import decode_as
+
+WITHIN_S = 60.0
+M = TypeVar("M", bound=BusMessage)
+
+
+@dataclass(frozen=True)
+class EndedJob:
+    """A job's records. manifests: of all versions, the newest first, by the names of their blobs."""
+
+    document: JobDocument
+    progress: Progress
+    steps: list[StepRecord]
+    manifests: dict[str, Manifest]
+    recorded: Recorded
+
+    @property
+    def consumed(self) -> list[str]:
+        """Names of the trained groups."""
+        return [name for manifest in self.manifests.values() for name in manifest.consumed]
+
+    def blobs(self, num_states: int) -> set[str]:
+        """Return the names of the blobs that its versions refer to; the newest versions keep their training states."""
+        versions = list(self.manifests.values())
+        files = {file.name for version in versions for file in version.files.values()}
+        states = {version.state.name for version in versions[:num_states] if version.state is not None}
+        return {*self.manifests, *files, *states}
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a run. keys: by bucket. messages: by stream, those on subjects of jobs. held: by replica, files of adapters."""
+
+    jobs: list[EndedJob]
+    reports: list[ReplicaReport]
+    tenants: dict[str, TenantUsage]
+    keys: dict[str, set[str]]
+    messages: dict[str, list[Stored]]
+    consumers: set[str]
+    blobs: set[str]
+    held: dict[str, set[str]]
+
+
+async def read_end(run: Crowd, *names: str) -> End:
+    """Wait until the roles have nothing left to do; then read everything. names: of the jobs."""
+    blobs = open_blobs(run.out / ".state" / "blobs")
+    reports = await _reports(run.bus)
+    await _purged(run.bus)
+    turns = _decoded(Turn, await run.recorded(subjects.TURNS))
+    episodes = _decoded(Episode, await run.recorded(subjects.EPISODES))
+    jobs = [await _job(run.bus, blobs, name.replace("/", "."), turns, episodes) for name in names]
+    return End(
+        jobs,
+        reports,
+        await _tenants(run.bus, jobs),
+        {spec.name: {entry.key for entry in await _entries(run.bus, spec.name)} for spec in subjects.BUCKETS},
+        {spec.name: await run.bus.replay(spec.name, ">") for spec in subjects.STREAMS},
+        await run.consumers(),
+        set(await blobs.list("")),
+        {one.replica: _adapter_folders(run.out, one) for one in reports if one.role == "rollout"},
+    )
+
+
+async def _entries(bus: Bus, name: str) -> list[Entry]:
+    return await (await bus.bucket(name)).entries()
+
+
+async def _get(bus: Bus, kind: type[M], bucket: str, key: str) -> M:
+    entry = await (await bus.bucket(bucket)).get(key)
+    assert entry is not None
+    assert entry.data is not None
+    return decode_as(kind, entry.data)
+
+
+def _decoded(kind: type[M], stored: Iterable[Stored]) -> list[M]:
+    return [decode_as(kind, one.data) for one in stored]
+
+
+async def _job(bus: Bus, blobs: Blobs, key: str, turns: list[Turn], episodes: list[Episode]) -> EndedJob:
+    record = await _get(bus, PolicyRecord, subjects.POLICY, f"{key}.policy")
+    document = await _get(bus, JobDocument, subjects.JOBS, key)
+    return EndedJob(
+        document,
+        await _get(bus, Progress, subjects.PROGRESS, key),
+        _decoded(StepRecord, await bus.replay(subjects.STEPS, f"step.{key}.*")),
+        {name: manifest async for name, manifest in _manifests(blobs, record.manifest)},
+        Recorded(
+            [one for one in turns if one.uid == document.uid], [one for one in episodes if one.uid == document.uid]
+        ),
+    )
+
+
+async def _manifests(blobs: Blobs, ref: BlobRef | None) -> AsyncIterator[tuple[str, Manifest]]:
+    while ref is not None:
+        manifest = decode_as(Manifest, await blobs.get(ref))
+        yield ref.name, manifest
+        ref = manifest.parent
+
+
+async def _watched(bus: Bus, kind: type[M], bucket: str, prefix: str, wanted: Callable[[list[M]], bool]) -> list[M]:
+    """Return the values of a bucket's keys, once they are as wanted."""
+    now: dict[str, M] = {}
+    async with asyncio.timeout(WITHIN_S), (await bus.bucket(bucket)).watch(prefix) as entries:
+        async for entry in entries:
+            now.pop(entry.key, None)
+            if entry.data is not None:
+                now[entry.key] = decode_as(kind, entry.data)
+            if wanted(list(now.values())):
+                return list(now.values())
+    raise AssertionError("the watch ended")
+
+
+async def _reports(bus: Bus) -> list[ReplicaReport]:
+    """Return the reports of two replicas, two trainers and an orchestrator that have nothing to do."""
+
+    def is_idle(found: list[ReplicaReport]) -> bool:
+        return len(found) == 5 and not any(one.bound or one.num_running or not one.ready for one in found)
+
+    return await _watched(bus, ReplicaReport, subjects.REPLICAS, "", is_idle)
+
+
+async def _purged(bus: Bus) -> None:
+    """Wait until the orchestrator has purged the turns of ended jobs, which their recorders read first."""
+    async with asyncio.timeout(WITHIN_S):
+        while await bus.replay(subjects.TURNS, ">"):  # noqa: ASYNC110 - the bus tells nobody of a purge
+            await asyncio.sleep(0.2)
+
+
+async def _tenants(bus: Bus, jobs: list[EndedJob]) -> dict[str, TenantUsage]:
+    """Return the tenants' usage, once it has the jobs' generated tokens. The orchestrator writes it every ten seconds."""
+    tokens = total(one.progress.amounts for one in jobs).generated_tokens
+
+    def is_written(found: list[TenantUsage]) -> bool:
+        return sum(one.total.generated_tokens for one in found) == tokens
+
+    found = await _watched(bus, TenantUsage, subjects.TENANTS, subjects.TENANT_USAGE, is_written)
+    return {one.tenant: one for one in found}
+
+
+def _adapter_folders(out: Path, report: ReplicaReport) -> set[str]:
+    folder = out / ".state" / "scratch" / f"{report.replica}.{report.pool}" / "adapters"
+    return {one.name for one in folder.iterdir()}

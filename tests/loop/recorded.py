@@ -1,0 +1,82 @@
+"""A job's tokens by their use, computed from a copy of all its turns and episodes and from its versions' manifests.
+
+Shares no code with the orchestrator's metering.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from marlaas_api.messages import Episode, StepRecord, TokenUse, Turn
+from marlaas_api.names import Split, attempt_of
+from marlaas_api.wire import unpack_ids
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """All turns and episodes of a job. episodes: in the order of the stream; one may come twice."""
+
+    turns: Sequence[Turn]
+    episodes: Sequence[Episode]
+
+    @property
+    def num_tokens(self) -> int:
+        """Generated tokens of all turns."""
+        return self._plays().total()
+
+    def by_use(self, steps: Iterable[StepRecord], consumed: Iterable[str], group_size: int) -> dict[TokenUse, int]:
+        """Return the generated tokens of all decided groups by their use; OPEN: of plays that belong to none of them.
+
+        Args:
+            consumed: names of the groups that were trained.
+        """
+        plays = self._plays()
+        resolved = {index for step in steps for index in step.indices}
+        trained, parts = set(consumed), Counter[TokenUse]()
+        for name, members, repeats in self._groups(group_size):
+            if members[0].split is Split.TRAIN and members[0].index not in resolved:
+                continue
+            use = self._use(name in trained, members)
+            for one in repeats:
+                parts[TokenUse.REPEATED] += plays.pop(one, 0)
+            for one in members:
+                parts[use if one.fault is None else TokenUse.FAILED] += plays.pop(one.episode, 0)
+            for one in members:
+                parts[TokenUse.FAILED] += sum(plays.pop(play, 0) for play in self._earlier(one))
+        parts[TokenUse.OPEN] = plays.total()
+        return dict(parts)
+
+    def _plays(self) -> Counter[str]:
+        """Return the generated tokens by play of a member."""
+        plays = Counter[str]()
+        for turn in self.turns:
+            plays[turn.episode] += len(unpack_ids(turn.output_ids))
+        return plays
+
+    def _groups(self, size: int) -> Iterable[tuple[str, list[Episode], list[str]]]:
+        """Yield complete groups: the first episode of each member, and the names of others that came before the last one."""
+        members: dict[str, dict[int, Episode]] = defaultdict(dict)
+        repeats: dict[str, list[str]] = defaultdict(list)
+        for one in self.episodes:
+            wanted = size if one.split is Split.TRAIN else 1
+            found = members[one.group]
+            if len(found) == wanted:
+                continue
+            if found.setdefault(one.member, one).episode != one.episode:
+                repeats[one.group].append(one.episode)
+            if len(found) == wanted:
+                yield one.group, list(found.values()), repeats[one.group]
+
+    def _earlier(self, one: Episode) -> list[str]:
+        """Return the plays of the same member before this one."""
+        play = one.episode.removesuffix(str(attempt_of(one.episode)))
+        return [f"{play}{number}" for number in range(1, attempt_of(one.episode))]
+
+    @staticmethod
+    def _use(is_trained: bool, members: Sequence[Episode]) -> TokenUse:
+        if members[0].split is not Split.TRAIN:
+            return TokenUse.EVALUATION
+        if is_trained:
+            return TokenUse.TRAINED
+        rewards = [one.rewards["policy"] for one in members if one.fault is None]
+        return TokenUse.ZERO_VARIANCE if len(rewards) < 2 or len(set(rewards)) == 1 else TokenUse.STALE
