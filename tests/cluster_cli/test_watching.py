@@ -7,7 +7,8 @@ from typing import Any
 from marlaas.cluster.errors import ClusterSilent
 from marlaas.cluster.watching import ClusterWatch, headline, view
 from marlaas.local.report import Report
-from marlaas.local.table import JobView, cells
+from marlaas.local.table import JobView, cells, cells_of_many
+from marlaas.local.tenants import by_tenant
 
 SPEC = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 8}}
 
@@ -86,10 +87,14 @@ def test_a_row_reads_as_in_a_local_run() -> None:
         "tokensPerSecond": 1234.5,
         "faults": {"env": 2},
         "trainingFaults": {},
-        "agents": [{"name": "policy", "policyVersion": 3}],
+        "tokens": 200,
+        "agents": [{"name": "policy", "policyVersion": 3, "usage": {"generatedTokens": 100, "trainedTokens": 90}}],
     }
     row = ("a/sums", "Running", "3/8", "3", "0.25", "0.10 → 0.20", "1,234", "0.50", "env 2", "·")
-    assert cells(view(_job(**status), 0.0)) == row
+    shown = view(_job(**status), 0.0)
+    assert cells(shown) == row
+    assert cells_of_many(shown)[6:9] == ("200", "45%", "0%")
+    assert by_tenant([shown])[0].entitled is None, "an RLJob does not have its tenant's weight"
     assert cells(view(_job(), 0.0))[:3] == ("a/sums", "Starting", "0/8")
 
 

@@ -12,7 +12,7 @@ from tests.harness import changed as edited
 from tests.local.runs import JOB, POOL, Place
 
 from marlaas.local import changes
-from marlaas.local.changes import Answer, RunChange, ask, changed, take
+from marlaas.local.changes import ChangeAnswer, RunChange, ask, changed, take
 from marlaas.local.folder import OutFolder, hold
 from marlaas.local.processes import Launcher
 from marlaas_api.errors import InvalidInput
@@ -97,8 +97,8 @@ def test_a_change_is_taken_once_and_one_of_another_version_is_refused(tmp_path: 
         (question,) = take(folder)
         assert question.change.cancel == ("a.b",)
         assert take(folder) == []
-        question.answer(Answer(lines=("done",)))
-        assert Answer.model_validate_json((folder.changes / "1.answer").read_bytes()).lines == ("done",)
+        question.answer(ChangeAnswer(lines=("done",)))
+        assert ChangeAnswer.model_validate_json((folder.changes / "1.answer").read_bytes()).lines == ("done",)
         assert "another version" in (folder.changes / "2.answer").read_text()
         changes.forget(folder)
         assert not any(folder.changes.iterdir())

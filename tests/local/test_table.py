@@ -121,3 +121,9 @@ def test_processes_that_start_or_have_exited_are_told_before_anything_else():
 )
 def test_when_all_processes_run_the_line_says_what_the_job_does(document, progress_of, fields, line):
     assert status_line([UP], [JobView(document(), progress_of(document(), **fields))], now=1.0) == line
+
+
+def test_json_names_a_phase_before_a_job_has_any_progress(document):
+    content = as_json(JobView(document()))
+    assert Phase(str(content["phase"])) is Phase.QUEUED
+    assert content["job"] == document().name

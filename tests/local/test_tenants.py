@@ -1,6 +1,7 @@
 """Many jobs on one screen: live table, plain lines and closing report are grouped by tenant and stay short."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ from rich.console import Console
 from marlaas.local.display import PlainDisplay, table
 from marlaas.local.report import JobResult, Report
 from marlaas.local.table import JobView
-from marlaas.local.tenants import OmittedJobs, TenantView, bar, by_tenant, plain_tenant, rows
-from marlaas_api.messages import Phase
+from marlaas.local.tenants import OmittedJobs, ShareMeter, SharesSoFar, TenantView, bar, by_tenant, plain_tenant, rows
+from marlaas_api.messages import Phase, TokenUse, UsageAmounts
 
+USED = UsageAmounts.generated({TokenUse.TRAINED: 60, TokenUse.ZERO_VARIANCE: 10})
 PHASES = [Phase.SUCCEEDED, Phase.QUEUED, *[Phase.RUNNING] * 5, Phase.FAILED]
 
 
@@ -23,7 +25,8 @@ def views(document, progress_of):
         name = f"job-{number}"
         job = document(name, namespace=tenant, uid=f"{tenant}-{name}", tenant=tenant, tenant_weight=weight)
         speed = 10.0 if PHASES[number] is Phase.RUNNING else 0.0
-        return JobView(job, progress_of(job, phase=PHASES[number], step=number % 3, tokens_per_s=speed, tokens=100))
+        done = {"step": number % 3, "tokens_per_s": speed, "tokens": 100, "usage": {"policy": USED}}
+        return JobView(job, progress_of(job, phase=PHASES[number], **done))
 
     return [of(f"team-{at}", weight, number) for at, weight in enumerate((1, 1, 2, 4)) for number in range(8)]
 
@@ -40,7 +43,8 @@ def test_shares_are_by_weight_among_tenants_with_running_jobs_and_by_tokens(view
     assert [one.received for one in tenants] == pytest.approx([1 / 4] * 4)
     idle = [view for view in views if view.document.tenant == "team-3" and view.progress.phase is not Phase.RUNNING]
     without = by_tenant([view for view in views if view.document.tenant != "team-3"] + idle)
-    assert [one.entitled for one in without] == pytest.approx([1 / 4, 1 / 4, 2 / 4, 0])
+    assert [one.entitled for one in without] == [1 / 4, 1 / 4, 2 / 4, None]
+    assert {one.entitled for one in by_tenant([replace(view, is_weight_known=False) for view in views])} == {None}
 
 
 def test_failed_jobs_come_first_and_finished_ones_last(views):
@@ -68,11 +72,21 @@ def test_the_bar_marks_the_entitled_share(views):
     assert bar(last, 8) == "██··|···"
 
 
-def test_the_live_table_of_many_jobs_fits_the_terminal(views):
-    lines = rendered(table(views, 24))
+def test_the_live_table_of_many_jobs_has_the_use_of_each_tenant_and_fits_the_terminal(views):
+    lines = rendered(table(views, 24, 120), 120)
     assert len(lines) <= 25
-    assert any(line.startswith("team-3 ") and "25%" in line for line in lines)
-    assert any("… 4 more" in line and "2 running, 1 queued, 1 succeeded" in line for line in lines)
+    # of eight jobs of 100 tokens: 480 trained, 80 without variance, and the 60 unrecorded ones of the two that have ended
+    (told,) = [line.split() for line in lines if line.startswith("team-3 ")]
+    assert told[2:] == ["25%", "(50%)", "7/24", "50", "800", "60%", "18%"]
+    assert any("… 4 more" in line and "2 running, 1 queued, 1 …" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [80, 90, 100, 112, 120])
+def test_a_narrow_terminal_shows_fewer_columns_and_cuts_no_number(views, width):
+    lines = rendered(table(views, 24, width), width)
+    assert len(lines) <= 25
+    assert all("TOKENS" in lines[0] and f"{name}" in lines[0] for name in ("TRAINED", "WASTED"))
+    assert not any("…" in line for line in lines if "more" not in line)
 
 
 def test_plain_output_of_many_jobs_has_a_line_for_each_tenant_and_period(views):
@@ -85,20 +99,59 @@ def test_plain_output_of_many_jobs_has_a_line_for_each_tenant_and_period(views):
     lines = out.getvalue().splitlines()[before:]
     assert len(lines) == 4
     assert (
-        "team-3: 1 failed, 5 running, 1 queued, 1 succeeded; steps 7/24, 50 tok/s, 25% of all (50% by weight)"
-        in lines[3]
+        "team-3: 1 failed, 5 running, 1 queued, 1 succeeded; steps 7/24, 50 tok/s, 25% of all (50% by weight); "
+        "tokens 800, trained 60%, wasted 18%" in lines[3]
     )
 
 
 def test_a_tenant_without_running_jobs_has_no_share(views):
     (tenant,) = by_tenant([view for view in views if view.document.tenant == "team-0"][:2])
-    assert plain_tenant(tenant) == "team-0: 1 queued, 1 succeeded; steps 1/6, 0 tok/s"
+    assert (
+        plain_tenant(tenant) == "team-0: 1 queued, 1 succeeded; steps 1/6, 0 tok/s; tokens 200, trained 60%, wasted 25%"
+    )
 
 
-def test_the_closing_report_of_many_jobs_names_each_once_and_says_where_files_are(views):
-    report = Report([JobResult(view.document, view.progress) for view in views], Path("runs/many"))
+def test_shares_so_far_count_tokens_by_the_shares_that_held_while_they_were_generated(views):
+    meter = ShareMeter()
+    meter.see(views)
+    assert meter.sums == {}
+    # team-0 generates the next 300 tokens and ends; it was entitled to an eighth of them
+    ended = {"phase": Phase.SUCCEEDED}
+    meter.see(
+        [
+            _later(
+                view,
+                300 if view.document.uid == "team-0-job-2" else 0,
+                ended if view.document.tenant == "team-0" else {},
+            )
+            for view in views
+        ]
+    )
+    assert meter.sums["team-0"] == SharesSoFar(300, 300 / 8, 300)
+    assert meter.sums["team-3"] == SharesSoFar(0, 300 / 2, 300)
+
+
+def _later(view, tokens, fields):
+    return replace(view, progress=view.progress.model_copy(update={"tokens": 100 + tokens, **fields}))
+
+
+def test_the_closing_report_of_many_jobs_names_each_once_and_ends_with_the_tenants(views):
+    shares = {f"team-{at}": SharesSoFar(25, share, 100) for at, share in enumerate((12.5, 12.5, 25, 50))}
+    report = Report([JobResult(view.document, view.progress) for view in views], Path("runs/many"), shares)
     lines = rendered(report.rich())
     assert sum(line.startswith("team-2/job-3 ") for line in lines) == 1
-    assert any(line.startswith("team-2 ") and "25% of tokens" in line for line in lines)
+    last = next(line.split() for line in reversed(lines) if line.startswith("team-3 "))
+    assert last[-6:] == ["7/24", "800", "60%", "18%", "25%", "50%"]
     assert lines[-1].startswith("runs/many/NAMESPACE/JOB/ has each job's adapter")
-    assert len(lines) < 32 + 4 + 4 * 8
+    assert len(lines) < 32 + 4 + 8 + 4 * 8
+
+
+def test_the_report_of_few_jobs_has_the_tenants_if_there_are_several(views):
+    def report(*names):
+        few = [view for view in views if view.document.tenant in names and view.document.job == "job-2"]
+        return "\n".join(
+            rendered(Report([JobResult(one.document, one.progress) for one in few], Path("runs/few")).rich())
+        )
+
+    assert "BY WEIGHT" in report("team-0", "team-1")
+    assert "BY WEIGHT" not in report("team-0")

@@ -279,7 +279,8 @@ def _watch(looks: Sequence[_ListJobs], as_json: bool) -> bool:
         display.close()
     if watching.views and isinstance(display, LiveDisplay):
         views = [*watching.views.values()]
-        Console().print(table(views, room=2 * len(views)), *failures(views), sep="\n")
+        console = Console()
+        console.print(table(views, 2 * len(views), console.width), *failures(views), sep="\n")
     if watching.failed:
         raise typer.Exit(FAILED)
     return bool(watching.views or watching.noted)

@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from marlaas.local.folder import write
 from marlaas.local.records import OpenedJob, open_jobs
 from marlaas.plots.figure import draw, page
 from marlaas.plots.series import JobCurves, Timeline, job_curves, timeline
+from marlaas.plots.shares import TenantService, TenantShares, service, shares
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import Split
 
@@ -121,11 +123,22 @@ Out = Annotated[
 JobOfEach = Annotated[str | None, typer.Option(metavar="NAME", help="Name of the job in each folder. [default: all]")]
 
 
+@dataclass(frozen=True, slots=True)
+class LabelledJob:
+    """A job of a figure: its label, that of its tenant, and the folder that was asked for."""
+
+    label: str
+    group: str
+    run: str
+    opened: OpenedJob
+
+
 def plot(folders: Dirs, out: Out = None, job: JobOfEach = None) -> None:
     """Plot reward, held-out reward, length, entropy, KL, logprob gap, staleness, seconds per step, and working times.
 
     Several folders are plotted in one figure, one colour per job. Lanes below the curves show per job when the engine generated, when the environment
-    ran between turns and when the trainer computed, each with its share of the whole time. Works during the run.
+    ran between turns and when the trainer computed, each with its share of the whole time. Many jobs are coloured and grouped by tenant. Of a run with
+    several tenants, the shares of the engines' tokens that each received and was entitled to are drawn over time. Works during the run.
 
     Writes PNG, SVG, or a self-contained HTML page with a table of the results. Prints the file's path.
 
@@ -133,21 +146,45 @@ def plot(folders: Dirs, out: Out = None, job: JobOfEach = None) -> None:
     """
     target = out or folders[0] / "plot.png"
     render = _renderer(target)
-    jobs = [(label, opened) for label, opened in _labelled(folders, job)]
-    curves = [job_curves(label, opened.document, opened.steps(), opened.evals()) for label, opened in jobs]
-    times = [timeline(label, files.read(opened.folder), opened.steps()) for label, opened in jobs]
-    write(target, render(curves, [one for one in times if one is not None]))
+    jobs = _labelled(folders, job)
+    drawn = [_drawn(one) for one in jobs]
+    is_one_run = len({one.run for one in jobs}) == 1
+    times = [one.timeline for one in drawn if one.timeline is not None]
+    write(
+        target,
+        render([one.curves for one in drawn], times, shares(one.service for one in drawn) if is_one_run else ()),
+    )
     typer.echo(target)
 
 
-Renderer = Callable[[Sequence[JobCurves], Sequence[Timeline]], bytes]
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """Data of one job's part of a figure."""
+
+    curves: JobCurves
+    timeline: Timeline | None
+    service: TenantService
+
+
+def _drawn(job: LabelledJob) -> _Drawn:
+    opened, steps = job.opened, job.opened.steps()
+    document, episodes = opened.document, list(files.read(opened.folder))
+    times = timeline(job.label, episodes, steps)
+    return _Drawn(
+        replace(job_curves(job.label, document, steps, opened.evals()), group=job.group),
+        None if times is None else replace(times, run=job.run, group=job.group),
+        service(document.tenant, document.tenant_weight, episodes),
+    )
+
+
+Renderer = Callable[[Sequence[JobCurves], Sequence[Timeline], Sequence[TenantShares]], bytes]
 
 
 def _renderer(target: Path) -> Renderer:
     renderers: dict[str, Renderer] = {
-        ".png": lambda curves, times: draw(curves, times, "png"),
-        ".svg": lambda curves, times: draw(curves, times, "svg"),
-        ".html": lambda curves, times: page(_title(curves), curves, draw(curves, times, "svg")),
+        ".png": lambda curves, times, drawn: draw(curves, times, "png", drawn),
+        ".svg": lambda curves, times, drawn: draw(curves, times, "svg", drawn),
+        ".html": lambda curves, times, drawn: page(_title(curves), curves, draw(curves, times, "svg", drawn)),
     }
     found = renderers.get(target.suffix.lower())
     if found is None:
@@ -159,8 +196,12 @@ def _title(curves: Sequence[JobCurves]) -> str:
     return ", ".join(one.name for one in curves)
 
 
-def _labelled(folders: Sequence[Path], job: str | None) -> list[tuple[str, OpenedJob]]:
-    """Return jobs with unique labels. If there are several folders, the label includes the folder's name."""
-    opened = [(folder, one) for folder in folders for one in open_jobs(folder, job)]
-    several = len({folder.absolute() for folder, _ in opened}) > 1
-    return [(f"{folder.absolute().name}: {one.name}" if several else one.name, one) for folder, one in opened]
+def _labelled(folders: Sequence[Path], job: str | None) -> list[LabelledJob]:
+    """Return jobs with unique labels. If there are several folders, the labels include the folder's name."""
+    opened = [(folder.absolute(), one) for folder in folders for one in open_jobs(folder, job)]
+    several = len({folder for folder, _ in opened}) > 1
+    found = []
+    for folder, one in opened:
+        prefix = f"{folder.name}: " if several else ""
+        found.append(LabelledJob(f"{prefix}{one.name}", f"{prefix}{one.document.tenant}", str(folder), one))
+    return found

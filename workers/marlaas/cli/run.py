@@ -1,5 +1,6 @@
 """`marlaas run`: turn the command line into a run, and its result into an exit code."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -75,22 +76,18 @@ def run(
     if creds is not None and nats is None:
         complain("--creds needs --nats URL: the embedded server creates its own credentials")
         raise typer.Exit(INVALID)
-    again = _again(files, folder, seed, json, nats)
-    again += ("--creds", str(creds)) if creds is not None else ()
-    again += ("--keep-episodes", str(keep)) if keep != _KEEP_MIB else ()
-    again += ("--replicas", str(replicas)) if replicas is not None else ()
-    again += ("--trainers", str(trainers)) if trainers is not None else ()
-    request = RunRequest(
-        tuple(files),
-        folder,
-        seed,
-        nats,
-        creds,
-        again=again,
-        episodes_bytes=keep << 20,
-        replicas=replicas,
-        trainers=trainers,
-    )
+    options: dict[str, object] = {
+        "--out": folder,
+        "--seed": seed,
+        "--nats": nats,
+        "--creds": creds,
+        "--keep-episodes": keep if keep != _KEEP_MIB else None,
+        "--replicas": replicas,
+        "--trainers": trainers,
+    }
+    again = _again(files, options, json)
+    request = RunRequest(tuple(files), folder, seed, nats, creds, again)
+    request = replace(request, episodes_bytes=keep << 20, replicas=replicas, trainers=trainers)
     display = choose(json)
     keep_to_oneself()
     try:
@@ -102,10 +99,7 @@ def run(
     raise typer.Exit(code)
 
 
-def _again(files: list[str], folder: Path, seed: int | None, json: bool, nats: str | None) -> tuple[str, ...]:
-    """Return the command that continues this run."""
-    options = ["--out", str(folder)]
-    options += ["--seed", str(seed)] if seed is not None else []
-    options += ["--json"] if json else []
-    options += ["--nats", nats] if nats is not None else []
-    return ("marlaas", "run", *files, *options)
+def _again(files: list[str], options: dict[str, object], json: bool) -> tuple[str, ...]:
+    """Return the command that continues this run. Options without a value are left out."""
+    given = [text for name, value in options.items() if value is not None for text in (name, str(value))]
+    return ("marlaas", "run", *files, *given, *(["--json"] if json else []))

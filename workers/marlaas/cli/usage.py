@@ -20,6 +20,7 @@ from marlaas.cluster.usage import deleted_rows, job_rows
 from marlaas.episodes import files
 from marlaas.episodes.usage import UsageRow, sums_by_tenant, usage_of
 from marlaas.local.records import OpenedJob, open_jobs
+from marlaas.local.table import amount, token_cells
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import UsageAmounts
 
@@ -34,7 +35,6 @@ Csv = Annotated[bool, typer.Option("--csv", help="Print CSV: one line per job, w
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per job, with every amount.")]
 
 _COLUMNS = ("PROMPT", "TOKENS", "TRAINED", "WASTED", "ENGINE", "TRAINER", "SANDBOX", "KEPT")
-_UNKNOWN = "-"
 _PLAIN_WIDTH = 120
 
 
@@ -136,26 +136,10 @@ def _table(rows: Sequence[UsageRow]) -> Table:
 
 
 def _cells(amounts: UsageAmounts) -> list[str]:
-    generated = amounts.generated_tokens
     seconds = (amounts.engine_s, amounts.trainer_s, amounts.sandbox_s)
     return [
-        _short(amounts.prompt_tokens),
-        _short(generated),
-        _share(amounts.trained_tokens, generated),
-        _share(amounts.wasted_tokens, generated),
-        *(f"{number:,.0f}s" if number else _UNKNOWN for number in seconds),
-        f"{_short(amounts.stored_bytes)}B" if amounts.stored_bytes else _UNKNOWN,
+        amount(amounts.prompt_tokens),
+        *token_cells(amounts),
+        *(f"{number:,.0f}s" if number else "·" for number in seconds),
+        f"{amount(amounts.stored_bytes)}B" if amounts.stored_bytes else "·",
     ]
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.0%}" if whole else _UNKNOWN
-
-
-def _short(number: float) -> str:
-    """Return a number with three digits: `950`, `79.1k`, `1.20M`."""
-    for unit in ("", "k", "M", "G"):
-        if number < 999.5 or unit == "G":
-            break
-        number /= 1000
-    return f"{number:.0f}{unit}" if number >= 100 or not unit else f"{number:.{1 if number >= 10 else 2}f}{unit}"

@@ -16,6 +16,7 @@ from marlaas_api.kinds import RLJob
 from marlaas_api.kinds.problems import InvalidObject, parse
 from marlaas_api.kinds.status import RLJobStatus
 from marlaas_api.messages import JobDocument, Phase, Progress
+from marlaas_api.usage_status import usage_amounts
 
 
 def view(body: Mapping[str, Any], now: float) -> JobView:
@@ -30,7 +31,8 @@ def view(body: Mapping[str, Any], now: float) -> JobView:
         tenant=(job.status.tenant if job.status is not None else None) or job.metadata.namespace,
         spec=job_spec(job.spec),
     )
-    return JobView(document, _progress(document, job.status, now))
+    # an RLJob does not tell its tenant's weight, and not everybody may read Tenants
+    return JobView(document, _progress(document, job.status, now), is_weight_known=False)
 
 
 def headline(views: Sequence[JobView]) -> str:
@@ -77,6 +79,7 @@ def _progress(document: JobDocument, status: RLJobStatus | None, now: float) -> 
         accelerator_s=status.accelerator_seconds or 0.0,
         faults=dict(status.faults or {}),
         training_faults=dict(status.training_faults or {}),
+        usage={agent.name: usage_amounts(agent.usage) for agent in status.agents},
         started_at=seconds(status.started_at),
         finished_at=seconds(status.finished_at),
         at=now,

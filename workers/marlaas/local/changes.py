@@ -37,7 +37,7 @@ class RunChange(BaseModel):
     cancel: tuple[str, ...] = ()
 
 
-class Answer(BaseModel):
+class ChangeAnswer(BaseModel):
     """The runner's answer: one line for each job, or an error."""
 
     model_config = ConfigDict(frozen=True)
@@ -169,7 +169,7 @@ def ask(folder: OutFolder, change: RunChange, timeout_s: float = ANSWER_S) -> tu
 
 
 def _read(reply: Path) -> tuple[str, ...]:
-    answer = Answer.model_validate_json(reply.read_bytes())
+    answer = ChangeAnswer.model_validate_json(reply.read_bytes())
     if answer.error:
         raise InvalidInput(answer.error)
     return answer.lines
@@ -182,7 +182,7 @@ class Question:
     change: RunChange
     reply: Path
 
-    def answer(self, answer: Answer) -> None:
+    def answer(self, answer: ChangeAnswer) -> None:
         """Answer it. Raises InvalidInput if the folder cannot be written."""
         write(self.reply, answer.model_dump_json().encode())
 
@@ -199,7 +199,7 @@ def take(folder: OutFolder) -> list[Question]:
                 found.append(Question(RunChange.model_validate_json(content), reply))
             except ValidationError:
                 text = "the run was started by another version of marlaas: stop it, and start it again"
-                write(reply, Answer(error=text).model_dump_json().encode())
+                write(reply, ChangeAnswer(error=text).model_dump_json().encode())
     return found
 
 

@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from typing import IO, Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -16,12 +17,23 @@ from rich.table import Table
 from rich.text import Text
 
 from marlaas.local.report import Report
-from marlaas.local.table import COLUMNS, JobView, as_json, cells, plain_line, why
-from marlaas.local.tenants import GROUPED_FROM, OmittedJobs, TenantView, bar, by_tenant, plain_tenant, rows
+from marlaas.local.table import (
+    COLUMNS,
+    COLUMNS_OF_MANY,
+    JobView,
+    as_json,
+    cells,
+    cells_of_many,
+    plain_line,
+    token_cells,
+    why,
+)
+from marlaas.local.tenants import GROUPED_FROM, OmittedJobs, Row, TenantView, by_tenant, plain_tenant, rows, share
 from marlaas_api.messages import Phase
 
 PLAIN_PERIOD_S = 10.0
 MAX_LINES = 6
+_SHARE_WIDTH = 24
 _COLOURS: Mapping[str, str] = {
     Phase.RUNNING: "cyan",
     Phase.SUCCEEDED: "green",
@@ -106,33 +118,56 @@ class LiveDisplay:
             parts.append(ProgressBar(total=1.0, completed=self._share, width=40))
         if self._views:
             # the spinner, the table's header and one line of the shell need room too
-            parts += [table(self._views, self._console.size.height - 3), *failures(self._views)]
+            width, height = self._console.size
+            parts += [table(self._views, height - 3, width), *failures(self._views)]
         return Group(*parts)
 
 
-def table(views: Sequence[JobView], room: int) -> Table:
-    """Return the jobs as a Rich table; many jobs are grouped by tenant, so that the table has about `room` rows."""
+def table(views: Sequence[JobView], room: int, width: int) -> Table:
+    """Return the jobs as a Rich table of about `room` rows. Many jobs are grouped by tenant, and columns that need more than `width` are left out."""
     grid = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    if len(views) >= GROUPED_FROM:
+        return _fill_grouped(grid, rows(views, room), [width >= least for least in COLUMNS_OF_MANY.values()])
     for index, column in enumerate(COLUMNS):
         grid.add_column(column, justify="left" if index < 2 else "right", no_wrap=index < 4)
-    for row in rows(views, room):
-        match row:
-            case TenantView():
-                share = f"{bar(row)} {row.received:.0%}" if row.entitled else ""
-                grid.add_row(
-                    row.name, share, f"{row.step}/{row.steps}", "", "", "", f"{row.tokens_per_s:,.0f}", style="bold"
-                )
-            case OmittedJobs():
-                grid.add_row(f"  … {row.num} more", row.counts, style="dim")
-            case JobView():
-                grid.add_row(*_job_row(row, indent="  " if len(views) >= GROUPED_FROM else ""))
+    for view in views:
+        grid.add_row(*_coloured(cells(view), view))
     return grid
 
 
-def _job_row(view: JobView, indent: str) -> list[str | Text]:
+def _fill_grouped(grid: Table, found: Sequence[Row], shown: Sequence[bool]) -> Table:
+    for index, column in enumerate(compress(COLUMNS_OF_MANY, shown)):
+        # the counts of omitted jobs must not make the second column wider
+        widest = _SHARE_WIDTH if index == 1 else None
+        grid.add_column(column, justify="left" if index < 2 else "right", no_wrap=True, max_width=widest)
+    for row in found:
+        match row:
+            case TenantView():
+                speed = f"{row.tokens_per_s:,.0f}"
+                line = [
+                    row.name,
+                    share(row),
+                    f"{row.step}/{row.steps}",
+                    "",
+                    "",
+                    speed,
+                    *token_cells(row.amounts),
+                    "",
+                    "",
+                ]
+                grid.add_row(*compress(line, shown), style="bold")
+            case OmittedJobs():
+                grid.add_row(f"  … {row.num} more", row.counts, style="dim")
+            case JobView():
+                name, *rest = _coloured(cells_of_many(row), row)
+                grid.add_row(*compress([f"  {name}", *rest], shown))
+    return grid
+
+
+def _coloured(line: Sequence[str], view: JobView) -> list[str | Text]:
     style = _COLOURS.get(view.progress.phase if view.progress else "", "dim")
-    first, phase, *rest = cells(view)
-    return [f"{indent}{first}", Text(phase, style=style), *rest]
+    name, phase, *rest = line
+    return [name, Text(phase, style=style), *rest]
 
 
 def failures(views: Sequence[JobView]) -> list[Text]:

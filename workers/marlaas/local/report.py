@@ -1,7 +1,7 @@
 """Result of a job, from its last progress and its records: `summary.json`, and the final report of a run. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -9,10 +9,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from marlaas.local.table import faults, finite, number, why, without_signal
-from marlaas.local.tenants import GROUPED_FROM, phases, tenants_of
+from marlaas.local.table import faults, finite, number, percent, token_cells, why, without_signal
+from marlaas.local.tenants import GROUPED_FROM, SharesSoFar, phases, tenants_of
 from marlaas_api.last_words import visible
 from marlaas_api.messages import EvalRecord, EvalSample, JobDocument, Phase, Progress, StepRecord
+from marlaas_api.messages.usage import total
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +131,11 @@ MAX_LINES_OF_MANY = 4
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Results of all jobs, and their output folder."""
+    """Results of all jobs, their output folder, and the shares of tenants since this runner began; none if it ran nothing."""
 
     results: Sequence[JobResult]
     folder: Path
+    shares: Mapping[str, SharesSoFar] = field(default_factory=dict)
 
     def json(self) -> dict[str, object]:
         """Return the content of `summary.json` and the path of the output folder."""
@@ -146,10 +148,18 @@ class Report:
             where = Text(
                 f"\n{self.folder}/NAMESPACE/JOB/ has each job's adapter, curve.png, records, episodes and logs"
             )
-            return Group(Text(), _grouped(self.results), *_whys(failed, MAX_LINES_OF_MANY), *_idle(self.results), where)
+            return Group(
+                Text(),
+                _grouped(self.results),
+                *_tenants(self.results, self.shares),
+                *_whys(failed, MAX_LINES_OF_MANY),
+                *_idle(self.results),
+                where,
+            )
         return Group(
             Text(),
             _scores(self.results),
+            *_tenants(self.results, self.shares),
             *_whys(self.results),
             *_idle(self.results),
             *(part for one in self.results for part in self._job(one)),
@@ -177,22 +187,36 @@ class Report:
 
 
 def _grouped(results: Sequence[JobResult]) -> Table:
-    """Return the scores of each tenant's jobs below a row of the tenant: its jobs by phase, its steps and its share of all tokens."""
+    """Return the scores of each tenant's jobs below the tenant's name."""
     table = _score_columns()
-    tokens = sum(_tokens(result) for result in results)
     for tenant in tenants_of(result.document for result in results):
-        own = [result for result in results if result.document.tenant == tenant]
-        share = f"{sum(_tokens(result) for result in own) / tokens:.0%} of tokens" if tokens else ""
-        steps = sum(result.progress.step for result in own if result.progress is not None)
-        wanted = sum(result.document.spec.training.steps for result in own)
-        table.add_row(tenant, phases(result.phase for result in own), f"{steps}/{wanted}", "", share, style="bold")
-        for result in own:
-            table.add_row(*_score(result))
+        table.add_row(tenant, style="bold")
+        for result in results:
+            if result.document.tenant == tenant:
+                table.add_row(*_score(result))
     return table
 
 
-def _tokens(result: JobResult) -> int:
-    return result.progress.tokens if result.progress is not None else 0
+def _tenants(results: Sequence[JobResult], shares: Mapping[str, SharesSoFar]) -> Iterator[RenderableType]:
+    """Yield a table of the tenants if there are several: jobs, steps, use of tokens, and shares of the engines' tokens."""
+    names = tenants_of(result.document for result in results)
+    if len(names) < 2:
+        return
+    table = _columns(("TENANT", "JOBS", "STEPS", "TOKENS", "TRAINED", "WASTED", "RECEIVED", "BY WEIGHT"))
+    for tenant in names:
+        own = [result for result in results if result.document.tenant == tenant]
+        found = [result.progress for result in own if result.progress is not None]
+        wanted = sum(result.document.spec.training.steps for result in own)
+        so_far = shares.get(tenant, SharesSoFar())
+        table.add_row(
+            tenant,
+            phases(result.phase for result in own),
+            f"{sum(progress.step for progress in found)}/{wanted}",
+            *token_cells(total(progress.amounts for progress in found)),
+            percent(so_far.received, so_far.of),
+            percent(so_far.entitled, so_far.of),
+        )
+    yield Padding(table, (1, 0, 0, 0))
 
 
 def _scores(results: Sequence[JobResult]) -> Table:
@@ -203,9 +227,14 @@ def _scores(results: Sequence[JobResult]) -> Table:
 
 
 def _score_columns() -> Table:
+    return _columns(("JOB", "PHASE", "STEPS", "VERSION", "EVAL BEFORE", "AFTER", "FAULTS"))
+
+
+def _columns(names: Sequence[str]) -> Table:
+    """Return an empty table; the first two columns are texts, the others numbers."""
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("JOB", "PHASE", "STEPS", "VERSION", "EVAL BEFORE", "AFTER", "FAULTS"):
-        table.add_column(column, justify="left" if column in ("JOB", "PHASE") else "right")
+    for index, name in enumerate(names):
+        table.add_column(name, justify="left" if index < 2 else "right")
     return table
 
 

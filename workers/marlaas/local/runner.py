@@ -6,9 +6,11 @@ before everything that users can get wrong has been checked.
 
 import asyncio
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import uvloop
 
 from marlaas.episodes.files import DEFAULT_BYTES
 from marlaas.local import changes, documents, plan
@@ -23,6 +25,7 @@ from marlaas.local.recorder import Recorder
 from marlaas.local.report import JobResult, Report, all_succeeded
 from marlaas.local.server import Existing, message_server
 from marlaas.local.supervisor import GRACE_S, IDLE_GRACE_S, Supervisor
+from marlaas.local.tenants import SharesSoFar
 from marlaas.local.watch import JobWatch, announce, withdraw
 from marlaas.models import prepared
 from marlaas.trackers.feed import TrackerFeed, TrackerPaths
@@ -71,7 +74,8 @@ def run(request: RunRequest, display: Display) -> int:
         Retryable: the server of `nats` does not answer.
     """
     try:
-        return asyncio.run(_run(request, display))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_run(request, display))
     except BaseExceptionGroup as group:
         raise first_cause(group) from group
 
@@ -117,6 +121,7 @@ class _Run:
         self._display = display
         self._interrupts = interrupts
         self._cancelled: tuple[JobDocument, ...] = ()
+        self._shares: Mapping[str, SharesSoFar] = {}
         self.again = request.again
 
     async def run(self) -> int:
@@ -183,7 +188,7 @@ class _Run:
             watch = JobWatch(server.bus, collector, self._display, content.jobs, content.pools)
             async with launcher.with_parent() as forking:
                 await self._supervise(_Services(folder, server.bus, watch, forking, recorder))
-            results = await watch.results()
+            results, self._shares = await watch.results(), watch.shares.sums
             finished = [one.document for one in results if one.phase.final]
             await recorder.forget([document.ref for document in finished])
             await feed.close(watch.jobs, {document.uid for document in finished})
@@ -212,11 +217,11 @@ class _Run:
             try:
                 lines = await self._apply(parts, question.change)
             except InvalidInput as error:
-                question.answer(changes.Answer(error=str(error)))
+                question.answer(changes.ChangeAnswer(error=str(error)))
                 continue
             for line in lines:
                 self._display.note(line)
-            question.answer(changes.Answer(lines=lines))
+            question.answer(changes.ChangeAnswer(lines=lines))
 
     async def _apply(self, parts: "_Services", change: changes.RunChange) -> tuple[str, ...]:
         """Apply one change. The record is written first: a run that is killed here continues with the changed jobs."""
@@ -274,7 +279,7 @@ class _Run:
                 finished=finished,
             )
         )
-        self._display.result(Report(results, folder.root))
+        self._display.result(Report(results, folder.root, self._shares))
         if self._interrupts.first.is_set() and not finished:
             self._display.note(f"to continue: {shlex.join(self.again)}")
             return EXIT_INTERRUPTED

@@ -6,19 +6,37 @@ from dataclasses import dataclass
 
 from marlaas.local.plan import ProcessSpec
 from marlaas_api.last_words import visible
-from marlaas_api.messages import JobDocument, Phase, Progress
+from marlaas_api.messages import JobDocument, Phase, Progress, UsageAmounts
 
 COLUMNS = ("JOB", "PHASE", "STEP", "VERSION", "REWARD", "EVAL", "TOK/S", "STALENESS", "FAULTS", "ETA")
+COLUMNS_OF_MANY = {
+    "TENANT / JOB": 0,
+    "SHARE (BY WEIGHT)": 0,
+    "STEP": 0,
+    "REWARD": 98,
+    "EVAL": 110,
+    "TOK/S": 0,
+    "TOKENS": 0,
+    "TRAINED": 0,
+    "WASTED": 0,
+    "FAULTS": 118,
+    "ETA": 88,
+}
+"""Columns of a table that is grouped by tenant, and the width of the terminal from which each is shown."""
 _FEW_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job as displayed. `progress` is None until the orchestrator publishes it."""
+    """A job as displayed.
+
+    progress: None until the orchestrator publishes it. is_weight_known: whether the document has its tenant's weight.
+    """
 
     document: JobDocument
     progress: Progress | None = None
     eta_s: float | None = None
+    is_weight_known: bool = True
 
     @property
     def name(self) -> str:
@@ -46,6 +64,13 @@ def cells(view: JobView) -> tuple[str, ...]:
     )
 
 
+def cells_of_many(view: JobView) -> tuple[str, ...]:
+    """Return one cell per column of `COLUMNS_OF_MANY`; the second one has the phase."""
+    name, phase, step, _, reward, score, speed, _, fault, eta = cells(view)
+    tokens = token_cells(view.progress.amounts) if view.progress is not None else ("·", "·", "·")
+    return name, phase, step, reward, score, speed, *tokens, fault, eta
+
+
 def plain_line(view: JobView) -> str:
     """Return one line for logs and outputs that are not terminals."""
     progress = view.progress
@@ -66,7 +91,8 @@ def as_json(view: JobView) -> dict[str, object]:
     """Return the whole progress for JSON output; keys as in `summary.json`."""
     progress = view.progress
     if progress is None:
-        return {"job": view.name, "phase": "Starting", "steps": view.document.spec.training.steps}
+        waiting = {"phase": Phase.QUEUED.value, "message": "the orchestrator has not seen the job yet"}
+        return {"job": view.name, **waiting, "steps": view.document.spec.training.steps}
     return {
         "job": view.name,
         "phase": progress.phase.value,
@@ -122,6 +148,26 @@ def evaluation(progress: Progress) -> str:
 def faults(by_class: Mapping[str, int]) -> str:
     """Return faults as `env 3, infra 1`."""
     return ", ".join(f"{name} {count}" for name, count in sorted(by_class.items()) if count) or "0"
+
+
+def token_cells(amounts: UsageAmounts) -> tuple[str, str, str]:
+    """Return the generated tokens, and the shares of them that were trained and wasted; the rest is evaluated or open."""
+    generated = amounts.generated_tokens
+    return amount(generated), percent(amounts.trained_tokens, generated), percent(amounts.wasted_tokens, generated)
+
+
+def percent(part: float, whole: float) -> str:
+    """Return `62%`; a dot if the whole is 0."""
+    return f"{part / whole:.0%}" if whole else "·"
+
+
+def amount(value: float) -> str:
+    """Return a number with three digits: `950`, `79.1k`, `1.20M`."""
+    for unit in ("", "k", "M", "G"):
+        if value < 999.5 or unit == "G":
+            break
+        value /= 1000
+    return f"{value:.0f}{unit}" if value >= 100 or not unit else f"{value:.{1 if value >= 10 else 2}f}{unit}"
 
 
 def number(value: float | None) -> str:

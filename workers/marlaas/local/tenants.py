@@ -2,14 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from marlaas.local.table import JobView
-from marlaas_api.messages import JobDocument, Phase
+from marlaas.local.table import JobView, token_cells
+from marlaas_api.messages import JobDocument, Phase, UsageAmounts
+from marlaas_api.messages.usage import total
 
 GROUPED_FROM = 9
 """Number of jobs from which displays and reports are grouped by tenant."""
-_BAR_CELLS = 20
+_BAR_CELLS = 10
 _ORDER = (Phase.FAILED, Phase.RUNNING, Phase.QUEUED, Phase.SUSPENDED, Phase.SUCCEEDED)
 
 
@@ -17,14 +18,14 @@ _ORDER = (Phase.FAILED, Phase.RUNNING, Phase.QUEUED, Phase.SUSPENDED, Phase.SUCC
 class TenantView:
     """A tenant's jobs in display order, and its shares of the engines' tokens.
 
-    entitled: share by weight among the tenants with running jobs; 0 if it has none. received: share of the current
-    tokens per second; 0 if no tokens are generated.
+    entitled: share by weight among the tenants with running jobs; None if it has none, or if weights are not known.
+    received: share of the current tokens per second; 0 if no tokens are generated.
     """
 
     name: str
     weight: float
     jobs: tuple[JobView, ...]
-    entitled: float = 0.0
+    entitled: float | None = None
     received: float = 0.0
 
     @property
@@ -41,6 +42,11 @@ class TenantView:
     def steps(self) -> int:
         """Steps of its jobs in all."""
         return sum(one.document.spec.training.steps for one in self.jobs)
+
+    @property
+    def amounts(self) -> UsageAmounts:
+        """Usage of its jobs."""
+        return total(one.progress.amounts for one in self.jobs if one.progress is not None)
 
     def counts(self) -> str:
         """Return its jobs by phase as `3 running, 1 queued`."""
@@ -68,13 +74,14 @@ def by_tenant(views: Sequence[JobView]) -> tuple[TenantView, ...]:
         for name, jobs in sorted(groups.items())
     ]
     weights = sum(one.weight for one in plain if _runs(one))
+    is_known = all(view.is_weight_known for view in views)
     tokens = sum(one.tokens_per_s for one in plain)
     return tuple(
         TenantView(
             one.name,
             one.weight,
             one.jobs,
-            one.weight / weights if _runs(one) else 0.0,
+            one.weight / weights if is_known and _runs(one) else None,
             one.tokens_per_s / tokens if tokens else 0.0,
         )
         for one in plain
@@ -105,17 +112,64 @@ def bar(tenant: TenantView, cells: int = _BAR_CELLS) -> str:
     """Return a bar of the received share, with a mark at the entitled share: `█████····|··········`."""
     filled = round(tenant.received * cells)
     drawn = ["█" if at < filled else "·" for at in range(cells)]
-    if tenant.entitled:
+    if tenant.entitled is not None:
         drawn[min(cells - 1, round(tenant.entitled * cells))] = "|"
     return "".join(drawn)
 
 
+def share(tenant: TenantView) -> str:
+    """Return the bar and both shares: `█████···|··· 25% (50%)`; empty if it neither receives nor is entitled to any."""
+    if tenant.entitled is None:
+        return f"{bar(tenant)} {tenant.received:.0%}" if tenant.received else ""
+    return f"{bar(tenant)} {tenant.received:.0%} ({tenant.entitled:.0%})"
+
+
 def plain_tenant(tenant: TenantView) -> str:
     """Return one line for logs and outputs that are not terminals."""
-    share = f", {tenant.received:.0%} of all ({tenant.entitled:.0%} by weight)" if tenant.entitled else ""
+    shares = "" if tenant.entitled is None else f", {tenant.received:.0%} of all ({tenant.entitled:.0%} by weight)"
+    tokens, trained, wasted = token_cells(tenant.amounts)
     return (
-        f"{tenant.name}: {tenant.counts()}; steps {tenant.step}/{tenant.steps}, {tenant.tokens_per_s:,.0f} tok/s{share}"
+        f"{tenant.name}: {tenant.counts()}; steps {tenant.step}/{tenant.steps}, {tenant.tokens_per_s:,.0f} tok/s{shares}; "
+        f"tokens {tokens}, trained {trained}, wasted {wasted}"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SharesSoFar:
+    """A tenant's tokens since the first observation, and those that it was entitled to. of: the tokens of all tenants."""
+
+    received: float = 0.0
+    entitled: float = 0.0
+    of: float = 0.0
+
+    def plus(self, received: float, entitled: float, of: float) -> "SharesSoFar":
+        """Return the sums."""
+        return SharesSoFar(self.received + received, self.entitled + entitled, self.of + of)
+
+
+@dataclass(slots=True)
+class ShareMeter:
+    """Adds up the shares of tenants from one observation of a run to the next.
+
+    Tokens between two observations count by the shares of the first one: a job that has ended in between was entitled.
+    """
+
+    sums: dict[str, SharesSoFar] = field(default_factory=dict)
+    _last: Sequence[TenantView] = ()
+
+    def see(self, views: Sequence[JobView]) -> None:
+        """Add what was generated since the last observation."""
+        before = {one.name: one for one in self._last}
+        self._last = by_tenant(views)
+        gained = {
+            one.name: max(0, one.amounts.generated_tokens - before[one.name].amounts.generated_tokens)
+            for one in self._last
+            if one.name in before
+        }
+        whole = sum(gained.values())
+        for name, tokens in gained.items():
+            entitled = before[name].entitled or 0.0
+            self.sums[name] = self.sums.get(name, SharesSoFar()).plus(tokens, entitled * whole, whole)
 
 
 def phases(found: Iterable[Phase | None]) -> str:

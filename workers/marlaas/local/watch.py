@@ -12,6 +12,7 @@ from marlaas.local.display import Display
 from marlaas.local.report import Failure, JobResult
 from marlaas.local.supervisor import Supervisor
 from marlaas.local.table import JobView, ProgressMark, advanced, eta_s, status_line
+from marlaas.local.tenants import ShareMeter
 from marlaas_api import subjects
 from marlaas_api.bus import Bucket, Bus
 from marlaas_api.errors import InvalidInput, Permanent, Retryable
@@ -81,7 +82,8 @@ ANSWER_S = 2.0
 class JobWatch:
     """All jobs of a run.
 
-    seen: last observation of the bus. failures: by job key, jobs that the runner gave up. marks: by uid.
+    seen: last observation of the bus. failures: by job key, jobs that the runner gave up. marks: by uid. shares: of
+    tenants, since this runner began.
     """
 
     bus: Bus
@@ -92,6 +94,7 @@ class JobWatch:
     seen: Observation = field(default_factory=Observation)
     failures: dict[str, Failure] = field(default_factory=dict)
     marks: dict[str, tuple[ProgressMark, ...]] = field(default_factory=dict)
+    shares: ShareMeter = field(default_factory=ShareMeter)
 
     async def poll(self, supervisor: Supervisor) -> bool:
         """Run one round; return False once nothing is left to run. Raises InvalidInput if the output folder cannot be written."""
@@ -153,6 +156,7 @@ class JobWatch:
         views = [self._view(job, now) for job in self.jobs]
         waiting = status_line(supervisor.states(), views, now) if answered else "the NATS server does not answer"
         self.display.waiting(waiting)
+        self.shares.see(views)
         self.display.jobs(views)
 
     def _view(self, job: JobDocument, now: float) -> JobView:

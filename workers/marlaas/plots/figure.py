@@ -1,12 +1,13 @@
 """Figures of runs: panels of several jobs with their working times, one job's learning curve, and an HTML page.
 
-matplotlib is imported only when a figure is drawn. Colours suit the colour-blind.
+matplotlib is imported only when a figure is drawn. Many jobs are coloured and grouped by tenant.
 """
 
 import html
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from marlaas.plots.series import (
@@ -23,44 +24,14 @@ from marlaas.plots.series import (
     reward_curve,
     union,
 )
+from marlaas.plots.shares import TenantShares
+from marlaas.plots.style import GROUPED_FROM, INK, LANE_COLOURS, RULE, RUNS, blank, of_run, plain, unit
+from marlaas.plots.tenants import draw_shares, draw_timeline, shares_height, timeline_height
 from marlaas_api.messages import EvalRecord, StepRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
-
-INK, RULE, GRID = "#2b2f36", "#b8bec7", "#e6e9ee"
-RUNS = ("#3b6fb6", "#d1495b", "#4a8f6d", "#8d6a9f", "#c98a2b", "#3f9fae", "#7a7f87", "#a0522d")
-"""Okabe and Ito's hues with lower saturation. The ninth job has the first colour again, with a dashed line."""
-ENGINE, ENVIRONMENT, TRAINER = "#3b6fb6", "#c98a2b", "#4a8f6d"
-LANES = {"engine": ENGINE, "environment": ENVIRONMENT, "trainer": TRAINER}
-
-
-def blank(width: float, height: float) -> "Figure":
-    """Return an empty white figure; sizes are in inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=130, facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def plain(axes: "Axes", grid: Literal["x", "y"] = "y") -> None:
-    """Draw thin rules below and to the left, and a pale grid behind."""
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(RULE)
-    axes.tick_params(colors=INK, labelsize=9)
-    axes.grid(axis=grid, color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-
-
-def of_run(index: int) -> tuple[str, str]:
-    """Return the colour and line style of the n-th job of a figure."""
-    return RUNS[index % len(RUNS)], "-" if index < len(RUNS) else "--"
-
 
 _COLUMNS = 2
 _ROW_INCHES, _LANE_INCHES = 2.1, 0.28
@@ -69,7 +40,12 @@ _LANES_PER_JOB = 4
 _PIXELS = 1500
 
 
-def draw(jobs: Sequence[JobCurves], timelines: Sequence[Timeline], kind: Literal["png", "svg"] = "png") -> bytes:
+def draw(
+    jobs: Sequence[JobCurves],
+    timelines: Sequence[Timeline],
+    kind: Literal["png", "svg"] = "png",
+    shares: Sequence[TenantShares] = (),
+) -> bytes:
     """Return the figure's bytes. The same input gives the same bytes."""
     import matplotlib as mpl
 
@@ -77,21 +53,29 @@ def draw(jobs: Sequence[JobCurves], timelines: Sequence[Timeline], kind: Literal
         buffer = io.BytesIO()
         # leave out the date and the library's version, so that a figure changes only with its data
         metadata = {"Date": None} if kind == "svg" else {"Software": None}
-        _figure(jobs, timelines).savefig(buffer, format=kind, metadata=metadata)
+        _figure(jobs, timelines, shares).savefig(buffer, format=kind, metadata=metadata)
     return buffer.getvalue()
 
 
-def _figure(jobs: Sequence[JobCurves], timelines: Sequence[Timeline]) -> "Figure":
-    above = math.ceil(len(PANELS) / _COLUMNS) * _ROW_INCHES + 0.5
-    below = _LANE_INCHES * _LANES_PER_JOB * len(timelines) + 0.9 if timelines else 0.0
-    figure = blank(11, above + below)
-    # two subfigures, so that the names of the lanes take no room from the panels
-    parts = figure.subfigures(
-        2 if timelines else 1, 1, height_ratios=[above, below] if timelines else None, squeeze=False
-    )
-    _panels(parts[0, 0], jobs)
-    if timelines:
-        _timeline(parts[1, 0].subplots(), timelines)
+def _figure(jobs: Sequence[JobCurves], timelines: Sequence[Timeline], shares: Sequence[TenantShares]) -> "Figure":
+    many = len(timelines) >= GROUPED_FROM
+    lanes = _LANE_INCHES * _LANES_PER_JOB * len(timelines) + 0.9 if timelines else 0.0
+    heights = [
+        math.ceil(len(PANELS) / _COLUMNS) * _ROW_INCHES + 0.5,
+        shares_height(shares),
+        timeline_height(timelines) if many else lanes,
+    ]
+    figure = blank(11, sum(heights))
+    used = [height for height in heights if height]
+    # subfigures, so that the names of the lanes take no room from the panels
+    parts = iter(figure.subfigures(len(used), 1, height_ratios=used, squeeze=False).flat)
+    _panels(next(parts), jobs)
+    if shares:
+        draw_shares(next(parts), shares)
+    if many:
+        draw_timeline(next(parts), timelines)
+    elif timelines:
+        _timeline(next(parts).subplots(), timelines)
     return figure
 
 
@@ -100,15 +84,18 @@ def _panels(figure: "SubFigure", jobs: Sequence[JobCurves]) -> None:
     for panel, one in zip(PANELS, axes.flat, strict=False):
         _panel(one, panel, jobs)
     handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=4, frameon=False, fontsize=10, labelcolor=INK)
+    place = {"loc": "outside upper left", "ncols": 4}
+    legend = figure.legend(handles, labels, frameon=False, fontsize=10, labelcolor=INK, **place)
+    for line in legend.get_lines():
+        line.set(linewidth=2, alpha=1)
 
 
 def _panel(axes: "Axes", panel: str, jobs: Sequence[JobCurves]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     drawn = False
-    for index, job in enumerate(jobs):
-        drawn = _curve(axes, job.curves.get(panel, Curve(())), index, job.name, marked=panel == EVAL) or drawn
+    for job, look in zip(jobs, _looks(jobs), strict=True):
+        drawn = _curve(axes, job.curves.get(panel, Curve(())), look, marked=panel == EVAL) or drawn
     axes.set_title(panel, loc="left", fontsize=10, color=INK)
     if not drawn:
         axes.text(0.5, 0.5, "no data", ha="center", transform=axes.transAxes, color=RULE)
@@ -117,14 +104,46 @@ def _panel(axes: "Axes", panel: str, jobs: Sequence[JobCurves]) -> None:
     plain(axes)
 
 
-def _curve(axes: "Axes", curve: Curve, index: int, name: str, marked: bool) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Colour and style of a job's curves, and its label in the legend; a label that begins with `_` is left out."""
+
+    colour: str
+    line: str
+    label: str
+    width: float = 1.7
+    alpha: float = 1.0
+    has_band: bool = True
+
+
+def _looks(jobs: Sequence[JobCurves]) -> list[_Look]:
+    """Return a look per job: few have a colour each, many the thin lines of their tenant's colour."""
+    if len(jobs) < GROUPED_FROM:
+        return [_Look(*of_run(index), job.name) for index, job in enumerate(jobs)]
+    groups = sorted({job.group for job in jobs})
+    first = {job.group: job for job in reversed(jobs)}
+    return [
+        _Look(*of_run(groups.index(job.group)), job.group if first[job.group] is job else "_", 0.9, 0.6, False)
+        for job in jobs
+    ]
+
+
+def _curve(axes: "Axes", curve: Curve, look: _Look, marked: bool) -> bool:
     """Draw the curve; return False if it has no finite point."""
-    colour, line = of_run(index)
-    if curve.band:
-        axes.fill_between(curve.xs, *curve.edges(), color=colour, alpha=0.15, linewidth=0)
+    if curve.band and look.has_band:
+        axes.fill_between(curve.xs, *curve.edges(), color=look.colour, alpha=0.15, linewidth=0)
     alone = sum(map(math.isfinite, curve.ys)) == 1
-    marker = "o" if marked or alone else ""
-    axes.plot(curve.xs, curve.ys, color=colour, linestyle=line, linewidth=1.7, marker=marker, markersize=5, label=name)
+    axes.plot(
+        curve.xs,
+        curve.ys,
+        color=look.colour,
+        linestyle=look.line,
+        linewidth=look.width,
+        alpha=look.alpha,
+        marker="o" if marked or alone else "",
+        markersize=5,
+        label=look.label,
+    )
     return any(map(math.isfinite, curve.ys))
 
 
@@ -136,20 +155,16 @@ def _timeline(axes: "Axes", timelines: Sequence[Timeline]) -> None:
         for number, (lane, intervals) in enumerate(one.lanes().items()):
             ticks.append(top - number)
             names.append(f"{lane}, {_share(one, intervals)}")
-            _lane(axes, top - number, intervals, (one.begin, longest, LANES[lane]))
-    unit_s = _unit_s(longest)
+            _lane(axes, top - number, intervals, (one.begin, longest, LANE_COLOURS[lane]))
+    name, unit_s = unit(longest)
     axes.set_yticks(ticks, names)
     axes.set_ylim(min(ticks) - 0.6, 1.3)
-    axes.set_xlabel("minutes" if unit_s > 1 else "seconds", color=INK)
+    axes.set_xlabel(name, color=INK)
     axes.set_xlim(0, longest / unit_s)
     axes.set_title(
         "working time of engine, environment and trainer, as a share of the run", loc="left", fontsize=10, color=INK
     )
     plain(axes, grid="x")
-
-
-def _unit_s(longest_s: float) -> float:
-    return 60.0 if longest_s > 180 else 1.0
 
 
 def _share(one: Timeline, intervals: Sequence[Interval] | None) -> str:
@@ -164,7 +179,7 @@ def _lane(axes: "Axes", place: float, intervals: Sequence[Interval] | None, scal
     begin, whole_s, colour = scale
     if intervals is None:
         return
-    unit_s = _unit_s(whole_s)
+    _, unit_s = unit(whole_s)
     bars = [((a - begin) / unit_s, (b - a) / unit_s) for a, b in union(intervals, gap_s=whole_s / _PIXELS)]
     axes.broken_barh(bars, (place - 0.36, 0.72), color=colour, linewidth=0)
 

@@ -47,10 +47,11 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class JobCurves:
-    """All curves of one job, by the title of their panel."""
+    """All curves of one job, by the title of their panel. `group` is the tenant, by which many jobs are coloured."""
 
     name: str
     curves: Mapping[str, Curve] = field(default_factory=dict)
+    group: str = ""
 
 
 REWARD, EVAL, LENGTH, ENTROPY = (
@@ -133,7 +134,10 @@ TRAIN_S = "train_s"
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Disjoint intervals in order, per lane. None: the records lack this time."""
+    """Disjoint intervals in order, per lane. None: the records lack this time.
+
+    run: folder of the job's run, whose jobs have a common time. group: the tenant, by which many jobs are grouped.
+    """
 
     name: str
     begin: float
@@ -141,6 +145,8 @@ class Timeline:
     engine: tuple[Interval, ...] | None
     environment: tuple[Interval, ...] | None
     trainer: tuple[Interval, ...] | None
+    run: str = ""
+    group: str = ""
 
     def lanes(self) -> dict[str, tuple[Interval, ...] | None]:
         """Return the three lanes by name."""
