@@ -4,41 +4,14 @@ import json
 
 import pytest
 
-from marlaas_e2e.platform import NAMESPACE, RELEASE, Platform, manifest
+from marlaas_e2e.platform import NAMESPACE, Platform, manifest
+from marlaas_e2e.step_records import assert_exact
 
 TEAM, JOB = "team-d", "survivor"
 MORE_STEPS = 40
 """More than are made while somebody is away and the status stands still."""
 SLOW = ("rollout", "trainer")
 """Those who need seconds to be back, so that somebody can ask; of bus and orchestrator see test_4b_outages.py."""
-
-# What is on record of the job, read where the orchestrator reads it, with the orchestrator's own credential.
-_RECORDS = """
-import asyncio, json, sys
-from pathlib import Path
-from marlaas_api import subjects
-from marlaas_api.bus_nats import connect
-from marlaas_api.messages import StepRecord
-from marlaas_api.wire import decode_as
-async def main(url, creds, namespace, job, uid):
-    bus = await connect(url, name="accounting", creds=Path(creds))
-    try:
-        stored = await bus.replay(subjects.STEPS, f"step.{namespace}.{job}.*")
-    finally:
-        await bus.close()
-    records = [record for each in stored if (record := decode_as(StepRecord, each.data)).uid == uid]
-    print(json.dumps([[r.step, r.version, r.num_groups, r.num_episodes, list(r.indices)] for r in records]))
-asyncio.run(main(*sys.argv[1:]))
-"""
-
-
-def records(platform: Platform) -> list[list[object]]:
-    """step, version, groups, episodes and task indices of every record of the job, in the order in which they were stored."""
-    uid = platform.get("rljob", JOB, TEAM)["metadata"]["uid"]
-    words = [f"nats://{RELEASE}-nats.{NAMESPACE}.svc:4222", "/etc/marlaas/bus/orchestrator.creds", TEAM, JOB, uid]
-    pod = ("exec", "-n", NAMESPACE, f"deployment/{RELEASE}-orchestrator", "-c", "orchestrator", "--")
-    found: list[list[object]] = json.loads(platform.kubectl(*pod, "python3", "-c", _RECORDS, *words))
-    return found
 
 
 def step(platform: Platform) -> int:
@@ -75,11 +48,5 @@ def test_training_goes_on_after_a_kill(platform: Platform, component: str) -> No
 
 @pytest.mark.usefixtures("running")
 def test_the_accounts_are_exact_in_the_end(platform: Platform) -> None:
-    status = platform.ended(JOB, TEAM)
-    steps = platform.get("rljob", JOB, TEAM)["spec"]["training"]["steps"]
-    assert (status["phase"], status["step"]) == ("Succeeded", steps), status
-    found = records(platform)
-    assert [record[0] for record in found] == list(range(steps))
-    trained = [index for record in found for index in record[4]]  # type: ignore[attr-defined]
-    assert len(trained) == len(set(trained)), "a task was counted in two steps"
-    assert status["agents"][0]["policyVersion"] == found[-1][1]
+    platform.ended(JOB, TEAM)
+    assert_exact(platform, TEAM, JOB)

@@ -50,8 +50,8 @@ class RLJobSpec(Spec):
         0,
         ge=-1000,
         le=1000,
-        description="Order among the tenant's own jobs that wait for the same pool; the highest is admitted first. Jobs of other tenants are not affected: a "
-        "pool's queue is ordered by creation time, and priority only reorders a tenant's jobs among the positions that they hold.",
+        description="Order among the tenant's own jobs on the same pool: the highest is admitted first, and the lowest is preempted first. It never decides "
+        "between tenants; their shares do.",
     )
     suspend: bool = Field(
         False,

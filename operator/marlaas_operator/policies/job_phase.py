@@ -221,7 +221,7 @@ def _fault(snapshot: JobSnapshot, progress: Progress, now: float) -> StatusSumma
     if progress.admitted and _is_lost(snapshot, now):
         return StatusSummary(progress.phase, Reason.BUS_UNAVAILABLE, _BUS)
     fault = sandbox_fault(snapshot) if progress.admitted else None
-    fault = fault or first_fault(snapshot.pool_pods, f" of pool {_pool_name(snapshot)}")
+    fault = fault or first_fault(_without_substitute(snapshot.pool_pods), f" of pool {_pool_name(snapshot)}")
     if fault is not None:
         return StatusSummary(progress.phase, fault.reason, fault.message)
     return _absent(snapshot, progress, now) if progress.admitted and snapshot.job is not None else None
@@ -242,6 +242,12 @@ def _absent(snapshot: JobSnapshot, progress: Progress, now: float) -> StatusSumm
         return StatusSummary(progress.phase, Reason.WAITING_FOR_ORCHESTRATOR, _LEADER)
     late = late_worker(snapshot.pool_pods, _pool_name(snapshot))
     return None if late is None else StatusSummary(progress.phase, *late)
+
+
+def _without_substitute(pods: Sequence[PodFacts]) -> list[PodFacts]:
+    """Return the pods of roles without a ready worker: the fault of one worker stops no job while others of its role serve."""
+    serving = {pod.component for pod in pods if pod.ready and not pod.deleting}
+    return [pod for pod in pods if pod.component not in serving]
 
 
 def late_worker(pods: Sequence[PodFacts], pool: str) -> tuple[Reason, str] | None:

@@ -170,6 +170,22 @@ LEADERLESS = BusState(available=True, since=0.0, leaderless_since=NOW - 4)
         ),
         ({"pool_pods": (STARTING, pod("rollout", name="rollout-1"), *serving("trainer"))}, "Training", None),
         (
+            {"pool_pods": (crashed(component="rollout", name="rollout-1"), *serving("rollout", "trainer"))},
+            "Training",
+            None,
+        ),
+        (
+            {
+                "pool_pods": (
+                    crashed(component="rollout", name="rollout-1"),
+                    pod("rollout", deleting=True),
+                    *serving("trainer"),
+                )
+            },
+            "ContainerCrashing",
+            "rollout-1 of pool tiny: boom",
+        ),
+        (
             {"bus": LEADERLESS},
             "WaitingForOrchestrator",
             "no orchestrator holds the leader lease; tasks that were issued are still played and trained, and no data is lost",
