@@ -19,7 +19,7 @@ from typing import Any, get_args
 
 from bench import options
 from bench.runs import Run, documents, run, table
-from marlaas.plots.figure import INK, blank, of_run, plain
+from marlaas.plots.style import INK, blank, of_run, plain
 from marlaas_worker.rl.algorithms import ALGORITHMS, Ratio
 
 ROOT = Path(__file__).parent.parent

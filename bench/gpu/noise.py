@@ -8,6 +8,7 @@ computation: GRPO's tokens outside [0.8, 1.28], GSPO's sequences outside 1 +- 3e
 
 import argparse
 import asyncio
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -132,17 +133,18 @@ async def _engine(folder: Path, chosen: argparse.Namespace, adapter: AttachedAda
     from bench.gpu.engine import started
     from marlaas_worker.rollout.engine import LoadedAdapter, Sampling
 
-    place = folder / "adapter"
-    place.mkdir(exist_ok=True)
-    for name, data in write_adapter(adapter.tensors(), adapter.config).items():
-        (place / name).write_bytes(data)
-    loaded = LoadedAdapter("noise", 1, place)
     draw = np.random.default_rng(0)
     prompts = draw.integers(0, shapes.SHAPES[chosen.shape][0], (chosen.rows, chosen.prompt)).astype(np.int32)
-    async with started(folder, chosen, slots=1) as engine:
-        await engine.load(loaded)
-        made = await asyncio.gather(
-            *(engine.generate(f"n{at}", loaded, ids, Sampling(1.0, chosen.reply, at)) for at, ids in enumerate(prompts))
-        )
+    with tempfile.TemporaryDirectory() as scratch:
+        loaded = LoadedAdapter("noise", 1, Path(scratch))
+        for name, data in write_adapter(adapter.tensors(), adapter.config).items():
+            (loaded.folder / name).write_bytes(data)
+        async with started(folder, chosen, slots=1) as engine:
+            await engine.load(loaded)
+            calls = (
+                engine.generate(f"n{at}", loaded, ids, Sampling(1.0, chosen.reply, at))
+                for at, ids in enumerate(prompts)
+            )
+            made = await asyncio.gather(*calls)
     ids = [np.concatenate([prompt, one.output_ids]).astype(np.int32) for prompt, one in zip(prompts, made, strict=True)]
     return [_segment(row, chosen.prompt) for row in ids], torch.tensor([one.logprobs for one in made])
