@@ -126,4 +126,4 @@ def test_when_all_processes_run_the_line_says_what_the_job_does(document, progre
 def test_json_names_a_phase_before_a_job_has_any_progress(document):
     content = as_json(JobView(document()))
     assert Phase(str(content["phase"])) is Phase.QUEUED
-    assert content["job"] == document().name
+    assert content["job"] == "team-a/reverse"
