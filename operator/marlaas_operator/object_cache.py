@@ -1,4 +1,4 @@
-"""Cache of the watched Kubernetes objects: raw bodies by target, indexed by the job or pool that they belong to.
+"""Cache of the watched Kubernetes objects: raw bodies by target, indexed by the job, pool or Tenant that they belong to.
 
 The cache may lag behind the API server. A body is replaced by an older one only if the API server itself was
 restored to an older state. Every change queues the objects that it may affect (`after_change`).
@@ -30,9 +30,9 @@ once.
 COUNT_AFTER_S = 1.0
 
 Group = tuple[str, str, str]
-"""(`job`, `pool` or `jobs of pool`, namespace or empty, name): the job or pool that an object belongs to."""
+"""(`job`, `pool`, `tenant` or `jobs of pool`, namespace or empty, name): the object that another one belongs to."""
 
-JOB_LABEL, POOL_LABEL = "marlaas.dev/job", "marlaas.dev/pool"
+JOB_LABEL, POOL_LABEL, TENANT_LABEL = "marlaas.dev/job", "marlaas.dev/pool", "marlaas.dev/tenant"
 _DROPPED = ("managedFields", "selfLink")
 _LOST_KEPT = 10_000
 
@@ -53,8 +53,8 @@ class KindSnapshot:
 class ObjectCache:
     """Cache of the cluster's objects. A late answer does not bring back a deleted object.
 
-    release_namespace: namespace of the pools' objects. Pool labels in other namespaces are ignored, because
-    tenants may set any label there.
+    release_namespace: namespace of the objects of pools and Tenants. Their labels in other namespaces are ignored,
+    because tenants may set any label there.
 
     Attributes:
         enqueue: called with each object that a change may affect, and the delay in seconds; None: changes queue
@@ -82,7 +82,7 @@ class ObjectCache:
         return list(self._bodies[resource].values())
 
     def group(self, group: Group) -> list[Body]:
-        """Return every object that belongs to a job or a pool."""
+        """Return every object that belongs to a job, a pool or a Tenant."""
         bodies = (self.get(target) for target in self._groups.get(group, ()))
         return [body for body in bodies if body is not None]
 
@@ -159,6 +159,8 @@ class ObjectCache:
             yield "job", target.namespace, labels[JOB_LABEL]
         elif POOL_LABEL in labels and target.namespace == self._release_namespace:
             yield "pool", "", labels[POOL_LABEL]
+        elif TENANT_LABEL in labels and target.namespace == self._release_namespace:
+            yield "tenant", "", labels[TENANT_LABEL]
 
     def _changed(self, target: Target, before: Body | None, after: Body | None) -> None:
         self._enqueue(after_change(self, target, before, after))
@@ -284,6 +286,8 @@ def _owners(cache: ObjectCache, target: Target, before: Body | None, after: Body
         for what, namespace, name in cache.groups_of(target, body) if body is not None else ():
             if what == "job":
                 yield Target(RLJOBS, namespace, name), 0.0
+            elif what == "tenant":
+                yield Target(TENANTS, "", name), 0.0
             elif what == "pool":
                 yield Target(MODELPOOLS, "", name), 0.0
                 if target.resource == PODS:

@@ -160,6 +160,7 @@ class Observer:
             jobs=self._loads_of(self._cache.all(RLJOBS)),
             places={pool.metadata.name: pool.spec.places for pool in pools if isinstance(pool, ModelPool)},
             usage=self._documents.usage(target.name),
+            owned=self._belongings(("tenant", "", target.name))[0],
         )
 
     def forget(self, body: Body) -> None:

@@ -155,7 +155,7 @@ class Reconciler:
             pool = deps.observer.pool(target, error)
             return plan_pool(pool, deps.installation, deps.now()) if pool is not None else None
         tenant = deps.observer.tenant(target)
-        return plan_tenant(tenant, deps.now()) if tenant is not None else None
+        return plan_tenant(tenant, deps.installation, deps.now()) if tenant is not None else None
 
     async def _act(self, target: Target, plan: Plan) -> MarlaasError | None:
         """Execute the actions; return the error that stopped them, None if all succeeded.

@@ -235,6 +235,7 @@ class TenantSnapshot:
         jobs: all jobs of the cluster.
         places: by pool, the number of agents that it admits.
         usage: on the bus; None if absent, or not read yet.
+        owned: its ConfigMap in the release's namespace, if it exists.
     """
 
     meta: Meta
@@ -246,6 +247,7 @@ class TenantSnapshot:
     jobs: tuple[JobLoad, ...] = ()
     places: Mapping[str, int] = field(default_factory=dict)
     usage: TenantUsage | None = None
+    owned: Owned = field(default_factory=dict)
 
 
 def by_precedence(tenants: Iterable[tuple[Meta, Tenant]]) -> tuple[Tenant, ...]:

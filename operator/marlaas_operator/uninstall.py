@@ -29,6 +29,7 @@ from marlaas_operator.cluster.resources import (
     STATEFULSETS,
 )
 from marlaas_operator.installation import Installation, load
+from marlaas_operator.object_cache import TENANT_LABEL
 
 _TRIES = 60
 _PAUSE_S = 0.5
@@ -60,7 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def kept_text(installation: Installation) -> str:
     """Return which data outlives the release, and how to delete it."""
-    release, kept = installation.release, ["the kinds with every RLJob, ModelPool and Tenant"]
+    release, kept = (
+        installation.release,
+        ["the usage histories of Tenants", "the kinds with every RLJob, ModelPool and Tenant"],
+    )
     if installation.nats_pod_selector is not None:
         kept.append(f"the claim data-{release}-nats-0 (progress and records of the jobs)")
     place = installation.blobs.claim_name
@@ -121,7 +125,7 @@ async def _stop_operator(cluster: Cluster, installation: Installation) -> None:
 
 
 async def _delete_owned(cluster: Cluster, release: str) -> list[str]:
-    """Delete workloads first (their pods and Secrets with them), then the other objects.
+    """Delete workloads first (their pods and Secrets with them), then the other objects; keep the Tenants' usage histories.
 
     Returns:
         The texts of refused deletions.
@@ -132,6 +136,8 @@ async def _delete_owned(cluster: Cluster, release: str) -> list[str]:
             continue
         for body in await cluster.list(resource, labels=f"{MANAGED},app.kubernetes.io/instance={release}"):
             target = target_of(body)
+            if TENANT_LABEL in body["metadata"]["labels"]:
+                continue
             if resource in (DEPLOYMENTS, STATEFULSETS):
                 await _delete_secret(cluster, target)
             try:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from marlaas_api.kinds.status import unix_seconds
+
 Shell = Any
 """The conftest's."""
 
@@ -90,3 +92,51 @@ def test_who_may_not_read_tenants_sees_the_jobs_and_is_told_what_is_missing(
 def test_what_cannot_be_shown_is_said(shell: Shell, words: tuple[str, ...], code: int, sentence: str) -> None:
     said = shell.run(*words)
     assert (said.code, sentence in said.err) == (code, True)
+
+
+def marked(shell: Shell, *marks: tuple[str, dict[str, Any]]) -> None:
+    """Store the history that an operator would keep of the tenant's totals."""
+    data = {f"{at[:13]}Z": json.dumps({"at": unix_seconds(at), "usage": usage}) for at, usage in marks}
+    history = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "history"}, "data": data}
+    shell.kubectl("apply", "--filename", shell.write(json.dumps(history), "history.json"))
+    shell.set_status("tenant", shell.namespace, {"usageHistory": f"{shell.namespace}/history"})
+
+
+def of_tenant(shell: Shell, *options: str) -> dict[str, str]:
+    (line,) = [one for one in lines(shell.run("usage", *options, "--csv").out) if one["tenant"] == shell.namespace]
+    return line
+
+
+def test_the_usage_of_a_period_is_the_difference_of_two_marks(used: Shell) -> None:
+    early, late = {"generatedTokens": 20, "openTokens": 20}, {"generatedTokens": 50, "trainedTokens": 50}
+    marked(used, ("2026-01-01T00:00:05+00:00", early), ("2026-02-01T00:00:07+00:00", late))
+    january = of_tenant(used, "--since", "2026-01-01T00:30Z", "--until", "2026-02-01T01:00")
+    assert (january["since"], january["until"]) == ("2026-01-01T00:00:05Z", "2026-02-01T00:00:07Z")
+    assert (january["generated_tokens"], january["trained_tokens"], january["open_tokens"]) == ("30", "50", "-20")
+    until_now = of_tenant(used, "--since", "2026-02-02")
+    assert (until_now["since"], until_now["generated_tokens"]) == ("2026-02-01T00:00:07Z", "57")
+    assert any(line.startswith(used.namespace[:8]) for line in used.run("usage", "--since", "1h").out.splitlines())
+
+
+def test_a_period_that_begins_before_the_history_is_counted_from_there_and_says_so(used: Shell) -> None:
+    marked(used, ("2026-02-01T00:00:07+00:00", {"generatedTokens": 50, "trainedTokens": 50}))
+    said = used.run("usage", "--since", "2026-01-01", "--json")
+    assert f"Tenant {used.namespace} is counted from" not in said.err, "the Tenant is younger than the period"
+    used.kubectl("delete", "configmap", "history")
+    assert of_tenant(used, "--since", "1m")["generated_tokens"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--since", "yesterday"], "is no time: use a date"),
+        (["--since", "2026-02-01", "--until", "2026-01-01"], "which is not before its end"),
+        (["--since", "7d", "--until", "2096-01-01"], "which has not come yet"),
+        (["--until", "7d"], "--until needs --since"),
+        (["--since", "7d", "-A"], "shows Tenants of a cluster"),
+    ],
+)
+def test_a_period_that_makes_no_sense_is_refused(shell: Shell, options: list[str], reason: str) -> None:
+    said = shell.run("usage", *options)
+    assert said.code == 2
+    assert reason in said.err.replace("\n", " ")

@@ -9,7 +9,7 @@ from tests.operator.objects import installation
 
 from marlaas_operator.cluster import Conflict, Forbidden, Invalid, Resource, Target, Unavailable
 from marlaas_operator.cluster.memory import MemoryCluster
-from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, NETWORK_POLICIES, RLJOBS, SECRETS
+from marlaas_operator.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, MODELPOOLS, NETWORK_POLICIES, RLJOBS, SECRETS
 from marlaas_operator.installation import BlobSettings
 from marlaas_operator.uninstall import LeftBehind, clean_up, kept_text
 
@@ -42,6 +42,14 @@ def fails(verb: str, resource: Resource, error: Exception) -> Callable[[str, Tar
 @pytest.fixture
 async def cluster() -> MemoryCluster:
     return MemoryCluster("team-a", "marlaas-system")
+
+
+async def test_the_usage_histories_of_tenants_stay(cluster: MemoryCluster) -> None:
+    labels = {**OURS, "marlaas.dev/tenant": "a"}
+    await cluster.create(body("v1", "ConfigMap", "marlaas-system", "a-usage", labels=labels))
+    await clean_up(cluster, INSTALLATION)
+    assert len(await cluster.list(CONFIG_MAPS)) == 1
+    assert "usage histories" in kept_text(INSTALLATION)
 
 
 ANOTHER_RELEASES = {**OURS, "app.kubernetes.io/instance": "trial"}

@@ -236,6 +236,10 @@ class TenantStatus(ObjectStatus):
         None, description="Total usage of the tenant's jobs, deleted ones included. Updated every ten seconds."
     )
     deleted_usage: UsageStatus | None = Field(None, description="The part of `usage` that deleted jobs have.")
+    usage_history: str | None = Field(
+        None,
+        description="ConfigMap with the total usage of every hour, as `namespace/name`. `kubectl marlaas usage --since` reads it.",
+    )
 
 
 def unix_seconds(time: str | None) -> float | None:

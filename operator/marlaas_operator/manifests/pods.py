@@ -23,7 +23,7 @@ MANAGER = "marlaas-operator"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 NAME = "app.kubernetes.io/name"
 INSTANCE = "app.kubernetes.io/instance"
-POOL, JOB, JOB_UID = "marlaas.dev/pool", "marlaas.dev/job", "marlaas.dev/job-uid"
+POOL, JOB, JOB_UID, TENANT = "marlaas.dev/pool", "marlaas.dev/job", "marlaas.dev/job-uid", "marlaas.dev/tenant"
 DESIRED_HASH = "marlaas.dev/desired-hash"
 SECRET_HASH = "marlaas.dev/secret-hash"
 """Annotation on the workload that mounts a Secret: hash of the Secret's content when last applied. Secrets are
@@ -65,8 +65,13 @@ def document_name(pool: str) -> str:
     return _fitted(f"{pool}-pool", _LABEL)
 
 
+def history_name(tenant: str) -> str:
+    """Return the name of the ConfigMap with the tenant's usage history."""
+    return _fitted(f"{tenant}-usage", _LABEL)
+
+
 def labels(release: str, component: str, owner: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels of an owned object and of its pods. owner: POOL, or POOL, JOB and JOB_UID."""
+    """Return the labels of an owned object and of its pods. owner: POOL, or POOL, JOB and JOB_UID, or TENANT."""
     return {NAME: "marlaas", COMPONENT: component, INSTANCE: release, MANAGED_BY: MANAGER, **owner}
 
 

@@ -1,4 +1,4 @@
-"""Plan for a Tenant: its status, with the namespaces that belong to it and the usage of its jobs."""
+"""Plan for a Tenant: its status, with the namespaces that belong to it and the usage of its jobs, and its usage history."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,28 +6,54 @@ from typing import Any
 
 from marlaas_api.documents import tenant_of
 from marlaas_api.kinds.status import TenantStatus
-from marlaas_api.messages import Phase
+from marlaas_api.messages import Phase, UsageAmounts
 from marlaas_api.reasons import Reason
+from marlaas_api.usage_history import next_mark_s, with_mark
 from marlaas_api.usage_status import usage_status
-from marlaas_operator.plan import Plan
+from marlaas_operator.installation import Installation
+from marlaas_operator.manifests import pods
+from marlaas_operator.plan import Action, Manifest, Plan
+from marlaas_operator.policies import child_reconcile
 from marlaas_operator.policies.conditions import ConditionState, conditions, events, is_urgent, status_patch
 from marlaas_operator.snapshot import JobLoad, TenantSnapshot
 
 _HELD = ("jobs", "queued", "adapterSlots", "shareEntitled", "shareHeld", "tokensPerSecond", "storageBytes")
-_USED = ("usage", "deletedUsage")
+_USED = ("usage", "deletedUsage", "usageHistory")
 
 
-def plan_tenant(snapshot: TenantSnapshot, now: float) -> Plan:
-    """Return the plan for a Tenant; it owns no objects, so only its status is written. now: unix seconds."""
+def plan_tenant(snapshot: TenantSnapshot, installation: Installation, now: float) -> Plan:
+    """Return the plan for a Tenant. now: unix seconds."""
     if snapshot.meta.deleted_at is not None:
         return Plan()
+    actions: tuple[Action, ...] = ()
+    requeue_s = None
+    if snapshot.usage is not None and snapshot.bus.synced:
+        history = _history(snapshot, snapshot.usage.total, installation, now)
+        actions = tuple(child_reconcile.put_right([history], snapshot.owned, snapshot.meta.uid))
+        requeue_s = next_mark_s(now)
     before = snapshot.status or {}
     found = conditions([_active(snapshot)], before.get("conditions") or (), snapshot.meta.generation, now)
-    after = {"observedGeneration": snapshot.meta.generation, "conditions": found, **_holds(snapshot), **_used(snapshot)}
+    used = _used(snapshot, f"{installation.namespace}/{pods.history_name(snapshot.meta.name)}")
+    after = {"observedGeneration": snapshot.meta.generation, "conditions": found, **_holds(snapshot), **used}
     patch = status_patch(snapshot.status, after, TenantStatus)
     if patch is None:
-        return Plan()
-    return Plan((), patch, is_urgent(snapshot.status, after), events(snapshot.status, after))
+        return Plan(actions, requeue_s=requeue_s)
+    urgent = is_urgent(snapshot.status, after)
+    return Plan(actions, patch, urgent, events(snapshot.status, after), requeue_s)
+
+
+def _history(snapshot: TenantSnapshot, total: UsageAmounts, installation: Installation, now: float) -> Manifest:
+    """Return the ConfigMap with the observed marks and that of the current hour."""
+    name = pods.history_name(snapshot.meta.name)
+    metadata = {
+        "name": name,
+        "namespace": installation.namespace,
+        "labels": pods.labels(installation.release, "usage", {pods.TENANT: snapshot.meta.name}),
+        "ownerReferences": [pods.owner_reference("Tenant", snapshot.meta)],
+    }
+    marks = snapshot.owned.get(("ConfigMap", name), {}).get("data") or {}
+    data = with_mark(marks, total, now)
+    return pods.stamped({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
 
 
 def _active(snapshot: TenantSnapshot) -> ConditionState:
@@ -63,13 +89,14 @@ def _holds(snapshot: TenantSnapshot) -> dict[str, Any]:
     }
 
 
-def _used(snapshot: TenantSnapshot) -> dict[str, Any]:
+def _used(snapshot: TenantSnapshot, history: str) -> dict[str, Any]:
     """Return the total usage. It stays as stored while the bus has none: the orchestrator has not written it, or it is not read yet."""
     if snapshot.usage is None:
         before = snapshot.status or {}
         return {key: before[key] for key in _USED if key in before}
     deleted = usage_status(snapshot.usage.removed)
-    return {"usage": usage_status(snapshot.usage.total), **({"deletedUsage": deleted} if deleted else {})}
+    used = {"usage": usage_status(snapshot.usage.total), **({"deletedUsage": deleted} if deleted else {})}
+    return {**used, "usageHistory": history}
 
 
 def _entitled(snapshot: TenantSnapshot) -> float:

@@ -2,14 +2,15 @@
 
 from dataclasses import replace
 
-from tests.operator.policies.scenes import AWAKE, NOW, document, load, tenant
+from tests.operator.policies.scenes import AWAKE, INSTALLATION, NOW, document, load, tenant
 
 from marlaas_api.kinds.status import TenantStatus
 from marlaas_api.messages import Phase, TenantUsage, UsageAmounts
+from marlaas_api.usage_history import marks_of
 from marlaas_api.usage_status import usage_amounts
-from marlaas_operator.plan import Plan
+from marlaas_operator.plan import Delete, Plan
+from marlaas_operator.policies import tenant as policy
 from marlaas_operator.policies.job import plan_orphan
-from marlaas_operator.policies.tenant import plan_tenant
 from marlaas_operator.snapshot import Meta, TenantSnapshot, by_precedence
 
 OLD, YOUNG = tenant("zoo", "team-a"), tenant("ant", "team-a", "team-b")
@@ -19,6 +20,10 @@ TENANTS = by_precedence([(META, YOUNG), (Meta(name="zoo", uid="t1", created_at=1
 
 def scene(**fields):
     return TenantSnapshot(**{"meta": META, "bus": AWAKE, "tenant": YOUNG, "tenants": TENANTS, **fields})
+
+
+def plan_tenant(snapshot, now):
+    return policy.plan_tenant(snapshot, INSTALLATION, now)
 
 
 def active(found):
@@ -73,6 +78,39 @@ def test_a_tenant_shows_its_total_usage_and_keeps_it_while_the_bus_has_none():
     status = TenantStatus.model_validate(found)
     assert usage_amounts(status.usage) == used.model_copy(update={"trainer_s": 1.3})
     assert plan_tenant(scene(status=found), NOW).status is None
+
+
+def with_usage(tokens, owned=None):
+    used = UsageAmounts(generated_tokens=tokens, trained_tokens=tokens)
+    return scene(usage=TenantUsage(tenant="ant", total=used), owned=owned or {})
+
+
+def test_a_tenants_total_is_marked_once_an_hour_in_a_configmap_that_its_status_names():
+    found = plan_tenant(with_usage(7), NOW)
+    [apply] = found.actions
+    meta = apply.manifest["metadata"]
+    assert found.status["usageHistory"] == f"{meta['namespace']}/{meta['name']}" == "marlaas-system/ant-usage"
+    assert meta["ownerReferences"][0]["uid"] == META.uid
+    assert found.requeue_s == 3600 - NOW % 3600
+    owned = {("ConfigMap", "ant-usage"): apply.manifest}
+    assert plan_tenant(with_usage(8, owned), NOW + found.requeue_s - 1).actions == ()
+    [later] = plan_tenant(with_usage(9, owned), NOW + found.requeue_s).actions
+    marks = marks_of(later.manifest["data"])
+    assert [(mark.at, mark.amounts.trained_tokens) for mark in marks] == [(NOW, 7), (NOW + found.requeue_s, 9)]
+
+
+def test_nothing_is_marked_while_the_usage_is_unknown():
+    assert plan_tenant(scene(), NOW).actions == ()
+    assert plan_tenant(replace(with_usage(7), bus=replace(AWAKE, synced=False)), NOW).actions == ()
+
+
+def test_the_history_of_an_earlier_tenant_of_the_name_is_deleted_first():
+    [apply] = plan_tenant(with_usage(7), NOW).actions
+    owner = [{**apply.manifest["metadata"]["ownerReferences"][0], "uid": "earlier"}]
+    foreign = {**apply.manifest, "metadata": {**apply.manifest["metadata"], "ownerReferences": owner, "uid": "c1"}}
+    assert plan_tenant(with_usage(7, {("ConfigMap", "ant-usage"): foreign}), NOW).actions == (
+        Delete("ConfigMap", "marlaas-system", "ant-usage", "c1"),
+    )
 
 
 def test_a_tenant_without_conflict_is_active_and_then_nothing_is_written():

@@ -1,10 +1,11 @@
-"""Command `marlaas usage`: what each tenant and job of a run or a cluster used, as a table, CSV or JSON."""
+"""Command `marlaas usage`: what each tenant and job of a run or a cluster used, in all or within a period, as a table, CSV or JSON."""
 
 import csv
 import io
 import json
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,12 +18,14 @@ from marlaas.cli.cluster import Context, Everywhere, Kubeconfig, Namespace, gate
 from marlaas.cluster.errors import AccessDenied
 from marlaas.cluster.kubectl import Kubectl
 from marlaas.cluster.usage import deleted_rows, job_rows
+from marlaas.cluster.usage_periods import Period, TenantPeriod, iso, period, period_rows
 from marlaas.episodes import files
 from marlaas.episodes.usage import UsageRow, sums_by_tenant, usage_of
 from marlaas.local.records import OpenedJob, open_jobs
 from marlaas.local.table import amount, token_cells
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import UsageAmounts
+from marlaas_api.messages.usage import total
 
 Dir = Annotated[
     Path | None,
@@ -33,6 +36,14 @@ Dir = Annotated[
 Job = Annotated[str | None, typer.Option(metavar="NAME", help="Name of the job. [default: all]")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print CSV: one line per job, with every amount.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per job, with every amount.")]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="Show what each Tenant used since a date, a date with time (UTC), or an age such as 36h or 7d.",
+    ),
+]
+Until = Annotated[str | None, typer.Option(metavar="TIME", help="End of the period of --since. [default: now]")]
 
 _COLUMNS = ("PROMPT", "TOKENS", "TRAINED", "WASTED", "ENGINE", "TRAINER", "SANDBOX", "KEPT")
 _PLAIN_WIDTH = 120
@@ -43,6 +54,8 @@ def usage(
     job: Job = None,
     as_csv: Csv = False,
     as_json: Json = False,
+    since: Since = None,
+    until: Until = None,
     everywhere: Everywhere = False,
     context: Context = None,
     namespace: Namespace = None,
@@ -58,12 +71,22 @@ def usage(
     played twice, and of plays that were given up. ENGINE and TRAINER are their seconds of work for the job, SANDBOX the seconds that its
     episodes took, and KEPT its adapters and checkpoints. Of a run, ENGINE, TRAINER and KEPT are known once it has ended or was stopped.
 
+    --since, in a cluster, shows one line per Tenant: its usage within a period, deleted jobs included. The operator keeps each Tenant's total of every hour for
+    eight days, then of every day for 400 days; the columns FROM and TO show the times between which was counted.
+
     --csv and --json have every amount: also cached prompt tokens, wasted tokens by cause, and the time of admission.
 
     Exit code: 0 success, 1 the cluster cannot be reached, 2 the folder or job does not exist, or the options exclude each other.
     """
     if as_csv and as_json:
         raise InvalidInput("--csv and --json exclude each other: choose one")
+    if until is not None and since is None:
+        raise InvalidInput("--until needs --since: the period's begin")
+    if since is not None:
+        if folder is not None or job is not None or everywhere or namespace:
+            raise InvalidInput("--since shows Tenants of a cluster: it takes no DIR, --job, -n or -A")
+        _show_period(gateway(context, namespace, kubeconfig), since, until, as_csv, as_json)
+        return
     if folder is None:
         rows = _of_cluster(gateway(context, namespace, kubeconfig), job, everywhere)
     elif everywhere or context or namespace or kubeconfig:
@@ -91,26 +114,47 @@ def _of_cluster(kubectl: Kubectl, job: str | None, everywhere: bool) -> list[Usa
     return rows
 
 
+def _show_period(kubectl: Kubectl, since: str, until: str | None, as_csv: bool, as_json: bool) -> None:
+    now = time.time()
+    rows: list[TenantPeriod] = []
+    for one in period_rows(kubectl, period(since, until, now), now):
+        if isinstance(one, str):
+            complain(f"note: {one}")
+        else:
+            rows.append(one)
+    lines = [row.as_dict() for row in rows]
+    if as_csv:
+        typer.echo(_csv(lines, TenantPeriod("", Period(0.0, 0.0), UsageAmounts()).as_dict()), nl=False)
+    elif as_json:
+        for line in lines:
+            typer.echo(json.dumps(line, ensure_ascii=False))
+    elif rows:
+        _print(_period_table(rows))
+
+
 def _show(rows: Sequence[UsageRow], as_csv: bool, as_json: bool) -> None:
     if as_csv:
-        typer.echo(_csv(rows), nl=False)
+        lines = [row.as_dict() for row in rows]
+        typer.echo(_csv(lines, UsageRow("", "", "", UsageAmounts()).as_dict()), nl=False)
     elif as_json:
         for row in rows:
             agents = {"agents": {name: amounts.as_dict() for name, amounts in row.agents.items()}} if row.agents else {}
             typer.echo(json.dumps(row.as_dict() | agents, ensure_ascii=False))
     elif rows:
-        width = None if sys.stdout.isatty() else _PLAIN_WIDTH
-        Console(highlight=False, width=width).print(_table(rows))
+        _print(_table(rows))
 
 
 def _usage(opened: OpenedJob) -> UsageRow:
     return usage_of(opened.document, files.read_all(opened.folder), opened.steps(), opened.progress)
 
 
-def _csv(rows: Sequence[UsageRow]) -> str:
+def _print(table: Table) -> None:
+    width = None if sys.stdout.isatty() else _PLAIN_WIDTH
+    Console(highlight=False, width=width).print(table)
+
+
+def _csv(lines: Sequence[Mapping[str, str | int | float]], names: Iterable[str]) -> str:
     text = io.StringIO()
-    lines = [row.as_dict() for row in rows]
-    names = UsageRow("", "", "", UsageAmounts()).as_dict()
     writer = csv.DictWriter(text, fieldnames=list(names), lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
@@ -119,10 +163,7 @@ def _csv(rows: Sequence[UsageRow]) -> str:
 
 def _table(rows: Sequence[UsageRow]) -> Table:
     """Return the jobs below their tenant's sum, and the sum of all."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("TENANT / JOB", overflow="fold")
-    for name in _COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _empty_table("TENANT / JOB")
     sums = sums_by_tenant(rows)
     for tenant, amounts in sums.items():
         table.add_row(tenant, *_cells(amounts), style="bold")
@@ -132,6 +173,26 @@ def _table(rows: Sequence[UsageRow]) -> Table:
                 table.add_row(f"  {name}", *_cells(row.amounts))
     if len(sums) > 1:
         table.add_row("all", *_cells(sum(sums.values(), UsageAmounts())), style="bold")
+    return table
+
+
+def _period_table(rows: Sequence[TenantPeriod]) -> Table:
+    table = _empty_table("TENANT", "FROM", "TO")
+    for row in rows:
+        times = (iso(at)[:16].replace("T", " ") for at in (row.counted.since, row.counted.until))
+        table.add_row(row.tenant, *times, *_cells(row.amounts))
+    if len(rows) > 1:
+        table.add_row("all", "", "", *_cells(total(row.amounts for row in rows)), style="bold")
+    return table
+
+
+def _empty_table(first: str, *times: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column(first, overflow="fold")
+    for name in times:
+        table.add_column(name, no_wrap=True)
+    for name in _COLUMNS:
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
