@@ -1,6 +1,8 @@
 """Two tenants of weights 1 and 3 on one pool: quotas, a pool that is scaled under load, preemption, and shares that follow the weights."""
 
 import copy
+import csv
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -200,3 +202,10 @@ def test_a_preempted_job_resumes_and_succeeds_and_no_step_is_lost_or_repeated(pl
         platform.ended(name, TEAMS[LIGHT], 300)
         assert_exact(platform, TEAMS[LIGHT], name)
     assert_no_faults(platform, LIGHT)
+
+
+def test_the_usage_of_the_last_hour_is_counted_by_tenant(platform: Platform) -> None:
+    rows = csv.DictReader(io.StringIO(platform.marlaas("usage", "--since", "1h", "--csv")))
+    used = {row["tenant"]: int(row["trained_tokens"]) for row in rows}
+    for name in TEAMS:
+        assert 0 < used[name] <= platform.status("tenant", name)["usage"]["trainedTokens"]
