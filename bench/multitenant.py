@@ -6,6 +6,7 @@ complete runs are not repeated. All figures are computed from the runs' raw even
 
 A: one after another, strict. B: one after another, maxStaleness 1. C: together, with a barrier after each step.
 D: together, strict and maxStaleness 1. O: A and D (strict) by the commit before (--before, a worktree in the cache).
+T: TRL's GRPOTrainer, one job after another.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from statistics import fmean
 from bench import multitenant_figures as figures
 from bench import options
 from bench.multitenant_runs import BEFORE, CACHE, run
+from bench.multitenant_trl import rate as trl_rate
 from bench.multitenant_workload import MODES, Mode, Workload, name_of
 from bench.runs import table
 
@@ -48,7 +50,10 @@ def main(arguments: Sequence[str] = ()) -> None:
         for mode in MODES:
             if mode.letter in chosen.modes:
                 found[mode] = figures.load(run(workload, mode, chosen.out, chosen.slots, chosen.before).folder)
-        print(f"\n{report(workload, found)}\n\n{costs(found)}", flush=True)
+        if found:
+            print(f"\n{report(workload, found)}\n\n{costs(found)}", flush=True)
+        if "T" in chosen.modes:
+            print(f"\n{workload} T: {trl_rate(workload, chosen.out, CORES):.2f} steps/s", flush=True)
 
 
 def report(workload: Workload, found: dict[Mode, figures.Events]) -> str:
@@ -103,7 +108,7 @@ def _rate(mode: Mode, events: figures.Events) -> float:
 
 def _parser() -> argparse.ArgumentParser:
     parser = options("multitenant", __doc__)
-    letters = sorted({mode.letter for mode in MODES})
+    letters = sorted({"T", *(mode.letter for mode in MODES)})
     parser.add_argument("--jobs", nargs="+", type=int, default=[8, 32])
     parser.add_argument("--waits", nargs="+", type=float, default=[0.0, 0.4, 1.0], help="median seconds of a tool call")
     parser.add_argument("--modes", nargs="+", choices=letters, default=letters)
