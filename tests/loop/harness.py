@@ -90,10 +90,10 @@ class Loop(Harness):
         return (await self.history(job))[::-1]
 
 
-async def train(loop: Loop, job: JobDocument) -> tuple[list[str], list[StepRecord]]:
+async def train(loop: Loop, job: JobDocument, timeout_s: float = 60.0) -> tuple[list[str], list[StepRecord]]:
     """Run a job to its end; return the sha256 of every version's weights and the step records."""
     await loop.submit(job)
-    level = await loop.finished(job)
+    level = await loop.finished(job, timeout_s)
     assert level.phase is Phase.SUCCEEDED, f"{level.reason}: {level.message}"
     weights = [manifest.files[TENSORS_FILE].sha256 for manifest in await loop.manifests(job)]
     return weights, await loop.steps(job)

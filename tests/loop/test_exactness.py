@@ -1,11 +1,18 @@
 """Strict mode with the engine fake: the same seed gives the same adapter, bit for bit, whatever happens around it."""
 
 import asyncio
+import random
+from collections import Counter
+from pathlib import Path
 
 import pytest
+from tests.harness import Harness, changed
 from tests.loop.harness import Loop, document, run, train
 
-from marlaas_api.messages import StepRecord
+from marlaas_api import subjects, wire
+from marlaas_api.messages import JobDocument, JobEvent, StepRecord
+from marlaas_api.reasons import Reason
+from marlaas_worker.orchestrator import preemption
 
 pytestmark = pytest.mark.slow
 
@@ -38,12 +45,66 @@ async def test_another_seed_is_another_adapter(tiny_model, tmp_path, undisturbed
     assert weights[-1] != undisturbed[0][-1]
 
 
-async def test_beside_three_other_jobs_it_is_the_same_adapter_as_alone(tiny_model, tmp_path, undisturbed):
-    others = [document("other-a", seed=1), document("other-b", seed=2, maxStaleness=1), document("other-c", seed=3)]
-    async with Loop(tiny_model, tmp_path) as loop:
-        results = await asyncio.gather(*(train(loop, job) for job in [document(), *others]))
-    assert results[0][0] == undisturbed[0]
-    assert len({weights[-1] for weights, _ in results}) == 4
+NUM_OTHERS, SLOTS, EARLY = 31, 6, 5
+
+
+def other(number: int) -> JobDocument:
+    """A small job, the early ones of the same tenant as ours; every sixth one has an environment that always fails."""
+    environment = "rogues:raises" if number % 6 == 5 else "reverse"
+    steps = 4 if number < EARLY else 1 + number % 2
+    training = {"steps": steps, "groupsPerStep": 1, "maxStaleness": number % 2, "maxRefill": 0}
+    made = document(f"other-{number}", seed=number, environment=environment, **training)
+    small = {"rollout": made.spec.rollout.model_copy(update={"group_size": 2, "max_turns": 1})}
+    tenant = "team-a" if number < EARLY else f"team-{'bcd'[number % 3]}"
+    return changed(made, **small).model_copy(update={"namespace": tenant, "tenant": tenant})
+
+
+async def play(loop: Loop, number: int) -> str:
+    """Run one of the others; every sixth one leaves once it is admitted. Return why it ended."""
+    job = other(number)
+    await loop.submit(job)
+    if number % 6 != 4 or number < EARLY:
+        return (await loop.finished(job, 300)).reason
+    await loop.progress(job, lambda progress: progress.admitted or progress.phase.final)
+    await Harness.submit(loop, job.model_copy(update={"deleted": True, "generation": 3}))
+    return "left"
+
+
+async def crowd(loop: Loop, draw: random.Random) -> Counter[str]:
+    """Let the others join at random moments; return why they ended."""
+    going: set[asyncio.Task[str]] = set()
+    ended: Counter[str] = Counter()
+    for number in draw.sample(range(EARLY, NUM_OTHERS), NUM_OTHERS - EARLY):
+        going.add(asyncio.create_task(play(loop, number)))
+        if len(going) > draw.randrange(2, 12):
+            done, going = await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
+            ended.update(task.result() for task in done)
+    ended.update(await asyncio.gather(*going))
+    return ended
+
+
+async def test_among_31_others_that_join_leave_fail_and_are_preempted_it_is_the_same_adapter_as_alone(
+    tiny_model, tmp_path, monkeypatch
+):
+    job = document(steps=4).model_copy(update={"created_at": 1.0})  # the youngest of its tenant yields first
+    alone, steps, _ = await run(tiny_model, tmp_path / "alone", job)
+    monkeypatch.setattr(preemption, "MIN_RUN_S", 0.0)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "sandbox"))
+    async with Loop(tiny_model, tmp_path / "crowd", slots=SLOTS, agentsPerSlot=1) as loop:
+        early = [asyncio.create_task(play(loop, number)) for number in range(EARLY)]
+        for number in range(EARLY):
+            await loop.progress(other(number), lambda progress: progress.admitted)
+        ours = asyncio.create_task(train(loop, job, 300))
+        await loop.progress(job, lambda progress: progress.admitted)
+        ended = await crowd(loop, random.Random(3))
+        weights, beside = await ours
+        ended.update(await asyncio.gather(*early))
+        events = [wire.decode_as(JobEvent, one.data) for one in await loop.bus.replay(subjects.EVENTS, "event.>")]
+    assert weights == alone
+    assert [step.reward_mean for step in beside] == [step.reward_mean for step in steps]
+    assert len(set(weights)) == 5
+    assert ended == {"Finished": 22, "left": 4, "TooManyFaults": 5}
+    assert {event.job for event in events if event.reason == Reason.PREEMPTED} > {job.job}
 
 
 SEAMS = [
