@@ -1,5 +1,6 @@
 """The bus and the orchestrator are away for longer than a restart takes: `why` says who is missing, and of nobody else, and everything goes on afterwards."""
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ AWAY = {
     "orchestrator": (f"deployment/{RELEASE}-orchestrator", "WaitingForOrchestrator"),
     "bus": (f"statefulset/{RELEASE}-nats", "BusUnavailable"),
 }
+AT_LEAST_S = {"orchestrator": 0.0, "bus": 60.0}
 REASONS = [reason for _, reason in AWAY.values()]
 
 
@@ -40,8 +42,10 @@ def running(platform: Platform) -> Iterator[None]:
 def test_why_names_who_is_away_and_takes_it_back(platform: Platform, missing: str) -> None:
     workload, reason = AWAY[missing]
     scale(platform, workload, 0)
+    until = time.monotonic() + AT_LEAST_S[missing]
     try:
         text = platform.until(lambda: reason in (said := platform.why(JOB, TEAM)) and said, f"`why` says {reason}", 90)
+        time.sleep(max(0.0, until - time.monotonic()))
     finally:
         scale(platform, workload, 1)
     assert isinstance(text, str)
@@ -50,5 +54,6 @@ def test_why_names_who_is_away_and_takes_it_back(platform: Platform, missing: st
     before = step(platform)
     platform.until(lambda: step(platform) > before, f"a step after {missing} was away", 180)
     platform.until(lambda: reason not in platform.why(JOB, TEAM), f"`why` says {reason} no more", 180)
+    assert not platform.status("rljob", JOB, TEAM).get("faults"), "waiting is no fault"
     events = platform.kubectl("describe", "rljob", JOB, "-n", TEAM)
     assert "Failed" not in events.partition("Events:")[2], events
