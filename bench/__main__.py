@@ -19,6 +19,7 @@ NAMES = (
     "compiled",
     "rollout_service",
     "proof",
+    "isolation",
     "busy",
     "learning",
     "algorithms",

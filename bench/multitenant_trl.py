@@ -47,7 +47,7 @@ class Play:
         self._args, self._turns = job["environment"]["args"], job["rollout"]["maxTurns"]
         self._tokenizer = tokenizer
 
-    def rollout(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
+    def rollout(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any] | None]:
         """Return the tokens of each prompt's episode; `env_mask` is 1 for generated ones."""
         from bench.multitenant_env import wait_s
         from marlaas.environment import Split, Task
@@ -55,7 +55,7 @@ class Play:
 
         texts = [self._rendered(prompt) for prompt in prompts]
         starts = [self._ids(text) for text in texts]
-        ids, masks = [list(start) for start in starts], [[] for _ in prompts]
+        ids, masks = [list(start) for start in starts], list[list[int]]([] for _ in prompts)
         going, num_calls = list(range(len(prompts))), 0
         for _ in range(self._turns):
             replies, _ = trainer._generate_single_turn([ids[at] for at in going], None, {}, GROUP_SIZE)

@@ -60,8 +60,11 @@ def base_model(model: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
 
 
-def make_adapter(base: Any, folder: Path, number: int) -> Manifest:
-    """Write a random adapter of all linear layers and return its manifest, with probes scored by transformers."""
+def make_adapter(base: Any, folder: Path, number: int, size: float = 0.01) -> Manifest:
+    """Write a random adapter of all linear layers and return its manifest, with probes scored by transformers.
+
+    size: standard deviation of the elements of B; those of A make the layer's inputs keep their size.
+    """
     from peft import PeftModel
 
     generator = torch.Generator().manual_seed(number)
@@ -70,7 +73,7 @@ def make_adapter(base: Any, folder: Path, number: int) -> Manifest:
     for name, linear in linears:
         a = torch.randn(RANK, linear.in_features, generator=generator) / linear.in_features**0.5
         tensors[tensor_name(name, "A")] = a
-        tensors[tensor_name(name, "B")] = torch.randn(linear.out_features, RANK, generator=generator) * 0.01
+        tensors[tensor_name(name, "B")] = torch.randn(linear.out_features, RANK, generator=generator) * size
     files = write_adapter(tensors, AdapterConfig(RANK, 2 * RANK))
     folder.mkdir(parents=True)
     for name, data in files.items():

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import random
 import string
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from marlaas_worker.rollout.vllm_engine import VllmEngine
 from marlaas_worker.trainer.calibration import calibrate
 from marlaas_worker.trainer.model import BaseModel
 
-POOL, REPLICA = "pool", "rollout-0"
+POOL = "pool"
 
 JOBS, CONCURRENT, TURNS_EACH, GROUP, RANK = 8, 64, 3, 8, 16
 
@@ -85,6 +85,7 @@ class Bench:
     jobs: list[JobDocument] = field(default_factory=list)
     manifests: list[Manifest] = field(default_factory=list)
     indices: Any = field(default_factory=lambda: iter(range(10**6)))
+    published: dict[tuple[str, int], BlobRef] = field(default_factory=dict)
 
     async def put(self, bucket: str, key: str, message: Any) -> None:
         await (await self.bus.bucket(bucket)).put(key, wire.encode(message))
@@ -116,19 +117,30 @@ class Bench:
         source = self.folder / made.agent
         files = {name: await self.blobs.put(folder, name, (source / name).read_bytes()) for name in made.files}
         names = {"namespace": job.namespace, "job": job.job, "uid": job.uid, "agent": "policy"}
-        manifest = made.model_copy(update={**names, "version": version, "step": version - 1, "files": files})
-        return await self.blobs.put(folder, "manifest", wire.encode(manifest))
+        parent = self.published.get((job.job, version - 1))
+        update = {**names, "version": version, "step": version - 1, "files": files, "parent": parent}
+        ref = await self.blobs.put(folder, "manifest", wire.encode(made.model_copy(update=update)))
+        self.published[job.job, version] = ref
+        return ref
 
     async def commit(self, job: JobDocument, version: int, ref: BlobRef) -> None:
         key = subjects.policy_key(job.namespace, job.job, "policy")
         await self.put(subjects.POLICY, key, PolicyRecord(uid=job.uid, version=version, manifest=ref))
 
     async def verified(self, name: str) -> None:
-        """Wait until the role reports that it has proven a version."""
+        """Wait until a replica reports that it has proven a version."""
+        await self.reported(lambda report: name in report.verified)
+
+    async def ready(self, replica: str) -> None:
+        """Wait until a replica is ready."""
+        await self.reported(lambda report: report.replica == replica and report.ready)
+
+    async def reported(self, wanted: Callable[[ReplicaReport], bool]) -> None:
+        """Wait for a report of a replica."""
         bucket = await self.bus.bucket(subjects.REPLICAS)
         async with bucket.watch(f"rollout.{POOL}.") as entries:
             async for entry in entries:
-                if entry.data is not None and name in wire.decode_as(ReplicaReport, entry.data).verified:
+                if entry.data is not None and wanted(wire.decode_as(ReplicaReport, entry.data)):
                     return
 
     def request(self, job: JobDocument, index: int, member: int, max_tokens: int | None = None) -> GenerateRequest:
@@ -160,38 +172,64 @@ class Bench:
         ]
 
 
+@dataclass(frozen=True)
+class Served:
+    """What to serve. adapters: number of random adapters. size: as in `make_adapter`."""
+
+    jobs: int = JOBS
+    slots: int = JOBS + 1
+    replicas: int = 1
+    adapters: int = JOBS + 2
+    size: float = 0.01
+
+
 @contextlib.asynccontextmanager
-async def served(scratch: Path) -> AsyncIterator[Bench]:
-    """Serve a random model of the tiny model's shape, with ten random adapters, eight jobs and one replica."""
+async def served(scratch: Path, wanted: Served = Served()) -> AsyncIterator[Bench]:
+    """Serve a random model of the tiny model's shape, with random adapters and jobs."""
     model = make_model(scratch / "model")
     base = base_model(model)
-    manifests = [make_adapter(base, scratch / f"a{number}", number) for number in range(JOBS + 2)]
+    manifests = [make_adapter(base, scratch / f"a{number}", number, wanted.size) for number in range(wanted.adapters)]
     del base
     rollout = {"dtype": "float32", "maxNumSeqs": CONCURRENT, "kvCacheBytes": "256Mi", "maxModelLen": 512}
-    pool = {"model": {"path": str(model)}, "adapterSlots": JOBS + 1, "maxRank": RANK, "rollout": rollout}
-    engine = VllmEngine(model, pool_spec(ModelPoolSpec.model_validate(pool)), frozenset(), scratch / "vllm")
-    tokenizer = PretrainedTokenizer.load(str(model))
+    pool = {"model": {"path": str(model)}, "adapterSlots": wanted.slots, "maxRank": RANK, "rollout": rollout}
     document = PoolDocument(name=POOL, model_path=str(model), spec=pool_spec(ModelPoolSpec.model_validate(pool)))
     calibration = calibrate(BaseModel(str(model)), document)
-    async with EmbeddedNats(scratch / "nats") as server:
-        buses = [await connect(server.url, name=name) for name in (REPLICA, "sandbox")]
-        await buses[1].ensure()
+    tokenizer = PretrainedTokenizer.load(str(model))
+    async with EmbeddedNats(scratch / "nats") as server, contextlib.AsyncExitStack() as stack:
+        bus = await connect(server.url, name="sandbox")
+        await bus.ensure()
         key = subjects.calibration_key(POOL, calibration.dtype)
-        await (await buses[1].bucket(subjects.CALIBRATIONS)).put(key, wire.encode(calibration))
+        await (await bus.bucket(subjects.CALIBRATIONS)).put(key, wire.encode(calibration))
         blobs = open_blobs(scratch / "blobs")
-        context = RoleContext(REPLICA, buses[0], blobs, scratch / "role")
-        role = asyncio.create_task(serve_engine(context, POOL, tokenizer, engine))
-        client = Client(buses[1], buses[1].new_inbox())
-        bench = Bench(buses[1], blobs, engine, tokenizer, client, scratch, manifests=manifests)
-        async with buses[1].listen(client.inbox, client.receive):
-            for number in range(JOBS):
+        client = Client(bus, bus.new_inbox())
+        engines = [
+            VllmEngine(model, document.spec, frozenset(), scratch / f"vllm-{number}")
+            for number in range(wanted.replicas)
+        ]
+        for number, engine in enumerate(engines):
+            bus_of_replica = await connect(server.url, name=f"rollout-{number}")
+            context = RoleContext(f"rollout-{number}", bus_of_replica, blobs, scratch / f"role-{number}")
+            await stack.enter_async_context(_role(context, tokenizer, engine))
+        names = [f"rollout-{number}" for number in range(wanted.replicas)]
+        bench = Bench(bus, blobs, engines[0], tokenizer, client, scratch, manifests=manifests)
+        async with bus.listen(client.inbox, client.receive):
+            for name in names:
+                await bench.ready(name)
+            for number in range(wanted.jobs):
                 await bench.submit(number)
-                await bench.verified(f"bench.job-{number}.u{number}.policy@v1")
+                if wanted.jobs < wanted.slots:
+                    await bench.verified(f"bench.job-{number}.u{number}.policy@v1")
             yield bench
-        context.stop.set()
-        await role
-        for bus in buses:
-            await bus.close()
+        await bus.close()
+
+
+@contextlib.asynccontextmanager
+async def _role(context: RoleContext, tokenizer: PretrainedTokenizer, engine: VllmEngine) -> AsyncIterator[None]:
+    role = asyncio.create_task(serve_engine(context, POOL, tokenizer, engine))
+    yield
+    context.stop.set()
+    await role
+    await context.bus.close()
 
 
 def make_model(folder: Path) -> Path:
