@@ -37,6 +37,7 @@ class Collector:
     on_records: RecordListener = _ignore_records
     _records: dict[str, RecordFile] = field(default_factory=dict)
     _seen: dict[str, tuple[object, ...]] = field(default_factory=dict)
+    _drawn: dict[str, tuple[int, int]] = field(default_factory=dict)
     _published: set[tuple[str, str, int, Phase]] = field(default_factory=set)
 
     async def follow(self, document: JobDocument, progress: Progress | None) -> None:
@@ -70,10 +71,12 @@ class Collector:
     async def publish(self, result: JobResult) -> None:
         """Draw the curve, fetch every agent's adapter, and copy a succeeded job's adapter to its export path."""
         folder = self.folder.job(result.document.ref)
-        if result.steps or result.evals:
+        records = len(result.steps), len(result.evals)
+        if any(records) and self._drawn.get(result.document.uid) != records:
             size = result.document.spec.rollout.group_size
             png = await asyncio.to_thread(draw_curve, str(result.document.ref), result.steps, result.evals, size)
             write(folder / "curve.png", png)
+            self._drawn[result.document.uid] = records
         if result.progress is not None:
             for agent, version in (result.progress.versions | result.progress.promoted).items():
                 await self._adapter(result, agent, version)

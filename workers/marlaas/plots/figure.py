@@ -224,7 +224,8 @@ def draw_curve(title: str, steps: Sequence[StepRecord], evals: Sequence[EvalReco
     On the axis, steps are counted from 1; 0 is before training. `group_size` is the number of episodes in a group,
     needed to compute the length of a trained episode.
     """
-    figure = blank(9, 6.2)
+    figure = blank(9, 6.2, fitted=False)
+    figure.subplots_adjust(left=0.08, right=0.92, top=0.93, bottom=0.08, hspace=0.08)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.1))
     _reward_axes(above, steps, evals)
     _staleness_axes(below, steps, [length(step, group_size) for step in steps])

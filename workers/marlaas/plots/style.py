@@ -14,12 +14,12 @@ RUNS = ("#3b6fb6", "#d1495b", "#4a8f6d", "#8d6a9f", "#c98a2b", "#3f9fae", "#7a7f
 LANE_COLOURS = {"engine": "#3b6fb6", "environment": "#c98a2b", "trainer": "#4a8f6d"}
 
 
-def blank(width: float, height: float) -> "Figure":
-    """Return an empty white figure; sizes are in inches."""
+def blank(width: float, height: float, *, fitted: bool = True) -> "Figure":
+    """Return an empty white figure; sizes are in inches. fitted: matplotlib computes the margins, which is half of the cost of a small figure."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=130, facecolor="white", layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=130, facecolor="white", layout="constrained" if fitted else None)
     FigureCanvasAgg(figure)
     return figure
 
