@@ -8,8 +8,7 @@ import yaml
 
 from marlaas.cluster.errors import AccessDenied
 from marlaas.cluster.explain import ClusterContext, explain
-from marlaas.cluster.reading import running_beside
-from marlaas.cluster.views import event_view, job_view, pool_view
+from marlaas.cluster.views import event_view, job_view, pool_view, running_beside
 from marlaas_api.reason_texts import NOTHING, TEXTS, ReasonStage
 from marlaas_api.reasons import Reason
 

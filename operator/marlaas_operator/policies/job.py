@@ -11,7 +11,7 @@ from marlaas_api.kinds import RLJob
 from marlaas_api.kinds.status import RLJobStatus, unix_seconds
 from marlaas_api.messages import JobDocument, JobVerdict, Phase, Progress
 from marlaas_api.reasons import Reason
-from marlaas_api.usage_status import usage_status
+from marlaas_api.usage_objects import usage_status
 from marlaas_operator.installation import Installation
 from marlaas_operator.plan import Action, AddFinalizer, DeleteObject, Plan, RemoveFinalizer
 from marlaas_operator.pod_facts import first_fault

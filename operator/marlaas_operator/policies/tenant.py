@@ -8,8 +8,7 @@ from marlaas_api.documents import tenant_of
 from marlaas_api.kinds.status import TenantStatus
 from marlaas_api.messages import Phase, UsageAmounts
 from marlaas_api.reasons import Reason
-from marlaas_api.usage_history import next_mark_s, with_mark
-from marlaas_api.usage_status import usage_status
+from marlaas_api.usage_objects import next_mark_s, usage_status, with_mark
 from marlaas_operator.installation import Installation
 from marlaas_operator.manifests import pods
 from marlaas_operator.plan import Action, Manifest, Plan

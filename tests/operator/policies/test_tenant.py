@@ -6,8 +6,7 @@ from tests.operator.policies.scenes import AWAKE, INSTALLATION, NOW, document, l
 
 from marlaas_api.kinds.status import TenantStatus
 from marlaas_api.messages import Phase, TenantUsage, UsageAmounts
-from marlaas_api.usage_history import marks_of
-from marlaas_api.usage_status import usage_amounts
+from marlaas_api.usage_objects import marks_of, usage_amounts
 from marlaas_operator.plan import Delete, Plan
 from marlaas_operator.policies import tenant as policy
 from marlaas_operator.policies.job import plan_orphan

@@ -17,9 +17,8 @@ from marlaas.cluster.errors import ObjectMissing
 from marlaas.cluster.explain import ClusterContext, explain
 from marlaas.cluster.fetching import fetch, published
 from marlaas.cluster.kubectl import ClusterTarget, Kubectl
-from marlaas.cluster.reading import RLJOBS, events_of, pool_of, running_beside
 from marlaas.cluster.submission import submit as submit_objects
-from marlaas.cluster.views import job_view
+from marlaas.cluster.views import RLJOBS, events_of, job_view, pool_of, running_beside
 from marlaas.cluster.watching import PERIOD_S, ClusterWatch
 from marlaas.local.display import LiveDisplay, choose, failures, table
 from marlaas.manifest import load

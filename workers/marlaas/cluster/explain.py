@@ -3,7 +3,15 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from marlaas.cluster.views import WARNING, ClusterEventView, ClusterJobView, ClusterPoolView, condition, seconds
+from marlaas.cluster.views import (
+    WAITING_FOR_ROOM,
+    WARNING,
+    ClusterEventView,
+    ClusterJobView,
+    ClusterPoolView,
+    condition,
+    seconds,
+)
 from marlaas.local.table import duration, number, versions, without_signal
 from marlaas_api.kinds.status import AgentStatus, Condition, RLJobStatus
 from marlaas_api.last_words import visible
@@ -21,10 +29,6 @@ _CAUSES = {
     Reason.WAITING_FOR_TRAINER: "TrainerReady",
 }
 """Reasons that are caused by a condition of the pool."""
-
-
-WAITING_FOR_ROOM = (Reason.WAITING_FOR_SLOTS, Reason.WAITING_FOR_MEMORY, Reason.PREEMPTED)
-"""Reasons of jobs that wait until running jobs end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from marlaas.cluster.kubectl import Kubectl
-from marlaas.cluster.reading import RLJOBS
-from marlaas.cluster.views import ClusterJobView, job_view
+from marlaas.cluster.views import RLJOBS, ClusterJobView, job_view
 from marlaas.episodes.usage import UsageRow
 from marlaas_api.kinds.status import TenantStatus
 from marlaas_api.messages import UsageAmounts
-from marlaas_api.usage_status import usage_amounts
+from marlaas_api.usage_objects import usage_amounts
 
 TENANTS = "tenants.marlaas.dev"
 

@@ -1,4 +1,4 @@
-"""Usage of Tenants within a period, from the history that the operator keeps of their totals (`marlaas_api.usage_history`)."""
+"""Usage of Tenants within a period, from the history that the operator keeps of their totals (`marlaas_api.usage_objects`)."""
 
 import re
 from collections.abc import Iterator
@@ -11,8 +11,7 @@ from marlaas.cluster.usage import TENANTS
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds.status import TenantStatus, unix_seconds
 from marlaas_api.messages import UsageAmounts
-from marlaas_api.usage_history import HOUR_S, UsageMark, mark_before, marks_of, used_between
-from marlaas_api.usage_status import usage_amounts
+from marlaas_api.usage_objects import HOUR_S, UsageMark, mark_before, marks_of, usage_amounts, used_between
 
 _AGE = re.compile(r"([0-9]+)([mhdw])")
 _UNITS_S = {"m": 60.0, "h": HOUR_S, "d": 24 * HOUR_S, "w": 7 * 24 * HOUR_S}

@@ -1,13 +1,22 @@
-"""Values parsed from the API server's JSON of jobs, pools and events. Unknown fields of a newer operator are accepted."""
+"""Jobs, pools and events of a cluster: values parsed from the API server's JSON, and reading what `marlaas why` explains a job with.
+
+Unknown fields of a newer operator are accepted.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from marlaas.cluster.errors import AccessDenied, ObjectMissing
+from marlaas.cluster.kubectl import Kubectl
 from marlaas_api.kinds.status import Condition, ModelPoolStatus, ObjectStatus, RLJobStatus
+from marlaas_api.reasons import Reason
 
+RLJOBS, MODELPOOLS = "rljobs.marlaas.dev", "modelpools.marlaas.dev"
 WARNING = "Warning"
+WAITING_FOR_ROOM = (Reason.WAITING_FOR_SLOTS, Reason.WAITING_FOR_MEMORY, Reason.PREEMPTED)
+"""Reasons of jobs that wait until running jobs end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +111,32 @@ def condition(status: ObjectStatus | None, name: str) -> Condition | None:
 def seconds(text: str | None) -> float | None:
     """Convert an RFC 3339 time to unix seconds; None for None or an empty text."""
     return None if not text else datetime.fromisoformat(text).timestamp()
+
+
+def pool_of(kubectl: Kubectl, job: ClusterJobView) -> ClusterPoolView | None:
+    """Return the job's pool; None if it is missing or the user may not read it."""
+    try:
+        return pool_view(kubectl.get(MODELPOOLS, job.pool))
+    except (ObjectMissing, AccessDenied):
+        return None
+
+
+def events_of(kubectl: Kubectl, job: ClusterJobView) -> list[ClusterEventView]:
+    """Return the job's events; none if the user may not read them."""
+    try:
+        found = kubectl.list("events", f"--field-selector=involvedObject.uid={job.uid}")
+    except AccessDenied:
+        return []
+    return [event_view(body) for body in found]
+
+
+def running_beside(kubectl: Kubectl, job: ClusterJobView) -> list[ClusterJobView]:
+    """Return the running jobs of the pool for whose end the job waits, as far as the user may read them."""
+    if job.status is None or job.status.reason not in WAITING_FOR_ROOM:
+        return []
+    try:
+        found = kubectl.list(RLJOBS, "--all-namespaces")
+    except AccessDenied:
+        found = kubectl.list(RLJOBS)
+    views = [job_view(body) for body in found]
+    return [one for one in views if one.pool == job.pool and one.status is not None and one.status.phase == "Running"]

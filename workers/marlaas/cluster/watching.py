@@ -16,7 +16,7 @@ from marlaas_api.kinds import RLJob
 from marlaas_api.kinds.problems import InvalidObject, parse
 from marlaas_api.kinds.status import RLJobStatus
 from marlaas_api.messages import JobDocument, Phase, Progress
-from marlaas_api.usage_status import usage_amounts
+from marlaas_api.usage_objects import usage_amounts
 
 
 def view(body: Mapping[str, Any], now: float) -> JobView:

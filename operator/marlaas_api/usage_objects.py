@@ -1,19 +1,44 @@
-"""Marks of a tenant's total usage over time, as the data of a ConfigMap: one per hour, later one per day. Pure.
+"""Usage in objects of Kubernetes: the `usage` of a status, and marks of a tenant's total over time in a ConfigMap. Pure.
 
-The operator writes them, `kubectl marlaas usage --since` reads them. A period's usage is the difference of two totals.
+The operator writes a mark every hour, and later keeps one per day. `kubectl marlaas usage --since` reads them: the usage of
+a period is the difference of two totals.
 """
 
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from pydantic import ValidationError
 
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds.status import UsageStatus
 from marlaas_api.messages import UsageAmounts
-from marlaas_api.usage_status import usage_amounts, usage_status
+
+_SECONDS = {
+    "engine_seconds": "engine_s",
+    "trainer_seconds": "trainer_s",
+    "sandbox_seconds": "sandbox_s",
+    "admitted_seconds": "admitted_s",
+}
+_COUNTS = [name for name in UsageStatus.model_fields if name not in _SECONDS and name != "wasted_tokens"]
+
+
+def usage_status(amounts: UsageAmounts) -> dict[str, Any]:
+    """Return the `usage` of a status, without zeros."""
+    counts = {name: getattr(amounts, name) or None for name in (*_COUNTS, "wasted_tokens")}
+    seconds = {name: round(getattr(amounts, field), 1) or None for name, field in _SECONDS.items()}
+    return UsageStatus(**counts, **seconds).model_dump(by_alias=True, exclude_none=True)
+
+
+def usage_amounts(status: UsageStatus | None) -> UsageAmounts:
+    """Return the amounts of a status; zeros for None."""
+    if status is None:
+        return UsageAmounts()
+    counts = {name: getattr(status, name) or 0 for name in _COUNTS}
+    return UsageAmounts(**counts, **{field: getattr(status, name) or 0.0 for name, field in _SECONDS.items()})
+
 
 HOUR_S = 3600.0
 HOURLY_KEPT = timedelta(days=8)

@@ -7,7 +7,7 @@ import pytest
 
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import UsageAmounts
-from marlaas_api.usage_history import HOUR_S, mark_before, marks_of, next_mark_s, used_between, with_mark
+from marlaas_api.usage_objects import HOUR_S, mark_before, marks_of, next_mark_s, used_between, with_mark
 
 START = datetime(2026, 11, 1, 10, 20, tzinfo=UTC).timestamp()
 
