@@ -154,3 +154,21 @@ def test_the_size_of_an_episode_is_the_most_of_the_last_measurements():
     for number in range(3, 7):
         size.see(number * WINDOW_S, 31_000.0 + (number - 2) * 10_000, 130 + (number - 2) * 50)
     assert size.known == MARGIN * 200
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_what_a_job_may_hold_is_the_same_whether_or_not_the_other_jobs_had_to_be_looked_at(seed):
+    draw, room, known = random.Random(seed), Room(), {}
+    for _ in range(200):
+        uid = str(draw.randrange(6))
+        step = draw.randint(1, 50)
+        claim = Claim(draw.choice([0, draw.randint(1, 80)]), step, step + draw.randint(0, 60))
+        room.state = StreamState(0, 0, draw.choice([400, 1000, 3000]))
+        if draw.random() < 0.2:
+            room.keep(known.keys() - {uid})
+            known.pop(uid, None)
+        waiting = list(room._waiting)
+        known[uid] = claim
+        held = [one for one, other in known.items() if other.held]
+        order = {one: known[one] for one in dict.fromkeys([*waiting, *held, uid])}
+        assert room.ask(uid, claim) == bounds(room.total, order)[uid]

@@ -36,7 +36,8 @@ from marlaas_worker.role import RoleContext, wait_for
 
 log = logging.getLogger(__name__)
 
-RETRY_S, TICK_S = 0.3, 1.0
+RETRY_S, TICK_S, LISTEN_S = 0.3, 1.0, 5.0
+TICKS_PER_S = 64.0  # most of all idle jobs together: with more jobs, each one's tick is longer than TICK_S
 NUM_SAMPLES = 5
 _FULL = "the stream TURNS is full: turns wait until steps are on record and their turns are purged"
 
@@ -48,14 +49,13 @@ class OwnedJob:
         self, context: RoleContext, document: JobDocument, before: Progress | None, shared: SharedState
     ) -> None:
         self.document = document
-        self.wake = asyncio.Event()
+        self.wake, self.moved = asyncio.Event(), True
         self._context, self._reports, self._room = context, shared.reports, shared.room
-        self._policies = shared.policies
+        self._policies, self._num_jobs = shared.policies, shared.num_jobs
         self._records = Records(context, document)
         self.times = AdmittedTime.of(before, context.now())
-        self.stops = Stops()
+        self.stops, self._given_up = Stops(), GivenUp()
         self._usage = JobUsage.of(document.uid, before)
-        self._given_up = GivenUp()
         self._retention = Retention(context.bus, document.ref, context.now)
         self._share = Share(shared.room, document.uid, document.spec, EpisodeSize())
         self._num_episodes = 0
@@ -131,12 +131,12 @@ class OwnedJob:
     async def _sleep(self, listener: "asyncio.Task[None]") -> None:
         if listener.done():
             listener.result()
-        await wait_for(self.wake, TICK_S)
+        await wait_for(self.wake, max(TICK_S, self._num_jobs() / TICKS_PER_S))
         self.wake.clear()
 
     async def _listen(self, state: JobState, consumer: Consumer) -> None:
         while True:
-            for delivery in await consumer.fetch(64, TICK_S):
+            for delivery in await consumer.fetch(64, LISTEN_S):
                 episode = self._records.episode(delivery.stored)
                 if episode is not None:
                     self._note(state, delivery.stored.sequence, episode)
@@ -165,6 +165,7 @@ class OwnedJob:
             state.waits = self._share.why or (_FULL if self._room.is_filled(FULL) else "")
         given_up = self._given_up.words(self.document, self._reports(), self._context.now())
         self.ended = job_reports.ending(state, given_up, self.times.total_s(self._context.now()))
+        self.moved = True
 
     async def _begin_training(self, state: JobState) -> None:
         state.assembly.begin(state.policy.version)

@@ -43,11 +43,13 @@ class SharedState:
         reports: returns the latest reports of all replicas.
         policies: cache of the bucket `policy`.
         room: space in the stream TURNS.
+        num_jobs: returns the number of running jobs.
     """
 
     reports: Callable[[], Sequence[ReplicaReport]]
     policies: BucketCache[PolicyRecord]
     room: Room
+    num_jobs: Callable[[], int]
 
 
 class LostLease(Exception):

@@ -51,6 +51,11 @@ class Claim:
         """Bytes that no other job may have: a job with open groups must be able to finish its step."""
         return max(self.held, self.step) if self.held else 0
 
+    @property
+    def most(self) -> int:
+        """Bytes that the job may hold if there is enough for all jobs."""
+        return max(self.held, self.step, self.wanted)
+
 
 def bounds(total: int, claims: Mapping[str, Claim]) -> dict[str, int]:
     """Return the bytes that each job may hold; jobs begin a step in the order of `claims`.
@@ -92,6 +97,7 @@ class Room:
         self.state = StreamState(0, 0, -1)
         self._read_at = -math.inf
         self._claims: dict[str, Claim] = {}
+        self._held = self._most = 0
         self._waiting: dict[str, None] = {}
 
     @property
@@ -99,8 +105,7 @@ class Room:
         """Bytes for all jobs, less the bytes that no job claims (turns not purged yet, or larger than estimated)."""
         if self.state.max_bytes <= 0:
             return 1 << 62
-        claimed = sum(claim.held for claim in self._claims.values())
-        return max(0, int(SHARE * self.state.max_bytes) - max(0, self.state.num_bytes - claimed))
+        return max(0, int(SHARE * self.state.max_bytes) - max(0, self.state.num_bytes - self._held))
 
     @property
     def capacity(self) -> int:
@@ -121,15 +126,18 @@ class Room:
 
     def note(self, uid: str, claim: Claim, *, asks: bool) -> None:
         """Note a job's claim. A job that asks for nothing more leaves the waiting order."""
-        self._claims[uid] = claim
+        self._set(uid, claim)
         if not asks:
             self._waiting.pop(uid, None)
 
     def ask(self, uid: str, claim: Claim) -> int:
         """Note a job's claim and return the bytes that it may hold now. If that is less than a step, the job waits."""
-        self._claims[uid] = claim
-        order = dict.fromkeys([*self._waiting, *(one for one, other in self._claims.items() if other.held), uid])
-        bound = bounds(self.total, {one: self._claims[one] for one in order})[uid]
+        self._set(uid, claim)
+        if self._most <= self.total:  # enough for all wishes, so the other jobs need not be looked at
+            bound = claim.most
+        else:
+            order = dict.fromkeys([*self._waiting, *(one for one, other in self._claims.items() if other.held), uid])
+            bound = bounds(self.total, {one: self._claims[one] for one in order})[uid]
         if bound >= claim.step:
             self._waiting.pop(uid, None)
         else:
@@ -139,8 +147,19 @@ class Room:
     def keep(self, uids: Iterable[str]) -> None:
         """Remove all jobs but these."""
         known = set(uids)
-        self._claims = {uid: claim for uid, claim in self._claims.items() if uid in known}
+        for uid in self._claims.keys() - known:
+            self._set(uid, None)
         self._waiting = {uid: None for uid in self._waiting if uid in known}
+
+    def _set(self, uid: str, claim: Claim | None) -> None:
+        """Replace a job's claim, and keep the sums over all claims."""
+        before = self._claims.pop(uid, None) if claim is None else self._claims.get(uid)
+        for one, sign in ((before, -1), (claim, 1)):
+            if one is not None:
+                self._held += sign * one.held
+                self._most += sign * one.most
+        if claim is not None:
+            self._claims[uid] = claim
 
 
 @dataclass(slots=True)

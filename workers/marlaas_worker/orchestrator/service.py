@@ -58,7 +58,8 @@ class _Service:
         self._lost = asyncio.Event()
         self._jobs = BucketCache(lambda: context.bus.bucket(subjects.JOBS), JobDocument, lambda _: self._changed.set())
         self._policies = BucketCache(lambda: context.bus.bucket(subjects.POLICY), PolicyRecord, self._wake_job_of)
-        self._replicas = BucketCache(lambda: context.bus.bucket(subjects.REPLICAS), ReplicaReport, self._wake_all)
+        bucket = lambda: context.bus.bucket(subjects.REPLICAS)  # noqa: E731
+        self._replicas = BucketCache(bucket, ReplicaReport, lambda _: self._changed.set())
         store = self._progress_store = ProgressStore(context.bus)
         self._reports: list[ReplicaReport] = []
         self._deletions = Deletions(context, self._progress_store, lambda: self._reports, self._changed.set)
@@ -68,7 +69,7 @@ class _Service:
         self._inputs = AdmissionInputs(context.now, self._jobs, self._progress_store, self._running, self._tenants)
         self._restarts = JobRestarts()
         self._room = Room()
-        self._shared = SharedState(lambda: self._reports, self._policies, self._room)
+        self._shared = SharedState(lambda: self._reports, self._policies, self._room, lambda: len(self._running))
         self._leftovers = Leftovers(context.bus, context.now)
         self._published = PublishedAdmissions()
         context.metrics.samples = lambda: samples(store.all(), True, store.accounts.totals())
@@ -101,16 +102,8 @@ class _Service:
                 log.warning("renewing the lease failed, retry in %g s: %s", RENEW_S, error)
             await asyncio.sleep(RENEW_S)
 
-    def _wake_all(self, _: str) -> None:
-        """Reconcile, and wake all jobs, because the report of a replica has changed."""
-        self._changed.set()
-        for owned in self._running:
-            owned.wake.set()
-
     def _wake_job_of(self, policy_key: str) -> None:
-        for owned in self._running:
-            if policy_key.startswith(f"{owned.document.ref.key}."):
-                owned.wake.set()
+        self._running.wake(policy_key.rpartition(".")[0])
 
     async def _reconcile_for_ever(self) -> None:
         await self._begin()
@@ -153,7 +146,7 @@ class _Service:
         self._forget(documents)
         await self._displace()
         await self._admit(documents)
-        await self._progress_store.put_running([self._progress(owned) for owned in self._running])
+        await self._progress_store.put_running([self._progress(owned) for owned in self._running.take_moved()])
         await self._tenants.save(self._context.now())
 
     async def _settle(self, owned: OwnedJob, error: BaseException | None) -> None:
