@@ -25,6 +25,7 @@ NAMES = (
     "learning",
     "algorithms",
     "multitenant",
+    "fairness",
     "soak",
     "arithmetic",
     "trl_step",

@@ -34,7 +34,7 @@ from marlaas_worker.rollout.kv_budget import KvBudget, RecentOutputs
 from marlaas_worker.rollout.self_test import SelfTestFailed
 
 HEALTH_CHECK_S = 5.0
-OPEN_S = 60.0  # as long as a request is kept without news of its sandbox
+OPEN_S = 10.0  # longer than most tool calls; a tenant that was away may first use what it was entitled to in this time
 RESTART_BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 _log = logging.getLogger(__name__)
 
