@@ -26,6 +26,7 @@ NAMES = (
     "algorithms",
     "multitenant",
     "fairness",
+    "neighbours",
     "soak",
     "arithmetic",
     "trl_step",

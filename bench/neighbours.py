@@ -1,0 +1,142 @@
+"""A well-behaved tenant beside bad neighbours, and a new tenant among many: real runs of the tiny model on this machine.
+
+attack: seconds per step (median) of one `calculator` job (8 episodes a step, tools of 0.4 s) in a run with one other tenant of
+equal weight: nobody; a peer with 8 jobs of the same kind, which leaves it its entitled share; 100 jobs of the same kind at
+once; 8 jobs whose prompts fill the context; whose environments hang; whose environments compute; that flood the engine
+with short turns. Printed is the ratio to the peer.
+newcomer: seconds from `marlaas submit` of a new tenant's job to its first step, in a run of 31 jobs of other tenants, and in
+one of a single job.
+"""
+
+import argparse
+import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import yaml
+
+from bench import multitenant_env, neighbour_env, options
+from bench.multitenant_workload import Mode, Workload, manifests
+from bench.runs import table
+
+WAIT_S, SLOTS, ENDLESS = 0.4, 16, 10_000
+STRICT = Mode("D", strict=True, together=True)
+GOOD = "team-good"
+ATTACKS = ("nobody", "peer", "many", "giant", "hanging", "busy", "flood")
+_POLL_S, _TIMEOUT_S = 0.1, 400.0
+Manifest = dict[str, Any]
+
+
+def jobs(number: int, namespace: str | None = None) -> list[Manifest]:
+    """Return jobs that run until they are cancelled; in one namespace, or in those of the workload."""
+    made = [one for one in manifests(Workload(number, WAIT_S, ENDLESS), STRICT, SLOTS) if one["kind"] == "RLJob"]
+    for one in made:
+        one["metadata"]["namespace"] = namespace or one["metadata"]["namespace"]
+    return made
+
+
+def pool() -> Manifest:
+    """Return the pool of all runs."""
+    return manifests(Workload(1, WAIT_S, 1), STRICT, SLOTS)[0]
+
+
+def neighbours(attack: str) -> list[Manifest]:
+    """Return the jobs of the other tenant."""
+    if attack == "nobody":
+        return []
+    made = jobs(100 if attack == "many" else 8, "team-other")
+    if attack in ("peer", "many"):
+        return made
+    for one in made:
+        one["spec"]["environment"] = {"name": f"neighbour_env:{attack}"}
+        if attack == "flood":
+            one["spec"]["rollout"] |= {"maxTurns": 64, "maxTokens": 1}
+    return made
+
+
+@contextmanager
+def running(objects: Sequence[Manifest], folder: Path) -> Iterator[Path]:
+    """Run `marlaas run` while the context is open; yield its output folder."""
+    folder.mkdir()
+    for module in (multitenant_env, neighbour_env):
+        assert module.__file__ is not None
+        shutil.copy(module.__file__, folder)
+    path, out = folder / "jobs.yaml", folder / "run"
+    path.write_text(yaml.safe_dump_all(copy.deepcopy(list(objects)), sort_keys=False))
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    command = [sys.executable, "-m", "marlaas", "run", str(path), "--out", str(out), "--json"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            yield out
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def steps(out: Path, namespace: str, name: str) -> list[float]:
+    """Return the unix times of a job's finished steps."""
+    path = out / namespace / name / "steps.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [float(json.loads(line)["at"]) for line in lines]
+
+
+def wait_for_steps(out: Path, job: Manifest, number: int) -> list[float]:
+    """Wait until a job has made so many steps. Raises TimeoutError."""
+    began = time.monotonic()
+    while len(found := steps(out, job["metadata"]["namespace"], job["metadata"]["name"])) < number:
+        if time.monotonic() - began > _TIMEOUT_S:
+            raise TimeoutError(f"{job['metadata']} has made {len(found)} of {number} steps in {_TIMEOUT_S:g} s")
+        time.sleep(_POLL_S)
+    return found
+
+
+def step_s(attack: str, number: int, folder: Path) -> float:
+    """Return the median seconds of a step of the well-behaved job, after two steps to begin with."""
+    (own,) = jobs(1, GOOD)
+    with running([pool(), own, *neighbours(attack)], folder / attack) as out:
+        found = wait_for_steps(out, own, number + 2)
+    return median(after - before for before, after in pairwise(found[2:]))
+
+
+def newcomer_s(others: int, folder: Path) -> float:
+    """Return the seconds from the submission of a new tenant's job to its first step, in a run that is under way."""
+    old = jobs(others)
+    (own,) = jobs(1, GOOD)
+    own["metadata"]["name"] = "new"
+    with running([pool(), *old], folder / f"newcomer-{others}") as out:
+        wait_for_steps(out, old[0], 3)
+        path = out.parent / "new.yaml"
+        path.write_text(yaml.safe_dump(own))
+        began = time.time()
+        command = [sys.executable, "-m", "marlaas", "submit", "--run", str(out), str(path)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": str(out.parent)})
+        return wait_for_steps(out, own, 1)[0] - began
+
+
+def main(words: Sequence[str] = ()) -> None:
+    parser = options("neighbours", __doc__)
+    parser.add_argument("--attacks", nargs="*", choices=ATTACKS, default=list(ATTACKS))
+    parser.add_argument("--steps", type=int, default=12, help="measured steps; default: %(default)s")
+    parser.add_argument("--others", nargs="*", type=int, default=[1, 31], help="jobs before the newcomer")
+    chosen: argparse.Namespace = parser.parse_args(words)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        seconds = {attack: step_s(attack, chosen.steps, folder) for attack in chosen.attacks}
+        peer = seconds.get("peer")
+        rows = [[name, f"{one:.2f}", f"{one / peer:.2f}" if peer else ""] for name, one in seconds.items()]
+        print(table(["other tenant", "seconds per step", "against the peer"], rows), flush=True)
+        waits = {others: newcomer_s(others, folder) for others in chosen.others}
+        rows = [[others, f"{one:.1f}", f"{one / min(waits.values()):.2f}"] for others, one in waits.items()]
+        print("\n" + table(["jobs of others", "newcomer's first step, s", "ratio"], rows))
