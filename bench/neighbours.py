@@ -106,7 +106,7 @@ def step_s(attack: str, number: int, folder: Path) -> float:
     """Return the median seconds of a step of the well-behaved job, after two steps to begin with."""
     (own,) = jobs(1, GOOD)
     with running([pool(), own, *neighbours(attack)], folder / attack) as out:
-        found = wait_for_steps(out, own, number + 2)
+        found = wait_for_steps(out, own, number + 3)
     return median(after - before for before, after in pairwise(found[2:]))
 
 
