@@ -29,7 +29,7 @@ def test_kubectl_get_shows_what_people_look_for(platform: Platform) -> None:
     free = lambda: platform.status("modelpool", "tiny")["slots"] == "0/32"  # noqa: E731
     platform.until(free, "the slots of both jobs are free")
     heading, row = platform.kubectl("get", "mp").splitlines()
-    assert heading.split() == ["NAME", "MODEL", "ROLLOUT", "TRAINER", "SLOTS", "JOBS", "AGE"]
+    assert heading.split() == ["NAME", "MODEL", "ROLLOUT", "TRAINER", "AGENTS", "JOBS", "AGE"]
     assert row.split()[:6] == ["tiny", "tiny", "1/1", "1/1", "0/32", "0"]
 
 

@@ -112,12 +112,12 @@ COLUMNS = {
         ],
     ),
     "ModelPool": (
-        ["Name", "Model", "Rollout", "Trainer", "Slots", "Jobs", "Age"],
+        ["Name", "Model", "Rollout", "Trainer", "Agents", "Jobs", "Age"],
         [],
         ["full", "hub Qwen/Qwen3-0.6B@c1899de", "2/2", "1/2", "9/16", 3],
     ),
     "Tenant": (
-        ["Name", "Weight", "Entitled", "Held", "Jobs", "Queued", "Slots", "Generated", "Trained", "Age"],
+        ["Name", "Weight", "Entitled", "Held", "Jobs", "Queued", "Agents", "Generated", "Trained", "Age"],
         ["Wasted", "Engine-s", "Trainer-s"],
         ["full", 2.5, 0.25, 0.1875, 2, 1, 6, 1234567, 1000000, 190567, 5400.3, 1800.5],
     ),
@@ -144,7 +144,7 @@ def test_kubectl_prints_a_line_per_job_that_people_can_read(plane: ControlPlane)
     heading, line = plane.kubectl("get", "rljobs", "-o", "wide").splitlines()
     assert heading.split()[-7:] == ["STALENESS", "TOKENS/S", "TENANT", "EVAL", "GENERATED", "TRAINED", "WASTED"]
     assert line.split()[-7:] == ["0.75", "812.4", "research", "0.39", "1234567", "1000000", "190567"]
-    assert plane.kubectl("get", "mp").split()[:7] == ["NAME", "MODEL", "ROLLOUT", "TRAINER", "SLOTS", "JOBS", "AGE"]
+    assert plane.kubectl("get", "mp").split()[:7] == ["NAME", "MODEL", "ROLLOUT", "TRAINER", "AGENTS", "JOBS", "AGE"]
 
 
 @pytest.mark.usefixtures("full")
