@@ -95,6 +95,7 @@ class EngineIncarnation:
         await asyncio.to_thread(self._shut_down, was_down)
         await asyncio.sleep(0)  # vLLM closes its sockets in a callback of this loop
         self.llm.engine_core.resources.ctx.destroy(linger=0)
+        self.llm.shutdown = _done  # `AsyncLLM.__del__` calls it again, at the interpreter's exit without vLLM's modules
         self.llm = None
         gc.unfreeze()  # `process_setup.freeze_heap` has excluded this incarnation's objects.
         gc.collect()  # vLLM's objects form cycles, and print errors if they are collected at the interpreter's exit.
@@ -109,6 +110,10 @@ class EngineIncarnation:
             _kill(self.processes)
         self.llm.shutdown()
         _kill(self.processes)
+
+
+def _done() -> None:
+    """Do nothing: the engine is shut down."""
 
 
 async def start_incarnation(settings: VllmSettings, forks: bool) -> EngineIncarnation:
