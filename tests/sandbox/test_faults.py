@@ -1,8 +1,10 @@
 """Whatever environment code does hurts its own episode, is of the right class, and says what happened."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
+from tests.harness import WITHIN_S
 
 from marlaas_api.messages import Ending, FaultClass
 
@@ -86,7 +88,9 @@ async def test_nothing_that_an_episode_started_outlives_it(harness, tmp_path):
     (episode,) = await harness.play_document(document)
     daemon = int((tmp_path / "pid").read_text())
     assert episode.rewards == {"policy": 1.0}
-    assert not _lives(daemon)
+    async with asyncio.timeout(WITHIN_S):  # it is killed at once; on a busy machine the kernel ends it a moment later
+        while _lives(daemon):  # noqa: ASYNC110 (a process of the kernel sets no event)
+            await asyncio.sleep(0.01)
 
 
 def _lives(pid: int) -> bool:

@@ -127,21 +127,29 @@ class ForkServer:
         os.close(self._wake)
 
     def _reap_all(self) -> None:
-        """Reap exited children, then kill every child that is no episode: orphans of ended ones, and what loading started."""
+        """Reap exited children, then kill every child that is no episode: orphans of ended ones, and what loading started.
+
+        The ends of episodes are reported after that, so that nothing of an episode runs once its end is known.
+        """
+        reports = []
         while (pid := _exited_child()) is not None:
-            self._reap_child(pid)
+            reports += self._reap_child(pid)
         for orphan in set(kernel.children(os.getpid())) - set(self._playing):
             kernel.kill_all(orphan)
+        for report in reports:
+            self._report(**report)
 
-    def _reap_child(self, pid: int) -> None:
+    def _reap_child(self, pid: int) -> list[dict[str, Any]]:
+        """Reap one child; return the report of its end if it was an episode."""
         with contextlib.suppress(OSError):
             os.killpg(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         playing = self._playing.pop(pid, None)
-        if playing is not None:
-            _remove(playing.tmp)
-            code = os.waitstatus_to_exitcode(status)
-            self._report(report="ended", number=playing.number, status=code, cause=playing.cause)
+        if playing is None:
+            return []
+        _remove(playing.tmp)
+        code = os.waitstatus_to_exitcode(status)
+        return [{"report": "ended", "number": playing.number, "status": code, "cause": playing.cause}]
 
     def _check_limits(self) -> None:
         """Kill episodes that hold too much memory or have too many processes; check every `CHECK_S`."""
