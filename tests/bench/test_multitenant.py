@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from bench import multitenant, multitenant_figures
+from bench import multitenant, multitenant_figures, soak
 from bench.multitenant_workload import MODES, Workload, manifests
 
 from marlaas.episodes.record import EpisodeRecord, TurnRecord
@@ -105,3 +105,10 @@ def test_modes_differ_only_in_staleness_and_in_what_runs_at_once() -> None:
         assert len(found) == 8
         assert {one["spec"]["training"].pop("maxStaleness") for one in found} == {0 if mode.strict else 1}
     assert len({json.dumps(found) for found in jobs.values()}) == 1
+
+
+def test_a_soak_reads_memory_by_part_of_the_run_and_its_slope(events):
+    assert soak.samples(events) == [(0.4, {"rollout": 5}), (1.0, {"rollout": 4})]
+    assert soak.slope([(0.4, 5.0), (1.0, 4.0)]) == pytest.approx(-1 / 0.6)
+    assert soak.slope([(0.0, 1.0), (1.0, 2.0), (2.0, 6.0)]) == pytest.approx(2.5)
+    assert soak.slope([(0.5, 3.0)]) == 0.0
