@@ -71,9 +71,10 @@ def test_an_upgrade_with_another_value_takes_effect_and_keeps_the_pool(platform:
 
 @pytest.mark.usefixtures("jobs")
 def test_uninstalling_leaves_the_kinds_their_objects_and_the_data_only(platform: Platform) -> None:
-    before = claims(platform)
+    before, marked = claims(platform), histories(platform)
     assert before.keys() == KEPT
     uninstall(platform)
+    assert histories(platform) == marked
     kept = [platform.get("rljob", name, TEAM) for name in ("endless", "paused")]
     assert step(platform) > 0
     assert not any("finalizers" in each["metadata"] for each in kept)
@@ -147,12 +148,17 @@ def read(platform: Platform, claim: str, file: str) -> str:
     return text
 
 
+def histories(platform: Platform) -> list[str]:
+    """The ConfigMaps with the usage histories of Tenants, as `configmap/<name>`."""
+    return platform.kubectl("get", "configmaps", "-n", NAMESPACE, "-l", "marlaas.dev/tenant", "-o", "name").split()
+
+
 def left(platform: Platform) -> list[str]:
     """Every object, of any kind in any namespace, that says that it is of MARLaaS, and whatever is left in the release's namespace; but for the data."""
     everywhere, namespaced = kinds(platform, "true", "false"), kinds(platform, "true")
     found = [platform.kubectl("get", everywhere, "-A", "-l", selector, "-o", "name").split() for selector in OURS]
     here = [name for name in platform.names(namespaced, NAMESPACE) if name.rpartition("/")[2] not in OF_THE_TESTS]
-    data = ("customresourcedefinition", *(f"persistentvolumeclaim/{claim}" for claim in KEPT))
+    data = ("customresourcedefinition", *(f"persistentvolumeclaim/{claim}" for claim in KEPT), *histories(platform))
     return [name for names in (*found, here) for name in names if not name.startswith(data)]
 
 
