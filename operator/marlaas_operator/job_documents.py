@@ -68,6 +68,7 @@ class JobDocuments:
                 tasks.create_task(self._usage.follow(), name="follow usage")
                 await self._documents.synced.wait()
                 await self._progress.synced.wait()
+                await self._usage.synced.wait()
                 self._health.mark_synced()
         finally:
             if self._bus is not None:

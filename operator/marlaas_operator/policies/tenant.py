@@ -17,7 +17,7 @@ from marlaas_operator.policies.conditions import ConditionState, conditions, eve
 from marlaas_operator.snapshot import JobLoad, TenantSnapshot
 
 _HELD = ("jobs", "queued", "adapterSlots", "shareEntitled", "shareHeld", "tokensPerSecond", "storageBytes")
-_USED = ("usage", "deletedUsage", "usageHistory")
+_USED = ("usage", "deletedUsage")
 
 
 def plan_tenant(snapshot: TenantSnapshot, installation: Installation, now: float) -> Plan:
@@ -26,19 +26,31 @@ def plan_tenant(snapshot: TenantSnapshot, installation: Installation, now: float
         return Plan()
     actions: tuple[Action, ...] = ()
     requeue_s = None
-    if snapshot.usage is not None and snapshot.bus.synced:
-        history = _history(snapshot, snapshot.usage.total, installation, now)
+    total = _total(snapshot)
+    if total is not None:
+        history = _history(snapshot, total, installation, now)
         actions = tuple(child_reconcile.put_right([history], snapshot.owned, snapshot.meta.uid))
         requeue_s = next_mark_s(now)
     before = snapshot.status or {}
     found = conditions([_active(snapshot)], before.get("conditions") or (), snapshot.meta.generation, now)
-    used = _used(snapshot, f"{installation.namespace}/{pods.history_name(snapshot.meta.name)}")
+    used = _used(snapshot) | {"usageHistory": before.get("usageHistory")}
+    if total is not None:
+        used["usageHistory"] = f"{installation.namespace}/{pods.history_name(snapshot.meta.name)}"
     after = {"observedGeneration": snapshot.meta.generation, "conditions": found, **_holds(snapshot), **used}
     patch = status_patch(snapshot.status, after, TenantStatus)
     if patch is None:
         return Plan(actions, requeue_s=requeue_s)
     urgent = is_urgent(snapshot.status, after)
     return Plan(actions, patch, urgent, events(snapshot.status, after), requeue_s)
+
+
+def _total(snapshot: TenantSnapshot) -> UsageAmounts | None:
+    """Return the total to mark: zeros for a tenant that never had a job, so that its first jobs lie behind a mark; None if unknown."""
+    if not snapshot.bus.synced:
+        return None
+    if snapshot.usage is not None:
+        return snapshot.usage.total
+    return None if "usage" in (snapshot.status or {}) else UsageAmounts()
 
 
 def _history(snapshot: TenantSnapshot, total: UsageAmounts, installation: Installation, now: float) -> Manifest:
@@ -88,14 +100,13 @@ def _holds(snapshot: TenantSnapshot) -> dict[str, Any]:
     }
 
 
-def _used(snapshot: TenantSnapshot, history: str) -> dict[str, Any]:
+def _used(snapshot: TenantSnapshot) -> dict[str, Any]:
     """Return the total usage. It stays as stored while the bus has none: the orchestrator has not written it, or it is not read yet."""
     if snapshot.usage is None:
         before = snapshot.status or {}
         return {key: before[key] for key in _USED if key in before}
     deleted = usage_status(snapshot.usage.removed)
-    used = {"usage": usage_status(snapshot.usage.total), **({"deletedUsage": deleted} if deleted else {})}
-    return {**used, "usageHistory": history}
+    return {"usage": usage_status(snapshot.usage.total), **({"deletedUsage": deleted} if deleted else {})}
 
 
 def _entitled(snapshot: TenantSnapshot) -> float:

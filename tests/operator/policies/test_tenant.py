@@ -54,7 +54,9 @@ def test_a_tenant_counts_the_jobs_of_namespaces_that_are_its_own():
         load("e", Phase.QUEUED, namespace="team-d"),
     )
     found = plan_tenant(scene(jobs=jobs, places={"tiny": 12}), NOW).status
-    figures = {key: value for key, value in found.items() if key not in ("conditions", "observedGeneration")}
+    figures = {
+        key: value for key, value in found.items() if key not in ("conditions", "observedGeneration", "usageHistory")
+    }
     shares = {"shareEntitled": 0.33, "shareHeld": 0.25}
     assert figures == {"jobs": 1, "queued": 1, "adapterSlots": 3, "tokensPerSecond": 10.0, "storageBytes": 12, **shares}
     TenantStatus.model_validate(found)
@@ -98,9 +100,19 @@ def test_a_tenants_total_is_marked_once_an_hour_in_a_configmap_that_its_status_n
     assert [(mark.at, mark.amounts.trained_tokens) for mark in marks] == [(NOW, 7), (NOW + found.requeue_s, 9)]
 
 
+def test_a_new_tenants_history_begins_with_zeros():
+    found = plan_tenant(scene(), NOW)
+    [mark] = marks_of(found.actions[0].manifest["data"])
+    assert (mark.at, mark.amounts) == (NOW, UsageAmounts())
+    assert (found.status["usageHistory"], "usage" in found.status) == ("marlaas-system/ant-usage", False)
+
+
 def test_nothing_is_marked_while_the_usage_is_unknown():
-    assert plan_tenant(scene(), NOW).actions == ()
-    assert plan_tenant(replace(with_usage(7), bus=replace(AWAKE, synced=False)), NOW).actions == ()
+    told = plan_tenant(with_usage(7), NOW).status
+    assert plan_tenant(scene(status=told), NOW) == Plan()
+    unread = replace(with_usage(7), bus=replace(AWAKE, synced=False))
+    assert plan_tenant(unread, NOW).actions == ()
+    assert plan_tenant(replace(unread, status=told), NOW).status is None
 
 
 def test_the_history_of_an_earlier_tenant_of_the_name_is_deleted_first():
@@ -116,7 +128,9 @@ def test_a_tenant_without_conflict_is_active_and_then_nothing_is_written():
     alone = scene(tenants=(YOUNG,))
     found = plan_tenant(alone, NOW)
     assert active(found)[:2] == ("True", "Active")
-    assert plan_tenant(replace(alone, status=found.status), NOW + 99) == Plan()
+    owned = {("ConfigMap", "ant-usage"): found.actions[0].manifest}
+    again = plan_tenant(replace(alone, status=found.status, owned=owned), NOW + 99)
+    assert again == Plan(requeue_s=found.requeue_s - 99)
 
 
 def test_a_tenant_that_is_going_or_does_not_parse():

@@ -78,7 +78,7 @@ def period_rows(kubectl: Kubectl, wanted: Period, now: float) -> Iterator[Tenant
     for body in kubectl.list(TENANTS):
         name, status = body["metadata"]["name"], TenantStatus.model_validate(body.get("status") or {})
         if status.usage_history is None:
-            yield f"Tenant {name} has no usage history: the operator keeps one from its first job on"
+            yield f"Tenant {name} has no usage history yet: the operator begins it once it has read the bus"
             continue
         marks = [*_history(kubectl, status.usage_history), UsageMark(now, usage_amounts(status.usage))]
         begins = mark_before(marks, wanted.since)
