@@ -23,15 +23,12 @@ import psutil
 from bench import options
 from bench.orchestrator_queue import cpu_s, start
 from bench.runs import table
+from bench.simulated_sandboxes import POOL, Sandboxes, identity
 from marlaas_api import subjects
 from marlaas_api.blobs import Blobs
 from marlaas_api.blobs_store import open_blobs
-from marlaas_api.bus import Bus
 from marlaas_api.bus_nats import connect
-from marlaas_api.documents import job_spec
-from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import (
-    Episode,
     GroupReady,
     JobDocument,
     Manifest,
@@ -45,11 +42,10 @@ from marlaas_api.messages import (
 )
 from marlaas_api.names import AdapterRef, JobRef, episode_id
 from marlaas_api.nats_server import EmbeddedNats
-from marlaas_api.wire import decode, decode_as, encode, pack_ids, pack_logprobs
+from marlaas_api.wire import decode, encode, pack_ids, pack_logprobs
 
-TENANTS = 4
 SPEC = {
-    "poolRef": {"name": "tiny"},
+    "poolRef": {"name": POOL},
     "environment": {"name": "reverse"},
     "rollout": {"groupSize": 2},
     "training": {"steps": 100_000, "groupsPerStep": 2, "maxStaleness": 1, "maxRefill": 0},
@@ -58,40 +54,21 @@ SPEC = {
 _POLL_S = 10.0
 
 
-@dataclass
-class Simulation:
+@dataclass(kw_only=True)
+class Simulation(Sandboxes):
     """The roles around the orchestrator. play_s: mean time of an episode. versions: committed, by job key."""
 
-    bus: Bus
     blobs: Blobs
     play_s: float
     draw: random.Random = field(default_factory=lambda: random.Random(0))
     policies: dict[str, PolicyRecord] = field(default_factory=dict)
     num_steps: int = 0
-    playing: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def submit(self, number: int) -> None:
-        """Submit a job, publish its version 0, and begin to take its tasks."""
-        namespace = f"team-{number % TENANTS}"
-        spec = job_spec(RLJobSpec.model_validate(SPEC))
-        job = JobDocument(
-            namespace=namespace, job=f"job-{number:04}", uid=f"u{number}", pool="tiny", tenant=namespace, spec=spec
-        )
-        await (await self.bus.bucket(subjects.JOBS)).put(job.ref.key, encode(job))
+    async def submit(self, number: int) -> JobDocument:
+        """Submit a job, and publish its version 0."""
+        job = await super().submit(number)
         await self._commit(job.ref, step=-1, consumed=())
-
-    async def take_tasks(self, number: int) -> None:
-        """Take the tasks of a job until cancelled."""
-        namespace, name = f"team-{number % TENANTS}", f"job-{number:04}"
-        subject = subjects.task(namespace, name)
-        consumer = await self.bus.consumer(subjects.TASKS, subjects.consumer(namespace, name, "sandbox"), subject)
-        while True:
-            for delivery in await consumer.fetch(8, _POLL_S):
-                task = decode_as(TaskMessage, delivery.stored.data)
-                await delivery.ack()
-                playing = asyncio.create_task(self._play(task))
-                self.playing.add(playing)
-                playing.add_done_callback(self.playing.discard)
+        return job
 
     async def train(self) -> None:
         """Commit a version for every closed step until cancelled."""
@@ -116,38 +93,27 @@ class Simulation:
             served = tuple(_adapter(key, record).engine_name for key, record in self.policies.items())
             rollout = ReplicaReport(
                 role="rollout",
-                pool="tiny",
+                pool=POOL,
                 replica="r0",
                 slots=num_jobs,
                 agents_per_slot=4,
                 max_rank=64,
                 verified=served,
             )
-            trainer = ReplicaReport(role="trainer", pool="tiny", replica="t0", max_rank=64)
+            trainer = ReplicaReport(role="trainer", pool=POOL, replica="t0", max_rank=64)
             for one in (rollout, trainer):
-                key = subjects.replica_key(one.role, "tiny", one.replica)
+                key = subjects.replica_key(one.role, POOL, one.replica)
                 await bucket.put(key, encode(one.model_copy(update={"at": time.time()})))
             await asyncio.sleep(1.0)
 
-    async def _play(self, task: TaskMessage) -> None:
+    async def play(self, task: TaskMessage) -> None:
+        """Wait for the simulated time, then record a turn and an episode for each member."""
         await asyncio.sleep(self.play_s * self.draw.uniform(0.5, 1.5))
         version = self.policies[task.ref.key].version
         for member in range(task.group_size):
-            episode = episode_id(task.group, member, 1)
-            turn = _turn(task, member, episode, version)
-            await self.bus.publish(subjects.turn(task.namespace, task.job, episode, 0), encode(turn))
-            ended = Episode(
-                **_names(task),
-                group=task.group,
-                split=task.split,
-                index=task.index,
-                member=member,
-                episode=episode,
-                num_turns=1,
-                rewards={"policy": float(member)},
-                leaves={"policy": (0,)},
-            )
-            await self.bus.publish(subjects.episode(task.namespace, task.job), encode(ended))
+            turn = _turn(task, member, episode_id(task.group, member, 1), version)
+            await self.bus.publish(subjects.turn(task.namespace, task.job, turn.episode, 0), encode(turn))
+            await self.end(task, member)
 
     async def _commit(self, ref: JobRef, step: int, consumed: tuple[str, ...]) -> None:
         before = self.policies.get(ref.key, PolicyRecord(uid=ref.uid))
@@ -163,10 +129,6 @@ class Simulation:
         await (await self.bus.bucket(subjects.POLICY)).put(key, encode(record))
 
 
-def _names(task: TaskMessage) -> dict[str, str]:
-    return {"namespace": task.namespace, "job": task.job, "uid": task.uid}
-
-
 def _adapter(key: str, record: PolicyRecord) -> AdapterRef:
     namespace, _, name = key.partition(".")
     return AdapterRef(namespace, name, record.uid, "policy", record.version)
@@ -174,7 +136,7 @@ def _adapter(key: str, record: PolicyRecord) -> AdapterRef:
 
 def _turn(task: TaskMessage, member: int, episode: str, version: int) -> Turn:
     return Turn(
-        **_names(task), agent="policy", group=task.group, member=member, episode=episode, turn=0, parent=None,
+        **identity(task), agent="policy", group=task.group, member=member, episode=episode, turn=0, parent=None,
         version=version, adapter_sha256="", temperature=1.0, stop_reason=StopReason.STOP, opens_segment=True, append="",
         prompt_ids=pack_ids([1] * 12), output_ids=pack_ids([2] * 8), logprobs=pack_logprobs([-1.0] * 8), text="12345678",
         meter=Meter(prompt_tokens=12, output_tokens=8), replica="r0", at=time.time(),
@@ -199,7 +161,7 @@ async def simulated(
     async with EmbeddedNats(folder / "nats") as server:
         bus = await connect(server.url, name="bench")
         await bus.ensure()
-        simulation = Simulation(bus, open_blobs(str(folder / "blobs")), play_s=num_jobs / rate)
+        simulation = Simulation(bus=bus, spec=SPEC, blobs=open_blobs(str(folder / "blobs")), play_s=num_jobs / rate)
         process = await start(server.url, folder)
         tasks = [asyncio.create_task(simulation.report(num_jobs)), asyncio.create_task(simulation.train())]
         try:
