@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +28,7 @@ import yaml
 
 from bench import multitenant_env, neighbour_env, options
 from bench.multitenant_workload import Mode, Workload, manifests
-from bench.runs import table
+from bench.runs import print_table
 
 WAIT_S, SLOTS, ENDLESS = 0.4, 16, 10_000
 STRICT = Mode("D", strict=True, together=True)
@@ -125,6 +125,24 @@ def newcomer_s(others: int, folder: Path) -> float:
         return wait_for_steps(out, own, 1)[0] - began
 
 
+def attack_rows(attacks: Collection[str], num_steps: int, folder: Path) -> Iterator[list[Any]]:
+    """Measure the attacks in the order of `ATTACKS`, so that the peer is known before those that are compared with it."""
+    peer = None
+    for attack in sorted(attacks, key=ATTACKS.index):
+        seconds = step_s(attack, num_steps, folder)
+        peer = seconds if attack == "peer" else peer
+        yield [attack, f"{seconds:.2f}", f"{seconds / peer:.2f}" if peer else ""]
+
+
+def newcomer_rows(numbers: Collection[int], folder: Path) -> Iterator[list[Any]]:
+    """Measure a newcomer among so many jobs of others; the ratio is to the first number."""
+    first = None
+    for others in numbers:
+        seconds = newcomer_s(others, folder)
+        first = first or seconds
+        yield [others, f"{seconds:.1f}", f"{seconds / first:.2f}"]
+
+
 def main(words: Sequence[str] = ()) -> None:
     parser = options("neighbours", __doc__)
     parser.add_argument("--attacks", nargs="*", choices=ATTACKS, default=list(ATTACKS))
@@ -133,10 +151,9 @@ def main(words: Sequence[str] = ()) -> None:
     chosen: argparse.Namespace = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        seconds = {attack: step_s(attack, chosen.steps, folder) for attack in chosen.attacks}
-        peer = seconds.get("peer")
-        rows = [[name, f"{one:.2f}", f"{one / peer:.2f}" if peer else ""] for name, one in seconds.items()]
-        print(table(["other tenant", "seconds per step", "against the peer"], rows), flush=True)
-        waits = {others: newcomer_s(others, folder) for others in chosen.others}
-        rows = [[others, f"{one:.1f}", f"{one / min(waits.values()):.2f}"] for others, one in waits.items()]
-        print("\n" + table(["jobs of others", "newcomer's first step, s", "ratio"], rows))
+        if chosen.attacks:
+            head = ["other tenant", "seconds per step", "against the peer"]
+            print_table(head, attack_rows(chosen.attacks, chosen.steps, folder))
+        if chosen.others:
+            print(flush=True)
+            print_table(["jobs of others", "newcomer's first step, s", "ratio"], newcomer_rows(chosen.others, folder))

@@ -1,11 +1,13 @@
 """Run `marlaas run` as a user would, and measure it from outside: wall time, summary, peak memory of each role, engine busy share."""
 
+import itertools
 import json
 import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,5 +102,15 @@ def documents(example: str) -> list[dict[str, Any]]:
 
 def table(headers: list[str], rows: list[list[Any]]) -> str:
     """Format a Markdown table."""
-    lines = [headers, ["---"] * len(headers), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+    return "\n".join(_lines(headers, rows))
+
+
+def print_table(headers: list[str], rows: Iterable[list[Any]]) -> None:
+    """Print a Markdown table, each row as soon as it is known."""
+    for line in _lines(headers, rows):
+        print(line, flush=True)
+
+
+def _lines(headers: list[str], rows: Iterable[list[Any]]) -> Iterator[str]:
+    for line in itertools.chain((headers, ["---"] * len(headers)), rows):
+        yield "| " + " | ".join(str(cell) for cell in line) + " |"
