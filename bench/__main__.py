@@ -12,6 +12,7 @@ NAMES = (
     "operator_scale",
     "orchestrator_queue",
     "orchestrator_scale",
+    "replicas",
     "groups",
     "sandbox",
     "sandbox_jobs",
