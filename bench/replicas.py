@@ -81,15 +81,16 @@ class OneTurnSandboxes(Sandboxes):
 
 @dataclass
 class Pool:
-    """A running pool: its bus, the processes whose CPU is counted, and the tasks that must not end.
+    """A running pool: its bus, the processes whose CPU is counted, and its roles.
 
-    commits: times of each job's commits, by policy key.
+    readers: tasks that read the bus for the sandboxes and for `commits`, the times of each job's commits by policy key.
     """
 
     bus: Bus
     processes: Sequence[psutil.Process]
     roles: list[asyncio.Task[None]]
     sandboxes: OneTurnSandboxes
+    readers: list[asyncio.Task[None]] = field(default_factory=list)
     commits: dict[str, list[float]] = field(default_factory=dict)
 
     async def observed(self) -> Observed:
@@ -109,9 +110,9 @@ class Pool:
 
     def check(self) -> None:
         """Raise the error of a role or of an episode that has failed."""
-        for role in self.roles:
-            if role.done():
-                role.result()
+        for task in (*self.roles, *self.readers):
+            if task.done():
+                task.result()
         if self.sandboxes.errors:
             raise self.sandboxes.errors[0]
 
@@ -143,10 +144,11 @@ async def running(size: int, chosen: argparse.Namespace, folder: Path) -> AsyncI
         processes = [psutil.Process(one) for one in (os.getpid(), orchestrator.pid, server.pid)]
         pool = Pool(bus, processes, roles, sandboxes)
         stack.push_async_callback(cancel, sandboxes.playing)
-        roles.append(asyncio.create_task(pool.follow()))
+        stack.push_async_callback(cancel, pool.readers)  # first, so that no task begins to play after the others ended
+        pool.readers.append(asyncio.create_task(pool.follow()))
         for number in range(chosen.jobs):
             await sandboxes.submit(number)
-            roles.append(asyncio.create_task(sandboxes.take_tasks(number)))
+            pool.readers.append(asyncio.create_task(sandboxes.take_tasks(number)))
         async with asyncio.timeout(_START_S):
             while len(pool.commits) < chosen.jobs or min(map(len, pool.commits.values())) < 2:
                 pool.check()
