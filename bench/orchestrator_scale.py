@@ -170,6 +170,7 @@ async def simulated(
                 tasks.append(asyncio.create_task(simulation.take_tasks(number)))
             while min(record.step for record in simulation.policies.values()) < 1:
                 await asyncio.sleep(0.2)
+                simulation.check()
                 for task in tasks:
                     if task.done():
                         task.result()

@@ -1,7 +1,7 @@
 """Steps per second of a pool with two replicas and two trainers against one of each, with simulated stage times.
 
 The orchestrator is the real process, on a real nats-server. Rollout replicas and trainers are the product's roles, in this
-process (`simulated_pool`): the engines sleep instead of generating, and each micro-batch takes a fixed time per token. So
+process (`simulated_pool`): engines sleep instead of generating, trainers sleep instead of computing a micro-batch. So
 the CPU is not the limit, and what is measured is how the product spreads agents, requests and work. Sandboxes are
 simulated: each episode is one turn, requested with the product's client. All jobs are asynchronous, and together they
 keep one engine and one trainer busy. The two sizes alternate.
@@ -113,8 +113,7 @@ class Pool:
         for task in (*self.roles, *self.readers):
             if task.done():
                 task.result()
-        if self.sandboxes.errors:
-            raise self.sandboxes.errors[0]
+        self.sandboxes.check()
 
 
 async def reports(bus: Bus) -> dict[str, ReplicaReport]:
@@ -225,7 +224,7 @@ def main(words: Sequence[str] = ()) -> None:
     parser.add_argument("--seconds", type=float, default=90.0, help="measured time of a size; default: %(default)s")
     parser.add_argument("--engine-speed", type=float, default=512.0, help="tokens/s of an engine; default: %(default)s")
     parser.add_argument(
-        "--trainer-speed", type=float, default=800.0, help="padded tokens/s of a trainer; default: %(default)s"
+        "--trainer-speed", type=float, default=850.0, help="padded tokens/s of a trainer; default: %(default)s"
     )
     chosen = parser.parse_args(words)
     head = [

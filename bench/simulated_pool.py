@@ -1,7 +1,7 @@
-"""A pool's real roles whose stages take simulated time: rollout replicas whose engine sleeps, trainers that compute slowly.
+"""A pool's real roles whose stages take simulated time: the engine of a replica and the micro-batches of a trainer sleep.
 
 Everything around the stages is the product's: placement of agents, routing of requests, queues, loading and proof of
-versions, leases, commits. Versions are trained and proven with the tiny model.
+versions, leases, commits. Versions are published and proven with the tiny model.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -117,7 +117,10 @@ class SimulatedEngine(ReferenceEngine):
 
 
 class SimulatedCompute(Compute):
-    """The trainer's compute thread, on which each micro-batch takes at least the time of its padded tokens."""
+    """The trainer's compute thread, on which a micro-batch is not computed: it sleeps for the time of its padded tokens.
+
+    So there is no gradient, and all versions of an agent have the same weights. Everything else is computed.
+    """
 
     def __init__(self, tokens_per_s: float) -> None:
         super().__init__(num_threads=1)
@@ -126,13 +129,11 @@ class SimulatedCompute(Compute):
     async def run(self, work: Callable[[], T], account: ComputeAccount = NOBODY, num_tokens: int = 0) -> T:
         """See `Compute.run`."""
 
-        def slowly() -> T:
-            end = time.perf_counter() + num_tokens / self._tokens_per_s
-            result = work()
-            time.sleep(max(0.0, end - time.perf_counter()))
-            return result
+        def sleep() -> T:
+            time.sleep(num_tokens / self._tokens_per_s)
+            return cast(T, True)  # of `Learner.try_accumulate`: the micro-batch fits the device
 
-        return await super().run(slowly, account, num_tokens)
+        return await super().run(sleep if num_tokens else work, account, num_tokens)
 
 
 def pool_of(model: Path, slots: int) -> PoolDocument:

@@ -69,6 +69,11 @@ class Sandboxes:
         )
         await self.bus.publish(subjects.episode(task.namespace, task.job), encode(ended))
 
+    def check(self) -> None:
+        """Raise the error of a task that has failed."""
+        if self.errors:
+            raise self.errors[0]
+
     def _played(self, playing: asyncio.Task[None]) -> None:
         self.playing.discard(playing)
         if not playing.cancelled() and (error := playing.exception()) is not None:
