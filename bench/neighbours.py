@@ -65,6 +65,12 @@ def neighbours(attack: str) -> list[Manifest]:
     return made
 
 
+def environment(folder: Path) -> dict[str, str]:
+    """Return this process's environment with a folder before the others of PYTHONPATH."""
+    before = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *before])}
+
+
 @contextmanager
 def running(objects: Sequence[Manifest], folder: Path) -> Iterator[Path]:
     """Run `marlaas run` while the context is open; yield its output folder."""
@@ -74,10 +80,9 @@ def running(objects: Sequence[Manifest], folder: Path) -> Iterator[Path]:
         shutil.copy(module.__file__, folder)
     path, out = folder / "jobs.yaml", folder / "run"
     path.write_text(yaml.safe_dump_all(copy.deepcopy(list(objects)), sort_keys=False))
-    environment = os.environ | {"PYTHONPATH": str(folder)}
     command = [sys.executable, "-m", "marlaas", "run", str(path), "--out", str(out), "--json"]
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, env=environment(folder), stdout=log, stderr=subprocess.STDOUT)
         try:
             yield out
         finally:
@@ -118,10 +123,10 @@ def newcomer_s(others: int, folder: Path) -> float:
     with running([pool(), *old], folder / f"newcomer-{others}") as out:
         wait_for_steps(out, old[0], 3)
         path = out.parent / "new.yaml"
-        path.write_text(yaml.safe_dump(own))
+        path.write_text(yaml.safe_dump_all([pool(), own]))
         began = time.time()
         command = [sys.executable, "-m", "marlaas", "submit", "--run", str(out), str(path)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": str(out.parent)})
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment(out.parent))
         return wait_for_steps(out, own, 1)[0] - began
 
 
