@@ -58,8 +58,8 @@ async def measure(num_jobs: int, num_steps: int) -> None:
             before = await times(context, jobs, num_steps)
             for job in jobs:
                 records = Records(context, job)
-                await records.history("policy")
-                await records.forget_groups("policy", num_steps - 2)
+                await records.history()
+                await records.forget_groups(num_steps - 2)
             after = await times(context, jobs, num_steps)
             await bus.close()
     num_groups = num_steps * GROUPS_PER_STEP
@@ -143,7 +143,7 @@ async def times(context: RoleContext, jobs: Sequence[JobDocument], num_steps: in
         assert inbox.next_group() is not None
 
     async def take_up(job: JobDocument) -> None:
-        assert len((await Records(context, job).history("policy")).steps) == num_steps - 1
+        assert len((await Records(context, job).history()).steps) == num_steps - 1
 
     return {"bind": await median(bind, jobs), "take-up": await median(take_up, jobs)}
 

@@ -147,12 +147,6 @@ _ADMISSION = {
         "Create the job anew with a smaller value of the field that the message names, or in a larger pool. Or ask the platform team to change the pool; the job "
         "then starts.",
     ),
-    Reason.UNSUPPORTED_AGENTS: Text(
-        ReasonStage.WAITING,
-        Actor.PLATFORM,
-        "The job has several agents or a frozen one, which the running orchestrator does not support.",
-        "Wait if the installation is being upgraded. Otherwise check that operator and orchestrator have the same release.",
-    ),
 }
 
 _REFUSALS = {

@@ -33,7 +33,6 @@ class Reason(StrEnum):
     PREEMPTED = "Preempted"
     NAMESPACE_NOT_ALLOWED = "NamespaceNotAllowed"
     NEVER_FITS = "NeverFits"
-    UNSUPPORTED_AGENTS = "UnsupportedAgents"
 
     # Specs that can run in no pool.
     UNSUPPORTED = "Unsupported"

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -197,11 +197,12 @@ def a_job(
     suspend: bool = False,
     priority: int = 0,
     created_at: float = 0.0,
+    agents: Sequence[dict[str, Any]] = (),
     **training: Any,
 ) -> JobDocument:
     """A strict job of three steps with two groups of two."""
     spec = {
-        "agents": [{"name": "policy", "adapter": {"rank": rank}}],
+        "agents": agents or [{"name": "policy", "adapter": {"rank": rank}}],
         "rollout": {"groupSize": 2},
         "training": {"steps": 3, "groupsPerStep": 2, "maxStaleness": 0, "maxRefill": 1} | training,
         "evaluation": {"tasks": 2, "every": 2},

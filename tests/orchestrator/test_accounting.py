@@ -10,6 +10,7 @@ from types import FrameType
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.harness import a_manifest
 
 from marlaas_api.messages import (
     Episode,
@@ -24,8 +25,8 @@ from marlaas_api.messages import (
     UsageAmounts,
 )
 from marlaas_api.names import Split, episode_id, train_group
-from marlaas_worker.orchestrator import reports
 from marlaas_worker.orchestrator.job_state import History, JobState
+from marlaas_worker.orchestrator.step_records import Around, step_record
 
 NUM_WORLDS = 150
 GROUP_SIZE = 2
@@ -36,20 +37,30 @@ class Killed(Exception):
 
 
 class AccountingHarness:
-    """A job's records, and an orchestrator, sandbox and trainer that take turns by chance; `deaths` is how likely one is at each effect."""
+    """A job's records, and an orchestrator, sandbox and trainers that take turns by chance; `deaths` is how likely one is at each effect.
+
+    Each trained agent has a trainer of its own, which may be late. If the job has several agents, an episode calls each with
+    the probability `calls`.
+    """
 
     def __init__(self, document: JobDocument, chance: random.Random, deaths: float) -> None:
         self.document, self.chance, self.deaths = document, chance, deaths
         self.faults, self.flats = chance.choice([0, 0.1, 0.4]), chance.choice([0, 0.3, 0.9])
+        self.calls = {agent.name: chance.choice([1, 0.7, 0.3, 0]) for agent in document.spec.agents}
+        self.names = [agent.name for agent in document.spec.agents]
+        self.trained_agents = [agent.name for agent in document.spec.agents if agent.trainable]
         self.rules = document.spec.training
-        self.log, self.records, self.episodes, self.ledger = [], [], [], None
-        self.policy, self.pins, self.queue = PolicyRecord(uid=document.uid, version=0), {}, set()
-        self.members, self.trained, self.written = Counter(), [], []
+        self.records, self.episodes, self.ledger = [], [], None
+        self.logs = {name: [] for name in self.names}
+        self.policies = {name: PolicyRecord(uid=document.uid, version=0) for name in self.names}
+        self.pins, self.queue = {}, set()
+        self.members, self.trained, self.written = Counter(), {name: [] for name in self.names}, []
         self.turns, self.last_turn = {}, 0
         self.take_up()
 
     def take_up(self) -> None:
-        history = History(tuple(self.records), (), tuple(self.log), self.ledger, self.policy)
+        log = tuple(message for name in self.names for message in self.logs[name])
+        history = History(tuple(self.records), (), log, self.ledger, dict(self.policies))
         self.state, self.mark = JobState(self.document, history), 1
         for episode in self.episodes:
             self.state.add_episode(episode)
@@ -62,35 +73,42 @@ class AccountingHarness:
 
     def give_out(self, index: int) -> None:
         if self.state.strict:
-            self.pins.setdefault(index, self.policy.version)
+            for name in self.names:
+                self.pins.setdefault((name, index), self.policies[name].version)
         if not self.members[index]:
             self.queue.add(index)
 
     def orchestrate(self) -> None:
         state = self.state
-        state.policy = self.policy
+        state.policies.update(self.policies)
         self.write(state.assembly.close_if_due())
-        ready = [(self.pins.get(group.index, self.policy.version), group) for group in state.resolvable()]
-        for version, group in ready if state.strict else sorted(ready, key=lambda pair: pair[0]):
+        ready = [(self.sampled_from(group.index), group) for group in state.resolvable()]
+        for versions, group in state.in_order(ready):
             used = UsageAmounts(generated_tokens=1 + group.index, open_tokens=1 + group.index)
-            self.write(state.resolve(group, version, used))
-        while (draft := state.assembly.recordable(self.policy.step)) is not None:
-            manifest = None if draft.no_op else self.manifest(draft.step, draft.base_version + 1)
-            around = reports.Around(0.0, 0.0, state.unrecorded_skips(), state.outcomes(draft.resolved))
-            record = reports.step_record(self.document, draft, manifest, around)
+            self.write(state.resolve(group, versions, dict.fromkeys(self.names, used)))
+        while (draft := state.assembly.recordable(state.committed)) is not None:
+            manifests = {
+                name: self.manifest(name, draft.step, part.base_version + 1)
+                for name, part in draft.agents.items()
+                if not part.no_op
+            }
+            around = Around(0.0, 0.0, state.tasks.new_skips(state.recorded.skips), state.tasks.outcomes(draft.resolved))
+            record = step_record(self.document, draft, manifests, around)
             if len(self.records) == record.step:
                 self.records.append(record)
             self.effect()
             state.record(record)
             self.ledger = state.ledger()
             self.effect()
-            self.log = [one for one in self.log if one.step > record.step] or self.log[-1:]
-            self.effect()
+            for name, log in self.logs.items():
+                self.logs[name] = [one for one in log if one.step > record.step] or log[-1:]
+                self.effect()
             due, self.mark = self.mark, state.turns_from(self.last_turn)
             self.turns = {member: sequence for member, sequence in self.turns.items() if sequence >= due}
             self.effect()
-        needed = 0 if state.strict else state.assembly.needed_version(len(state.in_flight))
-        if state.assembly.want(len(state.in_flight)) and needed <= self.policy.version:
+        needed = state.assembly.needed_versions(len(state.in_flight))
+        is_fresh = state.strict or all(needed[name] <= record.version for name, record in self.policies.items())
+        if state.assembly.want(len(state.in_flight)) and is_fresh:
             indices = state.take_indices(state.assembly.want(len(state.in_flight)), self.last_turn)
             self.ledger = state.ledger()
             self.effect()
@@ -98,9 +116,12 @@ class AccountingHarness:
                 self.give_out(index)
                 self.effect()
 
+    def sampled_from(self, index: int) -> dict[str, int]:
+        return {name: self.pins.get((name, index), record.version) for name, record in self.policies.items()}
+
     def write(self, messages: list[GroupLogEntry]) -> None:
         for message in messages:
-            self.log.append(message)
+            self.logs[message.agent].append(message)
             self.written.append(message)
             self.effect()
 
@@ -111,39 +132,50 @@ class AccountingHarness:
         group, member = train_group(self.document.ref, index), self.members[index]
         self.last_turn += 1
         self.turns[index, member] = self.last_turn
-        self.pins.setdefault(index, max(0, self.policy.version - self.chance.choice([0, 0, 0, 1, 2])))
+        called = [name for name in self.names if len(self.names) == 1 or self.chance.random() < self.calls[name]]
+        for name in called:
+            lag = self.chance.choice([0, 0, 0, 1, 2])
+            self.pins.setdefault((name, index), max(0, self.policies[name].version - lag))
         fault = FaultClass.ENV if self.chance.random() < self.faults else None
-        reward = 1.0 if random.Random(index).random() < self.flats else float(member)
+        rewards = {
+            name: 1.0 if random.Random(f"{index} {number}").random() < self.flats else float(member)
+            for number, name in enumerate(self.names)
+        }
         names = {"namespace": self.document.namespace, "job": self.document.job, "uid": self.document.uid}
         names |= {"group": group, "split": Split.TRAIN, "index": index, "member": member}
-        rewards = {} if fault else {"policy": reward}
-        self.episodes.append(Episode(**names, episode=episode_id(group, member, 1), fault=fault, rewards=rewards))
+        ended = {} if fault else {"rewards": rewards, "leaves": dict.fromkeys(called, (0,))}
+        self.episodes.append(Episode(**names, episode=episode_id(group, member, 1), fault=fault, **ended))
         self.members[index] += 1
         if self.members[index] == GROUP_SIZE:
             self.queue.discard(index)
         self.state.add_episode(self.episodes[-1])
 
     def train(self) -> None:
+        """One agent's trainer commits the next step that is closed for it."""
+        name = self.chance.choice(self.trained_agents)
+        policy, log = self.policies[name], self.logs[name]
         closed = min(
-            (one for one in self.log if isinstance(one, StepClosed) and one.num_groups and one.step > self.policy.step),
+            (one for one in log if isinstance(one, StepClosed) and one.num_groups and one.step > policy.step),
             key=lambda one: one.step,
             default=None,
         )
         if closed is None:
             return
-        groups = [one for one in self.log if isinstance(one, GroupReady) and one.step == closed.step]
+        groups = [one for one in log if isinstance(one, GroupReady) and one.step == closed.step]
         assert [group.position for group in groups] == list(range(closed.num_groups))
         assert 1 <= closed.num_groups <= self.rules.groups_per_step
-        assert {closed.base_version, *(group.base_version for group in groups)} == {self.policy.version}
+        assert {closed.base_version, *(group.base_version for group in groups)} == {policy.version}
         assert all(0 <= group.staleness <= self.rules.max_staleness for group in groups)
-        assert all((group.index, member) in self.turns for group in groups for member in range(GROUP_SIZE))
-        self.trained += [group.index for group in groups]
-        self.policy = self.policy.model_copy(update={"version": self.policy.version + 1, "step": closed.step})
+        assert all(
+            (group.index, trajectory.member) in self.turns for group in groups for trajectory in group.trajectories
+        )
+        self.trained[name] += [group.index for group in groups]
+        self.policies[name] = policy.model_copy(update={"version": policy.version + 1, "step": closed.step})
 
     def live(self) -> None:
         for _ in range(20_000):
             try:
-                self.chance.choice([self.orchestrate] * 2 + [self.play] * 4 + [self.train])()
+                self.chance.choice([self.orchestrate] * 2 + [self.play] * 4 + [self.train] * len(self.trained_agents))()
                 if self.state.training_over:
                     return
                 if self.chance.random() < self.deaths / 4:
@@ -152,29 +184,43 @@ class AccountingHarness:
                 self.take_up()
         raise AssertionError("nothing goes on any more")
 
-    def manifest(self, step: int, version: int) -> Manifest:
-        names = {"namespace": self.document.namespace, "job": self.document.job, "uid": self.document.uid}
-        blobs = {"parent": None, "files": {}, "state": None, "tensor_digests": {}, "probes": ()}
-        return Manifest(**names, **blobs, agent="policy", version=version, step=step, rank=8)
+    def manifest(self, agent: str, step: int, version: int) -> Manifest:
+        return a_manifest(self.document, version, agent=agent, step=step)
+
+
+AGENTS = [1, 2, 4]
+"""Numbers of agents. The last one of four is frozen."""
+
+
+def agents(number: int) -> list[dict[str, object]]:
+    return [{"name": "policy"}] if number == 1 else [{"name": f"a{i}", "trainable": i < 3} for i in range(number)]
 
 
 @pytest.mark.parametrize("deaths", [0.0, 0.02, 0.1])
 @pytest.mark.parametrize("staleness", [0, 1, 3])
-def test_steps_are_full_fresh_and_in_order_and_every_group_ends_in_one_record(document, staleness, deaths):
-    for seed in range(NUM_WORLDS):
+@pytest.mark.parametrize("number", AGENTS)
+def test_steps_are_full_fresh_and_in_order_and_every_group_ends_in_one_record(document, staleness, deaths, number):
+    """With several agents: called unevenly, flat for some, trained at their own pace; each step closes once for each of them."""
+    for seed in range(NUM_WORLDS // number):
         chance = random.Random(seed)
         rules = {"groupsPerStep": chance.choice([1, 2, 3]), "maxRefill": chance.choice([0, 1, 2])}
-        harness = AccountingHarness(document(steps=4, maxStaleness=staleness, **rules), chance, deaths)
+        job = document(steps=4, maxStaleness=staleness, agents=agents(number), **rules)
+        harness = AccountingHarness(job, chance, deaths)
         harness.live()
         assert [record.step for record in harness.records] == [0, 1, 2, 3], seed
         ended = [index for record in harness.records for index in record.indices]
         assert len(ended) == len(set(ended)), seed
-        assert (
-            len(harness.trained) == len(set(harness.trained)) == sum(record.num_groups for record in harness.records)
-        ), seed
+        for name, trained in harness.trained.items():
+            in_records = sum(record.agents[name].num_groups for record in harness.records)
+            assert len(trained) == len(set(trained)) == in_records, seed
+            closed = [one.step for one in harness.written if isinstance(one, StepClosed) and one.agent == name]
+            assert set(closed) == {0, 1, 2, 3}, seed
+            assert deaths or len(closed) == 4, seed
+        groups = {index for trained in harness.trained.values() for index in trained}
+        assert len(groups) == sum(record.num_groups for record in harness.records), seed
         played = {index for index, members in harness.members.items() if members == GROUP_SIZE}
         assert deaths or played <= set(ended), seed
-        assert deaths or len(harness.log) <= 1, seed
+        assert deaths or all(len(log) <= 1 for log in harness.logs.values()), seed
         if not deaths and not staleness:
             assert {index for index, _ in harness.turns} == set(harness.records[-1].indices), seed
 
@@ -195,8 +241,8 @@ class RestartingHarness(AccountingHarness):
             raise Killed
 
     def take_up(self) -> None:
-        resolved = {message.index for message in self.written if not isinstance(message, StepClosed)}
-        self.episodes = [episode for episode in self.episodes if episode.index not in resolved]
+        decided = Counter(message.index for message in self.written if not isinstance(message, StepClosed))
+        self.episodes = [one for one in self.episodes if decided[one.index] < len(self.names)]
         try:
             super().take_up()
         except Killed:
@@ -213,21 +259,22 @@ class RestartingHarness(AccountingHarness):
         return (
             self.written,
             self.records,
-            self.state.walk,
+            self.state.tasks.walk,
             self.trained,
             self.state.fault_totals(),
             self.state.recorded.usage,
         )
 
 
+@pytest.mark.parametrize("number", AGENTS)
 @pytest.mark.parametrize("staleness", [0, 1, 2])
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10_000), per_step=st.integers(1, 3), refill=st.integers(0, 2), kill=st.integers(0, 200))
 def test_wherever_the_orchestrator_is_killed_log_records_and_faults_are_those_without_a_restart(
-    document, staleness, seed, per_step, refill, kill
+    document, staleness, number, seed, per_step, refill, kill
 ):
     rules = {"groupsPerStep": per_step, "maxRefill": refill, "data": {"tasks": 6, "skip": {"passes": 2}}}
-    job = document(steps=4, maxStaleness=staleness, **rules)
+    job = document(steps=4, maxStaleness=staleness, agents=agents(number), **rules)
     whole = RestartingHarness(job, seed, ())
     whole.live()
     for kills in ({kill % whole.num_effects}, range(10_000)):
@@ -261,25 +308,22 @@ def test_taking_up_and_recording_a_step_is_linear_in_its_groups(document, play):
         ledger = IssueLedger(
             namespace="team-a", job="sums", uid=job.uid, next_index=2 * num, open=tuple(range(2 * num))
         )
-        first = JobState(job, History(ledger=ledger, policy=PolicyRecord(uid=job.uid, version=0)))
+        at_0 = {"policy": PolicyRecord(uid=job.uid, version=0)}
+        first = JobState(job, History(ledger=ledger, policies=at_0))
         for index in range(2 * num):
             episodes += play(job, index, (1.0, float(index % 2)))
             first.add_episode(episodes[-2])
             first.add_episode(episodes[-1])
-            log += first.resolve(first.complete[index], 0)
+            log += first.resolve(first.complete[index], {"policy": 0})
         assert [message.num_groups for message in log if isinstance(message, StepClosed)] == [num]
 
         def take_up() -> None:
-            state = JobState(job, History(groups=tuple(log), ledger=ledger, policy=first.policy))
+            state = JobState(job, History(groups=tuple(log), ledger=ledger, policies=at_0))
             for episode in episodes:
                 state.add_episode(episode)
             assert state.resolvable() == []
             (draft, _) = state.assembly.drafts
-            manifest = Manifest(
-                **{"namespace": "team-a", "job": "sums", "uid": job.uid, "agent": "policy", "version": 1, "step": 0},
-                **{"parent": None, "rank": 8, "files": {}, "state": None, "tensor_digests": {}, "probes": ()},
-            )
-            state.record(reports.step_record(job, draft, manifest, reports.Around(0.0, 0.0)))
+            state.record(step_record(job, draft, {"policy": a_manifest(job, 1, step=0)}, Around(0.0, 0.0)))
             assert len(state.unrecorded) == 1
 
         return executed(take_up)

@@ -120,13 +120,6 @@ def test_a_suspended_job_waits_whatever_is_free(document):
     assert one(document(suspend=True)).reason == "Suspended"
 
 
-def test_several_agents_are_waited_for_since_an_upgrade_may_bring_them(document):
-    job = document()
-    agents = (job.spec.agents[0], job.spec.agents[0].model_copy(update={"name": "second"}))
-    verdict = one(job.model_copy(update={"spec": job.spec.model_copy(update={"agents": agents})}))
-    assert (verdict.admitted, verdict.reason) == (False, "UnsupportedAgents")
-
-
 def test_a_job_of_another_pool_or_one_that_cannot_run_gives_its_turn_to_nobody(document):
     early = [
         of(document("rests", created_at=1, suspend=True), "mine"),

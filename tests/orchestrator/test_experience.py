@@ -1,34 +1,37 @@
 import pytest
 
 from marlaas_api.messages import GroupOutcome, IssueLedger
+from marlaas_api.messages.job_spec import AgentSettings
 from marlaas_worker.orchestrator.experience import Experience, difficulty
 from marlaas_worker.orchestrator.job_state import History, JobState
+
+ONE = (AgentSettings(name="policy"),)
 
 
 def test_a_group_is_complete_when_every_member_has_ended_in_any_order(document, play):
     first, second = play(document(), 0, (1.0, 0.0))
-    store = Experience("policy", 2)
+    store = Experience(ONE, 2)
     assert store.add(second) is None
     group = store.add(first)
-    assert group.rewards == (1.0, 0.0)
-    assert group.outcome is GroupOutcome.SIGNAL
+    assert group.agents["policy"].rewards == (1.0, 0.0)
+    assert group.agents["policy"].outcome is GroupOutcome.SIGNAL
 
 
 def test_a_group_says_of_each_episode_how_it_ended(document, play):
     first, second = play(document(), 0, (1.0, 0.0))
-    store = Experience("policy", 2)
+    store = Experience(ONE, 2)
     store.add(first.model_copy(update={"ending": "max_turns"}))
     group = store.add(second)
-    assert [member.ending for member in group.trajectories] == ["max_turns", "completed"]
+    assert [member.ending for member in group.agents["policy"].trajectories] == ["max_turns", "completed"]
 
 
 def test_a_duplicate_of_a_member_completes_nothing_and_changes_nothing(document, play):
     first, second = play(document(), 0, (1.0, 0.0))
-    store = Experience("policy", 2)
+    store = Experience(ONE, 2)
     assert store.add(first) is None
     assert store.add(first.model_copy(update={"rewards": {"policy": 9.0}})) is None
     group = store.add(second)
-    assert group.rewards == (1.0, 0.0)
+    assert group.agents["policy"].rewards == (1.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -40,10 +43,10 @@ def test_a_duplicate_of_a_member_completes_nothing_and_changes_nothing(document,
     ],
 )
 def test_groups_without_signal_say_why(document, play, rewards, outcome, kept):
-    store = Experience("policy", 2)
+    store = Experience(ONE, 2)
     group = [store.add(episode) for episode in play(document(), 0, rewards)][-1]
-    assert group.outcome is outcome
-    assert len(group.trajectories) == kept
+    assert group.agents["policy"].outcome is outcome
+    assert len(group.agents["policy"].trajectories) == kept
     assert group.faults.get("env", 0) == 2 - kept
 
 
@@ -59,9 +62,9 @@ def test_groups_without_signal_say_why(document, play, rewards, outcome, kept):
     ],
 )
 def test_a_group_says_how_hard_its_task_was_unless_faults_left_nothing_to_say(document, play, rewards, expected):
-    store = Experience("policy", 2)
+    store = Experience(ONE, 2)
     group = [store.add(episode) for episode in play(document(), 0, rewards)][-1]
-    assert difficulty(group.outcome, group.rewards, 0.5) == expected
+    assert difficulty(group.agents.values(), 0.5) == expected
 
 
 def test_a_task_that_comes_again_has_a_group_of_its_own(document, play):
@@ -71,5 +74,5 @@ def test_a_task_that_comes_again_has_a_group_of_its_own(document, play):
     )
     for episode in play(job, 5, (1.0, 0.0)):
         state.add_episode(episode.model_copy(update={"index": 1}))
-    (ready,) = state.resolve(state.complete[5], 0)
-    assert [(one.index, one.visit) for one in state.outcomes([ready])] == [(1, 5)]
+    (ready,) = state.resolve(state.complete[5], {"policy": 0})
+    assert [(one.index, one.visit) for one in state.tasks.outcomes([ready])] == [(1, 5)]

@@ -15,9 +15,10 @@ from marlaas_api.messages import (
     TaskMessage,
     UsageAmounts,
 )
+from marlaas_api.messages.job_spec import AgentSettings
 from marlaas_api.names import Split, episode_id
 from marlaas_api.wire import encode
-from marlaas_worker.orchestrator import reports
+from marlaas_worker.orchestrator import step_records
 from marlaas_worker.orchestrator.experience import CompleteGroup, Experience
 from marlaas_worker.orchestrator.job_state import History, JobState
 from marlaas_worker.orchestrator.metering import Metering
@@ -26,7 +27,7 @@ from marlaas_worker.orchestrator.metering import Metering
 @pytest.fixture
 async def metering(harness, document):
     context = await harness.context("orchestrator")
-    return Metering(context.bus, context.blobs, document().ref, "policy")
+    return Metering(context.bus, context.blobs, document().ref, ("policy",))
 
 
 @pytest.fixture
@@ -47,16 +48,35 @@ async def record(harness, document):
 
 
 def complete(*episodes: Episode, size: int = 2) -> CompleteGroup:
-    experience = Experience("policy", size)
+    experience = Experience((AgentSettings(name="policy"),), size)
     *_, group = (experience.add(episode) for episode in episodes)
     assert group is not None
     return group
 
 
+async def policy_amounts(metering: Metering, groups: list[CompleteGroup]) -> dict[int, UsageAmounts]:
+    return {index: amounts["policy"] for index, amounts in (await metering.of_groups(groups)).items()}
+
+
+async def test_what_an_agent_used_is_counted_for_it_and_seconds_in_equal_parts(harness, document, record):
+    context = await harness.context("orchestrator")
+    metering = Metering(context.bus, context.blobs, document().ref, ("policy", "critic"))
+    group = complete(await record(0, 0, 1, agent="critic"), await record(0, 1, 10))
+    (amounts,) = (await metering.of_groups([group])).values()
+    assert {name: (one.generated_tokens, one.sandbox_s) for name, one in amounts.items()} == {
+        "policy": (10, 0.5),
+        "critic": (1, 0.5),
+    }
+
+
 async def test_a_group_has_the_tokens_of_all_turns_of_its_episodes(metering, record):
     group = complete(await record(3, 0, 1, 2), await record(3, 1, 40))
     assert await metering.of_groups([group]) == {
-        3: UsageAmounts(prompt_tokens=60, cached_tokens=48, generated_tokens=43, open_tokens=43, sandbox_s=1.0)
+        3: {
+            "policy": UsageAmounts(
+                prompt_tokens=60, cached_tokens=48, generated_tokens=43, open_tokens=43, sandbox_s=1.0
+            )
+        }
     }
 
 
@@ -66,7 +86,7 @@ async def test_tokens_of_faults_of_earlier_attempts_and_of_repeated_plays_are_to
     repeated = await record(0, 0, 1000, attempt=4)
     broken = await record(0, 1, 20)
     broken = broken.model_copy(update={"fault": FaultClass.ENV, "rewards": {}})
-    (amounts,) = (await metering.of_groups([complete(counted, repeated, broken)])).values()
+    (amounts,) = (await policy_amounts(metering, [complete(counted, repeated, broken)])).values()
     assert (amounts.open_tokens, amounts.failed_tokens, amounts.repeated_tokens) == (1, 120, 1000)
     assert amounts.generated_tokens == 1121
     assert amounts.sandbox_s == 1.0
@@ -77,37 +97,37 @@ async def test_turns_are_read_once_and_those_of_later_groups_with_them(metering,
     second = complete(await record(1, 0, 4), await record(1, 1, 8))
     await metering.of_groups([first])
     await harness.bus.purge(subjects.TURNS, subjects.turn("*", "*", "*", "*"))
-    assert (await metering.of_groups([second]))[1].generated_tokens == 12
+    assert (await policy_amounts(metering, [second]))[1].generated_tokens == 12
 
 
 async def test_with_too_many_open_plays_each_episode_is_read_on_its_own(metering, record, monkeypatch):
     monkeypatch.setattr("marlaas_worker.orchestrator.metering.MAX_PLAYS", 3)
     groups = [complete(await record(index, 0, 1), await record(index, 1, 2 + index)) for index in range(3)]
-    assert [one.generated_tokens for one in (await metering.of_groups(groups)).values()] == [3, 4, 5]
+    assert [one.generated_tokens for one in (await policy_amounts(metering, groups)).values()] == [3, 4, 5]
 
 
 async def test_an_episode_that_is_delivered_twice_counts_once(metering, record):
     one, other = await record(0, 0, 1), await record(0, 1, 10)
-    (amounts,) = (await metering.of_groups([complete(one, one, other)])).values()
+    (amounts,) = (await policy_amounts(metering, [complete(one, one, other)])).values()
     assert (amounts.generated_tokens, amounts.repeated_tokens) == (11, 0)
 
 
 async def test_turns_of_other_agents_do_not_count(metering, record):
     group = complete(await record(0, 0, 1, agent="critic"), await record(0, 1, 10))
-    assert (await metering.of_groups([group]))[0].generated_tokens == 10
+    assert (await policy_amounts(metering, [group]))[0].generated_tokens == 10
 
 
 async def test_a_turn_that_cannot_be_read_does_not_fail_the_job(metering, record, harness):
     one = await record(0, 0, 1)
     await harness.bus.publish(subjects.turn(one.namespace, one.job, one.episode, 1), b"not a message")
-    (amounts,) = (await metering.of_groups([complete(one, await record(0, 1, 10))])).values()
+    (amounts,) = (await policy_amounts(metering, [complete(one, await record(0, 1, 10))])).values()
     assert amounts.generated_tokens == 11
 
 
 async def test_held_out_episodes_are_counted_as_an_evaluation(metering, record):
     one, broken = await record(0, 0, 1), await record(1, 0, 10)
     broken = broken.model_copy(update={"fault": FaultClass.INFRA})
-    amounts = await metering.of_evaluation([one, broken])
+    amounts = (await metering.of_evaluation([one, broken]))["policy"]
     assert (amounts.evaluation_tokens, amounts.failed_tokens, amounts.generated_tokens) == (1, 10, 11)
 
 
@@ -171,13 +191,14 @@ async def test_killed_at_every_few_effects_the_usage_is_still_exact(harness, doc
 def test_a_step_has_the_seconds_of_its_own_manifest_also_if_the_trainer_has_committed_later_ones(document, play):
     job = document(steps=2, maxStaleness=1, groupsPerStep=1)
     policy = PolicyRecord(uid=job.uid, version=2, step=1, train_s=9.0)
-    state = JobState(job, History(ledger=IssueLedger(**identity(job), next_index=2, open=(0, 1)), policy=policy))
+    ledger = IssueLedger(**identity(job), next_index=2, open=(0, 1))
+    state = JobState(job, History(ledger=ledger, policies={"policy": policy}))
     for index in range(2):
         for episode in play(job, index, (1.0, 0.0)):
             state.add_episode(episode)
-        state.resolve(state.complete[index], 0)
+        state.resolve(state.complete[index], {"policy": 0})
     draft = state.assembly.drafts[0]
     for train_s, expected in ((2.5, 2.5), (None, 0.0)):
-        around = reports.around(state, draft, 0.0, 1.0)
-        record = reports.step_record(job, draft, a_manifest(job, 1, train_s=train_s), around)
+        around = step_records.around(state, draft, 0.0, 1.0)
+        record = step_records.step_record(job, draft, {"policy": a_manifest(job, 1, train_s=train_s)}, around)
         assert record.usage["policy"].trainer_s == record.metrics.get("train_s", 0.0) == expected

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from marlaas_api.messages import GroupOutcome, GroupReady, GroupUnused, StepClosed, TrajectoryRef, UsageAmounts
 from marlaas_api.names import JobRef, train_group
 from marlaas_api.wire import encode
-from marlaas_worker.orchestrator.experience import CompleteGroup
+from marlaas_worker.orchestrator.experience import AgentGroup, CompleteGroup
 from marlaas_worker.orchestrator.steps import Assembly, StepRules
 
 REF = JobRef("team-a", "sums", "u1")
@@ -18,9 +18,10 @@ ASYNC = StepRules(groups_per_step=2, max_staleness=1, max_refill=1, steps=3)
 
 
 def group(index: int, outcome: GroupOutcome = GroupOutcome.SIGNAL) -> CompleteGroup:
-    rewards = {GroupOutcome.SIGNAL: (1.0, 0.0), GroupOutcome.FLAT: (1.0, 1.0), GroupOutcome.FAULTED: (1.0,)}[outcome]
+    rewards = {GroupOutcome.SIGNAL: (1.0, 0.0), GroupOutcome.FLAT: (1.0, 1.0)}.get(outcome, (1.0,))
     trajectories = tuple(TrajectoryRef(member=i, episode=f"e{i}", leaves=(0,), reward=r) for i, r in enumerate(rewards))
-    return CompleteGroup(index, train_group(REF, index), trajectories, outcome, Counter({"env": 2 - len(rewards)}))
+    own = {"policy": AgentGroup(trajectories, outcome)}
+    return CompleteGroup(index, train_group(REF, index), own, Counter({"env": 2 - len(rewards)}))
 
 
 def played(one: CompleteGroup) -> UsageAmounts:
@@ -32,18 +33,18 @@ def flat(index: int) -> CompleteGroup:
 
 
 def fresh(rules: StepRules) -> Assembly:
-    return Assembly(REF, "policy", rules, recorded=0, version=0)
+    return Assembly(REF, rules, recorded=0, versions={"policy": 0})
 
 
 def test_a_full_step_closes_and_the_next_one_trains_on_the_version_it_will_make():
     steps = fresh(ASYNC)
-    assert [type(m) for m in steps.resolve(group(0), 0)] == [GroupReady]
-    ready, closed = steps.resolve(group(1), 0)
+    assert [type(m) for m in steps.resolve(group(0), {"policy": 0})] == [GroupReady]
+    ready, closed = steps.resolve(group(1), {"policy": 0})
     assert isinstance(ready, GroupReady)
     assert (ready.step, ready.base_version, ready.position) == (0, 0, 1)
     assert isinstance(closed, StepClosed)
     assert closed.num_groups == 2
-    (third,) = steps.resolve(group(2), 0)
+    (third,) = steps.resolve(group(2), {"policy": 0})
     assert isinstance(third, GroupReady)
     assert (third.step, third.base_version, third.staleness) == (1, 1, 1)
 
@@ -51,33 +52,32 @@ def test_a_full_step_closes_and_the_next_one_trains_on_the_version_it_will_make(
 def test_what_would_be_too_stale_is_dropped_and_counted():
     steps = fresh(ASYNC)
     for index in range(4):
-        steps.resolve(group(index), 0)
-    assert steps.drops(group(4), 0)
-    (unused,) = steps.resolve(group(4), 0, UsageAmounts(generated_tokens=7, open_tokens=7))
+        steps.resolve(group(index), {"policy": 0})
+    (unused,) = steps.resolve(group(4), {"policy": 0}, {"policy": UsageAmounts(generated_tokens=7, open_tokens=7)})
     assert isinstance(unused, GroupUnused)
     assert (unused.step, unused.outcome, unused.usage.stale_tokens) == (2, GroupOutcome.SIGNAL, 7)
-    assert [one.index for one in steps.open.dropped] == [4]
-    assert steps.open.base_version == 2
+    assert [one.index for one in steps.open.agents["policy"].dropped] == [4]
+    assert steps.open.agents["policy"].base_version == 2
 
 
 def test_credits_bound_what_is_outstanding():
     steps = fresh(ASYNC)
     assert steps.want(0) == 4
     assert steps.want(3) == 1
-    steps.resolve(group(0), 0)
+    steps.resolve(group(0), {"policy": 0})
     assert steps.want(3) == 0
 
 
 def test_no_group_is_given_out_for_which_no_step_has_a_place():
     steps = fresh(StepRules(groups_per_step=3, max_staleness=1, max_refill=0, steps=2))
     assert steps.want(0) == 6
-    steps.resolve(flat(0), 0)
-    steps.resolve(flat(1), 0)
+    steps.resolve(flat(0), {"policy": 0})
+    steps.resolve(flat(1), {"policy": 0})
     assert steps.want(0) == 4, "one more closes this step, and the next one has three places"
 
 
 def test_credits_never_exceed_what_is_left_to_train():
-    steps = Assembly(REF, "policy", ASYNC, recorded=2, version=2)
+    steps = Assembly(REF, ASYNC, recorded=2, versions={"policy": 2})
     assert steps.want(0) == 2
 
 
@@ -85,23 +85,23 @@ def test_strict_mode_gives_out_one_round_at_a_time_and_only_at_the_current_versi
     steps = fresh(STRICT)
     assert steps.want(0) == 2
     assert steps.want(1) == 0
-    steps.resolve(group(0), 0)
-    steps.resolve(group(1), 0)
+    steps.resolve(group(0), {"policy": 0})
+    steps.resolve(group(1), {"policy": 0})
     assert steps.want(0) == 0, "the next step waits for the commit"
-    draft = steps.recordable(committed_step=0)
-    steps.recorded(draft, version=1)
+    draft = steps.recordable({"policy": 0})
+    steps.recorded(draft, {"policy": 1})
     assert steps.want(0) == 2
-    assert steps.open.base_version == 1
+    assert steps.open.agents["policy"].base_version == 1
 
 
 def test_groups_without_signal_are_drawn_anew_within_a_bound_and_then_the_step_goes_with_what_it_has():
     steps = fresh(STRICT)
-    steps.resolve(flat(0), 0)
-    steps.resolve(group(1), 0)
+    steps.resolve(flat(0), {"policy": 0})
+    steps.resolve(group(1), {"policy": 0})
     assert steps.want(0) == 1
-    steps.resolve(flat(2), 0)
+    steps.resolve(flat(2), {"policy": 0})
     assert steps.want(0) == 1
-    _, closed = steps.resolve(flat(3), 0)
+    _, closed = steps.resolve(flat(3), {"policy": 0})
     assert isinstance(closed, StepClosed)
     assert closed.num_groups == 1
     assert [one.index for one in steps.drafts[0].resolved] == [0, 1, 2, 3]
@@ -109,37 +109,37 @@ def test_groups_without_signal_are_drawn_anew_within_a_bound_and_then_the_step_g
 
 def test_a_step_without_any_signal_is_a_no_op_that_makes_no_version_and_gives_the_trainer_nothing():
     steps = fresh(STRICT)
-    *unused, closed = (message for index in range(4) for message in steps.resolve(flat(index), 0))
+    *unused, closed = (message for index in range(4) for message in steps.resolve(flat(index), {"policy": 0}))
     assert [(one.index, one.outcome, one.rewards) for one in unused if isinstance(one, GroupUnused)] == [
         (index, GroupOutcome.FLAT, (1.0, 1.0)) for index in range(4)
     ]
     assert isinstance(closed, StepClosed)
     assert (closed.step, closed.num_groups) == (0, 0)
-    draft = steps.recordable(committed_step=-1)
+    draft = steps.recordable({"policy": -1})
     assert draft.no_op
-    assert (steps.open.step, steps.open.base_version) == (1, 0)
+    assert (steps.open.step, steps.open.agents["policy"].base_version) == (1, 0)
 
 
 def test_a_no_op_is_recorded_only_after_the_steps_before_it():
     steps = fresh(ASYNC)
     for one in (group(0), group(1), flat(2), flat(3), flat(4), flat(5)):
-        steps.resolve(one, 0)
-    assert steps.recordable(committed_step=-1) is None
-    first = steps.recordable(committed_step=0)
-    steps.recorded(first, 1)
-    second = steps.recordable(committed_step=0)
+        steps.resolve(one, {"policy": 0})
+    assert steps.recordable({"policy": -1}) is None
+    first = steps.recordable({"policy": 0})
+    steps.recorded(first, {"policy": 1})
+    second = steps.recordable({"policy": 0})
     assert second.no_op
 
 
 def test_nothing_opens_after_the_last_step():
-    steps = Assembly(REF, "policy", STRICT, recorded=2, version=2)
-    steps.resolve(group(0), 2)
-    steps.resolve(group(1), 2)
+    steps = Assembly(REF, STRICT, recorded=2, versions={"policy": 2})
+    steps.resolve(group(0), {"policy": 2})
+    steps.resolve(group(1), {"policy": 2})
     assert steps.open is None
     assert steps.want(0) == 0
-    draft = steps.recordable(committed_step=2)
-    steps.recorded(draft, 3)
-    assert steps.resolve(group(2), 2) == [], "nothing counts it any more"
+    draft = steps.recordable({"policy": 2})
+    steps.recorded(draft, {"policy": 3})
+    assert steps.resolve(group(2), {"policy": 2}) == [], "nothing counts it any more"
 
 
 @given(
@@ -150,7 +150,11 @@ def test_restored_from_any_part_of_its_log_an_assembly_decides_as_if_it_had_neve
     """Also from a part that ends between two messages of one decision."""
     whole = fresh(rules)
     arrivals = [(group(index, outcome), max(0, index // 2 - lag)) for index, (outcome, lag) in enumerate(groups)]
-    log = [message for one, version in arrivals for message in whole.resolve(one, version, played(one))]
+    log = [
+        message
+        for one, version in arrivals
+        for message in whole.resolve(one, {"policy": version}, {"policy": played(one)})
+    ]
     for cut in range(len(log) + 1):
         resumed = fresh(rules)
         resumed.restore(log[:cut])
@@ -158,7 +162,7 @@ def test_restored_from_any_part_of_its_log_an_assembly_decides_as_if_it_had_neve
         known = {message.index for message in log[:cut] if not isinstance(message, StepClosed)}
         for one, version in arrivals:
             if one.index not in known:
-                again += resumed.resolve(one, version, played(one))
+                again += resumed.resolve(one, {"policy": version}, {"policy": played(one)})
         assert again == log, f"cut after {cut}"
         assert resumed.drafts == whole.drafts, f"cut after {cut}"
 
@@ -166,13 +170,13 @@ def test_restored_from_any_part_of_its_log_an_assembly_decides_as_if_it_had_neve
 def test_the_log_of_recorded_steps_changes_nothing():
     whole, log = fresh(ASYNC), []
     for index in range(3):
-        log += whole.resolve(group(index), 0)
-    draft = whole.recordable(committed_step=0)
-    whole.recorded(draft, version=1)
-    resumed = Assembly(REF, "policy", ASYNC, recorded=1, version=1)
+        log += whole.resolve(group(index), {"policy": 0})
+    draft = whole.recordable({"policy": 0})
+    whole.recorded(draft, {"policy": 1})
+    resumed = Assembly(REF, ASYNC, recorded=1, versions={"policy": 1})
     resumed.restore(log)
     assert resumed.drafts == whole.drafts
-    over = Assembly(REF, "policy", ASYNC, recorded=3, version=3)
+    over = Assembly(REF, ASYNC, recorded=3, versions={"policy": 3})
     over.restore(log)
     assert over.drafts == []
 
@@ -180,30 +184,30 @@ def test_the_log_of_recorded_steps_changes_nothing():
 def test_a_group_that_ended_after_the_last_step_stays_in_it_when_the_job_is_given_more_steps():
     short, long = (StepRules(groups_per_step=1, max_staleness=1, max_refill=0, steps=steps) for steps in (1, 2))
     first, again = fresh(short), fresh(long)
-    again.restore([message for index in range(2) for message in first.resolve(group(index), 0)])
+    again.restore([message for index in range(2) for message in first.resolve(group(index), {"policy": 0})])
     assert [[one.index for one in draft.resolved] for draft in again.drafts] == [[0, 1], []]
 
 
 def test_a_log_that_leaves_out_the_end_of_a_step_is_refused():
     whole, log = fresh(STRICT), []
     for index in range(3):
-        log += whole.resolve(group(index), 0)
+        log += whole.resolve(group(index), {"policy": 0})
     with pytest.raises(AssertionError, match="a decision of step 1, and step 0 is not closed"):
         fresh(STRICT).restore(one for one in log if not isinstance(one, StepClosed))
 
 
 def test_the_message_of_a_group_without_signal_is_small():
     trajectories = tuple(TrajectoryRef(member=i, episode=f"e{i}", leaves=(0,), reward=1.0) for i in range(8))
-    one = CompleteGroup(0, train_group(REF, 0), trajectories, GroupOutcome.FLAT, Counter())
-    (message,) = fresh(STRICT).resolve(one, 0)
+    one = CompleteGroup(0, train_group(REF, 0), {"policy": AgentGroup(trajectories, GroupOutcome.FLAT)}, Counter())
+    (message,) = fresh(STRICT).resolve(one, {"policy": 0})
     assert len(encode(message)) < 200
 
 
 def test_what_ends_after_the_last_step_is_closed_is_counted_in_it_and_not_trained():
     steps = fresh(StepRules(groups_per_step=1, max_staleness=1, max_refill=0, steps=1))
-    steps.resolve(group(0), 0)
+    steps.resolve(group(0), {"policy": 0})
     assert steps.open is None
-    assert [type(message) for message in steps.resolve(group(1), 0)] == [GroupUnused]
+    assert [type(message) for message in steps.resolve(group(1), {"policy": 0})] == [GroupUnused]
     (last,) = steps.drafts
     assert [one.index for one in last.resolved] == [0, 1]
-    assert ([one.index for one in last.dropped], len(last.assigned)) == ([1], 1)
+    assert ([one.index for one in last.agents["policy"].dropped], len(last.agents["policy"].assigned)) == ([1], 1)

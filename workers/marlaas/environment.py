@@ -8,7 +8,16 @@
         return float(reply.text.strip() == str(a + b))
 
 `play` runs one episode synchronously in its own process. It may block, import any module, and crash: only that
-episode is affected. A second parameter named `agents` receives all agents of the job by name.
+episode is affected. A second parameter named `agents` receives all agents of the job by name:
+
+    def team(task, agents):
+        draft = agents.solver.say(task.prompt)
+        verdict = agents.verifier.say(f"Right or wrong? {draft.text}")
+        ...
+        return {"solver": 1.0, "verifier": 0.0}
+
+An attribute `agents` of the function or class names the agents that it needs, as in `team.agents = ("solver", "verifier")`;
+a job without them is refused before it starts.
 
 A class is an environment as well. `__init__(self, **args)` runs once per sandbox: load data there. `play(self,
 task, agent)` runs once per episode, on that episode's own copy of the object.
@@ -36,7 +45,19 @@ from marlaas_api.names import Split, StopReason, derive_seed, split_of
 if TYPE_CHECKING:
     from marlaas.openai_server import OpenAIServer
 
-__all__ = ["Agent", "Message", "Reply", "Score", "Split", "StopReason", "Task", "ToolCall", "ToolError", "TurnLimit"]
+__all__ = [
+    "Agent",
+    "Agents",
+    "Message",
+    "Reply",
+    "Score",
+    "Split",
+    "StopReason",
+    "Task",
+    "ToolCall",
+    "ToolError",
+    "TurnLimit",
+]
 
 _T = TypeVar("_T")
 _ROLES = ("system", "user", "assistant", "tool")
@@ -151,6 +172,18 @@ class Channel(Protocol):
         ...
 
 
+class Agents(dict[str, "Agent"]):
+    """The agents of the job by name, each with an empty conversation: `agents.solver`, or `agents["solver-2"]`."""
+
+    def __getattr__(self, name: str) -> "Agent":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self[name]
+
+    def __missing__(self, name: str) -> "Agent":
+        raise InvalidInput(f"the job has no agent {name!r}; its agents are {', '.join(self)}")
+
+
 class EpisodeState:
     """State that the agents of an episode share: channel, sampling temperature, rewards so far, and seconds spent in tools.
 
@@ -166,9 +199,9 @@ class EpisodeState:
         self._is_in_tool = False
         self._lock = allocate_lock()
 
-    def agents(self) -> dict[str, "Agent"]:
+    def agents(self) -> Agents:
         """Return all agents by name, each with an empty conversation."""
-        return {name: Agent(name, self) for name in self.rewards}
+        return Agents((name, Agent(name, self)) for name in self.rewards)
 
     def turn(self, request: TurnRequest) -> Reply:
         """Request a turn from the channel. Turns of an episode run one at a time, so that they have an order. Raises TurnLimit."""

@@ -51,7 +51,8 @@ class AgentSpec(Spec):
     name: DnsLabel = Field(description="Name of the agent, by which environments request its turns.")
     adapter: AdapterSpec = Field(default_factory=AdapterSpec, description="The LoRA adapter that is trained.")
     trainable: bool = Field(
-        True, description="False freezes the agent at version 0; this version does not support frozen agents."
+        True,
+        description="False freezes the agent at version 0: the base model, or the adapter of initFrom. At least one agent of a job is trainable.",
     )
     pool_ref: PoolRef | None = Field(
         None, description="Pool of this agent; this version supports only the job's pool. Absent: the job's pool."

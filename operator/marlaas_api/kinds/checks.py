@@ -22,11 +22,6 @@ _LEAST_BYTES, _UNITS = 2**20, "mkKi"
 
 def check_supported(job: RLJob) -> Iterator[Problem]:
     """Yield the features of a job that the schema allows but this version of MARLaaS does not support anywhere."""
-    if len(job.spec.agents) > 1:
-        yield Problem(
-            ("spec", "agents"),
-            f"this version of MARLaaS trains one agent per job, found {len(job.spec.agents)}; create one job per agent",
-        )
     for at, agent in enumerate(job.spec.agents):
         if agent.pool_ref is not None and agent.pool_ref.name != job.spec.pool_ref.name:
             yield Problem(
@@ -36,7 +31,9 @@ def check_supported(job: RLJob) -> Iterator[Problem]:
             )
     yield from _bytes(("spec", "environment", "memory"), job.spec.environment.memory)
     if not any(agent.trainable for agent in job.spec.agents):
-        yield Problem(("spec", "agents", 0, "trainable"), "no agent of the job is trainable; set trainable: true")
+        yield Problem(
+            ("spec", "agents", 0, "trainable"), "no agent of the job is trainable; set trainable: true for at least one"
+        )
 
 
 def check_supported_pool(pool: ModelPool) -> Iterator[Problem]:

@@ -9,7 +9,6 @@ from marlaas_api.kinds.base import FIXED, Kind, Spec, list_map
 from marlaas_api.kinds.environment import EnvironmentSpec
 from marlaas_api.kinds.status import RLJobStatus
 from marlaas_api.kinds.training import CheckpointSpec, EvaluationSpec, ExportSpec, RolloutSpec, TrainingSpec
-from marlaas_api.numeric import slots_needed
 
 _TEN_YEARS_S = 315_360_000
 
@@ -20,7 +19,7 @@ class RLJobSpec(Spec):
     pool_ref: PoolRef = Field(description="The ModelPool that serves and trains the job.", json_schema_extra=FIXED)
     agents: Annotated[tuple[AgentSpec, ...], Field(min_length=1, max_length=16)] = Field(
         (AgentSpec(name="policy"),),
-        description="Policies that the job trains; this version supports one agent per job.",
+        description="Agents that play the job's episodes, each with a policy of its own. Environments call them by name.",
         json_schema_extra={**list_map("name"), **FIXED},
     )
     environment: EnvironmentSpec = Field(
@@ -84,11 +83,6 @@ class RLJobSpec(Spec):
         if len(set(names)) != len(names):
             raise ValueError("agents must have different names")
         return self
-
-    @property
-    def slots_needed(self) -> int:
-        """Number of adapter slots that the job uses at once."""
-        return slots_needed(len(self.agents), self.training.max_staleness)
 
 
 class RLJob(Kind):

@@ -93,6 +93,9 @@ class UsageStatus(Status):
     repeated_tokens: int | None = Field(
         None, description="Number of tokens of further plays of the same member of a group."
     )
+    frozen_tokens: int | None = Field(
+        None, description="Number of tokens of agents that are not trained, in training groups."
+    )
     open_tokens: int | None = Field(
         None, description="Number of tokens that no finished step or evaluation has counted yet."
     )

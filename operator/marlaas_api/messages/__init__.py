@@ -36,7 +36,15 @@ from marlaas_api.messages.jobs import (
 from marlaas_api.messages.policies import Manifest, PolicyRecord, Probe
 from marlaas_api.messages.pool_spec import PoolSpec
 from marlaas_api.messages.pools import AdaptedLayer, Calibration, PoolDocument, ReplicaReport, SelfTestSpec
-from marlaas_api.messages.steps import Difficulty, EvalRecord, EvalSample, StepOutcome, StepRecord, TaskOutcome
+from marlaas_api.messages.steps import (
+    AgentStep,
+    Difficulty,
+    EvalRecord,
+    EvalSample,
+    StepOutcome,
+    StepRecord,
+    TaskOutcome,
+)
 from marlaas_api.messages.tasks import IssueLedger, Pin, TaskMessage
 from marlaas_api.messages.turns import (
     CancelRequest,
@@ -54,6 +62,7 @@ from marlaas_api.names import StopReason
 
 __all__ = [
     "AdaptedLayer",
+    "AgentStep",
     "BusMessage",
     "Calibration",
     "CancelRequest",

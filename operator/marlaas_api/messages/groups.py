@@ -13,15 +13,17 @@ from marlaas_api.messages.usage import UsageAmounts
 
 
 class GroupOutcome(StrEnum):
-    """The use of a complete group for training.
+    """The use of a complete group for the training of one agent.
 
     FLAT: every member has the same reward, so there is no advantage. FAULTED: fewer than two members are
-    without a fault.
+    without a fault. UNCALLED: in fewer than two of these, the agent has taken a turn. FROZEN: the agent is not trained.
     """
 
     SIGNAL = "signal"
     FLAT = "flat"
     FAULTED = "faulted"
+    UNCALLED = "uncalled"
+    FROZEN = "frozen"
 
 
 class TrajectoryRef(BusMessage):
@@ -38,8 +40,8 @@ class GroupReady(JobMessage):
     """A complete group, assigned to a step; stream GROUPS.
 
     The step trains the group at `base_version`, so that its staleness is already exact. position: consecutive, from 0
-    within the step; a trainer accumulates in exactly this order. trajectories: at least two. faults: by class. usage:
-    what its episodes used. The trainer uses neither.
+    among the agent's groups of the step; a trainer accumulates in exactly this order. trajectories: at least two. faults:
+    by class, the same for every agent. usage: what the agent used in its episodes. The trainer uses neither.
     """
 
     agent: str
@@ -65,7 +67,7 @@ class GroupReady(JobMessage):
 
     @property
     def rewards(self) -> tuple[float, ...]:
-        """Rewards of the members without a fault."""
+        """Rewards of the trajectories."""
         return tuple(trajectory.reward for trajectory in self.trajectories)
 
 
@@ -73,7 +75,8 @@ class GroupUnused(JobMessage):
     """A complete group that is counted in a step and not trained; stream GROUPS. The trainer ignores it.
 
     outcome: SIGNAL if the group was dropped: it would have been too stale, or all steps were closed. rewards: of the
-    members without a fault. faults: by class. usage: what its episodes used.
+    members without a fault in which the agent has taken a turn. faults: by class, the same for every agent. usage: what
+    the agent used in its episodes.
     """
 
     agent: str
@@ -86,9 +89,10 @@ class GroupUnused(JobMessage):
 
 
 class StepClosed(JobMessage):
-    """The end of a step; stream GROUPS. The optimizer step is due after positions 0..num_groups-1 have arrived.
+    """The end of a step for one agent; stream GROUPS. The optimizer step is due after positions 0..num_groups-1 have arrived.
 
-    num_groups: 0 if the step closed without signal. Such a step makes no version, and the trainer ignores it.
+    A step ends for all agents of a job at once, and each has a message of its own. num_groups: 0 if the step closed without
+    signal for the agent. Such a step makes no version of it, and the trainer ignores it.
     """
 
     agent: str

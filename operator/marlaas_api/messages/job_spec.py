@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from marlaas_api.messages.base import SpecPart
-from marlaas_api.numeric import QUANTITY, slots_needed
+from marlaas_api.numeric import QUANTITY
 
 QuantityText = Annotated[str, StringConstraints(pattern=QUANTITY)]
 
@@ -215,8 +215,3 @@ class JobSpec(SpecPart):
         """Number of training episodes that may be open at once: those of the steps in flight, as far as sandboxes play them."""
         in_steps = (1 + self.training.max_staleness) * self.training.groups_per_step * self.rollout.group_size
         return min(in_steps, self.environment.concurrency * self.environment.replicas)
-
-    @property
-    def slots_needed(self) -> int:
-        """Number of adapter slots that the job uses at once."""
-        return slots_needed(len(self.agents), self.training.max_staleness)

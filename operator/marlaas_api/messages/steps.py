@@ -31,8 +31,25 @@ class TaskOutcome(BusMessage):
     difficulty: Difficulty
 
 
+class AgentStep(BusMessage):
+    """One agent's part of a finished step. outcome: of this agent. reward_mean: of its episodes; None if it had none."""
+
+    outcome: StepOutcome
+    version: int
+    reward_mean: float | None = None
+    num_groups: int = 0
+    num_zero_variance: int = 0
+    num_dropped: int = 0
+    staleness_mean: float = 0.0
+
+
 class StepRecord(JobMessage):
     """One finished step, exactly once; stream STEPS. Times are unix seconds; staleness is in versions; faults are by class.
+
+    agents: the part of each agent. outcome: COMMITTED if any agent has a new version. version: the sum of the versions of the
+    agents, which is the agent's version if there is one. num_groups: groups that train any agent. num_zero_variance: groups
+    without variance for every agent. metrics: of the trainer; if there are several agents, each name begins with
+    `<agent>/`. reward_mean, reward_std, staleness_*, num_dropped: over all trained agents.
 
     indices: every group that was resolved in the step, with or without signal; reward_mean is over all of their
     episodes. outcomes: for jobs that may skip tasks, the difficulty of each resolved task. num_dropped, dropped_tokens:
@@ -61,6 +78,11 @@ class StepRecord(JobMessage):
     faults: dict[str, int] = Field(default_factory=dict)
     metrics: dict[str, float] = Field(default_factory=dict)
     usage: dict[str, UsageAmounts] = Field(default_factory=dict)
+    agents: dict[str, AgentStep] = Field(default_factory=dict)
+
+    def metric(self, name: str) -> float:
+        """Return the sum of a metric over the agents; 0 if no agent has it."""
+        return sum(value for key, value in self.metrics.items() if key.rpartition("/")[2] == name)
 
 
 class EvalSample(BusMessage):
@@ -73,7 +95,11 @@ class EvalSample(BusMessage):
 
 
 class EvalRecord(JobMessage):
-    """Mean reward on the held-out tasks at one version; stream STEPS, subject `eval.…`. usage: by agent."""
+    """Mean reward on the held-out tasks; stream STEPS, subject `eval.…`.
+
+    version: the sum of the agents' versions, as in `StepRecord`. versions, rewards, usage: by agent. reward_mean: mean of the
+    rewards of the trained agents.
+    """
 
     step: int
     version: int
@@ -84,3 +110,5 @@ class EvalRecord(JobMessage):
     metrics: dict[str, float] = Field(default_factory=dict)
     samples: tuple[EvalSample, ...] = ()
     usage: dict[str, UsageAmounts] = Field(default_factory=dict)
+    versions: dict[str, int] = Field(default_factory=dict)
+    rewards: dict[str, float] = Field(default_factory=dict)

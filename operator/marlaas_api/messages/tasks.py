@@ -23,7 +23,7 @@ class IssueLedger(JobMessage):
     """The tasks that the orchestrator has issued; KV `ledger`. Written by compare-and-set before the tasks are published.
 
     open: indices of groups that were issued and do not yet belong to a recorded step. next_index: lowest index never
-    issued. evaluating: version under evaluation. skipped_*: number of indices below next_index that were never issued
+    issued. evaluating: version under evaluation (`StepRecord.version`); evaluating_versions: the versions of the agents in it. skipped_*: number of indices below next_index that were never issued
     because their tasks were skipped (in_pass: in the current pass only).
 
     open_from, evaluating_from: for each open group, in the order of `open`, and for the evaluation, a sequence of TURNS
@@ -37,6 +37,7 @@ class IssueLedger(JobMessage):
     skipped_hopeless: int = 0
     open: tuple[int, ...] = ()
     evaluating: int | None = None
+    evaluating_versions: dict[str, int] = Field(default_factory=dict)
     open_from: tuple[int, ...] = ()
     evaluating_from: int = 1
     episode_bytes: int = 0

@@ -7,7 +7,7 @@ from marlaas_api.messages.base import BusMessage
 
 
 class TokenUse(StrEnum):
-    """Use of generated tokens: trained, evaluation, or a kind of waste. The values are fields of `UsageAmounts`."""
+    """Use of generated tokens: trained, evaluation, of a frozen agent, or a kind of waste. The values are fields of `UsageAmounts`."""
 
     TRAINED = "trained_tokens"
     EVALUATION = "evaluation_tokens"
@@ -15,6 +15,7 @@ class TokenUse(StrEnum):
     STALE = "stale_tokens"
     FAILED = "failed_tokens"
     REPEATED = "repeated_tokens"
+    FROZEN = "frozen_tokens"
     OPEN = "open_tokens"
     UNRECORDED = "unrecorded_tokens"
 
@@ -32,6 +33,7 @@ class UsageAmounts(BusMessage):
         stale_tokens: of groups that were too stale to train, or complete only after the last step had closed.
         failed_tokens: of episodes that ended with a fault.
         repeated_tokens: of a second play of the same member.
+        frozen_tokens: of agents that are not trained, in training groups.
         open_tokens: of groups that no finished step has resolved.
         unrecorded_tokens: in no recorded episode: of plays that were given up or cancelled, and of deleted files.
         engine_s: seconds of the engines, each batch's time shared among its requests.
@@ -50,6 +52,7 @@ class UsageAmounts(BusMessage):
     stale_tokens: int = 0
     failed_tokens: int = 0
     repeated_tokens: int = 0
+    frozen_tokens: int = 0
     open_tokens: int = 0
     unrecorded_tokens: int = 0
     engine_s: float = 0.0

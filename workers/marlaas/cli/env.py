@@ -53,7 +53,12 @@ Replies = Annotated[
     ),
 ]
 Agents = Annotated[
-    list[str] | None, typer.Option("--agent", metavar="NAME", help="Name of an agent; repeatable. [default: policy]")
+    list[str] | None,
+    typer.Option(
+        "--agent",
+        metavar="NAME",
+        help="Name of an agent; repeatable. [default: those that the environment names, else policy]",
+    ),
 ]
 Socket = Annotated[
     Path,
@@ -103,9 +108,12 @@ def play(
     arguments = parsed_args(args or [])
     console = _console()
     channel = _TerminalChannel(console, iter(reply) if reply else _typed(console), max_turns)
-    state = EpisodeState(agent or ["policy"], channel)
     try:
-        environment = resolve(name, arguments).create()
+        code = resolve(name, arguments)
+        names = agent or list(getattr(code.target, "agents", ())) or ["policy"]
+        code.check_agents(names)
+        channel.names_agents = len(names) > 1
+        environment, state = code.create(), EpisodeState(names, channel)
         outcome = play_episode(environment, Task(split, index, derive_seed(seed, split.value, index)), state)
     except InvalidInput:
         raise
@@ -151,7 +159,7 @@ class _TerminalChannel:
     """Channel of a person or a script: displays messages and reads replies from an iterator."""
 
     def __init__(self, console: Console, replies: Iterator[str], max_turns: int) -> None:
-        self.num_turns = 0
+        self.num_turns, self.names_agents = 0, False
         self._console = console
         self._replies = replies
         self._left: dict[str, int] = {}
@@ -159,6 +167,8 @@ class _TerminalChannel:
 
     def turn(self, request: TurnRequest) -> Reply:
         """Display the request and return the next reply. Raises TurnLimit."""
+        if self.names_agents:
+            self._console.print(Text(f"({request.agent} is asked)", style="dim"))
         self._show(request)
         left = self._left.setdefault(request.agent, self._max_turns)
         if left == 0:

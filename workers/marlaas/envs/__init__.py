@@ -5,5 +5,6 @@ BUILTINS = {
     "guess-number": "marlaas.envs.guess_number:GuessNumber",
     "python-tool": "marlaas.envs.python_tool:PythonTool",
     "reasoning-gym": "marlaas.envs.reasoning:ReasoningGym",
+    "relay": "marlaas.envs.team_tasks:Relay",
     "reverse": "marlaas.envs.tiny_tasks:Reverse",
 }

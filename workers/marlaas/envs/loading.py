@@ -9,7 +9,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -48,16 +48,34 @@ class EnvironmentCode:
     target: Callable[..., Any]
     args: Mapping[str, Any]
 
+    def check_agents(self, agents: Sequence[str]) -> None:
+        """Raise InvalidInput if the environment cannot be played by a job with these agents."""
+        what = f"environment {self.name!r}"
+        is_class = inspect.isclass(self.target)
+        play = getattr(self.target, "play") if is_class else self.target  # noqa: B009  # not every class has it
+        if len(agents) > 1 and not _takes_all(play, has_self=is_class):
+            raise InvalidInput(
+                f"{what} takes one agent, but the job has {len(agents)} ({', '.join(agents)}): remove the others, or name the second "
+                "parameter of `play` `agents` to receive all of them by name"
+            )
+        needed = getattr(self.target, "agents", ())
+        if not isinstance(needed, tuple | list) or not all(isinstance(name, str) for name in needed):
+            raise InvalidInput(f"{what}: its attribute `agents` is {needed!r:.80}; expected a tuple of agents' names")
+        if lacking := [name for name in needed if name not in agents]:
+            raise InvalidInput(
+                f"{what} needs the agents {', '.join(needed)}; the job lacks {', '.join(lacking)} (its agents: {', '.join(agents)})"
+            )
+
     def create(self) -> Environment:
         """Create the environment. Raises the exceptions of its `__init__`."""
         if inspect.isclass(self.target):
             made: Any = self.target(**self.args)
-            return Environment(made.play, _takes_all(made.play))
+            return Environment(made.play, _takes_all(made.play, has_self=False))
 
         def play_with_args(task: Task, agent: object) -> object:
             return self.target(task, agent, **self.args)
 
-        return Environment(play_with_args, _takes_all(self.target))
+        return Environment(play_with_args, _takes_all(self.target, has_self=False))
 
 
 def resolve(name: str, args: Mapping[str, Any]) -> EnvironmentCode:
@@ -150,8 +168,9 @@ def _hints(target: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def _takes_all(play: Callable[..., Any]) -> bool:
-    return list(inspect.signature(play).parameters)[1] == "agents"
+def _takes_all(play: Callable[..., Any], *, has_self: bool) -> bool:
+    """Whether the second parameter is `agents`. has_self: `self` is among the parameters."""
+    return list(inspect.signature(play).parameters)[1 + has_self] == "agents"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -122,7 +122,8 @@ def _where(job: RLJob) -> Loc:
 def _complaints(folder: Path, jobs: Sequence[Placed[RLJob]], timeout_s: float) -> list[str | None]:
     """Return one entry per job, in order. If a module ends the child, the list is shorter and its last entry reports that."""
     environments = [job.object.spec.environment for job in jobs]
-    given = json.dumps([[environment.name, environment.args] for environment in environments])
+    agents = [[agent.name for agent in job.object.spec.agents] for job in jobs]
+    given = json.dumps([[one.name, one.args, names] for one, names in zip(environments, agents, strict=True)])
     answers, end = _ask(folder, given, timeout_s)
     complaints: list[str | None] = [json.loads(answer) for answer in answers]
     if len(complaints) < len(jobs):

@@ -10,8 +10,9 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import is_
 
-from marlaas_api.messages import JobDocument, Progress, TenantQuota
+from marlaas_api.messages import JobDocument, Progress, TenantQuota, agents_on
 from marlaas_api.names import JobRef
+from marlaas_api.numeric import slots_needed
 from marlaas_api.reasons import Reason
 from marlaas_worker.orchestrator.capacity import (
     KV_CACHE,
@@ -114,7 +115,7 @@ class AdmissionQueue:
             return self._last[1]
         decision, queued = AdmissionDecision(), list[JobDocument]()
         for document in scene.waiting:
-            hindrance = _hindrance(document, scene.pools.get(document.pool))
+            hindrance = _hindrance(document, scene.pools)
             if hindrance is None:
                 queued.append(document)
             else:
@@ -242,28 +243,29 @@ def _waits_for(document: JobDocument, lacking: list[Resource], pools: Mapping[st
     return Admission(False, Reason.WAITING_FOR_SLOTS, text)
 
 
-def _hindrance(document: JobDocument, pool: PoolCapacity | None) -> Admission | None:
-    """Return why a job does not queue for its pool now; None if it does.
+def _hindrance(document: JobDocument, pools: Mapping[str, PoolCapacity]) -> Admission | None:
+    """Return why a job does not queue for its pools now; None if it does.
 
     A job that could not run takes no position in the queue.
     """
     if document.spec.suspend:
         return Admission(False, Reason.SUSPENDED, "spec.suspend is true; set it to false to go on")
-    if len(document.spec.agents) > 1 or not document.spec.agents[0].trainable:
-        text = "this orchestrator trains exactly one agent of a job; it begins when the installation is upgraded"
-        return Admission(False, Reason.UNSUPPORTED_AGENTS, text)
-    if pool is None:
-        return Admission(False, Reason.WAITING_FOR_POOL, f"no rollout replica of pool {document.pool} is ready yet")
-    lacking = _lacking(document, pool)
-    if lacking is None:
-        return None
-    text = f"{lacking} in a replica of pool {document.pool} that serves now; it begins when every replica has enough"
-    return Admission(False, Reason.WAITING_FOR_POOL, text)
+    for name in sorted(document.pools):
+        if name not in pools:
+            return Admission(False, Reason.WAITING_FOR_POOL, f"no rollout replica of pool {name} is ready yet")
+        if lacking := _lacking(document, name, pools[name]):
+            text = f"{lacking} in a replica of pool {name} that serves now; it begins when every replica has enough"
+            return Admission(False, Reason.WAITING_FOR_POOL, text)
+    return None
 
 
-def _lacking(document: JobDocument, pool: PoolCapacity) -> str | None:
-    """Return which need of the job the serving replicas do not meet, with both numbers; None if they meet all."""
-    rank, need = max(agent.adapter.rank for agent in document.spec.agents), document.spec.slots_needed
+def _lacking(document: JobDocument, name: str, pool: PoolCapacity) -> str | None:
+    """Return which need of the job's agents on a pool its serving replicas do not meet, with both numbers; None if they meet all."""
+    agents = [one.agent for one in agents_on(name, document)]
+    rank, need = (
+        max(agent.adapter.rank for agent in agents),
+        slots_needed(len(agents), document.spec.training.max_staleness),
+    )
     tokens = document.spec.rollout.max_tokens
     if rank > pool.max_rank:
         return f"has adapter rank {rank}, and maxRank is {pool.max_rank}"
@@ -271,7 +273,7 @@ def _lacking(document: JobDocument, pool: PoolCapacity) -> str | None:
         return f"needs {need} adapter slots (maxStaleness + 2 for each agent), and there are {pool.slots}"
     if 0 < pool.max_model_len <= tokens:
         return f"has maxTokens {tokens}, and maxModelLen is {pool.max_model_len}"
-    memory = trainer_bytes(document, document.pool, pool)
+    memory = trainer_bytes(document, name, pool)
     if 0 < pool.trainer_bytes < memory:
         return f"needs {memory >> 20} MiB of trainer memory for its adapters and their optimizer, and {pool.trainer_bytes >> 20} MiB are there"
     return None

@@ -1,6 +1,8 @@
 """Evaluation: when a job is evaluated, and the results. Every version plays the same held-out tasks with the same seeds."""
 
 import math
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from marlaas_api.messages import Episode
@@ -14,11 +16,12 @@ def due(spec: EvaluationSettings, finished: int, steps: int) -> bool:
 
 @dataclass(slots=True)
 class EvaluationRun:
-    """One version under evaluation. episodes: by task index; the first record of a task counts."""
+    """One version under evaluation: the sum of the agents' `versions`. episodes: by task index; the first record of a task counts."""
 
     version: int
     step: int
     num_tasks: int
+    versions: Mapping[str, int]
     episodes: dict[int, Episode] = field(default_factory=dict)
 
     def add(self, episode: Episode) -> None:
@@ -34,10 +37,10 @@ class EvaluationRun:
         """Return the episodes without a fault, in task order."""
         return [self.episodes[index] for index in sorted(self.episodes) if self.episodes[index].fault is None]
 
-    def reward_mean(self, agent: str) -> float:
-        """Return the mean reward over the episodes without a fault; NaN if there are none."""
-        rewards = [episode.rewards[agent] for episode in self.scored()]
-        return sum(rewards) / len(rewards) if rewards else float("nan")
+    def rewards(self, agents: Sequence[str]) -> dict[str, float]:
+        """Return each agent's mean reward over the episodes without a fault; empty if there are none."""
+        scored = self.scored()
+        return {agent: statistics.fmean(one.rewards[agent] for one in scored) for agent in agents} if scored else {}
 
     def metrics(self) -> dict[str, float]:
         """Return the mean of each metric over the episodes that have it."""

@@ -1,47 +1,64 @@
-"""The experience store of one agent: collects episodes into groups until every member has ended.
+"""The experience store of a job: collects episodes into groups until every member has ended, then splits a group by agent.
 
-Invariant: the first record of a member counts; replays and duplicates change nothing. Steps are handled in
-`steps`.
+FlexMARL (arXiv 2602.09578, section 4.2): one table per agent; the agents of a job share tasks and episodes, nothing else.
+Invariant: the first record of a member counts; replays and duplicates change nothing. Steps are handled in `steps`.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from marlaas_api.messages import Difficulty, Episode, GroupOutcome, TrajectoryRef
+from marlaas_api.messages import Difficulty, Episode, GroupOutcome, GroupResolution, TrajectoryRef
+from marlaas_api.messages.job_spec import AgentSettings
 from marlaas_api.names import group_token
 from marlaas_worker.rl.advantages import has_signal
+
+_FEWEST = 2
+"""Members that a comparison needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentGroup:
+    """One agent's part of a complete group.
+
+    Attributes:
+        trajectories: in member order, of the members without a fault in which the agent has taken a turn. If the job has
+            one agent, those in which it has taken none count too.
+    """
+
+    trajectories: tuple[TrajectoryRef, ...]
+    outcome: GroupOutcome
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """Rewards of the trajectories."""
+        return tuple(trajectory.reward for trajectory in self.trajectories)
 
 
 @dataclass(frozen=True, slots=True)
 class CompleteGroup:
-    """A group whose members have all ended; trajectories in member order, without faulted members.
+    """A group whose members have all ended.
 
     Attributes:
         index: index of the group, unique in the job.
+        agents: the part of each agent of the job, in the order of the manifest.
         episodes: one for each member, in member order.
         repeats: further plays of members, which do not count.
     """
 
     index: int
     name: str
-    trajectories: tuple[TrajectoryRef, ...]
-    outcome: GroupOutcome
+    agents: Mapping[str, AgentGroup]
     faults: Counter[str]
     episodes: tuple[Episode, ...] = ()
     repeats: tuple[Episode, ...] = ()
-
-    @property
-    def rewards(self) -> tuple[float, ...]:
-        """Rewards of the members without a fault."""
-        return tuple(trajectory.reward for trajectory in self.trajectories)
 
 
 class Experience:
     """Episodes of groups that are not complete yet."""
 
-    def __init__(self, agent: str, group_size: int) -> None:
-        self._agent = agent
+    def __init__(self, agents: Sequence[AgentSettings], group_size: int) -> None:
+        self._agents = tuple(agents)
         self._group_size = group_size
         self._members: dict[str, dict[int, Episode]] = {}
         self._repeats: dict[str, dict[str, Episode]] = {}
@@ -62,25 +79,39 @@ class Experience:
         return count_faults([episode for members in self._members.values() for episode in members.values()])
 
     def _complete(self, episodes: list[Episode], repeats: tuple[Episode, ...]) -> CompleteGroup:
-        trajectories = tuple(self._trajectory(episode) for episode in episodes if episode.fault is None)
         return CompleteGroup(
             index=group_index(episodes[0].group),
             name=episodes[0].group,
-            trajectories=trajectories,
-            outcome=_outcome([trajectory.reward for trajectory in trajectories]),
+            agents={agent.name: self._part(agent, episodes) for agent in self._agents},
             faults=count_faults(episodes),
             episodes=tuple(episodes),
             repeats=repeats,
         )
 
-    def _trajectory(self, episode: Episode) -> TrajectoryRef:
-        return TrajectoryRef(
-            member=episode.member,
-            episode=episode.episode,
-            leaves=episode.leaves.get(self._agent, ()),
-            reward=episode.rewards[self._agent],
-            ending=episode.ending,
-        )
+    def _part(self, agent: AgentSettings, episodes: Iterable[Episode]) -> AgentGroup:
+        counted = [episode for episode in episodes if episode.fault is None]
+        called = [one for one in counted if len(self._agents) == 1 or one.leaves.get(agent.name)]
+        trajectories = tuple(_trajectory(agent.name, one) for one in called)
+        if len(counted) < _FEWEST:
+            outcome = GroupOutcome.FAULTED
+        elif not agent.trainable:
+            outcome = GroupOutcome.FROZEN
+        elif len(called) < _FEWEST:
+            outcome = GroupOutcome.UNCALLED
+        else:
+            varies = has_signal([trajectory.reward for trajectory in trajectories])
+            outcome = GroupOutcome.SIGNAL if varies else GroupOutcome.FLAT
+        return AgentGroup(trajectories, outcome)
+
+
+def _trajectory(agent: str, episode: Episode) -> TrajectoryRef:
+    return TrajectoryRef(
+        member=episode.member,
+        episode=episode.episode,
+        leaves=episode.leaves.get(agent, ()),
+        reward=episode.rewards.get(agent, 0.0),
+        ending=episode.ending,
+    )
 
 
 def group_index(group: str) -> int:
@@ -88,19 +119,23 @@ def group_index(group: str) -> int:
     return int(group_token(group)[1:])
 
 
-def difficulty(outcome: GroupOutcome, rewards: Sequence[float], solved_reward: float) -> Difficulty | None:
-    """Return the difficulty of a group's task; None if too many of its members ended with a fault."""
-    if outcome is GroupOutcome.FAULTED:
+def difficulty(parts: Iterable[GroupResolution | AgentGroup], solved_reward: float) -> Difficulty | None:
+    """Return the difficulty of a group's task; None if too many of its members ended with a fault, or no trained agent was called.
+
+    Args:
+        parts: of one group, an agent each.
+        solved_reward: a task whose rewards are equal is solved if every agent has at least this reward.
+    """
+    found = list(parts)
+    outcomes = {part.outcome for part in found}
+    flat = [part.rewards[0] for part in found if part.outcome is GroupOutcome.FLAT]
+    if GroupOutcome.FAULTED in outcomes:
         return None
-    if outcome is GroupOutcome.SIGNAL:
+    if GroupOutcome.SIGNAL in outcomes:
         return Difficulty.VARIED
-    return Difficulty.SOLVED if rewards[0] >= solved_reward else Difficulty.HOPELESS
-
-
-def _outcome(rewards: list[float]) -> GroupOutcome:
-    if len(rewards) < 2:
-        return GroupOutcome.FAULTED
-    return GroupOutcome.SIGNAL if has_signal(rewards) else GroupOutcome.FLAT
+    if not flat:
+        return None
+    return Difficulty.SOLVED if min(flat) >= solved_reward else Difficulty.HOPELESS
 
 
 def count_faults(episodes: Iterable[Episode]) -> Counter[str]:

@@ -5,57 +5,62 @@ the original run reach the same state. `owned_job` performs the decisions, and p
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from marlaas_api.messages import (
     Episode,
     EvalRecord,
     GroupLogEntry,
-    GroupResolution,
     IssueLedger,
     JobDocument,
     PolicyRecord,
-    StepClosed,
     StepRecord,
-    TaskMessage,
-    TaskOutcome,
     UsageAmounts,
 )
-from marlaas_api.names import Split, derive_seed, eval_group, train_group
-from marlaas_worker.orchestrator.data_order import DataOrder, Walk
+from marlaas_api.names import Split, eval_group, train_group
+from marlaas_worker.orchestrator.data_order import Walk
 from marlaas_worker.orchestrator.evaluation import EvaluationRun, due
-from marlaas_worker.orchestrator.experience import CompleteGroup, Experience, count_faults, difficulty, group_index
+from marlaas_worker.orchestrator.experience import (
+    CompleteGroup,
+    Experience,
+    count_faults,
+    group_index,
+)
 from marlaas_worker.orchestrator.faults import FaultWatch
+from marlaas_worker.orchestrator.job_tasks import JobTasks
 from marlaas_worker.orchestrator.recorded_totals import RecordedTotals
 from marlaas_worker.orchestrator.steps import Assembly, StepRules
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The records of a job in streams and buckets, read when the orchestrator takes up the job."""
+    """The records of a job in streams and buckets, read when the orchestrator takes up the job. policies: by agent."""
 
     steps: tuple[StepRecord, ...] = ()
     evaluations: tuple[EvalRecord, ...] = ()
     groups: tuple[GroupLogEntry, ...] = ()
     ledger: IssueLedger | None = None
-    policy: PolicyRecord = field(default_factory=lambda: PolicyRecord(uid=""))
+    policies: Mapping[str, PolicyRecord] = field(default_factory=dict)
 
 
 class JobState:
-    """State of one job with one trainable agent. The schemas allow more agents; admission does not admit such jobs yet."""
+    """State of one job.
+
+    Attributes:
+        policies: by agent, in the order of the manifest.
+    """
 
     def __init__(self, document: JobDocument, history: History) -> None:
         spec = document.spec
         self.document = document
-        self.agent = spec.agents[0].name
-        self.policy = history.policy
+        unknown = PolicyRecord(uid=document.uid)
+        self.policies = {agent.name: history.policies.get(agent.name, unknown) for agent in spec.agents}
         self.evaluations = {record.version: record for record in history.evaluations}
         self.finished = len(history.steps)
         self.last_step = history.steps[-1] if history.steps else None
         self.evaluation: EvaluationRun | None = None
-        self.walk = Walk()
-        self._order = DataOrder(spec.training.data, document.seed)
+        self.tasks = JobTasks(document)
         self.in_flight: set[int] = set()
         self._turns_from: dict[int, int] = {}
         self._evaluation_turns_from = 1
@@ -63,21 +68,19 @@ class JobState:
         self.waits = self.pauses = ""
         self.complete: dict[int, CompleteGroup] = {}
         self.recorded = RecordedTotals(history.steps, history.evaluations)
-        for step in history.steps:
-            self._note_outcomes(step)
-        self._experience = Experience(self.agent, spec.rollout.group_size)
+        self.tasks.note_steps(history.steps)
+        self._experience = Experience(spec.agents, spec.rollout.group_size)
         group = spec.rollout.group_size
         window = max(2 * group, group * spec.training.groups_per_step)
         self.faults = FaultWatch(window, spec.environment.max_fault_share, at_least=group)
-        version = history.policy.version
-        if history.policy.step >= self.finished:  # The trainer has committed steps that are not recorded yet.
-            version = self.last_step.version if self.last_step else 0
-        self.assembly = Assembly(document.ref, self.agent, self._rules(), self.finished, version)
+        versions = {agent: self._recorded_version(agent) for agent in self.policies}
+        self.assembly = Assembly(document.ref, self._rules(), self.finished, versions)
         self.assembly.restore(history.groups)
-        resolved = [group for draft in self.assembly.drafts for group in draft.resolved]
+        unfinished = self.assembly.unfinished
+        decided = (group for draft in self.assembly.drafts for group in draft.resolved)
+        resolved = [group for group in decided if group.index not in unfinished]
         self.unrecorded = {group.index for group in resolved}
-        for outcome in self.outcomes(resolved):
-            self._order.note(outcome)
+        self.tasks.note(self.tasks.outcomes(resolved))
         if history.ledger is not None:
             self._restore_ledger(history.ledger, history.steps)
 
@@ -85,6 +88,31 @@ class JobState:
     def strict(self) -> bool:
         """Whether training is strictly on-policy: maxStaleness is 0."""
         return self.document.spec.training.max_staleness == 0
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """Names of the agents that are trained."""
+        return tuple(agent.name for agent in self.document.spec.agents if agent.trainable)
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """Committed version by agent; -1 before the first."""
+        return {agent: record.version for agent, record in self.policies.items()}
+
+    @property
+    def committed(self) -> dict[str, int]:
+        """Last step that its trainer has committed, by agent; -1 before the first."""
+        return {agent: record.step for agent, record in self.policies.items()}
+
+    @property
+    def has_policies(self) -> bool:
+        """Whether every agent has a version."""
+        return all(record.version >= 0 for record in self.policies.values())
+
+    @property
+    def version(self) -> int:
+        """Sum of the agents' versions, or -1 while an agent has none; it grows with every commit of any agent."""
+        return sum(self.versions.values()) if self.has_policies else -1
 
     @property
     def training_over(self) -> bool:
@@ -120,12 +148,13 @@ class JobState:
             namespace=self.document.namespace,
             job=self.document.job,
             uid=self.document.uid,
-            next_index=self.walk.next_visit,
-            skipped_in_pass=self.walk.in_pass,
-            skipped_solved=self.walk.solved,
-            skipped_hopeless=self.walk.hopeless,
+            next_index=self.tasks.walk.next_visit,
+            skipped_in_pass=self.tasks.walk.in_pass,
+            skipped_solved=self.tasks.walk.solved,
+            skipped_hopeless=self.tasks.walk.hopeless,
             open=given_out,
             evaluating=self.evaluation.version if self.evaluation else None,
+            evaluating_versions=dict(self.evaluation.versions) if self.evaluation else {},
             open_from=tuple(self._turns_from.get(index, 1) for index in given_out),
             evaluating_from=self._evaluation_turns_from,
             episode_bytes=self.episode_bytes,
@@ -164,22 +193,38 @@ class JobState:
             ready.append(self.complete[index])
         return ready
 
-    def resolve(self, group: CompleteGroup, version: int, usage: UsageAmounts | None = None) -> list[GroupLogEntry]:
+    def in_order(self, ready: list[tuple[dict[str, int], CompleteGroup]]) -> list[tuple[dict[str, int], CompleteGroup]]:
+        """Return groups and the versions that they were sampled from, in the order of their decisions.
+
+        A group that an earlier orchestrator has decided for some agents only comes first; else, in strict mode, the lowest
+        index, and otherwise the oldest versions.
+        """
+        unfinished = self.assembly.unfinished
+
+        def rank(pair: tuple[dict[str, int], CompleteGroup]) -> tuple[bool, int]:
+            versions, group = pair
+            return group.index not in unfinished, group.index if self.strict else sum(versions.values())
+
+        return sorted(ready, key=rank)
+
+    def resolve(
+        self, group: CompleteGroup, versions: Mapping[str, int], usage: Mapping[str, UsageAmounts] | None = None
+    ) -> list[GroupLogEntry]:
         """Decide one group; return the messages to log, in order. Arguments as in `Assembly.resolve`."""
         del self.complete[group.index]
         self.in_flight.discard(group.index)
         self.unrecorded.add(group.index)
-        messages = self.assembly.resolve(group, version, usage)
-        for outcome in self.outcomes(one for one in messages if not isinstance(one, StepClosed)):
-            self._order.note(outcome)
+        messages = self.assembly.resolve(group, versions, usage)
+        self.tasks.note(self.tasks.outcome(group.index, group.agents.values()))
         return messages
 
     def record(self, record: StepRecord) -> None:
         """Update the state after a step was recorded."""
         draft = self.assembly.drafts[0]
-        self.assembly.recorded(draft, record.version)
+        before = {agent: part.base_version for agent, part in draft.agents.items()}
+        self.assembly.recorded(draft, before | {agent: part.version for agent, part in record.agents.items()})
         self.recorded.add_step(record)
-        self._note_outcomes(record)
+        self.tasks.note(record.outcomes)
         done = {group.index for group in draft.resolved}
         self.unrecorded -= done
         self._turns_from = {index: first for index, first in self._turns_from.items() if index not in done}
@@ -192,7 +237,7 @@ class JobState:
         Args:
             last_sequence: of TURNS, as of now or earlier.
         """
-        indices, self.walk = self._order.take(self.walk, number)
+        indices = self.tasks.take(number)
         self.in_flight.update(indices)
         self._turns_from |= dict.fromkeys(indices, last_sequence + 1)
         return indices
@@ -208,12 +253,12 @@ class JobState:
     def due_evaluation(self) -> EvaluationRun | None:
         """Return the evaluation to start now; None if none is due."""
         spec = self.document.spec
-        version = self.policy.version
+        version = self.version
         if self.evaluation is not None or version < 0 or version in self.evaluations:
             return None
         if not due(spec.evaluation, self.finished, spec.training.steps):
             return None
-        return EvaluationRun(version, self.finished, spec.evaluation.tasks)
+        return EvaluationRun(version, self.finished, spec.evaluation.tasks, self.versions)
 
     def record_evaluation(self, record: EvalRecord) -> None:
         """Update the state after an evaluation was recorded."""
@@ -230,48 +275,13 @@ class JobState:
             totals.update(draft.faults())
         return totals + (count_faults(self.evaluation.episodes.values()) if self.evaluation else Counter())
 
-    def train_task(self, index: int) -> TaskMessage:
-        """Return the task message of a training group."""
-        return self._task(train_group(self.document.ref, index), Split.TRAIN, self._order.task(index))
-
-    def outcomes(self, groups: Iterable[GroupResolution]) -> tuple[TaskOutcome, ...]:
-        """Return the difficulties of the groups' tasks, for the step record; empty if the job never skips tasks."""
-        skip = self.document.spec.training.data.skip
-        if skip is None:
-            return ()
-        found = [(group.index, difficulty(group.outcome, group.rewards, skip.solved_reward)) for group in groups]
-        return tuple(
-            TaskOutcome(index=self._order.task(visit), visit=visit, difficulty=known)
-            for visit, known in found
-            if known is not None
-        )
-
-    def unrecorded_skips(self) -> tuple[int, int]:
-        """Return the visits to solved and to hopeless tasks that were skipped since the last recorded step."""
-        skipped = self.recorded.skips
-        return self.walk.solved - skipped["solved"], self.walk.hopeless - skipped["hopeless"]
-
-    def eval_tasks(self, run: EvaluationRun) -> list[TaskMessage]:
-        """Return the tasks of an evaluation that have not ended."""
-        missing = [index for index in range(run.num_tasks) if index not in run.episodes]
-        return [self._task(eval_group(self.document.ref, index, run.version), Split.EVAL, index) for index in missing]
-
-    def _task(self, group: str, split: Split, index: int) -> TaskMessage:
-        document = self.document
-        return TaskMessage(
-            namespace=document.namespace,
-            job=document.job,
-            uid=document.uid,
-            group=group,
-            split=split,
-            index=index,
-            seed=derive_seed(document.seed, split.value, index),
-            group_size=document.spec.rollout.group_size if split is Split.TRAIN else 1,
-        )
-
-    def _note_outcomes(self, record: StepRecord) -> None:
-        for outcome in record.outcomes:
-            self._order.note(outcome)
+    def _recorded_version(self, agent: str) -> int:
+        """Return the agent's version after the recorded steps; its trainer may have committed later ones."""
+        policy = self.policies[agent]
+        if policy.step < self.finished:
+            return policy.version
+        last = self.last_step.agents.get(agent) if self.last_step else None
+        return last.version if last else 0
 
     def _rules(self) -> StepRules:
         training = self.document.spec.training
@@ -279,11 +289,14 @@ class JobState:
 
     def _restore_ledger(self, ledger: IssueLedger, steps: tuple[StepRecord, ...]) -> None:
         done = {index for record in steps for index in record.indices}
-        self.walk = Walk(ledger.next_index, ledger.skipped_in_pass, ledger.skipped_solved, ledger.skipped_hopeless)
+        self.tasks.walk = Walk(
+            ledger.next_index, ledger.skipped_in_pass, ledger.skipped_solved, ledger.skipped_hopeless
+        )
         self.in_flight = set(ledger.open) - done - self.unrecorded
         self._turns_from = dict(zip(ledger.open, ledger.open_from, strict=False))
         self._evaluation_turns_from = ledger.evaluating_from
         self.episode_bytes = ledger.episode_bytes
         version = ledger.evaluating
         if version is not None and version not in self.evaluations:
-            self.evaluation = EvaluationRun(version, self.finished, self.document.spec.evaluation.tasks)
+            tasks, versions = self.document.spec.evaluation.tasks, ledger.evaluating_versions
+            self.evaluation = EvaluationRun(version, self.finished, tasks, versions)

@@ -6,12 +6,11 @@ Crash-only: after a Retryable error, the job's state is rebuilt from its records
 import asyncio
 import contextlib
 import logging
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 from marlaas_api import subjects
 from marlaas_api.bus import Consumer
 from marlaas_api.errors import Retryable
-from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import (
     Episode,
     EvalSample,
@@ -21,12 +20,12 @@ from marlaas_api.messages import (
     Progress,
     StepClosed,
 )
-from marlaas_api.names import AdapterRef
 from marlaas_worker.orchestrator import reports as job_reports
+from marlaas_worker.orchestrator import step_records
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
-from marlaas_worker.orchestrator.experience import CompleteGroup
 from marlaas_worker.orchestrator.faults import GivenUp
 from marlaas_worker.orchestrator.giving_way import Stops
+from marlaas_worker.orchestrator.issuing import Issuer
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.records import Records, SharedState
 from marlaas_worker.orchestrator.retention import Retention
@@ -53,6 +52,7 @@ class OwnedJob:
         self._context, self._reports, self._room = context, shared.reports, shared.room
         self._policies, self._num_jobs = shared.policies, shared.num_jobs
         self._records = Records(context, document)
+        self._issuer = Issuer(self._records, shared.reports)
         self.times = AdmittedTime.of(before, context.now())
         self.stops, self._given_up = Stops(), GivenUp()
         self._usage = JobUsage.of(document.uid, before)
@@ -90,7 +90,7 @@ class OwnedJob:
 
     async def _run_from_records(self) -> None:
         ref = self.document.ref
-        state = JobState(self.document, await self._records.history(self.document.spec.agents[0].name))
+        state = JobState(self.document, await self._records.history())
         # Read the queue before the episodes: a task leaves the queue only after all its episodes are stored.
         queued = await self._records.queued()
         episodes = await self._records.episodes()
@@ -100,13 +100,13 @@ class OwnedJob:
         state.document = self.document  # `revise` may have replaced it while the records were read.
         self._share.size.known = self._share.size.known or state.episode_bytes
         self._state = state
-        await self._keep_pins(state, [episode for _, episode in episodes])
+        await self._issuer.keep_pins(state, [episode for _, episode in episodes])
         name = subjects.consumer(ref.namespace, ref.name, "orchestrator")
         consumer = await self._context.bus.consumer(
             subjects.EPISODES, name, subjects.episode(ref.namespace, ref.name), max_pending=100_000
         )
         await self._records.open_tasks()
-        await self._reissue(state, queued)
+        await self._issuer.reissue(state, queued)
         listener = asyncio.create_task(self._listen(state, consumer), name=f"episodes {ref}")
         try:
             while self.ended is None:
@@ -116,17 +116,6 @@ class OwnedJob:
             listener.cancel()
             with contextlib.suppress(asyncio.CancelledError, Retryable):
                 await listener
-
-    async def _keep_pins(self, state: JobState, episodes: Sequence[Episode]) -> None:
-        """Recreate expired pins of groups that are partly played.
-
-        Their other members must be sampled from the same version, however long the job was suspended.
-        """
-        half_played = {state.train_task(index).group for index in state.in_flight}
-        for episode in episodes:
-            if episode.group in half_played and episode.leaves.get(state.agent):
-                half_played.remove(episode.group)
-                await self._records.keep_pin(state.agent, episode)
 
     async def _sleep(self, listener: "asyncio.Task[None]") -> None:
         if listener.done():
@@ -149,10 +138,11 @@ class OwnedJob:
         self._retention.note(sequence, episode.group if state.is_open(episode) else None)
 
     async def _advance(self, state: JobState) -> None:
-        state.policy = await self._records.cached_policy(state.agent, self._policies)
+        for agent in state.policies:
+            state.policies[agent] = await self._records.cached_policy(agent, self._policies)
         self._usage.see(list(self._reports()), self._context.now())
-        if state.policy.version >= 0:
-            if state.assembly.version < 0:
+        if state.has_policies:
+            if min(state.assembly.versions.values()) < 0:
                 await self._begin_training(state)
             await self._log(state.assembly.close_if_due())
             await self._resolve(state)
@@ -168,19 +158,14 @@ class OwnedJob:
         self.moved = True
 
     async def _begin_training(self, state: JobState) -> None:
-        state.assembly.begin(state.policy.version)
+        state.assembly.begin(state.versions)
         await self._records.emit("PolicyPublished", "version 0 is published; training begins")
 
     async def _resolve(self, state: JobState) -> None:
-        ready: list[tuple[int, CompleteGroup]] = []
-        for group in state.resolvable():
-            version = await self._records.pinned(state.agent, group.name)
-            ready.append((state.policy.version if version is None else version, group))
-        if not state.strict:
-            ready.sort(key=lambda pair: pair[0])
-        usage = await self._records.metering(state.agent).of_groups(group for _, group in ready)
-        for version, group in ready:
-            await self._log(state.resolve(group, version, usage[group.index]))
+        ready = [(await self._issuer.sampled_from(state, group), group) for group in state.resolvable()]
+        usage = await self._records.metering.of_groups(group for _, group in ready)
+        for versions, group in state.in_order(ready):
+            await self._log(state.resolve(group, versions, usage[group.index]))
 
     async def _log(self, messages: Sequence[GroupLogEntry]) -> None:
         for message in messages:
@@ -189,15 +174,19 @@ class OwnedJob:
                 log.info("closed step %d of job %s with %d groups", message.step, self.document.ref, message.num_groups)
 
     async def _record(self, state: JobState) -> None:
-        while (draft := state.assembly.recordable(state.policy.step)) is not None:
-            manifest = None if draft.no_op else await self._records.manifest(state.policy.manifest, draft.step)
-            around = job_reports.around(state, draft, self.times.started_at, self._context.now())
-            record = job_reports.step_record(self.document, draft, manifest, around)
-            self._usage.see_version(manifest, self.document.spec.checkpoint.keep)
+        while (draft := state.assembly.recordable(state.committed)) is not None:
+            manifests = {
+                agent: await self._records.manifest(state.policies[agent].manifest, draft.step)
+                for agent, part in draft.agents.items()
+                if not part.no_op
+            }
+            around = step_records.around(state, draft, self.times.started_at, self._context.now())
+            record = step_records.step_record(self.document, draft, manifests, around)
+            self._usage.see_versions(manifests, self.document.spec.checkpoint.keep)
             await self._records.log_step(record)
             state.record(record)
             await self._records.write_ledger(state.ledger())
-            await self._records.forget_groups(state.agent, record.step)
+            await self._records.forget_groups(record.step)
             await self._mark(state)
 
     def _measure(self, state: JobState) -> None:
@@ -209,7 +198,7 @@ class OwnedJob:
 
     async def _mark(self, state: JobState) -> None:
         """Mark the episodes and turns that no recovery needs any more, for a later purge."""
-        open_groups = {state.train_task(index).group for index in state.in_flight | state.unrecorded}
+        open_groups = {state.tasks.train(index).group for index in state.in_flight | state.unrecorded}
         if state.evaluation is not None:
             ending = f"v{state.evaluation.version}"
             open_groups |= {group for group in self._retention.groups() if group.endswith(ending)}
@@ -226,42 +215,14 @@ class OwnedJob:
             return
         indices = state.take_indices(number, turns.last_sequence)
         await self._records.write_ledger(state.ledger())
-        await self._publish(state, indices)
-
-    async def _publish(self, state: JobState, indices: Sequence[int], queued: Container[str] = ()) -> None:
-        # Without a served version the first turn must load one: the newest. A replica would choose one that it knows.
-        is_pinned = state.strict or not self._is_served(state)
-        for index in indices:
-            task = state.train_task(index)
-            if is_pinned:
-                await self._records.pin(state.agent, task.group, state.policy.version)
-            if task.group not in queued:
-                await self._records.publish_task(task)
-            failpoint("orchestrator.issue.after_task")
+        await self._issuer.publish(state, indices)
 
     def _want(self, state: JobState) -> int:
         """Return the number of groups that the job can use now."""
         num, assembly = len(state.in_flight), state.assembly
-        is_early = not state.strict and assembly.needed_version(num) > state.policy.version
+        needed = assembly.needed_versions(num)
+        is_early = not state.strict and any(needed[agent] > version for agent, version in state.versions.items())
         return 0 if is_early or self.stops.holds_back(state) else assembly.want(num)
-
-    def _is_served(self, state: JobState) -> bool:
-        """Return whether some replica serves a version that is fresh enough for the last group in flight."""
-        needed = max(0, state.assembly.needed_version(len(state.in_flight) - 1))
-        ref = AdapterRef(self.document.namespace, self.document.job, self.document.uid, state.agent, 0)
-        names = {ref.at(version).engine_name for version in range(needed, state.policy.version + 1)}
-        return any(names & set(report.verified) for report in self._reports())
-
-    async def _reissue(self, state: JobState, queued: Container[str]) -> None:
-        """Requeue unfinished tasks that are missing from the queue.
-
-        A task that is queued twice would be played twice under one name.
-        """
-        if state.policy.version < 0:
-            return
-        await self._publish(state, sorted(state.in_flight - set(state.complete)), queued)
-        if state.evaluation is not None:
-            await self._publish_evaluation(state, state.evaluation, queued)
 
     async def _evaluate(self, state: JobState) -> None:
         run = None if self.stops.any else state.due_evaluation()
@@ -269,29 +230,26 @@ class OwnedJob:
             turns = await self._room.refresh(self._context.bus)
             state.begin_evaluation(run, turns.last_sequence)
             await self._records.write_ledger(state.ledger())
-            await self._publish_evaluation(state, run)
+            await self._issuer.publish_evaluation(state, run)
         run = state.evaluation
         if run is None or not run.complete:
             return
         samples = [await self._sample(state, run, index) for index in sorted(run.episodes)[:NUM_SAMPLES]]
-        usage = await self._records.metering(state.agent).of_evaluation(run.episodes.values())
-        end = job_reports.EvaluationEnd(self._context.now(), tuple(samples), usage)
-        record = job_reports.eval_record(self.document, state.agent, run, end)
+        usage = await self._records.metering.of_evaluation(run.episodes.values())
+        end = step_records.EvaluationEnd(self._context.now(), tuple(samples), usage)
+        record = step_records.eval_record(self.document, run, end)
         await self._records.log_evaluation(record)
         state.record_evaluation(record)
         await self._records.emit("Evaluated", f"version {run.version}: mean reward {record.reward_mean:.3f}")
         self.wake.set()
 
-    async def _publish_evaluation(self, state: JobState, run: EvaluationRun, queued: Container[str] = ()) -> None:
-        for task in state.eval_tasks(run):
-            await self._records.pin(state.agent, task.group, run.version)
-            if task.group not in queued:
-                await self._records.publish_task(task)
-
     async def _sample(self, state: JobState, run: EvaluationRun, index: int) -> EvalSample:
         episode = run.episodes[index]
-        leaf = next(iter(episode.leaves.get(state.agent, ())[-1:]), None)
-        return job_reports.sample(episode, state.agent, await self._records.conversation(episode.episode, leaf))
+        turns = {
+            agent: await self._records.conversation(episode.episode, next(iter(leaves[-1:]), None))
+            for agent, leaves in episode.leaves.items()
+        }
+        return step_records.sample(episode, turns, state.trained)
 
     def progress(self) -> Progress | None:
         """Return the job's progress as of now; None until its records are read."""

@@ -28,10 +28,8 @@ class RecordedTotals:
         """Add a recorded step."""
         self.faults.update(record.faults)
         self.skips.update(solved=record.skipped_solved, hopeless=record.skipped_hopeless)
-        self.training_faults += Counter(
-            {name: int(record.metrics.get(metric, 0)) for name, metric in TRAINING_FAULTS.items()}
-        )
-        self.trainer_s += record.metrics.get("train_s", 0.0)
+        self.training_faults += Counter({name: int(record.metric(metric)) for name, metric in TRAINING_FAULTS.items()})
+        self.trainer_s += record.metric("train_s")
         self.usage = merged(self.usage, record.usage)
 
     def add_evaluation(self, record: EvalRecord) -> None:

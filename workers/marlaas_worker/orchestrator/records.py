@@ -58,17 +58,20 @@ class LostLease(Exception):
 
 @dataclass(slots=True)
 class Records:
-    """One job's records. Keeps the sequences and revisions that the next compare-and-set needs."""
+    """One job's records. Keeps the sequences and revisions that the next compare-and-set needs, by agent where agents have them."""
 
     context: RoleContext
     document: JobDocument
-    _group_sequence: int = 0
-    _logged: deque[tuple[int, int]] = field(default_factory=deque)
+    _group_sequences: dict[str, int] = field(default_factory=dict)
+    _logged: dict[str, deque[tuple[int, int]]] = field(default_factory=dict)
     _ledger_revision: int | None = None
-    _pins: dict[str, int] = field(default_factory=dict)
-    _policy_revision: int = 0
-    _metering: Metering | None = None
+    _pins: dict[tuple[str, str], int] = field(default_factory=dict)
+    _policy_revisions: dict[str, int] = field(default_factory=dict)
     _buckets: dict[str, Bucket] = field(default_factory=dict)
+    metering: Metering = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.metering = Metering(self.bus, self.context.blobs, self.ref, self.agents)
 
     @property
     def bus(self) -> Bus:
@@ -86,23 +89,33 @@ class Records:
             self._buckets[name] = await self.bus.bucket(name)
         return self._buckets[name]
 
-    async def history(self, agent: str) -> History:
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """Names of the job's agents."""
+        return tuple(agent.name for agent in self.document.spec.agents)
+
+    async def history(self) -> History:
         """Read all records of the job."""
-        self._metering = None
         ref = self.ref
+        self.metering = Metering(self.bus, self.context.blobs, ref, self.agents)
         steps = await self._replay(subjects.STEPS, f"step.{ref.namespace}.{ref.name}.*")
         evals = await self._replay(subjects.STEPS, f"eval.{ref.namespace}.{ref.name}.*")
-        groups = await self.bus.replay(subjects.GROUPS, subjects.group(ref.namespace, ref.name, agent))
-        self._group_sequence = groups[-1].sequence if groups else 0
-        logged = [decode(stored.data) for stored in groups]
-        self._logged = deque((m.step, one.sequence) for m, one in zip(logged, groups, strict=True) if _is_of(m, ref))
         return History(
             steps=tuple(sorted((r for r in steps if isinstance(r, StepRecord)), key=lambda record: record.step)),
             evaluations=tuple(record for record in evals if isinstance(record, EvalRecord)),
-            groups=tuple(m for m in logged if _is_of(m, ref)),
+            groups=tuple([message for agent in self.agents for message in await self._groups(agent)]),
             ledger=await self._ledger(),
-            policy=await self.policy(agent),
+            policies={agent: await self.policy(agent) for agent in self.agents},
         )
+
+    async def _groups(self, agent: str) -> list[GroupLogEntry]:
+        """Read an agent's GROUPS log."""
+        stored = await self.bus.replay(subjects.GROUPS, subjects.group(self.ref.namespace, self.ref.name, agent))
+        self._group_sequences[agent] = stored[-1].sequence if stored else 0
+        read = [(decode(one.data), one.sequence) for one in stored]
+        own = [(message, sequence) for message, sequence in read if _is_of(message, self.ref)]
+        self._logged[agent] = deque((message.step, sequence) for message, sequence in own)
+        return [message for message, _ in own]
 
     async def episodes(self) -> list[tuple[int, Episode]]:
         """Return all stored episodes with their sequences. Raises EpisodeInvalid."""
@@ -120,7 +133,7 @@ class Records:
         entry = await bucket.get(subjects.policy_key(self.ref.namespace, self.ref.name, agent))
         if entry is None or entry.data is None:
             return PolicyRecord(uid=self.ref.uid)
-        self._policy_revision = entry.revision
+        self._policy_revisions[agent] = entry.revision
         record = decode_as(PolicyRecord, entry.data)
         return record if record.uid == self.ref.uid else PolicyRecord(uid=self.ref.uid)
 
@@ -128,7 +141,8 @@ class Records:
         """Return the agent's policy record from the cache; from the bus if the cache has none, or an older one than it."""
         key = subjects.policy_key(self.ref.namespace, self.ref.name, agent)
         entry, record = policies.entry(key), policies.get(key)
-        if entry is None or record is None or entry.revision < self._policy_revision or record.uid != self.ref.uid:
+        read = self._policy_revisions.get(agent, 0)
+        if entry is None or record is None or entry.revision < read or record.uid != self.ref.uid:
             return await self.policy(agent)
         return record
 
@@ -159,23 +173,27 @@ class Records:
         """Append to the agent's GROUPS subject. Raises LostLease if another orchestrator has appended since our last read."""
         subject = subjects.group(self.ref.namespace, self.ref.name, message.agent)
         try:
-            self._group_sequence = await self.bus.publish(subject, encode(message), expect_last=self._group_sequence)
+            sequence = await self.bus.publish(
+                subject, encode(message), expect_last=self._group_sequences.get(message.agent, 0)
+            )
         except RevisionConflict as error:
             raise LostLease(f"{self.ref}: another orchestrator has written to the GROUPS log") from error
-        self._logged.append((message.step, self._group_sequence))
+        self._group_sequences[message.agent] = sequence
+        self._logged.setdefault(message.agent, deque()).append((message.step, sequence))
         failpoint("orchestrator.assign.after_log")
 
-    async def forget_groups(self, agent: str, step: int) -> None:
+    async def forget_groups(self, step: int) -> None:
         """Purge the decisions of steps up to `step`, which is on record.
 
         Recovery needs only the step's record and the ledger. The newest message stays: the next compare-and-set
         names its sequence, and an empty subject has none.
         """
-        while self._logged and self._logged[0][0] <= step:
-            self._logged.popleft()
-        first = self._logged[0][1] if self._logged else self._group_sequence
-        subject = subjects.group(self.ref.namespace, self.ref.name, agent)
-        await self.bus.purge(subjects.GROUPS, subject, up_to=first)
+        for agent, logged in self._logged.items():
+            while logged and logged[0][0] <= step:
+                logged.popleft()
+            first = logged[0][1] if logged else self._group_sequences[agent]
+            subject = subjects.group(self.ref.namespace, self.ref.name, agent)
+            await self.bus.purge(subjects.GROUPS, subject, up_to=first)
         failpoint("orchestrator.forget.after_groups")
 
     async def log_step(self, record: StepRecord) -> None:
@@ -211,19 +229,19 @@ class Records:
         key = subjects.pin_key(self.ref.namespace, self.ref.name, agent, group)
         try:
             await bucket.create(key, encode(Pin(version=version)))
-            self._pins[group] = version
+            self._pins[agent, group] = version
         except RevisionConflict:
             await self.pinned(agent, group)
 
     async def pinned(self, agent: str, group: str) -> int | None:
-        """Return the version from which a group is sampled; None if it has no pin."""
-        if group not in self._pins:
+        """Return the version from which a group's turns of an agent are sampled; None if it has no pin."""
+        if (agent, group) not in self._pins:
             bucket = await self._bucket(subjects.PINS)
             entry = await bucket.get(subjects.pin_key(self.ref.namespace, self.ref.name, agent, group))
             if entry is None or entry.data is None:
                 return None
-            self._pins[group] = decode_as(Pin, entry.data).version
-        return self._pins[group]
+            self._pins[agent, group] = decode_as(Pin, entry.data).version
+        return self._pins[agent, group]
 
     async def keep_pin(self, agent: str, episode: Episode) -> None:
         """Recreate the pin of an episode's group if it has expired; the version comes from the episode's last turn."""
@@ -248,11 +266,6 @@ class Records:
             turns.append(turn)
             leaf = turn.parent
         return turns[::-1]
-
-    def metering(self, agent: str) -> Metering:
-        """Return the reader of what an agent's episodes used, a new one after each `history`."""
-        self._metering = self._metering or Metering(self.bus, self.context.blobs, self.ref, agent)
-        return self._metering
 
     async def emit(self, reason: str, message: str) -> None:
         """Publish an event of the job."""

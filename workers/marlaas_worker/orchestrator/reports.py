@@ -1,143 +1,19 @@
-"""Builds the records of steps and evaluations, and the progress of a job. Pure."""
+"""Builds the progress of a job. Pure."""
 
-import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from marlaas_api.messages import (
-    Episode,
-    EvalRecord,
-    EvalSample,
-    GroupOutcome,
     JobDocument,
-    Manifest,
     Phase,
     Progress,
-    StepOutcome,
-    StepRecord,
-    TaskOutcome,
-    Turn,
-    UsageAmounts,
 )
 from marlaas_api.messages import JobVerdict as Finding
-from marlaas_api.messages.usage import merged
 from marlaas_api.names import AdapterRef
 from marlaas_api.reasons import Reason
 from marlaas_worker.orchestrator.admission import Admission
-from marlaas_worker.orchestrator.evaluation import EvaluationRun, best
-from marlaas_worker.orchestrator.experience import count_faults
+from marlaas_worker.orchestrator.evaluation import best
 from marlaas_worker.orchestrator.job_state import JobState
-from marlaas_worker.orchestrator.steps import StepDraft
 from marlaas_worker.orchestrator.usage import AdmittedTime, JobUsage
-
-
-@dataclass(frozen=True, slots=True)
-class Around:
-    """Facts about a step that its groups do not contain.
-
-    Attributes:
-        began_at: unix seconds.
-        ended_at: unix seconds.
-        skips: visits skipped since the step before, as (solved, hopeless).
-        outcomes: difficulties of its tasks.
-        train_s: seconds of the trainer's computing, for manifests without them; None if not known.
-    """
-
-    began_at: float
-    ended_at: float
-    skips: tuple[int, int] = (0, 0)
-    outcomes: tuple[TaskOutcome, ...] = ()
-    train_s: float | None = None
-
-
-def around(state: JobState, draft: StepDraft, started_at: float, now: float) -> Around:
-    """Return the facts about a step that is recorded now. started_at: of the job."""
-    return Around(
-        began_at=state.last_step.at if state.last_step else started_at,
-        ended_at=now,
-        skips=state.unrecorded_skips(),
-        outcomes=state.outcomes(draft.resolved),
-        train_s=state.policy.train_s if state.policy.step == draft.step else None,
-    )
-
-
-def step_record(document: JobDocument, draft: StepDraft, manifest: Manifest | None, around: Around) -> StepRecord:
-    """Return the record of a finished step. manifest: None for a no-op step."""
-    rewards = [reward for group in draft.resolved for reward in group.rewards]
-    staleness, dropped = [ready.staleness for ready in draft.assigned], draft.dropped
-    # The policy record has the seconds of the newest step only, which may be a later one.
-    train_s = around.train_s if manifest is None or manifest.train_s is None else manifest.train_s
-    timed = {} if train_s is None else {"train_s": train_s}
-    trainer = {} if manifest is None else {manifest.agent: UsageAmounts(trainer_s=train_s or 0.0)}
-    return StepRecord(
-        namespace=document.namespace,
-        job=document.job,
-        uid=document.uid,
-        step=draft.step,
-        outcome=StepOutcome.NO_OP if manifest is None else StepOutcome.COMMITTED,
-        version=draft.base_version if manifest is None else manifest.version,
-        at=around.ended_at,
-        wall_s=around.ended_at - around.began_at,
-        reward_mean=statistics.fmean(rewards) if rewards else 0.0,
-        reward_std=statistics.pstdev(rewards) if rewards else 0.0,
-        indices=tuple(sorted(group.index for group in draft.resolved)),
-        num_groups=len(draft.assigned),
-        num_episodes=len(rewards),
-        num_zero_variance=sum(group.outcome is GroupOutcome.FLAT for group in draft.resolved),
-        num_dropped=len(dropped),
-        dropped_tokens=sum(group.usage.stale_tokens for group in dropped),
-        skipped_solved=around.skips[0],
-        skipped_hopeless=around.skips[1],
-        outcomes=around.outcomes,
-        staleness_mean=statistics.fmean(staleness) if staleness else 0.0,
-        staleness_max=max(staleness, default=0),
-        faults=dict(draft.faults()),
-        metrics={} if manifest is None else manifest.metrics | timed,
-        usage=merged(draft.usage(), trainer),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationEnd:
-    """Facts about a complete evaluation that its episodes do not contain. at: unix seconds. samples: for people."""
-
-    at: float
-    samples: tuple[EvalSample, ...]
-    usage: UsageAmounts
-
-
-def eval_record(document: JobDocument, agent: str, run: EvaluationRun, end: EvaluationEnd) -> EvalRecord:
-    """Return the record of a complete evaluation."""
-    return EvalRecord(
-        namespace=document.namespace,
-        job=document.job,
-        uid=document.uid,
-        step=run.step,
-        version=run.version,
-        at=end.at,
-        reward_mean=run.reward_mean(agent),
-        num_episodes=len(run.scored()),
-        faults=dict(count_faults(run.episodes.values())),
-        metrics=run.metrics(),
-        samples=end.samples,
-        usage={agent: end.usage},
-    )
-
-
-def sample(episode: Episode, agent: str, turns: Sequence[Turn]) -> EvalSample:
-    """Return an episode for people: its first prompt, and all replies joined by arrows."""
-    return EvalSample(
-        index=episode.index,
-        prompt=_prompt(turns[0]) if turns else "",
-        reply=" → ".join(turn.text for turn in turns),
-        reward=episode.rewards.get(agent, float("nan")),
-    )
-
-
-def _prompt(turn: Turn) -> str:
-    if isinstance(turn.append, str):
-        return turn.append
-    return turn.append[-1].content if turn.append else ""
 
 
 def progress(
@@ -147,8 +23,8 @@ def progress(
     document, last = state.document, state.last_step
     phase, reason, message = ended or (Phase.RUNNING, *_doing(state))
     evaluations = {version: record.reward_mean for version, record in sorted(state.evaluations.items())}
-    promoted = best(evaluations, state.policy.version, document.spec.evaluation.promote)
-    published = promoted if phase is Phase.SUCCEEDED else state.policy.version
+    versions = {agent: version for agent, version in state.versions.items() if version >= 0}
+    promoted = promoted_versions(state) if phase is Phase.SUCCEEDED else {}
     return Progress(
         namespace=document.namespace,
         job=document.job,
@@ -160,9 +36,9 @@ def progress(
         message=message,
         step=state.finished,
         steps=document.spec.training.steps,
-        versions={state.agent: state.policy.version} if state.policy.version >= 0 else {},
-        promoted={state.agent: promoted} if phase is Phase.SUCCEEDED else {},
-        adapters=_adapters(document, state.agent, published),
+        versions=versions,
+        promoted=promoted,
+        adapters={agent: _adapter(document, agent, version) for agent, version in (promoted or versions).items()},
         reward=last.reward_mean if last else None,
         eval_before=evaluations.get(0),
         eval_last=list(evaluations.values())[-1] if evaluations else None,
@@ -170,8 +46,8 @@ def progress(
         **usage.totals(),
         trainer_s=state.recorded.trainer_s,
         num_outstanding=len(state.in_flight) + state.assembly.num_uncommitted(),
-        skipped_solved=state.walk.solved,
-        skipped_hopeless=state.walk.hopeless,
+        skipped_solved=state.tasks.walk.solved,
+        skipped_hopeless=state.tasks.walk.hopeless,
         faults=dict(state.fault_totals()),
         training_faults=dict(state.recorded.training_faults),
         tenant=document.tenant,
@@ -229,10 +105,15 @@ def _progress(document: JobDocument, before: Progress | None, said: Mapping[str,
     )
 
 
-def _adapters(document: JobDocument, agent: str, version: int) -> dict[str, str]:
-    if version < 0:
-        return {}
-    return {agent: AdapterRef(document.namespace, document.job, document.uid, agent, version).blob_prefix}
+def promoted_versions(state: JobState) -> dict[str, int]:
+    """Return, by agent, the version that a finished job publishes: the last ones, or those of the best evaluation."""
+    rewards = {version: record.reward_mean for version, record in state.evaluations.items()}
+    chosen = best(rewards, state.version, state.document.spec.evaluation.promote)
+    return state.versions if chosen == state.version else dict(state.evaluations[chosen].versions)
+
+
+def _adapter(document: JobDocument, agent: str, version: int) -> str:
+    return AdapterRef(document.namespace, document.job, document.uid, agent, version).blob_prefix
 
 
 def ending(state: JobState, given_up: str | None, admitted_s: float) -> tuple[Phase, str, str] | None:
@@ -252,12 +133,19 @@ def ending(state: JobState, given_up: str | None, admitted_s: float) -> tuple[Ph
         text = f"still running after {deadline:g} s of being admitted (activeDeadlineSeconds)"
         return Phase.FAILED, "DeadlineExceeded", text
     if state.training_over and state.evaluation is None and state.due_evaluation() is None:
-        return Phase.SUCCEEDED, "Finished", f"{state.finished} steps, version {state.policy.version}"
+        return Phase.SUCCEEDED, "Finished", f"{state.finished} steps, {versions_text(state.versions)}"
     return None
 
 
+def versions_text(versions: Mapping[str, int]) -> str:
+    """Return the versions for people: `version 3`, or `versions solver 3, verifier 2`."""
+    if len(versions) == 1:
+        return f"version {next(iter(versions.values()))}"
+    return "versions " + ", ".join(f"{agent} {version}" for agent, version in versions.items())
+
+
 def _doing(state: JobState) -> tuple[str, str]:
-    if state.policy.version < 0:
+    if not state.has_policies:
         return "WaitingForTrainer", "waiting for a trainer to publish version 0"
     if state.pauses:
         return Reason.OVER_QUOTA.value, state.pauses

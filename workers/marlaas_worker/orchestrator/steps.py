@@ -5,13 +5,18 @@ group's staleness is exact when the group is assigned, and a group that would be
 Strict mode (max_staleness 0) resolves groups in index order in rounds, so that a step depends only on seeds.
 Otherwise groups are taken as they complete.
 
-Every decision is a message of the GROUPS log, and the steps change only by applying these messages. So applying the
-log to the state that the step records give restores the steps.
+The agents of a job share the steps. A step is a set of groups, and closes for all agents at once: when enough of its groups
+train any agent, or at the refill bound. An agent without groups in it has a no-op; the others are not delayed by it. Each
+agent commits after its own `StepClosed`, whoever else is late, and the step is recorded after the last of them. Waits
+point from a step to the step before only, so there is no deadlock.
+
+Every decision is a message of the GROUPS log of its agent, and the steps change only by applying these messages. So applying
+the logs to the state that the step records give restores the steps. A crash can leave a decision logged for some agents
+only; it is completed for the others before anything else is decided.
 """
 
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from marlaas_api.messages import (
     GroupLogEntry,
@@ -24,7 +29,8 @@ from marlaas_api.messages import (
     UsageAmounts,
 )
 from marlaas_api.names import JobRef
-from marlaas_worker.orchestrator.experience import CompleteGroup
+from marlaas_worker.orchestrator.experience import AgentGroup, CompleteGroup
+from marlaas_worker.orchestrator.step_drafts import AgentDraft, StepDraft
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,60 +55,18 @@ class StepRules:
         return self.groups_per_step * (1 + self.max_refill)
 
 
-@dataclass(slots=True)
-class StepDraft:
-    """A step that is not recorded yet.
-
-    Attributes:
-        assigned: groups that the step trains, by position.
-        resolved: all groups decided in the step, in the order of the decisions.
-    """
-
-    step: int
-    base_version: int
-    assigned: list[GroupReady] = field(default_factory=list)
-    resolved: list[GroupResolution] = field(default_factory=list)
-    closed: bool = False
-
-    @property
-    def no_op(self) -> bool:
-        """Whether the step was closed without signal. It counts as a step, but nothing is trained."""
-        return self.closed and not self.assigned
-
-    @property
-    def dropped(self) -> list[GroupUnused]:
-        """The groups with signal that would have been too stale, or were complete only after the last step had closed."""
-        unused = (group for group in self.resolved if isinstance(group, GroupUnused))
-        return [group for group in unused if group.outcome is GroupOutcome.SIGNAL]
-
-    def usage(self) -> dict[str, UsageAmounts]:
-        """Return what the groups resolved in the step used, by agent."""
-        found: dict[str, UsageAmounts] = {}
-        for group in self.resolved:
-            found[group.agent] = found.get(group.agent, UsageAmounts()) + group.usage
-        return found
-
-    def faults(self) -> Counter[str]:
-        """Return the faults by class of the groups resolved in the step."""
-        total = Counter[str]()
-        for group in self.resolved:
-            total.update(group.faults)
-        return total
-
-
 class Assembly:
-    """Steps of one agent that are not recorded yet, oldest first. The last one is open unless training is over.
+    """Steps of a job that are not recorded yet, oldest first. The last one is open unless training is over.
 
     Args:
         recorded: number of recorded steps.
-        version: version after the recorded steps; -1 while the agent has no version.
+        versions: by agent, in the order of the manifest, the version after the recorded steps; -1 while it has none.
     """
 
-    def __init__(self, ref: JobRef, agent: str, rules: StepRules, recorded: int, version: int) -> None:
+    def __init__(self, ref: JobRef, rules: StepRules, recorded: int, versions: Mapping[str, int]) -> None:
         self._ref = ref
-        self._agent = agent
         self.rules = rules
-        self.version = version
+        self.versions = dict(versions)
         self.drafts: list[StepDraft] = []
         self._next_step = recorded
         self._open()
@@ -112,87 +76,96 @@ class Assembly:
         """The step that is being filled; None once the last step is closed."""
         return self.drafts[-1] if self.drafts and not self.drafts[-1].closed else None
 
-    def begin(self, version: int) -> None:
-        """Set the agent's first version, also as base of steps that were opened before it."""
-        self.version = version
+    @property
+    def unfinished(self) -> set[int]:
+        """Indices of groups whose decision an earlier orchestrator has logged for some agents only."""
+        return {index for draft in self.drafts for index in draft.unfinished}
+
+    def begin(self, versions: Mapping[str, int]) -> None:
+        """Set the agents' first versions, also as base of steps that were opened before them."""
+        self.versions = dict(versions)
         for draft in self.drafts:
-            draft.base_version = max(draft.base_version, version)
+            for agent, part in draft.agents.items():
+                part.base_version = max(part.base_version, versions[agent])
 
     def restore(self, log: Iterable[GroupLogEntry]) -> None:
-        """Apply the decisions of an earlier orchestrator, in their order. Those of recorded steps change nothing."""
-        for message in log:
+        """Apply the decisions of an earlier orchestrator. Those of recorded steps change nothing.
+
+        Args:
+            log: of all agents, each agent's in the order of its decisions.
+        """
+        for message in sorted(log, key=lambda one: (one.step, isinstance(one, StepClosed))):
             if self.drafts and message.step >= self.drafts[0].step:
                 self._apply(message)
 
-    def drops(self, group: CompleteGroup, version: int) -> bool:
-        """Return whether a group with signal cannot be trained. version: the version that it was sampled from."""
-        if group.outcome is not GroupOutcome.SIGNAL or not self.drafts:
-            return False
-        last = self.drafts[-1]
-        return last.closed or last.base_version - version > self.rules.max_staleness
-
-    def resolve(self, group: CompleteGroup, version: int, usage: UsageAmounts | None = None) -> list[GroupLogEntry]:
-        """Decide a complete group in the open step; return the messages to log, in order.
+    def resolve(
+        self, group: CompleteGroup, versions: Mapping[str, int], usage: Mapping[str, UsageAmounts] | None = None
+    ) -> list[GroupLogEntry]:
+        """Decide a complete group in the open step, for every agent; return the messages to log, in order.
 
         In strict mode the caller passes groups in index order. After the last step is closed, groups are
-        counted in that step until it is recorded, and ignored afterwards.
+        counted in that step until it is recorded, and ignored afterwards. A decision that is logged for some agents is
+        completed.
 
         Args:
-            version: the version that the group was sampled from.
-            usage: what its episodes used, with open tokens; None: not known.
+            versions: by agent, the version that the group was sampled from.
+            usage: by agent, what it used in the group's episodes, with open tokens; None: not known.
         """
         if not self.drafts:
             return []
-        draft = self.drafts[-1]
-        usage = usage or UsageAmounts()
-        if group.outcome is not GroupOutcome.SIGNAL:
-            message: GroupResolution = self._unused(draft, group, usage.settled(TokenUse.ZERO_VARIANCE))
-        elif self.drops(group, version):
-            message = self._unused(draft, group, usage.settled(TokenUse.STALE))
-        else:
-            message = self._ready(draft, group, version, usage.settled(TokenUse.TRAINED))
-        self._apply(message)
-        return [message, *self.close_if_due()]
+        draft = next((one for one in self.drafts if group.index in one.decided), self.drafts[-1])
+        done, used = frozenset(draft.decided.get(group.index, ())), usage or {}
+        messages: list[GroupLogEntry] = []
+        for agent in group.agents:
+            if agent not in done:
+                amounts = used.get(agent, UsageAmounts())
+                messages.append(self._decision(draft, agent, group, versions.get(agent, 0), amounts))
+                self._apply(messages[-1])
+        return [*messages, *self.close_if_due()]
 
     def close_if_due(self) -> list[GroupLogEntry]:
         """Close the open step if it is full or has resolved its maximum of groups; return the messages to log."""
         draft = self.open
-        if draft is None or (self._missing(draft) > 0 and len(draft.resolved) < self.rules.max_resolved):
+        if draft is None or draft.unfinished or not (self._is_due(draft) or self._is_closing(draft)):
             return []
-        closed = StepClosed(
-            namespace=self._ref.namespace,
-            job=self._ref.name,
-            uid=self._ref.uid,
-            agent=self._agent,
-            step=draft.step,
-            base_version=draft.base_version,
-            num_groups=len(draft.assigned),
-        )
-        self._apply(closed)
-        return [closed]
+        closed: list[GroupLogEntry] = [
+            StepClosed(
+                **self._names(agent), step=draft.step, base_version=part.base_version, num_groups=len(part.assigned)
+            )
+            for agent, part in draft.agents.items()
+            if not part.closed
+        ]
+        for message in closed:
+            self._apply(message)
+        return closed
 
-    def recordable(self, committed_step: int) -> StepDraft | None:
-        """Return the oldest step if it is finished (committed by the trainer, or a no-op); None otherwise."""
+    def recordable(self, committed: Mapping[str, int]) -> StepDraft | None:
+        """Return the oldest step if every agent has finished it (its trainer has committed it, or it is a no-op); None otherwise.
+
+        Args:
+            committed: by agent, the last step that its trainer has committed.
+        """
         draft = self.drafts[0] if self.drafts else None
         if draft is None or not draft.closed:
             return None
-        return draft if draft.no_op or draft.step <= committed_step else None
+        finished = all(part.no_op or draft.step <= committed[agent] for agent, part in draft.agents.items())
+        return draft if finished else None
 
-    def recorded(self, draft: StepDraft, version: int) -> None:
-        """Remove a recorded step. version: the committed version."""
+    def recorded(self, draft: StepDraft, versions: Mapping[str, int]) -> None:
+        """Remove a recorded step. versions: the committed versions by agent."""
         self.drafts.remove(draft)
-        self.version = version
+        self.versions = dict(versions)
 
     def num_uncommitted(self) -> int:
         """Return the number of groups assigned to steps that are not recorded yet."""
-        return sum(len(draft.assigned) for draft in self.drafts)
+        return sum(len(draft.trained) for draft in self.drafts)
 
     def want(self, in_flight: int) -> int:
         """Return how many new groups to issue (credits, see docs/architecture.md). in_flight: groups that are issued already."""
         draft = self.open
         if draft is None:
             return 0
-        room = min(self._missing(draft), self.rules.max_resolved - len(draft.resolved))
+        room = min(self._missing(draft), self.rules.max_resolved - len(draft.decided))
         if self.rules.max_staleness == 0:
             ready = in_flight == 0 and len(self.drafts) == 1
             return max(0, room) if ready else 0
@@ -200,24 +173,28 @@ class Assembly:
         credit = (self.rules.max_staleness + 1) * self.rules.groups_per_step - in_flight - self.num_uncommitted()
         return max(0, min(credit, room + later - in_flight))
 
-    def needed_version(self, in_flight: int) -> int:
-        """Return the oldest version from which the next issued group may be sampled without becoming too stale."""
+    def needed_versions(self, in_flight: int) -> dict[str, int]:
+        """Return, by agent, the oldest version from which the next issued group may be sampled without becoming too stale."""
         draft = self.open
         if draft is None:
-            return self.version
-        ahead = (len(draft.assigned) + in_flight) // self.rules.groups_per_step
-        return draft.base_version + ahead - self.rules.max_staleness
+            return dict(self.versions)
+        ahead = (len(draft.trained) + in_flight) // self.rules.groups_per_step - self.rules.max_staleness
+        return {agent: part.base_version + ahead for agent, part in draft.agents.items()}
 
     def _apply(self, message: GroupLogEntry) -> None:
         """Make a decision effective. Only here do groups enter steps, and steps close."""
         draft = self._draft(message.step)
+        part = draft.agents[message.agent]
         if isinstance(message, StepClosed):
-            draft.closed = True
-            self._open()
+            part.closed = True
+            if draft.closed:
+                self._open()
             return
-        draft.resolved.append(message)
+        part.resolved.append(message)
+        draft.decided.setdefault(message.index, set()).add(message.agent)
         if isinstance(message, GroupReady):
-            draft.assigned.append(message)
+            part.assigned.append(message)
+            draft.trained.add(message.index)
 
     def _draft(self, step: int) -> StepDraft:
         number = step - self.drafts[0].step
@@ -228,43 +205,63 @@ class Assembly:
         return self.drafts[number]
 
     def _missing(self, draft: StepDraft) -> int:
-        return self.rules.groups_per_step - len(draft.assigned)
+        return self.rules.groups_per_step - len(draft.trained)
+
+    def _is_due(self, draft: StepDraft) -> bool:
+        return self._missing(draft) <= 0 or len(draft.decided) >= self.rules.max_resolved
+
+    def _is_closing(self, draft: StepDraft) -> bool:
+        """Whether an earlier orchestrator has closed the step for some agents."""
+        return any(part.closed for part in draft.agents.values())
 
     def _open(self) -> None:
         if self._next_step >= self.rules.steps:
             return
-        base = self.drafts[-1] if self.drafts else None
-        version = self.version if base is None else base.base_version + (0 if base.no_op else 1)
-        self.drafts.append(StepDraft(self._next_step, version))
+        parts = {agent: AgentDraft(version) for agent, version in self.versions.items()}
+        if self.drafts:
+            before = self.drafts[-1].agents.items()
+            parts = {agent: AgentDraft(part.base_version + (0 if part.no_op else 1)) for agent, part in before}
+        self.drafts.append(StepDraft(self._next_step, parts))
         self._next_step += 1
 
-    def _ready(self, draft: StepDraft, group: CompleteGroup, version: int, usage: UsageAmounts) -> GroupReady:
+    def _decision(
+        self, draft: StepDraft, agent: str, group: CompleteGroup, version: int, used: UsageAmounts
+    ) -> GroupResolution:
+        part, own = draft.agents[agent], group.agents[agent]
+        signal = own.outcome is GroupOutcome.SIGNAL
+        if signal and not part.closed and part.base_version - version <= self.rules.max_staleness:
+            return self._ready(draft, agent, group, version, used.settled(TokenUse.TRAINED))
+        use = TokenUse.FROZEN if own.outcome is GroupOutcome.FROZEN else TokenUse.ZERO_VARIANCE
+        return self._unused(draft, agent, group, used.settled(TokenUse.STALE if signal else use))
+
+    def _ready(
+        self, draft: StepDraft, agent: str, group: CompleteGroup, version: int, usage: UsageAmounts
+    ) -> GroupReady:
+        part = draft.agents[agent]
         return GroupReady(
-            namespace=self._ref.namespace,
-            job=self._ref.name,
-            uid=self._ref.uid,
-            agent=self._agent,
+            **self._names(agent),
             step=draft.step,
-            base_version=draft.base_version,
-            position=len(draft.assigned),
+            base_version=part.base_version,
+            position=len(part.assigned),
             group=group.name,
             index=group.index,
             version=version,
-            trajectories=group.trajectories,
+            trajectories=group.agents[agent].trajectories,
             faults=dict(group.faults),
             usage=usage,
         )
 
-    def _unused(self, draft: StepDraft, group: CompleteGroup, usage: UsageAmounts) -> GroupUnused:
+    def _unused(self, draft: StepDraft, agent: str, group: CompleteGroup, usage: UsageAmounts) -> GroupUnused:
+        own: AgentGroup = group.agents[agent]
         return GroupUnused(
-            namespace=self._ref.namespace,
-            job=self._ref.name,
-            uid=self._ref.uid,
-            agent=self._agent,
+            **self._names(agent),
             step=draft.step,
             index=group.index,
-            outcome=group.outcome,
-            rewards=group.rewards,
+            outcome=own.outcome,
+            rewards=own.rewards,
             faults=dict(group.faults),
             usage=usage,
         )
+
+    def _names(self, agent: str) -> dict[str, str]:
+        return {"namespace": self._ref.namespace, "job": self._ref.name, "uid": self._ref.uid, "agent": agent}

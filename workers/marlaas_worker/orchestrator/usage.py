@@ -1,6 +1,7 @@
 """Usage of a job: tokens, rates and accelerator seconds from the replicas' running totals, stored bytes, and times of admission."""
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +40,7 @@ class JobUsage:
     turn_bytes: RunningTotal = field(default_factory=lambda: RunningTotal(since_seen=True))
     stored_bytes: int = 0
     _points: deque[tuple[float, float]] = field(default_factory=deque)
+    _stored: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, uid: str, before: Progress | None) -> "JobUsage":
@@ -53,13 +55,13 @@ class JobUsage:
         engine_s = RunningTotal(before.accelerator_s, since_seen=True)
         return cls(uid, tokens=tokens, engine_s=engine_s, stored_bytes=before.stored_bytes)
 
-    def see_version(self, manifest: Manifest | None, kept: int) -> None:
-        """Estimate the stored bytes from a step's version, None if it made none. kept: older versions whose files are kept."""
-        if manifest is None:
-            return
-        size = sum(file.size_bytes for file in manifest.files.values())
-        size += manifest.state.size_bytes if manifest.state is not None else 0
-        self.stored_bytes = size * (1 + min(kept, manifest.version))
+    def see_versions(self, manifests: Mapping[str, Manifest], kept: int) -> None:
+        """Estimate the stored bytes from the versions that a step made, by agent. kept: older versions whose files are kept."""
+        for agent, manifest in manifests.items():
+            size = sum(file.size_bytes for file in manifest.files.values())
+            size += manifest.state.size_bytes if manifest.state is not None else 0
+            self._stored[agent] = size * (1 + min(kept, manifest.version))
+        self.stored_bytes = max(self.stored_bytes, sum(self._stored.values()))
 
     def see(self, reports: list[ReplicaReport], now: float) -> None:
         """Update the totals from the current reports."""

@@ -224,7 +224,9 @@ def _send(control: socket.socket, report: dict[str, Any]) -> None:
 
 def _load(config: dict[str, Any]) -> Environment:
     kernel.limit_memory(config["memory_bytes"])
-    return resolve(config["name"], config["args"]).create()
+    code = resolve(config["name"], config["args"])
+    code.check_agents(config["agents"])
+    return code.create()
 
 
 def load_and_serve(control: socket.socket, config: dict[str, Any], loaded: Callable[[], None]) -> None:

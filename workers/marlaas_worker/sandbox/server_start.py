@@ -39,6 +39,7 @@ class ChildrenConfig:
         variables: environment variables of the fork server.
         secluded: path that no child may read (`seclusion`); None: no path.
         given: more variables, set after the process is secluded.
+        agents: names of the job's agents.
     """
 
     name: str
@@ -49,6 +50,7 @@ class ChildrenConfig:
     variables: Mapping[str, str]
     secluded: Path | None = None
     given: Mapping[str, str] = field(default_factory=dict)
+    agents: tuple[str, ...] = ("policy",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,7 @@ async def _configure_and_load(
     setup = {
         "name": config.name,
         "args": config.args,
+        "agents": config.agents,
         "memory_bytes": config.memory_bytes,
         "scratch": str(config.scratch),
         "secluded": str(config.secluded) if config.secluded is not None else None,
@@ -194,7 +197,7 @@ async def _connect(path: Path, timeout_s: float) -> socket.socket:
 
 def _send_config(control: socket.socket, config: ChildrenConfig) -> None:
     """Send the configuration as a file descriptor: a packet's size is limited, arguments are not."""
-    setup = json.dumps({"args": config.args, "memory_bytes": config.memory_bytes}).encode()
+    setup = json.dumps({"args": config.args, "agents": config.agents, "memory_bytes": config.memory_bytes}).encode()
     descriptor = os.memfd_create("configuration")
     try:
         os.write(descriptor, setup)

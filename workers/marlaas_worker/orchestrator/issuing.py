@@ -1,0 +1,80 @@
+"""Publishes the tasks of one job, and pins the versions that their groups are sampled from."""
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+
+from marlaas_api.failpoints import failpoint
+from marlaas_api.messages import Episode, JobAgent, ReplicaReport
+from marlaas_worker.orchestrator.evaluation import EvaluationRun
+from marlaas_worker.orchestrator.experience import CompleteGroup
+from marlaas_worker.orchestrator.job_state import JobState
+from marlaas_worker.orchestrator.records import Records
+
+
+class Issuer:
+    """Publishes tasks. reports: returns the latest reports of all replicas."""
+
+    def __init__(self, records: Records, reports: Callable[[], Iterable[ReplicaReport]]) -> None:
+        self._records, self._reports = records, reports
+
+    async def reissue(self, state: JobState, queued: Container[str]) -> None:
+        """Requeue unfinished tasks that are missing from the queue.
+
+        A task that is queued twice would be played twice under one name.
+        """
+        if not state.has_policies:
+            return
+        await self.publish(state, sorted(state.in_flight - set(state.complete)), queued)
+        if state.evaluation is not None:
+            await self.publish_evaluation(state, state.evaluation, queued)
+
+    async def publish_evaluation(self, state: JobState, run: EvaluationRun, queued: Container[str] = ()) -> None:
+        """Publish the tasks of an evaluation that have not ended. queued: groups that are in the queue already."""
+        for task in state.tasks.missing(run):
+            await self._pin(task.group, run.versions)
+            if task.group not in queued:
+                await self._records.publish_task(task)
+
+    async def publish(self, state: JobState, indices: Sequence[int], queued: Container[str] = ()) -> None:
+        """Publish training tasks. queued: groups that are in the queue already."""
+        # Without a served version the first turn must load one: the newest. A replica would choose one that it knows.
+        is_pinned = state.strict or not self._is_served(state)
+        for index in indices:
+            task = state.tasks.train(index)
+            if is_pinned:
+                await self._pin(task.group, state.versions)
+            if task.group not in queued:
+                await self._records.publish_task(task)
+            failpoint("orchestrator.issue.after_task")
+
+    async def sampled_from(self, state: JobState, group: CompleteGroup) -> dict[str, int]:
+        """Return, by agent, the version that a group was sampled from."""
+        pins = {agent: await self._records.pinned(agent, group.name) for agent in state.policies}
+        return {agent: state.versions[agent] if pin is None else pin for agent, pin in pins.items()}
+
+    async def keep_pins(self, state: JobState, episodes: Sequence[Episode]) -> None:
+        """Recreate expired pins of groups that are partly played.
+
+        Their other members must be sampled from the same version, however long the job was suspended.
+        """
+        open_groups = {state.tasks.train(index).group for index in state.in_flight}
+        half_played = {(agent, group) for agent in state.policies for group in open_groups}
+        for episode in episodes:
+            for agent, leaves in episode.leaves.items():
+                if leaves and (agent, episode.group) in half_played:
+                    half_played.remove((agent, episode.group))
+                    await self._records.keep_pin(agent, episode)
+
+    async def _pin(self, group: str, versions: Mapping[str, int]) -> None:
+        for agent, version in versions.items():
+            await self._records.pin(agent, group, version)
+
+    def _is_served(self, state: JobState) -> bool:
+        """Return whether some replica serves, of each agent, a version that is fresh enough for the last group in flight."""
+        reports, needed = list(self._reports()), state.assembly.needed_versions(len(state.in_flight) - 1)
+        for one in (JobAgent(state.document, agent) for agent in state.document.spec.agents):
+            newest = state.versions[one.agent.name]
+            oldest = min(newest, max(0, needed[one.agent.name]))
+            names = {one.adapter(version).engine_name for version in range(oldest, newest + 1)}
+            if not any(names & set(report.verified) for report in reports):
+                return False
+        return True

@@ -1,0 +1,85 @@
+"""The tasks of one job: their order, their messages, and what their groups say about their difficulty."""
+
+from collections.abc import Iterable, Mapping
+
+from marlaas_api.messages import GroupResolution, JobDocument, StepRecord, TaskMessage, TaskOutcome
+from marlaas_api.names import Split, derive_seed, eval_group, train_group
+from marlaas_worker.orchestrator.data_order import DataOrder, Walk
+from marlaas_worker.orchestrator.evaluation import EvaluationRun
+from marlaas_worker.orchestrator.experience import AgentGroup, difficulty
+
+
+class JobTasks:
+    """Tasks of a job. walk: the position in the training data."""
+
+    def __init__(self, document: JobDocument) -> None:
+        self._document = document
+        self._order = DataOrder(document.spec.training.data, document.seed)
+        self.walk = Walk()
+
+    def take(self, number: int) -> list[int]:
+        """Return the next visits to issue, and move the walk."""
+        indices, self.walk = self._order.take(self.walk, number)
+        return indices
+
+    def note(self, outcomes: Iterable[TaskOutcome]) -> None:
+        """Note results of tasks. Repeated results change nothing."""
+        for outcome in outcomes:
+            self._order.note(outcome)
+
+    def note_steps(self, records: Iterable[StepRecord]) -> None:
+        """Note the results in recorded steps."""
+        for record in records:
+            self.note(record.outcomes)
+
+    def outcomes(self, groups: Iterable[GroupResolution]) -> tuple[TaskOutcome, ...]:
+        """Return the difficulties of the groups' tasks, for the step record; empty if the job never skips tasks.
+
+        Args:
+            groups: the decisions for all agents.
+        """
+        by_index: dict[int, list[GroupResolution]] = {}
+        for group in groups:
+            by_index.setdefault(group.index, []).append(group)
+        return tuple(outcome for index, parts in by_index.items() for outcome in self.outcome(index, parts))
+
+    def outcome(self, visit: int, parts: Iterable[GroupResolution | AgentGroup]) -> list[TaskOutcome]:
+        """Return the difficulty of a group's task; nothing if it is not known, or the job never skips tasks.
+
+        Args:
+            visit: index of the group.
+            parts: of the group, an agent each.
+        """
+        skip = self._document.spec.training.data.skip
+        known = difficulty(parts, skip.solved_reward) if skip is not None else None
+        return [TaskOutcome(index=self._order.task(visit), visit=visit, difficulty=known)] if known is not None else []
+
+    def new_skips(self, recorded: Mapping[str, int]) -> tuple[int, int]:
+        """Return the visits to solved and to hopeless tasks that were skipped and are not recorded yet. recorded: by reason."""
+        return self.walk.solved - recorded["solved"], self.walk.hopeless - recorded["hopeless"]
+
+    def train(self, index: int) -> TaskMessage:
+        """Return the task message of a training group."""
+        return self._task(train_group(self._document.ref, index), Split.TRAIN, self._order.task(index))
+
+    def missing(self, run: EvaluationRun) -> list[TaskMessage]:
+        """Return the tasks of an evaluation that have not ended."""
+        names = {
+            index: eval_group(self._document.ref, index, run.version)
+            for index in range(run.num_tasks)
+            if index not in run.episodes
+        }
+        return [self._task(name, Split.EVAL, index) for index, name in names.items()]
+
+    def _task(self, group: str, split: Split, index: int) -> TaskMessage:
+        document = self._document
+        return TaskMessage(
+            namespace=document.namespace,
+            job=document.job,
+            uid=document.uid,
+            group=group,
+            split=split,
+            index=index,
+            seed=derive_seed(document.seed, split.value, index),
+            group_size=document.spec.rollout.group_size if split is Split.TRAIN else 1,
+        )

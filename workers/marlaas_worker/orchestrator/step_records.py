@@ -1,0 +1,183 @@
+"""Builds the records of steps and evaluations. Pure."""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from marlaas_api.messages import (
+    AgentStep,
+    Episode,
+    EvalRecord,
+    EvalSample,
+    GroupOutcome,
+    JobDocument,
+    Manifest,
+    StepOutcome,
+    StepRecord,
+    TaskOutcome,
+    Turn,
+    UsageAmounts,
+)
+from marlaas_api.messages.usage import merged
+from marlaas_worker.orchestrator.evaluation import EvaluationRun
+from marlaas_worker.orchestrator.experience import count_faults
+from marlaas_worker.orchestrator.job_state import JobState
+from marlaas_worker.orchestrator.step_drafts import AgentDraft, StepDraft
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """Facts about a step that its groups do not contain.
+
+    Attributes:
+        began_at: unix seconds.
+        ended_at: unix seconds.
+        skips: visits skipped since the step before, as (solved, hopeless).
+        outcomes: difficulties of its tasks.
+        train_s: by agent, seconds of the trainer's computing, for manifests without them; not of all agents known.
+    """
+
+    began_at: float
+    ended_at: float
+    skips: tuple[int, int] = (0, 0)
+    outcomes: tuple[TaskOutcome, ...] = ()
+    train_s: Mapping[str, float] = field(default_factory=dict)
+
+
+def around(state: JobState, draft: StepDraft, started_at: float, now: float) -> Around:
+    """Return the facts about a step that is recorded now. started_at: of the job."""
+    return Around(
+        began_at=state.last_step.at if state.last_step else started_at,
+        ended_at=now,
+        skips=state.tasks.new_skips(state.recorded.skips),
+        outcomes=state.tasks.outcomes(draft.resolved),
+        # The policy record has the seconds of the newest step only, which may be a later one.
+        train_s={agent: record.train_s for agent, record in state.policies.items() if record.step == draft.step},
+    )
+
+
+def step_record(
+    document: JobDocument, draft: StepDraft, manifests: Mapping[str, Manifest], around: Around
+) -> StepRecord:
+    """Return the record of a finished step. manifests: of the versions that it made, by agent."""
+    train_s = {agent: _train_s(agent, manifest, around) for agent, manifest in manifests.items()}
+    trainer = {agent: UsageAmounts(trainer_s=seconds or 0.0) for agent, seconds in train_s.items()}
+    prefix = "{agent}/{name}" if len(draft.agents) > 1 else "{name}"
+    metrics: dict[str, float] = {}
+    for agent, manifest in manifests.items():
+        timed = {} if (seconds := train_s[agent]) is None else {"train_s": seconds}
+        own = manifest.metrics | timed
+        metrics |= {prefix.format(agent=agent, name=name): value for name, value in own.items()}
+    agents = {agent: _agent_step(part, manifests.get(agent)) for agent, part in draft.agents.items()}
+    trained = [draft.agents[agent.name] for agent in document.spec.agents if agent.trainable]
+    rewards = [reward for part in trained for group in part.resolved for reward in group.rewards]
+    staleness = [ready.staleness for part in trained for ready in part.assigned]
+    dropped = [group for part in trained for group in part.dropped]
+    return StepRecord(
+        namespace=document.namespace,
+        job=document.job,
+        uid=document.uid,
+        step=draft.step,
+        outcome=StepOutcome.COMMITTED if manifests else StepOutcome.NO_OP,
+        version=sum(one.version for one in agents.values()),
+        at=around.ended_at,
+        wall_s=around.ended_at - around.began_at,
+        reward_mean=statistics.fmean(rewards) if rewards else 0.0,
+        reward_std=statistics.pstdev(rewards) if rewards else 0.0,
+        indices=tuple(sorted(draft.decided)),
+        num_groups=len(draft.trained),
+        num_episodes=max(sum(len(group.rewards) for group in part.resolved) for part in trained),
+        num_zero_variance=_num_flat(trained),
+        num_dropped=len({group.index for group in dropped}),
+        dropped_tokens=sum(group.usage.stale_tokens for group in dropped),
+        skipped_solved=around.skips[0],
+        skipped_hopeless=around.skips[1],
+        outcomes=around.outcomes,
+        staleness_mean=statistics.fmean(staleness) if staleness else 0.0,
+        staleness_max=max(staleness, default=0),
+        faults=dict(draft.faults()),
+        metrics=metrics,
+        usage=merged(draft.usage(), trainer),
+        agents=agents,
+    )
+
+
+def _agent_step(part: AgentDraft, manifest: Manifest | None) -> AgentStep:
+    rewards = [reward for group in part.resolved for reward in group.rewards]
+    staleness = [ready.staleness for ready in part.assigned]
+    return AgentStep(
+        outcome=StepOutcome.NO_OP if manifest is None else StepOutcome.COMMITTED,
+        version=part.base_version if manifest is None else manifest.version,
+        reward_mean=statistics.fmean(rewards) if rewards else None,
+        num_groups=len(part.assigned),
+        num_zero_variance=sum(group.outcome is GroupOutcome.FLAT for group in part.resolved),
+        num_dropped=len(part.dropped),
+        staleness_mean=statistics.fmean(staleness) if staleness else 0.0,
+    )
+
+
+def _train_s(agent: str, manifest: Manifest, around: Around) -> float | None:
+    return around.train_s.get(agent) if manifest.train_s is None else manifest.train_s
+
+
+def _num_flat(parts: Iterable[AgentDraft]) -> int:
+    """Return the number of groups that are flat for an agent, and have signal for none."""
+    outcomes = [(group.index, group.outcome) for part in parts for group in part.resolved]
+    flat = {index for index, outcome in outcomes if outcome is GroupOutcome.FLAT}
+    return len(flat - {index for index, outcome in outcomes if outcome is GroupOutcome.SIGNAL})
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationEnd:
+    """Facts about a complete evaluation that its episodes do not contain. at: unix seconds. samples: for people. usage: by agent."""
+
+    at: float
+    samples: tuple[EvalSample, ...]
+    usage: Mapping[str, UsageAmounts]
+
+
+def eval_record(document: JobDocument, run: EvaluationRun, end: EvaluationEnd) -> EvalRecord:
+    """Return the record of a complete evaluation."""
+    rewards = run.rewards([agent.name for agent in document.spec.agents])
+    trained = [rewards[agent.name] for agent in document.spec.agents if agent.trainable and rewards]
+    return EvalRecord(
+        namespace=document.namespace,
+        job=document.job,
+        uid=document.uid,
+        step=run.step,
+        version=run.version,
+        at=end.at,
+        reward_mean=statistics.fmean(trained) if trained else math.nan,
+        num_episodes=len(run.scored()),
+        faults=dict(count_faults(run.episodes.values())),
+        metrics=run.metrics(),
+        samples=end.samples,
+        usage=dict(end.usage),
+        versions=dict(run.versions),
+        rewards=rewards,
+    )
+
+
+def sample(episode: Episode, turns: Mapping[str, Sequence[Turn]], trained: Sequence[str]) -> EvalSample:
+    """Return an episode for people: its first prompt, and all replies joined by arrows, in their order.
+
+    Args:
+        turns: by agent, its last conversation. If there are several agents, each reply begins with its agent.
+        trained: the trained agents; the reward is their mean.
+    """
+    order = sorted((turn for conversation in turns.values() for turn in conversation), key=lambda turn: turn.turn)
+    texts = [f"{turn.agent}: {turn.text}" if len(turns) > 1 else turn.text for turn in order]
+    rewards = [episode.rewards[agent] for agent in trained if agent in episode.rewards]
+    return EvalSample(
+        index=episode.index,
+        prompt=_prompt(order[0]) if order else "",
+        reply=" → ".join(texts),
+        reward=statistics.fmean(rewards) if rewards else math.nan,
+    )
+
+
+def _prompt(turn: Turn) -> str:
+    if isinstance(turn.append, str):
+        return turn.append
+    return turn.append[-1].content if turn.append else ""
