@@ -21,10 +21,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from bench.trl_data import LAYERS
-from marlaas.environment import EpisodeState, Split, Task
+from marlaas.environment import Split, Task
 from marlaas.envs.loading import resolve
 from marlaas.envs.playing import play_episode
 from marlaas.envs.scripted import RecordedReplies
+from marlaas.episode_state import EpisodeState
 from marlaas_api.names import derive_seed
 
 AGENT = "policy"

@@ -118,6 +118,42 @@ def request_id(episode: str, turn: int) -> str:
     return f"{episode}.{turn}"
 
 
+BRANCH_TURNS = 1 << 14
+"""Numbers of an agent's turns in one branch of an episode; `rollout.maxTurns` is less."""
+MAX_BRANCHES = 1 << 10
+"""Branches of one episode: parts that run at the same time as others, and the main line after each group of them."""
+
+
+def turn_number(own: int, position: int, num_agents: int) -> int:
+    """Return the number of a turn in its episode.
+
+    It depends on the agent and on the agent's own turns, never on the order of arrival. A job with one agent counts from 0.
+
+    Args:
+        own: number of the turn among the agent's own: in the b-th branch of the episode they count from b * BRANCH_TURNS.
+            Branches are numbered in the order in which the environment declares them; an episode begins in branch 0.
+        position: of the agent in the manifest.
+        num_agents: of the job.
+    """
+    return own * num_agents + position
+
+
+def end_of_turns(num_agents: int) -> int:
+    """Return the number after the largest turn number of an episode."""
+    return (1 + MAX_BRANCHES) * BRANCH_TURNS * num_agents
+
+
+def sampling_seed(job_seed: int, num_agents: int, group: str, member: int, turn: int) -> int:
+    """Return the seed of a turn. The job's first agent uses the job's seed, each other one a seed of its own.
+
+    Raises:
+        ValueError: `group` is not a group name.
+    """
+    own, position = divmod(turn, num_agents)
+    seed = job_seed if position == 0 else derive_seed(job_seed, "agent", position)
+    return derive_seed(seed, group_token(group), member, own)
+
+
 def derive_seed(job_seed: int, *parts: object) -> int:
     """Return a 63-bit seed from the job's seed and the name of the value to draw.
 

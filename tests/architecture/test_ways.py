@@ -11,7 +11,8 @@ from tests.architecture.ways import Way, enter_way, files_on_the_way, listed_fil
 from tests.rollout.service.asking import Job
 from tests.rollout.service.harness import RolloutHarness
 
-from marlaas.environment import Message, Reply, TurnRequest
+from marlaas.environment import Message, Reply
+from marlaas.environment_types import TurnRequest
 from marlaas_api.bus import Request
 from marlaas_api.bus_memory import MemoryBus
 from marlaas_api.messages import TaskMessage

@@ -40,7 +40,8 @@ CROSS: dict[Edit, str] = {
         "lower maxStaleness or raise the pool's adapterSlots"
     ),
     "agents: [{name: a}, {name: b}]": (
-        "22: spec.agents: this version of MARLaaS trains one agent per job, found 2; create one job per agent"
+        "18: spec.environment.args: environment 'reverse' takes one agent, but the job has 2 (a, b): remove the others, or name the second "
+        "parameter of `play` `agents` to receive all of them by name"
     ),
     IMAGE: (
         "19: spec.environment.image: container images need a cluster; for `marlaas run`, set name instead: a builtin environment or "

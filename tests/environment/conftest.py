@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from marlaas.environment import EpisodeState, Split, Task
+from marlaas.environment import Split, Task
 from marlaas.envs.loading import Environment
 from marlaas.envs.playing import Outcome, play_episode
 from marlaas.envs.scripted import RecordedReplies, ScriptedReplies
+from marlaas.episode_state import EpisodeState
 
 Play = Callable[..., tuple[Outcome, RecordedReplies]]
 

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-from marlaas.environment import EpisodeState, Message, Split, Task, TurnRequest
+from marlaas.environment import Message, Split, Task
+from marlaas.environment_types import TurnRequest
 from marlaas.envs.loading import resolve
 from marlaas.envs.playing import Outcome, play_episode
 from marlaas.envs.scripted import RecordedReplies
+from marlaas.episode_state import EpisodeState
 
 Answer = Callable[[TurnRequest], str]
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from openai import OpenAI
 
-from marlaas.environment import EpisodeState
+from marlaas.environment import Agents
 from marlaas.envs.scripted import ScriptedReplies
+from marlaas.episode_state import EpisodeState
 from marlaas.openai_server import OpenAIServer
 
 ADD = {
@@ -28,7 +29,7 @@ def opened(
     """A server, its client, and the requests to the agents behind it."""
     channel = channel or ScriptedReplies(replies, max_turns=99)
     state = EpisodeState(agents, channel, temperature)
-    with state.agents()[agents[0]].openai() as server, client_of(server) as client:
+    with Agents(state)[agents[0]].openai() as server, client_of(server) as client:
         yield server, client, channel.asked
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from tests.environment.playing import first_task, play, said
 
-from marlaas.environment import Message, Split, Task, TurnRequest
+from marlaas.environment import Message, Split, Task
+from marlaas.environment_types import TurnRequest
 from marlaas.envs.loading import resolve
 from marlaas.envs.playing import Outcome
 from marlaas.models.curriculum import tool_reply

@@ -2,10 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from marlaas.environment import EpisodeState, Split, Task
+from marlaas.environment import Agents, Split, Task
 from marlaas.envs import BUILTINS
 from marlaas.envs.loading import resolve
 from marlaas.envs.scripted import ScriptedReplies
+from marlaas.episode_state import EpisodeState
 from marlaas_api.errors import InvalidInput
 
 OWN = """
@@ -51,7 +52,7 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def worth(name: str, args: dict[str, object], *agents: str) -> object:
     state = EpisodeState(agents, ScriptedReplies([]))
-    return resolve(name, args).create().play(Task(Split.TRAIN, 0, 0), state.agents())
+    return resolve(name, args).create().play(Task(Split.TRAIN, 0, 0), Agents(state))
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_the_model_is_the_agent() -> None:
         with pytest.raises(openai.NotFoundError, match="agents are proposer, solver"):
             create(client, user("x"), model="gpt-4o")
     turns = [(one.request.agent, one.request.parent) for one in asked]
-    assert turns == [("proposer", None), ("solver", None), ("solver", 1)]
+    assert turns == [("proposer", None), ("solver", None), ("solver", 0)]
 
 
 @pytest.mark.parametrize("stop", [StopReason.LENGTH, StopReason.CONTEXT])

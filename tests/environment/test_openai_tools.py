@@ -10,10 +10,11 @@ from openai import AsyncOpenAI
 from tests.environment.playing import first_task
 from tests.environment.servers import ADD, CALL, client_of, create, opened, user
 
-from marlaas.environment import Agent, EpisodeState, Message, Task, ToolCall, TurnLimit
+from marlaas.environment import Agent, Message, Task, ToolCall, TurnLimit
 from marlaas.envs.loading import Environment
 from marlaas.envs.playing import Outcome, play_episode
 from marlaas.envs.scripted import RecordedReplies, ScriptedReplies
+from marlaas.episode_state import EpisodeState
 from marlaas.openai_server import OpenAIServer
 
 

@@ -5,13 +5,14 @@ from typing import Any
 import pytest
 from tests.environment import playing
 
-from marlaas.environment import EpisodeState, TurnRequest
+from marlaas.environment_types import TurnRequest
 from marlaas.envs.extraction import program
 from marlaas.envs.loading import resolve
 from marlaas.envs.locked.program import Ran
 from marlaas.envs.playing import Outcome, play_episode
 from marlaas.envs.python_tool import tool_output
 from marlaas.envs.scripted import RecordedReplies
+from marlaas.episode_state import EpisodeState
 from marlaas_api.errors import InvalidInput
 
 SUMS = {"config": {"min_terms": 2, "max_terms": 2, "operators": ["+"], "allow_negation": False}, "memory_mib": 128}

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from tests.environment.playing import play, said
 
-from marlaas.environment import Agent, EpisodeState, Split, Task
+from marlaas.environment import Agent, Agents, Split, Task
 from marlaas.envs.puzzles import LevelSchedule, Puzzles, checked_levels, dataset_names
 from marlaas.envs.scripted import ScriptedReplies
+from marlaas.episode_state import EpisodeState
 from marlaas_api.errors import InvalidInput
 
 ODD_ANSWERS = ("", "?", "1", "-1e999", "{", "[[1", "9" * 5000, "((", "x=1/0", "\0", "a\nb", "None")
@@ -19,7 +20,7 @@ CURRICULUM = {"dataset": "chain_sum", "curriculum": {"num_terms": [0, 4], "num_d
 
 
 def agent() -> Agent:
-    return EpisodeState(["policy"], ScriptedReplies([])).agents()["policy"]
+    return Agents(EpisodeState(["policy"], ScriptedReplies([])))["policy"]
 
 
 def outcomes(name: str) -> list[object]:

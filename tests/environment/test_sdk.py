@@ -12,22 +12,12 @@ import pytest
 
 import marlaas
 import marlaas.environment
-from marlaas.environment import (
-    Agent,
-    EpisodeState,
-    Message,
-    Reply,
-    Score,
-    Split,
-    StopReason,
-    Task,
-    ToolError,
-    TurnLimit,
-    TurnRequest,
-)
+from marlaas.environment import Agent, Agents, Message, Reply, Score, Split, StopReason, Task, ToolError, TurnLimit
+from marlaas.environment_types import TurnRequest
 from marlaas.envs.loading import resolve
 from marlaas.envs.playing import InvalidScore, explain
 from marlaas.envs.scripted import RecordedReplies
+from marlaas.episode_state import EpisodeState
 from marlaas_api import messages
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import split_of
@@ -51,7 +41,7 @@ def test_the_example_fits_in_ten_lines_and_plays(play, tmp_path: Path, monkeypat
         return str(first + second)
 
     state = EpisodeState(["policy"], RecordedReplies(honest))
-    assert environment.play(Task(Split.TRAIN, 3, 1), state.agents()) == 1.0
+    assert environment.play(Task(Split.TRAIN, 3, 1), Agents(state)) == 1.0
 
 
 def test_the_sdk_imports_nothing_heavy() -> None:
@@ -165,7 +155,7 @@ def test_time_in_tools_is_counted_without_the_turns_in_them() -> None:
             return super().turn(request)
 
     state = EpisodeState(["policy"], Slow(lambda _: "x"))
-    agent = state.agents()["policy"]
+    agent = Agents(state)["policy"]
     begun = time.monotonic()
     with agent.tool(), agent.tool():
         time.sleep(0.05)

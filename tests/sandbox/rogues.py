@@ -297,6 +297,23 @@ class LeavesAProcess:
         return 1.0
 
 
+def both_at_once(task, agents):
+    def twice(agent):
+        return float(agent.say("one").text) + float(agent.say("two").text)
+
+    with agents.together() as at_once:
+        parts = {name: at_once.run(twice, agent) for name, agent in agents.items()}
+    return {name: part.result for name, part in parts.items()}
+
+
+def dies_at_once(task, agents):
+    with agents.together() as at_once:
+        for agent in agents.values():
+            at_once.run(agent.say, "hi")
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
 class TwoAgents:
     def play(self, task, agents):
         question = agents["proposer"].say("ask").text

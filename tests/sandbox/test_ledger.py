@@ -3,52 +3,94 @@ import signal
 import pytest
 
 from marlaas_api.messages import Ending, FaultClass, StopReason
+from marlaas_api.names import BRANCH_TURNS
 from marlaas_worker.sandbox.child_messages import ScoreMessage, TurnMessage
 from marlaas_worker.sandbox.faults import fault_of_exit
+from marlaas_worker.sandbox.ledger import BadChildMessage, TurnLedger
 from marlaas_worker.sandbox.server import Ended
-from marlaas_worker.sandbox.session import BadChildMessage, TurnLedger, parse
+from marlaas_worker.sandbox.session import parse
 
 
-def asked(agent: str, parent: int | None = None) -> TurnMessage:
-    return TurnMessage(kind="turn", agent=agent, parent=parent, append="x", max_tokens=None)
+AGENTS = ("a", "b", "c")
+
+
+def asked(agent: str, number: int = 0, parent: int | None = None, num_before: int | None = None) -> TurnMessage:
+    before = number % BRANCH_TURNS if num_before is None else num_before
+    fields = {"kind": "turn", "append": "x", "max_tokens": None}
+    return TurnMessage(agent=agent, number=number, num_before=before, parent=parent, **fields)
 
 
 def scored(ending: str = "completed") -> ScoreMessage:
     return ScoreMessage.model_validate({"kind": "score", "rewards": {}, "metrics": {}, "ending": ending, "tool_s": 0.0})
 
 
-def ledger(*turns: tuple[str, int | None], max_turns: int = 9, last: StopReason = StopReason.STOP) -> TurnLedger:
-    book = TurnLedger(("a", "b", "c"), max_turns)
-    for agent, parent in turns:
-        assert book.admits(asked(agent, parent))
-        book.note(asked(agent, parent), last)
+def ledger(*turns: tuple[str, int, int | None], max_turns: int = 9, last: StopReason = StopReason.STOP) -> TurnLedger:
+    book = TurnLedger(AGENTS, max_turns)
+    for agent, number, parent in turns:
+        assert book.begin(asked(agent, number, parent))
+        book.end(asked(agent, number, parent), last)
     return book
 
 
-def test_leaves_are_the_turns_from_which_none_goes_on():
-    book = ledger(("a", None), ("b", None), ("a", 0), ("a", 0), ("b", 1), ("b", None))
-    assert book.leaves() == {"a": (2, 3), "b": (4, 5)}
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4, 5), (3, 0, 1, 5, 2, 4), (0, 2, 3, 1, 5, 4)])
+def test_leaves_are_the_turns_from_which_none_goes_on_in_whatever_order_they_came(order):
+    turns = [("a", 0, None), ("a", 1, 0), ("a", 2, 0), ("b", 0, None), ("b", BRANCH_TURNS, 0), ("b", 1, None)]
+    assert ledger(*(turns[place] for place in order)).leaves() == {"a": (3, 6), "b": (4, 3 * BRANCH_TURNS + 1)}
+
+
+def test_one_agent_alone_counts_its_turns_from_0():
+    book = TurnLedger(("policy",), 4)
+    assert [book.number("policy", own) for own in range(3)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("parent", [1, 2, 7])
 def test_an_agent_goes_on_from_its_own_turns_only(parent):
     with pytest.raises(BadChildMessage, match="not one of its turns"):
-        ledger(("a", None), ("b", None)).admits(asked("a", parent))
+        ledger(("a", 0, None), ("b", 0, None), ("b", 1, 0)).begin(asked("a", 8, parent))
 
 
-def test_turns_are_limited_for_each_agent():
-    book = ledger(("a", None), ("a", 0), ("b", None), max_turns=2)
-    assert book.admits(asked("b", 2))
-    assert not book.admits(asked("a", 1))
+@pytest.mark.parametrize(
+    "turn",
+    [
+        asked("a", 0),
+        asked("a", 1, 1),
+        asked("a", BRANCH_TURNS + 3, num_before=2),
+        asked("a", 2, num_before=1),
+        asked("a", 3 * BRANCH_TURNS - 1),
+    ],
+    ids=["used", "before its parent", "fewer turns before it than in its branch", "also on the main line", "too large"],
+)
+def test_numbers_of_turns_are_checked(turn):
+    book = ledger(("a", 0, None), ("a", 1, 0))
+    with pytest.raises(BadChildMessage, match="names its turn|not one of its turns"):
+        book.begin(turn)
+
+
+def test_turns_are_limited_for_each_agent_on_its_way():
+    book = ledger(("a", 0, None), ("a", 1, 0), ("b", 0, None), max_turns=2)
+    assert book.begin(asked("b", 1, 0))
+    assert not book.begin(asked("a", 2, 1))
+    assert book.begin(asked("a", BRANCH_TURNS, 1, num_before=1))
+    assert not book.begin(asked("a", 2 * BRANCH_TURNS, 1, num_before=2))
 
 
 def test_an_ending_is_what_the_supervisor_saw():
-    assert ledger(("a", None)).ending(scored()) is Ending.COMPLETED
-    assert ledger(("a", None), last=StopReason.CONTEXT).ending(scored()) is Ending.MAX_TOKENS
-    assert ledger(("a", None), last=StopReason.LENGTH).ending(scored("tool_error")) is Ending.TOOL_ERROR
-    full = ledger(("a", None), max_turns=1, last=StopReason.LENGTH)
-    full.admits(asked("a", 0))
+    assert ledger(("a", 0, None)).ending(scored()) is Ending.COMPLETED
+    assert ledger(("a", 0, None), last=StopReason.CONTEXT).ending(scored()) is Ending.MAX_TOKENS
+    assert ledger(("a", 0, None), last=StopReason.LENGTH).ending(scored("tool_error")) is Ending.TOOL_ERROR
+    full = ledger(("a", 0, None), max_turns=1, last=StopReason.LENGTH)
+    full.begin(asked("a", 1, 0))
     assert full.ending(scored()) is Ending.MAX_TURNS
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_the_ending_of_parts_depends_on_their_order_and_not_on_their_pace(order):
+    stops = {1: StopReason.LENGTH, 2: StopReason.STOP}
+    book = TurnLedger(AGENTS, 9)
+    for branch in order:
+        book.begin(asked("a", branch * BRANCH_TURNS))
+        book.end(asked("a", branch * BRANCH_TURNS), stops[branch])
+    assert book.ending(scored()) is Ending.COMPLETED
 
 
 @pytest.mark.parametrize(
@@ -74,12 +116,15 @@ def test_the_exit_of_a_child_determines_the_fault(ended, fault, by_policy):
         b"[]",
         b"{}",
         b'{"kind":"bye"}',
-        b'{"kind":"turn","agent":"z","parent":null,"append":"x","max_tokens":null}',
-        b'{"kind":"turn","agent":"a","parent":-1,"append":"x","max_tokens":null}',
-        b'{"kind":"turn","agent":"a","parent":null,"append":[],"max_tokens":null}',
-        b'{"kind":"turn","agent":"a","parent":null,"append":"x","max_tokens":0}',
-        b'{"kind":"turn","agent":"a","parent":null,"append":"x","max_tokens":1000000000000000000000000000000}',
-        b'{"kind":"turn","agent":"a","parent":null,"append":[{"role":"boss","content":"x"}],"max_tokens":null}',
+        b'{"kind":"turn","agent":"z","number":0,"num_before":0,"parent":null,"append":"x","max_tokens":null}',
+        b'{"kind":"turn","agent":"a","number":-1,"num_before":0,"parent":null,"append":"x","max_tokens":null}',
+        b'{"kind":"turn","agent":"a","number":16793600,"num_before":0,"parent":null,"append":"x","max_tokens":null}',
+        b'{"kind":"turn","agent":"a","number":0,"parent":null,"append":"x","max_tokens":null}',
+        b'{"kind":"turn","agent":"a","number":0,"num_before":0,"parent":-1,"append":"x","max_tokens":null}',
+        b'{"kind":"turn","agent":"a","number":0,"num_before":0,"parent":null,"append":[],"max_tokens":null}',
+        b'{"kind":"turn","agent":"a","number":0,"num_before":0,"parent":null,"append":"x","max_tokens":0}',
+        b'{"kind":"turn","agent":"a","number":0,"num_before":0,"parent":null,"append":"x","max_tokens":1000000000000000000000000000000}',
+        b'{"kind":"turn","agent":"a","number":0,"num_before":0,"parent":null,"append":[{"role":"boss","content":"x"}],"max_tokens":null}',
         b'{"kind":"score","rewards":{},"metrics":{},"ending":"completed","tool_s":0}',
         b'{"kind":"score","rewards":{"a":NaN},"metrics":{},"ending":"completed","tool_s":0}',
         b'{"kind":"score","rewards":{"a":"1"},"metrics":{},"ending":"completed","tool_s":0}',

@@ -3,11 +3,21 @@
 import asyncio
 import time
 from dataclasses import replace
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
+from tests.sandbox.conftest import Answer, SandboxHarness
 
-from marlaas_api.messages import ChatMessage, Ending, FaultClass, StopReason
+from marlaas_api.messages import (
+    ChatMessage,
+    Ending,
+    FaultClass,
+    GenerateReply,
+    GenerateRequest,
+    StopReason,
+)
+from marlaas_api.names import BRANCH_TURNS
 from marlaas_worker.sandbox import attempt, service, session
 from marlaas_worker.sandbox.turns import LEASE_S, TurnClient, TurnWaited
 
@@ -19,12 +29,74 @@ async def test_turns_name_their_parents_and_leaves_are_where_branches_end(harnes
     assert asked == [
         ("proposer", 0, None),
         ("solver", 1, None),
-        ("solver", 2, 1),
         ("solver", 3, 1),
-        ("proposer", 4, None),
+        ("solver", 5, 1),
+        ("proposer", 2, None),
     ]
-    assert episode.leaves == {"proposer": (0, 4), "solver": (2, 3)}
+    assert episode.leaves == {"proposer": (0, 2), "solver": (3, 5)}
     assert episode.rewards == {"proposer": 0.25, "solver": 1.0}
+
+
+def after(*names: tuple[str, int]) -> Callable[[SandboxHarness], Answer]:
+    """Answers the given turns in this order, each with its own number, whenever they were asked for."""
+
+    def answering(harness: SandboxHarness) -> Answer:
+        held: dict[tuple[str, int], GenerateRequest] = {}
+        left = list(names)
+
+        def answer(request: GenerateRequest) -> list[GenerateReply]:
+            held[request.agent, request.turn] = request
+            replies = []
+            while left and left[0] in held:
+                replies.append(harness.rollout.result(held[left.pop(0)], "1"))
+            return replies
+
+        return answer
+
+    return answering
+
+
+A, B = 2 * BRANCH_TURNS, 4 * BRANCH_TURNS + 1
+"""Numbers of the first turns of two parts: of agent a in the first and b in the second."""
+
+
+@pytest.mark.parametrize(
+    "order", [[("a", A), ("a", A + 2), ("b", B), ("b", B + 2)], [("b", B), ("b", B + 2), ("a", A), ("a", A + 2)]]
+)
+async def test_turns_of_parts_are_open_at_the_same_time_and_named_by_the_order_of_the_parts(harness, order):
+    document = harness.document("rogues:both_at_once", agents=("a", "b"))
+    harness.rollout.answer = after(*order)(harness)
+    (episode,) = await harness.play_document(document)
+    assert sorted((request.agent, request.turn, request.parent) for request in harness.rollout.requests) == [
+        ("a", A, None),
+        ("a", A + 2, A),
+        ("b", B, None),
+        ("b", B + 2, B),
+    ]
+    assert (episode.fault, episode.num_turns) == (None, 4)
+    assert episode.leaves == {"a": (A + 2,), "b": (B + 2,)}
+
+
+async def test_a_turn_that_fails_beside_another_ends_the_episode_and_the_other_is_cancelled(harness):
+    document = harness.document("rogues:both_at_once", agents=("a", "b"))
+
+    def answer(request):
+        if len(harness.rollout.requests) < 2:
+            return []
+        return [harness.rollout.failure(request, "no such engine", False)]
+
+    harness.rollout.answer = answer
+    (episode,) = await harness.play_document(document)
+    assert (episode.fault, episode.fault_text) == (FaultClass.INFRA, "rollout-0: no such engine")
+    assert [cancel.episode for cancel in harness.rollout.cancelled] == [episode.episode]
+
+
+async def test_a_child_that_dies_while_two_turns_are_open_is_a_fault_of_its_own(harness):
+    document = harness.document("rogues:dies_at_once", agents=("a", "b"))
+    harness.rollout.answer = lambda request: []
+    (episode,) = await harness.play_document(document)
+    assert episode.fault is FaultClass.ENV
+    assert {request.agent for request in harness.rollout.requests} == {"a", "b"}
 
 
 async def test_a_request_carries_the_whole_identity_and_what_is_appended(harness):

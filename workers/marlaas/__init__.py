@@ -1,6 +1,7 @@
 """Package for users: the `marlaas` command, the environment SDK (exported here) and the local runner."""
 
 from marlaas.environment import Agent as Agent
+from marlaas.environment import Agents as Agents
 from marlaas.environment import Message as Message
 from marlaas.environment import Reply as Reply
 from marlaas.environment import Score as Score

@@ -29,18 +29,17 @@ is played again, and the fault is counted. This module imports the standard libr
 
 import contextlib
 import json
-import random
 import signal
-import time
-from _thread import allocate_lock  # without `threading`, a fork copies a hundred pages less
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from marlaas.branches import Together
+from marlaas.environment_types import Message, Reply, Score, Task, ToolCall, ToolError, TurnLimit, TurnRequest
+from marlaas.episode_state import EpisodeState
 from marlaas_api.errors import InvalidInput
-from marlaas_api.names import Split, StopReason, derive_seed, split_of
+from marlaas_api.names import Split, StopReason
 
 if TYPE_CHECKING:
     from marlaas.openai_server import OpenAIServer
@@ -59,121 +58,18 @@ __all__ = [
     "TurnLimit",
 ]
 
-_T = TypeVar("_T")
-_ROLES = ("system", "user", "assistant", "tool")
-_MAX_DRAWS = 1000
-
-
-class TurnLimit(Exception):
-    """The agent has used all turns that the job allows (`rollout.maxTurns`). If `play` lets it pass, the episode ends and is scored."""
-
-
-class ToolError(Exception):
-    """A tool failed because of the policy's input. If `play` does not catch it, the episode ends and is scored."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A tool call in a hand-written assistant message (not a generated one). `arguments` is the JSON text of an object."""
-
-    name: str
-    arguments: str
-    id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """Chat message of role system, user, assistant or tool. `tool_call_id`: the call that a tool message answers; `name`: the tool's."""
-
-    role: str
-    content: str
-    name: str | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.role not in _ROLES:
-            raise ValueError(f"a message's role is one of {', '.join(_ROLES)}, not {self.role!r}")
-        if not isinstance(self.content, str):
-            raise TypeError(f"a message's content is text, not {type(self.content).__name__}")
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """One turn of an agent. Pass it to `Agent.fork` to branch after it; `num_prompt_tokens` is the length of the prompt."""
-
-    text: str
-    stop_reason: StopReason = StopReason.STOP
-    num_tokens: int = 0
-    turn: int = 0
-    num_prompt_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """Result of an episode: a reward for all agents or by agent name, and metrics to record. Values are between -1e30 and 1e30."""
-
-    reward: float | Mapping[str, float]
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Task:
-    """The prompt instance to play. All episodes of a group get the same task and must draw the same content from it."""
-
-    split: Split
-    index: int
-    seed: int
-
-    @cached_property
-    def rng(self) -> random.Random:
-        """Random generator that depends only on the task. An environment must use no other randomness."""
-        return random.Random(derive_seed(self.seed, self.split, self.index))
-
-    def draw(self, generate: Callable[[random.Random], _T], text: Callable[[_T], str] = repr) -> _T:
-        """Generate content that belongs to this split, so that held-out content is never trained on, whatever the seeds.
-
-        A hash of the content's text assigns it to a split; one in eight is held out. `generate` is called until its
-        content falls into this split.
-
-        Raises:
-            InvalidInput: no content of this split in 1000 draws.
-        """
-        for _ in range(_MAX_DRAWS):
-            content = generate(self.rng)
-            if split_of(text(content)) == self.split:
-                return content
-        raise InvalidInput(f"no {self.split} task in {_MAX_DRAWS} draws: the environment has too few different tasks")
-
-
-@dataclass(frozen=True, slots=True)
-class TurnRequest:
-    """Request for one turn of an agent: messages or raw text, appended after turn `parent` (None: a new conversation).
-
-    `tools` holds the JSON text of each function that the chat template shows. None keeps those of the turn before.
-    """
-
-    agent: str
-    parent: int | None
-    append: tuple[Message, ...] | str
-    max_tokens: int | None = None
-    tools: tuple[str, ...] | None = None
-
-
-class Channel(Protocol):
-    """Source of an agent's replies: the sandbox's supervisor, a person, or a script (`marlaas.envs.scripted`)."""
-
-    def turn(self, request: TurnRequest) -> Reply:
-        """Generate a reply. Raises TurnLimit."""
-        ...
-
-    def tool(self, is_open: bool, rewards: Mapping[str, float]) -> None:
-        """Record that a tool call begins or ends, with each agent's reward so far."""
-        ...
-
 
 class Agents(dict[str, "Agent"]):
     """The agents of the job by name, each with an empty conversation: `agents.solver`, or `agents["solver-2"]`."""
+
+    def __init__(self, episode: EpisodeState) -> None:
+        super().__init__((name, Agent(name, episode)) for name in episode.rewards)
+        self.__dict__["_episode"] = episode
+
+    def together(self) -> AbstractContextManager[Together]:
+        """Return a context in which parts of the episode run at the same time (`Together.run`)."""
+        episode: EpisodeState = self.__dict__["_episode"]
+        return episode.together()
 
     def __getattr__(self, name: str) -> "Agent":
         if name.startswith("__"):
@@ -184,51 +80,6 @@ class Agents(dict[str, "Agent"]):
         raise InvalidInput(f"the job has no agent {name!r}; its agents are {', '.join(self)}")
 
 
-class EpisodeState:
-    """State that the agents of an episode share: channel, sampling temperature, rewards so far, and seconds spent in tools.
-
-    `tool_s` excludes the time that turns within a tool call take.
-    """
-
-    def __init__(self, names: Iterable[str], channel: Channel, temperature: float = 1.0) -> None:
-        self.rewards = dict.fromkeys(names, 0.0)
-        self.temperature = temperature
-        self.tool_s = 0.0
-        self._channel = channel
-        self._waited_s = 0.0
-        self._is_in_tool = False
-        self._lock = allocate_lock()
-
-    def agents(self) -> Agents:
-        """Return all agents by name, each with an empty conversation."""
-        return Agents((name, Agent(name, self)) for name in self.rewards)
-
-    def turn(self, request: TurnRequest) -> Reply:
-        """Request a turn from the channel. Turns of an episode run one at a time, so that they have an order. Raises TurnLimit."""
-        with self._lock:
-            started = time.monotonic()
-            try:
-                return self._channel.turn(request)
-            finally:
-                self._waited_s += time.monotonic() - started
-
-    @contextlib.contextmanager
-    def tool_call(self) -> Iterator[None]:
-        """Measure the time of a tool call and report its begin and end to the channel. Nested calls count once."""
-        if self._is_in_tool:
-            yield
-            return
-        self._is_in_tool = True
-        self._channel.tool(True, self.rewards)
-        started, waited_s = time.monotonic(), self._waited_s
-        try:
-            yield
-        finally:
-            self.tool_s += max(0.0, time.monotonic() - started - (self._waited_s - waited_s))
-            self._is_in_tool = False
-            self._channel.tool(False, self.rewards)
-
-
 class Agent:
     """One policy of the job in one conversation. Each call continues after the turn before."""
 
@@ -236,6 +87,7 @@ class Agent:
         self.name = name
         self._episode = episode
         self._parent = parent
+        self._speaker: tuple[int, int] = (0, 0)
 
     @property
     def reward(self) -> float:
@@ -306,7 +158,19 @@ class Agent:
             except (Exception, SystemExit) as error:
                 raise ToolError(f"{type(error).__name__}: {error}") from error
 
+    def together(self) -> AbstractContextManager[Together]:
+        """Return a context in which parts of the episode run at the same time (`Together.run`)."""
+        return self._episode.together()
+
     def _turn(self, request: TurnRequest) -> Reply:
+        branch = self._episode.branch()
+        if branch is not None:
+            block, before = branch.block, self._speaker
+            if block and before[0] == block and before[1] != id(branch):
+                raise InvalidInput(
+                    f"agent {self.name!r}: two parts that run at the same time speak to one conversation; give each its own by `begin` or `fork`"
+                )
+            self._speaker = (block, id(branch))
         reply = self._episode.turn(request)
         self._parent = reply.turn
         return reply

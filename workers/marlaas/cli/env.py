@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
+from threading import Lock
 from typing import Annotated, Any
 
 import typer
@@ -17,10 +18,12 @@ from rich.text import Text
 
 from marlaas.chat.conversations import conversation_line, speaker_name
 from marlaas.cli.app import FAILED, complain
-from marlaas.environment import EpisodeState, Reply, Task, TurnLimit, TurnRequest
+from marlaas.environment import Reply, Task, TurnLimit
+from marlaas.environment_types import TurnRequest
 from marlaas.envs import BUILTINS
 from marlaas.envs.loading import resolve
 from marlaas.envs.playing import Outcome, explain, play_episode
+from marlaas.episode_state import EpisodeState
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import Split, derive_seed
 
@@ -162,24 +165,26 @@ class _TerminalChannel:
         self.num_turns, self.names_agents = 0, False
         self._console = console
         self._replies = replies
-        self._left: dict[str, int] = {}
         self._max_turns = max_turns
+        self._one_at_a_time = Lock()
 
     def turn(self, request: TurnRequest) -> Reply:
         """Display the request and return the next reply. Raises TurnLimit."""
+        with self._one_at_a_time:
+            return self._turn(request)
+
+    def _turn(self, request: TurnRequest) -> Reply:
         if self.names_agents:
             self._console.print(Text(f"({request.agent} is asked)", style="dim"))
         self._show(request)
-        left = self._left.setdefault(request.agent, self._max_turns)
-        if left == 0:
+        if request.num_before >= self._max_turns:
             raise TurnLimit(f"agent {request.agent!r} has used all of its {self._max_turns} turns (--max-turns)")
         text = next(self._replies, None)
         if text is None:
             raise TurnLimit("no replies are left")
-        self._left[request.agent] = left - 1
         self.num_turns += 1
         self._say(request.agent, text, "assistant")
-        return Reply(text, num_tokens=len(text), turn=self.num_turns - 1)
+        return Reply(text, num_tokens=len(text), turn=request.number)
 
     def tool(self, is_open: bool, rewards: Mapping[str, float]) -> None:
         """Display that a tool runs."""

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from marlaas.environment import EpisodeState, Score, Task, ToolError, TurnLimit
+from marlaas.environment import Agents, Score, Task, ToolError, TurnLimit
 from marlaas.envs.loading import Environment
+from marlaas.episode_state import EpisodeState
 
 MAX_METRICS = 128
 MAX_METRIC_NAME = 64
@@ -44,7 +45,7 @@ def play_episode(environment: Environment, task: Task, state: EpisodeState) -> O
     ending: Literal["completed", "max_turns", "tool_error"] = "completed"
     returned: object = None
     try:
-        returned = environment.play(task, state.agents())
+        returned = environment.play(task, Agents(state))
     except TurnLimit:
         ending = "max_turns"
     except ToolError:

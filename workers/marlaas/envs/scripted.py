@@ -7,7 +7,8 @@ play_episode(resolve("reverse", {}).create(), Task(Split.TRAIN, 0, 0), state)
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from marlaas.environment import Reply, StopReason, TurnLimit, TurnRequest
+from marlaas.environment import Reply, StopReason, TurnLimit
+from marlaas.environment_types import TurnRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,10 @@ class RecordedReplies:
 
     def turn(self, request: TurnRequest) -> Reply:
         """Return and record a reply. Raises TurnLimit."""
-        if sum(asked.request.agent == request.agent for asked in self.asked) >= self._max_turns:
+        if request.num_before >= self._max_turns:
             raise TurnLimit(f"agent {request.agent!r} has used all of its {self._max_turns} turns")
         text = self._answer(request)
-        reply = Reply(text, StopReason.STOP, len(text), len(self.asked))
+        reply = Reply(text, StopReason.STOP, len(text), request.number)
         self.asked.append(RecordedTurn(request, reply))
         return reply
 

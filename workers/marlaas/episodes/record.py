@@ -84,11 +84,17 @@ class EpisodeRecord(_Kept):
 
 
 def joined(episode: Episode, turns: Sequence[Turn]) -> EpisodeRecord:
-    """Join an episode with its turns, in any order."""
-    kept = tuple(_turn(turn) for turn in sorted(turns, key=lambda turn: turn.turn))
+    """Join an episode with its turns, given in any order; those of several agents are sorted by their time."""
+    order = sorted(turns, key=lambda turn: (turn.at, turn.turn) if _are_several(turns) else (0.0, turn.turn))
+    kept = tuple(_turn(turn) for turn in order)
     same = ("episode", "group", "split", "index", "member", "rewards", "metrics", "ending", "fault", "fault_text")
     fields = {name: getattr(episode, name) for name in (*same, "prior_faults", "duration_s", "tool_s")}
     return EpisodeRecord(**fields, at=max((turn.at for turn in kept), default=0.0), turns=kept)
+
+
+def _are_several(turns: Sequence[Turn]) -> bool:
+    """Whether turns are of several agents, whose numbers do not give their order."""
+    return len({turn.agent for turn in turns}) > 1
 
 
 def _turn(turn: Turn) -> TurnRecord:

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from marlaas.environment import EpisodeState, Message, Reply, TurnLimit, TurnRequest
+from marlaas.environment import Message, Reply, TurnLimit
+from marlaas.environment_types import TurnRequest
+from marlaas.episode_state import EpisodeState
 from marlaas.openai_server.answers import Answer, ReplyChoice, find_calls, tool_names
 from marlaas.openai_server.chat_request import TURN_LIMIT, ChatRequest, RequestError, mentions_turn_limit, read
 from marlaas.openai_server.loopback import Loopback
@@ -150,7 +152,9 @@ class OpenAIServer:
 
     def _choice(self, asked: ChatRequest, found: Found) -> ReplyChoice:
         tools = None if asked.tools == found.place.tools else asked.tools
-        reply = self._episode.turn(TurnRequest(asked.model, found.place.turn, found.append, asked.max_tokens, tools))
+        reply = self._episode.turn(
+            TurnRequest(asked.model, found.place.turn, found.append, asked.max_tokens, tools), in_any_thread=True
+        )
         message = _message(asked, reply)
         self._conversations.note(asked.model, found, message, ConversationState(reply.turn, asked.tools))
         return ReplyChoice(reply, message)

@@ -10,7 +10,7 @@ import math
 from marlaas_api.bus import Stored
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import Episode, JobDocument
-from marlaas_api.names import Split, group_token, is_attempt
+from marlaas_api.names import Split, end_of_turns, group_token, is_attempt
 from marlaas_api.wire import BadMessage, decode_as
 
 MAX_METRICS = 1000
@@ -89,8 +89,7 @@ def _worth(episode: Episode, document: JobDocument) -> str | None:
 
 
 def _conversations(episode: Episode, document: JobDocument) -> str | None:
-    most = document.spec.rollout.max_turns
-    end = most * len(document.spec.agents)
+    most, end = document.spec.rollout.max_turns, end_of_turns(len(document.spec.agents))
     for agent, leaves in episode.leaves.items():
         if len(leaves) > most or not all(0 <= leaf < end for leaf in leaves):
             return f"{len(leaves)} conversations of agent {agent[:63]!r} that end at turns {leaves[:5]}, at maxTurns {most}"

@@ -166,7 +166,9 @@ def sample(episode: Episode, turns: Mapping[str, Sequence[Turn]], trained: Seque
         turns: by agent, its last conversation. If there are several agents, each reply begins with its agent.
         trained: the trained agents; the reward is their mean.
     """
-    order = sorted((turn for conversation in turns.values() for turn in conversation), key=lambda turn: turn.turn)
+    order = sorted(
+        (turn for conversation in turns.values() for turn in conversation), key=lambda turn: (turn.at, turn.turn)
+    )
     texts = [f"{turn.agent}: {turn.text}" if len(turns) > 1 else turn.text for turn in order]
     rewards = [episode.rewards[agent] for agent in trained if agent in episode.rewards]
     return EvalSample(

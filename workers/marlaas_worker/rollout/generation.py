@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import GenerateRequest, JobAgent, Meter, StopReason, Turn
-from marlaas_api.names import AdapterRef, derive_seed, group_token, request_id
+from marlaas_api.names import AdapterRef, request_id, sampling_seed
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.role import RoleContext
@@ -223,7 +223,7 @@ class Generation:
         sampling = Sampling(
             temperature=rollout.temperature,
             max_tokens=_max_tokens(order),
-            seed=derive_seed(document.seed, group_token(request.group), request.member, request.turn),
+            seed=sampling_seed(document.seed, len(document.spec.agents), request.group, request.member, request.turn),
         )
         call = f"{request_id(request.episode, request.turn)}/{next(self._calls)}"
         return await self.engine.generate(call, held.loaded, order.prompt.ids, sampling, stage.generate)

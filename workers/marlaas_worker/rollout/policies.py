@@ -14,7 +14,7 @@ from marlaas_api.bus import Bucket, Bus, RevisionConflict
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import GenerateRequest, JobAgent, JobDocument, Pin, PolicyRecord, Progress, agents_on
-from marlaas_api.names import AdapterRef, JobRef, group_token, is_attempt
+from marlaas_api.names import BRANCH_TURNS, AdapterRef, JobRef, end_of_turns, group_token, is_attempt
 
 GONE_S = 60.0
 _PINS_KEPT = 65_536
@@ -161,11 +161,14 @@ def _check(request: GenerateRequest, document: JobDocument) -> None:
         raise RequestRefused(
             f"episode {request.episode[:_QUOTED]!r} is not of member {request.member} of group {group!r}"
         )
-    max_turns = len(spec.agents) * spec.rollout.max_turns
-    if not 0 <= request.turn < max_turns:
+    names = [agent.name for agent in spec.agents]
+    own, position = divmod(request.turn, len(names))
+    if not 0 <= request.turn < end_of_turns(len(names)) or own % BRANCH_TURNS >= spec.rollout.max_turns:
         raise RequestRefused(
-            f"turn {request.turn} is out of range: an episode has at most {max_turns} turns (maxTurns)"
+            f"turn {request.turn} is out of range: an agent has at most {spec.rollout.max_turns} turns (maxTurns)"
         )
+    if names[position] != request.agent:
+        raise RequestRefused(f"turn {request.turn} is agent {names[position]}'s, not agent {request.agent[:_QUOTED]}'s")
     if request.parent is not None and not 0 <= request.parent < request.turn:
         raise RequestRefused(f"turn {request.turn} cannot follow turn {request.parent}")
     if request.max_tokens is not None and request.max_tokens < 1:

@@ -11,7 +11,8 @@ from _thread import allocate_lock  # without `threading`, a fork copies a hundre
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from marlaas.environment import Message, Reply, StopReason, TurnLimit, TurnRequest
+from marlaas.environment import Message, Reply, StopReason, TurnLimit
+from marlaas.environment_types import TurnRequest
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,22 +31,38 @@ class SupervisorChannel:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._sending = allocate_lock()  # an environment's threads send too
+        self._receiving = allocate_lock()
+        self._answers: dict[tuple[str, int], dict[str, Any]] = {}
 
     def turn(self, request: TurnRequest) -> Reply:
         """Request a turn from the supervisor. Raises TurnLimit."""
         self._send(
             kind="turn",
             agent=request.agent,
+            number=request.number,
+            num_before=request.num_before,
             parent=request.parent,
             append=request.append if isinstance(request.append, str) else [_plain(m) for m in request.append],
             max_tokens=request.max_tokens,
             tools=request.tools,
         )
-        answer = receive_frame(self._connection)
+        answer = self._receive((request.agent, request.number))
         if answer["kind"] == "limit":
             raise TurnLimit(answer["text"])
         stop = StopReason(answer["stop_reason"])
         return Reply(answer["text"], stop, answer["num_tokens"], answer["turn"], answer["num_prompt_tokens"])
+
+    def _receive(self, turn: tuple[str, int]) -> dict[str, Any]:
+        """Return the answer to a turn. One of the waiting threads reads for all."""
+        while True:
+            with self._receiving:
+                if turn in self._answers:
+                    return self._answers.pop(turn)
+                answer = receive_frame(self._connection)
+                name = (answer["agent"], answer["turn"])
+                if name == turn:
+                    return answer
+                self._answers[name] = answer
 
     def tool(self, is_open: bool, rewards: Mapping[str, float]) -> None:
         """Report the start or end of a tool call, so that the supervisor can attribute a crash to it."""

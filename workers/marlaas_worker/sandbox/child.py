@@ -15,9 +15,10 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from marlaas.environment import EpisodeState, Split, Task
+from marlaas.environment import Split, Task
 from marlaas.envs.loading import Environment
 from marlaas.envs.playing import explain, play_episode
+from marlaas.episode_state import EpisodeState
 from marlaas_api.names import derive_seed
 from marlaas_worker.sandbox import kernel
 from marlaas_worker.sandbox.channel import SupervisorChannel, encode_frame, receive_frame
@@ -57,7 +58,8 @@ def _played(environment: Environment, connection: socket.socket) -> dict[str, An
     _seed_everything(task)
     pid = os.getpid()
     try:
-        state = EpisodeState(start["agents"], SupervisorChannel(connection), start.get("temperature", 1.0))
+        channel, temperature = SupervisorChannel(connection), start.get("temperature", 1.0)
+        state = EpisodeState(start["agents"], channel, temperature, is_strict=start.get("is_strict", False))
         outcome = play_episode(environment, task, state)
         message = {
             "kind": "score",

@@ -6,6 +6,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 
 from marlaas.envs.playing import MAX_METRIC_NAME, MAX_METRICS, MAX_NUMBER
 from marlaas_api.messages import ChatMessage
+from marlaas_api.names import BRANCH_TURNS, MAX_BRANCHES
 from marlaas_api.numeric import LARGEST_INTEGER
 
 
@@ -25,10 +26,12 @@ class _Message(BaseModel):
 
 
 class TurnMessage(_Message):
-    """Request for a turn."""
+    """Request for a turn. number, parent: among the agent's own turns. num_before: turns that the agent has had on the way to this one."""
 
     kind: Literal["turn"]
     agent: str
+    number: Annotated[int, Field(ge=0, lt=(1 + MAX_BRANCHES) * BRANCH_TURNS)]
+    num_before: Annotated[int, Field(ge=0, lt=(1 + MAX_BRANCHES) * BRANCH_TURNS)]
     parent: Annotated[int, Field(ge=0)] | None
     append: Annotated[str, Field(min_length=1)] | Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1, le=LARGEST_INTEGER)] | None

@@ -7,17 +7,14 @@ claims. Time in which a turn waits or is generated does not count against the ep
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Set
 from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from marlaas_api.messages import (
-    Ending,
     FaultClass,
-    GenerateReply,
     GenerateRequest,
     JobDocument,
     StopReason,
@@ -33,16 +30,13 @@ from marlaas_worker.sandbox.child_messages import (
     TurnMessage,
 )
 from marlaas_worker.sandbox.faults import Fault, fault_of_exit
+from marlaas_worker.sandbox.ledger import BadChildMessage, TurnLedger
 from marlaas_worker.sandbox.server import Child, Ended
 from marlaas_worker.sandbox.turns import LEASE_S, TurnClient, TurnFailed, TurnTooLong, TurnWaited
 
 _EXIT_GRACE_S = 0.5
 """Time for the exit of a child to be reported after its connection, or for its last message after its exit."""
 _T = TypeVar("_T")
-
-
-class BadChildMessage(Exception):
-    """A child sent a malformed message, or one that is not valid in this state."""
 
 
 def parse(body: bytes, agents: tuple[str, ...]) -> ChildMessage:
@@ -59,66 +53,6 @@ def parse(body: bytes, agents: tuple[str, ...]) -> ChildMessage:
         found = ", ".join(message.rewards) or "no agent"
         raise BadChildMessage(f"rewards for {found}; expected {', '.join(agents)}")
     return message
-
-
-@dataclass(slots=True)
-class TurnLedger:
-    """The turns of one play, numbered from 0 over all agents.
-
-    tool_rewards: rewards so far, while a tool call is open; else None.
-    """
-
-    agents: tuple[str, ...]
-    max_turns: int
-    tool_rewards: dict[str, float] | None = None
-    _turns: list[tuple[str, int | None]] = field(default_factory=list)
-    _last_stop: StopReason | None = None
-    _was_limited: bool = False
-
-    @property
-    def num_turns(self) -> int:
-        """Number of generated turns."""
-        return len(self._turns)
-
-    def admits(self, asked: TurnMessage) -> bool:
-        """Return whether the agent has a turn left.
-
-        Raises:
-            BadChildMessage: the parent turn does not exist or belongs to another agent.
-        """
-        if asked.parent is not None and (
-            asked.parent >= len(self._turns) or self._turns[asked.parent][0] != asked.agent
-        ):
-            raise BadChildMessage(f"agent {asked.agent!r} continues turn {asked.parent}, which is not one of its turns")
-        has_turn = sum(agent == asked.agent for agent, _ in self._turns) < self.max_turns
-        self._was_limited |= not has_turn
-        return has_turn
-
-    def note(self, asked: TurnMessage, stop: StopReason) -> None:
-        """Record a generated turn."""
-        self._turns.append((asked.agent, asked.parent))
-        self._last_stop = stop
-
-    def leaves(self) -> dict[str, tuple[int, ...]]:
-        """Return, per agent with turns, its turns that are no other turn's parent."""
-        parents = {parent for _, parent in self._turns}
-        found: dict[str, tuple[int, ...]] = {}
-        for agent in self.agents:
-            leaves = tuple(n for n, (taker, _) in enumerate(self._turns) if taker == agent and n not in parents)
-            if leaves:
-                found[agent] = leaves
-        return found
-
-    def ending(self, score: ScoreMessage) -> Ending:
-        """Return the episode's ending: tool error, turn limit, token limit, or completed."""
-        reported = Ending(score.ending)
-        if reported is not Ending.COMPLETED:
-            return reported
-        if self._was_limited:
-            return Ending.MAX_TURNS
-        if self._last_stop in (StopReason.LENGTH, StopReason.CONTEXT):
-            return Ending.MAX_TOKENS
-        return reported
 
 
 class _ChildEnded(Exception):
@@ -146,41 +80,61 @@ class ChildSession:
     async def run(self, child: Child) -> ScoreMessage:
         """Start the episode in a child and return its score. Raises Fault."""
         task, agents = self._task, self.ledger.agents
-        start = {"split": task.split, "index": task.index, "seed": task.seed}
-        await _send(child, {**start, "agents": agents, "temperature": self._spec.rollout.temperature})
+        start = {"split": task.split, "index": task.index, "seed": task.seed, "agents": agents}
+        is_strict = self._spec.training.max_staleness == 0
+        await _send(child, {**start, "temperature": self._spec.rollout.temperature, "is_strict": is_strict})
         close_late = partial(_close_late, child)
         child.ended.add_done_callback(close_late)
-        while True:
-            match message := await self._next_message(child):
-                case TurnMessage():
-                    await _send(child, await self._play_turn(child, message))
-                case ToolMessage():
-                    self.ledger.tool_rewards = message.rewards if message.is_open else None
-                case FaultMessage():
-                    raise Fault(FaultClass.ENV, message.text)
-                case ScoreMessage():
-                    child.ended.remove_done_callback(close_late)
-                    await asyncio.wait({child.ended}, timeout=_EXIT_GRACE_S)
-                    return message
-
-    async def _next_message(self, child: Child) -> ChildMessage:
-        """Wait for the child's next message within the episode's time, which counts as the environment's."""
-        started = time.monotonic()
+        turns: set[asyncio.Task[None]] = set()
+        reading: asyncio.Task[ChildMessage] = asyncio.create_task(self._read(child))
         try:
-            async with asyncio.timeout(max(0.0, self._left_s)):
-                body = await read_frame(child.reader)
-            return parse(body, self.ledger.agents)
-        except TimeoutError:
-            await child.print_stack()
-            limit_s = self._spec.environment.episode_timeout_seconds
-            text = f"the environment took longer than {limit_s:g} s, turns not counted"
-            raise Fault(FaultClass.ENV, f"{text} (environment.episodeTimeoutSeconds)", by_policy=True) from None
+            while True:
+                await self._wait(child, reading, turns)
+                for turn in [one for one in turns if one.done()]:
+                    turns.remove(turn)
+                    turn.result()
+                if not reading.done():
+                    continue
+                match message := reading.result():
+                    case TurnMessage():
+                        turns.add(asyncio.create_task(self._answer(child, message)))
+                    case ToolMessage():
+                        self.ledger.tool_rewards = message.rewards if message.is_open else None
+                    case FaultMessage():
+                        raise Fault(FaultClass.ENV, message.text)
+                    case ScoreMessage():
+                        child.ended.remove_done_callback(close_late)
+                        await asyncio.wait({child.ended}, timeout=_EXIT_GRACE_S)
+                        return message
+                reading = asyncio.create_task(self._read(child))
+        finally:
+            await _cancel({reading, *turns})
+
+    async def _read(self, child: Child) -> ChildMessage:
+        """Return the child's next message. Raises Fault."""
+        try:
+            return parse(await read_frame(child.reader), self.ledger.agents)
         except (BadChildMessage, BadFrame) as error:
             raise Fault(FaultClass.ENV, f"the environment sent an invalid message: {error}") from error
         except (asyncio.IncompleteReadError, ConnectionError):
             raise await self._disconnected(child) from None
-        finally:
+
+    async def _wait(
+        self, child: Child, reading: "asyncio.Task[ChildMessage]", turns: Set["asyncio.Task[None]"]
+    ) -> None:
+        """Wait for the next message or the end of a turn. While no turn is open, the time counts as the environment's. Raises Fault."""
+        started, is_own = time.monotonic(), not turns
+        waits: set[asyncio.Task[Any]] = {reading, *turns}
+        await asyncio.wait(
+            waits, timeout=max(0.0, self._left_s) if is_own else None, return_when=asyncio.FIRST_COMPLETED
+        )
+        if is_own:
             self._count_time(time.monotonic() - started)
+            if not reading.done():
+                await child.print_stack()
+                limit_s = self._spec.environment.episode_timeout_seconds
+                text = f"the environment took longer than {limit_s:g} s, turns not counted"
+                raise Fault(FaultClass.ENV, f"{text} (environment.episodeTimeoutSeconds)", by_policy=True)
 
     def _count_time(self, seconds: float) -> None:
         self._left_s -= seconds
@@ -193,10 +147,14 @@ class ChildSession:
             return fault_of_exit(child.ended.result(), self._spec.environment.memory)
         return Fault(FaultClass.ENV, "the environment closed its connection to the supervisor", by_policy=True)
 
+    async def _answer(self, child: Child, asked: TurnMessage) -> None:
+        """Have a turn generated and send the answer to the child. Raises Fault."""
+        await _send(child, {"agent": asked.agent, "turn": asked.number, **await self._play_turn(child, asked)})
+
     async def _play_turn(self, child: Child, asked: TurnMessage) -> dict[str, Any]:
         """Have a turn generated and return the answer for the child. Raises Fault."""
         try:
-            if not self.ledger.admits(asked):
+            if not self.ledger.begin(asked):
                 text = f"agent {asked.agent!r} has had its {self.ledger.max_turns} turns (rollout.maxTurns)"
                 return {"kind": "limit", "text": text}
             timeout_s = self._spec.environment.turn_timeout_seconds
@@ -209,9 +167,10 @@ class ChildSession:
             raise Fault(FaultClass.WAITED, str(error)) from error
         except _ChildEnded as end:
             raise fault_of_exit(end.ended, self._spec.environment.memory) from None
-        number, stop = self.ledger.num_turns, reply.stop_reason or StopReason.STOP
-        self.ledger.note(asked, stop)
-        return _answer(reply, stop, number)
+        stop = reply.stop_reason or StopReason.STOP
+        self.ledger.end(asked, stop)
+        sizes = {"num_tokens": reply.num_tokens, "num_prompt_tokens": reply.num_prompt_tokens}
+        return {"kind": "reply", "text": reply.text, "stop_reason": stop, **sizes}
 
     def _request(self, asked: TurnMessage) -> GenerateRequest:
         task = self._task
@@ -223,8 +182,8 @@ class ChildSession:
             group=task.group,
             member=self._member,
             episode=self._episode,
-            turn=self.ledger.num_turns,
-            parent=asked.parent,
+            turn=self.ledger.number(asked.agent, asked.number),
+            parent=None if asked.parent is None else self.ledger.number(asked.agent, asked.parent),
             append=asked.append if isinstance(asked.append, str) else tuple(asked.append),
             tools=None if asked.tools is None else tuple(asked.tools),
             max_tokens=asked.max_tokens,
@@ -232,9 +191,11 @@ class ChildSession:
         )
 
 
-def _answer(reply: GenerateReply, stop: StopReason, number: int) -> dict[str, Any]:
-    sizes = {"num_tokens": reply.num_tokens, "num_prompt_tokens": reply.num_prompt_tokens}
-    return {"kind": "reply", "text": reply.text, "stop_reason": stop, "turn": number, **sizes}
+async def _cancel(tasks: Set["asyncio.Task[Any]"]) -> None:
+    """Cancel tasks and wait until they have ended; their errors are not raised."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _send(child: Child, message: dict[str, Any]) -> None:

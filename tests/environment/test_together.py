@@ -1,0 +1,256 @@
+"""Parts of an episode that run at the same time: numbers of turns, limits and errors depend on no thread's pace."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from marlaas.environment import Agents, TurnLimit
+from marlaas.environment_types import Reply, TurnRequest
+from marlaas.episode_state import EpisodeState
+from marlaas_api.errors import InvalidInput
+from marlaas_api.names import BRANCH_TURNS, MAX_BRANCHES
+
+
+class OrderedReplies:
+    """A channel that answers turns in a given order of (agent, number), whoever asks first; others are answered at once."""
+
+    def __init__(self, *order: tuple[str, int], max_turns: int = 9) -> None:
+        self.requests: list[TurnRequest] = []
+        self._order, self._max_turns = list(order), max_turns
+        self._changed = threading.Condition()
+
+    def turn(self, request: TurnRequest) -> Reply:
+        name = (request.agent, request.number)
+        with self._changed:
+            assert self._changed.wait_for(lambda: name not in self._order or self._order[0] == name, timeout=30)
+            if name in self._order:
+                self._order.remove(name)
+            self._changed.notify_all()
+            if request.num_before >= self._max_turns:
+                raise TurnLimit(f"{request.agent} {request.number}")
+            self.requests.append(request)
+        return Reply(f"{request.agent}{request.number}", num_tokens=1, turn=request.number)
+
+    def tool(self, is_open, rewards) -> None:
+        pass
+
+    def numbers(self) -> dict[str, list[tuple[int, int | None]]]:
+        """By agent: its turns and what each continues, sorted."""
+        found: dict[str, list[tuple[int, int | None]]] = {}
+        for request in self.requests:
+            found.setdefault(request.agent, []).append((request.number, request.parent))
+        return {agent: sorted(turns) for agent, turns in sorted(found.items())}
+
+
+FIRST, SECOND, AFTER = BRANCH_TURNS, 2 * BRANCH_TURNS, 3 * BRANCH_TURNS
+
+
+def agents_of(channel: OrderedReplies, *names: str, is_strict: bool = True) -> Agents:
+    return Agents(EpisodeState(names or ("a", "b"), channel, is_strict=is_strict))
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        [("a", FIRST), ("a", FIRST + 1), ("b", SECOND), ("b", SECOND + 1)],
+        [("b", SECOND), ("b", SECOND + 1), ("a", FIRST), ("a", FIRST + 1)],
+        [("b", SECOND), ("a", FIRST), ("b", SECOND + 1), ("a", FIRST + 1)],
+    ],
+)
+def test_turns_are_numbered_by_the_order_of_the_parts(order):
+    channel = OrderedReplies(*order)
+    agents = agents_of(channel)
+    agents.a.say("hello")
+
+    def twice(agent):
+        agent.say("one")
+        return agent.say("two").text
+
+    with agents.together() as at_once:
+        of_a = at_once.run(twice, agents.a)
+        of_b = at_once.run(twice, agents.b)
+    assert (of_a.result, of_b.result) == (f"a{FIRST + 1}", f"b{SECOND + 1}")
+    agents.a.say("and")
+    assert channel.numbers() == {
+        "a": [(0, None), (FIRST, 0), (FIRST + 1, FIRST), (AFTER, FIRST + 1)],
+        "b": [(SECOND, None), (SECOND + 1, SECOND)],
+    }
+
+
+def test_parts_really_run_at_the_same_time():
+    channel = OrderedReplies()
+    agents = agents_of(channel)
+    both = threading.Barrier(2, timeout=30)
+
+    def meet(agent):
+        both.wait()
+        return agent.say("hi").text
+
+    with agents.together() as at_once:
+        parts = [at_once.run(meet, agent) for agent in agents.values()]
+    assert [part.result for part in parts] == [f"a{FIRST}", f"b{SECOND}"]
+
+
+@pytest.mark.parametrize("slow", [FIRST, SECOND])
+def test_the_turn_limit_of_a_part_depends_on_no_other_part(slow):
+    """The agent has 2 of 4 turns left before the block: each part has these two; after it none is left."""
+    quick = SECOND if slow == FIRST else FIRST
+    order = [("a", quick + turn) for turn in range(3)] + [("a", slow + turn) for turn in range(2)]
+    channel = OrderedReplies(*order, max_turns=4)
+    agents = agents_of(channel, "a")
+    agents.a.say("one")
+    agents.a.say("two")
+
+    def until_the_limit(agent):
+        said = 0
+        try:
+            while True:
+                agent.say("on")
+                said += 1
+        except TurnLimit:
+            return said
+
+    with agents.together() as at_once:
+        parts = [at_once.run(until_the_limit, agents.a.fork()) for _ in range(2)]
+    assert [part.result for part in parts] == [2, 2]
+    assert [request.num_before for request in channel.requests if request.number < FIRST] == [0, 1]
+    with pytest.raises(TurnLimit):
+        agents.a.say("three")
+
+
+def test_the_first_parts_error_is_raised_and_all_parts_have_ended():
+    channel = OrderedReplies()
+    agents = agents_of(channel)
+    second_failed = threading.Event()
+
+    def first():
+        assert second_failed.wait(30)
+        raise KeyError("first")
+
+    def second():
+        second_failed.set()
+        raise ValueError("second")
+
+    with pytest.raises(KeyError, match="first"), agents.together() as at_once:
+        at_once.run(first)
+        at_once.run(second)
+    assert agents.a.say("on").turn == AFTER
+
+
+def test_an_error_within_the_block_waits_for_the_parts():
+    agents = agents_of(OrderedReplies())
+    may_end, ended = threading.Event(), threading.Event()
+
+    def part():
+        assert may_end.wait(30)
+        ended.set()
+
+    with pytest.raises(RuntimeError, match="mine"), agents.together() as at_once:
+        at_once.run(part)
+        may_end.set()
+        raise RuntimeError("mine")
+    assert ended.is_set()
+
+
+def test_a_result_is_known_after_the_block():
+    agents = agents_of(OrderedReplies())
+    with agents.together() as at_once:
+        part = at_once.run(agents.a.say, "hi")
+        with pytest.raises(RuntimeError, match="after the `with` block"):
+            _ = part.result
+    assert part.result.text == f"a{FIRST}"
+
+
+def nested(agents: Agents) -> None:
+    with agents.together() as outer:
+        outer.run(lambda: agents.together().__enter__())
+
+
+def nested_in_the_main_line(agents: Agents) -> None:
+    with agents.together(), agents.together():
+        pass
+
+
+def in_the_main_line(agents: Agents) -> None:
+    with agents.together() as at_once:
+        at_once.run(agents.b.say, "hi")
+        agents.a.say("hi")
+
+
+def one_conversation_twice(agents: Agents) -> None:
+    with agents.together() as at_once:
+        at_once.run(agents.a.say, "one")
+        at_once.run(agents.a.say, "two")
+
+
+def too_many_parts(agents: Agents) -> None:
+    with agents.together() as at_once:
+        for _ in range(MAX_BRANCHES + 1):
+            at_once.run(int)
+
+
+def in_a_thread(agents: Agents) -> None:
+    errors: list[BaseException] = []
+
+    def speak():
+        try:
+            agents.a.say("hi")
+        except InvalidInput as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=speak)
+    thread.start()
+    thread.join()
+    for error in errors:
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (nested, "already runs at the same time"),
+        (nested_in_the_main_line, "already runs at the same time"),
+        (in_the_main_line, "spoken to in its parts"),
+        (one_conversation_twice, "give each its own by `begin` or `fork`"),
+        (too_many_parts, f"at most {MAX_BRANCHES} parts"),
+        (in_a_thread, "in a thread that the episode does not know"),
+    ],
+)
+def test_what_would_make_an_episode_depend_on_its_threads_is_refused(code: Callable[[Agents], None], words: str):
+    with pytest.raises(InvalidInput, match=words):
+        code(agents_of(OrderedReplies()))
+
+
+def test_a_job_that_promises_no_exact_results_may_speak_in_any_thread():
+    channel = OrderedReplies()
+    in_a_thread(agents_of(channel, is_strict=False))
+    assert channel.numbers() == {"a": [(0, None)]}
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_strict_jobs_refuse_undeclared_turns_at_the_same_time(is_strict):
+    """Two requests of an OpenAI client at once: their order would be that of arrival."""
+    channel = OrderedReplies()
+    state = EpisodeState(["a"], channel, is_strict=is_strict)
+    open_turn, may_end = threading.Event(), threading.Event()
+    answer = channel.turn
+
+    def slow(request: TurnRequest) -> Reply:
+        open_turn.set()
+        assert may_end.wait(30)
+        return answer(request)
+
+    channel.turn = slow  # type: ignore[method-assign]
+    thread = threading.Thread(target=lambda: state.turn(TurnRequest("a", None, "x"), in_any_thread=True))
+    thread.start()
+    assert open_turn.wait(30)
+    if is_strict:
+        with pytest.raises(InvalidInput, match="at the same time"):
+            state.turn(TurnRequest("a", None, "y"), in_any_thread=True)
+        may_end.set()
+    else:
+        may_end.set()
+        state.turn(TurnRequest("a", None, "y"), in_any_thread=True)
+    thread.join()
+    assert len(channel.requests) == 2 - is_strict

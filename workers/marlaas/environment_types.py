@@ -1,0 +1,126 @@
+"""Values of the environment SDK: messages, replies, scores, tasks, and the channel to the policies (`marlaas.environment`)."""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol, TypeVar
+
+from marlaas_api.errors import InvalidInput
+from marlaas_api.names import Split, StopReason, derive_seed, split_of
+
+_T = TypeVar("_T")
+_ROLES = ("system", "user", "assistant", "tool")
+_MAX_DRAWS = 1000
+
+
+class TurnLimit(Exception):
+    """The agent has used all turns that the job allows (`rollout.maxTurns`). If `play` lets it pass, the episode ends and is scored."""
+
+
+class ToolError(Exception):
+    """A tool failed because of the policy's input. If `play` does not catch it, the episode ends and is scored."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool call in a hand-written assistant message (not a generated one). `arguments` is the JSON text of an object."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Chat message of role system, user, assistant or tool. `tool_call_id`: the call that a tool message answers; `name`: the tool's."""
+
+    role: str
+    content: str
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.role not in _ROLES:
+            raise ValueError(f"a message's role is one of {', '.join(_ROLES)}, not {self.role!r}")
+        if not isinstance(self.content, str):
+            raise TypeError(f"a message's content is text, not {type(self.content).__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One turn of an agent. Pass it to `Agent.fork` to branch after it; `num_prompt_tokens` is the length of the prompt."""
+
+    text: str
+    stop_reason: StopReason = StopReason.STOP
+    num_tokens: int = 0
+    turn: int = 0
+    num_prompt_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Result of an episode: a reward for all agents or by agent name, and metrics to record. Values are between -1e30 and 1e30."""
+
+    reward: float | Mapping[str, float]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Task:
+    """The prompt instance to play. All episodes of a group get the same task and must draw the same content from it."""
+
+    split: Split
+    index: int
+    seed: int
+
+    @cached_property
+    def rng(self) -> random.Random:
+        """Random generator that depends only on the task. An environment must use no other randomness."""
+        return random.Random(derive_seed(self.seed, self.split, self.index))
+
+    def draw(self, generate: Callable[[random.Random], _T], text: Callable[[_T], str] = repr) -> _T:
+        """Generate content that belongs to this split, so that held-out content is never trained on, whatever the seeds.
+
+        A hash of the content's text assigns it to a split; one in eight is held out. `generate` is called until its
+        content falls into this split.
+
+        Raises:
+            InvalidInput: no content of this split in 1000 draws.
+        """
+        for _ in range(_MAX_DRAWS):
+            content = generate(self.rng)
+            if split_of(text(content)) == self.split:
+                return content
+        raise InvalidInput(f"no {self.split} task in {_MAX_DRAWS} draws: the environment has too few different tasks")
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """Request for one turn of an agent: messages or raw text, appended after turn `parent` (None: a new conversation).
+
+    `tools` holds the JSON text of each function that the chat template shows. None keeps those of the turn before. The
+    episode sets `number`, that of the turn among the agent's own (`names.turn_number`), and `num_before`, the turns that the agent
+    has had on the way to this one.
+    """
+
+    agent: str
+    parent: int | None
+    append: tuple[Message, ...] | str
+    max_tokens: int | None = None
+    tools: tuple[str, ...] | None = None
+    number: int = 0
+    num_before: int = 0
+
+
+class Channel(Protocol):
+    """Source of an agent's replies: the sandbox's supervisor, a person, or a script (`marlaas.envs.scripted`)."""
+
+    def turn(self, request: TurnRequest) -> Reply:
+        """Generate a reply. Raises TurnLimit."""
+        ...
+
+    def tool(self, is_open: bool, rewards: Mapping[str, float]) -> None:
+        """Record that a tool call begins or ends, with each agent's reward so far."""
+        ...

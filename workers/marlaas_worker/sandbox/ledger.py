@@ -1,0 +1,84 @@
+"""The turns of one play, as the supervisor counts them."""
+
+from dataclasses import dataclass, field
+
+from marlaas_api.messages import Ending, StopReason
+from marlaas_api.names import BRANCH_TURNS, turn_number
+from marlaas_worker.sandbox.child_messages import ScoreMessage, TurnMessage
+
+
+class BadChildMessage(Exception):
+    """A child sent a malformed message, or one that is not valid in this state."""
+
+
+@dataclass(slots=True)
+class TurnLedger:
+    """The turns of one play, by agent and by their number among the agent's own.
+
+    tool_rewards: rewards so far, while a tool call is open; else None.
+    """
+
+    agents: tuple[str, ...]
+    max_turns: int
+    tool_rewards: dict[str, float] | None = None
+    _parents: dict[str, dict[int, int | None]] = field(default_factory=dict)
+    _begun: set[tuple[str, int]] = field(default_factory=set)
+    _last_branch: int = 0
+    _last_stop: StopReason | None = None
+    _was_limited: bool = False
+
+    @property
+    def num_turns(self) -> int:
+        """Number of generated turns."""
+        return sum(map(len, self._parents.values()))
+
+    def begin(self, asked: TurnMessage) -> bool:
+        """Begin a turn, and return whether the agent has one left; if not, nothing begins.
+
+        Raises:
+            BadChildMessage: the number was used before or does not follow the parent's, or the parent turn does not exist.
+        """
+        own, name = self._parents.get(asked.agent, {}), (asked.agent, asked.number)
+        if asked.parent is not None and asked.parent not in own:
+            raise BadChildMessage(f"agent {asked.agent!r} continues turn {asked.parent}, which is not one of its turns")
+        follows = asked.parent is None or asked.parent < asked.number
+        in_branch = asked.number % BRANCH_TURNS
+        if name in self._begun or not follows or not in_branch <= asked.num_before or in_branch > self.max_turns:
+            raise BadChildMessage(f"agent {asked.agent!r} names its turn {asked.number}, after turn {asked.parent}")
+        has_turn = asked.num_before < self.max_turns
+        self._was_limited |= not has_turn
+        if has_turn:
+            self._begun.add(name)
+        return has_turn
+
+    def end(self, asked: TurnMessage, stop: StopReason) -> None:
+        """Record a generated turn."""
+        self._parents.setdefault(asked.agent, {})[asked.number] = asked.parent
+        branch = asked.number // BRANCH_TURNS
+        if branch >= self._last_branch:  # the order of parts, not their pace, tells which turn was the last
+            self._last_branch, self._last_stop = branch, stop
+
+    def number(self, agent: str, own: int) -> int:
+        """Return the number of an agent's turn in the episode (`names.turn_number`)."""
+        return turn_number(own, self.agents.index(agent), len(self.agents))
+
+    def leaves(self) -> dict[str, tuple[int, ...]]:
+        """Return, per agent with turns, the numbers of its turns that are no other turn's parent."""
+        found: dict[str, tuple[int, ...]] = {}
+        for agent in self.agents:
+            own = self._parents.get(agent, {})
+            parents = set(own.values())
+            if own:
+                found[agent] = tuple(self.number(agent, number) for number in sorted(own) if number not in parents)
+        return found
+
+    def ending(self, score: ScoreMessage) -> Ending:
+        """Return the episode's ending: tool error, turn limit, token limit, or completed."""
+        reported = Ending(score.ending)
+        if reported is not Ending.COMPLETED:
+            return reported
+        if self._was_limited:
+            return Ending.MAX_TURNS
+        if self._last_stop in (StopReason.LENGTH, StopReason.CONTEXT):
+            return Ending.MAX_TOKENS
+        return reported
