@@ -132,9 +132,13 @@ def test_the_first_parts_error_is_raised_and_all_parts_have_ended():
         second_failed.set()
         raise ValueError("second")
 
-    with pytest.raises(KeyError, match="first"), agents.together() as at_once:
-        at_once.run(first)
-        at_once.run(second)
+    def both():
+        with agents.together() as at_once:
+            at_once.run(first)
+            at_once.run(second)
+
+    with pytest.raises(KeyError, match="first"):
+        both()
     assert agents.a.say("on").turn == AFTER
 
 
@@ -146,10 +150,14 @@ def test_an_error_within_the_block_waits_for_the_parts():
         assert may_end.wait(30)
         ended.set()
 
-    with pytest.raises(RuntimeError, match="mine"), agents.together() as at_once:
-        at_once.run(part)
-        may_end.set()
-        raise RuntimeError("mine")
+    def fails():
+        with agents.together() as at_once:
+            at_once.run(part)
+            may_end.set()
+            raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        fails()
     assert ended.is_set()
 
 

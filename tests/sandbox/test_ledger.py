@@ -10,7 +10,6 @@ from marlaas_worker.sandbox.ledger import BadChildMessage, TurnLedger
 from marlaas_worker.sandbox.server import Ended
 from marlaas_worker.sandbox.session import parse
 
-
 AGENTS = ("a", "b", "c")
 
 
@@ -62,7 +61,7 @@ def test_an_agent_goes_on_from_its_own_turns_only(parent):
 )
 def test_numbers_of_turns_are_checked(turn):
     book = ledger(("a", 0, None), ("a", 1, 0))
-    with pytest.raises(BadChildMessage, match="names its turn|not one of its turns"):
+    with pytest.raises(BadChildMessage, match=r"names its turn|not one of its turns"):
         book.begin(turn)
 
 

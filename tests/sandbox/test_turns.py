@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from dataclasses import replace
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest

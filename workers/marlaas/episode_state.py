@@ -11,7 +11,6 @@ from marlaas.environment_types import Channel, Reply, TurnLimit, TurnRequest
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import MAX_BRANCHES
 
-
 _ARBITRARY = (
     "the order of turns, and with it their seeds, would be arbitrary, and maxStaleness 0 promises exact results; "
     "use `with agents.together() as at_once: at_once.run(…)`"

@@ -1,0 +1,38 @@
+"""Teams of two agents. Imported by sandbox children only."""
+
+from marlaas.environment import Agent, Agents, Task
+
+
+def _plays(task: Task, agent: Agent) -> float:
+    """Two turns and one more from between them; a reward that nearly no two episodes share."""
+    first = agent.say(f"reverse: {task.index}")
+    agent.say("again")
+    branch = agent.fork(first).say("once more")
+    return sum(map(ord, first.text + branch.text)) % 97 / 97
+
+
+def at_once(task: Task, agents: Agents) -> dict[str, float]:
+    """All agents play at the same time, each with two parts of its own."""
+    with agents.together() as block:
+        parts = {
+            name: [block.run(_plays, task, agent), block.run(_plays, task, agent.begin())] for name, agent in agents.items()
+        }
+    return {name: first.result + second.result for name, (first, second) in parts.items()}
+
+
+class Alone:
+    """As `at_once`, but only the agent `speaker` speaks; the numbers of its parts are those that it has in the team."""
+
+    def __init__(self, speaker: str) -> None:
+        self.speaker = speaker
+
+    def play(self, task: Task, agents: Agents) -> dict[str, float]:
+        rewards = dict.fromkeys(agents, 0.0)
+        with agents.together() as block:
+            for name, agent in agents.items():
+                plays = (_plays, task) if name == self.speaker else (lambda _: 0.0,)
+                parts = [block.run(*plays, agent), block.run(*plays, agent.begin())]
+                if name == self.speaker:
+                    speaker = parts
+        rewards[self.speaker] = speaker[0].result + speaker[1].result
+        return rewards
