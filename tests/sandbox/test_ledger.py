@@ -3,7 +3,7 @@ import signal
 import pytest
 
 from marlaas_api.messages import Ending, FaultClass, StopReason
-from marlaas_api.names import BRANCH_TURNS
+from marlaas_api.names import BRANCH_TURNS, MAX_TURNS_FACTOR
 from marlaas_worker.sandbox.child_messages import ScoreMessage, TurnMessage
 from marlaas_worker.sandbox.faults import fault_of_exit
 from marlaas_worker.sandbox.ledger import BadChildMessage, TurnLedger
@@ -71,6 +71,12 @@ def test_turns_are_limited_for_each_agent_on_its_way():
     assert not book.begin(asked("a", 2, 1))
     assert book.begin(asked("a", BRANCH_TURNS, 1, num_before=1))
     assert not book.begin(asked("a", 2 * BRANCH_TURNS, 1, num_before=2))
+
+
+def test_parts_at_the_same_time_together_have_a_limit_too():
+    book = ledger(*(("a", branch * BRANCH_TURNS, None) for branch in range(MAX_TURNS_FACTOR)), max_turns=1)
+    with pytest.raises(BadChildMessage, match=r"16 times rollout\.maxTurns"):
+        book.begin(asked("a", MAX_TURNS_FACTOR * BRANCH_TURNS))
 
 
 def test_an_ending_is_what_the_supervisor_saw():

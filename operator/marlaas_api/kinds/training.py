@@ -54,7 +54,7 @@ class RolloutSpec(Spec):
         8,
         ge=1,
         le=10_000,
-        description="Maximum turns of one agent in one episode. An episode that reaches it ends and is scored.",
+        description="Maximum turns of one agent in one episode; of parts that run at the same time, each counts the turns on the way to it. An episode that reaches it ends and is scored.",
     )
     max_tokens: int = Field(
         256,

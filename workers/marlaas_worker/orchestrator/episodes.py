@@ -10,7 +10,7 @@ import math
 from marlaas_api.bus import Stored
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import Episode, JobDocument
-from marlaas_api.names import Split, end_of_turns, group_token, is_attempt
+from marlaas_api.names import MAX_TURNS_FACTOR, Split, end_of_turns, group_token, is_attempt
 from marlaas_api.wire import BadMessage, decode_as
 
 MAX_METRICS = 1000
@@ -89,16 +89,16 @@ def _worth(episode: Episode, document: JobDocument) -> str | None:
 
 
 def _conversations(episode: Episode, document: JobDocument) -> str | None:
-    most, end = document.spec.rollout.max_turns, end_of_turns(len(document.spec.agents))
+    most, end = MAX_TURNS_FACTOR * document.spec.rollout.max_turns, end_of_turns(len(document.spec.agents))
     for agent, leaves in episode.leaves.items():
         if len(leaves) > most or not all(0 <= leaf < end for leaf in leaves):
-            return f"{len(leaves)} conversations of agent {agent[:63]!r} that end at turns {leaves[:5]}, at maxTurns {most}"
+            return f"{len(leaves)} conversations of agent {agent[:63]!r} that end at turns {leaves[:5]}, at maxTurns {document.spec.rollout.max_turns}"
     return None
 
 
 def _accounts(episode: Episode, document: JobDocument) -> str | None:
     """Check the numbers that a sandbox counts and measures itself: turns, faults and times."""
-    end = document.spec.rollout.max_turns * len(document.spec.agents)
+    end = MAX_TURNS_FACTOR * document.spec.rollout.max_turns * len(document.spec.agents)
     if not 0 <= episode.num_turns <= end or len(episode.prior_faults) > MAX_PRIOR_FAULTS:
         return f"{episode.num_turns} turns after {len(episode.prior_faults)} faults"
     if not all(0.0 <= seconds < math.inf for seconds in (episode.duration_s, episode.tool_s)):

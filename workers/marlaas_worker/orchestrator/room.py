@@ -196,7 +196,7 @@ class EpisodeSize:
         if self.known:
             return self.known
         rollout = spec.rollout
-        most = rollout.max_turns * (rollout.max_tokens * _BYTES_PER_TOKEN + _BYTES_PER_TURN)
+        most = len(spec.agents) * rollout.max_turns * (rollout.max_tokens * _BYTES_PER_TOKEN + _BYTES_PER_TURN)
         return max(1, min(most, capacity // _FIRST_PART))
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from marlaas_api.messages import Ending, StopReason
-from marlaas_api.names import BRANCH_TURNS, turn_number
+from marlaas_api.names import BRANCH_TURNS, MAX_TURNS_FACTOR, turn_number
 from marlaas_worker.sandbox.child_messages import ScoreMessage, TurnMessage
 
 
@@ -36,7 +36,8 @@ class TurnLedger:
         """Begin a turn, and return whether the agent has one left; if not, nothing begins.
 
         Raises:
-            BadChildMessage: the number was used before or does not follow the parent's, or the parent turn does not exist.
+            BadChildMessage: the number was used before or does not follow the parent's, the parent turn does not exist, or the agent
+                speaks in too many parts at the same time.
         """
         own, name = self._parents.get(asked.agent, {}), (asked.agent, asked.number)
         if asked.parent is not None and asked.parent not in own:
@@ -45,6 +46,11 @@ class TurnLedger:
         in_branch = asked.number % BRANCH_TURNS
         if name in self._begun or not follows or not in_branch <= asked.num_before or in_branch > self.max_turns:
             raise BadChildMessage(f"agent {asked.agent!r} names its turn {asked.number}, after turn {asked.parent}")
+        most = MAX_TURNS_FACTOR * self.max_turns
+        if sum(agent == asked.agent for agent, _ in self._begun) >= most:
+            raise BadChildMessage(
+                f"agent {asked.agent!r} has had {most} turns in parts that run at the same time, {MAX_TURNS_FACTOR} times rollout.maxTurns"
+            )
         has_turn = asked.num_before < self.max_turns
         self._was_limited |= not has_turn
         if has_turn:
