@@ -135,6 +135,26 @@ def test_a_job_has_its_algorithms_bounds_unless_it_gives_its_own():
     assert (config.clip_low, config.clip_high, config.correction) == (1.0, 1.0, Bounds("icepop", 5.0, 0.25))
 
 
+def test_an_agents_own_settings_train_as_those_of_a_job_with_the_same(base):
+    """Two steps with the agent's rate, clip of the gradient and entropy give the bits of a job that has them for all."""
+    own = {"optimizer": {"learningRate": 1e-3, "maxGradNorm": 0.5}, "entropy": {"coefficient": 0.2}}
+    weights = []
+    for document in (
+        job(agent={"training": own}),
+        job(**own),
+        job(),
+        job(agent={"training": {"optimizer": {"learningRate": 1e-3}}}),
+    ):
+        learner = Learner(base, assignment_of(document))
+        learner.begin()
+        step(learner, segments(0))
+        step(learner, segments(1), version=1)
+        weights.append({name: tensor.numpy().tobytes() for name, tensor in learner.weights().items()})
+        learner.close()
+    assert weights[0] == weights[1]
+    assert len({one[min(one)] for one in weights}) == 3, "the agent's optimizer alone leaves the job's entropy bonus"
+
+
 def test_a_step_of_which_everything_is_masked_moves_nothing(base):
     learner = learner_of(base, correction={"type": "masked-token", "cap": 1.0})
     learner.begin()

@@ -1,6 +1,6 @@
 """The kinds of `marlaas.dev/v1alpha1` as pydantic models; `crds/` is generated from them."""
 
-from marlaas_api.kinds.agent import AdapterSpec, AgentSpec, InitFrom, PoolRef
+from marlaas_api.kinds.agent import AdapterSpec, AgentOptimizer, AgentSpec, AgentTraining, InitFrom, PoolRef
 from marlaas_api.kinds.base import API_VERSION, GROUP, VERSION, Kind, ObjectMeta, Spec
 from marlaas_api.kinds.data import DataSpec, SkipSpec
 from marlaas_api.kinds.environment import Egress, EnvironmentSpec, SecretRef
@@ -45,8 +45,10 @@ __all__ = [
     "KINDS",
     "VERSION",
     "AdapterSpec",
+    "AgentOptimizer",
     "AgentSpec",
     "AgentStatus",
+    "AgentTraining",
     "CheckpointSpec",
     "ClaimModel",
     "ClipSpec",

@@ -1,11 +1,13 @@
 """The agents of a job: each is one policy with an adapter of its own."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from marlaas_api.kinds.base import Distinct, DnsLabel, PathText, Spec, matching
 from marlaas_api.kinds.modelpool import Rank
+from marlaas_api.kinds.objective import EntropySpec
+from marlaas_api.numeric import LARGEST_INTEGER
 
 LayerName = Annotated[
     str, matching(r"^[A-Za-z_][A-Za-z0-9_]*$", "the last component of a linear layer's name, for example q_proj", 64)
@@ -45,6 +47,35 @@ class InitFrom(Spec):
     )
 
 
+class AgentOptimizer(Spec):
+    """Optimizer settings of one agent. An absent field has the value of the job's `training.optimizer`."""
+
+    learning_rate: float | None = Field(None, gt=0, le=10, description="Peak learning rate. Absent: the job's.")
+    schedule: Literal["constant", "linear", "cosine"] | None = Field(
+        None, description="Learning rate after the warm-up. Absent: the job's."
+    )
+    warmup_steps: int | None = Field(
+        None, ge=0, le=1_000_000, description="Number of steps of linear warm-up. Absent: the job's."
+    )
+    min_learning_rate_ratio: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Final learning rate of the linear and cosine schedules, as a fraction of the peak. Absent: the job's.",
+    )
+    weight_decay: float | None = Field(None, ge=0, le=10, description="Decoupled weight decay. Absent: the job's.")
+    max_grad_norm: float | None = Field(
+        None, gt=0, le=LARGEST_INTEGER, description="Maximum norm of the gradient. Absent: the job's."
+    )
+
+
+class AgentTraining(Spec):
+    """What differs from the job's `training` section for one agent. The algorithm, the data and the steps are the job's."""
+
+    optimizer: AgentOptimizer | None = Field(None, description="Optimizer settings of this agent. Absent: the job's.")
+    entropy: EntropySpec | None = Field(None, description="Entropy bonus of this agent. Absent: the job's.")
+
+
 class AgentSpec(Spec):
     """One policy of the job, with its own adapter."""
 
@@ -59,4 +90,7 @@ class AgentSpec(Spec):
     )
     init_from: InitFrom | None = Field(
         None, description="Initial adapter. Absent: a zero adapter; the policy then equals the base model."
+    )
+    training: AgentTraining | None = Field(
+        None, description="Training settings of this agent that differ from the job's. Absent: the job's."
     )

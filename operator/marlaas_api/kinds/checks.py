@@ -7,6 +7,7 @@ check's docstring names another object.
 import math
 from collections.abc import Iterator, Mapping
 
+from marlaas_api.kinds.agent import AgentSpec
 from marlaas_api.kinds.fields import did_you_mean, listed
 from marlaas_api.kinds.modelpool import ModelPool, SandboxBounds
 from marlaas_api.kinds.problems import Loc, Problem
@@ -29,10 +30,33 @@ def check_supported(job: RLJob) -> Iterator[Problem]:
                 f"this version of MARLaaS serves all agents of a job from the job's pool '{job.spec.pool_ref.name}', found "
                 f"'{agent.pool_ref.name}'; remove poolRef from the agent",
             )
+        yield from _agent_training(job, at, agent)
     yield from _bytes(("spec", "environment", "memory"), job.spec.environment.memory)
     if not any(agent.trainable for agent in job.spec.agents):
         yield Problem(
             ("spec", "agents", 0, "trainable"), "no agent of the job is trainable; set trainable: true for at least one"
+        )
+
+
+def _agent_training(job: RLJob, at: int, agent: AgentSpec) -> Iterator[Problem]:
+    if agent.training is None:
+        return
+    if not agent.trainable:
+        yield Problem(
+            ("spec", "agents", at, "training"),
+            f"agent '{agent.name}' is not trainable; remove training, or trainable: false",
+        )
+    own, of_job = agent.training.optimizer, job.spec.training.optimizer
+    schedule = of_job.schedule if own is None or own.schedule is None else own.schedule
+    floor = (
+        of_job.min_learning_rate_ratio
+        if own is None or own.min_learning_rate_ratio is None
+        else own.min_learning_rate_ratio
+    )
+    if own is not None and floor is not None and schedule == "constant":
+        yield Problem(
+            ("spec", "agents", at, "training", "optimizer"),
+            f"minLearningRateRatio {floor:g} needs schedule linear or cosine, because constant does not decay: remove it, or choose another schedule",
         )
 
 

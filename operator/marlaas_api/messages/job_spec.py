@@ -30,6 +30,30 @@ class AdapterSettings(SpecPart):
     targets: tuple[str, ...] = ()
 
 
+class AgentOptimizerSettings(SpecPart):
+    """Optimizer settings of one agent. None: the job's."""
+
+    learning_rate: float | None = None
+    schedule: Literal["constant", "linear", "cosine"] | None = None
+    warmup_steps: int | None = None
+    min_learning_rate_ratio: float | None = None
+    weight_decay: float | None = None
+    max_grad_norm: float | None = None
+
+
+class EntropySettings(SpecPart):
+    """Entropy bonus."""
+
+    coefficient: float = 0.0
+
+
+class AgentTrainingSettings(SpecPart):
+    """What differs from the job's training for one agent. None: nothing."""
+
+    optimizer: AgentOptimizerSettings | None = None
+    entropy: EntropySettings | None = None
+
+
 class AgentSettings(SpecPart):
     """One agent of the job."""
 
@@ -38,6 +62,7 @@ class AgentSettings(SpecPart):
     trainable: bool = True
     pool_ref: NameRef | None = None
     init_from: FolderRef | None = None
+    training: AgentTrainingSettings | None = None
 
 
 class EgressRule(SpecPart):
@@ -113,12 +138,6 @@ class KlSettings(SpecPart):
     added_to: Literal["loss", "reward"] = "loss"
     estimator: Literal["k1", "k2", "k3"] | None = None
     reference: ReferenceSettings = ReferenceSettings()
-
-
-class EntropySettings(SpecPart):
-    """Entropy bonus."""
-
-    coefficient: float = 0.0
 
 
 class CorrectionSettings(SpecPart):
@@ -215,3 +234,12 @@ class JobSpec(SpecPart):
         """Number of training episodes that may be open at once: those of the steps in flight, as far as sandboxes play them."""
         in_steps = (1 + self.training.max_staleness) * self.training.groups_per_step * self.rollout.group_size
         return min(in_steps, self.environment.concurrency * self.environment.replicas)
+
+    def training_of(self, agent: AgentSettings) -> TrainingSettings:
+        """Return an agent's training settings: the job's, with what the agent's own replace."""
+        own = agent.training or AgentTrainingSettings()
+        given = {} if own.optimizer is None else own.optimizer.model_dump(exclude_none=True)
+        optimizer = self.training.optimizer.model_copy(update=given)
+        return self.training.model_copy(
+            update={"optimizer": optimizer, "entropy": own.entropy or self.training.entropy}
+        )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from marlaas_api import subjects
 from marlaas_api.messages import JobAgent, JobDocument, PolicyRecord, Progress, agents_on, concerns_loop
+from marlaas_api.messages.job_spec import TrainingSettings
 from marlaas_worker.trainer.turns import ComputeAccount
 
 
@@ -19,6 +20,11 @@ class Assignment(JobAgent):
     def consumer(self) -> str:
         """Name of the durable consumer of the agent's groups."""
         return subjects.consumer(self.ref.namespace, self.ref.name, self.agent.name, "trainer")
+
+    @property
+    def training(self) -> TrainingSettings:
+        """The agent's training settings."""
+        return self.document.spec.training_of(self.agent)
 
     @property
     def account(self) -> ComputeAccount:

@@ -69,7 +69,7 @@ class Learner:
     def __init__(self, model: BaseModel, assignment: Assignment) -> None:
         self._model = model
         self._assignment = assignment
-        self._training = assignment.document.spec.training
+        self._training = assignment.training
         self._temperature = assignment.document.spec.rollout.temperature
         self._loss = loss_config(self._training, assignment.document.spec.rollout.max_tokens)
         spec = assignment.agent.adapter
