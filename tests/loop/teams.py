@@ -15,7 +15,8 @@ def at_once(task: Task, agents: Agents) -> dict[str, float]:
     """All agents play at the same time, each with two parts of its own."""
     with agents.together() as block:
         parts = {
-            name: [block.run(_plays, task, agent), block.run(_plays, task, agent.begin())] for name, agent in agents.items()
+            name: [block.run(_plays, task, agent), block.run(_plays, task, agent.begin())]
+            for name, agent in agents.items()
         }
     return {name: first.result + second.result for name, (first, second) in parts.items()}
 

@@ -94,10 +94,10 @@ def test_a_raised_step_count_is_written_at_once_and_knows_what_it_replaces():
         ({"pool": modelpool(namespaces=["team-b"])}, "Queued", "NamespaceNotAllowed", "namespace 'team-a' may not use"),
         ({"pool": modelpool(adapterSlots=1)}, "Queued", "NeverFits", "adapterSlots of ModelPool 'tiny' is 1"),
         (
-            {"job": rljob({"agents": [{"name": "a", "poolRef": {"name": "b"}}]})},
+            {"job": rljob({"agents": [{"name": "a", "trainable": False}]})},
             "Failed",
             "Unsupported",
-            "job's pool 'tiny'",
+            "no agent of the job is trainable",
         ),
         ({"job": None, "problem": "spec.poolRef: required"}, "Queued", "InvalidSpec", "spec.poolRef: required"),
         ({"document": document(uid="old")}, "Queued", "WaitingForOrchestrator", "an earlier job of the same name"),
