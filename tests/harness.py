@@ -225,8 +225,8 @@ class Harness:
         await self.put(subjects.POLICY, self.policy_key(document), record)
 
     @staticmethod
-    def policy_key(document: JobDocument) -> str:
-        return subjects.policy_key(document.namespace, document.job, "policy")
+    def policy_key(document: JobDocument, agent: str = "policy") -> str:
+        return subjects.policy_key(document.namespace, document.job, agent)
 
     async def get(self, kind: type[M], bucket: str, key: str) -> M | None:
         entry = await (await self.bus.bucket(bucket)).get(key)
@@ -250,8 +250,8 @@ class Harness:
         key, uid = document.ref.key, document.uid
         return await self.wait_for(Progress, subjects.PROGRESS, key, lambda found: found.uid == uid and wanted(found))
 
-    async def record(self, document: JobDocument) -> PolicyRecord:
-        found = await self.get(PolicyRecord, subjects.POLICY, self.policy_key(document))
+    async def record(self, document: JobDocument, agent: str = "policy") -> PolicyRecord:
+        found = await self.get(PolicyRecord, subjects.POLICY, self.policy_key(document, agent))
         assert found is not None
         return found
 
@@ -264,9 +264,9 @@ class Harness:
         assert ref is not None
         return wire.decode_as(Manifest, await self.blobs.get(ref))
 
-    async def history(self, document: JobDocument) -> list[Manifest]:
-        """All versions, the newest first."""
-        manifests = [await self.manifest((await self.record(document)).manifest)]
+    async def history(self, document: JobDocument, agent: str = "policy") -> list[Manifest]:
+        """All versions of an agent, the newest first."""
+        manifests = [await self.manifest((await self.record(document, agent)).manifest)]
         while manifests[-1].parent is not None:
             manifests.append(await self.manifest(manifests[-1].parent))
         return manifests
