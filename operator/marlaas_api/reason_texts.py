@@ -104,7 +104,7 @@ _ADMISSION = {
     Reason.POOL_NOT_FOUND: Text(
         ReasonStage.WAITING,
         Actor.TENANT,
-        "No ModelPool has the name in spec.poolRef; the job waits until one is created.",
+        "No ModelPool has the name in spec.poolRef or in an agent's poolRef; the job waits until one is created.",
         "Create the job anew with a pool that `kubectl get modelpools` lists, or ask the platform team to create this pool.",
     ),
     Reason.WAITING_FOR_POOL: Text(

@@ -17,7 +17,7 @@ from marlaas_operator.cluster.resources import (
     RLJOBS,
     TENANTS,
     namespaces_of,
-    pool_of,
+    pools_of,
     target_of,
 )
 from marlaas_operator.pod_facts import pod_facts
@@ -151,10 +151,10 @@ class ObjectCache:
         return KindSnapshot(dict(self._bodies[resource]), dict(self._lost))
 
     def groups_of(self, target: Target, body: Body) -> Iterator[Group]:
-        """Yield the groups of an object: by its labels, or for a job by the pool in its spec."""
+        """Yield the groups of an object: by its labels, or for a job by the pools in its spec."""
         labels = body["metadata"].get("labels") or {}
         if target.resource == RLJOBS:
-            yield "jobs of pool", "", pool_of(body)
+            yield from (("jobs of pool", "", name) for name in pools_of(body))
         elif JOB_LABEL in labels:
             yield "job", target.namespace, labels[JOB_LABEL]
         elif POOL_LABEL in labels and target.namespace == self._release_namespace:
@@ -260,7 +260,7 @@ def counters(cache: ObjectCache, before: Body | None, after: Body | None) -> Ite
     """Yield the pools and tenants whose status counts a job."""
     for body in (before, after):
         if body is not None:
-            yield Target(MODELPOOLS, "", pool_of(body)), COUNT_AFTER_S
+            yield from ((Target(MODELPOOLS, "", name), COUNT_AFTER_S) for name in pools_of(body))
             namespace = body["metadata"]["namespace"]
             for tenant in cache.all(TENANTS):
                 if namespace in namespaces_of(tenant):

@@ -21,7 +21,7 @@ from marlaas_operator.cluster.resources import (
     RLJOBS,
     TENANTS,
     namespaces_of,
-    pool_of,
+    pools_of,
     resource_of,
     target_of,
 )
@@ -30,6 +30,7 @@ from marlaas_operator.object_cache import Group, ObjectCache
 from marlaas_operator.pod_facts import PodFacts, pod_facts
 from marlaas_operator.snapshot import (
     JobLoad,
+    JobPool,
     JobSnapshot,
     Meta,
     OwnedKey,
@@ -93,9 +94,6 @@ class Observer:
             return None
         meta, job = Meta.of(body), parsed(RLJob, body)
         key = subjects.job_key(meta.namespace, meta.name)
-        pool_name = pool_of(body)
-        pool_body = self._cache.get(Target(MODELPOOLS, "", pool_name))
-        pool = self._pool(pool_body) if pool_body is not None else None
         progress = self._documents.progress(key)
         admitted = progress is not None and progress.uid == meta.uid and progress.admitted and not progress.phase.final
         owned, pods = self._belongings(("job", meta.namespace, meta.name))
@@ -107,9 +105,7 @@ class Observer:
             refusal=error[1] if error is not None else "",
             refusal_reason=error[0] if error is not None else Reason.POD_REFUSED,
             status=body.get("status"),
-            pool=pool if isinstance(pool, ModelPool) else None,
-            pool_problem=pool if isinstance(pool, Problem) else "",
-            pool_deleting=pool_body is not None and "deletionTimestamp" in pool_body["metadata"],
+            pools=tuple(map(self._job_pool, pools_of(body))),
             tenants=self._all_tenants(),
             tenant_unread=self._is_tenant_unread(meta.namespace),
             document=self._documents.document(key),
@@ -117,7 +113,6 @@ class Observer:
             progress_unread=progress is None and self._documents.has_progress(key),
             owned=owned,
             pods=_facts([pod for pod in pods if _job_uid(pod) in (None, meta.uid)]),
-            pool_pods=_facts(self._belongings(("pool", "", pool_name))[1]),
             credential=self._credentials.sandbox(meta.namespace, meta.name, meta.uid) if admitted else None,
             first_seen_at=self._first_seen.setdefault(meta.uid, self._now()),
             deletion_seen_at=self._deletion_seen(meta),
@@ -193,6 +188,17 @@ class Observer:
         }
         return owned, pods
 
+    def _job_pool(self, name: str) -> JobPool:
+        body = self._cache.get(Target(MODELPOOLS, "", name))
+        pool = self._pool(body) if body is not None else None
+        return JobPool(
+            name,
+            pool if isinstance(pool, ModelPool) else None,
+            pool if isinstance(pool, Problem) else "",
+            body is not None and "deletionTimestamp" in body["metadata"],
+            _facts(self._belongings(("pool", "", name))[1]),
+        )
+
     def _pool(self, body: Body) -> ModelPool | Problem:
         return self._pools.of(*_identity(body), lambda: parsed(ModelPool, body))
 
@@ -224,7 +230,7 @@ class Observer:
             own = document if document is not None and document.uid == meta["uid"] else None
             own_progress = progress if progress is not None and progress.uid == meta["uid"] else None
             if isinstance(job, Problem):
-                return JobLoad.of_unread(body, pool_of(body), own, own_progress)
+                return JobLoad.of_unread(body, own, own_progress)
             return JobLoad.of(job, own, own_progress)
 
         return self._loads.of(meta["uid"], version, make)

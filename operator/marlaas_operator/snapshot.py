@@ -3,6 +3,7 @@
 `status` and owned objects are raw, because they are only compared. Everything else is parsed.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,6 +67,23 @@ class BusState:
     leaderless_since: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class JobPool:
+    """A pool that a job names.
+
+    Attributes:
+        pool: None if absent or invalid; problem: why it does not parse.
+        deleting: it is being deleted.
+        pods: its rollout and trainer workers.
+    """
+
+    name: str
+    pool: ModelPool | None = None
+    problem: str = ""
+    deleting: bool = False
+    pods: tuple[PodFacts, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSnapshot:
     """One RLJob and everything that its plan depends on.
@@ -73,14 +91,14 @@ class JobSnapshot:
     Attributes:
         job: None if the stored object does not parse; `problem` is then the reason.
         status: as stored, None if never written.
-        pool: the ModelPool that the job names, None if absent or invalid; pool_problem: why it does not parse.
+        pools: the pools that the job names: its own, which bounds its sandboxes, then those of its agents.
         tenants: all that parse, in order of precedence (`by_precedence`).
         tenant_unread: a Tenant that does not parse lists the job's namespace, so the namespace's tenant is
             unknown.
         document, progress: entries on the bus under the job's key, whatever their uid.
         progress_unread: the progress cannot be decoded (a newer orchestrator's): it is unknown, not absent.
         owned: ServiceAccount, NetworkPolicy and Deployment, where they exist (Secrets are never read).
-        pods: of its sandbox; pool_pods: of its pool.
+        pods: of its sandbox.
         credential: bus credential of its sandbox for the present time window; None unless the job is admitted,
             or if the bus has no users.
         first_seen_at: when this operator process first saw the object, unix seconds of our own clock.
@@ -95,9 +113,7 @@ class JobSnapshot:
     job: RLJob | None
     problem: str = ""
     status: Mapping[str, Any] | None = None
-    pool: ModelPool | None = None
-    pool_deleting: bool = False
-    pool_problem: str = ""
+    pools: tuple[JobPool, ...] = ()
     tenants: tuple[Tenant, ...] = ()
     tenant_unread: bool = False
     document: JobDocument | None = None
@@ -105,12 +121,22 @@ class JobSnapshot:
     progress_unread: bool = False
     owned: Owned = field(default_factory=dict)
     pods: tuple[PodFacts, ...] = ()
-    pool_pods: tuple[PodFacts, ...] = ()
     credential: str | None = None
     first_seen_at: float = 0.0
     deletion_seen_at: float = 0.0
     refusal: str = ""
     refusal_reason: Reason = Reason.POD_REFUSED
+
+    @property
+    def own_pool(self) -> ModelPool | None:
+        """The pool of the job's own poolRef; None if absent or invalid."""
+        return self.pools[0].pool if self.pools else None
+
+    @property
+    def serving_pools(self) -> tuple[JobPool, ...]:
+        """The pools on which the job's agents run, by its document; all that it names if there is none."""
+        document = self.document
+        return tuple(one for one in self.pools if document is None or one.name in document.pools)
 
     @property
     def own_document(self) -> JobDocument | None:
@@ -145,19 +171,18 @@ class JobSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class JobLoad:
-    """Usage of one job, as its pool and its tenant count it.
+    """Usage of one job, as its pools and its tenant count it.
 
     Attributes:
-        slots: adapter slots that it holds while it is admitted, one for each agent.
+        slots: by pool, adapter slots that it holds while it is admitted, one for each agent.
         published: its document is on the bus.
     """
 
     namespace: str
     name: str
-    pool: str
     phase: Phase
     admitted: bool
-    slots: int
+    slots: Mapping[str, int]
     published: bool
     tokens_per_s: float = 0.0
     stored_bytes: int = 0
@@ -168,27 +193,23 @@ class JobLoad:
         return cls(
             namespace=job.metadata.namespace,
             name=job.metadata.name,
-            pool=job.spec.pool_ref.name,
             phase=progress.phase if progress is not None else _phase_of(job.status.phase if job.status else None),
             admitted=progress is not None and progress.admitted and not progress.phase.final,
-            slots=len(job.spec.agents),
+            slots=Counter(map(job.spec.pool_of, job.spec.agents)),
             published=document is not None,
             tokens_per_s=progress.tokens_per_s if progress is not None else 0.0,
             stored_bytes=progress.stored_bytes if progress is not None else 0,
         )
 
     @classmethod
-    def of_unread(
-        cls, body: Mapping[str, Any], pool: str, document: JobDocument | None, progress: Progress | None
-    ) -> "JobLoad":
+    def of_unread(cls, body: Mapping[str, Any], document: JobDocument | None, progress: Progress | None) -> "JobLoad":
         """Return the load of a job that does not parse, from its published document: the job may be running."""
         return cls(
             namespace=body["metadata"]["namespace"],
             name=body["metadata"]["name"],
-            pool=pool,
             phase=progress.phase if progress is not None else _phase_of((body.get("status") or {}).get("phase")),
             admitted=progress is not None and progress.admitted and not progress.phase.final,
-            slots=len(document.spec.agents) if document is not None else 0,
+            slots=Counter(map(document.pool_of, document.spec.agents)) if document is not None else {},
             published=document is not None,
             tokens_per_s=progress.tokens_per_s if progress is not None else 0.0,
             stored_bytes=progress.stored_bytes if progress is not None else 0,

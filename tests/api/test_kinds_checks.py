@@ -50,7 +50,7 @@ def test_what_fits_exactly_is_taken() -> None:
     )
     pool = _pool(adapterSlots=3, maxRank=16, namespaces=["team-a"], rollout={"maxModelLen": 512})
     assert list(check_fit(job, pool)) == []
-    assert list(remarks(job, pool)) == []
+    assert list(remarks(job, [pool])) == []
 
 
 def test_layers_of_a_model_that_is_not_builtin_are_its_own_business() -> None:
@@ -63,8 +63,22 @@ def test_what_the_schema_carries_and_nobody_can_do_yet_is_refused(case: dict[str
     assert _told(check_supported(_job(**case["job"]))) == [case["says"]]
 
 
-def test_an_agent_may_name_the_jobs_own_pool() -> None:
-    assert list(check_supported(_job(agents=[{"name": "a", "poolRef": {"name": "tiny"}}]))) == []
+def test_a_jobs_pools_are_its_own_and_those_of_its_agents() -> None:
+    agents = [{"name": "a", "poolRef": {"name": "big"}}, {"name": "b"}, {"name": "c", "poolRef": {"name": "tiny"}}]
+    job = _job(agents=agents)
+    assert list(check_supported(job)) == []
+    assert job.spec.pools == ("tiny", "big")
+    assert [at for at, _ in job.spec.agents_on("tiny")] == [1, 2]
+    assert _job(agents=agents[:1]).spec.pools == ("tiny", "big"), "the job's pool bounds its sandboxes"
+
+
+@pytest.mark.parametrize("case", CASES["pools"].values(), ids=CASES["pools"])
+def test_each_agent_has_to_fit_its_own_pool(case: dict[str, Any]) -> None:
+    agents = [{"name": "a"}, {"name": "b", "poolRef": {"name": "big"}}]
+    job = _job(agents=[agent | case.get("agent", {}) for agent in agents], **case.get("job", {}))
+    pool = ModelPool.model_validate(objects.pool("big", **case["pool"]))
+    assert _told(check_fit(job, pool)) == case["says"]
+    assert list(check_fit(job, _pool(maxRank=32))) == [], "the other pool allows it"
 
 
 def test_images_secrets_and_volumes_need_a_cluster() -> None:
@@ -119,7 +133,7 @@ def test_what_a_cluster_follows_and_this_machine_does_without_is_told() -> None:
 
 @pytest.mark.parametrize("case", CASES["remarks"].values(), ids=CASES["remarks"])
 def test_what_is_probably_not_meant_is_remarked(case: dict[str, Any]) -> None:
-    assert _told(remarks(_job(**case["job"]), _pool())) == [case["says"]]
+    assert _told(remarks(_job(**case["job"]), [_pool()])) == [case["says"]]
 
 
 @pytest.mark.parametrize(
@@ -131,8 +145,8 @@ def test_what_is_probably_not_meant_is_remarked(case: dict[str, Any]) -> None:
     ],
 )
 def test_a_clip_or_no_correction_where_it_means_something_needs_no_remark(training: dict[str, Any]) -> None:
-    assert list(remarks(_job(training={"steps": 3, **training}), _pool())) == []
+    assert list(remarks(_job(training={"steps": 3, **training}), [_pool()])) == []
 
 
 def test_defaults_need_no_remark() -> None:
-    assert list(remarks(_job(), _pool())) == []
+    assert list(remarks(_job(), [_pool()])) == []

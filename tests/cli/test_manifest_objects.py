@@ -40,7 +40,7 @@ CROSS: dict[Edit, str] = {
         "lower maxStaleness or raise the pool's adapterSlots"
     ),
     "agents: [{name: a}, {name: b}]": (
-        "18: spec.environment.args: environment 'reverse' takes one agent, but the job has 2 (a, b): remove the others, or name the second "
+        "19: spec.environment.args: environment 'reverse' takes one agent, but the job has 2 (a, b): remove the others, or name the second "
         "parameter of `play` `agents` to receive all of them by name"
     ),
     IMAGE: (
@@ -135,6 +135,45 @@ def test_a_cluster_may_have_the_pool_that_the_files_lack(manifest: Write, tmp_pa
     assert [str(note) for note in loaded.notes] == [
         "job.yaml:5: spec.poolRef.name: ModelPool 'tiny' is not in these files; the job is not checked against it"
     ]
+
+
+TEAM = "environment: {name: relay}\n  agents: [{name: caller}, {name: reader, poolRef: {name: big}, adapter: {rank: 16, targets: [q_prj]}}]"
+SECOND_POOL = "\n---\napiVersion: marlaas.dev/v1alpha1\nkind: ModelPool\nmetadata: {name: big}\nspec: {model: {builtin: tiny}, maxRank: 8, adapterSlots: 8}"
+
+
+def test_each_agent_is_checked_against_its_own_pool(complaints: Complaints) -> None:
+    last = "training: {steps: 3}"
+    assert complaints(TEAM, (last, f"{last}{SECOND_POOL}")) == [
+        "job.yaml:20: spec.agents[1].adapter.rank: rank 16 is above maxRank 8 of ModelPool 'big' of agent 'reader'; lower the rank or raise "
+        "the pool's maxRank",
+        "job.yaml:20: spec.agents[1].adapter.targets[0]: the builtin models have q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and "
+        "down_proj, found 'q_prj'; did you mean 'q_proj'?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pool", "hint"), [("big", "; add the file that defines it"), ("tyny", "; did you mean 'tiny'?")]
+)
+def test_a_pool_that_only_an_agent_names_has_to_exist_too(complaints: Complaints, pool: str, hint: str) -> None:
+    team = TEAM.replace("name: big", f"name: {pool}").replace("q_prj", "q_proj")
+    assert complaints(team) == [
+        f"job.yaml:20: spec.agents[1].poolRef.name: no ModelPool '{pool}' of agent 'reader' in these files{hint}"
+    ]
+
+
+def test_a_cluster_may_have_the_pool_that_an_agent_names(manifest: Write) -> None:
+    notes = load([manifest(TEAM)], runnable=False).notes
+    assert [str(note) for note in notes] == [
+        "job.yaml:20: spec.agents[1].poolRef.name: ModelPool 'big' of agent 'reader' is not in these files; the job is not checked against it"
+    ]
+
+
+def test_a_pool_is_used_by_the_agents_that_name_it(manifest: Write) -> None:
+    last, right = "training: {steps: 3}", TEAM.replace("rank: 16", "rank: 8").replace("q_prj", "q_proj")
+    loaded = load([manifest(right, (last, f"{last}{SECOND_POOL}"))])
+    assert [str(note) for note in loaded.notes] == []
+    job = job_document(loaded.jobs[0], (), "u1", None)
+    assert job.pools == {"tiny", "big"}
 
 
 @pytest.mark.parametrize("runnable", [True, False])

@@ -19,29 +19,43 @@ NOW = 1_800_000_000.0
 PHASES = {ReasonStage.WAITING: "Queued", ReasonStage.ENDED: "Succeeded", ReasonStage.FAILED: "Failed"}
 
 
-def _job(status: dict[str, Any] | None, **meta: Any) -> dict[str, Any]:
+def _job(status: dict[str, Any] | None, agents: list[dict[str, Any]] | None = None, **meta: Any) -> dict[str, Any]:
     fixed = {"name": "reverse", "namespace": "team-a", "uid": "u1", "creationTimestamp": "2027-01-15T07:50:00Z"}
-    return {"metadata": {**fixed, **meta}, "spec": {"poolRef": {"name": "tiny"}, "backoffLimit": 6}, "status": status}
+    spec = {"poolRef": {"name": "tiny"}, "backoffLimit": 6, **({"agents": agents} if agents else {})}
+    return {"metadata": {**fixed, **meta}, "spec": spec, "status": status}
 
 
-def _pool(status: dict[str, Any]) -> dict[str, Any]:
+def _pool(status: dict[str, Any], name: str = "tiny") -> dict[str, Any]:
     spec = {"adapterSlots": 8, "rollout": {"replicas": 1}, "trainer": {"replicas": 1}}
-    return {"metadata": {"name": "tiny"}, "spec": spec, "status": status}
+    return {"metadata": {"name": name}, "spec": spec, "status": status}
 
 
 def _said(scene: dict[str, Any]) -> str:
     job = job_view(_job(scene.get("status"), **scene.get("metadata", {})))
-    pool = pool_view(_pool(scene["pool"])) if "pool" in scene else None
+    pools = [pool_view(_pool(scene["pool"]))] if "pool" in scene else []
     events = [event_view({"metadata": {}, **body}) for body in scene.get("events", [])]
     running = [
         job_view(_job({"phase": "Running", **status}, name=name)) for name, status in scene.get("running", {}).items()
     ]
-    return explain(job, ClusterContext(pool, events, running), NOW)
+    return explain(job, ClusterContext(pools, events, running), NOW)
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene["scene"])
 def test_why_says_of_a_scene(scene: dict[str, Any]) -> None:
     assert _said(scene) == scene["says"].rstrip("\n")
+
+
+def test_why_tells_of_every_pool_of_the_agents_and_which_one_is_not_ready() -> None:
+    agents = [{"name": "solver"}, {"name": "judge", "poolRef": {"name": "big"}}]
+    job = job_view(_job({"phase": "Queued", "reason": "WaitingForPool", "message": "no replica"}, agents))
+    assert job.pools == ("tiny", "big")
+    assert job_view(_job(None, agents[1:])).pools == ("big",)
+    broken = {"type": "RolloutReady", "status": "False", "reason": "ModelNotFound", "message": "no model at /m"}
+    stuck = {"rollout": {"ready": 0}, "conditions": [broken | {"lastTransitionTime": "2027-01-15T07:55:40Z"}]}
+    ready = {"rollout": {"ready": 1}, "trainer": {"ready": 1}}
+    said = explain(job, ClusterContext([pool_view(_pool(ready)), pool_view(_pool(stuck, "big"))]), NOW)
+    assert "Pool tiny has 1 of 1 engines and 1 of 1 trainers ready. Pool big has 0 of 1 engines" in said
+    assert said.count("The pool is not ready because of ModelNotFound") == 1
 
 
 @pytest.mark.parametrize("reason", Reason)

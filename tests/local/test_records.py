@@ -82,7 +82,7 @@ def test_a_run_is_opened_whole_by_job_or_from_a_jobs_own_folder(out):
     for name in ("spell", "team-b/spell", "team-b.spell"):
         assert open_job(out, name).name == "team-b/spell"
     assert open_job(out / "team-a" / "reverse").name == "team-a/reverse"
-    assert open_job(out, "reverse").pool.model_path == "/m"
+    assert open_job(out, "reverse").pools["tiny"].model_path == "/m"
 
 
 def test_records_are_read_and_what_is_not_there_yet_is_empty(out):

@@ -7,6 +7,8 @@ Environment code still runs in processes of its own.
 import asyncio
 import hashlib
 import tempfile
+from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 from tests.harness import Harness, Serve, job_document, kill_at, pool_document
 
 from marlaas_api import failpoints
-from marlaas_api.messages import JobDocument, Manifest, Phase, Progress, StepRecord
+from marlaas_api.messages import JobDocument, Manifest, Phase, PoolDocument, Progress, StepRecord
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.orchestrator import service as orchestrator
 from marlaas_worker.role import RoleContext
@@ -36,23 +38,43 @@ def document(name: str = "reverse", *, seed: int = 7, environment: str = "revers
     return job_document(name, uid=uid, seed=seed, spec=spec)
 
 
+POOL: ContextVar[str] = ContextVar("POOL")
+"""The pool of the trainer that runs now; failpoints may look at it."""
+
+
 class Loop(Harness):
     """Roles as tasks. Use as an async context manager."""
 
-    def __init__(self, model: Path, scratch: Path, *, slots: int = 16, **rollout: object) -> None:
+    def __init__(
+        self, model: Path, scratch: Path, *, slots: int = 16, also: Sequence[str] = (), **rollout: object
+    ) -> None:
+        """also: names of more pools, each with workers of its own; all pools have the same settings."""
         super().__init__(scratch)
         engine = {"engine": "reference", "dtype": "float32", "maxModelLen": 256} | rollout
-        self.pool = pool_document(model, adapterSlots=slots, maxRank=8, rollout=engine)
+        self.pools = [
+            pool_document(model, name, adapterSlots=slots, maxRank=8, rollout=engine) for name in ("tiny", *also)
+        ]
         self._keepers: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "Loop":
         await self.bus.ensure()
         self._keep("orchestrator", lambda c: orchestrator.serve(c))
-        self._keep("rollout-0", lambda c: rollout.serve(c, self.pool))
-        # transformers cannot load two models at once in one process
-        await self.reported(lambda report: "calibrate" in report.reason, "rollout", "rollout-0")
-        self._keep("trainer-0", lambda c: trainer.serve(c, self.pool))
+        for pool in self.pools:
+            await self._serve(pool)
         return self
+
+    async def _serve(self, pool: PoolDocument) -> None:
+        """Start the workers of a pool; transformers cannot load two models at once in one process."""
+        self._keep("rollout-0", lambda c: rollout.serve(c, pool))
+
+        async def train_on(context: RoleContext) -> None:
+            POOL.set(pool.name)
+            await trainer.serve(context, pool)
+
+        await self.reported(lambda report: "calibrate" in report.reason, "rollout", "rollout-0", pool.name)
+        self._keep("trainer-0", train_on)
+        if pool is not self.pools[-1]:
+            await self.reported(lambda report: report.ready, "trainer", "trainer-0", pool.name)
 
     async def __aexit__(self, *_: object) -> None:
         failpoints.hook = None
@@ -86,12 +108,12 @@ class Loop(Harness):
         return end.result()
 
     async def manifests(self, job: JobDocument) -> list[Manifest]:
-        """All versions, oldest first."""
-        return (await self.history(job))[::-1]
+        """All versions of its first agent, oldest first."""
+        return (await self.history(job, job.spec.agents[0].name))[::-1]
 
 
 async def train(loop: Loop, job: JobDocument, timeout_s: float = 60.0) -> tuple[list[str], list[StepRecord]]:
-    """Run a job to its end; return the sha256 of every version's weights and the step records."""
+    """Run a job to its end; return the sha256 of the weights of every version of its first agent, and the step records."""
     await loop.submit(job)
     level = await loop.finished(job, timeout_s)
     assert level.phase is Phase.SUCCEEDED, f"{level.reason}: {level.message}"

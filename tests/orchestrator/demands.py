@@ -13,9 +13,16 @@ SPEC = JobSpec.model_validate(
 
 
 def demand(
-    name: str, tenant: str, units: int = 1, *, created_at: float = 0.0, priority: int = 0, pool: str = "tiny"
+    name: str,
+    tenant: str,
+    units: int = 1,
+    *,
+    created_at: float = 0.0,
+    priority: int = 0,
+    pool: str = "tiny",
+    also: str = "",
 ) -> JobDemand:
-    """A job that needs this many adapter slots of a pool."""
+    """A job that needs this many adapter slots of a pool, and as many of the pool `also`."""
     document = JobDocument(
         namespace=f"{tenant}-1",
         job=name,
@@ -25,7 +32,7 @@ def demand(
         tenant=tenant,
         spec=SPEC.model_copy(update={"priority": priority}),
     )
-    return JobDemand(document, {(pool, SLOTS): units})
+    return JobDemand(document, {(name, SLOTS): units for name in (pool, also) if name})
 
 
 def order_of(

@@ -14,14 +14,16 @@ from marlaas_api.bus_memory import MemoryBus
 from marlaas_api.messages import (
     FaultClass,
     GroupReady,
+    JobAgent,
     JobDocument,
     Meter,
     PolicyRecord,
     Progress,
     StepClosed,
     TaskMessage,
+    agents_on,
 )
-from marlaas_api.names import AdapterRef, episode_id
+from marlaas_api.names import episode_id
 from marlaas_api.wire import decode, decode_as, encode
 from marlaas_worker.orchestrator import service
 
@@ -61,6 +63,8 @@ class OrchestratorHarness(Harness):
     """Steps after which the trainer waits for `may_train`; 0: it never waits by itself."""
     meter = Meter(prompt_tokens=0, output_tokens=0)
     """Of every turn."""
+    kv_tokens = 0
+    """Of every pool's replica; 1: a pool has room for one job."""
     turn_bytes = 0
     """Of the one turn that each episode has; 0: there are no turns."""
 
@@ -86,10 +90,14 @@ class OrchestratorHarness(Harness):
         return self.role(name, service.serve)
 
     async def report(self, document: JobDocument, version: int) -> None:
-        """Report the job's versions up to this one as verified."""
-        ref = document.ref
-        adapters = [AdapterRef(ref.namespace, ref.name, ref.uid, "policy", number) for number in range(version + 1)]
-        await self.put_report(slots=8, max_rank=16, verified=tuple(one.engine_name for one in adapters))
+        """Report the job's versions up to this one as verified, in each of its pools."""
+        for pool in document.pools:
+            await self.report_pool(pool, document, version)
+
+    async def report_pool(self, pool: str, document: JobDocument, version: int) -> None:
+        served = [one.adapter(number) for one in agents_on(pool, document) for number in range(version + 1)]
+        names = tuple(one.engine_name for one in served)
+        await self.put_report(pool=pool, slots=8, max_rank=16, kv_tokens=self.kv_tokens, verified=names)
 
     async def play(self, document: JobDocument, rewards: Rewards) -> None:
         bus = self.server.connect("sandbox")
@@ -100,10 +108,13 @@ class OrchestratorHarness(Harness):
                 task = decode_as(TaskMessage, delivery.stored.data)
                 for member in range(task.group_size):
                     reward = rewards(task, member)
-                    if self.turn_bytes:
-                        await self.record_turn(task, member)
+                    names = [agent.name for agent in document.spec.agents]
+                    are_turns = self.turn_bytes or len(names) > 1
+                    leaves = {name: (at,) for at, name in enumerate(names)} if are_turns else {}
+                    for name, (at,) in leaves.items():
+                        await self.record_turn(task, member, turn=at, agent=name)
                     place = task.model_dump(include={"group", "split", "index"})
-                    ended = {"rewards": {"policy": reward}, "leaves": {"policy": (0,)} if self.turn_bytes else {}}
+                    ended = {"rewards": dict.fromkeys(names, reward), "leaves": leaves}
                     if reward is None:
                         ended = {"fault": FaultClass.ENV, "fault_text": "ZeroDivisionError: in play"}
                     name = episode_id(task.group, member, 1)
@@ -111,15 +122,16 @@ class OrchestratorHarness(Harness):
                     await bus.publish(subjects.episode("team-a", task.job), encode(episode))
                 await delivery.ack()
 
-    async def record_turn(self, task: TaskMessage, member: int) -> None:
+    async def record_turn(self, task: TaskMessage, member: int, **fields: Any) -> None:
         """As the rollout role does: the first record counts, and a full stream is waited for."""
         episode = episode_id(task.group, member, 1)
         place = {"group": task.group, "member": member, "episode": episode}
-        turn = a_turn(**identity(task), **place, prompt_ids=bytes(self.turn_bytes), meter=self.meter)
+        content = {"prompt_ids": bytes(self.turn_bytes), "meter": self.meter}
+        turn = a_turn(**{**identity(task), **place, **content, **fields})
         with contextlib.suppress(RevisionConflict):
             while True:
                 try:
-                    subject = subjects.turn("team-a", task.job, episode, 0)
+                    subject = subjects.turn("team-a", task.job, episode, turn.turn)
                     await self.bus.publish(subject, encode(turn), expect_last=0)
                 except BusUnavailable:
                     await asyncio.sleep(0.01)
@@ -134,23 +146,32 @@ class OrchestratorHarness(Harness):
                 assert await self.bus.last(subjects.TURNS, subject) is not None, f"{subject} is lost"
 
     async def commit(
-        self, document: JobDocument, record: PolicyRecord, closed: StepClosed | None, names: tuple[str, ...]
+        self, trained: JobAgent, record: PolicyRecord, closed: StepClosed | None, names: tuple[str, ...]
     ) -> PolicyRecord:
+        document = trained.document
         version, step = record.version + 1, closed.step if closed else -1
         made = {"step": step, "parent": record.manifest, "consumed": names, "metrics": self.step_metrics}
-        manifest = a_manifest(document, version, **made)
+        manifest = a_manifest(document, version, agent=trained.agent.name, **made)
         ref = await self.blobs.put("team-a/manifests", "manifest", encode(manifest))
         held = {"epoch": 1, "holder": "t", "train_s": 1.5}
         fresh = PolicyRecord(uid=document.uid, version=version, manifest=ref, step=step, **held)
-        await self.put_policy(fresh, document)
+        await self.put(subjects.POLICY, trained.policy_key, fresh)
         await self.report(document, version)
         return fresh
 
     async def train(self, document: JobDocument, may_train: asyncio.Event | None = None) -> None:
-        record = await self.commit(document, PolicyRecord(uid=document.uid), None, ())
+        """Train all agents of a job, each as the trainer of its pool does."""
+        agents = (JobAgent(document, agent) for agent in document.spec.agents)
+        async with asyncio.TaskGroup() as group:
+            for one in agents:
+                group.create_task(self.train_agent(one, may_train))
+
+    async def train_agent(self, trained: JobAgent, may_train: asyncio.Event | None = None) -> None:
+        document = trained.document
+        record = await self.commit(trained, PolicyRecord(uid=document.uid), None, ())
         bus = self.server.connect("trainer")
-        name, subject = f"trainer-{document.job}", subjects.group("team-a", document.job, "policy")
-        consumer = await bus.consumer(subjects.GROUPS, name, subject)
+        name = f"trainer-{document.job}-{trained.agent.name}"
+        consumer = await bus.consumer(subjects.GROUPS, name, trained.groups)
         ready: dict[int, list[GroupReady]] = {}
         while True:
             for delivery in await consumer.fetch(8, 1.0):
@@ -171,7 +192,7 @@ class OrchestratorHarness(Harness):
                     self.trained.append((message.step, names))
                     if len(self.trained) == self.pause_after:
                         self.may_train.clear()
-                    record = await self.commit(document, record, message, names)
+                    record = await self.commit(trained, record, message, names)
 
 
 @contextlib.asynccontextmanager

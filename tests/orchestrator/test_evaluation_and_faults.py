@@ -79,6 +79,15 @@ def test_a_job_is_given_up_when_every_trainer_of_its_pool_says_so(document, repo
     assert GivenUp().words(document(), reports, 0.0) == words
 
 
+def test_a_job_of_two_pools_is_given_up_when_every_trainer_of_one_of_them_says_so(document):
+    team = document(agents=[{"name": "a"}, {"name": "b", "poolRef": {"name": "big"}}])
+    given_up = GivenUp()
+    assert given_up.words(team, [trainer("t0", True), trainer("t1", False), trainer("t0", False, "big")], 0.0) is None
+    reports = [trainer("t0", True), trainer("t1", False), trainer("t0", True, "big")]
+    assert given_up.words(team, reports, 1.0) == WORDS, "trainers of two pools may have one name"
+    assert given_up.words(team, reports[:2], 1.0) is None
+
+
 def test_a_trainer_that_is_being_replaced_may_still_take_the_job_and_one_that_stays_away_may_not(document):
     given_up, job = GivenUp(), document()
     given_up.words(job, [trainer("t0", False), trainer("t1", False)], 1000.0)

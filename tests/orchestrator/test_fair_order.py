@@ -44,6 +44,32 @@ def test_the_share_is_that_of_the_largest_resource_over_all_pools():
     assert names(found) == ["late"]
 
 
+@pytest.mark.parametrize("tenants", ["aa", "ab"])
+def test_jobs_that_need_each_others_pools_do_not_wait_for_each_other_and_the_older_goes_first(tenants):
+    jobs = [
+        demand("late", tenants[1], created_at=2, pool="big", also="tiny"),
+        demand("early", tenants[0], created_at=1, pool="tiny", also="big"),
+    ]
+    pools = {"tiny": 1, "big": 1}
+    order, found = order_of(pools)
+    order.run(jobs)
+    assert names(found) == ["early"]
+    order, found = order_of(pools, found)
+    order.run(jobs[:1])
+    assert names(found) == []
+    order, found = order_of(pools)
+    order.run(jobs[:1])
+    assert names(found) == ["late"]
+
+
+def test_a_job_of_two_pools_does_not_starve_behind_the_small_jobs_of_one():
+    large = demand("large", "a", 4, created_at=1, pool="tiny", also="big")
+    small = [demand(f"s{n}", "b", created_at=2 + n, pool="big") for n in range(4)]
+    order, found = order_of({"tiny": 4, "big": 4}, [demand("holds", "c", 2, pool="big")])
+    order.run([large, *small])
+    assert names(found) == []
+
+
 def test_priority_orders_the_jobs_of_one_tenant_and_of_no_other():
     mine = [demand("m1", "a", created_at=1, priority=-5), demand("m2", "a", created_at=2, priority=5)]
     theirs = [demand("t1", "b", created_at=3, priority=-9)]

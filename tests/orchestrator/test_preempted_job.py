@@ -20,7 +20,7 @@ class OneJobAtATime(OrchestratorHarness):
     """An engine whose KV cache one job fills."""
 
     async def put_report(self, role: str = "rollout", replica: str = "rollout-0", **fields: Any) -> None:
-        await super().put_report(role, replica, kv_tokens=1, **fields)
+        await super().put_report(role, replica, **{**fields, "kv_tokens": 1})
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from tests.harness import a_turn, an_episode, identity, working
 from tests.orchestrator.harness import OrchestratorHarness, final, mixed
 
 from marlaas_api import subjects
-from marlaas_api.messages import GroupReady, JobDocument, Phase, Pin, PolicyRecord, TaskMessage
+from marlaas_api.messages import GroupReady, JobAgent, JobDocument, Phase, Pin, PolicyRecord, TaskMessage
 from marlaas_api.names import eval_group, train_group
 from marlaas_api.wire import decode_as, encode
 
@@ -73,7 +73,7 @@ async def test_a_group_half_played_keeps_its_version_although_its_pin_has_expire
     job = document(maxStaleness=1)
     async with given_out(harness, job):
         await played(harness, job, 0, version=0)
-        await harness.commit(job, PolicyRecord(uid=job.uid, version=0), None, ())
+        await harness.commit(JobAgent(job, job.spec.agents[0]), PolicyRecord(uid=job.uid, version=0), None, ())
         async with harness.orchestrating():
             await harness.progress(job, lambda level: level.versions == {"policy": 1})
             await played(harness, job, 1, version=0)

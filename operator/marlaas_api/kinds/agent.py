@@ -86,7 +86,7 @@ class AgentSpec(Spec):
         description="False freezes the agent at version 0: the base model, or the adapter of initFrom. At least one agent of a job is trainable.",
     )
     pool_ref: PoolRef | None = Field(
-        None, description="Pool of this agent; this version supports only the job's pool. Absent: the job's pool."
+        None, description="Pool that serves and trains this agent. Absent: the job's pool."
     )
     init_from: InitFrom | None = Field(
         None, description="Initial adapter. Absent: a zero adapter; the policy then equals the base model."

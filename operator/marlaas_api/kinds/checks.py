@@ -5,14 +5,14 @@ check's docstring names another object.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from marlaas_api.kinds.agent import AgentSpec
 from marlaas_api.kinds.fields import did_you_mean, listed
 from marlaas_api.kinds.modelpool import ModelPool, SandboxBounds
 from marlaas_api.kinds.problems import Loc, Problem
 from marlaas_api.kinds.rljob import RLJob
-from marlaas_api.numeric import quantity
+from marlaas_api.numeric import quantity, slots_needed
 
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Linear layers of a Llama-like model; all builtin models are Llama-like."""
@@ -24,12 +24,6 @@ _LEAST_BYTES, _UNITS = 2**20, "mkKi"
 def check_supported(job: RLJob) -> Iterator[Problem]:
     """Yield the features of a job that the schema allows but this version of MARLaaS does not support anywhere."""
     for at, agent in enumerate(job.spec.agents):
-        if agent.pool_ref is not None and agent.pool_ref.name != job.spec.pool_ref.name:
-            yield Problem(
-                ("spec", "agents", at, "poolRef", "name"),
-                f"this version of MARLaaS serves all agents of a job from the job's pool '{job.spec.pool_ref.name}', found "
-                f"'{agent.pool_ref.name}'; remove poolRef from the agent",
-            )
         yield from _agent_training(job, at, agent)
     yield from _bytes(("spec", "environment", "memory"), job.spec.environment.memory)
     if not any(agent.trainable for agent in job.spec.agents):
@@ -113,7 +107,10 @@ def check_local_pool(pool: ModelPool) -> Iterator[Problem]:
 
 
 def check_fit(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
-    """Yield the limits of the pool's current spec that the job exceeds, with the numbers of both sides."""
+    """Yield the limits of one of the job's pools that its agents there exceed, with the numbers of both sides.
+
+    The job's own pool also bounds its sandboxes.
+    """
     yield from _namespace(job, pool)
     yield from _rank(job, pool)
     yield from _slots(job, pool)
@@ -122,8 +119,8 @@ def check_fit(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
     yield from _memory(job, pool)
 
 
-def remarks(job: RLJob, pool: ModelPool | None) -> Iterator[Problem]:
-    """Yield settings that are allowed but probably unintended."""
+def remarks(job: RLJob, pools: Iterable[ModelPool]) -> Iterator[Problem]:
+    """Yield settings that are allowed but probably unintended. pools: those of the job's pools that are known."""
     spec = job.spec
     for at, agent in enumerate(spec.agents):
         scale = agent.adapter.alpha / agent.adapter.rank
@@ -137,8 +134,9 @@ def remarks(job: RLJob, pool: ModelPool | None) -> Iterator[Problem]:
             ("spec", "environment", "egress"), "enforced only in a cluster; `marlaas run` does not restrict the network"
         )
     yield from _objective(job)
-    if pool is not None and spec.rollout.max_turns > 1:
-        yield from _context(job, pool)
+    if spec.rollout.max_turns > 1:
+        for pool in pools:
+            yield from _context(job, pool)
 
 
 def _objective(job: RLJob) -> Iterator[Problem]:
@@ -195,36 +193,39 @@ def _namespace(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
     if allowed and job.metadata.namespace not in allowed:
         yield Problem(
             ("metadata", "namespace"),
-            f"namespace '{job.metadata.namespace}' may not use {_named(pool)}, which allows only {listed(allowed)}",
+            f"namespace '{job.metadata.namespace}' may not use {_named(job, pool)}, which allows only {listed(allowed)}",
         )
 
 
 def _rank(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
-    for at, agent in enumerate(job.spec.agents):
+    for at, agent in job.spec.agents_on(pool.metadata.name):
         if agent.adapter.rank > pool.spec.max_rank:
             yield Problem(
                 ("spec", "agents", at, "adapter", "rank"),
-                f"rank {agent.adapter.rank} is above maxRank {pool.spec.max_rank} of {_named(pool)}; "
+                f"rank {agent.adapter.rank} is above maxRank {pool.spec.max_rank} of {_named(job, pool)}; "
                 "lower the rank or raise the pool's maxRank",
             )
 
 
 def _slots(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
     staleness, slots = job.spec.training.max_staleness, pool.spec.adapter_slots
-    if slots < staleness + 2:
+    agents = len(job.spec.agents_on(pool.metadata.name))
+    needed = slots_needed(agents, staleness)
+    if slots < needed:
+        sum_ = f"{staleness} + 2" if agents == 1 else f"{agents} agents x ({staleness} + 2)"
         yield Problem(
             ("spec", "training", "maxStaleness"),
-            f"maxStaleness {staleness} needs {staleness} + 2 = {staleness + 2} adapter slots, and adapterSlots of "
-            f"{_named(pool)} is {slots}; lower maxStaleness or raise the pool's adapterSlots",
+            f"maxStaleness {staleness} needs {sum_} = {needed} adapter slots, and adapterSlots of "
+            f"{_named(job, pool)} is {slots}; lower maxStaleness or raise the pool's adapterSlots",
         )
 
 
 def _length(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
     tokens, longest = job.spec.rollout.max_tokens, pool.spec.rollout.max_model_len
-    if tokens >= longest:
+    if tokens >= longest and job.spec.agents_on(pool.metadata.name):
         yield Problem(
             ("spec", "rollout", "maxTokens"),
-            f"maxTokens {tokens} leaves no room for a prompt within maxModelLen {longest} of {_named(pool)}; "
+            f"maxTokens {tokens} leaves no room for a prompt within maxModelLen {longest} of {_named(job, pool)}; "
             "lower maxTokens or raise the pool's maxModelLen",
         )
 
@@ -232,7 +233,7 @@ def _length(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
 def _targets(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
     if pool.spec.model.builtin is None:
         return
-    for at, agent in enumerate(job.spec.agents):
+    for at, agent in job.spec.agents_on(pool.metadata.name):
         for position, target in enumerate(agent.adapter.targets):
             if target not in LINEAR_LAYERS:
                 yield Problem(
@@ -244,25 +245,33 @@ def _targets(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
 
 def _memory(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
     wanted, largest = job.spec.environment.memory, pool.spec.sandbox.max_memory
-    if largest is not None and quantity(wanted) > quantity(largest):
+    is_ours = pool.metadata.name == job.spec.pool_ref.name
+    if is_ours and largest is not None and quantity(wanted) > quantity(largest):
         yield Problem(
             ("spec", "environment", "memory"),
-            f"memory {wanted} is above sandbox.maxMemory {largest} of {_named(pool)}; lower the memory or raise the pool's",
+            f"memory {wanted} is above sandbox.maxMemory {largest} of {_named(job, pool)}; lower the memory or raise the pool's",
         )
 
 
 def _context(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
     turns, tokens, longest = job.spec.rollout.max_turns, job.spec.rollout.max_tokens, pool.spec.rollout.max_model_len
-    if turns * tokens > longest > tokens:
+    if turns * tokens > longest > tokens and job.spec.agents_on(pool.metadata.name):
         yield Problem(
             ("spec", "rollout", "maxTurns"),
             f"maxTurns {turns} x maxTokens {tokens} = {turns * tokens} tokens do not fit into maxModelLen {longest} of "
-            f"{_named(pool)}: longer episodes end when the context is full, and are scored",
+            f"{_named(job, pool)}: longer episodes end when the context is full, and are scored",
         )
 
 
-def _named(pool: ModelPool) -> str:
-    return f"ModelPool '{pool.metadata.name}'"
+def _named(job: RLJob, pool: ModelPool) -> str:
+    return pool_text(job, pool.metadata.name)
+
+
+def pool_text(job: RLJob, pool: str) -> str:
+    """Return one of the job's pools for a message; a pool other than the job's own with the agents that name it."""
+    agents = [f"'{agent.name}'" for _, agent in job.spec.agents_on(pool)] if pool != job.spec.pool_ref.name else []
+    whose = f" of agent{'s' if len(agents) > 1 else ''} {listed(agents)}" if agents else ""
+    return f"ModelPool '{pool}'{whose}"
 
 
 def _is_power_of_two(number: float) -> bool:

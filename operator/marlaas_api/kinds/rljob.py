@@ -16,7 +16,10 @@ _TEN_YEARS_S = 315_360_000
 class RLJobSpec(Spec):
     """Desired state of a job. Only steps (upwards), priority, suspend, activeDeadlineSeconds, ttlSecondsAfterFinished and backoffLimit can change."""
 
-    pool_ref: PoolRef = Field(description="The ModelPool that serves and trains the job.", json_schema_extra=FIXED)
+    pool_ref: PoolRef = Field(
+        description="The ModelPool that serves and trains the agents that name no other. Its sandbox settings hold for the job's sandboxes.",
+        json_schema_extra=FIXED,
+    )
     agents: Annotated[tuple[AgentSpec, ...], Field(min_length=1, max_length=16)] = Field(
         (AgentSpec(name="policy"),),
         description="Agents that play the job's episodes, each with a policy of its own. Environments call them by name.",
@@ -76,6 +79,19 @@ class RLJobSpec(Spec):
         description="Number of sandbox crashes that the job survives; one more fails it, so 0 fails it at the first. Evictions of sandboxes that wrote too "
         "much to disk count as crashes. The default is that of Kubernetes' Job.",
     )
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """Names of the pools that the job needs: its own, which bounds its sandboxes, then those of its agents."""
+        return tuple(dict.fromkeys((self.pool_ref.name, *(self.pool_of(agent) for agent in self.agents))))
+
+    def pool_of(self, agent: AgentSpec) -> str:
+        """Return the name of an agent's pool: its own, or the job's."""
+        return agent.pool_ref.name if agent.pool_ref is not None else self.pool_ref.name
+
+    def agents_on(self, pool: str) -> tuple[tuple[int, AgentSpec], ...]:
+        """Return the agents on a pool, each with its position in `agents`."""
+        return tuple((at, agent) for at, agent in enumerate(self.agents) if self.pool_of(agent) == pool)
 
     @model_validator(mode="after")
     def _agents_differ(self) -> Self:

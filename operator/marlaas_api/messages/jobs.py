@@ -61,6 +61,20 @@ class JobDocument(JobMessage):
         """Names of the pools that serve the job's agents."""
         return frozenset(self.pool_of(agent) for agent in self.spec.agents)
 
+    @property
+    def queue(self) -> str:
+        """The pool in whose queue the job waits: its own, or if no agent runs there, the first of its agents'."""
+        return self.pool if self.pool in self.pools else min(self.pools)
+
+    def agents_on(self, pool: str) -> tuple[AgentSettings, ...]:
+        """Return the job's agents that run on a pool."""
+        return tuple(agent for agent in self.spec.agents if self.pool_of(agent) == pool)
+
+    def pool_text(self, pool: str) -> str:
+        """Return a pool's name for a message; if the job has several pools, with the names of its agents there."""
+        agents = [agent.name for agent in self.agents_on(pool)]
+        return f"{pool} (agent{'s' if len(agents) > 1 else ''} {', '.join(agents)})" if len(self.pools) > 1 else pool
+
 
 @dataclass(frozen=True, slots=True)
 class JobAgent:
@@ -95,10 +109,8 @@ class JobAgent:
 
 
 def agents_on(pool: str, document: JobDocument) -> Iterator[JobAgent]:
-    """Yield the job's agents that run on a pool."""
-    for agent in document.spec.agents:
-        if document.pool_of(agent) == pool:
-            yield JobAgent(document, agent)
+    """Return the job's agents that run on a pool, with their names on the bus."""
+    return (JobAgent(document, agent) for agent in document.agents_on(pool))
 
 
 _ASIDE = frozenset({"priority", "suspend", "active_deadline_seconds", "export", "adapter_retention"})

@@ -106,13 +106,16 @@ def target_of(body: Body) -> Target:
     return Target(resource, str(metadata.get("namespace", "")) if resource.namespaced else "", str(metadata["name"]))
 
 
-def pool_of(job: Body) -> str:
-    """Return the name of the job's pool; empty if it names none.
+def pools_of(job: Body) -> tuple[str, ...]:
+    """Return the names of the pools that a job names: its own, then those of its agents.
 
     A stored job may predate the rules of its kind.
     """
-    reference = _mapping(_mapping(job.get("spec")).get("poolRef"))
-    return str(reference.get("name") or "")
+    spec = _mapping(job.get("spec"))
+    agents = spec.get("agents")
+    parts = (spec, *(map(_mapping, agents) if isinstance(agents, list) else ()))
+    names = (_mapping(part.get("poolRef")).get("name") for part in parts)
+    return tuple(dict.fromkeys(str(name) for name in names if name))
 
 
 def namespaces_of(tenant: Body) -> tuple[str, ...]:

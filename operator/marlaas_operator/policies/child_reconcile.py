@@ -30,9 +30,9 @@ def plan_sandbox(
     document = wanted or snapshot.own_document  # for a job that no longer parses: the published document
     if document is None or snapshot.credential is None:
         return ()
-    if snapshot.pool is None:  # pool deleted by force, or invalid: its sandbox bounds are unknown, not absent
+    if snapshot.own_pool is None:  # pool deleted by force, or invalid: its sandbox bounds are unknown, not absent
         return ()
-    sandbox = Sandbox(snapshot.meta, document, snapshot.pool.spec.sandbox, snapshot.credential)
+    sandbox = Sandbox(snapshot.meta, document, snapshot.own_pool.spec.sandbox, snapshot.credential)
     objects = sandbox_objects(sandbox, installation)
     secret = Mounted(sandbox_secret(sandbox, installation), snapshot.pods)
     return tuple(towards(objects, snapshot.owned, snapshot.meta.uid, secret, now))

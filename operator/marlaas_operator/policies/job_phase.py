@@ -9,19 +9,20 @@ The operator adds what only it observes: missing objects, pods that are not read
 observations leave the status unchanged.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from marlaas_api.documents import job_document
-from marlaas_api.kinds import ModelPool, RLJob
-from marlaas_api.kinds.checks import check_fit, check_supported
+from marlaas_api.kinds import RLJob
+from marlaas_api.kinds.checks import check_fit, check_supported, pool_text
 from marlaas_api.kinds.problems import Problem
 from marlaas_api.messages import JobDocument, JobVerdict, Phase, Progress
 from marlaas_api.reasons import Reason
 from marlaas_operator.manifests.pods import sandbox_name
 from marlaas_operator.plan import WriteDocument
 from marlaas_operator.pod_facts import PodFacts, PodFault, first_fault, refusal_of
-from marlaas_operator.snapshot import JobSnapshot
+from marlaas_operator.snapshot import JobPool, JobSnapshot
 
 MISFITS = frozenset({Reason.NEVER_FITS, Reason.NAMESPACE_NOT_ALLOWED})
 """Reasons to queue a job although its pool exists: the pool's spec does not allow what the job requests."""
@@ -61,14 +62,9 @@ def refused(snapshot: JobSnapshot) -> PublishRefusal | None:
     unsupported = tuple(check_supported(snapshot.job))
     if unsupported:
         return PublishRefusal(Phase.FAILED, Reason.UNSUPPORTED, _sentences(unsupported))
-    if snapshot.pool is None or snapshot.pool_deleting:
-        absent = f"cannot be read ({snapshot.pool_problem})" if snapshot.pool_problem else "does not exist"
-        state = "is being deleted" if snapshot.pool is not None else absent
-        text = f"ModelPool '{snapshot.job.spec.pool_ref.name}' {state}; the job starts when a pool of this name exists"
-        return PublishRefusal(Phase.QUEUED, Reason.POOL_NOT_FOUND, text)
-    misfit = _misfit(snapshot.job, snapshot.pool)
-    if misfit is not None:
-        return misfit
+    unfit = _pools_missing(snapshot.job, snapshot.pools) or unfit_now(snapshot)
+    if unfit is not None:
+        return unfit
     if snapshot.document is not None:
         text = "an earlier job of the same name is being deleted; this one starts after that"
         return PublishRefusal(Phase.QUEUED, Reason.WAITING_FOR_ORCHESTRATOR, text)
@@ -90,23 +86,33 @@ def is_over(snapshot: JobSnapshot) -> bool:
 
 
 def unfit_now(snapshot: JobSnapshot) -> PublishRefusal | None:
-    """Return why a job with a published document no longer fits the pool's spec.
+    """Return what the specs of a job's pools do not allow, also after its document was published.
 
-    None if it fits, or if there is no pool.
+    None if it fits; a missing pool allows everything.
     """
-    if snapshot.job is None or snapshot.pool is None:
-        return None
-    return _misfit(snapshot.job, snapshot.pool)
-
-
-def _misfit(job: RLJob, pool: ModelPool) -> PublishRefusal | None:
-    """Return what the pool's spec does not allow; None if the job fits."""
-    problems = tuple(check_fit(job, pool))
+    job = snapshot.job
+    pools = [one.pool for one in snapshot.pools if one.pool is not None]
+    problems = [problem for pool in pools for problem in check_fit(job, pool)] if job is not None else []
     if not problems:
         return None
     foreign = problems[0].loc[0] == "metadata"
     text = f"{_sentences(problems)}. The job starts once the pool is changed so that it fits"
     return PublishRefusal(Phase.QUEUED, Reason.NAMESPACE_NOT_ALLOWED if foreign else Reason.NEVER_FITS, text)
+
+
+def _pools_missing(job: RLJob, pools: Iterable[JobPool]) -> PublishRefusal | None:
+    """Return which pools do not exist, or not for long; None if all exist."""
+    missing = []
+    for one in pools:
+        absent = f"cannot be read ({one.problem})" if one.problem else "does not exist"
+        state = "is being deleted" if one.pool is not None else absent
+        if one.pool is None or one.deleting:
+            missing.append(f"{pool_text(job, one.name)} {state}")
+    if not missing:
+        return None
+    awaited = "a pool of this name exists" if len(missing) == 1 else "pools of these names exist"
+    text = f"{'; '.join(missing)}; the job starts when {awaited}"
+    return PublishRefusal(Phase.QUEUED, Reason.POOL_NOT_FOUND, text)
 
 
 def _sentences(problems: Iterable[Problem]) -> str:
@@ -221,7 +227,8 @@ def _fault(snapshot: JobSnapshot, progress: Progress, now: float) -> StatusSumma
     if progress.admitted and _is_lost(snapshot, now):
         return StatusSummary(progress.phase, Reason.BUS_UNAVAILABLE, _BUS)
     fault = sandbox_fault(snapshot) if progress.admitted else None
-    fault = fault or first_fault(_without_substitute(snapshot.pool_pods), f" of pool {_pool_name(snapshot)}")
+    for one in snapshot.serving_pools:
+        fault = fault or first_fault(_without_substitute(one.pods), f" of pool {one.name}")
     if fault is not None:
         return StatusSummary(progress.phase, fault.reason, fault.message)
     return _absent(snapshot, progress, now) if progress.admitted and snapshot.job is not None else None
@@ -240,7 +247,7 @@ def _absent(snapshot: JobSnapshot, progress: Progress, now: float) -> StatusSumm
     since = snapshot.bus.leaderless_since
     if since is not None and now - since >= LEADER_PATIENCE_S:
         return StatusSummary(progress.phase, Reason.WAITING_FOR_ORCHESTRATOR, _LEADER)
-    late = late_worker(snapshot.pool_pods, _pool_name(snapshot))
+    late = late_worker(snapshot.serving_pools)
     return None if late is None else StatusSummary(progress.phase, *late)
 
 
@@ -250,13 +257,15 @@ def _without_substitute(pods: Sequence[PodFacts]) -> list[PodFacts]:
     return [pod for pod in pods if pod.component not in serving]
 
 
-def late_worker(pods: Sequence[PodFacts], pool: str) -> tuple[Reason, str] | None:
-    """Return the first role without a ready worker, as reason and message; None if each role has one."""
-    for role, reason in (("rollout", Reason.ROLLOUT_STARTING), ("trainer", Reason.TRAINER_STARTING)):
-        mine = [pod for pod in pods if pod.component == role and not pod.deleting]
+def late_worker(pools: Iterable[JobPool]) -> tuple[Reason, str] | None:
+    """Return the first role of a pool without a ready worker, as reason and message; None if each role has one."""
+    roles = (("rollout", Reason.ROLLOUT_STARTING), ("trainer", Reason.TRAINER_STARTING))
+    for pool, (role, reason) in itertools.product(pools, roles):
+        mine = [pod for pod in pool.pods if pod.component == role and not pod.deleting]
         if not any(pod.ready for pod in mine):
             first = min((pod.name for pod in mine), default="")
-            awaited = f"{first} of pool {pool} is starting" if first else f"pool {pool} has no {role} worker yet"
+            awaited = f"{first} of pool {pool.name} is starting"
+            awaited = awaited if first else f"pool {pool.name} has no {role} worker yet"
             return reason, f"{awaited}; the job continues when it is ready"
     return None
 
@@ -273,14 +282,10 @@ def _activity(snapshot: JobSnapshot, progress: Progress) -> StatusSummary:
     busy = progress.reason in (Reason.ADMITTED, Reason.TRAINING, Reason.EVALUATING)
     if progress.admitted and busy and not any(pod.ready for pod in snapshot.pods):
         return StatusSummary(progress.phase, Reason.SANDBOX_STARTING, "its sandbox is starting")
-    late = late_worker(snapshot.pool_pods, _pool_name(snapshot))
+    late = late_worker(snapshot.serving_pools)
     misfit = unfit_now(snapshot) if progress.reason == Reason.WAITING_FOR_POOL else None
     if misfit is not None:
         return StatusSummary(misfit.phase, misfit.reason, misfit.message)
     if progress.reason == Reason.WAITING_FOR_POOL and late is not None:
         return StatusSummary(progress.phase, progress.reason, f"{progress.message}: {late[1]}")
     return StatusSummary(progress.phase, progress.reason, progress.message)
-
-
-def _pool_name(snapshot: JobSnapshot) -> str:
-    return snapshot.document.pool if snapshot.document is not None else ""

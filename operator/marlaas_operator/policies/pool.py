@@ -65,7 +65,7 @@ def _held(snapshot: PoolSnapshot, places: int) -> dict[str, Any]:
     if not snapshot.bus.synced:
         return {key: before.get(key) for key in ("jobs", "slots", "freeSlots")}
     admitted = [job for job in snapshot.jobs if job.admitted]
-    used = sum(job.slots for job in admitted)
+    used = sum(job.slots.get(snapshot.meta.name, 0) for job in admitted)
     return {"jobs": len(admitted), "slots": f"{used}/{places}", "freeSlots": max(0, places - used)}
 
 

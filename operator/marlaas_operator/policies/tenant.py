@@ -92,7 +92,7 @@ def _holds(snapshot: TenantSnapshot) -> dict[str, Any]:
     return {
         "jobs": len(admitted),
         "queued": sum(job.phase is Phase.QUEUED for job in own),
-        "adapterSlots": sum(job.slots for job in admitted),
+        "adapterSlots": sum(sum(job.slots.values()) for job in admitted),
         "shareEntitled": _entitled(snapshot),
         "shareHeld": _held(snapshot, admitted),
         "tokensPerSecond": float(round(sum(job.tokens_per_s for job in admitted))),
@@ -127,7 +127,7 @@ def _entitled(snapshot: TenantSnapshot) -> float:
 def _held(snapshot: TenantSnapshot, admitted: Sequence[JobLoad]) -> float:
     held: Counter[str] = Counter()
     for job in admitted:
-        held[job.pool] += job.slots
+        held.update(job.slots)
     shares = (slots / snapshot.places[pool] for pool, slots in held.items() if snapshot.places.get(pool))
     return round(max(shares, default=0.0), 2)
 

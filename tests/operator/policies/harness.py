@@ -22,7 +22,7 @@ from marlaas_operator.plan import (
     WriteDocument,
 )
 from marlaas_operator.policies.job import plan_job
-from marlaas_operator.snapshot import JobSnapshot, Meta
+from marlaas_operator.snapshot import JobPool, JobSnapshot, Meta
 
 MOST_ROUNDS = 30
 
@@ -50,12 +50,11 @@ class PolicyHarness:
             bus=AWAKE,
             job=self.job,
             status=self.status,
-            pool=modelpool(),
+            pools=(JobPool("tiny", modelpool(), pods=(pod("rollout"), pod("trainer"))),),
             document=self.document,
             progress=self.progress,
             owned={key: body for key, body in self.objects.items() if key[0] != "Secret"},
             pods=(pod("sandbox"),) if self._runs() else (),
-            pool_pods=(pod("rollout"), pod("trainer")),
             credential="creds" if admitted else None,
             first_seen_at=NOW,
             deletion_seen_at=self.meta.deleted_at or 0.0,

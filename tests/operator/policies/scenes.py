@@ -13,7 +13,7 @@ from marlaas_operator.manifests.pods import sandbox_name
 from marlaas_operator.manifests.sandbox import Sandbox, sandbox_objects
 from marlaas_operator.pod_facts import ContainerFacts, PodFacts
 from marlaas_operator.policies.job import FINALIZER
-from marlaas_operator.snapshot import BusState, JobLoad, JobSnapshot, Meta, PoolSnapshot
+from marlaas_operator.snapshot import BusState, JobLoad, JobPool, JobSnapshot, Meta, PoolSnapshot
 
 NOW = 1_800_000_000.0
 AWAKE = BusState(available=True, since=0.0)
@@ -49,13 +49,20 @@ def queued(reason: str = "WaitingForSlots", message: str = "needs 3 of the 8 ada
     return progress(Phase.QUEUED, reason, message=message, **fields)
 
 
+def repooled(scene: JobSnapshot, **fields: Any) -> JobSnapshot:
+    """The scene with another state of the job's own pool."""
+    [own, *others] = scene.pools
+    return replace(scene, pools=(replace(own, **fields), *others))
+
+
 def snapshot(**fields: Any) -> JobSnapshot:
-    """A job that is handed over and runs, with nothing observed in the cluster yet."""
+    """A job that is handed over and runs, with nothing observed in the cluster yet. on: the state of the pool `tiny`."""
+    on = fields.pop("on", {})
     plain: dict[str, Any] = {
         "meta": META,
         "bus": AWAKE,
         "job": rljob(),
-        "pool": modelpool(),
+        "pools": (JobPool(**{"name": "tiny", "pool": modelpool(), **on}),),
         "document": document(fields.get("job")),
         "progress": progress(),
         "credential": "creds",
@@ -88,8 +95,8 @@ def stored(manifest: Any, uid: str = "o1") -> dict[str, Any]:
 
 def running(**fields: Any) -> JobSnapshot:
     """A job in the middle of its training, its pool serving and everything as it should be, but for its status, which was never written."""
-    serving = {"pods": (pod("sandbox"),), "pool_pods": (pod("rollout"), pod("trainer"))}
-    return snapshot(**{"owned": owned_sandbox(fields.get("job")), **serving, **fields})
+    on = {"pods": (pod("rollout"), pod("trainer")), **fields.pop("on", {})}
+    return snapshot(**{"owned": owned_sandbox(fields.get("job")), "pods": (pod("sandbox"),), "on": on, **fields})
 
 
 def pod(component: str = "sandbox", *containers: ContainerFacts, ready: bool = True, **fields: Any) -> PodFacts:
@@ -108,8 +115,8 @@ def crashed(words: str = "boom", restarts: int = 1, component: str = "sandbox", 
 
 
 def load(name: str = "sums", phase: Phase = Phase.RUNNING, **fields: Any) -> JobLoad:
-    plain = {"namespace": "team-a", "name": name, "pool": "tiny", "admitted": phase is Phase.RUNNING}
-    return JobLoad(**{**plain, "phase": phase, "slots": 3, "published": True, **fields})
+    plain = {"namespace": "team-a", "name": name, "admitted": phase is Phase.RUNNING}
+    return JobLoad(**{**plain, "phase": phase, "slots": {"tiny": 3}, "published": True, **fields})
 
 
 def pool_snapshot(**fields: Any) -> PoolSnapshot:

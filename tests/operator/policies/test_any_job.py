@@ -11,7 +11,7 @@ from tests.operator.policies.test_job import plan
 from marlaas_api.messages import Phase
 from marlaas_operator.plan import Delete, DeleteObject, RemoveFinalizer
 from marlaas_operator.policies.job import FINALIZER
-from marlaas_operator.snapshot import BusState
+from marlaas_operator.snapshot import BusState, JobPool
 
 JOBS = (
     None,
@@ -54,6 +54,7 @@ metas = st.builds(
     st.sampled_from([(), (FINALIZER,)]),
     st.sampled_from([None, None, NOW - 1, NOW - 1000]),
 )
+POOLS = [JobPool("tiny", pool) for pool in (None, modelpool(), modelpool(adapterSlots=1), modelpool(namespaces=["x"]))]
 snapshots = st.builds(
     lambda scene, job, level, unread: replace(
         scene, job=job, problem="" if job else "?", progress=level, progress_unread=unread and level is None
@@ -63,7 +64,7 @@ snapshots = st.builds(
         st.just(running()),
         meta=metas,
         bus=buses,
-        pool=st.sampled_from([None, modelpool(), modelpool(adapterSlots=1), modelpool(namespaces=["x"])]),
+        pools=st.lists(st.sampled_from(POOLS), min_size=1, max_size=2).map(tuple),
         document=st.none() | documents,
         owned=st.sampled_from([{}, owned_sandbox()]),
         pods=st.sampled_from(PODS),

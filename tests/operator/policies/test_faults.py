@@ -15,6 +15,7 @@ from tests.operator.policies.scenes import (
     new,
     pod,
     queued,
+    repooled,
     rljob,
     running,
 )
@@ -159,28 +160,30 @@ LEADERLESS = BusState(available=True, since=0.0, leaderless_since=NOW - 4)
     ("fields", "reason", "message"),
     [
         (
-            {"pool_pods": (STARTING, *serving("trainer"))},
+            {"on": {"pods": (STARTING, *serving("trainer"))}},
             "RolloutStarting",
             "rollout-0 of pool tiny is starting; the job continues when it is ready",
         ),
         (
-            {"pool_pods": serving("rollout")},
+            {"on": {"pods": serving("rollout")}},
             "TrainerStarting",
             "pool tiny has no trainer worker yet; the job continues when it is ready",
         ),
-        ({"pool_pods": (STARTING, pod("rollout", name="rollout-1"), *serving("trainer"))}, "Training", None),
+        ({"on": {"pods": (STARTING, pod("rollout", name="rollout-1"), *serving("trainer"))}}, "Training", None),
         (
-            {"pool_pods": (crashed(component="rollout", name="rollout-1"), *serving("rollout", "trainer"))},
+            {"on": {"pods": (crashed(component="rollout", name="rollout-1"), *serving("rollout", "trainer"))}},
             "Training",
             None,
         ),
         (
             {
-                "pool_pods": (
-                    crashed(component="rollout", name="rollout-1"),
-                    pod("rollout", deleting=True),
-                    *serving("trainer"),
-                )
+                "on": {
+                    "pods": (
+                        crashed(component="rollout", name="rollout-1"),
+                        pod("rollout", deleting=True),
+                        *serving("trainer"),
+                    )
+                }
             },
             "ContainerCrashing",
             "rollout-1 of pool tiny: boom",
@@ -205,7 +208,7 @@ def test_an_orchestrator_that_is_missed_is_looked_at_again_in_time():
 
 def test_a_job_that_waits_for_its_pool_says_what_the_pool_waits_for():
     waits = new(document=document(), progress=queued("WaitingForPool", "no rollout replica of pool tiny is ready yet"))
-    found = status(replace(waits, pool_pods=(STARTING,)))
+    found = status(repooled(waits, pods=(STARTING,)))
     expected = "no rollout replica of pool tiny is ready yet: rollout-0 of pool tiny is starting; the job continues when it is ready"
     assert (found["reason"], found["message"]) == ("WaitingForPool", expected)
 
@@ -219,7 +222,7 @@ def test_pods_that_the_namespace_refuses_are_told_by_the_deployment():
 
 def test_a_queued_job_hears_of_its_pools_trouble_only_if_it_waits_for_the_pool():
     broken = (crashed("boom", component="rollout"),)
-    waits = new(document=document(), progress=queued("WaitingForPool"), pool_pods=broken)
+    waits = new(document=document(), progress=queued("WaitingForPool"), on={"pods": broken})
     assert status(waits)["reason"] == "ContainerCrashing"
     assert conditions(waits)["Admitted"] == ("False", "WaitingForPool")
     assert status(replace(waits, progress=queued()))["reason"] == "WaitingForSlots"
@@ -228,7 +231,7 @@ def test_a_queued_job_hears_of_its_pools_trouble_only_if_it_waits_for_the_pool()
 def test_a_queued_job_whose_pool_shrank_below_it_says_so_and_goes_on_when_it_grows():
     waits = queued("WaitingForPool", "needs 12 adapter slots and there are 8 in a replica that serves now")
     job = rljob({"training": {"steps": 40, "maxStaleness": 10}})
-    shrunk = new(job=job, document=document(job), progress=waits, pool=modelpool(adapterSlots=8))
+    shrunk = new(job=job, document=document(job), progress=waits, on={"pool": modelpool(adapterSlots=8)})
     [admitted] = [one for one in status(shrunk)["conditions"] if one["type"] == "Admitted"]
     assert (status(shrunk)["reason"], admitted["reason"]) == ("NeverFits", "NeverFits")
-    assert status(replace(shrunk, pool=modelpool(adapterSlots=16)))["reason"] == "WaitingForPool"
+    assert status(repooled(shrunk, pool=modelpool(adapterSlots=16)))["reason"] == "WaitingForPool"

@@ -16,6 +16,7 @@ from tests.operator.policies.scenes import (
     pod,
     progress,
     queued,
+    repooled,
     rljob,
     running,
     snapshot,
@@ -83,21 +84,26 @@ def test_a_raised_step_count_is_written_at_once_and_knows_what_it_replaces():
 @pytest.mark.parametrize(
     ("fields", "phase", "reason", "words"),
     [
-        ({"pool": None}, "Queued", "PoolNotFound", "ModelPool 'tiny' does not exist"),
+        ({"on": {"pool": None}}, "Queued", "PoolNotFound", "ModelPool 'tiny' does not exist"),
         (
-            {"pool": None, "pool_problem": "spec.x: no such field"},
+            {"on": {"pool": None, "problem": "spec.x: no such field"}},
             "Queued",
             "PoolNotFound",
             "cannot be read (spec.x: no",
         ),
-        ({"pool_deleting": True}, "Queued", "PoolNotFound", "is being deleted"),
-        ({"pool": modelpool(namespaces=["team-b"])}, "Queued", "NamespaceNotAllowed", "namespace 'team-a' may not use"),
-        ({"pool": modelpool(adapterSlots=1)}, "Queued", "NeverFits", "adapterSlots of ModelPool 'tiny' is 1"),
+        ({"on": {"deleting": True}}, "Queued", "PoolNotFound", "is being deleted"),
         (
-            {"job": rljob({"agents": [{"name": "a", "poolRef": {"name": "b"}}]})},
+            {"on": {"pool": modelpool(namespaces=["team-b"])}},
+            "Queued",
+            "NamespaceNotAllowed",
+            "namespace 'team-a' may not use",
+        ),
+        ({"on": {"pool": modelpool(adapterSlots=1)}}, "Queued", "NeverFits", "adapterSlots of ModelPool 'tiny' is 1"),
+        (
+            {"job": rljob({"agents": [{"name": "a", "trainable": False}]})},
             "Failed",
             "Unsupported",
-            "job's pool 'tiny'",
+            "no agent of the job is trainable",
         ),
         ({"job": None, "problem": "spec.poolRef: required"}, "Queued", "InvalidSpec", "spec.poolRef: required"),
         ({"document": document(uid="old")}, "Queued", "WaitingForOrchestrator", "an earlier job of the same name"),
@@ -128,22 +134,22 @@ def test_what_cannot_be_handed_over_gets_no_document_and_is_told_at_once(fields,
     ids=["slots", "rank", "length", "namespace", "memory"],
 )
 def test_a_job_that_came_a_moment_before_its_pools_update_is_handed_over_after_it(job, small, large):
-    early = told(new(job=rljob(job), pool=modelpool(**small)))
+    early = told(new(job=rljob(job), on={"pool": modelpool(**small)}))
     assert early.status["phase"] == "Queued"
-    assert kinds(plan(replace(early, pool=modelpool(**large))).actions) == ["WriteDocument"]
+    assert kinds(plan(repooled(early, pool=modelpool(**large))).actions) == ["WriteDocument"]
 
 
 def test_a_job_that_no_pool_could_run_fails_at_once_whether_its_pool_is_there_or_not():
     frozen = rljob({"agents": [{"name": "a", "trainable": False}]})
     for pool in (None, modelpool(), modelpool(adapterSlots=1)):
-        failed = told(new(job=frozen, pool=pool))
+        failed = told(new(job=frozen, on={"pool": pool}))
         assert (failed.status["phase"], failed.status["reason"]) == ("Failed", "Unsupported")
-        assert plan(replace(failed, pool=modelpool(adapterSlots=64))).empty
+        assert plan(repooled(failed, pool=modelpool(adapterSlots=64))).empty
 
 
 def test_a_job_that_waits_for_its_pool_is_handed_over_when_the_pool_comes():
-    waiting = told(new(pool=None))
-    assert kinds(plan(replace(waiting, pool=modelpool())).actions) == ["WriteDocument"]
+    waiting = told(new(on={"pool": None}))
+    assert kinds(plan(repooled(waiting, pool=modelpool())).actions) == ["WriteDocument"]
 
 
 CHANGED = [modelpool(namespaces=["team-b"]), modelpool(adapterSlots=1), None]
@@ -151,26 +157,26 @@ CHANGED = [modelpool(namespaces=["team-b"]), modelpool(adapterSlots=1), None]
 
 @pytest.mark.parametrize("pool", CHANGED, ids=["another's", "too small", "gone"])
 def test_a_running_job_is_not_failed_by_a_pool_that_changes_or_goes(pool):
-    assert plan(told(running(pool=pool))).empty
+    assert plan(told(running(on={"pool": pool}))).empty
 
 
 @pytest.mark.parametrize("pool", CHANGED, ids=["another's", "too small", "gone"])
 def test_a_job_that_ran_when_the_operator_ended_is_not_failed_while_the_bus_cannot_be_read(pool):
-    found = plan(replace(told(running()), pool=pool, bus=UNREAD, document=None, progress=None))
+    found = plan(replace(repooled(told(running()), pool=pool), bus=UNREAD, document=None, progress=None))
     assert (found.actions, found.status["phase"], found.status["reason"]) == ((), "Running", "BusUnavailable")
 
 
 def test_what_a_newer_orchestrator_says_is_unknown_and_nothing_is_made_removed_or_told_on_its_account():
     unread = replace(told(running()), progress=None, progress_unread=True)
     assert plan(unread).empty
-    assert plan(replace(unread, pool=modelpool(adapterSlots=1))).empty
+    assert plan(repooled(unread, pool=modelpool(adapterSlots=1))).empty
 
 
 def test_a_pool_that_is_gone_by_force_or_cannot_be_read_takes_no_lock_off_the_sandboxes():
     pool = modelpool(sandbox={"runtimeClassName": "gvisor", "nodeSelector": {"sandboxes": "only"}})
-    locked = plan(snapshot(pool=pool)).actions[-1].manifest["spec"]["template"]["spec"]
+    locked = plan(snapshot(on={"pool": pool})).actions[-1].manifest["spec"]["template"]["spec"]
     assert (locked["runtimeClassName"], locked["nodeSelector"]) == ("gvisor", {"sandboxes": "only"})
-    assert plan(snapshot(pool=None)).actions == ()
+    assert plan(snapshot(on={"pool": None})).actions == ()
 
 
 def test_an_earlier_job_of_the_same_name_is_forgotten_before_this_one_is_handed_over():

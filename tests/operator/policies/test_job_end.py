@@ -36,7 +36,7 @@ FROZEN = rljob({"ttlSecondsAfterFinished": 60, "agents": [{"name": "a", "trainab
 
 
 def test_a_job_that_waits_for_a_larger_pool_is_not_deleted_by_its_ttl():
-    waits = told(new(job=rljob({"ttlSecondsAfterFinished": 60}), pool=modelpool(adapterSlots=1)))
+    waits = told(new(job=rljob({"ttlSecondsAfterFinished": 60}), on={"pool": modelpool(adapterSlots=1)}))
     assert plan(waits, NOW + 1e6).empty
 
 

@@ -113,7 +113,7 @@ def test_a_condition_keeps_its_time_until_its_status_turns():
     ("scene", "expected"),
     [
         (new(document=document(), progress=queued()), (("False", "WaitingForSlots"), ("False", "NotAdmitted"))),
-        (new(pool=None), (("False", "PoolNotFound"), ("False", "NotAdmitted"))),
+        (new(on={"pool": None}), (("False", "PoolNotFound"), ("False", "NotAdmitted"))),
         (running(pods=()), (("True", "Admitted"), ("False", "SandboxStarting"))),
         (running(), (("True", "Admitted"), ("True", "SandboxReady"))),
         (running(pods=(crashed(),)), (("True", "Admitted"), ("False", "ContainerCrashing"))),
@@ -163,8 +163,12 @@ NO_MODEL = pod("rollout", container("model", init=True, exit_code=2, last_words=
         ({"pods": (OOM,)}, "ContainerOutOfMemory", "supervisor exceeded its memory limit"),
         ({"pods": (crashed("KeyError: 'x'"),)}, "ContainerCrashing", "sandbox-0: KeyError: 'x'"),
         ({"pods": (), "refusal": "exceeded quota"}, "PodRefused", "exceeded quota"),
-        ({"pool_pods": (NO_MODEL,)}, "ModelNotFound", "rollout-0 of pool tiny: no model at /m"),
-        ({"pool_pods": (crashed("boom", component="trainer"),)}, "ContainerCrashing", "trainer-0 of pool tiny: boom"),
+        ({"on": {"pods": (NO_MODEL,)}}, "ModelNotFound", "rollout-0 of pool tiny: no model at /m"),
+        (
+            {"on": {"pods": (crashed("boom", component="trainer"),)}},
+            "ContainerCrashing",
+            "trainer-0 of pool tiny: boom",
+        ),
         ({"bus": BusState(available=False, since=NOW - 60)}, "BusUnavailable", "NATS does not answer"),
         ({"pods": ()}, "SandboxStarting", "its sandbox is starting"),
     ],
@@ -252,7 +256,7 @@ def test_one_event_for_each_real_transition(before, after, expected):
     ("pool", "reason"), [({"adapterSlots": 1}, "NeverFits"), ({"namespaces": ["team-b"]}, "NamespaceNotAllowed")]
 )
 def test_a_job_that_does_not_fit_its_pool_is_told_once_with_a_warning_and_its_condition_says_so(pool, reason):
-    misfit = new(pool=modelpool(**pool))
+    misfit = new(on={"pool": modelpool(**pool)})
     found = plan_job(misfit, INSTALLATION, NOW)
     assert [(event.type, event.reason) for event in found.events] == [("Warning", reason)]
     [admitted] = [one for one in found.status["conditions"] if one["type"] == "Admitted"]
@@ -262,9 +266,9 @@ def test_a_job_that_does_not_fit_its_pool_is_told_once_with_a_warning_and_its_co
 
 
 def test_a_pool_that_is_not_there_is_told_once():
-    found = plan_job(new(pool=None), INSTALLATION, NOW)
+    found = plan_job(new(on={"pool": None}), INSTALLATION, NOW)
     assert [(event.type, event.reason) for event in found.events] == [("Warning", "PoolNotFound")]
-    assert events(new(pool=None), new(pool=None)) == []
+    assert events(new(on={"pool": None}), new(on={"pool": None})) == []
 
 
 def test_a_fault_that_is_a_book_is_clipped_to_what_the_server_takes():

@@ -1,7 +1,7 @@
 """The object cache: never older than an earlier observation, with objects by owner."""
 
 from marlaas_operator.cluster import Body, Target
-from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, PODS, RLJOBS, TENANTS
+from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, PODS, RLJOBS, TENANTS, pools_of, target_of
 from marlaas_operator.object_cache import ObjectCache, after_bus_change, after_change
 
 JOB = Target(RLJOBS, "team-a", "one")
@@ -173,3 +173,21 @@ def test_what_is_labelled_as_a_pools_counts_in_the_releases_namespace_alone() ->
     cache = remembered(body(ours, 1, metadata=labels), body(forged, 2, metadata=labels))
     assert [pod["metadata"]["name"] for pod in cache.group(("pool", "", "tiny"))] == ["worker"]
     assert list(after_change(cache, forged, None, body(forged, 2, metadata=labels))) == []
+
+
+def test_a_pool_that_only_an_agent_names_has_the_job_too() -> None:
+    spec = {"poolRef": {"name": "tiny"}, "agents": [{"name": "a"}, {"name": "b", "poolRef": {"name": "big"}}]}
+    cache = remembered(body(JOB, 10, spec=spec))
+    big = Target(MODELPOOLS, "", "big")
+    assert [target_of(job) for job in cache.group(("jobs of pool", "", "big"))] == [JOB]
+    assert JOB in [target for target, _ in after_change(cache, big, None, body(big, 11))]
+    assert {POOL, big} <= {target for target, _ in after_bus_change(cache, "team-a.one")}
+
+
+def test_pools_of_a_job_that_breaks_the_rules_of_its_kind() -> None:
+    for agents in (
+        None,
+        "x",
+        [None, "x", {"poolRef": "x"}, {"poolRef": {"name": None}}, {"poolRef": {"name": "tiny"}}],
+    ):
+        assert pools_of({"spec": {"poolRef": {"name": "tiny"}, "agents": agents}}) == ("tiny",)

@@ -14,6 +14,7 @@ from marlaas.chat.speakers import ModelSpeaker
 from marlaas.local.preparation import describe
 from marlaas.local.records import OpenedJob, open_job
 from marlaas_api.errors import InvalidInput
+from marlaas_api.messages.job_spec import AgentSettings
 from marlaas_api.numeric import LARGEST_INTEGER
 
 Dir = Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of `marlaas run`, or a job's folder in it.")]
@@ -61,10 +62,12 @@ def chat(
     opened = open_job(folder, job)
     rollout = opened.document.spec.rollout
     heat = None if greedy else temperature or rollout.temperature
-    speaker = ModelSpeaker(Path(opened.pool.model_path), _adapter(opened, agent))
+    chosen = _agent(opened, agent)
+    pool = opened.pool_of(chosen)
+    speaker = ModelSpeaker(Path(pool.model_path), _adapter(opened, chosen.name))
     conversation = Chat(speaker, ChatSampling(max_tokens or rollout.max_tokens, heat, seed))
     console = Console(highlight=False)
-    titles = {Side.BASE: describe(opened.pool.spec.model), Side.ADAPTER: f"{opened.name}, trained"}
+    titles = {Side.BASE: describe(pool.spec.model), Side.ADAPTER: f"{opened.name}, trained"}
     for text in _prompts(console, prompt):
         if text == "/new":
             conversation.begin()
@@ -103,14 +106,19 @@ def _typed(console: Console) -> Iterator[str]:
             yield text
 
 
-def _adapter(opened: OpenedJob, agent: str | None) -> Path:
-    """Return the folder with the agent's adapter. Raises InvalidInput."""
+def _agent(opened: OpenedJob, agent: str | None) -> AgentSettings:
+    """Return the agent of this name; None: the only one. Raises InvalidInput."""
     names = [one.name for one in opened.document.spec.agents]
     if agent is not None and agent not in names:
         raise InvalidInput(f"{opened.name} has no agent {agent}: its agents are {', '.join(names)}")
     if agent is None and len(names) > 1:
         raise InvalidInput(f"{opened.name} has several agents: choose one with --agent {' or --agent '.join(names)}")
-    folder = opened.folder / "adapter" / ("" if len(names) == 1 else str(agent or names[0]))
+    return next(one for one in opened.document.spec.agents if agent in (None, one.name))
+
+
+def _adapter(opened: OpenedJob, agent: str) -> Path:
+    """Return the folder with the agent's adapter. Raises InvalidInput."""
+    folder = opened.folder / "adapter" / ("" if len(opened.document.spec.agents) == 1 else agent)
     if not (folder / "adapter_config.json").is_file():
         raise InvalidInput(
             f"{opened.name} has no adapter in {folder} yet: `marlaas run` writes it when the run ends or is stopped with Ctrl-C"

@@ -1,6 +1,7 @@
 """One-line summaries of objects, for people."""
 
 from marlaas_api.kinds import EnvironmentSpec, Kind, ModelPool, ModelSpec, RLJob, Tenant
+from marlaas_api.kinds.fields import listed
 
 
 def summary(one: Kind) -> str:
@@ -33,10 +34,11 @@ def _model(model: ModelSpec) -> str:
 
 def _job(job: RLJob) -> str:
     training, rollout = job.spec.training, job.spec.rollout
+    pools = [name for name in job.spec.pools if job.spec.agents_on(name)]
     episodes = f"{training.groups_per_step} x {rollout.group_size} episodes"
     return (
         f"{training.algorithm}, {_counted(training.steps, 'step')} of {episodes} of {_environment(job.spec.environment)} "
-        f"on pool {job.spec.pool_ref.name}"
+        f"on {'pools' if len(pools) > 1 else 'pool'} {listed(pools)}"
     )
 
 

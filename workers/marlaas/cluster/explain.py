@@ -35,11 +35,11 @@ _CAUSES = {
 class ClusterContext:
     """Objects of the cluster that explain a job's state.
 
-    pool: the job's pool; None if it does not exist or the user may not read it.
-    running: the running jobs of the pool.
+    pools: the job's pools; without those that do not exist or that the user may not read.
+    running: the running jobs of the pools.
     """
 
-    pool: ClusterPoolView | None = None
+    pools: Sequence[ClusterPoolView] = ()
     events: Sequence[ClusterEventView] = ()
     running: Sequence[ClusterJobView] = ()
 
@@ -53,9 +53,10 @@ def explain(job: ClusterJobView, around: ClusterContext, now: float) -> str:
     Args:
         now: unix seconds.
     """
-    pool, events = around.pool, around.events
-    cause = _cause(job, pool)
-    sentences = [_where(job, events, now), *_idle(job), *_why(job, now), *_pool(job, pool, cause)]
+    events, causes = around.events, {pool.name: _cause(job, pool) for pool in around.pools}
+    cause = next((one for one in causes.values() if one is not None), None)
+    sentences = [_where(job, events, now), *_idle(job), *_why(job, now)]
+    sentences += [sentence for pool in around.pools for sentence in _pool(job, pool, causes[pool.name])]
     sentences += [*_next_end(job, around.running, now), *_unseen(job, now)]
     sentences += [*_warning(events, " ".join(sentences), now), *_advice(job, cause)]
     return visible("\n".join([" ".join(sentences), *_last_words(job)]))
@@ -137,17 +138,17 @@ def _fault_since(status: RLJobStatus) -> float | None:
     return next((seconds(one.last_transition_time) for one in status.conditions if one.reason == status.reason), None)
 
 
-def _cause(job: ClusterJobView, pool: ClusterPoolView | None) -> Condition | None:
-    """Return the false condition of the pool that explains the job's reason; None if there is none."""
+def _cause(job: ClusterJobView, pool: ClusterPoolView) -> Condition | None:
+    """Return the false condition of a pool that explains the job's reason; None if there is none."""
     reason = job.status.reason if job.status is not None else None
     kind = next((kind for waiting, kind in _CAUSES.items() if waiting == reason), None)
-    found = condition(pool.status, kind) if pool is not None and kind is not None else None
+    found = condition(pool.status, kind) if kind is not None else None
     return found if found is not None and found.status != "True" else None
 
 
-def _pool(job: ClusterJobView, pool: ClusterPoolView | None, cause: Condition | None) -> Iterator[str]:
-    """Yield sentences about the pool's readiness, if the job's state depends on it."""
-    if pool is None or not _depends_on_pool(job):
+def _pool(job: ClusterJobView, pool: ClusterPoolView, cause: Condition | None) -> Iterator[str]:
+    """Yield sentences about a pool's readiness, if the job's state depends on it."""
+    if not _depends_on_pool(job):
         return
     status = pool.status
     engines = status.rollout.ready if status is not None and status.rollout is not None else 0

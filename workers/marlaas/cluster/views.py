@@ -3,6 +3,7 @@
 Unknown fields of a newer operator are accepted.
 """
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,7 +22,7 @@ WAITING_FOR_ROOM = (Reason.WAITING_FOR_SLOTS, Reason.WAITING_FOR_MEMORY, Reason.
 
 @dataclass(frozen=True, slots=True)
 class ClusterJobView:
-    """One RLJob. Times are unix seconds.
+    """One RLJob. Times are unix seconds. `pools` are those on which its agents run.
 
     `status` is None until the operator sets one. `deleted_at` is the time when deletion was requested; None if it
     was not.
@@ -31,7 +32,7 @@ class ClusterJobView:
     name: str
     uid: str
     generation: int
-    pool: str
+    pools: tuple[str, ...]
     created_at: float
     deleted_at: float | None = None
     status: RLJobStatus | None = None
@@ -72,12 +73,18 @@ def job_view(body: Mapping[str, Any]) -> ClusterJobView:
         name=meta["name"],
         uid=meta["uid"],
         generation=meta.get("generation", 1),
-        pool=body["spec"]["poolRef"]["name"],
+        pools=_pools(body["spec"]),
         created_at=seconds(meta.get("creationTimestamp")) or 0.0,
         deleted_at=seconds(meta.get("deletionTimestamp")),
         status=RLJobStatus.model_validate(status) if status else None,
         backoff_limit=body["spec"].get("backoffLimit", 0),
     )
+
+
+def _pools(spec: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the pools on which the agents of a job's spec run."""
+    agents = spec.get("agents") or [{}]
+    return tuple(dict.fromkeys((agent.get("poolRef") or spec["poolRef"])["name"] for agent in agents))
 
 
 def pool_view(body: Mapping[str, Any]) -> ClusterPoolView:
@@ -113,12 +120,13 @@ def seconds(text: str | None) -> float | None:
     return None if not text else datetime.fromisoformat(text).timestamp()
 
 
-def pool_of(kubectl: Kubectl, job: ClusterJobView) -> ClusterPoolView | None:
-    """Return the job's pool; None if it is missing or the user may not read it."""
-    try:
-        return pool_view(kubectl.get(MODELPOOLS, job.pool))
-    except (ObjectMissing, AccessDenied):
-        return None
+def pools_of(kubectl: Kubectl, job: ClusterJobView) -> list[ClusterPoolView]:
+    """Return the job's pools; without those that are missing or that the user may not read."""
+    found = []
+    for name in job.pools:
+        with contextlib.suppress(ObjectMissing, AccessDenied):
+            found.append(pool_view(kubectl.get(MODELPOOLS, name)))
+    return found
 
 
 def events_of(kubectl: Kubectl, job: ClusterJobView) -> list[ClusterEventView]:
@@ -131,7 +139,7 @@ def events_of(kubectl: Kubectl, job: ClusterJobView) -> list[ClusterEventView]:
 
 
 def running_beside(kubectl: Kubectl, job: ClusterJobView) -> list[ClusterJobView]:
-    """Return the running jobs of the pool for whose end the job waits, as far as the user may read them."""
+    """Return the running jobs of the job's pools for whose end the job waits, as far as the user may read them."""
     if job.status is None or job.status.reason not in WAITING_FOR_ROOM:
         return []
     try:
@@ -139,4 +147,5 @@ def running_beside(kubectl: Kubectl, job: ClusterJobView) -> list[ClusterJobView
     except AccessDenied:
         found = kubectl.list(RLJOBS)
     views = [job_view(body) for body in found]
-    return [one for one in views if one.pool == job.pool and one.status is not None and one.status.phase == "Running"]
+    beside = [one for one in views if set(one.pools) & set(job.pools)]
+    return [one for one in beside if one.status is not None and one.status.phase == "Running"]

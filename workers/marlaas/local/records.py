@@ -5,6 +5,7 @@ stopped. `open_jobs` reads an output folder, also while its run goes on.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +15,7 @@ from marlaas_api import subjects
 from marlaas_api.bus import Bus, Stored
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import BusMessage, EvalRecord, JobDocument, PoolDocument, Progress, StepRecord
+from marlaas_api.messages.job_spec import AgentSettings
 from marlaas_api.names import JobRef
 from marlaas_api.wire import decode
 
@@ -84,13 +86,13 @@ class RecordFile:
 
 @dataclass(frozen=True, slots=True)
 class OpenedJob:
-    """One job of a run. `folder` holds its output files; `pool` names its base model.
+    """One job of a run. `folder` holds its output files; `pools`, by name, tell the base models of its agents.
 
     progress: published when the run ended or was stopped; None while the first one goes on.
     """
 
     document: JobDocument
-    pool: PoolDocument
+    pools: Mapping[str, PoolDocument]
     folder: Path
     progress: Progress | None = None
 
@@ -98,6 +100,10 @@ class OpenedJob:
     def name(self) -> str:
         """Name as `<namespace>/<name>`."""
         return str(self.document.ref)
+
+    def pool_of(self, agent: AgentSettings) -> PoolDocument:
+        """Return the pool of one of its agents."""
+        return self.pools[self.document.pool_of(agent)]
 
     def steps(self) -> tuple[StepRecord, ...]:
         """Return its finished steps, in order. Raises InvalidInput if the file cannot be parsed."""
@@ -149,11 +155,11 @@ def _is_run(root: Path) -> bool:
 
 
 def _opened(out: OutFolder, record: RunRecord, document: JobDocument) -> OpenedJob:
-    pool = next((pool for pool in record.pools if pool.name == document.pool), None)
-    if pool is None:
-        raise InvalidInput(f"{out.root}: its record lacks pool {document.pool}")
+    pools = {pool.name: pool for pool in record.pools if pool.name in document.pools}
+    if missing := document.pools - set(pools):
+        raise InvalidInput(f"{out.root}: its record lacks pool {min(missing)}")
     progress = next((one for one in record.progress if one.uid == document.uid), None)
-    return OpenedJob(document, pool, out.job(document.ref), progress)
+    return OpenedJob(document, pools, out.job(document.ref), progress)
 
 
 def _is_named(one: OpenedJob, job: str | None) -> bool:

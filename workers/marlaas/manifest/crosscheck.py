@@ -14,12 +14,12 @@ from marlaas_api.kinds.checks import (
     check_supported_pool,
     cluster_remarks,
     pool_remarks,
+    pool_text,
     remarks,
 )
 from marlaas_api.kinds.fields import did_you_mean, nearest
-from marlaas_api.kinds.problems import Problem
+from marlaas_api.kinds.problems import Loc, Problem
 
-_POOL = ("spec", "poolRef", "name")
 _NAMESPACE = ("metadata", "namespace")
 
 
@@ -73,21 +73,22 @@ def refusals(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]:
 
 
 def misfits(contents: ManifestObjects, unknown: Mapping[str, bool], runnable: bool) -> Iterator[Finding]:
-    """Yield jobs that do not fit their pool, and jobs whose missing pool is an error in `unknown`.
+    """Yield jobs that do not fit one of their pools, and jobs of which a missing pool is an error in `unknown`.
 
     For a cluster, a job without a namespace is not checked against the pool's namespaces: `-n` or the context
     supplies it at submission.
     """
     pools = by_name(contents.pools)
     for job in contents.jobs:
-        name = job.object.spec.pool_ref.name
-        if name in pools:
-            is_placed = runnable or "namespace" in job.object.metadata.model_fields_set
-            problems = check_fit(job.object, pools[name])
-            yield from job.source.findings(one for one in problems if is_placed or one.loc != _NAMESPACE)
-        elif unknown.get(name, False):
-            hint = did_you_mean(name, pools) or "; add the file that defines it"
-            yield job.source.finding(Problem(_POOL, f"no ModelPool '{name}' in these files{hint}"))
+        is_placed = runnable or "namespace" in job.object.metadata.model_fields_set
+        for name in job.object.spec.pools:
+            if name in pools:
+                problems = check_fit(job.object, pools[name])
+                yield from job.source.findings(one for one in problems if is_placed or one.loc != _NAMESPACE)
+            elif unknown.get(name, False):
+                hint = did_you_mean(name, pools) or "; add the file that defines it"
+                text = f"no {pool_text(job.object, name)} in these files{hint}"
+                yield job.source.finding(Problem(_named_at(job.object, name), text))
 
 
 def unknown_pools(contents: ManifestObjects, broken: set[tuple[str, str]], runnable: bool) -> dict[str, bool]:
@@ -96,7 +97,7 @@ def unknown_pools(contents: ManifestObjects, broken: set[tuple[str, str]], runna
     The cluster may have a missing pool. A name similar to that of a pool in the files is always an error.
     """
     pools = by_name(contents.pools)
-    names = {job.object.spec.pool_ref.name for job in contents.jobs} - set(pools)
+    names = {name for job in contents.jobs for name in job.object.spec.pools} - set(pools)
     return {name: runnable or nearest(name, pools) is not None for name in names if ("ModelPool", name) not in broken}
 
 
@@ -104,7 +105,8 @@ def advice(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]:
     """Yield notes that apply wherever the jobs run."""
     pools = by_name(contents.pools)
     for job in contents.jobs:
-        yield from job.source.findings(remarks(job.object, pools.get(job.object.spec.pool_ref.name)))
+        known = [pools[name] for name in job.object.spec.pools if name in pools]
+        yield from job.source.findings(remarks(job.object, known))
         yield from job.source.findings(() if runnable else _laptops(job.object))
     for pool in contents.pools:
         yield from pool.source.findings(_demand(pool.object, [job.object for job in contents.jobs]))
@@ -122,10 +124,17 @@ def local_advice(contents: ManifestObjects, unknown: Mapping[str, bool], runnabl
         yield from job.source.findings(check_local(job.object))
         yield from job.source.findings(cluster_remarks(job.object))
         yield from job.source.findings(() if runnable else adapter_problems(job.object))
-        name = job.object.spec.pool_ref.name
-        if unknown.get(name) is False:
-            text = f"ModelPool '{name}' is not in these files; the job is not checked against it"
-            yield job.source.finding(Problem(_POOL, text))
+        for name in job.object.spec.pools:
+            if unknown.get(name) is False:
+                text = f"{pool_text(job.object, name)} is not in these files; the job is not checked against it"
+                yield job.source.finding(Problem(_named_at(job.object, name), text))
+
+
+def _named_at(job: RLJob, pool: str) -> Loc:
+    """Return where a job names a pool first: in its own poolRef, or in that of an agent."""
+    if pool == job.spec.pool_ref.name:
+        return "spec", "poolRef", "name"
+    return "spec", "agents", job.spec.agents_on(pool)[0][0], "poolRef", "name"
 
 
 def _laptops(job: RLJob) -> Iterator[Problem]:
@@ -146,10 +155,10 @@ def _demand(pool: ModelPool, jobs: Sequence[RLJob]) -> Iterator[Problem]:
     """Yield notes on a pool that no job uses, or whose jobs have more agents than it admits."""
     name, rollout = pool.metadata.name, pool.spec.rollout
     most = pool.spec.adapter_slots * rollout.replicas * rollout.agents_per_slot
-    users = [job for job in jobs if job.spec.pool_ref.name == name]
+    users = [job for job in jobs if name in job.spec.pools]
     if jobs and not users:
         yield Problem(("metadata", "name"), f"no job in these files uses ModelPool '{name}'")
-    agents = sum(len(job.spec.agents) for job in users)
+    agents = sum(len(job.spec.agents_on(name)) for job in users)
     if agents > most:
         text = f"{len(users)} jobs of ModelPool '{name}' have {agents} agents and it admits {most} (adapterSlots x replicas x agentsPerSlot): some will be queued"
         yield Problem(("spec", "adapterSlots"), text)

@@ -15,6 +15,7 @@ from marlaas.models.architectures import ADAPTABLE
 from marlaas.models.hub import cached
 from marlaas.models.memory import Demand, Machine, demands, has_gpu, machine, shortage
 from marlaas_api.kinds import ModelPool, ModelSpec, RLJob
+from marlaas_api.kinds.checks import pool_text
 from marlaas_api.kinds.fields import did_you_mean, listed
 from marlaas_api.kinds.problems import Loc, Problem
 
@@ -95,10 +96,10 @@ def _too_long(contents: ManifestObjects, pool: ModelPool, facts: ModelFacts) -> 
     most = facts.max_positions
     for job in contents.jobs if most is not None else ():
         tokens = job.object.spec.rollout.max_tokens
-        is_ours = job.object.spec.pool_ref.name == pool.metadata.name
+        is_ours = bool(job.object.spec.agents_on(pool.metadata.name))
         if is_ours and most is not None and most <= tokens < pool.spec.rollout.max_model_len:
             text = (
-                f"maxTokens {tokens} leaves no room for a prompt: the base model of ModelPool '{pool.metadata.name}' has a "
+                f"maxTokens {tokens} leaves no room for a prompt: the base model of {pool_text(job.object, pool.metadata.name)} has a "
                 f"context of {most} tokens; lower maxTokens or choose a pool with another model"
             )
             yield job.source.finding(Problem(("spec", "rollout", "maxTokens"), text))
@@ -107,8 +108,7 @@ def _too_long(contents: ManifestObjects, pool: ModelPool, facts: ModelFacts) -> 
 def _wrong_targets(contents: ManifestObjects, pool: ModelPool, facts: ModelFacts) -> Iterator[Finding]:
     if pool.spec.model.builtin is None:  # `kinds.checks` checks the targets of builtin models without inspecting files
         for job in contents.jobs:
-            if job.object.spec.pool_ref.name == pool.metadata.name:
-                yield from job.source.findings(unknown_targets(facts, job.object))
+            yield from job.source.findings(unknown_targets(facts, job.object, pool.metadata.name))
 
 
 def missing_packages(pool: ModelPool) -> Iterator[Problem]:
@@ -136,10 +136,10 @@ def unadaptable(facts: ModelFacts, pool: ModelPool) -> Iterator[Problem]:
         yield Problem(loc, "the model has no linear layers for an adapter; choose another model")
 
 
-def unknown_targets(facts: ModelFacts, job: RLJob) -> Iterator[Problem]:
-    """Yield adapter targets that are not linear layers of the model, each with the nearest valid name."""
+def unknown_targets(facts: ModelFacts, job: RLJob, pool: str) -> Iterator[Problem]:
+    """Yield adapter targets of the agents on a pool that are not linear layers of its model, each with the nearest valid name."""
     names = list(facts.linear_layers)
-    for at, agent in enumerate(job.spec.agents if names else ()):
+    for at, agent in job.spec.agents_on(pool) if names else ():
         for position, target in enumerate(agent.adapter.targets):
             if target not in facts.linear_layers:
                 loc: Loc = ("spec", "agents", at, "adapter", "targets", position)
@@ -177,7 +177,8 @@ def _too_big(
     specs = [job.object.spec for job in contents.jobs]
     needs = []
     for pool, facts in known:
-        users = [spec for spec in specs if spec.pool_ref.name == pool.object.metadata.name]
+        agents = [(spec, [agent for _, agent in spec.agents_on(pool.object.metadata.name)]) for spec in specs]
+        users = [spec.model_copy(update={"agents": tuple(here)}) for spec, here in agents if here]
         needs.append((pool, demands(facts, pool.object.spec, users)))
     text = shortage([demand for _, some in needs for demand in some], available)
     if text is not None:

@@ -63,7 +63,7 @@ class Machine:
 def demands(facts: ModelFacts, spec: ModelPoolSpec, jobs: Sequence[RLJobSpec] = ()) -> list[Demand]:
     """Return the peak memory of the pool's engines and trainers on a machine without a GPU.
 
-    Without jobs, the estimate is for one agent at the pool's largest rank.
+    Without jobs, the estimate is for one agent at the pool's largest rank. jobs: each with its agents on the pool only.
     """
     return [_engine(facts, spec), _trainer(facts, spec, jobs)]
 

@@ -233,11 +233,11 @@ def _waits_for(document: JobDocument, lacking: list[Resource], pools: Mapping[st
     if lacking and all(name != SLOTS for _, name in lacking):
         pool, name = lacking[0]
         advice = " (kvCacheBytes)" if name == KV_CACHE else ""
-        text = f"running jobs use too much of the {name} of pool {pool}{advice}"
+        text = f"running jobs use too much of the {name} of pool {document.pool_text(pool)}{advice}"
         return Admission(False, Reason.WAITING_FOR_MEMORY, text)
-    pool = lacking[0][0] if lacking else document.pool
+    pool = lacking[0][0] if lacking else document.queue
     text = (
-        f"pool {pool} admits {pools[pool].agents} agents at once; running jobs have too many of them, or a job that goes first waits for "
+        f"pool {document.pool_text(pool)} admits {pools[pool].agents} agents at once; running jobs have too many of them, or a job that goes first waits for "
         "them"
     )
     return Admission(False, Reason.WAITING_FOR_SLOTS, text)
@@ -252,9 +252,11 @@ def _hindrance(document: JobDocument, pools: Mapping[str, PoolCapacity]) -> Admi
         return Admission(False, Reason.SUSPENDED, "spec.suspend is true; set it to false to go on")
     for name in sorted(document.pools):
         if name not in pools:
-            return Admission(False, Reason.WAITING_FOR_POOL, f"no rollout replica of pool {name} is ready yet")
+            return Admission(
+                False, Reason.WAITING_FOR_POOL, f"no rollout replica of pool {document.pool_text(name)} is ready yet"
+            )
         if lacking := _lacking(document, name, pools[name]):
-            text = f"{lacking} in a replica of pool {name} that serves now; it begins when every replica has enough"
+            text = f"{lacking} in a replica of pool {document.pool_text(name)} that serves now; it begins when every replica has enough"
             return Admission(False, Reason.WAITING_FOR_POOL, text)
     return None
 

@@ -66,6 +66,13 @@ def capacities(reports: Iterable[ReplicaReport]) -> dict[str, PoolCapacity]:
     return {pool: _capacity(found, trainers[pool]) for pool, found in serving.items()}
 
 
+def unserved(document: JobDocument, reports: Iterable[ReplicaReport]) -> str:
+    """Return which of a job's pools have no ready rollout replica, and the agents there; empty if all have one."""
+    missing = sorted(document.pools - {one.pool for one in reports if one.role == "rollout" and one.ready})
+    pools = " and of pool ".join(map(document.pool_text, missing))
+    return f"no rollout replica of pool {pools} is ready" if missing else ""
+
+
 def _capacity(engines: list[ReplicaReport], trainers: list[ReplicaReport]) -> PoolCapacity:
     is_kv_known = all(one.kv_tokens > 0 for one in engines)
     return PoolCapacity(
@@ -112,8 +119,8 @@ class JobDemand:
 
     @property
     def pool(self) -> str:
-        """The job's main pool, in whose queue it waits."""
-        return self.document.pool
+        """The pool in whose queue the job waits."""
+        return self.document.queue
 
 
 class Demands:

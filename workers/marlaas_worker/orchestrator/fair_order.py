@@ -108,13 +108,24 @@ class FairOrder:
     def _consider(self, demand: JobDemand, line: _Line) -> None:
         if self.is_over_quota(demand):
             return
-        guards = [one for one in (*self.guards, line.first) if one is not None and one is not demand]
-        if self.space.lacks(demand) or any(self.space.delays(demand, guard) for guard in guards):
+        if self.space.lacks(demand) or any(self.space.delays(demand, one) for one in self._before(demand, line)):
             line.first = line.first or demand
             self.blocked.append(demand)
             return
         self.admit(demand)
         self._guards[demand.pool] = self._guard(demand.pool)
+
+    def _before(self, demand: JobDemand, line: _Line) -> list[JobDemand]:
+        """Return the jobs that a job must not delay.
+
+        Guards of several pools may need the same pool. Then only the one that ranks first is guarded from the others: else
+        two jobs that need each other's pool would wait for each other for ever.
+        """
+        guards = [one for one in self.guards if one is not demand]
+        if len(guards) < len(self.guards):
+            mine = self._rank(demand, self.holdings.share(demand.tenant))
+            guards = [one for one in guards if self._rank(one, self.holdings.share(one.tenant)) < mine]
+        return guards if line.first in (None, demand) else [*guards, line.first]
 
     def _guard(self, pool: str) -> JobDemand | None:
         """Return the next job of the least served tenant; others must not take its place, or the place that it waits for."""

@@ -3,7 +3,7 @@
 A share of the latest episodes, so that a short outage long ago does not fail the job.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from marlaas_api.last_words import visible
@@ -18,19 +18,26 @@ A rolling update of a pool replaces its trainers one after the other, and each o
 
 @dataclass(slots=True)
 class GivenUp:
-    """Names of the pool's trainers, with the time of their last report in seconds of the caller's clock."""
+    """Trainers of the job's pools by pool and name, with the time of their last report in seconds of the caller's clock."""
 
-    _seen_at: dict[str, float] = field(default_factory=dict)
+    _seen_at: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def words(self, document: JobDocument, reports: Iterable[ReplicaReport], now: float) -> str | None:
-        """Return one trainer's reason if every trainer has given the job up; None otherwise.
+        """Return one trainer's reason if every trainer of one of the job's pools has given the job up; None otherwise.
 
         Trainers whose report is missing for less than RETURN_S count as trainers that have not given up.
         """
-        trainers = [report for report in reports if report.role == "trainer" and report.pool == document.pool]
-        said = {report.replica: report.broken.get(document.uid) for report in trainers}
-        self._seen_at |= dict.fromkeys(said, now)
-        is_awaited = any(name not in said and now - at < RETURN_S for name, at in self._seen_at.items())
+        said: dict[str, dict[str, str | None]] = {pool: {} for pool in sorted(document.pools)}
+        for report in reports:
+            if report.role == "trainer" and report.pool in said:
+                said[report.pool][report.replica] = report.broken.get(document.uid)
+                self._seen_at[report.pool, report.replica] = now
+        return next((words for pool, answers in said.items() if (words := self._of(pool, answers, now))), None)
+
+    def _of(self, pool: str, said: Mapping[str, str | None], now: float) -> str | None:
+        """Return one reason if all trainers of a pool have given up. said: by trainer."""
+        mine = ((name, at) for (where, name), at in self._seen_at.items() if where == pool)
+        is_awaited = any(name not in said and now - at < RETURN_S for name, at in mine)
         return None if is_awaited or not all(said.values()) else next(iter(said.values()), None)
 
 

@@ -65,7 +65,7 @@ class JobState:
         self._turns_from: dict[int, int] = {}
         self._evaluation_turns_from = 1
         self.episode_bytes = 0
-        self.waits = self.pauses = ""
+        self.waits = self.pauses = self.unserved = ""
         self.complete: dict[int, CompleteGroup] = {}
         self.recorded = RecordedTotals(history.steps, history.evaluations)
         self.tasks.note_steps(history.steps)

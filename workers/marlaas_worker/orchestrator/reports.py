@@ -144,13 +144,23 @@ def versions_text(versions: Mapping[str, int]) -> str:
     return "versions " + ", ".join(f"{agent} {version}" for agent, version in versions.items())
 
 
+def _waits_for_trainers(state: JobState) -> str:
+    """Return which trainers have not published version 0: in a job of several pools, by pool and agent."""
+    document = state.document
+    late = {document.pool_of(agent) for agent in document.spec.agents if state.versions.get(agent.name, -1) < 0}
+    where = f" of pool {' and of pool '.join(map(document.pool_text, sorted(late)))}" if len(document.pools) > 1 else ""
+    return f"waiting for a trainer{where} to publish version 0"
+
+
 def _doing(state: JobState) -> tuple[str, str]:
     if not state.has_policies:
-        return "WaitingForTrainer", "waiting for a trainer to publish version 0"
+        return "WaitingForTrainer", _waits_for_trainers(state)
     if state.pauses:
         return Reason.OVER_QUOTA.value, state.pauses
     if state.waits:
         return Reason.WAITING_FOR_BUS_SPACE.value, state.waits
+    if state.unserved:
+        return Reason.WAITING_FOR_POOL.value, f"{state.unserved}; the job goes on when one is"
     if state.evaluation is not None and state.training_over:
         done, total = len(state.evaluation.episodes), state.evaluation.num_tasks
         return "Evaluating", f"last evaluation: {done} of {total} held-out tasks have ended"

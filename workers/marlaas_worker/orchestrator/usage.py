@@ -17,10 +17,10 @@ class RunningTotal:
 
     total: float = 0.0
     since_seen: bool = False
-    _last: dict[str, float] = field(default_factory=dict)
+    _last: dict[tuple[str, str], float] = field(default_factory=dict)
 
-    def see(self, replica: str, value: float) -> None:
-        """Note a replica's total since the replica's start."""
+    def see(self, replica: tuple[str, str], value: float) -> None:
+        """Note a replica's total since the replica's start. replica: pool and name; a name may exist in several pools."""
         before = self._last.get(replica, value if self.since_seen else 0.0)
         self.total += value - before if value >= before else value
         self._last[replica] = value
@@ -28,7 +28,7 @@ class RunningTotal:
 
 @dataclass(slots=True)
 class JobUsage:
-    """Tokens, engine seconds and recorded bytes of one job, over all replicas of its pool.
+    """Tokens, engine seconds and recorded bytes of one job, over all replicas of its pools.
 
     stored_bytes: of its adapters and checkpoints, estimated from the newest recorded version.
     """
@@ -67,9 +67,10 @@ class JobUsage:
         """Update the totals from the current reports."""
         for report in reports:
             if report.role == "rollout":
-                self.tokens.see(report.replica, report.job_tokens.get(self.uid, 0))
-                self.engine_s.see(report.replica, report.job_engine_s.get(self.uid, 0.0))
-                self.turn_bytes.see(report.replica, report.job_turn_bytes.get(self.uid, 0))
+                replica = report.pool, report.replica
+                self.tokens.see(replica, report.job_tokens.get(self.uid, 0))
+                self.engine_s.see(replica, report.job_engine_s.get(self.uid, 0.0))
+                self.turn_bytes.see(replica, report.job_turn_bytes.get(self.uid, 0))
         self._points.append((now, self.tokens.total))
         while self._points and now - self._points[0][0] > self.window_s:
             self._points.popleft()

@@ -1,0 +1,123 @@
+"""A job whose agents run on several pools: admitted to all of them or to none; it says which pool and which agent it waits for."""
+
+import pytest
+from tests.harness import working
+from tests.orchestrator.harness import OrchestratorHarness, a_job, final, mixed, run_to_end
+from tests.orchestrator.test_admission import of, one, scene
+
+from marlaas_api import subjects
+from marlaas_api.messages import JobDocument, Phase, ReplicaReport
+from marlaas_worker.orchestrator import service
+from marlaas_worker.orchestrator.admission import AdmissionQueue
+from marlaas_worker.orchestrator.capacity import PoolCapacity
+from marlaas_worker.orchestrator.usage import JobUsage
+
+ROOM = PoolCapacity(slots=2, max_rank=16, agents=1)
+BOTH = {"tiny": ROOM, "big": ROOM}
+
+
+def team(name: str = "team", pool: str = "tiny", other: str = "big", **fields) -> JobDocument:
+    """A job of the agents `a` on its own pool and `b` on another."""
+    agents = [{"name": "a"}, {"name": "b", "poolRef": {"name": other}}]
+    return a_job(name, agents=agents, **fields).model_copy(update={"pool": pool})
+
+
+def test_a_job_is_admitted_to_all_its_pools_or_to_none():
+    assert one(team(), pools=BOTH).admitted
+    holder = a_job("holder").model_copy(update={"pool": "big"})
+    verdict = one(team(), [holder], pools=BOTH)
+    assert (verdict.admitted, verdict.reason) == (False, "WaitingForSlots")
+    assert "pool big (agent b) admits 1 agents at once" in verdict.message
+    waiting = [team(created_at=1), a_job("alone", created_at=2)]
+    admissions = AdmissionQueue().decide(scene(waiting, [holder], pools=BOTH)).admissions
+    assert [admissions[job.uid].admitted for job in waiting] == [False, False], "the place on tiny is kept for it"
+
+
+@pytest.mark.parametrize(
+    ("pools", "message"),
+    [
+        ({"tiny": ROOM}, "no rollout replica of pool big (agent b) is ready yet"),
+        ({"big": ROOM}, "no rollout replica of pool tiny (agent a) is ready yet"),
+        (
+            {"tiny": ROOM, "big": PoolCapacity(slots=2, max_rank=1, agents=1)},
+            "has adapter rank 8, and maxRank is 1 in a replica of pool big (agent b) that serves now; it begins when every replica has enough",
+        ),
+    ],
+)
+def test_what_a_pool_lacks_is_told_with_its_agents(pools, message):
+    assert (one(team(), pools=pools).reason, one(team(), pools=pools).message) == ("WaitingForPool", message)
+
+
+def test_a_job_without_agents_on_its_own_pool_waits_in_the_queue_of_the_others():
+    lone = a_job(agents=[{"name": "b", "poolRef": {"name": "big"}}])
+    assert one(lone, pools={"big": ROOM}).admitted
+    assert (
+        "pool big admits"
+        in one(lone, [a_job("holder", agents=[{"name": "b", "poolRef": {"name": "big"}}])], pools={"big": ROOM}).message
+    )
+
+
+@pytest.mark.parametrize("tenants", [("x", "x"), ("x", "y")])
+def test_two_jobs_that_need_each_others_pools_are_admitted_one_after_the_other(tenants):
+    jobs = [of(team("first", created_at=1), tenants[0]), of(team("second", "big", "tiny", created_at=2), tenants[1])]
+    queue = AdmissionQueue()
+    assert [queue.decide(scene(jobs, pools=BOTH)).admissions[job.uid].admitted for job in jobs] == [True, False]
+    assert not queue.decide(scene(jobs[1:], jobs[:1], pools=BOTH)).admissions[jobs[1].uid].admitted
+    assert queue.decide(scene(jobs[1:], pools=BOTH)).admissions[jobs[1].uid].admitted
+
+
+def test_replicas_of_one_name_in_two_pools_are_counted_apart():
+    def report(pool: str, tokens: int) -> ReplicaReport:
+        return ReplicaReport(role="rollout", pool=pool, replica="rollout-0", job_tokens={"u": tokens})
+
+    usage = JobUsage("u")
+    for tokens in (100, 200):
+        usage.see([report("tiny", tokens), report("big", 10)], float(tokens))
+    assert usage.totals()["tokens"] == 210
+
+
+async def test_a_job_of_two_pools_runs_to_its_end(harness: OrchestratorHarness):
+    ended = await run_to_end(harness, team())
+    assert (ended.phase, ended.step, ended.versions) == (Phase.SUCCEEDED, 3, {"a": 3, "b": 3})
+
+
+@pytest.mark.parametrize("older", ["tiny-first", "big-first"])
+async def test_two_jobs_with_room_for_one_run_in_the_order_of_their_age(harness: OrchestratorHarness, older: str):
+    harness.kv_tokens = 1
+    pair = (
+        team("tiny-first", created_at=older != "tiny-first"),
+        team("big-first", "big", "tiny", created_at=older != "big-first"),
+    )
+    first, second = sorted(pair, key=lambda job: job.created_at)
+    for job in pair:
+        await harness.report(job, -1)
+        await harness.submit(job)
+    work = [role for job in pair for role in (harness.play(job, mixed), harness.train(job))]
+    async with working(harness.keep("orchestrator", service.serve), *work):
+        queued = await harness.progress(second, lambda level: not level.admitted)
+        assert queued.reason == "WaitingForMemory"
+        ended = [await harness.progress(job, final) for job in (first, second)]
+    assert [one.phase for one in ended] == [Phase.SUCCEEDED, Phase.SUCCEEDED]
+    assert ended[0].finished_at <= ended[1].admitted_at
+
+
+async def test_a_job_waits_for_a_pool_that_disappears_and_goes_on_when_it_is_back(harness: OrchestratorHarness):
+    job, lost = team(), subjects.replica_key("rollout", "big", "rollout-0")
+    harness.pause_after = 2  # both agents have trained one step
+    await harness.report_pool("tiny", job, -1)
+    await harness.submit(job)
+    roles = harness.keep("orchestrator", service.serve), harness.play(job, mixed)
+    async with working(*roles):
+        waits = await harness.progress(job, lambda level: level.reason == "WaitingForPool")
+        assert (waits.admitted, waits.message) == (False, "no rollout replica of pool big (agent b) is ready yet")
+        async with working(harness.train(job)):
+            await harness.progress(job, lambda level: level.step == 1)
+            await (await harness.bus.bucket(subjects.REPLICAS)).delete(lost)
+            waits = await harness.progress(job, lambda level: level.reason == "WaitingForPool")
+            assert (waits.phase, waits.admitted, waits.step) == (Phase.RUNNING, True, 1)
+            assert waits.message == "no rollout replica of pool big (agent b) is ready; the job goes on when one is"
+            harness.may_train.set()
+            await harness.report_pool("big", job, 1)
+            ended = await harness.progress(job, final)
+    assert (ended.phase, ended.versions) == (Phase.SUCCEEDED, {"a": 3, "b": 3})
+    assert len(await harness.steps(job)) == 3
