@@ -51,4 +51,4 @@ def test_the_agents_of_the_page_are_a_valid_manifest():
         {"apiVersion": "marlaas.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "team"}, "spec": spec}
     )
     assert list(check_supported(job)) == []
-    assert [agent.trainable for agent in job.spec.agents] == [True, True, False]
+    assert [agent.trainable for agent in job.spec.agents] == [True, True, False, True]
