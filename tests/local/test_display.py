@@ -5,7 +5,8 @@ import pytest
 from rich.console import Console
 
 from marlaas.local.display import PLAIN_PERIOD_S, JsonDisplay, LiveDisplay, PlainDisplay, choose, failures
-from marlaas.local.report import JobResult, Report
+from marlaas.local.report import Report
+from marlaas.local.results import JobResult
 from marlaas.local.table import JobView
 from marlaas_api.messages import Phase
 

@@ -1,7 +1,7 @@
 import math
 import struct
 
-from marlaas.local.report import Failure, JobResult, all_succeeded, exchanges, summary
+from marlaas.local.results import Failure, JobResult, all_succeeded, exchanges, summary
 from marlaas.plots.figure import draw_curve
 from marlaas_api.messages import Phase
 
@@ -25,6 +25,29 @@ def test_the_published_version_and_its_evaluation_count_not_the_last(document, p
     result = JobResult(document(), _done(progress_of, document, promoted={"policy": 2}), (), evals)
     entry = summary([result])["jobs"]["team-a/reverse"]
     assert (entry["policyVersion"], entry["evalAfter"]) == (2, 0.9)
+
+
+def test_of_several_agents_the_summary_has_the_team_and_each(document, progress_of, evaluation):
+    """The record's version is the sum of the agents': the last evaluation is that of 3 + 2, not the one of version 3."""
+    (policy,) = document().spec.agents
+    agents = tuple(policy.model_copy(update={"name": name}) for name in ("solver", "verifier"))
+    job = document()
+    job = job.model_copy(update={"spec": job.spec.model_copy(update={"agents": agents})})
+    evals = tuple(
+        evaluation(job, version, team).model_copy(update={"rewards": rewards})
+        for version, team, rewards in (
+            (0, 0.1, {"solver": 0.2, "verifier": 0.0}),
+            (3, 0.9, {}),
+            (5, 0.6, {"solver": 0.7, "verifier": 0.5}),
+        )
+    )
+    progress = _done(progress_of, document, versions={"solver": 3, "verifier": 2})
+    entry = summary([JobResult(job, progress, (), evals)])["jobs"]["team-a/reverse"]
+    assert (entry["evalBefore"], entry["evalAfter"], entry["policyVersion"]) == (0.1, 0.6, 5)
+    assert entry["agents"] == {
+        "solver": {"evalBefore": 0.2, "evalAfter": 0.7, "policyVersion": 3},
+        "verifier": {"evalBefore": 0.0, "evalAfter": 0.5, "policyVersion": 2},
+    }
 
 
 def test_the_mean_of_nothing_is_null_in_the_summary(document, progress_of, evaluation):

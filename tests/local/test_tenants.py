@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from marlaas.local.display import PlainDisplay, table
-from marlaas.local.report import JobResult, Report
+from marlaas.local.report import Report
+from marlaas.local.results import JobResult
 from marlaas.local.table import JobView
 from marlaas.local.tenants import OmittedJobs, ShareMeter, SharesSoFar, TenantView, bar, by_tenant, plain_tenant, rows
 from marlaas_api.messages import Phase, TokenUse, UsageAmounts

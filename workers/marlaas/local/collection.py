@@ -10,7 +10,7 @@ from pathlib import Path
 from marlaas.local import adapter
 from marlaas.local.folder import OutFolder, RunRecord, write
 from marlaas.local.records import RecordFile, read_line
-from marlaas.local.report import Failure, JobResult, summary
+from marlaas.local.results import Failure, JobResult, summary
 from marlaas.plots.figure import draw_curve
 from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus

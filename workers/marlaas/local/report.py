@@ -1,4 +1,4 @@
-"""Result of a job, from its last progress and its records: `summary.json`, and the final report of a run. Pure."""
+"""Final report of a run. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,120 +9,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from marlaas.local.table import faults, finite, number, percent, token_cells, why, without_signal
+from marlaas.local.results import Exchange, JobResult, exchanges, reason, summary
+from marlaas.local.table import faults, number, percent, token_cells, why, without_signal
 from marlaas.local.tenants import GROUPED_FROM, SharesSoFar, phases, tenants_of
 from marlaas_api.last_words import visible
-from marlaas_api.messages import EvalRecord, EvalSample, JobDocument, Phase, Progress, StepRecord
+from marlaas_api.messages import EvalSample, Phase
 from marlaas_api.messages.usage import total
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The runner's reason for giving up a job: a CamelCase reason, and a sentence for users."""
-
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class JobResult:
-    """State of a job at the end of a run; the job itself may be unfinished. `steps` and `evals` are in order."""
-
-    document: JobDocument
-    progress: Progress | None = None
-    steps: tuple[StepRecord, ...] = ()
-    evals: tuple[EvalRecord, ...] = ()
-    failure: Failure | None = None
-
-    @property
-    def phase(self) -> Phase:
-        """The job's own phase; Failed if the runner gave it up."""
-        if self.failure is not None:
-            return Phase.FAILED
-        return self.progress.phase if self.progress is not None else Phase.QUEUED
-
-    @property
-    def agent(self) -> str:
-        """The first agent, whose version is reported."""
-        return self.document.spec.agents[0].name
-
-    @property
-    def version(self) -> int | None:
-        """The promoted version, or else the newest version; None before version 0."""
-        if self.progress is None:
-            return None
-        return self.progress.promoted.get(self.agent, self.progress.versions.get(self.agent))
-
-    @property
-    def first_eval(self) -> EvalRecord | None:
-        """The evaluation of version 0; None if there is none."""
-        return self.evals[0] if self.evals and self.evals[0].version == 0 else None
-
-    @property
-    def last_eval(self) -> EvalRecord | None:
-        """The evaluation of the reported version, or else the newest one after version 0."""
-        later = [record for record in self.evals if record.version > 0]
-        exact = [record for record in later if record.version == self.version]
-        found = exact or later
-        return found[-1] if found else None
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """One held-out prompt with the replies and rewards before and after training."""
-
-    before: EvalSample
-    after: EvalSample
-
-
-def exchanges(result: JobResult, limit: int = 5) -> tuple[Exchange, ...]:
-    """Return the first held-out tasks that were sampled both before training and at the end."""
-    if result.first_eval is None or result.last_eval is None:
-        return ()
-    later = {sample.index: sample for sample in result.last_eval.samples}
-    pairs = [Exchange(sample, later[sample.index]) for sample in result.first_eval.samples if sample.index in later]
-    return tuple(sorted(pairs, key=lambda pair: pair.before.index)[:limit])
-
-
-def summary(results: Sequence[JobResult]) -> dict[str, object]:
-    """Return the content of `summary.json`."""
-    return {"jobs": {str(result.document.ref): _job_summary(result) for result in results}}
-
-
-def _job_summary(result: JobResult) -> dict[str, object]:
-    progress, before, after = result.progress, result.first_eval, result.last_eval
-    return {
-        "phase": result.phase.value,
-        "evalBefore": finite(before.reward_mean if before else (progress.eval_before if progress else None)),
-        "evalAfter": finite(after.reward_mean if after else (progress.eval_last if progress else None)),
-        "steps": progress.step if progress else 0,
-        "policyVersion": result.version,
-        "wallSeconds": _wall_s(progress),
-        "faults": dict(progress.faults) if progress else {},
-        "trainingFaults": dict(progress.training_faults) if progress else {},
-        **reason(result),
-    }
-
-
-def _wall_s(progress: Progress | None) -> float:
-    if progress is None or progress.started_at is None:
-        return 0.0
-    return round((progress.finished_at or progress.at or progress.started_at) - progress.started_at, 3)
-
-
-def reason(result: JobResult) -> Mapping[str, str]:
-    """Return `reason` and `message` of a job that has not succeeded; empty if it has."""
-    if result.failure is not None:
-        return {"reason": result.failure.reason, "message": result.failure.message}
-    if result.phase is Phase.SUCCEEDED or result.progress is None:
-        return {}
-    return {"reason": result.progress.reason, "message": result.progress.message}
-
-
-def all_succeeded(results: Sequence[JobResult]) -> bool:
-    """Return whether every job succeeded."""
-    return all(result.phase is Phase.SUCCEEDED for result in results)
-
 
 MAX_TEXT = 160
 MAX_LINES = 40
@@ -266,7 +158,8 @@ def _idle(results: Sequence[JobResult]) -> Iterator[Text]:
     """Yield a sentence for each job with many steps without signal."""
     for result in results:
         progress = result.progress
-        sentence = without_signal(progress.step, progress.versions.get(result.agent)) if progress is not None else ""
+        newest = None if progress is None else max(progress.versions.values(), default=None)
+        sentence = without_signal(progress.step, newest) if progress is not None else ""
         if sentence:
             yield Text(
                 f"\n{result.document.ref}: {sentence} `marlaas episodes DIR --best` shows these episodes.",

@@ -22,7 +22,8 @@ from marlaas.local.interrupts import EXIT_INTERRUPTED, Interrupted, Interrupts
 from marlaas.local.preparation import prepare
 from marlaas.local.processes import ROLE_COMMAND, Launcher, Watchdog, watchdog
 from marlaas.local.recorder import Recorder
-from marlaas.local.report import JobResult, Report, all_succeeded
+from marlaas.local.report import Report
+from marlaas.local.results import JobResult, all_succeeded
 from marlaas.local.server import Existing, message_server
 from marlaas.local.supervisor import GRACE_S, IDLE_GRACE_S, Supervisor
 from marlaas.local.tenants import SharesSoFar

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from marlaas.local import plan
 from marlaas.local.collection import Collector
 from marlaas.local.display import Display
-from marlaas.local.report import Failure, JobResult
+from marlaas.local.results import Failure, JobResult
 from marlaas.local.supervisor import Supervisor
 from marlaas.local.table import JobView, ProgressMark, advanced, eta_s, status_line
 from marlaas.local.tenants import ShareMeter
