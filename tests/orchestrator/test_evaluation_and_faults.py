@@ -1,11 +1,13 @@
 """When a job is evaluated, which version is promoted, and what fails a job: faults, trainers that gave it up, crashes in a row."""
 
 import pytest
+from tests.harness import identity
 
-from marlaas_api.messages import ReplicaReport
+from marlaas_api.messages import EvalRecord, PolicyRecord, ReplicaReport
 from marlaas_api.messages.job_spec import EvaluationSettings
 from marlaas_worker.orchestrator.evaluation import best, due
 from marlaas_worker.orchestrator.faults import RETURN_S, FaultWatch, GivenUp
+from marlaas_worker.orchestrator.job_state import History, JobState
 from marlaas_worker.orchestrator.restarts import PAUSE_S, JobRestarts
 
 NAN = float("nan")
@@ -19,6 +21,15 @@ def test_evaluations_come_first_last_and_every_so_often(finished, expected):
 
 def test_no_held_out_tasks_no_evaluation():
     assert not due(EvaluationSettings(every=1, tasks=0), 0, steps=5)
+
+
+def test_an_agent_that_is_a_step_ahead_is_no_reason_for_a_second_evaluation_after_the_same_step(document):
+    job = document(agents=[{"name": "a"}, {"name": "b"}])
+    evaluated = EvalRecord(**identity(job), step=0, version=0, at=1.0, reward_mean=0.5, num_episodes=2)
+    for ahead, known in ((0, ()), (0, (evaluated,)), (1, (evaluated,))):
+        policies = {"a": PolicyRecord(uid=job.uid, version=ahead), "b": PolicyRecord(uid=job.uid, version=0)}
+        run = JobState(job, History(evaluations=known, policies=policies)).due_evaluation()
+        assert (run is not None) is (known == ())
 
 
 @pytest.mark.parametrize(

@@ -252,9 +252,10 @@ class JobState:
 
     def due_evaluation(self) -> EvaluationRun | None:
         """Return the evaluation to start now; None if none is due."""
-        spec = self.document.spec
-        version = self.version
-        if self.evaluation is not None or version < 0 or version in self.evaluations:
+        spec, version = self.document.spec, self.version
+        # An agent that is a step ahead of the others makes a new sum of versions after the same step.
+        known = any(version == one.version or self.finished == one.step for one in self.evaluations.values())
+        if known or self.evaluation is not None or version < 0:
             return None
         if not due(spec.evaluation, self.finished, spec.training.steps):
             return None
