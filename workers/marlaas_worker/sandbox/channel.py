@@ -7,7 +7,7 @@ nor the bus: every child has it in memory. The supervisor validates messages in 
 import json
 import socket
 import struct
-from _thread import allocate_lock  # without `threading`, a fork copies a hundred pages less
+from _thread import LockType, allocate_lock  # without `threading`, a fork copies a hundred pages less
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +31,10 @@ class SupervisorChannel:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._sending = allocate_lock()  # an environment's threads send too
-        self._receiving = allocate_lock()
+        self._state = allocate_lock()
+        self._is_read = False
         self._answers: dict[tuple[str, int], dict[str, Any]] = {}
+        self._waiting: dict[tuple[str, int], LockType] = {}
 
     def turn(self, request: TurnRequest) -> Reply:
         """Request a turn from the supervisor. Raises TurnLimit."""
@@ -54,15 +56,34 @@ class SupervisorChannel:
 
     def _receive(self, turn: tuple[str, int]) -> dict[str, Any]:
         """Return the answer to a turn. One of the waiting threads reads for all."""
+        wake = allocate_lock()
+        wake.acquire()
+        with self._state:
+            self._waiting[turn] = wake
         while True:
-            with self._receiving:
+            with self._state:
                 if turn in self._answers:
+                    del self._waiting[turn]
                     return self._answers.pop(turn)
-                answer = receive_frame(self._connection)
-                name = (answer["agent"], answer["turn"])
-                if name == turn:
-                    return answer
-                self._answers[name] = answer
+                is_reader, self._is_read = not self._is_read, True
+            if is_reader:
+                self._read()
+            else:
+                wake.acquire()
+
+    def _read(self) -> None:
+        """Read one answer, and wake all waiting threads: its owner, and one that reads on. A bare lock would not let them in."""
+        answer: dict[str, Any] | None = None
+        try:
+            answer = receive_frame(self._connection)
+        finally:
+            with self._state:
+                self._is_read = False
+                if answer is not None:
+                    self._answers[answer["agent"], answer["turn"]] = answer
+                for wake in self._waiting.values():
+                    if wake.locked():
+                        wake.release()
 
     def tool(self, is_open: bool, rewards: Mapping[str, float]) -> None:
         """Report the start or end of a tool call, so that the supervisor can attribute a crash to it."""
