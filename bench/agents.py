@@ -68,7 +68,8 @@ def train(manifests: list[dict[str, Any]], seed: int, folder: Path) -> dict[str,
             "seconds": result.wall_s,
             "evals": [[one["step"], one["reward_mean"]] for one in evals],
             "metrics": evals[-1]["metrics"],
-            "rewards": [one["reward_mean"] for one in result.records[name]],
+            # A step's own mean counts an episode once for each agent that spoke in it. The caller speaks in all.
+            "rewards": [one["agents"]["caller"]["reward_mean"] for one in result.records[name]],
         }
 
     return kept(folder / f"relay-{seed}.json", manifests, new)
