@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import options
-from bench.runs import ROOT, documents, kept, run, table
+from bench.runs import ROOT, Run, documents, kept, run, table
 from marlaas.plots.style import INK, blank, of_run, plain
 
 PICTURE = ROOT / "docs" / "agents.png"
@@ -57,13 +57,12 @@ def train(manifests: list[dict[str, Any]], seed: int, folder: Path) -> dict[str,
     """Return the results of the relay's run; its adapters are copied to the folder of `adapters_of`."""
 
     def new() -> dict[str, Any]:
-        result = run(manifests, seed=seed)
-        (name, job), adapters = next(iter(result.jobs().items())), adapters_of(folder, seed)
+        result = finished(run(manifests, seed=seed))
+        (name,), adapters = result.jobs(), adapters_of(folder, seed)
         shutil.rmtree(adapters, ignore_errors=True)
         shutil.copytree(result.folder / name / "adapter", adapters)
         evals = result.evals[name]
         return {
-            "phase": job["phase"],
             "steps": len(result.records[name]),
             "seconds": result.wall_s,
             "evals": [[one["step"], one["reward_mean"]] for one in evals],
@@ -80,10 +79,20 @@ def evaluate(manifests: list[dict[str, Any]], trained: dict[str, Any], seed: int
     wanted = swapped(manifests, adapters_of(folder, seed))
 
     def new() -> dict[str, Any]:
-        jobs = run(wanted, seed=seed).jobs()
+        jobs = finished(run(wanted, seed=seed)).jobs()
         return {name.rpartition("/")[2]: job["evalBefore"] for name, job in jobs.items()}
 
     return kept(folder / f"swapped-{seed}.json", [*wanted, trained], new)
+
+
+def finished(result: Run) -> Run:
+    """Return the run. Raises RuntimeError if a job has not succeeded, for example because the run was stopped."""
+    for name, job in result.jobs().items():
+        if job["phase"] != "Succeeded":
+            raise RuntimeError(
+                f"{name} is {job['phase']} after {job['steps']} steps; the run's folder is {result.folder}"
+            )
+    return result
 
 
 def adapters_of(folder: Path, seed: int) -> Path:

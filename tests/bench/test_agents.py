@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 from bench import agents
-from bench.runs import kept
+from bench.runs import Run, kept
 
 from marlaas.manifest import load
 
@@ -74,6 +74,15 @@ def test_a_row_compares_the_same_adapters_with_the_swapped_ones() -> None:
     row = agents.swapped_row(2, FOUND, {"same": 0.9, "swapped": 0.5})
     assert row[-1] == "missed"
     assert len(row) == len(agents.HEADERS["swapped"])
+
+
+def test_a_run_that_was_stopped_is_no_result() -> None:
+    jobs = {"team-a/relay": {"phase": "Running", "steps": 35}}
+    stopped = Run(Path("/run"), 9.0, {"jobs": jobs}, {}, {}, {})
+    with pytest.raises(RuntimeError, match="team-a/relay is Running after 35 steps; the run's folder is /run"):
+        agents.finished(stopped)
+    jobs["team-a/relay"]["phase"] = "Succeeded"
+    assert agents.finished(stopped) is stopped
 
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
