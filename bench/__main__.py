@@ -25,6 +25,7 @@ NAMES = (
     "busy",
     "learning",
     "algorithms",
+    "agents",
     "multitenant",
     "fairness",
     "neighbours",

@@ -8,9 +8,7 @@ training at staleness 1, smoothed over three steps.
 
 import argparse
 import copy
-import hashlib
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +16,10 @@ from statistics import fmean
 from typing import Any, get_args
 
 from bench import options
-from bench.runs import Run, documents, run, table
+from bench.runs import ROOT, Run, documents, kept, run, table
 from marlaas.plots.style import INK, blank, of_run, plain
 from marlaas_worker.rl.algorithms import ALGORITHMS, Ratio
 
-ROOT = Path(__file__).parent.parent
 PICTURE = ROOT / "docs" / "algorithms.png"
 KEPT = ROOT / "runs" / "algorithms"
 METRICS = ("clip_fraction", "truncated_fraction", "logprob_gap", "ess", "grad_norm", "entropy")
@@ -57,21 +54,15 @@ def manifests(setting: Setting, steps: int) -> list[dict[str, Any]]:
 def measure(setting: Setting, steps: int, folder: Path) -> dict[str, Any]:
     """Return the results of a run's jobs by algorithm: stored ones, or those of a new run."""
     wanted = manifests(setting, steps)
-    digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
-    path = folder / f"{setting}.json"
-    if path.exists():
-        kept: dict[str, Any] = json.loads(path.read_text())
-        if kept["manifests"] == digest:
-            return dict(kept["jobs"])
-    result = run(wanted, seed=setting.seed)
-    jobs = {name: _figures(result, name) for name in setting.algorithms}
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".part")
-    draft.write_text(json.dumps({"manifests": digest, "wall_s": result.wall_s, "jobs": jobs}))
-    draft.replace(path)
-    evals = ", ".join(f"{name} {one['after']:.3f}" for name, one in jobs.items())
-    print(f"{setting}: {evals}; {result.wall_s:.0f} s", flush=True)
-    return jobs
+
+    def new() -> dict[str, Any]:
+        result = run(wanted, seed=setting.seed)
+        jobs = {name: _figures(result, name) for name in setting.algorithms}
+        evals = ", ".join(f"{name} {one['after']:.3f}" for name, one in jobs.items())
+        print(f"{setting}: {evals}; {result.wall_s:.0f} s", flush=True)
+        return {"wall_s": result.wall_s, "jobs": jobs}
+
+    return dict(kept(folder / f"{setting}.json", wanted, new)["jobs"])
 
 
 def main(arguments: Sequence[str] = ()) -> None:

@@ -1,5 +1,6 @@
 """Run `marlaas run` as a user would, and measure it from outside: wall time, summary, peak memory of each role, engine busy share."""
 
+import hashlib
 import itertools
 import json
 import subprocess
@@ -7,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,20 +16,26 @@ from typing import Any
 import psutil
 import yaml
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """Results of a run.
 
+    folder: the run's output folder.
     pss_bytes: peak proportional memory per role, children included; shared memory is divided among the processes.
+    records, evals: lines of `steps.jsonl` and `evals.jsonl` by job.
     """
+
+    folder: Path
 
     wall_s: float
     summary: dict[str, Any]
     pss_bytes: dict[str, int]
     records: dict[str, list[dict[str, Any]]]
+    evals: dict[str, list[dict[str, Any]]]
 
     def jobs(self) -> dict[str, dict[str, Any]]:
         return dict(self.summary["jobs"])
@@ -49,11 +56,31 @@ def run(manifest: Path | list[dict[str, Any]], *, seed: int = 0, nats: str | Non
         memory = _watch(subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT))
     if not (folder / "summary.json").exists():
         raise RuntimeError(log.read_text()[-2000:])
-    records = {
+    records, evals = (_lines_of(folder, name) for name in ("steps.jsonl", "evals.jsonl"))
+    summary = json.loads((folder / "summary.json").read_text())
+    return Run(folder, time.monotonic() - begun, summary, memory, records, evals)
+
+
+def kept(path: Path, wanted: object, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the stored results of a measurement if it was the same, else measure and store. wanted: all that it depends on."""
+    digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
+    if path.exists():
+        stored: dict[str, Any] = json.loads(path.read_text())
+        if stored.pop("manifests") == digest:
+            return stored
+    results = measure()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".part")
+    draft.write_text(json.dumps({"manifests": digest} | results))
+    draft.replace(path)
+    return results
+
+
+def _lines_of(folder: Path, name: str) -> dict[str, list[dict[str, Any]]]:
+    return {
         f"{path.parent.parent.name}/{path.parent.name}": [json.loads(line) for line in path.read_text().splitlines()]
-        for path in folder.glob("*/*/steps.jsonl")
+        for path in folder.glob(f"*/*/{name}")
     }
-    return Run(time.monotonic() - begun, json.loads((folder / "summary.json").read_text()), memory, records)
 
 
 def _watch(process: "subprocess.Popen[bytes]") -> dict[str, int]:

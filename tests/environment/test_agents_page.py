@@ -1,54 +1,50 @@
-"""What docs/agents.md shows can be played, and its manifest is valid."""
+"""What docs/agents.md shows: its job is valid, its environments play and print what is shown, its links go somewhere."""
 
+import itertools
 import re
+import shlex
 from pathlib import Path
 
 import pytest
-import yaml
+from typer.testing import CliRunner
 
-from marlaas.environment import Split, Task
-from marlaas.envs.loading import resolve
-from marlaas.envs.playing import play_episode
-from marlaas.envs.scripted import RecordedReplies
-from marlaas.episode_state import EpisodeState
-from marlaas_api.kinds import RLJob
-from marlaas_api.kinds.checks import check_supported
+from marlaas.cli.env import app
+from marlaas.manifest import load
 
-PAGE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+PAGE = Path(__file__).parents[2] / "docs" / "agents.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
+COMMANDS = [(text, shown) for (kind, text), (_, shown) in itertools.pairwise(BLOCKS) if kind == "bash"]
 
 
-@pytest.mark.parametrize(
-    ("name", "agents", "rewards"),
-    [
-        ("team", ("solver", "verifier"), {"solver": 1.0, "verifier": 1.0}),
-        ("debate", ("planner", "critic"), {"planner": 0.0, "critic": 0.0}),
-    ],
-)
-def test_the_environments_of_the_page_can_be_played(tmp_path, monkeypatch, name, agents, rewards):
-    (code,) = [text for language, text in BLOCKS if language == "python" and text.startswith(f"# {name}.py")]
-    (tmp_path / f"{name}.py").write_text(code)
+def squeezed(text: str) -> set[str]:
+    """Lines without the columns' padding."""
+    return {re.sub(r" {2,}", "  ", line).rstrip() for line in text.splitlines()} - {""}
+
+
+@pytest.mark.parametrize(("command", "shown"), COMMANDS)
+def test_an_environment_prints_what_is_shown(command: str, shown: str, tmp_path, monkeypatch) -> None:
+    for kind, text in BLOCKS:
+        if kind == "python":
+            (tmp_path / text.split()[1]).write_text(text)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    environment = resolve(f"{name}:play", {})
-    environment.check_agents(agents)
-    state = EpisodeState(agents, RecordedReplies(answer), is_strict=True)
-    outcome = play_episode(environment.create(), Task(Split.TRAIN, 0, 7), state)
-    assert outcome.rewards == rewards
+    program, environment, *words = shlex.split(command)
+    assert (program, environment) == ("marlaas", "env")
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert squeezed(shown) <= squeezed(result.output)
 
 
-def answer(request) -> str:
-    asked = request.append[-1].content
-    sums = re.match(r"(\d+)\+(\d+)=", asked)
-    if request.agent == "verifier":
-        return "Right."
-    return str(int(sums[1]) + int(sums[2])) if sums else "the same"
+def test_the_job_is_valid(tmp_path: Path) -> None:
+    (manifest,) = (text for kind, text in BLOCKS if kind == "yaml")
+    (tmp_path / "shown.yaml").write_text(manifest)
+    (job,) = load([tmp_path / "shown.yaml"], runnable=False).jobs
+    assert [agent.name for agent in job.spec.agents] == ["caller", "reader"]
 
 
-def test_the_agents_of_the_page_are_a_valid_manifest():
-    (agents,) = [yaml.safe_load(text) for language, text in BLOCKS if language == "yaml"]
-    spec = {"poolRef": {"name": "tiny"}, "environment": {"name": "team:play"}, "training": {"steps": 3}} | agents
-    job = RLJob.model_validate(
-        {"apiVersion": "marlaas.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "team"}, "spec": spec}
-    )
-    assert list(check_supported(job)) == []
-    assert [agent.trainable for agent in job.spec.agents] == [True, True, False, True]
+def test_the_page_is_short_and_its_links_go_somewhere() -> None:
+    links = {link for link in re.findall(r"\]\(([^)#\s]+)", TEXT) if "://" not in link}
+    assert links
+    assert [link for link in links if not (PAGE.parent / link).exists()] == []
+    assert TEXT.count("\n") <= 150
