@@ -57,10 +57,15 @@ def model_at(model: type[BaseModel], loc: Loc) -> type[BaseModel] | None:
 
 
 def find_field(model: type[BaseModel], key: str) -> Loc | None:
-    """Return the path of the only field of this name below the model's `spec`; None if there is none, or several."""
+    """Return the path of the only field of this name below the model's `spec`; None if there is none, or several.
+
+    A field outside of lists counts before those in their entries, which repeat fields of the object itself.
+    """
     spec = model_at(model, ("spec",))
     paths = [path for path in _paths(spec, ("spec",)) if path[-1] == key] if spec is not None else []
-    return paths[0] if len(paths) == 1 else None
+    outside = [path for path in paths if not any(str(part).endswith("[]") for part in path)]
+    found = outside or paths
+    return found[0] if len(found) == 1 else None
 
 
 def _paths(model: type[BaseModel], at: Loc) -> Iterator[Loc]:
