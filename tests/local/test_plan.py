@@ -71,6 +71,18 @@ def test_a_pool_that_no_running_job_uses_does_not_run(document, progress_of):
     assert keys == ["orchestrator", "rollout-0.big", "trainer-0.big"]
 
 
+def test_the_pools_of_all_agents_run_and_a_pool_without_an_agent_does_not(document, progress_of):
+    agents = [{"name": "a"}, {"name": "b", "poolRef": {"name": "big"}}]
+    team = document(spec={"agents": agents})
+    pools = [_pool(), _pool("big"), _pool("other")]
+    workers = ["rollout-0.tiny", "trainer-0.tiny", "rollout-0.big", "trainer-0.big"]
+    keys = _keys(desired(pools, [team], _by_key(progress_of(team))))
+    assert keys == ["orchestrator", *workers, "sandbox-0.team-a.reverse"]
+    lone = document(spec={"agents": agents[1:]})
+    assert _keys(desired(pools, [lone], {})) == ["orchestrator", *workers[2:]]
+    assert affected(ProcessSpec("trainer", "trainer-0", pool="big"), [team, document("other")]) == [team]
+
+
 @pytest.mark.parametrize(
     ("phase", "step", "expected"),
     [

@@ -85,6 +85,20 @@ def test_a_run_is_opened_whole_by_job_or_from_a_jobs_own_folder(out):
     assert open_job(out, "reverse").pools["tiny"].model_path == "/m"
 
 
+def test_each_agent_of_a_run_has_the_base_model_of_its_pool(tmp_path, document):
+    spec = pool_spec(ModelPoolSpec.model_validate({"model": {"builtin": "tiny"}}))
+    pools = tuple(PoolDocument(name=name, model_path=f"/{name}", spec=spec) for name in ("tiny", "big"))
+    team = document(spec={"agents": [{"name": "a"}, {"name": "b", "poolRef": {"name": "big"}}]})
+    for known in (pools, pools[:1]):
+        with hold(tmp_path / "out") as folder:
+            folder.write_record(RunRecord(jobs=(team,), pools=known))
+        if known == pools:
+            opened = open_job(tmp_path / "out")
+            assert [opened.pool_of(agent).model_path for agent in team.spec.agents] == ["/tiny", "/big"]
+    with pytest.raises(InvalidInput, match="its record lacks pool big"):
+        open_job(tmp_path / "out")
+
+
 def test_records_are_read_and_what_is_not_there_yet_is_empty(out):
     assert [record.step for record in open_job(out, "reverse").steps()] == [0, 1]
     assert [record.version for record in open_job(out, "reverse").evals()] == [0]
