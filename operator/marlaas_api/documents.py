@@ -9,14 +9,28 @@ from typing import TypeVar
 from marlaas_api.kinds import ModelPoolSpec, ModelSpec, RLJob, RLJobSpec, Spec, Tenant
 from marlaas_api.messages import JobDocument, JobSpec, PoolSpec, TenantQuota
 from marlaas_api.messages.base import SpecPart
+from marlaas_api.messages.job_spec import AgentSettings
 from marlaas_api.messages.pool_spec import ModelSource
 
 P = TypeVar("P", bound=SpecPart)
 
 
 def job_spec(spec: RLJobSpec) -> JobSpec:
-    """Return the spec of a job's document."""
-    return _converted(JobSpec, spec)
+    """Return the spec of a job's document.
+
+    An agent that plays another one's policy gets that one's adapter and pool.
+    """
+    converted = _converted(JobSpec, spec)
+    by_name = {agent.name: agent for agent in converted.agents}
+    agents = tuple(_player(agent, by_name.get(agent.policy_name, agent)) for agent in converted.agents)
+    return converted.model_copy(update={"agents": agents})
+
+
+def _player(agent: AgentSettings, owner: AgentSettings) -> AgentSettings:
+    if agent is owner:
+        return agent
+    trainable = owner.trainable and not agent.plays_past
+    return agent.model_copy(update={"adapter": owner.adapter, "pool_ref": owner.pool_ref, "trainable": trainable})
 
 
 def pool_spec(spec: ModelPoolSpec) -> PoolSpec:

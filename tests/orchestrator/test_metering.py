@@ -15,7 +15,7 @@ from marlaas_api.messages import (
     TaskMessage,
     UsageAmounts,
 )
-from marlaas_api.messages.job_spec import AgentSettings
+from marlaas_api.messages.job_spec import AgentSettings, PolicySettings
 from marlaas_api.names import Split, episode_id
 from marlaas_api.wire import encode
 from marlaas_worker.orchestrator import step_records
@@ -27,7 +27,7 @@ from marlaas_worker.orchestrator.metering import Metering
 @pytest.fixture
 async def metering(harness, document):
     context = await harness.context("orchestrator")
-    return Metering(context.bus, context.blobs, document().ref, ("policy",))
+    return Metering(context.bus, context.blobs, document().ref, document().spec.agents)
 
 
 @pytest.fixture
@@ -60,13 +60,30 @@ async def policy_amounts(metering: Metering, groups: list[CompleteGroup]) -> dic
 
 async def test_what_an_agent_used_is_counted_for_it_and_seconds_in_equal_parts(harness, document, record):
     context = await harness.context("orchestrator")
-    metering = Metering(context.bus, context.blobs, document().ref, ("policy", "critic"))
+    metering = Metering(
+        context.bus, context.blobs, document().ref, [AgentSettings(name=name) for name in ("policy", "critic")]
+    )
     group = complete(await record(0, 0, 1, agent="critic"), await record(0, 1, 10))
     (amounts,) = (await metering.of_groups([group])).values()
     assert {name: (one.generated_tokens, one.sandbox_s) for name, one in amounts.items()} == {
         "policy": (10, 0.5),
         "critic": (1, 0.5),
     }
+
+
+async def test_what_a_player_used_counts_for_the_policy_and_past_versions_are_not_trained(harness, document, record):
+    context = await harness.context("orchestrator")
+    players = [
+        AgentSettings(name="policy"),
+        AgentSettings(name="second", policy=PolicySettings(of="policy")),
+        AgentSettings(name="past", policy=PolicySettings(of="policy", versions="past")),
+    ]
+    metering = Metering(context.bus, context.blobs, document().ref, players)
+    group = complete(await record(0, 0, 1, agent="second"), await record(0, 1, 10, agent="past"))
+    (amounts,) = (await metering.of_groups([group])).values()
+    assert amounts.keys() == {"policy"}
+    used = amounts["policy"]
+    assert (used.generated_tokens, used.open_tokens, used.frozen_tokens, used.sandbox_s) == (11, 1, 10, 1.0)
 
 
 async def test_a_group_has_the_tokens_of_all_turns_of_its_episodes(metering, record):

@@ -20,7 +20,7 @@ ASYNC = StepRules(groups_per_step=2, max_staleness=1, max_refill=1, steps=3)
 def group(index: int, outcome: GroupOutcome = GroupOutcome.SIGNAL) -> CompleteGroup:
     rewards = {GroupOutcome.SIGNAL: (1.0, 0.0), GroupOutcome.FLAT: (1.0, 1.0)}.get(outcome, (1.0,))
     trajectories = tuple(TrajectoryRef(member=i, episode=f"e{i}", leaves=(0,), reward=r) for i, r in enumerate(rewards))
-    own = {"policy": AgentGroup(trajectories, outcome)}
+    own = {"policy": AgentGroup(trajectories, outcome, rewards)}
     return CompleteGroup(index, train_group(REF, index), own, Counter({"env": 2 - len(rewards)}))
 
 
@@ -198,7 +198,9 @@ def test_a_log_that_leaves_out_the_end_of_a_step_is_refused():
 
 def test_the_message_of_a_group_without_signal_is_small():
     trajectories = tuple(TrajectoryRef(member=i, episode=f"e{i}", leaves=(0,), reward=1.0) for i in range(8))
-    one = CompleteGroup(0, train_group(REF, 0), {"policy": AgentGroup(trajectories, GroupOutcome.FLAT)}, Counter())
+    one = CompleteGroup(
+        0, train_group(REF, 0), {"policy": AgentGroup(trajectories, GroupOutcome.FLAT, (1.0,) * 8)}, Counter()
+    )
     (message,) = fresh(STRICT).resolve(one, {"policy": 0})
     assert len(encode(message)) < 200
 

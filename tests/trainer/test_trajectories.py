@@ -131,8 +131,8 @@ def check_contexts(part: Segment, turns: dict[int, Turn]) -> None:
 # advantages ---------------------------------------------------------------------------------------------------------
 
 
-def played(reward: float, *turns: Turn) -> Trajectory:
-    return Trajectory({made.turn: made for made in turns}, (max(made.turn for made in turns),), reward)
+def played(reward: float, *turns: Turn, agent: str = "") -> Trajectory:
+    return Trajectory({made.turn: made for made in turns}, (max(made.turn for made in turns),), reward, agent=agent)
 
 
 def test_rewards_are_compared_across_all_groups_that_are_given_together():
@@ -142,6 +142,23 @@ def test_rewards_are_compared_across_all_groups_that_are_given_together():
     together = [[part.advantage for part in parts] for parts in centred.segments([one, two])]
     assert apart == [0.5, -0.5, 0.0, 0.0]
     assert together == [[0.25, -0.75], [0.25, 0.25]]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_the_rewards_of_each_player_of_a_policy_are_compared_with_its_own(together):
+    first = [played(reward, turn(0)) for reward in (1.0, 0.0)]
+    second = [played(reward, turn(0), agent="second") for reward in (10.0, 20.0)]
+    mixed = [first[0], second[0], first[1], second[1]] if together else [*first, *second]
+    (parts,) = Weighing("centred", 4, 0).segments([mixed])
+    assert [part.advantage for part in parts] == ([0.5, -5.0, -0.5, 5.0] if together else [0.5, -0.5, -5.0, 5.0])
+
+
+def test_a_turn_of_another_agent_than_the_group_names_is_refused():
+    (ref,) = group((0,)).trajectories
+    second = ref.model_copy(update={"agent": "second"})
+    check_turn(turn(0, agent="second"), group((0,)), second, EXPECTED)
+    with pytest.raises(TrajectoryInvalid, match="agent is 'policy', and the group has 'second'"):
+        check_turn(turn(0), group((0,)), second, EXPECTED)
 
 
 def test_every_segment_of_a_trajectory_has_the_trajectorys_advantage():

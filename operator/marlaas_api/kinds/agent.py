@@ -1,10 +1,10 @@
 """The agents of a job: each is one policy with an adapter of its own."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, model_validator
 
-from marlaas_api.kinds.base import Distinct, DnsLabel, PathText, Spec, matching
+from marlaas_api.kinds.base import Distinct, DnsLabel, PathText, Spec, matching, rules
 from marlaas_api.kinds.modelpool import Rank
 from marlaas_api.kinds.objective import EntropySpec
 from marlaas_api.numeric import LARGEST_INTEGER
@@ -12,6 +12,13 @@ from marlaas_api.numeric import LARGEST_INTEGER
 LayerName = Annotated[
     str, matching(r"^[A-Za-z_][A-Za-z0-9_]*$", "the last component of a linear layer's name, for example q_proj", 64)
 ]
+
+_WINDOW_IS_PAST = "window needs versions: past; remove window, or choose past"
+_OF_POLICY = "an agent with policy has the adapter, pool and training of the agent that it names; remove adapter, trainable, poolRef, initFrom and training"
+_POLICY_IS_ANOTHERS = (
+    "!has(self.policy) || (self.trainable && !(has(self.poolRef) || has(self.initFrom) || has(self.training)) "
+    "&& self.adapter.rank == 8 && self.adapter.alpha == 16 && (!has(self.adapter.targets) || self.adapter.targets.size() == 0))"
+)
 
 
 class PoolRef(Spec):
@@ -76,10 +83,41 @@ class AgentTraining(Spec):
     entropy: EntropySpec | None = Field(None, description="Entropy bonus of this agent. Absent: the job's.")
 
 
-class AgentSpec(Spec):
-    """One policy of the job, with its own adapter."""
+class PolicySpec(Spec):
+    """The policy of another agent, which this agent plays instead of one of its own."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(("!has(self.window) || self.versions == 'past'", _WINDOW_IS_PAST))
+    )
+    of: DnsLabel = Field(description="Name of the agent whose policy it is.")
+    versions: Literal["current", "past"] = Field(
+        "current",
+        description="current: the version that the other agent plays; the turns of both train the policy. past: an earlier version, drawn anew for "
+        "each step; its turns are not trained.",
+    )
+    window: int | None = Field(
+        None,
+        ge=1,
+        le=10_000,
+        description="Number of versions before the newest among which `past` draws, all equally likely. Absent: 8.",
+    )
+
+    @model_validator(mode="after")
+    def _window_is_past(self) -> Self:
+        if self.window is not None and self.versions != "past":
+            raise ValueError(_WINDOW_IS_PAST)
+        return self
+
+
+class AgentSpec(Spec):
+    """One agent of the job, by default with a policy and an adapter of its own."""
+
+    model_config = ConfigDict(json_schema_extra=rules((_POLICY_IS_ANOTHERS, _OF_POLICY)))
     name: DnsLabel = Field(description="Name of the agent, by which environments request its turns.")
+    policy: PolicySpec | None = Field(
+        None,
+        description="The policy of another agent, which this agent plays. Absent: the agent has a policy of its own.",
+    )
     adapter: AdapterSpec = Field(default_factory=AdapterSpec, description="The LoRA adapter that is trained.")
     trainable: bool = Field(
         True,
@@ -94,3 +132,15 @@ class AgentSpec(Spec):
     training: AgentTraining | None = Field(
         None, description="Training settings of this agent that differ from the job's. Absent: the job's."
     )
+
+    @property
+    def policy_name(self) -> str:
+        """Name of the agent whose policy this one plays; its own name if it has a policy."""
+        return self.name if self.policy is None else self.policy.of
+
+    @model_validator(mode="after")
+    def _policy_is_anothers(self) -> Self:
+        given = (self.pool_ref, self.init_from, self.training)
+        if self.policy is not None and (self.adapter != AdapterSpec() or not self.trainable or any(given)):
+            raise ValueError(_OF_POLICY)
+        return self

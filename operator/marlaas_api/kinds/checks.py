@@ -7,7 +7,7 @@ check's docstring names another object.
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
-from marlaas_api.kinds.agent import AgentSpec
+from marlaas_api.kinds.agent_checks import check_agents
 from marlaas_api.kinds.fields import did_you_mean, listed
 from marlaas_api.kinds.modelpool import ModelPool, SandboxBounds
 from marlaas_api.kinds.problems import Loc, Problem
@@ -23,35 +23,8 @@ _LEAST_BYTES, _UNITS = 2**20, "mkKi"
 
 def check_supported(job: RLJob) -> Iterator[Problem]:
     """Yield the features of a job that the schema allows but this version of MARLaaS does not support anywhere."""
-    for at, agent in enumerate(job.spec.agents):
-        yield from _agent_training(job, at, agent)
+    yield from check_agents(job.spec)
     yield from _bytes(("spec", "environment", "memory"), job.spec.environment.memory)
-    if not any(agent.trainable for agent in job.spec.agents):
-        yield Problem(
-            ("spec", "agents", 0, "trainable"), "no agent of the job is trainable; set trainable: true for at least one"
-        )
-
-
-def _agent_training(job: RLJob, at: int, agent: AgentSpec) -> Iterator[Problem]:
-    if agent.training is None:
-        return
-    if not agent.trainable:
-        yield Problem(
-            ("spec", "agents", at, "training"),
-            f"agent '{agent.name}' is not trainable; remove training, or trainable: false",
-        )
-    own, of_job = agent.training.optimizer, job.spec.training.optimizer
-    schedule = of_job.schedule if own is None or own.schedule is None else own.schedule
-    floor = (
-        of_job.min_learning_rate_ratio
-        if own is None or own.min_learning_rate_ratio is None
-        else own.min_learning_rate_ratio
-    )
-    if own is not None and floor is not None and schedule == "constant":
-        yield Problem(
-            ("spec", "agents", at, "training", "optimizer"),
-            f"minLearningRateRatio {floor:g} needs schedule linear or cosine, because constant does not decay: remove it, or choose another schedule",
-        )
 
 
 def check_supported_pool(pool: ModelPool) -> Iterator[Problem]:
@@ -209,7 +182,7 @@ def _rank(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
 
 def _slots(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
     staleness, slots = job.spec.training.max_staleness, pool.spec.adapter_slots
-    agents = len(job.spec.agents_on(pool.metadata.name))
+    agents = sum(job.spec.pool_of(agent) == pool.metadata.name for agent in job.spec.pinned)
     needed = slots_needed(agents, staleness)
     if slots < needed:
         sum_ = f"{staleness} + 2" if agents == 1 else f"{agents} agents x ({staleness} + 2)"

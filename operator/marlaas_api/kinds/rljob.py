@@ -86,12 +86,20 @@ class RLJobSpec(Spec):
         return tuple(dict.fromkeys((self.pool_ref.name, *(self.pool_of(agent) for agent in self.agents))))
 
     def pool_of(self, agent: AgentSpec) -> str:
-        """Return the name of an agent's pool: its own, or the job's."""
-        return agent.pool_ref.name if agent.pool_ref is not None else self.pool_ref.name
+        """Return the name of an agent's pool: its own, or the job's; if it plays another agent's policy, that agent's."""
+        owner = next((one for one in self.agents if one.name == agent.policy_name), agent)
+        return owner.pool_ref.name if owner.pool_ref is not None else self.pool_ref.name
 
     def agents_on(self, pool: str) -> tuple[tuple[int, AgentSpec], ...]:
-        """Return the agents on a pool, each with its position in `agents`."""
-        return tuple((at, agent) for at, agent in enumerate(self.agents) if self.pool_of(agent) == pool)
+        """Return the agents on a pool that have a policy of their own, each with its position in `agents`."""
+        return tuple(
+            (at, agent) for at, agent in enumerate(self.agents) if agent.policy is None and self.pool_of(agent) == pool
+        )
+
+    @property
+    def pinned(self) -> tuple[AgentSpec, ...]:
+        """The agents that need adapter slots: each with a policy of its own, and each that plays past versions."""
+        return tuple(agent for agent in self.agents if agent.policy is None or agent.policy.versions == "past")
 
     @model_validator(mode="after")
     def _agents_differ(self) -> Self:

@@ -27,13 +27,18 @@ class GroupOutcome(StrEnum):
 
 
 class TrajectoryRef(BusMessage):
-    """One member of a group for one agent: its turns (leaves), its reward, and the ending of its episode."""
+    """One member of a group for one policy: its turns (leaves), its reward, and the ending of its episode.
+
+    agent: the agent that took the turns, if it plays another one's policy; empty: the agent of the message. Rewards are
+    compared within one agent only.
+    """
 
     member: int
     episode: str
     leaves: tuple[int, ...]
     reward: float
     ending: Ending = Ending.COMPLETED
+    agent: str = ""
 
 
 class GroupReady(JobMessage):
@@ -41,7 +46,9 @@ class GroupReady(JobMessage):
 
     The step trains the group at `base_version`, so that its staleness is already exact. position: consecutive, from 0
     among the agent's groups of the step; a trainer accumulates in exactly this order. trajectories: at least two. faults:
-    by class, the same for every agent. usage: what the agent used in its episodes. The trainer uses neither.
+    by class, the same for every agent. usage: what the agents that play the policy used in their episodes. own_rewards: those
+    of the agent itself; None: those of the trajectories. other_rewards: of further players of the policy, by agent. The
+    trainer uses none of these four.
     """
 
     agent: str
@@ -54,6 +61,8 @@ class GroupReady(JobMessage):
     trajectories: tuple[TrajectoryRef, ...]
     faults: dict[str, int] = Field(default_factory=dict)
     usage: UsageAmounts = UsageAmounts()
+    own_rewards: tuple[float, ...] | None = None
+    other_rewards: dict[str, tuple[float, ...]] = Field(default_factory=dict)
 
     @property
     def staleness(self) -> int:
@@ -67,8 +76,8 @@ class GroupReady(JobMessage):
 
     @property
     def rewards(self) -> tuple[float, ...]:
-        """Rewards of the trajectories."""
-        return tuple(trajectory.reward for trajectory in self.trajectories)
+        """Rewards of the agent itself, one for each member in which it took a turn."""
+        return tuple(one.reward for one in self.trajectories) if self.own_rewards is None else self.own_rewards
 
 
 class GroupUnused(JobMessage):
@@ -76,7 +85,7 @@ class GroupUnused(JobMessage):
 
     outcome: SIGNAL if the group was dropped: it would have been too stale, or all steps were closed. rewards: of the
     members without a fault in which the agent has taken a turn. faults: by class, the same for every agent. usage: what
-    the agent used in its episodes.
+    the agents that play the policy used in their episodes. other_rewards: of further players of the policy, by agent.
     """
 
     agent: str
@@ -86,6 +95,7 @@ class GroupUnused(JobMessage):
     rewards: tuple[float, ...] = ()
     faults: dict[str, int] = Field(default_factory=dict)
     usage: UsageAmounts = UsageAmounts()
+    other_rewards: dict[str, tuple[float, ...]] = Field(default_factory=dict)
 
 
 class StepClosed(JobMessage):

@@ -54,15 +54,51 @@ class AgentTrainingSettings(SpecPart):
     entropy: EntropySettings | None = None
 
 
+class PolicySettings(SpecPart):
+    """The policy of another agent, which an agent plays instead of one of its own.
+
+    window: with `past`, a version is drawn from so many before the newest.
+    """
+
+    of: str
+    versions: Literal["current", "past"] = "current"
+    window: int | None = None
+
+    @property
+    def last(self) -> int:
+        """Number of versions before the newest among which `past` draws."""
+        return 8 if self.window is None else self.window
+
+
 class AgentSettings(SpecPart):
-    """One agent of the job."""
+    """One agent of the job.
+
+    An agent that plays another one's policy has that one's adapter and pool. trainable: its own turns are trained; never
+    those of past versions.
+    """
 
     name: str
+    policy: PolicySettings | None = None
     adapter: AdapterSettings = AdapterSettings()
     trainable: bool = True
     pool_ref: NameRef | None = None
     init_from: FolderRef | None = None
     training: AgentTrainingSettings | None = None
+
+    @property
+    def policy_name(self) -> str:
+        """Name of the agent whose policy this one plays; its own name if it has a policy."""
+        return self.name if self.policy is None else self.policy.of
+
+    @property
+    def plays_past(self) -> bool:
+        """Whether it plays past versions of another agent's policy."""
+        return self.policy is not None and self.policy.versions == "past"
+
+    @property
+    def pinned_as(self) -> str:
+        """Name under which its groups are pinned. Agents that play the newest version of one policy share its pins."""
+        return self.name if self.plays_past else self.policy_name
 
 
 class EgressRule(SpecPart):
@@ -228,6 +264,20 @@ class JobSpec(SpecPart):
     priority: int = 0
     suspend: bool = False
     active_deadline_seconds: float | None = None
+
+    @property
+    def policies(self) -> tuple[AgentSettings, ...]:
+        """The agents that have a policy of their own."""
+        return tuple(agent for agent in self.agents if agent.policy is None)
+
+    @property
+    def num_pinned(self) -> int:
+        """Number of agents that need adapter slots: each policy, and each player of past versions."""
+        return sum(agent.pinned_as == agent.name for agent in self.agents)
+
+    def players(self, policy: str) -> tuple[AgentSettings, ...]:
+        """Return the agents that play an agent's policy, itself included."""
+        return tuple(agent for agent in self.agents if agent.policy_name == policy)
 
     @property
     def open_episodes(self) -> int:

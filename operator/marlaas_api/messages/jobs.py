@@ -67,8 +67,13 @@ class JobDocument(JobMessage):
         return self.pool if self.pool in self.pools else min(self.pools)
 
     def agents_on(self, pool: str) -> tuple[AgentSettings, ...]:
-        """Return the job's agents that run on a pool."""
-        return tuple(agent for agent in self.spec.agents if self.pool_of(agent) == pool)
+        """Return the job's agents with a policy of their own that run on a pool."""
+        return tuple(agent for agent in self.spec.policies if self.pool_of(agent) == pool)
+
+    def num_pinned_on(self, pool: str) -> int:
+        """Return the number of agents on a pool that need adapter slots: each policy, and each player of past versions."""
+        pinned = (agent for agent in self.spec.agents if agent.pinned_as == agent.name)
+        return sum(self.pool_of(agent) == pool for agent in pinned)
 
     def pool_text(self, pool: str) -> str:
         """Return a pool's name for a message; if the job has several pools, with the names of its agents there."""
@@ -94,9 +99,10 @@ class JobAgent:
         return subjects.policy_key(self.ref.namespace, self.ref.name, self.agent.name)
 
     @property
-    def generation(self) -> str:
-        """Subject of its generation requests."""
-        return subjects.generation(self.ref.namespace, self.ref.name, self.agent.name)
+    def generations(self) -> tuple[str, ...]:
+        """Subjects of generation requests for its policy: its own, and one of each further agent that plays the policy."""
+        players = self.document.spec.players(self.agent.name)
+        return tuple(subjects.generation(self.ref.namespace, self.ref.name, player.name) for player in players)
 
     @property
     def groups(self) -> str:
@@ -109,7 +115,7 @@ class JobAgent:
 
 
 def agents_on(pool: str, document: JobDocument) -> Iterator[JobAgent]:
-    """Return the job's agents that run on a pool, with their names on the bus."""
+    """Return the job's agents with a policy of their own that run on a pool, with their names on the bus."""
     return (JobAgent(document, agent) for agent in document.agents_on(pool))
 
 

@@ -81,7 +81,7 @@ def _figures(job: RLJob | None, progress: Progress) -> dict[str, Any]:
         "progress": f"{progress.step}/{progress.steps}",
         "step": progress.step,
         "steps": progress.steps,
-        "agents": [_agent(name, progress) for name in _agents(job, progress)],
+        "agents": [_agent(name, policy, progress) for name, policy in _agents(job, progress)],
         "reward": figure(progress.reward, 3),
         "evalBefore": figure(progress.eval_before, 3),
         "evalLast": figure(progress.eval_last, 3),
@@ -96,16 +96,19 @@ def _figures(job: RLJob | None, progress: Progress) -> dict[str, Any]:
     }
 
 
-def _agents(job: RLJob | None, progress: Progress) -> list[str]:
-    return [agent.name for agent in job.spec.agents] if job is not None else sorted(progress.versions)
+def _agents(job: RLJob | None, progress: Progress) -> list[tuple[str, str]]:
+    """Return the job's agents by name, each with the agent whose policy it plays."""
+    if job is None:
+        return [(name, name) for name in sorted(progress.versions)]
+    return [(agent.name, agent.policy_name) for agent in job.spec.agents]
 
 
-def _agent(name: str, progress: Progress) -> dict[str, Any]:
+def _agent(name: str, policy: str, progress: Progress) -> dict[str, Any]:
     return without_none(
         {
             "name": name,
-            "policyVersion": progress.versions.get(name),
-            "promotedVersion": progress.promoted.get(name),
+            "policyVersion": progress.versions.get(policy),
+            "promotedVersion": progress.promoted.get(policy),
             "adapter": progress.adapters.get(name),
             "usage": usage_status(progress.usage[name]) if name in progress.usage else None,
         }

@@ -68,7 +68,7 @@ async def test_a_request_that_is_just_being_dropped_may_be_asked_for_again(harne
 
 async def test_an_agent_without_a_version_is_named_at_the_deadline(harness):
     _, job = await harness.serving(agents=[{"name": "policy"}, {"name": "critic"}])
-    reply = await harness.ask(job.request(agent="critic", deadline_s=0.1))
+    reply = await harness.ask(job.request(agent="critic", turn=1, deadline_s=0.1))
     assert (reply.retryable, "no version of agent critic was verified yet" in reply.error) == (True, True)
 
 

@@ -136,12 +136,15 @@ class Play:
         tools = (TOOL,) * rng.randint(0, 1) if self.tools and not raw and rng.random() < 0.5 else None
         changes = {"parent": parent, "append": append, "tools": tools, "max_tokens": rng.choice([None, 1, 4, 30])}
         request = self.job.request(self.group, self.member, number, **changes)
+        asked = _asked(request)
+        assert self.ledger.begin(asked)
         reply = await self.client.generate(request, 60.0)
-        self.ledger.note(_saying(request), reply.stop_reason)
+        self.ledger.end(asked, reply.stop_reason)
 
 
-def _saying(request: GenerateRequest) -> TurnMessage:
-    return TurnMessage(kind="turn", agent=request.agent, parent=request.parent, append="x", max_tokens=None)
+def _asked(request: GenerateRequest) -> TurnMessage:
+    numbers = {"number": request.turn, "num_before": request.turn, "parent": request.parent}
+    return TurnMessage(kind="turn", agent=request.agent, append="x", max_tokens=None, **numbers)
 
 
 def _text(rng: random.Random) -> str:

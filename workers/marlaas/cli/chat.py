@@ -108,12 +108,14 @@ def _typed(console: Console) -> Iterator[str]:
 
 def _agent(opened: OpenedJob, agent: str | None) -> AgentSettings:
     """Return the agent of this name; None: the only one. Raises InvalidInput."""
-    names = [one.name for one in opened.document.spec.agents]
+    played = {one.name: one.policy_name for one in opened.document.spec.agents}
+    names = list(dict.fromkeys(played.values()))
+    agent = played.get(agent, agent) if agent is not None else None
     if agent is not None and agent not in names:
         raise InvalidInput(f"{opened.name} has no agent {agent}: its agents are {', '.join(names)}")
     if agent is None and len(names) > 1:
         raise InvalidInput(f"{opened.name} has several agents: choose one with --agent {' or --agent '.join(names)}")
-    return next(one for one in opened.document.spec.agents if agent in (None, one.name))
+    return next(one for one in opened.document.spec.policies if agent in (None, one.name))
 
 
 def _adapter(opened: OpenedJob, agent: str) -> Path:

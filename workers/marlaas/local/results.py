@@ -96,18 +96,18 @@ def _job_summary(result: JobResult) -> dict[str, object]:
 
 def _agents_summary(result: JobResult) -> dict[str, object]:
     """Return each agent's version and evaluations, if the job has several agents."""
-    names = [agent.name for agent in result.document.spec.agents]
+    policies = {agent.name: agent.policy_name for agent in result.document.spec.agents}
     before, after = (one.rewards if one else {} for one in (result.first_eval, result.last_eval))
-    if len(names) == 1:
+    if len(policies) == 1:
         return {}
     return {
         "agents": {
             name: {
                 "evalBefore": finite(before.get(name)),
                 "evalAfter": finite(after.get(name)),
-                "policyVersion": result.versions.get(name),
+                "policyVersion": result.versions.get(policy),
             }
-            for name in names
+            for name, policy in policies.items()
         }
     }
 

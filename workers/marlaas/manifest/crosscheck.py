@@ -158,7 +158,7 @@ def _demand(pool: ModelPool, jobs: Sequence[RLJob]) -> Iterator[Problem]:
     users = [job for job in jobs if name in job.spec.pools]
     if jobs and not users:
         yield Problem(("metadata", "name"), f"no job in these files uses ModelPool '{name}'")
-    agents = sum(len(job.spec.agents_on(name)) for job in users)
+    agents = sum(job.spec.pool_of(agent) == name for job in users for agent in job.spec.pinned)
     if agents > most:
         text = f"{len(users)} jobs of ModelPool '{name}' have {agents} agents and it admits {most} (adapterSlots x replicas x agentsPerSlot): some will be queued"
         yield Problem(("spec", "adapterSlots"), text)

@@ -45,7 +45,7 @@ def adapter_problems(job: RLJob) -> Iterator[Problem]:
         if agent.init_from is not None:
             loc: Loc = ("spec", "agents", at, "initFrom", "path")
             yield from (Problem(loc, text) for text in _adapter_problems(agent, Path(agent.init_from.path)))
-        if reference is not None and agent.trainable:
+        if reference is not None and agent.trainable and agent.policy is None:
             loc = ("spec", "training", "kl", "reference", "path")
             yield from (Problem(loc, text) for text in _adapter_problems(agent, Path(reference)))
 

@@ -266,7 +266,7 @@ def _lacking(document: JobDocument, name: str, pool: PoolCapacity) -> str | None
     agents = [one.agent for one in agents_on(name, document)]
     rank, need = (
         max(agent.adapter.rank for agent in agents),
-        slots_needed(len(agents), document.spec.training.max_staleness),
+        slots_needed(document.num_pinned_on(name), document.spec.training.max_staleness),
     )
     tokens = document.spec.rollout.max_tokens
     if rank > pool.max_rank:

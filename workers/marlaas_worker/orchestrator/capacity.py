@@ -159,7 +159,7 @@ def _need(document: JobDocument, pools: Mapping[str, PoolCapacity]) -> dict[Reso
         if capacity is None:
             continue
         wanted = {
-            SLOTS: sum(1 for _ in agents_on(pool, document)),
+            SLOTS: document.num_pinned_on(pool),
             KV_CACHE: _kv_tokens(document, capacity),
             TRAINER_MEMORY: trainer_bytes(document, pool, capacity),
         }

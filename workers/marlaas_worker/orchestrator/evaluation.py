@@ -40,7 +40,11 @@ class EvaluationRun:
     def rewards(self, agents: Sequence[str]) -> dict[str, float]:
         """Return each agent's mean reward over the episodes without a fault; empty if there are none."""
         scored = self.scored()
-        return {agent: statistics.fmean(one.rewards[agent] for one in scored) for agent in agents} if scored else {}
+        return (
+            {agent: statistics.fmean(one.rewards.get(agent, 0.0) for one in scored) for agent in agents}
+            if scored
+            else {}
+        )
 
     def metrics(self) -> dict[str, float]:
         """Return the mean of each metric over the episodes that have it."""

@@ -6,7 +6,7 @@ Invariant: the first record of a member counts; replays and duplicates change no
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from marlaas_api.messages import Difficulty, Episode, GroupOutcome, GroupResolution, TrajectoryRef
 from marlaas_api.messages.job_spec import AgentSettings
@@ -19,20 +19,20 @@ _FEWEST = 2
 
 @dataclass(frozen=True, slots=True)
 class AgentGroup:
-    """One agent's part of a complete group.
+    """One policy's part of a complete group.
 
     Attributes:
-        trajectories: in member order, of the members without a fault in which the agent has taken a turn. If the job has
-            one agent, those in which it has taken none count too.
+        trajectories: agent by agent that plays the policy, in member order, of the members without a fault in which the
+            agent has taken a turn. If the job has one agent, those in which it has taken none count too. With signal,
+            only those of agents whose rewards differ.
+        rewards: of the agent itself, one for each such member.
+        other_rewards: of the further agents that play the policy, by name, whether their turns are trained or not.
     """
 
     trajectories: tuple[TrajectoryRef, ...]
     outcome: GroupOutcome
-
-    @property
-    def rewards(self) -> tuple[float, ...]:
-        """Rewards of the trajectories."""
-        return tuple(trajectory.reward for trajectory in self.trajectories)
+    rewards: tuple[float, ...]
+    other_rewards: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class CompleteGroup:
 
     Attributes:
         index: index of the group, unique in the job.
-        agents: the part of each agent of the job, in the order of the manifest.
+        agents: the part of each policy, by its agent, in the order of the manifest.
         episodes: one for each member, in member order.
         repeats: further plays of members, which do not count.
     """
@@ -82,7 +82,7 @@ class Experience:
         return CompleteGroup(
             index=group_index(episodes[0].group),
             name=episodes[0].group,
-            agents={agent.name: self._part(agent, episodes) for agent in self._agents},
+            agents={agent.name: self._part(agent, episodes) for agent in self._agents if agent.policy is None},
             faults=count_faults(episodes),
             episodes=tuple(episodes),
             repeats=repeats,
@@ -90,27 +90,43 @@ class Experience:
 
     def _part(self, agent: AgentSettings, episodes: Iterable[Episode]) -> AgentGroup:
         counted = [episode for episode in episodes if episode.fault is None]
-        called = [one for one in counted if len(self._agents) == 1 or one.leaves.get(agent.name)]
-        trajectories = tuple(_trajectory(agent.name, one) for one in called)
+        players = [one for one in self._agents if one.policy_name == agent.name]
+        called = {one.name: self._trajectories(one, counted) for one in players}
+        rewards = {name: tuple(trajectory.reward for trajectory in own) for name, own in called.items()}
+        trained = [one.name for one in players if one.trainable and len(rewards[one.name]) >= _FEWEST]
+        varied = [name for name in trained if has_signal(rewards[name])]
         if len(counted) < _FEWEST:
             outcome = GroupOutcome.FAULTED
         elif not agent.trainable:
             outcome = GroupOutcome.FROZEN
-        elif len(called) < _FEWEST:
+        elif not trained:
             outcome = GroupOutcome.UNCALLED
         else:
-            varies = has_signal([trajectory.reward for trajectory in trajectories])
-            outcome = GroupOutcome.SIGNAL if varies else GroupOutcome.FLAT
-        return AgentGroup(trajectories, outcome)
+            outcome = GroupOutcome.SIGNAL if varied else GroupOutcome.FLAT
+        used = varied if outcome is GroupOutcome.SIGNAL else [agent.name]
+        return AgentGroup(
+            tuple(trajectory for name in used for trajectory in called[name]),
+            outcome,
+            rewards.pop(agent.name),
+            rewards,
+        )
+
+    def _trajectories(self, agent: AgentSettings, counted: Iterable[Episode]) -> tuple[TrajectoryRef, ...]:
+        return tuple(
+            _trajectory(agent, episode)
+            for episode in counted
+            if len(self._agents) == 1 or episode.leaves.get(agent.name)
+        )
 
 
-def _trajectory(agent: str, episode: Episode) -> TrajectoryRef:
+def _trajectory(agent: AgentSettings, episode: Episode) -> TrajectoryRef:
     return TrajectoryRef(
         member=episode.member,
         episode=episode.episode,
-        leaves=episode.leaves.get(agent, ()),
-        reward=episode.rewards.get(agent, 0.0),
+        leaves=episode.leaves.get(agent.name, ()),
+        reward=episode.rewards.get(agent.name, 0.0),
         ending=episode.ending,
+        agent="" if agent.policy is None else agent.name,
     )
 
 
@@ -128,7 +144,7 @@ def difficulty(parts: Iterable[GroupResolution | AgentGroup], solved_reward: flo
     """
     found = list(parts)
     outcomes = {part.outcome for part in found}
-    flat = [part.rewards[0] for part in found if part.outcome is GroupOutcome.FLAT]
+    flat = [reward for part in found if part.outcome is GroupOutcome.FLAT for reward in part.rewards[:1]]
     if GroupOutcome.FAULTED in outcomes:
         return None
     if GroupOutcome.SIGNAL in outcomes:

@@ -4,10 +4,34 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import Episode, JobAgent, ReplicaReport
+from marlaas_api.messages.job_spec import AgentSettings
+from marlaas_api.names import derive_seed
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
 from marlaas_worker.orchestrator.experience import CompleteGroup
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.records import Records
+
+
+def past_players(state: JobState) -> list[AgentSettings]:
+    """Return the agents that play past versions of another agent's policy."""
+    return [agent for agent in state.document.spec.agents if agent.plays_past]
+
+
+def past_versions(state: JobState) -> dict[str, int]:
+    """Return, by agent, the past version that it plays in the groups that are issued now.
+
+    One version for each step: uniform among the agent's `window` versions before the newest, from the job's seed. Version 0
+    plays until there is another.
+    """
+    draft, seed = state.assembly.open, state.document.seed
+    step = state.finished if draft is None else draft.step
+    drawn: dict[str, int] = {}
+    for agent in past_players(state):
+        assert agent.policy is not None
+        newest = state.versions[agent.policy_name]
+        oldest = max(0, newest - agent.policy.last)
+        drawn[agent.name] = oldest + derive_seed(seed, agent.name, step) % max(1, newest - oldest)
+    return drawn
 
 
 class Issuer:
@@ -31,6 +55,8 @@ class Issuer:
         """Publish the tasks of an evaluation that have not ended. queued: groups that are in the queue already."""
         for task in state.tasks.missing(run):
             await self._pin(task.group, run.versions)
+            # Held-out tasks are played with the newest version, so that their rewards do not depend on a draw.
+            await self._pin(task.group, {agent.name: run.versions[agent.policy_name] for agent in past_players(state)})
             if task.group not in queued:
                 await self._records.publish_task(task)
 
@@ -42,6 +68,7 @@ class Issuer:
             task = state.tasks.train(index)
             if is_pinned:
                 await self._pin(task.group, state.versions)
+            await self._pin(task.group, past_versions(state))
             if task.group not in queued:
                 await self._records.publish_task(task)
             failpoint("orchestrator.issue.after_task")
@@ -57,12 +84,14 @@ class Issuer:
         Their other members must be sampled from the same version, however long the job was suspended.
         """
         open_groups = {state.tasks.train(index).group for index in state.in_flight}
-        half_played = {(agent, group) for agent in state.policies for group in open_groups}
+        agents = {agent.name: agent for agent in state.document.spec.agents}
+        half_played = {(agent.pinned_as, group) for agent in agents.values() for group in open_groups}
         for episode in episodes:
-            for agent, leaves in episode.leaves.items():
-                if leaves and (agent, episode.group) in half_played:
-                    half_played.remove((agent, episode.group))
-                    await self._records.keep_pin(agent, episode)
+            for name, leaves in episode.leaves.items():
+                key = agents[name].pinned_as, episode.group
+                if leaves and key in half_played:
+                    half_played.remove(key)
+                    await self._records.keep_pin(agents[name], episode)
 
     async def _pin(self, group: str, versions: Mapping[str, int]) -> None:
         for agent, version in versions.items():
@@ -71,7 +100,7 @@ class Issuer:
     def _is_served(self, state: JobState) -> bool:
         """Return whether some replica serves, of each agent, a version that is fresh enough for the last group in flight."""
         reports, needed = list(self._reports()), state.assembly.needed_versions(len(state.in_flight) - 1)
-        for one in (JobAgent(state.document, agent) for agent in state.document.spec.agents):
+        for one in (JobAgent(state.document, agent) for agent in state.document.spec.policies):
             newest = state.versions[one.agent.name]
             oldest = min(newest, max(0, needed[one.agent.name]))
             names = {one.adapter(version).engine_name for version in range(oldest, newest + 1)}

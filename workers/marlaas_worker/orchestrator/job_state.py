@@ -55,7 +55,7 @@ class JobState:
         spec = document.spec
         self.document = document
         unknown = PolicyRecord(uid=document.uid)
-        self.policies = {agent.name: history.policies.get(agent.name, unknown) for agent in spec.agents}
+        self.policies = {agent.name: history.policies.get(agent.name, unknown) for agent in spec.policies}
         self.evaluations = {record.version: record for record in history.evaluations}
         self.finished = len(history.steps)
         self.last_step = history.steps[-1] if history.steps else None
@@ -222,7 +222,13 @@ class JobState:
         """Update the state after a step was recorded."""
         draft = self.assembly.drafts[0]
         before = {agent: part.base_version for agent, part in draft.agents.items()}
-        self.assembly.recorded(draft, before | {agent: part.version for agent, part in record.agents.items()})
+        self.assembly.recorded(
+            draft,
+            {
+                agent: record.agents[agent].version if agent in record.agents else version
+                for agent, version in before.items()
+            },
+        )
         self.recorded.add_step(record)
         self.tasks.note(record.outcomes)
         done = {group.index for group in draft.resolved}

@@ -12,6 +12,7 @@ from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import Episode, TokenUse, Turn, UsageAmounts
+from marlaas_api.messages.job_spec import AgentSettings
 from marlaas_api.messages.usage import merged
 from marlaas_api.names import JobRef, attempt_of, episode_id
 from marlaas_api.wire import unpack
@@ -31,14 +32,16 @@ log = logging.getLogger(__name__)
 class Metering:
     """Reads what the agents of a job used in its episodes. The methods raise errors of the bus.
 
-    Seconds of an episode count for its job's agents in equal parts.
+    Seconds of an episode count for its job's agents in equal parts. What an agent used that plays another one's policy
+    counts for that one.
 
     New turns are read many at a time, each once, and kept until their episode is counted. With more than `MAX_PLAYS`
     plays that are not counted, the turns of each episode are read on their own instead.
     """
 
-    def __init__(self, bus: Bus, blobs: Blobs, ref: JobRef, agents: Sequence[str]) -> None:
-        self._bus, self._blobs, self._ref, self._agents = bus, blobs, ref, agents
+    def __init__(self, bus: Bus, blobs: Blobs, ref: JobRef, agents: Sequence[AgentSettings]) -> None:
+        self._bus, self._blobs, self._ref = bus, blobs, ref
+        self._players = {agent.name: agent for agent in agents}
         self._reads = asyncio.Semaphore(MAX_READS)
         self._next_sequence = 1
         self._plays: dict[str, AgentAmounts] = {}
@@ -55,22 +58,22 @@ class Metering:
     async def of_evaluation(self, episodes: Iterable[Episode]) -> AgentAmounts:
         """Return the usage of an evaluation's episodes."""
         await self._read_new()
-        return _settled(await self._of_episodes(list(episodes)), TokenUse.EVALUATION)
+        return self._by_policy(_settled(await self._of_episodes(list(episodes)), TokenUse.EVALUATION))
 
     async def _of_group(self, group: CompleteGroup) -> AgentAmounts:
         repeats = await asyncio.gather(*(self._of_play(one.episode) for one in group.repeats))
         amounts = await self._of_episodes(group.episodes)
         for repeated in repeats:
             amounts = merged(amounts, _settled(repeated, TokenUse.REPEATED))
-        return amounts
+        return self._by_policy(amounts)
 
     async def _of_episodes(self, episodes: Sequence[Episode]) -> AgentAmounts:
         """Return the usage of episodes that count, and of the attempts before each."""
         plays = [(one, one.episode) for one in episodes]
         earlier = [(one, name) for one in episodes for name in _earlier(one)]
         found = await asyncio.gather(*(self._of_play(name) for _, name in [*plays, *earlier]))
-        part_s = sum(one.duration_s for one in episodes) / len(self._agents)
-        amounts = {agent: UsageAmounts(sandbox_s=part_s) for agent in self._agents}
+        part_s = sum(one.duration_s for one in episodes) / len(self._players)
+        amounts = {agent: UsageAmounts(sandbox_s=part_s) for agent in self._players}
         for (one, name), play in zip([*plays, *earlier], found, strict=True):
             failed = one.fault is not None or name != one.episode
             amounts = merged(amounts, _settled(play, TokenUse.FAILED) if failed else play)
@@ -98,9 +101,18 @@ class Metering:
             turns = [await self._turn(one.data) for one in stored]
         return self._used([turn for turn in turns if turn is not None])
 
+    def _by_policy(self, amounts: AgentAmounts) -> AgentAmounts:
+        """Charge each agent's usage to the agent whose policy it plays. Tokens of past versions are never trained."""
+        found: AgentAmounts = {}
+        for name, used_ in amounts.items():
+            player = self._players[name]
+            own = used_.settled(TokenUse.FROZEN) if player.plays_past else used_
+            found = merged(found, {player.policy_name: own})
+        return found
+
     def _used(self, turns: Sequence[Turn]) -> AgentAmounts:
         agents = {turn.agent for turn in turns}
-        return {name: used(one for one in turns if one.agent == name) for name in self._agents if name in agents}
+        return {name: used(one for one in turns if one.agent == name) for name in self._players if name in agents}
 
     async def _turn(self, data: bytes) -> Turn | None:
         """Return a turn; None if it cannot be read. Its tokens are then unrecorded."""

@@ -54,7 +54,7 @@ class Quotas:
     def add(self, document: JobDocument) -> None:
         """Count an admitted job."""
         if document.tenant in self._loads:
-            self._loads[document.tenant].jobs[document.uid] = len(document.spec.agents)
+            self._loads[document.tenant].jobs[document.uid] = document.spec.num_pinned
 
     def running(self, tenant: str) -> frozenset[str]:
         """Return the uids of a tenant's admitted jobs."""
@@ -66,7 +66,7 @@ class Quotas:
         quota, load = self._quotas.get(document.tenant), self._loads.get(document.tenant)
         if quota is None or load is None:
             return ""
-        need = len(document.spec.agents)
+        need = document.spec.num_pinned
         if quota.jobs is not None and len(load.jobs) >= quota.jobs:
             return f"over quota: {len(load.jobs)} of {quota.jobs} jobs"
         if quota.adapter_slots is not None and load.slots + need > quota.adapter_slots:

@@ -25,6 +25,7 @@ from marlaas_api.messages import (
     TaskMessage,
     Turn,
 )
+from marlaas_api.messages.job_spec import AgentSettings
 from marlaas_api.names import JobRef
 from marlaas_api.wire import decode, decode_as, encode, unpack
 from marlaas_worker.job_events import EventEmitter
@@ -71,7 +72,7 @@ class Records:
     metering: Metering = field(init=False)
 
     def __post_init__(self) -> None:
-        self.metering = Metering(self.bus, self.context.blobs, self.ref, self.agents)
+        self.metering = Metering(self.bus, self.context.blobs, self.ref, self.document.spec.agents)
 
     @property
     def bus(self) -> Bus:
@@ -91,13 +92,13 @@ class Records:
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """Names of the job's agents."""
-        return tuple(agent.name for agent in self.document.spec.agents)
+        """Names of the job's agents that have a policy of their own."""
+        return tuple(agent.name for agent in self.document.spec.policies)
 
     async def history(self) -> History:
         """Read all records of the job."""
         ref = self.ref
-        self.metering = Metering(self.bus, self.context.blobs, ref, self.agents)
+        self.metering = Metering(self.bus, self.context.blobs, ref, self.document.spec.agents)
         steps = await self._replay(subjects.STEPS, f"step.{ref.namespace}.{ref.name}.*")
         evals = await self._replay(subjects.STEPS, f"eval.{ref.namespace}.{ref.name}.*")
         return History(
@@ -243,13 +244,13 @@ class Records:
             self._pins[agent, group] = decode_as(Pin, entry.data).version
         return self._pins[agent, group]
 
-    async def keep_pin(self, agent: str, episode: Episode) -> None:
-        """Recreate the pin of an episode's group if it has expired; the version comes from the episode's last turn."""
-        if await self.pinned(agent, episode.group) is not None:
+    async def keep_pin(self, agent: AgentSettings, episode: Episode) -> None:
+        """Recreate the pin of an episode's group if it has expired; the version comes from the agent's last turn."""
+        if await self.pinned(agent.pinned_as, episode.group) is not None:
             return
-        turn = await self.turn(episode.episode, episode.leaves[agent][-1])
-        if turn is not None and (turn.agent, turn.group) == (agent, episode.group):
-            await self.pin(agent, episode.group, turn.version)
+        turn = await self.turn(episode.episode, episode.leaves[agent.name][-1])
+        if turn is not None and (turn.agent, turn.group) == (agent.name, episode.group):
+            await self.pin(agent.pinned_as, episode.group, turn.version)
 
     async def turn(self, episode: str, number: int) -> Turn | None:
         """Return a recorded turn; None if it is not on record."""

@@ -147,7 +147,7 @@ def versions_text(versions: Mapping[str, int]) -> str:
 def _waits_for_trainers(state: JobState) -> str:
     """Return which trainers have not published version 0: in a job of several pools, by pool and agent."""
     document = state.document
-    late = {document.pool_of(agent) for agent in document.spec.agents if state.versions.get(agent.name, -1) < 0}
+    late = {document.pool_of(agent) for agent in document.spec.policies if state.versions[agent.name] < 0}
     where = f" of pool {' and of pool '.join(map(document.pool_text, sorted(late)))}" if len(document.pools) > 1 else ""
     return f"waiting for a trainer{where} to publish version 0"
 

@@ -19,6 +19,7 @@ from marlaas_api.messages import (
     Turn,
     UsageAmounts,
 )
+from marlaas_api.messages.job_spec import AgentSettings
 from marlaas_api.messages.usage import merged
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
 from marlaas_worker.orchestrator.experience import count_faults
@@ -69,9 +70,11 @@ def step_record(
         timed = {} if (seconds := train_s[agent]) is None else {"train_s": seconds}
         own = manifest.metrics | timed
         metrics |= {prefix.format(agent=agent, name=name): value for name, value in own.items()}
-    agents = {agent: _agent_step(part, manifests.get(agent)) for agent, part in draft.agents.items()}
-    trained = [draft.agents[agent.name] for agent in document.spec.agents if agent.trainable]
-    rewards = [reward for part in trained for group in part.resolved for reward in group.rewards]
+    players = [(agent, draft.agents[agent.policy_name]) for agent in document.spec.agents]
+    agents = {agent.name: _agent_step(agent, part, manifests.get(agent.policy_name)) for agent, part in players}
+    by_agent = {agent.name: _rewards(agent, part) for agent, part in players if agent.trainable}
+    rewards = [reward for own in by_agent.values() for reward in own]
+    trained = [draft.agents[agent.name] for agent in document.spec.policies if agent.trainable]
     staleness = [ready.staleness for part in trained for ready in part.assigned]
     dropped = [group for part in trained for group in part.dropped]
     return StepRecord(
@@ -80,14 +83,14 @@ def step_record(
         uid=document.uid,
         step=draft.step,
         outcome=StepOutcome.COMMITTED if manifests else StepOutcome.NO_OP,
-        version=sum(one.version for one in agents.values()),
+        version=sum(agents[agent.name].version for agent in document.spec.policies),
         at=around.ended_at,
         wall_s=around.ended_at - around.began_at,
         reward_mean=statistics.fmean(rewards) if rewards else 0.0,
         reward_std=statistics.pstdev(rewards) if rewards else 0.0,
         indices=tuple(sorted(draft.decided)),
         num_groups=len(draft.trained),
-        num_episodes=max(sum(len(group.rewards) for group in part.resolved) for part in trained),
+        num_episodes=max(map(len, by_agent.values())),
         num_zero_variance=_num_flat(trained),
         num_dropped=len({group.index for group in dropped}),
         dropped_tokens=sum(group.usage.stale_tokens for group in dropped),
@@ -103,8 +106,16 @@ def step_record(
     )
 
 
-def _agent_step(part: AgentDraft, manifest: Manifest | None) -> AgentStep:
-    rewards = [reward for group in part.resolved for reward in group.rewards]
+def _rewards(agent: AgentSettings, part: AgentDraft) -> list[float]:
+    """Return an agent's rewards in a step. part: of the policy that it plays."""
+    if agent.policy is None:
+        return [reward for group in part.resolved for reward in group.rewards]
+    return [reward for group in part.resolved for reward in group.other_rewards.get(agent.name, ())]
+
+
+def _agent_step(agent: AgentSettings, part: AgentDraft, manifest: Manifest | None) -> AgentStep:
+    """Return an agent's part of a step. part, manifest: of the policy that it plays."""
+    rewards = _rewards(agent, part)
     staleness = [ready.staleness for ready in part.assigned]
     return AgentStep(
         outcome=StepOutcome.NO_OP if manifest is None else StepOutcome.COMMITTED,

@@ -237,7 +237,7 @@ class Assembly:
     def _ready(
         self, draft: StepDraft, agent: str, group: CompleteGroup, version: int, usage: UsageAmounts
     ) -> GroupReady:
-        part = draft.agents[agent]
+        part, own = draft.agents[agent], group.agents[agent]
         return GroupReady(
             **self._names(agent),
             step=draft.step,
@@ -246,9 +246,11 @@ class Assembly:
             group=group.name,
             index=group.index,
             version=version,
-            trajectories=group.agents[agent].trajectories,
+            trajectories=own.trajectories,
             faults=dict(group.faults),
             usage=usage,
+            own_rewards=None if own.rewards == tuple(one.reward for one in own.trajectories) else own.rewards,
+            other_rewards=dict(own.other_rewards),
         )
 
     def _unused(self, draft: StepDraft, agent: str, group: CompleteGroup, usage: UsageAmounts) -> GroupUnused:
@@ -261,6 +263,7 @@ class Assembly:
             rewards=own.rewards,
             faults=dict(group.faults),
             usage=usage,
+            other_rewards=dict(own.other_rewards),
         )
 
     def _names(self, agent: str) -> dict[str, str]:

@@ -117,7 +117,7 @@ class Generation:
         """
         began = _clock()
         served = await self.policies.find(request)
-        if not (self.pins.knows(request) and self.histories.knows_parent(request)):
+        if not (self.pins.knows(request, served.document) and self.histories.knows_parent(request)):
             # If both are in memory, the stream is not read. A record missed that way costs one generation; it is
             # still found, and returned, when the new turn is recorded.
             recorded = await self.histories.log.find(request.namespace, request.job, request.episode, request.turn)

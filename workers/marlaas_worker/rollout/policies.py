@@ -14,6 +14,7 @@ from marlaas_api.bus import Bucket, Bus, RevisionConflict
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import GenerateRequest, JobAgent, JobDocument, Pin, PolicyRecord, Progress, agents_on
+from marlaas_api.messages.job_spec import AgentSettings
 from marlaas_api.names import BRANCH_TURNS, AdapterRef, JobRef, end_of_turns, group_token, is_attempt
 
 GONE_S = 60.0
@@ -100,7 +101,7 @@ class Policies:
         return [one.adapter(0) for one in self.served() if one.document.spec.training.max_staleness == 0]
 
     async def find(self, request: GenerateRequest) -> JobAgent:
-        """Return the agent that a request names. Reads the bus again before it refuses.
+        """Return the agent whose policy a request's agent plays. Reads the bus again before it refuses.
 
         Raises RequestRefused (no such job, another uid, no such agent here, inconsistent names), NotAdmitted,
         BusUnavailable.
@@ -114,8 +115,9 @@ class Policies:
         if document.uid != job.uid:
             raise RequestRefused(f"job {job} has uid {document.uid}; this request is of an earlier one, {job.uid}")
         await self._require_admitted(document.ref)
+        played = _player(document, request.agent).policy_name
         for served in agents_on(self._pool, document):
-            if served.agent.name == request.agent:
+            if served.agent.name == played:
                 _check(request, document)
                 return served
         raise RequestRefused(f"job {job} has no agent {request.agent!r} on pool {self._pool}")
@@ -175,16 +177,21 @@ def _check(request: GenerateRequest, document: JobDocument) -> None:
         raise RequestRefused(f"maxTokens is {request.max_tokens}; at least 1 is needed")
 
 
+def _player(document: JobDocument, name: str) -> AgentSettings:
+    """Return the agent of this name; without one, an agent that no pool serves."""
+    return next((agent for agent in document.spec.agents if agent.name == name), AgentSettings(name=name))
+
+
 class PinMissing(Retryable):
     """The orchestrator has not pinned this group, and only the orchestrator may."""
 
 
-def pinned_by_orchestrator(document: JobDocument, group: str) -> bool:
-    """Return whether only the orchestrator pins a group: strict training groups and evaluation groups.
+def pinned_by_orchestrator(document: JobDocument, agent: AgentSettings, group: str) -> bool:
+    """Return whether only the orchestrator pins an agent's group: strict training groups, evaluation groups, and past versions.
 
     Raises ValueError if the group's name is not valid (`names.group_token`).
     """
-    return document.spec.training.max_staleness == 0 or group_token(group).startswith("e")
+    return agent.plays_past or document.spec.training.max_staleness == 0 or group_token(group).startswith("e")
 
 
 class Pins:
@@ -201,9 +208,9 @@ class Pins:
         self._known: OrderedDict[str, int] = OrderedDict()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    def knows(self, request: GenerateRequest) -> bool:
+    def knows(self, request: GenerateRequest, document: JobDocument) -> bool:
         """Return whether the group's pin is in memory."""
-        return _key(request) in self._known
+        return _key(request, _player(document, request.agent)) in self._known
 
     async def version(
         self, request: GenerateRequest, document: JobDocument, newest: Callable[[], Awaitable[int]]
@@ -212,22 +219,28 @@ class Pins:
 
         Raises PinMissing, BusUnavailable, and errors of `newest`.
         """
-        key = _key(request)
+        agent = _player(document, request.agent)
+        key = _key(request, agent)
         if (known := self._known.get(key)) is not None:
             return known
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
             if key not in self._known:
-                self._remember(key, await self._find_or_create(key, request, document, newest))
+                self._remember(key, await self._find_or_create(key, request, document, agent, newest))
             return self._known[key]
 
     async def _find_or_create(
-        self, key: str, request: GenerateRequest, document: JobDocument, newest: Callable[[], Awaitable[int]]
+        self,
+        key: str,
+        request: GenerateRequest,
+        document: JobDocument,
+        agent: AgentSettings,
+        newest: Callable[[], Awaitable[int]],
     ) -> int:
         bucket = self._bucket = self._bucket or await self._bus.bucket(subjects.PINS)
         if (pin := await _read(bucket, key)) is not None:
             return pin.version
-        if pinned_by_orchestrator(document, request.group):
+        if pinned_by_orchestrator(document, agent, request.group):
             raise PinMissing(
                 f"group {request.group} of agent {request.agent} has no pin yet; the orchestrator creates it"
             )
@@ -252,8 +265,8 @@ class Pins:
             self._known.popitem(last=False)
 
 
-def _key(request: GenerateRequest) -> str:
-    return subjects.pin_key(request.namespace, request.job, request.agent, request.group)
+def _key(request: GenerateRequest, agent: AgentSettings) -> str:
+    return subjects.pin_key(request.namespace, request.job, agent.pinned_as, request.group)
 
 
 def _uid_of(key: str) -> str:

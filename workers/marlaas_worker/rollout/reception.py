@@ -45,6 +45,7 @@ class Reception:
         )
         self._listening: dict[str, AsyncExitStack] = {}
         self._agents: tuple[JobAgent, ...] = ()
+        self._keys: dict[str, str] = {}
         self._homes: Homes | None = None
         self._homes_of: frozenset[str] = frozenset()
         self._homes_at = -math.inf
@@ -60,7 +61,8 @@ class Reception:
         open.
         """
         self._agents, self._homes = tuple(agents), None
-        wanted = {one.generation for one in self._agents}
+        self._keys = {subject: one.policy_key for one in self._agents for subject in one.generations}
+        wanted = self._keys.keys()
         own = subjects.engine(self._pool, self._me)
         for subject in self._listening.keys() - wanted - {own}:
             await self._listening.pop(subject).aclose()
@@ -122,8 +124,8 @@ class Reception:
             await self._forward(name, message.model_copy(update={"reply_to": request.reply}))
 
     def _owner(self, message: GenerateRequest) -> str:
-        key = subjects.policy_key(message.namespace, message.job, message.agent)
-        return self.homes().owner(key, message.group)
+        subject = subjects.generation(message.namespace, message.job, message.agent)
+        return self.homes().owner(self._keys.get(subject, ""), message.group)
 
     async def _broadcast(self, message: CancelRequest | KeepRequest) -> None:
         """Forward to all replicas, since an earlier owner of the episode may still run its requests."""

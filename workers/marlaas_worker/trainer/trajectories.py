@@ -50,13 +50,14 @@ class Trajectory:
     """One agent's part of an episode.
 
     turns: by turn number. leaves: the last turn of each conversation. reward: from the environment. ending: how the
-    episode ended.
+    episode ended. agent: see `TrajectoryRef`.
     """
 
     turns: Mapping[int, Turn]
     leaves: tuple[int, ...]
     reward: float
     ending: Ending = Ending.COMPLETED
+    agent: str = ""
 
     @property
     def longest_turn(self) -> int:
@@ -86,14 +87,13 @@ class Weighing:
     filter_overlong: bool = False
 
     def segments(self, groups: Sequence[Sequence[Trajectory]]) -> list[list[Segment]]:
-        """Return the segments of each group, member by member, comparing rewards across all given trajectories."""
-        rewards = [
-            member.reward + overlong_penalty(member.longest_turn, self.max_tokens, self.overlong_tokens)
-            for group in groups
-            for member in group
-        ]
-        values = iter(advantages(self.estimator, rewards))
-        weighed = [[(member, next(values)) for member in group] for group in groups]
+        """Return the segments of each group, member by member, comparing rewards across all given trajectories of one agent."""
+        rewards: dict[str, list[float]] = {}
+        for member in (member for group in groups for member in group):
+            penalty = overlong_penalty(member.longest_turn, self.max_tokens, self.overlong_tokens)
+            rewards.setdefault(member.agent, []).append(member.reward + penalty)
+        values = {agent: iter(advantages(self.estimator, own)) for agent, own in rewards.items()}
+        weighed = [[(member, next(values[member.agent])) for member in group] for group in groups]
         return [
             [
                 part
@@ -122,7 +122,7 @@ async def read_group(bus: Bus, blobs: Blobs, group: GroupReady, expected: Expect
         for turn in turns.values():
             check_turn(turn, group, ref, expected)
     return [
-        Trajectory(turns, ref.leaves, ref.reward, ref.ending)
+        Trajectory(turns, ref.leaves, ref.reward, ref.ending, ref.agent)
         for ref, turns in zip(group.trajectories, members, strict=True)
     ]
 
@@ -157,7 +157,7 @@ def check_turn(turn: Turn, group: GroupReady, ref: TrajectoryRef, expected: Expe
         "namespace": group.namespace,
         "job": group.job,
         "uid": group.uid,
-        "agent": group.agent,
+        "agent": ref.agent or group.agent,
         "group": group.group,
     }
     wanted |= {

@@ -1,0 +1,61 @@
+"""Checks of a job's agents that concern several of its fields."""
+
+from collections.abc import Iterator
+
+from marlaas_api.kinds.agent import AgentSpec
+from marlaas_api.kinds.fields import did_you_mean, listed
+from marlaas_api.kinds.problems import Loc, Problem
+from marlaas_api.kinds.rljob import RLJobSpec
+
+
+def check_agents(spec: RLJobSpec) -> Iterator[Problem]:
+    """Yield problems of a job's agents."""
+    for at, agent in enumerate(spec.agents):
+        yield from _training(spec, at, agent)
+        yield from _policy(spec, at, agent)
+    if not any(agent.trainable for agent in spec.agents if agent.policy is None):
+        yield Problem(
+            ("spec", "agents", 0, "trainable"), "no agent of the job is trainable; set trainable: true for at least one"
+        )
+
+
+def _training(spec: RLJobSpec, at: int, agent: AgentSpec) -> Iterator[Problem]:
+    if agent.training is None:
+        return
+    if not agent.trainable:
+        yield Problem(
+            ("spec", "agents", at, "training"),
+            f"agent '{agent.name}' is not trainable; remove training, or trainable: false",
+        )
+    own, of_job = agent.training.optimizer, spec.training.optimizer
+    schedule = of_job.schedule if own is None or own.schedule is None else own.schedule
+    floor = (
+        of_job.min_learning_rate_ratio
+        if own is None or own.min_learning_rate_ratio is None
+        else own.min_learning_rate_ratio
+    )
+    if own is not None and floor is not None and schedule == "constant":
+        yield Problem(
+            ("spec", "agents", at, "training", "optimizer"),
+            f"minLearningRateRatio {floor:g} needs schedule linear or cosine, because constant does not decay: remove it, or choose another schedule",
+        )
+
+
+def _policy(spec: RLJobSpec, at: int, agent: AgentSpec) -> Iterator[Problem]:
+    """Yield problems of an agent that plays another one's policy."""
+    if agent.policy is None:
+        return
+    wanted = agent.policy.of
+    loc: Loc = ("spec", "agents", at, "policy", "of")
+    others = {one.name: one for one in spec.agents if one.name != agent.name}
+    having = [name for name, one in others.items() if one.policy is None]
+    instead = f"name an agent that has one: {listed(having)}" if having else "remove policy"
+    if wanted == agent.name:
+        yield Problem(loc, f"agent '{agent.name}' names itself; {instead}")
+    elif wanted not in others:
+        yield Problem(loc, f"the job has no agent '{wanted}'{did_you_mean(wanted, others) or f'; {instead}'}")
+    elif others[wanted].policy is not None:
+        yield Problem(loc, f"agent '{wanted}' has no policy of its own; {instead}")
+    elif agent.policy.versions == "past" and not others[wanted].trainable:
+        text = f"agent '{wanted}' is not trainable, so it has no past versions; remove versions: past"
+        yield Problem((*loc[:-1], "versions"), text)

@@ -1,0 +1,100 @@
+"""Second roles and past versions of a policy, in strict mode: which versions play, what is trained, and the same bits after kills."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.harness import kill_at
+from tests.loop.harness import Loop, document
+
+from marlaas_api import subjects
+from marlaas_api.messages import JobDocument, Phase, StepRecord, Turn
+from marlaas_api.messages.job_spec import PolicySettings
+from marlaas_api.names import group_token
+from marlaas_api.wire import unpack
+from marlaas_worker.adapters import TENSORS_FILE
+
+pytestmark = pytest.mark.slow
+
+
+def self_play() -> JobDocument:
+    """One policy that plays two roles against one of its past versions; all three speak at the same time."""
+    job = document("self", environment="teams:at_once", maxRefill=0, steps=3)
+    (solver,) = job.spec.agents
+    second = solver.model_copy(update={"name": "second", "policy": PolicySettings(of="policy")})
+    past = PolicySettings(of="policy", versions="past", window=1)
+    opponent = solver.model_copy(update={"name": "opponent", "policy": past, "trainable": False})
+    spec = job.spec.model_copy(update={"agents": (solver, second, opponent)})
+    return job.model_copy(update={"spec": spec})
+
+
+async def play(model: Path, folder: Path, *kill: str) -> tuple[list[str], list[StepRecord], list[Turn], list[str]]:
+    """Run a job; return the weights of all versions, the steps, all turns of training groups, and where roles died."""
+    job = self_play()
+    async with Loop(model, folder) as loop:
+        turns: dict[str, Turn] = {}
+
+        async def follow() -> None:
+            while True:
+                for stored in await loop.bus.replay(subjects.TURNS, subjects.turn(job.namespace, job.job, "*", "*")):
+                    turn = await unpack(stored.data, loop.blobs)
+                    turns[stored.subject] = turn
+                await asyncio.sleep(0.05)
+
+        following = asyncio.create_task(follow())
+        if kill:
+            kill_at(*kill)
+        await loop.submit(job)
+        level = await loop.finished(job, 120)
+        following.cancel()
+        assert level.phase is Phase.SUCCEEDED, f"{level.reason}: {level.message}"
+        weights = [one.files[TENSORS_FILE].sha256 for one in (await loop.manifests(job))[::-1]]
+        trained = [turn for turn in turns.values() if group_token(turn.group).startswith("t")]
+        return weights, await loop.steps(job), trained, loop.deaths
+
+
+@pytest.fixture(autouse=True)
+def _teams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny_model, tmp_path_factory):
+    """What a run gives when nothing happens to it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        return asyncio.run(play(tiny_model, tmp_path_factory.mktemp("undisturbed")))
+
+
+def test_two_roles_play_the_newest_version_and_the_opponent_the_one_before(undisturbed):
+    _, steps, turns, _ = undisturbed
+    step_of = {index: record.step for record in steps for index in record.indices}
+    played = {
+        (turn.agent, step_of[int(group_token(turn.group)[1:])], turn.version, turn.adapter_sha256) for turn in turns
+    }
+    digest = {version: sha256 for agent, _, version, sha256 in played if agent == "policy"}
+    expected = {(agent, step, step) for agent in ("policy", "second") for step in range(3)}
+    expected |= {("opponent", step, max(0, step - 1)) for step in range(3)}
+    assert played == {(agent, step, version, digest[version]) for agent, step, version in expected}
+
+
+def test_the_policy_has_all_versions_and_the_record_has_each_role(undisturbed):
+    weights, steps, _, _ = undisturbed
+    assert len(set(weights)) == 4
+    for record in steps:
+        assert record.version == record.step + 1
+        assert {name: one.version for name, one in record.agents.items()} == dict.fromkeys(
+            ("policy", "second", "opponent"), record.version
+        )
+        assert record.usage.keys() == {"policy"}
+        used = record.usage["policy"]
+        assert 0 < used.frozen_tokens < used.trained_tokens, "only the opponent's tokens are frozen"
+
+
+@pytest.mark.parametrize(
+    "seam", ["orchestrator.issue.after_ledger", "orchestrator.assign.after_log", "trainer.commit.after_set"]
+)
+async def test_killed_at_a_seam_the_adapters_are_the_same(tiny_model, tmp_path, undisturbed, seam):
+    weights, _, _, deaths = await play(tiny_model, tmp_path, seam)
+    assert deaths == [seam]
+    assert weights == undisturbed[0]

@@ -1,0 +1,83 @@
+"""Agents that play another agent's policy: what trains it, the rewards of each, and the past versions that are drawn."""
+
+from collections import Counter
+
+import pytest
+from tests.harness import an_episode
+from tests.orchestrator.harness import a_job
+
+from marlaas_api.messages import GroupOutcome, JobDocument, PolicyRecord
+from marlaas_api.messages.job_spec import AgentSettings, PolicySettings
+from marlaas_worker.orchestrator.experience import AgentGroup, Experience
+from marlaas_worker.orchestrator.issuing import past_versions
+from marlaas_worker.orchestrator.job_state import History, JobState
+
+SOLVER = AgentSettings(name="solver")
+SECOND = AgentSettings(name="second", policy=PolicySettings(of="solver"))
+PAST = AgentSettings(name="past", policy=PolicySettings(of="solver", versions="past", window=3), trainable=False)
+
+
+def grouped(*agents: AgentSettings, rewards: dict[str, tuple[float, ...]]) -> AgentGroup:
+    """The solver's part of a group in which an agent spoke in every member for which it has a reward."""
+    size = max(map(len, rewards.values()))
+    store, job = Experience(agents, size), a_job("sums")
+    for member in range(size):
+        own = {name: values[member] for name, values in rewards.items() if member < len(values)}
+        leaves = {name: (position,) for position, name in enumerate(own)}
+        group = store.add(an_episode(job, 0, member, rewards=own, leaves=leaves))
+    assert group is not None
+    assert group.agents.keys() == {"solver"}
+    return group.agents["solver"]
+
+
+def test_both_roles_train_the_policy_and_each_is_compared_with_itself():
+    part = grouped(SOLVER, SECOND, rewards={"solver": (1.0, 0.0), "second": (0.0, 5.0)})
+    assert part.outcome is GroupOutcome.SIGNAL
+    found = [(one.agent, one.member, one.reward, one.leaves) for one in part.trajectories]
+    assert found == [("", 0, 1.0, (0,)), ("", 1, 0.0, (0,)), ("second", 0, 0.0, (1,)), ("second", 1, 5.0, (1,))]
+    assert (part.rewards, part.other_rewards) == ((1.0, 0.0), {"second": (0.0, 5.0)})
+
+
+def test_a_role_whose_rewards_are_equal_is_not_trained_and_its_rewards_are_known():
+    part = grouped(SOLVER, SECOND, rewards={"solver": (1.0, 1.0), "second": (0.0, 5.0)})
+    assert part.outcome is GroupOutcome.SIGNAL
+    assert [one.agent for one in part.trajectories] == ["second", "second"]
+    assert part.rewards == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "outcome"),
+    [
+        ({"solver": (1.0, 1.0), "second": (0.0, 0.0)}, GroupOutcome.FLAT),
+        ({"solver": (1.0,), "second": (0.0, 2.0)}, GroupOutcome.SIGNAL),
+        ({"solver": (1.0,), "second": (0.0,), "past": (0.0, 1.0)}, GroupOutcome.UNCALLED),
+    ],
+)
+def test_one_role_with_two_different_rewards_is_enough_and_past_versions_never_are(rewards, outcome):
+    assert grouped(SOLVER, SECOND, PAST, rewards=rewards).outcome is outcome
+
+
+def test_turns_of_past_versions_are_never_trained_and_their_rewards_are_known():
+    part = grouped(SOLVER, PAST, rewards={"solver": (1.0, 0.0), "past": (0.0, 1.0)})
+    assert [one.agent for one in part.trajectories] == ["", ""]
+    assert part.other_rewards == {"past": (0.0, 1.0)}
+
+
+def state(newest: int, seed: int = 0, window: int = 3) -> JobState:
+    job: JobDocument = a_job("sums", agents=[{"name": "solver"}])
+    past = PAST.model_copy(update={"policy": PolicySettings(of="solver", versions="past", window=window)})
+    spec = job.spec.model_copy(update={"agents": (SOLVER, past)})
+    job = job.model_copy(update={"spec": spec, "seed": seed})
+    return JobState(job, History(policies={"solver": PolicyRecord(uid=job.uid, version=newest, step=newest - 1)}))
+
+
+@pytest.mark.parametrize(("newest", "possible"), [(0, {0}), (1, {0}), (2, {0, 1}), (9, {6, 7, 8})])
+def test_a_past_version_is_drawn_from_the_window_before_the_newest(newest, possible):
+    assert {past_versions(state(newest, seed))["past"] for seed in range(40)} == possible
+
+
+def test_past_versions_are_equally_likely_and_the_same_for_the_same_seed_and_step():
+    drawn = Counter(past_versions(state(8, seed, window=4))["past"] for seed in range(1000))
+    assert set(drawn) == {4, 5, 6, 7}
+    assert all(200 <= number <= 300 for number in drawn.values())  # 250 expected, standard deviation 13.7
+    assert past_versions(state(8, 5)) == past_versions(state(8, 5))
