@@ -6,10 +6,13 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from marlaas.cli.env import app
 from marlaas.manifest import load
+from marlaas_api.kinds import RLJob
+from marlaas_api.kinds.checks import check_supported
 
 PAGE = Path(__file__).parents[2] / "docs" / "agents.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -36,11 +39,15 @@ def test_an_environment_prints_what_is_shown(command: str, shown: str, tmp_path,
     assert squeezed(shown) <= squeezed(result.output)
 
 
-def test_the_job_is_valid(tmp_path: Path) -> None:
-    (manifest,) = (text for kind, text in BLOCKS if kind == "yaml")
-    (tmp_path / "shown.yaml").write_text(manifest)
+def test_the_manifests_are_valid(tmp_path: Path) -> None:
+    whole, roles = (text for kind, text in BLOCKS if kind == "yaml")
+    (tmp_path / "shown.yaml").write_text(whole)
     (job,) = load([tmp_path / "shown.yaml"], runnable=False).jobs
     assert [agent.name for agent in job.spec.agents] == ["caller", "reader"]
+    manifest = yaml.safe_load(whole)
+    job = RLJob.model_validate(manifest | {"spec": manifest["spec"] | yaml.safe_load(roles)})
+    assert list(check_supported(job)) == []
+    assert [agent.policy_name for agent in job.spec.agents] == ["first"] * 3
 
 
 def test_the_page_is_short_and_its_links_go_somewhere() -> None:
