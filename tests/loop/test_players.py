@@ -1,4 +1,4 @@
-"""Second roles and past versions of a policy, in strict mode: which versions play, what is trained, and the same bits after kills."""
+"""Second roles, past versions and candidates, in strict mode: which versions play, what is trained, and the same bits after kills."""
 
 import asyncio
 from pathlib import Path
@@ -28,9 +28,11 @@ def self_play() -> JobDocument:
     return job.model_copy(update={"spec": spec})
 
 
-async def play(model: Path, folder: Path, *kill: str) -> tuple[list[str], list[StepRecord], list[Turn], list[str]]:
+async def play(
+    model: Path, folder: Path, *kill: str, job: JobDocument | None = None
+) -> tuple[list[str], list[StepRecord], list[Turn], list[str]]:
     """Run a job; return the weights of all versions, the steps, all turns of training groups, and where roles died."""
-    job = self_play()
+    job = job or self_play()
     async with Loop(model, folder) as loop:
         turns: dict[str, Turn] = {}
 
@@ -98,3 +100,13 @@ async def test_killed_at_a_seam_the_adapters_are_the_same(tiny_model, tmp_path, 
     weights, _, _, deaths = await play(tiny_model, tmp_path, seam)
     assert deaths == [seam]
     assert weights == undisturbed[0]
+
+
+async def test_candidates_give_the_same_adapters_also_after_a_kill(tiny_model, tmp_path):
+    job = document("choose", environment="teams:choose", maxRefill=0)
+    weights, _, turns, _ = await play(tiny_model, tmp_path / "first", job=job)
+    assert len(set(weights)) == 3, "every step changed the policy"
+    assert {turn.append[-1].content for turn in turns} >= {"act", "act again", "end"}
+    again, _, _, deaths = await play(tiny_model, tmp_path / "second", "orchestrator.assign.after_log", job=job)
+    assert deaths == ["orchestrator.assign.after_log"]
+    assert again == weights

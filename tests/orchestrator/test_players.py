@@ -6,7 +6,7 @@ import pytest
 from tests.harness import an_episode
 from tests.orchestrator.harness import a_job
 
-from marlaas_api.messages import GroupOutcome, JobDocument, PolicyRecord
+from marlaas_api.messages import Choice, GroupOutcome, JobDocument, PolicyRecord
 from marlaas_api.messages.job_spec import AgentSettings, PolicySettings
 from marlaas_worker.orchestrator.experience import AgentGroup, Experience
 from marlaas_worker.orchestrator.issuing import past_versions
@@ -61,6 +61,57 @@ def test_turns_of_past_versions_are_never_trained_and_their_rewards_are_known():
     part = grouped(SOLVER, PAST, rewards={"solver": (1.0, 0.0), "past": (0.0, 1.0)})
     assert [one.agent for one in part.trajectories] == ["", ""]
     assert part.other_rewards == {"past": (0.0, 1.0)}
+
+
+def chosen(rewards: tuple[float, float], *choices: Choice) -> AgentGroup:
+    """The part of a group of two whose first member has choices; its conversation ends after turn 7, and candidate 3 is a leaf."""
+    store, job = Experience((SOLVER, SECOND), 2), a_job("sums")
+    first = an_episode(job, 0, 0, rewards={"solver": rewards[0]}, leaves={"solver": (3, 7)}, choices=choices)
+    store.add(first)
+    group = store.add(an_episode(job, 0, 1, rewards={"solver": rewards[1]}, leaves={"solver": (0,)}))
+    assert group is not None
+    return group.agents["solver"]
+
+
+def test_candidates_are_a_group_of_their_own_and_context_elsewhere():
+    part = chosen((1.0, 0.0), Choice(agent="solver", turns=(2, 3), rewards=(5.0, 6.0)))
+    assert part.outcome is GroupOutcome.SIGNAL
+    found = [(one.member, one.leaves, one.reward, one.untrained, one.choice) for one in part.trajectories]
+    assert found == [
+        (0, (7,), 1.0, (2, 3), None),
+        (1, (0,), 0.0, (), None),
+        (0, (2,), 5.0, (), 0),
+        (0, (3,), 6.0, (), 0),
+    ]
+    assert part.rewards == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "own", "choices", "outcome"),
+    [
+        ((1.0, 1.0), (5.0, 6.0), [0, 0], GroupOutcome.SIGNAL),
+        ((1.0, 0.0), (5.0, 5.0), [None, None], GroupOutcome.SIGNAL),
+        ((1.0, 0.0), (), [None, None], GroupOutcome.SIGNAL),
+        ((1.0, 1.0), (5.0, 5.0), [None, None], GroupOutcome.FLAT),
+    ],
+)
+def test_only_what_is_compared_with_different_rewards_is_trained(rewards, own, choices, outcome):
+    part = chosen(rewards, Choice(agent="solver", turns=(2, 3), rewards=own))
+    assert (part.outcome, [one.choice for one in part.trajectories]) == (outcome, choices)
+
+
+def test_choices_of_different_episodes_and_states_are_compared_apart():
+    choices = [Choice(agent="solver", turns=turns, rewards=(0.0, 1.0)) for turns in ((2, 3), (4, 5))]
+    choices.insert(1, Choice(agent="second", turns=(9, 10), rewards=(0.0, 1.0)))
+    part = chosen((1.0, 1.0), *choices)
+    assert [(one.agent, one.leaves, one.choice) for one in part.trajectories] == [
+        ("", (2,), 0),
+        ("", (3,), 0),
+        ("", (4,), 2),
+        ("", (5,), 2),
+        ("second", (9,), 1),
+        ("second", (10,), 1),
+    ]
 
 
 def state(newest: int, seed: int = 0, window: int = 3) -> JobState:

@@ -149,3 +149,47 @@ def test_valid_messages_are_parsed():
     message = parse(b'{"kind":"score","rewards":{"a":1},"metrics":{"n":2},"ending":"completed","tool_s":0}', ("a",))
     assert isinstance(message, ScoreMessage)
     assert message.rewards == {"a": 1.0}
+
+
+def candidate(number: int, choice: int = 0, parent: int | None = None, agent: str = "a") -> TurnMessage:
+    return asked(agent, number, parent).model_copy(update={"choice": choice})
+
+
+def rewarded(**rewards: list[float]) -> ScoreMessage:
+    choices = [{"number": int(name[1:]), "rewards": values} for name, values in rewards.items()]
+    fields = {"kind": "score", "rewards": {}, "metrics": {}, "ending": "completed", "tool_s": 0.0}
+    return ScoreMessage.model_validate({**fields, "choices": choices})
+
+
+def chosen(*candidates: TurnMessage) -> TurnLedger:
+    book = TurnLedger(AGENTS, 9)
+    for one in candidates:
+        assert book.begin(one)
+    for one in candidates:
+        book.end(one, StopReason.STOP)
+    return book
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_candidates_are_kept_by_choice_in_the_order_of_their_turns(order):
+    turns = [candidate(BRANCH_TURNS), candidate(2 * BRANCH_TURNS), candidate(1, 1, agent="b")]
+    book = chosen(*(turns[place] for place in order))
+    book.reward(rewarded(c0=[1.0, 2.0]))
+    found = [(one.agent, one.turns, one.rewards) for one in book.choices()]
+    assert found == [("a", (3 * BRANCH_TURNS, 6 * BRANCH_TURNS), (1.0, 2.0)), ("b", (4,), ())]
+
+
+@pytest.mark.parametrize("other", [candidate(1, agent="b"), candidate(1, parent=0)], ids=["agent", "state"])
+def test_candidates_of_one_choice_are_of_one_agent_in_one_state(other):
+    book = TurnLedger(AGENTS, 9)
+    for one in (asked("a", 0), candidate(BRANCH_TURNS)):
+        book.begin(one)
+        book.end(one, StopReason.STOP)
+    with pytest.raises(BadChildMessage, match="choice 0 has candidates of different agents or after different turns"):
+        book.begin(other)
+
+
+@pytest.mark.parametrize("rewards", [{"c0": [1.0]}, {"c0": [1.0, 2.0, 3.0]}, {"c1": [1.0]}])
+def test_each_generated_candidate_has_one_reward(rewards):
+    with pytest.raises(BadChildMessage, match="rewards for the candidates of choice"):
+        chosen(candidate(0), candidate(BRANCH_TURNS)).reward(rewarded(**rewards))

@@ -48,9 +48,9 @@ def group(*leaves: tuple[int, ...]) -> GroupReady:
     return GroupReady(**names, **place, base_version=4, version=4, trajectories=refs)
 
 
-def cut(*turns: Turn, leaves: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
+def cut(*turns: Turn, leaves: tuple[int, ...], untrained: tuple[int, ...] = ()) -> list[tuple[list[int], list[int]]]:
     """Per segment: its ids, and those of them that are trained."""
-    segments = segments_of({made.turn: made for made in turns}, leaves, 1.0)
+    segments = segments_of({made.turn: made for made in turns}, leaves, 1.0, untrained=untrained)
     return [(part.ids.tolist(), part.ids[part.generated].tolist()) for part in segments]
 
 
@@ -128,11 +128,39 @@ def check_contexts(part: Segment, turns: dict[int, Turn]) -> None:
         assert not turns[number].opens_segment
 
 
+def test_candidates_are_context_of_the_conversation_that_goes_on_from_one_of_them():
+    turns = (turn(0), turn(1, 0), turn(2, 0), turn(3, 2))
+    whole = [0, 1, 5, 6, 20, 21, 25, 26, 30, 31, 35, 36]
+    assert cut(*turns, leaves=(3,), untrained=(1, 2)) == [(whole, [5, 6, 35, 36])]
+
+
+def test_an_episode_of_candidates_only_trains_nothing_itself():
+    assert cut(turn(0), turn(1), leaves=(), untrained=(0, 1)) == []
+
+
+async def test_of_a_candidate_only_its_own_turn_is_trained_and_it_is_compared_within_its_choice(harness):
+    """Two turns lead to two candidates, 2 and 3; the episode goes on from 3 with turn 4."""
+    for made in (turn(0), turn(1, 0), turn(2, 1), turn(3, 1), turn(4, 3)):
+        await harness.publish_turn(made)
+    await harness.publish_turn(turn(0, member=1, episode="uid-t0-1-1"))
+    first, second = group((4,), (0,)).trajectories
+    first = first.model_copy(update={"untrained": (2, 3)})
+    fields = {"member": 0, "episode": first.episode, "choice": 0}
+    candidates = [TrajectoryRef(leaves=(leaf,), reward=leaf + 1.0, **fields) for leaf in (2, 3)]
+    ready = group((4,)).model_copy(update={"trajectories": (first, second, *candidates)})
+    members = await read_group(harness.bus, harness.blobs, ready, EXPECTED)
+    (segments,) = Weighing("centred", 4, 0).segments([members])
+    found = [(part.ids[part.generated].tolist(), part.advantage, part.num_trajectory_tokens) for part in segments]
+    ended = [[5, 6, 15, 16, 45, 46], [5, 6]]
+    assert found == [(ended[0], -0.5, 6), (ended[1], 0.5, 2), ([25, 26], -0.5, 2), ([35, 36], 0.5, 2)]
+
+
 # advantages ---------------------------------------------------------------------------------------------------------
 
 
-def played(reward: float, *turns: Turn, agent: str = "") -> Trajectory:
-    return Trajectory({made.turn: made for made in turns}, (max(made.turn for made in turns),), reward, agent=agent)
+def played(reward: float, *turns: Turn, compared_with: str = "") -> Trajectory:
+    leaves = (max(made.turn for made in turns),)
+    return Trajectory({made.turn: made for made in turns}, leaves, reward, compared_with=compared_with)
 
 
 def test_rewards_are_compared_across_all_groups_that_are_given_together():
@@ -147,7 +175,7 @@ def test_rewards_are_compared_across_all_groups_that_are_given_together():
 @pytest.mark.parametrize("together", [False, True])
 def test_the_rewards_of_each_player_of_a_policy_are_compared_with_its_own(together):
     first = [played(reward, turn(0)) for reward in (1.0, 0.0)]
-    second = [played(reward, turn(0), agent="second") for reward in (10.0, 20.0)]
+    second = [played(reward, turn(0), compared_with="second") for reward in (10.0, 20.0)]
     mixed = [first[0], second[0], first[1], second[1]] if together else [*first, *second]
     (parts,) = Weighing("centred", 4, 0).segments([mixed])
     assert [part.advantage for part in parts] == ([0.5, -5.0, -0.5, 5.0] if together else [0.5, -0.5, -5.0, 5.0])

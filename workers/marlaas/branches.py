@@ -31,9 +31,17 @@ class Branch:
         """Return the number of a turn that was not taken."""
         self._used[agent] -= 1
 
-    def after(self, parts: Iterable["Branch"] = ()) -> dict[str, int]:
-        """Return the agents' turns before and in this branch and in parts that began at its end."""
-        return dict(sum((Counter(part._used) for part in parts), Counter(self._before) + Counter(self._used)))
+    def after(self, parts: Iterable["Branch"] = (), *, is_choice: bool = False) -> dict[str, int]:
+        """Return the agents' turns before and in this branch and in parts that began at its end.
+
+        Args:
+            is_choice: the parts are candidates, of which an episode goes on with one: they count as one turn.
+        """
+        total = Counter(self._before) + Counter(self._used)
+        used, more = [Counter(part._used) for part in parts], Counter[str]()
+        for one in used:
+            more = more | one if is_choice else more + one
+        return dict(total + more)
 
 
 class BranchingEpisode(Protocol):

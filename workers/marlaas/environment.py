@@ -32,6 +32,8 @@ import json
 import signal
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Agent",
     "Agents",
+    "Candidate",
     "Message",
     "Reply",
     "Score",
@@ -83,10 +86,11 @@ class Agents(dict[str, "Agent"]):
 class Agent:
     """One policy of the job in one conversation. Each call continues after the turn before."""
 
-    def __init__(self, name: str, episode: EpisodeState, parent: int | None = None) -> None:
+    def __init__(self, name: str, episode: EpisodeState, parent: int | None = None, choice: int | None = None) -> None:
         self.name = name
         self._episode = episode
         self._parent = parent
+        self._choice = choice
         self._speaker: tuple[int, int] = (0, 0)
 
     @property
@@ -137,6 +141,38 @@ class Agent:
         """Return an independent branch of this conversation: from its end, or from after an earlier reply."""
         return Agent(self.name, self._episode, self._parent if after is None else after.turn)
 
+    def branch(
+        self, prompt: str | Message | Iterable[Message | Mapping[str, Any]], n: int, *, max_tokens: int | None = None
+    ) -> "list[Candidate]":
+        """Return `n` different replies to one prompt, all from the present state of this conversation.
+
+        Give each candidate a `reward`; go on with one or several by `candidate.go_on()`. The candidates are compared with each
+        other and trained with their own rewards only (agent- and turn-wise groups: AT-GRPO, arXiv 2510.11062). They count
+        as one turn against `rollout.maxTurns`, and are sampled at the same time, except within a part of `together`, where
+        they are sampled one after another and count as `n` turns.
+
+        Args:
+            prompt: a user message's text, or messages as for `ask`.
+            n: at least 2.
+
+        Raises: TurnLimit, ValueError.
+        """
+        if n < 2:
+            raise ValueError(f"agent {self.name!r}: `branch` needs at least two candidates, not {n}")
+        given = Message("user", prompt) if isinstance(prompt, str) else prompt
+        messages = given if isinstance(given, Message) else tuple(given)
+        number = self._episode.begin_choice()
+        agents = [Agent(self.name, self._episode, self._parent, number) for _ in range(n)]
+        if self._episode.may_divide:
+            with self._episode.together(is_choice=True) as at_once:
+                parts = [at_once.run(partial(agent.ask, messages, max_tokens=max_tokens)) for agent in agents]
+            replies: list[Reply] = [part.result for part in parts]
+        else:
+            replies = [agent.ask(messages, max_tokens=max_tokens) for agent in agents]
+        candidates = [Candidate(agent, reply) for agent, reply in zip(agents, replies, strict=True)]
+        self._episode.choices[number] = candidates
+        return candidates
+
     def begin(self) -> "Agent":
         """Return the same policy in a new, empty conversation."""
         return Agent(self.name, self._episode)
@@ -171,9 +207,32 @@ class Agent:
                     f"agent {self.name!r}: two parts that run at the same time speak to one conversation; give each its own by `begin` or `fork`"
                 )
             self._speaker = (block, id(branch))
-        reply = self._episode.turn(request)
-        self._parent = reply.turn
+        reply = self._episode.turn(replace(request, choice=self._choice))
+        self._parent, self._choice = reply.turn, None
         return reply
+
+
+class Candidate:
+    """One of several replies from the same state (`Agent.branch`).
+
+    Attributes:
+        reply: the reply.
+        reward: of this candidate; 0 unless it is set.
+    """
+
+    def __init__(self, agent: Agent, reply: Reply) -> None:
+        self.reply = reply
+        self.reward = 0.0
+        self._agent = agent
+
+    @property
+    def text(self) -> str:
+        """Text of the reply."""
+        return self.reply.text
+
+    def go_on(self) -> Agent:
+        """Return the agent in the conversation that ends with this candidate."""
+        return self._agent.fork(self.reply)
 
 
 @contextlib.contextmanager

@@ -102,7 +102,7 @@ class TurnRequest:
 
     `tools` holds the JSON text of each function that the chat template shows. None keeps those of the turn before. The
     episode sets `number`, that of the turn among the agent's own (`names.turn_number`), and `num_before`, the turns that the agent
-    has had on the way to this one.
+    has had on the way to this one. `choice`: the number of the choice (`Agent.branch`) of which the reply is a candidate.
     """
 
     agent: str
@@ -112,6 +112,7 @@ class TurnRequest:
     tools: tuple[str, ...] | None = None
     number: int = 0
     num_before: int = 0
+    choice: int | None = None
 
 
 class Channel(Protocol):

@@ -3,8 +3,9 @@
 import contextlib
 import time
 from _thread import allocate_lock, get_ident  # without `threading`, a fork copies a hundred pages less
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from marlaas.branches import Branch, Together
 from marlaas.environment_types import Channel, Reply, TurnLimit, TurnRequest
@@ -17,10 +18,16 @@ _ARBITRARY = (
 )
 
 
+class Rewarded(Protocol):
+    """A candidate of a choice."""
+
+    reward: float
+
+
 class EpisodeState:
     """State that the agents of an episode share: channel, sampling temperature, rewards so far, and seconds spent in tools.
 
-    `tool_s` excludes the time that turns within a tool call take. `is_strict`: the job's steps must depend on nothing but its
+    `choices`: by number, the candidates of each choice. `tool_s` excludes the time that turns within a tool call take. `is_strict`: the job's steps must depend on nothing but its
     seeds, so only the thread of `play` and declared branches may speak.
     """
 
@@ -28,6 +35,7 @@ class EpisodeState:
         self, names: Iterable[str], channel: Channel, temperature: float = 1.0, *, is_strict: bool = False
     ) -> None:
         self.rewards = dict.fromkeys(names, 0.0)
+        self.choices: dict[int, Sequence[Rewarded]] = {}
         self.temperature = temperature
         self.tool_s = 0.0
         self._channel = channel
@@ -39,7 +47,7 @@ class EpisodeState:
         self._branches: dict[int, Branch] = {}
         self._main_line = Branch(0, 0, {})
         self._parts: list[Branch] = []
-        self._num_branches = self._num_blocks = 0
+        self._num_branches = self._num_blocks = self._num_choices = 0
         self._is_apart = False
 
     def turn(self, request: TurnRequest, *, in_any_thread: bool = False) -> Reply:
@@ -70,11 +78,22 @@ class EpisodeState:
         """Return the branch of the calling thread; None if the thread is unknown."""
         return self._branches.get(get_ident()) or (self._main_line if get_ident() == self._main else None)
 
-    @contextlib.contextmanager
-    def together(self) -> Iterator[Together]:
-        """Open a context in which parts of the episode run at the same time."""
+    @property
+    def may_divide(self) -> bool:
+        """Whether the calling thread may open a context in which parts run at the same time."""
         own = self.branch()
-        if own is None or own.block or self._is_apart:
+        return own is not None and not own.block and not self._is_apart
+
+    def begin_choice(self) -> int:
+        """Return the number of a new choice between candidates."""
+        with self._lock:
+            self._num_choices += 1
+            return self._num_choices - 1
+
+    @contextlib.contextmanager
+    def together(self, *, is_choice: bool = False) -> Iterator[Together]:
+        """Open a context in which parts of the episode run at the same time. is_choice: see `Branch.after`."""
+        if not self.may_divide:
             raise InvalidInput("`together` within a part that already runs at the same time as others is not supported")
         self._num_blocks, self._is_apart = self._num_blocks + 1, True
         block = Together(self, self._num_blocks)
@@ -83,7 +102,7 @@ class EpisodeState:
         finally:
             block.join()
             # Later turns have larger numbers than those that they follow.
-            self._main_line = self._new_branch(0, self._main_line.after(self._parts))
+            self._main_line = self._new_branch(0, self._main_line.after(self._parts, is_choice=is_choice))
             self._is_apart, self._parts = False, []
         block.finish()
 

@@ -10,7 +10,7 @@ Writers (docs/architecture.md):
 """
 
 from marlaas_api.messages.base import BusMessage, JobMessage
-from marlaas_api.messages.episodes import Ending, Episode, FaultClass
+from marlaas_api.messages.episodes import Choice, Ending, Episode, FaultClass
 from marlaas_api.messages.groups import (
     GroupLogEntry,
     GroupOutcome,
@@ -67,6 +67,7 @@ __all__ = [
     "Calibration",
     "CancelRequest",
     "ChatMessage",
+    "Choice",
     "Difficulty",
     "Ending",
     "Episode",

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from marlaas_api.messages.base import JobMessage
+from marlaas_api.messages.base import BusMessage, JobMessage
 from marlaas_api.names import Split
 
 
@@ -29,6 +29,17 @@ class Ending(StrEnum):
     TOOL_ERROR = "tool_error"
 
 
+class Choice(BusMessage):
+    """Several replies of an agent from one state (`Agent.branch`): a group of their own.
+
+    turns: the turn of each candidate. rewards: one for each; empty if the episode ended before they were known.
+    """
+
+    agent: str
+    turns: tuple[int, ...]
+    rewards: tuple[float, ...] = ()
+
+
 class Episode(JobMessage):
     """A finished episode; stream EPISODES. It has either a `fault`, and does not count, or `rewards` by agent.
 
@@ -48,6 +59,7 @@ class Episode(JobMessage):
     rewards: dict[str, float] = Field(default_factory=dict)
     metrics: dict[str, float] = Field(default_factory=dict)
     leaves: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    choices: tuple[Choice, ...] = ()
     num_turns: int = 0
     duration_s: float = 0.0
     tool_s: float = 0.0

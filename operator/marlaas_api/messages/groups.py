@@ -31,6 +31,10 @@ class TrajectoryRef(BusMessage):
 
     agent: the agent that took the turns, if it plays another one's policy; empty: the agent of the message. Rewards are
     compared within one agent only.
+
+    untrained: turns that are context only, because they are candidates and train in the group of their choice. choice: number
+    of the choice in the episode, if this is one of its candidates; only its last turn is trained, and its reward is
+    compared with those of the other candidates only.
     """
 
     member: int
@@ -39,6 +43,8 @@ class TrajectoryRef(BusMessage):
     reward: float
     ending: Ending = Ending.COMPLETED
     agent: str = ""
+    untrained: tuple[int, ...] = ()
+    choice: int | None = None
 
 
 class GroupReady(JobMessage):

@@ -216,6 +216,8 @@ def _show(console: Console, outcome: Outcome, num_turns: int) -> None:
     table.add_row("ending", _ENDINGS[outcome.ending])
     for agent, reward in outcome.rewards.items():
         table.add_row(f"reward of {agent}", Text(f"{reward:g}", style="bold"))
+    for number, rewards in outcome.choices.items():
+        table.add_row(f"rewards of choice {number + 1}", ", ".join(f"{reward:g}" for reward in rewards))
     for name, value in outcome.metrics.items():
         table.add_row(name, f"{value:g}")
     table.add_row("turns", str(num_turns))

@@ -5,14 +5,14 @@ Runs in the sandbox's child process and in `marlaas env play`. Independent of th
 
 import math
 import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from marlaas.environment import Agents, Score, Task, ToolError, TurnLimit
 from marlaas.envs.loading import Environment
-from marlaas.episode_state import EpisodeState
+from marlaas.episode_state import EpisodeState, Rewarded
 
 MAX_METRICS = 128
 MAX_METRIC_NAME = 64
@@ -30,7 +30,7 @@ class InvalidScore(Exception):
 class Outcome:
     """A scored episode. `ending` is what the environment can see of its end.
 
-    `is_said`: `play` returned a value other than None, or gave an agent a reward other than 0.
+    `choices`: by number, the candidates' rewards. `is_said`: `play` returned a value other than None, or gave an agent a reward other than 0.
     """
 
     rewards: dict[str, float]
@@ -38,6 +38,7 @@ class Outcome:
     ending: Literal["completed", "max_turns", "tool_error"]
     tool_s: float
     is_said: bool = True
+    choices: dict[int, list[float]] = field(default_factory=dict)
 
 
 def play_episode(environment: Environment, task: Task, state: EpisodeState) -> Outcome:
@@ -52,7 +53,8 @@ def play_episode(environment: Environment, task: Task, state: EpisodeState) -> O
         ending = "tool_error"
     score = _score(returned, state.rewards)
     is_said = returned is not None or any(state.rewards.values())
-    return Outcome(_rewards(score, state.rewards), _metrics(score.metrics), ending, state.tool_s, is_said)
+    rewards, metrics = _rewards(score, state.rewards), _metrics(score.metrics)
+    return Outcome(rewards, metrics, ending, state.tool_s, is_said, _choices(state.choices))
 
 
 def explain(error: BaseException) -> str:
@@ -95,6 +97,13 @@ def _rewards(score: Score, earned: Mapping[str, float]) -> dict[str, float]:
         raise InvalidScore(f"a reward for {unknown[0]!r}, but the job's agents are {', '.join(earned)}")
     given = {**earned, **score.reward}
     return {name: _number(reward, f"the reward of {name!r}") for name, reward in given.items()}
+
+
+def _choices(choices: Mapping[int, Sequence[Rewarded]]) -> dict[int, list[float]]:
+    return {
+        number: [_number(candidate.reward, "the reward of a candidate") for candidate in candidates]
+        for number, candidates in choices.items()
+    }
 
 
 def _metrics(metrics: Mapping[str, float]) -> dict[str, float]:

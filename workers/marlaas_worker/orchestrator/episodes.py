@@ -63,7 +63,8 @@ def _fault(episode: Episode, document: JobDocument) -> str | None:
         return f"member {episode.member} of a group of {spec.rollout.group_size}"
     if not is_attempt(episode.episode, group, episode.member):
         return f"episode {episode.episode!r} of member {episode.member} of group {group!r}"
-    return _worth(episode, document) or _conversations(episode, document) or _accounts(episode, document)
+    found = _worth(episode, document) or _conversations(episode, document)
+    return found or _choices(episode, document) or _accounts(episode, document)
 
 
 def _is_of(token: str, episode: Episode, num_evaluated: int) -> bool:
@@ -93,6 +94,22 @@ def _conversations(episode: Episode, document: JobDocument) -> str | None:
     for agent, leaves in episode.leaves.items():
         if len(leaves) > most or not all(0 <= leaf < end for leaf in leaves):
             return f"{len(leaves)} conversations of agent {agent[:63]!r} that end at turns {leaves[:5]}, at maxTurns {document.spec.rollout.max_turns}"
+    return None
+
+
+def _choices(episode: Episode, document: JobDocument) -> str | None:
+    agents = {agent.name for agent in document.spec.agents}
+    most, end = MAX_TURNS_FACTOR * document.spec.rollout.max_turns, end_of_turns(len(agents))
+    turns = [(choice.agent, turn) for choice in episode.choices for turn in choice.turns]
+    if len(set(turns)) < len(turns) or len(turns) > most * len(agents):
+        return f"{len(turns)} candidates, some of them twice, or more than {most} of an agent"
+    for choice in episode.choices:
+        if choice.agent not in agents or not all(0 <= turn < end for turn in choice.turns):
+            return f"candidates of agent {choice.agent[:63]!r} at turns {choice.turns[:5]}"
+        if len(choice.rewards) not in (0, len(choice.turns)):
+            return f"{len(choice.rewards)} rewards for {len(choice.turns)} candidates"
+        if not all(abs(reward) <= MAX_NUMBER for reward in choice.rewards):
+            return f"a candidate's reward that is not a number between -{MAX_NUMBER:g} and {MAX_NUMBER:g}"
     return None
 
 

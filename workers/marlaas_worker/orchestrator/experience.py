@@ -23,8 +23,8 @@ class AgentGroup:
 
     Attributes:
         trajectories: agent by agent that plays the policy, in member order, of the members without a fault in which the
-            agent has taken a turn. If the job has one agent, those in which it has taken none count too. With signal,
-            only those of agents whose rewards differ.
+            agent has taken a turn, then the candidates of each choice. If the job has one agent, members in which it has
+            taken no turn count too. With signal, only those that are compared with others of a different reward.
         rewards: of the agent itself, one for each such member.
         other_rewards: of the further agents that play the policy, by name, whether their turns are trained or not.
     """
@@ -92,20 +92,23 @@ class Experience:
         counted = [episode for episode in episodes if episode.fault is None]
         players = [one for one in self._agents if one.policy_name == agent.name]
         called = {one.name: self._trajectories(one, counted) for one in players}
-        rewards = {name: tuple(trajectory.reward for trajectory in own) for name, own in called.items()}
-        trained = [one.name for one in players if one.trainable and len(rewards[one.name]) >= _FEWEST]
-        varied = [name for name in trained if has_signal(rewards[name])]
+        rewards = {name: _rewards(own) for name, own in called.items()}
+        trained = [one for one in players if one.trainable]
+        compared = [called[one.name] for one in trained]
+        compared += [candidates for one in trained for episode in counted for candidates in _candidates(one, episode)]
+        compared = [together for together in compared if len(together) >= _FEWEST]
+        varied = [together for together in compared if has_signal(_rewards(together))]
         if len(counted) < _FEWEST:
             outcome = GroupOutcome.FAULTED
         elif not agent.trainable:
             outcome = GroupOutcome.FROZEN
-        elif not trained:
+        elif not compared:
             outcome = GroupOutcome.UNCALLED
         else:
             outcome = GroupOutcome.SIGNAL if varied else GroupOutcome.FLAT
-        used = varied if outcome is GroupOutcome.SIGNAL else [agent.name]
+        used = varied if outcome is GroupOutcome.SIGNAL else [called[agent.name]]
         return AgentGroup(
-            tuple(trajectory for name in used for trajectory in called[name]),
+            tuple(trajectory for together in used for trajectory in together),
             outcome,
             rewards.pop(agent.name),
             rewards,
@@ -120,14 +123,39 @@ class Experience:
 
 
 def _trajectory(agent: AgentSettings, episode: Episode) -> TrajectoryRef:
+    untrained = tuple(turn for one in episode.choices if one.agent == agent.name for turn in one.turns)
     return TrajectoryRef(
         member=episode.member,
         episode=episode.episode,
-        leaves=episode.leaves.get(agent.name, ()),
+        leaves=tuple(leaf for leaf in episode.leaves.get(agent.name, ()) if leaf not in untrained),
         reward=episode.rewards.get(agent.name, 0.0),
         ending=episode.ending,
         agent="" if agent.policy is None else agent.name,
+        untrained=untrained,
     )
+
+
+def _candidates(agent: AgentSettings, episode: Episode) -> list[tuple[TrajectoryRef, ...]]:
+    """Return the candidates of each of an agent's choices in an episode."""
+    return [
+        tuple(
+            TrajectoryRef(
+                member=episode.member,
+                episode=episode.episode,
+                leaves=(turn,),
+                reward=reward,
+                agent="" if agent.policy is None else agent.name,
+                choice=number,
+            )
+            for turn, reward in zip(choice.turns, choice.rewards, strict=False)
+        )
+        for number, choice in enumerate(episode.choices)
+        if choice.agent == agent.name
+    ]
+
+
+def _rewards(trajectories: Iterable[TrajectoryRef]) -> tuple[float, ...]:
+    return tuple(trajectory.reward for trajectory in trajectories)
 
 
 def group_index(group: str) -> int:

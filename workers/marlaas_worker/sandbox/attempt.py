@@ -54,6 +54,7 @@ class Attempt:
                 "metrics": score.metrics,
                 "tool_s": score.tool_s,
                 "leaves": session.ledger.leaves(),
+                "choices": session.ledger.choices(),
             }
         except Fault as fault:
             if fault.by_policy and session.ledger.tool_rewards is not None:
@@ -66,8 +67,9 @@ class Attempt:
             raise Fault(FaultClass.INFRA, str(error)) from error
 
     def _tool_error(self, rewards: dict[str, float]) -> dict[str, Any]:
-        leaves, tool_s = self._session.ledger.leaves(), self._session.tool_s
-        return {"ending": Ending.TOOL_ERROR, "rewards": rewards, "metrics": {}, "tool_s": tool_s, "leaves": leaves}
+        ledger = self._session.ledger
+        known = {"rewards": rewards, "metrics": {}, "tool_s": self._session.tool_s}
+        return {"ending": Ending.TOOL_ERROR, **known, "leaves": ledger.leaves(), "choices": ledger.choices()}
 
 
 def unplayed(task: TaskMessage, member: int, episode: str) -> Episode:

@@ -43,6 +43,7 @@ class SupervisorChannel:
             agent=request.agent,
             number=request.number,
             num_before=request.num_before,
+            choice=request.choice,
             parent=request.parent,
             append=request.append if isinstance(request.append, str) else [_plain(m) for m in request.append],
             max_tokens=request.max_tokens,

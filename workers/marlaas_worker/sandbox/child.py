@@ -67,6 +67,7 @@ def _played(environment: Environment, connection: socket.socket) -> dict[str, An
             "metrics": outcome.metrics,
             "ending": outcome.ending,
             "tool_s": outcome.tool_s,
+            "choices": [{"number": number, "rewards": rewards} for number, rewards in outcome.choices.items()],
         }
     except BaseException as error:  # also exit() and KeyboardInterrupt: report everything to the supervisor
         message = {"kind": "fault", "text": explain(error)[-MAX_FAULT_TEXT:]}

@@ -26,7 +26,10 @@ class _Message(BaseModel):
 
 
 class TurnMessage(_Message):
-    """Request for a turn. number, parent: among the agent's own turns. num_before: turns that the agent has had on the way to this one."""
+    """Request for a turn. number, parent: among the agent's own turns. num_before: turns that the agent has had on the way to this one.
+
+    choice: number of the choice of which the reply is a candidate.
+    """
 
     kind: Literal["turn"]
     agent: str
@@ -36,6 +39,7 @@ class TurnMessage(_Message):
     append: Annotated[str, Field(min_length=1)] | Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1, le=LARGEST_INTEGER)] | None
     tools: list[str] | None = None
+    choice: Annotated[int, Field(ge=0, lt=MAX_BRANCHES)] | None = None
 
 
 class ToolMessage(_Message):
@@ -46,6 +50,13 @@ class ToolMessage(_Message):
     rewards: _Rewards
 
 
+class ChoiceMessage(_Message):
+    """Rewards of the candidates of one choice, in the order of their turns."""
+
+    number: Annotated[int, Field(ge=0, lt=MAX_BRANCHES)]
+    rewards: list[_Number]
+
+
 class ScoreMessage(_Message):
     """Result of a completed episode."""
 
@@ -54,6 +65,7 @@ class ScoreMessage(_Message):
     metrics: Annotated[dict[_Name, _Number], Field(max_length=MAX_METRICS)]
     ending: Literal["completed", "max_turns", "tool_error"]
     tool_s: Annotated[FiniteFloat, Field(ge=0)]
+    choices: Annotated[list[ChoiceMessage], Field(max_length=MAX_BRANCHES)] = []
 
 
 class FaultMessage(_Message):

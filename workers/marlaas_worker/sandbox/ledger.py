@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from marlaas_api.messages import Ending, StopReason
+from marlaas_api.messages import Choice, Ending, StopReason
 from marlaas_api.names import BRANCH_TURNS, MAX_TURNS_FACTOR, turn_number
 from marlaas_worker.sandbox.child_messages import ScoreMessage, TurnMessage
 
@@ -26,6 +26,8 @@ class TurnLedger:
     _last_branch: int = 0
     _last_stop: StopReason | None = None
     _was_limited: bool = False
+    _choices: dict[int, list[TurnMessage]] = field(default_factory=dict)
+    _rewards: dict[int, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def num_turns(self) -> int:
@@ -51,6 +53,8 @@ class TurnLedger:
             raise BadChildMessage(
                 f"agent {asked.agent!r} has had {most} turns in parts that run at the same time, {MAX_TURNS_FACTOR} times rollout.maxTurns"
             )
+        if asked.choice is not None and not all(_is_beside(asked, one) for one in self._choices.get(asked.choice, ())):
+            raise BadChildMessage(f"choice {asked.choice} has candidates of different agents or after different turns")
         has_turn = asked.num_before < self.max_turns
         self._was_limited |= not has_turn
         if has_turn:
@@ -60,6 +64,8 @@ class TurnLedger:
     def end(self, asked: TurnMessage, stop: StopReason) -> None:
         """Record a generated turn."""
         self._parents.setdefault(asked.agent, {})[asked.number] = asked.parent
+        if asked.choice is not None:
+            self._choices.setdefault(asked.choice, []).append(asked)
         branch = asked.number // BRANCH_TURNS
         if branch >= self._last_branch:  # the order of parts, not their pace, tells which turn was the last
             self._last_branch, self._last_stop = branch, stop
@@ -67,6 +73,24 @@ class TurnLedger:
     def number(self, agent: str, own: int) -> int:
         """Return the number of an agent's turn in the episode (`names.turn_number`)."""
         return turn_number(own, self.agents.index(agent), len(self.agents))
+
+    def reward(self, score: ScoreMessage) -> None:
+        """Record the rewards of all candidates. Raises BadChildMessage unless there is one for each generated candidate."""
+        for choice in score.choices:
+            if len(choice.rewards) != len(self._choices.get(choice.number, ())):
+                raise BadChildMessage(f"{len(choice.rewards)} rewards for the candidates of choice {choice.number}")
+            self._rewards[choice.number] = tuple(choice.rewards)
+
+    def choices(self) -> tuple[Choice, ...]:
+        """Return the choices, in their order, with the rewards that are known."""
+        return tuple(
+            Choice(
+                agent=asked[0].agent,
+                turns=tuple(sorted(self.number(one.agent, one.number) for one in asked)),
+                rewards=self._rewards.get(number, ()),
+            )
+            for number, asked in sorted(self._choices.items())
+        )
 
     def leaves(self) -> dict[str, tuple[int, ...]]:
         """Return, per agent with turns, the numbers of its turns that are no other turn's parent."""
@@ -88,3 +112,8 @@ class TurnLedger:
         if self._last_stop in (StopReason.LENGTH, StopReason.CONTEXT):
             return Ending.MAX_TOKENS
         return reported
+
+
+def _is_beside(one: TurnMessage, other: TurnMessage) -> bool:
+    """Return whether two turns of an agent follow the same turn."""
+    return (one.agent, one.parent) == (other.agent, other.parent)

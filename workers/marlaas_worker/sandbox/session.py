@@ -103,12 +103,20 @@ class ChildSession:
                     case FaultMessage():
                         raise Fault(FaultClass.ENV, message.text)
                     case ScoreMessage():
+                        self._reward(message)
                         child.ended.remove_done_callback(close_late)
                         await asyncio.wait({child.ended}, timeout=_EXIT_GRACE_S)
                         return message
                 reading = asyncio.create_task(self._read(child))
         finally:
             await _cancel({reading, *turns})
+
+    def _reward(self, score: ScoreMessage) -> None:
+        """Record the rewards of candidates. Raises Fault."""
+        try:
+            self.ledger.reward(score)
+        except BadChildMessage as error:
+            raise Fault(FaultClass.ENV, f"the environment sent an invalid message: {error}") from error
 
     async def _read(self, child: Child) -> ChildMessage:
         """Return the child's next message. Raises Fault."""

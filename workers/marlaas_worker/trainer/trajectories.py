@@ -5,7 +5,7 @@ and raise `TrajectoryInvalid`: no turn is skipped, and no token that another pol
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -50,19 +50,22 @@ class Trajectory:
     """One agent's part of an episode.
 
     turns: by turn number. leaves: the last turn of each conversation. reward: from the environment. ending: how the
-    episode ended. agent: see `TrajectoryRef`.
+    episode ended. compared_with: rewards are compared among trajectories of the same value only. untrained: turns that are
+    context only.
     """
 
     turns: Mapping[int, Turn]
     leaves: tuple[int, ...]
     reward: float
     ending: Ending = Ending.COMPLETED
-    agent: str = ""
+    compared_with: Hashable = ""
+    untrained: frozenset[int] = frozenset()
 
     @property
     def longest_turn(self) -> int:
-        """Most tokens generated in one turn."""
-        return max((len(unpack_ids(turn.output_ids)) for turn in self.turns.values()), default=0)
+        """Most tokens generated in one turn that is trained."""
+        own = (turn for turn in self.turns.values() if turn.turn not in self.untrained)
+        return max((len(unpack_ids(turn.output_ids)) for turn in own), default=0)
 
     @property
     def is_truncated(self) -> bool:
@@ -87,19 +90,19 @@ class Weighing:
     filter_overlong: bool = False
 
     def segments(self, groups: Sequence[Sequence[Trajectory]]) -> list[list[Segment]]:
-        """Return the segments of each group, member by member, comparing rewards across all given trajectories of one agent."""
-        rewards: dict[str, list[float]] = {}
+        """Return the segments of each group, member by member, comparing rewards across all given trajectories that are to be compared."""
+        rewards: dict[Hashable, list[float]] = {}
         for member in (member for group in groups for member in group):
             penalty = overlong_penalty(member.longest_turn, self.max_tokens, self.overlong_tokens)
-            rewards.setdefault(member.agent, []).append(member.reward + penalty)
-        values = {agent: iter(advantages(self.estimator, own)) for agent, own in rewards.items()}
-        weighed = [[(member, next(values[member.agent])) for member in group] for group in groups]
+            rewards.setdefault(member.compared_with, []).append(member.reward + penalty)
+        values = {key: iter(advantages(self.estimator, own)) for key, own in rewards.items()}
+        weighed = [[(member, next(values[member.compared_with])) for member in group] for group in groups]
         return [
             [
                 part
                 for number, (member, value) in enumerate(group)
                 if self.trains(member)
-                for part in segments_of(member.turns, member.leaves, value, number)
+                for part in segments_of(member.turns, member.leaves, value, number, member.untrained)
             ]
             for group in weighed
         ]
@@ -122,25 +125,38 @@ async def read_group(bus: Bus, blobs: Blobs, group: GroupReady, expected: Expect
         for turn in turns.values():
             check_turn(turn, group, ref, expected)
     return [
-        Trajectory(turns, ref.leaves, ref.reward, ref.ending, ref.agent)
+        Trajectory(turns, ref.leaves, ref.reward, ref.ending, _compared_with(ref), _untrained(turns, ref))
         for ref, turns in zip(group.trajectories, members, strict=True)
     ]
 
 
+def _compared_with(ref: TrajectoryRef) -> Hashable:
+    return ref.agent if ref.choice is None else (ref.agent, ref.episode, ref.choice)
+
+
+def _untrained(turns: Mapping[int, Turn], ref: TrajectoryRef) -> frozenset[int]:
+    """Return the turns that are context only: all but the candidate itself, or the candidates of all choices."""
+    return frozenset(ref.untrained if ref.choice is None else turns.keys() - set(ref.leaves))
+
+
 def segments_of(
-    turns: Mapping[int, Turn], leaves: Sequence[int], advantage: float, trajectory: int = 0
+    turns: Mapping[int, Turn],
+    leaves: Sequence[int],
+    advantage: float,
+    trajectory: int = 0,
+    untrained: Collection[int] = (),
 ) -> list[Segment]:
     """Cut a trajectory into segments.
 
     Each path runs from a leaf, or from the parent of a turn that opens a new segment, back to the turn that opens its
     own segment. A path within another one gives no segment of its own.
-    A turn on several paths is trained on the first path and is context on the others. A prompt that did not fit the
+    A turn on several paths is trained on the first path and is context on the others, and one of `untrained` on all. A prompt that did not fit the
     context window was never run: its segment has no tokens and is dropped.
     """
     left = {turn.parent for turn in turns.values() if turn.opens_segment and turn.parent is not None}
     paths = {leaf: _path_to(turns, leaf) for leaf in sorted({*leaves, *left})}
     inner = {turn.turn for path in paths.values() for turn in path[:-1]}
-    trained: set[int] = set()
+    trained: set[int] = set(untrained)
     segments = []
     for leaf, path in paths.items():
         if leaf not in inner:
@@ -148,7 +164,9 @@ def segments_of(
             trained |= {turn.turn for turn in path}
     tokens = sum(int(segment.generated.sum()) for segment in segments)
     whole = (replace(segment, trajectory=trajectory, trajectory_tokens=tokens) for segment in segments)
-    return [segment for segment in whole if len(segment)]
+    return (
+        [segment for segment in whole if segment.generated.any()] if untrained else [one for one in whole if len(one)]
+    )
 
 
 def check_turn(turn: Turn, group: GroupReady, ref: TrajectoryRef, expected: Expectation) -> None:
@@ -275,7 +293,9 @@ def batches_of_group(group: Sequence[Trajectory], pairs_per_token: int, budget: 
 
     All advantages are zero: they are for a measurement. Each token has its trajectory's place in the group.
     """
-    parts = [segments_of(member.turns, member.leaves, 0.0, number) for number, member in enumerate(group)]
+    parts = [
+        segments_of(member.turns, member.leaves, 0.0, number, member.untrained) for number, member in enumerate(group)
+    ]
     rows = pack_prefix_tree([part for each in parts for part in each], pairs_per_token, budget)
     full, rest = pack([], rows, budget)
     return [*full, rest] if rest else full

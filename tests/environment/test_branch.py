@@ -1,0 +1,113 @@
+"""Candidates: several replies from one state, each with a reward of its own."""
+
+import threading
+
+import pytest
+from tests.environment.test_together import FIRST, SECOND, OrderedReplies, agents_of
+
+from marlaas.environment import Agents, TurnLimit
+from marlaas.environment_types import Split, Task
+from marlaas.envs.playing import InvalidScore, play_episode
+from marlaas.episode_state import EpisodeState
+from marlaas_api.errors import InvalidInput
+from marlaas_api.names import BRANCH_TURNS
+
+THIRD, AFTER = 3 * BRANCH_TURNS, 4 * BRANCH_TURNS
+
+
+@pytest.mark.parametrize("first", [FIRST, SECOND, THIRD])
+def test_candidates_continue_one_state_in_any_order_of_arrival_and_the_chosen_goes_on(first):
+    channel = OrderedReplies(("a", 0), ("a", first))
+    agents = agents_of(channel)
+    agents.a.say("plan")
+    choices = agents.a.branch("act", 3)
+    assert [one.text for one in choices] == [f"a{FIRST}", f"a{SECOND}", f"a{THIRD}"]
+    choices[1].go_on().say("then")
+    agents.a.say("on the way without candidates")
+    assert channel.numbers() == {"a": [(0, None), (FIRST, 0), (SECOND, 0), (THIRD, 0), (AFTER, SECOND), (AFTER + 1, 0)]}
+    marked = {one.number: one.choice for one in channel.requests}
+    assert marked == {0: None, FIRST: 0, SECOND: 0, THIRD: 0, AFTER: None, AFTER + 1: None}
+
+
+def test_candidates_are_sampled_at_the_same_time():
+    asked = threading.Barrier(3, timeout=30)
+
+    class Waiting(OrderedReplies):
+        def turn(self, request):
+            asked.wait()
+            return super().turn(request)
+
+    assert len(agents_of(Waiting()).a.branch("act", 3)) == 3
+
+
+def test_candidates_count_as_one_turn_and_all_or_none_are_given():
+    agents = agents_of(OrderedReplies(max_turns=2))
+    (best, _) = agents.a.branch("act", 2)
+    best.go_on().say("second turn")
+    with pytest.raises(TurnLimit):
+        agents.a.branch("third", 2)
+    assert agents.b.say("b has its own").text == f"b{6 * BRANCH_TURNS}"
+
+
+def test_within_a_part_candidates_come_one_after_another():
+    channel = OrderedReplies()
+    agents = agents_of(channel)
+    with agents.together() as at_once:
+        one = at_once.run(agents.a.branch, "act", 2)
+        at_once.run(agents.b.say, "meanwhile")
+    assert [candidate.text for candidate in one.result] == [f"a{FIRST}", f"a{FIRST + 1}"]
+    assert [request.parent for request in channel.requests if request.agent == "a"] == [None, None]
+
+
+def test_messages_may_be_an_iterator_and_each_candidate_gets_all_of_them():
+    channel = OrderedReplies()
+    agents_of(channel).a.branch(iter([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]), 2)
+    assert [len(request.append) for request in channel.requests] == [2, 2]
+
+
+@pytest.mark.parametrize("n", [-1, 0, 1])
+def test_one_candidate_is_no_choice(n):
+    with pytest.raises(ValueError, match=f"`branch` needs at least two candidates, not {n}"):
+        agents_of(OrderedReplies()).a.branch("act", n)
+
+
+def test_in_strict_mode_an_undeclared_thread_may_not_branch():
+    agents, errors = agents_of(OrderedReplies()), []
+
+    def branch() -> None:
+        try:
+            agents.a.branch("act", 2)
+        except InvalidInput as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=branch)
+    thread.start()
+    thread.join()
+    assert "a thread that the episode does not know" in errors[0]
+
+
+def rewarded(*rewards):
+    def play(task: Task, agents: Agents) -> float:
+        for candidate, reward in zip(agents.a.branch("act", len(rewards)), rewards, strict=True):
+            candidate.reward = reward
+        return 0.5
+
+    return play
+
+
+def test_an_outcome_has_the_rewards_of_the_candidates():
+    state = EpisodeState(["a"], OrderedReplies())
+    found = play_episode(Wrapped(rewarded(1.0, 0.0, 2.5)), Task(Split.TRAIN, 0, 0), state)
+    assert (found.rewards, found.choices) == ({"a": 0.5}, {0: [1.0, 0.0, 2.5]})
+
+
+def test_a_candidates_reward_is_a_number():
+    with pytest.raises(InvalidScore, match="the reward of a candidate is 'best'"):
+        play_episode(Wrapped(rewarded(1.0, "best")), Task(Split.TRAIN, 0, 0), EpisodeState(["a"], OrderedReplies()))
+
+
+class Wrapped:
+    """An environment of one function."""
+
+    def __init__(self, play) -> None:
+        self.play = play
