@@ -221,8 +221,8 @@ class Harness:
         report = ReplicaReport(**{"role": role, "pool": "tiny", "replica": replica, **fields})
         await self.put(subjects.REPLICAS, subjects.replica_key(role, report.pool, replica), report)
 
-    async def put_policy(self, record: PolicyRecord, document: JobDocument) -> None:
-        await self.put(subjects.POLICY, self.policy_key(document), record)
+    async def put_policy(self, record: PolicyRecord, document: JobDocument, agent: str = "policy") -> None:
+        await self.put(subjects.POLICY, self.policy_key(document, agent), record)
 
     @staticmethod
     def policy_key(document: JobDocument, agent: str = "policy") -> str:

@@ -7,7 +7,7 @@ from tests.orchestrator.harness import final, mixed, running
 
 from marlaas_api import subjects
 from marlaas_api.bus import Stored
-from marlaas_api.messages import Episode, FaultClass, Phase, TaskMessage
+from marlaas_api.messages import Choice, Episode, FaultClass, Phase, TaskMessage
 from marlaas_api.names import Split
 from marlaas_api.wire import encode
 from marlaas_worker.orchestrator.episodes import EpisodeInvalid, read_episode
@@ -36,6 +36,10 @@ def test_an_episode_as_sandboxes_write_it_is_believed(document, episode, stored)
         assert read_episode(stored(one), document()) == one
     earlier = episode(uid="uid-earlier")
     assert read_episode(stored(earlier), document()) is None, "of an earlier job of this name"
+
+
+def chosen(agent: str, *turns: int, rewards: tuple[float, ...] = ()) -> Choice:
+    return Choice(agent=agent, turns=turns, rewards=rewards)
 
 
 HELD_OUT = {"split": Split.EVAL, "index": 1, "group": "uid-sums-e1v1", "episode": "uid-sums-e1v1-0-1", "member": 0}
@@ -75,6 +79,12 @@ HELD_OUT = {"split": Split.EVAL, "index": 1, "group": "uid-sums-e1v1", "episode"
         ({"leaves": {"policy": tuple(range(10_000))}}, "10000 conversations"),
         ({"leaves": {"policy": (-1,)}}, "end at turns"),
         ({"fault": FaultClass.ENV, "fault_text": "x" * 100_000}, "100000 characters"),
+        ({"choices": (chosen("policy", 1, 1),)}, "2 candidates, some of them twice"),
+        ({"choices": (chosen("policy", *range(1000)),)}, "1000 candidates, some of them twice, or more than"),
+        ({"choices": (chosen("critic", 1, 2),)}, "candidates of agent 'critic'"),
+        ({"choices": (chosen("policy", 1, 10**9),)}, "candidates of agent 'policy' at turns"),
+        ({"choices": (chosen("policy", 1, 2, rewards=(1.0,)),)}, "1 rewards for 2 candidates"),
+        ({"choices": (chosen("policy", 1, 2, rewards=(1.0, 1e31)),)}, "a candidate's reward that is not a number"),
     ],
 )
 def test_an_episode_that_no_sandbox_writes_is_named(document, episode, stored, fields, words) -> None:

@@ -110,9 +110,11 @@ class RolloutHarness(Harness):
         phase = Phase.RUNNING if admitted else Phase.QUEUED
         await super().admit(job.document, phase=phase, admitted=admitted)
 
-    async def publish(self, job: Job, version: int, seed: int | None = None, **changes: Any) -> BlobRef:
+    async def publish(
+        self, job: Job, version: int, seed: int | None = None, agent: str = "policy", **changes: Any
+    ) -> BlobRef:
         """Put a version's blobs; the policy does not yet point to it. `seed` makes its tensors, the version if not given."""
-        adapter = job.adapter(version)
+        adapter = job.adapter(version, agent)
         files = adapter_files(version if seed is None else seed)
         folder = self.scratch / "published" / adapter.engine_name
         folder.mkdir(parents=True, exist_ok=True)
@@ -120,20 +122,22 @@ class RolloutHarness(Harness):
             (folder / name).write_bytes(data)
         tensors, config = read_adapter(folder)
         fields: dict[str, Any] = {
-            "parent": self._manifests.get(job.adapter(version - 1)),
+            "parent": self._manifests.get(job.adapter(version - 1, agent)),
             "files": {name: await self.blobs.put(adapter.blob_prefix, name, data) for name, data in files.items()},
             "tensor_digests": tensor_digests(tensors, config.scaling),
             "probes": (Probe(ids=pack_ids(PROBE), logprobs=pack_logprobs([gain(folder)] * (len(PROBE) - 1))),),
         }
-        manifest = a_manifest(job.document, version, **{**fields, **changes})
+        manifest = a_manifest(job.document, version, **{**fields, "agent": agent, **changes})
         ref: BlobRef = await self.blobs.put(adapter.blob_prefix, "manifest", wire.encode(manifest))
         self._manifests[adapter] = ref
         return ref
 
-    async def commit(self, job: Job, version: int, ref: BlobRef | None = None, **changes: Any) -> None:
+    async def commit(
+        self, job: Job, version: int, ref: BlobRef | None = None, agent: str = "policy", **changes: Any
+    ) -> None:
         """Make a version true."""
-        ref = ref or await self.publish(job, version, **changes)
-        await self.put_policy(PolicyRecord(uid=job.uid, version=version, manifest=ref), job.document)
+        ref = ref or await self.publish(job, version, agent=agent, **changes)
+        await self.put_policy(PolicyRecord(uid=job.uid, version=version, manifest=ref), job.document, agent)
 
     async def commit_verified(self, job: Job, version: int, name: str = "rollout-0") -> None:
         """Make a version true, and wait until a replica serves it."""
