@@ -7,7 +7,7 @@ from tests.harness import an_episode
 from tests.orchestrator.harness import a_job
 
 from marlaas_api.messages import Choice, GroupOutcome, JobDocument, PolicyRecord
-from marlaas_api.messages.job_spec import AgentSettings, PolicySettings
+from marlaas_api.messages.job_spec import AgentSettings, PolicySettings, RewardShare
 from marlaas_worker.orchestrator.experience import AgentGroup, Experience
 from marlaas_worker.orchestrator.issuing import past_versions
 from marlaas_worker.orchestrator.job_state import History, JobState
@@ -26,7 +26,6 @@ def grouped(*agents: AgentSettings, rewards: dict[str, tuple[float, ...]]) -> Ag
         leaves = {name: (position,) for position, name in enumerate(own)}
         group = store.add(an_episode(job, 0, member, rewards=own, leaves=leaves))
     assert group is not None
-    assert group.agents.keys() == {"solver"}
     return group.agents["solver"]
 
 
@@ -61,6 +60,14 @@ def test_turns_of_past_versions_are_never_trained_and_their_rewards_are_known():
     part = grouped(SOLVER, PAST, rewards={"solver": (1.0, 0.0), "past": (0.0, 1.0)})
     assert [one.agent for one in part.trajectories] == ["", ""]
     assert part.other_rewards == {"past": (0.0, 1.0)}
+
+
+def test_an_agent_is_trained_with_the_weighted_sum_of_rewards():
+    shares = (RewardShare(agent="solver", weight=2.0), RewardShare(agent="critic", weight=-0.5))
+    solver = SOLVER.model_copy(update={"reward_from": shares})
+    part = grouped(solver, AgentSettings(name="critic"), rewards={"solver": (1.0, 1.0), "critic": (4.0, 2.0)})
+    assert part.rewards == (0.0, 1.0)
+    assert part.outcome is GroupOutcome.SIGNAL, "the sums differ, although the agent's own rewards do not"
 
 
 def chosen(rewards: tuple[float, float], *choices: Choice) -> AgentGroup:

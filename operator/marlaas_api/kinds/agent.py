@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from marlaas_api.kinds.base import Distinct, DnsLabel, PathText, Spec, matching, rules
+from marlaas_api.kinds.base import Distinct, DnsLabel, PathText, Spec, list_map, matching, rules
 from marlaas_api.kinds.modelpool import Rank
 from marlaas_api.kinds.objective import EntropySpec
 from marlaas_api.numeric import LARGEST_INTEGER
@@ -109,6 +109,13 @@ class PolicySpec(Spec):
         return self
 
 
+class RewardPart(Spec):
+    """One agent's reward within the reward of another, or of its own."""
+
+    agent: DnsLabel = Field(description="Name of the agent whose reward it is.")
+    weight: float = Field(1.0, ge=-1000, le=1000, description="Factor of the reward.")
+
+
 class AgentSpec(Spec):
     """One agent of the job, by default with a policy and an adapter of its own."""
 
@@ -129,6 +136,12 @@ class AgentSpec(Spec):
     init_from: InitFrom | None = Field(
         None, description="Initial adapter. Absent: a zero adapter; the policy then equals the base model."
     )
+    reward_from: Annotated[tuple[RewardPart, ...], Field(max_length=16)] = Field(
+        (),
+        description="Weighted sum of the agents' rewards with which this agent is trained. Evaluations report the environment's rewards. Absent: the agent's own "
+        "reward.",
+        json_schema_extra=list_map("agent"),
+    )
     training: AgentTraining | None = Field(
         None, description="Training settings of this agent that differ from the job's. Absent: the job's."
     )
@@ -137,6 +150,13 @@ class AgentSpec(Spec):
     def policy_name(self) -> str:
         """Name of the agent whose policy this one plays; its own name if it has a policy."""
         return self.name if self.policy is None else self.policy.of
+
+    @model_validator(mode="after")
+    def _rewards_differ(self) -> Self:
+        names = [part.agent for part in self.reward_from]
+        if len(set(names)) < len(names):
+            raise ValueError("rewardFrom names an agent twice; add its weights")
+        return self
 
     @model_validator(mode="after")
     def _policy_is_anothers(self) -> Self:

@@ -13,6 +13,7 @@ def check_agents(spec: RLJobSpec) -> Iterator[Problem]:
     for at, agent in enumerate(spec.agents):
         yield from _training(spec, at, agent)
         yield from _policy(spec, at, agent)
+        yield from _rewards(spec, at, agent)
     if not any(agent.trainable for agent in spec.agents if agent.policy is None):
         yield Problem(
             ("spec", "agents", 0, "trainable"), "no agent of the job is trainable; set trainable: true for at least one"
@@ -59,3 +60,12 @@ def _policy(spec: RLJobSpec, at: int, agent: AgentSpec) -> Iterator[Problem]:
     elif agent.policy.versions == "past" and not others[wanted].trainable:
         text = f"agent '{wanted}' is not trainable, so it has no past versions; remove versions: past"
         yield Problem((*loc[:-1], "versions"), text)
+
+
+def _rewards(spec: RLJobSpec, at: int, agent: AgentSpec) -> Iterator[Problem]:
+    """Yield the agents that a reward is to be taken from and that the job lacks."""
+    names = [one.name for one in spec.agents]
+    for position, part in enumerate(agent.reward_from):
+        if part.agent not in names:
+            text = f"the job has no agent '{part.agent}'{did_you_mean(part.agent, names) or f'; its agents are {listed(names)}'}"
+            yield Problem(("spec", "agents", at, "rewardFrom", position, "agent"), text)

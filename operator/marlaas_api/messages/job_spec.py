@@ -70,6 +70,13 @@ class PolicySettings(SpecPart):
         return 8 if self.window is None else self.window
 
 
+class RewardShare(SpecPart):
+    """One agent's reward within the reward with which an agent is trained."""
+
+    agent: str
+    weight: float = 1.0
+
+
 class AgentSettings(SpecPart):
     """One agent of the job.
 
@@ -83,6 +90,7 @@ class AgentSettings(SpecPart):
     trainable: bool = True
     pool_ref: NameRef | None = None
     init_from: FolderRef | None = None
+    reward_from: tuple[RewardShare, ...] = ()
     training: AgentTrainingSettings | None = None
 
     @property
