@@ -4,6 +4,7 @@ import pytest
 
 from marlaas.episodes.record import EpisodeRecord, TurnRecord
 from marlaas.plots.series import (
+    ENTROPY,
     EVAL,
     GAP,
     KL,
@@ -20,7 +21,8 @@ from marlaas.plots.series import (
 )
 from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJobSpec
-from marlaas_api.messages import EvalRecord, JobDocument, StepOutcome, StepRecord, StopReason
+from marlaas_api.messages import AgentStep, EvalRecord, JobDocument, StepOutcome, StepRecord, StopReason
+from marlaas_api.messages.job_spec import PolicySettings
 from marlaas_api.names import Split
 
 BODY = {"namespace": "a", "job": "one", "uid": "u"}
@@ -45,7 +47,7 @@ def evaluation(done: int, mean: float) -> EvalRecord:
 def test_every_panel_has_its_curve_at_the_steps_that_were_finished():
     metrics = {"tokens": 40.0, "entropy": 1.0, "behaviour_kl": 0.1, "kl": 0.2, "logprob_gap": 0.01}
     steps = [step(0, metrics=metrics, staleness_mean=0.5), step(1, num_groups=0, outcome=StepOutcome.NO_OP)]
-    curves = job_curves("one", document(), steps, [evaluation(0, 0.2), evaluation(2, 0.8)]).curves
+    curves = job_curves("one", document(), steps, [evaluation(0, 0.2), evaluation(2, 0.8)])[0].curves
     assert set(curves) == set(PANELS)
     assert curves[REWARD].points == ((1.0, 0.5), (2.0, 0.5))
     assert curves[EVAL].points == ((0.0, 0.2), (2.0, 0.8))
@@ -55,10 +57,41 @@ def test_every_panel_has_its_curve_at_the_steps_that_were_finished():
     assert all(math.isnan(curves[panel].ys[1]) for panel in (LENGTH, GAP, KL))
 
 
+def test_each_trained_agent_has_curves_of_its_own():
+    one = document()
+    solver, *_ = one.spec.agents
+    agents = [
+        solver.model_copy(update={"name": "solver"}),
+        solver.model_copy(update={"name": "second", "policy": PolicySettings(of="solver")}),
+        solver.model_copy(update={"name": "judge", "trainable": False}),
+    ]
+    one = one.model_copy(update={"spec": one.spec.model_copy(update={"agents": tuple(agents)})})
+    parts = {
+        "solver": AgentStep(outcome="committed", version=1, reward_mean=0.25, num_groups=2, staleness_mean=0.5),
+        "second": AgentStep(outcome="committed", version=1, reward_mean=None),
+        "judge": AgentStep(outcome="no_op", version=0, reward_mean=1.0),
+    }
+    metrics = {"solver/tokens": 80.0, "solver/entropy": 1.5, "solver/train_s": 2.0}
+    held_out = evaluation(0, 0.3).model_copy(update={"rewards": {"solver": 0.1, "second": 0.5, "judge": 0.0}})
+    found = {
+        drawn.name: drawn.curves
+        for drawn in job_curves("one", one, [step(0, metrics=metrics, agents=parts)], [held_out])
+    }
+    assert list(found) == ["one, solver", "one, second"]
+    assert all(set(curves) == set(PANELS) for curves in found.values())
+    values = {
+        name: [curves[panel].ys[0] for panel in (REWARD, EVAL, LENGTH, ENTROPY, STALENESS)]
+        for name, curves in found.items()
+    }
+    assert values["one, solver"] == [0.25, 0.1, 80.0 / 8, 1.5, 0.5]
+    assert math.isnan(values["one, second"][0])
+    assert values["one, second"][1:] == [0.5, 80.0 / 8, 1.5, 0.0]
+
+
 @pytest.mark.parametrize(("coefficient", "value"), [(0.0, 0.1), (0.5, 0.2)])
 def test_kl_is_towards_version_0_where_the_job_pays_for_it(coefficient, value):
     steps = [step(0, metrics={"behaviour_kl": 0.1, "kl": 0.2})]
-    assert job_curves("one", document(kl={"coefficient": coefficient}), steps, []).curves[KL].ys == [value]
+    assert job_curves("one", document(kl={"coefficient": coefficient}), steps, [])[0].curves[KL].ys == [value]
 
 
 def test_the_band_of_the_reward_is_its_standard_error_and_stays_within_the_rewards():

@@ -6,6 +6,7 @@ import pytest
 from marlaas.trackers.feed import DeliveryLedger, TrackerFeed, TrackerPaths
 from marlaas.trackers.seam import MemoryTracker, require, rows, settings
 from marlaas_api.errors import InvalidInput
+from marlaas_api.messages import AgentStep
 
 
 @dataclass
@@ -37,6 +38,19 @@ def test_rows_are_in_the_order_of_things_and_without_what_is_no_number(steps, ev
     assert found[2].values["faults/env"] == 1.0
     assert "train/loss" not in found[2].values
     assert found[0].values == {"reward/held_out": 0.5, "held_out/is right_": 1.0}
+
+
+def test_rows_of_several_agents_have_each_ones_reward_and_version(steps, evaluation):
+    (step,) = steps(1)
+    parts = {
+        "solver": AgentStep(outcome="committed", version=3, reward_mean=0.75),
+        "judge": AgentStep(outcome="no_op", version=0),
+    }
+    held_out = evaluation(0).model_copy(update={"rewards": {"solver": 0.5, "judge": 0.25}})
+    first, second = rows([step.model_copy(update={"agents": parts})], [held_out])
+    assert (first.values["reward/held_out/solver"], first.values["reward/held_out/judge"]) == (0.5, 0.25)
+    found = {name: value for name, value in second.values.items() if name.endswith(("/solver", "/judge"))}
+    assert found == {"reward/train/solver": 0.75, "step/version/solver": 3.0, "step/version/judge": 0.0}
 
 
 def test_settings_are_flat_and_named_as_in_the_manifest(document):

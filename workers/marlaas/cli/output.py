@@ -152,7 +152,11 @@ def plot(folders: Dirs, out: Out = None, job: JobOfEach = None) -> None:
     times = [one.timeline for one in drawn if one.timeline is not None]
     write(
         target,
-        render([one.curves for one in drawn], times, shares(one.service for one in drawn) if is_one_run else ()),
+        render(
+            [curves for one in drawn for curves in one.curves],
+            times,
+            shares(one.service for one in drawn) if is_one_run else (),
+        ),
     )
     typer.echo(target)
 
@@ -161,7 +165,7 @@ def plot(folders: Dirs, out: Out = None, job: JobOfEach = None) -> None:
 class _Drawn:
     """Data of one job's part of a figure."""
 
-    curves: JobCurves
+    curves: Sequence[JobCurves]
     timeline: Timeline | None
     service: TenantService
 
@@ -171,7 +175,7 @@ def _drawn(job: LabelledJob) -> _Drawn:
     document, episodes = opened.document, list(files.read(opened.folder))
     times = timeline(job.label, episodes, steps)
     return _Drawn(
-        replace(job_curves(job.label, document, steps, opened.evals()), group=job.group),
+        [replace(one, group=job.group) for one in job_curves(job.label, document, steps, opened.evals())],
         None if times is None else replace(times, run=job.run, group=job.group),
         service(document.tenant, document.tenant_weight, episodes),
     )

@@ -19,6 +19,7 @@ from marlaas.plots.series import (
     Interval,
     JobCurves,
     Timeline,
+    agent_curve,
     eval_curve,
     length,
     reward_curve,
@@ -243,6 +244,10 @@ def _reward_axes(axes: "Axes", steps: Sequence[StepRecord], evals: Sequence[Eval
         reward.xs, *reward.edges(), color=_REWARD_INK, alpha=0.15, linewidth=0, label="± one standard error"
     )
     axes.plot(reward.xs, reward.ys, color=_REWARD_INK, linewidth=2, label="reward in training")
+    agents = list(dict.fromkeys(agent for step in steps for agent in step.agents))
+    for number, agent in enumerate(agents if len(agents) > 1 else ()):
+        own, (colour, _) = agent_curve(agent, steps), of_run(number + 4)
+        axes.plot(own.xs, own.ys, color=colour, linewidth=1, alpha=0.8, label=agent)
     axes.plot(held_out.xs, held_out.ys, "o--", color=_EVAL_INK, linewidth=1.2, markersize=6, label="held-out tasks")
     for x, score in {held_out.points[0], held_out.points[-1]} if evals else set():
         axes.annotate(f"{score:.2f}", (x, score), (0, 8), textcoords="offset points", ha="center", color=_EVAL_INK)

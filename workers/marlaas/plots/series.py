@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from marlaas.episodes.record import EpisodeRecord
-from marlaas_api.messages import EvalRecord, JobDocument, StepRecord
+from marlaas_api.messages import AgentStep, EvalRecord, JobDocument, StepRecord
+from marlaas_api.messages.job_spec import AgentSettings
 
 NAN = float("nan")
 Points = tuple[tuple[float, float], ...]
@@ -64,26 +65,63 @@ KL, GAP, STALENESS, WALL = "KL per token", "logprob gap, trainer to engine", "st
 PANELS = (REWARD, EVAL, LENGTH, ENTROPY, KL, GAP, STALENESS, WALL)
 
 
-def job_curves(name: str, document: JobDocument, steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> JobCurves:
-    """Return all curves of a job; `steps` and `evals` are in order.
+def job_curves(
+    name: str, document: JobDocument, steps: Sequence[StepRecord], evals: Sequence[EvalRecord]
+) -> list[JobCurves]:
+    """Return all curves of a job; of several agents, those of each that is trained. `steps` and `evals` are in order.
 
     KL is towards version 0 if the job has a KL penalty, else towards the behaviour policy.
     """
-    size = document.spec.rollout.group_size
+    agents = [agent for agent in document.spec.agents if agent.trainable]
+    if len(document.spec.agents) > 1:
+        return [_agent_curves(f"{name}, {agent.name}", agent, document, steps, evals) for agent in agents]
+    size, metric = document.spec.rollout.group_size, _metrics_of(steps)
+    curves = {
+        REWARD: reward_curve(steps),
+        EVAL: eval_curve(evals),
+        LENGTH: _over(steps, lambda step: length(step, size)),
+        STALENESS: _over(steps, lambda step: step.staleness_mean if step.num_groups else NAN),
+    }
+    return [
+        JobCurves(name, curves | _trainer_curves(document, metric) | {WALL: _over(steps, lambda step: step.wall_s)})
+    ]
+
+
+def _agent_curves(
+    name: str, agent: AgentSettings, document: JobDocument, steps: Sequence[StepRecord], evals: Sequence[EvalRecord]
+) -> JobCurves:
+    """Return the curves of one of several agents. Metrics of the trainer are those of the policy that it plays."""
+    policy, size = f"{agent.policy_name}/", document.spec.rollout.group_size
+    metric = _metrics_of(steps, policy)
+
+    def tokens(step: StepRecord) -> float:
+        own = step.agents.get(agent.policy_name)
+        return step.metrics.get(f"{policy}tokens", NAN) / (own.num_groups * size) if own and own.num_groups else NAN
+
+    curves = {
+        REWARD: agent_curve(agent.name, steps),
+        EVAL: Curve(tuple((float(record.step), record.rewards.get(agent.name, NAN)) for record in evals)),
+        LENGTH: _over(steps, tokens),
+        STALENESS: _over(steps, lambda step: _of_agent(step, agent.name, lambda own: own.staleness_mean)),
+        WALL: _over(steps, lambda step: step.wall_s),
+    }
+    return JobCurves(name, curves | _trainer_curves(document, metric))
+
+
+def _trainer_curves(document: JobDocument, metric: Callable[[str], Curve]) -> dict[str, Curve]:
     kl = "kl" if document.spec.training.kl.coefficient > 0 else "behaviour_kl"
-    return JobCurves(
-        name,
-        {
-            REWARD: reward_curve(steps),
-            EVAL: eval_curve(evals),
-            LENGTH: _over(steps, lambda step: length(step, size)),
-            ENTROPY: _metric(steps, "entropy"),
-            KL: _metric(steps, kl),
-            GAP: _metric(steps, "logprob_gap"),
-            STALENESS: _over(steps, lambda step: step.staleness_mean if step.num_groups else NAN),
-            WALL: _over(steps, lambda step: step.wall_s),
-        },
-    )
+    return {ENTROPY: metric("entropy"), KL: metric(kl), GAP: metric("logprob_gap")}
+
+
+def agent_curve(agent: str, steps: Sequence[StepRecord]) -> Curve:
+    """Return an agent's mean reward in each step."""
+    return _over(steps, lambda step: _of_agent(step, agent, lambda own: own.reward_mean))
+
+
+def _of_agent(step: StepRecord, agent: str, value: Callable[[AgentStep], float | None]) -> float:
+    own = step.agents.get(agent)
+    found = None if own is None else value(own)
+    return NAN if found is None else found
 
 
 def reward_curve(steps: Sequence[StepRecord]) -> Curve:
@@ -100,7 +138,7 @@ def eval_curve(evals: Sequence[EvalRecord]) -> Curve:
 def length(step: StepRecord, group_size: int) -> float:
     """Return the generated tokens per trained episode; NaN for a step that trained none."""
     trained = step.num_groups * group_size
-    return step.metrics.get("tokens", NAN) / trained if trained else NAN
+    return step.metric("tokens") / trained if trained and step.metrics else NAN
 
 
 def reward_range(steps: Sequence[StepRecord]) -> tuple[float, float]:
@@ -119,8 +157,9 @@ def _standard_error(step: StepRecord) -> float:
     return step.reward_std / math.sqrt(step.num_episodes) if step.num_episodes else 0.0
 
 
-def _metric(steps: Sequence[StepRecord], name: str) -> Curve:
-    return _over(steps, lambda step: step.metrics.get(name, NAN) if step.num_groups else NAN)
+def _metrics_of(steps: Sequence[StepRecord], prefix: str = "") -> Callable[[str], Curve]:
+    """Return a function that returns the curve of a metric of the trainer."""
+    return lambda name: _over(steps, lambda step: step.metrics.get(f"{prefix}{name}", NAN) if step.num_groups else NAN)
 
 
 def _over(steps: Sequence[StepRecord], value: Callable[[StepRecord], float]) -> Curve:
@@ -162,7 +201,7 @@ def timeline(name: str, episodes: Iterable[EpisodeRecord], steps: Sequence[StepR
     records = list(episodes)
     engine = union(_generating(records))
     environment = union(interval for record in records for interval in _playing(record))
-    trainer = union((step.at - step.metrics[TRAIN_S], step.at) for step in steps if TRAIN_S in step.metrics)
+    trainer = union((step.at - step.metric(TRAIN_S), step.at) for step in steps if step.metric(TRAIN_S))
     whole = union([*engine, *environment, *((step.at - step.wall_s, step.at) for step in steps)])
     has_turns, has_training = bool(engine), bool(trainer)
     if not (has_turns or has_training):

@@ -53,15 +53,27 @@ def _step_row(step: StepRecord) -> MetricRow:
         "step/zero_variance": step.num_zero_variance,
         "step/dropped": step.num_dropped,
         "step/version": step.version,
+        **_agents_of(step),
         **{f"faults/{name}": count for name, count in step.faults.items()},
         **{f"train/{name}": value for name, value in step.metrics.items()},
     }
     return MetricRow(f"step {step.step}", step.step + 1, step.at, _finite(values.items()))
 
 
+def _agents_of(step: StepRecord) -> dict[str, float]:
+    """Return reward and version of each agent, if there are several."""
+    if len(step.agents) < 2:
+        return {}
+    rewards = {f"reward/train/{agent}": one.reward_mean for agent, one in step.agents.items()}
+    versions = {f"step/version/{agent}": float(one.version) for agent, one in step.agents.items()}
+    return {name: reward for name, reward in rewards.items() if reward is not None} | versions
+
+
 def _eval_row(record: EvalRecord) -> MetricRow:
     metrics = ((f"held_out/{name}", value) for name, value in record.metrics.items())
-    values = _finite([("reward/held_out", record.reward_mean), *metrics])
+    agents = record.rewards.items() if len(record.rewards) > 1 else ()
+    rewards = ((f"reward/held_out/{agent}", reward) for agent, reward in agents)
+    values = _finite([("reward/held_out", record.reward_mean), *rewards, *metrics])
     return MetricRow(f"eval {record.version}", record.step, record.at, values)
 
 
