@@ -8,8 +8,11 @@ from marlaas.episodes.selection import EpisodeFilter, EpisodeOrder, JobContext, 
 from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import FaultClass, JobSpec, StepOutcome, StepRecord
+from marlaas_api.messages.job_spec import AgentSettings, PolicySettings, RewardShare
 from marlaas_api.names import Split, eval_group
 from marlaas_api.wire import pack_ids
+
+POLICY = AgentSettings(name="policy")
 
 
 def _step(ref, number: int, *indices: int) -> StepRecord:
@@ -19,14 +22,14 @@ def _step(ref, number: int, *indices: int) -> StepRecord:
 
 
 def _centred(members, agent):
-    rewards = [one.rewards[agent] for one in members]
+    rewards = [one.rewards[agent.name] for one in members]
     mean = sum(rewards) / len(rewards)
     return [reward - mean for reward in rewards]
 
 
 @pytest.fixture
 def around(ref):
-    return JobContext("team-a/reverse", 2, (_step(ref, 0, 0, 2), _step(ref, 1, 1)), _centred)
+    return JobContext("team-a/reverse", 2, (_step(ref, 0, 0, 2), _step(ref, 1, 1)), _centred, (POLICY,))
 
 
 @pytest.fixture
@@ -86,17 +89,37 @@ def members(episode, turn):
 
 
 def test_an_advantage_is_the_trainers_own(members):
-    assert advantages_of(_spec("grpo"))(members, "policy") == pytest.approx([1.0, -1.0], abs=1e-5)
-    assert advantages_of(_spec("dr-grpo"))(members, "policy") == [0.5, -0.5]
-    assert advantages_of(_spec("rloo"))(members, "policy") == [1.0, -1.0]
+    assert advantages_of(_spec("grpo"))(members, POLICY) == pytest.approx([1.0, -1.0], abs=1e-5)
+    assert advantages_of(_spec("dr-grpo"))(members, POLICY) == [0.5, -0.5]
+    assert advantages_of(_spec("rloo"))(members, POLICY) == [1.0, -1.0]
 
 
 def test_an_overlong_reply_is_punished_where_the_algorithm_does_so(members):
     """dapo with 4 tokens: the second reward becomes 0 - 1; standardised, two rewards are at plus and minus one all the same."""
     third = members[0].model_copy(update={"rewards": {"policy": 0.0}})
-    found = advantages_of(_spec("dapo", overlong={"tokens": 4}))([*members, third], "policy")
+    found = advantages_of(_spec("dapo", overlong={"tokens": 4}))([*members, third], POLICY)
     assert found == pytest.approx([reward / math.sqrt(2 / 3) for reward in (1.0, -1.0, 0.0)], abs=1e-5)
 
 
 def test_what_a_group_alone_cannot_tell_is_not_made_up():
     assert advantages_of(_spec("reinforce++")) is None
+
+
+def test_agents_are_compared_where_they_spoke_with_the_rewards_that_train_them(ref, episode, turn, around):
+    """Agent b spoke in one episode only; a is trained with both rewards; the opponent's turns are not trained."""
+    played = PolicySettings(of="a", versions="past")
+    shares = (RewardShare(agent="a"), RewardShare(agent="b", weight=2.0))
+    agents = [
+        AgentSettings(name="a", reward_from=shares),
+        AgentSettings(name="b"),
+        AgentSettings(name="old", policy=played, trainable=False),
+    ]
+    plays = [episode(0, member, rewards={"a": 1.0, "b": float(member), "old": member}) for member in (0, 1)]
+    spoken = [["a", "old"], ["a", "b", "old"]]
+    records = [
+        joined(one, [turn(one, number, agent=name) for number, name in enumerate(names)])
+        for one, names in zip(plays, spoken, strict=True)
+    ]
+    spec = _spec("dr-grpo")
+    found = placed(records, JobContext("team-a/reverse", 2, (), advantages_of(spec), agents))
+    assert [dict(one.advantages) for one in found] == [{"a": -1.0}, {"a": 1.0}]

@@ -7,7 +7,7 @@ from marlaas.episodes.record import joined
 from marlaas.episodes.selection import Played
 from marlaas.episodes.show import as_json, rich
 from marlaas_api.last_words import visible
-from marlaas_api.messages import ChatMessage, Ending, FaultClass
+from marlaas_api.messages import ChatMessage, Choice, Ending, FaultClass
 from marlaas_api.names import Split
 
 
@@ -30,6 +30,15 @@ def test_an_episode_shows_every_turn_tool_answer_and_what_it_earned(episode, tur
     assert "tool_calls 1" in text
     assert "ids 7 8 9" not in text
     assert "ids 7 8 9" in _text(Played("team-b/calculator", record), tokens=True), "token ids are shown on request"
+
+
+def test_a_candidate_shows_its_own_reward(episode, turn):
+    one = episode(choices=[Choice(agent="policy", turns=(1, 2), rewards=(0.5, 0.25))])
+    record = joined(one, [turn(one, 0), turn(one, 1, "first"), turn(one, 2, "second")])
+    text = _text(Played("a/b", record))
+    assert "policy: first  [stop, 3 tokens, candidate with reward 0.5]" in text
+    assert "policy: second  [stop, 3 tokens, candidate with reward 0.25]" in text
+    assert text.count("candidate") == 2
 
 
 def test_what_did_not_go_well_is_said(episode, turn):

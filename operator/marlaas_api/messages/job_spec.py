@@ -1,5 +1,7 @@
 """The spec of a job in its document; `marlaas_api.kinds` documents the meaning of the fields."""
 
+import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
@@ -107,6 +109,17 @@ class AgentSettings(SpecPart):
     def pinned_as(self) -> str:
         """Name under which its groups are pinned. Agents that play the newest version of one policy share its pins."""
         return self.name if self.plays_past else self.policy_name
+
+
+def trained_reward(agent: AgentSettings, rewards: Mapping[str, float]) -> float:
+    """Return the reward with which an agent is trained: its own, or the weighted sum that the job wants.
+
+    Args:
+        rewards: of an episode, by agent; an absent one is 0.
+    """
+    if not agent.reward_from:
+        return rewards.get(agent.name, 0.0)
+    return math.fsum(part.weight * rewards.get(part.agent, 0.0) for part in agent.reward_from)
 
 
 class EgressRule(SpecPart):

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from marlaas_api.messages import ChatMessage, Ending, Episode, FaultClass, StopReason, Turn
+from marlaas_api.messages import ChatMessage, Choice, Ending, Episode, FaultClass, StopReason, Turn
+from marlaas_api.messages.job_spec import AgentSettings, trained_reward
 from marlaas_api.names import Split
 from marlaas_api.wire import unpack_ids, unpack_logprobs
 
@@ -53,7 +54,7 @@ class EpisodeRecord(_Kept):
     """One play of a task. It has either a `fault` and does not count, or `rewards` per agent.
 
     at: unix time of its last turn's end; 0 if it has no turn. duration_s includes tool_s, the time in the policy's
-    tools.
+    tools. choices: the candidates of each choice, with their rewards.
     """
 
     episode: str
@@ -71,6 +72,15 @@ class EpisodeRecord(_Kept):
     duration_s: float = 0.0
     tool_s: float = 0.0
     turns: tuple[TurnRecord, ...] = ()
+    choices: tuple[Choice, ...] = ()
+
+    def speaks(self, agent: str) -> bool:
+        """Return whether an agent has taken a turn."""
+        return any(turn.agent == agent for turn in self.turns)
+
+    def trained_reward(self, agent: AgentSettings) -> float:
+        """Return the reward with which an agent is trained: its own, or the weighted sum that the job wants."""
+        return trained_reward(agent, self.rewards)
 
     @property
     def reward(self) -> float | None:
@@ -88,7 +98,7 @@ def joined(episode: Episode, turns: Sequence[Turn]) -> EpisodeRecord:
     order = sorted(turns, key=lambda turn: (turn.at, turn.turn) if _are_several(turns) else (0.0, turn.turn))
     kept = tuple(_turn(turn) for turn in order)
     same = ("episode", "group", "split", "index", "member", "rewards", "metrics", "ending", "fault", "fault_text")
-    fields = {name: getattr(episode, name) for name in (*same, "prior_faults", "duration_s", "tool_s")}
+    fields = {name: getattr(episode, name) for name in (*same, "prior_faults", "duration_s", "tool_s", "choices")}
     return EpisodeRecord(**fields, at=max((turn.at for turn in kept), default=0.0), turns=kept)
 
 

@@ -8,11 +8,12 @@ from enum import StrEnum
 
 from marlaas.episodes.record import EpisodeRecord
 from marlaas_api.messages import JobSpec, StepRecord
+from marlaas_api.messages.job_spec import AgentSettings
 from marlaas_api.names import Split, group_token
 from marlaas_worker.rl.advantages import advantages, overlong_penalty
 from marlaas_worker.rl.algorithms import ALGORITHMS
 
-Advantages = Callable[[Sequence[EpisodeRecord], str], Sequence[float]]
+Advantages = Callable[[Sequence[EpisodeRecord], AgentSettings], Sequence[float]]
 """Function from the fault-free members [G >= 2] of a complete group, and an agent, to the agent's advantages [G]."""
 
 
@@ -60,6 +61,7 @@ class JobContext:
     group_size: int
     steps: Sequence[StepRecord] = ()
     advantages: Advantages | None = None
+    agents: Sequence[AgentSettings] = ()
 
 
 def placed(records: Iterable[EpisodeRecord], around: JobContext) -> list[Played]:
@@ -116,14 +118,16 @@ def _rewards(group: Sequence[EpisodeRecord]) -> dict[str, tuple[float, ...]]:
 
 
 def _advantages(group: Sequence[EpisodeRecord], around: JobContext) -> Iterable[tuple[str, dict[str, float]]]:
-    """Return each member's advantages by agent, once all members have ended. Held-out tasks have none."""
+    """Return each member's advantages by trained agent, once all members have ended. Held-out tasks have none."""
     if around.advantages is None or len(group) < around.group_size or group[0].split is Split.EVAL:
         return []
     counting = sorted((one for one in group if one.fault is None), key=lambda one: one.member)
     by_episode: dict[str, dict[str, float]] = {one.episode: {} for one in counting}
-    for agent in _rewards(group) if len(counting) >= 2 else ():
-        for one, advantage in zip(counting, around.advantages(counting, agent), strict=True):
-            by_episode[one.episode][agent] = advantage
+    for agent in (agent for agent in around.agents if agent.trainable):
+        called = [one for one in counting if len(around.agents) == 1 or one.speaks(agent.name)]
+        values = around.advantages(called, agent) if len(called) > 1 else []
+        for one, advantage in zip(called, values, strict=False):
+            by_episode[one.episode][agent.name] = advantage
     return by_episode.items()
 
 
@@ -135,14 +139,16 @@ def advantages_of(spec: JobSpec) -> Advantages | None:
     max_tokens, asked = spec.rollout.max_tokens, spec.training.overlong.tokens
     overlong = int(rule.overlong * max_tokens) if asked is None else asked
 
-    def of(members: Sequence[EpisodeRecord], agent: str) -> list[float]:
-        penalties = [overlong_penalty(_longest(one, agent), max_tokens, overlong) for one in members]
-        rewards = [one.rewards[agent] + penalty for one, penalty in zip(members, penalties, strict=True)]
+    def of(members: Sequence[EpisodeRecord], agent: AgentSettings) -> list[float]:
+        penalties = [overlong_penalty(_longest(one, agent.name), max_tokens, overlong) for one in members]
+        rewards = [one.trained_reward(agent) + penalty for one, penalty in zip(members, penalties, strict=True)]
         return advantages(rule.advantage, rewards)
 
     return of
 
 
 def _longest(record: EpisodeRecord, agent: str) -> int:
-    """Return the number of tokens in the agent's longest turn."""
-    return max((len(turn.output_ids) for turn in record.turns if turn.agent == agent), default=0)
+    """Return the number of tokens in the longest of the agent's turns that train with the episode's reward."""
+    candidates = {turn for choice in record.choices if choice.agent == agent for turn in choice.turns}
+    own = (turn for turn in record.turns if turn.agent == agent and turn.turn not in candidates)
+    return max((len(turn.output_ids) for turn in own), default=0)

@@ -26,7 +26,8 @@ _ENDINGS = {
 
 def rich(one: Played, *, tokens: bool = False) -> RenderableType:
     """Return an episode for a terminal or plain text. `tokens` adds the token ids below each reply."""
-    lines = [line for turn in one.record.turns for line in _turn(turn, tokens)]
+    rewards = _candidate_rewards(one.record)
+    lines = [line for turn in one.record.turns for line in _turn(turn, tokens, rewards.get((turn.agent, turn.turn)))]
     return Group(
         Text(_heading(one), style="bold"), Padding(Group(*lines), (0, 0, 0, 2)), Padding(_verdict(one), (0, 0, 0, 2))
     )
@@ -66,7 +67,13 @@ def _time(record: EpisodeRecord) -> str:
     return f"{record.duration_s:.1f} s{tools}"
 
 
-def _turn(turn: TurnRecord, tokens: bool) -> Iterator[Text]:
+def _candidate_rewards(record: EpisodeRecord) -> dict[tuple[str, int], float]:
+    """Return the rewards of candidates by agent and turn."""
+    pairs = ((choice.agent, zip(choice.turns, choice.rewards, strict=False)) for choice in record.choices)
+    return {(agent, turn): reward for agent, rewarded in pairs for turn, reward in rewarded}
+
+
+def _turn(turn: TurnRecord, tokens: bool, reward: float | None) -> Iterator[Text]:
     if isinstance(turn.append, str):
         yield conversation_line("raw text", turn.append, "raw text")
     else:
@@ -78,7 +85,8 @@ def _turn(turn: TurnRecord, tokens: bool) -> Iterator[Text]:
         reply = conversation_line(
             f"{turn.agent} (new segment: the chat template changed earlier text)", turn.text, "assistant"
         )
-    yield reply.append(f"  [{turn.stop_reason}, {len(turn.output_ids)} tokens]", style="dim")
+    candidate = "" if reward is None else f", candidate with reward {reward:g}"
+    yield reply.append(f"  [{turn.stop_reason}, {len(turn.output_ids)} tokens{candidate}]", style="dim")
     if tokens:
         yield Text(f"ids {' '.join(map(str, turn.output_ids))}", style="dim")
 

@@ -5,11 +5,12 @@ add up to the whole.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from marlaas.episodes.record import EpisodeRecord
 from marlaas_api.messages import JobDocument, Progress, StepRecord, TokenUse, UsageAmounts
+from marlaas_api.messages.job_spec import AgentSettings
 from marlaas_api.names import Split, group_token
 from marlaas_worker.rl.advantages import has_signal
 
@@ -43,7 +44,7 @@ def usage_of(
     """
     records = list({record.episode: record for record in episodes}.values())
     turns = [turn for record in records for turn in record.turns]
-    parts = _parts(records, steps)
+    parts = _parts(document.spec.agents, records, steps)
     recorded = sum(parts.values())
     unrecorded = max(0, progress.tokens - recorded) if progress is not None else 0
     amounts = UsageAmounts(
@@ -74,17 +75,22 @@ def sums_by_tenant(rows: Iterable[UsageRow]) -> dict[str, UsageAmounts]:
     return dict(sorted(sums.items()))
 
 
-def _parts(records: Sequence[EpisodeRecord], steps: Sequence[StepRecord]) -> Counter[TokenUse]:
+def _parts(
+    agents: Sequence[AgentSettings], records: Sequence[EpisodeRecord], steps: Sequence[StepRecord]
+) -> Counter[TokenUse]:
     """Return the generated tokens of the records by their use."""
     resolved = {index for step in steps for index in step.indices}
     first: dict[tuple[str, int], EpisodeRecord] = {}
     for record in records:
         first.setdefault((record.group, record.member), record)
-    flat = _without_signal(first.values())
+    flat, frozen = _without_signal(agents, first.values()), {agent.name for agent in agents if not agent.trainable}
     parts: Counter[TokenUse] = Counter()
     for record in records:
         is_repeated = first[record.group, record.member] is not record
-        parts[_token_use(record, is_repeated, resolved, flat)] += sum(len(turn.output_ids) for turn in record.turns)
+        use = _token_use(record, is_repeated, resolved, flat)
+        for turn in record.turns:
+            is_frozen = turn.agent in frozen and use in (TokenUse.TRAINED, TokenUse.ZERO_VARIANCE)
+            parts[TokenUse.FROZEN if is_frozen else use] += len(turn.output_ids)
     # A step's record has the tokens of its stale groups, but not which of its groups these are.
     stale = min(parts[TokenUse.TRAINED], sum(step.dropped_tokens for step in steps))
     parts[TokenUse.TRAINED] -= stale
@@ -104,12 +110,25 @@ def _token_use(record: EpisodeRecord, is_repeated: bool, resolved: set[int], fla
     return TokenUse.ZERO_VARIANCE if flat[record.group] else TokenUse.TRAINED
 
 
-def _without_signal(records: Iterable[EpisodeRecord]) -> dict[str, bool]:
+def _without_signal(agents: Sequence[AgentSettings], records: Iterable[EpisodeRecord]) -> dict[str, bool]:
     """Return by group whether it has no advantage for any of its agents, as the orchestrator decides it."""
-    rewards: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[str, list[EpisodeRecord]] = defaultdict(list)
     for record in records:
-        for agent, reward in record.rewards.items() if record.fault is None else ():
-            rewards[record.group][agent].append(reward)
+        if record.fault is None:
+            groups[record.group].append(record)
+    trained = [agent for agent in agents if agent.trainable]
     return {
-        group: not any(len(one) > 1 and has_signal(one) for one in agents.values()) for group, agents in rewards.items()
+        name: not any(
+            len(rewards) > 1 and has_signal(rewards)
+            for agent in trained
+            for rewards in _compared(agent, members, is_alone=len(agents) == 1)
+        )
+        for name, members in groups.items()
     }
+
+
+def _compared(agent: AgentSettings, members: Sequence[EpisodeRecord], *, is_alone: bool) -> Iterator[Sequence[float]]:
+    """Yield the rewards of an agent that are compared with each other: of the members, and of each choice."""
+    yield [one.trained_reward(agent) for one in members if is_alone or one.speaks(agent.name)]
+    for one in members:
+        yield from (choice.rewards for choice in one.choices if choice.agent == agent.name)

@@ -4,13 +4,12 @@ FlexMARL (arXiv 2602.09578, section 4.2): one table per agent; the agents of a j
 Invariant: the first record of a member counts; replays and duplicates change nothing. Steps are handled in `steps`.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from marlaas_api.messages import Difficulty, Episode, GroupOutcome, GroupResolution, TrajectoryRef
-from marlaas_api.messages.job_spec import AgentSettings
+from marlaas_api.messages.job_spec import AgentSettings, trained_reward
 from marlaas_api.names import group_token
 from marlaas_worker.rl.advantages import has_signal
 
@@ -129,18 +128,11 @@ def _trajectory(agent: AgentSettings, episode: Episode) -> TrajectoryRef:
         member=episode.member,
         episode=episode.episode,
         leaves=tuple(leaf for leaf in episode.leaves.get(agent.name, ()) if leaf not in untrained),
-        reward=_reward(agent, episode),
+        reward=trained_reward(agent, episode.rewards),
         ending=episode.ending,
         agent="" if agent.policy is None else agent.name,
         untrained=untrained,
     )
-
-
-def _reward(agent: AgentSettings, episode: Episode) -> float:
-    """Return the reward with which an agent is trained: its own, or the weighted sum that the job wants."""
-    if not agent.reward_from:
-        return episode.rewards.get(agent.name, 0.0)
-    return math.fsum(part.weight * episode.rewards.get(part.agent, 0.0) for part in agent.reward_from)
 
 
 def _candidates(agent: AgentSettings, episode: Episode) -> list[tuple[TrajectoryRef, ...]]:
