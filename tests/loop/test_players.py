@@ -9,7 +9,7 @@ from tests.loop.harness import Loop, document
 
 from marlaas_api import subjects
 from marlaas_api.messages import JobDocument, Phase, StepRecord, Turn
-from marlaas_api.messages.job_spec import PolicySettings
+from marlaas_api.messages.job_spec import BaselineSettings, PolicySettings
 from marlaas_api.names import group_token
 from marlaas_api.wire import unpack
 from marlaas_worker.adapters import TENSORS_FILE
@@ -100,6 +100,24 @@ async def test_killed_at_a_seam_the_adapters_are_the_same(tiny_model, tmp_path, 
     weights, _, _, deaths = await play(tiny_model, tmp_path, seam)
     assert deaths == [seam]
     assert weights == undisturbed[0]
+
+
+async def test_groups_of_one_with_a_running_mean_give_the_same_adapters_also_after_a_kill(tiny_model, tmp_path):
+    """Self-play of two roles. The baseline of each is the mean of its rewards so far, as the records of the steps say."""
+    job = self_play()
+    training = job.spec.training.model_copy(update={"baseline": BaselineSettings(type="running-mean", decay=0.5)})
+    rollout = job.spec.rollout.model_copy(update={"group_size": 1})
+    job = job.model_copy(update={"spec": job.spec.model_copy(update={"training": training, "rollout": rollout})})
+    weights, steps, _, _ = await play(tiny_model, tmp_path / "first", job=job)
+    assert len(set(weights)) == 4
+    for agent, metric in (("policy", "baseline"), ("second", "baseline_second")):
+        first, second, third = (record.agents[agent].reward_mean for record in steps)
+        mean = first
+        expected = [mean, mean := 0.5 * mean + 0.5 * second, 0.5 * mean + 0.5 * third]
+        assert [record.metrics[metric] for record in steps] == pytest.approx(expected)
+    again, _, _, deaths = await play(tiny_model, tmp_path / "second", "trainer.commit.after_set", job=job)
+    assert deaths == ["trainer.commit.after_set"]
+    assert again == weights
 
 
 async def test_candidates_give_the_same_adapters_also_after_a_kill(tiny_model, tmp_path):

@@ -121,6 +121,29 @@ def test_choices_of_different_episodes_and_states_are_compared_apart():
     ]
 
 
+@pytest.mark.parametrize(
+    ("rewards", "outcome"),
+    [((1.0,), GroupOutcome.SIGNAL), ((1.0, 1.0), GroupOutcome.SIGNAL), ((None,), GroupOutcome.FAULTED)],
+)
+def test_with_a_baseline_every_episode_has_signal(rewards, outcome):
+    store, job = Experience((SOLVER,), len(rewards), has_baseline=True), a_job("sums")
+    for member, reward in enumerate(rewards):
+        scored = {"fault": "env"} if reward is None else {"rewards": {"solver": reward}, "leaves": {"solver": (0,)}}
+        group = store.add(an_episode(job, 0, member, **{"rewards": {}, "leaves": {}, **scored}))
+    assert group is not None
+    part = group.agents["solver"]
+    assert part.outcome is outcome
+    assert len(part.trajectories) == sum(reward is not None for reward in rewards)
+
+
+def test_with_a_baseline_equal_candidates_are_not_trained():
+    store, job = Experience((SOLVER,), 1, has_baseline=True), a_job("sums")
+    choice = Choice(agent="solver", turns=(1, 2), rewards=(0.5, 0.5))
+    group = store.add(an_episode(job, 0, 0, rewards={"solver": 1.0}, leaves={"solver": (3,)}, choices=(choice,)))
+    assert group is not None
+    assert [one.choice for one in group.agents["solver"].trajectories] == [None]
+
+
 def state(newest: int, seed: int = 0, window: int = 3) -> JobState:
     job: JobDocument = a_job("sums", agents=[{"name": "solver"}])
     past = PAST.model_copy(update={"policy": PolicySettings(of="solver", versions="past", window=window)})

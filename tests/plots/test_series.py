@@ -71,7 +71,7 @@ def test_each_trained_agent_has_curves_of_its_own():
         "second": AgentStep(outcome="committed", version=1, reward_mean=None),
         "judge": AgentStep(outcome="no_op", version=0, reward_mean=1.0),
     }
-    metrics = {"solver/tokens": 80.0, "solver/entropy": 1.5, "solver/train_s": 2.0}
+    metrics = {"solver/tokens": 80.0, "solver/entropy": 1.5, "judge/train_s": 2.0}
     held_out = evaluation(0, 0.3).model_copy(update={"rewards": {"solver": 0.1, "second": 0.5, "judge": 0.0}})
     found = {
         drawn.name: drawn.curves

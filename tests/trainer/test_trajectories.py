@@ -18,11 +18,10 @@ from marlaas_worker.trainer.trajectories import (
     Trajectory,
     TrajectoryInvalid,
     TurnMissing,
-    Weighing,
     check_turn,
     read_group,
-    segments_of,
 )
+from marlaas_worker.trainer.weighing import Weighing, segments_of
 
 IDS = {"uid": "uid", "group": "uid-t0", "episode": "uid-t0-0-1"}
 EXPECTED = Expectation(1.0, 1000, {4: "a" * 64})

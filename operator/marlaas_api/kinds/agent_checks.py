@@ -1,4 +1,4 @@
-"""Checks of a job's agents that concern several of its fields."""
+"""Checks of a job's agents, and of what their rewards are compared with, that concern several fields."""
 
 from collections.abc import Iterator
 
@@ -14,6 +14,14 @@ def check_agents(spec: RLJobSpec) -> Iterator[Problem]:
         yield from _training(spec, at, agent)
         yield from _policy(spec, at, agent)
         yield from _rewards(spec, at, agent)
+    if spec.rollout.group_size < 2 and spec.training.baseline.type == "group":
+        text = (
+            "groupSize 1 has nothing to compare a reward with; set training.baseline.type: running-mean, or at least 2"
+        )
+        yield Problem(("spec", "rollout", "groupSize"), text)
+    if spec.training.baseline.type != "group" and spec.training.data.skip is not None:
+        text = "skip needs rewards that are compared within a group; remove skip, or choose baseline type group"
+        yield Problem(("spec", "training", "data", "skip"), text)
     if not any(agent.trainable for agent in spec.agents if agent.policy is None):
         yield Problem(
             ("spec", "agents", 0, "trainable"), "no agent of the job is trainable; set trainable: true for at least one"

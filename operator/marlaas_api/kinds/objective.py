@@ -11,6 +11,22 @@ _ONE_REFERENCE = "path and versionsBehind name two different references: remove 
 _REWARD_IS_K1 = "addedTo: reward needs estimator k1, the only one with the right gradient in the reward; remove estimator, or choose addedTo: loss"
 
 
+class BaselineSpec(Spec):
+    """What an episode's reward is compared with to give its advantage."""
+
+    type: Literal["group", "running-mean"] = Field(
+        "group",
+        description="group: the rewards of the group's other episodes, as the algorithm says. running-mean: a running mean of the agent's own rewards over "
+        "steps, for self-play and for groups of one episode (docs/algorithms.md, Baseline).",
+    )
+    decay: float = Field(
+        0.9,
+        ge=0,
+        lt=1,
+        description="running-mean: weight of the mean so far when a step's mean reward is added. 0: the mean of the step before.",
+    )
+
+
 class ClipSpec(Spec):
     """Clip bounds of the ratio that `ratio` selects: [1 - low, 1 + high]. With ratio: proximal they affect only cispo. rloo has no clip.
 

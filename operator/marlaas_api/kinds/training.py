@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from marlaas_api.kinds.base import FIXED, Distinct, PathText, Spec, refuse, rules
 from marlaas_api.kinds.data import DataSpec
-from marlaas_api.kinds.objective import ClipSpec, CorrectionSpec, EntropySpec, KlSpec, OverlongSpec
+from marlaas_api.kinds.objective import BaselineSpec, ClipSpec, CorrectionSpec, EntropySpec, KlSpec, OverlongSpec
 from marlaas_api.numeric import LARGEST_INTEGER
 
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
@@ -34,6 +34,7 @@ _STRICT_SPANS_NO_BATCH = (
     "reinforce++ normalises rewards over the whole step, but maxStaleness 0 (strict) allows no statistic over several groups: choose another "
     "algorithm, or maxStaleness 1 or more"
 )
+_BASELINE_IS_NO_BATCH = "reinforce++ compares the rewards of a step; choose baseline type group, or another algorithm"
 _RLOO_HAS_NO_CLIP = "rloo has no clip: remove clip, or choose another algorithm; use correction to bound rloo's weights"
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -46,9 +47,9 @@ class RolloutSpec(Spec):
 
     group_size: int = Field(
         8,
-        ge=2,
+        ge=1,
         le=1024,
-        description="Episodes per task (G). Advantages compare rewards within the group, so at least 2 are needed.",
+        description="Episodes per task (G). Advantages compare rewards within the group, so at least 2 are needed; with training.baseline type running-mean, 1 is enough.",
     )
     max_turns: int = Field(
         8,
@@ -135,6 +136,10 @@ class TrainingSpec(Spec):
                 _STRICT_SPANS_NO_BATCH,
             ),
             (
+                "!has(self.baseline) || !has(self.baseline.type) || self.baseline.type == 'group' || !has(self.algorithm) || self.algorithm != 'reinforce++'",
+                _BASELINE_IS_NO_BATCH,
+            ),
+            (
                 "!has(self.algorithm) || self.algorithm != 'rloo' || !has(self.clip) || (!has(self.clip.low) && !has(self.clip.high))",
                 _RLOO_HAS_NO_CLIP,
             ),
@@ -198,6 +203,11 @@ class TrainingSpec(Spec):
         description="Clip bounds of the ratio that `ratio` selects.",
         json_schema_extra=FIXED,
     )
+    baseline: BaselineSpec = Field(
+        default_factory=lambda: BaselineSpec(),
+        description="What the rewards of episodes are compared with; by default, with the others of the group.",
+        json_schema_extra=FIXED,
+    )
     kl: KlSpec = Field(
         default_factory=lambda: KlSpec(),
         description="KL penalty; none by default.",
@@ -235,6 +245,8 @@ class TrainingSpec(Spec):
     def _algorithm_fits(self) -> Self:
         if self.algorithm == "reinforce++" and self.max_staleness == 0:
             raise ValueError(_STRICT_SPANS_NO_BATCH)
+        if self.algorithm == "reinforce++" and self.baseline.type != "group":
+            raise ValueError(_BASELINE_IS_NO_BATCH)
         if self.algorithm == "rloo" and (self.clip.low is not None or self.clip.high is not None):
             raise ValueError(_RLOO_HAS_NO_CLIP)
         return self

@@ -43,6 +43,13 @@ class AgentOptimizerSettings(SpecPart):
     max_grad_norm: float | None = None
 
 
+class BaselineSettings(SpecPart):
+    """What an episode's reward is compared with."""
+
+    type: Literal["group", "running-mean"] = "group"
+    decay: float = 0.9
+
+
 class EntropySettings(SpecPart):
     """Entropy bonus."""
 
@@ -241,12 +248,18 @@ class TrainingSettings(SpecPart):
     max_refill: int = 2
     ratio: Literal["proximal", "behaviour"] = "proximal"
     clip: ClipSettings = ClipSettings()
+    baseline: BaselineSettings = BaselineSettings()
     kl: KlSettings = KlSettings()
     entropy: EntropySettings = EntropySettings()
     correction: CorrectionSettings = CorrectionSettings()
     overlong: OverlongSettings = OverlongSettings()
     data: DataSettings = DataSettings()
     seed: int = 0
+
+    @property
+    def has_running_baseline(self) -> bool:
+        """Whether rewards are compared with a running mean, so that every episode has an advantage."""
+        return self.baseline.type == "running-mean"
 
 
 class EvaluationSettings(SpecPart):

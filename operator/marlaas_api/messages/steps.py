@@ -48,7 +48,7 @@ class StepRecord(JobMessage):
 
     agents: the part of each agent. outcome: COMMITTED if any agent has a new version. version: the sum of the versions of the
     agents, which is the agent's version if there is one. num_groups: groups that train any agent. num_zero_variance: groups
-    without variance for every agent. metrics: of the trainer; if there are several agents, each name begins with
+    without variance for every agent. metrics: of the trainer; if there are several policies, each name begins with
     `<agent>/`. reward_mean, reward_std, staleness_*, num_dropped: over all trained agents.
 
     indices: every group that was resolved in the step, with or without signal; reward_mean is over all of their

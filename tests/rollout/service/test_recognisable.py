@@ -23,7 +23,8 @@ from marlaas_api.names import BRANCH_TURNS, turn_number
 from marlaas_worker.adapters import read_adapter
 from marlaas_worker.rollout.engine import Began, Completion, LoadedAdapter, Sampling, unheard
 from marlaas_worker.sandbox.turns import TurnClient, TurnTimeouts
-from marlaas_worker.trainer.trajectories import Expectation, read_group, segments_of
+from marlaas_worker.trainer.trajectories import Expectation, read_group
+from marlaas_worker.trainer.weighing import segments_of
 
 GROUPS, MEMBERS, VERSIONS = 500, 2, 5
 ROLES = {"policy": "policy", "other": "other", "second": "policy", "past": "policy"}

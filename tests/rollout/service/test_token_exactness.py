@@ -31,7 +31,8 @@ from marlaas_worker.sandbox.child_messages import TurnMessage
 from marlaas_worker.sandbox.session import TurnLedger
 from marlaas_worker.sandbox.turns import TurnClient, TurnTimeouts
 from marlaas_worker.trainer.rows import Segment
-from marlaas_worker.trainer.trajectories import Expectation, Trajectory, read_group, segments_of
+from marlaas_worker.trainer.trajectories import Expectation, Trajectory, read_group
+from marlaas_worker.trainer.weighing import segments_of
 
 MEMBERS = 2
 FORGETFUL = "forgetful"

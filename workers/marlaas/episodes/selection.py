@@ -132,9 +132,9 @@ def _advantages(group: Sequence[EpisodeRecord], around: JobContext) -> Iterable[
 
 
 def advantages_of(spec: JobSpec) -> Advantages | None:
-    """Return the function from a group to its advantages; None if the algorithm compares the rewards of a whole step."""
+    """Return the function from a group to its advantages; None if rewards are compared with others than the group's."""
     rule = ALGORITHMS[spec.training.algorithm]
-    if rule.over != "group":
+    if rule.over != "group" or spec.training.has_running_baseline:
         return None
     max_tokens, asked = spec.rollout.max_tokens, spec.training.overlong.tokens
     overlong = int(rule.overlong * max_tokens) if asked is None else asked

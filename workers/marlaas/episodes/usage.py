@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from marlaas.episodes.record import EpisodeRecord
-from marlaas_api.messages import JobDocument, Progress, StepRecord, TokenUse, UsageAmounts
+from marlaas_api.messages import JobDocument, JobSpec, Progress, StepRecord, TokenUse, UsageAmounts
 from marlaas_api.messages.job_spec import AgentSettings
 from marlaas_api.names import Split, group_token
 from marlaas_worker.rl.advantages import has_signal
@@ -44,7 +44,7 @@ def usage_of(
     """
     records = list({record.episode: record for record in episodes}.values())
     turns = [turn for record in records for turn in record.turns]
-    parts = _parts(document.spec.agents, records, steps)
+    parts = _parts(document.spec, records, steps)
     recorded = sum(parts.values())
     unrecorded = max(0, progress.tokens - recorded) if progress is not None else 0
     amounts = UsageAmounts(
@@ -75,15 +75,14 @@ def sums_by_tenant(rows: Iterable[UsageRow]) -> dict[str, UsageAmounts]:
     return dict(sorted(sums.items()))
 
 
-def _parts(
-    agents: Sequence[AgentSettings], records: Sequence[EpisodeRecord], steps: Sequence[StepRecord]
-) -> Counter[TokenUse]:
+def _parts(spec: JobSpec, records: Sequence[EpisodeRecord], steps: Sequence[StepRecord]) -> Counter[TokenUse]:
     """Return the generated tokens of the records by their use."""
     resolved = {index for step in steps for index in step.indices}
     first: dict[tuple[str, int], EpisodeRecord] = {}
     for record in records:
         first.setdefault((record.group, record.member), record)
-    flat, frozen = _without_signal(agents, first.values()), {agent.name for agent in agents if not agent.trainable}
+    flat = _without_signal(spec, first.values())
+    frozen = {agent.name for agent in spec.agents if not agent.trainable}
     parts: Counter[TokenUse] = Counter()
     for record in records:
         is_repeated = first[record.group, record.member] is not record
@@ -110,18 +109,27 @@ def _token_use(record: EpisodeRecord, is_repeated: bool, resolved: set[int], fla
     return TokenUse.ZERO_VARIANCE if flat[record.group] else TokenUse.TRAINED
 
 
-def _without_signal(agents: Sequence[AgentSettings], records: Iterable[EpisodeRecord]) -> dict[str, bool]:
+def _without_signal(spec: JobSpec, records: Iterable[EpisodeRecord]) -> dict[str, bool]:
     """Return by group whether it has no advantage for any of its agents, as the orchestrator decides it."""
     groups: dict[str, list[EpisodeRecord]] = defaultdict(list)
     for record in records:
         if record.fault is None:
             groups[record.group].append(record)
-    trained = [agent for agent in agents if agent.trainable]
+    trained, is_alone = [agent for agent in spec.agents if agent.trainable], len(spec.agents) == 1
+    if spec.training.has_running_baseline:
+        speaking = {
+            name
+            for name, members in groups.items()
+            for one in members
+            for agent in trained
+            if is_alone or one.speaks(agent.name)
+        }
+        return {name: name not in speaking for name in groups}
     return {
         name: not any(
             len(rewards) > 1 and has_signal(rewards)
             for agent in trained
-            for rewards in _compared(agent, members, is_alone=len(agents) == 1)
+            for rewards in _compared(agent, members, is_alone=is_alone)
         )
         for name, members in groups.items()
     }

@@ -91,7 +91,8 @@ def _agent_curves(
     name: str, agent: AgentSettings, document: JobDocument, steps: Sequence[StepRecord], evals: Sequence[EvalRecord]
 ) -> JobCurves:
     """Return the curves of one of several agents. Metrics of the trainer are those of the policy that it plays."""
-    policy, size = f"{agent.policy_name}/", document.spec.rollout.group_size
+    policy = f"{agent.policy_name}/" if len(document.spec.policies) > 1 else ""
+    size = document.spec.rollout.group_size
     metric = _metrics_of(steps, policy)
 
     def tokens(step: StepRecord) -> float:

@@ -14,7 +14,7 @@ from marlaas_api.names import group_token
 from marlaas_worker.rl.advantages import has_signal
 
 _FEWEST = 2
-"""Members that a comparison needs."""
+"""Rewards that a comparison within a group needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,10 @@ class CompleteGroup:
 class Experience:
     """Episodes of groups that are not complete yet."""
 
-    def __init__(self, agents: Sequence[AgentSettings], group_size: int) -> None:
+    def __init__(self, agents: Sequence[AgentSettings], group_size: int, *, has_baseline: bool = False) -> None:
+        """has_baseline: rewards are compared with a running mean, so that one is enough, and all have signal."""
         self._agents = tuple(agents)
+        self._has_baseline, self._fewest = has_baseline, 1 if has_baseline else _FEWEST
         self._group_size = group_size
         self._members: dict[str, dict[int, Episode]] = {}
         self._repeats: dict[str, dict[str, Episode]] = {}
@@ -94,11 +96,11 @@ class Experience:
         called = {one.name: self._trajectories(one, counted) for one in players}
         rewards = {name: _rewards(own) for name, own in called.items()}
         trained = [one for one in players if one.trainable]
-        compared = [called[one.name] for one in trained]
-        compared += [candidates for one in trained for episode in counted for candidates in _candidates(one, episode)]
-        compared = [together for together in compared if len(together) >= _FEWEST]
-        varied = [together for together in compared if has_signal(_rewards(together))]
-        if len(counted) < _FEWEST:
+        played = [called[one.name] for one in trained if len(called[one.name]) >= self._fewest]
+        chosen = [candidates for one in trained for episode in counted for candidates in _candidates(one, episode)]
+        compared = played + [candidates for candidates in chosen if len(candidates) >= _FEWEST]
+        varied = [one for one in compared if (self._has_baseline and one in played) or has_signal(_rewards(one))]
+        if len(counted) < self._fewest:
             outcome = GroupOutcome.FAULTED
         elif not agent.trainable:
             outcome = GroupOutcome.FROZEN

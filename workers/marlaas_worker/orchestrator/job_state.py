@@ -69,7 +69,8 @@ class JobState:
         self.complete: dict[int, CompleteGroup] = {}
         self.recorded = RecordedTotals(history.steps, history.evaluations)
         self.tasks.note_steps(history.steps)
-        self._experience = Experience(spec.agents, spec.rollout.group_size)
+        has_baseline = spec.training.has_running_baseline
+        self._experience = Experience(spec.agents, spec.rollout.group_size, has_baseline=has_baseline)
         group = spec.rollout.group_size
         window = max(2 * group, group * spec.training.groups_per_step)
         self.faults = FaultWatch(window, spec.environment.max_fault_share, at_least=group)

@@ -30,10 +30,7 @@ from marlaas_worker.trainer.trajectories import (
     Trajectory,
     TrajectoryInvalid,
     TurnMissing,
-    Weighing,
-    batches_of_group,
     read_group,
-    rows_of_groups,
 )
 from marlaas_worker.trainer.versions import (
     PastVersions,
@@ -43,6 +40,7 @@ from marlaas_worker.trainer.versions import (
     read_version,
     take_snapshot,
 )
+from marlaas_worker.trainer.weighing import Baselines, Weighing, batches_of_group, rows_of_groups
 
 T = TypeVar("T")
 
@@ -52,7 +50,8 @@ def weighing(spec: JobSpec) -> Weighing:
     rule, max_tokens = ALGORITHMS[spec.training.algorithm], spec.rollout.max_tokens
     overlong = spec.training.overlong
     tokens = int(rule.overlong * max_tokens) if overlong.tokens is None else overlong.tokens
-    return Weighing(rule.advantage, max_tokens, tokens, overlong.filter)
+    has_baseline = spec.training.has_running_baseline
+    return Weighing(rule.advantage, max_tokens, tokens, overlong.filter, has_baseline)
 
 
 class _DoesNotFit(Exception):
@@ -79,6 +78,7 @@ class AgentTraining:
         self._adapters: dict[int, str] = {}
         self._rule = ALGORITHMS[self._spec.training.algorithm]
         self._weighing = weighing(self._spec)
+        self._baselines = Baselines(self._spec.training.baseline)
         self._kl = self._spec.training.kl
         self._past, self._reference_version = PastVersions(dependencies.context.blobs), -1
         self._held: list[list[Trajectory]] = []
@@ -125,6 +125,7 @@ class AgentTraining:
         manifest = await self._patiently(lambda: read_manifest(blobs, ref))
         weights, state = await self._patiently(lambda: read_version(blobs, manifest))
         await self._compute(lambda: learner.restore(weights, state))
+        self._baselines.restore(manifest.metrics)
         staleness = self._spec.training.max_staleness
         self._adapters = await self._patiently(lambda: known_adapters(blobs, manifest, staleness))
         await self._forget_state()
@@ -170,6 +171,7 @@ class AgentTraining:
         before = learner.token_budget
         learner.token_budget = lowered_budget(before, rows)
         self._held, self._pending, self._num_filtered = [], [], 0
+        self._baselines.rewind()
         inbox.rewind()
         self._num_redone += 1
         self._dependencies.out_of_memory[self._assignment.policy_key] += 1
@@ -186,6 +188,7 @@ class AgentTraining:
         if self._kl.coefficient > 0 and self._kl.added_to == "reward":
             trajectories = await self._less_kl(learner, trajectories)
         self._num_filtered += sum(not self._weighing.trains(member) for member in trajectories)
+        self._baselines.note(self._weighing.rewards(trajectories))
         self._held.append(trajectories)
         if self._rule.over == "group":
             await self._learn(learner)
@@ -228,7 +231,8 @@ class AgentTraining:
         held, self._held = self._held, []
         # In a thread: packing long groups takes a while, and the event loop must keep leases alive.
         pairs = self._dependencies.model.pairs_per_token
-        rows = await asyncio.to_thread(rows_of_groups, self._weighing, held, pairs, learner.token_budget)
+        values = dict(self._baselines.values)
+        rows = await asyncio.to_thread(rows_of_groups, self._weighing, held, pairs, learner.token_budget, values)
         full, self._pending = pack(self._pending, rows, learner.token_budget)
         for batch in full:
             await self._backward(learner, batch)
@@ -248,6 +252,7 @@ class AgentTraining:
         metrics = await self._compute(partial(learner.step, closed.step))
         metrics["out_of_memory"], self._num_redone = float(self._num_redone), 0
         metrics["overlong_filtered"], self._num_filtered = float(self._num_filtered), 0
+        metrics |= self._baselines.finish_step()
         train_s, self._computed_s = self._busy_s() - self._computed_s, self._busy_s()
         await self._publish(learner, StepResult(version, closed.step, consumed, metrics, train_s))
         if metrics["skipped_update"]:

@@ -5,8 +5,8 @@ and raise `TrajectoryInvalid`: no turn is skipped, and no token that another pol
 """
 
 import asyncio
-from collections.abc import Collection, Coroutine, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Coroutine, Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,9 +17,6 @@ from marlaas_api.bus import Bus
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.messages import Ending, GroupReady, StopReason, TrajectoryRef, Turn
 from marlaas_api.wire import unpack_ids, unpack_logprobs
-from marlaas_worker.rl.advantages import Estimator, advantages, overlong_penalty
-from marlaas_worker.trainer.batching import pack
-from marlaas_worker.trainer.rows import Row, Segment, pack_prefix_tree
 
 MAX_CONCURRENT_READS = 32
 ROUNDING = 1e-4
@@ -74,44 +71,6 @@ class Trajectory:
         return self.ending is Ending.MAX_TURNS or any(cut)
 
 
-@dataclass(frozen=True, slots=True)
-class Weighing:
-    """A job's conversion of rewards to advantages.
-
-    overlong_tokens: the last tokens up to max_tokens over which the overlong penalty grows.
-    filter_overlong: leave truncated trajectories out of the loss (DAPO, arXiv 2503.14476, section 3.4). Their rewards
-    are still compared, as in TRL (`mask_truncated_completions`) and NeMo RL (`overlong_filtering`): the filter
-    removes only their own gradient, which would penalise the truncated text.
-    """
-
-    estimator: Estimator
-    max_tokens: int
-    overlong_tokens: int
-    filter_overlong: bool = False
-
-    def segments(self, groups: Sequence[Sequence[Trajectory]]) -> list[list[Segment]]:
-        """Return the segments of each group, member by member, comparing rewards across all given trajectories that are to be compared."""
-        rewards: dict[Hashable, list[float]] = {}
-        for member in (member for group in groups for member in group):
-            penalty = overlong_penalty(member.longest_turn, self.max_tokens, self.overlong_tokens)
-            rewards.setdefault(member.compared_with, []).append(member.reward + penalty)
-        values = {key: iter(advantages(self.estimator, own)) for key, own in rewards.items()}
-        weighed = [[(member, next(values[member.compared_with])) for member in group] for group in groups]
-        return [
-            [
-                part
-                for number, (member, value) in enumerate(group)
-                if self.trains(member)
-                for part in segments_of(member.turns, member.leaves, value, number, member.untrained)
-            ]
-            for group in weighed
-        ]
-
-    def trains(self, member: Trajectory) -> bool:
-        """Return whether a trajectory is part of the loss."""
-        return not (self.filter_overlong and member.is_truncated)
-
-
 async def read_group(bus: Bus, blobs: Blobs, group: GroupReady, expected: Expectation) -> list[Trajectory]:
     """Read a group's turns, member by member.
 
@@ -137,36 +96,6 @@ def _compared_with(ref: TrajectoryRef) -> Hashable:
 def _untrained(turns: Mapping[int, Turn], ref: TrajectoryRef) -> frozenset[int]:
     """Return the turns that are context only: all but the candidate itself, or the candidates of all choices."""
     return frozenset(ref.untrained if ref.choice is None else turns.keys() - set(ref.leaves))
-
-
-def segments_of(
-    turns: Mapping[int, Turn],
-    leaves: Sequence[int],
-    advantage: float,
-    trajectory: int = 0,
-    untrained: Collection[int] = (),
-) -> list[Segment]:
-    """Cut a trajectory into segments.
-
-    Each path runs from a leaf, or from the parent of a turn that opens a new segment, back to the turn that opens its
-    own segment. A path within another one gives no segment of its own.
-    A turn on several paths is trained on the first path and is context on the others, and one of `untrained` on all. A prompt that did not fit the
-    context window was never run: its segment has no tokens and is dropped.
-    """
-    left = {turn.parent for turn in turns.values() if turn.opens_segment and turn.parent is not None}
-    paths = {leaf: _path_to(turns, leaf) for leaf in sorted({*leaves, *left})}
-    inner = {turn.turn for path in paths.values() for turn in path[:-1]}
-    trained: set[int] = set(untrained)
-    segments = []
-    for leaf, path in paths.items():
-        if leaf not in inner:
-            segments.append(_segment(path, trained, advantage))
-            trained |= {turn.turn for turn in path}
-    tokens = sum(int(segment.generated.sum()) for segment in segments)
-    whole = (replace(segment, trajectory=trajectory, trajectory_tokens=tokens) for segment in segments)
-    return (
-        [segment for segment in whole if segment.generated.any()] if untrained else [one for one in whole if len(one)]
-    )
 
 
 def check_turn(turn: Turn, group: GroupReady, ref: TrajectoryRef, expected: Expectation) -> None:
@@ -212,26 +141,6 @@ def _check_tokens(turn: Turn, vocab_size: int) -> None:
         raise _invalid(turn, f"a token id is outside the vocabulary of {vocab_size}")
 
 
-def _path_to(turns: Mapping[int, Turn], leaf: int) -> list[Turn]:
-    """Return the turns of one context, from the turn that opens the segment to `leaf`."""
-    path = [turns[leaf]]
-    while not path[-1].opens_segment and path[-1].parent is not None:
-        path.append(turns[path[-1].parent])
-    return path[::-1]
-
-
-def _segment(path: Sequence[Turn], trained: set[int], advantage: float) -> Segment:
-    ids, generated, behaviour = [], [], []
-    for turn in path:
-        prompt, output = unpack_ids(turn.prompt_ids), unpack_ids(turn.output_ids)
-        ids += [prompt, output]
-        generated += [np.zeros(len(prompt), np.bool_), np.full(len(output), turn.turn not in trained)]
-        behaviour += [np.zeros(len(prompt), np.float32), unpack_logprobs(turn.logprobs)]
-    mask = np.concatenate(generated)
-    logprobs = np.where(mask, np.concatenate(behaviour), np.float32(0))
-    return Segment(np.concatenate(ids), mask, logprobs, path[-1].version, advantage)
-
-
 class _TurnReader:
     """Reads one group's turns, at most MAX_CONCURRENT_READS at a time."""
 
@@ -274,28 +183,3 @@ async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 def _invalid(turn: Turn, text: str) -> TrajectoryInvalid:
     where = subjects.turn(turn.namespace, turn.job, turn.episode, turn.turn)
     return TrajectoryInvalid(f"turn {where}, recorded by {turn.replica}: {text}")
-
-
-def rows_of_groups(
-    weighing: Weighing, groups: Sequence[Sequence[Trajectory]], pairs_per_token: int, budget: int
-) -> list[Row]:
-    """Return the rows of weighed groups, group by group.
-
-    Args:
-        pairs_per_token: see `BaseModel`.
-        budget: most tokens of a row that holds several segments.
-    """
-    return [row for one in weighing.segments(groups) for row in pack_prefix_tree(one, pairs_per_token, budget)]
-
-
-def batches_of_group(group: Sequence[Trajectory], pairs_per_token: int, budget: int) -> list[list[Row]]:
-    """Return one group's micro-batches, of which no other group's rows are part.
-
-    All advantages are zero: they are for a measurement. Each token has its trajectory's place in the group.
-    """
-    parts = [
-        segments_of(member.turns, member.leaves, 0.0, number, member.untrained) for number, member in enumerate(group)
-    ]
-    rows = pack_prefix_tree([part for each in parts for part in each], pairs_per_token, budget)
-    full, rest = pack([], rows, budget)
-    return [*full, rest] if rest else full

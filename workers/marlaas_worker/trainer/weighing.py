@@ -1,0 +1,204 @@
+"""From trajectories and rewards to segments with advantages, and to rows. Pure."""
+
+import math
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from marlaas_api.messages import Turn
+from marlaas_api.messages.job_spec import BaselineSettings
+from marlaas_api.wire import unpack_ids, unpack_logprobs
+from marlaas_worker.rl.advantages import Estimator, advantages, overlong_penalty
+from marlaas_worker.trainer.batching import pack
+from marlaas_worker.trainer.rows import Row, Segment, pack_prefix_tree
+from marlaas_worker.trainer.trajectories import Trajectory
+
+_METRIC = "baseline"
+
+
+class Baselines:
+    """Running means of rewards, one for each agent that plays a policy (role-conditioned advantage estimation: SPIRAL, arXiv 2506.24119).
+
+    After a step with mean reward m, b becomes decay * b + (1 - decay) * m; the first step sets it to m, and has a baseline of 0
+    itself. Deltas to the paper: b changes between steps only, so that a step does not depend on the order of its groups; and
+    it begins at the first mean, not at 0. The values are metrics of the version that the step makes, from which a
+    restart takes them.
+
+    Of a job that compares rewards within groups, there are none.
+    """
+
+    def __init__(self, settings: BaselineSettings) -> None:
+        self._decay, self._is_used = settings.decay, settings.type == "running-mean"
+        self.values: dict[str, float] = {}
+        self._step: dict[str, list[float]] = {}
+
+    def restore(self, metrics: Mapping[str, float]) -> None:
+        """Set the values from a version's metrics."""
+        self.values = {
+            name.removeprefix(_METRIC).removeprefix("_"): value
+            for name, value in metrics.items()
+            if self._is_used and name.startswith(_METRIC)
+        }
+        self._step = {}
+
+    def note(self, rewards: Mapping[Hashable, Sequence[float]]) -> None:
+        """Add the rewards of a group to the step."""
+        for agent, own in rewards.items():
+            if isinstance(agent, str):
+                self._step.setdefault(agent, []).extend(own)
+
+    def rewind(self) -> None:
+        """Forget the step so far: it begins again."""
+        self._step = {}
+
+    def finish_step(self) -> dict[str, float]:
+        """Update the values, and return them as metrics."""
+        if not self._is_used:
+            return {}
+        for agent, rewards in self._step.items():
+            mean = math.fsum(rewards) / len(rewards)
+            self.values[agent] = self._decay * self.values.get(agent, mean) + (1 - self._decay) * mean
+        self._step = {}
+        return {f"{_METRIC}_{agent}" if agent else _METRIC: value for agent, value in self.values.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """A job's conversion of rewards to advantages.
+
+    overlong_tokens: the last tokens up to max_tokens over which the overlong penalty grows.
+    filter_overlong: leave truncated trajectories out of the loss (DAPO, arXiv 2503.14476, section 3.4). Their rewards
+    are still compared, as in TRL (`mask_truncated_completions`) and NeMo RL (`overlong_filtering`): the filter
+    removes only their own gradient, which would penalise the truncated text.
+    has_baseline: rewards of episodes are compared with the agent's baseline; those of candidates within their choice.
+    """
+
+    estimator: Estimator
+    max_tokens: int
+    overlong_tokens: int
+    filter_overlong: bool = False
+    has_baseline: bool = False
+
+    def reward(self, member: Trajectory) -> float:
+        """Return a trajectory's reward with the penalty for overlong turns."""
+        return member.reward + overlong_penalty(member.longest_turn, self.max_tokens, self.overlong_tokens)
+
+    def rewards(self, members: Iterable[Trajectory]) -> dict[Hashable, list[float]]:
+        """Return the rewards, by what they are compared with."""
+        found: dict[Hashable, list[float]] = {}
+        for member in members:
+            found.setdefault(member.compared_with, []).append(self.reward(member))
+        return found
+
+    def segments(
+        self, groups: Sequence[Sequence[Trajectory]], baselines: Mapping[str, float] | None = None
+    ) -> list[list[Segment]]:
+        """Return the segments of each group, member by member, comparing rewards across all given trajectories that are to be compared.
+
+        Args:
+            baselines: by agent, with `has_baseline`; 0 for an agent without one.
+        """
+        rewards = self.rewards(member for group in groups for member in group)
+        values = {key: iter(self._advantages(key, own, baselines or {})) for key, own in rewards.items()}
+        weighed = [[(member, next(values[member.compared_with])) for member in group] for group in groups]
+        return [
+            [
+                part
+                for number, (member, value) in enumerate(group)
+                if self.trains(member)
+                for part in segments_of(member.turns, member.leaves, value, number, member.untrained)
+            ]
+            for group in weighed
+        ]
+
+    def _advantages(self, key: Hashable, rewards: Sequence[float], baselines: Mapping[str, float]) -> list[float]:
+        if self.has_baseline and isinstance(key, str):
+            return [reward - baselines.get(key, 0.0) for reward in rewards]
+        return advantages(self.estimator, rewards)
+
+    def trains(self, member: Trajectory) -> bool:
+        """Return whether a trajectory is part of the loss."""
+        return not (self.filter_overlong and member.is_truncated)
+
+
+def segments_of(
+    turns: Mapping[int, Turn],
+    leaves: Sequence[int],
+    advantage: float,
+    trajectory: int = 0,
+    untrained: Collection[int] = (),
+) -> list[Segment]:
+    """Cut a trajectory into segments.
+
+    Each path runs from a leaf, or from the parent of a turn that opens a new segment, back to the turn that opens its
+    own segment. A path within another one gives no segment of its own.
+    A turn on several paths is trained on the first path and is context on the others, and one of `untrained` on all. A prompt that did not fit the
+    context window was never run: its segment has no tokens and is dropped.
+    """
+    left = {turn.parent for turn in turns.values() if turn.opens_segment and turn.parent is not None}
+    paths = {leaf: _path_to(turns, leaf) for leaf in sorted({*leaves, *left})}
+    inner = {turn.turn for path in paths.values() for turn in path[:-1]}
+    trained: set[int] = set(untrained)
+    segments = []
+    for leaf, path in paths.items():
+        if leaf not in inner:
+            segments.append(_segment(path, trained, advantage))
+            trained |= {turn.turn for turn in path}
+    tokens = sum(int(segment.generated.sum()) for segment in segments)
+    whole = (replace(segment, trajectory=trajectory, trajectory_tokens=tokens) for segment in segments)
+    return (
+        [segment for segment in whole if segment.generated.any()] if untrained else [one for one in whole if len(one)]
+    )
+
+
+def _path_to(turns: Mapping[int, Turn], leaf: int) -> list[Turn]:
+    """Return the turns of one context, from the turn that opens the segment to `leaf`."""
+    path = [turns[leaf]]
+    while not path[-1].opens_segment and path[-1].parent is not None:
+        path.append(turns[path[-1].parent])
+    return path[::-1]
+
+
+def _segment(path: Sequence[Turn], trained: set[int], advantage: float) -> Segment:
+    ids, generated, behaviour = [], [], []
+    for turn in path:
+        prompt, output = unpack_ids(turn.prompt_ids), unpack_ids(turn.output_ids)
+        ids += [prompt, output]
+        generated += [np.zeros(len(prompt), np.bool_), np.full(len(output), turn.turn not in trained)]
+        behaviour += [np.zeros(len(prompt), np.float32), unpack_logprobs(turn.logprobs)]
+    mask = np.concatenate(generated)
+    logprobs = np.where(mask, np.concatenate(behaviour), np.float32(0))
+    return Segment(np.concatenate(ids), mask, logprobs, path[-1].version, advantage)
+
+
+def rows_of_groups(
+    weighing: Weighing,
+    groups: Sequence[Sequence[Trajectory]],
+    pairs_per_token: int,
+    budget: int,
+    baselines: Mapping[str, float] | None = None,
+) -> list[Row]:
+    """Return the rows of weighed groups, group by group.
+
+    Args:
+        pairs_per_token: see `BaseModel`.
+        budget: most tokens of a row that holds several segments.
+        baselines: see `Weighing.segments`.
+    """
+    return [
+        row for one in weighing.segments(groups, baselines) for row in pack_prefix_tree(one, pairs_per_token, budget)
+    ]
+
+
+def batches_of_group(group: Sequence[Trajectory], pairs_per_token: int, budget: int) -> list[list[Row]]:
+    """Return one group's micro-batches, of which no other group's rows are part.
+
+    All advantages are zero: they are for a measurement. Each token has its trajectory's place in the group.
+    """
+    parts = [
+        segments_of(member.turns, member.leaves, 0.0, number, member.untrained) for number, member in enumerate(group)
+    ]
+    rows = pack_prefix_tree([part for each in parts for part in each], pairs_per_token, budget)
+    full, rest = pack([], rows, budget)
+    return [*full, rest] if rest else full
