@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bench import kuhn_runs
+from bench import agents, kuhn_runs
 from bench.kuhn import SETS, Policy, average, best_response, nash_conv, value
-from bench.runs import changed
+from bench.runs import changed, kept
 
 ALL = tuple(known for own in SETS for known in own)
 UNIFORM = dict.fromkeys(ALL, 0.5)
@@ -99,6 +99,13 @@ def test_a_row_averages_the_last_half_of_the_steps(last: Policy, told: str) -> N
 def test_the_curves_are_drawn(tmp_path: Path) -> None:
     kuhn_runs.draw({0: found(UNIFORM, equilibrium(0)), 1: found(UNIFORM, UNIFORM)}, tmp_path / "kuhn.png")
     assert (tmp_path / "kuhn.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_results_that_are_kept_are_shown_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept(tmp_path / "kuhn-3.json", changed(kuhn_runs.EXAMPLE, None, None), lambda: found(UNIFORM, equilibrium(0)))
+    agents.main(["--only", "kuhn", "--seeds", "3", "--out", str(tmp_path), "--pictures", str(tmp_path)])
+    assert "| 3 | 1 | 0.917 | 0.000 | 0.000 | -0.056 | 61 | met, also 0.20 |" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.glob("*.png")] == ["kuhn.png"]
 
 
 def test_the_example_plays_every_deal_equally_often() -> None:
