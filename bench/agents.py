@@ -1,4 +1,4 @@
-"""Two agents in one job: examples/agents/relay.yaml with three seeds, and the same adapters with their agents swapped.
+"""Two agents in one job: examples/agents/relay.yaml with three seeds, the same adapters with their agents swapped, and Kuhn poker.
 
 relay: `marlaas run` of the example; the team's mean reward on the held-out tasks before and after training. When all
 seeds are complete, draws docs/agents.png: reward of the team in training, and the evaluations.
@@ -7,6 +7,10 @@ swapped: the trained adapters are evaluated again on the same held-out tasks, in
 agent begins with its own adapter, which must repeat the relay's last evaluation within sampling noise. In `swapped`, each
 begins with the other's. A job without a trainable agent is refused, so the first agent is trainable, for one step, and
 the evaluation of version 0 is read.
+
+kuhn: `marlaas run` of examples/agents/kuhn-poker.yaml; exact NashConv, before training, of the last versions, and of the
+reach-weighted average policy over the last half of the steps (bench/kuhn.py). All versions' policies are computed from their
+adapters, so no number depends on sampled games or on a choice of versions. Draws docs/kuhn.png.
 
 Each run's results and adapters are kept under --out, and a run whose results exist is not repeated.
 """
@@ -18,27 +22,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import options
-from bench.runs import ROOT, Run, documents, kept, run, table
+from bench import kuhn_runs, options
+from bench.runs import ROOT, changed, finished, kept, run, table
 from marlaas.plots.style import INK, blank, of_run, plain
 
-PICTURE = ROOT / "docs" / "agents.png"
+PICTURES = ROOT / "docs"
 KEPT = ROOT / "runs" / "agents"
 START, MUST, AIM, SWAPPED = 0.35, 0.85, 0.95, 0.45
-PARTS = ("relay", "swapped")
+PARTS = ("relay", "swapped", "kuhn")
+EXAMPLE = "agents/relay.yaml"
 HEADERS = {
     "relay": ["seed", "steps", "before", "after", "called", "computed", "seconds", f"≤ {START} → ≥ {MUST}"],
     "swapped": ["seed", "after training", "evaluated again", "swapped", f"≤ {SWAPPED}"],
 }
-
-
-def relay(steps: int | None, rate: float | None) -> list[dict[str, Any]]:
-    """Return the example's pool and job. None: the example's value."""
-    pool, job = documents("agents/relay.yaml")
-    training = job["spec"]["training"]
-    training["steps"] = steps or training["steps"]
-    training["optimizer"]["learningRate"] = rate or training["optimizer"]["learningRate"]
-    return [pool, job]
 
 
 def swapped(manifests: Sequence[dict[str, Any]], adapters: Path) -> list[dict[str, Any]]:
@@ -85,16 +81,6 @@ def evaluate(manifests: list[dict[str, Any]], trained: dict[str, Any], seed: int
     return kept(folder / f"swapped-{seed}.json", [*wanted, trained], new)
 
 
-def finished(result: Run) -> Run:
-    """Return the run. Raises RuntimeError if a job has not succeeded, for example because the run was stopped."""
-    for name, job in result.jobs().items():
-        if job["phase"] != "Succeeded":
-            raise RuntimeError(
-                f"{name} is {job['phase']} after {job['steps']} steps; the run's folder is {result.folder}"
-            )
-    return result
-
-
 def adapters_of(folder: Path, seed: int) -> Path:
     return folder.absolute() / f"adapters-{seed}"
 
@@ -129,17 +115,31 @@ def draw(trained: dict[int, dict[str, Any]], path: Path) -> None:
 
 def main(arguments: Sequence[str] = ()) -> None:
     chosen = _parser().parse_args(arguments)
-    manifests = relay(chosen.steps, chosen.rate)
+    if "relay" in chosen.only or "swapped" in chosen.only:
+        _teams(chosen)
+    if "kuhn" in chosen.only:
+        _kuhn(chosen)
+
+
+def _teams(chosen: argparse.Namespace) -> None:
+    manifests = changed(EXAMPLE, chosen.steps, chosen.rate)
     trained = {}
     for seed in chosen.seeds:
         trained[seed] = train(manifests, seed, chosen.out)
         print(f"relay, seed {seed}: {' → '.join(f'{reward:.3f}' for _, reward in trained[seed]['evals'])}", flush=True)
     if "relay" in chosen.only:
         print("\n" + table(HEADERS["relay"], [relay_row(seed, found) for seed, found in trained.items()]) + "\n")
-        draw(trained, chosen.picture)
+        draw(trained, chosen.pictures / "agents.png")
     if "swapped" in chosen.only:
         again = {seed: evaluate(manifests, found, seed, chosen.out) for seed, found in trained.items()}
         print(table(HEADERS["swapped"], [swapped_row(seed, trained[seed], found) for seed, found in again.items()]))
+
+
+def _kuhn(chosen: argparse.Namespace) -> None:
+    manifests = changed(kuhn_runs.EXAMPLE, chosen.steps, chosen.rate)
+    trained = {seed: kuhn_runs.train(manifests, seed, chosen.out) for seed in chosen.seeds}
+    print("\n" + table(kuhn_runs.HEADERS, [kuhn_runs.row(seed, found) for seed, found in trained.items()]))
+    kuhn_runs.draw(trained, chosen.pictures / "kuhn.png")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -149,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, help="default: the example's")
     parser.add_argument("--rate", type=float, help="learning rate; default: the example's")
     parser.add_argument("--out", type=Path, default=KEPT, help="folder for the results of runs; default: %(default)s")
-    parser.add_argument("--picture", type=Path, default=PICTURE, help="default: %(default)s")
+    parser.add_argument("--pictures", type=Path, default=PICTURES, help="folder of the pictures; default: %(default)s")
     return parser
 
 

@@ -61,6 +61,16 @@ def run(manifest: Path | list[dict[str, Any]], *, seed: int = 0, nats: str | Non
     return Run(folder, time.monotonic() - begun, summary, memory, records, evals)
 
 
+def finished(result: Run) -> Run:
+    """Return the run. Raises RuntimeError if a job has not succeeded, for example because the run was stopped."""
+    for name, job in result.jobs().items():
+        if job["phase"] != "Succeeded":
+            raise RuntimeError(
+                f"{name} is {job['phase']} after {job['steps']} steps; the run's folder is {result.folder}"
+            )
+    return result
+
+
 def kept(path: Path, wanted: object, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return the stored results of a measurement if it was the same, else measure and store. wanted: all that it depends on."""
     digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
@@ -125,6 +135,15 @@ def _role(process: psutil.Process) -> str:
 def documents(example: str) -> list[dict[str, Any]]:
     """Return the objects of an example manifest."""
     return [dict(one) for one in yaml.safe_load_all((EXAMPLES / example).read_text()) if one]
+
+
+def changed(example: str, steps: int | None, rate: float | None) -> list[dict[str, Any]]:
+    """Return an example's pool and job with other steps and another learning rate. None: the example's value."""
+    pool, job = documents(example)
+    training = job["spec"]["training"]
+    training["steps"] = steps or training["steps"]
+    training["optimizer"]["learningRate"] = rate or training["optimizer"]["learningRate"]
+    return [pool, job]
 
 
 def table(headers: list[str], rows: list[list[Any]]) -> str:

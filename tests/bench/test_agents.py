@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 from bench import agents
-from bench.runs import Run, kept
+from bench.runs import Run, changed, finished, kept
 
 from marlaas.manifest import load
 
@@ -20,7 +20,7 @@ FOUND = {
 
 
 def test_swapped_agents_begin_with_each_others_adapters() -> None:
-    _, same, swapped = agents.swapped(agents.relay(None, None), Path("/out"))
+    _, same, swapped = agents.swapped(changed(agents.EXAMPLE, None, None), Path("/out"))
     assert [job["metadata"]["name"] for job in (same, swapped)] == ["same", "swapped"]
     begins = [{one["name"]: one["initFrom"]["path"] for one in job["spec"]["agents"]} for job in (same, swapped)]
     assert begins == [
@@ -30,7 +30,7 @@ def test_swapped_agents_begin_with_each_others_adapters() -> None:
 
 
 def test_an_evaluation_differs_from_the_relay_in_nothing_that_changes_its_tasks() -> None:
-    pool, relay = agents.relay(None, None)
+    pool, relay = changed(agents.EXAMPLE, None, None)
     same_pool, same, swapped = agents.swapped([pool, relay], Path("/out"))
     assert same_pool == pool
     for job in (same, swapped):
@@ -42,7 +42,7 @@ def test_an_evaluation_differs_from_the_relay_in_nothing_that_changes_its_tasks(
 
 
 def test_a_job_of_frozen_agents_only_is_refused_so_one_is_trainable(tmp_path: Path) -> None:
-    _, same, _ = agents.swapped(agents.relay(None, None), tmp_path)
+    _, same, _ = agents.swapped(changed(agents.EXAMPLE, None, None), tmp_path)
     assert [one["trainable"] for one in same["spec"]["agents"]] == [True, False]
     for agent in same["spec"]["agents"]:
         agent["trainable"] = False
@@ -53,7 +53,7 @@ def test_a_job_of_frozen_agents_only_is_refused_so_one_is_trainable(tmp_path: Pa
 
 
 def test_options_replace_the_examples_steps_and_rate() -> None:
-    (_, example), (_, other) = agents.relay(None, None), agents.relay(60, 2e-3)
+    (_, example), (_, other) = changed(agents.EXAMPLE, None, None), changed(agents.EXAMPLE, 60, 2e-3)
     training, replaced = example["spec"]["training"], other["spec"]["training"]
     assert (replaced["steps"], replaced["optimizer"]["learningRate"]) == (60, 2e-3)
     assert replaced | {"steps": training["steps"], "optimizer": training["optimizer"]} == training
@@ -80,9 +80,9 @@ def test_a_run_that_was_stopped_is_no_result() -> None:
     jobs = {"team-a/relay": {"phase": "Running", "steps": 35}}
     stopped = Run(Path("/run"), 9.0, {"jobs": jobs}, {}, {}, {})
     with pytest.raises(RuntimeError, match="team-a/relay is Running after 35 steps; the run's folder is /run"):
-        agents.finished(stopped)
+        finished(stopped)
     jobs["team-a/relay"]["phase"] = "Succeeded"
-    assert agents.finished(stopped) is stopped
+    assert finished(stopped) is stopped
 
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 BUILTINS = {
     "calculator": "marlaas.envs.tiny_tasks:Calculator",
     "guess-number": "marlaas.envs.guess_number:GuessNumber",
+    "kuhn-poker": "marlaas.envs.kuhn_poker:KuhnPoker",
     "python-tool": "marlaas.envs.python_tool:PythonTool",
     "reasoning-gym": "marlaas.envs.reasoning:ReasoningGym",
     "relay": "marlaas.envs.team_tasks:Relay",
