@@ -1,4 +1,4 @@
-"""Two agents in one job: examples/agents/relay.yaml with three seeds, and the same adapters with their agents swapped.
+"""Two agents in one job: the relay with three seeds, the same adapters with their agents swapped, and a solver with its verifier.
 
 relay: `marlaas run` of the example; the team's mean reward on the held-out tasks before and after training. When all
 seeds are complete, draws docs/agents.png: reward of the team in training, and the evaluations.
@@ -7,6 +7,8 @@ swapped: the trained adapters are evaluated again on the same held-out tasks, in
 agent begins with its own adapter, which must repeat the relay's last evaluation within sampling noise. In `swapped`, each
 begins with the other's. A job without a trainable agent is refused, so the first agent is trainable, for one step, and
 the evaluation of version 0 is read.
+
+verifier: see bench/solver_verifier.py.
 
 Each run's results and adapters are kept under --out, and a run whose results exist is not repeated.
 """
@@ -18,14 +20,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import options
-from bench.runs import ROOT, Run, documents, kept, run, table
+from bench import options, solver_verifier
+from bench.runs import ROOT, documents, finished, kept, run, table
 from marlaas.plots.style import INK, blank, of_run, plain
 
 PICTURE = ROOT / "docs" / "agents.png"
 KEPT = ROOT / "runs" / "agents"
 START, MUST, AIM, SWAPPED = 0.35, 0.85, 0.95, 0.45
-PARTS = ("relay", "swapped")
+PARTS = ("relay", "swapped", "verifier")
 HEADERS = {
     "relay": ["seed", "steps", "before", "after", "called", "computed", "seconds", f"≤ {START} → ≥ {MUST}"],
     "swapped": ["seed", "after training", "evaluated again", "swapped", f"≤ {SWAPPED}"],
@@ -85,16 +87,6 @@ def evaluate(manifests: list[dict[str, Any]], trained: dict[str, Any], seed: int
     return kept(folder / f"swapped-{seed}.json", [*wanted, trained], new)
 
 
-def finished(result: Run) -> Run:
-    """Return the run. Raises RuntimeError if a job has not succeeded, for example because the run was stopped."""
-    for name, job in result.jobs().items():
-        if job["phase"] != "Succeeded":
-            raise RuntimeError(
-                f"{name} is {job['phase']} after {job['steps']} steps; the run's folder is {result.folder}"
-            )
-    return result
-
-
 def adapters_of(folder: Path, seed: int) -> Path:
     return folder.absolute() / f"adapters-{seed}"
 
@@ -129,6 +121,13 @@ def draw(trained: dict[int, dict[str, Any]], path: Path) -> None:
 
 def main(arguments: Sequence[str] = ()) -> None:
     chosen = _parser().parse_args(arguments)
+    if {"relay", "swapped"} & set(chosen.only):
+        _measure_relay(chosen)
+    if "verifier" in chosen.only:
+        solver_verifier.measure(chosen.seeds[:2], chosen.steps, chosen.out)
+
+
+def _measure_relay(chosen: argparse.Namespace) -> None:
     manifests = relay(chosen.steps, chosen.rate)
     trained = {}
     for seed in chosen.seeds:

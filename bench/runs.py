@@ -61,6 +61,16 @@ def run(manifest: Path | list[dict[str, Any]], *, seed: int = 0, nats: str | Non
     return Run(folder, time.monotonic() - begun, summary, memory, records, evals)
 
 
+def finished(result: Run) -> Run:
+    """Return the run. Raises RuntimeError if a job has not succeeded, for example because the run was stopped."""
+    for name, job in result.jobs().items():
+        if job["phase"] != "Succeeded":
+            raise RuntimeError(
+                f"{name} is {job['phase']} after {job['steps']} steps; the run's folder is {result.folder}"
+            )
+    return result
+
+
 def kept(path: Path, wanted: object, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return the stored results of a measurement if it was the same, else measure and store. wanted: all that it depends on."""
     digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()

@@ -20,7 +20,8 @@ def job() -> Object:
     documents = yaml.safe_load_all((ROOT / "examples" / "agents" / "relay.yaml").read_text())
     (body,) = (each for each in documents if each["kind"] == "RLJob")
     body["metadata"]["namespace"] = TEAM
-    body["spec"]["training"] |= {"steps": STEPS, "groupsPerStep": 8, "maxStaleness": 0}
+    optimizer = {"learningRate": 1e-3}  # PyYAML reads the file's 1e-3 as a string, which kubectl does not
+    body["spec"]["training"] |= {"steps": STEPS, "groupsPerStep": 8, "maxStaleness": 0, "optimizer": optimizer}
     body["spec"]["evaluation"] = {"tasks": 8, "every": STEPS}
     return dict(body)
 
