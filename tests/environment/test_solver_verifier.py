@@ -1,6 +1,7 @@
-"""`solver-verifier`: rewards by hand, drafts of which half are right, and the example's manifest."""
+"""`solver-verifier`: rewards by hand, one right and one wrong draft of each task, and the example's manifest."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,17 +16,21 @@ from marlaas.manifest import load
 from marlaas_api.errors import InvalidInput
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "agents" / "solver-verifier.yaml"
+Asked = dict[str, list[TurnRequest]]
 
 
-def played(
-    index: int, solver: str, verifier: str, split: Split = Split.TRAIN
-) -> tuple[Outcome, dict[str, TurnRequest]]:
-    """Return the outcome of an episode with fixed replies, and what each agent was asked."""
-    replies = {"solver": solver, "verifier": verifier}
-    channel = RecordedReplies(lambda request: replies[request.agent])
+def played(index: int, solver: str, verdict: Callable[[str], str], split: Split = Split.TRAIN) -> tuple[Outcome, Asked]:
+    """Return the outcome of an episode, and the agents' requests. verdict: the verifier's reply to a draft."""
+
+    def answer(request: TurnRequest) -> str:
+        return solver if request.agent == "solver" else verdict(last(request))
+
+    channel = RecordedReplies(answer)
     environment = resolve("solver-verifier", {}).create()
-    outcome = play_episode(environment, Task(split, index, 7), EpisodeState(list(replies), channel))
-    return outcome, {one.request.agent: one.request for one in channel.asked}
+    outcome = play_episode(environment, Task(split, index, 7), EpisodeState(["solver", "verifier"], channel))
+    return outcome, {
+        agent: [one.request for one in channel.asked if one.request.agent == agent] for agent in ("solver", "verifier")
+    }
 
 
 def last(request: TurnRequest) -> str:
@@ -34,44 +39,67 @@ def last(request: TurnRequest) -> str:
     return message.content
 
 
-def draft(index: int, split: Split = Split.TRAIN) -> tuple[int, int, int]:
-    """Return both numbers and the drafted sum, as the verifier sees them."""
-    left, _, right, _, result = last(played(index, "", "", split)[1]["verifier"]).split()
-    return int(left), int(right), int(result)
+def is_right(draft: str) -> bool:
+    left, _, right, _, result = draft.split()
+    return int(left) + int(right) == int(result)
 
 
-@pytest.mark.parametrize(("index", "right"), [(0, "right"), (1, "wrong")])
-def test_each_agent_has_its_own_reward(index: int, right: str) -> None:
-    left, other, _ = draft(index)
-    for solver, solved in ((f"It is {left + other}.", 1.0), (f"{left + other + 1}", 0.0), ("", 0.0)):
-        for verifier, judged in ((right, 1.0), (f"{right.title()}. Why", 1.0), ("maybe", 0.0), ("", 0.0)):
-            outcome, _ = played(index, solver, verifier)
-            assert outcome.rewards == {"solver": solved, "verifier": judged}
-            assert outcome.metrics == {"solved": solved, "judged": judged, "verdicts": judged}
+def judge(draft: str) -> str:
+    return "Right." if is_right(draft) else "wrong, I think"
 
 
-def test_both_agents_get_the_same_sum_and_the_verifier_a_short_turn() -> None:
-    _, asked = played(0, "", "")
-    left, right, result = draft(0)
-    assert last(asked["solver"]) == f"Calculate {left} + {right}."
-    assert left + right == result
-    assert asked["verifier"].max_tokens == 4
+def drafts(index: int, split: Split = Split.TRAIN) -> list[str]:
+    """Return the drafts of a task, the right one first."""
+    found = [last(request) for request in played(index, "", judge, split)[1]["verifier"]]
+    return sorted(found, key=is_right, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "reward", "judged", "formed"),
+    [
+        (judge, 1.0, 1.0, 1.0),
+        (lambda _: "right", 0.0, 0.5, 1.0),
+        (lambda _: "wrong", 0.0, 0.5, 1.0),
+        (lambda draft: "wrong" if is_right(draft) else "right", 0.0, 0.0, 1.0),
+        (lambda draft: "right" if is_right(draft) else "It is wrong", 0.0, 0.5, 0.5),
+        (lambda _: "", 0.0, 0.0, 0.0),
+    ],
+)
+def test_the_verifier_is_paid_if_both_verdicts_are_right(
+    verdict: Callable[[str], str], reward: float, judged: float, formed: float
+) -> None:
+    outcome, _ = played(0, "", verdict)
+    assert outcome.rewards == {"solver": 0.0, "verifier": reward}
+    assert outcome.metrics == {"solved": 0.0, "judged": judged, "verdicts": formed}
+
+
+def test_the_solvers_reward_depends_on_its_own_answer_alone() -> None:
+    truth = int(drafts(0)[0].split()[-1])
+    for reply, solved in ((f"It is {truth}.", 1.0), (f"{truth} or {truth + 1}", 0.0), ("", 0.0)):
+        for verdict in (judge, lambda _: "right"):
+            outcome, _ = played(0, reply, verdict)
+            assert outcome.rewards["solver"] == outcome.metrics["solved"] == solved
+
+
+def test_both_agents_get_the_same_sum_and_each_draft_is_judged_in_a_conversation_of_its_own() -> None:
+    _, asked = played(0, "", judge)
+    (right, wrong), (question,) = drafts(0), asked["solver"]
+    assert last(question) == f"Calculate {right.rpartition(' = ')[0]}."
+    assert wrong.rpartition(" = ")[0] == right.rpartition(" = ")[0]
+    assert [(one.parent, one.max_tokens) for one in asked["verifier"]] == [(None, 4)] * 2
 
 
 @pytest.mark.parametrize("split", list(Split))
-def test_half_of_the_drafts_are_right_so_one_fixed_word_is_right_half_of_the_time(split: Split) -> None:
-    drafts = [draft(index, split) for index in range(64)]
-    assert sum(left + right == result for left, right, result in drafts) == 32
-    assert [left + right == result for left, right, result in drafts[:4]] == [True, False, True, False]
-    rewards = [played(index, "", "right", split)[0].rewards["verifier"] for index in range(64)]
-    assert sum(rewards) == 32.0
+def test_of_each_tasks_drafts_one_is_right_and_the_other_wrong(split: Split) -> None:
+    for index in range(64):
+        assert [is_right(draft) for draft in drafts(index, split)] == [True, False]
 
 
 def test_sums_of_training_are_not_those_of_evaluations_and_drafts_are_fixed() -> None:
-    trained, held_out = ({draft(index, split)[:2] for index in range(64)} for split in Split)
+    trained, held_out = ({drafts(index, split)[0] for index in range(64)} for split in Split)
     assert trained
     assert not trained & held_out
-    assert [draft(index) for index in range(8)] == [draft(index) for index in range(8)]
+    assert [drafts(index) for index in range(8)] == [drafts(index) for index in range(8)]
 
 
 def test_a_wrong_draft_differs_in_one_digit() -> None:

@@ -4,13 +4,13 @@ import random
 import re
 import string
 
-from marlaas.environment import Agents, Message, Score, Task
+from marlaas.environment import Agent, Agents, Message, Score, Task
 from marlaas.envs.extraction import last_number
 from marlaas_api.errors import InvalidInput
 
 RIGHT, WRONG = "right", "wrong"
 _MIN_OPERAND, _MAX_OPERAND = 9, 999
-_SHOTS = (("2 + 12", "14", RIGHT), ("11 + 3", "15", WRONG), ("12 + 1", "11", WRONG), ("3 + 11", "14", RIGHT))
+_SHOTS = (("11 + 3", "15", WRONG), ("2 + 12", "14", RIGHT))
 """Examples that the verifier sees before its draft. Without them a small model says neither word, so it has no reward to learn from."""
 _EXAMPLES = (
     Message("system", f"Reply {RIGHT} or {WRONG}."),
@@ -24,14 +24,14 @@ _VERDICT_TOKENS = 4
 
 
 class SolverVerifier:
-    """Sums of two numbers: `solver` answers them, and `verifier` says whether a draft of the answer is right. Each has its own reward.
+    """Sums of two numbers: `solver` answers them, and `verifier` judges two drafts of the answer. Each has its own reward.
 
-    The solver's reward is 1 if the last number of its reply is the sum. The verifier's is 1 if the first word of its reply
-    is the right one of `right` and `wrong`. Both speak at the same time.
+    The drafts are the sum, and the sum with one digit replaced. The verifier judges each in a conversation of its own; the
+    first word of a reply counts, `right` or `wrong`. All turns run at the same time.
 
-    Drafts are made from the task: the sum for tasks of even index; for the others the sum with one digit replaced. So half of
-    the drafts are right, and no fixed reply is right more often than that. The solver's own replies would become right ever
-    more often, and a verifier that only says `right` would be paid for it.
+    The solver's reward is 1 if the last number of its reply is the sum. The verifier's is 1 if both verdicts are right, so
+    it is 0 for a verifier that always says the same. The solver's own replies are not judged: they become right ever more
+    often, so `right` would be a good verdict for anything.
 
     Args:
         max_operand: largest number in a sum, 9 to 999; the smallest is 1.
@@ -50,17 +50,24 @@ class SolverVerifier:
         """Play one episode of one turn of each agent."""
         left, right = task.draw(lambda rng: (rng.randint(1, self._max_operand), rng.randint(1, self._max_operand)))
         answer = str(left + right)
-        is_right = task.index % 2 == 0
-        draft = answer if is_right else one_digit_off(answer, task.rng)
-        shown = (*_EXAMPLES, Message("user", f"{left} + {right} = {draft}"))
+        drafts = {RIGHT: answer, WRONG: one_digit_off(answer, task.rng)}
         with agents.together() as at_once:
             reply = at_once.run(agents.solver.say, f"Calculate {left} + {right}.")
-            verdict = at_once.run(lambda: agents.verifier.ask(shown, max_tokens=_VERDICT_TOKENS))
+            verdicts = {
+                truth: at_once.run(verdict_on, agents.verifier.begin(), f"{left} + {right} = {draft}")
+                for truth, draft in drafts.items()
+            }
         solved = float(last_number(reply.result.text) == answer)
-        word = first_word(verdict.result.text)
-        judged = float(word == (RIGHT if is_right else WRONG))
-        metrics = {"solved": solved, "judged": judged, "verdicts": float(word in (RIGHT, WRONG))}
-        return Score({"solver": solved, "verifier": judged}, metrics)
+        found = {truth: part.result for truth, part in verdicts.items()}
+        judged = sum(word == truth for truth, word in found.items()) / len(found)
+        formed = sum(word in (RIGHT, WRONG) for word in found.values()) / len(found)
+        rewards = {"solver": solved, "verifier": float(judged == 1)}
+        return Score(rewards, {"solved": solved, "judged": judged, "verdicts": formed})
+
+
+def verdict_on(verifier: Agent, draft: str) -> str:
+    """Return the first word of the verifier's reply to a draft."""
+    return first_word(verifier.ask((*_EXAMPLES, Message("user", draft)), max_tokens=_VERDICT_TOKENS).text)
 
 
 def one_digit_off(number: str, rng: random.Random) -> str:
