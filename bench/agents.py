@@ -1,4 +1,4 @@
-"""Two agents in one job: examples/agents/relay.yaml with three seeds, the same adapters with their agents swapped, and Kuhn poker.
+"""Agents in one job: the relay with three seeds, its adapters with the agents swapped, Kuhn poker, and a solver with its verifier.
 
 relay: `marlaas run` of the example; the team's mean reward on the held-out tasks before and after training. When all
 seeds are complete, draws docs/agents.png: reward of the team in training, and the evaluations.
@@ -12,6 +12,8 @@ kuhn: `marlaas run` of examples/agents/kuhn-poker.yaml; exact NashConv, before t
 reach-weighted average policy over the last half of the steps (bench/kuhn.py). All versions' policies are computed from their
 adapters, so no number depends on sampled games or on a choice of versions. Draws docs/kuhn.png.
 
+verifier: see bench/solver_verifier.py.
+
 Each run's results and adapters are kept under --out, and a run whose results exist is not repeated.
 """
 
@@ -22,14 +24,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import kuhn_runs, options
+from bench import kuhn_runs, options, solver_verifier
 from bench.runs import ROOT, changed, finished, kept, run, table
 from marlaas.plots.style import INK, blank, of_run, plain
 
 PICTURES = ROOT / "docs"
 KEPT = ROOT / "runs" / "agents"
 START, MUST, AIM, SWAPPED = 0.35, 0.85, 0.95, 0.45
-PARTS = ("relay", "swapped", "kuhn")
+PARTS = ("relay", "swapped", "kuhn", "verifier")
 EXAMPLE = "agents/relay.yaml"
 HEADERS = {
     "relay": ["seed", "steps", "before", "after", "called", "computed", "seconds", f"≤ {START} → ≥ {MUST}"],
@@ -115,10 +117,12 @@ def draw(trained: dict[int, dict[str, Any]], path: Path) -> None:
 
 def main(arguments: Sequence[str] = ()) -> None:
     chosen = _parser().parse_args(arguments)
-    if "relay" in chosen.only or "swapped" in chosen.only:
+    if {"relay", "swapped"} & set(chosen.only):
         _teams(chosen)
     if "kuhn" in chosen.only:
         _kuhn(chosen)
+    if "verifier" in chosen.only:
+        solver_verifier.measure(chosen.seeds[:2], chosen.steps, chosen.out, chosen.pictures / "solver-verifier.png")
 
 
 def _teams(chosen: argparse.Namespace) -> None:

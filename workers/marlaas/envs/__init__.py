@@ -8,4 +8,5 @@ BUILTINS = {
     "reasoning-gym": "marlaas.envs.reasoning:ReasoningGym",
     "relay": "marlaas.envs.team_tasks:Relay",
     "reverse": "marlaas.envs.tiny_tasks:Reverse",
+    "solver-verifier": "marlaas.envs.solver_verifier:SolverVerifier",
 }
