@@ -33,7 +33,7 @@ TABLE = {
     "suspend: maybe": "22: spec.suspend: expected true or false, found the text 'maybe'",
     "training: [steps, 3]": (
         f"21: spec.training: {MAPPING} a list; 'spec.training' takes algorithm, steps, groupsPerStep, microbatchTokens, "
-        "optimizer, maxStaleness, maxRefill, ratio, clip, kl, entropy, correction, overlong, data and seed"
+        "optimizer, maxStaleness, maxRefill, ratio, clip, baseline, kl, entropy, correction, overlong, data and seed"
     ),
     "poolRef: tiny": f"18: spec.poolRef: {MAPPING} the text 'tiny'; 'spec.poolRef' takes name",
     "agents: {name: policy}": "22: spec.agents: expected a list, found a mapping",
@@ -53,7 +53,10 @@ TABLE = {
         "17: spec.training: required, but missing (Algorithm, loss, optimizer and data)"
     ),
     # Values out of their bounds
-    "rollout: {groupSize: 1}": "20: spec.rollout.groupSize: must be at least 2, found 1",
+    "rollout: {groupSize: 0}": "20: spec.rollout.groupSize: must be at least 1, found 0",
+    "rollout: {groupSize: 1}": (
+        "20: spec.rollout.groupSize: groupSize 1 has nothing to compare a reward with; set training.baseline.type: running-mean, or at least 2"
+    ),
     "rollout: {temperature: 0.001}": "20: spec.rollout.temperature: must be at least 0.01, found 0.001",
     "training: {steps: 3, optimizer: {learningRate: 0}}": (
         "21: spec.training.optimizer.learningRate: must be more than 0, found 0"

@@ -2,6 +2,7 @@
 
 from marlaas.environment import Agent as Agent
 from marlaas.environment import Agents as Agents
+from marlaas.environment import Candidate as Candidate
 from marlaas.environment import Message as Message
 from marlaas.environment import Reply as Reply
 from marlaas.environment import Score as Score
