@@ -1,4 +1,4 @@
-"""Run the measurements: all of them (about an hour and a half), the named ones, or one with options of its own."""
+"""Run the measurements: all of them (about two hours), the named ones, or one with options of its own."""
 
 import argparse
 import ast
