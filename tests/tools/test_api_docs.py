@@ -50,7 +50,7 @@ def test_every_link_goes_to_a_heading() -> None:
 
 
 def test_a_row_says_type_default_bounds_and_meaning() -> None:
-    assert "| `groupSize` | integer | `8` | ≥ 2; ≤ 1024 | Episodes per task (G)" in api_docs.page()
+    assert "| `groupSize` | integer | `8` | ≥ 1; ≤ 1024 | Episodes per task (G)" in api_docs.page()
     assert (
         "| `steps` | integer | **required** | ≥ 1; ≤ 10 000 000 | Number of optimizer steps to train; may be raised later. |"
         in api_docs.page()
