@@ -43,6 +43,26 @@ async def test_every_record_is_in_its_file_once_and_in_order(bus, tmp_path, docu
             assert [line["version"] for line in _lines(folder, document(), "evals.jsonl")] == [0, 2]
 
 
+async def test_a_step_that_is_stored_while_records_are_read_is_not_lost(bus, document, step, evaluation):
+    """The steps are read, then a step and an evaluation are stored, and then the evaluations are read."""
+    records, job = RecordFile(document().ref), document()
+    await _publish(bus, step(job, 0))
+
+    class LateBus:
+        async def replay(self, stream, subject, first=1):
+            found = await bus.replay(stream, subject, first)
+            if subject.startswith("step.") and 1 not in records.steps and not records.evals:
+                await _publish(bus, step(job, 1), evaluation(job, 2, 0.5))
+            return found
+
+    late = LateBus()
+    assert await records.read(late)
+    assert (sorted(records.steps), sorted(records.evals)) == ([0], [2])
+    assert await records.read(late)
+    assert sorted(records.steps) == [0, 1]
+    assert not await records.read(late)
+
+
 async def test_a_record_without_a_mean_is_read_back_as_it_was(bus, tmp_path, document, evaluation):
     records = RecordFile(document().ref)
     records.add(evaluation(document(), 0, math.nan, ("olleh",)))

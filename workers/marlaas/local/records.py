@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from marlaas.local.folder import OutFolder, RunRecord, write
 from marlaas_api import subjects
-from marlaas_api.bus import Bus, Stored
+from marlaas_api.bus import Bus
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import BusMessage, EvalRecord, JobDocument, PoolDocument, Progress, StepRecord
 from marlaas_api.messages.job_spec import AgentSettings
@@ -42,20 +42,22 @@ class RecordFile:
     ref: JobRef
     steps: dict[int, StepRecord] = field(default_factory=dict)
     evals: dict[int, EvalRecord] = field(default_factory=dict)
-    next_sequence: int = 1
+    _next_sequences: dict[str, int] = field(default_factory=dict)
     _lines: dict[tuple[str, int], str] = field(default_factory=dict)
     _written: dict[str, int] = field(default_factory=dict)
 
     async def read(self, bus: Bus) -> bool:
         """Read new records of the stream; return whether there were any. Raises the errors of `Bus.replay`."""
-        stored: list[Stored] = []
+        is_any = False
         for subject in (subjects.step, subjects.evaluation):
             name = subject(self.ref.namespace, self.ref.name, "x", 0).rpartition(".")[0] + ".*"
-            stored += await bus.replay(subjects.STEPS, name, self.next_sequence)
-        for item in stored:
-            self.add(decode(item.data))
-            self.next_sequence = max(self.next_sequence, item.sequence + 1)
-        return bool(stored)
+            # A sequence for each subject: a step may be stored after the steps were read, and before an evaluation is.
+            stored = await bus.replay(subjects.STEPS, name, self._next_sequences.get(name, 1))
+            for item in stored:
+                self.add(decode(item.data))
+                self._next_sequences[name] = item.sequence + 1
+            is_any = is_any or bool(stored)
+        return is_any
 
     def add(self, message: BusMessage) -> None:
         """Add one record, unless it belongs to an earlier job of the same name."""
