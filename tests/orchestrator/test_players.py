@@ -136,6 +136,19 @@ def test_with_a_baseline_every_episode_has_signal(rewards, outcome):
     assert len(part.trajectories) == sum(reward is not None for reward in rewards)
 
 
+def test_with_groups_of_one_the_first_fault_does_not_fail_the_job():
+    job = a_job("sums", groupsPerStep=4, baseline={"type": "running-mean"})
+    job = job.model_copy(
+        update={"spec": job.spec.model_copy(update={"rollout": job.spec.rollout.model_copy(update={"group_size": 1})})}
+    )
+    played = JobState(job, History())
+    played.take_indices(4, 0)
+    for index in range(4):
+        assert played.faults.verdict() is None
+        played.add_episode(an_episode(job, index, 0, fault="env", rewards={}, leaves={}))
+    assert "100% of the last 4 episodes" in str(played.faults.verdict())
+
+
 def test_with_a_baseline_equal_candidates_are_not_trained():
     store, job = Experience((SOLVER,), 1, has_baseline=True), a_job("sums")
     choice = Choice(agent="solver", turns=(1, 2), rewards=(0.5, 0.5))

@@ -71,9 +71,10 @@ class JobState:
         self.tasks.note_steps(history.steps)
         has_baseline = spec.training.has_running_baseline
         self._experience = Experience(spec.agents, spec.rollout.group_size, has_baseline=has_baseline)
-        group = spec.rollout.group_size
-        window = max(2 * group, group * spec.training.groups_per_step)
-        self.faults = FaultWatch(window, spec.environment.max_fault_share, at_least=group)
+        group, num_groups = spec.rollout.group_size, spec.training.groups_per_step
+        # Of groups of one, a whole step: the first fault must not fail the job.
+        at_least = group if group > 1 else num_groups
+        self.faults = FaultWatch(max(2 * group, group * num_groups), spec.environment.max_fault_share, at_least)
         versions = {agent: self._recorded_version(agent) for agent in self.policies}
         self.assembly = Assembly(document.ref, self._rules(), self.finished, versions)
         self.assembly.restore(history.groups)
