@@ -55,7 +55,7 @@ class AccountingHarness:
         self.policies = {name: PolicyRecord(uid=document.uid, version=0) for name in self.names}
         self.pins, self.queue = {}, set()
         self.members, self.trained, self.written = Counter(), {name: [] for name in self.names}, []
-        self.turns, self.last_turn = {}, 0
+        self.turns, self.last_turn, self.num_waits = {}, 0, 0
         self.take_up()
 
     def take_up(self) -> None:
@@ -73,8 +73,8 @@ class AccountingHarness:
 
     def give_out(self, index: int) -> None:
         if self.state.strict:
-            for name in self.names:
-                self.pins.setdefault((name, index), self.policies[name].version)
+            for name, version in self.state.assembly.next_versions.items():
+                self.pins.setdefault((name, index), version)
         if not self.members[index]:
             self.queue.add(index)
 
@@ -106,6 +106,7 @@ class AccountingHarness:
             due, self.mark = self.mark, state.turns_from(self.last_turn)
             self.turns = {member: sequence for member, sequence in self.turns.items() if sequence >= due}
             self.effect()
+            self.write(state.assembly.close_if_due())
         needed = state.assembly.needed_versions(len(state.in_flight))
         is_fresh = state.strict or all(needed[name] <= record.version for name, record in self.policies.items())
         if state.assembly.want(len(state.in_flight)) and is_fresh:
@@ -130,9 +131,12 @@ class AccountingHarness:
             return
         index = self.chance.choice(sorted(self.queue))
         group, member = train_group(self.document.ref, index), self.members[index]
+        called = [name for name in self.names if len(self.names) == 1 or self.chance.random() < self.calls[name]]
+        if any(self.pins.get((name, index), 0) > self.policies[name].version for name in called):
+            self.num_waits += 1  # a turn waits for the commit of its agent
+            return
         self.last_turn += 1
         self.turns[index, member] = self.last_turn
-        called = [name for name in self.names if len(self.names) == 1 or self.chance.random() < self.calls[name]]
         for name in called:
             lag = self.chance.choice([0, 0, 0, 1, 2])
             self.pins.setdefault((name, index), max(0, self.policies[name].version - lag))

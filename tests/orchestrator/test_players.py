@@ -162,7 +162,9 @@ def state(newest: int, seed: int = 0, window: int = 3) -> JobState:
     past = PAST.model_copy(update={"policy": PolicySettings(of="solver", versions="past", window=window)})
     spec = job.spec.model_copy(update={"agents": (SOLVER, past)})
     job = job.model_copy(update={"spec": spec, "seed": seed})
-    return JobState(job, History(policies={"solver": PolicyRecord(uid=job.uid, version=newest, step=newest - 1)}))
+    made = JobState(job, History(policies={"solver": PolicyRecord(uid=job.uid, version=newest, step=newest - 1)}))
+    made.assembly.begin(made.versions)
+    return made
 
 
 @pytest.mark.parametrize(("newest", "possible"), [(0, {0}), (1, {0}), (2, {0, 1}), (9, {6, 7, 8})])

@@ -94,6 +94,24 @@ def test_strict_mode_gives_out_one_round_at_a_time_and_only_at_the_current_versi
     assert steps.open.agents["policy"].base_version == 1
 
 
+def test_in_strict_mode_a_step_of_several_agents_is_issued_before_the_commits_and_closed_after_them():
+    def pair(index: int, *trained: str) -> CompleteGroup:
+        own = {name: (group if name in trained else flat)(index).agents["policy"] for name in ("a", "b")}
+        return CompleteGroup(index, train_group(REF, index), own, Counter())
+
+    steps = Assembly(REF, STRICT, recorded=0, versions={"a": 0, "b": 0})
+    for index in range(2):
+        steps.resolve(pair(index, "a"), {"a": 0, "b": 0})
+    assert (steps.want(0), steps.next_versions) == (2, {"a": 1, "b": 0}), "b is not trained in step 0"
+    assert steps.recordable({"a": -1, "b": -1}) is None
+    messages = [message for index in (2, 3) for message in steps.resolve(pair(index, "a", "b"), {"a": 1, "b": 0})]
+    assert {type(message) for message in messages} == {GroupReady}
+    assert (steps.want(0), steps.close_if_due()) == (0, []), "a has not committed step 0"
+    steps.recorded(steps.recordable({"a": 0, "b": -1}), {"a": 1, "b": 0})
+    assert [(one.agent, one.base_version) for one in steps.close_if_due()] == [("a", 1), ("b", 0)]
+    assert (steps.want(0), steps.next_versions) == (2, {"a": 2, "b": 1})
+
+
 def test_groups_without_signal_are_drawn_anew_within_a_bound_and_then_the_step_goes_with_what_it_has():
     steps = fresh(STRICT)
     steps.resolve(flat(0), {"policy": 0})

@@ -129,15 +129,25 @@ async def test_an_older_version_is_found_through_its_successors(harness, make_en
     assert engine.calls[0].adapter.name == job.adapter(1).engine_name
 
 
-async def test_a_version_that_is_pinned_but_not_published_yet_is_waited_for(harness):
-    _, job = await harness.serving()
-    request = job.request()
+async def test_a_version_that_is_pinned_before_its_commit_is_waited_for_without_a_slot(
+    harness, make_engine, monkeypatch
+):
+    """A failed load would be tried again only after a pause, and would have taken the slot of another version."""
+    monkeypatch.setattr(requests, "HEARTBEAT_S", 0.05)
+    engine = make_engine(limits={"slots": 1})
+    await harness.replica(engine=engine)
+    job = await harness.job()
+    await harness.verified("rollout-0", job.adapter(0))
+    request, before = job.request(), job.request(index=1)
     await harness.pin(request, 1)
+    await harness.pin(before, 0)
     async with harness.asking(request) as asked:
-        await asked.until(ReplyPhase.ACCEPTED)
+        assert "its trainer has not committed it yet" in (await asked.until(ReplyPhase.HEARTBEAT)).doing
+        assert (await harness.ask(before)).phase is ReplyPhase.RESULT
         await harness.commit(job, 1)
         assert (await asked.end()).phase is ReplyPhase.RESULT
-    assert (await harness.turn(request)).version == 1
+    assert [(await harness.turn(one)).version for one in (before, request)] == [0, 1]
+    assert engine.loads == [job.adapter(version).engine_name for version in (0, 1)]
 
 
 async def test_one_slot_serves_many_jobs_in_turn(harness, make_engine):

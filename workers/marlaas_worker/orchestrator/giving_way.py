@@ -42,7 +42,7 @@ class Stops:
 
     def holds_back(self, state: JobState) -> bool:
         """Return whether the job may issue no groups. A strict job that gives way still completes the step that it has begun."""
-        return bool(self.pauses) or (bool(self.gives_way) and not (state.strict and state.num_open))
+        return bool(self.pauses) or (bool(self.gives_way) and not (state.strict and state.is_mid_step))
 
     def is_over(self, state: JobState | None, now: float) -> bool:
         """Return whether a job that gives way may be stopped now. state: None while its records are not read."""

@@ -21,17 +21,23 @@ def past_versions(state: JobState) -> dict[str, int]:
     """Return, by agent, the past version that it plays in the groups that are issued now.
 
     One version for each step: uniform among the agent's `window` versions before the newest, from the job's seed. Version 0
-    plays until there is another.
+    plays until there is another. In strict mode the newest is the version that is trained in the step.
     """
+    versions = _issued(state)
     draft, seed = state.assembly.open, state.document.seed
     step = state.finished if draft is None else draft.step
     drawn: dict[str, int] = {}
     for agent in past_players(state):
         assert agent.policy is not None
-        newest = state.versions[agent.policy_name]
+        newest = versions[agent.policy_name]
         oldest = max(0, newest - agent.policy.last)
         drawn[agent.name] = oldest + derive_seed(seed, agent.name, step) % max(1, newest - oldest)
     return drawn
+
+
+def _issued(state: JobState) -> dict[str, int]:
+    """Return, by agent, the version of the groups that are issued now. In strict mode an agent may not have committed it yet."""
+    return state.assembly.next_versions if state.strict else state.versions
 
 
 class Issuer:
@@ -67,7 +73,7 @@ class Issuer:
         for index in indices:
             task = state.tasks.train(index)
             if is_pinned:
-                await self._pin(task.group, state.versions)
+                await self._pin(task.group, _issued(state))
             await self._pin(task.group, past_versions(state))
             if task.group not in queued:
                 await self._records.publish_task(task)

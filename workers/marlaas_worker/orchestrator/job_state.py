@@ -127,6 +127,12 @@ class JobState:
         return len(self.in_flight | self.unrecorded)
 
     @property
+    def is_mid_step(self) -> bool:
+        """Whether groups of the open step are issued or decided."""
+        draft = self.assembly.open
+        return bool(self.in_flight) or (draft is not None and bool(draft.decided))
+
+    @property
     def is_drained(self) -> bool:
         """Whether nothing is played, evaluated or trained: the job may stop here without losing work."""
         idle = self.evaluation is None and not self.in_flight

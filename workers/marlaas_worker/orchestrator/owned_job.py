@@ -190,6 +190,7 @@ class OwnedJob:
             await self._records.write_ledger(state.ledger())
             await self._records.forget_groups(record.step)
             await self._mark(state)
+            await self._log(state.assembly.close_if_due())
 
     def _measure(self, state: JobState) -> None:
         """Note the job's use of TURNS and its need, estimated from the size of its latest episodes."""

@@ -7,8 +7,10 @@ Otherwise groups are taken as they complete.
 
 The agents of a job share the steps. A step is a set of groups, and closes for all agents at once: when enough of its groups
 train any agent, or at the refill bound. An agent without groups in it has a no-op; the others are not delayed by it. Each
-agent commits after its own `StepClosed`, whoever else is late, and the step is recorded after the last of them. Waits
-point from a step to the step before only, so there is no deadlock.
+agent commits after its own `StepClosed`, whoever else is late, and the step is recorded after the last of them. In strict mode
+the tasks of a step of several agents are issued as soon as the step before is closed, pinned to the versions which that step
+will make. So each agent's turns wait for its own commit only. The step itself closes after the step before is recorded, so
+that no agent is more than one step ahead. Waits point from a step to the step before only, so there is no deadlock.
 
 Every decision is a message of the GROUPS log of its agent, and the steps change only by applying these messages. So applying
 the logs to the state that the step records give restores the steps. A crash can leave a decision logged for some agents
@@ -77,6 +79,14 @@ class Assembly:
         return self.drafts[-1] if self.drafts and not self.drafts[-1].closed else None
 
     @property
+    def next_versions(self) -> dict[str, int]:
+        """By agent, the version at which the open step is trained; its trainer may not have committed it yet."""
+        draft = self.open
+        return (
+            dict(self.versions) if draft is None else {name: part.base_version for name, part in draft.agents.items()}
+        )
+
+    @property
     def unfinished(self) -> set[int]:
         """Indices of groups whose decision an earlier orchestrator has logged for some agents only."""
         return {index for draft in self.drafts for index in draft.unfinished}
@@ -126,7 +136,7 @@ class Assembly:
     def close_if_due(self) -> list[GroupLogEntry]:
         """Close the open step if it is full or has resolved its maximum of groups; return the messages to log."""
         draft = self.open
-        if draft is None or draft.unfinished or not (self._is_due(draft) or self._is_closing(draft)):
+        if draft is None or draft.unfinished or not (self._may_close(draft) or self._is_closing(draft)):
             return []
         closed: list[GroupLogEntry] = [
             StepClosed(
@@ -167,7 +177,7 @@ class Assembly:
             return 0
         room = min(self._missing(draft), self.rules.max_resolved - len(draft.decided))
         if self.rules.max_staleness == 0:
-            ready = in_flight == 0 and len(self.drafts) == 1
+            ready = in_flight == 0 and len(self.drafts) <= (2 if len(self.versions) > 1 else 1)
             return max(0, room) if ready else 0
         later = (self.rules.steps - draft.step - 1) * self.rules.groups_per_step
         credit = (self.rules.max_staleness + 1) * self.rules.groups_per_step - in_flight - self.num_uncommitted()
@@ -207,7 +217,9 @@ class Assembly:
     def _missing(self, draft: StepDraft) -> int:
         return self.rules.groups_per_step - len(draft.trained)
 
-    def _is_due(self, draft: StepDraft) -> bool:
+    def _may_close(self, draft: StepDraft) -> bool:
+        if self.rules.max_staleness == 0 and len(self.drafts) > 1:
+            return False
         return self._missing(draft) <= 0 or len(draft.decided) >= self.rules.max_resolved
 
     def _is_closing(self, draft: StepDraft) -> bool:

@@ -74,6 +74,8 @@ class Versions:
             return f"the last attempt failed: {failure.error}"
         if not self._engine.up:
             return "the engine is restarting"
+        if not self._is_committed(adapter):
+            return "its trainer has not committed it yet"
         if name in self._resident:
             return "it is being loaded and proven"
         return f"no free slot: all {self.proven.table.num_slots} hold versions in use"
@@ -161,8 +163,14 @@ class Versions:
         ordered = order_waits(waits, self._engine.limiter.usage)
         own = (ref for agent, ref in self.proven.newest.items() if agent not in self.proven.elsewhere)
         newest = sorted(own, key=lambda ref: -self._used_at.get(ref.at(0), 0.0))
-        refs = [*(waits.adapter(wait.name) for wait in ordered), *newest]
+        waiting = (waits.adapter(wait.name) for wait in ordered)
+        refs = [*(ref for ref in waiting if self._is_committed(ref)), *newest]
         return {ref.engine_name: ref for ref in refs if self._retries.may_try(ref.engine_name, now)}
+
+    def _is_committed(self, adapter: AdapterRef) -> bool:
+        """Return False if a version is known not to be committed yet. A strict job's groups are pinned before that."""
+        newest = self.proven.newest.get(adapter.at(0))
+        return newest is None or adapter.version <= newest.version
 
     def _until_review(self) -> float:
         """Return the seconds until the next round, unless something wakes it earlier."""
