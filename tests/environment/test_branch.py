@@ -7,6 +7,7 @@ from tests.environment.test_together import FIRST, SECOND, OrderedReplies, agent
 
 from marlaas.environment import Agents, TurnLimit
 from marlaas.environment_types import Split, Task
+from marlaas.envs.loading import Environment
 from marlaas.envs.playing import InvalidScore, play_episode
 from marlaas.episode_state import EpisodeState
 from marlaas_api.errors import InvalidInput
@@ -97,17 +98,12 @@ def rewarded(*rewards):
 
 def test_an_outcome_has_the_rewards_of_the_candidates():
     state = EpisodeState(["a"], OrderedReplies())
-    found = play_episode(Wrapped(rewarded(1.0, 0.0, 2.5)), Task(Split.TRAIN, 0, 0), state)
+    found = play_episode(Environment(rewarded(1.0, 0.0, 2.5), True), Task(Split.TRAIN, 0, 0), state)
     assert (found.rewards, found.choices) == ({"a": 0.5}, {0: [1.0, 0.0, 2.5]})
 
 
 def test_a_candidates_reward_is_a_number():
     with pytest.raises(InvalidScore, match="the reward of a candidate is 'best'"):
-        play_episode(Wrapped(rewarded(1.0, "best")), Task(Split.TRAIN, 0, 0), EpisodeState(["a"], OrderedReplies()))
-
-
-class Wrapped:
-    """An environment of one function."""
-
-    def __init__(self, play) -> None:
-        self.play = play
+        play_episode(
+            Environment(rewarded(1.0, "best"), True), Task(Split.TRAIN, 0, 0), EpisodeState(["a"], OrderedReplies())
+        )

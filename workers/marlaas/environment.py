@@ -17,7 +17,8 @@ episode is affected. A second parameter named `agents` receives all agents of th
         return {"solver": 1.0, "verifier": 0.0}
 
 An attribute `agents` of the function or class names the agents that it needs, as in `team.agents = ("solver", "verifier")`;
-a job without them is refused before it starts.
+a job without them is refused before it starts. A function `agents_of(task)`, as an attribute or method, names the agents
+that a task calls; a call of another agent is then a fault of the environment.
 
 A class is an environment as well. `__init__(self, **args)` runs once per sandbox: load data there. `play(self,
 task, agent)` runs once per episode, on that episode's own copy of the object.

@@ -27,7 +27,7 @@ class Rewarded(Protocol):
 class EpisodeState:
     """State that the agents of an episode share: channel, sampling temperature, rewards so far, and seconds spent in tools.
 
-    `choices`: by number, the candidates of each choice. `tool_s` excludes the time that turns within a tool call take. `is_strict`: the job's steps must depend on nothing but its
+    `may_speak`: the agents that the task calls. `choices`: by number, the candidates of each choice. `tool_s` excludes the time that turns within a tool call take. `is_strict`: the job's steps must depend on nothing but its
     seeds, so only the thread of `play` and declared branches may speak.
     """
 
@@ -35,6 +35,7 @@ class EpisodeState:
         self, names: Iterable[str], channel: Channel, temperature: float = 1.0, *, is_strict: bool = False
     ) -> None:
         self.rewards = dict.fromkeys(names, 0.0)
+        self.may_speak = frozenset(self.rewards)
         self.choices: dict[int, Sequence[Rewarded]] = {}
         self.temperature = temperature
         self.tool_s = 0.0
@@ -58,6 +59,8 @@ class EpisodeState:
         Args:
             in_any_thread: the caller answers for the order of the turns.
         """
+        if request.agent not in self.may_speak:
+            raise InvalidInput(f"agent {request.agent!r} was called, but `agents_of` does not name it for this task")
         branch = self.branch()
         if branch is None and self._is_strict and not in_any_thread:
             raise InvalidInput(f"an agent was spoken to in a thread that the episode does not know: {_ARBITRARY}")

@@ -9,9 +9,11 @@ and optional (`pip install 'marlaas[verifiers]'`).
 import asyncio
 import itertools
 import os
+import statistics
+from collections.abc import Iterable
 from typing import Any
 
-from marlaas.environment import Agent, Score, Split, Task
+from marlaas.environment import Agent, Agents, Score, Split, Task
 from marlaas.openai_server import OpenAIServer
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import split_of
@@ -54,25 +56,84 @@ class Verifiers:
             trace = asyncio.run(self._run(tasks[task.index % len(tasks)], agent.name, server))
             if not trace.ok:
                 raise RuntimeError("; ".join(f"{one.type}: {one.message}" for one in trace.errors) or "no rollout")
-        rewards = {f"reward/{name}": one.score for name, one in trace.rewards.items() if one is not None}
-        metrics = {name: float(value) for name, value in trace.metrics.items() if value is not None}
-        return Score(trace.reward, rewards | metrics)
+        return Score(trace.reward, _metrics([trace]))
 
     async def _run(self, task: Any, model: str, server: OpenAIServer) -> Any:
-        os.environ[_KEY] = (
-            server.api_key
-        )  # the library reads the key from an environment variable; this process belongs to the episode alone
-        config = vf.AgentConfig(
-            harness=vf.HarnessConfig(id="null"),
-            runtime=vf.SubprocessConfig(),
-            model=model,
-            client=vf.EvalClientConfig(base_url=server.base_url, api_key_var=_KEY),
-            max_turns=self._max_turns,
-        )
+        config = vf.AgentConfig(**_seat(model, server), max_turns=self._max_turns)
         agent = vf.make_agent(config)
         agent.harness = ChatLoop(config.harness)
         async with agent:
             return await agent.run(task)
+
+
+class VerifiersTeam:
+    """Plays a multi-agent environment of the `verifiers` library (`vf.Env` with `run(task, agents)`).
+
+    Each of its agents is the job's agent of the same name. An agent's reward is that of its trace: the weighted sum of the
+    rewards that the task and the environment have recorded on it; the mean if the agent ran several times, 0 if it never ran.
+
+    Args:
+        taskset: id of an installed taskset.
+        env: id of an installed environment, such as `user-sim`; empty: the one that the taskset's module exports.
+        config: the taskset's own configuration.
+        settings: the environment's own configuration. Model, client, runtime and harness of agents are set by this class.
+        num_tasks: number of tasks to take from an endless taskset.
+    """
+
+    def __init__(
+        self,
+        taskset: str,
+        env: str = "",
+        config: dict[str, Any] | None = None,
+        settings: dict[str, Any] | None = None,
+        num_tasks: int = 1000,
+    ) -> None:
+        self._names = self.agents(taskset, env)
+        self._settings = (settings or {}) | {"id": env, "taskset": (config or {}) | {"id": taskset}}
+        self._tasks = _tasks_of(taskset, config or {}, num_tasks)
+        try:
+            vf.resolve_env_config(self._settings)
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(f"verifiers: settings of environment {env or taskset!r}: {error}") from error
+
+    @staticmethod
+    def agents(taskset: str, env: str = "", **_: object) -> tuple[str, ...]:
+        """Return the names of the agents of an environment. Raises InvalidInput."""
+        try:
+            fields = vf.env_config_type(taskset, env).model_fields.items()
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
+            raise InvalidInput(f"verifiers: environment {env or taskset!r}: {error}") from error
+        return tuple(name for name, field in fields if isinstance(field.default, vf.AgentConfig))
+
+    def play(self, task: Task, agents: Agents) -> Score:
+        """Play one episode. Raises TurnLimit, and RuntimeError with the library's text if the library reports an error."""
+        tasks = self._tasks[task.split]
+        with agents[self._names[0]].openai() as server:
+            episode = asyncio.run(self._run(tasks[task.index % len(tasks)], server))
+            if not episode.ok:
+                errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+                raise RuntimeError("; ".join(f"{one.type}: {one.message}" for one in errors) or "no episode")
+        traces = {name: [one for one in episode.traces if one.agent.name == name] for name in self._names}
+        rewards = {name: _mean(one.reward for one in own) for name, own in traces.items()}
+        metrics = {f"{name}/{key}": value for name, own in traces.items() for key, value in _metrics(own).items()}
+        return Score(rewards, metrics)
+
+    async def _run(self, task: Any, server: OpenAIServer) -> Any:
+        seats = {name: dict(self._settings.get(name) or {}) | _seat(name, server) for name in self._names}
+        env = vf.load_environment(vf.resolve_env_config(self._settings | seats))
+        setup = env.setup
+
+        async def with_chat_loops(agents: Any) -> None:
+            for name in self._names:
+                agent = getattr(agents, name)
+                agent.harness = ChatLoop(agent.harness.config)
+            await setup(agents)
+
+        env.setup = with_chat_loops
+        async with env.serving():
+            # Every agent has a model and a client of its own, so these are never used.
+            unused = vf.ModelContext(model=self._names[0], client=_client(server))
+            return await env.run_episode(task, unused)
 
 
 class ChatLoop(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
@@ -103,6 +164,38 @@ class ChatLoop(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
         async with openai.AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0, timeout=None) as client:
             await client.chat.completions.create(model=ctx.model, messages=messages)
         return vf.ProgramResult(0, "", "")
+
+
+def _seat(name: str, server: OpenAIServer) -> dict[str, Any]:
+    """Return how the library runs an agent: with the chat loop, and with the job's agent of this name as its model."""
+    return {
+        "harness": vf.HarnessConfig(id="null"),
+        "runtime": vf.SubprocessConfig(),
+        "model": name,
+        "client": _client(server),
+    }
+
+
+def _client(server: OpenAIServer) -> Any:
+    # The library reads the key from an environment variable. This process belongs to the episode alone.
+    os.environ[_KEY] = server.api_key
+    return vf.EvalClientConfig(base_url=server.base_url, api_key_var=_KEY)
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return statistics.fmean(found) if found else 0.0
+
+
+def _metrics(traces: list[Any]) -> dict[str, float]:
+    """Return the mean of each reward and each metric over an agent's traces."""
+    found: dict[str, list[float]] = {}
+    for trace in traces:
+        scores = {f"reward/{name}": one.score for name, one in trace.rewards.items() if one is not None}
+        for name, value in (scores | trace.metrics).items():
+            if value is not None:
+                found.setdefault(name, []).append(float(value))
+    return {name: _mean(values) for name, values in found.items()}
 
 
 def _tasks_of(taskset: str, config: dict[str, Any], num_tasks: int) -> dict[Split, list[Any]]:

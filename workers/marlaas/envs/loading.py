@@ -10,7 +10,8 @@ import importlib
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, get_type_hints
 
 from marlaas.environment import Agent, Task
@@ -27,6 +28,25 @@ class Environment:
 
     code: Callable[..., object]
     takes_all_agents: bool
+    named_agents: Callable[[Task], object] | None = None
+
+    def agents_of(self, task: Task, names: Sequence[str]) -> tuple[str, ...]:
+        """Return the agents that a task calls: those that the environment's `agents_of` names, or all.
+
+        Args:
+            names: the job's agents.
+
+        Raises InvalidInput (unknown names), and what the environment's own code raises.
+        """
+        if self.named_agents is None:
+            return tuple(names)
+        named = self.named_agents(replace(task))  # a copy, so that `play` draws the same as without `agents_of`
+        if isinstance(named, str) or not isinstance(named, Iterable):
+            raise InvalidInput(f"`agents_of` returned {named!r:.80}; expected names of agents, such as ('solver',)")
+        called = tuple(named)
+        if unknown := [name for name in called if name not in names]:
+            raise InvalidInput(f"`agents_of` names {unknown[0]!r:.80}; the job's agents are {', '.join(names)}")
+        return called
 
     def play(self, task: Task, agents: Mapping[str, Agent]) -> object:
         """Play one episode. Returns and raises what the environment's own code returns and raises."""
@@ -59,8 +79,13 @@ class EnvironmentCode:
                 "parameter of `play` `agents` to receive all of them by name"
             )
         needed = getattr(self.target, "agents", ())
+        if callable(needed):
+            needed = needed(**self.args)
         if not isinstance(needed, tuple | list) or not all(isinstance(name, str) for name in needed):
             raise InvalidInput(f"{what}: its attribute `agents` is {needed!r:.80}; expected a tuple of agents' names")
+        agents_of = getattr(self.target, "agents_of", None)
+        if agents_of is not None and not callable(agents_of):
+            raise InvalidInput(f"{what}: its `agents_of` is {agents_of!r:.80}; expected a function of a task")
         if lacking := [name for name in needed if name not in agents]:
             raise InvalidInput(
                 f"{what} needs the agents {', '.join(needed)}; the job lacks {', '.join(lacking)} (its agents: {', '.join(agents)})"
@@ -70,12 +95,14 @@ class EnvironmentCode:
         """Create the environment. Raises the exceptions of its `__init__`."""
         if inspect.isclass(self.target):
             made: Any = self.target(**self.args)
-            return Environment(made.play, _takes_all(made.play, has_self=False))
+            return Environment(made.play, _takes_all(made.play, has_self=False), getattr(made, "agents_of", None))
 
         def play_with_args(task: Task, agent: object) -> object:
             return self.target(task, agent, **self.args)
 
-        return Environment(play_with_args, _takes_all(self.target, has_self=False))
+        own = getattr(self.target, "agents_of", None)
+        agents_of = None if own is None else partial(own, **self.args)
+        return Environment(play_with_args, _takes_all(self.target, has_self=False), agents_of)
 
 
 def resolve(name: str, args: Mapping[str, Any]) -> EnvironmentCode:

@@ -1,0 +1,45 @@
+"""A taskset with an environment of two agents, as its author would write it for `verifiers`; it knows nothing of MARLaaS."""
+
+import verifiers.v1 as vf
+
+__all__ = ["ProofEnv", "Sums"]
+
+
+class SumData(vf.TaskData):
+    answer: str
+
+
+class SumTask(vf.Task[SumData]):
+    @vf.reward
+    async def right(self, trace) -> float:
+        return float(str(trace.branches[-1].messages[-1].content) == self.data.answer)
+
+
+class Sums(vf.Taskset[SumTask, vf.TasksetConfig]):
+    def load(self):
+        for a in range(1, 10):
+            for b in range(1, 10):
+                yield SumTask(SumData(prompt=f"{a} + {b}?", answer=str(a + b)))
+
+
+class ProofConfig(vf.EnvConfig):
+    solver: vf.AgentConfig = vf.AgentConfig()
+    verifier: vf.AgentConfig = vf.AgentConfig()
+    drafts: int = 1
+
+
+class ProofEnv(vf.Env[ProofConfig]):
+    async def setup(self, agents):
+        agents.verifier.trainable = False
+
+    async def run(self, task, agents):
+        for _ in range(self.config.drafts):
+            draft = await agents.solver.run(task)
+            text = draft.branches[-1].messages[-1].content
+            question = f"{task.data.prompt} {text}: right or wrong?"
+            await agents.verifier.run(vf.Task(vf.TaskData(idx=0, prompt=question)))
+
+    async def finalize(self, task, episode):
+        for draft, verdict in zip(episode.traces[::2], episode.traces[1::2], strict=True):
+            said = str(verdict.branches[-1].messages[-1].content)
+            verdict.record_reward("found", float((said == "right") == (draft.reward == 1.0)), weight=0.5)
