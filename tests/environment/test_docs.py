@@ -31,7 +31,7 @@ class Block:
 
 
 BLOCKS = [Block(*found.groups()) for found in FENCE.finditer(PAGE.read_text())]
-OPENAI = dict(FENCE.findall((DOCS / "openai.md").read_text()))
+OPENAI = [Block(*found) for found in FENCE.findall((DOCS / "openai.md").read_text())]
 
 
 def blocks(language: str) -> list[str]:
@@ -105,7 +105,8 @@ def test_what_the_page_counts_is_so() -> None:
 
 
 def test_the_agent_of_the_openai_page_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "adder.py").write_text(OPENAI["python"])
+    (code,) = (block.text for block in OPENAI if block.language == "python")
+    (tmp_path / "adder.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
     replies: list[str] = []
 
@@ -120,6 +121,7 @@ def test_the_agent_of_the_openai_page_plays(tmp_path: Path, monkeypatch: pytest.
     assert [asked.request.parent for asked in channel.asked] == [None, 0]
 
 
-def test_the_environment_of_the_openai_pages_manifest_is_found() -> None:
-    environment = yaml.safe_load(OPENAI["yaml"])["environment"]
-    assert resolve(environment["name"], environment["args"]).name == "marlaas.verifiers:Verifiers"
+def test_the_environments_of_the_openai_pages_manifests_are_found() -> None:
+    found = [yaml.safe_load(block.text)["environment"] for block in OPENAI if block.language == "yaml"]
+    names = [resolve(environment["name"], environment["args"]).name for environment in found]
+    assert names == ["marlaas.verifiers:Verifiers", "marlaas.verifiers:VerifiersTeam"]

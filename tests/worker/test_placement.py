@@ -8,37 +8,37 @@ from dataclasses import replace
 
 import pytest
 
-from marlaas_worker.placement import EPSILON, Candidate, place
+from marlaas_worker.placement import EPSILON, AgentLoad, place
 
 SEEDS = range(60)
 
 
-def drawn(seed: int) -> tuple[dict[str, Candidate], list[str]]:
+def drawn(seed: int) -> tuple[dict[str, AgentLoad], list[str]]:
     """Agents with costs that differ by up to a factor of ten, some with a holder, and workers."""
     draw = random.Random(seed)
     workers = [f"trainer-{number}" for number in range(draw.randint(1, 6))]
     holders = [*workers, "dead", ""]
     agents = {
-        f"team.job-{number}.policy": Candidate(draw.uniform(1.0, 10.0), draw.choice(holders))
+        f"team.job-{number}.policy": AgentLoad(draw.uniform(1.0, 10.0), draw.choice(holders))
         for number in range(draw.randint(0, 60))
     }
     return agents, workers
 
 
-def held(agents: Mapping[str, Candidate], placed: Mapping[str, str]) -> dict[str, Candidate]:
+def held(agents: Mapping[str, AgentLoad], placed: Mapping[str, str]) -> dict[str, AgentLoad]:
     """The agents when every worker has taken what it was given."""
     return {name: replace(agent, holder=placed[name]) for name, agent in agents.items()}
 
 
-def loads(agents: Mapping[str, Candidate], placed: Mapping[str, str], workers: Collection[str]) -> Counter[str]:
+def loads(agents: Mapping[str, AgentLoad], placed: Mapping[str, str], workers: Collection[str]) -> Counter[str]:
     found = Counter(dict.fromkeys(workers, 0.0))
     for name, worker in placed.items():
         found[worker] += agents[name].cost
     return found
 
 
-def equal(num: int) -> dict[str, Candidate]:
-    return {f"team.job-{number}.policy": Candidate() for number in range(num)}
+def equal(num: int) -> dict[str, AgentLoad]:
+    return {f"team.job-{number}.policy": AgentLoad() for number in range(num)}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -104,7 +104,7 @@ def test_agents_that_a_worker_gave_up_for_another_do_not_come_back() -> None:
 
 
 def test_an_agent_goes_to_no_worker_that_refuses_it() -> None:
-    refused = Candidate(holder="a", refused=frozenset({"a"}))
+    refused = AgentLoad(holder="a", refused=frozenset({"a"}))
     assert place({"agent": refused}, ["a", "b"]) == {"agent": "b"}
     assert place({"agent": replace(refused, refused=frozenset("ab"))}, ["a", "b"]) == {}
 

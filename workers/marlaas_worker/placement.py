@@ -20,7 +20,7 @@ EPSILON = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class AgentLoad:
     """An agent to place.
 
     cost: its share of load, above 0. holder: the worker that has it now; empty if none. refused: workers that do not
@@ -32,7 +32,7 @@ class Candidate:
     refused: frozenset[str] = frozenset()
 
 
-def place(agents: Mapping[str, Candidate], workers: Collection[str]) -> dict[str, str]:
+def place(agents: Mapping[str, AgentLoad], workers: Collection[str]) -> dict[str, str]:
     """Return the worker of each agent, by agent. Agents that all workers refuse are left out."""
     eligible = {name: agent for name, agent in agents.items() if set(workers) - agent.refused}
     if not eligible:
@@ -52,7 +52,7 @@ def rank(agent: str, worker: str) -> int:
 class _Loads:
     """A placement in the making."""
 
-    def __init__(self, agents: Mapping[str, Candidate], workers: Collection[str]) -> None:
+    def __init__(self, agents: Mapping[str, AgentLoad], workers: Collection[str]) -> None:
         self._agents = agents
         self._of = dict.fromkeys(sorted(workers), 0.0)
         self._mean = sum(agent.cost for agent in agents.values()) / len(self._of)

@@ -55,7 +55,7 @@ class _File:
 
 
 @dataclass(slots=True)
-class Issuer:
+class LocalIssuer:
     """Issues credentials with keys that are valid for one run, and renews them in place."""
 
     keys: BusKeys

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from marlaas.local.credentials import CredentialSource, Issuer, OneForAll
+from marlaas.local.credentials import CredentialSource, LocalIssuer, OneForAll
 from marlaas.local.folder import OutFolder
 from marlaas.local.processes import Watchdog
 from marlaas_api.background import background
@@ -52,7 +52,7 @@ async def message_server(
         return
     keys = BusKeys.make()
     embedded = EmbeddedNats(folder.nats_store, log_path=folder.logs / "nats.log", extra_config=server_config(keys))
-    with closing(Issuer(keys)) as issuer:
+    with closing(LocalIssuer(keys)) as issuer:
         async with (
             embedded,
             background(_keep_alive(embedded, watchdog)),

@@ -40,7 +40,7 @@ def _issued(state: JobState) -> dict[str, int]:
     return state.assembly.next_versions if state.strict else state.versions
 
 
-class Issuer:
+class TaskIssuer:
     """Publishes tasks. reports: returns the latest reports of all replicas."""
 
     def __init__(self, records: Records, reports: Callable[[], Iterable[ReplicaReport]]) -> None:

@@ -26,7 +26,7 @@ from marlaas_worker.orchestrator.capacity import unserved
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
 from marlaas_worker.orchestrator.faults import GivenUp
 from marlaas_worker.orchestrator.giving_way import Stops
-from marlaas_worker.orchestrator.issuing import Issuer
+from marlaas_worker.orchestrator.issuing import TaskIssuer
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.records import Records, SharedState
 from marlaas_worker.orchestrator.retention import Retention
@@ -53,7 +53,7 @@ class OwnedJob:
         self._context, self._reports, self._room = context, shared.reports, shared.room
         self._policies, self._num_jobs = shared.policies, shared.num_jobs
         self._records = Records(context, document)
-        self._issuer = Issuer(self._records, shared.reports)
+        self._issuer = TaskIssuer(self._records, shared.reports)
         self.times = AdmittedTime.of(before, context.now())
         self.stops, self._given_up = Stops(), GivenUp()
         self._usage = JobUsage.of(document.uid, before)

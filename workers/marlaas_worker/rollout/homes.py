@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from marlaas_api.messages import JobAgent, ReplicaReport
 from marlaas_api.names import group_token
-from marlaas_worker.placement import Candidate, place, rank
+from marlaas_worker.placement import AgentLoad, place, rank
 
 _NUMBER = re.compile(r"[a-z](\d+)")
 
@@ -53,7 +53,7 @@ def homes(
     held = _held(reports)
     names = {one.policy_key: one.adapter(0).engine_name.partition("@")[0] for one in agents}
     single = {
-        key: Candidate(float(loads[key]), _holder(key, held.get(names[key], ()), replicas))
+        key: AgentLoad(float(loads[key]), _holder(key, held.get(names[key], ()), replicas))
         for key, need in needs.items()
         if need == 1
     }

@@ -62,7 +62,7 @@ class _DoesNotFit(Exception):
         self.rows = rows
 
 
-class AgentTraining:
+class AgentTrainer:
     """Training of a bound agent.
 
     lease: the last committed policy record. over: True while resources are being released; nothing more is trained.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from marlaas_api.messages import ReplicaReport
 from marlaas_worker.metrics import Sample, of_job, of_report
-from marlaas_worker.trainer.agent import AgentTraining
+from marlaas_worker.trainer.agent import AgentTrainer
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.shared import TrainerDependencies
 from marlaas_worker.trainer.view import PolicyEntry
@@ -18,7 +18,7 @@ class Running:
 
     assignment: Assignment
     task: asyncio.Task[None]
-    training: AgentTraining | None = None
+    training: AgentTrainer | None = None
     over: bool = False
 
     @property

@@ -24,7 +24,7 @@ from marlaas_worker.metrics import Sample
 from marlaas_worker.reporter import Reporter, resident_bytes
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.trainer import agent_memory
-from marlaas_worker.trainer.agent import AgentTraining
+from marlaas_worker.trainer.agent import AgentTrainer
 from marlaas_worker.trainer.agent_memory import AgentMemory
 from marlaas_worker.trainer.assignment import Absences, Assignment, Recent, may_bind
 from marlaas_worker.trainer.calibration import calibrate, engine_dtype, publish
@@ -207,7 +207,7 @@ class Trainer:
     async def _bind_and_train(self, assignment: Assignment, current: Entry | None) -> None:
         bucket = await self._context.bus.bucket(subjects.POLICY)
         policy = PolicyKey(self._context, bucket, assignment, self._timing.retry_s)
-        training = AgentTraining(self._dependencies, assignment, policy, await policy.bind(current))
+        training = AgentTrainer(self._dependencies, assignment, policy, await policy.bind(current))
         self._running[assignment.policy_key].training = training
         try:
             await training.run()

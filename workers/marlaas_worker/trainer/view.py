@@ -9,7 +9,7 @@ from marlaas_api import subjects
 from marlaas_api.bucket_cache import BucketCache
 from marlaas_api.bus import Bus, Entry
 from marlaas_api.messages import JobDocument, PolicyRecord, Progress, ReplicaReport
-from marlaas_worker.placement import Candidate, place
+from marlaas_worker.placement import AgentLoad, place
 from marlaas_worker.trainer.assignment import Assignment, assignments, ended_assignments
 
 # More than two intervals of re-reads, and less than the lifetime of a live trainer's report.
@@ -68,7 +68,7 @@ class View:
         others = {name: keys for name, keys in self.refused.items() if name != trainer}
         refusing = {**others, trainer: frozenset(refused)}
         candidates = {
-            key: Candidate(
+            key: AgentLoad(
                 holder=self._holder(key), refused=frozenset(name for name, keys in refusing.items() if key in keys)
             )
             for key in self.wanted
