@@ -28,6 +28,7 @@ NAMES = (
     "agents",
     "multitenant",
     "fairness",
+    "quality",
     "neighbours",
     "soak",
     "arithmetic",
