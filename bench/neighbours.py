@@ -3,7 +3,8 @@
 attack: seconds per step (median) of one `calculator` job (8 episodes a step, tools of 0.4 s) in a run with one other tenant of
 equal weight: nobody; a peer with 8 jobs of the same kind, which leaves it its entitled share; 100 jobs of the same kind at
 once; 8 jobs whose prompts fill the context; whose environments hang; whose environments compute; that flood the engine
-with short turns. Printed is the ratio to the peer.
+with short turns. Printed is the ratio to the peer, and where the time goes: mean seconds of the slowest episode of each step in
+the engine, before the engine, in tools and elsewhere, and of the step after that episode.
 newcomer: seconds from `marlaas submit` of a new tenant's job to its first step, in a run of 31 jobs of other tenants, and in
 one of a single job.
 """
@@ -21,7 +22,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import yaml
@@ -29,11 +30,16 @@ import yaml
 from bench import multitenant_env, neighbour_env, options
 from bench.multitenant_workload import Mode, Workload, manifests
 from bench.runs import print_table
+from marlaas.episodes.files import read
+from marlaas.episodes.record import EpisodeRecord
+from marlaas_api.names import Split
+from marlaas_worker.orchestrator.experience import group_index
 
 WAIT_S, SLOTS, ENDLESS = 0.4, 16, 10_000
 STRICT = Mode("D", strict=True, together=True)
 GOOD = "team-good"
 ATTACKS = ("nobody", "peer", "many", "giant", "hanging", "busy", "flood")
+PARTS = ("engine", "before it", "tools", "elsewhere", "after the episode")
 _POLL_S, _TIMEOUT_S = 0.1, 400.0
 Manifest = dict[str, Any]
 
@@ -107,12 +113,30 @@ def wait_for_steps(out: Path, job: Manifest, number: int) -> list[float]:
     return found
 
 
-def step_s(attack: str, number: int, folder: Path) -> float:
-    """Return the median seconds of a step of the well-behaved job, after two steps to begin with."""
+def step_s(attack: str, number: int, folder: Path) -> tuple[float, list[float]]:
+    """Return the median seconds of a step of the well-behaved job, after two steps to begin with, and `parts` of its steps."""
     (own,) = jobs(1, GOOD)
     with running([pool(), own, *neighbours(attack)], folder / attack) as out:
         found = wait_for_steps(out, own, number + 3)
-    return median(after - before for before, after in pairwise(found[2:]))
+    records = [json.loads(line) for line in (out / GOOD / own["metadata"]["name"] / "steps.jsonl").open()]
+    episodes = list(read(out / GOOD / own["metadata"]["name"]))
+    return median(after - before for before, after in pairwise(found[2:])), parts(records[3:], episodes)
+
+
+def parts(records: Sequence[dict[str, Any]], episodes: Sequence[EpisodeRecord]) -> list[float]:
+    """Return mean seconds of the parts of a step: `PARTS`. Steps without a recorded episode are left out.
+
+    records: lines of `steps.jsonl`.
+    """
+    rows = []
+    for record in records:
+        own = [one for one in episodes if one.split is Split.TRAIN and group_index(one.group) in record["indices"]]
+        if own:
+            slowest = max(own, key=lambda one: one.duration_s)
+            engine_s, queue_s = (sum(getattr(turn, part) for turn in slowest.turns) for part in ("engine_s", "queue_s"))
+            rest_s = slowest.duration_s - engine_s - queue_s - slowest.tool_s
+            rows.append([engine_s, queue_s, slowest.tool_s, rest_s, record["wall_s"] - slowest.duration_s])
+    return [fmean(column) for column in zip(*rows, strict=True)]
 
 
 def newcomer_s(others: int, folder: Path) -> float:
@@ -134,9 +158,9 @@ def attack_rows(attacks: Collection[str], num_steps: int, folder: Path) -> Itera
     """Measure the attacks in the order of `ATTACKS`, so that the peer is known before those that are compared with it."""
     peer = None
     for attack in sorted(attacks, key=ATTACKS.index):
-        seconds = step_s(attack, num_steps, folder)
+        seconds, where = step_s(attack, num_steps, folder)
         peer = seconds if attack == "peer" else peer
-        yield [attack, f"{seconds:.2f}", f"{seconds / peer:.2f}" if peer else ""]
+        yield [attack, f"{seconds:.2f}", f"{seconds / peer:.2f}" if peer else "", *(f"{one:.2f}" for one in where)]
 
 
 def newcomer_rows(numbers: Collection[int], folder: Path) -> Iterator[list[Any]]:
@@ -157,7 +181,7 @@ def main(words: Sequence[str] = ()) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         if chosen.attacks:
-            head = ["other tenant", "seconds per step", "against the peer"]
+            head = ["other tenant", "seconds per step", "against the peer", *PARTS]
             print_table(head, attack_rows(chosen.attacks, chosen.steps, folder))
         if chosen.others:
             print(flush=True)
