@@ -1,10 +1,12 @@
 """The adapters of a run's jobs: found, fetched and exported; and the results of its jobs."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.harness import working
 from tests.local.conftest import identity
 
 from marlaas.local.adapter import export, fetch, find
@@ -74,6 +76,19 @@ async def test_what_cannot_be_read_of_one_job_is_that_jobs_failure_alone(scene, 
     assert results[1].failure.reason == "ResultUnreadable"
     assert (scene.folder.job(good.ref) / "adapter" / FILE).read_bytes() == b"reverse"
     assert not (scene.folder.job(bad.ref) / "adapter").exists()
+
+
+async def test_an_admission_wakes_the_runner_at_once_and_other_progress_does_not(scene, document, progress_of):
+    job = document()
+    watch, bucket = scene.watch(job), await scene.bus.bucket(subjects.PROGRESS)
+    async with working(watch.follow()), asyncio.timeout(20):
+        for admitted in (False, True):
+            await bucket.put(job.ref.key, encode(progress_of(job, phase=Phase.RUNNING, admitted=admitted)))
+            await watch.moved.wait()
+            watch.moved.clear()
+        await bucket.put(job.ref.key, encode(progress_of(job, phase=Phase.RUNNING, admitted=True, step=2)))
+        assert (await watch.results())[0].progress.step == 2
+    assert not watch.moved.is_set()
 
 
 async def test_an_export_goes_where_the_job_says(scene, document, progress_of, tmp_path):

@@ -28,3 +28,16 @@ def escapes(task: Task, agent: Agent) -> Score:
 
 def _niceness_of_session() -> float:
     return float(Path("/proc/self/autogroup").read_text().split()[-1])
+
+
+class Loads:
+    """Its `__init__` waits, until the share is low if it is told to."""
+
+    def __init__(self, until_low: bool = False) -> None:
+        self.first, until = _niceness_of_session(), time.monotonic() + WAIT_S * until_low
+        while _niceness_of_session() == self.first and time.monotonic() < until:
+            time.sleep(0.05)
+        self.last = _niceness_of_session()
+
+    def play(self, task: Task, agent: Agent) -> Score:
+        return Score(1.0, metrics={"first": self.first, "last": self.last})

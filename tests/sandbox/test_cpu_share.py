@@ -14,6 +14,11 @@ has_autogroups = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(autouse=True)
+def _own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_start, "_LOCK", tmp_path / "loading.lock")
+
+
 @has_autogroups
 async def test_an_environment_has_a_lower_share_as_a_session_and_as_a_process(harness: SandboxHarness) -> None:
     (episode,) = await harness.play("shares:share")
@@ -24,6 +29,38 @@ async def test_an_environment_has_a_lower_share_as_a_session_and_as_a_process(ha
 async def test_an_environment_that_begins_a_session_gets_no_full_share(harness: SandboxHarness) -> None:
     (episode,) = await harness.play("shares:escapes")
     assert episode.metrics == {"fresh": 0.0, "later": kernel.SHARE_NICENESS}
+
+
+@has_autogroups
+async def test_one_environment_at_a_time_is_loaded_with_a_full_share(harness: SandboxHarness) -> None:
+    (episode,) = await harness.play("shares:Loads")
+    assert episode.metrics == {"first": 0.0, "last": 0.0}
+
+
+@has_autogroups
+async def test_an_environment_that_is_loaded_beside_another_has_a_low_share(harness: SandboxHarness) -> None:
+    with server_start.loads_alone():
+        (episode,) = await harness.play("shares:Loads")
+    assert episode.metrics == {"first": kernel.SHARE_NICENESS, "last": kernel.SHARE_NICENESS}
+
+
+@has_autogroups
+async def test_a_full_share_ends_although_the_environment_is_still_loading(
+    harness: SandboxHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_start, "FULL_SHARE_S", 1.0)
+    (episode,) = await harness.play("shares:Loads", args={"until_low": True})
+    assert episode.metrics == {"first": 0.0, "last": kernel.SHARE_NICENESS}
+
+
+def test_one_process_at_a_time_loads_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with server_start.loads_alone() as first, server_start.loads_alone() as second:
+        assert (first, second) == (True, False)
+    with server_start.loads_alone() as later:
+        assert later
+    monkeypatch.setattr(server_start, "_LOCK", tmp_path / "missing" / "lock")
+    with server_start.loads_alone() as without:
+        assert not without
 
 
 async def test_a_kernel_without_shares_is_noted_in_the_log(

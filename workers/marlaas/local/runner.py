@@ -201,16 +201,20 @@ class _Run:
     async def _supervise(self, parts: "_Services") -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(parts.recorder.run(), name="episodes")
+            following = tasks.create_task(parts.watch.follow(), name="progress")
             supervisor = Supervisor(parts.launcher, tasks)
             try:
                 while not self._interrupts.first.is_set() and await parts.watch.poll(supervisor):
-                    await _first_of(self._interrupts.first, supervisor.changed, TICK_S)
+                    await _first_of((self._interrupts.first, supervisor.changed, parts.watch.moved), TICK_S)
+                    supervisor.changed.clear()
+                    parts.watch.moved.clear()
                     await self._change(parts)
                 self._note_stopping()
                 await supervisor.drain(GRACE_S if self._interrupts.first.is_set() else IDLE_GRACE_S)
             finally:
                 supervisor.kill()
                 parts.recorder.stop()
+                following.cancel()
 
     async def _change(self, parts: "_Services") -> None:
         """Apply the changes that commands ask for, and answer them."""
@@ -292,10 +296,9 @@ def _is_unseen(model: ModelSpec) -> bool:
     return model.hub is not None or (model.builtin is not None and prepared(model.builtin) is None)
 
 
-async def _first_of(first: asyncio.Event, second: asyncio.Event, timeout_s: float) -> None:
-    """Sleep until one of the events is set or the timeout expires; then clear the second event."""
-    waits = [asyncio.ensure_future(event.wait()) for event in (first, second)]
+async def _first_of(events: Sequence[asyncio.Event], timeout_s: float) -> None:
+    """Sleep until one of the events is set or the timeout expires."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
     await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
-    second.clear()

@@ -1,9 +1,9 @@
-"""Polls the bus, reconciles the processes with `plan`, and displays and writes the jobs' state. Writes the job documents."""
+"""Follows the jobs' progress, reconciles the processes with `plan`, and displays and writes the jobs' state. Writes the job documents."""
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from marlaas.local import plan
@@ -14,6 +14,7 @@ from marlaas.local.supervisor import Supervisor
 from marlaas.local.table import JobView, ProgressMark, advanced, eta_s, status_line
 from marlaas.local.tenants import ShareMeter
 from marlaas_api import subjects
+from marlaas_api.bucket_cache import REREAD_S, BucketCache
 from marlaas_api.bus import Bucket, Bus
 from marlaas_api.errors import InvalidInput, Permanent, Retryable
 from marlaas_api.messages import JobDocument, Phase, PoolDocument, Progress, ReplicaReport
@@ -26,16 +27,6 @@ class Observation:
 
     progress: Mapping[str, Progress] = field(default_factory=dict)
     reports: tuple[ReplicaReport, ...] = ()
-
-
-async def observe(bus: Bus, keys: Collection[str]) -> Observation:
-    """Read the current progress of these jobs and all replica reports. Raises the errors of `Bucket.entries`."""
-    entries = await (await bus.bucket(subjects.PROGRESS)).entries()
-    reports = await (await bus.bucket(subjects.REPLICAS)).entries()
-    return Observation(
-        {entry.key: decode_as(Progress, entry.data) for entry in entries if entry.data and entry.key in keys},
-        tuple(decode_as(ReplicaReport, entry.data) for entry in reports if entry.data),
-    )
 
 
 async def announce(bus: Bus, documents: Iterable[JobDocument]) -> None:
@@ -75,7 +66,7 @@ async def _announce(bucket: Bucket, document: JobDocument) -> None:
 
 
 ANSWER_S = 2.0
-"""Timeout of one poll of the bus, so that Ctrl-C does not wait for a server that restarts."""
+"""Timeout of a poll's calls of the bus, so that Ctrl-C does not wait for a server that restarts."""
 
 
 @dataclass(slots=True)
@@ -83,7 +74,7 @@ class JobWatch:
     """All jobs of a run.
 
     seen: last observation of the bus. failures: by job key, jobs that the runner gave up. marks: by uid. shares: of
-    tenants, since this runner began.
+    tenants, since this runner began. moved: set when a job is admitted, stopped or has ended.
     """
 
     bus: Bus
@@ -95,10 +86,28 @@ class JobWatch:
     failures: dict[str, Failure] = field(default_factory=dict)
     marks: dict[str, tuple[ProgressMark, ...]] = field(default_factory=dict)
     shares: ShareMeter = field(default_factory=ShareMeter)
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
+    _phases: dict[str, tuple[Phase, bool]] = field(default_factory=dict)
+    _all_progress: BucketCache[Progress] = field(init=False)
+    _reports: BucketCache[ReplicaReport] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._all_progress = BucketCache(lambda: self.bus.bucket(subjects.PROGRESS), Progress, self._note_phase)
+        self._reports = BucketCache(lambda: self.bus.bucket(subjects.REPLICAS), ReplicaReport, lambda _: None)
+
+    async def follow(self) -> None:
+        """Keep up with the bus, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for cache in (self._all_progress, self._reports):
+                group.create_task(cache.follow())
 
     async def poll(self, supervisor: Supervisor) -> bool:
-        """Run one round; return False once nothing is left to run. Raises InvalidInput if the output folder cannot be written."""
-        answered = await self._observe()
+        """Run one round; return False once nothing is left to run. Raises InvalidInput if the output folder cannot be written.
+
+        Processes are reconciled first, so that an admitted job does not wait for the files of the others.
+        """
+        await self._first_answer()
+        self._observe()
         self._give_up(supervisor)
         live = [job for job in self.jobs if job.ref.key not in self.failures]
         desired = plan.desired(self.pools, live, self.seen.progress)
@@ -106,12 +115,17 @@ class JobWatch:
             await supervisor.reconcile(desired, self.seen.reports)
         for text in supervisor.news():
             self.display.note(text)
+        answered = await self._collect()
         self._show(supervisor, answered)
         return bool(desired)
 
     async def results(self) -> list[JobResult]:
         """Return the results of all jobs, with their files written."""
-        await self._observe()
+        with suppress(Retryable, TimeoutError):
+            async with asyncio.timeout(ANSWER_S):
+                await asyncio.gather(self._all_progress.refresh(), self._reports.refresh())
+        self._observe()
+        await self._collect()
         return [await self._result(job) for job in self.jobs]
 
     async def _result(self, job: JobDocument) -> JobResult:
@@ -119,17 +133,34 @@ class JobWatch:
             return await self.collector.result(job, self._progress(job), self.failures.get(job.ref.key))
         return JobResult(job, self._progress(job), failure=self.failures[job.ref.key])
 
-    async def _observe(self) -> bool:
-        """Observe the bus; return False if the server does not answer now. The last observation then stays in use."""
-        try:
+    async def _first_answer(self) -> None:
+        """Wait until the bus was read once, or for `ANSWER_S`."""
+        with suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_S):
-                self.seen = await observe(self.bus, {job.ref.key for job in self.jobs})
+                await asyncio.gather(self._all_progress.synced.wait(), self._reports.synced.wait())
+
+    def _observe(self) -> None:
+        """Set `seen` to what is known of the bus."""
+        progress = {job.ref.key: self._all_progress.get(job.ref.key) for job in self.jobs}
+        known = {key: found for key, found in progress.items() if found is not None}
+        self.seen = Observation(known, tuple(report for _, report, _ in self._reports.items()))
+
+    async def _collect(self) -> bool:
+        """Write the jobs' new records; return False if the server does not answer now."""
+        try:
             for job in self.jobs:
                 with self._blamed_on(job):
                     await self.collector.follow(job, self._progress(job))
         except (Retryable, TimeoutError):
             return False
-        return True
+        read_at = self._all_progress.read_at
+        return read_at is not None and asyncio.get_running_loop().time() - read_at < ANSWER_S + REREAD_S
+
+    def _note_phase(self, key: str) -> None:
+        progress = self._all_progress.get(key)
+        if progress is not None and self._phases.get(key) != (progress.phase, progress.admitted):
+            self._phases[key] = progress.phase, progress.admitted
+            self.moved.set()
 
     @contextmanager
     def _blamed_on(self, job: JobDocument) -> Iterator[None]:
