@@ -1,4 +1,4 @@
-"""Agents in one job: the relay with three seeds, its adapters with the agents swapped, Kuhn poker, and a solver with its verifier.
+"""Agents in one job: the relay, its adapters with the agents swapped, Kuhn poker, tic-tac-toe, and a solver with its verifier.
 
 relay: `marlaas run` of the example; the team's mean reward on the held-out tasks before and after training. When all
 seeds are complete, draws docs/agents.png: reward of the team in training, and the evaluations.
@@ -12,6 +12,9 @@ kuhn: `marlaas run` of examples/agents/kuhn-poker.yaml; exact NashConv, before t
 reach-weighted average policy over the last half of the steps (bench/kuhn.py). All versions' policies are computed from their
 adapters, so no number depends on sampled games or on a choice of versions. Draws docs/kuhn.png.
 
+tictactoe: `marlaas run` of examples/agents/tic-tac-toe.yaml with the first seed, and of the same job without past opponents;
+exact results against a random and a perfect player, before training and after every tenth step. Draws docs/tic-tac-toe.png.
+
 verifier: see bench/solver_verifier.py.
 
 Each run's results and adapters are kept under --out, and a run whose results exist is not repeated.
@@ -24,14 +27,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import kuhn_runs, options, solver_verifier
+from bench import kuhn_runs, options, solver_verifier, tic_tac_toe_runs
 from bench.runs import ROOT, changed, finished, kept, run, table
 from marlaas.plots.style import INK, blank, of_run, plain
 
 PICTURES = ROOT / "docs"
 KEPT = ROOT / "runs" / "agents"
 START, MUST, AIM, SWAPPED = 0.35, 0.85, 0.95, 0.45
-PARTS = ("relay", "swapped", "kuhn", "verifier")
+PARTS = ("relay", "swapped", "kuhn", "tictactoe", "verifier")
 EXAMPLE = "agents/relay.yaml"
 HEADERS = {
     "relay": ["seed", "steps", "before", "after", "called", "computed", "seconds", f"≤ {START} → ≥ {MUST}"],
@@ -121,6 +124,8 @@ def main(arguments: Sequence[str] = ()) -> None:
         _teams(chosen)
     if "kuhn" in chosen.only:
         _kuhn(chosen)
+    if "tictactoe" in chosen.only:
+        _tic_tac_toe(chosen)
     if "verifier" in chosen.only:
         solver_verifier.measure(chosen.seeds[:2], chosen.steps, chosen.out, chosen.pictures / "solver-verifier.png")
 
@@ -144,6 +149,17 @@ def _kuhn(chosen: argparse.Namespace) -> None:
     trained = {seed: kuhn_runs.train(manifests, seed, chosen.out) for seed in chosen.seeds}
     print("\n" + table(kuhn_runs.HEADERS, [kuhn_runs.row(seed, found) for seed, found in trained.items()]))
     kuhn_runs.draw(trained, chosen.pictures / "kuhn.png")
+
+
+def _tic_tac_toe(chosen: argparse.Namespace) -> None:
+    manifests = changed(tic_tac_toe_runs.EXAMPLE, chosen.steps, chosen.rate)
+    seed = chosen.seeds[0]
+    trained = {
+        (name, seed): tic_tac_toe_runs.train(manifests, name, seed, chosen.out) for name in tic_tac_toe_runs.VARIANTS
+    }
+    rows = [row for (name, _), found in trained.items() for row in tic_tac_toe_runs.rows(name, seed, found)]
+    print("\n" + table(tic_tac_toe_runs.HEADERS, rows))
+    tic_tac_toe_runs.draw(trained, chosen.pictures / "tic-tac-toe.png")
 
 
 def _parser() -> argparse.ArgumentParser:

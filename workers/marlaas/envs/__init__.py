@@ -9,4 +9,5 @@ BUILTINS = {
     "relay": "marlaas.envs.team_tasks:Relay",
     "reverse": "marlaas.envs.tiny_tasks:Reverse",
     "solver-verifier": "marlaas.envs.solver_verifier:SolverVerifier",
+    "tic-tac-toe": "marlaas.envs.tic_tac_toe:TicTacToe",
 }

@@ -1,0 +1,69 @@
+"""Exact results of tic-tac-toe against known numbers, and what `bench agents` makes of them."""
+
+from pathlib import Path
+
+import pytest
+from bench import tic_tac_toe_runs
+from bench.runs import documents
+from bench.tic_tac_toe import best_moves, boards, minimax, perfect, results, uniform
+from bench.tic_tac_toe_runs import both_marks, draw, rows, variant
+
+from marlaas.envs.tic_tac_toe import EMPTY
+
+RANDOM = {board: uniform(board) for board in boards()}
+PERFECT = {board: perfect(board) for board in boards()}
+
+
+def test_the_number_of_boards_and_perfect_play_are_the_known_ones():
+    assert len(RANDOM) == 4520  # 5,478 reachable boards, less those on which the game is over
+    assert minimax(EMPTY) == 0
+    assert best_moves("x234o6789") == list("2346789"), "o has taken the centre: x can still not lose by any move"
+    assert best_moves("x23456789") == ["5"], "against a corner only the centre holds"
+    assert best_moves("xx3oo6789") == ["3"]
+
+
+def test_random_against_random_is_the_known_result():
+    found = results(RANDOM, "x", uniform)
+    assert (found.won, found.lost, found.drawn) == pytest.approx((0.5849, 0.2881, 0.1270), abs=1e-4)
+    assert found.illegal == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_perfect_player_never_loses():
+    for mark in "xo":
+        assert results(PERFECT, mark, uniform).lost == 0.0
+        assert results(PERFECT, mark, perfect).drawn == pytest.approx(1.0)
+        assert results(RANDOM, mark, perfect).won == 0.0
+
+
+def test_what_is_missing_from_a_policys_probabilities_is_illegal():
+    half = {board: {cell: share / 2 for cell, share in moves.items()} for board, moves in RANDOM.items()}
+    found = results(half, "o", uniform)
+    # o has at least two turns before its third mark; each is illegal with probability 1/2.
+    assert found.illegal > 0.75
+    assert found.won + found.drawn + found.lost + found.illegal == pytest.approx(1.0)
+    assert found.value == pytest.approx(found.won - found.lost - found.illegal)
+    taken = {board: {"5": 1.0} for board in boards()}
+    assert results(taken, "x", uniform).illegal == 1.0, "its second move is taken by itself"
+
+
+def test_both_marks_count_half():
+    one, other = (results(RANDOM, mark, perfect) for mark in "xo")
+    assert both_marks(RANDOM, perfect).lost == pytest.approx((one.lost + other.lost) / 2)
+
+
+def test_the_variant_without_past_opponents_is_the_same_job_without_them():
+    manifests = documents(tic_tac_toe_runs.EXAMPLE)
+    _, job = variant(manifests, "self")
+    assert [agent["name"] for agent in job["spec"]["agents"]] == ["x", "o"]
+    assert job["spec"]["environment"] == {"name": "tic-tac-toe"}
+    assert job["spec"]["training"] == manifests[1]["spec"]["training"]
+    assert variant(manifests, "past") == manifests
+
+
+def test_the_table_and_the_picture(tmp_path: Path):
+    by_step = [[0, 0.2, 0.1, 0.3, 0.4], [10, 0.7, 0.2, 0.1, 0.0]]
+    found = {"seconds": 1.0, "results": {"random": by_step, "perfect": by_step}}
+    first, _ = rows("self", 3, found)
+    assert first == ["newest version only", 3, 10, "random", "-0.500", "0.600", "0.700", "0.200", "0.100", "0.000"]
+    draw({("past", 0): found, ("self", 0): found}, tmp_path / "drawn.png")
+    assert (tmp_path / "drawn.png").stat().st_size > 5000
