@@ -15,6 +15,8 @@ adapters, so no number depends on sampled games or on a choice of versions. Draw
 tictactoe: `marlaas run` of examples/agents/tic-tac-toe.yaml with the first seed, and of the same job without past opponents;
 exact results against a random and a perfect player, before training and after every tenth step. Draws docs/tic-tac-toe.png.
 
+demand, balance, pipeline: several agents with simulated stage times; see bench/agent_stages.py.
+
 verifier: see bench/solver_verifier.py.
 
 Each run's results and adapters are kept under --out, and a run whose results exist is not repeated.
@@ -27,15 +29,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import kuhn_runs, options, solver_verifier, tic_tac_toe_runs
+from bench import agent_stages, kuhn_runs, options, solver_verifier, tic_tac_toe_runs
 from bench.runs import ROOT, changed, finished, kept, run, table
 from marlaas.plots.style import INK, blank, of_run, plain
 
 PICTURES = ROOT / "docs"
 KEPT = ROOT / "runs" / "agents"
 START, MUST, AIM, SWAPPED = 0.35, 0.85, 0.95, 0.45
-PARTS = ("relay", "swapped", "kuhn", "tictactoe", "verifier")
-EXAMPLE = "agents/relay.yaml"
+PARTS = ("relay", "swapped", "kuhn", "tictactoe", "demand", "balance", "pipeline", "verifier")
+EXAMPLE, STAGE_STEPS = "agents/relay.yaml", 12
 HEADERS = {
     "relay": ["seed", "steps", "before", "after", "called", "computed", "seconds", f"≤ {START} → ≥ {MUST}"],
     "swapped": ["seed", "after training", "evaluated again", "swapped", f"≤ {SWAPPED}"],
@@ -126,6 +128,12 @@ def main(arguments: Sequence[str] = ()) -> None:
         _kuhn(chosen)
     if "tictactoe" in chosen.only:
         _tic_tac_toe(chosen)
+    if "demand" in chosen.only:
+        agent_stages.run_demand(chosen.rounds, STAGE_STEPS)
+    if "balance" in chosen.only:
+        agent_stages.run_balance(chosen.rounds, STAGE_STEPS)
+    if "pipeline" in chosen.only:
+        agent_stages.run_pipeline(chosen.rounds, STAGE_STEPS)
     if "verifier" in chosen.only:
         solver_verifier.measure(chosen.seeds[:2], chosen.steps, chosen.out, chosen.pictures / "solver-verifier.png")
 
@@ -166,6 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = options("agents", __doc__)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="swapped needs relay's adapters")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--rounds", type=int, default=3, help="of demand, balance, pipeline; default: %(default)s")
     parser.add_argument("--steps", type=int, help="default: the example's")
     parser.add_argument("--rate", type=float, help="learning rate; default: the example's")
     parser.add_argument("--out", type=Path, default=KEPT, help="folder for the results of runs; default: %(default)s")

@@ -137,7 +137,8 @@ async def running(size: int, chosen: argparse.Namespace, folder: Path) -> AsyncI
         roles: list[asyncio.Task[None]] = []
         stack.push_async_callback(cancel, roles)
         for number in range(size):
-            await _add_roles(number, document, chosen, (server.url, folder), roles)
+            speeds = chosen.engine_speed, chosen.trainer_speed
+            await add_roles(str(number), document, speeds, (server.url, folder), roles)
         client = await stack.enter_async_context(TurnClient(bus))
         sandboxes = OneTurnSandboxes(bus=bus, spec=SPEC, client=client)
         processes = [psutil.Process(one) for one in (os.getpid(), orchestrator.pid, server.pid)]
@@ -155,16 +156,20 @@ async def running(size: int, chosen: argparse.Namespace, folder: Path) -> AsyncI
         yield pool
 
 
-async def _add_roles(
-    number: int, document: PoolDocument, chosen: argparse.Namespace, at: tuple[str, Path], roles: list[Any]
+async def add_roles(
+    suffix: str, document: PoolDocument, speeds: tuple[float, float], at: tuple[str, Path], roles: list[Any]
 ) -> None:
-    """Start a trainer and a replica, one after the other: transformers cannot load two models at once in a process."""
+    """Start a trainer and a replica, one after the other: transformers cannot load two models at once in a process.
+
+    Args:
+        suffix: of their names.
+        speeds: of the engine and of the trainer, tokens/s.
+        at: URL of the NATS server, and a folder.
+    """
     url, folder = at
-    for role, serve, speed in (
-        ("trainer", serve_trainer, chosen.trainer_speed),
-        ("rollout", serve_rollout, chosen.engine_speed),
-    ):
-        name = f"{role}-{number}"
+    engine_speed, trainer_speed = speeds
+    for role, serve, speed in (("trainer", serve_trainer, trainer_speed), ("rollout", serve_rollout, engine_speed)):
+        name = f"{role}-{suffix}"
         bus = await connect(url, name=name)
         context = RoleContext(name, bus, open_blobs(str(folder / "blobs")), folder / name)
         context.scratch.mkdir()

@@ -136,8 +136,8 @@ class SimulatedCompute(Compute):
         return await super().run(sleep if num_tokens else work, account, num_tokens)
 
 
-def pool_of(model: Path, slots: int) -> PoolDocument:
-    """Return the document of the pool. slots: adapter slots of each replica."""
+def pool_of(model: Path, slots: int, name: str = POOL) -> PoolDocument:
+    """Return the document of a pool. slots: adapter slots of each replica."""
     rollout = {"engine": "reference", "dtype": "float32", "maxModelLen": MAX_MODEL_LEN, "maxNumSeqs": MAX_SEQS}
     spec = {
         "model": {"path": str(model)},
@@ -145,14 +145,14 @@ def pool_of(model: Path, slots: int) -> PoolDocument:
         "maxRank": 8,
         "rollout": rollout | {"agentsPerSlot": 1},
     }
-    return PoolDocument(name=POOL, model_path=str(model), spec=pool_spec(ModelPoolSpec.model_validate(spec)))
+    return PoolDocument(name=name, model_path=str(model), spec=pool_spec(ModelPoolSpec.model_validate(spec)))
 
 
 async def serve_rollout(context: RoleContext, pool: PoolDocument, tokens_per_s: float) -> None:
     """Run a rollout replica until cancelled."""
     tokenizer = PretrainedTokenizer.load(pool.model_path)
     engine = SimulatedEngine(Path(pool.model_path), pool.spec, tokens_per_s)
-    await serve_engine(context, POOL, tokenizer, engine, pool.spec.rollout.agents_per_slot)
+    await serve_engine(context, pool.name, tokenizer, engine, pool.spec.rollout.agents_per_slot)
 
 
 async def serve_trainer(context: RoleContext, pool: PoolDocument, tokens_per_s: float) -> None:
@@ -163,6 +163,6 @@ async def serve_trainer(context: RoleContext, pool: PoolDocument, tokens_per_s: 
         model = await compute.run(lambda: BaseModel(pool.model_path, dtype=dtype))
         calibration = await compute.run(lambda: calibrate(model, pool))
         await publish(context, calibration)
-        await Trainer(TrainerDependencies(context, model, compute, Timing(), calibration), POOL).run()
+        await Trainer(TrainerDependencies(context, model, compute, Timing(), calibration), pool.name).run()
     finally:
         compute.close()

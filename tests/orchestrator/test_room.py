@@ -132,6 +132,15 @@ def test_what_nobody_claims_is_not_given_out(document):
     assert room.total == 150 - 40, "60 of the 100 bytes are claimed"
 
 
+@pytest.mark.parametrize(("agents", "number"), [(("a",), 0), (("a", "b"), 2)])
+def test_a_strict_job_of_several_agents_may_issue_a_step_beside_the_one_before(document, agents, number):
+    room, job = Room(), document(maxRefill=0, agents=[{"name": name} for name in agents])
+    share = Share(room, "a", job.spec, EpisodeSize(known=10))
+    room.state = StreamState(0, 0, 10_000)
+    assert share.take(0, 2, evaluating=False) == 2
+    assert share.take(2, 2, evaluating=False) == number
+
+
 def test_an_evaluation_that_waits_begins_once_there_is_room(document):
     room, job = Room(), document()
     room.state = StreamState(0, 150, 200)

@@ -1,12 +1,14 @@
 """Which replicas serve which agent: the fewest that carry its load, the same for everybody, and moved rarely."""
 
 from collections import Counter
+from itertools import permutations
 
 import pytest
 from tests.harness import job_document
 
 from marlaas_api.messages import JobAgent, ReplicaReport
-from marlaas_worker.rollout.homes import homes
+from marlaas_worker.rollout.engine_meter import RecentTokens
+from marlaas_worker.rollout.homes import MIN_PART, _costs, homes
 
 NUM_SEQS = 64
 REPLICAS = ["rollout-0", "rollout-1", "rollout-2"]
@@ -59,6 +61,45 @@ def test_groups_go_to_an_agents_replicas_in_turn_and_members_to_one():
     owners = [placed.owner(large.policy_key, f"{large.document.uid}-t{number}") for number in range(8)]
     assert Counter(owners) == {"rollout-0": 4, "rollout-1": 4}
     assert placed.owner(large.policy_key, f"{large.document.uid}-e3v5") == owners[3]
+
+
+def team(**agent_tokens: float) -> tuple[list[JobAgent], list[ReplicaReport]]:
+    """The agents of one job, and reports whose sums are these tokens."""
+    document = job_document("team", spec={"agents": [{"name": name} for name in agent_tokens]})
+    agents = [JobAgent(document, one) for one in document.spec.agents]
+    tokens = {one.policy_key: agent_tokens[one.agent.name] / 2 for one in agents}
+    return agents, [report(name).model_copy(update={"agent_tokens": tokens}) for name in REPLICAS[:2]]
+
+
+@pytest.mark.parametrize("order", list(permutations("abcd")))
+def test_agents_of_a_job_are_placed_by_their_recent_tokens(order):
+    tokens = dict(zip(order, (8000.0, 4000.0, 2000.0, 1000.0), strict=True))
+    agents, reports = team(**tokens)
+    placed = homes(agents, REPLICAS[:2], NUM_SEQS, reports)
+    loads = Counter[str]()
+    for one in agents:
+        (replica,) = placed.of(one.policy_key)
+        loads[replica] += int(tokens[one.agent.name])
+    assert sorted(loads.values()) == [7000, 8000]
+
+
+def test_an_agent_without_tokens_counts_a_little_and_without_any_tokens_all_count_the_same():
+    agents, reports = team(a=9000.0, b=0.0, c=0.0)
+    loads = {one.policy_key: one.document.spec.open_episodes for one in agents}
+    assert _costs(agents, loads, reports) == {
+        one.policy_key: pytest.approx(loads[one.policy_key] * (3.0 if one.agent.name == "a" else MIN_PART))
+        for one in agents
+    }
+    assert _costs(agents, loads, ()) == loads
+
+
+def test_tokens_count_half_after_a_minute_and_are_forgotten():
+    recent = RecentTokens()
+    recent.add("a", 100, 0.0)
+    recent.add("b", 8, 60.0)
+    recent.add("a", 10, 60.0)
+    assert recent.at(60.0) == {"a": 60.0, "b": 8.0}
+    assert recent.at(300.0) == {"a": 3.75}
 
 
 def test_an_agent_stays_where_its_adapter_is():

@@ -319,6 +319,14 @@ class JobSpec(SpecPart):
         in_steps = (1 + self.training.max_staleness) * self.training.groups_per_step * self.rollout.group_size
         return min(in_steps, self.environment.concurrency * self.environment.replicas)
 
+    @property
+    def steps_ahead(self) -> int:
+        """Number of steps whose groups may be issued before an earlier step is on record.
+
+        With several policies a strict job issues one: a turn waits only for the commit of its own agent.
+        """
+        return self.training.max_staleness or int(len(self.policies) > 1)
+
     def training_of(self, agent: AgentSettings) -> TrainingSettings:
         """Return an agent's training settings: the job's, with what the agent's own replace."""
         own = agent.training or AgentTrainingSettings()

@@ -212,6 +212,14 @@ async def test_a_finished_job_is_no_longer_listened_to(harness):
     await harness.until(lambda: all(listener.subject != subject for listener in harness.server.listeners))
 
 
+async def test_the_report_tells_the_recent_tokens_of_each_agent_of_a_job_with_several(harness):
+    _, job = await harness.serving(agents=[{"name": "policy"}, {"name": "critic"}])
+    await harness.ask(job.request())
+    report = await harness.report("rollout-0", lambda report: bool(report.agent_tokens))
+    assert list(report.agent_tokens) == ["team.job.policy"]
+    assert min(report.agent_tokens.values()) > 4, "the prompt counts too"
+
+
 async def test_the_report_says_what_was_spent_on_whom(harness):
     await harness.replica()
     one, two = await harness.job("one"), await harness.job("two")
@@ -220,6 +228,7 @@ async def test_the_report_says_what_was_spent_on_whom(harness):
     await harness.ask(two.request())
     report = await harness.report("rollout-0", lambda report: report.job_tokens.get(two.uid, 0) > 0)
     assert report.job_tokens == {one.uid: 12, two.uid: 4}
+    assert report.agent_tokens == {}, "each job has one agent"
     assert report.busy_s == pytest.approx(sum(report.job_engine_s.values()), abs=1e-6)
     assert 0 < report.busy_s < report.wall_s
     assert report.rss_bytes > 1 << 20

@@ -236,7 +236,7 @@ class Share:
         if not self.size.known or training.groups_per_step * group + evaluation <= self._room.capacity:
             step = min(step, self._room.capacity)
         held = num_open * group + evaluation if num_open or evaluating else 0
-        return Claim(held, step, step + training.max_staleness * training.groups_per_step * group)
+        return Claim(held, step, step + self._spec.steps_ahead * training.groups_per_step * group)
 
     def _group(self) -> int:
         return self._spec.rollout.group_size * self.size.bytes(self._spec, self._room.capacity)

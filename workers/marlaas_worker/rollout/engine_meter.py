@@ -1,4 +1,4 @@
-"""Engine time and generated tokens by job, and whether an engine makes progress. Pure; the caller passes the clock, in seconds."""
+"""Engine time and tokens by job and agent, and whether an engine makes progress. Pure; the caller passes the clock, in seconds."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -14,17 +14,41 @@ class Account:
     job: str
 
 
+HALF_LIFE_S = 60.0
+
+
+@dataclass(slots=True)
+class RecentTokens:
+    """Tokens of each agent's latest requests: a request counts half after `HALF_LIFE_S`. Less than one token is forgotten."""
+
+    _tokens: dict[str, float] = field(default_factory=dict)
+    _at: float = 0.0
+
+    def add(self, key: str, num_tokens: int, now: float) -> None:
+        """Add the tokens of an agent's request. key: of its policy."""
+        self._tokens = self.at(now)
+        self._at = now
+        self._tokens[key] = self._tokens.get(key, 0.0) + num_tokens
+
+    def at(self, now: float) -> dict[str, float]:
+        """Return the tokens by policy key."""
+        factor = 0.5 ** ((now - self._at) / HALF_LIFE_S)
+        return {key: tokens * factor for key, tokens in self._tokens.items() if tokens * factor >= 1.0}
+
+
 @dataclass(slots=True)
 class EngineMeter:
     """Engine time and generated tokens since the role's start, by job uid.
 
-    busy_s: seconds with a non-empty batch. Each of n requests in the engine is charged 1/n of the time.
+    busy_s: seconds with a non-empty batch. Each of n requests in the engine is charged 1/n of the time. agents: uncached
+    prompt and output tokens of agents of jobs with several policies.
     """
 
     busy_s: float = 0.0
     num_running: int = 0
     job_tokens: Counter[str] = field(default_factory=Counter)
     job_engine_s: dict[str, float] = field(default_factory=dict)
+    agents: RecentTokens = field(default_factory=RecentTokens)
     _share_s: float = 0.0
     _at: float = 0.0  # Only used while a request runs; the first `enter` sets it.
 

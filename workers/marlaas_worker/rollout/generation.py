@@ -202,6 +202,8 @@ class Generation:
         place.cost = len(order.prompt.ids) - completion.cached_tokens + num_generated
         engine.limiter.outputs.note(uid, num_generated)
         engine.meter.job_tokens[uid] += num_generated
+        if len(order.served.document.spec.policies) > 1:
+            engine.meter.agents.add(order.served.policy_key, int(place.cost), _clock())
         return _Drawn(completion, sha256, entered - order.began, _clock() - entered)
 
     def _place(self, order: _Order, alone: bool) -> AbstractAsyncContextManager[Place]:

@@ -8,6 +8,7 @@ turn, and the first record counts (`turn_log`).
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from marlaas_api.messages import JobAgent, ReplicaReport
 from marlaas_api.names import group_token
 from marlaas_worker.placement import AgentLoad, place, rank
 
+MIN_PART = 0.1
+"""Least cost of an agent, as a part of the mean of its job's agents: it may become busy at any time."""
 _NUMBER = re.compile(r"[a-z](\d+)")
 
 
@@ -46,14 +49,17 @@ def homes(
     Args:
         replicas: those that can serve; at least one.
         num_seqs: requests in a replica's batch.
-        reports: they tell which replica holds an agent's adapter now; it keeps the agent if the loads allow.
+        reports: they tell which replica holds an agent's adapter now, which keeps the agent if the loads allow; and how
+            the recent tokens of a job divide among its agents.
     """
+    reports = list(reports)
     loads = {one.policy_key: one.document.spec.open_episodes for one in agents}
     needs = {key: min(len(replicas), math.ceil(load / num_seqs)) for key, load in loads.items()}
     held = _held(reports)
     names = {one.policy_key: one.adapter(0).engine_name.partition("@")[0] for one in agents}
+    costs = _costs(agents, loads, reports)
     single = {
-        key: AgentLoad(float(loads[key]), _holder(key, held.get(names[key], ()), replicas))
+        key: AgentLoad(costs[key], _holder(key, held.get(names[key], ()), replicas))
         for key, need in needs.items()
         if need == 1
     }
@@ -62,6 +68,23 @@ def homes(
         if need > 1:
             by_agent[key] = _ranked(key, replicas)[:need]
     return Homes(by_agent, _ranked("", replicas))
+
+
+def _costs(agents: Iterable[JobAgent], loads: Mapping[str, int], reports: Iterable[ReplicaReport]) -> dict[str, float]:
+    """Return the cost of each agent: its load, and within a job of several agents in the ratio of their recent tokens."""
+    tokens: defaultdict[str, float] = defaultdict(float)
+    for report in reports:
+        for key, number in report.agent_tokens.items():
+            tokens[key] += number
+    by_job: dict[str, list[str]] = {}
+    for one in agents:
+        by_job.setdefault(one.document.uid, []).append(one.policy_key)
+    costs = {key: float(load) for key, load in loads.items()}
+    for keys in by_job.values():
+        mean = sum(tokens[key] for key in keys) / len(keys)
+        if mean > 0:
+            costs |= {key: loads[key] * max(tokens[key] / mean, MIN_PART) for key in keys}
+    return costs
 
 
 def _ranked(key: str, replicas: Collection[str]) -> tuple[str, ...]:

@@ -254,6 +254,7 @@ class _Rollout:
             num_running=meter.num_running,
             job_tokens=dict(meter.job_tokens),
             job_engine_s=dict(meter.job_engine_s),
+            agent_tokens=meter.agents.at(now),
             job_turn_bytes=dict(self._log.job_bytes),
             busy_s=meter.busy_s,
             wall_s=now - self._began,
