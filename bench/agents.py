@@ -166,7 +166,7 @@ def _tic_tac_toe(chosen: argparse.Namespace) -> None:
         (name, seed): tic_tac_toe_runs.train(manifests, name, seed, chosen.out) for name in tic_tac_toe_runs.VARIANTS
     }
     rows = [row for (name, _), found in trained.items() for row in tic_tac_toe_runs.rows(name, seed, found)]
-    print("\n" + table(tic_tac_toe_runs.HEADERS, rows))
+    print("\n" + table(tic_tac_toe_runs.HEADERS, [*rows, *tic_tac_toe_runs.random_rows()]))
     tic_tac_toe_runs.draw(trained, chosen.pictures / "tic-tac-toe.png")
 
 

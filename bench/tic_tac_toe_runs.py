@@ -79,6 +79,18 @@ def both_marks(policy: Policy, opponent: Opponent) -> Results:
     return Results().plus(0.5, results(policy, "x", opponent)).plus(0.5, results(policy, "o", opponent))
 
 
+def random_player() -> Policy:
+    """Return the policy that chooses evenly among free cells."""
+    return {board: uniform(board) for board in boards()}
+
+
+def random_rows() -> list[list[Any]]:
+    """Return the rows of the table for a random player."""
+    found = [(name, both_marks(random_player(), opponent)) for name, opponent in OPPONENTS.items()]
+    ends = [(name, [one.value, one.won, one.drawn, one.lost, abs(one.illegal)]) for name, one in found]
+    return [["(a random player)", "", "", name, "", *(f"{one:.3f}" for one in numbers)] for name, numbers in ends]
+
+
 def rows(name: str, seed: int, found: dict[str, Any]) -> list[list[Any]]:
     """Return the rows of the table, one for each opponent."""
     made = []
@@ -90,7 +102,10 @@ def rows(name: str, seed: int, found: dict[str, Any]) -> list[list[Any]]:
 
 
 def draw(trained: Mapping[tuple[str, int], dict[str, Any]], path: Path) -> None:
-    """Draw the value against each opponent by step: a colour for each variant, dashed lines for the perfect player."""
+    """Draw the value against each opponent by step: a colour for each variant, dashed lines for the perfect player.
+
+    Thin lines: the values of a random player.
+    """
     figure = blank(6.4, 3.2)
     axes = figure.subplots()
     for number, ((name, seed), found) in enumerate(trained.items()):
@@ -100,9 +115,10 @@ def draw(trained: Mapping[tuple[str, int], dict[str, Any]], path: Path) -> None:
             values = [Results(*row[1:]).value for row in by_step]
             label = f"{VARIANTS[name]}, seed {seed}, against {against}"
             axes.plot([row[0] for row in by_step], values, style, color=colour, linewidth=1.5, label=label)
-    axes.axhline(0.0, color=RULE, linewidth=1)
+    for opponent, style in zip(OPPONENTS.values(), ("-", "--"), strict=True):
+        axes.axhline(both_marks(random_player(), opponent).value, color=RULE, linestyle=style, linewidth=1)
     axes.set_xlabel("step", fontsize=9, color=INK)
     axes.set_ylabel("mean reward", fontsize=9, color=INK)
-    axes.legend(frameon=False, loc="lower right", fontsize=7)
+    axes.legend(frameon=False, loc="center right", fontsize=7)
     plain(axes)
     figure.savefig(path, format="png", dpi=100)

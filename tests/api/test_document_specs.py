@@ -162,6 +162,8 @@ def test_workers_see_the_values_of_the_manifest(path: Path) -> None:
 def assert_same(given: Any, read: Any) -> None:
     if isinstance(read, SpecPart):
         for name in type(read).model_fields:
+            if name in ("adapter", "trainable") and getattr(given, "policy", None) is not None:
+                continue  # the document has what follows from the policy, which another agent names
             assert_same(getattr(given, name), getattr(read, name))
     elif isinstance(read, tuple):
         assert len(given) == len(read)

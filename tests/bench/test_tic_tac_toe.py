@@ -6,7 +6,7 @@ import pytest
 from bench import tic_tac_toe_runs
 from bench.runs import documents
 from bench.tic_tac_toe import best_moves, boards, minimax, perfect, results, uniform
-from bench.tic_tac_toe_runs import both_marks, draw, rows, variant
+from bench.tic_tac_toe_runs import both_marks, draw, random_rows, rows, variant
 
 from marlaas.envs.tic_tac_toe import EMPTY
 
@@ -65,5 +65,8 @@ def test_the_table_and_the_picture(tmp_path: Path):
     found = {"seconds": 1.0, "results": {"random": by_step, "perfect": by_step}}
     first, _ = rows("self", 3, found)
     assert first == ["newest version only", 3, 10, "random", "-0.500", "0.600", "0.700", "0.200", "0.100", "0.000"]
+    against_random, against_perfect = random_rows()
+    assert [float(one) for one in against_random[5:]] == [0.0, 0.437, 0.127, 0.437, 0.0]
+    assert [float(one) for one in against_perfect[5:]] == [-0.873, 0.0, 0.127, 0.873, 0.0]
     draw({("past", 0): found, ("self", 0): found}, tmp_path / "drawn.png")
     assert (tmp_path / "drawn.png").stat().st_size > 5000

@@ -73,6 +73,13 @@ def test_a_job_without_an_adapter_says_so() -> None:
         published(_job({"name": "policy", "policyVersion": 0}), "critic")
 
 
+def test_an_agent_that_plays_anothers_policy_has_no_adapter() -> None:
+    job = _job({"name": "o", "policyVersion": 7}, {"name": "policy", "policyVersion": 7, "adapter": "a/sums/7"})
+    assert published(job, None) == NEWEST
+    with pytest.raises(InvalidInput, match="agent o of a/sums plays the policy of another agent; adapters have policy"):
+        published(job, "o")
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Callable[..., Kubectl]:
     """A stand-in for kubectl: prints pods, and for exec what it is given; what it was called with stands in `calls`."""

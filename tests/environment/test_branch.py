@@ -66,9 +66,31 @@ def test_messages_may_be_an_iterator_and_each_candidate_gets_all_of_them():
     assert [len(request.append) for request in channel.requests] == [2, 2]
 
 
-@pytest.mark.parametrize("n", [-1, 0, 1])
-def test_one_candidate_is_no_choice(n):
-    with pytest.raises(ValueError, match=f"`branch` needs at least two candidates, not {n}"):
+def test_a_part_may_not_branch_a_conversation_to_which_another_part_speaks():
+    agents, spoken = agents_of(OrderedReplies()), threading.Event()
+
+    def say() -> None:
+        agents.a.say("x")
+        spoken.set()
+
+    def branch() -> None:
+        assert spoken.wait(30)
+        agents.a.branch("act", 2)
+
+    def fork() -> None:
+        assert spoken.wait(30)
+        agents.a.fork()
+
+    for other in (branch, fork):
+        spoken.clear()
+        with pytest.raises(InvalidInput, match="speak to one conversation"), agents.together() as at_once:  # noqa: PT012
+            at_once.run(say)
+            at_once.run(other)
+
+
+@pytest.mark.parametrize("n", [-1, 0, 1, 17])
+def test_a_choice_has_two_to_sixteen_candidates(n):
+    with pytest.raises(ValueError, match=f"`branch` gives 2 to 16 candidates, not {n}"):
         agents_of(OrderedReplies()).a.branch("act", n)
 
 

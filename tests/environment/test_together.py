@@ -230,6 +230,12 @@ def test_what_would_make_an_episode_depend_on_its_threads_is_refused(code: Calla
         code(agents_of(OrderedReplies()))
 
 
+def test_a_part_starts_no_parts():
+    agents = agents_of(OrderedReplies())
+    with pytest.raises(InvalidInput, match="`run` within a part is not supported"), agents.together() as at_once:
+        at_once.run(lambda: at_once.run(agents.a.say, "x"))
+
+
 def test_a_job_that_promises_no_exact_results_may_speak_in_any_thread():
     channel = OrderedReplies()
     in_a_thread(agents_of(channel, is_strict=False))

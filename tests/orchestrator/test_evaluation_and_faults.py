@@ -1,11 +1,11 @@
 """When a job is evaluated, which version is promoted, and what fails a job: faults, trainers that gave it up, crashes in a row."""
 
 import pytest
-from tests.harness import identity
+from tests.harness import an_episode, identity
 
 from marlaas_api.messages import EvalRecord, PolicyRecord, ReplicaReport
 from marlaas_api.messages.job_spec import EvaluationSettings
-from marlaas_worker.orchestrator.evaluation import best, due
+from marlaas_worker.orchestrator.evaluation import EvaluationRun, best, due
 from marlaas_worker.orchestrator.faults import RETURN_S, FaultWatch, GivenUp
 from marlaas_worker.orchestrator.job_state import History, JobState
 from marlaas_worker.orchestrator.restarts import PAUSE_S, JobRestarts
@@ -30,6 +30,26 @@ def test_an_agent_that_is_a_step_ahead_is_no_reason_for_a_second_evaluation_afte
         policies = {"a": PolicyRecord(uid=job.uid, version=ahead), "b": PolicyRecord(uid=job.uid, version=0)}
         run = JobState(job, History(evaluations=known, policies=policies)).due_evaluation()
         assert (run is not None) is (known == ())
+
+
+def test_in_strict_mode_an_evaluation_is_of_the_versions_after_the_recorded_steps(document):
+    """An agent may have committed the next step when the orchestrator comes back, or when an evaluation was put off."""
+    job = document(agents=[{"name": "a"}, {"name": "b"}])
+    for ahead in (0, 1):
+        policies = {
+            "a": PolicyRecord(uid=job.uid, version=ahead, step=ahead - 1),
+            "b": PolicyRecord(uid=job.uid, version=0),
+        }
+        run = JobState(job, History(policies=policies)).due_evaluation()
+        assert run is not None
+        assert (run.version, run.versions) == (0, {"a": 0, "b": 0})
+
+
+def test_an_evaluations_reward_of_an_agent_is_that_of_the_tasks_that_call_it(document):
+    job, run = document(), EvaluationRun(0, 0, 2, {"x": 0})
+    run.add(an_episode(job, 0, 0, rewards={"x": 1.0, "o": 0.0}, leaves={"x": (0,)}))
+    run.add(an_episode(job, 1, 0, rewards={"x": 0.0, "o": 1.0}, leaves={"o": (1,)}))
+    assert run.rewards(["x", "o", "uncalled"]) == {"x": 1.0, "o": 1.0, "uncalled": 0.0}
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import pytest
 from tests.harness import an_episode
 from tests.orchestrator.harness import a_job
 
-from marlaas_api.messages import Choice, GroupOutcome, JobDocument, PolicyRecord
+from marlaas_api.messages import Choice, Difficulty, GroupOutcome, JobDocument, PolicyRecord
 from marlaas_api.messages.job_spec import AgentSettings, PolicySettings, RewardShare
-from marlaas_worker.orchestrator.experience import AgentGroup, Experience
+from marlaas_worker.orchestrator.experience import AgentGroup, Experience, difficulty
 from marlaas_worker.orchestrator.issuing import past_versions
 from marlaas_worker.orchestrator.job_state import History, JobState
 
@@ -85,7 +85,7 @@ def test_candidates_are_a_group_of_their_own_and_context_elsewhere():
     assert part.outcome is GroupOutcome.SIGNAL
     found = [(one.member, one.leaves, one.reward, one.untrained, one.choice) for one in part.trajectories]
     assert found == [
-        (0, (7,), 1.0, (2, 3), None),
+        (0, (3, 7), 1.0, (2, 3), None),
         (1, (0,), 0.0, (), None),
         (0, (2,), 5.0, (), 0),
         (0, (3,), 6.0, (), 0),
@@ -105,6 +105,32 @@ def test_candidates_are_a_group_of_their_own_and_context_elsewhere():
 def test_only_what_is_compared_with_different_rewards_is_trained(rewards, own, choices, outcome):
     part = chosen(rewards, Choice(agent="solver", turns=(2, 3), rewards=own))
     assert (part.outcome, [one.choice for one in part.trajectories]) == (outcome, choices)
+
+
+@pytest.mark.parametrize(
+    ("parent", "num_trained"),
+    [(None, 0), (0, 2)],
+    ids=["nothing else said", "something said before"],
+)
+def test_an_episode_in_which_only_candidates_were_said_trains_nothing_itself(parent, num_trained):
+    """The turn before a final choice is in the conversations of the candidates only, and is trained with the episode's reward."""
+    store, job = Experience((SOLVER,), 2), a_job("sums")
+    choice = Choice(agent="solver", turns=(1, 2), rewards=(0.0, 0.0), parent=parent)
+    for member, reward in enumerate((1.0, 0.0)):
+        ended = {"rewards": {"solver": reward}, "leaves": {"solver": (1, 2)}, "choices": (choice,)}
+        group = store.add(an_episode(job, 0, member, **ended))
+    assert group is not None
+    part = group.agents["solver"]
+    trained = [one for one in part.trajectories if part.outcome is GroupOutcome.SIGNAL]
+    assert [(one.leaves, one.untrained) for one in trained] == [((1, 2), (1, 2))] * num_trained
+    assert part.rewards == (1.0, 0.0), "the rewards are reported all the same"
+
+
+def test_a_task_is_solved_if_every_role_has_the_reward():
+    flat = grouped(SOLVER, SECOND, rewards={"solver": (1.0, 1.0), "second": (-1.0, -1.0)})
+    assert difficulty([flat], 0.5) is Difficulty.HOPELESS
+    solved = grouped(SOLVER, SECOND, rewards={"solver": (1.0, 1.0), "second": (1.0, 1.0)})
+    assert difficulty([solved], 0.5) is Difficulty.SOLVED
 
 
 def test_choices_of_different_episodes_and_states_are_compared_apart():

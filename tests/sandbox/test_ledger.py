@@ -176,7 +176,29 @@ def test_candidates_are_kept_by_choice_in_the_order_of_their_turns(order):
     book = chosen(*(turns[place] for place in order))
     book.reward(rewarded(c0=[1.0, 2.0]))
     found = [(one.agent, one.turns, one.rewards) for one in book.choices()]
-    assert found == [("a", (3 * BRANCH_TURNS, 6 * BRANCH_TURNS), (1.0, 2.0)), ("b", (4,), ())]
+    assert found == [("b", (4,), ()), ("a", (3 * BRANCH_TURNS, 6 * BRANCH_TURNS), (1.0, 2.0))]
+
+
+def test_the_order_of_choices_is_that_of_their_turns_whichever_part_began_first():
+    """The numbers of choices are given in the order in which parts arrive."""
+    found = []
+    for first, second in ((0, 1), (1, 0)):
+        book = chosen(candidate(BRANCH_TURNS, first), candidate(2 * BRANCH_TURNS, second))
+        book.reward(rewarded(**{f"c{first}": [1.0], f"c{second}": [2.0]}))
+        found.append(book.choices())
+    assert found[0] == found[1]
+    assert [(one.turns, one.rewards) for one in found[0]] == [
+        ((3 * BRANCH_TURNS,), (1.0,)),
+        ((6 * BRANCH_TURNS,), (2.0,)),
+    ]
+
+
+def test_a_choice_tells_the_turn_that_its_candidates_follow():
+    book = TurnLedger(AGENTS, 9)
+    for one in (asked("a", 0), candidate(BRANCH_TURNS, parent=0), candidate(2 * BRANCH_TURNS, parent=0)):
+        assert book.begin(one)
+        book.end(one, StopReason.STOP)
+    assert [(one.parent, one.turns) for one in book.choices()] == [(0, (3 * BRANCH_TURNS, 6 * BRANCH_TURNS))]
 
 
 @pytest.mark.parametrize("other", [candidate(1, agent="b"), candidate(1, parent=0)], ids=["agent", "state"])

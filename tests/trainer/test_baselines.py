@@ -50,6 +50,7 @@ def test_candidates_do_not_move_it_and_a_job_that_compares_groups_has_none():
     plain = Baselines(BaselineSettings())
     plain.note({"": [1.0]})
     assert plain.finish_step() == {}
+    assert not plain._step, "rewards of a job without baselines are not kept"
     plain.restore({"baseline": 1.0})
     assert plain.values == {}
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -79,6 +81,17 @@ async def test_seconds_of_other_jobs_are_dropped(compute: Compute) -> None:
         await compute.run(lambda: None, ComputeAccount("tenant", job, job))
     compute.keep_accounts({"kept", "other"})
     assert list(compute.busy_s_by_account) == ["kept"]
+
+
+async def test_seconds_are_counted_by_agent(compute: Compute) -> None:
+    accounts = [ComputeAccount("tenant", "job", f"a.job.{agent}") for agent in ("one", "two", "idle")]
+    for account, seconds in zip(accounts, (0.05, 0.1), strict=False):
+        await compute.run(partial(time.sleep, seconds), account)
+    one, two, idle = map(compute.busy_s_of, accounts)
+    assert (one >= 0.05, two >= 0.1, idle) == (True, True, 0.0)
+    assert one + two == pytest.approx(compute.busy_s_by_account["job"])
+    compute.keep_accounts(())
+    assert compute.busy_s_of(accounts[0]) == 0.0
 
 
 async def test_work_that_is_cancelled_however_often_is_over_before_the_next_begins(compute: Compute) -> None:

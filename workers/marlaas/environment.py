@@ -42,7 +42,7 @@ from marlaas.branches import Together
 from marlaas.environment_types import Message, Reply, Score, Task, ToolCall, ToolError, TurnLimit, TurnRequest
 from marlaas.episode_state import EpisodeState
 from marlaas_api.errors import InvalidInput
-from marlaas_api.names import Split, StopReason
+from marlaas_api.names import MAX_TURNS_FACTOR, Split, StopReason
 
 if TYPE_CHECKING:
     from marlaas.openai_server import OpenAIServer
@@ -61,6 +61,9 @@ __all__ = [
     "ToolError",
     "TurnLimit",
 ]
+
+_FEWEST = 2
+"""Candidates that can be compared."""
 
 
 class Agents(dict[str, "Agent"]):
@@ -139,7 +142,12 @@ class Agent:
         return OpenAIServer(self._episode)
 
     def fork(self, after: Reply | None = None) -> "Agent":
-        """Return an independent branch of this conversation: from its end, or from after an earlier reply."""
+        """Return an independent branch of this conversation: from its end, or from after an earlier reply.
+
+        Raises InvalidInput from the end of a conversation to which another part of a `together` block has spoken.
+        """
+        if after is None:
+            self._require_own()
         return Agent(self.name, self._episode, self._parent if after is None else after.turn)
 
     def branch(
@@ -154,12 +162,13 @@ class Agent:
 
         Args:
             prompt: a user message's text, or messages as for `ask`.
-            n: at least 2.
+            n: 2 to 16.
 
         Raises: TurnLimit, ValueError.
         """
-        if n < 2:
-            raise ValueError(f"agent {self.name!r}: `branch` needs at least two candidates, not {n}")
+        if not _FEWEST <= n <= MAX_TURNS_FACTOR:
+            raise ValueError(f"agent {self.name!r}: `branch` gives {_FEWEST} to {MAX_TURNS_FACTOR} candidates, not {n}")
+        self._claim()
         given = Message("user", prompt) if isinstance(prompt, str) else prompt
         messages = given if isinstance(given, Message) else tuple(given)
         number = self._episode.begin_choice()
@@ -200,17 +209,24 @@ class Agent:
         return self._episode.together()
 
     def _turn(self, request: TurnRequest) -> Reply:
-        branch = self._episode.branch()
-        if branch is not None:
-            block, before = branch.block, self._speaker
-            if block and before[0] == block and before[1] != id(branch):
-                raise InvalidInput(
-                    f"agent {self.name!r}: two parts that run at the same time speak to one conversation; give each its own by `begin` or `fork`"
-                )
-            self._speaker = (block, id(branch))
+        self._claim()
         reply = self._episode.turn(replace(request, choice=self._choice))
         self._parent, self._choice = reply.turn, None
         return reply
+
+    def _claim(self) -> None:
+        """Note that the calling thread's part speaks to this conversation. Raises InvalidInput if another part has."""
+        self._require_own()
+        branch = self._episode.branch()
+        if branch is not None:
+            self._speaker = (branch.block, id(branch))
+
+    def _require_own(self) -> None:
+        branch, before = self._episode.branch(), self._speaker
+        if branch is not None and branch.block and before[0] == branch.block and before[1] != id(branch):
+            raise InvalidInput(
+                f"agent {self.name!r}: two parts that run at the same time speak to one conversation; give each its own by `begin` or `fork`"
+            )
 
 
 class Candidate:

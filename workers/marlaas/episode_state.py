@@ -110,7 +110,10 @@ class EpisodeState:
         block.finish()
 
     def begin_branch(self, block: int) -> Branch:
-        """Return a new part of a block, with turn numbers of its own. Raises InvalidInput beyond MAX_BRANCHES."""
+        """Return a new part of a block, with turn numbers of its own. Raises InvalidInput beyond MAX_BRANCHES, and within a part."""
+        own = self.branch()
+        if own is None or own.block:
+            raise InvalidInput("`run` within a part is not supported: start all parts where the block was opened")
         part = self._new_branch(block, self._main_line.after())
         self._parts.append(part)
         return part

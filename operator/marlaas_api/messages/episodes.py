@@ -32,12 +32,14 @@ class Ending(StrEnum):
 class Choice(BusMessage):
     """Several replies of an agent from one state (`Agent.branch`): a group of their own.
 
-    turns: the turn of each candidate. rewards: one for each; empty if the episode ended before they were known.
+    turns: the turn of each candidate. rewards: one for each; empty if the episode ended before they were known. parent: the
+    turn that all follow; None if they begin a conversation.
     """
 
     agent: str
     turns: tuple[int, ...]
     rewards: tuple[float, ...] = ()
+    parent: int | None = None
 
 
 class Episode(JobMessage):

@@ -113,7 +113,7 @@ def play(
     channel = _TerminalChannel(console, iter(reply) if reply else _typed(console), max_turns)
     try:
         code = resolve(name, arguments)
-        names = agent or list(getattr(code.target, "agents", ())) or ["policy"]
+        names = agent or list(code.needed_agents()) or ["policy"]
         code.check_agents(names)
         channel.names_agents = len(names) > 1
         environment, state = code.create(), EpisodeState(names, channel)

@@ -33,7 +33,9 @@ class Published:
 def published(job: ClusterJobView, agent: str | None) -> Published:
     """Return the adapter of the named agent, or of the first agent. Raises InvalidInput if there is none yet."""
     agents = job.status.agents if job.status is not None else ()
-    found = next((one for one in agents if agent in (None, one.name)), None)
+    # An agent that plays another one's policy has a version, and no adapter.
+    own = [one for one in agents if one.adapter is not None] or agents
+    found = next((one for one in (own if agent is None else agents) if agent in (None, one.name)), None)
     if found is None and agent is not None:
         raise InvalidInput(
             f"{job.key} has no agent {agent}; its agents are {', '.join(one.name for one in agents) or 'not known yet'}"
@@ -44,6 +46,10 @@ def published(job: ClusterJobView, agent: str | None) -> Published:
     if found is None or version is None:
         raise InvalidInput(
             f"{job.key} has no published adapter yet; see kubectl marlaas why {job.name} -n {job.namespace}"
+        )
+    if found.adapter is None and own is not agents:
+        raise InvalidInput(
+            f"agent {found.name} of {job.key} plays the policy of another agent; adapters have {', '.join(one.name for one in own)}"
         )
     return Published(found.name, version, found.adapter or "")
 

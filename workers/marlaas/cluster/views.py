@@ -83,7 +83,7 @@ def job_view(body: Mapping[str, Any]) -> ClusterJobView:
 
 def _pools(spec: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of the pools on which the agents of a job's spec run."""
-    agents = spec.get("agents") or [{}]
+    agents = [agent for agent in spec.get("agents") or [{}] if "policy" not in agent]
     return tuple(dict.fromkeys((agent.get("poolRef") or spec["poolRef"])["name"] for agent in agents))
 
 

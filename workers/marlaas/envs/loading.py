@@ -78,11 +78,7 @@ class EnvironmentCode:
                 f"{what} takes one agent, but the job has {len(agents)} ({', '.join(agents)}): remove the others, or name the second "
                 "parameter of `play` `agents` to receive all of them by name"
             )
-        needed = getattr(self.target, "agents", ())
-        if callable(needed):
-            needed = needed(**self.args)
-        if not isinstance(needed, tuple | list) or not all(isinstance(name, str) for name in needed):
-            raise InvalidInput(f"{what}: its attribute `agents` is {needed!r:.80}; expected a tuple of agents' names")
+        needed = self.needed_agents()
         agents_of = getattr(self.target, "agents_of", None)
         if agents_of is not None and not callable(agents_of):
             raise InvalidInput(f"{what}: its `agents_of` is {agents_of!r:.80}; expected a function of a task")
@@ -90,6 +86,17 @@ class EnvironmentCode:
             raise InvalidInput(
                 f"{what} needs the agents {', '.join(needed)}; the job lacks {', '.join(lacking)} (its agents: {', '.join(agents)})"
             )
+
+    def needed_agents(self) -> tuple[str, ...]:
+        """Return the agents that the environment needs; empty if it does not say. Raises InvalidInput."""
+        needed = getattr(self.target, "agents", ())
+        if callable(needed):
+            needed = needed(**self.args)
+        if not isinstance(needed, tuple | list) or not all(isinstance(name, str) for name in needed):
+            raise InvalidInput(
+                f"environment {self.name!r}: its attribute `agents` is {needed!r:.80}; expected a tuple of agents' names"
+            )
+        return tuple(needed)
 
     def create(self) -> Environment:
         """Create the environment. Raises the exceptions of its `__init__`."""

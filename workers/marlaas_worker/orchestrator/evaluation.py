@@ -38,13 +38,15 @@ class EvaluationRun:
         return [self.episodes[index] for index in sorted(self.episodes) if self.episodes[index].fault is None]
 
     def rewards(self, agents: Sequence[str]) -> dict[str, float]:
-        """Return each agent's mean reward over the episodes without a fault; empty if there are none."""
+        """Return each agent's mean reward over the episodes without a fault; empty if there are none.
+
+        If some episodes have turns of the agent, only these count: tasks may call some agents only.
+        """
         scored = self.scored()
-        return (
-            {agent: statistics.fmean(one.rewards.get(agent, 0.0) for one in scored) for agent in agents}
-            if scored
-            else {}
-        )
+        called = {agent: [one for one in scored if one.leaves.get(agent)] or scored for agent in agents}
+        return {
+            agent: statistics.fmean(one.rewards.get(agent, 0.0) for one in own) for agent, own in called.items() if own
+        }
 
     def metrics(self) -> dict[str, float]:
         """Return the mean of each metric over the episodes that have it."""

@@ -93,10 +93,12 @@ class Experience:
     def _part(self, agent: AgentSettings, episodes: Iterable[Episode]) -> AgentGroup:
         counted = [episode for episode in episodes if episode.fault is None]
         players = [one for one in self._agents if one.policy_name == agent.name]
-        called = {one.name: self._trajectories(one, counted) for one in players}
+        spoke = {one.name: self._speakers(one, counted) for one in players}
+        called = {one.name: tuple(_trajectory(one, episode) for episode in spoke[one.name]) for one in players}
         rewards = {name: _rewards(own) for name, own in called.items()}
         trained = [one for one in players if one.trainable]
-        played = [called[one.name] for one in trained if len(called[one.name]) >= self._fewest]
+        own_turns = [tuple(_trajectory(one, e) for e in spoke[one.name] if _has_own_turn(one, e)) for one in trained]
+        played = [own for own in own_turns if len(own) >= self._fewest]
         chosen = [candidates for one in trained for episode in counted for candidates in _candidates(one, episode)]
         compared = played + [candidates for candidates in chosen if len(candidates) >= _FEWEST]
         varied = [one for one in compared if (self._has_baseline and one in played) or has_signal(_rewards(one))]
@@ -116,12 +118,16 @@ class Experience:
             rewards,
         )
 
-    def _trajectories(self, agent: AgentSettings, counted: Iterable[Episode]) -> tuple[TrajectoryRef, ...]:
-        return tuple(
-            _trajectory(agent, episode)
-            for episode in counted
-            if len(self._agents) == 1 or episode.leaves.get(agent.name)
-        )
+    def _speakers(self, agent: AgentSettings, counted: Iterable[Episode]) -> list[Episode]:
+        return [episode for episode in counted if len(self._agents) == 1 or episode.leaves.get(agent.name)]
+
+
+def _has_own_turn(agent: AgentSettings, episode: Episode) -> bool:
+    """Return whether an agent has a turn besides its candidates; one without any turn counts as if it had."""
+    choices = [one for one in episode.choices if one.agent == agent.name]
+    candidates = {turn for one in choices for turn in one.turns}
+    after = (one.parent is not None and one.parent not in candidates for one in choices)
+    return not choices or any(after) or not candidates.issuperset(episode.leaves.get(agent.name, ()))
 
 
 def _trajectory(agent: AgentSettings, episode: Episode) -> TrajectoryRef:
@@ -129,7 +135,7 @@ def _trajectory(agent: AgentSettings, episode: Episode) -> TrajectoryRef:
     return TrajectoryRef(
         member=episode.member,
         episode=episode.episode,
-        leaves=tuple(leaf for leaf in episode.leaves.get(agent.name, ()) if leaf not in untrained),
+        leaves=episode.leaves.get(agent.name, ()),
         reward=trained_reward(agent, episode.rewards),
         ending=episode.ending,
         agent="" if agent.policy is None else agent.name,
@@ -174,7 +180,13 @@ def difficulty(parts: Iterable[GroupResolution | AgentGroup], solved_reward: flo
     """
     found = list(parts)
     outcomes = {part.outcome for part in found}
-    flat = [reward for part in found if part.outcome is GroupOutcome.FLAT for reward in part.rewards[:1]]
+    flat = [
+        reward
+        for part in found
+        if part.outcome is GroupOutcome.FLAT
+        for own in (part.rewards, *part.other_rewards.values())
+        for reward in own[:1]
+    ]
     if GroupOutcome.FAULTED in outcomes:
         return None
     if GroupOutcome.SIGNAL in outcomes:

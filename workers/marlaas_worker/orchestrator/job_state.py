@@ -265,15 +265,19 @@ class JobState:
         self.evaluation, self._evaluation_turns_from = run, last_sequence + 1
 
     def due_evaluation(self) -> EvaluationRun | None:
-        """Return the evaluation to start now; None if none is due."""
-        spec, version = self.document.spec, self.version
+        """Return the evaluation to start now; None if none is due.
+
+        In strict mode it is of the versions after the recorded steps, also if an agent has committed a later one.
+        """
+        spec, versions = self.document.spec, self.assembly.versions if self.strict else self.versions
+        version = sum(versions.values()) if min(versions.values()) >= 0 else -1
         # An agent that is a step ahead of the others makes a new sum of versions after the same step.
         known = any(version == one.version or self.finished == one.step for one in self.evaluations.values())
         if known or self.evaluation is not None or version < 0:
             return None
         if not due(spec.evaluation, self.finished, spec.training.steps):
             return None
-        return EvaluationRun(version, self.finished, spec.evaluation.tasks, self.versions)
+        return EvaluationRun(version, self.finished, spec.evaluation.tasks, dict(versions))
 
     def record_evaluation(self, record: EvalRecord) -> None:
         """Update the state after an evaluation was recorded."""

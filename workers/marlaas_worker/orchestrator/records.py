@@ -1,7 +1,7 @@
 """The orchestrator's reads and writes on the bus for one job, as typed messages."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
@@ -243,6 +243,10 @@ class Records:
                 return None
             self._pins[agent, group] = decode_as(Pin, entry.data).version
         return self._pins[agent, group]
+
+    def forget_pins(self, open_groups: Container[str]) -> None:
+        """Drop the known pins of all other groups."""
+        self._pins = {key: version for key, version in self._pins.items() if key[1] in open_groups}
 
     async def keep_pin(self, agent: AgentSettings, episode: Episode) -> None:
         """Recreate the pin of an episode's group if it has expired; the version comes from the agent's last turn."""

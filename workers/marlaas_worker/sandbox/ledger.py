@@ -82,15 +82,17 @@ class TurnLedger:
             self._rewards[choice.number] = tuple(choice.rewards)
 
     def choices(self) -> tuple[Choice, ...]:
-        """Return the choices, in their order, with the rewards that are known."""
-        return tuple(
+        """Return the choices with the rewards that are known, in the order of their turns, which does not depend on the pace of parts."""
+        found = [
             Choice(
                 agent=asked[0].agent,
                 turns=tuple(sorted(self.number(one.agent, one.number) for one in asked)),
                 rewards=self._rewards.get(number, ()),
+                parent=None if asked[0].parent is None else self.number(asked[0].agent, asked[0].parent),
             )
-            for number, asked in sorted(self._choices.items())
-        )
+            for number, asked in self._choices.items()
+        ]
+        return tuple(sorted(found, key=lambda choice: choice.turns))
 
     def leaves(self) -> dict[str, tuple[int, ...]]:
         """Return, per agent with turns, the numbers of its turns that are no other turn's parent."""

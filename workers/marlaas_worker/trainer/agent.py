@@ -291,7 +291,7 @@ class AgentTrainer:
         await self._patiently(lambda: self._policy.forget_state(old))
 
     def _busy_s(self) -> float:
-        return self._dependencies.compute.busy_s_by_account.get(self._assignment.ref.uid, 0.0)
+        return self._dependencies.compute.busy_s_of(self._assignment.account)
 
     async def _compute(self, work: Callable[[], T], num_tokens: int = 0) -> T:
         return await self._dependencies.compute.run(work, self._assignment.account, num_tokens)

@@ -57,6 +57,7 @@ class Compute:
         self.lost = ""
         self.busy_s = 0.0
         self.busy_s_by_account: dict[str, float] = {}
+        self._busy_s_by_agent: dict[tuple[str, str], float] = {}
         self.turns: Turns[asyncio.Future[None]] = Turns(quantum_s)
         self._is_busy = False
         self._thread = ThreadPoolExecutor(
@@ -85,12 +86,17 @@ class Compute:
             future.exception()  # mark it as retrieved: the caller is cancelled
             raise
         finally:
-            self._charge(account.job, seconds := time.perf_counter() - started)
+            self._charge(account, seconds := time.perf_counter() - started)
             self._end(ticket, seconds)
 
     def keep_accounts(self, jobs: Container[str]) -> None:
         """Drop the seconds of all other jobs, by uid."""
         self.busy_s_by_account = {job: spent for job, spent in self.busy_s_by_account.items() if job in jobs}
+        self._busy_s_by_agent = {key: spent for key, spent in self._busy_s_by_agent.items() if key[0] in jobs}
+
+    def busy_s_of(self, account: ComputeAccount) -> float:
+        """Return the seconds of work for one agent so far."""
+        return self._busy_s_by_agent.get((account.job, account.agent), 0.0)
 
     def close(self) -> None:
         """End the thread after its current work."""
@@ -138,10 +144,12 @@ class Compute:
             f"the trainer's device is lost ({self.lost}); the process exits and restarts from the last commits"
         )
 
-    def _charge(self, job: str, seconds: float) -> None:
+    def _charge(self, account: ComputeAccount, seconds: float) -> None:
         self.busy_s += seconds
-        if job:
-            self.busy_s_by_account[job] = self.busy_s_by_account.get(job, 0.0) + seconds
+        if account.job:
+            agent = account.job, account.agent
+            self.busy_s_by_account[account.job] = self.busy_s_by_account.get(account.job, 0.0) + seconds
+            self._busy_s_by_agent[agent] = self._busy_s_by_agent.get(agent, 0.0) + seconds
 
 
 def _is_lost() -> bool:

@@ -45,7 +45,7 @@ class Baselines:
     def note(self, rewards: Mapping[Hashable, Sequence[float]]) -> None:
         """Add the rewards of a group to the step."""
         for agent, own in rewards.items():
-            if isinstance(agent, str):
+            if self._is_used and isinstance(agent, str):
                 self._step.setdefault(agent, []).extend(own)
 
     def rewind(self) -> None:
