@@ -112,3 +112,15 @@ def test_an_agent_goes_to_no_worker_that_refuses_it() -> None:
 def test_without_workers_nothing_is_placed() -> None:
     assert place(equal(3), []) == {}
     assert place({}, ["a"]) == {}
+
+
+def test_one_agent_moves_if_that_lowers_the_largest_load_by_much():
+    """With few agents, a load may be far above the mean and within the bound, which has room for the largest agent."""
+    held_by = {"a": "one", "b": "one", "c": "two", "d": "two"}
+    costs = {"a": 8.0, "b": 4.0, "c": 2.0, "d": 1.0}
+    agents = {name: AgentLoad(costs[name], holder) for name, holder in held_by.items()}
+    placed = place(agents, ["one", "two"])
+    assert placed == held_by | {"b": "two"}, "12 and 3 become 8 and 7"
+    assert place(held(agents, placed), ["one", "two"]) == placed
+    nearly = {name: AgentLoad(costs[name], "one" if name in "ad" else "two") for name in costs}
+    assert place(nearly, ["one", "two"]) == {name: agent.holder for name, agent in nearly.items()}, "9 and 6 stay"

@@ -5,7 +5,9 @@ Every worker computes the same placement from the same observations, so nobody h
 - An agent without a live holder goes to the worker that ranks highest for it (rendezvous hashing) among those whose
   load stays at most the mean; if none has room, to the least loaded. So a dying worker moves only its own agents.
 - An agent with a live holder stays, unless the loads differ by too much. Then agents move, one at a time, from the most
-  to the least loaded worker, until the loads are well inside the limits (hysteresis: small changes move nothing).
+  to the least loaded worker, until the loads are well inside the limits (hysteresis: small changes move nothing). An agent
+  also moves if that alone lowers the largest load by more than EPSILON x mean: with few agents of different costs, loads
+  inside the limits may differ by much.
 
 Bounds, for agents that may go anywhere: no load exceeds (1 + EPSILON) x mean + the largest cost. A worker that joins
 takes over about the mean.
@@ -75,11 +77,30 @@ class _Loads:
             self._put(name, min(allowed, key=lambda worker: (self._of[worker], -rank(name, worker))))
 
     def balance(self) -> None:
-        """Move agents if a load is outside the limits, until all are within half of them or nothing helps."""
+        """Move agents if a load is outside the limits, until all are within half of them or nothing helps; then single agents."""
+        self._bound()
+        while (found := self._worthwhile()) is not None:
+            self._put(*found)
+
+    def _bound(self) -> None:
         if self._is_within(EPSILON, self._largest):
             return
         while not self._is_within(EPSILON / 2, self._largest / 2) and self._move():
             pass
+
+    def _worthwhile(self) -> tuple[str, str] | None:
+        """Return the agent and its new worker if one move lowers the largest load by more than EPSILON x mean; None if none does."""
+        giver = max(self._of, key=lambda worker: (self._of[worker], worker))
+        receiver = min(self._of, key=lambda worker: (self._of[worker], worker))
+        after = {
+            name: max(self._of[giver] - agent.cost, self._of[receiver] + agent.cost)
+            for name, agent in self._agents.items()
+            if self.placed[name] == giver and receiver not in agent.refused
+        }
+        best = min(after, key=lambda name: (after[name], name), default=None)
+        if best is None or self._of[giver] - after[best] <= EPSILON * self._mean:
+            return None
+        return best, receiver
 
     def _is_within(self, epsilon: float, slack: float) -> bool:
         low, high = (1 - epsilon) * self._mean - slack, (1 + epsilon) * self._mean + slack
