@@ -69,6 +69,20 @@ def test_turns_of_frozen_agents_and_of_choices_are_counted_by_their_use(document
     assert (amounts.trained_tokens, amounts.zero_variance_tokens, amounts.frozen_tokens) == (6, 6, 80)
 
 
+def test_a_group_may_train_one_policy_and_not_another(document, episode, turn, steps):
+    (policy,) = document.spec.agents
+    agents = (policy, policy.model_copy(update={"name": "critic"}))
+    document = document.model_copy(update={"spec": document.spec.model_copy(update={"agents": agents})})
+    records = []
+    for member in range(2):
+        one = episode(0, member, rewards={"policy": float(member), "critic": 1.0})
+        ids = [pack_ids(list(range(size))) for size in (3, 20)]
+        records.append(joined(one, [turn(one, n, agent=agents[n].name, output_ids=own) for n, own in enumerate(ids)]))
+    stale_free = [steps[0].model_copy(update={"num_dropped": 0, "dropped_tokens": 0})]
+    amounts = usage_of(document, records, stale_free, None).amounts
+    assert (amounts.trained_tokens, amounts.zero_variance_tokens) == (6, 40)
+
+
 def test_every_generated_token_is_counted_once_by_what_became_of_it(document, records, steps):
     amounts = usage_of(document, records, steps, None).amounts
     assert (amounts.trained_tokens, amounts.zero_variance_tokens, amounts.stale_tokens) == (3, 70, 10)

@@ -1,3 +1,4 @@
+import asyncio
 from itertools import count
 from pathlib import Path
 
@@ -115,3 +116,18 @@ def test_a_request_that_ends_after_a_restart_disturbs_nothing():
         residents.clear()
         residents.admit(held("a", 2))
     assert residents.remove(held("a", 2))
+
+
+async def test_a_new_group_is_not_sampled_from_a_version_that_is_too_old():
+    """After a restart of the engine, a request for a past version may be served before the newest version is."""
+    job = job_document()
+    past, newest = (a_manifest(job, version).adapter for version in (2, 10))
+    proven = ProvenVersions(2, count(1))
+    proven.prefer([newest])
+    proven.add(Held(proven.table.begin(past.engine_name, NOWHERE), a_manifest(job, 2)))
+    assert await proven.newest_of(past, "team-a", max_staleness=8) == 2
+    waiting = asyncio.create_task(proven.newest_of(past, "team-a", max_staleness=7))
+    await asyncio.sleep(0)
+    assert [wait.name for wait in proven.waits] == [newest.engine_name]
+    proven.add(Held(proven.table.begin(newest.engine_name, NOWHERE), a_manifest(job, 10)))
+    assert await waiting == 10

@@ -83,11 +83,13 @@ def _parts(spec: JobSpec, records: Sequence[EpisodeRecord], steps: Sequence[Step
         first.setdefault((record.group, record.member), record)
     flat = _without_signal(spec, first.values())
     frozen = {agent.name for agent in spec.agents if not agent.trainable}
+    policies = {agent.name: agent.policy_name for agent in spec.agents}
     parts: Counter[TokenUse] = Counter()
     for record in records:
         is_repeated = first[record.group, record.member] is not record
-        use = _token_use(record, is_repeated, resolved, flat)
         for turn in record.turns:
+            is_flat = (record.group, policies.get(turn.agent, turn.agent)) in flat
+            use = _token_use(record, is_repeated, resolved, is_flat=is_flat)
             is_frozen = turn.agent in frozen and use in (TokenUse.TRAINED, TokenUse.ZERO_VARIANCE)
             parts[TokenUse.FROZEN if is_frozen else use] += len(turn.output_ids)
     # A step's record has the tokens of its stale groups, but not which of its groups these are.
@@ -97,7 +99,7 @@ def _parts(spec: JobSpec, records: Sequence[EpisodeRecord], steps: Sequence[Step
     return parts
 
 
-def _token_use(record: EpisodeRecord, is_repeated: bool, resolved: set[int], flat: Mapping[str, bool]) -> TokenUse:
+def _token_use(record: EpisodeRecord, is_repeated: bool, resolved: set[int], *, is_flat: bool) -> TokenUse:
     if is_repeated:
         return TokenUse.REPEATED
     if record.fault is not None:
@@ -106,32 +108,27 @@ def _token_use(record: EpisodeRecord, is_repeated: bool, resolved: set[int], fla
         return TokenUse.EVALUATION
     if int(group_token(record.group)[1:]) not in resolved:
         return TokenUse.OPEN
-    return TokenUse.ZERO_VARIANCE if flat[record.group] else TokenUse.TRAINED
+    return TokenUse.ZERO_VARIANCE if is_flat else TokenUse.TRAINED
 
 
-def _without_signal(spec: JobSpec, records: Iterable[EpisodeRecord]) -> dict[str, bool]:
-    """Return by group whether it has no advantage for any of its agents, as the orchestrator decides it."""
+def _without_signal(spec: JobSpec, records: Iterable[EpisodeRecord]) -> set[tuple[str, str]]:
+    """Return the groups and policies for which all advantages are zero, as the orchestrator decides it."""
     groups: dict[str, list[EpisodeRecord]] = defaultdict(list)
     for record in records:
         if record.fault is None:
             groups[record.group].append(record)
-    trained, is_alone = [agent for agent in spec.agents if agent.trainable], len(spec.agents) == 1
-    if spec.training.has_running_baseline:
-        speaking = {
-            name
-            for name, members in groups.items()
-            for one in members
-            for agent in trained
-            if is_alone or one.speaks(agent.name)
-        }
-        return {name: name not in speaking for name in groups}
+    is_alone, fewest = len(spec.agents) == 1, 1 if spec.training.has_running_baseline else 2
+
+    def has_advantage(agent: AgentSettings, members: Sequence[EpisodeRecord]) -> bool:
+        own, *choices = _compared(agent, members, is_alone=is_alone)
+        is_compared = len(own) >= fewest and (spec.training.has_running_baseline or has_signal(own))
+        return is_compared or any(len(rewards) > 1 and has_signal(rewards) for rewards in choices)
+
     return {
-        name: not any(
-            len(rewards) > 1 and has_signal(rewards)
-            for agent in trained
-            for rewards in _compared(agent, members, is_alone=is_alone)
-        )
+        (name, policy.name)
         for name, members in groups.items()
+        for policy in spec.policies
+        if not any(has_advantage(agent, members) for agent in spec.players(policy.name) if agent.trainable)
     }
 
 

@@ -124,7 +124,10 @@ class Generation:
             if recorded is not None:
                 return _require_same(recorded, request)
         stage.enter(f"no version of agent {request.agent} was verified yet")
-        newest = partial(self.versions.proven.newest_of, served.adapter(0), served.document.tenant)
+        document = served.document
+        newest = partial(
+            self.versions.proven.newest_of, served.adapter(0), document.tenant, document.spec.training.max_staleness
+        )
         adapter = served.adapter(await self.pins.version(request, served.document, newest))
         prompt = await self._extend(request)
         order = _Order(request, served, adapter, prompt, began)

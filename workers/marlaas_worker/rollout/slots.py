@@ -156,19 +156,23 @@ class ProvenVersions:
             if is_needed and not self.table.running(name):
                 self.wake.set()
 
-    async def newest_of(self, agent: AdapterRef, tenant: str) -> int:
-        """Return the newest proven version of an agent; wait for the first one. Raises VersionRefused.
+    async def newest_of(self, agent: AdapterRef, tenant: str, max_staleness: int) -> int:
+        """Return the newest proven version of an agent; wait for the newest one if all are too old. Raises VersionRefused.
 
-        An evicted version counts too; it is loaded again when a request needs it.
+        An evicted version counts too; it is loaded again when a request needs it. After a restart of the engine, a past
+        version may be the first that is proven: a group that is sampled from it would be dropped as stale.
 
-        agent: an adapter of the agent at any version.
+        Args:
+            agent: an adapter of the agent at any version.
+            max_staleness: most versions behind the newest one.
         """
         while True:
             adapters = (held.manifest.adapter for held in self._proven.values())
             resident = {adapter.version for adapter in adapters if adapter.at(0) == agent.at(0)}
-            if proven := resident | self._versions.get(agent.at(0), set()):
-                return max(proven)
+            best = max(resident | self._versions.get(agent.at(0), set()), default=-1)
             newest = self.newest.get(agent.at(0))
+            if best >= 0 and (newest is None or best >= newest.version - max_staleness):
+                return best
             if newest is None:
                 await self._changed.wait()
             else:
