@@ -20,7 +20,6 @@ from marlaas_api.bus import Bus, Entry
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.bus_memory.buckets import MemoryBucket
 from marlaas_api.documents import job_spec, pool_spec
-from marlaas_api.errors import first_cause
 from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
 from marlaas_api.messages import (
     BusMessage,
@@ -65,6 +64,13 @@ def kill_at(place: str, *passes: int) -> list[str]:
 
     failpoints.hook = hook
     return passed
+
+
+def kills(error: BaseException) -> list[str]:
+    """The failpoints that killed a role: of tasks that run at the same time, several may be at one."""
+    if isinstance(error, BaseExceptionGroup):
+        return [place for one in error.exceptions for place in kills(one)]
+    return [str(error)]
 
 
 @contextlib.asynccontextmanager
@@ -190,7 +196,7 @@ class Harness:
                 await serve(context)
                 return
             except* Killed as killed:
-                self.deaths.append(str(first_cause(killed)))
+                self.deaths += kills(killed)
                 assert len(self.deaths) < 1000, f"{name} is killed too often"
             finally:
                 await context.bus.close()
