@@ -95,8 +95,10 @@ def test_agents_that_take_turns_outnumber_the_slots_and_the_next_job_is_queued(d
 
 
 def test_a_neighbours_adapters_never_take_a_trainer_out_of_memory(document):
-    pool = PoolCapacity(6, 16, agents=24, trainer_bytes=20 << 20, bytes_per_rank=1 << 20)
-    verdict = one(document("late", rank=8), [document("early", rank=16)], pools={"tiny": pool})
+    pool = PoolCapacity(6, 16, agents=24, trainer_bytes=21 << 20, bytes_per_rank=1 << 20)
+    early = [document(name, rank=16) for name in ("one", "two")]
+    assert one(document("late", rank=8), early, pools={"tiny": pool}).admitted
+    verdict = one(document("late", rank=16), early, pools={"tiny": pool})
     assert (verdict.reason, verdict.message) == (
         "WaitingForMemory",
         "running jobs use too much of the trainer memory of pool tiny",

@@ -53,9 +53,9 @@ def test_limits_are_the_smallest_engines_and_agents_are_summed_over_the_replicas
 def test_a_cache_of_unknown_size_and_a_trainer_of_unknown_room_limit_nothing():
     known = [engine("r0", kv_tokens=100, agents_per_slot=2), trainer("t0", agent_room_bytes=7, bytes_per_rank=1)]
     [capacity] = capacities(known).values()
-    assert capacity.totals() == {SLOTS: 16, KV_CACHE: 200, TRAINER_MEMORY: 7}
+    assert capacity.totals() == {SLOTS: 16, KV_CACHE: 200, TRAINER_MEMORY: 14}
     [capacity] = capacities([*known, engine("r1"), trainer("t1")]).values()
-    assert capacity.totals() == {SLOTS: 24, TRAINER_MEMORY: 7}
+    assert capacity.totals() == {SLOTS: 24, TRAINER_MEMORY: 14}
 
 
 def test_the_smallest_trainer_must_be_able_to_take_all_agents():
@@ -65,10 +65,10 @@ def test_the_smallest_trainer_must_be_able_to_take_all_agents():
 
 
 @pytest.mark.parametrize(
-    ("rank", "room", "bytes_per_rank", "units"), [(8, 80, 1, 8), (16, 80, 1, 16), (16, 1 << 30, 1 << 20, 64)]
+    ("rank", "room", "bytes_per_rank", "units"), [(8, 80, 1, 8), (16, 80, 1, 16), (16, 1 << 30, 1 << 20, 32)]
 )
 def test_a_job_needs_trainer_memory_by_its_rank(document, rank, room, bytes_per_rank, units):
-    """16 x 1 MiB of 1 GiB are 64 of 4,096 units."""
+    """16 x 1 MiB of 1 GiB are 32 of 4,096 units, because two agents take turns."""
     capacity = PoolCapacity(8, 16, agents=8, trainer_bytes=room, bytes_per_rank=bytes_per_rank)
     assert need_of(document(rank=rank), capacity)[TRAINER_MEMORY] == units
 

@@ -33,10 +33,10 @@ from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.role import RoleContext
 from marlaas_worker.trainer import service
-from marlaas_worker.trainer.agent import weighing
 from marlaas_worker.trainer.rows import Segment
 from marlaas_worker.trainer.shared import Timing
 from marlaas_worker.trainer.trajectories import Expectation, read_group
+from marlaas_worker.trainer.weighing import weighing
 
 QUICK = Timing(report_s=0.02, reconcile_s=0.02, retry_s=0.005, missing_turn_s=5.0, fault_s=1e6)
 

@@ -5,7 +5,8 @@ a need is rounded up. So sums are exact, and no pool is overcommitted by roundin
 
 Adapters page in the engines, so a pool admits more agents than it has slots: `agentsPerSlot` agents take turns on one
 slot and on its part of the KV cache. An agent must be able to have one version resident at a time; the versions of one
-agent (maxStaleness + 2) must fit together, so that a job alone never pages.
+agent (maxStaleness + 2) must fit together, so that a job alone never pages. For the same reason all of a job's agents must
+fit a trainer's memory together.
 """
 
 from collections import defaultdict
@@ -16,6 +17,9 @@ from marlaas_api.messages import JobDocument, ReplicaReport, agents_on
 
 GRAIN = 1 << 12
 SLOTS, KV_CACHE, TRAINER_MEMORY = "adapter slots", "KV cache", "trainer memory"
+
+AGENTS_PER_PLACE = 2
+"""Agents that take turns on a place in a trainer's memory: parked agents need none (`trainer.room`)."""
 
 Resource = tuple[str, str]
 """A pool's name, and one of the three resources."""
@@ -50,7 +54,11 @@ class PoolCapacity:
 
     def totals(self) -> dict[str, int]:
         """Return what is limited, in slots (agents), tokens and bytes."""
-        known = {SLOTS: self.agents, KV_CACHE: self.shared_kv_tokens, TRAINER_MEMORY: self.trainer_bytes}
+        known = {
+            SLOTS: self.agents,
+            KV_CACHE: self.shared_kv_tokens,
+            TRAINER_MEMORY: self.trainer_bytes * AGENTS_PER_PLACE,
+        }
         return {name: total for name, total in known.items() if total > 0}
 
 

@@ -10,11 +10,10 @@ from functools import partial
 from typing import TypeVar
 
 from marlaas_api.background import background
-from marlaas_api.blobs import sha256_hex
+from marlaas_api.blobs import BlobRef, sha256_hex
 from marlaas_api.errors import Retryable
 from marlaas_api.failpoints import failpoint
-from marlaas_api.messages import GroupReady, StepClosed
-from marlaas_api.messages.job_spec import JobSpec
+from marlaas_api.messages import GroupReady, Manifest, StepClosed
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.rl.algorithms import ALGORITHMS
 from marlaas_worker.trainer.assignment import Assignment
@@ -23,6 +22,7 @@ from marlaas_worker.trainer.commit import AgentLease, PolicyKey, StepResult, pat
 from marlaas_worker.trainer.intake import Intake, StepInbox
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.memory import lowered_budget
+from marlaas_worker.trainer.residence import Residence
 from marlaas_worker.trainer.rows import Row
 from marlaas_worker.trainer.shared import TrainerDependencies
 from marlaas_worker.trainer.trajectories import (
@@ -40,18 +40,9 @@ from marlaas_worker.trainer.versions import (
     read_version,
     take_snapshot,
 )
-from marlaas_worker.trainer.weighing import Baselines, Weighing, batches_of_group, rows_of_groups
+from marlaas_worker.trainer.weighing import Baselines, batches_of_group, rows_of_groups, weighing
 
 T = TypeVar("T")
-
-
-def weighing(spec: JobSpec) -> Weighing:
-    """Return a job's conversion of rewards to advantages: the job's settings, with the algorithm's defaults."""
-    rule, max_tokens = ALGORITHMS[spec.training.algorithm], spec.rollout.max_tokens
-    overlong = spec.training.overlong
-    tokens = int(rule.overlong * max_tokens) if overlong.tokens is None else overlong.tokens
-    has_baseline = spec.training.has_running_baseline
-    return Weighing(rule.advantage, max_tokens, tokens, overlong.filter, has_baseline)
 
 
 class _DoesNotFit(Exception):
@@ -87,13 +78,13 @@ class AgentTrainer:
         self._computed_s = self._busy_s()
         self._num_redone = 0
         self.is_leaving = False
-        self._intake: Intake | None = None
+        self._changed = asyncio.Event()
+        self._residence = Residence(dependencies, assignment, self._changed)
 
     def leave(self) -> None:
         """Let `run` return at the next step boundary, so that another trainer goes on."""
         self.is_leaving = True
-        if self._intake is not None:
-            self._intake.changed.set()
+        self._changed.set()
 
     async def run(self) -> None:
         """Train until cancelled or asked to leave; for a frozen agent, return after version 0.
@@ -102,56 +93,89 @@ class AgentTrainer:
             LeaseLost: another trainer has the agent.
             Permanent: the training data, or the version to continue from, is invalid.
         """
-        made: list[Learner] = []
         try:
-            await self._compute(lambda: made.append(Learner(self._dependencies.model, self._assignment)))
-            (learner,) = made
-            await self._restore(learner)
+            while not self._residence.enters(is_due=self.lease.record.manifest is None):
+                await self._changed.wait()
+                self._changed.clear()
+            await self._begin(await self._residence.make_learner())
             if self._assignment.agent.trainable:
-                await self._train(learner)
+                await self._train()
         finally:
             self.over = True
             self._dependencies.compute.turns.hold(self._assignment.account, False)
-            for learner in made:  # also after a cancellation during creation: the thread completes it anyway
-                await self._compute(learner.close)
+            await self._residence.leave()
 
-    async def _restore(self, learner: Learner) -> None:
+    async def _begin(self, learner: Learner) -> None:
         """Restore the committed version, or publish version 0."""
-        blobs, ref = self._dependencies.context.blobs, self.lease.record.manifest
+        ref = self.lease.record.manifest
         if ref is None:
             await self._compute(learner.begin)
             await self._publish(learner, StepResult(version=0))
             return
-        manifest = await self._patiently(lambda: read_manifest(blobs, ref))
-        weights, state = await self._patiently(lambda: read_version(blobs, manifest))
-        await self._compute(lambda: learner.restore(weights, state))
-        self._baselines.restore(manifest.metrics)
-        staleness = self._spec.training.max_staleness
+        manifest = await self._restore(learner, ref)
+        blobs, staleness = self._dependencies.context.blobs, self._spec.training.max_staleness
         self._adapters = await self._patiently(lambda: known_adapters(blobs, manifest, staleness))
         await self._forget_state()
         await self._dependencies.emit(self._assignment, "AgentBound", f"continues from version {manifest.version}")
 
-    async def _train(self, learner: Learner) -> None:
-        inbox = StepInbox(self.lease.record.step, self.lease.record.version)
-        intake = self._intake = Intake(self._dependencies, self._assignment, inbox)
-        await intake.replay()
-        await self._move_reference(learner)
-        async with background(intake.follow()):
-            while True:
-                intake.changed.clear()
-                self._dependencies.compute.turns.hold(self._assignment.account, bool(inbox))
-                if self.is_leaving and not inbox.is_within_step:
-                    return
-                try:
-                    busy = await self._advance(learner, inbox, intake)
-                except _DoesNotFit as error:
-                    await self._redo(learner, inbox, error.rows)
-                else:
-                    if not busy:
-                        await intake.changed.wait()
+    async def _restore(self, learner: Learner, ref: BlobRef) -> Manifest:
+        """Restore a version, and return its manifest."""
+        blobs = self._dependencies.context.blobs
+        manifest = await self._patiently(lambda: read_manifest(blobs, ref))
+        weights, state = await self._patiently(lambda: read_version(blobs, manifest))
+        await self._compute(lambda: learner.restore(weights, state))
+        self._baselines.restore(manifest.metrics)
+        return manifest
 
-    async def _advance(self, learner: Learner, inbox: StepInbox, intake: Intake) -> bool:
-        """Train the next group, or finish the step that is due; return False if there is neither. Raises _DoesNotFit."""
+    async def _park(self, inbox: StepInbox) -> None:
+        """Free the agent's memory for another one. Its state is the committed version; a step that has begun starts again."""
+        self._forget_step(inbox)
+        self._reference_version = -1
+        self._dependencies.parked[self._assignment.policy_key] += 1
+        await self._residence.leave()
+
+    async def _unpark(self) -> None:
+        learner, ref = await self._residence.make_learner(), self.lease.record.manifest
+        assert ref is not None, "an agent is parked after its first version"
+        await self._restore(learner, ref)
+        await self._move_reference(learner)
+
+    async def _train(self) -> None:
+        inbox = StepInbox(self.lease.record.step, self.lease.record.version)
+        intake = Intake(self._dependencies, self._assignment, inbox, self._changed)
+        await intake.replay()
+        await self._move_reference(self._residence.learner)
+        async with background(intake.follow()):
+            while not (self.is_leaving and not inbox.is_within_step):
+                self._changed.clear()
+                self._dependencies.compute.turns.hold(self._assignment.account, bool(inbox))
+                if await self._is_here(inbox) and await self._advance(inbox, intake):
+                    continue
+                if not self.is_leaving or inbox.is_within_step:
+                    await self._changed.wait()
+
+    async def _is_here(self, inbox: StepInbox) -> bool:
+        """Enter the memory if there is work, or leave it if another agent needs it; return whether the agent is there."""
+        if self._residence.is_here:
+            if not self._residence.must_leave(inbox):
+                return True
+            await self._park(inbox)
+        if not inbox or not self._residence.enters(inbox.is_complete):
+            return False
+        await self._unpark()
+        return True
+
+    async def _advance(self, inbox: StepInbox, intake: Intake) -> bool:
+        """Train the next group, or finish the step that is due; return False if there is neither."""
+        learner = self._residence.learner
+        try:
+            return await self._advance_with(learner, inbox, intake)
+        except _DoesNotFit as error:
+            await self._redo(learner, inbox, error.rows)
+            return True
+
+    async def _advance_with(self, learner: Learner, inbox: StepInbox, intake: Intake) -> bool:
+        """See `_advance`. Raises _DoesNotFit."""
         if (group := inbox.next_group()) is not None:
             await self._accumulate(learner, group)
             inbox.take(group)
@@ -170,13 +194,17 @@ class AgentTrainer:
         """Restart the step with a lower token budget; its groups are read again, so none is kept in memory. Raises RowTooLarge."""
         before = learner.token_budget
         learner.token_budget = lowered_budget(before, rows)
-        self._held, self._pending, self._num_filtered = [], [], 0
-        self._baselines.rewind()
-        inbox.rewind()
+        self._forget_step(inbox)
         self._num_redone += 1
         self._dependencies.out_of_memory[self._assignment.policy_key] += 1
         text = f"out of memory: the step restarts with micro-batches of {learner.token_budget} tokens instead of {before}, as do later steps"
         await self._dependencies.emit(self._assignment, "OutOfMemory", text)
+
+    def _forget_step(self, inbox: StepInbox) -> None:
+        """Return to the first group of the step."""
+        self._held, self._pending, self._num_filtered = [], [], 0
+        self._baselines.rewind()
+        inbox.rewind()
 
     async def _accumulate(self, learner: Learner, group: GroupReady) -> None:
         """Run backward for every micro-batch that the group fills.

@@ -1,6 +1,7 @@
 """Memory that a trainer has for its agents: adapters, gradients and optimizer moments, all in float32.
 
-The orchestrator admits no job whose agents do not fit beside those of the admitted jobs (`ReplicaReport.agent_room_bytes`).
+The orchestrator admits jobs whose agents need at most `capacity.AGENTS_PER_PLACE` times this memory
+(`ReplicaReport.agent_room_bytes`); those that do not fit at a time are parked (`room`).
 """
 
 from dataclasses import dataclass

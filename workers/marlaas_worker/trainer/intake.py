@@ -80,6 +80,12 @@ class StepInbox:
                 )
         return group
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the current step is closed and all of its groups are here."""
+        step = self._current()
+        return step is not None and step.closed is not None and len(step.groups) >= step.closed.num_groups
+
     def take(self, group: GroupReady) -> None:
         """Mark the group as accumulated, and move to the next position."""
         self._steps[group.step].num_taken = group.position + 1
@@ -132,17 +138,19 @@ FETCH_BATCH = 256
 
 
 class Intake:
-    """Fills an inbox, and sets `changed` after each message.
+    """Fills an inbox, and sets the event `changed` after each message.
 
     The consumer delivers new messages. Messages that an earlier trainer claimed and did not ack are in the replay, so
     they need not be redelivered first.
     """
 
-    def __init__(self, dependencies: TrainerDependencies, assignment: Assignment, inbox: StepInbox) -> None:
+    def __init__(
+        self, dependencies: TrainerDependencies, assignment: Assignment, inbox: StepInbox, changed: asyncio.Event
+    ) -> None:
         self._dependencies, self._assignment, self._inbox = dependencies, assignment, inbox
         self._unsettled: list[tuple[int, Delivery]] = []
         self._renewed_at = 0.0
-        self.changed = asyncio.Event()
+        self._changed = changed
 
     async def replay(self) -> None:
         """Read the log up to now. Raises LogInvalid."""
@@ -200,7 +208,7 @@ class Intake:
         if message.uid != self._assignment.ref.uid or not _is_trained(message):
             return None
         self._inbox.add(message)
-        self.changed.set()
+        self._changed.set()
         return message
 
     async def _renew(self) -> None:

@@ -69,6 +69,7 @@ def samples(dependencies: TrainerDependencies, report: ReplicaReport, running: C
             dependencies.out_of_memory,
         ),
         ("marlaas_trainer_skipped_updates_total", "Versions without a finite gradient.", dependencies.skipped),
+        ("marlaas_trainer_parked_total", "Times that the agent left the memory for others.", dependencies.parked),
     )
     for one in running:
         labels = {**of_job(one.assignment.ref), "agent": one.assignment.agent.name}

@@ -25,13 +25,13 @@ from marlaas_worker.reporter import Reporter, resident_bytes
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.trainer import agent_memory
 from marlaas_worker.trainer.agent import AgentTrainer
-from marlaas_worker.trainer.agent_memory import AgentMemory
 from marlaas_worker.trainer.assignment import Absences, Assignment, Recent, may_bind
 from marlaas_worker.trainer.calibration import calibrate, engine_dtype, publish
 from marlaas_worker.trainer.commit import AgentLease, LeaseLost, PolicyKey, patiently
 from marlaas_worker.trainer.compute import Compute
 from marlaas_worker.trainer.faults import Faults
 from marlaas_worker.trainer.model import BaseModel
+from marlaas_worker.trainer.room import Room
 from marlaas_worker.trainer.running import Running, bound_names, samples
 from marlaas_worker.trainer.shared import Timing, TrainerDependencies
 from marlaas_worker.trainer.view import PolicyEntry, TrainerCaches, View
@@ -58,7 +58,9 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
         timing = timing or Timing()
         await patiently(lambda: publish(context, calibration), "calibration", timing.retry_s)
         memory = await compute.run(lambda: agent_memory.measure(model, activation_bytes))
-        await Trainer(TrainerDependencies(context, model, compute, timing, calibration), pool.name, memory).run()
+        room = Room(memory.room_bytes)
+        dependencies = TrainerDependencies(context, model, compute, timing, calibration, memory, room)
+        await Trainer(dependencies, pool.name).run()
     finally:
         compute.close()
 
@@ -71,8 +73,8 @@ def default_threads(num_cpus: int) -> int:
 class Trainer:
     """A trainer of a pool: reconciles the agents' tasks with the jobs, and reports."""
 
-    def __init__(self, dependencies: TrainerDependencies, pool: str, memory: AgentMemory | None = None) -> None:
-        self._dependencies, self._pool, self._memory = dependencies, pool, memory or AgentMemory()
+    def __init__(self, dependencies: TrainerDependencies, pool: str) -> None:
+        self._dependencies, self._pool = dependencies, pool
         self._context, self._timing = dependencies.context, dependencies.timing
         self._reporter = Reporter(self._context, ("trainer", pool), self._report, self._timing.report_s)
         self._running: dict[str, Running] = {}
@@ -246,8 +248,8 @@ class Trainer:
             replica=self._context.name,
             bound=bound,
             num_running=len(bound),
-            agent_room_bytes=self._memory.room_bytes,
-            bytes_per_rank=self._memory.bytes_per_rank,
+            agent_room_bytes=self._dependencies.memory.room_bytes,
+            bytes_per_rank=self._dependencies.memory.bytes_per_rank,
             job_engine_s=self._dependencies.compute.busy_s_by_account,
             busy_s=self._dependencies.compute.busy_s,
             wall_s=time.perf_counter() - self._started,

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from marlaas_api.messages import Calibration
 from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.role import RoleContext
+from marlaas_worker.trainer.agent_memory import AgentMemory
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.compute import Compute
 from marlaas_worker.trainer.model import BaseModel
+from marlaas_worker.trainer.room import Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class TrainerDependencies:
 
     The counters are by policy key, since the process started.
     commits: committed versions. out_of_memory: steps restarted with a lower token budget. skipped: updates without a
-    finite gradient.
+    finite gradient. parked: times that agents left the memory for others.
     """
 
     context: RoleContext
@@ -41,13 +43,16 @@ class TrainerDependencies:
     compute: Compute
     timing: Timing
     calibration: Calibration
+    memory: AgentMemory = field(default_factory=AgentMemory)
+    room: Room = field(default_factory=Room)
     commits: Counter[str] = field(default_factory=Counter)
     out_of_memory: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
+    parked: Counter[str] = field(default_factory=Counter)
 
     def keep_counters(self, jobs: Container[str]) -> None:
         """Drop the counters of agents of all other jobs; jobs are given by key."""
-        for counter in (self.commits, self.out_of_memory, self.skipped):
+        for counter in (self.commits, self.out_of_memory, self.skipped, self.parked):
             for key in [key for key in counter if key.rpartition(".")[0] not in jobs]:
                 del counter[key]
 

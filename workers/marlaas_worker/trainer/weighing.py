@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from marlaas_api.messages import Turn
-from marlaas_api.messages.job_spec import BaselineSettings
+from marlaas_api.messages.job_spec import BaselineSettings, JobSpec
 from marlaas_api.wire import unpack_ids, unpack_logprobs
 from marlaas_worker.rl.advantages import Estimator, advantages, overlong_penalty
+from marlaas_worker.rl.algorithms import ALGORITHMS
 from marlaas_worker.trainer.batching import pack
 from marlaas_worker.trainer.rows import Row, Segment, pack_prefix_tree
 from marlaas_worker.trainer.trajectories import Trajectory
@@ -120,6 +121,15 @@ class Weighing:
     def trains(self, member: Trajectory) -> bool:
         """Return whether a trajectory is part of the loss."""
         return not (self.filter_overlong and member.is_truncated)
+
+
+def weighing(spec: JobSpec) -> Weighing:
+    """Return a job's conversion of rewards to advantages: the job's settings, with the algorithm's defaults."""
+    rule, max_tokens = ALGORITHMS[spec.training.algorithm], spec.rollout.max_tokens
+    overlong = spec.training.overlong
+    tokens = int(rule.overlong * max_tokens) if overlong.tokens is None else overlong.tokens
+    has_baseline = spec.training.has_running_baseline
+    return Weighing(rule.advantage, max_tokens, tokens, overlong.filter, has_baseline)
 
 
 def segments_of(

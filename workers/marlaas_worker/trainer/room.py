@@ -1,0 +1,126 @@
+"""Which agents are in the trainer's memory, where more are admitted than fit. Pure: callbacks wake the agents.
+
+An agent needs room for its adapter, gradient and moments while it trains. When another one waits for room, agents are
+asked to leave (they are *parked*); a parked agent's state is its committed version in the blob store, from which it is
+restored exactly when its next group arrives.
+
+- An agent that waits goes first if its step is closed and all groups are there (it is *due*), then in order of arrival.
+- Asked to leave, least recently entered first: agents without work between two steps; agents between two steps that have
+  been here for QUANTUM_S; and only for a due agent, agents that wait for groups within a step. They begin that step again.
+
+No deadlock: a due agent needs nothing but room, and every other one may have to leave for it. No endless exchange: a step is
+begun again only for an agent that then commits one.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+QUANTUM_S = 1.0
+"""Seconds for which an agent with work stays, to amortise its restoring."""
+
+
+class Pause(Enum):
+    """What an agent that is here does."""
+
+    BETWEEN_STEPS = auto()
+    """It has no work."""
+    AFTER_STEP = auto()
+    """It begins a step."""
+    WITHIN_STEP = auto()
+    """It waits for groups of a step that it has begun."""
+    BUSY = auto()
+
+
+_LAST = (Pause.BETWEEN_STEPS, Pause.AFTER_STEP, Pause.WITHIN_STEP)
+
+
+@dataclass(slots=True, eq=False)
+class _Here:
+    need: int
+    since: float
+    wake: Callable[[], None]
+    pause: Pause = Pause.BUSY
+    is_asked: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    need: int
+    wake: Callable[[], None]
+    is_due: bool = False
+
+
+@dataclass(slots=True)
+class Room:
+    """The trainer's memory for agents.
+
+    size: bytes; 0 if unknown, then all agents fit.
+    """
+
+    size: int = 0
+    now: Callable[[], float] = time.monotonic
+    _here: dict[str, _Here] = field(default_factory=dict)
+    _waiting: dict[str, _Waiting] = field(default_factory=dict)
+
+    def enter(self, agent: str, need: int, is_due: bool, wake: Callable[[], None]) -> bool:
+        """Return whether the agent has room now; else it waits, is woken, and asks again. One larger than the room needs all of it.
+
+        need: bytes. wake: is called when it can enter, and later when it is to leave.
+        """
+        if agent in self._here:
+            return True
+        waiting = self._waiting.setdefault(agent, _Waiting(min(need, self.size), wake))
+        waiting.is_due = is_due
+        enters = self._next() == agent and waiting.need <= self._free()
+        if enters:
+            del self._waiting[agent]
+            self._here[agent] = _Here(waiting.need, self.now(), wake)
+        self._serve()
+        return enters
+
+    def pause(self, agent: str, pause: Pause) -> bool:
+        """Note what an agent here does before it computes or waits; return whether it has to leave now."""
+        here = self._here[agent]
+        here.pause = pause
+        self._serve()
+        if pause is Pause.AFTER_STEP:
+            here.pause = Pause.BUSY
+        return here.is_asked
+
+    def leave(self, agent: str) -> None:
+        """Free the room of an agent, or withdraw it if it waits. May be repeated."""
+        self._waiting.pop(agent, None)
+        self._here.pop(agent, None)
+        self._serve()
+
+    def _free(self) -> int:
+        return self.size - sum(one.need for one in self._here.values())
+
+    def _next(self) -> str | None:
+        return min(self._waiting, key=lambda name: not self._waiting[name].is_due, default=None)
+
+    def _serve(self) -> None:
+        """Wake the agent that is next if it fits, else ask others to leave until it does."""
+        name = self._next()
+        if name is None:
+            return
+        first = self._waiting[name]
+        lacking = first.need - self._free()
+        if lacking <= 0:
+            first.wake()
+            return
+        lacking -= sum(one.need for one in self._here.values() if one.is_asked)
+        may_leave = [one for one in self._here.values() if not one.is_asked and self._may_ask(one, first)]
+        for one in sorted(may_leave, key=lambda one: (_LAST.index(one.pause), one.since)):
+            if lacking <= 0:
+                return
+            one.is_asked = True
+            lacking -= one.need
+            one.wake()
+
+    def _may_ask(self, here: _Here, first: _Waiting) -> bool:
+        if here.pause is Pause.AFTER_STEP:
+            return self.now() - here.since >= QUANTUM_S
+        return here.pause is Pause.BETWEEN_STEPS or (here.pause is Pause.WITHIN_STEP and first.is_due)
