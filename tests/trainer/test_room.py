@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 from tests.trainer.harness import Clock
 
-from marlaas_worker.trainer.room import QUANTUM_S, Pause, Room
+from marlaas_worker.trainer.room import QUANTUM_S, AgentRoom, Pause
 
 
 class Woken(Counter[str]):
@@ -23,8 +23,8 @@ def woken() -> Woken:
 
 
 @pytest.fixture
-def room(clock: Clock) -> Room:
-    return Room(10, clock)
+def room(clock: Clock) -> AgentRoom:
+    return AgentRoom(10, clock)
 
 
 @pytest.fixture
@@ -33,11 +33,11 @@ def clock() -> Clock:
 
 
 def test_all_fit_if_the_size_is_unknown(woken: Woken) -> None:
-    room = Room()
+    room = AgentRoom()
     assert all(room.enter(str(number), 1 << 40, False, woken.of(str(number))) for number in range(50))
 
 
-def test_one_that_is_larger_than_the_room_needs_all_of_it(room: Room, woken: Woken) -> None:
+def test_one_that_is_larger_than_the_room_needs_all_of_it(room: AgentRoom, woken: Woken) -> None:
     assert room.enter("large", 99, False, woken.of("large"))
     assert not room.enter("small", 1, False, woken.of("small"))
     room.leave("large")
@@ -45,13 +45,13 @@ def test_one_that_is_larger_than_the_room_needs_all_of_it(room: Room, woken: Wok
     assert room.enter("small", 1, False, woken.of("small"))
 
 
-def test_entering_again_changes_nothing(room: Room, woken: Woken) -> None:
+def test_entering_again_changes_nothing(room: AgentRoom, woken: Woken) -> None:
     assert [room.enter("a", 6, False, woken.of("a")) for _ in range(2)] == [True, True]
     assert room.enter("b", 4, False, woken.of("b"))
 
 
 def test_agents_without_work_leave_first_and_of_them_the_one_that_entered_first(
-    room: Room, woken: Woken, clock: Clock
+    room: AgentRoom, woken: Woken, clock: Clock
 ) -> None:
     for agent in "abc":
         assert room.enter(agent, 3, False, woken.of(agent))
@@ -66,7 +66,9 @@ def test_agents_without_work_leave_first_and_of_them_the_one_that_entered_first(
     assert room.enter("d", 4, False, woken.of("d"))
 
 
-def test_an_agent_with_work_leaves_between_two_steps_after_its_quantum(room: Room, woken: Woken, clock: Clock) -> None:
+def test_an_agent_with_work_leaves_between_two_steps_after_its_quantum(
+    room: AgentRoom, woken: Woken, clock: Clock
+) -> None:
     assert room.enter("a", 10, False, woken.of("a"))
     assert not room.pause("a", Pause.BUSY)
     assert not room.enter("b", 1, True, woken.of("b"))
@@ -76,7 +78,7 @@ def test_an_agent_with_work_leaves_between_two_steps_after_its_quantum(room: Roo
     assert room.pause("a", Pause.AFTER_STEP)
 
 
-def test_a_step_that_has_begun_is_given_up_for_a_due_agent_only(room: Room, woken: Woken) -> None:
+def test_a_step_that_has_begun_is_given_up_for_a_due_agent_only(room: AgentRoom, woken: Woken) -> None:
     assert room.enter("a", 10, False, woken.of("a"))
     assert not room.enter("b", 5, False, woken.of("b"))
     assert not room.pause("a", Pause.WITHIN_STEP)
@@ -85,7 +87,7 @@ def test_a_step_that_has_begun_is_given_up_for_a_due_agent_only(room: Room, woke
     assert room.pause("a", Pause.WITHIN_STEP)
 
 
-def test_due_agents_enter_before_those_that_came_earlier(room: Room, woken: Woken) -> None:
+def test_due_agents_enter_before_those_that_came_earlier(room: AgentRoom, woken: Woken) -> None:
     assert room.enter("a", 10, False, woken.of("a"))
     for agent, is_due in (("b", False), ("c", False), ("d", True)):
         assert not room.enter(agent, 10, is_due, woken.of(agent))
@@ -95,7 +97,7 @@ def test_due_agents_enter_before_those_that_came_earlier(room: Room, woken: Woke
     assert room.enter("d", 10, True, woken.of("d"))
 
 
-def test_one_that_withdraws_lets_the_next_one_in(room: Room, woken: Woken) -> None:
+def test_one_that_withdraws_lets_the_next_one_in(room: AgentRoom, woken: Woken) -> None:
     assert room.enter("a", 6, False, woken.of("a"))
     assert not room.enter("b", 10, False, woken.of("b"))
     assert not room.enter("c", 4, False, woken.of("c"))
@@ -109,7 +111,7 @@ class Agent:
     """An agent that trains steps of some groups, as `AgentTrainer` does."""
 
     name: str
-    room: Room
+    room: AgentRoom
     need: int
     num_groups: int
     is_here: bool = False
@@ -154,7 +156,7 @@ def test_random_schedules_end_and_never_overfill_the_room(seed: int) -> None:
     """A group of a step arrives only after all agents have committed the step before, so agents wait for one another."""
     chance, clock = random.Random(seed), Clock()
     size, num_steps = chance.randint(5, 12), 6
-    room = Room(size, clock)
+    room = AgentRoom(size, clock)
     agents = [Agent(str(at), room, chance.randint(1, size), chance.randint(1, 4)) for at in range(chance.randint(2, 7))]
     for _ in range(20_000):
         clock.at += chance.random() * QUANTUM_S

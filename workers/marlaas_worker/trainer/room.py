@@ -53,7 +53,7 @@ class _Waiting:
 
 
 @dataclass(slots=True)
-class Room:
+class AgentRoom:
     """The trainer's memory for agents.
 
     size: bytes; 0 if unknown, then all agents fit.

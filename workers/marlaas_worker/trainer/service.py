@@ -31,7 +31,7 @@ from marlaas_worker.trainer.commit import AgentLease, LeaseLost, PolicyKey, pati
 from marlaas_worker.trainer.compute import Compute
 from marlaas_worker.trainer.faults import Faults
 from marlaas_worker.trainer.model import BaseModel
-from marlaas_worker.trainer.room import Room
+from marlaas_worker.trainer.room import AgentRoom
 from marlaas_worker.trainer.running import Running, bound_names, samples
 from marlaas_worker.trainer.shared import Timing, TrainerDependencies
 from marlaas_worker.trainer.view import PolicyEntry, TrainerCaches, View
@@ -58,7 +58,7 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
         timing = timing or Timing()
         await patiently(lambda: publish(context, calibration), "calibration", timing.retry_s)
         memory = await compute.run(lambda: agent_memory.measure(model, activation_bytes))
-        room = Room(memory.room_bytes)
+        room = AgentRoom(memory.room_bytes)
         dependencies = TrainerDependencies(context, model, compute, timing, calibration, memory, room)
         await Trainer(dependencies, pool.name).run()
     finally:

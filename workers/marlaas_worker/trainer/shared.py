@@ -11,7 +11,7 @@ from marlaas_worker.trainer.agent_memory import AgentMemory
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.compute import Compute
 from marlaas_worker.trainer.model import BaseModel
-from marlaas_worker.trainer.room import Room
+from marlaas_worker.trainer.room import AgentRoom
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class TrainerDependencies:
     timing: Timing
     calibration: Calibration
     memory: AgentMemory = field(default_factory=AgentMemory)
-    room: Room = field(default_factory=Room)
+    room: AgentRoom = field(default_factory=AgentRoom)
     commits: Counter[str] = field(default_factory=Counter)
     out_of_memory: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
