@@ -7,7 +7,8 @@ demand: four agents that generate 8, 4, 2 and 1 parts of the tokens. shared: one
 engine and a trainer of a quarter of the speed for each agent, as pools of their own. Strict.
 
 balance: the same agents on two replicas of one pool. off: agents of a job count the same when they are placed on replicas. on:
-they count by their recent tokens. Trainers are fast.
+they count by their recent tokens. Trainers are fast. Which agents share a replica when off depends on a hash of the job's
+name, so each round is of another job.
 
 pipeline: two agents that speak in turn, with a tool of log-normal time (median 0.5 s, σ 1) after each reply. barrier: no
 episode is handed in before all of the step have ended, so that training begins after the whole rollout. Then as the
@@ -32,7 +33,7 @@ from bench.orchestrator_queue import start
 from bench.replicas import add_roles, cancel
 from bench.runs import print_table
 from bench.simulated_pool import pool_of
-from bench.simulated_sandboxes import POOL, Sandboxes, identity
+from bench.simulated_sandboxes import POOL, Sandboxes, identity, place
 from marlaas.models import prepare
 from marlaas_api import subjects
 from marlaas_api.bus import Bus
@@ -47,6 +48,8 @@ from marlaas_worker.sandbox.turns import LEASE_S, TurnClient
 LOADS = {"a": 8, "b": 4, "c": 2, "d": 1}
 """Parts of the generated tokens, by agent."""
 PART_TOKENS, GROUP_SIZE, GROUPS = 12, 4, 4
+MICROBATCH = 512
+"""Tokens of a micro-batch; a group has about 240 of an agent in `pipeline`, and fewer in the others."""
 MEDIAN_S, SIGMA = 0.5, 1.0
 TARGETS = {"demand": (1.4, 2.0), "balance": (1.2, 1.4), "strict": (1.1, 1.2), "async": (1.4, 1.57)}
 HEADERS = ["round", "mode", "steps", "seconds per step"]
@@ -57,8 +60,8 @@ _START_S, _TURN_S, _POLL_S = 300.0, 3600.0, 0.5
 class Mode:
     """One way to run the job.
 
-    agents: number of tokens of an agent's turns. replicas: of each pool. is_even: agents of a job count the same. speeds: of an engine and of a trainer, tokens/s. fixed: a pool for each
-    agent. barrier: see the module. tools: whether a tool runs after each reply.
+    agents: number of tokens of an agent's turns. replicas: of each pool. is_even: agents of a job count the same.
+    speeds: of an engine and of a trainer, tokens/s. fixed: a pool for each agent. barrier: see the module. tools: whether a tool runs after each reply.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Mode:
     tools: bool = False
     replicas: int = 1
     is_even: bool = False
+    microbatch: int = MICROBATCH
 
     def pools(self) -> dict[str, str]:
         """Return the pool of each agent."""
@@ -85,7 +89,7 @@ class Mode:
             "agents": agents,
             "environment": {"name": "team:play"},
             "rollout": {"groupSize": GROUP_SIZE, "maxTokens": max(self.agents.values())},
-            "training": training | {"microbatchTokens": 512},
+            "training": training | {"microbatchTokens": self.microbatch},
             "evaluation": {"tasks": 0},
         }
 
@@ -97,7 +101,7 @@ def demand(engine_speed: float = 768.0, trainer_speed: float = 768.0) -> list[Mo
     return [Mode("fixed", tokens, quarter, fixed=True), Mode("shared", tokens, (engine_speed, trainer_speed))]
 
 
-def balance(engine_speed: float = 384.0) -> list[Mode]:
+def balance(engine_speed: float = 192.0) -> list[Mode]:
     """Return the modes of the part `balance`: off, then on."""
     tokens, speeds = {name: PART_TOKENS * load for name, load in LOADS.items()}, (engine_speed, 1e6)
     return [Mode("off", tokens, speeds, replicas=2, is_even=True), Mode("on", tokens, speeds, replicas=2)]
@@ -106,10 +110,11 @@ def balance(engine_speed: float = 384.0) -> list[Mode]:
 def pipeline(engine_speed: float = 1024.0, trainer_speed: float = 512.0) -> list[Mode]:
     """Return the modes of the part `pipeline`: the barrier first."""
     tokens, speeds = {"a": 48, "b": 48}, (engine_speed, trainer_speed)
+    part = 128  # less than a group: a micro-batch of several groups would wait for all of them
     return [
-        Mode("barrier", tokens, speeds, barrier=True, tools=True),
-        Mode("strict", tokens, speeds, tools=True),
-        Mode("async", tokens, speeds, staleness=1, tools=True),
+        Mode("barrier", tokens, speeds, barrier=True, tools=True, microbatch=part),
+        Mode("strict", tokens, speeds, tools=True, microbatch=part),
+        Mode("async", tokens, speeds, staleness=1, tools=True, microbatch=part),
     ]
 
 
@@ -177,7 +182,7 @@ def tool_s(draw: random.Random) -> float:
 
 
 @contextlib.asynccontextmanager
-async def running(mode: Mode, folder: Path) -> AsyncIterator[tuple[Bus, Callable[[], None]]]:
+async def running(mode: Mode, folder: Path, job: int = 0) -> AsyncIterator[tuple[Bus, Callable[[], None]]]:
     """Run the job; yield the bus, and a function that raises the error of a role or of an episode that has failed."""
     model, own = prepare("tiny"), mode.pools()
     async with EmbeddedNats(folder / "nats") as server, contextlib.AsyncExitStack() as stack:
@@ -197,8 +202,8 @@ async def running(mode: Mode, folder: Path) -> AsyncIterator[tuple[Bus, Callable
         client = await stack.enter_async_context(TurnClient(bus))
         sandboxes = TeamSandboxes(bus=bus, spec=mode.spec(), client=client, mode=mode)
         stack.push_async_callback(cancel, sandboxes.playing)
-        await sandboxes.submit(0)
-        reader = asyncio.create_task(sandboxes.take_tasks(0))
+        await sandboxes.submit(job)
+        reader = asyncio.create_task(sandboxes.take_tasks(job))
         stack.push_async_callback(cancel, [reader])
 
         def check() -> None:
@@ -210,14 +215,14 @@ async def running(mode: Mode, folder: Path) -> AsyncIterator[tuple[Bus, Callable
         yield bus, check
 
 
-async def step_s(mode: Mode, num_steps: int, folder: Path) -> float:
-    """Return the mean seconds of so many steps, after two to begin with."""
-    async with running(mode, folder) as (bus, check):
+async def step_s(mode: Mode, num_steps: int, folder: Path, job: int = 0) -> float:
+    """Return the mean seconds of so many steps, after two to begin with. job: its number."""
+    async with running(mode, folder, job) as (bus, check):
         times: list[float] = []
         until = time.monotonic() + _START_S
         while len(times) < num_steps + 3:
             await asyncio.sleep(_POLL_S)
-            stored = await bus.replay(subjects.STEPS, "step.team-0.job-0000.*")
+            stored = await bus.replay(subjects.STEPS, f"step.{'.'.join(place(job))}.*")
             times = [decode_as(StepRecord, one.data).at for one in stored]
             check()
             if not times and time.monotonic() > until:
@@ -237,7 +242,7 @@ def measure(modes: Sequence[Mode], rounds: int, num_steps: int) -> dict[str, lis
     def rows() -> Any:
         for number, mode in itertools.product(range(rounds), modes):
             with tempfile.TemporaryDirectory() as folder:
-                seconds = asyncio.run(step_s(mode, num_steps, Path(folder)))
+                seconds = asyncio.run(step_s(mode, num_steps, Path(folder), number))
             found[mode.name].append(seconds)
             yield [number, mode.name, num_steps, f"{seconds:.2f}"]
 

@@ -15,6 +15,8 @@ adapters, so no number depends on sampled games or on a choice of versions. Draw
 tictactoe: `marlaas run` of examples/agents/tic-tac-toe.yaml with the first seed, and of the same job without past opponents;
 exact results against a random and a perfect player, before training and after every tenth step. Draws docs/tic-tac-toe.png.
 
+branch: see bench/choices.py.
+
 demand, balance, pipeline: several agents with simulated stage times; see bench/agent_stages.py.
 
 verifier: see bench/solver_verifier.py.
@@ -29,14 +31,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import agent_stages, kuhn_runs, options, solver_verifier, tic_tac_toe_runs
+from bench import agent_stages, choices, kuhn_runs, options, solver_verifier, tic_tac_toe_runs
 from bench.runs import ROOT, changed, finished, kept, run, table
 from marlaas.plots.style import INK, blank, of_run, plain
 
 PICTURES = ROOT / "docs"
 KEPT = ROOT / "runs" / "agents"
 START, MUST, AIM, SWAPPED = 0.35, 0.85, 0.95, 0.45
-PARTS = ("relay", "swapped", "kuhn", "tictactoe", "demand", "balance", "pipeline", "verifier")
+PARTS = ("relay", "swapped", "kuhn", "tictactoe", "branch", "demand", "balance", "pipeline", "verifier")
 EXAMPLE, STAGE_STEPS = "agents/relay.yaml", 12
 HEADERS = {
     "relay": ["seed", "steps", "before", "after", "called", "computed", "seconds", f"≤ {START} → ≥ {MUST}"],
@@ -128,6 +130,8 @@ def main(arguments: Sequence[str] = ()) -> None:
         _kuhn(chosen)
     if "tictactoe" in chosen.only:
         _tic_tac_toe(chosen)
+    if "branch" in chosen.only:
+        choices.measure(chosen.seeds, chosen.steps, chosen.rate, chosen.out, chosen.pictures / "choices.png")
     if "demand" in chosen.only:
         agent_stages.run_demand(chosen.rounds, STAGE_STEPS)
     if "balance" in chosen.only:

@@ -3,14 +3,16 @@
 import hashlib
 import itertools
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -41,8 +43,17 @@ class Run:
         return dict(self.summary["jobs"])
 
 
-def run(manifest: Path | list[dict[str, Any]], *, seed: int = 0, nats: str | None = None) -> Run:
-    """Run manifests to their end. Raises RuntimeError with the end of the run's log if it wrote no summary."""
+def run(
+    manifest: Path | list[dict[str, Any]],
+    *,
+    seed: int = 0,
+    nats: str | None = None,
+    env: Mapping[str, str] = MappingProxyType({}),
+) -> Run:
+    """Run manifests to their end. Raises RuntimeError with the end of the run's log if it wrote no summary.
+
+    env: variables of the run beside this process's.
+    """
     folder = Path(tempfile.mkdtemp(prefix="marlaas-bench-"))
     if isinstance(manifest, list):
         path = folder.with_suffix(".yaml")
@@ -53,7 +64,7 @@ def run(manifest: Path | list[dict[str, Any]], *, seed: int = 0, nats: str | Non
     begun = time.monotonic()
     log = folder.with_suffix(".log")
     with log.open("w") as sink:
-        memory = _watch(subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT))
+        memory = _watch(subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=os.environ | env))
     if not (folder / "summary.json").exists():
         raise RuntimeError(log.read_text()[-2000:])
     records, evals = (_lines_of(folder, name) for name in ("steps.jsonl", "evals.jsonl"))

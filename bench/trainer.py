@@ -198,6 +198,7 @@ def main(words: Sequence[str] = ()) -> None:
         "--agents", type=int, default=0, help="CPU per step with so many agents on one trainer; only this"
     )
     parser.add_argument("--steps", type=int, default=4, help="of each agent, with --agents")
+    parser.add_argument("--fit", type=int, help="with --agents: also with memory for so many of them at a time")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--memory", choices=MAKERS, help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
@@ -207,7 +208,9 @@ def main(words: Sequence[str] = ()) -> None:
     if arguments.agents:
         with tempfile.TemporaryDirectory() as folder:
             random_model(arguments.shape or "tiny", Path(folder))
-            print(json.dumps(many(Path(folder), arguments.agents, arguments.steps, arguments.threads)), flush=True)
+            for num_fitting in (0, arguments.fit) if arguments.fit else (0,):
+                found = many(Path(folder), arguments.agents, arguments.steps, arguments.threads, num_fitting)
+                print(json.dumps(found), flush=True)
         return
     for shape in [arguments.shape] if arguments.shape else SHAPES:
         print(json.dumps(compare(shape, list(words))), flush=True)

@@ -3,6 +3,9 @@
 One trainer trains all agents over the in-memory bus and a folder as the blob store. The other roles are played: each
 step is one group of 8 episodes of two turns, published when the version before it is committed. Time is CPU time of
 the thread that works; the played roles are not counted. Parts are counted with everything that they call.
+
+With `--fit 3`, it is measured twice: with memory for all agents, and for so many. Then agents take turns in memory: they are
+parked and restored from the blob store.
 """
 
 import asyncio
@@ -12,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -38,7 +42,8 @@ from marlaas_api.names import episode_id, train_group
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.role import RoleContext
-from marlaas_worker.trainer import agent, compute, learner, model, service
+from marlaas_worker.trainer import agent, agent_memory, compute, learner, model, service, versions
+from marlaas_worker.trainer.agent_memory import AgentMemory
 
 GROUP, PROMPT_TOKENS, REPLY_TOKENS, TURNS = 8, 48, (6, 24), 2
 PARTS: dict[str, tuple[Any, str]] = {
@@ -49,6 +54,15 @@ PARTS: dict[str, tuple[Any, str]] = {
     "probes": (learner.Learner, "measure"),
     "serialising": (agent, "contents_of"),
 }
+RESTORING: dict[str, tuple[Any, str]] = {
+    "making learners": (learner.Learner, "__init__"),
+    "restoring": (learner.Learner, "restore"),
+    "closing": (learner.Learner, "close"),
+    "reading adapters": (versions, "read_adapter"),
+    "reading states": (versions, "read_state"),
+}
+"""Parts of parking an agent, and of binding it again."""
+RANK = 16
 
 
 class Spent:
@@ -82,7 +96,7 @@ class Played:
         self._bus, self._blobs, self._spent = server.connect(f"played-{number}"), blobs, spent
         spec = {
             "poolRef": {"name": pool.name},
-            "agents": [{"name": "policy", "adapter": {"rank": 16, "alpha": 32}}],
+            "agents": [{"name": "policy", "adapter": {"rank": RANK, "alpha": 2 * RANK}}],
             "environment": {"name": "calculator"},
             "rollout": {"groupSize": GROUP},
             "training": {"steps": 1000, "groupsPerStep": 1, "maxStaleness": 0},
@@ -170,14 +184,16 @@ class Played:
         )  # fmt: skip
 
 
-def many(folder: Path, num_agents: int, num_steps: int, threads: int) -> dict[str, Any]:
-    """Return CPU milliseconds per step, in total and by part."""
-    return asyncio.run(_measure(folder, num_agents, num_steps, threads))
+def many(folder: Path, num_agents: int, num_steps: int, threads: int, num_fitting: int = 0) -> dict[str, Any]:
+    """Return CPU milliseconds per step, in total and by part. num_fitting: agents that fit in memory; 0: all."""
+    room = AgentMemory(num_fitting * RANK, 1) if num_fitting else AgentMemory()
+    with patch.object(agent_memory, "measure", lambda *_: room):
+        return asyncio.run(_measure(folder, num_agents, num_steps, threads))
 
 
 async def _measure(folder: Path, num_agents: int, num_steps: int, threads: int) -> dict[str, Any]:
     spent = Spent()
-    for part, (owner, name) in PARTS.items():
+    for part, (owner, name) in (PARTS | RESTORING).items():
         spent.watch(part, owner, name)
     settings = {"model": {"path": str(folder)}, "trainer": {"threads": threads}}
     pool = PoolDocument(name="bench", model_path=str(folder), spec=pool_spec(ModelPoolSpec.model_validate(settings)))
@@ -203,4 +219,12 @@ async def _measure(folder: Path, num_agents: int, num_steps: int, threads: int) 
         for part, seconds in sorted(spent.seconds.items(), key=lambda item: -item[1])
     }
     cpu = 1e3 * (total - spent.seconds["played roles"]) / steps
-    return {"agents": num_agents, "cpu_ms_per_step": round(cpu, 1), "steps_per_s": round(steps / wall, 2), "ms": parts}
+    restoring = sum(spent.seconds[part] for part in RESTORING)
+    return {
+        "agents": num_agents,
+        "restored": spent.calls["restoring"],
+        "restoring_share": round(restoring / total, 4),
+        "cpu_ms_per_step": round(cpu, 1),
+        "steps_per_s": round(steps / wall, 2),
+        "ms": parts,
+    }
