@@ -50,7 +50,7 @@ class Resident:
         num_running: requests in the engine. num_queued: requests that wait for a place in the engine.
         is_ready: whether its load has ended.
         is_newest: whether it is the newest version of a served agent.
-        is_strict: whether its job trains only on groups of its newest version (maxStaleness 0).
+        is_strict: whether each step of its job is sampled by one version (maxStaleness 0), so that the newest one may have no more requests.
         usage: of its tenant, as in `fair_queue`.
     """
 

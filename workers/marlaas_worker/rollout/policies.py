@@ -97,7 +97,7 @@ class Policies:
         ]
 
     def strict(self) -> list[AdapterRef]:
-        """Return the agents of strict jobs, as version 0: each of their training groups is of the newest version."""
+        """Return the agents of strict jobs, as version 0: each step of theirs is sampled by one version."""
         return [one.adapter(0) for one in self.served() if one.document.spec.training.max_staleness == 0]
 
     async def find(self, request: GenerateRequest) -> JobAgent:

@@ -91,7 +91,7 @@ class ProvenVersions:
         table: the slots.
         waits: requests that wait for a version.
         newest: the newest committed version of every served agent, by the agent's version 0.
-        strict: the agents, as version 0, of jobs whose groups are all sampled from the newest version.
+        strict: the agents, as version 0, of strict jobs.
         elsewhere: the agents, as version 0, whose requests go to other replicas; their versions are loaded on request only.
         wake: set when a request or a new version needs a change of the slots.
     """

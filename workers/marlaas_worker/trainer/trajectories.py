@@ -66,7 +66,7 @@ class Trajectory:
 
     @property
     def is_truncated(self) -> bool:
-        """Whether maxTurns ended the episode, or maxTokens or the context window ended one of its last turns."""
+        """Whether maxTurns (of any agent) ended the episode, or maxTokens or the context window ended one of this agent's last turns."""
         own = (self.turns[leaf] for leaf in self.leaves if leaf not in self.untrained)
         cut = (turn.stop_reason in (StopReason.LENGTH, StopReason.CONTEXT) for turn in own)
         return self.ending is Ending.MAX_TURNS or any(cut)
