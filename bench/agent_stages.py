@@ -7,7 +7,8 @@ demand: four agents that generate 8, 4, 2 and 1 parts of the tokens. shared: one
 engine and a trainer of a quarter of the speed for each agent, as pools of their own. Strict.
 
 balance: the same agents on two replicas of one pool. off: agents of a job count the same when they are placed on replicas. on:
-they count by their recent tokens. Trainers are fast. Which agents share a replica when off depends on a hash of the job's
+they count by their recent tokens. Trainers are fast. Asynchronous, because the agents speak in turn: in a strict step each
+replica would wait for the other one's agents. Which agents share a replica when off depends on a hash of the job's
 name, so each round is of another job.
 
 pipeline: two agents that speak in turn, with a tool of log-normal time (median 0.5 s, σ 1) after each reply. barrier: no
@@ -104,7 +105,10 @@ def demand(engine_speed: float = 768.0, trainer_speed: float = 768.0) -> list[Mo
 def balance(engine_speed: float = 192.0) -> list[Mode]:
     """Return the modes of the part `balance`: off, then on."""
     tokens, speeds = {name: PART_TOKENS * load for name, load in LOADS.items()}, (engine_speed, 1e6)
-    return [Mode("off", tokens, speeds, replicas=2, is_even=True), Mode("on", tokens, speeds, replicas=2)]
+    return [
+        Mode("off", tokens, speeds, staleness=1, replicas=2, is_even=True),
+        Mode("on", tokens, speeds, staleness=1, replicas=2),
+    ]
 
 
 def pipeline(engine_speed: float = 1024.0, trainer_speed: float = 512.0) -> list[Mode]:

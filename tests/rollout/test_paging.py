@@ -1,6 +1,7 @@
 """Paging as the module states it: who is evicted, who yields, how long a version keeps its slot."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -92,6 +93,20 @@ def test_a_version_without_recent_requests_is_evicted_within_its_quantum() -> No
     pace = pace_of(0.2)
     assert pace.quantum_s == pytest.approx(10.0)
     assert plan(1, [Resident("a", NOW - 2, NOW - 2)], waiting("w"), pace=pace).evict == ("a",)
+
+
+def test_a_past_version_of_a_strict_job_is_evicted_as_soon_as_no_request_runs() -> None:
+    past = Resident("past", NOW, NOW, is_newest=False, is_strict=True)
+    assert plan(1, [past], waiting("w")).evict == ("past",)
+    for kept in (replace(past, num_running=1), replace(past, is_strict=False), replace(past, is_newest=True)):
+        assert plan(1, [kept], waiting("w")).evict == ()
+
+
+def test_the_next_version_of_a_tenant_that_has_used_less_is_loaded_before_those_that_others_wait_for() -> None:
+    successor, other = PageDemand("s", Urgency.SUCCESSOR, usage=1.0), PageDemand("w", Urgency.WAITING, usage=2.0)
+    assert plan(1, [], other, successor).load == ("s",)
+    assert plan(1, [], other, replace(successor, usage=2.0)).load == ("w",)
+    assert plan(1, [], other, replace(successor, urgency=Urgency.PREFETCH)).load == ("w",)
 
 
 def test_the_newest_version_of_an_idle_agent_is_not_evicted_to_prefetch_another() -> None:

@@ -13,6 +13,14 @@ def share(task: Task, agent: Agent) -> Score:
     return Score(1.0, metrics={"session": _niceness_of_session(), "process": float(os.nice(0))})
 
 
+def computes(task: Task, agent: Agent) -> Score:
+    """Compute until the share is low."""
+    first, until = _niceness_of_session(), time.monotonic() + WAIT_S
+    while os.nice(0) == 0 and time.monotonic() < until:
+        pass
+    return Score(1.0, metrics={"first": first, "session": _niceness_of_session(), "process": float(os.nice(0))})
+
+
 def escapes(task: Task, agent: Agent) -> Score:
     readable, writable = os.pipe()
     if os.fork() == 0:

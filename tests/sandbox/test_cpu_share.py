@@ -7,6 +7,7 @@ import pytest
 from tests.sandbox.conftest import SandboxHarness
 
 from marlaas_worker.sandbox import kernel, server_start
+from marlaas_worker.sandbox.cpu_share import CpuShare
 
 has_autogroups = pytest.mark.skipif(
     not Path("/proc/self/autogroup").exists(),
@@ -20,15 +21,39 @@ def _own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @has_autogroups
-async def test_an_environment_has_a_lower_share_as_a_session_and_as_a_process(harness: SandboxHarness) -> None:
+async def test_an_environment_that_computes_little_has_a_full_share(harness: SandboxHarness) -> None:
     (episode,) = await harness.play("shares:share")
-    assert episode.metrics == {"session": kernel.SHARE_NICENESS, "process": kernel.SHARE_NICENESS}
+    assert episode.metrics == {"session": 0.0, "process": 0.0}
+
+
+@has_autogroups
+async def test_an_environment_that_computes_for_long_gets_a_low_share(harness: SandboxHarness) -> None:
+    document, low = harness.document("shares:computes"), kernel.LOW_SHARE
+    async with harness.open(document):
+        await harness.put_task(harness.task(document))
+        (first,) = await harness.episodes(1)
+        await harness.put_task(harness.task(document, 1))
+        _, second = await harness.episodes(2, start=2)
+    assert first.metrics == {"first": 0.0, "session": low, "process": low}
+    assert second.metrics == {"first": low, "session": low, "process": low}
+
+
+def test_the_share_is_low_while_more_is_used_than_allowed_and_until_half_a_burst_is_saved() -> None:
+    share = CpuShare(at=100.0)
+    assert not share.note(0.5, 100.0)
+    assert not share.note(1.5, 110.0), "a tenth of the time"
+    assert share.note(1.6, 110.5)
+    assert share.note(30.0, 140.5), "only a burst is owed"
+    assert share.note(29.0, 147.9)
+    assert not share.note(30.0, 148.1)
+    assert not share.note(30.0, 1000.0)
+    assert share.note(30.6, 1000.1), "only a burst is saved"
 
 
 @has_autogroups
 async def test_an_environment_that_begins_a_session_gets_no_full_share(harness: SandboxHarness) -> None:
     (episode,) = await harness.play("shares:escapes")
-    assert episode.metrics == {"fresh": 0.0, "later": kernel.SHARE_NICENESS}
+    assert episode.metrics == {"fresh": 0.0, "later": kernel.LOW_SHARE}
 
 
 @has_autogroups
@@ -41,7 +66,7 @@ async def test_one_environment_at_a_time_is_loaded_with_a_full_share(harness: Sa
 async def test_an_environment_that_is_loaded_beside_another_has_a_low_share(harness: SandboxHarness) -> None:
     with server_start.loads_alone():
         (episode,) = await harness.play("shares:Loads")
-    assert episode.metrics == {"first": kernel.SHARE_NICENESS, "last": kernel.SHARE_NICENESS}
+    assert episode.metrics == {"first": kernel.LOW_SHARE, "last": kernel.LOW_SHARE}
 
 
 @has_autogroups
@@ -50,7 +75,7 @@ async def test_a_full_share_ends_although_the_environment_is_still_loading(
 ) -> None:
     monkeypatch.setattr(server_start, "FULL_SHARE_S", 1.0)
     (episode,) = await harness.play("shares:Loads", args={"until_low": True})
-    assert episode.metrics == {"first": 0.0, "last": kernel.SHARE_NICENESS}
+    assert episode.metrics == {"first": 0.0, "last": kernel.LOW_SHARE}
 
 
 def test_one_process_at_a_time_loads_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,9 +101,9 @@ async def test_a_kernel_without_shares_is_noted_in_the_log(
 def test_a_share_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "_AUTOGROUP", str(tmp_path / "autogroup-{}"))
     (tmp_path / "autogroup-7").write_text("/autogroup-12 nice 0\n")
-    assert kernel.lower_share(7)
+    assert kernel.set_share(7, kernel.LOW_SHARE)
     written = (tmp_path / "autogroup-7").read_text()
-    assert written.startswith(f"{kernel.SHARE_NICENESS}")
-    (tmp_path / "autogroup-7").write_text(f"/autogroup-12 nice {kernel.SHARE_NICENESS}\n")
-    assert kernel.lower_share(7)
-    assert (tmp_path / "autogroup-7").read_text() == f"/autogroup-12 nice {kernel.SHARE_NICENESS}\n"
+    assert written.startswith(f"{kernel.LOW_SHARE}")
+    (tmp_path / "autogroup-7").write_text(f"/autogroup-12 nice {kernel.LOW_SHARE}\n")
+    assert kernel.set_share(7, kernel.LOW_SHARE)
+    assert (tmp_path / "autogroup-7").read_text() == f"/autogroup-12 nice {kernel.LOW_SHARE}\n"

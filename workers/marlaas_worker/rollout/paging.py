@@ -10,6 +10,9 @@ passes the clock, in seconds.
   with the same usage or a smaller one, the tenant with the largest usage first. If the usage is smaller, also the requests that
   already wait for a place in the engine wait for the version again. They are the last to get a place, so the slot would be
   kept for long by requests that do not run.
+- The tenant with the smallest usage is served first, also with the next version of an agent in use, which no request waits
+  for yet: else a tenant with few jobs would wait for a slot at each step beside one with many.
+- A past version of a strict job is evicted as soon as no request runs: the step that it has sampled is over.
 - A version without recent requests is evicted first: superseded versions, then newest versions of strict jobs (their
   agent trains, and the next request is for another version), then other newest versions, each least recently used first.
 - First loads are not limited. Re-loads take at most `MAX_RELOAD_SHARE` of the time while other requests run; with an
@@ -194,7 +197,7 @@ class _Planner:
 
     def plan(self, demands: Iterable[PageDemand]) -> PagePlan:
         """Return the plan."""
-        wanted = sorted(demands, key=lambda demand: demand.urgency)
+        wanted = sorted(demands, key=_turn)
         for demand in wanted:
             self._place(demand)
         if self._free == 0 and not self._missing and (spare := self._victim(Urgency.PREFETCH, 0.0)) is not None:
@@ -262,7 +265,10 @@ class _Planner:
         self._review_s = min([self._review_s, *due])
 
     def _is_recent(self, one: Resident) -> bool:
-        return one.num_running + one.num_queued > 0 or self._now < one.used_at + self._recent_s
+        if one.num_running or one.num_queued:
+            return True
+        is_past = one.is_strict and not one.is_newest  # the step that it has sampled is over
+        return not is_past and self._now < one.used_at + self._recent_s
 
     def _is_kept(self, one: Resident) -> bool:
         """Return whether a version keeps its slot: it has recent requests, and its quantum is not over."""
@@ -272,3 +278,10 @@ class _Planner:
         is_recent = self._is_recent(one)
         usage = one.usage if is_recent else 0.0
         return (is_recent, -usage, one.num_queued > 0, one.is_newest, not one.is_strict, one.used_at)
+
+
+def _turn(demand: PageDemand) -> tuple[bool, float, Urgency]:
+    """Return the sorting key of demands: the tenant with the smallest usage goes first, also with versions that no request waits for yet."""
+    if demand.urgency is Urgency.PREFETCH:
+        return (True, 0.0, demand.urgency)
+    return (False, demand.usage, demand.urgency)

@@ -29,10 +29,11 @@ MAX_FAULT_TEXT = 6000
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """Limits of one child. tmp: its own folder for temporary files, removed after its exit."""
+    """Limits of one child. tmp: its own folder for temporary files, removed after its exit. niceness: of the process."""
 
     memory_bytes: int
     tmp: str
+    niceness: int = 0
 
 
 def run(environment: Environment, connection: socket.socket, output: int, confinement: Confinement) -> NoReturn:
@@ -87,7 +88,7 @@ def prepare() -> None:
 
 
 def _settle(output: int, confinement: Confinement) -> None:
-    """Set up the process: own process group, output to the supervisor, memory limit, low CPU priority.
+    """Set up the process: own process group, output to the supervisor, memory limit, CPU priority.
 
     It stays in the session of the fork server, whose share of the CPU all its episodes divide.
     """
@@ -97,7 +98,7 @@ def _settle(output: int, confinement: Confinement) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    os.nice(kernel.SHARE_NICENESS)
+    os.nice(confinement.niceness)
     kernel.limit_memory(confinement.memory_bytes)
     os.environ["TMPDIR"] = tempfile.tempdir = confinement.tmp
 

@@ -25,6 +25,7 @@ from marlaas.envs.loading import Environment, resolve
 from marlaas.envs.playing import explain
 from marlaas_api.errors import InvalidInput
 from marlaas_worker.sandbox import child, kernel
+from marlaas_worker.sandbox.cpu_share import CpuShare
 from marlaas_worker.sandbox.seclusion import seclude
 
 CHECK_S = 0.25
@@ -59,11 +60,13 @@ class ForkServer:
         self._wake = kernel.wake_on_child()
         self._checked_at = time.monotonic()
         self._session = os.getsid(0)
+        self._share = CpuShare(self._checked_at)
         self._shared_bytes = kernel.held_bytes(os.getpid())
 
     def serve(self) -> None:
         """Execute orders until the supervisor closes the socket, then kill all children."""
         self._reap_all()
+        self._set_share()
         while self._handle_next():
             self._check_limits()
         while self._playing:
@@ -111,7 +114,7 @@ class ForkServer:
             pid = -1
         if pid == 0:
             self._close_server()
-            confinement = child.Confinement(self._memory_bytes, tmp)
+            confinement = child.Confinement(self._memory_bytes, tmp, self._niceness)
             child.run(self._environment, socket.socket(fileno=channel), output, confinement)
         os.close(channel)
         os.close(output)
@@ -152,18 +155,21 @@ class ForkServer:
         return [{"report": "ended", "number": playing.number, "status": code, "cause": playing.cause}]
 
     def _check_limits(self) -> None:
-        """Kill episodes that hold too much memory or have too many processes; check every `CHECK_S`."""
+        """Every `CHECK_S`: kill episodes that hold too much memory or have too many processes, and set the share of the CPU."""
         if time.monotonic() - self._checked_at < CHECK_S:
             return
         self._checked_at = time.monotonic()
         self._reap_all()  # threads of the environment may start processes here, and its code may have blocked the signal
+        running_ns = 0
         for playing in self._playing.values():
             used_ns = kernel.cpu_time_ns(
                 playing.pid
             )  # read first: what it does during the check counts at the next one
+            running_ns += used_ns
             if used_ns == playing.idle_at_ns:
                 continue
             others = kernel.descendants(playing.pid)
+            running_ns += sum(map(kernel.cpu_time_ns, others))
             playing.idle_at_ns = -1 if others else used_ns
             self._keep_shares_low([playing.pid, *others])
             if not others and kernel.resident_bytes(playing.pid) <= self._memory_bytes:
@@ -174,13 +180,26 @@ class ForkServer:
                 playing.cause = "memory"
             if playing.cause:
                 kernel.kill_all(playing.pid)
+        self._share.note(kernel.cpu_s_of_ended_children() + running_ns / 1e9, self._checked_at)
+        self._set_share()
+
+    @property
+    def _niceness(self) -> int:
+        return kernel.LOW_SHARE if self._share.is_low else 0
+
+    def _set_share(self) -> None:
+        """Give the session its share. Where sessions have none, niceness decides; that of a process can only rise."""
+        kernel.set_share(os.getpid(), self._niceness)
+        for pid in self._playing if self._share.is_low else ():
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, pid, kernel.LOW_SHARE)
 
     def _keep_shares_low(self, pids: list[int]) -> None:
         """Lower the share of processes that have begun a session of their own, which starts with a full share."""
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 if os.getsid(pid) != self._session:
-                    kernel.lower_share(pid)
+                    kernel.set_share(pid, kernel.LOW_SHARE)
 
     def _held_bytes(self, pid: int, others: list[int]) -> int:
         """Return the memory of an episode; pages that its processes share with this one since the fork count once."""

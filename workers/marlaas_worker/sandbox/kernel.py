@@ -16,8 +16,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _CPUCLOCK_SCHED = 2
 """With a process id, it makes the id of the process's CPU clock, as `clock_getcpuclockid` does."""
 _RESERVE = 2
-SHARE_NICENESS = 10
-"""Of environments: as processes and as a session. Beside a busy engine, it is a tenth of the engine's weight."""
+LOW_SHARE = 10
+"""Niceness of environments that compute for long, as processes and as a session: a tenth of the engine's weight."""
 _AUTOGROUP = "/proc/{}/autogroup"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _PART_BYTES = 64 << 10
@@ -61,18 +61,18 @@ def limit_memory(limit_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (_RESERVE * limit_bytes, _RESERVE * limit_bytes))
 
 
-def lower_share(pid: int) -> bool:
-    """Give the session of a process a smaller share of the CPU; return False if the kernel did not allow it now.
+def set_share(pid: int, niceness: int) -> bool:
+    """Set the niceness of a process's session, its share of the CPU; return False if the kernel did not allow it now.
 
     Linux gives every session an equal share where no cgroup divides the CPU (`autogroup`); the niceness of processes then
     counts within their session only. Users other than root may change ten sessions a second.
     """
     path = _AUTOGROUP.format(pid)
     try:
-        if int(_read(path).split()[-1]) != SHARE_NICENESS:
+        if int(_read(path).split()[-1]) != niceness:
             descriptor = os.open(path, os.O_WRONLY)
             try:
-                os.write(descriptor, str(SHARE_NICENESS).encode())
+                os.write(descriptor, str(niceness).encode())
             finally:
                 os.close(descriptor)
         return True
@@ -95,6 +95,12 @@ def descendants(pid: int) -> list[int]:
     for child in found:
         found += children(child)
     return found
+
+
+def cpu_s_of_ended_children() -> float:
+    """Return the CPU seconds of all children that were waited for, with the descendants that these waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def cpu_time_ns(pid: int) -> int:

@@ -121,7 +121,8 @@ async def start_server(config: ChildrenConfig) -> Server:
     try:
         with loads_alone() as alone:
             await asyncio.wait({loading}, timeout=FULL_SHARE_S if alone else 0.0)
-        await _lower_share(process.pid)
+        if not loading.done():
+            await _lower_share(process.pid)
         await loading
     except BaseException:
         loading.cancel()
@@ -158,9 +159,9 @@ def loads_alone() -> Iterator[bool]:
 
 
 async def _lower_share(pid: int) -> None:
-    """Lower the CPU share of the fork server and its episodes, so that they do not take the engine's and the trainer's."""
+    """Lower the CPU share of a fork server that loads, so that it does not take the engine's and the trainer's. It sets its later share itself."""
     for _ in range(_SHARE_TRIES):
-        if kernel.lower_share(pid):
+        if kernel.set_share(pid, kernel.LOW_SHARE):
             return
         await asyncio.sleep(_RETRY_S)
     log.info("the kernel has no CPU shares of sessions, or does not let this user change them; niceness alone applies")

@@ -1,0 +1,33 @@
+"""Share of the CPU of a job's environments on a machine of many: full while they use little of it, else low. Pure.
+
+An episode of most environments computes for milliseconds. With a low share these would take long beside a busy engine, and
+the whole step would wait for them. An environment that computes for long must not take the CPU from engine and trainer.
+"""
+
+from dataclasses import dataclass
+
+ALLOWANCE = 0.1
+"""CPU seconds per second that environments of one job may use with a full share."""
+BURST_S = 0.5
+"""CPU seconds that they may have saved, or owe."""
+
+
+@dataclass(slots=True)
+class CpuShare:
+    """Credit of CPU time, which grows with time and shrinks with use. Below 0 the share is low, until half of a burst is saved.
+
+    at: seconds of any clock.
+    """
+
+    at: float
+    is_low: bool = False
+    _credit_s: float = BURST_S
+    _used_s: float = 0.0
+
+    def note(self, used_s: float, now: float) -> bool:
+        """Note the CPU seconds that the environments have used in total; return whether the share is low from now on."""
+        used_s = max(used_s, self._used_s)  # a process that has exited is counted when its parent exits
+        credit_s = self._credit_s + (now - self.at) * ALLOWANCE - (used_s - self._used_s)
+        self._credit_s, self._used_s, self.at = min(max(credit_s, -BURST_S), BURST_S), used_s, now
+        self.is_low = self._credit_s < (BURST_S / 2 if self.is_low else 0.0)
+        return self.is_low
