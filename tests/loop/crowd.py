@@ -21,6 +21,7 @@ from tests.loop.harness import document
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, Stored
 from marlaas_api.bus_nats import connect
+from marlaas_api.messages import Phase
 from marlaas_api.nats_server import EmbeddedNats
 
 HEAD = {"apiVersion": "marlaas.dev/v1alpha1"}
@@ -65,9 +66,11 @@ class Crowd:
     preempted: set[str] = field(default_factory=set)
 
     async def until(self, wanted: Callable[[], bool]) -> None:
-        """Read the runner's lines until they are as wanted. Raises AssertionError if the run ends before."""
+        """Read the runner's lines until they are as wanted. Raises AssertionError if the run or all its jobs end before."""
         assert self.process.stdout is not None
         while not wanted():
+            phases = self.phases().values()
+            assert not phases or not all(Phase(one).final for one in phases), "all jobs have ended too early"
             text = await self.process.stdout.readline()
             assert text, f"the run has ended: {self.phases()}"
             line = json.loads(text)

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.slow
 VICTIMS = ("orchestrator", "rollout-1", "trainer-0", "nats-server")
 STEPS_BETWEEN = 6
 """Steps that the jobs finish after a kill before the next one."""
-EARLY, LATE = 6, 2
-"""Steps of the jobs that start first, and of those that preempt some of them."""
+EARLY, LATE = 24, 2
+"""Steps of the jobs that start first, and of those that preempt some of them. The first must outlast `marlaas submit`, about 4 s."""
 GROUP, GROUPS, MAX_RESOLVED = 4, 2, 6
 """Members of a group, groups of a full step, and resolved groups after which a step closes although it is not full."""
 KEPT_STATES = 2

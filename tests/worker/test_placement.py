@@ -122,5 +122,7 @@ def test_one_agent_moves_if_that_lowers_the_largest_load_by_much():
     placed = place(agents, ["one", "two"])
     assert placed == held_by | {"b": "two"}, "12 and 3 become 8 and 7"
     assert place(held(agents, placed), ["one", "two"]) == placed
-    nearly = {name: AgentLoad(costs[name], "one" if name in "ad" else "two") for name in costs}
-    assert place(nearly, ["one", "two"]) == {name: agent.holder for name, agent in nearly.items()}, "9 and 6 stay"
+    after = {name: AgentLoad(costs[name], "one" if name in "ad" else "two") for name in costs}
+    assert place(after, ["one", "two"])["d"] == "two", "9 and 6 become 8 and 7"
+    nearly = after | {"d": AgentLoad(0.5, "one")}
+    assert place(nearly, ["one", "two"])["d"] == "one", "8.5 and 6 stay"

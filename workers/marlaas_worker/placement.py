@@ -6,7 +6,7 @@ Every worker computes the same placement from the same observations, so nobody h
   load stays at most the mean; if none has room, to the least loaded. So a dying worker moves only its own agents.
 - An agent with a live holder stays, unless the loads differ by too much. Then agents move, one at a time, from the most
   to the least loaded worker, until the loads are well inside the limits (hysteresis: small changes move nothing). An agent
-  also moves if that alone lowers the largest load by more than EPSILON x mean: with few agents of different costs, loads
+  also moves if that alone lowers the largest load by more than GAIN x mean: with few agents of different costs, loads
   inside the limits may differ by much.
 
 Bounds, for agents that may go anywhere: no load exceeds (1 + EPSILON) x mean + the largest cost. A worker that joins
@@ -19,6 +19,8 @@ from dataclasses import dataclass
 
 EPSILON = 0.25
 """Relative deviation from the mean load at which agents move; after moving, it is at most half of that."""
+GAIN = 0.1
+"""Reduction of the largest load, relative to the mean load, for which one agent moves. Its adapters are loaded again, in a tenth of a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class _Loads:
             pass
 
     def _worthwhile(self) -> tuple[str, str] | None:
-        """Return the agent and its new worker if one move lowers the largest load by more than EPSILON x mean; None if none does."""
+        """Return the agent and its new worker if one move lowers the largest load by more than GAIN x mean; None if none does."""
         giver = max(self._of, key=lambda worker: (self._of[worker], worker))
         receiver = min(self._of, key=lambda worker: (self._of[worker], worker))
         after = {
@@ -98,7 +100,7 @@ class _Loads:
             if self.placed[name] == giver and receiver not in agent.refused
         }
         best = min(after, key=lambda name: (after[name], name), default=None)
-        if best is None or self._of[giver] - after[best] <= EPSILON * self._mean:
+        if best is None or self._of[giver] - after[best] <= GAIN * self._mean:
             return None
         return best, receiver
 
