@@ -2,9 +2,12 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.local.runs import Place, placed
+
+from marlaas_api.cpu_shares import ENGINE_SHARE
 
 JOBS = {"reverse": 3, "spell": 2}
 
@@ -72,6 +75,22 @@ def test_a_role_that_is_killed_is_started_again_and_nothing_is_counted_twice(pla
     place.go()
     assert run.end() == 0
     assert place.steps() == [0, 1, 2]
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/autogroup").exists(),
+    reason="this kernel has no CPU shares of sessions (CONFIG_SCHED_AUTOGROUP)",
+)
+def test_engine_and_trainer_have_a_smaller_share_of_the_cpu_than_the_other_roles(place: Place) -> None:
+    place.script(pause_at=2)
+    run = place.start()
+    run.told_of(type="progress", step=2)
+    roles = ("orchestrator", "rollout", "trainer", "sandbox")
+    groups = {role: Path(f"/proc/{run.named(role).pid}/autogroup").read_text().split() for role in roles}
+    shares = {role: int(words[-1]) for role, words in groups.items()}
+    assert shares == {"orchestrator": 0, "rollout": ENGINE_SHARE, "trainer": ENGINE_SHARE, "sandbox": 0}
+    place.go()
+    assert run.end() == 0
 
 
 def test_the_message_server_is_started_again_where_it_was(place: Place) -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from tests.sandbox.conftest import SandboxHarness
 
-from marlaas_worker.sandbox import kernel, server_start
+from marlaas_api import cpu_shares
+from marlaas_api.cpu_shares import LOW_SHARE, set_share
+from marlaas_worker.sandbox import server_start
 from marlaas_worker.sandbox.cpu_share import CpuShare
 
 has_autogroups = pytest.mark.skipif(
@@ -28,7 +30,7 @@ async def test_an_environment_that_computes_little_has_a_full_share(harness: San
 
 @has_autogroups
 async def test_an_environment_that_computes_for_long_gets_a_low_share(harness: SandboxHarness) -> None:
-    document, low = harness.document("shares:computes"), kernel.LOW_SHARE
+    document, low = harness.document("shares:computes"), LOW_SHARE
     async with harness.open(document):
         await harness.put_task(harness.task(document))
         (first,) = await harness.episodes(1)
@@ -53,7 +55,7 @@ def test_the_share_is_low_while_more_is_used_than_allowed_and_until_half_a_burst
 @has_autogroups
 async def test_an_environment_that_begins_a_session_gets_no_full_share(harness: SandboxHarness) -> None:
     (episode,) = await harness.play("shares:escapes")
-    assert episode.metrics == {"fresh": 0.0, "later": kernel.LOW_SHARE}
+    assert episode.metrics == {"fresh": 0.0, "later": LOW_SHARE}
 
 
 @has_autogroups
@@ -66,7 +68,7 @@ async def test_one_environment_at_a_time_is_loaded_with_a_full_share(harness: Sa
 async def test_an_environment_that_is_loaded_beside_another_has_a_low_share(harness: SandboxHarness) -> None:
     with server_start.loads_alone():
         (episode,) = await harness.play("shares:Loads")
-    assert episode.metrics == {"first": kernel.LOW_SHARE, "last": kernel.LOW_SHARE}
+    assert episode.metrics == {"first": LOW_SHARE, "last": LOW_SHARE}
 
 
 @has_autogroups
@@ -75,7 +77,7 @@ async def test_a_full_share_ends_although_the_environment_is_still_loading(
 ) -> None:
     monkeypatch.setattr(server_start, "FULL_SHARE_S", 1.0)
     (episode,) = await harness.play("shares:Loads", args={"until_low": True})
-    assert episode.metrics == {"first": 0.0, "last": kernel.LOW_SHARE}
+    assert episode.metrics == {"first": 0.0, "last": LOW_SHARE}
 
 
 def test_one_process_at_a_time_loads_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +93,7 @@ def test_one_process_at_a_time_loads_alone(tmp_path: Path, monkeypatch: pytest.M
 async def test_a_kernel_without_shares_is_noted_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(kernel, "_AUTOGROUP", str(tmp_path / "{}-missing"))
+    monkeypatch.setattr(cpu_shares, "_AUTOGROUP", str(tmp_path / "{}-missing"))
     monkeypatch.setattr(server_start, "_RETRY_S", 0.0)
     with caplog.at_level(logging.INFO):
         await server_start._lower_share(1)
@@ -99,11 +101,11 @@ async def test_a_kernel_without_shares_is_noted_in_the_log(
 
 
 def test_a_share_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "_AUTOGROUP", str(tmp_path / "autogroup-{}"))
+    monkeypatch.setattr(cpu_shares, "_AUTOGROUP", str(tmp_path / "autogroup-{}"))
     (tmp_path / "autogroup-7").write_text("/autogroup-12 nice 0\n")
-    assert kernel.set_share(7, kernel.LOW_SHARE)
+    assert set_share(7, LOW_SHARE)
     written = (tmp_path / "autogroup-7").read_text()
-    assert written.startswith(f"{kernel.LOW_SHARE}")
-    (tmp_path / "autogroup-7").write_text(f"/autogroup-12 nice {kernel.LOW_SHARE}\n")
-    assert kernel.set_share(7, kernel.LOW_SHARE)
-    assert (tmp_path / "autogroup-7").read_text() == f"/autogroup-12 nice {kernel.LOW_SHARE}\n"
+    assert written.startswith(f"{LOW_SHARE}")
+    (tmp_path / "autogroup-7").write_text(f"/autogroup-12 nice {LOW_SHARE}\n")
+    assert set_share(7, LOW_SHARE)
+    assert (tmp_path / "autogroup-7").read_text() == f"/autogroup-12 nice {LOW_SHARE}\n"

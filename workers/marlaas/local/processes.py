@@ -18,6 +18,7 @@ from marlaas.local.plan import ProcessSpec
 from marlaas.local.sandbox_parent import ForkedProcess, ParentLost, SandboxParent, sandbox_parent
 from marlaas.local.watchdog import kill_session
 from marlaas_api.bus_users import BusUser, OrchestratorUser, RolloutUser, SandboxUser, TrainerUser
+from marlaas_api.cpu_shares import ENGINE_SHARE, set_share
 from marlaas_api.last_words import START_MARK
 from marlaas_api.messages import JobDocument, PoolDocument
 
@@ -117,7 +118,7 @@ class Launcher:
                 yield replace(self, parent=parent)
 
     async def start(self, spec: ProcessSpec) -> RoleProcess:
-        """Start a role in its own session, writing to its log. Raises InvalidInput if the folder cannot be written."""
+        """Start a role in its own session, writing to its log; engines and trainers with a smaller CPU share. Raises InvalidInput if the folder cannot be written."""
         path = self.log(spec)
         with translated(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +137,7 @@ class Launcher:
                 return await self.parent.fork(arguments, log, handed.descriptors)
             except ParentLost as error:
                 log.write(f"a process of its own, not a fork of the sandboxes' common parent: {error}\n".encode())
-        return await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             *self.command,
             *arguments,
             pass_fds=handed.descriptors,
@@ -146,6 +147,9 @@ class Launcher:
             env=self._environment(in_sandbox=bool(spec.job)),
             start_new_session=True,
         )
+        if spec.role in ("rollout", "trainer"):
+            set_share(process.pid, ENGINE_SHARE)
+        return process
 
     def user(self, spec: ProcessSpec) -> BusUser:
         """Return the bus user of the role."""

@@ -23,6 +23,7 @@ from typing import Any
 
 from marlaas.envs.loading import Environment, resolve
 from marlaas.envs.playing import explain
+from marlaas_api.cpu_shares import FULL_SHARE, LOW_SHARE, set_share
 from marlaas_api.errors import InvalidInput
 from marlaas_worker.sandbox import child, kernel
 from marlaas_worker.sandbox.cpu_share import CpuShare
@@ -185,21 +186,21 @@ class ForkServer:
 
     @property
     def _niceness(self) -> int:
-        return kernel.LOW_SHARE if self._share.is_low else 0
+        return LOW_SHARE if self._share.is_low else FULL_SHARE
 
     def _set_share(self) -> None:
         """Give the session its share. Where sessions have none, niceness decides; that of a process can only rise."""
-        kernel.set_share(os.getpid(), self._niceness)
+        set_share(os.getpid(), self._niceness)
         for pid in self._playing if self._share.is_low else ():
             with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, pid, kernel.LOW_SHARE)
+                os.setpriority(os.PRIO_PROCESS, pid, LOW_SHARE)
 
     def _keep_shares_low(self, pids: list[int]) -> None:
         """Lower the share of processes that have begun a session of their own, which starts with a full share."""
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 if os.getsid(pid) != self._session:
-                    kernel.set_share(pid, kernel.LOW_SHARE)
+                    set_share(pid, LOW_SHARE)
 
     def _held_bytes(self, pid: int, others: list[int]) -> int:
         """Return the memory of an episode; pages that its processes share with this one since the fork count once."""

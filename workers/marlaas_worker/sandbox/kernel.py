@@ -16,9 +16,6 @@ _PR_SET_CHILD_SUBREAPER = 36
 _CPUCLOCK_SCHED = 2
 """With a process id, it makes the id of the process's CPU clock, as `clock_getcpuclockid` does."""
 _RESERVE = 2
-LOW_SHARE = 10
-"""Niceness of environments that compute for long, as processes and as a session: a tenth of the engine's weight."""
-_AUTOGROUP = "/proc/{}/autogroup"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _PART_BYTES = 64 << 10
 _libc = ctypes.CDLL(None)
@@ -59,25 +56,6 @@ def limit_memory(limit_bytes: int) -> None:
     The fork server checks the memory in use against the limit itself.
     """
     resource.setrlimit(resource.RLIMIT_DATA, (_RESERVE * limit_bytes, _RESERVE * limit_bytes))
-
-
-def set_share(pid: int, niceness: int) -> bool:
-    """Set the niceness of a process's session, its share of the CPU; return False if the kernel did not allow it now.
-
-    Linux gives every session an equal share where no cgroup divides the CPU (`autogroup`); the niceness of processes then
-    counts within their session only. Users other than root may change ten sessions a second.
-    """
-    path = _AUTOGROUP.format(pid)
-    try:
-        if int(_read(path).split()[-1]) != niceness:
-            descriptor = os.open(path, os.O_WRONLY)
-            try:
-                os.write(descriptor, str(niceness).encode())
-            finally:
-                os.close(descriptor)
-        return True
-    except (OSError, ValueError, IndexError):
-        return False
 
 
 def children(pid: int) -> list[int]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from marlaas_worker.sandbox import kernel
+from marlaas_api.cpu_shares import LOW_SHARE, set_share
 from marlaas_worker.sandbox.output import Output
 from marlaas_worker.sandbox.server import INVALID_REPORT, PACKET_BYTES, BrokenEnvironment, ForkServerLost, Server
 
@@ -161,7 +161,7 @@ def loads_alone() -> Iterator[bool]:
 async def _lower_share(pid: int) -> None:
     """Lower the CPU share of a fork server that loads, so that it does not take the engine's and the trainer's. It sets its later share itself."""
     for _ in range(_SHARE_TRIES):
-        if kernel.set_share(pid, kernel.LOW_SHARE):
+        if set_share(pid, LOW_SHARE):
             return
         await asyncio.sleep(_RETRY_S)
     log.info("the kernel has no CPU shares of sessions, or does not let this user change them; niceness alone applies")
