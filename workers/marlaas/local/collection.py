@@ -1,6 +1,5 @@
 """Write a job's output files from the bus and the blob store: records, curve, adapter, exported copy, summary."""
 
-import asyncio
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -8,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from marlaas.local import adapter
+from marlaas.local.curves import CurveRequest
 from marlaas.local.folder import OutFolder, RunRecord, write
 from marlaas.local.records import RecordFile, read_line
 from marlaas.local.results import Failure, JobResult, summary
-from marlaas.plots.figure import draw_curve
 from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import InvalidInput
@@ -27,14 +26,22 @@ def _ignore_records(document: JobDocument, steps: Sequence[StepRecord], evals: S
     """Default listener: ignore the records."""
 
 
+def _ignore_curve(request: CurveRequest) -> None:
+    """Draw no curve."""
+
+
 @dataclass(slots=True)
 class Collector:
-    """Updates the output folder from the bus. Errors of the bus and the store are raised to the caller, and retried later."""
+    """Updates the output folder from the bus. Errors of the bus and the store are raised to the caller, and retried later.
+
+    on_curve: called when a job's curve is to be drawn; its records are written.
+    """
 
     folder: OutFolder
     bus: Bus
     blobs: Blobs
     on_records: RecordListener = _ignore_records
+    on_curve: Callable[[CurveRequest], None] = _ignore_curve
     _records: dict[str, RecordFile] = field(default_factory=dict)
     _seen: dict[str, tuple[object, ...]] = field(default_factory=dict)
     _drawn: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -69,14 +76,12 @@ class Collector:
         return result
 
     async def publish(self, result: JobResult) -> None:
-        """Draw the curve, fetch every agent's adapter, and copy a succeeded job's adapter to its export path."""
-        folder = self.folder.job(result.document.ref)
-        records = len(result.steps), len(result.evals)
-        if any(records) and self._drawn.get(result.document.uid) != records:
-            size = result.document.spec.rollout.group_size
-            png = await asyncio.to_thread(draw_curve, str(result.document.ref), result.steps, result.evals, size)
-            write(folder / "curve.png", png)
-            self._drawn[result.document.uid] = records
+        """Request the curve, fetch every agent's adapter, and copy a succeeded job's adapter to its export path."""
+        document, records = result.document, (len(result.steps), len(result.evals))
+        if any(records) and self._drawn.get(document.uid) != records:
+            size = document.spec.rollout.group_size
+            self.on_curve(CurveRequest(str(document.ref), self.folder.job(document.ref), size))
+            self._drawn[document.uid] = records
         if result.progress is not None:
             for agent, version in (result.progress.versions | result.progress.promoted).items():
                 await self._adapter(result, agent, version)

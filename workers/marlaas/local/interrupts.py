@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -54,3 +54,11 @@ class Interrupts:
         if task.cancelled():
             raise Interrupted
         return task.result()
+
+
+async def first_of(events: Sequence[asyncio.Event], timeout_s: float) -> None:
+    """Sleep until one of the events is set or the timeout expires."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()

@@ -15,10 +15,11 @@ import uvloop
 from marlaas.episodes.files import DEFAULT_BYTES
 from marlaas.local import changes, documents, plan
 from marlaas.local.collection import Collector, read_results, write_summary
+from marlaas.local.curves import CurveDrawer
 from marlaas.local.display import Display
 from marlaas.local.documents import DesiredState, read
 from marlaas.local.folder import OutFolder, RunRecord, hold
-from marlaas.local.interrupts import EXIT_INTERRUPTED, Interrupted, Interrupts
+from marlaas.local.interrupts import EXIT_INTERRUPTED, Interrupted, Interrupts, first_of
 from marlaas.local.preparation import prepare
 from marlaas.local.processes import ROLE_COMMAND, Launcher, Watchdog, watchdog
 from marlaas.local.recorder import Recorder
@@ -185,11 +186,15 @@ class _Run:
             blobs = open_blobs(folder.blobs)
             recorder = Recorder(folder, server.bus, blobs, content.jobs, self._request.episodes_bytes)
             feed = TrackerFeed(TrackerPaths(folder.state, lambda job: folder.job(job.ref)), self._display.note)
-            collector = Collector(folder, server.bus, blobs, feed.add)
+            curves = CurveDrawer(guard)
+            collector = Collector(folder, server.bus, blobs, feed.add, curves.add)
             watch = JobWatch(server.bus, collector, self._display, content.jobs, content.pools)
-            async with launcher.with_parent() as forking:
-                await self._supervise(_Services(folder, server.bus, watch, forking, recorder))
-            results, self._shares = await watch.results(), watch.shares.sums
+            async with curves:
+                async with launcher.with_parent() as forking:
+                    await self._supervise(_Services(folder, server.bus, watch, forking, recorder))
+                results, self._shares = await watch.results(), watch.shares.sums
+                self._display.waiting("drawing the jobs' curves")
+                await curves.drain()
             finished = [one.document for one in results if one.phase.final]
             await recorder.forget([document.ref for document in finished])
             await feed.close(watch.jobs, {document.uid for document in finished})
@@ -205,7 +210,7 @@ class _Run:
             supervisor = Supervisor(parts.launcher, tasks)
             try:
                 while not self._interrupts.first.is_set() and await parts.watch.poll(supervisor):
-                    await _first_of((self._interrupts.first, supervisor.changed, parts.watch.moved), TICK_S)
+                    await first_of((self._interrupts.first, supervisor.changed, parts.watch.moved), TICK_S)
                     supervisor.changed.clear()
                     parts.watch.moved.clear()
                     await self._change(parts)
@@ -294,11 +299,3 @@ class _Run:
 def _is_unseen(model: ModelSpec) -> bool:
     """Return whether the model could not be inspected when the manifests were read."""
     return model.hub is not None or (model.builtin is not None and prepared(model.builtin) is None)
-
-
-async def _first_of(events: Sequence[asyncio.Event], timeout_s: float) -> None:
-    """Sleep until one of the events is set or the timeout expires."""
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    for wait in waits:
-        wait.cancel()

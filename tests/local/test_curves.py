@@ -1,0 +1,71 @@
+"""Curves of ended jobs, drawn by a process of their own from the recorded files."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from marlaas.local.curves import CURVE_FILE, CurveDrawer, CurveRequest
+
+
+@dataclass
+class Sessions:
+    """Stands for the watchdog: the sessions that have begun and not ended."""
+
+    open: set[int] = field(default_factory=set)
+
+    def add(self, session: int) -> None:
+        self.open.add(session)
+
+    def remove(self, session: int) -> None:
+        self.open.remove(session)
+
+
+@pytest.fixture
+def request_of(tmp_path, document, step, evaluation) -> Callable[[str], CurveRequest]:
+    def recorded(name: str) -> CurveRequest:
+        folder = tmp_path / name
+        folder.mkdir()
+        lines = [step(document(name), number).model_dump_json() for number in range(3)]
+        (folder / "steps.jsonl").write_text("\n".join(lines) + "\n")
+        (folder / "evals.jsonl").write_text(evaluation(document(name), 0, 0.1).model_dump_json() + "\n")
+        return CurveRequest(f"team-a/{name}", folder, 8)
+
+    return recorded
+
+
+def _is_drawn(folder: Path) -> bool:
+    path = folder / CURVE_FILE
+    return path.exists() and path.read_bytes().startswith(b"\x89PNG")
+
+
+async def test_all_requested_curves_are_drawn_also_those_requested_meanwhile(request_of):
+    sessions, requests = Sessions(), [request_of(name) for name in ("a", "b", "c")]
+    async with CurveDrawer(sessions) as curves:
+        for request in requests:
+            curves.add(request)
+        await curves.drain()
+    assert all(_is_drawn(request.folder) for request in requests)
+    assert not sessions.open
+
+
+async def test_a_curve_that_cannot_be_drawn_is_logged_and_the_others_are_drawn(request_of, caplog):
+    broken, good = request_of("broken"), request_of("good")
+    (broken.folder / "steps.jsonl").write_text("no record\n")
+    with caplog.at_level(logging.WARNING):
+        async with CurveDrawer(Sessions()) as curves:
+            curves.add(broken)
+            curves.add(good)
+            await curves.drain()
+    assert not (broken.folder / CURVE_FILE).exists()
+    assert _is_drawn(good.folder)
+    assert "team-a/broken" in caplog.text
+
+
+async def test_a_run_that_is_interrupted_does_not_wait_for_curves(request_of):
+    sessions = Sessions()
+    async with CurveDrawer(sessions) as curves:
+        curves.add(request_of("a"))
+    assert not sessions.open
