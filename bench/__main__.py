@@ -1,4 +1,4 @@
-"""Run the measurements: all of them (about two hours), the named ones, or one with options of its own."""
+"""Run the measurements: all of them (hours), the named ones, or one with options of its own."""
 
 import argparse
 import ast
@@ -31,6 +31,7 @@ NAMES = (
     "quality",
     "neighbours",
     "soak",
+    "before",
     "arithmetic",
     "trl_step",
     "trl",

@@ -220,16 +220,15 @@ def report(logs: dict[str, Log], weights: dict[str, float], seconds: float) -> s
     rows = []
     for name, log in logs.items():
         found = windows(log, weights, seconds)
-        differences = [window.difference for window in found]
-        indices = [jain(list(window.services.values())) for window in found]
-        cells = [
-            f"{max(differences):.0f} / {fmean(differences):.0f}",
-            f"{fmean(indices):.3f}",
-            f"{min(indices):.3f}",
-        ]
-        rows.append([name, f"{rate(log, seconds):.0f}", len(found), *(cells if found else [""] * 3)])
+        rows.append([name, f"{rate(log, seconds):.0f}", len(found), *(_compared(found) if found else [""] * 3)])
     head = ["order", "tokens/s", "windows", "difference of service / weight, max / mean", "Jain, mean", "Jain, least"]
     return table(head, rows)
+
+
+def _compared(found: list[Window]) -> list[str]:
+    differences = [window.difference for window in found]
+    indices = [jain(list(window.services.values())) for window in found]
+    return [f"{max(differences):.0f} / {fmean(differences):.0f}", f"{fmean(indices):.3f}", f"{min(indices):.3f}"]
 
 
 def rate(log: Log, seconds: float) -> float:

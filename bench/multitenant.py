@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     chosen = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that the run underway is ended too
     chosen.pictures.mkdir(parents=True, exist_ok=True)
-    setting = RunSetting(chosen.out, chosen.slots, chosen.before, chosen.reuse)
+    setting = RunSetting(chosen.out, chosen.slots, chosen.before, reuse=chosen.reuse)
     if chosen.weights:
         weights = tuple(chosen.weights)
         workload = Workload(

@@ -48,6 +48,7 @@ class RunSetting:
         out: folder of the kept runs.
         slots: adapter slots of the engine.
         before: commit of the modes that run an earlier one.
+        commit: of the other modes; None: this tree.
         reuse: return kept runs of other sources too.
         memory_every_s: seconds between two samples of memory.
         changes: names of `bench.changed_run`, beside those of the mode.
@@ -56,6 +57,7 @@ class RunSetting:
     out: Path
     slots: int = 16
     before: str = BEFORE
+    commit: str | None = None
     reuse: bool = False
     memory_every_s: int = 5
     changes: tuple[str, ...] = ()
@@ -87,17 +89,17 @@ def run(workload: Workload, mode: Mode, setting: RunSetting, number: int = 0, dr
     Raises RuntimeError with the end of the log if a job fails.
     """
     objects = manifests(workload, mode, setting.slots)
-    tree = worktree(setting.before) if mode.before else ROOT
+    commit = setting.before if mode.before else setting.commit
+    tree = worktree(commit) if commit else ROOT
     changes = (*mode.changes, *setting.changes)
     wanted = digest_of([objects, changes, driver.settings() if driver else None, *_own_code()])
     folder = setting.out / str(workload) / f"round-{number}" / name_of(mode)
     state, name = sources(tree), f"{workload} {name_of(mode)}, round {number}"
     done = folder / "done.json"
-    if done.exists():
-        stored = json.loads(done.read_text())
-        if stored["wanted"] == wanted and (setting.reuse or stored["sources"] == state.digest):
-            print(f"{name}: kept run of commit {stored['commit']}", flush=True)
-            return folder
+    stored = json.loads(done.read_text()) if done.exists() else {}
+    if stored.get("wanted") == wanted and (setting.reuse or stored["sources"] == state.digest):
+        print(f"{name}: kept run of commit {stored['commit']}", flush=True)
+        return folder
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     begun = time.monotonic()

@@ -83,12 +83,12 @@ def finished(result: Run) -> Run:
     return result
 
 
-def kept(path: Path, wanted: object, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def kept(path: Path, wanted: object, measure: Callable[[], dict[str, Any]], tree: Path = ROOT) -> dict[str, Any]:
     """Return the stored results of a measurement if it was the same, of the same sources; else measure and store.
 
-    wanted: all that it depends on beside the sources.
+    wanted: all that it depends on beside the sources. tree: of the sources.
     """
-    now = sources()
+    now = sources(tree)
     key = digest_of([wanted, now.digest])
     if path.exists():
         stored: dict[str, Any] = json.loads(path.read_text())

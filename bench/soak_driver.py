@@ -14,7 +14,7 @@ from marlaas.local.documents import read
 from marlaas.local.folder import OutFolder
 from marlaas_api.messages import JobDocument
 
-ENDLESS = 10_000
+ENDLESS, _SLOTS = 10_000, 16
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class Churn:
     def _read(self, path: Path) -> list[JobDocument]:
         """Return the documents of all jobs. path: beside the module of their environment."""
         workload = Workload(self.workload.num_jobs, self.workload.wait_s, ENDLESS, self.workload.seed)
-        path.write_text(yaml.safe_dump_all(manifests(workload, self.mode, 1)))
+        path.write_text(yaml.safe_dump_all(manifests(workload, self.mode, _SLOTS)))
         return list(read([str(path)], None).jobs)
 
     def _num_steps(self, out: Path, number: int) -> int:
