@@ -21,8 +21,6 @@ token (`multitenant_versions`). Pictures: multitenant.png, multitenant-occupancy
 import argparse
 import itertools
 import os
-import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -41,7 +39,6 @@ CORES = len(os.sched_getaffinity(0))
 
 def main(arguments: Sequence[str] = ()) -> None:
     chosen = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that the run underway is ended too
     chosen.pictures.mkdir(parents=True, exist_ok=True)
     setting = RunSetting(chosen.out, chosen.slots, chosen.before, reuse=chosen.reuse)
     if chosen.weights:
@@ -52,7 +49,7 @@ def main(arguments: Sequence[str] = ()) -> None:
         picture = chosen.pictures / "multitenant-shares.png"
         multitenant_shares.measure(workload, setting, chosen.seconds, chosen.rounds, picture)
         return
-    found: dict[Workload, dict[Mode, list[Events]]] = {}
+    found: dict[Workload, reports.Outlines] = {}
     for num_jobs, wait_s in itertools.product(chosen.jobs, chosen.waits):
         workload = Workload(num_jobs, wait_s, chosen.steps, chosen.seed)
         found[workload] = _measure(workload, chosen, setting)
@@ -61,7 +58,7 @@ def main(arguments: Sequence[str] = ()) -> None:
         pictures.draw_rates(found, chosen.pictures / "multitenant.png")
 
 
-def _measure(workload: Workload, chosen: argparse.Namespace, setting: RunSetting) -> dict[Mode, list[Events]]:
+def _measure(workload: Workload, chosen: argparse.Namespace, setting: RunSetting) -> reports.Outlines:
     """Measure the modes of a workload in each round, and print its tables."""
     modes = [mode for mode in MODES if mode.letter in chosen.modes]
     folders: dict[Mode, list[Path]] = {mode: [] for mode in modes}
@@ -79,7 +76,7 @@ def _measure(workload: Workload, chosen: argparse.Namespace, setting: RunSetting
             pictures.draw_occupancy(last, chosen.pictures / "multitenant-occupancy.png")
     if trl_rates:
         print(f"\n{workload} T: {spread(trl_rates)} steps/s", flush=True)
-    return found
+    return reports.outlines(found)
 
 
 def _versions(folders: dict[Mode, list[Path]], found: dict[Mode, list[Events]]) -> str:

@@ -1,11 +1,12 @@
 """Pictures of `bench multitenant`: rates by mode, who is at work in A and D, and shares of tenants over time."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from bench.multitenant_report import Found, rate_of
+from bench.multitenant_report import Outlines
 from bench.multitenant_workload import Mode, Workload, name_of
 from marlaas.episodes.files import read
 from marlaas.local.records import read_line
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _WINDOWS = 120
 
 
-def draw_rates(found: Mapping[Workload, Found], path: Path) -> None:
+def draw_rates(found: Mapping[Workload, Outlines], path: Path) -> None:
     """Draw bars of steps/s: a panel for each waiting time of the tools, a colour for each number of jobs.
 
     A bar is the median of the rounds; its line goes from the least to the largest.
@@ -45,15 +46,16 @@ def draw_rates(found: Mapping[Workload, Found], path: Path) -> None:
     figure.savefig(path, format="png", dpi=100)
 
 
-def _bars(axes: "Axes", found: Found, modes: Sequence[Mode], look: tuple[int, float, float, str]) -> None:
+def _bars(axes: "Axes", found: Outlines, modes: Sequence[Mode], look: tuple[int, float, float, str]) -> None:
     """Draw the bars of a workload. look: its colour, offset, width and label."""
     number, offset, width, label = look
-    own = [(modes.index(mode), [rate_of(mode, one) for one in rounds]) for mode, rounds in found.items()]
+    own = [(modes.index(mode), [one.rate for one in rounds]) for mode, rounds in found.items()]
     middles = [median(rates) for _, rates in own]
     ends = [[middle - min(rates), max(rates) - middle] for middle, (_, rates) in zip(middles, own, strict=True)]
     places = [at + offset for at, _ in own]
     axes.bar(places, middles, width, color=of_run(number)[0], label=label)
-    axes.errorbar(places, middles, list(zip(*ends, strict=True)), fmt="none", ecolor=INK, elinewidth=1, capsize=2)
+    if any(len(rounds) > 1 for rounds in found.values()):
+        axes.errorbar(places, middles, list(zip(*ends, strict=True)), fmt="none", ecolor=INK, elinewidth=1, capsize=2)
 
 
 def draw_occupancy(folders: Mapping[str, Path], path: Path) -> None:
@@ -77,11 +79,12 @@ def draw_occupancy(folders: Mapping[str, Path], path: Path) -> None:
 
 
 def _timelines(folder: Path) -> Iterable[Timeline]:
+    """Yield the timelines of a run's jobs, each from its first turn on."""
     for path in _step_files(folder):
         steps = [read_line(StepRecord, line) for line in path.read_bytes().splitlines()]
         found = timeline(path.parent.name, read(path.parent), steps)
-        if found is not None:
-            yield found
+        if found is not None and found.engine:
+            yield replace(found, begin=found.engine[0][0])
 
 
 def _step_files(folder: Path) -> list[Path]:

@@ -1,6 +1,7 @@
 """Tables of `bench multitenant`. A figure of several rounds is the median, with the least and the largest in parentheses. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from bench import multitenant_figures as figures
@@ -11,6 +12,18 @@ from bench.runs import table
 
 Found = Mapping[Mode, Sequence[Events]]
 """Events of a workload: by mode, those of each round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What the tables and pictures of all workloads need of a run: steps/s, and memory by role while jobs run and in the whole run."""
+
+    rate: float
+    memory: Mapping[str, int]
+    peak: Mapping[str, int]
+
+
+Outlines = Mapping[Mode, Sequence[Outline]]
 RATES = ["jobs", "tools", "mode", "steps/s", "× A"]
 RATES += ["min(jobs × B, cores / CPU of A)", "share", "cores / own CPU", "share"]
 RATES += ["first result p50 / max", "engine busy", "batch"]
@@ -87,12 +100,21 @@ def _cost(spent: Sequence[tuple[Mapping[str, float], int, int]], part: Callable[
     return f"{episode:.1f} / {turn:.1f}"
 
 
-def memory(found: Mapping[Workload, Found]) -> str:
+def outlines(found: Found) -> Outlines:
+    """Return what is needed of a workload's runs after its tables are printed."""
+    return {
+        mode: [Outline(rate_of(mode, one), figures.memory_bytes(one), figures.peak_memory_bytes(one)) for one in rounds]
+        for mode, rounds in found.items()
+    }
+
+
+def memory(found: Mapping[Workload, Outlines]) -> str:
     """Return the table of memory: for each mode whose jobs run together, a row for each role, a column for each number of jobs.
 
-    Only the first of the workloads with a number of jobs counts. In parentheses: the peak of the whole run.
+    Only the first of the workloads with a number of jobs counts. In parentheses: the peak of the whole run. `all` is the sum of
+    the roles' peaks.
     """
-    by_jobs: dict[int, Found] = {}
+    by_jobs: dict[int, Outlines] = {}
     for workload, modes in found.items():
         by_jobs.setdefault(workload.num_jobs, modes)
     together = dict.fromkeys(mode for modes in by_jobs.values() for mode in modes if mode.together and not mode.before)
@@ -105,13 +127,11 @@ def memory(found: Mapping[Workload, Found]) -> str:
     return "peak MiB while jobs run (of the whole run)\n\n" + table(head, rows)
 
 
-def _memory(rounds: Sequence[Events], role: str) -> str:
+def _memory(rounds: Sequence[Outline], role: str) -> str:
     if not rounds:
         return ""
-    sizes = [
-        median(_size(peaks(one), role) for one in rounds) for peaks in (figures.memory_bytes, figures.peak_memory_bytes)
-    ]
-    return f"{sizes[0] / 2**20:.0f} ({sizes[1] / 2**20:.0f})"
+    inside, whole = (median(_size(getattr(one, what), role) for one in rounds) for what in ("memory", "peak"))
+    return f"{inside / 2**20:.0f} ({whole / 2**20:.0f})"
 
 
 def _size(sizes: Mapping[str, int], role: str) -> int:

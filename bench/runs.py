@@ -65,7 +65,13 @@ def run(
     log = folder.with_suffix(".log")
     with log.open("w") as sink:
         variables = {**os.environ, "PYTHONPATH": python_path(), **env}
-        memory = _watch(subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=variables))
+        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=variables)
+        try:
+            memory = _watch(process)
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
     if not (folder / "summary.json").exists():
         raise RuntimeError(log.read_text()[-2000:])
     records, evals = (_lines_of(folder, name) for name in ("steps.jsonl", "evals.jsonl"))

@@ -6,8 +6,9 @@ by episodes are told apart. kept (not by default): all short jobs in one manifes
 `marlaas run` keeps its finished jobs, so their documents, records and adapters add up.
 
 After 10, 50 and 100 % of the episodes: memory (PSS), open files and threads of each role; messages, bytes, subjects and
-consumers of each stream and bucket (`KV_…`). Growth is the slope over the second half, with twice its standard error: what
-lives is bounded, so it should be nothing. Sandboxes are processes of their jobs. At the end: files on the bus and in the blob store.
+consumers of each stream and bucket (`KV_…`, where the marker of a deleted key lives for an hour). Growth is the slope over
+the second half, with twice its standard error: what lives is bounded, so it should be nothing. Sandboxes are processes of their
+jobs. At the end: files on the bus and in the blob store.
 """
 
 import argparse

@@ -110,7 +110,9 @@ def apart_table(churn: Sequence[Sample], long: Sequence[Sample], episodes_per_jo
 
 
 def kib(found: Slope) -> str:
-    """Return a slope in KiB with twice its standard error."""
+    """Return a slope in KiB with twice its standard error; empty of too few samples."""
+    if math.isnan(found.error):
+        return ""
     return f"{found.value / 1024:+.0f} ± {2 * found.error / 1024:.0f}"
 
 

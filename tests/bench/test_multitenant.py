@@ -116,7 +116,7 @@ def test_memory_has_a_column_for_each_number_of_jobs(events: Events) -> None:
         Workload(32, 0.4, 2): {mode("D"): [larger]},
         Workload(32, 1.0, 2): {mode("D"): [events]},
     }
-    text = reports.memory(found)
+    text = reports.memory({workload: reports.outlines(one) for workload, one in found.items()})
     assert "| mode | role | 1 job | 32 jobs |" in text
     assert "| D-strict | rollout | 5 (9) | 50 (50) |" in text
     assert "| D-strict | all | 6 (10) | 50 (50) |" in text
@@ -143,7 +143,7 @@ def test_workloads_that_differ_have_other_folders() -> None:
 
 def test_pictures_are_drawn(events: Events, tmp_path: Path) -> None:
     found = {
-        Workload(jobs, wait, 2): {mode("A"): [events, events], mode("D"): [events]}
+        Workload(jobs, wait, 2): reports.outlines({mode("A"): [events, events], mode("D"): [events]})
         for jobs in (8, 32)
         for wait in (0.0, 0.4)
     }

@@ -50,6 +50,7 @@ def test_slopes_have_the_error_of_the_least_squares_line() -> None:
     assert math.isnan(soak_figures.slope([(0.0, 1.0), (1.0, 2.0)]).error)
     assert math.isnan(soak_figures.slope([(1.0, 1.0)]).value)
     assert math.isnan(soak_figures.slope([]).value)
+    assert soak_figures.kib(soak_figures.slope([(0.0, 1.0), (1.0, 2.0)])) == ""
 
 
 def test_the_tables_have_memory_handles_and_streams(events: Events) -> None:
