@@ -28,7 +28,7 @@ class Workload:
     max_seqs: int | None = None
 
     def __str__(self) -> str:
-        weights = "" if len(set(self.weights)) == 1 else f"-weights{':'.join(f'{one:g}' for one in self.weights)}"
+        weights = "" if len(set(self.weights)) == 1 else f"-weights{'-'.join(f'{one:g}' for one in self.weights)}"
         limit = f"-{self.max_seqs}seqs" if self.max_seqs else ""
         return f"{self.num_jobs}x{self.steps}-{self.wait_s:g}s-seed{self.seed}{weights}{limit}"
 

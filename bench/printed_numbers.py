@@ -1,7 +1,8 @@
 """The numbers that a measurement prints, by name, so that the output of two trees can be compared. Pure.
 
-Of a JSON object a number is named by its path, of a Markdown table by the row's first cell and the column's header, and of any
-other line by the words around the numbers. The same name in another line gets a number.
+Of a JSON object a number is named by its path; of a Markdown table, and of columns that are two or more spaces apart, by the
+row's first cell and the column's header; of any other line by the words around it. The same name in another line gets a
+number.
 """
 
 import json
@@ -13,6 +14,7 @@ from statistics import median
 from bench.rounds import spread
 
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?")
+_GAP = re.compile(r"\s{2,}")
 _RULE = re.compile(r"\|( *:?-+:? *\|)+")
 TENTH = 0.1
 
@@ -28,17 +30,18 @@ def numbers(output: str) -> dict[str, float]:
 
 
 def _all_of(lines: Sequence[str]) -> Iterator[tuple[str, float]]:
-    headers: list[str] | None = None
+    headers: list[str] = []
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        cells = _cells(line)
         if line.startswith("{"):
             yield from _of_object(json.loads(line))
-        elif line.startswith("|"):
-            if _RULE.fullmatch(following.strip()):
-                headers = _cells(line)
-            elif headers is not None and not _RULE.fullmatch(line.strip()):
-                yield from _of_row(headers, _cells(line))
+        elif _RULE.fullmatch(line.strip()):
+            continue
+        elif _RULE.fullmatch(following.strip()) or not _NUMBER.search(line):
+            headers = cells if line.startswith("|") else ["", *cells]
+        elif len(cells) == len(headers) > 2:
+            yield from _of_row(headers, cells)
         else:
-            headers = None
             yield from _of_line(line)
 
 
@@ -53,14 +56,17 @@ def _of_object(value: object, path: str = "") -> Iterator[tuple[str, float]]:
 
 
 def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+    """Return the cells of a row of a Markdown table, or of columns."""
+    text = line.strip()
+    return [cell.strip() for cell in text.strip("|").split("|")] if text.startswith("|") else _GAP.split(text)
 
 
 def _of_row(headers: Sequence[str], cells: Sequence[str]) -> Iterator[tuple[str, float]]:
     """Yield the first number of each cell but the first."""
-    for header, cell in zip(headers[1:], cells[1:], strict=False):
+    row = f"{headers[0]} {cells[0]}".strip()
+    for header, cell in zip(headers[1:], cells[1:], strict=True):
         if match := _NUMBER.search(cell):
-            yield f"{headers[0]} {cells[0]}: {header}", _value(match)
+            yield f"{row}: {header}", _value(match)
 
 
 def _of_line(line: str) -> Iterator[tuple[str, float]]:

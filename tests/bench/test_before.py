@@ -17,9 +17,11 @@ TEXT = """
 | 1 | 1,234 |
 
 orchestrator, 512 jobs against 32: 1.27x (must 1.5x, aim 1.1x)
+                               gateway/s   nats-py/s   ratio
   1 KiB publish                   5000        2500    2.00
  64 KiB publish                   500         250     2.00
 calculator: fork to first turn p50 11.5 ms, p95 20.0 ms
+calculator: fork to first turn p50 1.5 ms, p95 2.0 ms
 """
 
 
@@ -31,8 +33,9 @@ def test_numbers_are_named_by_their_place() -> None:
     assert "jobs 512: steps/s" not in found
     assert found["adapters 1: role tok/s"] == 1234.0
     assert found["calculator: fork to first turn p50 … ms, p95 … ms [1]"] == 20.0
-    assert found["… KiB publish … … … [1]"] == 5000.0
-    assert found["… KiB publish … … … [1] (2)"] == 500.0
+    assert found["calculator: fork to first turn p50 … ms, p95 … ms [1] (2)"] == 2.0
+    assert found["1 KiB publish: gateway/s"] == 5000.0
+    assert found["64 KiB publish: nats-py/s"] == 250.0
     assert found["orchestrator, … jobs against …: …x (must …x, aim …x) [2]"] == 1.27
 
 

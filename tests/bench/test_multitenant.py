@@ -136,7 +136,8 @@ def test_workloads_that_differ_have_other_folders() -> None:
     plain = Workload(8, 0.4, 6)
     others = [replace(plain, weights=(1.0, 1.0, 2.0, 4.0)), replace(plain, max_seqs=16), replace(plain, seed=1)]
     assert len({str(one) for one in [plain, *others]}) == 4
-    assert str(others[0]) == "8x6-0.4s-seed0-weights1:1:2:4"
+    assert str(others[0]) == "8x6-0.4s-seed0-weights1-1-2-4"
+    assert not any(":" in str(one) for one in others), "a folder on PYTHONPATH"
     pool = manifests(others[1], mode("D"), 16)[0]
     assert pool["spec"]["rollout"]["maxNumSeqs"] == 16
 
