@@ -39,7 +39,7 @@ def _all_of(lines: Sequence[str]) -> Iterator[tuple[str, float]]:
             continue
         elif _RULE.fullmatch(following.strip()) or not _NUMBER.search(line):
             headers = cells if line.startswith("|") else ["", *cells]
-        elif len(cells) == len(headers) > 2:
+        elif len(cells) == len(headers) > 1 and headers[-1]:
             yield from _of_row(headers, cells)
         else:
             yield from _of_line(line)
