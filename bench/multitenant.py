@@ -12,8 +12,8 @@ Beside the rate of jobs together are printed: min(jobs × B's rate, cores / CPU 
 which can be exceeded, because beside others a step costs less CPU than alone; and cores / CPU seconds of a step in the mode
 itself, which cannot: its share is the busy share of the cores.
 
-After the rates: CPU by role; memory by role and number of jobs (--jobs 1 8 32); the time from a version's commit to its first
-token (`multitenant_versions`). Pictures: multitenant.png, multitenant-occupancy.png (A and D of the last workload).
+After the rates: CPU by role; the time from a version's commit to its first token (`multitenant_versions`); at the end D's
+rates against other modes and fewer jobs, and memory by role and number of jobs (--jobs 1 8 32). Pictures: multitenant.png, multitenant-occupancy.png (A and D of the last workload).
 
 --weights 1 1 2 4 measures shares instead (`multitenant_shares`), and draws multitenant-shares.png.
 """
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] = ()) -> None:
         workload = Workload(num_jobs, wait_s, chosen.steps, chosen.seed)
         found[workload] = _measure(workload, chosen, setting)
     if any(found.values()):
-        print(f"\n{reports.memory(found)}")
+        print(f"\n{reports.comparisons(found)}\n\n{reports.memory(found)}")
         pictures.draw_rates(found, chosen.pictures / "multitenant.png")
 
 

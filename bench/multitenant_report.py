@@ -1,7 +1,7 @@
 """Tables of `bench multitenant`. A figure of several rounds is the median, with the least and the largest in parentheses. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from bench import multitenant_figures as figures
@@ -27,6 +27,7 @@ Outlines = Mapping[Mode, Sequence[Outline]]
 RATES = ["jobs", "tools", "mode", "steps/s", "× A"]
 RATES += ["min(jobs × B, cores / CPU of A)", "share", "cores / own CPU", "share"]
 RATES += ["first result p50 / max", "engine busy", "batch"]
+BASES = ("A-strict", "C-strict", "O-strict-one-by-one", "O-strict-together")
 ROLES = ("sandbox", "rollout", "trainer", "nats-server", "orchestrator", "runner")
 
 
@@ -106,6 +107,26 @@ def outlines(found: Found) -> Outlines:
         mode: [Outline(rate_of(mode, one), figures.memory_bytes(one), figures.peak_memory_bytes(one)) for one in rounds]
         for mode, rounds in found.items()
     }
+
+
+def comparisons(found: Mapping[Workload, Outlines]) -> str:
+    """Return the table of mode D's rate against other modes, and against the first number of jobs; paired by round."""
+    rows = []
+    for workload, modes in found.items():
+        few = next(other for other in found if replace(other, num_jobs=workload.num_jobs) == workload)
+        for mode in (one for one in modes if one.letter == "D"):
+            own = _rates(modes, name_of(mode))
+            bases = [_rates(modes, name) for name in BASES]
+            if few != workload:
+                bases.append(_rates(found[few], name_of(mode)))
+            cells = [spread(ratios(own, base)) if base else "" for base in bases]
+            rows.append([workload.num_jobs, f"{workload.wait_s:g} s", name_of(mode), *cells, *[""] * (few == workload)])
+    first = next(iter(found)).num_jobs
+    return table(["jobs", "tools", "mode", *(f"× {name}" for name in BASES), f"× {first} jobs"], rows)
+
+
+def _rates(modes: Outlines, name: str) -> list[float]:
+    return [one.rate for mode, rounds in modes.items() if name_of(mode) == name for one in rounds]
 
 
 def memory(found: Mapping[Workload, Outlines]) -> str:

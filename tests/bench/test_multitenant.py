@@ -123,6 +123,25 @@ def test_memory_has_a_column_for_each_number_of_jobs(events: Events) -> None:
     assert "A-strict" not in text
 
 
+def test_comparisons_are_paired_by_round_with_other_modes_and_fewer_jobs() -> None:
+    def made(letter: str, *rates: float) -> dict[Mode, list[reports.Outline]]:
+        return {mode(letter): [reports.Outline(rate, {}, {}) for rate in rates]}
+
+    found = {
+        Workload(8, 0.4, 2): made("A", 1.0, 2.0) | made("D", 4.0, 6.0),
+        Workload(32, 0.4, 2): made("A", 1.0, 1.0) | made("C", 2.0, 2.0) | made("O", 0.5, 0.5) | made("D", 8.0, 6.0),
+    }
+    lines = reports.comparisons(found).splitlines()
+    assert (
+        lines[0]
+        == "| jobs | tools | mode | × A-strict | × C-strict | × O-strict-one-by-one | × O-strict-together | × 8 jobs |"
+    )
+    assert lines[2] == "| 8 | 0.4 s | D-strict | 3.50 (3.00 to 4.00) |  |  |  |  |"
+    assert lines[3] == (
+        "| 32 | 0.4 s | D-strict | 7.00 (6.00 to 8.00) | 3.50 (3.00 to 4.00) | 14.00 (12.00 to 16.00) |  | 1.50 (1.00 to 2.00) |"
+    )
+
+
 def test_modes_differ_only_in_staleness_and_in_what_runs_at_once() -> None:
     workload = Workload(8, 0.4, 6)
     jobs = {mode: [one for one in manifests(workload, mode, 16) if one["kind"] == "RLJob"] for mode in MODES}
