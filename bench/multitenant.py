@@ -109,5 +109,5 @@ def _parser() -> argparse.ArgumentParser:
     weights = parser.add_argument_group("shares by weight")
     weights.add_argument("--weights", nargs=4, type=float, help="of the tenants; with the first of --jobs and --waits")
     weights.add_argument("--seconds", type=float, default=300.0, help="measured time; default: %(default)s")
-    weights.add_argument("--max-seqs", type=int, default=16, help="sequences decoded at once; default: %(default)s")
+    weights.add_argument("--max-seqs", type=int, default=8, help="sequences decoded at once; default: %(default)s")
     return parser

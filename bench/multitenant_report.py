@@ -122,7 +122,7 @@ def comparisons(found: Mapping[Workload, Outlines]) -> str:
             cells = [spread(ratios(own, base)) if base else "" for base in bases]
             rows.append([workload.num_jobs, f"{workload.wait_s:g} s", name_of(mode), *cells, *[""] * (few == workload)])
     first = next(iter(found)).num_jobs
-    return table(["jobs", "tools", "mode", *(f"× {name}" for name in BASES), f"× {first} jobs"], rows)
+    return table(["jobs", "tools", "mode", *(f"× {name}" for name in BASES), f"× {_jobs(first)}"], rows)
 
 
 def _rates(modes: Outlines, name: str) -> list[float]:
@@ -144,8 +144,12 @@ def memory(found: Mapping[Workload, Outlines]) -> str:
         for mode in together
         for role in (*ROLES, "all")
     ]
-    head = ["mode", "role", *(f"{num} job{'s' if num > 1 else ''}" for num in by_jobs)]
+    head = ["mode", "role", *map(_jobs, by_jobs)]
     return "peak MiB while jobs run (of the whole run)\n\n" + table(head, rows)
+
+
+def _jobs(number: int) -> str:
+    return f"{number} job{'s' if number > 1 else ''}"
 
 
 def _memory(rounds: Sequence[Outline], role: str) -> str:

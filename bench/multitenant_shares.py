@@ -27,7 +27,7 @@ MODES = {
     "by weight": Mode("D", strict=False, together=True),
     "first come, first served": Mode("F", strict=False, together=True, changes=("first-come",)),
 }
-GAP_S, TAIL_S = 1.0, 15.0
+GAP_S, TAIL_S = 1.0, 30.0
 """TAIL_S: the run goes on after the measured time, because the turns of unfinished episodes are not recorded."""
 ENDLESS = 10_000
 
@@ -44,7 +44,8 @@ class ShareDriver:
         return {"num_jobs": self.num_jobs, "seconds": self.seconds}
 
     def look(self, out: Path) -> bool:
-        if self._began is None and len(list(out.glob("*/*/steps.jsonl"))) == self.num_jobs:
+        stepped = [path for path in out.glob("*/*/steps.jsonl") if path.stat().st_size]
+        if self._began is None and len(stepped) == self.num_jobs:
             self._began = time.monotonic()
         return self._began is not None and time.monotonic() > self._began + self.seconds + TAIL_S
 
@@ -58,10 +59,19 @@ def measure(workload: Workload, setting: RunSetting, seconds: float, rounds: int
             name: run(workload, mode, setting, number, ShareDriver(workload.num_jobs, seconds))
             for name, mode in MODES.items()
         }
-        found.append({name: log_of(load(folder), seconds) for name, folder in folders.items()})
+        found.append({name: log_of(_checked(load(folder)), seconds) for name, folder in folders.items()})
         print(f"\nround {number}\n\n{fairness.report(found[-1], weights, seconds)}", flush=True)
         draw_tenants(folders["by weight"], workload.weights, picture)
     print(f"\n{targets(found, weights, seconds)}")
+
+
+def _checked(events: Events) -> Events:
+    longest_s = max(episode.duration_s for job in events.jobs.values() for episode in job.episodes)
+    if longest_s > TAIL_S:
+        print(
+            f"the longest episode took {longest_s:.0f} s, so turns of the end are missing: use fewer jobs, or more --max-seqs"
+        )
+    return events
 
 
 def log_of(events: Events, seconds: float) -> Log:

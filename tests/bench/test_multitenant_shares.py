@@ -47,6 +47,15 @@ def test_only_tenants_that_waited_throughout_a_window_are_compared(events: Event
     assert window.services == {"team-0": 10.0, "team-1": 0.0}
 
 
+def test_episodes_that_outlast_the_run_are_told(events: Events, capsys) -> None:
+    assert multitenant_shares._checked(events) is events
+    assert capsys.readouterr().out == ""
+    for job in events.jobs.values():
+        long = tuple(episode.model_copy(update={"duration_s": 31.0}) for episode in job.episodes)
+        multitenant_shares._checked(replace(events, jobs={"a": replace(job, episodes=long)}))
+    assert "the longest episode took 31 s" in capsys.readouterr().out
+
+
 def log(first: int, second: int, seconds: int = 60) -> Log:
     served = [
         (float(at), tenant, cost)
@@ -82,8 +91,10 @@ def test_without_a_window_nothing_is_claimed() -> None:
 def test_a_run_ends_after_the_measured_time(tmp_path: Path) -> None:
     driver = ShareDriver(2, seconds=-multitenant_shares.TAIL_S)
     write_job(tmp_path, "team-0/job-00", [1.0], [])
-    assert not driver.look(tmp_path / "run"), "a job has not begun"
-    write_job(tmp_path, "team-1/job-01", [1.0], [])
+    assert not driver.look(tmp_path / "run"), "a job has no file"
+    write_job(tmp_path, "team-1/job-01", [], [])
+    assert not driver.look(tmp_path / "run"), "a job has made no step"
+    (tmp_path / "run" / "team-1" / "job-01" / "steps.jsonl").write_text("{}\n")
     assert driver.look(tmp_path / "run")
 
 
