@@ -51,13 +51,14 @@ class Events:
 
 
 def load(folder: Path) -> Events:
-    """Read the events of a run's folder."""
+    """Read the events of a run's folder. Jobs without a step or an episode, of a run that was stopped, are left out."""
     jobs = {}
     for path in sorted((folder / "run").glob("*/*/steps.jsonl")):
         steps = tuple(json.loads(line)["at"] for line in path.read_text().splitlines())
         evals = tuple(json.loads(line)["reward_mean"] for line in _lines(path.with_name("evals.jsonl")))
-        tenant = path.parent.parent.name
-        jobs[f"{tenant}/{path.parent.name}"] = JobEvents(tenant, steps, tuple(read(path.parent)), evals)
+        tenant, episodes = path.parent.parent.name, tuple(read(path.parent))
+        if steps and episodes:
+            jobs[f"{tenant}/{path.parent.name}"] = JobEvents(tenant, steps, episodes, evals)
     usage = tuple(json.loads(line) for line in _lines(folder / "usage.jsonl"))
     return Events(jobs, usage)
 

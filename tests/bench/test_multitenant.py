@@ -50,6 +50,12 @@ def test_rates_count_from_the_first_turn_to_the_last_step(events: Events) -> Non
     assert figures.first_results_s(events) == pytest.approx([5.0, 6.0])
 
 
+def test_jobs_that_have_not_begun_are_left_out(events: Events, tmp_path: Path) -> None:
+    write_job(tmp_path, "team-2/job-02", [], [(turn(2.0, engine_s=1.0),)])
+    write_job(tmp_path, "team-3/job-03", [1.0], [])
+    assert figures.load(tmp_path) == events
+
+
 def test_processor_time_is_that_between_first_turn_and_last_step(events: Events) -> None:
     # The first turn is a fifth of the way between the samples at -1 and 4 s: 20.4 and 0.2 s were used by then.
     assert figures.start_cpu_s(events) == pytest.approx({"rollout": 20.4, "sandbox": 0.2})
