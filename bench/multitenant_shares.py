@@ -69,7 +69,7 @@ def _checked(events: Events) -> Events:
     longest_s = max(episode.duration_s for job in events.jobs.values() for episode in job.episodes)
     if longest_s > TAIL_S:
         print(
-            f"the longest episode took {longest_s:.0f} s, so turns of the end are missing: use fewer jobs, or more --max-seqs"
+            f"the longest episode took {longest_s:.0f} s, so turns at the end may be missing: use fewer jobs, or more --max-seqs"
         )
     return events
 
