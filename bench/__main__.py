@@ -1,8 +1,9 @@
-"""Run the measurements: all of them (about two hours), the named ones, or one with options of its own."""
+"""Run the measurements: all of them (hours), the named ones, or one with options of its own."""
 
 import argparse
 import ast
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ NAMES = (
     "quality",
     "neighbours",
     "soak",
+    "before",
     "arithmetic",
     "trl_step",
     "trl",
@@ -54,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(
             f"{' '.join(names)}: unexpected option {options[0]}; options need a single measurement that has options"
         )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that a run underway is ended too
     for name in names or NAMES:
         module = importlib.import_module(f"bench.{name}")
         if options:

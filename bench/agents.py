@@ -21,7 +21,9 @@ demand, balance, pipeline: several agents with simulated stage times; see bench/
 
 verifier: see bench/solver_verifier.py.
 
-Each run's results and adapters are kept under --out, and a run whose results exist is not repeated.
+digests: see bench/agent_digests.py.
+
+Each run's results and adapters are kept under --out, and a run whose results exist is not repeated with the same sources.
 """
 
 import argparse
@@ -31,14 +33,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import agent_stages, choices, kuhn_runs, options, solver_verifier, tic_tac_toe_runs
-from bench.runs import ROOT, changed, finished, kept, run, table
+from bench import agent_digests, agent_stages, choices, kuhn_runs, options, solver_verifier, tic_tac_toe_runs
+from bench.runs import changed, finished, kept, run, table
+from bench.sources import ROOT
 from marlaas.plots.style import INK, blank, of_run, plain
 
 PICTURES = ROOT / "docs"
 KEPT = ROOT / "runs" / "agents"
 START, MUST, AIM, SWAPPED = 0.35, 0.85, 0.95, 0.45
-PARTS = ("relay", "swapped", "kuhn", "tictactoe", "branch", "demand", "balance", "pipeline", "verifier")
+PARTS = ("relay", "swapped", "kuhn", "tictactoe", "branch", "demand", "balance", "pipeline", "verifier", "digests")
 EXAMPLE, STAGE_STEPS = "agents/relay.yaml", 12
 HEADERS = {
     "relay": ["seed", "steps", "before", "after", "called", "computed", "seconds", f"≤ {START} → ≥ {MUST}"],
@@ -140,6 +143,8 @@ def main(arguments: Sequence[str] = ()) -> None:
         agent_stages.run_pipeline(chosen.rounds, STAGE_STEPS)
     if "verifier" in chosen.only:
         solver_verifier.measure(chosen.seeds[:2], chosen.steps, chosen.out, chosen.pictures / "solver-verifier.png")
+    if "digests" in chosen.only:
+        agent_digests.measure(chosen.seeds[:1], chosen.steps, chosen.out)
 
 
 def _teams(chosen: argparse.Namespace) -> None:

@@ -1,7 +1,8 @@
 """Every algorithm on `reverse`: both forms of the ratio, maxStaleness 0 and 1, three seeds; the recipe of examples/quickstart.yaml, T = 1.
 
 One `marlaas run` for each form, staleness and seed, with one job per algorithm side by side: a job's results do not
-depend on its neighbours. Each run's results are kept under --out, and a run whose results exist is not repeated.
+depend on its neighbours. Each run's results are kept under --out, and a run whose results exist is not
+repeated with the same sources.
 Prints held-out evaluations over the seeds, and draws docs/algorithms.png when all runs are complete: reward in
 training at staleness 1, smoothed over three steps.
 """
@@ -16,7 +17,8 @@ from statistics import fmean
 from typing import Any, get_args
 
 from bench import options
-from bench.runs import ROOT, Run, documents, kept, run, table
+from bench.runs import Run, documents, kept, run, table
+from bench.sources import ROOT
 from marlaas.plots.style import INK, blank, of_run, plain
 from marlaas_worker.rl.algorithms import ALGORITHMS, Ratio
 

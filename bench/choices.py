@@ -10,13 +10,13 @@ Held-out tasks are played without candidates, every third step.
 """
 
 import copy
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.choice_env import ANSWER, DECISION, WORD
-from bench.runs import ROOT, changed, finished, kept, run, table
+from bench.runs import changed, finished, kept, run, table
+from bench.sources import ROOT, python_path
 from marlaas.plots.style import INK, blank, of_run, plain
 
 EVERY, GROUPS, STEPS, GOAL, CANDIDATES = 3, 8, 45, 0.8, 4
@@ -64,8 +64,7 @@ def train(name: str, seed: int, folder: Path, steps: int | None, rate: float | N
     wanted = variant(name, steps, rate)
 
     def new() -> dict[str, Any]:
-        paths = os.pathsep.join(filter(None, (str(ROOT / "bench"), os.environ.get("PYTHONPATH"))))
-        result = finished(run(wanted, seed=seed, env={"PYTHONPATH": paths}))
+        result = finished(run(wanted, seed=seed, env={"PYTHONPATH": python_path(ROOT, ROOT / "bench")}))
         (job,) = result.jobs()
         tokens = [one["usage"]["policy"]["generated_tokens"] for one in result.records[job]]
         return {

@@ -6,7 +6,7 @@ sizes, so that tokens a second compare; tenants differ in their number of jobs, 
 three turns with log-normal tool waits. First come, first served is the same limiter with all
 requests in one account. Service is tokens: prompts and outputs. Compared are windows of 60 s, and in each the tenants that
 had queued requests throughout: their shares of the service (Jain's index of service / weight, 1 is fair) and the
-largest difference of service / weight.
+largest difference of service / weight. `bench multitenant --weights` measures the same on the real engine.
 """
 
 import argparse
@@ -49,6 +49,8 @@ TENANTS = (
     Tenant("large", 4.0, 10, absent_s=60.0),
 )
 EPISODES, PRESENT_S = 8, 150.0
+ORDERS = {"by weight": True, "first come, first served": False}
+"""Orders of service, and whether they are fair."""
 
 
 @dataclass(slots=True)
@@ -213,24 +215,25 @@ def simulate(fair: bool, seed: int, seconds: float) -> Log:
         return runner.run(run())
 
 
-def report(logs: dict[str, Log], seconds: float) -> str:
-    weights = {tenant.name: tenant.weight for tenant in TENANTS}
+def report(logs: dict[str, Log], weights: dict[str, float], seconds: float) -> str:
+    """Return the table: a row for each order of service."""
     rows = []
     for name, log in logs.items():
         found = windows(log, weights, seconds)
-        differences = [window.difference for window in found]
-        rows.append(
-            [
-                name,
-                f"{sum(cost for _, _, cost in log.served) / seconds:.0f}",
-                len(found),
-                f"{max(differences):.0f} / {fmean(differences):.0f}",
-                f"{fmean(jain(list(window.services.values())) for window in found):.3f}",
-                f"{min(jain(list(window.services.values())) for window in found):.3f}",
-            ]
-        )
+        rows.append([name, f"{rate(log, seconds):.0f}", len(found), *(_compared(found) if found else [""] * 3)])
     head = ["order", "tokens/s", "windows", "difference of service / weight, max / mean", "Jain, mean", "Jain, least"]
     return table(head, rows)
+
+
+def _compared(found: list[Window]) -> list[str]:
+    differences = [window.difference for window in found]
+    indices = [jain(list(window.services.values())) for window in found]
+    return [f"{max(differences):.0f} / {fmean(differences):.0f}", f"{fmean(indices):.3f}", f"{min(indices):.3f}"]
+
+
+def rate(log: Log, seconds: float) -> float:
+    """Return the tokens per second of all tenants."""
+    return sum(cost for at, _, cost in log.served if at < seconds) / seconds
 
 
 def main(words: Sequence[str] = ()) -> None:
@@ -238,5 +241,6 @@ def main(words: Sequence[str] = ()) -> None:
     parser.add_argument("--seconds", type=float, default=1200.0, help="simulated time; default: %(default)s")
     parser.add_argument("--seed", type=int, default=0)
     chosen: argparse.Namespace = parser.parse_args(words)
-    names = {"by weight": True, "first come, first served": False}
-    print(report({name: simulate(fair, chosen.seed, chosen.seconds) for name, fair in names.items()}, chosen.seconds))
+    weights = {tenant.name: tenant.weight for tenant in TENANTS}
+    logs = {name: simulate(fair, chosen.seed, chosen.seconds) for name, fair in ORDERS.items()}
+    print(report(logs, weights, chosen.seconds))

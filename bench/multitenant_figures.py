@@ -39,15 +39,26 @@ class Events:
     jobs: dict[str, JobEvents]
     usage: tuple[dict[str, Any], ...] = ()
 
+    @property
+    def begin(self) -> float:
+        """Unix time at which the first turn of any job began to wait for the engine."""
+        return min(job.begin for job in self.jobs.values())
+
+    @property
+    def end(self) -> float:
+        """Unix time of the last step of any job."""
+        return max(job.end for job in self.jobs.values())
+
 
 def load(folder: Path) -> Events:
-    """Read the events of a run's folder."""
+    """Read the events of a run's folder. Jobs without a step or an episode, of a run that was stopped, are left out."""
     jobs = {}
     for path in sorted((folder / "run").glob("*/*/steps.jsonl")):
         steps = tuple(json.loads(line)["at"] for line in path.read_text().splitlines())
         evals = tuple(json.loads(line)["reward_mean"] for line in _lines(path.with_name("evals.jsonl")))
-        tenant = path.parent.parent.name
-        jobs[f"{tenant}/{path.parent.name}"] = JobEvents(tenant, steps, tuple(read(path.parent)), evals)
+        tenant, episodes = path.parent.parent.name, tuple(read(path.parent))
+        if steps and episodes:
+            jobs[f"{tenant}/{path.parent.name}"] = JobEvents(tenant, steps, episodes, evals)
     usage = tuple(json.loads(line) for line in _lines(folder / "usage.jsonl"))
     return Events(jobs, usage)
 
@@ -63,8 +74,7 @@ def num_steps(events: Events) -> int:
 
 def rate_together(events: Events) -> float:
     """Return steps per second of all jobs, from the first turn of any job to the last step of any job."""
-    begin, end = min(job.begin for job in events.jobs.values()), max(job.end for job in events.jobs.values())
-    return num_steps(events) / (end - begin)
+    return num_steps(events) / (events.end - events.begin)
 
 
 def rate_one_by_one(events: Events) -> float:
@@ -74,35 +84,60 @@ def rate_one_by_one(events: Events) -> float:
 
 def first_results_s(events: Events) -> list[float]:
     """Return each job's seconds from the run's first turn to the job's first step, sorted."""
-    begin = min(job.begin for job in events.jobs.values())
+    begin = events.begin
     return sorted(job.steps[0] - begin for job in events.jobs.values())
 
 
 def cpu_s(events: Events) -> dict[str, float]:
     """Return the processor seconds of each role between the run's first turn and its last step."""
-    begin, end = min(job.begin for job in events.jobs.values()), max(job.end for job in events.jobs.values())
-    first, last = _at(events.usage, begin), _at(events.usage, end)
+    first, last = _cpu_at(events.usage, events.begin), _cpu_at(events.usage, events.end)
     return {role: seconds - first.get(role, 0.0) for role, seconds in last.items()}
 
 
 def start_cpu_s(events: Events) -> dict[str, float]:
     """Return the processor seconds of each role before the run's first turn."""
-    return dict(_at(events.usage, min(job.begin for job in events.jobs.values())))
+    return _cpu_at(events.usage, events.begin)
 
 
-def _at(usage: Sequence[Mapping[str, Any]], at: float) -> Mapping[str, float]:
-    """Return the last sample before a moment."""
+def _cpu_at(usage: Sequence[Mapping[str, Any]], at: float) -> dict[str, float]:
+    """Return the processor seconds at a moment, between two samples on the line through them."""
     before = [sample for sample in usage if sample["at"] <= at]
-    return before[-1]["cpu_s"] if before else {}
+    after = next((sample for sample in usage if sample["at"] > at), None)
+    if after is None:
+        return dict(before[-1]["cpu_s"]) if before else {}
+    if not before:
+        return {}
+    first, last = before[-1], after
+    part = (at - first["at"]) / (last["at"] - first["at"])
+    sides = {role: (first["cpu_s"].get(role, 0.0), seconds) for role, seconds in last["cpu_s"].items()}
+    return {role: low + part * (high - low) for role, (low, high) in sides.items()}
 
 
 def memory_bytes(events: Events) -> dict[str, int]:
-    """Return the peak memory of each role."""
+    """Return the peak memory of each role between the run's first turn and its last step; of a shorter time the nearest sample."""
+    begin, end = events.begin, events.end
+    samples = [sample for sample in events.usage if "pss_bytes" in sample]
+    inside = [sample for sample in samples if begin <= sample["at"] <= end]
+    middle = (begin + end) / 2
+    return _peaks(inside or sorted(samples, key=lambda sample: abs(sample["at"] - middle))[:1])
+
+
+def peak_memory_bytes(events: Events) -> dict[str, int]:
+    """Return the peak memory of each role in the whole run, the start of the engine included."""
+    return _peaks(events.usage)
+
+
+def _peaks(samples: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     peak: dict[str, int] = defaultdict(int)
-    for sample in events.usage:
+    for sample in samples:
         for role, size in sample.get("pss_bytes", {}).items():
             peak[role] = max(peak[role], size)
     return dict(peak)
+
+
+def num_turns(events: Events) -> int:
+    """Return the number of turns of ended episodes."""
+    return sum(1 for _ in _turns(events))
 
 
 def num_episodes(events: Events) -> int:
@@ -110,19 +145,26 @@ def num_episodes(events: Events) -> int:
     return sum(len(job.episodes) for job in events.jobs.values())
 
 
-def bound(events: Events, num_jobs: int, rate_of_one: float, cores: int) -> float:
-    """Return the largest possible steps per second of jobs together: limited by one job's own pace, or by the processor.
+def bound_of_others(alone: Events, num_jobs: int, rate_of_one: float, cores: int) -> float:
+    """Return min(jobs × one job's own rate, cores / processor seconds of a step of jobs one after another), in steps per second.
+
+    It is no upper bound: beside others a step costs less processor time than alone, because turns share the engine's batches.
 
     Args:
-        events: of jobs one after another, from which the processor seconds of a step are taken.
+        alone: events of jobs one after another.
         rate_of_one: steps per second of one asynchronous job alone.
     """
-    return min(num_jobs * rate_of_one, cores * num_steps(events) / sum(cpu_s(events).values()))
+    return min(num_jobs * rate_of_one, cpu_bound(alone, cores))
+
+
+def cpu_bound(events: Events, cores: int) -> float:
+    """Return cores / processor seconds of a step in these events: the steps per second if no core were ever idle."""
+    return cores * num_steps(events) / sum(cpu_s(events).values())
 
 
 def busy_share(events: Events) -> float:
     """Return the share of the time in which the engine computed at least one turn."""
-    begin, end = min(job.begin for job in events.jobs.values()), max(job.end for job in events.jobs.values())
+    begin, end = events.begin, events.end
     spans = sorted((turn.at - turn.engine_s, turn.at) for turn in _turns(events))
     covered, until = 0.0, begin
     for start, stop in spans:
@@ -133,25 +175,11 @@ def busy_share(events: Events) -> float:
 
 def occupancy(events: Events) -> float:
     """Return the mean number of turns that the engine computed at once, while it computed any."""
-    begin, end = min(job.begin for job in events.jobs.values()), max(job.end for job in events.jobs.values())
-    return sum(turn.engine_s for turn in _turns(events)) / (busy_share(events) * (end - begin))
+    return sum(turn.engine_s for turn in _turns(events)) / (busy_share(events) * (events.end - events.begin))
 
 
 def _turns(events: Events) -> Iterable[TurnRecord]:
     return (turn for job in events.jobs.values() for episode in job.episodes for turn in episode.turns)
-
-
-def service(events: Events, window_s: float) -> dict[str, list[float]]:
-    """Return the tokens (appended prompt and output) that each tenant received in each window, from the first turn on."""
-    begin, end = min(job.begin for job in events.jobs.values()), max(job.end for job in events.jobs.values())
-    num = max(1, math.ceil((end - begin) / window_s))
-    found: dict[str, list[float]] = {job.tenant: [0.0] * num for job in events.jobs.values()}
-    for job in events.jobs.values():
-        for episode in job.episodes:
-            for turn in episode.turns:
-                at = min(num - 1, max(0, int((turn.at - begin) / window_s)))
-                found[job.tenant][at] += len(turn.prompt_ids) + len(turn.output_ids)
-    return found
 
 
 def jain(values: Sequence[float]) -> float:

@@ -15,29 +15,35 @@ from typing import Any
 import yaml
 
 from bench.multitenant_workload import GROUP_SIZE, GROUPS_PER_STEP, Mode, Workload, manifests
-from bench.trl_env import ROOT, process_variables, trl_python
+from bench.runs import kept
+from bench.sources import ROOT
+from bench.trl_env import REQUIREMENTS, process_variables, trl_python
 
 _MODE = Mode("T", strict=True, together=False)
 
 
-def rate(workload: Workload, out: Path, threads: int) -> float:
-    """Return TRL's steps per second, from its first step to its last; kept under `out`. Raises RuntimeError if it fails."""
+def rate(workload: Workload, out: Path, threads: int, number: int = 0) -> float:
+    """Return TRL's steps per second, from its first step to its last; kept under `out`. number: of the round.
+
+    Raises RuntimeError if it fails.
+    """
+    job = next(one["spec"] for one in manifests(workload, _MODE, 1) if one["kind"] == "RLJob")
+    path = out / str(workload) / f"round-{number}" / "T.json"
+    own_code = [Path(__file__).read_text(), REQUIREMENTS.read_text()]
+    return float(kept(path, [job, threads, *own_code], lambda: _train(job, path, threads))["steps_per_s"])
+
+
+def _train(job: dict[str, Any], path: Path, threads: int) -> dict[str, Any]:
     from marlaas.models import prepare
 
-    kept = out / str(workload) / "T.json"
-    if kept.exists():
-        return float(json.loads(kept.read_text())["steps_per_s"])
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    job = next(one["spec"] for one in manifests(workload, _MODE, 1) if one["kind"] == "RLJob")
-    document = kept.with_suffix(".yaml")
+    document = path.with_suffix(".yaml")
+    document.parent.mkdir(parents=True, exist_ok=True)
     document.write_text(yaml.safe_dump(job))
     command = [str(trl_python()), "-m", "bench.multitenant_trl", str(prepare("tiny")), str(document)]
     done = subprocess.run(command, cwd=ROOT, env=process_variables(threads), stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise RuntimeError(f"TRL's side ended with code {done.returncode}")
-    line = done.stdout.splitlines()[-1]
-    kept.write_text(line)
-    return float(json.loads(line)["steps_per_s"])
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 class Play:

@@ -17,7 +17,7 @@ class Workload:
     """Jobs that all modes run with the same seed.
 
     wait_s: median waiting time of the tool; above 0 it is log-normal with SIGMA.
-    weights: of the tenants.
+    weights: of the tenants. max_seqs: sequences that the engine decodes at once; None: the pool's default.
     """
 
     num_jobs: int
@@ -25,10 +25,12 @@ class Workload:
     steps: int
     seed: int = 0
     weights: tuple[float, ...] = (1.0,) * NUM_TENANTS
+    max_seqs: int | None = None
 
     def __str__(self) -> str:
-        weights = "" if len(set(self.weights)) == 1 else "-weighted"
-        return f"{self.num_jobs}x{self.steps}-{self.wait_s:g}s-seed{self.seed}{weights}"
+        weights = "" if len(set(self.weights)) == 1 else f"-weights{'-'.join(f'{one:g}' for one in self.weights)}"
+        limit = f"-{self.max_seqs}seqs" if self.max_seqs else ""
+        return f"{self.num_jobs}x{self.steps}-{self.wait_s:g}s-seed{self.seed}{weights}{limit}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -36,14 +38,14 @@ class Mode:
     """How the jobs run.
 
     letter: of the issue and the report. strict: maxStaleness 0, else 1. together: all at once, else one after another.
-    before: in the worktree of the commit before. lockstep: with a barrier over all jobs after each step.
+    before: in the worktree of the commit before. changes: of `bench.changed_run`. evals: held-out tasks.
     """
 
     letter: str
     strict: bool
     together: bool
     before: bool = False
-    lockstep: bool = False
+    changes: tuple[str, ...] = ()
     evals: int = 0
 
     def __str__(self) -> str:
@@ -53,7 +55,7 @@ class Mode:
 MODES = (
     Mode("A", strict=True, together=False),
     Mode("B", strict=False, together=False),
-    Mode("C", strict=True, together=True, lockstep=True),
+    Mode("C", strict=True, together=True, changes=("lockstep",)),
     Mode("D", strict=True, together=True),
     Mode("D", strict=False, together=True),
     Mode("O", strict=True, together=False, before=True),
@@ -77,6 +79,8 @@ def manifests(workload: Workload, mode: Mode, slots: int) -> list[dict[str, Any]
     pool, *_, example = documents("quickstart.yaml")
     pool["spec"] |= {"adapterSlots": slots if mode.together else staleness + 2}
     pool["spec"]["rollout"] |= {"kvCacheBytes": _KV_BYTES}
+    if workload.max_seqs:
+        pool["spec"]["rollout"]["maxNumSeqs"] = workload.max_seqs
     if not mode.together and not mode.before:
         pool["spec"]["rollout"]["agentsPerSlot"] = 1
     jobs = [_job(example, workload, number, staleness, mode.evals) for number in range(workload.num_jobs)]

@@ -3,14 +3,19 @@
 attack: seconds per step (median) of one `calculator` job (8 episodes a step, tools of 0.4 s) in a run with one other tenant of
 equal weight: nobody; a peer with 8 jobs of the same kind, which leaves it its entitled share; 100 jobs of the same kind at
 once; 8 jobs whose prompts fill the context; whose environments hang; whose environments compute; that flood the engine
-with short turns. Printed is the ratio to the peer, and where the time goes: mean seconds of the slowest episode of each step in
-the engine, before the engine, in tools and elsewhere, and of the step after that episode.
+with short turns. In each round, every attack is measured after a peer of its own, and compared with it. Printed are the ratio of
+the medians over all rounds with its 90 % interval (bootstrap over rounds and steps), the ratio of each round, and where the
+time goes: mean seconds of the slowest episode of each step in the engine, before the engine, in tools and elsewhere, and of
+the step after that episode.
+Measurements are kept under --out, and not repeated with the same sources.
+
 newcomer: seconds from `marlaas submit` of a new tenant's job to its first step, in a run of 31 jobs of other tenants, and in
 one of a single job.
 """
 
 import argparse
 import copy
+import itertools
 import json
 import os
 import shutil
@@ -18,8 +23,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
@@ -29,7 +35,9 @@ import yaml
 
 from bench import multitenant_env, neighbour_env, options
 from bench.multitenant_workload import Mode, Workload, manifests
-from bench.runs import print_table
+from bench.rounds import bootstrap, spread
+from bench.runs import kept, print_table
+from bench.sources import CACHE, ROOT, python_path
 from marlaas.episodes.files import read
 from marlaas.episodes.record import EpisodeRecord
 from marlaas_api.names import Split
@@ -72,23 +80,20 @@ def neighbours(attack: str) -> list[Manifest]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return this process's environment with a folder before the others of PYTHONPATH."""
-    before = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    return os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *before])}
+    """Return the environment of a run of this tree's code, which finds modules in a folder too."""
+    return os.environ | {"PYTHONPATH": python_path(ROOT, folder)}
 
 
 @contextmanager
-def running(objects: Sequence[Manifest], folder: Path) -> Iterator[Path]:
+def running(objects: Sequence[Manifest]) -> Iterator[Path]:
     """Run `marlaas run` while the context is open; yield its output folder."""
-    folder.mkdir()
-    for module in (multitenant_env, neighbour_env):
-        assert module.__file__ is not None
-        shutil.copy(module.__file__, folder)
-    path, out = folder / "jobs.yaml", folder / "run"
-    path.write_text(yaml.safe_dump_all(copy.deepcopy(list(objects)), sort_keys=False))
-    command = [sys.executable, "-m", "marlaas", "run", str(path), "--out", str(out), "--json"]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, env=environment(folder), stdout=log, stderr=subprocess.STDOUT)
+    with tempfile.TemporaryDirectory() as scratch, (Path(scratch) / "log").open("w") as log:
+        path, out = Path(scratch) / "jobs.yaml", Path(scratch) / "run"
+        for module in (multitenant_env, neighbour_env):
+            shutil.copy(str(module.__file__), scratch)
+        path.write_text(yaml.safe_dump_all(copy.deepcopy(list(objects)), sort_keys=False))
+        command = [sys.executable, "-m", "marlaas", "run", str(path), "--out", str(out), "--json"]
+        process = subprocess.Popen(command, env=environment(path.parent), stdout=log, stderr=subprocess.STDOUT)
         try:
             yield out
         finally:
@@ -113,14 +118,31 @@ def wait_for_steps(out: Path, job: Manifest, number: int) -> list[float]:
     return found
 
 
-def step_s(attack: str, number: int, folder: Path) -> tuple[float, list[float]]:
-    """Return the median seconds of a step of the well-behaved job, after two steps to begin with, and `parts` of its steps."""
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Measured steps of the well-behaved job: seconds of each, and mean seconds of `PARTS`."""
+
+    seconds: list[float]
+    parts: list[float]
+
+
+def measure(attack: str, number: int, path: Path) -> Steps:
+    """Return so many steps of the well-behaved job, after two steps to begin with; kept in a file."""
     (own,) = jobs(1, GOOD)
-    with running([pool(), own, *neighbours(attack)], folder / attack) as out:
-        found = wait_for_steps(out, own, number + 3)
-    records = [json.loads(line) for line in (out / GOOD / own["metadata"]["name"] / "steps.jsonl").open()]
-    episodes = list(read(out / GOOD / own["metadata"]["name"]))
-    return median(after - before for before, after in pairwise(found[2:])), parts(records[3:], episodes)
+    objects = [pool(), own, *neighbours(attack)]
+
+    def new() -> dict[str, Any]:
+        with running(objects) as out:
+            found = wait_for_steps(out, own, number + 3)
+            records = [json.loads(line) for line in (out / GOOD / own["metadata"]["name"] / "steps.jsonl").open()]
+            where = parts(records[3:], list(read(out / GOOD / own["metadata"]["name"])))
+        return asdict(Steps([after - before for before, after in pairwise(found[2:])], where))
+
+    return Steps(**kept(path, [objects, number, *_own_code()], new))
+
+
+def _own_code() -> list[str]:
+    return [Path(str(module.__file__)).read_text() for module in (multitenant_env, neighbour_env)]
 
 
 def parts(records: Sequence[dict[str, Any]], episodes: Sequence[EpisodeRecord]) -> list[float]:
@@ -139,12 +161,16 @@ def parts(records: Sequence[dict[str, Any]], episodes: Sequence[EpisodeRecord]) 
     return [fmean(column) for column in zip(*rows, strict=True)]
 
 
-def newcomer_s(others: int, folder: Path) -> float:
-    """Return the seconds from the submission of a new tenant's job to its first step, in a run that is under way."""
+def newcomer_s(others: int, path: Path) -> float:
+    """Return the seconds from the submission of a new tenant's job to its first step, in a run that is under way; kept in a file."""
     old = jobs(others)
     (own,) = jobs(1, GOOD)
     own["metadata"]["name"] = "new"
-    with running([pool(), *old], folder / f"newcomer-{others}") as out:
+    return float(kept(path, [old, own, *_own_code()], lambda: {"seconds": _newcomer_s(old, own)})["seconds"])
+
+
+def _newcomer_s(old: Sequence[Manifest], own: Manifest) -> float:
+    with running([pool(), *old]) as out:
         wait_for_steps(out, old[0], 3)
         path = out.parent / "new.yaml"
         path.write_text(yaml.safe_dump_all([pool(), own]))
@@ -154,35 +180,69 @@ def newcomer_s(others: int, folder: Path) -> float:
         return wait_for_steps(out, own, 1)[0] - began
 
 
-def attack_rows(attacks: Collection[str], num_steps: int, folder: Path) -> Iterator[list[Any]]:
-    """Measure the attacks in the order of `ATTACKS`, so that the peer is known before those that are compared with it."""
-    peer = None
-    for attack in sorted(attacks, key=ATTACKS.index):
-        seconds, where = step_s(attack, num_steps, folder)
-        peer = seconds if attack == "peer" else peer
-        yield [attack, f"{seconds:.2f}", f"{seconds / peer:.2f}" if peer else "", *(f"{one:.2f}" for one in where)]
+def plan(attacks: Collection[str]) -> list[str]:
+    """Return what a round measures, in order: each attack after a peer of its own."""
+    others = [one for one in ATTACKS[2:] if one in attacks]
+    first = [one for one in ATTACKS[: 1 if others else 2] if one in attacks]
+    return first + [one for attack in others for one in ("peer", attack)]
 
 
-def newcomer_rows(numbers: Collection[int], folder: Path) -> Iterator[list[Any]]:
-    """Measure a newcomer among so many jobs of others; the ratio is to the first number."""
-    first = None
-    for others in numbers:
-        seconds = newcomer_s(others, folder)
-        first = first or seconds
-        yield [others, f"{seconds:.1f}", f"{seconds / first:.2f}"]
+def attack_rows(attacks: Collection[str], num_steps: int, rounds: int, folder: Path) -> Iterator[list[Any]]:
+    """Measure the attacks; yield a row for each measurement, and then the rows of `ratio_rows`."""
+    found: dict[str, list[tuple[Steps, Steps | None]]] = {}
+    for number in range(rounds):
+        last = None
+        for place, attack in enumerate(plan(attacks)):
+            steps = measure(attack, num_steps, folder / f"{number}-{place}-{attack}.json")
+            peer, last = (None, steps) if attack == "peer" else (last, last)
+            found.setdefault(attack, []).append((steps, peer))
+            ratio = "" if peer is None else f"{median(steps.seconds) / median(peer.seconds):.2f}"
+            yield [attack, number, f"{median(steps.seconds):.2f}", ratio, "", *(f"{one:.2f}" for one in steps.parts)]
+    if rounds > 1 or len(found) > 1:
+        yield from ratio_rows(found)
+
+
+def ratio_rows(found: Mapping[str, Sequence[tuple[Steps, Steps | None]]]) -> Iterator[list[Any]]:
+    """Yield a row for each other tenant over all rounds. found: measurements, each with its peer's."""
+    for attack, measured in found.items():
+        own = [steps.seconds for steps, _ in measured]
+        bases = [peer.seconds for _, peer in measured if peer is not None]
+        all_steps = median(itertools.chain(*own))
+        ratio, interval = "", ""
+        if len(bases) == len(own):
+            low, high = bootstrap(own, bases)
+            ratio, interval = f"{all_steps / median(itertools.chain(*bases)):.2f}", f"{low:.2f} to {high:.2f}"
+        means = [fmean(column) for column in zip(*(steps.parts for steps, _ in measured), strict=True)]
+        yield [f"**{attack}**", "all", f"{all_steps:.2f}", ratio, interval, *(f"{one:.2f}" for one in means)]
+
+
+def newcomer_rows(numbers: Collection[int], rounds: int, folder: Path) -> Iterator[list[Any]]:
+    """Measure a newcomer among so many jobs of others in each round; the ratio is to the first number of the same round."""
+    ratios: dict[int, list[float]] = {}
+    for number in range(rounds):
+        first = None
+        for others in numbers:
+            seconds = newcomer_s(others, folder / f"{number}-newcomer-{others}.json")
+            first = first or seconds
+            ratios.setdefault(others, []).append(seconds / first)
+            yield [others, number, f"{seconds:.1f}", f"{seconds / first:.2f}"]
+    if rounds > 1:
+        for others, found in ratios.items():
+            yield [f"**{others}**", "all", "", spread(found)]
 
 
 def main(words: Sequence[str] = ()) -> None:
     parser = options("neighbours", __doc__)
     parser.add_argument("--attacks", nargs="*", choices=ATTACKS, default=list(ATTACKS))
     parser.add_argument("--steps", type=int, default=12, help="measured steps; default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=1, help="of the attacks and the newcomers; default: %(default)s")
     parser.add_argument("--others", nargs="*", type=int, default=[1, 31], help="jobs before the newcomer")
+    parser.add_argument("--out", type=Path, default=CACHE / "neighbours", help="kept results; default: %(default)s")
     chosen: argparse.Namespace = parser.parse_args(words)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        if chosen.attacks:
-            head = ["other tenant", "seconds per step", "against the peer", *PARTS]
-            print_table(head, attack_rows(chosen.attacks, chosen.steps, folder))
-        if chosen.others:
-            print(flush=True)
-            print_table(["jobs of others", "newcomer's first step, s", "ratio"], newcomer_rows(chosen.others, folder))
+    if chosen.attacks:
+        head = ["other tenant", "round", "seconds per step", "against its peer", "90 % interval", *PARTS]
+        print_table(head, attack_rows(chosen.attacks, chosen.steps, chosen.rounds, chosen.out))
+    if chosen.others:
+        print(flush=True)
+        head = ["jobs of others", "round", "newcomer's first step, s", "ratio"]
+        print_table(head, newcomer_rows(chosen.others, chosen.rounds, chosen.out))

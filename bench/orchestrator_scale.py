@@ -4,12 +4,14 @@ The orchestrator is the real process. This process plays the other roles with th
 records a turn and an episode for each member after a simulated time, commits a version after each closed step, and
 reports a replica of each role once a second. The simulated time grows with the number of jobs, so that all numbers of
 jobs make about as many steps a second; what grows is then the cost per job. CPU seconds are taken between two moments
-in which all jobs run, and divided by the steps that were recorded in between. The numbers of jobs alternate.
+in which all jobs run, and divided by the steps that were recorded in between. The numbers of jobs alternate, and the ratio is
+that of a round; of several rounds the median is printed, with the least and the largest.
 """
 
 import argparse
 import asyncio
 import contextlib
+import itertools
 import random
 import tempfile
 import time
@@ -22,6 +24,7 @@ import psutil
 
 from bench import options
 from bench.orchestrator_queue import cpu_s, start
+from bench.rounds import spread
 from bench.runs import table
 from bench.simulated_sandboxes import POOL, Sandboxes, identity
 from marlaas_api import subjects
@@ -202,16 +205,24 @@ def main(words: Sequence[str] = ()) -> None:
     parser.add_argument("--rounds", type=int, default=2)
     chosen: argparse.Namespace = parser.parse_args(words)
     costs: dict[int, list[Cost]] = {num_jobs: [] for num_jobs in chosen.jobs}
-    for _ in range(chosen.rounds):
-        for num_jobs in chosen.jobs:
-            costs[num_jobs].append(asyncio.run(measure(num_jobs, chosen.rate, chosen.seconds)))
+    for number, num_jobs in itertools.product(range(chosen.rounds), chosen.jobs):
+        costs[num_jobs].append(asyncio.run(measure(num_jobs, chosen.rate, chosen.seconds)))
+        cost = costs[num_jobs][-1]
+        print(f"round {number}, {num_jobs} jobs: {cost.orchestrator_ms:.1f} ms/step", flush=True)
+    print(f"\n{report(costs)}")
+
+
+def report(costs: dict[int, list[Cost]]) -> str:
+    """Return the table, and the ratios of the rounds. costs: by the smaller and the larger number of jobs."""
     rows = [
-        [
-            num_jobs,
-            *(f"{median(getattr(cost, name) for cost in found):.1f}" for name in Cost.__slots__),
-        ]
+        [num_jobs, *(spread([getattr(cost, name) for cost in found], ".1f") for name in Cost.__slots__)]
         for num_jobs, found in costs.items()
     ]
-    print(table(["jobs", "orchestrator ms/step", "nats-server ms/step", "steps/s", "orchestrator MiB"], rows))
-    few, many = (median(cost.orchestrator_ms for cost in costs[num_jobs]) for num_jobs in chosen.jobs)
-    print(f"\norchestrator, {chosen.jobs[1]} jobs against {chosen.jobs[0]}: {many / few:.2f}x (must 1.5x, aim 1.1x)")
+    (few, small), (many, large) = costs.items()
+    lines = [table(["jobs", "orchestrator ms/step", "nats-server ms/step", "steps/s", "orchestrator MiB"], rows), ""]
+    for name, target in (("orchestrator", " (must 1.5x, aim 1.1x)"), ("nats", "")):
+        pairs = zip(large, small, strict=True)
+        found = [getattr(one, f"{name}_ms") / getattr(base, f"{name}_ms") for one, base in pairs]
+        each = f"; rounds: {', '.join(f'{one:.2f}' for one in found)}" if len(found) > 1 else ""
+        lines.append(f"{name}, {many} jobs against {few}: {median(found):.2f}x{target}{each}")
+    return "\n".join(lines)

@@ -2,7 +2,7 @@
 
 `calculator` with one set of seeds a job, 8 episodes a step, tools that do not wait, 64 held-out tasks. alone: one job after
 another (mode B of `multitenant`). together: all at once (mode D, maxStaleness 1). The difference is paired by job. Runs are
-kept under --out, and complete ones are not repeated.
+kept under --out, and complete ones of the same sources are not repeated.
 """
 
 import math
@@ -14,9 +14,10 @@ from typing import Any
 
 from bench import options
 from bench.multitenant_figures import Events, load
-from bench.multitenant_runs import CACHE, run
+from bench.multitenant_runs import RunSetting, run
 from bench.multitenant_workload import MODES, Mode, Workload
 from bench.runs import table
+from bench.sources import CACHE
 
 TASKS, MUST = 64, 0.02
 HEADERS = ["seed", "jobs", "before", "alone", "together", "difference", "standard error", f"difference ≤ {MUST}"]
@@ -29,13 +30,13 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--slots", type=int, default=16, help="adapter slots of the engine; default: %(default)s")
     parser.add_argument("--out", type=Path, default=CACHE / "quality", help="default: %(default)s")
+    parser.add_argument("--reuse", action="store_true", help="accept kept runs of other sources too")
     chosen = parser.parse_args(arguments)
+    setting = RunSetting(chosen.out, chosen.slots, reuse=chosen.reuse)
     found: dict[int, tuple[Evals, Evals]] = {}
     for seed in chosen.seeds:
         workload = Workload(chosen.jobs, 0.0, chosen.steps, seed)
-        alone, together = (
-            evals(load(run(workload, mode, chosen.out, chosen.slots).folder)) for mode in (mode_of("B"), mode_of("D"))
-        )
+        alone, together = (evals(load(run(workload, mode, setting))) for mode in (mode_of("B"), mode_of("D")))
         found[seed] = alone, together
         print("\n" + table(HEADERS, [row(str(seed), alone, together)]), flush=True)
     every = [{(seed, job): one for seed, pair in found.items() for job, one in pair[side].items()} for side in (0, 1)]

@@ -1,6 +1,5 @@
 """Run `marlaas run` as a user would, and measure it from outside: wall time, summary, peak memory of each role, engine busy share."""
 
-import hashlib
 import itertools
 import json
 import os
@@ -18,7 +17,8 @@ from typing import Any
 import psutil
 import yaml
 
-ROOT = Path(__file__).parent.parent
+from bench.sources import ROOT, digest_of, python_path, sources
+
 EXAMPLES = ROOT / "examples"
 
 
@@ -50,7 +50,7 @@ def run(
     nats: str | None = None,
     env: Mapping[str, str] = MappingProxyType({}),
 ) -> Run:
-    """Run manifests to their end. Raises RuntimeError with the end of the run's log if it wrote no summary.
+    """Run manifests to their end, with the code of this tree. Raises RuntimeError with the end of the run's log if it wrote no summary.
 
     env: variables of the run beside this process's.
     """
@@ -64,7 +64,14 @@ def run(
     begun = time.monotonic()
     log = folder.with_suffix(".log")
     with log.open("w") as sink:
-        memory = _watch(subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=os.environ | env))
+        variables = {**os.environ, "PYTHONPATH": python_path(), **env}
+        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=variables)
+        try:
+            memory = _watch(process)
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
     if not (folder / "summary.json").exists():
         raise RuntimeError(log.read_text()[-2000:])
     records, evals = (_lines_of(folder, name) for name in ("steps.jsonl", "evals.jsonl"))
@@ -82,17 +89,22 @@ def finished(result: Run) -> Run:
     return result
 
 
-def kept(path: Path, wanted: object, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the stored results of a measurement if it was the same, else measure and store. wanted: all that it depends on."""
-    digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
+def kept(path: Path, wanted: object, measure: Callable[[], dict[str, Any]], tree: Path = ROOT) -> dict[str, Any]:
+    """Return the stored results of a measurement if it was the same, of the same sources; else measure and store.
+
+    wanted: all that it depends on beside the sources. tree: of the sources.
+    """
+    now = sources(tree)
+    key = digest_of([wanted, now.digest])
     if path.exists():
         stored: dict[str, Any] = json.loads(path.read_text())
-        if stored.pop("manifests") == digest:
+        if stored.pop("key", None) == key:
+            print(f"{path.stem}: kept result of commit {stored.pop('commit')}", file=sys.stderr, flush=True)
             return stored
     results = measure()
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".part")
-    draft.write_text(json.dumps({"manifests": digest} | results))
+    draft.write_text(json.dumps({"key": key, "commit": now.commit} | results))
     draft.replace(path)
     return results
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import options
-from bench.multitenant_runs import worktree
 from bench.runs import table
 from bench.sandbox import answer_turn
 from bench.sandbox_processes import Cpu, NoSessions, Sandboxes
+from bench.sources import python, python_path, worktree
 from marlaas.local.processes import ROLE_COMMAND
 from marlaas.local.sandbox_parent import sandbox_parent
 from marlaas_api import subjects
@@ -193,7 +193,10 @@ async def measure(workload: Workload) -> list[object]:
 
 def _command(before: str | None) -> Sequence[str]:
     """Return the command of a role, by the code of a commit."""
-    return ROLE_COMMAND if before is None else (str(worktree(before) / ".venv/bin/python"), *ROLE_COMMAND[1:])
+    if before is None:
+        return ROLE_COMMAND
+    tree = worktree(before)
+    return ("/usr/bin/env", f"PYTHONPATH={python_path(tree)}", python(tree), *ROLE_COMMAND[1:])
 
 
 def _parts(cpu: Cpu) -> list[float]:

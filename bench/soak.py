@@ -1,74 +1,106 @@
-"""Memory of every role while 200 short jobs of four tenants come and go: 10,000 episodes with the tiny model.
+"""Growth of every role over 10,000 episodes of the tiny model: of 200 short jobs that come and go, and of 20 long ones.
 
-At most 64 jobs are admitted at once; the others wait. Memory (PSS, once in 15 s) is printed at parts of the run, with its
-slope over the second half: what lives is bounded, so a role's memory does not grow with the episodes that it has seen.
-Sandboxes are processes of their jobs, so their sum follows the number of admitted jobs. Then the files that the run
-has left on its bus and in its blob store are counted per job.
+short: at most 16 jobs of four tenants at once; a job that has made its steps is cancelled, which deletes it, and the next
+one is submitted. long: 20 jobs from the begin to the end, with as many episodes in all. So growth by deleted jobs and growth
+by episodes are told apart. kept (not by default): all short jobs in one manifest, at most 64 of them admitted at once;
+`marlaas run` keeps its finished jobs, so their documents, records and adapters add up.
+
+After 10, 50 and 100 % of the episodes: memory (PSS), open files and threads of each role; messages, bytes, subjects and
+consumers of each stream and bucket (`KV_…`, where the marker of a deleted key lives for an hour). Growth is the slope over
+the second half, with twice its standard error: what lives is bounded, so it should be nothing. Sandboxes are processes of their
+jobs. At the end: files on the bus and in the blob store.
 """
 
 import argparse
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bench import multitenant_figures as figures
 from bench import options
-from bench.multitenant_runs import CACHE, run
+from bench import soak_figures as soaked
+from bench.multitenant_runs import RunSetting, run
 from bench.multitenant_workload import GROUP_SIZE, GROUPS_PER_STEP, Mode, Workload
-from bench.runs import table
+from bench.soak_driver import Churn, TimeLimit
+from bench.sources import CACHE
 
-PARTS = (0.1, 0.25, 0.5, 0.75, 1.0)
-ROLES = ("rollout", "trainer", "orchestrator", "nats-server", "runner", "sandbox")
-_MODE = Mode("D", strict=False, together=True)
-
-
-def samples(events: figures.Events) -> list[tuple[float, Mapping[str, int]]]:
-    """Return the samples of memory between the first turn and the last step, as part of that time."""
-    begin, end = min(job.begin for job in events.jobs.values()), max(job.end for job in events.jobs.values())
-    taken = [(line["at"], line["pss_bytes"]) for line in events.usage if "pss_bytes" in line]
-    return [((at - begin) / (end - begin), memory) for at, memory in taken if begin <= at <= end]
+STEP_EPISODES = GROUP_SIZE * GROUPS_PER_STEP
+MODE = Mode("D", strict=False, together=True)
+MEMORY_EVERY_S = 15
 
 
-def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Return the slope of the least-squares line."""
-    mean_x, mean_y = (sum(point[axis] for point in points) / len(points) for axis in (0, 1))
-    above = sum((x - mean_x) * (y - mean_y) for x, y in points)
-    below = sum((x - mean_x) ** 2 for x, _ in points)
-    return above / below if below else 0.0
+def steps_of(num_jobs: int, episodes: int) -> int:
+    """Return the steps of each job for so many episodes in all."""
+    return -(-episodes // (num_jobs * STEP_EPISODES))
 
 
-def _nearest(points: Sequence[tuple[float, float]], part: float) -> float:
-    return min((abs(x - part), y) for x, y in points)[1]
+def short(chosen: argparse.Namespace, setting: RunSetting) -> Path:
+    workload = Workload(chosen.jobs, 0.0, steps_of(chosen.jobs, chosen.episodes))
+    at_once = min(chosen.at_once, chosen.jobs)
+    churn = Churn(workload, workload.steps, at_once, TimeLimit(chosen.limit_s), MODE)
+    return run(churn.first(), MODE, setting, driver=churn)
 
 
-def report(events: figures.Events) -> str:
-    taken, episodes = samples(events), figures.num_episodes(events)
-    rows = []
-    for role in ROLES:
-        points = [(part, float(memory.get(role, 0))) for part, memory in taken]
-        at = [_nearest(points, part) for part in PARTS]
-        per_thousand = slope([point for point in points if point[0] >= 0.5]) / episodes * 1000
-        rows.append([role, *(f"{size / 2**20:.0f}" for size in at), f"{per_thousand / 1024:+.0f} KiB"])
-    head = ["MiB", *(f"{part:.0%}" for part in PARTS), "per 1,000 episodes in the second half"]
-    return table(head, rows)
+def long(chosen: argparse.Namespace, setting: RunSetting) -> Path:
+    workload = Workload(chosen.long_jobs, 0.0, steps_of(chosen.long_jobs, chosen.episodes))
+    return run(workload, MODE, setting, driver=TimeLimit(chosen.limit_s))
+
+
+def kept(chosen: argparse.Namespace, setting: RunSetting) -> Path:
+    workload = Workload(chosen.jobs, 0.0, steps_of(chosen.jobs, chosen.episodes))
+    return run(workload, MODE, setting, driver=TimeLimit(chosen.limit_s))
+
+
+WORKLOADS: Mapping[str, Callable[[argparse.Namespace, RunSetting], Path]] = {"short": short, "long": long, "kept": kept}
 
 
 def main(words: Sequence[str] = ()) -> None:
+    chosen = _parser().parse_args(words)
+    found = {}
+    for name in chosen.workloads:
+        setting = RunSetting(
+            chosen.out / name, chosen.slots, reuse=chosen.reuse, memory_every_s=MEMORY_EVERY_S, changes=("monitored",)
+        )
+        folder = WORKLOADS[name](chosen, setting)
+        found[name] = figures.load(folder)
+        print(f"\n{report(name, found[name])}\n{left(folder, len(found[name].jobs))}", flush=True)
+    if {"short", "long"} <= found.keys():
+        episodes_per_job = figures.num_episodes(found["short"]) / len(found["short"].jobs)
+        short_ones, long_ones = (soaked.samples(found[name]) for name in ("short", "long"))
+        print(f"\n{soaked.apart_table(short_ones, long_ones, episodes_per_job)}")
+
+
+def report(name: str, events: figures.Events) -> str:
+    """Return the tables of a workload."""
+    taken = soaked.samples(events)
+    head = (
+        f"{name}: {figures.num_episodes(events)} episodes of {len(events.jobs)} jobs, {figures.num_steps(events)} steps, "
+        f"{figures.rate_together(events):.2f} steps/s, {len(taken)} samples"
+    )
+    if len(taken) < 2:
+        return f"{head}: too few for a table"
+    tables = [soaked.memory_table(taken), soaked.handles_table(taken), soaked.streams_table(taken)]
+    return "\n\n".join([head, *tables])
+
+
+def left(folder: Path, num_jobs: int) -> str:
+    """Return how many files the bus and the blob store have at the end."""
+    lines = []
+    for name in ("nats", "blobs"):
+        files = [path for path in (folder / "run" / ".state" / name).rglob("*") if path.is_file()]
+        size = sum(path.stat().st_size for path in files)
+        lines.append(f"{name}: {len(files) / num_jobs:.1f} files, {size / num_jobs / 1024:.0f} KiB a job")
+    return "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = options("soak", __doc__)
-    parser.add_argument("--jobs", type=int, default=200)
-    parser.add_argument("--episodes", type=int, default=10_000)
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=["short", "long"])
+    parser.add_argument("--jobs", type=int, default=200, help="short ones; default: %(default)s")
+    parser.add_argument("--at-once", type=int, default=16, help="short ones at a time; default: %(default)s")
+    parser.add_argument("--long-jobs", type=int, default=20, help="default: %(default)s")
+    parser.add_argument("--episodes", type=int, default=10_000, help="of a workload; default: %(default)s")
+    parser.add_argument("--limit-s", type=float, help="stop each workload after so many seconds. [default: none]")
     parser.add_argument("--slots", type=int, default=16, help="adapter slots of the engine; default: %(default)s")
     parser.add_argument("--out", type=Path, default=CACHE / "soak", help="default: %(default)s")
-    chosen: argparse.Namespace = parser.parse_args(words)
-    steps = -(-chosen.episodes // (chosen.jobs * GROUP_SIZE * GROUPS_PER_STEP))
-    began = time.monotonic()
-    kept = run(Workload(chosen.jobs, 0.0, steps), _MODE, chosen.out, chosen.slots)
-    events = figures.load(kept.folder)
-    print(f"{figures.num_episodes(events)} episodes of {len(events.jobs)} jobs, {figures.num_steps(events)} steps")
-    print(f"{figures.rate_together(events):.2f} steps/s, {time.monotonic() - began:.0f} s in all\n")
-    print(report(events))
-    state = kept.folder / "run" / ".state"
-    for name in ("nats", "blobs"):
-        files = [path for path in (state / name).rglob("*") if path.is_file()]
-        size = sum(path.stat().st_size for path in files)
-        print(f"{name}: {len(files) / len(events.jobs):.1f} files, {size / len(events.jobs) / 1024:.0f} KiB a job")
+    parser.add_argument("--reuse", action="store_true", help="accept kept runs of other sources too")
+    return parser

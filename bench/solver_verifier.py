@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.runs import ROOT, documents, finished, kept, run, table
+from bench.runs import documents, finished, kept, run, table
+from bench.sources import ROOT
 from marlaas.plots.style import INK, blank, of_run, plain
 
 PICTURE = ROOT / "docs" / "solver-verifier.png"

@@ -16,7 +16,8 @@ from typing import Any
 
 from bench import options
 from bench.runs import EXAMPLES
-from bench.trl_env import ROOT, process_variables, trl_python
+from bench.sources import ROOT
+from bench.trl_env import process_variables, trl_python
 from marlaas.models import prepare
 
 

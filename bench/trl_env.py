@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bench.sources import python_path
 from marlaas.models.cache import cache_folder
 
 REQUIREMENTS = Path(__file__).parent / "trl_requirements.txt"
-ROOT = Path(__file__).parent.parent
 
 
 def trl_python() -> Path:
@@ -34,9 +34,8 @@ def process_variables(threads: int) -> dict[str, str]:
 
     They set the number of threads, disable the network, and add our sources to the path, so that no installation is needed.
     """
-    paths = [str(ROOT / folder) for folder in ("operator", "workers")] + [str(ROOT)]
     return os.environ | {
-        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONPATH": python_path(),
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",

@@ -17,8 +17,9 @@ from typing import Any
 
 from bench import options
 from bench.runs import table
+from bench.sources import ROOT
 from bench.trl_data import SHAPES, batch, num_tokens
-from bench.trl_env import ROOT, process_variables, trl_python
+from bench.trl_env import process_variables, trl_python
 from marlaas.models import prepare
 
 MODEL = "smollm2-135m-instruct"

@@ -1,114 +1,177 @@
 """Figures of `bench multitenant` against numbers computed by hand from raw events as a run writes them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bench import multitenant, multitenant_figures, soak
-from bench.multitenant_workload import MODES, Workload, manifests
+from bench import multitenant_figures as figures
+from bench import multitenant_pictures as pictures
+from bench import multitenant_report as reports
+from bench.multitenant_figures import Events
+from bench.multitenant_workload import MODES, Mode, Workload, manifests
+from tests.bench.raw_events import BEGIN, turn, write_job
 
-from marlaas.episodes.record import EpisodeRecord, TurnRecord
-from marlaas_api.messages import StopReason
-from marlaas_api.names import Split
-
-BEGIN = 1000.0
-
-
-def turn(end: float, engine_s: float, queue_s: float = 0.0, tokens: int = 2) -> TurnRecord:
-    return TurnRecord(
-        agent="policy",
-        turn=0,
-        version=0,
-        append="x",
-        text="y",
-        stop_reason=StopReason.STOP,
-        prompt_ids=(1,) * 3,
-        output_ids=(1,) * tokens,
-        engine_s=engine_s,
-        queue_s=queue_s,
-        at=BEGIN + end,
-    )
-
-
-def write_job(folder: Path, name: str, steps: list[float], turns: list[TurnRecord]) -> None:
-    job = folder / "run" / name
-    job.mkdir(parents=True)
-    (job / "steps.jsonl").write_text("".join(json.dumps({"at": BEGIN + at}) + "\n" for at in steps))
-    (job / "evals.jsonl").write_text(json.dumps({"reward_mean": 0.5}) + "\n")
-    episodes = [
-        EpisodeRecord(
-            episode=f"e{number}", group=f"g{number}", split=Split.TRAIN, index=number, member=0, at=one.at, turns=(one,)
-        )
-        for number, one in enumerate(turns)
-    ]
-    (job / "episodes.jsonl").write_text("".join(f"{one.model_dump_json(exclude_defaults=True)}\n" for one in episodes))
+USAGE = [
+    {"at": BEGIN - 1, "cpu_s": {"rollout": 20.0}, "pss_bytes": {"rollout": 9 << 20}},
+    {"at": BEGIN + 4, "cpu_s": {"rollout": 22.0, "sandbox": 1.0}, "pss_bytes": {"rollout": 5 << 20}},
+    {
+        "at": BEGIN + 10,
+        "cpu_s": {"rollout": 23.0, "sandbox": 3.0},
+        "pss_bytes": {"rollout": 4 << 20, "sandbox": 1 << 20},
+    },
+    {"at": BEGIN + 11, "cpu_s": {"rollout": 99.0, "sandbox": 9.0}},
+]
 
 
 @pytest.fixture
-def events(tmp_path: Path) -> multitenant_figures.Events:
+def events(tmp_path: Path) -> Events:
     """Two jobs: from 0 to 10 s with two steps, and from 2 to 6 s with one. The engine computes for 5 of the 10 seconds."""
-    write_job(tmp_path, "team-0/job-00", [5.0, 10.0], [turn(2.0, engine_s=1.0, queue_s=1.0), turn(9.0, engine_s=3.0)])
-    write_job(tmp_path, "team-1/job-01", [6.0], [turn(3.0, engine_s=1.0), turn(2.0, 0.0, tokens=7)])
-    usage = [
-        {"at": BEGIN - 1, "cpu_s": {"rollout": 20.0}},
-        {"at": BEGIN + 4, "cpu_s": {"rollout": 22.0, "sandbox": 1.0}, "pss_bytes": {"rollout": 5}},
-        {"at": BEGIN + 10, "cpu_s": {"rollout": 23.0, "sandbox": 3.0}, "pss_bytes": {"rollout": 4}},
-        {"at": BEGIN + 11, "cpu_s": {"rollout": 99.0, "sandbox": 9.0}},
-    ]
-    (tmp_path / "usage.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in usage))
-    return multitenant_figures.load(tmp_path)
+    first = [(turn(2.0, engine_s=1.0, queue_s=1.0),), (turn(9.0, engine_s=3.0),)]
+    write_job(tmp_path, "team-0/job-00", [5.0, 10.0], first)
+    second = [(turn(3.0, engine_s=1.0),), (turn(2.0, 0.0), turn(2.0, 0.0, tokens=7))]
+    write_job(tmp_path, "team-1/job-01", [6.0], second)
+    (tmp_path / "usage.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in USAGE))
+    return figures.load(tmp_path)
 
 
-def test_rates_count_from_the_first_turn_to_the_last_step(events: multitenant_figures.Events) -> None:
-    assert multitenant_figures.rate_together(events) == pytest.approx(3 / 10)
-    assert multitenant_figures.rate_one_by_one(events) == pytest.approx(3 / (10 + 4))
-    assert multitenant_figures.first_results_s(events) == pytest.approx([5.0, 6.0])
+def mode(letter: str) -> Mode:
+    return next(one for one in MODES if one.letter == letter)
 
 
-def test_processor_time_is_that_between_first_turn_and_last_step(events: multitenant_figures.Events) -> None:
-    assert multitenant_figures.cpu_s(events) == {"rollout": 3.0, "sandbox": 3.0}
-    assert multitenant_figures.start_cpu_s(events) == {"rollout": 20.0}
-    assert multitenant_figures.memory_bytes(events) == {"rollout": 5}
+def row(text: str, name: str) -> list[str]:
+    (line,) = (line for line in text.splitlines() if line.startswith(f"| {name} |") or f" | {name} | " in line)
+    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_the_bound_is_the_jobs_own_pace_or_the_processor(events: multitenant_figures.Events) -> None:
-    assert multitenant_figures.bound(events, num_jobs=8, rate_of_one=0.1, cores=2) == pytest.approx(0.8)
-    assert multitenant_figures.bound(events, num_jobs=32, rate_of_one=0.1, cores=2) == pytest.approx(2 * 3 / 6)
+def test_rates_count_from_the_first_turn_to_the_last_step(events: Events) -> None:
+    assert figures.rate_together(events) == pytest.approx(3 / 10)
+    assert figures.rate_one_by_one(events) == pytest.approx(3 / (10 + 4))
+    assert figures.first_results_s(events) == pytest.approx([5.0, 6.0])
 
 
-def test_the_engines_share_does_not_count_turns_twice(events: multitenant_figures.Events) -> None:
-    assert multitenant_figures.busy_share(events) == pytest.approx(5 / 10)
-    assert multitenant_figures.occupancy(events) == pytest.approx(5 / 5)
+def test_jobs_that_have_not_begun_are_left_out(events: Events, tmp_path: Path) -> None:
+    write_job(tmp_path, "team-2/job-02", [], [(turn(2.0, engine_s=1.0),)])
+    write_job(tmp_path, "team-3/job-03", [1.0], [])
+    assert figures.load(tmp_path) == events
 
 
-def test_service_by_window(events: multitenant_figures.Events) -> None:
-    assert multitenant_figures.service(events, window_s=5.0) == {"team-0": [5.0, 5.0], "team-1": [5.0 + 10.0, 0.0]}
+def test_processor_time_is_that_between_first_turn_and_last_step(events: Events) -> None:
+    # The first turn is a fifth of the way between the samples at -1 and 4 s: 20.4 and 0.2 s were used by then.
+    assert figures.start_cpu_s(events) == pytest.approx({"rollout": 20.4, "sandbox": 0.2})
+    assert figures.cpu_s(events) == pytest.approx({"rollout": 2.6, "sandbox": 2.8})
+
+
+def test_memory_is_the_peak_between_first_turn_and_last_step(events: Events) -> None:
+    assert figures.memory_bytes(events) == {"rollout": 5 << 20, "sandbox": 1 << 20}
+    assert figures.peak_memory_bytes(events) == {"rollout": 9 << 20, "sandbox": 1 << 20}
+    short = replace(events, jobs={"team-1/job-01": events.jobs["team-1/job-01"]}, usage=tuple(USAGE[:1] + USAGE[2:]))
+    assert figures.memory_bytes(short) == {"rollout": 9 << 20}, "no sample from 2 to 6 s: the nearest to 4 s"
+
+
+def test_the_bounds_are_the_jobs_own_pace_and_the_processor(events: Events) -> None:
+    assert figures.cpu_bound(events, cores=2) == pytest.approx(2 * 3 / 5.4)
+    assert figures.bound_of_others(events, num_jobs=8, rate_of_one=0.1, cores=2) == pytest.approx(0.8)
+    assert figures.bound_of_others(events, num_jobs=32, rate_of_one=0.1, cores=2) == pytest.approx(2 * 3 / 5.4)
+
+
+def test_the_engines_share_does_not_count_turns_twice(events: Events) -> None:
+    assert figures.busy_share(events) == pytest.approx(5 / 10)
+    assert figures.occupancy(events) == pytest.approx(5 / 5)
 
 
 def test_jains_index_and_percentiles() -> None:
-    assert multitenant_figures.jain([2.0, 2.0]) == pytest.approx(1.0)
-    assert multitenant_figures.jain([4.0, 0.0]) == pytest.approx(0.5)
-    assert multitenant_figures.percentile([3.0, 1.0, 2.0, 4.0], 0.5) == 2.0
+    assert figures.jain([2.0, 2.0]) == pytest.approx(1.0)
+    assert figures.jain([4.0, 0.0]) == pytest.approx(0.5)
+    assert figures.percentile([3.0, 1.0, 2.0, 4.0], 0.5) == 2.0
 
 
-def test_the_report_has_a_row_for_each_mode(events: multitenant_figures.Events) -> None:
-    report = multitenant.report(Workload(2, 0.4, 2), dict.fromkeys(MODES, events))
-    assert len(report.splitlines()) == 2 + len(MODES)
-    together = next(line for line in report.splitlines() if " D-strict " in line)
-    assert "| 0.30 | 1.40 | 0.43 | 70% |" in together
+def test_the_table_of_rates_has_both_bounds(events: Events) -> None:
+    text = reports.rates(Workload(2, 0.4, 2), {one: [events] for one in MODES}, cores=2)
+    assert len(text.splitlines()) == 2 + len(MODES)
+    wanted = ["2", "0.4 s", "D-strict", "0.30", "1.40", "0.43", "70%", "1.11", "27%", "5.0 / 6.0 s", "50%", "1.0"]
+    assert row(text, "D-strict") == wanted
+    assert row(text, "A-strict")[5:10] == [""] * 5, "jobs one after another have no bounds"
+
+
+def test_rounds_are_compared_in_pairs(events: Events) -> None:
+    """The second round of D has half of A's rate of that round; a ratio of medians would be 1.05."""
+    slow = replace(events, jobs={name: replace(job, steps=job.steps[-1:]) for name, job in events.jobs.items()})
+    text = reports.rates(Workload(2, 0.4, 2), {mode("A"): [events, events], mode("D"): [events, slow]}, cores=2)
+    assert row(text, "D-strict")[3:5] == ["0.25 (0.20 to 0.30)", "1.17 (0.93 to 1.40)"]
+
+
+def test_costs_are_of_an_episode_and_of_a_turn(events: Events) -> None:
+    """2.8 s of sandboxes and 2.6 s of the engine, four episodes, five turns; 20.6 s before the first turn."""
+    found = row(reports.costs({mode("D"): [events]}), "D-strict")
+    assert found == [
+        "D-strict",
+        "700.0 / 560.0",
+        "650.0 / 520.0",
+        *["0.0 / 0.0"] * 4,
+        "1350.0 / 1080.0",
+        "1.25",
+        "21",
+    ]
+
+
+def test_memory_has_a_column_for_each_number_of_jobs(events: Events) -> None:
+    larger = replace(events, usage=({"at": BEGIN + 4, "cpu_s": {}, "pss_bytes": {"rollout": 50 << 20}},))
+    found = {
+        Workload(1, 0.4, 2): {mode("D"): [events], mode("A"): [events]},
+        Workload(32, 0.4, 2): {mode("D"): [larger]},
+        Workload(32, 1.0, 2): {mode("D"): [events]},
+    }
+    text = reports.memory({workload: reports.outlines(one) for workload, one in found.items()})
+    assert "| mode | role | 1 job | 32 jobs |" in text
+    assert "| D-strict | rollout | 5 (9) | 50 (50) |" in text
+    assert "| D-strict | all | 6 (10) | 50 (50) |" in text
+    assert "A-strict" not in text
+
+
+def test_comparisons_are_paired_by_round_with_other_modes_and_fewer_jobs() -> None:
+    def made(letter: str, *rates: float) -> dict[Mode, list[reports.Outline]]:
+        return {mode(letter): [reports.Outline(rate, {}, {}) for rate in rates]}
+
+    found = {
+        Workload(8, 0.4, 2): made("A", 1.0, 2.0) | made("D", 4.0, 6.0),
+        Workload(32, 0.4, 2): made("A", 1.0, 1.0) | made("C", 2.0, 2.0) | made("O", 0.5, 0.5) | made("D", 8.0, 6.0),
+    }
+    lines = reports.comparisons(found).splitlines()
+    assert (
+        lines[0]
+        == "| jobs | tools | mode | × A-strict | × C-strict | × O-strict-one-by-one | × O-strict-together | × 8 jobs |"
+    )
+    assert lines[2] == "| 8 | 0.4 s | D-strict | 3.50 (3.00 to 4.00) |  |  |  |  |"
+    assert lines[3] == (
+        "| 32 | 0.4 s | D-strict | 7.00 (6.00 to 8.00) | 3.50 (3.00 to 4.00) | 14.00 (12.00 to 16.00) |  | 1.50 (1.00 to 2.00) |"
+    )
 
 
 def test_modes_differ_only_in_staleness_and_in_what_runs_at_once() -> None:
     workload = Workload(8, 0.4, 6)
     jobs = {mode: [one for one in manifests(workload, mode, 16) if one["kind"] == "RLJob"] for mode in MODES}
-    for mode, found in jobs.items():
+    for one, found in jobs.items():
         assert len(found) == 8
-        assert {one["spec"]["training"].pop("maxStaleness") for one in found} == {0 if mode.strict else 1}
+        assert {job["spec"]["training"].pop("maxStaleness") for job in found} == {0 if one.strict else 1}
     assert len({json.dumps(found) for found in jobs.values()}) == 1
 
 
-def test_a_soak_reads_memory_by_part_of_the_run_and_its_slope(events):
-    assert soak.samples(events) == [(0.4, {"rollout": 5}), (1.0, {"rollout": 4})]
-    assert soak.slope([(0.4, 5.0), (1.0, 4.0)]) == pytest.approx(-1 / 0.6)
-    assert soak.slope([(0.0, 1.0), (1.0, 2.0), (2.0, 6.0)]) == pytest.approx(2.5)
-    assert soak.slope([(0.5, 3.0)]) == 0.0
+def test_workloads_that_differ_have_other_folders() -> None:
+    plain = Workload(8, 0.4, 6)
+    others = [replace(plain, weights=(1.0, 1.0, 2.0, 4.0)), replace(plain, max_seqs=16), replace(plain, seed=1)]
+    assert len({str(one) for one in [plain, *others]}) == 4
+    assert str(others[0]) == "8x6-0.4s-seed0-weights1-1-2-4"
+    assert not any(":" in str(one) for one in others), "a folder on PYTHONPATH"
+    pool = manifests(others[1], mode("D"), 16)[0]
+    assert pool["spec"]["rollout"]["maxNumSeqs"] == 16
+
+
+def test_pictures_are_drawn(events: Events, tmp_path: Path) -> None:
+    found = {
+        Workload(jobs, wait, 2): reports.outlines({mode("A"): [events, events], mode("D"): [events]})
+        for jobs in (8, 32)
+        for wait in (0.0, 0.4)
+    }
+    pictures.draw_rates(found, tmp_path / "rates.png")
+    assert (tmp_path / "rates.png").read_bytes()[:4] == b"\x89PNG"

@@ -1,7 +1,8 @@
-"""`bench neighbours`: where a step's time goes, against numbers by hand."""
+"""`bench neighbours`: where a step's time goes, and ratios to peers, against numbers by hand."""
 
 import pytest
-from bench.neighbours import PARTS, parts
+from bench import neighbours
+from bench.neighbours import PARTS, Steps, attack_rows, newcomer_rows, parts, plan, ratio_rows
 
 from marlaas.episodes.record import EpisodeRecord, TurnRecord
 from marlaas_api.names import Split
@@ -23,3 +24,44 @@ def test_the_parts_of_a_step_are_those_of_its_slowest_episode_and_the_time_after
     # Elsewhere: 2.0 - 2·0.5 - 2·0.25 - 0.4 = 0.1, and 1.1 in the second step. The third has no episode on record.
     wanted = {"engine": 1.0, "before it": 0.5, "tools": 0.4, "elsewhere": 0.6, "after the episode": 1.0}
     assert found == pytest.approx(wanted)
+
+
+def test_every_attack_has_a_peer_of_its_own_before_it():
+    assert plan(["flood", "nobody", "many", "peer"]) == ["nobody", "peer", "many", "peer", "flood"]
+    assert plan(["giant"]) == ["peer", "giant"]
+    assert plan(["peer", "nobody"]) == ["nobody", "peer"]
+    assert plan(["nobody"]) == ["nobody"]
+
+
+def test_ratios_over_rounds_are_of_all_steps_with_an_interval():
+    peers = [Steps([1.0, 1.0, 1.0], [0.0] * 5), Steps([1.0, 3.0, 1.0], [0.0] * 5)]
+    attacks = [Steps([2.0, 2.0, 2.0], [1.0] * 5), Steps([2.0, 2.0, 2.0], [3.0] * 5)]
+    found = {"peer": [(one, None) for one in peers], "many": list(zip(attacks, peers, strict=True))}
+    peer, many = ratio_rows(found)
+    assert peer == ["**peer**", "all", "1.00", "", "", *["0.00"] * 5]
+    assert many[:4] == ["**many**", "all", "2.00", "2.00"]
+    low, high = map(float, many[4].split(" to "))
+    assert low <= high == 2.0
+    assert many[5:] == ["2.00"] * 5
+
+
+def test_measurements_are_kept_and_compared_with_their_peers(tmp_path, monkeypatch):
+    seconds = iter((1.0, 2.0, 2.0, 3.0))
+    monkeypatch.setattr(neighbours, "measure", lambda *_: Steps([next(seconds)] * 3, [0.0] * 5))
+    rows = list(attack_rows(["busy"], 3, 2, tmp_path))
+    assert [row[:4] for row in rows] == [
+        ["peer", 0, "1.00", ""],
+        ["busy", 0, "2.00", "2.00"],
+        ["peer", 1, "2.00", ""],
+        ["busy", 1, "3.00", "1.50"],
+        ["**peer**", "all", "1.50", ""],
+        ["**busy**", "all", "2.50", "1.67"],
+    ]
+
+
+def test_newcomers_are_compared_within_their_round(tmp_path, monkeypatch):
+    seconds = iter((1.0, 3.0, 2.0, 4.0))
+    monkeypatch.setattr(neighbours, "newcomer_s", lambda *_: next(seconds))
+    rows = list(newcomer_rows([1, 31], 2, tmp_path))
+    assert rows[1] == [31, 0, "3.0", "3.00"]
+    assert rows[-1] == ["**31**", "all", "", "2.50 (2.00 to 3.00)"]
