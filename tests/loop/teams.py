@@ -1,5 +1,6 @@
 """Teams of two agents. Imported by sandbox children only."""
 
+from marlaas.async_environment import AsyncAgent, AsyncAgents
 from marlaas.environment import Agent, Agents, Task
 
 
@@ -18,6 +19,20 @@ def at_once(task: Task, agents: Agents) -> dict[str, float]:
             name: [block.run(_plays, task, agent), block.run(_plays, task, agent.begin())]
             for name, agent in agents.items()
         }
+    return {name: first.result + second.result for name, (first, second) in parts.items()}
+
+
+async def in_tasks(task: Task, agents: AsyncAgents) -> dict[str, float]:
+    """As `at_once`, with tasks instead of threads."""
+
+    async def plays(agent: AsyncAgent) -> float:
+        first = await agent.say(f"reverse: {task.index}")
+        await agent.say("again")
+        branch = await agent.fork(first).say("once more")
+        return sum(map(ord, first.text + branch.text)) % 97 / 97
+
+    async with agents.together() as block:
+        parts = {name: [block.run(plays, agent), block.run(plays, agent.begin())] for name, agent in agents.items()}
     return {name: first.result + second.result for name, (first, second) in parts.items()}
 
 

@@ -7,6 +7,7 @@ import math
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +20,14 @@ MAX_METRIC_NAME = 64
 MAX_NUMBER = 1e30
 """Largest absolute value of a reward or a metric, so that their squares and sums stay finite."""
 
-_OUR_FILES = ("marlaas/environment.py", "marlaas/envs/playing.py", "marlaas/envs/loading.py")
+_OUR_FILES = (
+    "marlaas/environment.py",
+    "marlaas/async_environment.py",
+    "marlaas/envs/playing.py",
+    "marlaas/envs/loading.py",
+    "asyncio/runners.py",
+    "asyncio/base_events.py",
+)
 
 
 class InvalidScore(Exception):
@@ -47,15 +55,33 @@ def play_episode(environment: Environment, task: Task, state: EpisodeState) -> O
     returned: object = None
     state.may_speak = frozenset(environment.agents_of(task, tuple(state.rewards)))
     try:
-        returned = environment.play(task, Agents(state))
+        returned = _returned(environment, task, state)
     except TurnLimit:
         ending = "max_turns"
     except ToolError:
         ending = "tool_error"
+    except BaseExceptionGroup as group:
+        ending = _ending_of(group)
     score = _score(returned, state.rewards)
     is_said = returned is not None or any(state.rewards.values())
     rewards, metrics = _rewards(score, state.rewards), _metrics(score.metrics)
     return Outcome(rewards, metrics, ending, state.tool_s, is_said, _choices(state.choices))
+
+
+def _returned(environment: Environment, task: Task, state: EpisodeState) -> object:
+    if not environment.is_async:
+        return environment.play(task, Agents(state))
+    from marlaas.async_environment import play_async  # see `loading`
+
+    return play_async(partial(environment.play, task), state)
+
+
+def _ending_of(group: BaseExceptionGroup[BaseException]) -> Literal["max_turns", "tool_error"]:
+    """Return the ending of an episode whose tasks have failed together (asyncio.TaskGroup). Raises the group if the policy did not cause it all."""
+    _, others = group.split((TurnLimit, ToolError))
+    if others is not None:
+        raise group
+    return "tool_error" if group.subgroup(ToolError) is not None else "max_turns"
 
 
 def explain(error: BaseException) -> str:
