@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.environment.test_together import AFTER, FIRST, SECOND, Meeting, OrderedReplies
 
+from marlaas import async_environment
 from marlaas.environment import Agents, Split, Task, ToolError, TurnLimit
 from marlaas.environment_types import Reply, TurnRequest
 from marlaas.envs.loading import Environment, resolve
@@ -207,6 +208,25 @@ def test_the_first_parts_error_is_raised_and_all_parts_have_ended():
     with pytest.raises(KeyError, match="first"):
         play(both)
     assert ended == ["first", str(AFTER)]
+
+
+def test_a_part_that_waits_for_a_later_one_is_not_waited_for_where_parts_run_one_after_another(monkeypatch):
+    monkeypatch.setattr(async_environment, "PATIENCE_S", 0.01)
+
+    async def both(task: Task, agents: Any) -> float:
+        spoken = asyncio.Event()
+
+        async def second() -> None:
+            await agents.b.say("x")
+            spoken.set()
+
+        async with agents.together() as at_once:
+            at_once.run(spoken.wait)
+            at_once.run(second)
+        return 1.0
+
+    state = EpisodeState(["a", "b"], OrderedReplies(), in_order=True)
+    assert play_episode(Environment(both, True, is_async=True), TASK, state).rewards["a"] == 1.0
 
 
 def test_a_result_is_known_after_the_block():
