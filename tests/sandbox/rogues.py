@@ -200,6 +200,22 @@ def rewards_a_stranger(task, agent):
     return {"stranger": 1.0}
 
 
+def calls_a_stranger(task, agents):
+    agents.stranger.say("hello")
+
+
+def names_a_stranger(task, agent): ...
+
+
+names_a_stranger.agents_of = lambda task: ["stranger"]
+
+
+def needs_a_stranger(task, agents): ...
+
+
+needs_a_stranger.agents = ("stranger",)
+
+
 def breaks_its_tool(task, agent):
     agent.reward = 0.25
     with agent.tool():

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from marlaas.environment_types import Message, Reply, ToolError, TurnLimit, TurnRequest
+from marlaas.environment_types import Message, Reply, ToolError, TurnLimit, TurnRequest, UnknownAgent
 from marlaas.episode_state import EpisodeState, OpenTurn
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import MAX_TURNS_FACTOR
@@ -140,7 +140,7 @@ class AgentsBase(dict[str, A]):
         return self[name]
 
     def __missing__(self, name: str) -> A:
-        raise InvalidInput(f"the job has no agent {name!r}; its agents are {', '.join(self)}")
+        raise UnknownAgent(f"the job has no agent {name!r}; its agents are {', '.join(self)}")
 
 
 class Candidate(Generic[A]):

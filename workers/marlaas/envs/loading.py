@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 
 from marlaas.agent_base import AgentBase
 from marlaas.environment import Task
+from marlaas.environment_types import UnknownAgent
 from marlaas.envs import BUILTINS
 from marlaas_api.errors import InvalidInput
 
@@ -40,7 +41,7 @@ class Environment:
         Args:
             names: the job's agents.
 
-        Raises InvalidInput (unknown names), and what the environment's own code raises.
+        Raises UnknownAgent, InvalidInput (not names), and what the environment's own code raises.
         """
         if self.named_agents is None:
             return tuple(names)
@@ -49,7 +50,7 @@ class Environment:
             raise InvalidInput(f"`agents_of` returned {named!r:.80}; expected names of agents, such as ('solver',)")
         called = tuple(named)
         if unknown := [name for name in called if name not in names]:
-            raise InvalidInput(f"`agents_of` names {unknown[0]!r:.80}; the job's agents are {', '.join(names)}")
+            raise UnknownAgent(f"`agents_of` names {unknown[0]!r:.80}; the job's agents are {', '.join(names)}")
         return called
 
     def play(self, task: Task, agents: Mapping[str, AgentBase]) -> Any:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from marlaas.environment import Agents, Score, Task, ToolError, TurnLimit
+from marlaas.environment_types import UnknownAgent
 from marlaas.envs.loading import Environment
 from marlaas.episode_state import EpisodeState, Rewarded
 
@@ -50,7 +51,7 @@ class Outcome:
 
 
 def play_episode(environment: Environment, task: Task, state: EpisodeState) -> Outcome:
-    """Play an episode to its end. Raises InvalidScore, and exceptions of the environment that the policy did not cause."""
+    """Play an episode to its end. Raises InvalidScore, UnknownAgent, and exceptions of the environment that the policy did not cause."""
     ending: Literal["completed", "max_turns", "tool_error"] = "completed"
     returned: object = None
     state.may_speak = frozenset(environment.agents_of(task, tuple(state.rewards)))
@@ -121,7 +122,7 @@ def _rewards(score: Score, earned: Mapping[str, float]) -> dict[str, float]:
         return dict.fromkeys(earned, _number(score.reward, "the reward"))
     unknown = sorted(set(score.reward) - set(earned))
     if unknown:
-        raise InvalidScore(f"a reward for {unknown[0]!r}, but the job's agents are {', '.join(earned)}")
+        raise UnknownAgent(f"a reward for {unknown[0]!r}, but the job's agents are {', '.join(earned)}")
     given = {**earned, **score.reward}
     return {name: _number(reward, f"the reward of {name!r}") for name, reward in given.items()}
 

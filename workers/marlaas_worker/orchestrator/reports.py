@@ -127,6 +127,8 @@ def ending(state: JobState, given_up: str | None, admitted_s: float) -> tuple[Ph
     deadline = spec.active_deadline_seconds
     if given_up is not None:
         return Phase.FAILED, "TrainingFailed", given_up
+    if state.faults.permanent:
+        return Phase.FAILED, Reason.INVALID_ENVIRONMENT.value, state.faults.permanent
     if faults is not None:
         return Phase.FAILED, "TooManyFaults", faults
     if deadline is not None and admitted_s > deadline:
