@@ -36,6 +36,17 @@ async def in_tasks(task: Task, agents: AsyncAgents) -> dict[str, float]:
     return {name: first.result + second.result for name, (first, second) in parts.items()}
 
 
+def unruly(task: Task, agents: Agents) -> None:
+    """`steady` speaks in every task, then `faulty` breaks every second one, and `flood` speaks until its turns are used up. `silent` is never called."""
+    reply = agents.steady.say(f"reverse: {task.index}")
+    if task.index % 2:
+        broken = {"said": agents.faulty.say("what?").text}
+        raise KeyError(f"faulty said {broken['nothing']}")
+    agents.steady.reward = sum(map(ord, reply.text)) % 97 / 97
+    while True:
+        agents.flood.reward += sum(map(ord, agents.flood.say("on").text)) % 89 / 89
+
+
 def choose(task: Task, agent: Agent) -> float:
     """Goes on with the better of three candidates, twice."""
     text = agent.say(f"reverse: {task.index}").text

@@ -361,6 +361,21 @@ def chooses_beyond_the_limit(task, agent):
     return float(last.result)
 
 
+def floods_in_parts(task, agents):
+    """`flood` speaks in more parts than an agent may have turns; `steady` has spoken once."""
+    agents.steady.say("hi")
+    with agents.together() as at_once:
+        for _ in range(200):
+            at_once.run(agents.flood.begin().say, "on")
+
+
+def floods_one_by_one(task, agents):
+    agents.steady.say("hi")
+    agents.steady.reward = 0.5
+    while True:
+        agents.flood.say("on")
+
+
 def dies_at_once(task, agents):
     with agents.together() as at_once:
         for agent in agents.values():

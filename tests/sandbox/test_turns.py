@@ -113,6 +113,23 @@ async def test_candidates_for_which_too_few_turns_are_left_are_not_generated(har
     assert episode.leaves == {"policy": (BRANCH_TURNS + 1, BRANCH_TURNS + 2, BRANCH_TURNS + 3)}
 
 
+async def test_an_agent_that_floods_has_its_turns_and_the_others_keep_their_rewards(harness):
+    document = harness.document("rogues:floods_one_by_one", agents=("steady", "silent", "flood"))
+    (episode,) = await harness.play_document(document)
+    assert (episode.fault, episode.ending, episode.num_turns) == (None, Ending.MAX_TURNS, 5)
+    assert episode.rewards == {"steady": 0.5, "silent": 0.0, "flood": 0.0}
+    assert {agent: len(leaves) for agent, leaves in episode.leaves.items()} == {"steady": 1, "flood": 1}
+
+
+async def test_an_agent_that_floods_in_parts_is_a_fault_of_the_environment(harness):
+    document = harness.document("rogues:floods_in_parts", agents=("steady", "flood"))
+    (episode,) = await harness.play_document(document)
+    assert episode.fault is FaultClass.ENV
+    assert (
+        "'flood' has had 64 turns in parts that run at the same time, 16 times rollout.maxTurns" in episode.fault_text
+    )
+
+
 async def test_a_turn_that_fails_beside_another_ends_the_episode_and_the_other_is_cancelled(harness):
     document = harness.document("rogues:both_at_once", agents=("a", "b"))
 
