@@ -322,11 +322,10 @@ def test_turns_beyond_the_limit_are_refused_at_the_same_time_and_their_numbers_a
     channel.may_answer.set()
     state.turn(TurnRequest("a", None, "x"))
     first, second, third = (state.begin(TurnRequest("a", None, "x"))[0] for _ in range(3))
-    for refused in (second, third):
-        with pytest.raises(TurnLimit):
-            refused()
+    with pytest.raises(TurnLimit):
+        second()
     again = state.begin(TurnRequest("a", None, "x"))[0]
-    for refused in (again, first):
+    for refused in (third, again, first):
         with pytest.raises(TurnLimit):
             refused()
     with pytest.raises(TurnLimit):
@@ -353,13 +352,18 @@ def test_where_one_script_speaks_for_all_parts_run_one_after_another():
     channel = OrderedReplies()
     agents = Agents(EpisodeState(["a", "b"], channel, in_order=True))
 
-    def twice(agent) -> None:
+    next_may_begin = threading.Event()
+
+    def twice(agent) -> bool:
         agent.say("one")
         agent.say("two")
+        return next_may_begin.wait(0.2)
 
     with agents.together() as block:
-        for agent in agents.values():
-            block.run(twice, agent)
+        first = block.run(twice, agents.a)
+        next_may_begin.set()
+        block.run(twice, agents.b)
+    assert not first.result
     agents.a.branch("three", 3)
     order = [(one.agent, one.number) for one in channel.requests]
     assert order[:4] == [("a", FIRST), ("a", FIRST + 1), ("b", SECOND), ("b", SECOND + 1)]
