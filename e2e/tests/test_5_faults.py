@@ -58,7 +58,7 @@ def test_an_environment_that_cannot_be_loaded_fails_its_job_with_its_own_words(p
     platform.tenant(TEAM)
     platform.apply(job("unloadable", "tiny", "absent_module:Absent"))
     status = platform.ended("unloadable", TEAM, 300)
-    assert (status["phase"], status["reason"]) == ("Failed", "TooManyFaults"), status
+    assert (status["phase"], status["reason"]) == ("Failed", "InvalidEnvironment"), status
     assert "absent_module" in status["message"], status
 
 

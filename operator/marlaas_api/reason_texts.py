@@ -232,6 +232,12 @@ _FAILURES = {
         "The job was admitted for longer than spec.activeDeadlineSeconds.",
         "Create the job anew with a longer deadline or fewer steps.",
     ),
+    Reason.INVALID_ENVIRONMENT: Text(
+        ReasonStage.FAILED,
+        Actor.TENANT,
+        "The environment does not fit the job: the sandbox does not find it, its arguments are wrong, or it names an agent that the job lacks. Playing again would not help.",
+        "Follow the message, which says what was expected, and create the job anew.",
+    ),
     Reason.TOO_MANY_FAULTS: Text(
         ReasonStage.FAILED,
         Actor.TENANT,

@@ -52,6 +52,7 @@ class Reason(StrEnum):
     # Failures of a job; final.
     BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
+    INVALID_ENVIRONMENT = "InvalidEnvironment"
     TOO_MANY_FAULTS = "TooManyFaults"
     TRAINING_FAILED = "TrainingFailed"
     BROKEN_INVARIANT = "BrokenInvariant"

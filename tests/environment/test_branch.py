@@ -50,14 +50,40 @@ def test_candidates_count_as_one_turn_and_all_or_none_are_given():
     assert agents.b.say("b has its own").text == f"b{6 * BRANCH_TURNS}"
 
 
-def test_within_a_part_candidates_come_one_after_another():
-    channel = OrderedReplies()
+@pytest.mark.parametrize("first", [FIRST, FIRST + 1])
+def test_within_a_part_candidates_have_numbers_of_the_part_in_any_order_of_arrival(first):
+    channel = OrderedReplies(("a", first))
     agents = agents_of(channel)
     with agents.together() as at_once:
         one = at_once.run(agents.a.branch, "act", 2)
         at_once.run(agents.b.say, "meanwhile")
     assert [candidate.text for candidate in one.result] == [f"a{FIRST}", f"a{FIRST + 1}"]
     assert [request.parent for request in channel.requests if request.agent == "a"] == [None, None]
+
+
+def test_within_a_part_candidates_count_as_turns_and_all_or_none_are_given():
+    """A candidate without the others could be compared with nothing, so no reward would train it."""
+    channel = OrderedReplies(max_turns=3)
+
+    def play(task: Task, agents: Agents) -> float:
+        def part() -> str:
+            agents.a.branch("act", 2)
+            with pytest.raises(TurnLimit):
+                agents.a.branch("act again", 2)
+            return agents.a.say("one turn is left").text
+
+        with agents.together() as at_once:
+            last = at_once.run(part)
+        return float(last.result == f"a{FIRST + 2}")
+
+    found = play_episode(Environment(play, True), Task(Split.TRAIN, 0, 0), EpisodeState(["a"], channel, is_strict=True))
+    assert found.rewards == {"a": 1.0}
+    assert found.choices == {0: [0.0, 0.0]}
+    assert [(one.number, one.choice) for one in sorted(channel.requests, key=lambda one: one.number)] == [
+        (FIRST, 0),
+        (FIRST + 1, 0),
+        (FIRST + 2, None),
+    ]
 
 
 def test_messages_may_be_an_iterator_and_each_candidate_gets_all_of_them():

@@ -74,6 +74,63 @@ def test_ones_own_environment_is_found_in_this_folder(own: Callable[[str], str])
     assert (code, "reward of red 3" in output, "reward of blue 1" in output) == (0, True, True)
 
 
+IN_THREADS = """
+def play(task, agents):
+    def twice(agent):
+        return agent.say("one").text + agent.say("two").text
+
+    with agents.together() as at_once:
+        parts = [at_once.run(twice, one) for agent in agents.values() for one in (agent, agent.begin())]
+    print("PARTS", *(part.result for part in parts))
+    return 1.0
+"""
+IN_TASKS = """
+async def play(task, agents):
+    async def twice(agent):
+        return (await agent.say("one")).text + (await agent.say("two")).text
+
+    async with agents.together() as at_once:
+        parts = [at_once.run(twice, one) for agent in agents.values() for one in (agent, agent.begin())]
+    print("PARTS", *(part.result for part in parts))
+    return 1.0
+"""
+
+
+@pytest.mark.parametrize("source", [IN_THREADS, IN_TASKS])
+def test_replies_are_given_by_agent_then_by_part_and_turn(own: Callable[[str], str], source: str) -> None:
+    replies = ("blue=a", "1", "2", "blue=b", "3", "4", "blue=c", "blue=d=e")
+    given = [word for text in replies for word in ("-r", text)]
+    code, output, _ = invoke("play", own(source), "--agent", "red", "--agent", "blue", *given)
+    assert code == 0, output
+    assert "PARTS 12 34 ab cd=e" in output
+
+
+def test_one_is_any_agent_and_a_script_plays_the_others() -> None:
+    words = ["play", "solver-verifier", "--as", "verifier", "-r", "solver=14"]
+    code, output, _ = invoke(*words, typed="right\nwrong\n")
+    assert (code, "reward of verifier 1" in output, "reward of solver 1" in output) == (0, True, True), output
+    code, output, _ = invoke(*words, typed="wrong\nright\n")
+    assert (code, "reward of verifier 0" in output) == (0, True), output
+    code, output, _ = invoke(*words[:-2], typed="right\nwrong\n")
+    assert (code, "turn limit reached" in output) == (0, True), "the solver has no replies"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--as", "judge"], "--as judge: this agent is none of the agents solver, verifier"),
+        (["--as", "solver", "-r", "solver=14"], "--as solver: this agent has replies of --reply"),
+    ],
+)
+def test_an_agent_that_one_cannot_be_is_named(words: list[str], message: str) -> None:
+    assert str(invoke("play", "solver-verifier", *words)[2]) == message
+
+
+def test_a_reply_with_an_equals_sign_is_a_reply(own: Callable[[str], str]) -> None:
+    name = own("def play(task, agent):\n    return float(agent.say('?').text == 'x=3')\n")
+    assert "reward of policy 1" in invoke("play", name, "-r", "x=3")[1]
+
+
 def test_an_environment_that_raises_shows_its_traceback(own: Callable[[str], str]) -> None:
     code, output, _ = invoke("play", own("def play(task, agent):\n    return agent.say('x').txt\n"), "--reply", "a")
     assert code == 1

@@ -18,8 +18,6 @@ def play(task, agent, *, bonus: float = 0.0, words=("a",)):
 
 def one(task): ...
 
-async def later(task, agent): ...
-
 class Game:
     def __init__(self, size: int, depth: "int" = 2, strict: bool = False):
         self.size = size
@@ -84,7 +82,6 @@ def test_every_builtin_is_found() -> None:
         ("own_games:NoPlay", {}, "no method `play"),
         ("own_games:one", {}, "takes 1 positional"),
         ("own_games:Odd", {}, "takes task and agent only"),
-        ("own_games:later", {}, "async"),
         ("own_games:play", {"bonuss": 1}, "no argument 'bonuss'; did you mean 'bonus'.*it takes bonus, words"),
         ("own_games:play", {"bonus": "high"}, "argument 'bonus' is 'high'; expected float"),
         ("own_games:Game", {}, "needs the argument 'size'"),

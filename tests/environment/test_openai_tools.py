@@ -155,7 +155,7 @@ def in_a_tool(task: Task, agent: Agent) -> None:
 def test_running_out_of_turns_ends_the_episode_scored(code: Any) -> None:
     outcome, channel = play(code, "a", "b", "c", "d", max_turns=2)
     assert (outcome.ending, outcome.rewards) == ("max_turns", {"policy": 0.5})
-    assert len(channel.asked) == 2
+    assert len(channel.asked) == (1 if code is framework else 2), "of several choices all are generated, or none"
 
 
 def test_an_agent_may_handle_the_limit_itself_and_another_error_after_it_is_the_environments() -> None:

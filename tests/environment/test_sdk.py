@@ -13,7 +13,7 @@ import pytest
 import marlaas
 import marlaas.environment
 from marlaas.environment import Agent, Agents, Message, Reply, Score, Split, StopReason, Task, ToolError, TurnLimit
-from marlaas.environment_types import TurnRequest
+from marlaas.environment_types import TurnRequest, UnknownAgent
 from marlaas.envs.loading import resolve
 from marlaas.envs.playing import InvalidScore, explain
 from marlaas.envs.scripted import RecordedReplies
@@ -172,7 +172,6 @@ def test_time_in_tools_is_counted_without_the_turns_in_them() -> None:
         (1.7e308, "from -1e[+]30 to 1e[+]30"),
         (10**400, "finite number"),
         ([1], "expected a number, a Score or None"),
-        ({"nobody": 1.0}, "'nobody', but the job's agents are policy"),
         (Score(1.0, {"x": float("inf")}), "metric 'x'"),
         (Score(1.0, {"": 1.0}), "metric's name"),
         (Score(1.0, {"\x1b[2Jx": 1.0}), "printable characters"),
@@ -182,6 +181,11 @@ def test_time_in_tools_is_counted_without_the_turns_in_them() -> None:
 def test_what_is_no_score_is_refused(play, returned: object, words: str) -> None:
     with pytest.raises(InvalidScore, match=words):
         play(lambda task, agent: returned)
+
+
+def test_a_reward_of_an_agent_that_the_job_lacks_is_refused(play) -> None:
+    with pytest.raises(UnknownAgent, match="a reward for 'nobody', but the job's agents are policy"):
+        play(lambda task, agent: {"nobody": 1.0})
 
 
 def test_another_exception_is_not_scored_and_its_traceback_begins_at_the_environments_own_code(play) -> None:

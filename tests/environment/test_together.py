@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
+from marlaas import branches
+from marlaas.branches import Branch
 from marlaas.environment import Agents, TurnLimit
 from marlaas.environment_types import Reply, TurnRequest
 from marlaas.episode_state import EpisodeState
@@ -41,6 +43,18 @@ class OrderedReplies:
         for request in self.requests:
             found.setdefault(request.agent, []).append((request.number, request.parent))
         return {agent: sorted(turns) for agent, turns in sorted(found.items())}
+
+
+class Meeting(OrderedReplies):
+    """Answers turns when `num` of them are open, and then the next `num`."""
+
+    def __init__(self, num: int) -> None:
+        super().__init__()
+        self._meeting = threading.Barrier(num, timeout=30)
+
+    def turn(self, request: TurnRequest) -> Reply:
+        self._meeting.wait()
+        return super().turn(request)
 
 
 FIRST, SECOND, AFTER = BRANCH_TURNS, 2 * BRANCH_TURNS, 3 * BRANCH_TURNS
@@ -242,29 +256,130 @@ def test_a_job_that_promises_no_exact_results_may_speak_in_any_thread():
     assert channel.numbers() == {"a": [(0, None)]}
 
 
-@pytest.mark.parametrize("is_strict", [True, False])
-def test_strict_jobs_refuse_undeclared_turns_at_the_same_time(is_strict):
-    """Two requests of an OpenAI client at once: their order would be that of arrival."""
-    channel = OrderedReplies()
-    state = EpisodeState(["a"], channel, is_strict=is_strict)
-    open_turn, may_end = threading.Event(), threading.Event()
+class Held(OrderedReplies):
+    """Answers no turn before `may_answer` is set."""
+
+    def __init__(self, max_turns: int = 9) -> None:
+        super().__init__(max_turns=max_turns)
+        self.asked, self.may_answer = threading.Semaphore(0), threading.Event()
+
+    def turn(self, request: TurnRequest) -> Reply:
+        self.asked.release()
+        assert self.may_answer.wait(30)
+        return super().turn(request)
+
+
+def open_turns(state: EpisodeState, channel: Held, num: int) -> list[threading.Thread]:
+    """Turns of agent a that a server has requested and that are not answered yet."""
+    threads = [
+        threading.Thread(
+            target=branches.at_once, args=(state.begin_served(TurnRequest("a", None, "x"), 1, None),), daemon=True
+        )
+        for _ in range(num)
+    ]
+    for thread in threads:
+        thread.start()
+        assert channel.asked.acquire(timeout=30)
+    return threads
+
+
+def test_strict_jobs_refuse_undeclared_turns_at_the_same_time():
+    """Two requests of a chat-completions client at once: their order would be that of arrival."""
+    channel = Held()
+    state = EpisodeState(["a", "b"], channel, is_strict=True)
+    (thread,) = open_turns(state, channel, 1)
+    for agent in ("a", "b"):
+        with pytest.raises(InvalidInput, match="two turns were asked for at the same time"):
+            state.begin_served(TurnRequest(agent, None, "y"), 1, None)
+    channel.may_answer.set()
+    thread.join()
+    state.turn(TurnRequest("a", None, "z"))
+    assert channel.numbers() == {"a": [(0, None), (1, None)]}
+
+
+def test_other_jobs_sample_undeclared_turns_at_the_same_time_under_names_of_their_own():
+    channel = Held()
+    state = EpisodeState(["a", "b"], channel)
+    threads = open_turns(state, channel, 3)
+    channel.may_answer.set()
+    for thread in threads:
+        thread.join()
+    assert channel.numbers() == {"a": [(0, None), (1, None), (2, None)]}
+
+
+def test_turns_beyond_the_limit_are_refused_at_the_same_time_and_their_numbers_are_used_again():
+    """Open turns never share a number, and numbers do not grow with the number of refusals."""
+    channel = Held(max_turns=1)
+    state = EpisodeState(["a"], channel)
+    numbers: list[int] = []
     answer = channel.turn
 
-    def slow(request: TurnRequest) -> Reply:
-        open_turn.set()
-        assert may_end.wait(30)
+    def noted(request: TurnRequest) -> Reply:
+        numbers.append(request.number)
         return answer(request)
 
-    channel.turn = slow  # type: ignore[method-assign]
-    thread = threading.Thread(target=lambda: state.turn(TurnRequest("a", None, "x"), in_any_thread=True))
-    thread.start()
-    assert open_turn.wait(30)
-    if is_strict:
-        with pytest.raises(InvalidInput, match="at the same time"):
-            state.turn(TurnRequest("a", None, "y"), in_any_thread=True)
-        may_end.set()
-    else:
-        may_end.set()
-        state.turn(TurnRequest("a", None, "y"), in_any_thread=True)
-    thread.join()
-    assert len(channel.requests) == 2 - is_strict
+    channel.turn = noted  # type: ignore[method-assign]
+    channel.may_answer.set()
+    state.turn(TurnRequest("a", None, "x"))
+    first, second, third = (state.begin(TurnRequest("a", None, "x"))[0] for _ in range(3))
+    with pytest.raises(TurnLimit):
+        second()
+    again = state.begin(TurnRequest("a", None, "x"))[0]
+    for refused in (third, again, first):
+        with pytest.raises(TurnLimit):
+            refused()
+    with pytest.raises(TurnLimit):
+        state.turn(TurnRequest("a", None, "x"))
+    assert numbers == [0, 2, 3, 2, 1, 1]
+
+
+def test_a_server_belongs_to_the_part_in_which_it_was_opened_while_that_runs():
+    channel = OrderedReplies()
+    state = EpisodeState(["a"], channel, is_strict=True)
+    opened: list[Branch | None] = []
+
+    def part() -> None:
+        opened.append(state.branch())
+        branches.at_once(state.begin_served(TurnRequest("a", None, "x"), 1, opened[0]))
+
+    with state.together() as block:
+        block.run(part)
+    branches.at_once(state.begin_served(TurnRequest("a", FIRST, "y"), 1, opened[0]))
+    assert channel.numbers() == {"a": [(FIRST, None), (SECOND, FIRST)]}
+
+
+def test_where_one_script_speaks_for_all_parts_run_one_after_another():
+    channel = OrderedReplies()
+    agents = Agents(EpisodeState(["a", "b"], channel, in_order=True))
+
+    next_may_begin = threading.Event()
+
+    def twice(agent) -> bool:
+        agent.say("one")
+        agent.say("two")
+        return next_may_begin.wait(0.2)
+
+    with agents.together() as block:
+        first = block.run(twice, agents.a)
+        next_may_begin.set()
+        block.run(twice, agents.b)
+    assert not first.result
+    agents.a.branch("three", 3)
+    order = [(one.agent, one.number) for one in channel.requests]
+    assert order[:4] == [("a", FIRST), ("a", FIRST + 1), ("b", SECOND), ("b", SECOND + 1)]
+    assert order[4:] == [("a", number * BRANCH_TURNS) for number in (4, 5, 6)]
+
+
+def test_a_part_that_waits_for_a_later_one_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(branches, "PATIENCE_S", 0.01)
+    agents = Agents(EpisodeState(["a", "b"], OrderedReplies(), in_order=True))
+    spoken = threading.Event()
+
+    def second() -> None:
+        agents.b.say("x")
+        spoken.set()
+
+    with agents.together() as block:
+        first = block.run(spoken.wait, 30)
+        block.run(second)
+    assert first.result

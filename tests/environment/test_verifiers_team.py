@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.environment.test_together import Meeting
 
 from marlaas.environment import Split, Task
 from marlaas.envs.loading import resolve
@@ -51,6 +52,22 @@ def test_an_agent_that_runs_several_times_has_the_mean_of_its_rewards():
 
     outcome, _ = played(PROOF | {"settings": {"drafts": 2}}, alternate)
     assert outcome.rewards == {"solver": 1.0, "verifier": 0.25}
+
+
+AT_ONCE = PROOF | {"settings": {"drafts": 2, "at_once": True}}
+
+
+def test_agents_that_an_environment_runs_at_the_same_time_speak_at_the_same_time_in_an_asynchronous_job():
+    channel = Meeting(2)
+    state = EpisodeState(("solver", "verifier"), channel)
+    play_episode(resolve(NAME, AT_ONCE).create(), Task(Split.TRAIN, 0, 7), state)
+    assert channel.numbers() == {"solver": [(0, None), (1, None)]}
+
+
+def test_in_a_strict_job_they_wait_for_each_other():
+    outcome, channel = played(AT_ONCE, answers)
+    assert outcome.rewards == {"solver": 1.0, "verifier": 0.0}
+    assert [one.request.number for one in channel.asked] == [0, 1]
 
 
 def test_an_environment_of_the_library_plays_a_taskset():

@@ -1,5 +1,6 @@
 """Teams of two agents. Imported by sandbox children only."""
 
+from marlaas.async_environment import AsyncAgent, AsyncAgents
 from marlaas.environment import Agent, Agents, Task
 
 
@@ -19,6 +20,31 @@ def at_once(task: Task, agents: Agents) -> dict[str, float]:
             for name, agent in agents.items()
         }
     return {name: first.result + second.result for name, (first, second) in parts.items()}
+
+
+async def in_tasks(task: Task, agents: AsyncAgents) -> dict[str, float]:
+    """As `at_once`, with tasks instead of threads."""
+
+    async def plays(agent: AsyncAgent) -> float:
+        first = await agent.say(f"reverse: {task.index}")
+        await agent.say("again")
+        branch = await agent.fork(first).say("once more")
+        return sum(map(ord, first.text + branch.text)) % 97 / 97
+
+    async with agents.together() as block:
+        parts = {name: [block.run(plays, agent), block.run(plays, agent.begin())] for name, agent in agents.items()}
+    return {name: first.result + second.result for name, (first, second) in parts.items()}
+
+
+def unruly(task: Task, agents: Agents) -> None:
+    """`steady` speaks in every task, then `faulty` breaks every second one, and `flood` speaks until its turns are used up. `silent` is never called."""
+    reply = agents.steady.say(f"reverse: {task.index}")
+    if task.index % 2:
+        broken = {"said": agents.faulty.say("what?").text}
+        raise KeyError(f"faulty said {broken['nothing']}")
+    agents.steady.reward = sum(map(ord, reply.text)) % 97 / 97
+    while True:
+        agents.flood.reward += sum(map(ord, agents.flood.say("on").text)) % 89 / 89
 
 
 def choose(task: Task, agent: Agent) -> float:

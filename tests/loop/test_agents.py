@@ -62,6 +62,11 @@ async def test_agents_that_speak_at_the_same_time_give_the_same_adapters_twice(t
     assert [step.agents.keys() for step in steps] == [set(AGENTS)] * 2
 
 
+async def test_an_async_environment_gives_the_same_adapters_as_its_twin_in_threads(tiny_model, tmp_path, undisturbed):
+    weights, _, _ = await run(tiny_model, tmp_path, team("teams:in_tasks"))
+    assert weights == undisturbed[0]
+
+
 @pytest.mark.parametrize(
     "seam",
     [

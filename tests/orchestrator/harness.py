@@ -74,6 +74,7 @@ class OrchestratorHarness(Harness):
         self.may_train = asyncio.Event()
         self.may_train.set()
         self.step_metrics = {"loss": 0.5}
+        self.fault: dict[str, Any] = {"fault_text": "ZeroDivisionError: in play"}
 
     @property
     def trained_groups(self) -> list[str]:
@@ -116,7 +117,7 @@ class OrchestratorHarness(Harness):
                     place = task.model_dump(include={"group", "split", "index"})
                     ended = {"rewards": dict.fromkeys(names, reward), "leaves": leaves}
                     if reward is None:
-                        ended = {"fault": FaultClass.ENV, "fault_text": "ZeroDivisionError: in play"}
+                        ended = {"fault": FaultClass.ENV, **self.fault}
                     name = episode_id(task.group, member, 1)
                     episode = an_episode(document, **place, member=member, episode=name, **ended)
                     await bus.publish(subjects.episode("team-a", task.job), encode(episode))

@@ -3,7 +3,7 @@
 import pytest
 from tests.harness import an_episode, identity
 
-from marlaas_api.messages import EvalRecord, PolicyRecord, ReplicaReport
+from marlaas_api.messages import EvalRecord, FaultClass, PolicyRecord, ReplicaReport
 from marlaas_api.messages.job_spec import EvaluationSettings
 from marlaas_worker.orchestrator.evaluation import EvaluationRun, best, due
 from marlaas_worker.orchestrator.faults import RETURN_S, FaultWatch, GivenUp
@@ -83,6 +83,39 @@ def test_faults_within_the_stated_share_fail_nobody(document, play):
     for episode in [*play(document(), 0, (None, None)), *play(document(), 1, (1.0, 1.0))]:
         watch.add(episode)
     assert watch.verdict() is None
+
+
+def misfit(document, index: int):
+    fault = {"fault": FaultClass.ENV, "fault_text": "the job lacks \x1b[2Jcritic", "is_permanent": True}
+    return an_episode(document, index, 0, **fault)
+
+
+def test_an_environment_that_does_not_fit_the_job_fails_it_at_once(document):
+    watch = FaultWatch(window=8, max_share=1.0, at_least=8)
+    assert watch.permanent == ""
+    watch.add(misfit(document(), 0))
+    assert watch.permanent == r"the job lacks \x1b[2Jcritic"
+
+
+def test_an_environment_that_has_worked_is_not_given_up_because_one_sandbox_cannot_load_it(document, play):
+    job = document()
+    restarted = FaultWatch(window=2, max_share=0.5, at_least=2, has_scored=True)
+    running = FaultWatch(window=2, max_share=0.5, at_least=2)
+    running.add(play(job, 0, (1.0,))[0])
+    for watch in (restarted, running):
+        for index in (1, 2):
+            watch.add(misfit(job, index))
+        assert watch.permanent == ""
+        assert "100% of the last 2 episodes were lost to faults" in (watch.verdict() or "")
+
+
+def test_what_a_job_has_on_record_tells_that_its_environment_has_worked(document):
+    job = document()
+    evaluated = EvalRecord(**identity(job), step=0, version=0, at=1.0, reward_mean=0.5, num_episodes=2)
+    for evaluations in ((), (evaluated,)):
+        state = JobState(job, History(evaluations=evaluations))
+        state.faults.add(misfit(job, 0))
+        assert bool(state.faults.permanent) is (evaluations == ())
 
 
 def test_a_fault_is_told_without_what_a_terminal_would_obey(document, play):

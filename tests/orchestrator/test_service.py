@@ -71,6 +71,14 @@ async def test_an_environment_that_always_fails_fails_the_job_with_its_own_words
     assert "ZeroDivisionError: in play" in level.message
 
 
+async def test_an_environment_that_does_not_fit_the_job_fails_it_at_once_with_its_own_words(harness, document):
+    job = document()
+    harness.fault = {"fault_text": "the job lacks the agent critic", "is_permanent": True}
+    level = await run_to_end(harness, job, lambda task, member: None)
+    assert (level.phase, level.reason) == (Phase.FAILED, "InvalidEnvironment")
+    assert level.message == "the job lacks the agent critic"
+
+
 @pytest.mark.parametrize(("admitted_s", "reason"), [(10.0, "Finished"), (4000.0, "DeadlineExceeded")])
 async def test_time_in_which_a_job_is_queued_or_suspended_does_not_count_against_its_deadline(
     harness, document, admitted_s, reason

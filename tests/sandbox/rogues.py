@@ -1,5 +1,6 @@
 """Environments that do what environments do on bad days. Imported by sandbox children only."""
 
+import asyncio
 import ctypes
 import os
 import signal
@@ -10,6 +11,8 @@ import sys
 import threading
 import time
 from pathlib import Path
+
+from marlaas.environment import TurnLimit
 
 NUM_IMPORTS = 0
 MIB = 1 << 20
@@ -197,6 +200,22 @@ def rewards_a_stranger(task, agent):
     return {"stranger": 1.0}
 
 
+def calls_a_stranger(task, agents):
+    agents.stranger.say("hello")
+
+
+def names_a_stranger(task, agent): ...
+
+
+names_a_stranger.agents_of = lambda task: ["stranger"]
+
+
+def needs_a_stranger(task, agents): ...
+
+
+needs_a_stranger.agents = ("stranger",)
+
+
 def breaks_its_tool(task, agent):
     agent.reward = 0.25
     with agent.tool():
@@ -304,6 +323,57 @@ def both_at_once(task, agents):
     with agents.together() as at_once:
         parts = {name: at_once.run(twice, agent) for name, agent in agents.items()}
     return {name: part.result for name, part in parts.items()}
+
+
+async def both_in_tasks(task, agents):
+    async def twice(agent):
+        return float((await agent.say("one")).text) + float((await agent.say("two")).text)
+
+    async with agents.together() as at_once:
+        parts = {name: at_once.run(twice, agent) for name, agent in agents.items()}
+    return {name: part.result for name, part in parts.items()}
+
+
+async def many_at_once(task, agent, turns=40):
+    """In an asynchronous job undeclared tasks may speak."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(agent.begin().say(str(number))) for number in range(turns)]
+    return float(sum(task.result().turn for task in tasks))
+
+
+async def fails_in_a_task(task, agent):
+    await agent.say("hello")
+    return {}["reward"]
+
+
+def chooses_beyond_the_limit(task, agent):
+    """A part has 4 turns: 2 candidates, 1 turn, no 2 candidates any more, and 1 turn."""
+
+    def part():
+        agent.branch("act", 2)[0].go_on().say("on")
+        try:
+            agent.branch("act again", 2)
+        except TurnLimit:
+            return agent.say("end").text
+
+    with agent.together() as at_once:
+        last = at_once.run(part)
+    return float(last.result)
+
+
+def floods_in_parts(task, agents):
+    """`flood` speaks in more parts than an agent may have turns; `steady` has spoken once."""
+    agents.steady.say("hi")
+    with agents.together() as at_once:
+        for _ in range(200):
+            at_once.run(agents.flood.begin().say, "on")
+
+
+def floods_one_by_one(task, agents):
+    agents.steady.say("hi")
+    agents.steady.reward = 0.5
+    while True:
+        agents.flood.say("on")
 
 
 def dies_at_once(task, agents):

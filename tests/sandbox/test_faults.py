@@ -29,7 +29,6 @@ async def test_an_episode_is_played_and_published(harness):
         ("paints_the_terminal", [r"\x1b]52;c;ZXZpbA==\x07\x1b[2Jall is well\u202e"]),
         ("returns_too_much", ["1.7e+308", "from -1e+30 to 1e+30"]),
         ("earns_too_much_in_a_tool", ["invalid message", "less than or equal to 1000000"]),
-        ("rewards_a_stranger", ["'stranger'", "agents are policy"]),
         ("writes_garbage", ["invalid message"]),
         ("writes_a_lot", ["invalid message"]),
         ("claims_a_foreign_turn", ["turn 5, which is not one of its turns"]),
@@ -131,19 +130,37 @@ async def test_a_fork_server_that_no_longer_obeys_is_replaced(harness, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "words", "num_plays"),
     [
-        ("unloadable:Broken", ["OSError: the data set is missing", "unloadable.py", "trying hard"]),
-        ("unloadable:EndsItself", ["exited while it loaded"]),
-        ("rogues:asks_", ["did you mean 'asks'"]),
-        ("nowhere:play", ["module 'nowhere' was not found"]),
+        ("unloadable:Broken", ["OSError: the data set is missing", "unloadable.py", "trying hard"], 2),
+        ("unloadable:EndsItself", ["exited while it loaded"], 2),
+        ("rogues:asks_", ["did you mean 'asks'"], 1),
+        ("nowhere:play", ["module 'nowhere' was not found"], 1),
+        ("rogues:needs_a_stranger", ["needs the agents stranger; the job lacks stranger (its agents: policy)"], 1),
     ],
 )
-async def test_an_environment_that_cannot_be_loaded_says_why(harness, name, words):
-    episodes = await harness.play(name, group_size=3)
+async def test_an_environment_that_cannot_be_loaded_says_why_and_one_that_does_not_fit_the_job_is_not_tried_again(
+    harness, name, words, num_plays
+):
+    episodes = await harness.play(name, group_size=3, max_attempts=2)
     for episode in episodes:
         assert episode.fault is FaultClass.ENV
         assert not [word for word in words if word not in episode.fault_text], episode.fault_text
+        assert (1 + len(episode.prior_faults), episode.is_permanent) == (num_plays, num_plays == 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("rewards_a_stranger", "a reward for 'stranger', but the job's agents are policy"),
+        ("calls_a_stranger", "the job has no agent 'stranger'; its agents are policy"),
+        ("names_a_stranger", "`agents_of` names 'stranger'; the job's agents are policy"),
+    ],
+)
+async def test_an_environment_that_names_an_agent_that_the_job_lacks_is_told_so_once(harness, name, text):
+    (episode,) = await harness.play(name, max_attempts=3)
+    assert (episode.fault, episode.fault_text, episode.is_permanent) == (FaultClass.ENV, text, True)
+    assert (episode.prior_faults, harness.rollout.requests) == ((), [])
 
 
 async def test_loading_for_ever_is_a_fault(harness):

@@ -55,9 +55,8 @@ def test_an_agent_goes_on_from_its_own_turns_only(parent):
         asked("a", 1, 1),
         asked("a", BRANCH_TURNS + 3, num_before=2),
         asked("a", 2, num_before=1),
-        asked("a", 3 * BRANCH_TURNS - 1),
     ],
-    ids=["used", "before its parent", "fewer turns before it than in its branch", "also on the main line", "too large"],
+    ids=["used", "before its parent", "fewer turns before it than in its branch", "also on the main line"],
 )
 def test_numbers_of_turns_are_checked(turn):
     book = ledger(("a", 0, None), ("a", 1, 0))
@@ -71,6 +70,7 @@ def test_turns_are_limited_for_each_agent_on_its_way():
     assert not book.begin(asked("a", 2, 1))
     assert book.begin(asked("a", BRANCH_TURNS, 1, num_before=1))
     assert not book.begin(asked("a", 2 * BRANCH_TURNS, 1, num_before=2))
+    assert not book.begin(asked("a", 3 * BRANCH_TURNS - 1)), "several may be beyond the limit at the same time"
 
 
 def test_parts_at_the_same_time_together_have_a_limit_too():
@@ -96,6 +96,25 @@ def test_the_ending_of_parts_depends_on_their_order_and_not_on_their_pace(order)
         book.begin(asked("a", branch * BRANCH_TURNS))
         book.end(asked("a", branch * BRANCH_TURNS), stops[branch])
     assert book.ending(scored()) is Ending.COMPLETED
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)])
+def test_the_ending_of_turns_that_were_begun_together_is_that_of_the_last_number(order):
+    """Several choices of one request, or candidates within a part."""
+    book = TurnLedger(AGENTS, 9)
+    for number in range(3):
+        book.begin(asked("a", number))
+    for number in order:
+        book.end(asked("a", number), StopReason.LENGTH if number == 2 else StopReason.STOP)
+    assert book.ending(scored()) is Ending.MAX_TOKENS
+
+
+def test_the_ending_of_agents_that_take_turns_is_that_of_the_last_turn():
+    book = TurnLedger(AGENTS, 9)
+    for agent, number, stop in (("a", 0, StopReason.STOP), ("a", 1, StopReason.STOP), ("b", 0, StopReason.LENGTH)):
+        book.begin(asked(agent, number))
+        book.end(asked(agent, number), stop)
+    assert book.ending(scored()) is Ending.MAX_TOKENS
 
 
 @pytest.mark.parametrize(

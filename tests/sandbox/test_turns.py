@@ -60,11 +60,12 @@ A, B = 2 * BRANCH_TURNS, 4 * BRANCH_TURNS + 1
 """Numbers of the first turns of two parts: of agent a in the first and b in the second."""
 
 
+@pytest.mark.parametrize("name", ["both_at_once", "both_in_tasks"])
 @pytest.mark.parametrize(
     "order", [[("a", A), ("a", A + 2), ("b", B), ("b", B + 2)], [("b", B), ("b", B + 2), ("a", A), ("a", A + 2)]]
 )
-async def test_turns_of_parts_are_open_at_the_same_time_and_named_by_the_order_of_the_parts(harness, order):
-    document = harness.document("rogues:both_at_once", agents=("a", "b"))
+async def test_turns_of_parts_are_open_at_the_same_time_and_named_by_the_order_of_the_parts(harness, order, name):
+    document = harness.document(f"rogues:{name}", agents=("a", "b"))
     harness.rollout.answer = after(*order)(harness)
     (episode,) = await harness.play_document(document)
     assert sorted((request.agent, request.turn, request.parent) for request in harness.rollout.requests) == [
@@ -75,6 +76,58 @@ async def test_turns_of_parts_are_open_at_the_same_time_and_named_by_the_order_o
     ]
     assert (episode.fault, episode.num_turns) == (None, 4)
     assert episode.leaves == {"a": (A + 2,), "b": (B + 2,)}
+
+
+async def test_an_asynchronous_job_has_as_many_turns_at_the_same_time_as_its_environment_has_tasks(harness):
+    num = 40
+
+    def answer(request: GenerateRequest) -> list[GenerateReply]:
+        if len(harness.rollout.requests) < num:
+            return []
+        return [harness.rollout.result(one, "1") for one in harness.rollout.requests]
+
+    harness.rollout.answer = answer
+    document = harness.document("rogues:many_at_once", args={"turns": num})
+    rollout = document.spec.rollout.model_copy(update={"max_turns": num})
+    document = document.model_copy(update={"spec": document.spec.model_copy(update={"rollout": rollout})})
+    (episode,) = await harness.play_document(document)
+    assert (episode.fault, episode.fault_text) == (None, "")
+    assert episode.rewards == {"policy": sum(range(num))}
+    assert episode.leaves == {"policy": tuple(range(num))}
+
+
+async def test_an_error_of_an_async_environment_is_a_fault_of_its_own(harness):
+    (episode,) = await harness.play("fails_in_a_task")
+    assert episode.fault is FaultClass.ENV
+    assert "KeyError: 'reward'" in episode.fault_text
+    assert "async_environment.py" not in episode.fault_text
+
+
+async def test_candidates_for_which_too_few_turns_are_left_are_not_generated(harness):
+    """A recorded candidate without a reward would be trained nowhere, and nobody would know."""
+    (episode,) = await harness.play("chooses_beyond_the_limit")
+    assert (episode.fault, episode.ending, episode.num_turns) == (None, Ending.MAX_TURNS, 4)
+    assert [(choice.turns, choice.rewards) for choice in episode.choices] == [
+        ((BRANCH_TURNS, BRANCH_TURNS + 1), (0.0, 0.0))
+    ]
+    assert episode.leaves == {"policy": (BRANCH_TURNS + 1, BRANCH_TURNS + 2, BRANCH_TURNS + 3)}
+
+
+async def test_an_agent_that_floods_has_its_turns_and_the_others_keep_their_rewards(harness):
+    document = harness.document("rogues:floods_one_by_one", agents=("steady", "silent", "flood"))
+    (episode,) = await harness.play_document(document)
+    assert (episode.fault, episode.ending, episode.num_turns) == (None, Ending.MAX_TURNS, 5)
+    assert episode.rewards == {"steady": 0.5, "silent": 0.0, "flood": 0.0}
+    assert {agent: len(leaves) for agent, leaves in episode.leaves.items()} == {"steady": 1, "flood": 1}
+
+
+async def test_an_agent_that_floods_in_parts_is_a_fault_of_the_environment(harness):
+    document = harness.document("rogues:floods_in_parts", agents=("steady", "flood"))
+    (episode,) = await harness.play_document(document)
+    assert episode.fault is FaultClass.ENV
+    assert (
+        "'flood' has had 64 turns in parts that run at the same time, 16 times rollout.maxTurns" in episode.fault_text
+    )
 
 
 async def test_a_turn_that_fails_beside_another_ends_the_episode_and_the_other_is_cancelled(harness):

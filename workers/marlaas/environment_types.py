@@ -22,6 +22,10 @@ class ToolError(Exception):
     """A tool failed because of the policy's input. If `play` does not catch it, the episode ends and is scored."""
 
 
+class UnknownAgent(InvalidInput):
+    """The environment names an agent that the job lacks. It would do so in every play, so the job fails at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A tool call in a hand-written assistant message (not a generated one). `arguments` is the JSON text of an object."""

@@ -3,18 +3,19 @@
 import contextlib
 import time
 from _thread import allocate_lock, get_ident  # without `threading`, a fork copies a hundred pages less
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
-from marlaas.branches import Branch, Together
+from marlaas.branches import Branch, Together, at_once
 from marlaas.environment_types import Channel, Reply, TurnLimit, TurnRequest
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import MAX_BRANCHES
 
 _ARBITRARY = (
     "the order of turns, and with it their seeds, would be arbitrary, and maxStaleness 0 promises exact results; "
-    "use `with agents.together() as at_once: at_once.run(…)`"
+    "speak in the parts of `agents.together()`, which have an order"
 )
 
 
@@ -24,66 +25,113 @@ class Rewarded(Protocol):
     reward: float
 
 
+OpenTurn = Callable[[], Reply]
+"""A turn that has begun, so that its number is fixed. Called once, it is generated; raises TurnLimit."""
+
+
 class EpisodeState:
     """State that the agents of an episode share: channel, sampling temperature, rewards so far, and seconds spent in tools.
 
-    `may_speak`: the agents that the task calls. `choices`: by number, the candidates of each choice. `tool_s` excludes the time that turns within a tool call take. `is_strict`: the job's steps must depend on nothing but its
-    seeds, so only the thread of `play` and declared branches may speak.
+    Args:
+        is_strict: the job's steps must depend on nothing but its seeds, so only the thread or task of `play` and declared
+            branches may speak, each of them one turn at a time.
+        in_order: parts run one after another, because one person or script speaks for all agents.
+
+    Attributes:
+        may_speak: the agents that the task calls.
+        choices: by number, the candidates of each choice.
+        tool_s: seconds in tools, without the time that turns within a tool call take.
     """
 
     def __init__(
-        self, names: Iterable[str], channel: Channel, temperature: float = 1.0, *, is_strict: bool = False
+        self,
+        names: Iterable[str],
+        channel: Channel,
+        temperature: float = 1.0,
+        *,
+        is_strict: bool = False,
+        in_order: bool = False,
     ) -> None:
         self.rewards = dict.fromkeys(names, 0.0)
         self.may_speak = frozenset(self.rewards)
         self.choices: dict[int, Sequence[Rewarded]] = {}
         self.temperature = temperature
+        self.is_strict, self.in_order = is_strict, in_order
         self.tool_s = 0.0
         self._channel = channel
-        self._is_strict = is_strict
         self._waited_s = 0.0
         self._num_tools = 0
-        self._lock, self._one_at_a_time = allocate_lock(), allocate_lock()
-        self._main = get_ident()
-        self._branches: dict[int, Branch] = {}
+        self._lock = allocate_lock()
+        self._branches: dict[object, Branch] = {}
         self._main_line = Branch(0, 0, {})
         self._parts: list[Branch] = []
         self._num_branches = self._num_blocks = self._num_choices = 0
         self._is_apart = False
+        self.be_called_by(get_ident, "thread")
 
-    def turn(self, request: TurnRequest, *, in_any_thread: bool = False) -> Reply:
-        """Request a turn from the channel. Raises TurnLimit.
+    def be_called_by(self, caller: Callable[[], object], kind: str) -> None:
+        """Set how a caller is identified: by its thread, or by its task. The present caller is that of the main line."""
+        self._caller, self._main, self._kind = caller, caller(), kind
 
-        Turns run one at a time, so that they have an order, except those of branches that were declared (`together`).
+    def turn(self, request: TurnRequest) -> Reply:
+        """Have the caller's next turn generated. Raises TurnLimit."""
+        (turn,) = self.begin(request)
+        return turn()
 
-        Args:
-            in_any_thread: the caller answers for the order of the turns.
+    def begin(self, request: TurnRequest, num: int = 1) -> list[OpenTurn]:
+        """Begin the caller's next turn, or several that have the same request: all are within the turn limit, or none is.
+
+        Turns of callers that are not declared belong to the main line; they may be open at the same time unless the job is strict.
         """
-        if request.agent not in self.may_speak:
-            raise InvalidInput(f"agent {request.agent!r} was called, but `agents_of` does not name it for this task")
         branch = self.branch()
-        if branch is None and self._is_strict and not in_any_thread:
-            raise InvalidInput(f"an agent was spoken to in a thread that the episode does not know: {_ARBITRARY}")
-        if branch is not None and branch.block:
-            return self._turn(request, branch)
-        if self._is_apart:
-            raise InvalidInput(
-                "within `together`, agents are spoken to in its parts: `at_once.run(agents.solver.say, …)`"
-            )
-        if not self._one_at_a_time.acquire(blocking=not self._is_strict):
-            raise InvalidInput(f"two turns were asked for at the same time: {_ARBITRARY}")
+        if branch is None and self.is_strict:
+            raise InvalidInput(f"an agent was spoken to in a {self._kind} that the episode does not know: {_ARBITRARY}")
+        return self._begin(request, num, branch or self._main_line)
+
+    def generate(self, turns: Sequence[OpenTurn]) -> list[Reply]:
+        """Have turns that have begun generated at the same time. Raises TurnLimit."""
+        return [turn() for turn in turns] if self.in_order else at_once(turns)
+
+    def begin_served(self, request: TurnRequest, num: int, opened_in: Branch | None) -> list[OpenTurn]:
+        """As `begin`, for a server. Its turns belong to the part in which it was opened while that runs, else to the main line."""
+        part = opened_in if any(opened_in is one for one in self._parts) else None
+        return self._begin(request, num, part or self._main_line)
+
+    def _begin(self, request: TurnRequest, num: int, branch: Branch) -> list[OpenTurn]:
+        agent = request.agent
+        if agent not in self.may_speak:
+            raise InvalidInput(f"agent {agent!r} was called, but `agents_of` does not name it for this task")
+        with self._lock:
+            if self._is_apart and not branch.block:
+                raise InvalidInput(
+                    "within `together`, agents are spoken to in its parts: `at_once.run(agents.solver.say, …)`"
+                )
+            if self.is_strict and branch.num_open:
+                raise InvalidInput(f"two turns were asked for at the same time: {_ARBITRARY}")
+            numbers, before = branch.take(agent, num)
+        requests = (replace(request, number=number, num_before=before) for number in numbers)
+        return [partial(self._generate, one, branch) for one in requests]
+
+    def _generate(self, request: TurnRequest, branch: Branch) -> Reply:
+        started, is_taken = time.monotonic(), True
         try:
-            return self._turn(request, self._main_line)
+            return self._channel.turn(request)
+        except TurnLimit:
+            is_taken = False
+            raise
         finally:
-            self._one_at_a_time.release()
+            with self._lock:
+                branch.end(request.agent, request.number, is_taken=is_taken)
+                self._waited_s += time.monotonic() - started
 
     def branch(self) -> Branch | None:
-        """Return the branch of the calling thread; None if the thread is unknown."""
-        return self._branches.get(get_ident()) or (self._main_line if get_ident() == self._main else None)
+        """Return the branch of the calling thread or task; None if the caller is unknown."""
+        caller = self._caller()
+        return self._branches.get(caller) or (self._main_line if caller == self._main else None)
 
     @property
     def may_divide(self) -> bool:
-        """Whether the calling thread may open a context in which parts run at the same time."""
+        """Whether the caller may open a context in which parts run at the same time."""
         own = self.branch()
         return own is not None and not own.block and not self._is_apart
 
@@ -95,19 +143,27 @@ class EpisodeState:
 
     @contextlib.contextmanager
     def together(self, *, is_choice: bool = False) -> Iterator[Together]:
-        """Open a context in which parts of the episode run at the same time. is_choice: see `Branch.after`."""
-        if not self.may_divide:
-            raise InvalidInput("`together` within a part that already runs at the same time as others is not supported")
-        self._num_blocks, self._is_apart = self._num_blocks + 1, True
-        block = Together(self, self._num_blocks)
+        """Open a context in which parts of the episode run at the same time, each in a thread. is_choice: see `Branch.after`."""
+        block = Together(self, self.open_block())
         try:
             yield block
         finally:
             block.join()
-            # Later turns have larger numbers than those that they follow.
-            self._main_line = self._new_branch(0, self._main_line.after(self._parts, is_choice=is_choice))
-            self._is_apart, self._parts = False, []
+            self.close_block(is_choice=is_choice)
         block.finish()
+
+    def open_block(self) -> int:
+        """Begin a block of parts that run at the same time; return its number, from 1."""
+        if not self.may_divide:
+            raise InvalidInput("`together` within a part that already runs at the same time as others is not supported")
+        self._num_blocks, self._is_apart = self._num_blocks + 1, True
+        return self._num_blocks
+
+    def close_block(self, *, is_choice: bool) -> None:
+        """Go on with the main line after all parts of the block have ended. is_choice: see `Branch.after`."""
+        # Later turns have larger numbers than those that they follow.
+        self._main_line = self._new_branch(0, self._main_line.after(self._parts, is_choice=is_choice))
+        self._is_apart, self._parts = False, []
 
     def begin_branch(self, block: int) -> Branch:
         """Return a new part of a block, with turn numbers of its own. Raises InvalidInput beyond MAX_BRANCHES, and within a part."""
@@ -125,25 +181,12 @@ class EpisodeState:
         return Branch(block, self._num_branches, before)
 
     def enter(self, branch: Branch | None) -> None:
-        """Make a branch the one of the calling thread; None: forget the thread."""
+        """Make a branch the one of the calling thread or task; None: forget the caller."""
         with self._lock:
             if branch is None:
-                self._branches.pop(get_ident(), None)
+                self._branches.pop(self._caller(), None)
             else:
-                self._branches[get_ident()] = branch
-
-    def _turn(self, request: TurnRequest, branch: Branch) -> Reply:
-        number, before = branch.take(request.agent)
-        numbered = replace(request, number=number, num_before=before)
-        started = time.monotonic()
-        try:
-            return self._channel.turn(numbered)
-        except TurnLimit:
-            branch.give_back(request.agent)
-            raise
-        finally:
-            with self._lock:
-                self._waited_s += time.monotonic() - started
+                self._branches[self._caller()] = branch
 
     @contextlib.contextmanager
     def tool_call(self) -> Iterator[None]:

@@ -77,6 +77,7 @@ class VerifiersTeam:
         env: id of an installed environment, such as `user-sim`; empty: the one that the taskset's module exports.
         config: the taskset's own configuration.
         settings: the environment's own configuration. Model, client, runtime and harness of agents are set by this class.
+            `max_concurrent_agents` is 1 in strict jobs and otherwise without limit, unless it is given.
         num_tasks: number of tasks to take from an endless taskset.
     """
 
@@ -120,7 +121,8 @@ class VerifiersTeam:
 
     async def _run(self, task: Any, server: OpenAIServer) -> Any:
         seats = {name: dict(self._settings.get(name) or {}) | _seat(name, server) for name in self._names}
-        env = vf.load_environment(vf.resolve_env_config(self._settings | seats))
+        at_once = {} if server.is_strict else {"max_concurrent_agents": None}
+        env = vf.load_environment(vf.resolve_env_config(at_once | self._settings | seats))
         setup = env.setup
 
         async def with_chat_loops(agents: Any) -> None:

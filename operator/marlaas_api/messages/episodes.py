@@ -46,7 +46,7 @@ class Episode(JobMessage):
     """A finished episode; stream EPISODES. It has either a `fault`, and does not count, or `rewards` by agent.
 
     leaves: by agent, the last turn of each of its conversations. prior_faults: faults of earlier attempts at this
-    member.
+    member. is_permanent: the fault is one that every play of the job would have, so it is not repeated.
     """
 
     group: str
@@ -56,6 +56,7 @@ class Episode(JobMessage):
     episode: str
     fault: FaultClass | None = None
     fault_text: str = ""
+    is_permanent: bool = False
     prior_faults: tuple[FaultClass, ...] = ()
     ending: Ending = Ending.COMPLETED
     rewards: dict[str, float] = Field(default_factory=dict)

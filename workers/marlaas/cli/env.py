@@ -4,7 +4,7 @@ import inspect
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from threading import Lock
@@ -51,8 +51,17 @@ Replies = Annotated[
     typer.Option(
         "--reply",
         "-r",
-        metavar="TEXT",
-        help="Reply of the policy; repeat it for more turns. Without it, replies are read from the keyboard.",
+        metavar="[AGENT=]TEXT",
+        help="Next reply of this agent, or without AGENT, of whichever agent without replies of its own is asked next. Repeat it for more turns. "
+        "Without any, all replies are read from the keyboard.",
+    ),
+]
+PlayedAs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--as",
+        metavar="NAME",
+        help="Name of an agent that you play at the keyboard; repeatable. The replies of all others come from --reply.",
     ),
 ]
 Agents = Annotated[
@@ -97,26 +106,27 @@ def play(
     index: Index = 0,
     seed: Seed = 0,
     reply: Replies = None,
+    played_as: PlayedAs = None,
     agent: Agents = None,
     max_turns: MaxTurns = MAX_TURNS,
 ) -> None:
     """Play one episode by hand: read the environment's messages, reply, and see the reward.
 
-    Replies are taken from --reply in order, else from the keyboard, one per line (Ctrl-D ends the episode). Modules are searched in the
-    current folder and on PYTHONPATH.
+    Replies are taken from --reply, else from the keyboard, one per line (Ctrl-D ends the episode). Parts that run at the same time in a job
+    (`together`) are played one after another here, so the same replies give the same episode. Modules are searched in the current folder and on
+    PYTHONPATH.
 
     Exit code: 0 played, 1 the environment raised an exception, 2 the name or an argument is invalid.
     """
     sys.path.insert(0, os.getcwd())  # noqa: PTH109  # what Python itself would put there
     arguments = parsed_args(args or [])
     console = _console()
-    channel = _TerminalChannel(console, iter(reply) if reply else _typed(console), max_turns)
     try:
         code = resolve(name, arguments)
         names = agent or list(code.needed_agents()) or ["policy"]
         code.check_agents(names)
-        channel.names_agents = len(names) > 1
-        environment, state = code.create(), EpisodeState(names, channel)
+        channel = _TerminalChannel(console, _AgentReplies(names, reply, played_as, _typed(console)), max_turns)
+        environment, state = code.create(), EpisodeState(names, channel, in_order=True)
         outcome = play_episode(environment, Task(split, index, derive_seed(seed, split.value, index)), state)
     except InvalidInput:
         raise
@@ -158,30 +168,63 @@ def parsed_args(given: Iterable[str]) -> dict[str, Any]:
     return parsed
 
 
-class _TerminalChannel:
-    """Channel of a person or a script: displays messages and reads replies from an iterator."""
+class _AgentReplies:
+    """Replies of a script and of a person, by agent.
 
-    def __init__(self, console: Console, replies: Iterator[str], max_turns: int) -> None:
-        self.num_turns, self.names_agents = 0, False
+    Args:
+        given: texts, each for the agent that it begins with (`NAME=`), or for all agents without such texts; None: a person plays
+            all agents.
+        typed_for: agents that a person plays.
+        typed: the person's replies.
+    """
+
+    def __init__(
+        self, names: Sequence[str], given: Sequence[str] | None, typed_for: Sequence[str] | None, typed: Iterator[str]
+    ) -> None:
+        own: dict[str, list[str]] = {}
+        others: list[str] = []
+        for text in given or ():
+            name, equals, reply = text.partition("=")
+            own.setdefault(name, []).append(reply) if equals and name in names else others.append(text)
+        if strangers := [name for name in typed_for or () if name not in names or name in own]:
+            why = "has replies of --reply" if strangers[0] in own else f"is none of the agents {', '.join(names)}"
+            raise InvalidInput(f"--as {strangers[0]}: this agent {why}")
+        is_typed = not given and not typed_for
+        script = iter(others)
+        self.names = tuple(names)
+        self._sources = {name: iter(own[name]) if name in own else typed if is_typed else script for name in names}
+        self._sources |= dict.fromkeys(typed_for or (), typed)
+
+    def next(self, agent: str) -> str:
+        """Return the agent's next reply. Raises TurnLimit if there is none."""
+        text = next(self._sources[agent], None)
+        if text is None:
+            raise TurnLimit(f"no replies are left for agent {agent!r}")
+        return text
+
+
+class _TerminalChannel:
+    """Channel of a person or a script: displays messages and returns the replies."""
+
+    def __init__(self, console: Console, replies: _AgentReplies, max_turns: int) -> None:
+        self.num_turns = 0
         self._console = console
         self._replies = replies
         self._max_turns = max_turns
         self._one_at_a_time = Lock()
 
     def turn(self, request: TurnRequest) -> Reply:
-        """Display the request and return the next reply. Raises TurnLimit."""
-        with self._one_at_a_time:
+        """Display the request and return the agent's next reply. Raises TurnLimit."""
+        with self._one_at_a_time:  # clients of chat completions ask in threads
             return self._turn(request)
 
     def _turn(self, request: TurnRequest) -> Reply:
-        if self.names_agents:
+        if len(self._replies.names) > 1:
             self._console.print(Text(f"({request.agent} is asked)", style="dim"))
         self._show(request)
         if request.num_before >= self._max_turns:
             raise TurnLimit(f"agent {request.agent!r} has used all of its {self._max_turns} turns (--max-turns)")
-        text = next(self._replies, None)
-        if text is None:
-            raise TurnLimit("no replies are left")
+        text = self._replies.next(request.agent)
         self.num_turns += 1
         self._say(request.agent, text, "assistant")
         return Reply(text, num_tokens=len(text), turn=request.number)

@@ -14,21 +14,26 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, get_type_hints
 
-from marlaas.environment import Agent, Task
+from marlaas.agent_base import AgentBase
+from marlaas.environment import Task
+from marlaas.environment_types import UnknownAgent
 from marlaas.envs import BUILTINS
 from marlaas_api.errors import InvalidInput
 
 _SCALARS = (bool, int, float, str)
 _NUM_GIVEN = 2
+_ASYNC = "marlaas.async_environment"
+"""Imported once for all episodes, which are forked, and only for environments that need it: asyncio takes a while."""
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """An environment that is ready to play."""
+    """An environment that is ready to play. is_async: its `play` is `async def`."""
 
     code: Callable[..., object]
     takes_all_agents: bool
     named_agents: Callable[[Task], object] | None = None
+    is_async: bool = False
 
     def agents_of(self, task: Task, names: Sequence[str]) -> tuple[str, ...]:
         """Return the agents that a task calls: those that the environment's `agents_of` names, or all.
@@ -36,7 +41,7 @@ class Environment:
         Args:
             names: the job's agents.
 
-        Raises InvalidInput (unknown names), and what the environment's own code raises.
+        Raises UnknownAgent, InvalidInput (not names), and what the environment's own code raises.
         """
         if self.named_agents is None:
             return tuple(names)
@@ -45,11 +50,11 @@ class Environment:
             raise InvalidInput(f"`agents_of` returned {named!r:.80}; expected names of agents, such as ('solver',)")
         called = tuple(named)
         if unknown := [name for name in called if name not in names]:
-            raise InvalidInput(f"`agents_of` names {unknown[0]!r:.80}; the job's agents are {', '.join(names)}")
+            raise UnknownAgent(f"`agents_of` names {unknown[0]!r:.80}; the job's agents are {', '.join(names)}")
         return called
 
-    def play(self, task: Task, agents: Mapping[str, Agent]) -> object:
-        """Play one episode. Returns and raises what the environment's own code returns and raises."""
+    def play(self, task: Task, agents: Mapping[str, AgentBase]) -> Any:
+        """Play one episode. Returns and raises what the environment's own code returns and raises; a coroutine if it is async."""
         if self.takes_all_agents:
             return self.code(task, agents)
         if len(agents) != 1:
@@ -71,9 +76,8 @@ class EnvironmentCode:
     def check_agents(self, agents: Sequence[str]) -> None:
         """Raise InvalidInput if the environment cannot be played by a job with these agents."""
         what = f"environment {self.name!r}"
-        is_class = inspect.isclass(self.target)
-        play = getattr(self.target, "play") if is_class else self.target  # noqa: B009  # not every class has it
-        if len(agents) > 1 and not _takes_all(play, has_self=is_class):
+        play = _play_of(self.target)
+        if len(agents) > 1 and play is not None and not _takes_all(play, has_self=inspect.isclass(self.target)):
             raise InvalidInput(
                 f"{what} takes one agent, but the job has {len(agents)} ({', '.join(agents)}): remove the others, or name the second "
                 "parameter of `play` `agents` to receive all of them by name"
@@ -100,16 +104,20 @@ class EnvironmentCode:
 
     def create(self) -> Environment:
         """Create the environment. Raises the exceptions of its `__init__`."""
+        is_async = inspect.iscoroutinefunction(_play_of(self.target))
+        if is_async:
+            importlib.import_module(_ASYNC)
         if inspect.isclass(self.target):
             made: Any = self.target(**self.args)
-            return Environment(made.play, _takes_all(made.play, has_self=False), getattr(made, "agents_of", None))
+            agents_of = getattr(made, "agents_of", None)
+            return Environment(made.play, _takes_all(made.play, has_self=False), agents_of, is_async)
 
         def play_with_args(task: Task, agent: object) -> object:
             return self.target(task, agent, **self.args)
 
         own = getattr(self.target, "agents_of", None)
         agents_of = None if own is None else partial(own, **self.args)
-        return Environment(play_with_args, _takes_all(self.target, has_self=False), agents_of)
+        return Environment(play_with_args, _takes_all(self.target, has_self=False), agents_of, is_async)
 
 
 def resolve(name: str, args: Mapping[str, Any]) -> EnvironmentCode:
@@ -118,16 +126,17 @@ def resolve(name: str, args: Mapping[str, Any]) -> EnvironmentCode:
     what = f"environment {name!r}"
     if not callable(target):
         raise InvalidInput(f"{what} is {type(target).__name__}; expected a function or a class")
-    play = getattr(target, "play", None) if inspect.isclass(target) else target
+    play = _play_of(target)
     if play is None:
         raise InvalidInput(f"{what} has no method `play(self, task, agent)`")
-    if inspect.iscoroutinefunction(play):
-        raise InvalidInput(
-            f"{what}: `play` is async; write an ordinary function, since each environment has its own process"
-        )
     _check_play(what, play, num_bound=1 if inspect.isclass(target) else 0)
     _check_args(what, target, args)
     return EnvironmentCode(name, target, dict(args))
+
+
+def _play_of(target: Callable[..., Any]) -> Callable[..., Any] | None:
+    """Return the function that plays an episode; None if the class has none."""
+    return getattr(target, "play", None) if inspect.isclass(target) else target
 
 
 def _find(name: str) -> object:

@@ -7,10 +7,12 @@ import math
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from marlaas.environment import Agents, Score, Task, ToolError, TurnLimit
+from marlaas.environment_types import UnknownAgent
 from marlaas.envs.loading import Environment
 from marlaas.episode_state import EpisodeState, Rewarded
 
@@ -19,7 +21,14 @@ MAX_METRIC_NAME = 64
 MAX_NUMBER = 1e30
 """Largest absolute value of a reward or a metric, so that their squares and sums stay finite."""
 
-_OUR_FILES = ("marlaas/environment.py", "marlaas/envs/playing.py", "marlaas/envs/loading.py")
+_OUR_FILES = (
+    "marlaas/environment.py",
+    "marlaas/async_environment.py",
+    "marlaas/envs/playing.py",
+    "marlaas/envs/loading.py",
+    "asyncio/runners.py",
+    "asyncio/base_events.py",
+)
 
 
 class InvalidScore(Exception):
@@ -42,20 +51,38 @@ class Outcome:
 
 
 def play_episode(environment: Environment, task: Task, state: EpisodeState) -> Outcome:
-    """Play an episode to its end. Raises InvalidScore, and exceptions of the environment that the policy did not cause."""
+    """Play an episode to its end. Raises InvalidScore, UnknownAgent, and exceptions of the environment that the policy did not cause."""
     ending: Literal["completed", "max_turns", "tool_error"] = "completed"
     returned: object = None
     state.may_speak = frozenset(environment.agents_of(task, tuple(state.rewards)))
     try:
-        returned = environment.play(task, Agents(state))
+        returned = _returned(environment, task, state)
     except TurnLimit:
         ending = "max_turns"
     except ToolError:
         ending = "tool_error"
+    except BaseExceptionGroup as group:
+        ending = _ending_of(group)
     score = _score(returned, state.rewards)
     is_said = returned is not None or any(state.rewards.values())
     rewards, metrics = _rewards(score, state.rewards), _metrics(score.metrics)
     return Outcome(rewards, metrics, ending, state.tool_s, is_said, _choices(state.choices))
+
+
+def _returned(environment: Environment, task: Task, state: EpisodeState) -> object:
+    if not environment.is_async:
+        return environment.play(task, Agents(state))
+    from marlaas.async_environment import play_async  # see `loading`
+
+    return play_async(partial(environment.play, task), state)
+
+
+def _ending_of(group: BaseExceptionGroup[BaseException]) -> Literal["max_turns", "tool_error"]:
+    """Return the ending of an episode whose tasks have failed together (asyncio.TaskGroup). Raises the group if the policy did not cause it all."""
+    _, others = group.split((TurnLimit, ToolError))
+    if others is not None:
+        raise group
+    return "tool_error" if group.subgroup(ToolError) is not None else "max_turns"
 
 
 def explain(error: BaseException) -> str:
@@ -95,7 +122,7 @@ def _rewards(score: Score, earned: Mapping[str, float]) -> dict[str, float]:
         return dict.fromkeys(earned, _number(score.reward, "the reward"))
     unknown = sorted(set(score.reward) - set(earned))
     if unknown:
-        raise InvalidScore(f"a reward for {unknown[0]!r}, but the job's agents are {', '.join(earned)}")
+        raise UnknownAgent(f"a reward for {unknown[0]!r}, but the job's agents are {', '.join(earned)}")
     given = {**earned, **score.reward}
     return {name: _number(reward, f"the reward of {name!r}") for name, reward in given.items()}
 

@@ -18,10 +18,11 @@ from typing import Self
 
 from marlaas.environment import Message, Reply, TurnLimit
 from marlaas.environment_types import TurnRequest
-from marlaas.episode_state import EpisodeState
+from marlaas.episode_state import EpisodeState, OpenTurn
 from marlaas.openai_server.answers import Answer, ReplyChoice, find_calls, tool_names
 from marlaas.openai_server.chat_request import TURN_LIMIT, ChatRequest, RequestError, mentions_turn_limit, read
 from marlaas.openai_server.loopback import Loopback
+from marlaas_api.errors import InvalidInput
 
 _NOTHING = b""
 
@@ -87,7 +88,7 @@ def _digest(before: bytes, message: Message) -> bytes:
 class OpenAIServer:
     """Context manager that serves chat completions for the agents of one episode.
 
-    A request beyond the turn limit is answered with 403 and code `turn_limit`. If that error, or an exception that
+    Requests may be open at the same time; those of a strict job, one at a time. A request beyond the turn limit is answered with 403 and code `turn_limit`. If that error, or an exception that
     wraps it, leaves the context, it is replaced by TurnLimit, which ends the episode, scored.
     """
 
@@ -97,7 +98,8 @@ class OpenAIServer:
         self._conversations = Conversations()
         self._limit: TurnLimit | None = None
         self._loopback: Loopback | None = None
-        self._one_at_a_time = threading.Lock()
+        self._opened_in = episode.branch()
+        self._lock = threading.Lock()
 
     @property
     def base_url(self) -> str:
@@ -115,6 +117,11 @@ class OpenAIServer:
     def models(self) -> tuple[str, ...]:
         """The agents' names."""
         return tuple(self._episode.rewards)
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether requests must come one at a time: maxStaleness is 0."""
+        return self._episode.is_strict
 
     def __enter__(self) -> Self:
         self._loopback = Loopback(self)
@@ -139,25 +146,32 @@ class OpenAIServer:
         if asked.model not in self.models:
             text = f"model {asked.model!r} does not exist; the job's agents are {', '.join(self.models)}"
             raise RequestError(text, param="model", status=404, code="model_not_found")
-        with self._one_at_a_time:
-            return asked, Answer(asked.model, int(time.time()), self._choices(asked))
+        return asked, Answer(asked.model, int(time.time()), self._choices(asked))
 
     def _choices(self, asked: ChatRequest) -> list[ReplyChoice]:
-        found = self._conversations.find(asked.model, asked.messages)
+        with self._lock:  # held while turns get their numbers, not while they are generated
+            found = self._conversations.find(asked.model, asked.messages)
+            turns = self._begun(asked, found)
         try:
-            return [self._choice(asked, found) for _ in range(asked.num_choices)]
+            replies = self._episode.generate(turns)
         except TurnLimit as limit:
             self._limit = limit
             raise RequestError(str(limit), status=403, code=TURN_LIMIT) from limit
+        choices = [ReplyChoice(reply, _message(asked, reply)) for reply in replies]
+        with self._lock:
+            for one in choices:
+                state = ConversationState(one.reply.turn, asked.tools)
+                self._conversations.note(asked.model, found, one.message, state)
+        return choices
 
-    def _choice(self, asked: ChatRequest, found: Found) -> ReplyChoice:
+    def _begun(self, asked: ChatRequest, found: Found) -> list[OpenTurn]:
+        """Begin a turn for each choice; all are within the turn limit, or none is. Raises RequestError."""
         tools = None if asked.tools == found.place.tools else asked.tools
-        reply = self._episode.turn(
-            TurnRequest(asked.model, found.place.turn, found.append, asked.max_tokens, tools), in_any_thread=True
-        )
-        message = _message(asked, reply)
-        self._conversations.note(asked.model, found, message, ConversationState(reply.turn, asked.tools))
-        return ReplyChoice(reply, message)
+        request = TurnRequest(asked.model, found.place.turn, found.append, asked.max_tokens, tools)
+        try:
+            return self._episode.begin_served(request, asked.num_choices, self._opened_in)
+        except InvalidInput as error:
+            raise RequestError(str(error), code="not_allowed") from error
 
 
 def _message(asked: ChatRequest, reply: Reply) -> Message:

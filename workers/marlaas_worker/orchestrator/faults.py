@@ -1,4 +1,4 @@
-"""Reasons to fail a job: too large a share of faults in its latest episodes, or trainers that have all given it up. Pure.
+"""Reasons to fail a job: an environment that does not fit it, too many faults, or trainers that have all given it up. Pure.
 
 A share of the latest episodes, so that a short outage long ago does not fail the job.
 """
@@ -42,9 +42,19 @@ class GivenUp:
 
 
 class FaultWatch:
-    """The share of faults over the last `window` episodes, once there are `at_least` of them."""
+    """The share of faults over the last `window` episodes, once there are `at_least` of them.
 
-    def __init__(self, window: int, max_share: float, at_least: int) -> None:
+    Args:
+        has_scored: an episode of the job has been scored.
+
+    Attributes:
+        permanent: text of a fault that every play of the job has; empty without one, or if an episode was scored before. An
+            environment that has worked is not given up because one sandbox cannot load it: such faults count for the share.
+    """
+
+    def __init__(self, window: int, max_share: float, at_least: int, *, has_scored: bool = False) -> None:
+        self.permanent = ""
+        self._has_scored = has_scored
         self._recent: dict[tuple[str, int], bool] = {}
         self._window = window
         self._max_share = max_share
@@ -59,6 +69,9 @@ class FaultWatch:
         self._recent[member] = episode.fault is not None
         if len(self._recent) > self._window:
             del self._recent[next(iter(self._recent))]
+        self._has_scored |= episode.fault is None
+        if episode.is_permanent and not self._has_scored:
+            self.permanent = visible(episode.fault_text)
         if episode.fault is not None:
             self._last_text = f"{episode.fault.value}: {visible(episode.fault_text)}"
 

@@ -74,7 +74,8 @@ class JobState:
         group, num_groups = spec.rollout.group_size, spec.training.groups_per_step
         # Of groups of one, a whole step: the first fault must not fail the job.
         at_least = group if group > 1 else num_groups
-        self.faults = FaultWatch(max(2 * group, group * num_groups), spec.environment.max_fault_share, at_least)
+        window, has_scored = max(2 * group, group * num_groups), bool(history.steps or history.evaluations)
+        self.faults = FaultWatch(window, spec.environment.max_fault_share, at_least, has_scored=has_scored)
         versions = {agent: self._recorded_version(agent) for agent in self.policies}
         self.assembly = Assembly(document.ref, self._rules(), self.finished, versions)
         self.assembly.restore(history.groups)

@@ -6,6 +6,7 @@ from marlaas_api.messages import (
     JobDocument,
     Phase,
     Progress,
+    UsageAmounts,
 )
 from marlaas_api.messages import JobVerdict as Finding
 from marlaas_api.names import AdapterRef
@@ -127,14 +128,35 @@ def ending(state: JobState, given_up: str | None, admitted_s: float) -> tuple[Ph
     deadline = spec.active_deadline_seconds
     if given_up is not None:
         return Phase.FAILED, "TrainingFailed", given_up
+    if state.faults.permanent:
+        return Phase.FAILED, Reason.INVALID_ENVIRONMENT.value, state.faults.permanent
     if faults is not None:
         return Phase.FAILED, "TooManyFaults", faults
     if deadline is not None and admitted_s > deadline:
         text = f"still running after {deadline:g} s of being admitted (activeDeadlineSeconds)"
         return Phase.FAILED, "DeadlineExceeded", text
     if state.training_over and state.evaluation is None and state.due_evaluation() is None:
-        return Phase.SUCCEEDED, "Finished", f"{state.finished} steps, {versions_text(state.versions)}"
+        return (
+            Phase.SUCCEEDED,
+            "Finished",
+            f"{state.finished} steps, {versions_text(state.versions)}{_untrained(state)}",
+        )
     return None
+
+
+def _untrained(state: JobState) -> str:
+    """Return why agents have made no version in any step, if the job has several; empty if each has made one."""
+    usage, policies = state.recorded.usage, state.document.spec.policies
+    untrained = [agent.name for agent in policies if agent.trainable and state.versions[agent.name] == 0]
+    found = ", ".join(f"{name} ({_why_untrained(usage.get(name, UsageAmounts()))})" for name in untrained)
+    return f"; not trained: {found}" if found and len(policies) > 1 else ""
+
+
+def _why_untrained(usage: UsageAmounts) -> str:
+    if usage.generated_tokens == 0:
+        return "never called"
+    is_lost = usage.generated_tokens == usage.failed_tokens + usage.repeated_tokens
+    return "all its turns were lost to faults" if is_lost else "no group had signal for it"
 
 
 def versions_text(versions: Mapping[str, int]) -> str:

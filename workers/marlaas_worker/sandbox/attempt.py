@@ -37,7 +37,11 @@ class Attempt:
         try:
             result = await self._scored()
         except Fault as fault:
-            result = {"fault": fault.fault, "fault_text": bounded_text(fault)}
+            result = {
+                "fault": fault.fault,
+                "fault_text": bounded_text(fault),
+                "is_permanent": fault.is_permanent,
+            }
         ended = {"prior_faults": prior_faults, "duration_s": time.monotonic() - started}
         return self._blank.model_copy(update={**ended, **result, "num_turns": self._session.ledger.num_turns})
 
@@ -60,9 +64,10 @@ class Attempt:
             if fault.by_policy and session.ledger.tool_rewards is not None:
                 return self._tool_error(session.ledger.tool_rewards)
             printed = output.text() if output is not None else ""
-            raise Fault(fault.fault, f"{fault}\noutput: {printed}" if printed else str(fault)) from fault
+            text = f"{fault}\noutput: {printed}" if printed else str(fault)
+            raise Fault(fault.fault, text, is_permanent=fault.is_permanent) from fault
         except BrokenEnvironment as error:
-            raise Fault(FaultClass.ENV, str(error)) from error
+            raise Fault(FaultClass.ENV, str(error), is_permanent=error.is_permanent) from error
         except ForkServerLost as error:
             raise Fault(FaultClass.INFRA, str(error)) from error
 

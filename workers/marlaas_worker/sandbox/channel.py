@@ -68,23 +68,27 @@ class SupervisorChannel:
                     return self._answers.pop(turn)
                 is_reader, self._is_read = not self._is_read, True
             if is_reader:
-                self._read()
+                self._read(turn)
             else:
                 wake.acquire()
 
-    def _read(self) -> None:
-        """Read one answer, and wake all waiting threads: its owner, and one that reads on. A bare lock would not let them in."""
+    def _read(self, turn: tuple[str, int]) -> None:
+        """Read one answer, in the thread that waits for this turn. Wake its owner; if this thread leaves, wake one that reads on."""
         answer: dict[str, Any] | None = None
         try:
             answer = receive_frame(self._connection)
         finally:
             with self._state:
                 self._is_read = False
-                if answer is not None:
-                    self._answers[answer["agent"], answer["turn"]] = answer
-                for wake in self._waiting.values():
-                    if wake.locked():
-                        wake.release()
+                owner = turn if answer is None else (answer["agent"], answer["turn"])
+                if answer is None:
+                    del self._waiting[turn]
+                else:
+                    self._answers[owner] = answer
+                others = (name for name in self._waiting if name != turn and name not in self._answers)
+                woken = owner if owner != turn else next(others, None)
+                if woken in self._waiting and self._waiting[woken].locked():
+                    self._waiting[woken].release()
 
     def tool(self, is_open: bool, rewards: Mapping[str, float]) -> None:
         """Report the start or end of a tool call, so that the supervisor can attribute a crash to it."""

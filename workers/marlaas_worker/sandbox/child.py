@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from marlaas.environment import Split, Task
+from marlaas.environment_types import UnknownAgent
 from marlaas.envs.loading import Environment
 from marlaas.envs.playing import explain, play_episode
 from marlaas.episode_state import EpisodeState
@@ -70,6 +71,8 @@ def _played(environment: Environment, connection: socket.socket) -> dict[str, An
             "tool_s": outcome.tool_s,
             "choices": [{"number": number, "rewards": rewards} for number, rewards in outcome.choices.items()],
         }
+    except UnknownAgent as error:
+        message = {"kind": "fault", "text": str(error)[-MAX_FAULT_TEXT:], "is_permanent": True}
     except BaseException as error:  # also exit() and KeyboardInterrupt: report everything to the supervisor
         message = {"kind": "fault", "text": explain(error)[-MAX_FAULT_TEXT:]}
     if os.getpid() != pid:

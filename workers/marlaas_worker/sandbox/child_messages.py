@@ -69,10 +69,11 @@ class ScoreMessage(_Message):
 
 
 class FaultMessage(_Message):
-    """Exception of the environment."""
+    """Exception of the environment. is_permanent: playing again cannot help."""
 
     kind: Literal["fault"]
     text: str
+    is_permanent: bool = False
 
 
 ChildMessage = TurnMessage | ToolMessage | ScoreMessage | FaultMessage

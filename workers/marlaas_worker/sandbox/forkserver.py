@@ -258,8 +258,9 @@ def load_and_serve(control: socket.socket, config: dict[str, Any], loaded: Calla
     try:
         environment = _load(config)
     except BaseException as error:
-        text = str(error) if isinstance(error, InvalidInput) and error.__cause__ is None else explain(error)
-        _send(control, {"report": "broken", "text": text[-_MAX_REPORT_TEXT:]})
+        is_permanent = isinstance(error, InvalidInput) and error.__cause__ is None
+        text = str(error) if is_permanent else explain(error)
+        _send(control, {"report": "broken", "text": text[-_MAX_REPORT_TEXT:], "is_permanent": is_permanent})
         return
     loaded()
     kernel.adopt_orphans()

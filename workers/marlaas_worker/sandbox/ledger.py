@@ -23,7 +23,7 @@ class TurnLedger:
     tool_rewards: dict[str, float] | None = None
     _parents: dict[str, dict[int, int | None]] = field(default_factory=dict)
     _begun: set[tuple[str, int]] = field(default_factory=set)
-    _last_branch: int = 0
+    _last: TurnMessage | None = None
     _last_stop: StopReason | None = None
     _was_limited: bool = False
     _choices: dict[int, list[TurnMessage]] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class TurnLedger:
             raise BadChildMessage(f"agent {asked.agent!r} continues turn {asked.parent}, which is not one of its turns")
         follows = asked.parent is None or asked.parent < asked.number
         in_branch = asked.number % BRANCH_TURNS
-        if name in self._begun or not follows or not in_branch <= asked.num_before or in_branch > self.max_turns:
+        if name in self._begun or not follows or not in_branch <= asked.num_before:
             raise BadChildMessage(f"agent {asked.agent!r} names its turn {asked.number}, after turn {asked.parent}")
         most = MAX_TURNS_FACTOR * self.max_turns
         if sum(agent == asked.agent for agent, _ in self._begun) >= most:
@@ -66,9 +66,8 @@ class TurnLedger:
         self._parents.setdefault(asked.agent, {})[asked.number] = asked.parent
         if asked.choice is not None:
             self._choices.setdefault(asked.choice, []).append(asked)
-        branch = asked.number // BRANCH_TURNS
-        if branch >= self._last_branch:  # the order of parts, not their pace, tells which turn was the last
-            self._last_branch, self._last_stop = branch, stop
+        if self._last is None or _is_later(asked, self._last):
+            self._last, self._last_stop = asked, stop
 
     def number(self, agent: str, own: int) -> int:
         """Return the number of an agent's turn in the episode (`names.turn_number`)."""
@@ -119,3 +118,14 @@ class TurnLedger:
 def _is_beside(one: TurnMessage, other: TurnMessage) -> bool:
     """Return whether two turns of an agent follow the same turn."""
     return (one.agent, one.parent) == (other.agent, other.parent)
+
+
+def _is_later(one: TurnMessage, last: TurnMessage) -> bool:
+    """Return whether a turn that has just ended is the episode's last: by the order of parts and numbers, not by their pace.
+
+    Turns of different agents in one branch have the order in which they end; only an asynchronous job has some at the same time.
+    """
+    branches = one.number // BRANCH_TURNS, last.number // BRANCH_TURNS
+    if branches[0] == branches[1] and one.agent == last.agent:
+        return one.number > last.number
+    return branches[0] >= branches[1]

@@ -30,7 +30,14 @@ log = logging.getLogger(__name__)
 
 
 class BrokenEnvironment(Permanent):
-    """The environment could not be imported or created; the text is its traceback or the reason."""
+    """The environment could not be imported or created; the text is its traceback or the reason.
+
+    is_permanent: it does not fit the job, so loading it again cannot help.
+    """
+
+    def __init__(self, text: str, *, is_permanent: bool = False) -> None:
+        super().__init__(text)
+        self.is_permanent = is_permanent
 
 
 class ForkServerLost(Retryable):

@@ -257,15 +257,15 @@ async def _wait_until_loaded(control: socket.socket, output: Output, timeout_s: 
         raise BrokenEnvironment(text.rstrip()) from None
     except OSError:
         packet = b""
-    report = {"report": "broken", "text": "the process exited while it loaded the environment"}
+    report: dict[str, Any] = {"report": "broken", "text": "the process exited while it loaded the environment"}
     try:
         if packet:
             report = json.loads(packet)
         broken = report["report"] == "broken"
-        text = str(report["text"]) if broken else ""
+        text, is_permanent = (str(report["text"]), report.get("is_permanent") is True) if broken else ("", False)
     except INVALID_REPORT as error:
         raise BrokenEnvironment(
             f"the process that loads the environment sent an invalid report: {type(error).__name__}"
         ) from error
     if broken:
-        raise BrokenEnvironment(f"{text}\n{output.text()}".rstrip())
+        raise BrokenEnvironment(f"{text}\n{output.text()}".rstrip(), is_permanent=is_permanent)

@@ -229,7 +229,7 @@ class _Supervisor:
         failpoint("sandbox.episode.after_publish")
 
     async def _played(self, task: TaskMessage, member: int, num_delivered: int) -> Episode:
-        """Play until an attempt counts or `max_attempts` have failed; return the last one.
+        """Play until an attempt counts, `max_attempts` have failed, or another cannot help; return the last one.
 
         A play that was abandoned because a turn waited too long is not an attempt.
         """
@@ -244,7 +244,7 @@ class _Supervisor:
             episode = await Attempt(self._dependencies, task, member, number).play(prior)
             if episode.fault is FaultClass.WAITED:
                 num_waits += 1
-            elif episode.fault is None or num_faults + 1 == max_attempts:
+            elif episode.fault is None or episode.is_permanent or num_faults + 1 == max_attempts:
                 return episode
             else:
                 num_faults += 1

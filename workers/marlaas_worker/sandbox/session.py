@@ -101,7 +101,7 @@ class ChildSession:
                     case ToolMessage():
                         self.ledger.tool_rewards = message.rewards if message.is_open else None
                     case FaultMessage():
-                        raise Fault(FaultClass.ENV, message.text)
+                        raise Fault(FaultClass.ENV, message.text, is_permanent=message.is_permanent)
                     case ScoreMessage():
                         self._reward(message)
                         child.ended.remove_done_callback(close_late)

@@ -1,0 +1,111 @@
+"""Chat-completions requests that are open at the same time."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+from tests.environment.servers import create, opened, user
+from tests.environment.test_together import Meeting, OrderedReplies
+
+from marlaas.environment import Reply
+from marlaas.environment_types import TurnRequest
+from marlaas.envs.scripted import ScriptedReplies
+from marlaas.episode_state import EpisodeState
+from marlaas.openai_server import OpenAIServer
+
+
+def served(
+    channel: Any, talk: Callable[[AsyncOpenAI], Awaitable[Any]], *agents: str, is_strict: bool = False
+) -> list[Any]:
+    async def run(server: OpenAIServer) -> Any:
+        async with AsyncOpenAI(base_url=server.base_url, api_key=server.api_key) as client:
+            return await talk(client)
+
+    with OpenAIServer(EpisodeState(agents or ("a", "b"), channel, is_strict=is_strict)) as server:
+        return asyncio.run(run(server))
+
+
+async def two_turns(client: AsyncOpenAI, agent: str) -> list[str]:
+    messages: list[Any] = [user(agent)]
+    for text in ("and", "end"):
+        reply = (await client.chat.completions.create(model=agent, messages=messages)).choices[0].message
+        messages += [reply, user(text)]
+    return [messages[1].content, messages[3].content]
+
+
+def test_requests_of_an_asynchronous_job_are_sampled_at_the_same_time():
+    """An agent's names count its own turns, so they do not depend on the pace of other agents."""
+    channel = Meeting(2)
+
+    async def both(client: AsyncOpenAI) -> Any:
+        return await asyncio.gather(two_turns(client, "a"), two_turns(client, "b"))
+
+    assert served(channel, both) == [["a0", "a1"], ["b0", "b1"]]
+    assert channel.numbers() == {"a": [(0, None), (1, 0)], "b": [(0, None), (1, 0)]}
+
+
+def test_conversations_of_one_agent_at_the_same_time_go_on_each_from_its_own_turns():
+    channel = Meeting(3)
+
+    async def three(client: AsyncOpenAI) -> Any:
+        async def talk(number: int) -> list[str]:
+            messages: list[Any] = [user(str(number))]
+            for _ in range(2):
+                reply = (await client.chat.completions.create(model="a", messages=messages)).choices[0].message
+                messages += [reply, user("and")]
+            return [messages[1].content, messages[3].content]
+
+        return await asyncio.gather(*map(talk, range(3)))
+
+    texts = served(channel, three)
+    turns = dict(channel.numbers()["a"])
+    assert sorted(turns) == list(range(6))
+    assert [turns[int(second[1:])] for _, second in texts] == [int(first[1:]) for first, _ in texts]
+
+
+def test_in_a_strict_job_a_request_beside_another_one_is_refused_in_words():
+    channel = OrderedReplies()
+    asked, may_answer = threading.Event(), threading.Event()
+    answer = channel.turn
+
+    def slow(request: TurnRequest) -> Reply:
+        asked.set()
+        assert may_answer.wait(30)
+        return answer(request)
+
+    channel.turn = slow  # type: ignore[method-assign]
+
+    async def both(client: AsyncOpenAI) -> Any:
+        first = asyncio.create_task(client.chat.completions.create(model="a", messages=[user("x")]))
+        await asyncio.to_thread(asked.wait, 30)
+        with pytest.raises(openai.BadRequestError, match="two turns were asked for at the same time") as caught:
+            await client.chat.completions.create(model="b", messages=[user("x")])
+        assert caught.value.code == "not_allowed"
+        may_answer.set()
+        await first
+        return await client.chat.completions.create(model="b", messages=[user("x")])
+
+    assert served(channel, both, is_strict=True).choices[0].message.content == "b0"
+    assert channel.numbers() == {"a": [(0, None)], "b": [(0, None)]}
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_several_choices_are_sampled_at_the_same_time_in_the_order_of_their_numbers(is_strict):
+    async def ask(client: AsyncOpenAI) -> Any:
+        answer = await client.chat.completions.create(model="a", messages=[user("x")], n=3)
+        return [choice.message.content for choice in answer.choices]
+
+    assert served(Meeting(3), ask, is_strict=is_strict) == ["a0", "a1", "a2"]
+
+
+def test_of_several_choices_all_are_within_the_turn_limit_or_none_is_generated():
+    channel = ScriptedReplies(["one", "two"])
+    with opened(channel=channel) as (_, client, asked):
+        with pytest.raises(openai.PermissionDeniedError, match="has used all of its 2 turns"):
+            create(client, user("x"), n=3)
+        assert asked == []
+        assert len(create(client, user("x"), n=2).choices) == 2

@@ -1,0 +1,40 @@
+"""What a job says at its end."""
+
+import pytest
+from tests.harness import identity
+
+from marlaas_api.messages import PolicyRecord, StepOutcome, StepRecord, UsageAmounts
+from marlaas_worker.orchestrator.job_state import History, JobState
+from marlaas_worker.orchestrator.reports import ending
+
+
+def ended(document, names: str, versions: dict[str, int], usage: dict[str, UsageAmounts]) -> str:
+    job = document(agents=[{"name": name} for name in names], steps=1)
+    job = job.model_copy(
+        update={"spec": job.spec.model_copy(update={"evaluation": job.spec.evaluation.model_copy(update={"tasks": 0})})}
+    )
+    facts = {"outcome": StepOutcome.COMMITTED, "version": 1, "at": 1.0, "wall_s": 1.0, "indices": (0,)}
+    rewards = {"reward_mean": 0.5, "reward_std": 0.0, "num_groups": 1, "num_episodes": 2}
+    step = StepRecord(**identity(job), step=0, usage=usage, **facts, **rewards)
+    policies = {name: PolicyRecord(uid=job.uid, version=version, step=0) for name, version in versions.items()}
+    found = ending(JobState(job, History(steps=(step,), policies=policies)), None, 0.0)
+    assert found is not None
+    return found[2]
+
+
+@pytest.mark.parametrize(
+    ("usage", "why"),
+    [
+        ({}, "never called"),
+        ({"generated_tokens": 5, "failed_tokens": 3, "repeated_tokens": 2}, "all its turns were lost to faults"),
+        ({"generated_tokens": 5, "failed_tokens": 3, "zero_variance_tokens": 2}, "no group had signal for it"),
+    ],
+)
+def test_an_agent_without_a_new_version_is_explained(document, usage, why):
+    text = ended(document, "ab", {"a": 1, "b": 0}, {"b": UsageAmounts(**usage)} if usage else {})
+    assert text == f"1 steps, versions a 1, b 0; not trained: b ({why})"
+
+
+def test_agents_that_have_learned_and_jobs_of_one_agent_need_no_explanation(document):
+    assert ended(document, "ab", {"a": 1, "b": 1}, {}) == "1 steps, versions a 1, b 1"
+    assert ended(document, "a", {"a": 0}, {}) == "1 steps, version 0"

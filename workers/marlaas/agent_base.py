@@ -1,0 +1,177 @@
+"""What agents have in common, whether their turns are awaited (`marlaas.async_environment`) or not (`marlaas.environment`)."""
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from marlaas.environment_types import Message, Reply, ToolError, TurnLimit, TurnRequest, UnknownAgent
+from marlaas.episode_state import EpisodeState, OpenTurn
+from marlaas_api.errors import InvalidInput
+from marlaas_api.names import MAX_TURNS_FACTOR
+
+if TYPE_CHECKING:
+    from marlaas.openai_server import OpenAIServer
+
+_FEWEST = 2
+"""Candidates that can be compared."""
+_OWN = "give each its own by `begin` or `fork`"
+
+Prompt = str | Message | Iterable[Message | Mapping[str, Any]]
+"""A user message's text, or messages."""
+
+
+class AgentBase:
+    """One policy of the job in one conversation. Each turn continues after the turn before."""
+
+    def __init__(self, name: str, episode: EpisodeState, parent: int | None = None) -> None:
+        self.name = name
+        self._episode = episode
+        self._parent = parent
+        self._speaker: tuple[int, int] = (0, 0)
+        self._speaks = False
+
+    @property
+    def reward(self) -> float:
+        """Reward so far. It is the agent's result when `play` returns None, or when a TurnLimit or ToolError ends the episode."""
+        return self._episode.rewards[self.name]
+
+    @reward.setter
+    def reward(self, value: float) -> None:
+        self._episode.rewards[self.name] = value
+
+    def openai(self) -> "OpenAIServer":
+        """Return a context manager that serves the agents to chat-completions clients, each as the model of its name (docs/openai.md)."""
+        from marlaas.openai_server import OpenAIServer  # the import takes a while, and few environments need it
+
+        return OpenAIServer(self._episode)
+
+    def fork(self, after: Reply | None = None) -> Self:
+        """Return an independent branch of this conversation: from its end, or from after an earlier reply.
+
+        Raises InvalidInput from the end of a conversation to which another part of a `together` block has spoken.
+        """
+        if after is None:
+            self._require_own()
+        return type(self)(self.name, self._episode, self._parent if after is None else after.turn)
+
+    def begin(self) -> Self:
+        """Return the same policy in a new, empty conversation."""
+        return type(self)(self.name, self._episode)
+
+    def _asked(
+        self,
+        messages: Message | Iterable[Message | Mapping[str, Any]],
+        max_tokens: int | None,
+        tools: Iterable[Mapping[str, Any]] | None = None,
+    ) -> TurnRequest:
+        given = (messages,) if isinstance(messages, Message) else messages
+        append = tuple(one if isinstance(one, Message) else Message(**one) for one in given)
+        if not append:
+            raise ValueError(f"agent {self.name!r}: `ask` needs at least one message")
+        shown = None if tools is None else tuple(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        return TurnRequest(self.name, self._parent, append, max_tokens, shown)
+
+    def _raw(self, text: str, max_tokens: int | None) -> TurnRequest:
+        if not text:
+            raise ValueError(f"agent {self.name!r}: `complete` needs a text that is not empty")
+        return TurnRequest(self.name, self._parent, text, max_tokens)
+
+    @contextlib.contextmanager
+    def _opened(self, request: TurnRequest) -> Iterator[OpenTurn]:
+        """Begin the next turn of this conversation, which has one turn at a time."""
+        self._claim()
+        self._speaks = True
+        try:
+            (turn,) = self._episode.begin(request)
+            yield turn
+        finally:
+            self._speaks = False
+
+    def _continued(self, reply: Reply) -> Reply:
+        self._parent = reply.turn
+        return reply
+
+    def _new_choice(self, prompt: Prompt, n: int, max_tokens: int | None) -> tuple[int, TurnRequest]:
+        """Return the number of a new choice, and the request for each of its `n` candidates. Raises ValueError."""
+        if not _FEWEST <= n <= MAX_TURNS_FACTOR:
+            raise ValueError(f"agent {self.name!r}: `branch` gives {_FEWEST} to {MAX_TURNS_FACTOR} candidates, not {n}")
+        self._claim()
+        request = self._asked(Message("user", prompt) if isinstance(prompt, str) else prompt, max_tokens)
+        number = self._episode.begin_choice()
+        return number, replace(request, choice=number)
+
+    def _candidates(self, choice: int, replies: Iterable[Reply]) -> "list[Candidate[Self]]":
+        candidates = [Candidate(self, reply) for reply in replies]
+        self._episode.choices[choice] = candidates
+        return candidates
+
+    def _claim(self) -> None:
+        """Note that the caller's part speaks to this conversation. Raises InvalidInput if another one speaks, or has in this block."""
+        self._require_own()
+        if self._speaks:
+            raise InvalidInput(f"agent {self.name!r}: two turns of one conversation at the same time; {_OWN}")
+        branch = self._episode.branch()
+        if branch is not None:
+            self._speaker = (branch.block, id(branch))
+
+    def _require_own(self) -> None:
+        branch, before = self._episode.branch(), self._speaker
+        if branch is not None and branch.block and before[0] == branch.block and before[1] != id(branch):
+            raise InvalidInput(
+                f"agent {self.name!r}: two parts that run at the same time speak to one conversation; {_OWN}"
+            )
+
+
+A = TypeVar("A", bound=AgentBase)
+
+
+class AgentsBase(dict[str, A]):
+    """The agents of the job by name, each with an empty conversation: `agents.solver`, or `agents["solver-2"]`."""
+
+    def __init__(self, episode: EpisodeState, kind: type[A]) -> None:
+        super().__init__((name, kind(name, episode)) for name in episode.rewards)
+        self.__dict__["_episode"] = episode
+
+    def __getattr__(self, name: str) -> A:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self[name]
+
+    def __missing__(self, name: str) -> A:
+        raise UnknownAgent(f"the job has no agent {name!r}; its agents are {', '.join(self)}")
+
+
+class Candidate(Generic[A]):
+    """One of several replies from the same state (`Agent.branch`).
+
+    Attributes:
+        reply: the reply.
+        reward: of this candidate; 0 unless it is set.
+    """
+
+    def __init__(self, agent: A, reply: Reply) -> None:
+        self.reply = reply
+        self.reward = 0.0
+        self._agent = agent
+
+    @property
+    def text(self) -> str:
+        """Text of the reply."""
+        return self.reply.text
+
+    def go_on(self) -> A:
+        """Return the agent in the conversation that ends with this candidate."""
+        return self._agent.fork(self.reply)
+
+
+@contextlib.contextmanager
+def as_tool_error() -> Iterator[None]:
+    """Turn an exception in a tool call of the policy into a ToolError."""
+    try:
+        yield
+    except (TurnLimit, ToolError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise ToolError(f"{type(error).__name__}: {error}") from error
