@@ -51,6 +51,12 @@ class EpisodeState:
         self._num_branches = self._num_blocks = self._num_choices = 0
         self._is_apart = False
 
+    def limit(self, agents: Iterable[str]) -> None:
+        """Set the agents that the task may call, and report them to the channel if they are not all."""
+        self.may_speak = frozenset(agents)
+        if len(self.may_speak) < len(self.rewards):
+            self._channel.may_call([name for name in self.rewards if name in self.may_speak])
+
     def turn(self, request: TurnRequest, *, in_any_thread: bool = False) -> Reply:
         """Request a turn from the channel. Raises TurnLimit.
 

@@ -82,7 +82,7 @@ class GroupReady(JobMessage):
 
     @property
     def rewards(self) -> tuple[float, ...]:
-        """Rewards of the agent itself, one for each member in which it took a turn."""
+        """Rewards of the agent itself, as in `GroupUnused`."""
         return tuple(one.reward for one in self.trajectories) if self.own_rewards is None else self.own_rewards
 
 
@@ -90,8 +90,9 @@ class GroupUnused(JobMessage):
     """A complete group that is counted in a step and not trained; stream GROUPS. The trainer ignores it.
 
     outcome: SIGNAL if the group was dropped: it would have been too stale, or all steps were closed. rewards: of the
-    members without a fault in which the agent has taken a turn. faults: by class, the same for every agent. usage: what
-    the agents that play the policy used in their episodes. other_rewards: of further players of the policy, by agent.
+    agent itself in the members without a fault, whether it has taken a turn or not; empty if the task may not call it. faults:
+    by class, the same for every agent. usage: what the agents that play the policy used in their episodes. other_rewards: as
+    `rewards`, of further players of the policy, by agent.
     """
 
     agent: str

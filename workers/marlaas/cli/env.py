@@ -4,7 +4,7 @@ import inspect
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from threading import Lock
@@ -185,6 +185,9 @@ class _TerminalChannel:
         self.num_turns += 1
         self._say(request.agent, text, "assistant")
         return Reply(text, num_tokens=len(text), turn=request.number)
+
+    def may_call(self, agents: Sequence[str]) -> None:
+        """Do nothing: a call of another agent is an error that names it."""
 
     def tool(self, is_open: bool, rewards: Mapping[str, float]) -> None:
         """Display that a tool runs."""
