@@ -5,7 +5,7 @@ tenant is over one, the orchestrator issues no tasks for its jobs. No job fails 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from marlaas_api.messages import JobDocument, Progress, TenantQuota
@@ -130,11 +130,16 @@ class RateLimit:
 
     level: float = 0.0
     at: float | None = None
+    rate: float = 0.0
 
     def use(self, amount: float, rate: float, now: float) -> None:
         """Add what was used since the last call. rate: allowed per second."""
         elapsed = max(0.0, now - self.at) if self.at is not None else 0.0
-        self.level, self.at = max(0.0, self.level - rate * elapsed) + amount, now
+        self.level, self.at, self.rate = max(0.0, self.level - rate * elapsed) + amount, now, rate
+
+    def is_empty(self, now: float) -> bool:
+        """Return whether nothing is left by now, if nothing was used since the last call."""
+        return self.at is None or self.level <= self.rate * (now - self.at)
 
     def is_over(self, rate: float, window_s: float) -> bool:
         """Return whether the use averaged over the window exceeds the rate."""
@@ -142,11 +147,13 @@ class RateLimit:
 
 
 class Pacing:
-    """Whether each tenant is over one of its rates. Restarts of the orchestrator forget at most one window."""
+    """Whether each tenant is over one of its rates. Restarts of the orchestrator forget at most one window.
+
+    A tenant whose jobs are all deleted keeps its levels until they are empty, so that it gains nothing by short jobs.
+    """
 
     def __init__(self) -> None:
         self._limits: dict[tuple[str, str], RateLimit] = {}
-        self._seen: dict[tuple[str, str], float] = {}
         self._reasons: dict[str, str] = {}
 
     def reason(self, tenant: str) -> str:
@@ -156,13 +163,13 @@ class Pacing:
     def update(
         self,
         quotas: Mapping[str, TenantQuota],
-        used: Callable[[str], Mapping[str, tuple[float, float]]],
+        gained: Mapping[str, tuple[float, float]],
         now: float,
     ) -> None:
         """Note the use.
 
         Args:
-            used: a tenant's jobs by uid, each with its totals of generated tokens and trainer seconds.
+            gained: by tenant, generated tokens and trainer seconds since the last call.
             now: unix seconds.
         """
         self._reasons = {}
@@ -170,26 +177,14 @@ class Pacing:
             for position, (name, rate, window_s, words) in enumerate(_rates(quota)):
                 if rate is None:
                     continue
-                totals = {uid: pair[position] for uid, pair in used(tenant).items()}
                 limit = self._limits.setdefault((tenant, name), RateLimit())
-                limit.use(sum(self._gain(uid, name, total) for uid, total in totals.items()), rate, now)
+                limit.use(gained.get(tenant, (0.0, 0.0))[position], rate, now)
                 if limit.is_over(rate, window_s):
                     self._reasons.setdefault(
                         tenant,
                         f"over quota of tenant {tenant}: {words}; it begins no new tasks until the average is lower",
                     )
-        self._limits = {key: limit for key, limit in self._limits.items() if key[0] in quotas}
-
-    def keep(self, uids: Iterable[str]) -> None:
-        """Remove the totals of all other jobs."""
-        known = set(uids)
-        self._seen = {key: total for key, total in self._seen.items() if key[0] in known}
-
-    def _gain(self, uid: str, name: str, total: float) -> float:
-        """Return a job's use since the last call; its first total was counted by an earlier orchestrator, or is 0."""
-        before = self._seen.get((uid, name), total)
-        self._seen[uid, name] = total
-        return max(0.0, total - before)
+        self._limits = {key: limit for key, limit in self._limits.items() if not limit.is_empty(now)}
 
 
 def _rates(quota: TenantQuota) -> list[tuple[str, float | None, float, str]]:
