@@ -116,7 +116,7 @@ class UsageStatus(Status):
         None, description="Seconds for which jobs were admitted. A job then holds one adapter slot for each agent."
     )
     stored_bytes: int | None = Field(
-        None, description="Bytes of adapters and checkpoints that are kept now, estimated."
+        None, description="Bytes of all versions of adapters and of the kept training states."
     )
 
 
@@ -233,7 +233,7 @@ class TenantStatus(ObjectStatus):
     )
     tokens_per_second: float | None = Field(None, description="Generated tokens per second, averaged.")
     storage_bytes: _Count | None = Field(
-        None, description="Bytes of adapters and checkpoints that the tenant's jobs keep, estimated."
+        None, description="Bytes of all versions of adapters and of the kept training states of the tenant's jobs."
     )
     usage: UsageStatus | None = Field(
         None, description="Total usage of the tenant's jobs, deleted ones included. Updated every ten seconds."

@@ -162,8 +162,8 @@ class Progress(JobMessage):
     reason: CamelCase, for machines. message: current activity and advice, for people. step: finished steps. promoted:
     by agent, the version that a succeeded job publishes. adapters: by agent, the folder in the blob store of its newest
     or promoted version. admitted_s: total seconds for which the job has been admitted. admitted_at: time of the last
-    admission. trainer_s: seconds that trainers computed for recorded steps. stored_bytes: bytes of the job's adapters and
-    checkpoints in the blob store, estimated from its newest version. skipped_*: visits to tasks that
+    admission. trainer_s: seconds that trainers computed for recorded steps. stored_bytes: bytes of all versions of the job's adapters
+    and of the kept training states in the blob store. skipped_*: visits to tasks that
     were skipped, because they were always right or always wrong. tokens, accelerator_s: from the engines' own counts.
     usage: by agent, of finished steps and evaluations. tenant: to which the job is accounted.
 

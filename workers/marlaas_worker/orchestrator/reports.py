@@ -45,6 +45,7 @@ def progress(
         staleness=last.staleness_mean if last else 0.0,
         **usage.totals(),
         trainer_s=state.recorded.trainer_s,
+        stored_bytes=sum(record.stored_bytes for record in state.policies.values()),
         num_outstanding=len(state.in_flight) + state.assembly.num_uncommitted(),
         skipped_solved=state.tasks.walk.solved,
         skipped_hopeless=state.tasks.walk.hopeless,

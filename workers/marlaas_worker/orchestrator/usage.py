@@ -1,11 +1,10 @@
-"""Usage of a job: tokens, rates and accelerator seconds from the replicas' running totals, stored bytes, and times of admission."""
+"""Usage of a job: tokens, rates and accelerator seconds from the replicas' running totals, and times of admission."""
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from marlaas_api.messages import Manifest, Progress, ReplicaReport
+from marlaas_api.messages import Progress, ReplicaReport
 
 
 @dataclass(slots=True)
@@ -28,19 +27,14 @@ class RunningTotal:
 
 @dataclass(slots=True)
 class JobUsage:
-    """Tokens, engine seconds and recorded bytes of one job, over all replicas of its pools.
-
-    stored_bytes: of its adapters and checkpoints, estimated from the newest recorded version.
-    """
+    """Tokens, engine seconds and recorded bytes of one job, over all replicas of its pools."""
 
     uid: str
     window_s: float = 15.0
     tokens: RunningTotal = field(default_factory=RunningTotal)
     engine_s: RunningTotal = field(default_factory=RunningTotal)
     turn_bytes: RunningTotal = field(default_factory=lambda: RunningTotal(since_seen=True))
-    stored_bytes: int = 0
     _points: deque[tuple[float, float]] = field(default_factory=deque)
-    _stored: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, uid: str, before: Progress | None) -> "JobUsage":
@@ -53,15 +47,7 @@ class JobUsage:
             return cls(uid)
         tokens = RunningTotal(before.tokens, since_seen=True)
         engine_s = RunningTotal(before.accelerator_s, since_seen=True)
-        return cls(uid, tokens=tokens, engine_s=engine_s, stored_bytes=before.stored_bytes)
-
-    def see_versions(self, manifests: Mapping[str, Manifest], kept: int) -> None:
-        """Estimate the stored bytes from the versions that a step made, by agent. kept: older versions whose files are kept."""
-        for agent, manifest in manifests.items():
-            size = sum(file.size_bytes for file in manifest.files.values())
-            size += manifest.state.size_bytes if manifest.state is not None else 0
-            self._stored[agent] = size * (1 + min(kept, manifest.version))
-        self.stored_bytes = max(self.stored_bytes, sum(self._stored.values()))
+        return cls(uid, tokens=tokens, engine_s=engine_s)
 
     def see(self, reports: list[ReplicaReport], now: float) -> None:
         """Update the totals from the current reports."""
@@ -81,7 +67,6 @@ class JobUsage:
             "tokens": int(self.tokens.total),
             "tokens_per_s": self.tokens_per_s(),
             "accelerator_s": self.engine_s.total,
-            "stored_bytes": self.stored_bytes,
         }
 
     def tokens_per_s(self) -> float:
