@@ -11,6 +11,7 @@ from tests.orchestrator.harness import OrchestratorHarness, final, mixed
 from tests.orchestrator.test_admitted import of
 
 from marlaas_api.messages import JobDocument, Phase, Progress, ReplicaReport, StepRecord
+from marlaas_api.wire import decode_as, encode
 from marlaas_worker.orchestrator import giving_way, preemption
 from marlaas_worker.orchestrator.giving_way import Stops
 from marlaas_worker.orchestrator.usage import JobUsage
@@ -186,8 +187,8 @@ def test_a_job_that_is_told_twice_to_give_way_has_its_time_once():
     assert not stops.is_over(None, 99.0)
 
 
-def test_a_job_that_goes_on_counts_no_total_of_a_replica_again(document):
-    """Replicas report totals since their start, in which its published progress is contained."""
+def test_a_job_that_goes_on_counts_every_total_of_a_replica_once(document):
+    """Replicas report totals since their start, in which its published progress is contained in part."""
 
     def report(replica: str, tokens: int) -> ReplicaReport:
         return ReplicaReport(
@@ -203,9 +204,15 @@ def test_a_job_that_goes_on_counts_no_total_of_a_replica_again(document):
     for tokens in (0, 600, 1000):
         first.see([report("rollout-0", tokens)], tokens)
     before = a_progress(job, **first.totals())
-    again = JobUsage.of(job.uid, before)
+    again = JobUsage.of(job.uid, decode_as(Progress, encode(before)))
     again.see([report("rollout-0", 1000)], 1.0)
     assert (again.tokens.total, again.engine_s.total) == (1000, 100.0)
     again.see([report("rollout-0", 1200), report("rollout-1", 0)], 2.0)
     again.see([report("rollout-0", 30), report("rollout-1", 50)], 3.0)  # the first was restarted
     assert (again.tokens.total, again.engine_s.total) == (1280, 128.0)
+    between = JobUsage.of(job.uid, before)
+    between.see([report("rollout-0", 1500), report("rollout-1", 70)], 1.0)
+    assert (between.tokens.total, between.engine_s.total) == (1570, 157.0), "used while no orchestrator was there"
+    restarted = JobUsage.of(job.uid, before)
+    restarted.see([report("rollout-0", 40)], 1.0)
+    assert restarted.tokens.total == 1040
