@@ -131,6 +131,12 @@ class AgentStatus(Status):
     adapter: Annotated[str, StringConstraints(max_length=4096)] | None = Field(
         None, description="Location of the newest published adapter in the blob store."
     )
+    reward: float | None = Field(None, description="Mean reward of the agent in the last step.")
+    eval_before: float | None = Field(None, description="Mean reward of the agent on held-out tasks at version 0.")
+    eval_last: float | None = Field(None, description="Newest mean reward of the agent on held-out tasks.")
+    staleness: float | None = Field(
+        None, description="Mean staleness of the agent's groups in the last step, in versions."
+    )
     usage: UsageStatus | None = Field(
         None, description="Usage of the agent in finished steps and evaluations, without engines and admission."
     )
@@ -154,9 +160,16 @@ class RLJobStatus(ObjectStatus):
     step: _Count | None = Field(None, description="Number of finished steps, including steps without signal.")
     steps: _Count | None = Field(None, description="Total number of steps of the job.")
     agents: Annotated[tuple[AgentStatus, ...], Field(max_length=64)] = Field(
-        (), description="Version and adapter of each agent.", json_schema_extra=list_map("name")
+        (), description="Version, adapter, rewards and usage of each agent.", json_schema_extra=list_map("name")
     )
-    reward: float | None = Field(None, description="Mean reward of the last step.")
+    versions: _Figures | None = Field(
+        None,
+        description="Newest versions of the job's policies, in the order of `agents`, as text for kubectl's table: `12`, `12/11`; of many the lowest and highest: `9-12`.",
+    )
+    reward: float | None = Field(
+        None,
+        description="Mean reward of the last step. With several agents, here and in evaluations, an episode's reward is the mean over its trained agents.",
+    )
     eval_before: float | None = Field(None, description="Mean reward on held-out tasks at version 0.")
     eval_last: float | None = Field(None, description="Mean reward on held-out tasks at the newest evaluated version.")
     staleness: float | None = Field(None, description="Mean staleness of the last step's groups, in versions.")

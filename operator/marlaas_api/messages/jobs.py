@@ -156,6 +156,15 @@ class Phase(StrEnum):
         return self in (Phase.SUCCEEDED, Phase.FAILED)
 
 
+class AgentProgress(BusMessage):
+    """One agent's part of a job's progress. The fields have the meaning of those of `Progress`; reward: None if the last step's tasks may not call it."""
+
+    reward: float | None = None
+    eval_before: float | None = None
+    eval_last: float | None = None
+    staleness: float = 0.0
+
+
 class Progress(JobMessage):
     """Last published state of a job; KV `progress`. The orchestrator writes it; the operator or `marlaas run` reads it.
 
@@ -166,7 +175,7 @@ class Progress(JobMessage):
     and of the kept training states in the blob store. skipped_*: visits to tasks that
     were skipped, because they were always right or always wrong. tokens, accelerator_s: from the engines' own counts;
     counted: by `<pool>/<replica>`, the replica's own totals that they contain, for the next orchestrator.
-    usage: by agent, of finished steps and evaluations. tenant: to which the job is accounted.
+    reward, staleness: means of the last step; agents: the same by agent. usage: by agent, of finished steps and evaluations. tenant: to which the job is accounted.
 
     training_faults: problems in training that cost no step, by class. `out-of-memory`: steps repeated with a lower
     token budget. `non-finite`: versions without an update.
@@ -204,6 +213,7 @@ class Progress(JobMessage):
     at: float = 0.0
     tenant: str = ""
     usage: dict[str, UsageAmounts] = Field(default_factory=dict)
+    agents: dict[str, AgentProgress] = Field(default_factory=dict)
 
     @property
     def amounts(self) -> UsageAmounts:
