@@ -31,7 +31,7 @@ def _pool(status: dict[str, Any], name: str = "tiny") -> dict[str, Any]:
 
 
 def _said(scene: dict[str, Any]) -> str:
-    job = job_view(_job(scene.get("status"), **scene.get("metadata", {})))
+    job = job_view(_job(scene.get("status"), scene.get("agents"), **scene.get("metadata", {})))
     pools = [pool_view(_pool(scene["pool"]))] if "pool" in scene else []
     events = [event_view({"metadata": {}, **body}) for body in scene.get("events", [])]
     running = [

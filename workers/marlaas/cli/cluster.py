@@ -279,7 +279,8 @@ def _watch(looks: Sequence[_ListJobs], as_json: bool) -> bool:
     if watching.views and isinstance(display, LiveDisplay):
         views = [*watching.views.values()]
         console = Console()
-        console.print(table(views, 2 * len(views), console.width), *failures(views), sep="\n")
+        most_rows = sum(2 + len(one.document.spec.agents) for one in views)
+        console.print(table(views, most_rows, console.width), *failures(views), sep="\n")
     if watching.failed:
         raise typer.Exit(FAILED)
     return bool(watching.views or watching.noted)

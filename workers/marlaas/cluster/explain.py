@@ -12,7 +12,8 @@ from marlaas.cluster.views import (
     condition,
     seconds,
 )
-from marlaas.local.table import duration, number, versions, without_signal
+from marlaas.local.idle import AgentActivity, idle
+from marlaas.local.table import duration, number, versions
 from marlaas_api.kinds.status import AgentStatus, Condition, RLJobStatus
 from marlaas_api.last_words import visible
 from marlaas_api.reason_texts import NOTHING, Actor, ReasonStage, Text, text_of
@@ -76,9 +77,9 @@ def _where(job: ClusterJobView, events: Sequence[ClusterEventView], now: float) 
         case "Suspended":
             return f"{job.key} has been suspended for {since}{_at(status)}."
         case "Running":
-            return f"{job.key} has been running for {since}{_at(status)}{_figures(status)}."
+            return f"{job.key} has been running for {since}{_at(status)}{_figures(job, status)}."
         case "Succeeded":
-            return f"{job.key} succeeded {since} ago{_at(status)}{_figures(status)}."
+            return f"{job.key} succeeded {since} ago{_at(status)}{_figures(job, status)}."
     return f"{job.key} failed {since} ago{_at(status)}."
 
 
@@ -99,22 +100,35 @@ def _at(status: RLJobStatus) -> str:
     return f", at step {status.step} of {status.steps}" if status.step and status.steps else ""
 
 
-def _figures(status: RLJobStatus) -> str:
-    newest = {agent.name: agent.policy_version for agent in status.agents if agent.policy_version is not None}
+def _figures(job: ClusterJobView, status: RLJobStatus) -> str:
+    own = (agent for agent in status.agents if agent.name in job.policies)
+    newest = {agent.name: agent.policy_version for agent in own if agent.policy_version is not None}
     parts = [f"version {versions(newest)}"] if newest else []
-    parts += [f"reward {number(status.reward)}"] if status.reward is not None else []
-    if status.eval_before is not None and status.eval_last is not None:
-        parts.append(f"evaluation {number(status.eval_before)} → {number(status.eval_last)}")
-    return f", {', '.join(parts)}" if parts else ""
+    parts += _rewards(status)
+    each = (f"{agent.name} {', '.join(found)}" for agent in status.agents if (found := _rewards(agent)))
+    by_agent = f" ({'; '.join(each)})" if len(status.agents) > 1 else ""
+    return f", {', '.join(parts)}{by_agent}" if parts else ""
+
+
+def _rewards(of: RLJobStatus | AgentStatus) -> list[str]:
+    """Return the last reward and the evaluations of a job or an agent, as far as they are known."""
+    parts = [f"reward {number(of.reward)}"] if of.reward is not None else []
+    if of.eval_before is not None and of.eval_last is not None:
+        parts.append(f"evaluation {number(of.eval_before)} → {number(of.eval_last)}")
+    return parts
 
 
 def _idle(job: ClusterJobView) -> Iterator[str]:
-    """Yield a sentence about steps without signal, if there are many."""
+    """Yield a sentence about each agent with many steps without signal, or that is never called."""
     status = job.status
     if status is not None and status.phase in ("Running", "Succeeded") and job.deleted_at is None:
-        newest = max((agent.policy_version or 0 for agent in status.agents), default=None)
-        sentence = without_signal(status.step or 0, newest)
-        yield from [sentence] if sentence else []
+        own = [agent for agent in status.agents if agent.name in job.policies]
+        yield from idle(status.step or 0, [_activity(agent, job.policies[agent.name]) for agent in own])
+
+
+def _activity(agent: AgentStatus, is_trained: bool) -> AgentActivity:
+    tokens = None if agent.usage is None else agent.usage.generated_tokens or 0
+    return AgentActivity(agent.name, agent.policy_version, is_trained, tokens)
 
 
 def _why(job: ClusterJobView, now: float) -> Iterator[str]:

@@ -5,7 +5,7 @@ Unknown fields of a newer operator are accepted.
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -25,7 +25,7 @@ class ClusterJobView:
     """One RLJob. Times are unix seconds. `pools` are those on which its agents run.
 
     `status` is None until the operator sets one. `deleted_at` is the time when deletion was requested; None if it
-    was not.
+    was not. `policies`: by agent that plays a policy of its own, whether it is trained.
     """
 
     namespace: str
@@ -37,6 +37,7 @@ class ClusterJobView:
     deleted_at: float | None = None
     status: RLJobStatus | None = None
     backoff_limit: int = 0
+    policies: Mapping[str, bool] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -78,7 +79,14 @@ def job_view(body: Mapping[str, Any]) -> ClusterJobView:
         deleted_at=seconds(meta.get("deletionTimestamp")),
         status=RLJobStatus.model_validate(status) if status else None,
         backoff_limit=body["spec"].get("backoffLimit", 0),
+        policies=_policies(body["spec"]),
     )
+
+
+def _policies(spec: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the agents of a job's spec that have a policy of their own, each with whether it is trained."""
+    agents = spec.get("agents") or [{"name": "policy"}]
+    return {agent["name"]: agent.get("trainable", True) for agent in agents if "policy" not in agent}
 
 
 def _pools(spec: Mapping[str, Any]) -> tuple[str, ...]:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from marlaas.local import plan
 from marlaas.local.collection import Collector
 from marlaas.local.display import Display
+from marlaas.local.eta import ProgressMark, advanced, eta_s
 from marlaas.local.results import Failure, JobResult
 from marlaas.local.supervisor import Supervisor
-from marlaas.local.table import JobView, ProgressMark, advanced, eta_s, status_line
+from marlaas.local.table import JobView, status_line
 from marlaas.local.tenants import ShareMeter
 from marlaas_api import subjects
 from marlaas_api.bucket_cache import REREAD_S, BucketCache
