@@ -157,6 +157,6 @@ def _without_signal(spec: JobSpec, records: Iterable[EpisodeRecord]) -> set[tupl
 
 def _compared(agent: AgentSettings, members: Sequence[EpisodeRecord], *, is_alone: bool) -> Iterator[Sequence[float]]:
     """Yield the rewards of an agent that are compared with each other: of the members, and of each choice."""
-    yield [one.trained_reward(agent) for one in members if is_alone or one.speaks(agent.name)]
+    yield [one.trained_reward(agent) for one in members if one.is_compared(agent.name, is_alone=is_alone)]
     for one in members:
         yield from (choice.rewards for choice in one.choices if choice.agent == agent.name)
