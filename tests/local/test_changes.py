@@ -51,9 +51,13 @@ def test_suspending_and_resuming_make_new_generations() -> None:
     assert resumed.lines == ("team-a/first: resumed",)
 
 
-def test_a_cancelled_job_leaves_the_run() -> None:
-    found = apply(RunChange(cancel=(FIRST.ref.key,)), FIRST, SECOND)
+@pytest.mark.parametrize("reason", ["Training", "Preempted", "WaitingForSlots"])
+def test_a_job_that_is_cancelled_while_it_runs_or_waits_leaves_the_run(reason: str) -> None:
+    waits = {} if reason == "Training" else {"phase": Phase.QUEUED, "admitted": False}
+    known = {FIRST.ref.key: a_progress(FIRST, reason=reason, step=2, **waits)}
+    found = apply(RunChange(cancel=(FIRST.ref.key,)), FIRST, SECOND, progress=known)
     assert (found.jobs, found.written, found.cancelled) == ((SECOND,), (), (FIRST,))
+    assert found.lines == ("team-a/first: cancelled; its files stay in the output folder",)
 
 
 @pytest.mark.parametrize(
