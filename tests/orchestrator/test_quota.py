@@ -132,11 +132,11 @@ def test_a_tenant_below_its_rates_never_pauses():
     [
         (
             {"tokens_per_second": 100.0},
-            "over quota of tenant a: more than 100 tokens a second on average; it begins no new tasks until the average is lower",
+            "over quota of tenant a: more than 100 tokens a second on average; it begins no new tasks until the average is lower, in about 1 minute",
         ),
         (
             {"trainer_seconds_per_hour": 900.0},
-            "over quota of tenant a: more than 900 trainer seconds an hour on average; it begins no new tasks until the average is lower",
+            "over quota of tenant a: more than 900 trainer seconds an hour on average; it begins no new tasks until the average is lower, in about 1 minute",
         ),
     ],
 )
@@ -151,6 +151,24 @@ def test_a_tenant_above_a_rate_pauses_until_its_average_is_the_rate(quota, words
     while not meter.pacing.reason("a"):
         meter.run(1, 400.0, 1.0)
     assert meter.pacing.reason("a") == words
+
+
+@pytest.mark.parametrize(
+    ("seconds_over", "words"),
+    [(50, "1 minute"), (119, "2 minutes"), (600, "10 minutes"), (1801, "2 hours"), (86400, "24 hours")],
+)
+def test_the_message_of_a_rate_says_roughly_how_long_its_pause_is(seconds_over, words):
+    meter = Meter(tokens_per_second=2.0)
+    meter.run(1, 2 * (TOKEN_WINDOW_S + seconds_over))
+    assert meter.pacing.reason("a").endswith(f"until the average is lower, in about {words}")
+    meter.run(1)
+    assert "tokens a second" in meter.pacing.reason("a")
+
+
+def test_a_pause_of_a_rate_without_a_known_end_says_so():
+    for meter in (Meter(tokens_per_second=0.0), Meter(tokens_per_second=1.0)):
+        meter.run(1, 1e9)
+        assert meter.pacing.reason("a").endswith("in more than 24 hours")
 
 
 def test_a_tenant_whose_quota_is_taken_away_goes_on_at_once():

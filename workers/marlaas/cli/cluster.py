@@ -18,7 +18,7 @@ from marlaas.cluster.explain import ClusterContext, explain
 from marlaas.cluster.fetching import fetch, published
 from marlaas.cluster.kubectl import ClusterTarget, Kubectl
 from marlaas.cluster.submission import submit as submit_objects
-from marlaas.cluster.views import RLJOBS, events_of, job_view, pools_of, running_beside
+from marlaas.cluster.views import RLJOBS, events_of, job_view, jobs_beside, pools_of
 from marlaas.cluster.watching import PERIOD_S, ClusterWatch
 from marlaas.local.display import LiveDisplay, choose, failures, table
 from marlaas.manifest import load
@@ -178,7 +178,7 @@ def why(name: Name, context: Context = None, namespace: Namespace = None, kubeco
     """
     kubectl = gateway(context, namespace, kubeconfig)
     job = job_view(_job(kubectl, name))
-    around = ClusterContext(pools_of(kubectl, job), events_of(kubectl, job), running_beside(kubectl, job))
+    around = ClusterContext(pools_of(kubectl, job), events_of(kubectl, job), jobs_beside(kubectl, job))
     typer.echo(explain(job, around, time.time()))
 
 

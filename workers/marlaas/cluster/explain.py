@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from marlaas.cluster.views import (
-    WAITING_FOR_ROOM,
     WARNING,
     ClusterEventView,
     ClusterJobView,
@@ -12,6 +11,7 @@ from marlaas.cluster.views import (
     condition,
     seconds,
 )
+from marlaas.cluster.waits import JobsBeside, expected_room
 from marlaas.local.idle import AgentActivity, idle
 from marlaas.local.table import duration, number, versions
 from marlaas_api.kinds.status import AgentStatus, Condition, RLJobStatus
@@ -37,12 +37,19 @@ class ClusterContext:
     """Objects of the cluster that explain a job's state.
 
     pools: the job's pools; without those that do not exist or that the user may not read.
-    running: the running jobs of the pools.
+    jobs: other jobs of the pools and of the tenant.
     """
 
     pools: Sequence[ClusterPoolView] = ()
     events: Sequence[ClusterEventView] = ()
-    running: Sequence[ClusterJobView] = ()
+    jobs: Sequence[ClusterJobView] = ()
+
+    @property
+    def beside(self) -> JobsBeside:
+        """The other jobs by phase."""
+        phases = {one.key: one.status.phase for one in self.jobs if one.status is not None}
+        of = {name: [one for one in self.jobs if phases.get(one.key) == name] for name in ("Running", "Queued")}
+        return JobsBeside(of["Running"], of["Queued"])
 
 
 def explain(job: ClusterJobView, around: ClusterContext, now: float) -> str:
@@ -58,7 +65,7 @@ def explain(job: ClusterJobView, around: ClusterContext, now: float) -> str:
     cause = next((one for one in causes.values() if one is not None), None)
     sentences = [_where(job, events, now), *_idle(job), *_why(job, now)]
     sentences += [sentence for pool in around.pools for sentence in _pool(job, pool, causes[pool.name])]
-    sentences += [*_next_end(job, around.running, now), *_unseen(job, now)]
+    sentences += [*expected_room(job, around.beside, around.pools, now), *_unseen(job, now)]
     sentences += [*_warning(events, " ".join(sentences), now), *_advice(job, cause)]
     return visible("\n".join([" ".join(sentences), *_last_words(job)]))
 
@@ -178,25 +185,6 @@ def _pool(job: ClusterJobView, pool: ClusterPoolView, cause: Condition | None) -
         text = text_of(cause.reason)
         message = f" Message: {_sentence(cause.message)}" if cause.message.strip() else ""
         yield f"The pool is not ready because of {cause.reason}{f': {text.meaning}' if text is not None else '.'}{message}"
-
-
-def _next_end(job: ClusterJobView, running: Sequence[ClusterJobView], now: float) -> Iterator[str]:
-    """Yield when the first of the running jobs is expected to end, if the job waits for that."""
-    if job.status is None or job.status.reason not in WAITING_FOR_ROOM:
-        return
-    expected = {one.key: left for one in running if one.status and (left := _left_s(one.status, now)) is not None}
-    if expected:
-        key = min(expected, key=expected.__getitem__)
-        others = f" of {len(expected)}" if len(expected) > 1 else ""
-        yield f"At its pace so far, the next running job{others} to end is {key}, in about {duration(expected[key])}."
-
-
-def _left_s(status: RLJobStatus, now: float) -> float | None:
-    """Return the seconds until a job ends, from its mean time per step; None before its first step."""
-    began = seconds(status.started_at)
-    if began is None or not status.step or not status.steps:
-        return None
-    return (now - began) / status.step * max(0, status.steps - status.step)
 
 
 def _depends_on_pool(job: ClusterJobView) -> bool:

@@ -4,6 +4,7 @@ Jobs, adapter slots and storage are limits on admission. Tokens a second and tra
 tenant is over one, the orchestrator issues no tasks for its jobs. No job fails because of a quota.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ NUM_DETAILED = 8
 TOKEN_WINDOW_S = 60.0
 TRAINER_WINDOW_S = 600.0
 _HOUR_S = 3600.0
+_ROUGH_MINUTES = (1, 2, 5, 10, 20, 30, 120, 360, 1440)
 _GIB = 2**30
 
 
@@ -141,6 +143,10 @@ class RateLimit:
         """Return whether nothing is left by now, if nothing was used since the last call."""
         return self.at is None or self.level <= self.rate * (now - self.at)
 
+    def left_s(self, rate: float, window_s: float) -> float:
+        """Return the seconds until the use averaged over the window is the rate, if nothing more is used."""
+        return max(0.0, self.level / rate - window_s) if rate > 0 else math.inf
+
     def is_over(self, rate: float, window_s: float) -> bool:
         """Return whether the use averaged over the window exceeds the rate."""
         return self.level > rate * window_s
@@ -180,11 +186,24 @@ class Pacing:
                 limit = self._limits.setdefault((tenant, name), RateLimit())
                 limit.use(gained.get(tenant, (0.0, 0.0))[position], rate, now)
                 if limit.is_over(rate, window_s):
+                    about = _about(limit.left_s(rate, window_s))
                     self._reasons.setdefault(
                         tenant,
-                        f"over quota of tenant {tenant}: {words}; it begins no new tasks until the average is lower",
+                        f"over quota of tenant {tenant}: {words}; it begins no new tasks until the average is lower{about}",
                     )
         self._limits = {key: limit for key, limit in self._limits.items() if not limit.is_empty(now)}
+
+
+def _about(left_s: float) -> str:
+    """Return a rough time for a message: each change of the text is written to the progress of all of the tenant's jobs."""
+    minutes = next((minutes for minutes in _ROUGH_MINUTES if left_s <= 60 * minutes), None)
+    if minutes is None:
+        return f", in more than {_ROUGH_MINUTES[-1] // 60} hours"
+    return (
+        f", in about {minutes} minute{'s' if minutes > 1 else ''}"
+        if minutes < 60
+        else f", in about {minutes // 60} hours"
+    )
 
 
 def _rates(quota: TenantQuota) -> list[tuple[str, float | None, float, str]]:
