@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from marlaas.cli.app import FAILED, INTERRUPTED, complain
+from marlaas.cli.run_state import why_in_run
 from marlaas.cli.running import cancel_in_run, submit_to_run, suspend_in_run
 from marlaas.cli.summaries import summary
 from marlaas.cluster.errors import ObjectMissing
@@ -43,8 +44,7 @@ def gateway(context: str | None, namespace: str | None, kubeconfig: str | None) 
 
 
 Run = Annotated[
-    Path | None,
-    typer.Option("--run", metavar="DIR", help="Output folder of a `marlaas run` that goes on, instead of a cluster."),
+    Path | None, typer.Option("--run", metavar="DIR", help="Output folder of a `marlaas run`, instead of a cluster.")
 ]
 
 Files = Annotated[list[str], typer.Argument(metavar="FILE…", help="YAML manifests; - is standard input.")]
@@ -171,11 +171,24 @@ def cancel(
     cancel_in_run(run, name, namespace)
 
 
-def why(name: Name, context: Context = None, namespace: Namespace = None, kubeconfig: Kubeconfig = None) -> None:
+def why(
+    name: Name,
+    run: Run = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
     """Explain in one paragraph what a job does or waits for, since when, and what to do.
 
-    Exit code: 0 success, 1 the job does not exist or the cluster cannot be reached.
+    With --run DIR, a job of a run on this machine: while the run goes on, or as it was left.
+
+    Exit code: 0 success, 1 the job does not exist or the cluster cannot be reached, 2 the run has no such job.
     """
+    if run is not None:
+        if context or kubeconfig:
+            raise InvalidInput("--run takes no option of a cluster but -n")
+        typer.echo(why_in_run(run, name, namespace))
+        return
     kubectl = gateway(context, namespace, kubeconfig)
     job = job_view(_job(kubectl, name))
     around = ClusterContext(pools_of(kubectl, job), events_of(kubectl, job), jobs_beside(kubectl, job))

@@ -1,6 +1,6 @@
 """`marlaas why`: one paragraph about a job: its state or what it waits for, since when, and what to do. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from marlaas.cluster.views import (
@@ -25,6 +25,12 @@ RECENT_S = 600.0
 """Older warnings are left out: their cause is over, or is the reported reason."""
 
 _SILENT = "check whether the operator runs: `kubectl get pods -A -l app.kubernetes.io/component=operator`."
+_NEWER = "This command does not know the reason; a newer MARLaaS set it."
+_UNKNOWN = {
+    "RoleFailed": "A process that the job needs ended again and again, and the run gave the job up.",
+    "ResultUnreadable": "The run cannot read the job's results.",
+}
+"""Reasons of runs on this machine that no object in a cluster has."""
 _CAUSES = {
     Reason.WAITING_FOR_POOL: "RolloutReady",
     Reason.WAITING_FOR_TRAINER: "TrainerReady",
@@ -38,11 +44,13 @@ class ClusterContext:
 
     pools: the job's pools; without those that do not exist or that the user may not read.
     jobs: other jobs of the pools and of the tenant.
+    advice: of a run on this machine, the advice for a reason, instead of that of the reasons' table.
     """
 
     pools: Sequence[ClusterPoolView] = ()
     events: Sequence[ClusterEventView] = ()
     jobs: Sequence[ClusterJobView] = ()
+    advice: Callable[[str], str] | None = None
 
     @property
     def beside(self) -> JobsBeside:
@@ -66,7 +74,7 @@ def explain(job: ClusterJobView, around: ClusterContext, now: float) -> str:
     sentences = [_where(job, events, now), *_idle(job), *_why(job, now)]
     sentences += [sentence for pool in around.pools for sentence in _pool(job, pool, causes[pool.name])]
     sentences += [*expected_room(job, around.beside, around.pools, now), *_unseen(job, now)]
-    sentences += [*_warning(events, " ".join(sentences), now), *_advice(job, cause)]
+    sentences += [*_warning(events, " ".join(sentences), now), *_advice(job, around, cause)]
     return visible("\n".join([" ".join(sentences), *_last_words(job)]))
 
 
@@ -144,7 +152,7 @@ def _why(job: ClusterJobView, now: float) -> Iterator[str]:
         return
     reason, message = job.status.reason, (job.status.message or "").strip()
     text = text_of(reason)
-    meaning = text.meaning if text is not None else "This command does not know the reason; a newer MARLaaS set it."
+    meaning = text.meaning if text is not None else _UNKNOWN.get(reason, _NEWER)
     fault = _fault_since(job.status) if text is not None and text.stage is ReasonStage.FAULTY else None
     since = f" (for {_ago(fault, now)})" if fault is not None else ""
     yield f"{reason}{since}: {meaning}"
@@ -226,8 +234,13 @@ def _is_over(warning: ClusterEventView, events: Sequence[ClusterEventView]) -> b
     )
 
 
-def _advice(job: ClusterJobView, cause: Condition | None) -> Iterator[str]:
+def _advice(job: ClusterJobView, around: ClusterContext, cause: Condition | None) -> Iterator[str]:
     if job.status is None:
+        return
+    if around.advice is not None:
+        advice = around.advice(job.status.reason or "")
+        yield f"What to do: {advice}" if advice else "There is nothing to do."
+        yield from _published(job.status)
         return
     reason = Reason.DELETING if job.deleted_at is not None else cause.reason if cause is not None else job.status.reason
     text = text_of(reason or "")
@@ -238,7 +251,7 @@ def _advice(job: ClusterJobView, cause: Condition | None) -> Iterator[str]:
         return
     whom = " (platform team)" if _actor(job.status, text, cause) is Actor.PLATFORM else ""
     yield f"What to do{whom}: {text.advice.replace('NAME', f'{job.name} -n {job.namespace}')}"
-    yield from (f"Agent {agent.name}: {agent.adapter}." for agent in _published(job.status))
+    yield from _published(job.status)
 
 
 def _actor(status: RLJobStatus, text: Text, cause: Condition | None) -> Actor:
@@ -252,8 +265,10 @@ def _actor(status: RLJobStatus, text: Text, cause: Condition | None) -> Actor:
     return Actor.TENANT if sandbox is not None and sandbox.reason == status.reason else Actor.PLATFORM
 
 
-def _published(status: RLJobStatus) -> tuple[AgentStatus, ...]:
-    return tuple(agent for agent in status.agents if agent.adapter) if status.phase == "Succeeded" else ()
+def _published(status: RLJobStatus) -> Iterator[str]:
+    """Yield the location of each adapter of a succeeded job."""
+    agents = status.agents if status.phase == "Succeeded" else ()
+    yield from (f"Agent {agent.name}: {agent.adapter}." for agent in agents if agent.adapter)
 
 
 def _last_words(job: ClusterJobView) -> Iterator[str]:

@@ -120,6 +120,11 @@ class JobWatch:
         self._show(supervisor, answered)
         return bool(desired)
 
+    def told(self) -> tuple[Progress, ...]:
+        """Return the last progress of the jobs, with the failure of those that the runner gave up."""
+        views = [self._view(job, time.time()) for job in self.jobs]
+        return tuple(view.progress for view in views if view.progress is not None)
+
     async def results(self) -> list[JobResult]:
         """Return the results of all jobs, with their files written."""
         with suppress(Retryable, TimeoutError):
