@@ -82,7 +82,7 @@ PRESENTATIONS = {
             ("Phase", "string", ".status.phase", 0),
             ("Step", "string", ".status.progress", 0),
             ("Reward", "number", ".status.reward", 0),
-            ("Version", "integer", ".status.agents[0].policyVersion", 0),
+            ("Version", "string", ".status.versions", 0),
             ("Reason", "string", ".status.reason", 0),
             _AGE,
             ("Staleness", "number", ".status.staleness", 1),

@@ -43,12 +43,18 @@ def test_both_agents_of_a_job_are_trained(ended: Object) -> None:
     assert all(1 <= version <= STEPS for version in versions.values()), versions
 
 
-def test_kubectl_get_shows_the_version_of_the_first_agent(platform: Platform, ended: Object) -> None:
+def test_kubectl_get_shows_the_versions_of_both_agents(platform: Platform, ended: Object) -> None:
     heading, row = platform.kubectl("get", "rljobs", "-n", TEAM).splitlines()
     shown = dict(zip(heading.split(), row.split(), strict=False))
     expected = {"NAME": NAME, "POOL": "tiny", "PHASE": "Succeeded", "STEP": f"{STEPS}/{STEPS}"}
     assert shown | expected == shown
-    assert int(shown["VERSION"]) == ended["agents"][0]["policyVersion"]
+    assert shown["VERSION"] == ended["versions"] == "/".join(str(one["policyVersion"]) for one in ended["agents"])
+
+
+def test_both_agents_have_rewards_and_evaluations_of_their_own(ended: Object) -> None:
+    for one in ended["agents"]:
+        assert {"reward", "evalBefore", "evalLast", "staleness"} <= one.keys(), one
+    assert ended["evalLast"] == pytest.approx(sum(one["evalLast"] for one in ended["agents"]) / len(AGENTS), abs=2e-3)
 
 
 def test_each_agents_adapter_is_fetched_by_its_name(platform: Platform, ended: Object, tmp_path: Path) -> None:

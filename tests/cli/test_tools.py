@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,11 @@ SPEC = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "traini
 REF = JobRef("a", "one", "u1")
 
 
-def write_run(root: Path, model_path: str = "/m") -> Path:
+def write_run(root: Path, model_path: str = "/m", agents: Sequence[dict[str, object]] = ()) -> Path:
     """The folder of a run of job `a/one` that has only begun; return the job's folder."""
     body = {"namespace": "a", "job": "one", "uid": "u1", "pool": "tiny", "tenant": "a"}
-    document = JobDocument(**body, spec=job_spec(RLJobSpec.model_validate(SPEC)))
+    spec = {**SPEC, "agents": list(agents)} if agents else SPEC
+    document = JobDocument(**body, spec=job_spec(RLJobSpec.model_validate(spec)))
     pool = pool_spec(ModelPoolSpec.model_validate({"model": {"builtin": "tiny"}}))
     with hold(root) as folder:
         folder.write_record(
@@ -58,17 +60,33 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with an adapter that changes nothing, as version 0 does."""
+def save_adapter(folder: Path, *, changes_replies: bool = False) -> None:
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    model, root = prepare("tiny"), tmp_path_factory.mktemp("runs") / "out"
-    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    adapter = write_run(root, str(model)) / "adapter"
-    get_peft_model(base, LoraConfig(r=4, target_modules="all-linear")).save_pretrained(adapter)
+    base = AutoModelForCausalLM.from_pretrained(prepare("tiny"), dtype=torch.float32)
+    torch.manual_seed(0)
+    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=not changes_replies)
+    get_peft_model(base, config).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with an adapter that changes nothing, as version 0 does."""
+    root = tmp_path_factory.mktemp("runs") / "out"
+    save_adapter(write_run(root, str(prepare("tiny"))) / "adapter")
+    return root
+
+
+@pytest.fixture(scope="module")
+def team(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three agents: `solver` and `second` play a policy whose adapter changes nothing, and critic's changes all replies."""
+    root = tmp_path_factory.mktemp("teams") / "out"
+    agents = [{"name": "solver"}, {"name": "critic"}, {"name": "second", "policy": {"of": "solver"}}]
+    adapters = write_run(root, str(prepare("tiny")), agents) / "adapter"
+    save_adapter(adapters / "solver")
+    save_adapter(adapters / "critic", changes_replies=True)
     return root
 
 
@@ -128,6 +146,33 @@ def test_both_sides_answer_what_is_asked_by_option(trained: Path) -> None:
     assert first == {"prompt": "reverse: hello", "base": first["adapter"], "adapter": first["adapter"]}
     assert first["base"]
     assert second["prompt"] == "again"
+
+
+@pytest.mark.parametrize(("agent", "is_changed"), [("solver", False), ("second", False), ("critic", True)])
+def test_of_several_agents_the_one_that_is_asked_for_answers(team: Path, agent: str, is_changed: bool) -> None:
+    options = ("--agent", agent, "--greedy", "--max-tokens", "8", "-p", "reverse: hello", "--json")
+    result = invoke("chat", str(team), *options)
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert (told["adapter"] != told["base"]) is is_changed
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "a/one has several agents: choose one with --agent solver or --agent critic"),
+        (("--agent", "judge"), "a/one has no agent judge: its agents are solver, critic"),
+    ],
+)
+def test_an_agent_of_several_is_chosen_by_name(team: Path, options: tuple[str, ...], words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        raise invoke("chat", str(team), *options, "-p", "x").exception
+
+
+def test_usage_has_a_line_of_each_policy_of_several(team: Path) -> None:
+    lines = invoke("usage", str(team)).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["TENANT", "a", "a/one", "solver", "critic"]
+    assert set(json.loads(invoke("usage", str(team), "--json").stdout)["agents"]) == {"solver", "critic"}
 
 
 def test_lines_from_a_pipe_are_answered_side_by_side(trained: Path) -> None:

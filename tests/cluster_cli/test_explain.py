@@ -8,7 +8,7 @@ import yaml
 
 from marlaas.cluster.errors import AccessDenied
 from marlaas.cluster.explain import ClusterContext, explain
-from marlaas.cluster.views import event_view, job_view, pool_view, running_beside
+from marlaas.cluster.views import ClusterJobView, event_view, job_view, jobs_beside, pool_view
 from marlaas_api.reason_texts import NOTHING, TEXTS, ReasonStage
 from marlaas_api.reasons import Reason
 
@@ -19,10 +19,12 @@ NOW = 1_800_000_000.0
 PHASES = {ReasonStage.WAITING: "Queued", ReasonStage.ENDED: "Succeeded", ReasonStage.FAILED: "Failed"}
 
 
-def _job(status: dict[str, Any] | None, agents: list[dict[str, Any]] | None = None, **meta: Any) -> dict[str, Any]:
+def _job(
+    status: dict[str, Any] | None, agents: list[dict[str, Any]] | None = None, spec: Any = None, **meta: Any
+) -> dict[str, Any]:
     fixed = {"name": "reverse", "namespace": "team-a", "uid": "u1", "creationTimestamp": "2027-01-15T07:50:00Z"}
-    spec = {"poolRef": {"name": "tiny"}, "backoffLimit": 6, **({"agents": agents} if agents else {})}
-    return {"metadata": {**fixed, **meta}, "spec": spec, "status": status}
+    plain = {"poolRef": {"name": "tiny"}, "backoffLimit": 6, **({"agents": agents} if agents else {})}
+    return {"metadata": {**fixed, **meta}, "spec": {**plain, **(spec or {})}, "status": status}
 
 
 def _pool(status: dict[str, Any], name: str = "tiny") -> dict[str, Any]:
@@ -31,13 +33,18 @@ def _pool(status: dict[str, Any], name: str = "tiny") -> dict[str, Any]:
 
 
 def _said(scene: dict[str, Any]) -> str:
-    job = job_view(_job(scene.get("status"), **scene.get("metadata", {})))
+    job = job_view(_job(scene.get("status"), scene.get("agents"), scene.get("spec"), **scene.get("metadata", {})))
     pools = [pool_view(_pool(scene["pool"]))] if "pool" in scene else []
     events = [event_view({"metadata": {}, **body}) for body in scene.get("events", [])]
-    running = [
-        job_view(_job({"phase": "Running", **status}, name=name)) for name, status in scene.get("running", {}).items()
-    ]
-    return explain(job, ClusterContext(pools, events, running), NOW)
+    jobs = [_other(scene, phase, name) for phase in ("Running", "Queued") for name in scene.get(phase.lower(), {})]
+    return explain(job, ClusterContext(pools, events, jobs), NOW)
+
+
+def _other(scene: dict[str, Any], phase: str, name: str) -> ClusterJobView:
+    """A job of the scene's `running` or `queued`: fields of its status, with `agents`, `spec` and `metadata` of its own."""
+    status = dict(scene[phase.lower()][name])
+    agents, spec, meta = status.pop("agents", None), status.pop("spec", None), status.pop("metadata", {})
+    return job_view(_job({"phase": phase, **status}, agents, spec, name=name, **meta))
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene["scene"])
@@ -94,18 +101,25 @@ class Kubectl:
     def list(self, kind: str, *options: str) -> list[dict[str, Any]]:
         if options and not self.may:
             raise AccessDenied("forbidden")
-        one = _job({"phase": "Running"}, name="here")
+        elsewhere = {"poolRef": {"name": "big"}}
         return [
-            one,
-            _job({"phase": "Queued"}, name="waits"),
-            *([_job({"phase": "Running"}, name="there")] * len(options)),
+            _job({"phase": "Queued"}, name="itself"),
+            _job({"phase": "Running"}, name="here", uid="u2"),
+            _job({"phase": "Queued", "tenant": "other"}, None, elsewhere, name="of-neither", uid="u3"),
+            _job({"phase": "Queued"}, None, elsewhere, name="of-the-tenant", uid="u4"),
+            *([_job({"phase": "Running", "tenant": "other"}, name="there", uid="u5")] * len(options)),
         ]
 
 
 @pytest.mark.parametrize(
     ("reason", "may", "names"),
-    [("WaitingForSlots", True, ["here", "there"]), ("Preempted", False, ["here"]), ("WaitingForPool", True, [])],
+    [
+        ("WaitingForSlots", True, ["here", "of-the-tenant", "there"]),
+        ("Preempted", False, ["here", "of-the-tenant"]),
+        ("OverQuota", False, ["here", "of-the-tenant"]),
+        ("WaitingForPool", True, []),
+    ],
 )
 def test_the_jobs_beside_it_are_those_that_the_user_may_read(reason: str, may: bool, names: list[str]) -> None:
     job = job_view(_job({"phase": "Queued", "reason": reason}))
-    assert [one.name for one in running_beside(Kubectl(may), job)] == names  # type: ignore[arg-type]
+    assert [one.name for one in jobs_beside(Kubectl(may), job)] == names  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from typing import Any
 from marlaas.cluster.errors import ClusterSilent
 from marlaas.cluster.watching import ClusterWatch, headline, view
 from marlaas.local.report import Report
-from marlaas.local.table import JobView, cells, cells_of_many
+from marlaas.local.table import JobView, agent_cells, cells, cells_of_many
 from marlaas.local.tenants import by_tenant
 
 SPEC = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 8}}
@@ -90,6 +90,16 @@ def test_a_row_reads_as_in_a_local_run() -> None:
         "tokens": 200,
         "agents": [{"name": "policy", "policyVersion": 3, "usage": {"generatedTokens": 100, "trainedTokens": 90}}],
     }
+    team = view(
+        _job(
+            **status | {"agents": [{"name": "a", "policyVersion": 2, "reward": 0.5, "evalBefore": 0.25}, {"name": "b"}]}
+        ),
+        0.0,
+    )
+    assert [[cell for cell in line if cell] for line in agent_cells(team)] == [
+        ["  a", "2", "0.50", "0.25", "0.00"],
+        ["  b", "·", "·", "·", "0.00"],
+    ]
     row = ("a/sums", "Running", "3/8", "3", "0.25", "0.10 → 0.20", "1,234", "0.50", "env 2", "·")
     shown = view(_job(**status), 0.0)
     assert cells(shown) == row

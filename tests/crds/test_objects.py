@@ -107,7 +107,7 @@ COLUMNS = {
         ["Name", "Pool", "Phase", "Step", "Reward", "Version", "Reason", "Age"],
         ["Staleness", "Tokens/s", "Tenant", "Eval", "Generated", "Trained", "Wasted"],
         [
-            *("full", "full", "Running", "12/200", 0.412, 12, "Training"),
+            *("full", "full", "Running", "12/200", 0.412, "12/0", "Training"),
             *(0.75, 812.4, "research", 0.39, 1234567, 1000000, 190567),
         ],
     ),
@@ -140,7 +140,7 @@ def test_kubectl_get_shows_these_columns(api: Api, name: str) -> None:
 def test_kubectl_prints_a_line_per_job_that_people_can_read(plane: ControlPlane) -> None:
     heading, line = plane.kubectl("get", "rlj").splitlines()
     assert heading.split() == ["NAME", "POOL", "PHASE", "STEP", "REWARD", "VERSION", "REASON", "AGE"]
-    assert re.fullmatch(r"full +full +Running +12/200 +0\.412 +12 +Training +\d+s", line)
+    assert re.fullmatch(r"full +full +Running +12/200 +0\.412 +12/0 +Training +\d+s", line)
     heading, line = plane.kubectl("get", "rljobs", "-o", "wide").splitlines()
     assert heading.split()[-7:] == ["STALENESS", "TOKENS/S", "TENANT", "EVAL", "GENERATED", "TRAINED", "WASTED"]
     assert line.split()[-7:] == ["0.75", "812.4", "research", "0.39", "1234567", "1000000", "190567"]

@@ -47,14 +47,16 @@ def _own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
-def played(name: str, args: dict[str, object], index: int = 0) -> tuple[Outcome, EpisodeState]:
-    state = EpisodeState(AGENTS, ScriptedReplies(["a"] * 4))
-    return play_episode(resolve(name, args).create(), Task(Split.TRAIN, index, 0), state), state
+def played(name: str, args: dict[str, object], index: int = 0) -> tuple[Outcome, EpisodeState, ScriptedReplies]:
+    channel = ScriptedReplies(["a"] * 4)
+    state = EpisodeState(AGENTS, channel)
+    return play_episode(resolve(name, args).create(), Task(Split.TRAIN, index, 0), state), state, channel
 
 
 def test_the_agents_that_it_names_may_speak_and_the_others_keep_their_rewards():
-    outcome, state = played("own_teams:play", {})
+    outcome, state, channel = played("own_teams:play", {})
     assert state.may_speak == {"solver"}
+    assert channel.may_speak == ("solver",)
     drawn = Task(Split.TRAIN, 0, 0).rng.random()
     assert outcome.rewards == {"solver": drawn, "critic": 0.5}, "`agents_of` has used a copy of the task"
 
@@ -66,8 +68,11 @@ def test_a_call_of_another_agent_is_a_fault_of_the_environment(calls):
 
 
 def test_a_class_may_name_other_agents_for_each_task():
-    named = {played("own_teams:Team", {}, index)[1].may_speak for index in range(10)}
-    assert named == {frozenset({"solver"}), frozenset(AGENTS)}
+    plays = [played("own_teams:Team", {}, index) for index in range(10)]
+    assert {state.may_speak for _, state, _ in plays} == {frozenset({"solver"}), frozenset(AGENTS)}
+    assert {channel.may_speak for _, _, channel in plays} == {("solver",), ()}, (
+        "nothing is reported if a task may call all"
+    )
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,9 @@ class OrderedReplies:
             self.requests.append(request)
         return Reply(f"{request.agent}{request.number}", num_tokens=1, turn=request.number)
 
+    def may_call(self, agents) -> None:
+        pass
+
     def tool(self, is_open, rewards) -> None:
         pass
 

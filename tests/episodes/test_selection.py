@@ -4,15 +4,24 @@ import random
 import pytest
 
 from marlaas.episodes.record import joined
-from marlaas.episodes.selection import EpisodeFilter, EpisodeOrder, JobContext, advantages_of, chosen, placed
+from marlaas.episodes.selection import (
+    Comparison,
+    EpisodeFilter,
+    EpisodeOrder,
+    JobContext,
+    chosen,
+    comparison_of,
+    placed,
+)
 from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJobSpec
-from marlaas_api.messages import FaultClass, JobSpec, StepOutcome, StepRecord
+from marlaas_api.messages import Choice, FaultClass, JobSpec, StepOutcome, StepRecord
 from marlaas_api.messages.job_spec import AgentSettings, PolicySettings, RewardShare
 from marlaas_api.names import Split, eval_group
 from marlaas_api.wire import pack_ids
 
 POLICY = AgentSettings(name="policy")
+CENTRED = Comparison("centred")
 
 
 def _step(ref, number: int, *indices: int) -> StepRecord:
@@ -21,15 +30,9 @@ def _step(ref, number: int, *indices: int) -> StepRecord:
     return StepRecord(**body, **figures, outcome=StepOutcome.COMMITTED, indices=indices)
 
 
-def _centred(members, agent):
-    rewards = [one.rewards[agent.name] for one in members]
-    mean = sum(rewards) / len(rewards)
-    return [reward - mean for reward in rewards]
-
-
 @pytest.fixture
 def around(ref):
-    return JobContext("team-a/reverse", 2, (_step(ref, 0, 0, 2), _step(ref, 1, 1)), _centred, (POLICY,))
+    return JobContext("team-a/reverse", 2, CENTRED, (_step(ref, 0, 0, 2), _step(ref, 1, 1)), (POLICY,))
 
 
 @pytest.fixture
@@ -89,20 +92,65 @@ def members(episode, turn):
 
 
 def test_an_advantage_is_the_trainers_own(members):
-    assert advantages_of(_spec("grpo"))(members, POLICY) == pytest.approx([1.0, -1.0], abs=1e-5)
-    assert advantages_of(_spec("dr-grpo"))(members, POLICY) == [0.5, -0.5]
-    assert advantages_of(_spec("rloo"))(members, POLICY) == [1.0, -1.0]
+    assert comparison_of(_spec("grpo")).of_members(members, POLICY, None) == pytest.approx([1.0, -1.0], abs=1e-5)
+    assert comparison_of(_spec("dr-grpo")).of_members(members, POLICY, None) == [0.5, -0.5]
+    assert comparison_of(_spec("rloo")).of_members(members, POLICY, None) == [1.0, -1.0]
 
 
 def test_an_overlong_reply_is_punished_where_the_algorithm_does_so(members):
     """dapo with 4 tokens: the second reward becomes 0 - 1; standardised, two rewards are at plus and minus one all the same."""
     third = members[0].model_copy(update={"rewards": {"policy": 0.0}})
-    found = advantages_of(_spec("dapo", overlong={"tokens": 4}))([*members, third], POLICY)
+    found = comparison_of(_spec("dapo", overlong={"tokens": 4})).of_members([*members, third], POLICY, None)
     assert found == pytest.approx([reward / math.sqrt(2 / 3) for reward in (1.0, -1.0, 0.0)], abs=1e-5)
 
 
-def test_what_a_group_alone_cannot_tell_is_not_made_up():
-    assert advantages_of(_spec("reinforce++")) is None
+def test_what_a_group_alone_cannot_tell_is_not_made_up(members):
+    assert comparison_of(_spec("reinforce++")).of_members(members, POLICY, None) == []
+
+
+def test_with_a_running_mean_an_advantage_is_the_difference_to_the_mean_before_the_step(ref, episode, turn):
+    """The metrics of a step have the mean after it; a step that trains nothing changes none, and groups may have one member."""
+    agents = [
+        AgentSettings(name="a"),
+        AgentSettings(name="second", policy=PolicySettings(of="a")),
+        AgentSettings(name="b"),
+    ]
+    means = [{"a/baseline": 0.5, "a/baseline_second": -0.25, "b/baseline": 2.0}, {}, {"a/baseline": 9.0}]
+    steps = [_step(ref, number, number).model_copy(update={"metrics": own}) for number, own in enumerate(means)]
+    records = []
+    for index in range(4):
+        one = episode(index, 0, rewards={"a": 1.0, "second": 1.0, "b": 1.0})
+        records.append(joined(one, [turn(one, number, agent=agent.name) for number, agent in enumerate(agents)]))
+    spec = _spec("grpo", baseline={"type": "running-mean"})
+    found = placed(records, JobContext("team-a/reverse", 1, comparison_of(spec), steps, agents))
+    later = {"a": 0.5, "second": 1.25, "b": -1.0}
+    assert [dict(one.advantages) for one in found] == [{"a": 1.0, "second": 1.0, "b": 1.0}, later, later, {}]
+    alone = [AgentSettings(name="a")]
+    steps = [_step(ref, number, number).model_copy(update={"metrics": {"baseline": 0.25}}) for number in range(2)]
+    found = placed(records[:2], JobContext("team-a/reverse", 1, comparison_of(spec), steps, alone))
+    assert [dict(one.advantages) for one in found] == [{"a": 1.0}, {"a": 0.75}]
+
+
+def test_candidates_are_compared_with_each_other_and_an_episode_of_nothing_else_has_no_advantage(ref, episode, turn):
+    choices = (
+        Choice(agent="policy", turns=(1, 2), rewards=(1.0, 0.0)),
+        Choice(agent="judge", turns=(3,), rewards=(1.0,)),
+    )
+    one, other = episode(0, 0, 1.0, choices=choices), episode(0, 1, 0.0)
+    last = episode(1, 0, 1.0, choices=choices[:1])
+    records = [
+        joined(one, [turn(one, number) for number in range(3)]),
+        joined(other, [turn(other)]),
+        *(
+            joined(each, [turn(each, number) for number in (1, 2)])
+            for each in (last, episode(1, 1, 0.0, choices=choices[:1]))
+        ),
+    ]
+    found = placed(records, JobContext("team-a/reverse", 2, CENTRED, (), (POLICY,)))
+    assert [dict(each.advantages) for each in found] == [{"policy": 0.5}, {"policy": -0.5}, {}, {}]
+    assert [dict(each.candidates) for each in found[:2]] == [{("policy", 1): 0.5, ("policy", 2): -0.5}, {}]
+    held_out = records[0].model_copy(update={"split": Split.EVAL})
+    assert placed([held_out], JobContext("team-a/reverse", 1, CENTRED, (), (POLICY,)))[0].candidates == {}
 
 
 def test_agents_are_compared_where_they_spoke_with_the_rewards_that_train_them(ref, episode, turn, around):
@@ -121,5 +169,5 @@ def test_agents_are_compared_where_they_spoke_with_the_rewards_that_train_them(r
         for one, names in zip(plays, spoken, strict=True)
     ]
     spec = _spec("dr-grpo")
-    found = placed(records, JobContext("team-a/reverse", 2, (), advantages_of(spec), agents))
+    found = placed(records, JobContext("team-a/reverse", 2, comparison_of(spec), (), agents))
     assert [dict(one.advantages) for one in found] == [{"a": -1.0}, {"a": 1.0}]

@@ -35,10 +35,20 @@ def test_an_episode_shows_every_turn_tool_answer_and_what_it_earned(episode, tur
 def test_a_candidate_shows_its_own_reward(episode, turn):
     one = episode(choices=[Choice(agent="policy", turns=(1, 2), rewards=(0.5, 0.25))])
     record = joined(one, [turn(one, 0), turn(one, 1, "first"), turn(one, 2, "second")])
-    text = _text(Played("a/b", record))
-    assert "policy: first  [stop, 3 tokens, candidate with reward 0.5]" in text
+    played = Played("a/b", record, candidates={("policy", 1): 0.125})
+    text = _text(played)
+    assert "policy: first  [stop, 3 tokens, candidate with reward 0.5, advantage +0.12]" in text
     assert "policy: second  [stop, 3 tokens, candidate with reward 0.25]" in text
+    told = json.loads(as_json(played))
+    assert told["candidate_advantages"] == [{"agent": "policy", "turn": 1, "advantage": 0.125}]
     assert text.count("candidate") == 2
+
+
+def test_the_heading_names_the_version_of_each_agent_that_spoke(episode, turn):
+    one = episode(rewards={"caller": 1.0, "reader": 1.0})
+    turns = [turn(one, 0, agent="caller", version=4), turn(one, 1, agent="reader", version=2)]
+    assert "versions caller 4, reader 2 · " in _text(Played("a/b", joined(one, turns)))
+    assert "version caller 4 · " in _text(Played("a/b", joined(one, turns[:1])))
 
 
 def test_what_did_not_go_well_is_said(episode, turn):

@@ -6,6 +6,7 @@ from tests.harness import a_progress, job_document
 from marlaas.episodes.record import joined
 from marlaas.episodes.usage import sums_by_tenant, usage_of
 from marlaas_api.messages import Choice, FaultClass, Meter, StepOutcome, StepRecord, UsageAmounts
+from marlaas_api.messages.job_spec import PolicySettings
 from marlaas_api.names import Split, eval_group
 from marlaas_api.wire import pack_ids
 
@@ -79,8 +80,32 @@ def test_a_group_may_train_one_policy_and_not_another(document, episode, turn, s
         ids = [pack_ids(list(range(size))) for size in (3, 20)]
         records.append(joined(one, [turn(one, n, agent=agents[n].name, output_ids=own) for n, own in enumerate(ids)]))
     stale_free = [steps[0].model_copy(update={"num_dropped": 0, "dropped_tokens": 0})]
-    amounts = usage_of(document, records, stale_free, None).amounts
-    assert (amounts.trained_tokens, amounts.zero_variance_tokens) == (6, 40)
+    row = usage_of(document, records, stale_free, None)
+    assert (row.amounts.trained_tokens, row.amounts.zero_variance_tokens) == (6, 40)
+    assert (row.agents["policy"].trained_tokens, row.agents["critic"].zero_variance_tokens) == (6, 40)
+
+
+def test_the_parts_of_the_agents_are_the_whole_and_a_player_counts_for_its_policy(document, episode, turn, steps):
+    (policy,) = document.spec.agents
+    second = policy.model_copy(update={"name": "second", "policy": PolicySettings(of="policy")})
+    agents = (policy, second, policy.model_copy(update={"name": "critic"}))
+    document = document.model_copy(update={"spec": document.spec.model_copy(update={"agents": agents})})
+    used = {"critic": UsageAmounts(stale_tokens=7, trainer_s=2.5), "policy": UsageAmounts(trainer_s=1.5)}
+    records = []
+    for member in range(2):
+        one = episode(0, member, rewards=dict.fromkeys(("policy", "second", "critic"), float(member)), duration_s=3.0)
+        ids = [pack_ids(list(range(size))) for size in (3, 20, 100)]
+        records.append(joined(one, [turn(one, n, agent=agents[n].name, output_ids=own) for n, own in enumerate(ids)]))
+    steps = [steps[0].model_copy(update={"dropped_tokens": 7, "usage": used})]
+    row = usage_of(document, records, steps, a_progress(document, tokens=300, accelerator_s=9.0, trainer_s=4.0))
+    assert row.agents.keys() == {"policy", "critic"}
+    own, critic = row.agents["policy"], row.agents["critic"]
+    assert (own.generated_tokens, own.trained_tokens, own.sandbox_s, own.trainer_s) == (46, 46, 4.0, 1.5)
+    assert (critic.generated_tokens, critic.trained_tokens, critic.stale_tokens) == (200, 193, 7)
+    assert (critic.sandbox_s, critic.trainer_s, critic.engine_s) == (2.0, 2.5, 0.0)
+    assert (row.amounts.generated_tokens, row.amounts.unrecorded_tokens, row.amounts.engine_s) == (300, 54, 9.0)
+    parts = own + critic
+    assert (parts.prompt_tokens, parts.sandbox_s) == (row.amounts.prompt_tokens, row.amounts.sandbox_s)
 
 
 def test_every_generated_token_is_counted_once_by_what_became_of_it(document, records, steps):

@@ -51,9 +51,13 @@ def test_suspending_and_resuming_make_new_generations() -> None:
     assert resumed.lines == ("team-a/first: resumed",)
 
 
-def test_a_cancelled_job_leaves_the_run() -> None:
-    found = apply(RunChange(cancel=(FIRST.ref.key,)), FIRST, SECOND)
+@pytest.mark.parametrize("reason", ["Training", "Preempted", "WaitingForSlots"])
+def test_a_job_that_is_cancelled_while_it_runs_or_waits_leaves_the_run(reason: str) -> None:
+    waits = {} if reason == "Training" else {"phase": Phase.QUEUED, "admitted": False}
+    known = {FIRST.ref.key: a_progress(FIRST, reason=reason, step=2, **waits)}
+    found = apply(RunChange(cancel=(FIRST.ref.key,)), FIRST, SECOND, progress=known)
     assert (found.jobs, found.written, found.cancelled) == ((SECOND,), (), (FIRST,))
+    assert found.lines == ("team-a/first: cancelled; its files stay in the output folder",)
 
 
 @pytest.mark.parametrize(
@@ -87,21 +91,29 @@ def test_a_runner_that_is_busy_is_told_apart_from_one_that_has_taken_the_change(
     with hold(tmp_path) as folder:
         with pytest.raises(InvalidInput, match="nothing was changed"):
             ask(folder, RunChange(), timeout_s=0.0)
-        assert take(folder) == []
+        assert take(folder, tuple) == []
 
 
 def test_a_change_is_taken_once_and_one_of_another_version_is_refused(tmp_path: Path) -> None:
     with hold(tmp_path) as folder:
         (folder.changes / "1.json").write_text(RunChange(cancel=("a.b",)).model_dump_json())
         (folder.changes / "2.json").write_text('{"more": 1}')
-        (question,) = take(folder)
+        (question,) = take(folder, tuple)
         assert question.change.cancel == ("a.b",)
-        assert take(folder) == []
+        assert take(folder, tuple) == []
         question.answer(ChangeAnswer(lines=("done",)))
         assert ChangeAnswer.model_validate_json((folder.changes / "1.answer").read_bytes()).lines == ("done",)
         assert "another version" in (folder.changes / "2.answer").read_text()
         changes.forget(folder)
         assert not any(folder.changes.iterdir())
+
+
+def test_a_question_for_the_progress_is_answered_and_changes_nothing(tmp_path: Path) -> None:
+    known = a_progress(FIRST, step=2)
+    with hold(tmp_path) as folder:
+        (folder.changes / "1.json").write_text(RunChange(asks_progress=True).model_dump_json())
+        assert take(folder, lambda: (known,)) == []
+        assert ChangeAnswer.model_validate_json((folder.changes / "1.answer").read_bytes()).progress == (known,)
 
 
 def test_the_sandboxes_of_a_job_whose_modules_came_later_are_no_forks_of_the_common_parent(tmp_path: Path) -> None:
@@ -126,6 +138,10 @@ def test_a_job_is_added_and_another_cancelled_while_the_run_goes_on(place: Place
     place.script(pause_at=1)
     run = place.start()
     run.until(type="progress", step=1)
+    said = marlaas("why", "reverse", "--run", out)
+    assert said.stdout.startswith("team-a/reverse has been running for "), said.stderr
+    assert ", at step 1 of 3, version 1, " in said.stdout
+    assert "Admitted: The job is admitted to its pool" in said.stdout
     done = marlaas("submit", str(added), "--run", out)
     assert (done.returncode, done.stdout) == (0, "team-a/second: added\n"), done.stderr
     run.told_of(type="progress", job="team-a/second", step=1)
@@ -141,6 +157,8 @@ def test_a_job_is_added_and_another_cancelled_while_the_run_goes_on(place: Place
     assert place.steps("second") == [0, 1]
     assert place.steps("reverse") == [0]
     assert [job.ref.name for job in OutFolder(place.out).read_record().cancelled] == ["reverse"]
+    said = marlaas("why", "second", "--run", out).stdout
+    assert re.match(r"team-a/second succeeded .* ago, at step 2 of 2, version 2, ", said)
     late = marlaas("resume", "second", "--run", out)
     assert late.returncode == 2
     assert "no `marlaas run` uses" in late.stderr

@@ -4,11 +4,11 @@ import json
 import pytest
 from rich.console import Console
 
-from marlaas.local.display import PLAIN_PERIOD_S, JsonDisplay, LiveDisplay, PlainDisplay, choose, failures
+from marlaas.local.display import PLAIN_PERIOD_S, JsonDisplay, LiveDisplay, PlainDisplay, choose, failures, table
 from marlaas.local.report import Report
 from marlaas.local.results import JobResult
 from marlaas.local.table import JobView
-from marlaas_api.messages import Phase
+from marlaas_api.messages import AgentProgress, Phase, UsageAmounts
 
 
 class Clock:
@@ -82,6 +82,32 @@ def test_the_live_table_leaves_the_terminal_as_it_was(document, progress_of):
     display.close()
     display.close()
     assert "\x1b[?25h" in console.file.getvalue()
+
+
+@pytest.fixture
+def team(document, progress_of, evaluation) -> JobResult:
+    """A job of two agents after ten steps; the second one is never called."""
+    job = document(spec={"agents": [{"name": "caller"}, {"name": "reader"}], "training": {"steps": 10}})
+    agents = {"caller": AgentProgress(reward=0.31, eval_before=0.11), "reader": AgentProgress(reward=0.0)}
+    used = {"caller": UsageAmounts(generated_tokens=5), "reader": UsageAmounts(sandbox_s=1.0)}
+    done = progress_of(job, step=10, versions={"caller": 9, "reader": 0}, agents=agents, usage=used)
+    first = evaluation(job, 0, 0.05).model_copy(update={"rewards": {"caller": 0.11, "reader": 0.0}})
+    return JobResult(job, done, (), (first,))
+
+
+@pytest.mark.parametrize(("room", "shown"), [(3, True), (2, False)])
+def test_agents_of_a_job_have_rows_if_there_is_room(team, room, shown):
+    text = _text(table([JobView(team.document, team.progress)], room, 200))
+    assert "9/0" in text
+    assert ("  caller" in text) is ("  reader" in text) is ("0.31" in text) is shown
+
+
+def test_the_report_has_the_scores_of_each_agent_and_names_one_that_was_never_called(team, tmp_path):
+    text = _text(Report([team], tmp_path).rich())
+    (caller,) = (line.split() for line in text.splitlines() if line.strip().startswith("caller"))
+    assert caller == ["caller", "9", "0.11", "·"]
+    assert "team-a/reverse: Agent reader was called in no episode of 10 steps" in text
+    assert "signal" not in text
 
 
 @pytest.mark.parametrize("name", ["adapter", "curve.png", "steps.jsonl", "logs"])

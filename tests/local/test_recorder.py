@@ -49,7 +49,7 @@ async def test_episodes_are_written_with_their_turns_as_they_end(bus, tmp_path, 
         kept = list(read(folder.job(job.ref)))
     assert [one.member for one in kept] == [0, 1]
     assert [one.turns[0].text for one in kept] == ["reply 0", "reply 1"]
-    assert kept[0].versions == (2,)
+    assert kept[0].versions == {"policy": 2}
 
 
 async def test_a_runner_that_was_killed_before_its_ack_writes_nothing_twice(server, bus, tmp_path, document):

@@ -1,26 +1,24 @@
 import pytest
 
+from marlaas.local.eta import WINDOW_S, ProgressMark, advanced, eta_s
+from marlaas.local.idle import AgentActivity, idle
 from marlaas.local.plan import ProcessSpec
 from marlaas.local.table import (
     COLUMNS,
-    WINDOW_S,
     JobView,
     ProcessState,
-    ProgressMark,
-    advanced,
+    agent_cells,
     as_json,
     cells,
     duration,
-    eta_s,
     evaluation,
     faults,
     plain_line,
     status_line,
     versions,
     why,
-    without_signal,
 )
-from marlaas_api.messages import Phase
+from marlaas_api.messages import AgentProgress, Phase
 
 ROLLOUT = ProcessSpec("rollout", "rollout-0", pool="tiny")
 TRAINER = ProcessSpec("trainer", "trainer-0", pool="tiny")
@@ -68,13 +66,72 @@ def test_the_json_of_a_job_has_the_same_keys_as_the_summary_where_they_mean_the_
     assert content.items() >= expected.items()
 
 
+TEAM = {
+    "caller": AgentProgress(reward=0.5, eval_before=0.25, eval_last=0.75, staleness=0.5),
+    "reader": AgentProgress(reward=0.125, eval_before=0.5),
+    "past": AgentProgress(),
+}
+
+
+def a_team(document, progress_of) -> JobView:
+    agents = [{"name": "caller"}, {"name": "reader"}, {"name": "past", "policy": {"of": "caller", "versions": "past"}}]
+    job = document(spec={"agents": agents})
+    return JobView(job, progress_of(job, step=2, versions={"reader": 1, "caller": 2}, agents=TEAM))
+
+
+def test_a_job_of_several_agents_has_a_line_of_each(document, progress_of):
+    view = a_team(document, progress_of)
+    assert cells(view)[3] == "2/1", "versions of the policies, in the order of the manifest"
+    assert {len(line) for line in agent_cells(view)} == {len(COLUMNS)}
+    assert [[cell for cell in line if cell] for line in agent_cells(view)] == [
+        ["  caller", "2", "0.50", "0.25 → 0.75", "0.50"],
+        ["  reader", "1", "0.12", "0.50", "0.00"],
+        ["  past", "2", "·", "·", "0.00"],
+    ]
+    assert "; reader: version 1, reward 0.12, eval 0.50, staleness 0.00; past: " in plain_line(view)
+    assert as_json(view)["agents"]["caller"] == {
+        "reward": 0.5,
+        "evalBefore": 0.25,
+        "evalLast": 0.75,
+        "staleness": 0.5,
+    }
+
+
+def test_a_job_of_one_agent_has_no_line_of_it(document, progress_of):
+    for progress in (None, progress_of(document(), agents={"policy": TEAM["caller"]})):
+        view = JobView(document(), progress)
+        assert agent_cells(view) == []
+        assert "agents" not in as_json(view)
+
+
 @pytest.mark.parametrize(
-    ("step", "newest", "idle"),
+    ("step", "newest", "num_idle"),
     [(30, 0, 30), (30, 15, 15), (30, 16, None), (2, 0, None), (3, 0, 3), (0, 0, None), (30, None, None)],
 )
-def test_many_steps_without_signal_are_told(step, newest, idle):
-    words = without_signal(step, newest)
-    assert words.startswith(f"{idle} of {step} steps had no signal: ") if idle is not None else words == ""
+def test_many_steps_without_signal_are_told(step, newest, num_idle):
+    told = idle(step, [AgentActivity("policy", newest, tokens=0)])
+    assert [words[: words.index(":")] for words in told] == (
+        [] if num_idle is None else [f"{num_idle} of {step} steps had no signal"]
+    )
+
+
+def test_of_several_agents_those_without_signal_or_calls_are_named_and_frozen_ones_need_no_signal():
+    team = [
+        AgentActivity("learns", 9, tokens=5),
+        AgentActivity("flat", 1, tokens=5),
+        AgentActivity("unknown", 0),
+        AgentActivity("mute", 0, tokens=0),
+        AgentActivity("judge", 0, is_trained=False, tokens=5),
+        AgentActivity("critic", 0, is_trained=False, tokens=0),
+    ]
+    told = idle(10, team)
+    assert [words[: words.index(":")] for words in told] == [
+        "9 of 10 steps had no signal for agent flat",
+        "10 of 10 steps had no signal for agent unknown",
+        "Agent mute was called in no episode of 10 steps, and has learned nothing",
+        "Agent critic was called in no episode of 10 steps",
+    ]
+    assert idle(2, team) == []
 
 
 @pytest.mark.parametrize(

@@ -25,17 +25,17 @@ from marlaas_api.wire import decode_as, encode
 FILE = "adapter_model.safetensors"
 
 
-async def publish(bus: Bus, blobs: Blobs, document: JobDocument, *contents: bytes) -> None:
+async def publish(bus: Bus, blobs: Blobs, document: JobDocument, *contents: bytes, agent: str = "policy") -> None:
     """Versions 0, 1, … with a file of this content, each with the one before as its parent."""
     parent = None
     for version, content in enumerate(contents):
-        body = {"agent": "policy", "version": version, "step": version - 1, "parent": parent, "rank": 8}
+        body = {"agent": agent, "version": version, "step": version - 1, "parent": parent, "rank": 8}
         files = {FILE: await blobs.put("team-a", FILE, content)}
         manifest = Manifest(**identity(document), **body, files=files, state=None, tensor_digests={}, probes=())
         parent = await blobs.put("team-a", "manifest", encode(manifest))
     bucket = await bus.bucket(subjects.POLICY)
     record = PolicyRecord(uid=document.uid, version=len(contents) - 1, manifest=parent)
-    await bucket.put(subjects.policy_key(document.namespace, document.job, "policy"), encode(record))
+    await bucket.put(subjects.policy_key(document.namespace, document.job, agent), encode(record))
 
 
 @dataclass
@@ -96,6 +96,30 @@ async def test_an_export_goes_where_the_job_says(scene, document, progress_of, t
     await scene.publish(job, progress_of)
     await scene.watch(job).results()
     assert (tmp_path / "mine" / FILE).read_bytes() == b"reverse"
+
+
+async def test_of_several_agents_each_policy_has_a_folder_of_its_own_for_its_adapter_and_its_export(
+    scene, document, progress_of, tmp_path
+):
+    agents = [{"name": "solver"}, {"name": "critic"}, {"name": "second", "policy": {"of": "solver"}}]
+    job = document(spec={"agents": agents, "export": {"path": str(tmp_path / "mine")}})
+    for agent, versions in (("solver", (b"v0", b"v1", b"solver 2")), ("critic", (b"critic 0",))):
+        await publish(scene.bus, scene.blobs, job, *versions, agent=agent)
+    newest, promoted = {"solver": 2, "critic": 0}, {"solver": 1, "critic": 0}
+    for progress, solver in (
+        (progress_of(job, versions=newest), b"solver 2"),
+        (progress_of(job, phase=Phase.SUCCEEDED, versions=newest, promoted=promoted, step=3), b"v1"),
+    ):
+        await (await scene.bus.bucket(subjects.PROGRESS)).put(job.ref.key, encode(progress))
+        await scene.watch(job).results()
+        folder = scene.folder.job(job.ref) / "adapter"
+        assert {path.name: (path / FILE).read_bytes() for path in folder.iterdir()} == {
+            "solver": solver,
+            "critic": b"critic 0",
+        }
+        assert (tmp_path / "mine").exists() is progress.phase.final
+    exported = {path.name: (path / FILE).read_bytes() for path in (tmp_path / "mine").iterdir()}
+    assert exported == {"solver": b"v1", "critic": b"critic 0"}
 
 
 async def test_an_output_folder_that_takes_no_more_ends_the_run(scene, document, progress_of):

@@ -68,6 +68,7 @@ HELD_OUT = {"split": Split.EVAL, "index": 1, "group": "uid-sums-e1v1", "episode"
         ({"group": "uid-sums-t5v3", "episode": "uid-sums-t5v3-1-1"}, "not a group name"),
         ({"group": f"uid-sums-t{'9' * 5000}", "episode": f"uid-sums-t{'9' * 5000}-1-1"}, "not a group name"),
         ({"rewards": {"policy": 0.5, "x" * 1000: 1.0}}, "not an agent of the job"),
+        ({"may_speak": ("critic",)}, "'critic', which is not an agent of the job"),
         ({"leaves": {"policy": (0,), "critic": (0,)}}, "'critic', which is not an agent"),
         ({"metrics": {"\x1b[2Jx": 1.0}}, r"a metric named '\\x1b\[2Jx'"),
         ({"metrics": {"x" * 1000: 1.0}}, "a metric named 'xxx"),

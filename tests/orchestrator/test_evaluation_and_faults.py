@@ -3,12 +3,13 @@
 import pytest
 from tests.harness import an_episode, identity
 
-from marlaas_api.messages import EvalRecord, FaultClass, PolicyRecord, ReplicaReport
+from marlaas_api.messages import EvalRecord, FaultClass, PolicyRecord, ReplicaReport, StepRecord
 from marlaas_api.messages.job_spec import EvaluationSettings
-from marlaas_worker.orchestrator.evaluation import EvaluationRun, best, due
+from marlaas_worker.orchestrator.evaluation import best, due
 from marlaas_worker.orchestrator.faults import RETURN_S, FaultWatch, GivenUp
 from marlaas_worker.orchestrator.job_state import History, JobState
 from marlaas_worker.orchestrator.restarts import PAUSE_S, JobRestarts
+from marlaas_worker.orchestrator.step_records import EvaluationEnd, eval_record
 
 NAN = float("nan")
 WORDS = "turn 3 carries version 9"
@@ -45,11 +46,26 @@ def test_in_strict_mode_an_evaluation_is_of_the_versions_after_the_recorded_step
         assert (run.version, run.versions) == (0, {"a": 0, "b": 0})
 
 
-def test_an_evaluations_reward_of_an_agent_is_that_of_the_tasks_that_call_it(document):
-    job, run = document(), EvaluationRun(0, 0, 2, {"x": 0})
-    run.add(an_episode(job, 0, 0, rewards={"x": 1.0, "o": 0.0}, leaves={"x": (0,)}))
-    run.add(an_episode(job, 1, 0, rewards={"x": 0.0, "o": 1.0}, leaves={"o": (1,)}))
-    assert run.rewards(["x", "o", "uncalled"]) == {"x": 1.0, "o": 1.0, "uncalled": 0.0}
+def test_an_evaluation_that_a_restart_finds_after_further_steps_is_of_its_own_step_and_the_next_one_is_due(document):
+    """Recorded under the step of the restart, it would count as that step's evaluation, which would then never be made."""
+    job = document(steps=2, maxStaleness=1, groupsPerStep=1)
+    names, policies = identity(job), {"policy": PolicyRecord(uid=job.uid, version=0)}
+    begun = JobState(job, History(policies=policies))
+    run = begun.due_evaluation()
+    assert run is not None
+    begun.begin_evaluation(run, 0)
+    figures = {"outcome": "committed", "at": 1.0, "wall_s": 1.0, "reward_mean": 0.5, "reward_std": 0.5}
+    figures |= {"num_groups": 1, "num_episodes": 2}
+    steps = tuple(StepRecord(**names, **figures, step=step, version=step + 1, indices=(step,)) for step in range(2))
+    policies = {"policy": PolicyRecord(uid=job.uid, version=2, step=1)}
+    state = JobState(job, History(steps=steps, ledger=begun.ledger(), policies=policies))
+    assert state.evaluation is not None
+    assert (state.evaluation.version, state.evaluation.step) == (0, 0)
+    ended = eval_record(job, state.evaluation, EvaluationEnd(1.0, (), {}))
+    state.record_evaluation(ended)
+    last = state.due_evaluation()
+    assert last is not None
+    assert (last.version, last.step) == (2, 2)
 
 
 @pytest.mark.parametrize(

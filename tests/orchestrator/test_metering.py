@@ -18,10 +18,11 @@ from marlaas_api.messages import (
 from marlaas_api.messages.job_spec import AgentSettings, PolicySettings
 from marlaas_api.names import Split, episode_id
 from marlaas_api.wire import encode
-from marlaas_worker.orchestrator import step_records
+from marlaas_worker.orchestrator import reports, step_records
 from marlaas_worker.orchestrator.experience import CompleteGroup, Experience
 from marlaas_worker.orchestrator.job_state import History, JobState
 from marlaas_worker.orchestrator.metering import Metering
+from marlaas_worker.orchestrator.usage import AdmittedTime, JobUsage
 
 
 @pytest.fixture
@@ -219,3 +220,14 @@ def test_a_step_has_the_seconds_of_its_own_manifest_also_if_the_trainer_has_comm
         around = step_records.around(state, draft, 0.0, 1.0)
         record = step_records.step_record(job, draft, {"policy": a_manifest(job, 1, train_s=train_s)}, around)
         assert record.usage["policy"].trainer_s == record.metrics.get("train_s", 0.0) == expected
+
+
+def test_a_job_stores_what_the_versions_of_all_its_agents_keep(document):
+    job = document(agents=[{"name": "a"}, {"name": "b"}])
+    policies = {
+        "a": PolicyRecord(uid=job.uid, version=3, step=2, adapter_bytes=40, state_bytes=(7, 8)),
+        "b": PolicyRecord(uid=job.uid, version=0, adapter_bytes=10, state_bytes=(1,)),
+    }
+    state, times = JobState(job, History(policies=policies)), AdmittedTime(0.0, 0.0, 0.0)
+    progress = reports.progress(state, JobUsage.of(job.uid, None), times, None, 1.0)
+    assert progress.stored_bytes == progress.amounts.stored_bytes == 66

@@ -1,7 +1,7 @@
 """The orchestrator's figures, as Prometheus reads them."""
 
 from marlaas_api.health import exposition
-from marlaas_api.messages import Phase, Progress, UsageAmounts
+from marlaas_api.messages import AgentProgress, Phase, Progress, UsageAmounts
 from marlaas_worker.health import families
 from marlaas_worker.orchestrator.metrics import samples
 
@@ -43,6 +43,24 @@ def test_usage_is_told_by_agent_and_by_tenant_and_open_tokens_are_not() -> None:
     assert 'marlaas_tenant_used_tokens_total{tenant="acme",use="stale"} 1.0' in page
     assert 'marlaas_tenant_seconds_total{resource="engine",tenant="acme"} 1.5' in page
     assert not [line for line in page if 'use="open"' in line]
+
+
+def test_each_agent_of_a_team_has_its_reward_evaluation_staleness_and_version_and_a_player_no_version() -> None:
+    agents = {
+        "solver": AgentProgress(reward=0.5, eval_before=0.0, eval_last=0.75, staleness=1.5),
+        "second": AgentProgress(),
+    }
+    running = level("a", Phase.RUNNING, admitted=True, reward=0.25, versions={"solver": 7}, agents=agents)
+    page = exposition(families(samples([running, level("b", Phase.QUEUED, agents=agents)], leads=True))).splitlines()
+    job = 'job="a",namespace="team-a"'
+    assert f"marlaas_job_reward{{{job}}} 0.25" in page
+    assert sorted(line for line in page if line.startswith("marlaas_agent_")) == [
+        f'marlaas_agent_evaluation{{agent="solver",{job}}} 0.75',
+        f'marlaas_agent_reward{{agent="solver",{job}}} 0.5',
+        f'marlaas_agent_staleness{{agent="second",{job}}} 0.0',
+        f'marlaas_agent_staleness{{agent="solver",{job}}} 1.5',
+        f'marlaas_agent_version{{agent="solver",{job}}} 7.0',
+    ]
 
 
 def test_a_standby_knows_no_jobs() -> None:

@@ -6,10 +6,9 @@ import pytest
 from tests.harness import an_episode
 from tests.orchestrator.harness import a_job
 
-from marlaas_api.messages import Choice, Difficulty, GroupOutcome, JobDocument, PolicyRecord
+from marlaas_api.messages import Choice, Difficulty, GroupOutcome, IssueLedger, JobDocument, PolicyRecord
 from marlaas_api.messages.job_spec import AgentSettings, PolicySettings, RewardShare
 from marlaas_worker.orchestrator.experience import AgentGroup, Experience, difficulty
-from marlaas_worker.orchestrator.issuing import past_versions
 from marlaas_worker.orchestrator.job_state import History, JobState
 
 SOLVER = AgentSettings(name="solver")
@@ -183,23 +182,42 @@ def test_with_a_baseline_equal_candidates_are_not_trained():
     assert [one.choice for one in group.agents["solver"].trajectories] == [None]
 
 
-def state(newest: int, seed: int = 0, window: int = 3) -> JobState:
-    job: JobDocument = a_job("sums", agents=[{"name": "solver"}])
+def state(newest: int, seed: int = 0, window: int = 3, ledger: IssueLedger | None = None) -> JobState:
+    """An asynchronous job whose solver has this version, although no step is on record."""
+    job: JobDocument = a_job("sums", agents=[{"name": "solver"}], maxStaleness=1)
     past = PAST.model_copy(update={"policy": PolicySettings(of="solver", versions="past", window=window)})
     spec = job.spec.model_copy(update={"agents": (SOLVER, past)})
     job = job.model_copy(update={"spec": spec, "seed": seed})
-    made = JobState(job, History(policies={"solver": PolicyRecord(uid=job.uid, version=newest, step=newest - 1)}))
+    policies = {"solver": PolicyRecord(uid=job.uid, version=newest, step=newest - 1)}
+    made = JobState(job, History(policies=policies, ledger=ledger))
     made.assembly.begin(made.versions)
     return made
 
 
+def drawn_by(played: JobState) -> int:
+    """The past version that plays in the next group."""
+    played.take_indices(1, 0)
+    return played.tasks.past.versions["past"]
+
+
 @pytest.mark.parametrize(("newest", "possible"), [(0, {0}), (1, {0}), (2, {0, 1}), (9, {6, 7, 8})])
 def test_a_past_version_is_drawn_from_the_window_before_the_newest(newest, possible):
-    assert {past_versions(state(newest, seed))["past"] for seed in range(40)} == possible
+    assert {drawn_by(state(newest, seed)) for seed in range(40)} == possible
 
 
 def test_past_versions_are_equally_likely_and_the_same_for_the_same_seed_and_step():
-    drawn = Counter(past_versions(state(8, seed, window=4))["past"] for seed in range(1000))
+    drawn = Counter(drawn_by(state(8, seed, window=4)) for seed in range(1000))
     assert set(drawn) == {4, 5, 6, 7}
     assert all(200 <= number <= 300 for number in drawn.values())  # 250 expected, standard deviation 13.7
-    assert past_versions(state(8, 5)) == past_versions(state(8, 5))
+    assert drawn_by(state(8, 5)) == drawn_by(state(8, 5))
+
+
+def test_a_step_has_one_draw_although_its_newest_version_moves_and_after_a_restart():
+    played = state(2, window=1)
+    drawn = drawn_by(played)
+    assert drawn == 1
+    for newest in (3, 4):
+        played.policies["solver"] = played.policies["solver"].model_copy(update={"version": newest})
+        assert drawn_by(played) == drawn
+    assert drawn_by(state(5, window=1, ledger=played.ledger())) == drawn, "after a restart"
+    assert drawn_by(state(5, window=1)) == 4, "another step draws from the versions of its time"

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from tests.harness import a_progress, changed, working
 from tests.orchestrator.harness import OrchestratorHarness, final, mixed
+from tests.orchestrator.remains import all_there_is, is_forgotten
 from tests.orchestrator.test_admitted import of
 
 from marlaas_api.messages import JobDocument, Phase, Progress, ReplicaReport, StepRecord
+from marlaas_api.wire import decode_as, encode
 from marlaas_worker.orchestrator import giving_way, preemption
 from marlaas_worker.orchestrator.giving_way import Stops
 from marlaas_worker.orchestrator.usage import JobUsage
@@ -186,8 +188,8 @@ def test_a_job_that_is_told_twice_to_give_way_has_its_time_once():
     assert not stops.is_over(None, 99.0)
 
 
-def test_a_job_that_goes_on_counts_no_total_of_a_replica_again(document):
-    """Replicas report totals since their start, in which its published progress is contained."""
+def test_a_job_that_goes_on_counts_every_total_of_a_replica_once(document):
+    """Replicas report totals since their start, in which its published progress is contained in part."""
 
     def report(replica: str, tokens: int) -> ReplicaReport:
         return ReplicaReport(
@@ -203,9 +205,56 @@ def test_a_job_that_goes_on_counts_no_total_of_a_replica_again(document):
     for tokens in (0, 600, 1000):
         first.see([report("rollout-0", tokens)], tokens)
     before = a_progress(job, **first.totals())
-    again = JobUsage.of(job.uid, before)
+    again = JobUsage.of(job.uid, decode_as(Progress, encode(before)))
     again.see([report("rollout-0", 1000)], 1.0)
     assert (again.tokens.total, again.engine_s.total) == (1000, 100.0)
     again.see([report("rollout-0", 1200), report("rollout-1", 0)], 2.0)
     again.see([report("rollout-0", 30), report("rollout-1", 50)], 3.0)  # the first was restarted
     assert (again.tokens.total, again.engine_s.total) == (1280, 128.0)
+    between = JobUsage.of(job.uid, before)
+    between.see([report("rollout-0", 1500), report("rollout-1", 70)], 1.0)
+    assert (between.tokens.total, between.engine_s.total) == (1570, 157.0), "used while no orchestrator was there"
+    restarted = JobUsage.of(job.uid, before)
+    restarted.see([report("rollout-0", 40)], 1.0)
+    assert restarted.tokens.total == 1040
+
+
+def deleted(job: JobDocument) -> JobDocument:
+    return changed(job).model_copy(update={"deleted": True})
+
+
+async def left_of(harness: OrchestratorHarness, job: JobDocument) -> list[str]:
+    """Everything that names the job."""
+    return sorted(name for name in await all_there_is(harness) if job.ref.key in name or job.uid in name)
+
+
+async def test_a_job_that_is_deleted_while_it_is_preempted_leaves_nothing_and_disturbs_nobody(harness, document):
+    job, other = document(steps=9), heavy(document())
+    harness.pause_after = 2
+    await harness.report(job, -1)
+    async with harness.orchestrating():
+        async with workers(harness, job):  # a job that is not admitted has none
+            await harness.submit(job)
+            await outweighed(harness, job, other)
+            await until_preempted(harness, job)
+        await harness.progress(other, lambda level: level.admitted)
+        assert await left_of(harness, job)
+        await harness.submit(deleted(job))
+        await is_forgotten(harness, job)
+        assert await left_of(harness, job) == []
+        assert (await harness.progress(other, lambda level: True)).admitted
+
+
+async def test_a_job_that_is_deleted_before_it_has_stopped_makes_room_at_once(harness, document):
+    """Its groups are being played, so without the deletion it would be preempted only after the time to drain."""
+    job, other = document(steps=3), heavy(document())
+    await harness.report(job, -1)
+    async with harness.orchestrating(), workers(harness, job, sandbox=False):
+        await harness.submit(job)
+        await harness.progress(job, lambda level: level.num_outstanding > 0)
+        await harness.submit(other)
+        await harness.progress(other, lambda level: level.reason == "WaitingForMemory")
+        await harness.submit(deleted(job))
+        await harness.progress(other, lambda level: level.admitted)
+        await is_forgotten(harness, job)
+        assert await left_of(harness, job) == []

@@ -109,19 +109,17 @@ class Meter:
 
     def __init__(self, **quota) -> None:
         self.pacing, self.quota = Pacing(), TenantQuota(**quota)
-        self.totals, self.now = {"job": (0.0, 0.0)}, 0.0
+        self.total, self.now = (0.0, 0.0), 0.0
 
     def run(self, seconds: int, tokens: float = 0.0, trainer_s: float = 0.0) -> int:
         """Return the number of seconds in which the tenant paused; it uses nothing then."""
         paused = 0
         for _ in range(seconds):
             self.now += 1.0
-            if self.pacing.reason("a"):
-                paused += 1
-            else:
-                before = self.totals["job"]
-                self.totals["job"] = before[0] + tokens, before[1] + trainer_s
-            self.pacing.update({"a": self.quota}, lambda _: self.totals, self.now)
+            gained = (0.0, 0.0) if self.pacing.reason("a") else (tokens, trainer_s)
+            paused += gained == (0.0, 0.0)
+            self.total = self.total[0] + gained[0], self.total[1] + gained[1]
+            self.pacing.update({"a": self.quota}, {"a": gained}, self.now)
         return paused
 
 
@@ -134,20 +132,20 @@ def test_a_tenant_below_its_rates_never_pauses():
     [
         (
             {"tokens_per_second": 100.0},
-            "over quota of tenant a: more than 100 tokens a second on average; it begins no new tasks until the average is lower",
+            "over quota of tenant a: more than 100 tokens a second on average; it begins no new tasks until the average is lower, in about 1 minute",
         ),
         (
             {"trainer_seconds_per_hour": 900.0},
-            "over quota of tenant a: more than 900 trainer seconds an hour on average; it begins no new tasks until the average is lower",
+            "over quota of tenant a: more than 900 trainer seconds an hour on average; it begins no new tasks until the average is lower, in about 1 minute",
         ),
     ],
 )
 def test_a_tenant_above_a_rate_pauses_until_its_average_is_the_rate(quota, words):
     meter = Meter(**quota)
     meter.run(3600, 400.0, 1.0)
-    before = meter.totals["job"]
+    before = meter.total
     meter.run(3600, 400.0, 1.0)
-    gained = [after - was for after, was in zip(meter.totals["job"], before, strict=True)]
+    gained = [after - was for after, was in zip(meter.total, before, strict=True)]
     used, allowed = (gained[0], 100.0 * 3600) if "tokens_per_second" in quota else (gained[1], 900.0)
     assert used == pytest.approx(allowed, rel=0.02)
     while not meter.pacing.reason("a"):
@@ -155,20 +153,38 @@ def test_a_tenant_above_a_rate_pauses_until_its_average_is_the_rate(quota, words
     assert meter.pacing.reason("a") == words
 
 
+@pytest.mark.parametrize(
+    ("seconds_over", "words"),
+    [(50, "1 minute"), (119, "2 minutes"), (600, "10 minutes"), (1801, "2 hours"), (86400, "24 hours")],
+)
+def test_the_message_of_a_rate_says_roughly_how_long_its_pause_is(seconds_over, words):
+    meter = Meter(tokens_per_second=2.0)
+    meter.run(1, 2 * (TOKEN_WINDOW_S + seconds_over))
+    assert meter.pacing.reason("a").endswith(f"until the average is lower, in about {words}")
+    meter.run(1)
+    assert "tokens a second" in meter.pacing.reason("a")
+
+
+def test_a_pause_of_a_rate_without_a_known_end_says_so():
+    for meter in (Meter(tokens_per_second=0.0), Meter(tokens_per_second=1.0)):
+        meter.run(1, 1e9)
+        assert meter.pacing.reason("a").endswith("in more than 24 hours")
+
+
 def test_a_tenant_whose_quota_is_taken_away_goes_on_at_once():
     meter = Meter(tokens_per_second=1.0)
     meter.run(100, 50.0)
     assert meter.pacing.reason("a")
-    meter.pacing.update({}, lambda _: meter.totals, meter.now)
+    meter.pacing.update({}, {}, meter.now)
     assert not meter.pacing.reason("a")
 
 
-def test_totals_of_before_this_orchestrator_and_of_jobs_that_have_ended_do_not_count():
-    pacing, quota = Pacing(), {"a": TenantQuota(tokens_per_second=1.0)}
-    pacing.update(quota, lambda _: {"old": (1e9, 0.0)}, 0.0)
-    assert not pacing.reason("a")
-    pacing.keep([])
-    pacing.update(quota, lambda _: {"old": (2e9, 0.0)}, 1.0)
-    assert not pacing.reason("a")
-    pacing.update(quota, lambda _: {"old": (3e9, 0.0)}, 2.0)
-    assert pacing.reason("a")
+def test_a_tenant_that_has_no_job_for_a_while_comes_back_to_what_is_left_of_its_level():
+    meter = Meter(tokens_per_second=1.0)
+    meter.run(1, 2 * TOKEN_WINDOW_S + 10)
+    meter.pacing.update({}, {}, meter.now + TOKEN_WINDOW_S)
+    meter.pacing.update({"a": meter.quota}, {}, meter.now + TOKEN_WINDOW_S)
+    assert meter.pacing.reason("a")
+    meter.pacing.update({}, {}, meter.now + 2 * TOKEN_WINDOW_S + 10)
+    meter.pacing.update({"a": meter.quota}, {}, meter.now)
+    assert not meter.pacing.reason("a"), "an empty level is forgotten"

@@ -1,15 +1,18 @@
 """Tenants at the orchestrator: quotas of documents apply at once, rates pause running jobs, past use survives a restart."""
 
 import pytest
+from tests.harness import a_progress
 from tests.orchestrator.harness import OrchestratorHarness, mixed, running
 
 from marlaas_api import subjects
 from marlaas_api.messages import JobDocument, PastUses, Phase, Progress, TenantQuota
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.orchestrator import quota, tenants
-from marlaas_worker.orchestrator.admission import AdmissionQueue
+from marlaas_worker.orchestrator.admission import AdmissionQueue, AdmissionScene
 from marlaas_worker.orchestrator.admission_inputs import stored_bytes, terms_of
+from marlaas_worker.orchestrator.capacity import PoolCapacity
 from marlaas_worker.orchestrator.progress_store import ProgressStore
+from marlaas_worker.orchestrator.shares import HALF_LIFE_S
 from marlaas_worker.orchestrator.tenants import TenantUse
 
 
@@ -55,6 +58,36 @@ async def test_a_quota_of_trainer_time_pauses_a_job_and_never_fails_it(harness, 
         await harness.submit(limited(job))
         level = await harness.progress(job, lambda level: level.phase.final)
     assert (level.phase, level.trainer_s) == (Phase.SUCCEEDED, 6.0)
+
+
+async def test_use_of_a_job_that_ends_between_two_rounds_counts_for_its_tenants_rates_and_earlier_use_does_not(
+    harness, document
+):
+    old, short = limited(document("old"), tokens_per_second=1.0), limited(document("short"), tokens_per_second=1.0)
+    store = ProgressStore(harness.bus)
+    await store.put(a_progress(old, tenant="team-a", tokens=10**9))
+    store = ProgressStore(harness.bus)
+    await store.load()
+    use, terms = TenantUse(harness.bus, AdmissionQueue(), store), terms_of([(1, old)])
+    await store.put(a_progress(old, tenant="team-a", tokens=10**9 + 50))
+    use.note(terms, 0.0)
+    assert not use.pacing.reason("team-a"), "50 tokens within the window of a minute"
+    await store.put(a_progress(short, tenant="team-a"))
+    await store.put(a_progress(short, tenant="team-a", tokens=40, phase=Phase.SUCCEEDED, admitted=False))
+    use.note(terms, 0.0)
+    assert use.pacing.reason("team-a")
+
+
+def test_after_the_last_job_has_ended_past_use_only_decays(document):
+    job, queue = document(), AdmissionQueue()
+    pools = {"tiny": PoolCapacity(slots=6, max_rank=16, max_model_len=2048, agents=3)}
+    queue.advance(0.0)
+    for now, holding in ((0.0, [job]), (100.0, [])):
+        queue.decide(AdmissionScene([], holding, [0.0] * len(holding), pools, now=now))
+        queue.advance(now + 100.0)
+    used = queue.past.of("team-a")
+    queue.advance(200.0 + HALF_LIFE_S)
+    assert 0 < queue.past.of("team-a") == pytest.approx(used / 2)
 
 
 async def test_past_use_is_written_and_read_by_the_next_orchestrator(

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -165,7 +166,7 @@ class SandboxHarness(Harness):
 
 @pytest.fixture
 def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SandboxHarness:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)  # behind it: the tree under test
     made, configured = SandboxHarness(tmp_path), service._children_config
 
     def with_time_to_load(context: RoleContext, document: JobDocument, socket: Path | None) -> ChildrenConfig:

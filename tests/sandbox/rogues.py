@@ -399,3 +399,15 @@ def hangs_with_a_child(task, agent):
     started = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     sys.stdout.write(f"{os.getppid()} {os.getpid()} {started.pid} ready")
     time.sleep(1000)
+
+
+def calls_the_first(task, agents, end=""):
+    agents.a.reward = 0.25
+    agents.a.say("?")
+    with agents.a.tool():
+        if end:
+            os._exit(1)
+    return 1.0
+
+
+calls_the_first.agents_of = lambda task, end="": ("a",)

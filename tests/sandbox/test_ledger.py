@@ -149,6 +149,8 @@ def test_the_exit_of_a_child_determines_the_fault(ended, fault, by_policy):
         b'{"kind":"turn","agent":"a","number":0,"num_before":0,"parent":null,"append":"x","max_tokens":0}',
         b'{"kind":"turn","agent":"a","number":0,"num_before":0,"parent":null,"append":"x","max_tokens":1000000000000000000000000000000}',
         b'{"kind":"turn","agent":"a","number":0,"num_before":0,"parent":null,"append":[{"role":"boss","content":"x"}],"max_tokens":null}',
+        b'{"kind":"agents","agents":["z"]}',
+        b'{"kind":"agents","agents":"a"}',
         b'{"kind":"score","rewards":{},"metrics":{},"ending":"completed","tool_s":0}',
         b'{"kind":"score","rewards":{"a":NaN},"metrics":{},"ending":"completed","tool_s":0}',
         b'{"kind":"score","rewards":{"a":"1"},"metrics":{},"ending":"completed","tool_s":0}',
@@ -168,6 +170,16 @@ def test_valid_messages_are_parsed():
     message = parse(b'{"kind":"score","rewards":{"a":1},"metrics":{"n":2},"ending":"completed","tool_s":0}', ("a",))
     assert isinstance(message, ScoreMessage)
     assert message.rewards == {"a": 1.0}
+
+
+def test_an_agent_that_the_task_may_not_call_has_no_turn_and_the_agents_are_named_before_the_first_one():
+    book = TurnLedger(AGENTS, 9)
+    book.limit(["a"])
+    assert book.begin(asked("a", 0, None))
+    with pytest.raises(BadChildMessage, match="agent 'b', which the task may not call"):
+        book.begin(asked("b", 0, None))
+    with pytest.raises(BadChildMessage, match="named after its first turn"):
+        book.limit(["a", "b"])
 
 
 def candidate(number: int, choice: int = 0, parent: int | None = None, agent: str = "a") -> TurnMessage:

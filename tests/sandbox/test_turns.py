@@ -326,3 +326,19 @@ async def test_nobody_there_is_told_at_the_end_of_the_wait(harness):
     async with TurnClient(harness.bus, replace(harness.timeouts, wait_s=0.1)) as client:
         with pytest.raises(TurnWaited, match="no reply"):
             await client.generate(harness.rollout.requests[0], 0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "ending", "named"),
+    [
+        ("calls_the_first", {}, Ending.COMPLETED, ("a",)),
+        ("calls_the_first", {"end": "in its tool"}, Ending.TOOL_ERROR, ("a",)),
+        ("both_at_once", {}, Ending.COMPLETED, ()),
+    ],
+)
+async def test_an_episode_names_the_agents_that_its_task_may_call_unless_it_may_call_all(
+    harness, name, args, ending, named
+):
+    document = harness.document(f"rogues:{name}", agents=("a", "b"), args=args)
+    (episode,) = await harness.play_document(document)
+    assert (episode.fault, episode.ending, episode.may_speak) == (None, ending, named)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.harness import WITHIN_S, Killed, kill_at
+from tests.harness import WITHIN_S, Killed, changed, kill_at
 from tests.trainer.harness import TrainerHarness
 from tests.trainer.jobs import assignment_of, job
 from tests.trainer.sampler import Sampler
@@ -15,8 +15,10 @@ from marlaas_api.blobs import BlobRef, BlobUnavailable
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bucket, BusUnavailable
 from marlaas_api.messages import PolicyRecord
+from marlaas_api.names import job_prefix
 from marlaas_worker.trainer.assignment import GRACE_S
 from marlaas_worker.trainer.commit import AgentLease, LeaseLost, PolicyKey, StepResult, VersionContents
+from marlaas_worker.trainer.optimizer import FILENAME
 
 STEPS = 3
 EFFECTS = ["before_blobs", "after_blobs", "after_manifest", "after_set"]
@@ -54,6 +56,20 @@ async def test_killed_between_any_two_effects_a_trainer_resumes_to_the_same_vers
     passed = kill_at(place, passes)
     assert await play(harness) == undisturbed
     assert passed.count(place) >= passes
+
+
+@pytest.mark.parametrize("keep", [1, 2, 9])
+async def test_the_record_counts_exactly_the_bytes_that_all_versions_and_the_kept_states_take(harness, keep):
+    document, contents = job(), harness.blobs.contents
+    document = changed(document, checkpoint=document.spec.checkpoint.model_copy(update={"keep": keep}))
+    async with harness.training(document):
+        await harness.play(document, STEPS)
+        while sum(name.endswith(FILENAME) for name in contents) > min(keep, STEPS + 1):
+            await harness.server.change(None, None)  # the last state is deleted after the commit
+    record = await harness.record(document)
+    assert (record.version, len(record.state_bytes)) == (STEPS, min(keep, STEPS + 1))
+    ours = [data for name, data in contents.items() if name.startswith(job_prefix(document.ref))]
+    assert record.stored_bytes == sum(map(len, ours))
 
 
 def num_versions(harness) -> int:

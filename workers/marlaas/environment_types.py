@@ -1,7 +1,7 @@
 """Values of the environment SDK: messages, replies, scores, tasks, and the channel to the policies (`marlaas.environment`)."""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol, TypeVar
@@ -124,6 +124,10 @@ class Channel(Protocol):
 
     def turn(self, request: TurnRequest) -> Reply:
         """Generate a reply. Raises TurnLimit."""
+        ...
+
+    def may_call(self, agents: Sequence[str]) -> None:
+        """Record the agents that the task may call, before the first turn, if they are not all."""
         ...
 
     def tool(self, is_open: bool, rewards: Mapping[str, float]) -> None:

@@ -73,6 +73,12 @@ class EpisodeState:
         """Set how a caller is identified: by its thread, or by its task. The present caller is that of the main line."""
         self._caller, self._main, self._kind = caller, caller(), kind
 
+    def limit(self, agents: Iterable[str]) -> None:
+        """Set the agents that the task may call, and report them to the channel if they are not all."""
+        self.may_speak = frozenset(agents)
+        if len(self.may_speak) < len(self.rewards):
+            self._channel.may_call([name for name in self.rewards if name in self.may_speak])
+
     def turn(self, request: TurnRequest) -> Reply:
         """Have the caller's next turn generated. Raises TurnLimit."""
         (turn,) = self.begin(request)

@@ -116,7 +116,7 @@ class UsageStatus(Status):
         None, description="Seconds for which jobs were admitted. A job then holds one adapter slot for each agent."
     )
     stored_bytes: int | None = Field(
-        None, description="Bytes of adapters and checkpoints that are kept now, estimated."
+        None, description="Bytes of all versions of adapters and of the kept training states."
     )
 
 
@@ -130,6 +130,12 @@ class AgentStatus(Status):
     promoted_version: _Count | None = Field(None, description="Version that the succeeded job has published.")
     adapter: Annotated[str, StringConstraints(max_length=4096)] | None = Field(
         None, description="Location of the newest published adapter in the blob store."
+    )
+    reward: float | None = Field(None, description="Mean reward of the agent in the last step.")
+    eval_before: float | None = Field(None, description="Mean reward of the agent on held-out tasks at version 0.")
+    eval_last: float | None = Field(None, description="Newest mean reward of the agent on held-out tasks.")
+    staleness: float | None = Field(
+        None, description="Mean staleness of the agent's groups in the last step, in versions."
     )
     usage: UsageStatus | None = Field(
         None, description="Usage of the agent in finished steps and evaluations, without engines and admission."
@@ -154,9 +160,16 @@ class RLJobStatus(ObjectStatus):
     step: _Count | None = Field(None, description="Number of finished steps, including steps without signal.")
     steps: _Count | None = Field(None, description="Total number of steps of the job.")
     agents: Annotated[tuple[AgentStatus, ...], Field(max_length=64)] = Field(
-        (), description="Version and adapter of each agent.", json_schema_extra=list_map("name")
+        (), description="Version, adapter, rewards and usage of each agent.", json_schema_extra=list_map("name")
     )
-    reward: float | None = Field(None, description="Mean reward of the last step.")
+    versions: _Figures | None = Field(
+        None,
+        description="Newest versions of the job's policies, in the order of `agents`, as text for kubectl's table: `12`, `12/11`; of many the lowest and highest: `9-12`.",
+    )
+    reward: float | None = Field(
+        None,
+        description="Mean reward of the last step. With several agents, here and in evaluations, an episode's reward is the mean over its trained agents.",
+    )
     eval_before: float | None = Field(None, description="Mean reward on held-out tasks at version 0.")
     eval_last: float | None = Field(None, description="Mean reward on held-out tasks at the newest evaluated version.")
     staleness: float | None = Field(None, description="Mean staleness of the last step's groups, in versions.")
@@ -233,7 +246,7 @@ class TenantStatus(ObjectStatus):
     )
     tokens_per_second: float | None = Field(None, description="Generated tokens per second, averaged.")
     storage_bytes: _Count | None = Field(
-        None, description="Bytes of adapters and checkpoints that the tenant's jobs keep, estimated."
+        None, description="Bytes of all versions of adapters and of the kept training states of the tenant's jobs."
     )
     usage: UsageStatus | None = Field(
         None, description="Total usage of the tenant's jobs, deleted ones included. Updated every ten seconds."

@@ -22,6 +22,7 @@ from marlaas_api.messages.groups import (
 )
 from marlaas_api.messages.job_spec import JobSpec
 from marlaas_api.messages.jobs import (
+    AgentProgress,
     JobAgent,
     JobDocument,
     JobEvent,
@@ -62,6 +63,7 @@ from marlaas_api.names import StopReason
 
 __all__ = [
     "AdaptedLayer",
+    "AgentProgress",
     "AgentStep",
     "BusMessage",
     "Calibration",

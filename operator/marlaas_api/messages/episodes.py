@@ -45,8 +45,9 @@ class Choice(BusMessage):
 class Episode(JobMessage):
     """A finished episode; stream EPISODES. It has either a `fault`, and does not count, or `rewards` by agent.
 
-    leaves: by agent, the last turn of each of its conversations. prior_faults: faults of earlier attempts at this
-    member. is_permanent: the fault is one that every play of the job would have, so it is not repeated.
+    leaves: by agent, the last turn of each of its conversations. may_speak: the agents that the task may call
+    (`agents_of` of the environment); empty: all. prior_faults: faults of earlier attempts at this member. is_permanent:
+    the fault is one that every play of the job would have, so it is not repeated.
     """
 
     group: str
@@ -62,7 +63,12 @@ class Episode(JobMessage):
     rewards: dict[str, float] = Field(default_factory=dict)
     metrics: dict[str, float] = Field(default_factory=dict)
     leaves: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    may_speak: tuple[str, ...] = ()
     choices: tuple[Choice, ...] = ()
     num_turns: int = 0
     duration_s: float = 0.0
     tool_s: float = 0.0
+
+    def may_call(self, agent: str) -> bool:
+        """Return whether the task may call an agent."""
+        return not self.may_speak or agent in self.may_speak

@@ -15,8 +15,9 @@ from marlaas_api.messages.usage import UsageAmounts
 class GroupOutcome(StrEnum):
     """The use of a complete group for the training of one agent.
 
-    FLAT: every member has the same reward, so there is no advantage. FAULTED: fewer than two members are
-    without a fault. UNCALLED: in fewer than two of these, the agent has taken a turn. FROZEN: the agent is not trained.
+    FLAT: every member has the same reward, so there is no advantage. FAULTED: fewer than two members are without a fault, or none if
+    rewards are compared with a running mean (`training.baseline`). UNCALLED: in fewer than two of these, or none with a running
+    mean, the agent has taken a turn. FROZEN: the agent is not trained.
     """
 
     SIGNAL = "signal"
@@ -51,10 +52,10 @@ class GroupReady(JobMessage):
     """A complete group, assigned to a step; stream GROUPS.
 
     The step trains the group at `base_version`, so that its staleness is already exact. position: consecutive, from 0
-    among the agent's groups of the step; a trainer accumulates in exactly this order. trajectories: at least two. faults:
-    by class, the same for every agent. usage: what the agents that play the policy used in their episodes. own_rewards: those
-    of the agent itself; None: those of the trajectories. other_rewards: of further players of the policy, by agent. The
-    trainer uses none of these four.
+    among the agent's groups of the step; a trainer accumulates in exactly this order. trajectories: at least two, or at
+    least one with a running mean (`training.baseline`). faults: by class, the same for every agent. usage: what the agents that
+    play the policy used in their episodes. own_rewards: those of the agent itself; None: those of the trajectories.
+    other_rewards: of further players of the policy, by agent. The trainer uses none of these four.
     """
 
     agent: str
@@ -82,7 +83,7 @@ class GroupReady(JobMessage):
 
     @property
     def rewards(self) -> tuple[float, ...]:
-        """Rewards of the agent itself, one for each member in which it took a turn."""
+        """Rewards of the agent itself, as in `GroupUnused`."""
         return tuple(one.reward for one in self.trajectories) if self.own_rewards is None else self.own_rewards
 
 
@@ -90,8 +91,9 @@ class GroupUnused(JobMessage):
     """A complete group that is counted in a step and not trained; stream GROUPS. The trainer ignores it.
 
     outcome: SIGNAL if the group was dropped: it would have been too stale, or all steps were closed. rewards: of the
-    members without a fault in which the agent has taken a turn. faults: by class, the same for every agent. usage: what
-    the agents that play the policy used in their episodes. other_rewards: of further players of the policy, by agent.
+    agent itself in the members without a fault, whether it has taken a turn or not; empty if the task may not call it. faults:
+    by class, the same for every agent. usage: what the agents that play the policy used in their episodes. other_rewards: as
+    `rewards`, of further players of the policy, by agent.
     """
 
     agent: str

@@ -156,16 +156,26 @@ class Phase(StrEnum):
         return self in (Phase.SUCCEEDED, Phase.FAILED)
 
 
+class AgentProgress(BusMessage):
+    """One agent's part of a job's progress. The fields have the meaning of those of `Progress`; reward: None if the last step's tasks may not call it."""
+
+    reward: float | None = None
+    eval_before: float | None = None
+    eval_last: float | None = None
+    staleness: float = 0.0
+
+
 class Progress(JobMessage):
     """Last published state of a job; KV `progress`. The orchestrator writes it; the operator or `marlaas run` reads it.
 
     reason: CamelCase, for machines. message: current activity and advice, for people. step: finished steps. promoted:
     by agent, the version that a succeeded job publishes. adapters: by agent, the folder in the blob store of its newest
     or promoted version. admitted_s: total seconds for which the job has been admitted. admitted_at: time of the last
-    admission. trainer_s: seconds that trainers computed for recorded steps. stored_bytes: bytes of the job's adapters and
-    checkpoints in the blob store, estimated from its newest version. skipped_*: visits to tasks that
-    were skipped, because they were always right or always wrong. tokens, accelerator_s: from the engines' own counts.
-    usage: by agent, of finished steps and evaluations. tenant: to which the job is accounted.
+    admission. trainer_s: seconds that trainers computed for recorded steps. stored_bytes: bytes of all versions of the job's adapters
+    and of the kept training states in the blob store. skipped_*: visits to tasks that
+    were skipped, because they were always right or always wrong. tokens, accelerator_s: from the engines' own counts;
+    counted: by `<pool>/<replica>`, the replica's own totals that they contain, for the next orchestrator.
+    reward, staleness: means of the last step; agents: the same by agent. usage: by agent, of finished steps and evaluations. tenant: to which the job is accounted.
 
     training_faults: problems in training that cost no step, by class. `out-of-memory`: steps repeated with a lower
     token budget. `non-finite`: versions without an update.
@@ -188,6 +198,7 @@ class Progress(JobMessage):
     tokens: int = 0
     tokens_per_s: float = 0.0
     accelerator_s: float = 0.0
+    counted: dict[str, tuple[int, float]] = Field(default_factory=dict)
     trainer_s: float = 0.0
     stored_bytes: int = 0
     num_outstanding: int = 0
@@ -202,6 +213,7 @@ class Progress(JobMessage):
     at: float = 0.0
     tenant: str = ""
     usage: dict[str, UsageAmounts] = Field(default_factory=dict)
+    agents: dict[str, AgentProgress] = Field(default_factory=dict)
 
     @property
     def amounts(self) -> UsageAmounts:

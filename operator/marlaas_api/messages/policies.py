@@ -13,7 +13,8 @@ class PolicyRecord(BusMessage):
     epoch: incremented by every bind; a trainer with an older epoch cannot commit. step: the step whose commit made this
     version (-1: version 0). manifest: None until version 0 is published. train_s: seconds that the trainer computed
     since the previous version. It is not in the manifest, because a retried commit must produce the same manifest byte
-    for byte.
+    for byte. adapter_bytes: of the adapter files and manifests of all versions, which are kept as long as the job. state_bytes: of the
+    training states that are kept (`checkpoint.keep`), oldest first. Blobs of failed commits are not counted.
     """
 
     uid: str
@@ -23,6 +24,13 @@ class PolicyRecord(BusMessage):
     holder: str = ""
     step: int = -1
     train_s: float = 0.0
+    adapter_bytes: int = 0
+    state_bytes: tuple[int, ...] = ()
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that the agent's versions keep in the blob store."""
+        return self.adapter_bytes + sum(self.state_bytes)
 
 
 class Probe(BusMessage):

@@ -32,7 +32,9 @@ class TaskOutcome(BusMessage):
 
 
 class AgentStep(BusMessage):
-    """One agent's part of a finished step. outcome: of this agent. reward_mean: of its episodes; None if it had none."""
+    """One agent's part of a finished step. outcome: of this agent. reward_mean: over the
+    episodes whose task may call it; None if there are none.
+    """
 
     outcome: StepOutcome
     version: int
@@ -49,7 +51,8 @@ class StepRecord(JobMessage):
     agents: the part of each agent. outcome: COMMITTED if any agent has a new version. version: the sum of the versions of the
     agents, which is the agent's version if there is one. num_groups: groups that train any agent. num_zero_variance: groups
     without variance for every agent. metrics: of the trainer; if there are several policies, each name begins with
-    `<agent>/`. reward_mean, reward_std, staleness_*, num_dropped: over all trained agents.
+    `<agent>/`. reward_mean, reward_std: over the episodes of the team's reward, which is the mean over the trained agents that
+    the episode's task may call. staleness_*, num_dropped: over all trained agents.
 
     indices: every group that was resolved in the step, with or without signal; reward_mean is over all of their
     episodes. outcomes: for jobs that may skip tasks, the difficulty of each resolved task. num_dropped, dropped_tokens:
@@ -97,8 +100,8 @@ class EvalSample(BusMessage):
 class EvalRecord(JobMessage):
     """Mean reward on the held-out tasks; stream STEPS, subject `eval.…`.
 
-    version: the sum of the agents' versions, as in `StepRecord`. versions, rewards, usage: by agent. reward_mean: mean of the
-    rewards of the trained agents.
+    version: the sum of the agents' versions, as in `StepRecord`. versions, usage: by agent. rewards: by agent, the mean over
+    the tasks that may call it. reward_mean: mean over the episodes of the team's reward, as in `StepRecord`.
     """
 
     step: int

@@ -23,8 +23,10 @@ class IssueLedger(JobMessage):
     """The tasks that the orchestrator has issued; KV `ledger`. Written by compare-and-set before the tasks are published.
 
     open: indices of groups that were issued and do not yet belong to a recorded step. next_index: lowest index never
-    issued. evaluating: version under evaluation (`StepRecord.version`); evaluating_versions: the versions of the agents in it. skipped_*: number of indices below next_index that were never issued
-    because their tasks were skipped (in_pass: in the current pass only).
+    issued. evaluating: version under evaluation (`StepRecord.version`); evaluating_step: number of steps that were finished when
+    the evaluation began; evaluating_versions: the versions of the agents in it. skipped_*: number of indices below next_index
+    that were never issued because their tasks were skipped (in_pass: in the current pass only). past_versions: by agent that plays
+    past versions, the one that it plays in groups issued while step `past_step` is open.
 
     open_from, evaluating_from: for each open group, in the order of `open`, and for the evaluation, a sequence of TURNS
     below which it has no turn; read before the group was issued. Missing values are 1: nothing is known. episode_bytes:
@@ -36,7 +38,10 @@ class IssueLedger(JobMessage):
     skipped_solved: int = 0
     skipped_hopeless: int = 0
     open: tuple[int, ...] = ()
+    past_step: int = -1
+    past_versions: dict[str, int] = Field(default_factory=dict)
     evaluating: int | None = None
+    evaluating_step: int = 0
     evaluating_versions: dict[str, int] = Field(default_factory=dict)
     open_from: tuple[int, ...] = ()
     evaluating_from: int = 1

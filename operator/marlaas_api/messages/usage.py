@@ -40,7 +40,7 @@ class UsageAmounts(BusMessage):
         trainer_s: seconds that trainers computed.
         sandbox_s: seconds that its episodes took in sandboxes, from their start to their end, waiting included.
         admitted_s: seconds for which the job was admitted; it then holds one adapter slot for each agent.
-        stored_bytes: of its adapters and checkpoints now.
+        stored_bytes: of all versions of its adapters, and of the training states that are kept, now.
     """
 
     prompt_tokens: int = 0

@@ -3,13 +3,13 @@
 Actions come in the order finalizer, document, sandbox, deletion by ttl. Each one is useful without those after it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from marlaas_api.kinds import RLJob
 from marlaas_api.kinds.status import RLJobStatus, unix_seconds
-from marlaas_api.messages import JobDocument, JobVerdict, Phase, Progress
+from marlaas_api.messages import AgentProgress, JobDocument, JobVerdict, Phase, Progress
 from marlaas_api.reasons import Reason
 from marlaas_api.usage_objects import usage_status
 from marlaas_operator.installation import Installation
@@ -43,9 +43,11 @@ from marlaas_operator.snapshot import JobSnapshot
 
 ADMITTED, SANDBOX_READY, COMPLETE, FAILED = "Admitted", "SandboxReady", "Complete", "Failed"
 _FIGURES = (
-    *("progress", "step", "steps", "agents", "reward", "evalBefore", "evalLast", "staleness"),
+    *("progress", "step", "steps", "agents", "versions", "reward", "evalBefore", "evalLast", "staleness"),
     *("tokens", "tokensPerSecond", "acceleratorSeconds", "usage", "faults", "trainingFaults", "startedAt"),
 )
+_WIDEST = 24
+"""Characters of the column VERSION."""
 
 
 def job_status(snapshot: JobSnapshot, summary: StatusSummary, wanted: JobDocument | None, now: float) -> dict[str, Any]:
@@ -77,11 +79,13 @@ def job_status(snapshot: JobSnapshot, summary: StatusSummary, wanted: JobDocumen
 
 
 def _figures(job: RLJob | None, progress: Progress) -> dict[str, Any]:
+    agents = _agents(job, progress)
     return {
         "progress": f"{progress.step}/{progress.steps}",
         "step": progress.step,
         "steps": progress.steps,
-        "agents": [_agent(name, policy, progress) for name, policy in _agents(job, progress)],
+        "agents": [_agent(name, policy, progress) for name, policy in agents],
+        "versions": _versions([progress.versions.get(name) for name, policy in agents if name == policy]),
         "reward": figure(progress.reward, 3),
         "evalBefore": figure(progress.eval_before, 3),
         "evalLast": figure(progress.eval_last, 3),
@@ -103,13 +107,27 @@ def _agents(job: RLJob | None, progress: Progress) -> list[tuple[str, str]]:
     return [(agent.name, agent.policy_name) for agent in job.spec.agents]
 
 
+def _versions(newest: Sequence[int | None]) -> str | None:
+    """Return the versions of the job's policies as `12/11`, or the lowest and highest as `9-12` if that is too long."""
+    known = [version for version in newest if version is not None]
+    text = "/".join("?" if version is None else str(version) for version in newest)
+    if not known:
+        return None
+    return text if len(text) <= _WIDEST else f"{min(known)}-{max(known)}"
+
+
 def _agent(name: str, policy: str, progress: Progress) -> dict[str, Any]:
+    own = progress.agents.get(name, AgentProgress())
     return without_none(
         {
             "name": name,
             "policyVersion": progress.versions.get(policy),
             "promotedVersion": progress.promoted.get(policy),
             "adapter": progress.adapters.get(name),
+            "reward": figure(own.reward, 3),
+            "evalBefore": figure(own.eval_before, 3),
+            "evalLast": figure(own.eval_last, 3),
+            "staleness": figure(own.staleness, 3) if name in progress.agents else None,
             "usage": usage_status(progress.usage[name]) if name in progress.usage else None,
         }
     )

@@ -21,7 +21,7 @@ from tests.operator.policies.scenes import (
 )
 
 from marlaas_api.kinds.status import RLJobStatus
-from marlaas_api.messages import Phase, UsageAmounts
+from marlaas_api.messages import AgentProgress, Phase, UsageAmounts
 from marlaas_operator.plan import WriteDocument
 from marlaas_operator.policies.job import plan_job
 from marlaas_operator.snapshot import BusState
@@ -51,6 +51,7 @@ def test_every_figure_of_the_orchestrator_is_in_the_status_rounded_for_people():
         faults={"env": 2},
         training_faults={"non-finite": 1},
         usage={"policy": UsageAmounts(generated_tokens=1000, trained_tokens=900, stale_tokens=100)},
+        agents={"policy": AgentProgress(reward=0.123456, eval_before=0.1, eval_last=0.75, staleness=0.66666)},
         started_at=NOW - 50.5,
     )
     found = status(running(progress=told))
@@ -68,9 +69,14 @@ def test_every_figure_of_the_orchestrator_is_in_the_status_rounded_for_people():
                 "name": "policy",
                 "policyVersion": 11,
                 "adapter": "team-a/sums/u1/policy/v11",
+                "reward": 0.123,
+                "evalBefore": 0.1,
+                "evalLast": 0.75,
+                "staleness": 0.667,
                 "usage": {"generatedTokens": 1000, "trainedTokens": 900, "staleTokens": 100, "wastedTokens": 100},
             }
         ],
+        "versions": "11",
         "reward": 0.123,
         "evalBefore": 0.1,
         "evalLast": 0.75,
@@ -87,6 +93,22 @@ def test_every_figure_of_the_orchestrator_is_in_the_status_rounded_for_people():
         "startedAt": "2027-01-15T07:59:09Z",
     }
     RLJobStatus.model_validate(found)
+
+
+@pytest.mark.parametrize(
+    ("names", "newest", "shown"),
+    [
+        (("a", "b"), {"a": 12, "b": 11}, "12/11"),
+        (("a", "b"), {"b": 0}, "?/0"),
+        (("a", "b"), {}, None),
+        ([f"a{number}" for number in range(16)], {f"a{number}": 90 + number for number in range(16)}, "90-105"),
+    ],
+)
+def test_the_column_version_has_the_version_of_every_policy(names, newest, shown):
+    """A player of another agent's policy has no version of its own."""
+    agents = [*({"name": name} for name in names), {"name": "past", "policy": {"of": names[0], "versions": "past"}}]
+    job = rljob({"agents": agents[:16]})
+    assert status(running(job=job, progress=progress(versions=newest))).get("versions") == shown
 
 
 def test_a_number_that_json_cannot_say_is_left_out():

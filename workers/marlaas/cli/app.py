@@ -105,7 +105,7 @@ COMMANDS = {
         is_whole=True,
     ),
     "why": Command(
-        "Explain the state of a job in the cluster, and what to do.",
+        "Explain the state of a job in a cluster or a run, and what to do.",
         "marlaas.cli.cluster",
         "why",
         "marlaas why reverse -n team-a",

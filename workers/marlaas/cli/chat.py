@@ -120,7 +120,7 @@ def _agent(opened: OpenedJob, agent: str | None) -> AgentSettings:
 
 def _adapter(opened: OpenedJob, agent: str) -> Path:
     """Return the folder with the agent's adapter. Raises InvalidInput."""
-    folder = opened.folder / "adapter" / ("" if len(opened.document.spec.agents) == 1 else agent)
+    folder = opened.adapter_of(agent)
     if not (folder / "adapter_config.json").is_file():
         raise InvalidInput(
             f"{opened.name} has no adapter in {folder} yet: `marlaas run` writes it when the run ends or is stopped with Ctrl-C"

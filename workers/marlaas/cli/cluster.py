@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from marlaas.cli.app import FAILED, INTERRUPTED, complain
+from marlaas.cli.run_state import why_in_run
 from marlaas.cli.running import cancel_in_run, submit_to_run, suspend_in_run
 from marlaas.cli.summaries import summary
 from marlaas.cluster.errors import ObjectMissing
@@ -18,7 +19,7 @@ from marlaas.cluster.explain import ClusterContext, explain
 from marlaas.cluster.fetching import fetch, published
 from marlaas.cluster.kubectl import ClusterTarget, Kubectl
 from marlaas.cluster.submission import submit as submit_objects
-from marlaas.cluster.views import RLJOBS, events_of, job_view, pools_of, running_beside
+from marlaas.cluster.views import RLJOBS, events_of, job_view, jobs_beside, pools_of
 from marlaas.cluster.watching import PERIOD_S, ClusterWatch
 from marlaas.local.display import LiveDisplay, choose, failures, table
 from marlaas.manifest import load
@@ -43,8 +44,7 @@ def gateway(context: str | None, namespace: str | None, kubeconfig: str | None) 
 
 
 Run = Annotated[
-    Path | None,
-    typer.Option("--run", metavar="DIR", help="Output folder of a `marlaas run` that goes on, instead of a cluster."),
+    Path | None, typer.Option("--run", metavar="DIR", help="Output folder of a `marlaas run`, instead of a cluster.")
 ]
 
 Files = Annotated[list[str], typer.Argument(metavar="FILE…", help="YAML manifests; - is standard input.")]
@@ -171,14 +171,27 @@ def cancel(
     cancel_in_run(run, name, namespace)
 
 
-def why(name: Name, context: Context = None, namespace: Namespace = None, kubeconfig: Kubeconfig = None) -> None:
+def why(
+    name: Name,
+    run: Run = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
     """Explain in one paragraph what a job does or waits for, since when, and what to do.
 
-    Exit code: 0 success, 1 the job does not exist or the cluster cannot be reached.
+    With --run DIR, a job of a run on this machine: while the run goes on, or as it was left.
+
+    Exit code: 0 success, 1 the job does not exist or the cluster cannot be reached, 2 the run has no such job.
     """
+    if run is not None:
+        if context or kubeconfig:
+            raise InvalidInput("--run takes no option of a cluster but -n")
+        typer.echo(why_in_run(run, name, namespace))
+        return
     kubectl = gateway(context, namespace, kubeconfig)
     job = job_view(_job(kubectl, name))
-    around = ClusterContext(pools_of(kubectl, job), events_of(kubectl, job), running_beside(kubectl, job))
+    around = ClusterContext(pools_of(kubectl, job), events_of(kubectl, job), jobs_beside(kubectl, job))
     typer.echo(explain(job, around, time.time()))
 
 
@@ -279,7 +292,8 @@ def _watch(looks: Sequence[_ListJobs], as_json: bool) -> bool:
     if watching.views and isinstance(display, LiveDisplay):
         views = [*watching.views.values()]
         console = Console()
-        console.print(table(views, 2 * len(views), console.width), *failures(views), sep="\n")
+        most_rows = sum(2 + len(one.document.spec.agents) for one in views)
+        console.print(table(views, most_rows, console.width), *failures(views), sep="\n")
     if watching.failed:
         raise typer.Exit(FAILED)
     return bool(watching.views or watching.noted)

@@ -229,6 +229,9 @@ class _TerminalChannel:
         self._say(request.agent, text, "assistant")
         return Reply(text, num_tokens=len(text), turn=request.number)
 
+    def may_call(self, agents: Sequence[str]) -> None:
+        """Do nothing: a call of another agent is an error that names it."""
+
     def tool(self, is_open: bool, rewards: Mapping[str, float]) -> None:
         """Display that a tool runs."""
         if is_open:

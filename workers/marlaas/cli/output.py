@@ -12,7 +12,7 @@ from rich.console import Console
 
 from marlaas.episodes import files, show
 from marlaas.episodes.record import EpisodeRecord
-from marlaas.episodes.selection import EpisodeFilter, EpisodeOrder, JobContext, Played, advantages_of, chosen, placed
+from marlaas.episodes.selection import EpisodeFilter, EpisodeOrder, JobContext, Played, chosen, comparison_of, placed
 from marlaas.local.folder import write
 from marlaas.local.records import OpenedJob, open_jobs
 from marlaas.plots.figure import draw, page
@@ -92,7 +92,7 @@ def _order(worst: bool, best: bool, any_: bool) -> EpisodeOrder:
 
 def _placed(opened: OpenedJob, fresh: Sequence[EpisodeRecord] | None = None) -> list[Played]:
     spec = opened.document.spec
-    around = JobContext(opened.name, spec.rollout.group_size, opened.steps(), advantages_of(spec), spec.agents)
+    around = JobContext(opened.name, spec.rollout.group_size, comparison_of(spec), opened.steps(), spec.agents)
     if fresh is None:
         return placed(files.read(opened.folder), around)
     ids = {record.episode for record in fresh}

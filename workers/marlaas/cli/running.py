@@ -8,7 +8,7 @@ import typer
 from marlaas.local.changes import RunChange, ask
 from marlaas.local.documents import read
 from marlaas.local.folder import OutFolder
-from marlaas.local.records import open_jobs
+from marlaas.local.records import OpenedJob, open_jobs
 from marlaas.trackers.seam import require
 from marlaas_api.errors import InvalidInput
 
@@ -40,8 +40,12 @@ def _ask(folder: Path, change: RunChange) -> None:
 
 
 def _key(folder: Path, name: str, namespace: str | None) -> str:
-    """Return the job's key. Raises InvalidInput if no job of the run, or several, have the name."""
+    return named_job(folder, name, namespace).document.ref.key
+
+
+def named_job(folder: Path, name: str, namespace: str | None) -> OpenedJob:
+    """Return the job of a name. Raises InvalidInput if no job of the run, or several, have the name."""
     found = open_jobs(folder, name if namespace is None else f"{namespace}/{name}")
     if len(found) > 1:
         raise InvalidInput(f"{folder} has {' and '.join(one.name for one in found)}: choose one with -n NAMESPACE")
-    return found[0].document.ref.key
+    return found[0]

@@ -69,7 +69,8 @@ def usage(
     PROMPT counts each turn's whole prompt. TOKENS are the generated ones: TRAINED, WASTED, or those of evaluations and of steps that have not finished.
     Wasted tokens are those of groups whose members all had the same reward or that were too stale to train, of episodes that ended with a fault or were
     played twice, and of plays that were given up. ENGINE and TRAINER are their seconds of work for the job, SANDBOX the seconds that its
-    episodes took, and KEPT its adapters and checkpoints. Of a run, ENGINE, TRAINER and KEPT are known once it has ended or was stopped.
+    episodes took, and KEPT its adapters and checkpoints. Of a run, ENGINE and KEPT are known once it has ended or was
+    stopped. A job of several agents has a line of each policy; seconds of engines are known for the job only.
 
     --since, in a cluster, shows one line per Tenant: its usage within a period, deleted jobs included. The operator keeps each Tenant's total of every hour for
     eight days, then of every day for 400 days; the columns FROM and TO show the times between which was counted.
@@ -171,6 +172,8 @@ def _table(rows: Sequence[UsageRow]) -> Table:
             if row.tenant == tenant:
                 name = f"{row.namespace}/{row.job}" if row.job else "deleted jobs"
                 table.add_row(f"  {name}", *_cells(row.amounts))
+                for agent, own in row.agents.items() if len(row.agents) > 1 else ():
+                    table.add_row(f"    {agent}", *_cells(own), style="dim")
     if len(sums) > 1:
         table.add_row("all", *_cells(sum(sums.values(), UsageAmounts())), style="bold")
     return table

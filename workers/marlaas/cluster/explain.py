@@ -1,10 +1,9 @@
 """`marlaas why`: one paragraph about a job: its state or what it waits for, since when, and what to do. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from marlaas.cluster.views import (
-    WAITING_FOR_ROOM,
     WARNING,
     ClusterEventView,
     ClusterJobView,
@@ -12,7 +11,9 @@ from marlaas.cluster.views import (
     condition,
     seconds,
 )
-from marlaas.local.table import duration, number, versions, without_signal
+from marlaas.cluster.waits import JobsBeside, expected_room
+from marlaas.local.idle import AgentActivity, idle
+from marlaas.local.table import duration, number, versions
 from marlaas_api.kinds.status import AgentStatus, Condition, RLJobStatus
 from marlaas_api.last_words import visible
 from marlaas_api.reason_texts import NOTHING, Actor, ReasonStage, Text, text_of
@@ -24,6 +25,12 @@ RECENT_S = 600.0
 """Older warnings are left out: their cause is over, or is the reported reason."""
 
 _SILENT = "check whether the operator runs: `kubectl get pods -A -l app.kubernetes.io/component=operator`."
+_NEWER = "This command does not know the reason; a newer MARLaaS set it."
+_UNKNOWN = {
+    "RoleFailed": "A process that the job needs ended again and again, and the run gave the job up.",
+    "ResultUnreadable": "The run cannot read the job's results.",
+}
+"""Reasons of runs on this machine that no object in a cluster has."""
 _CAUSES = {
     Reason.WAITING_FOR_POOL: "RolloutReady",
     Reason.WAITING_FOR_TRAINER: "TrainerReady",
@@ -36,12 +43,21 @@ class ClusterContext:
     """Objects of the cluster that explain a job's state.
 
     pools: the job's pools; without those that do not exist or that the user may not read.
-    running: the running jobs of the pools.
+    jobs: other jobs of the pools and of the tenant.
+    advice: of a run on this machine, the advice for a reason, instead of that of the reasons' table.
     """
 
     pools: Sequence[ClusterPoolView] = ()
     events: Sequence[ClusterEventView] = ()
-    running: Sequence[ClusterJobView] = ()
+    jobs: Sequence[ClusterJobView] = ()
+    advice: Callable[[str], str] | None = None
+
+    @property
+    def beside(self) -> JobsBeside:
+        """The other jobs by phase."""
+        phases = {one.key: one.status.phase for one in self.jobs if one.status is not None}
+        of = {name: [one for one in self.jobs if phases.get(one.key) == name] for name in ("Running", "Queued")}
+        return JobsBeside(of["Running"], of["Queued"])
 
 
 def explain(job: ClusterJobView, around: ClusterContext, now: float) -> str:
@@ -57,8 +73,8 @@ def explain(job: ClusterJobView, around: ClusterContext, now: float) -> str:
     cause = next((one for one in causes.values() if one is not None), None)
     sentences = [_where(job, events, now), *_idle(job), *_why(job, now)]
     sentences += [sentence for pool in around.pools for sentence in _pool(job, pool, causes[pool.name])]
-    sentences += [*_next_end(job, around.running, now), *_unseen(job, now)]
-    sentences += [*_warning(events, " ".join(sentences), now), *_advice(job, cause)]
+    sentences += [*expected_room(job, around.beside, around.pools, now), *_unseen(job, now)]
+    sentences += [*_warning(events, " ".join(sentences), now), *_advice(job, around, cause)]
     return visible("\n".join([" ".join(sentences), *_last_words(job)]))
 
 
@@ -76,9 +92,9 @@ def _where(job: ClusterJobView, events: Sequence[ClusterEventView], now: float) 
         case "Suspended":
             return f"{job.key} has been suspended for {since}{_at(status)}."
         case "Running":
-            return f"{job.key} has been running for {since}{_at(status)}{_figures(status)}."
+            return f"{job.key} has been running for {since}{_at(status)}{_figures(job, status)}."
         case "Succeeded":
-            return f"{job.key} succeeded {since} ago{_at(status)}{_figures(status)}."
+            return f"{job.key} succeeded {since} ago{_at(status)}{_figures(job, status)}."
     return f"{job.key} failed {since} ago{_at(status)}."
 
 
@@ -99,22 +115,35 @@ def _at(status: RLJobStatus) -> str:
     return f", at step {status.step} of {status.steps}" if status.step and status.steps else ""
 
 
-def _figures(status: RLJobStatus) -> str:
-    newest = {agent.name: agent.policy_version for agent in status.agents if agent.policy_version is not None}
+def _figures(job: ClusterJobView, status: RLJobStatus) -> str:
+    own = (agent for agent in status.agents if agent.name in job.policies)
+    newest = {agent.name: agent.policy_version for agent in own if agent.policy_version is not None}
     parts = [f"version {versions(newest)}"] if newest else []
-    parts += [f"reward {number(status.reward)}"] if status.reward is not None else []
-    if status.eval_before is not None and status.eval_last is not None:
-        parts.append(f"evaluation {number(status.eval_before)} → {number(status.eval_last)}")
-    return f", {', '.join(parts)}" if parts else ""
+    parts += _rewards(status)
+    each = (f"{agent.name} {', '.join(found)}" for agent in status.agents if (found := _rewards(agent)))
+    by_agent = f" ({'; '.join(each)})" if len(status.agents) > 1 else ""
+    return f", {', '.join(parts)}{by_agent}" if parts else ""
+
+
+def _rewards(of: RLJobStatus | AgentStatus) -> list[str]:
+    """Return the last reward and the evaluations of a job or an agent, as far as they are known."""
+    parts = [f"reward {number(of.reward)}"] if of.reward is not None else []
+    if of.eval_before is not None and of.eval_last is not None:
+        parts.append(f"evaluation {number(of.eval_before)} → {number(of.eval_last)}")
+    return parts
 
 
 def _idle(job: ClusterJobView) -> Iterator[str]:
-    """Yield a sentence about steps without signal, if there are many."""
+    """Yield a sentence about each agent with many steps without signal, or that is never called."""
     status = job.status
     if status is not None and status.phase in ("Running", "Succeeded") and job.deleted_at is None:
-        newest = max((agent.policy_version or 0 for agent in status.agents), default=None)
-        sentence = without_signal(status.step or 0, newest)
-        yield from [sentence] if sentence else []
+        own = [agent for agent in status.agents if agent.name in job.policies]
+        yield from idle(status.step or 0, [_activity(agent, job.policies[agent.name]) for agent in own])
+
+
+def _activity(agent: AgentStatus, is_trained: bool) -> AgentActivity:
+    tokens = None if agent.usage is None else agent.usage.generated_tokens or 0
+    return AgentActivity(agent.name, agent.policy_version, is_trained, tokens)
 
 
 def _why(job: ClusterJobView, now: float) -> Iterator[str]:
@@ -123,7 +152,7 @@ def _why(job: ClusterJobView, now: float) -> Iterator[str]:
         return
     reason, message = job.status.reason, (job.status.message or "").strip()
     text = text_of(reason)
-    meaning = text.meaning if text is not None else "This command does not know the reason; a newer MARLaaS set it."
+    meaning = text.meaning if text is not None else _UNKNOWN.get(reason, _NEWER)
     fault = _fault_since(job.status) if text is not None and text.stage is ReasonStage.FAULTY else None
     since = f" (for {_ago(fault, now)})" if fault is not None else ""
     yield f"{reason}{since}: {meaning}"
@@ -166,25 +195,6 @@ def _pool(job: ClusterJobView, pool: ClusterPoolView, cause: Condition | None) -
         yield f"The pool is not ready because of {cause.reason}{f': {text.meaning}' if text is not None else '.'}{message}"
 
 
-def _next_end(job: ClusterJobView, running: Sequence[ClusterJobView], now: float) -> Iterator[str]:
-    """Yield when the first of the running jobs is expected to end, if the job waits for that."""
-    if job.status is None or job.status.reason not in WAITING_FOR_ROOM:
-        return
-    expected = {one.key: left for one in running if one.status and (left := _left_s(one.status, now)) is not None}
-    if expected:
-        key = min(expected, key=expected.__getitem__)
-        others = f" of {len(expected)}" if len(expected) > 1 else ""
-        yield f"At its pace so far, the next running job{others} to end is {key}, in about {duration(expected[key])}."
-
-
-def _left_s(status: RLJobStatus, now: float) -> float | None:
-    """Return the seconds until a job ends, from its mean time per step; None before its first step."""
-    began = seconds(status.started_at)
-    if began is None or not status.step or not status.steps:
-        return None
-    return (now - began) / status.step * max(0, status.steps - status.step)
-
-
 def _depends_on_pool(job: ClusterJobView) -> bool:
     if job.status is None or job.status.phase in ("Succeeded", "Failed", "Suspended"):
         return False
@@ -224,8 +234,13 @@ def _is_over(warning: ClusterEventView, events: Sequence[ClusterEventView]) -> b
     )
 
 
-def _advice(job: ClusterJobView, cause: Condition | None) -> Iterator[str]:
+def _advice(job: ClusterJobView, around: ClusterContext, cause: Condition | None) -> Iterator[str]:
     if job.status is None:
+        return
+    if around.advice is not None:
+        advice = around.advice(job.status.reason or "")
+        yield f"What to do: {advice}" if advice else "There is nothing to do."
+        yield from _published(job.status)
         return
     reason = Reason.DELETING if job.deleted_at is not None else cause.reason if cause is not None else job.status.reason
     text = text_of(reason or "")
@@ -236,7 +251,7 @@ def _advice(job: ClusterJobView, cause: Condition | None) -> Iterator[str]:
         return
     whom = " (platform team)" if _actor(job.status, text, cause) is Actor.PLATFORM else ""
     yield f"What to do{whom}: {text.advice.replace('NAME', f'{job.name} -n {job.namespace}')}"
-    yield from (f"Agent {agent.name}: {agent.adapter}." for agent in _published(job.status))
+    yield from _published(job.status)
 
 
 def _actor(status: RLJobStatus, text: Text, cause: Condition | None) -> Actor:
@@ -250,8 +265,10 @@ def _actor(status: RLJobStatus, text: Text, cause: Condition | None) -> Actor:
     return Actor.TENANT if sandbox is not None and sandbox.reason == status.reason else Actor.PLATFORM
 
 
-def _published(status: RLJobStatus) -> tuple[AgentStatus, ...]:
-    return tuple(agent for agent in status.agents if agent.adapter) if status.phase == "Succeeded" else ()
+def _published(status: RLJobStatus) -> Iterator[str]:
+    """Yield the location of each adapter of a succeeded job."""
+    agents = status.agents if status.phase == "Succeeded" else ()
+    yield from (f"Agent {agent.name}: {agent.adapter}." for agent in agents if agent.adapter)
 
 
 def _last_words(job: ClusterJobView) -> Iterator[str]:

@@ -4,8 +4,9 @@ Unknown fields of a newer operator are accepted.
 """
 
 import contextlib
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -25,7 +26,8 @@ class ClusterJobView:
     """One RLJob. Times are unix seconds. `pools` are those on which its agents run.
 
     `status` is None until the operator sets one. `deleted_at` is the time when deletion was requested; None if it
-    was not.
+    was not. `policies`: by agent that plays a policy of its own, whether it is trained. `places`: by pool, the agents for
+    which it needs places.
     """
 
     namespace: str
@@ -37,11 +39,23 @@ class ClusterJobView:
     deleted_at: float | None = None
     status: RLJobStatus | None = None
     backoff_limit: int = 0
+    policies: Mapping[str, bool] = field(default_factory=dict)
+    places: Mapping[str, int] = field(default_factory=dict)
+    priority: int = 0
 
     @property
     def key(self) -> str:
         """Name as `<namespace>/<name>`."""
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def tenant(self) -> str:
+        """Tenant to which it is accounted: a Tenant, or else its namespace."""
+        return (self.status.tenant if self.status is not None else None) or self.namespace
+
+    def pools_in_common(self, other: "ClusterJobView") -> set[str]:
+        """Return the pools on which agents of both jobs run."""
+        return {*self.pools} & {*other.pools}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +92,24 @@ def job_view(body: Mapping[str, Any]) -> ClusterJobView:
         deleted_at=seconds(meta.get("deletionTimestamp")),
         status=RLJobStatus.model_validate(status) if status else None,
         backoff_limit=body["spec"].get("backoffLimit", 0),
+        policies=_policies(body["spec"]),
+        places=_places(body["spec"]),
+        priority=body["spec"].get("priority", 0),
     )
+
+
+def _places(spec: Mapping[str, Any]) -> dict[str, int]:
+    """Return by pool the agents that need adapter slots: each policy, and each player of past versions."""
+    agents = spec.get("agents") or [{"name": "policy"}]
+    pool = {agent["name"]: (agent.get("poolRef") or spec["poolRef"])["name"] for agent in agents}
+    pinned = [agent for agent in agents if agent.get("policy", {"versions": "past"}).get("versions") == "past"]
+    return Counter(pool[agent.get("policy", {}).get("of", agent["name"])] for agent in pinned)
+
+
+def _policies(spec: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the agents of a job's spec that have a policy of their own, each with whether it is trained."""
+    agents = spec.get("agents") or [{"name": "policy"}]
+    return {agent["name"]: agent.get("trainable", True) for agent in agents if "policy" not in agent}
 
 
 def _pools(spec: Mapping[str, Any]) -> tuple[str, ...]:
@@ -138,14 +169,13 @@ def events_of(kubectl: Kubectl, job: ClusterJobView) -> list[ClusterEventView]:
     return [event_view(body) for body in found]
 
 
-def running_beside(kubectl: Kubectl, job: ClusterJobView) -> list[ClusterJobView]:
-    """Return the running jobs of the job's pools for whose end the job waits, as far as the user may read them."""
-    if job.status is None or job.status.reason not in WAITING_FOR_ROOM:
+def jobs_beside(kubectl: Kubectl, job: ClusterJobView) -> list[ClusterJobView]:
+    """Return the other jobs of the job's pools and tenant, if it waits for their end, as far as the user may read them."""
+    if job.status is None or job.status.reason not in (*WAITING_FOR_ROOM, Reason.OVER_QUOTA):
         return []
     try:
         found = kubectl.list(RLJOBS, "--all-namespaces")
     except AccessDenied:
         found = kubectl.list(RLJOBS)
-    views = [job_view(body) for body in found]
-    beside = [one for one in views if set(one.pools) & set(job.pools)]
-    return [one for one in beside if one.status is not None and one.status.phase == "Running"]
+    views = [one for body in found if (one := job_view(body)).uid != job.uid]
+    return [one for one in views if one.pools_in_common(job) or one.tenant == job.tenant]

@@ -10,12 +10,13 @@ from typing import Any
 from marlaas.cluster.errors import ClusterSilent
 from marlaas.cluster.views import condition, seconds
 from marlaas.local.display import Display
-from marlaas.local.table import JobView, ProgressMark, advanced, eta_s
+from marlaas.local.eta import ProgressMark, advanced, eta_s
+from marlaas.local.table import JobView
 from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJob
 from marlaas_api.kinds.problems import InvalidObject, parse
 from marlaas_api.kinds.status import RLJobStatus
-from marlaas_api.messages import JobDocument, Phase, Progress
+from marlaas_api.messages import AgentProgress, JobDocument, Phase, Progress
 from marlaas_api.usage_objects import usage_amounts
 
 
@@ -80,6 +81,15 @@ def _progress(document: JobDocument, status: RLJobStatus | None, now: float) -> 
         faults=dict(status.faults or {}),
         training_faults=dict(status.training_faults or {}),
         usage={agent.name: usage_amounts(agent.usage) for agent in status.agents},
+        agents={
+            agent.name: AgentProgress(
+                reward=agent.reward,
+                eval_before=agent.eval_before,
+                eval_last=agent.eval_last,
+                staleness=agent.staleness or 0.0,
+            )
+            for agent in status.agents
+        },
         started_at=seconds(status.started_at),
         finished_at=seconds(status.finished_at),
         at=now,

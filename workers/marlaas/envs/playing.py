@@ -54,7 +54,7 @@ def play_episode(environment: Environment, task: Task, state: EpisodeState) -> O
     """Play an episode to its end. Raises InvalidScore, UnknownAgent, and exceptions of the environment that the policy did not cause."""
     ending: Literal["completed", "max_turns", "tool_error"] = "completed"
     returned: object = None
-    state.may_speak = frozenset(environment.agents_of(task, tuple(state.rewards)))
+    state.limit(environment.agents_of(task, tuple(state.rewards)))
     try:
         returned = _returned(environment, task, state)
     except TurnLimit:

@@ -4,7 +4,7 @@ state = EpisodeState(["policy"], ScriptedReplies(["dcba"]))
 play_episode(resolve("reverse", {}).create(), Task(Split.TRAIN, 0, 0), state)
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from marlaas.environment import Reply, StopReason, TurnLimit
@@ -24,6 +24,7 @@ class RecordedReplies:
 
     def __init__(self, answer: Callable[[TurnRequest], str], max_turns: int = 8) -> None:
         self.asked: list[RecordedTurn] = []
+        self.may_speak: tuple[str, ...] = ()
         self.num_tools = 0
         self._answer = answer
         self._max_turns = max_turns
@@ -36,6 +37,10 @@ class RecordedReplies:
         reply = Reply(text, StopReason.STOP, len(text), request.number)
         self.asked.append(RecordedTurn(request, reply))
         return reply
+
+    def may_call(self, agents: Sequence[str]) -> None:
+        """Record the agents that the task may call."""
+        self.may_speak = tuple(agents)
 
     def tool(self, is_open: bool, rewards: Mapping[str, float]) -> None:
         """Count tool calls."""

@@ -78,6 +78,19 @@ class EpisodeRecord(_Kept):
         """Return whether an agent has taken a turn."""
         return any(turn.agent == agent for turn in self.turns)
 
+    def own_turns(self, agent: str) -> list[TurnRecord]:
+        """Return an agent's turns that are no candidates. They train with the episode's reward."""
+        candidates = {turn for choice in self.choices if choice.agent == agent for turn in choice.turns}
+        return [turn for turn in self.turns if turn.agent == agent and turn.turn not in candidates]
+
+    def is_compared(self, agent: str, *, is_alone: bool) -> bool:
+        """Return whether the episode's reward is compared for an agent: it has a turn that is no candidate, or no agent has a turn.
+
+        Args:
+            is_alone: the job has one agent.
+        """
+        return bool(self.own_turns(agent)) or (is_alone and not self.turns)
+
     def trained_reward(self, agent: AgentSettings) -> float:
         """Return the reward with which an agent is trained: its own, or the weighted sum that the job wants."""
         return trained_reward(agent, self.rewards)
@@ -88,9 +101,9 @@ class EpisodeRecord(_Kept):
         return sum(self.rewards.values()) / len(self.rewards) if self.rewards and self.fault is None else None
 
     @property
-    def versions(self) -> tuple[int, ...]:
-        """Distinct policy versions that sampled the episode. More than one only in jobs with several agents."""
-        return tuple(sorted({turn.version for turn in self.turns}))
+    def versions(self) -> dict[str, int]:
+        """By agent with turns, in the order of their first turns, the policy version that sampled them."""
+        return {turn.agent: turn.version for turn in self.turns}
 
 
 def joined(episode: Episode, turns: Sequence[Turn]) -> EpisodeRecord:

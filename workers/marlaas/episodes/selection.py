@@ -2,19 +2,75 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from marlaas.episodes.record import EpisodeRecord
-from marlaas_api.messages import JobSpec, StepRecord
+from marlaas_api.messages import Choice, JobSpec, StepRecord
 from marlaas_api.messages.job_spec import AgentSettings
 from marlaas_api.names import Split, group_token
-from marlaas_worker.rl.advantages import advantages, overlong_penalty
+from marlaas_worker.rl.advantages import Estimator, advantages, overlong_penalty
 from marlaas_worker.rl.algorithms import ALGORITHMS
 
-Advantages = Callable[[Sequence[EpisodeRecord], AgentSettings], Sequence[float]]
-"""Function from the fault-free members [G >= 2] of a complete group, and an agent, to the agent's advantages [G]."""
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How rewards become advantages, as the trainer computes them.
+
+    Attributes:
+        over_group: rewards are compared within a group; otherwise a group alone does not give its advantages.
+        has_baseline: rewards of episodes are compared with a running mean of the agent.
+        overlong: the last tokens up to max_tokens over which the penalty for long replies grows.
+    """
+
+    estimator: Estimator
+    over_group: bool = True
+    has_baseline: bool = False
+    max_tokens: int = 0
+    overlong: int = 0
+
+    def of_members(
+        self, members: Sequence[EpisodeRecord], agent: AgentSettings, baseline: float | None
+    ) -> Sequence[float]:
+        """Return an agent's advantages in the members of a group [G]; empty if they are not known.
+
+        Args:
+            baseline: the agent's running mean at the step that trains the group; None if that is not known.
+        """
+        rewards = [one.trained_reward(agent) + self._penalty(_longest(one, agent.name)) for one in members]
+        if self.has_baseline:
+            return [] if baseline is None else [reward - baseline for reward in rewards]
+        return advantages(self.estimator, rewards) if self.over_group and len(rewards) > 1 else []
+
+    def of_candidates(self, record: EpisodeRecord, choice: Choice) -> Sequence[float]:
+        """Return the advantages of the candidates of a choice, which are compared with each other; empty if they are not known."""
+        sizes = {turn.turn: len(turn.output_ids) for turn in record.turns if turn.agent == choice.agent}
+        pairs = zip(choice.turns, choice.rewards, strict=False)
+        rewards = [reward + self._penalty(sizes.get(turn, 0)) for turn, reward in pairs]
+        return advantages(self.estimator, rewards) if len(rewards) > 1 else []
+
+    def _penalty(self, num_tokens: int) -> float:
+        return overlong_penalty(num_tokens, self.max_tokens, self.overlong)
+
+
+def comparison_of(spec: JobSpec) -> Comparison:
+    """Return how a job compares rewards."""
+    rule, max_tokens, asked = (
+        ALGORITHMS[spec.training.algorithm],
+        spec.rollout.max_tokens,
+        spec.training.overlong.tokens,
+    )
+    return Comparison(
+        estimator=rule.advantage,
+        over_group=rule.over == "group",
+        has_baseline=spec.training.has_running_baseline,
+        max_tokens=max_tokens,
+        overlong=int(rule.overlong * max_tokens) if asked is None else asked,
+    )
+
+
+_BASELINE = "baseline"
 
 
 class EpisodeOrder(StrEnum):
@@ -33,6 +89,7 @@ class Played:
     step: the step that resolved it, counted from 0; None if that step has not ended, or the task is held out.
     group_rewards: per agent, the rewards of the members without a fault, in member order.
     advantages: per agent, this episode's own advantage, if its group is complete.
+    candidates: by agent and turn, the advantage of a candidate.
     """
 
     job: str
@@ -40,6 +97,7 @@ class Played:
     step: int | None = None
     group_rewards: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     advantages: Mapping[str, float] = field(default_factory=dict)
+    candidates: Mapping[tuple[str, int], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +113,29 @@ class EpisodeFilter:
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """Context of a job's episodes. `advantages` is None if the algorithm needs more than one group to compute them."""
+    """Context of a job's episodes. steps: the finished ones, in order."""
 
     job: str
     group_size: int
+    comparison: Comparison
     steps: Sequence[StepRecord] = ()
-    advantages: Advantages | None = None
     agents: Sequence[AgentSettings] = ()
+
+    def baselines(self) -> dict[str, dict[int, float]]:
+        """Return, by agent and step, the running mean with which the step compared rewards: that after the step before, at first 0.
+
+        The metrics of a step have the values after it (`marlaas_worker.trainer.weighing.Baselines`).
+        """
+        is_alone = sum(agent.policy is None for agent in self.agents) == 1
+        found: dict[str, dict[int, float]] = {}
+        for agent in self.agents:
+            name = _BASELINE if agent.policy is None else f"{_BASELINE}_{agent.name}"
+            key, value = name if is_alone else f"{agent.policy_name}/{name}", 0.0
+            found[agent.name] = {}
+            for step in self.steps:
+                found[agent.name][step.step] = value
+                value = step.metrics.get(key, value)
+        return found
 
 
 def placed(records: Iterable[EpisodeRecord], around: JobContext) -> list[Played]:
@@ -71,7 +145,13 @@ def placed(records: Iterable[EpisodeRecord], around: JobContext) -> list[Played]
     for record in all_records:
         groups[record.group].append(record)
     step_of = {f"t{index}": step.step for step in around.steps for index in step.indices}
-    own = {episode: advantage for group in groups.values() for episode, advantage in _advantages(group, around)}
+    baselines = around.baselines() if around.comparison.has_baseline else {}
+    own: dict[str, dict[str, float]] = {}
+    for name, group in groups.items():
+        step = step_of.get(group_token(name))
+        own |= _advantages(
+            group, around, {agent: of.get(step) for agent, of in baselines.items()} if step is not None else {}
+        )
     return [
         Played(
             around.job,
@@ -79,6 +159,7 @@ def placed(records: Iterable[EpisodeRecord], around: JobContext) -> list[Played]
             step_of.get(group_token(record.group)),
             _rewards(groups[record.group]),
             own.get(record.episode, {}),
+            _candidates(record, around),
         )
         for record in all_records
     ]
@@ -117,38 +198,38 @@ def _rewards(group: Sequence[EpisodeRecord]) -> dict[str, tuple[float, ...]]:
     return {agent: tuple(one.rewards[agent] for one in counting if agent in one.rewards) for agent in agents}
 
 
-def _advantages(group: Sequence[EpisodeRecord], around: JobContext) -> Iterable[tuple[str, dict[str, float]]]:
-    """Return each member's advantages by trained agent, once all members have ended. Held-out tasks have none."""
-    if around.advantages is None or len(group) < around.group_size or group[0].split is Split.EVAL:
-        return []
+def _advantages(
+    group: Sequence[EpisodeRecord], around: JobContext, baselines: Mapping[str, float | None]
+) -> dict[str, dict[str, float]]:
+    """Return each member's advantages by trained agent, once all members have ended. Held-out tasks have none.
+
+    An episode in which an agent has only candidates is not trained with its reward.
+    """
+    if len(group) < around.group_size or group[0].split is Split.EVAL:
+        return {}
     counting = sorted((one for one in group if one.fault is None), key=lambda one: one.member)
     by_episode: dict[str, dict[str, float]] = {one.episode: {} for one in counting}
     for agent in (agent for agent in around.agents if agent.trainable):
-        called = [one for one in counting if len(around.agents) == 1 or one.speaks(agent.name)]
-        values = around.advantages(called, agent) if len(called) > 1 else []
+        called = [one for one in counting if one.is_compared(agent.name, is_alone=len(around.agents) == 1)]
+        values = around.comparison.of_members(called, agent, baselines.get(agent.name))
         for one, advantage in zip(called, values, strict=False):
             by_episode[one.episode][agent.name] = advantage
-    return by_episode.items()
+    return by_episode
 
 
-def advantages_of(spec: JobSpec) -> Advantages | None:
-    """Return the function from a group to its advantages; None if rewards are compared with others than the group's."""
-    rule = ALGORITHMS[spec.training.algorithm]
-    if rule.over != "group" or spec.training.has_running_baseline:
-        return None
-    max_tokens, asked = spec.rollout.max_tokens, spec.training.overlong.tokens
-    overlong = int(rule.overlong * max_tokens) if asked is None else asked
-
-    def of(members: Sequence[EpisodeRecord], agent: AgentSettings) -> list[float]:
-        penalties = [overlong_penalty(_longest(one, agent.name), max_tokens, overlong) for one in members]
-        rewards = [one.trained_reward(agent) + penalty for one, penalty in zip(members, penalties, strict=True)]
-        return advantages(rule.advantage, rewards)
-
-    return of
+def _candidates(record: EpisodeRecord, around: JobContext) -> dict[tuple[str, int], float]:
+    """Return the advantages of an episode's candidates by agent and turn."""
+    if record.split is Split.EVAL or record.fault is not None:
+        return {}
+    trained = {agent.name for agent in around.agents if agent.trainable}
+    return {
+        (choice.agent, turn): advantage
+        for choice in record.choices
+        if choice.agent in trained
+        for turn, advantage in zip(choice.turns, around.comparison.of_candidates(record, choice), strict=False)
+    }
 
 
 def _longest(record: EpisodeRecord, agent: str) -> int:
     """Return the number of tokens in the longest of the agent's turns that train with the episode's reward."""
-    candidates = {turn for choice in record.choices if choice.agent == agent for turn in choice.turns}
-    own = (turn for turn in record.turns if turn.agent == agent and turn.turn not in candidates)
-    return max((len(turn.output_ids) for turn in own), default=0)
+    return max((len(turn.output_ids) for turn in record.own_turns(agent)), default=0)

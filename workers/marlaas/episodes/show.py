@@ -26,8 +26,8 @@ _ENDINGS = {
 
 def rich(one: Played, *, tokens: bool = False) -> RenderableType:
     """Return an episode for a terminal or plain text. `tokens` adds the token ids below each reply."""
-    rewards = _candidate_rewards(one.record)
-    lines = [line for turn in one.record.turns for line in _turn(turn, tokens, rewards.get((turn.agent, turn.turn)))]
+    earned = _candidates(one)
+    lines = [line for turn in one.record.turns for line in _turn(turn, tokens, earned.get((turn.agent, turn.turn), ""))]
     return Group(
         Text(_heading(one), style="bold"), Padding(Group(*lines), (0, 0, 0, 2)), Padding(_verdict(one), (0, 0, 0, 2))
     )
@@ -39,6 +39,9 @@ def as_json(one: Played) -> str:
         "job": one.job,
         "step": one.step,
         "advantages": dict(one.advantages),
+        "candidate_advantages": [
+            {"agent": agent, "turn": turn, "advantage": value} for (agent, turn), value in one.candidates.items()
+        ],
         "group_rewards": {agent: list(rewards) for agent, rewards in one.group_rewards.items()},
     }
     return json.dumps({**around, **one.record.model_dump(mode="json")}, ensure_ascii=False)
@@ -57,9 +60,12 @@ def _place(one: Played) -> str:
 
 
 def _version(record: EpisodeRecord) -> str:
-    if not record.versions:
+    found = record.versions
+    if not found:
         return "no turn"
-    return f"version{'s' if len(record.versions) > 1 else ''} {', '.join(map(str, record.versions))}"
+    if len(record.rewards.keys() | found.keys()) > 1:
+        return f"version{'s' if len(found) > 1 else ''} {', '.join(f'{agent} {version}' for agent, version in found.items())}"
+    return f"version {next(iter(found.values()))}"
 
 
 def _time(record: EpisodeRecord) -> str:
@@ -67,13 +73,18 @@ def _time(record: EpisodeRecord) -> str:
     return f"{record.duration_s:.1f} s{tools}"
 
 
-def _candidate_rewards(record: EpisodeRecord) -> dict[tuple[str, int], float]:
-    """Return the rewards of candidates by agent and turn."""
-    pairs = ((choice.agent, zip(choice.turns, choice.rewards, strict=False)) for choice in record.choices)
-    return {(agent, turn): reward for agent, rewarded in pairs for turn, reward in rewarded}
+def _candidates(one: Played) -> dict[tuple[str, int], str]:
+    """Return the reward and advantage of each candidate by agent and turn."""
+    found: dict[tuple[str, int], str] = {}
+    for choice in one.record.choices:
+        for turn, reward in zip(choice.turns, choice.rewards, strict=False):
+            advantage = one.candidates.get((choice.agent, turn))
+            standing = "" if advantage is None else f", advantage {advantage:+.2f}"
+            found[choice.agent, turn] = f", candidate with reward {reward:g}{standing}"
+    return found
 
 
-def _turn(turn: TurnRecord, tokens: bool, reward: float | None) -> Iterator[Text]:
+def _turn(turn: TurnRecord, tokens: bool, candidate: str) -> Iterator[Text]:
     if isinstance(turn.append, str):
         yield conversation_line("raw text", turn.append, "raw text")
     else:
@@ -85,7 +96,6 @@ def _turn(turn: TurnRecord, tokens: bool, reward: float | None) -> Iterator[Text
         reply = conversation_line(
             f"{turn.agent} (new segment: the chat template changed earlier text)", turn.text, "assistant"
         )
-    candidate = "" if reward is None else f", candidate with reward {reward:g}"
     yield reply.append(f"  [{turn.stop_reason}, {len(turn.output_ids)} tokens{candidate}]", style="dim")
     if tokens:
         yield Text(f"ids {' '.join(map(str, turn.output_ids))}", style="dim")

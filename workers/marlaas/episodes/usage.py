@@ -6,11 +6,12 @@ add up to the whole.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from marlaas.episodes.record import EpisodeRecord
 from marlaas_api.messages import JobDocument, JobSpec, Progress, StepRecord, TokenUse, UsageAmounts
 from marlaas_api.messages.job_spec import AgentSettings
+from marlaas_api.messages.usage import total
 from marlaas_api.names import Split, group_token
 from marlaas_worker.rl.advantages import has_signal
 
@@ -43,28 +44,19 @@ def usage_of(
             generated tokens, and the seconds of engines and trainers.
     """
     records = list({record.episode: record for record in episodes}.values())
-    turns = [turn for record in records for turn in record.turns]
-    parts = _parts(document.spec, records, steps)
-    recorded = sum(parts.values())
-    unrecorded = max(0, progress.tokens - recorded) if progress is not None else 0
-    amounts = UsageAmounts(
-        prompt_tokens=sum(turn.num_prompt_tokens for turn in turns),
-        cached_tokens=sum(turn.num_cached_tokens for turn in turns),
-        generated_tokens=recorded + unrecorded,
-        unrecorded_tokens=unrecorded,
-        sandbox_s=sum(record.duration_s for record in records),
-        **{use.value: tokens for use, tokens in parts.items()},
-    )
-    row = UsageRow(document.tenant, document.namespace, document.job, amounts)
+    agents = _by_policy(document.spec, records, steps)
+    recorded = total(agents.values())
+    row = UsageRow(document.tenant, document.namespace, document.job, recorded, agents)
     if progress is None:
         return row
-    counted = UsageAmounts(
-        engine_s=progress.accelerator_s,
-        trainer_s=progress.trainer_s,
-        admitted_s=progress.admitted_s,
-        stored_bytes=progress.stored_bytes,
-    )
-    return UsageRow(document.tenant, document.namespace, document.job, amounts + counted)
+    unrecorded = UsageAmounts.generated({TokenUse.UNRECORDED: max(0, progress.tokens - recorded.generated_tokens)})
+    counted = {
+        "engine_s": progress.accelerator_s,
+        "trainer_s": progress.trainer_s,
+        "admitted_s": progress.admitted_s,
+        "stored_bytes": progress.stored_bytes,
+    }
+    return replace(row, amounts=(recorded + unrecorded).model_copy(update=counted))
 
 
 def sums_by_tenant(rows: Iterable[UsageRow]) -> dict[str, UsageAmounts]:
@@ -75,8 +67,32 @@ def sums_by_tenant(rows: Iterable[UsageRow]) -> dict[str, UsageAmounts]:
     return dict(sorted(sums.items()))
 
 
-def _parts(spec: JobSpec, records: Sequence[EpisodeRecord], steps: Sequence[StepRecord]) -> Counter[TokenUse]:
-    """Return the generated tokens of the records by their use."""
+def _by_policy(spec: JobSpec, records: Sequence[EpisodeRecord], steps: Sequence[StepRecord]) -> dict[str, UsageAmounts]:
+    """Return what each policy used in the records and steps. Seconds of episodes count for the job's agents in equal parts."""
+    policies = {agent.name: agent.policy_name for agent in spec.agents}
+    parts = _parts(spec, records, steps)
+    part_s = sum(record.duration_s for record in records) / len(policies)
+    found: dict[str, UsageAmounts] = {}
+    for policy in spec.policies:
+        names = {player.name for player in spec.players(policy.name)}
+        turns = [
+            turn for record in records for turn in record.turns if policies.get(turn.agent, turn.agent) == policy.name
+        ]
+        found[policy.name] = UsageAmounts.generated(parts.get(policy.name, {})).model_copy(
+            update={
+                "prompt_tokens": sum(turn.num_prompt_tokens for turn in turns),
+                "cached_tokens": sum(turn.num_cached_tokens for turn in turns),
+                "sandbox_s": part_s * len(names),
+                "trainer_s": sum(step.usage[policy.name].trainer_s for step in steps if policy.name in step.usage),
+            }
+        )
+    return found
+
+
+def _parts(
+    spec: JobSpec, records: Sequence[EpisodeRecord], steps: Sequence[StepRecord]
+) -> Mapping[str, Counter[TokenUse]]:
+    """Return the generated tokens of the records by policy and use."""
     resolved = {index for step in steps for index in step.indices}
     first: dict[tuple[str, int], EpisodeRecord] = {}
     for record in records:
@@ -84,19 +100,26 @@ def _parts(spec: JobSpec, records: Sequence[EpisodeRecord], steps: Sequence[Step
     flat = _without_signal(spec, first.values())
     frozen = {agent.name for agent in spec.agents if not agent.trainable}
     policies = {agent.name: agent.policy_name for agent in spec.agents}
-    parts: Counter[TokenUse] = Counter()
+    parts: defaultdict[str, Counter[TokenUse]] = defaultdict(Counter)
     for record in records:
         is_repeated = first[record.group, record.member] is not record
         for turn in record.turns:
-            is_flat = (record.group, policies.get(turn.agent, turn.agent)) in flat
-            use = _token_use(record, is_repeated, resolved, is_flat=is_flat)
+            policy = policies.get(turn.agent, turn.agent)
+            use = _token_use(record, is_repeated, resolved, is_flat=(record.group, policy) in flat)
             is_frozen = turn.agent in frozen and use in (TokenUse.TRAINED, TokenUse.ZERO_VARIANCE)
-            parts[TokenUse.FROZEN if is_frozen else use] += len(turn.output_ids)
-    # A step's record has the tokens of its stale groups, but not which of its groups these are.
-    stale = min(parts[TokenUse.TRAINED], sum(step.dropped_tokens for step in steps))
-    parts[TokenUse.TRAINED] -= stale
-    parts[TokenUse.STALE] += stale
+            parts[policy][TokenUse.FROZEN if is_frozen else use] += len(turn.output_ids)
+    for policy, uses in parts.items():
+        # A step's record has the tokens of its stale groups, but not which of its groups these are.
+        stale = min(uses[TokenUse.TRAINED], _stale(policy, steps, is_alone=len(spec.policies) == 1))
+        uses[TokenUse.TRAINED] -= stale
+        uses[TokenUse.STALE] += stale
     return parts
+
+
+def _stale(policy: str, steps: Sequence[StepRecord], *, is_alone: bool) -> int:
+    if is_alone:
+        return sum(step.dropped_tokens for step in steps)
+    return sum(step.usage[policy].stale_tokens for step in steps if policy in step.usage)
 
 
 def _token_use(record: EpisodeRecord, is_repeated: bool, resolved: set[int], *, is_flat: bool) -> TokenUse:
@@ -134,6 +157,6 @@ def _without_signal(spec: JobSpec, records: Iterable[EpisodeRecord]) -> set[tupl
 
 def _compared(agent: AgentSettings, members: Sequence[EpisodeRecord], *, is_alone: bool) -> Iterator[Sequence[float]]:
     """Yield the rewards of an agent that are compared with each other: of the members, and of each choice."""
-    yield [one.trained_reward(agent) for one in members if is_alone or one.speaks(agent.name)]
+    yield [one.trained_reward(agent) for one in members if one.is_compared(agent.name, is_alone=is_alone)]
     for one in members:
         yield from (choice.rewards for choice in one.choices if choice.agent == agent.name)

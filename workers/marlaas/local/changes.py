@@ -1,4 +1,4 @@
-"""Changes of a run while it goes on: jobs that are added, edited, suspended, resumed or cancelled.
+"""Changes of a run while it goes on: jobs that are added, edited, suspended, resumed or cancelled. Commands may also ask for the progress.
 
 A command writes a change as a file into the run's folder and waits; the runner applies it and answers, also as a file.
 """
@@ -7,7 +7,7 @@ import contextlib
 import fcntl
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,8 @@ class RunChange(BaseModel):
     """One change.
 
     jobs: documents of jobs to add or edit. folders: in which their environments may lie. files: their manifests.
-    suspend: by job key, whether the job shall be suspended. cancel: keys of jobs to end and forget.
+    suspend: by job key, whether the job shall be suspended. cancel: keys of jobs to end and forget. asks_progress: change
+    nothing, and answer with the jobs' progress.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -35,13 +36,15 @@ class RunChange(BaseModel):
     files: tuple[str, ...] = ()
     suspend: dict[str, bool] = {}
     cancel: tuple[str, ...] = ()
+    asks_progress: bool = False
 
 
 class ChangeAnswer(BaseModel):
-    """The runner's answer: one line for each job, or an error."""
+    """The runner's answer: one line for each job, the jobs' progress if it was asked for, or an error."""
 
     model_config = ConfigDict(frozen=True)
     lines: tuple[str, ...] = ()
+    progress: tuple[Progress, ...] = ()
     error: str = ""
 
 
@@ -143,7 +146,12 @@ def is_running(folder: OutFolder) -> bool:
 
 
 def ask(folder: OutFolder, change: RunChange, timeout_s: float = ANSWER_S) -> tuple[str, ...]:
-    """Ask the runner of a folder for a change; return its lines.
+    """Ask the runner of a folder for a change; return its lines. Raises as `asked`."""
+    return asked(folder, change, timeout_s).lines
+
+
+def asked(folder: OutFolder, change: RunChange, timeout_s: float = ANSWER_S) -> ChangeAnswer:
+    """Ask the runner of a folder for a change; return its answer.
 
     Raises:
         InvalidInput: no run uses the folder, the runner refuses the change, or it does not answer in time.
@@ -168,11 +176,11 @@ def ask(folder: OutFolder, change: RunChange, timeout_s: float = ANSWER_S) -> tu
     raise InvalidInput(f"the run in {folder.root} did not answer within {timeout_s:.0f} s; {outcome}")
 
 
-def _read(reply: Path) -> tuple[str, ...]:
+def _read(reply: Path) -> ChangeAnswer:
     answer = ChangeAnswer.model_validate_json(reply.read_bytes())
     if answer.error:
         raise InvalidInput(answer.error)
-    return answer.lines
+    return answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +195,14 @@ class Question:
         write(self.reply, answer.model_dump_json().encode())
 
 
-def take(folder: OutFolder) -> list[Question]:
-    """Take the changes that are asked for, oldest first; each is taken once. One that cannot be read is refused."""
+def take(folder: OutFolder, progress: Callable[[], tuple[Progress, ...]]) -> list[Question]:
+    """Take the changes that are asked for, oldest first; each is taken once. One that cannot be read is refused.
+
+    Questions for the progress are answered here.
+
+    Args:
+        progress: of all jobs, now.
+    """
     found: list[Question] = []
     for path in sorted(folder.changes.glob("*.json")):
         reply = path.with_suffix(".answer")
@@ -196,7 +210,11 @@ def take(folder: OutFolder) -> list[Question]:
             content = path.read_bytes()
             path.unlink()
             try:
-                found.append(Question(RunChange.model_validate_json(content), reply))
+                question = Question(RunChange.model_validate_json(content), reply)
+                if question.change.asks_progress:
+                    question.answer(ChangeAnswer(progress=progress()))
+                else:
+                    found.append(question)
             except ValidationError:
                 text = "the run was started by another version of marlaas: stop it, and start it again"
                 write(reply, ChangeAnswer(error=text).model_dump_json().encode())

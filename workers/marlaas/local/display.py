@@ -21,6 +21,7 @@ from marlaas.local.table import (
     COLUMNS,
     COLUMNS_OF_MANY,
     JobView,
+    agent_cells,
     as_json,
     cells,
     cells_of_many,
@@ -124,14 +125,20 @@ class LiveDisplay:
 
 
 def table(views: Sequence[JobView], room: int, width: int) -> Table:
-    """Return the jobs as a Rich table of about `room` rows. Many jobs are grouped by tenant, and columns that need more than `width` are left out."""
+    """Return the jobs as a Rich table of about `room` rows. Jobs of several agents have a row of each, if there is room for all.
+
+    Many jobs are grouped by tenant, and columns that need more than `width` are left out.
+    """
     grid = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     if len(views) >= GROUPED_FROM:
         return _fill_grouped(grid, rows(views, room), [width >= least for least in COLUMNS_OF_MANY.values()])
     for index, column in enumerate(COLUMNS):
         grid.add_column(column, justify="left" if index < 2 else "right", no_wrap=index < 4)
+    has_room = len(views) + sum(len(agent_cells(view)) for view in views) <= room
     for view in views:
         grid.add_row(*_coloured(cells(view), view))
+        for line in agent_cells(view) if has_room else ():
+            grid.add_row(*line, style="dim")
     return grid
 
 

@@ -107,6 +107,10 @@ class OpenedJob:
         """Return the pool of one of its agents."""
         return self.pools[self.document.pool_of(agent)]
 
+    def adapter_of(self, agent: str) -> Path:
+        """Return the folder of an agent's adapter, which the run writes when it ends or is stopped."""
+        return self.folder / "adapter" / ("" if len(self.document.spec.agents) == 1 else agent)
+
     def steps(self) -> tuple[StepRecord, ...]:
         """Return its finished steps, in order. Raises InvalidInput if the file cannot be parsed."""
         return _records(StepRecord, self.folder / "steps.jsonl")

@@ -9,11 +9,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from marlaas.local.results import Exchange, JobResult, exchanges, reason, summary
-from marlaas.local.table import faults, number, percent, token_cells, why, without_signal
+from marlaas.local.idle import AgentActivity, idle
+from marlaas.local.results import Exchange, JobResult, agent_scores, exchanges, reason, summary
+from marlaas.local.table import faults, number, percent, token_cells, why
 from marlaas.local.tenants import GROUPED_FROM, SharesSoFar, phases, tenants_of
 from marlaas_api.last_words import visible
-from marlaas_api.messages import EvalSample, Phase
+from marlaas_api.messages import EvalSample, JobDocument, Phase, Progress
 from marlaas_api.messages.usage import total
 
 MAX_TEXT = 160
@@ -115,7 +116,15 @@ def _scores(results: Sequence[JobResult]) -> Table:
     table = _score_columns()
     for result in results:
         table.add_row(*_score(result))
+        for line in _agent_scores(result):
+            table.add_row(*line, style="dim")
     return table
+
+
+def _agent_scores(result: JobResult) -> Iterator[list[str]]:
+    """Yield a line for each agent of a job of several."""
+    for name, (version, before, after) in agent_scores(result).items():
+        yield [f"  {name}", "", "", "·" if version is None else str(version), number(before), number(after), ""]
 
 
 def _score_columns() -> Table:
@@ -155,16 +164,27 @@ def _whys(results: Sequence[JobResult], max_lines: int = MAX_LINES) -> list[Text
 
 
 def _idle(results: Sequence[JobResult]) -> Iterator[Text]:
-    """Yield a sentence for each job with many steps without signal."""
+    """Yield a sentence for each job with many steps without signal, or for each such agent of several."""
     for result in results:
-        progress = result.progress
-        newest = None if progress is None else max(progress.versions.values(), default=None)
-        sentence = without_signal(progress.step, newest) if progress is not None else ""
-        if sentence:
+        for sentence in (
+            idle(result.progress.step, _activity(result.document, result.progress)) if result.progress else ()
+        ):
             yield Text(
                 f"\n{result.document.ref}: {sentence} `marlaas episodes DIR --best` shows these episodes.",
                 style="yellow",
             )
+
+
+def _activity(document: JobDocument, progress: Progress) -> list[AgentActivity]:
+    return [
+        AgentActivity(
+            agent.name,
+            progress.versions.get(agent.name),
+            agent.trainable,
+            progress.usage[agent.name].generated_tokens if agent.name in progress.usage else None,
+        )
+        for agent in document.spec.policies
+    ]
 
 
 def _replies(pairs: Sequence[Exchange]) -> Table:

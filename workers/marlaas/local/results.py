@@ -96,19 +96,26 @@ def _job_summary(result: JobResult) -> dict[str, object]:
 
 def _agents_summary(result: JobResult) -> dict[str, object]:
     """Return each agent's version and evaluations, if the job has several agents."""
+    scores = agent_scores(result)
+    if not scores:
+        return {}
+    return {
+        "agents": {
+            name: {"evalBefore": before, "evalAfter": after, "policyVersion": version}
+            for name, (version, before, after) in scores.items()
+        }
+    }
+
+
+def agent_scores(result: JobResult) -> dict[str, tuple[int | None, float | None, float | None]]:
+    """Return, by agent, its version and its evaluations before and after training; empty if the job has one agent."""
     policies = {agent.name: agent.policy_name for agent in result.document.spec.agents}
     before, after = (one.rewards if one else {} for one in (result.first_eval, result.last_eval))
     if len(policies) == 1:
         return {}
     return {
-        "agents": {
-            name: {
-                "evalBefore": finite(before.get(name)),
-                "evalAfter": finite(after.get(name)),
-                "policyVersion": result.versions.get(policy),
-            }
-            for name, policy in policies.items()
-        }
+        name: (result.versions.get(policy), finite(before.get(name)), finite(after.get(name)))
+        for name, policy in policies.items()
     }
 
 

@@ -223,7 +223,7 @@ class _Run:
 
     async def _change(self, parts: "_Services") -> None:
         """Apply the changes that commands ask for, and answer them."""
-        for question in changes.take(parts.folder):
+        for question in changes.take(parts.folder, parts.watch.told):
             try:
                 lines = await self._apply(parts, question.change)
             except InvalidInput as error:

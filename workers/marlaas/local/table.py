@@ -1,4 +1,4 @@
-"""The live table's rows, the status line above it, and each job's estimated time, made from progress. Pure."""
+"""The live table's rows, and the status line above it, made from progress. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from marlaas.local.plan import ProcessSpec
 from marlaas_api.last_words import visible
-from marlaas_api.messages import JobDocument, Phase, Progress, UsageAmounts
+from marlaas_api.messages import AgentProgress, JobDocument, Phase, Progress, UsageAmounts
 
 COLUMNS = ("JOB", "PHASE", "STEP", "VERSION", "REWARD", "EVAL", "TOK/S", "STALENESS", "FAULTS", "ETA")
 COLUMNS_OF_MANY = {
@@ -23,7 +23,6 @@ COLUMNS_OF_MANY = {
     "ETA": 88,
 }
 """Columns of a table that is grouped by tenant, and the width of the terminal from which each is shown."""
-_FEW_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ def cells(view: JobView) -> tuple[str, ...]:
         view.name,
         progress.phase.value,
         f"{progress.step}/{steps}",
-        versions(progress.versions),
+        _version(view.document, progress),
         number(progress.reward),
         evaluation(progress),
         f"{progress.tokens_per_s:,.0f}",
@@ -62,6 +61,35 @@ def cells(view: JobView) -> tuple[str, ...]:
         faults(progress.faults),
         "·" if progress.phase.final else duration(view.eta_s),
     )
+
+
+def _version(document: JobDocument, progress: Progress) -> str:
+    """Return `7`, or `12/11` for several policies, in the order of the manifest."""
+    newest = [progress.versions.get(agent.name, -1) for agent in document.spec.policies]
+    return "/".join("·" if version < 0 else str(version) for version in newest)
+
+
+def agent_cells(view: JobView) -> list[tuple[str, ...]]:
+    """Return a line for each agent, with a cell per column; none if the job has one agent, or no progress."""
+    progress = view.progress
+    if progress is None or len(progress.agents) < 2:
+        return []
+    policies = {agent.name: agent.policy_name for agent in view.document.spec.agents}
+    return [
+        (
+            f"  {name}",
+            "",
+            "",
+            str(progress.versions.get(policies.get(name, name), "·")),
+            number(agent.reward),
+            evaluation(agent),
+            "",
+            f"{agent.staleness:.2f}",
+            "",
+            "",
+        )
+        for name, agent in progress.agents.items()
+    ]
 
 
 def cells_of_many(view: JobView) -> tuple[str, ...]:
@@ -84,7 +112,13 @@ def plain_line(view: JobView) -> str:
         if progress.phase not in ("Running", "Succeeded") and progress.message
         else ""
     )
-    return f"{view.name}: {phase}, {metrics}, faults {fault}{tail}{why}"
+    agents = "".join(f"; {_plain_agent(line)}" for line in agent_cells(view))
+    return f"{view.name}: {phase}, {metrics}, faults {fault}{tail}{agents}{why}"
+
+
+def _plain_agent(line: Sequence[str]) -> str:
+    name, _, _, version, reward, score, _, staleness, _, _ = line
+    return f"{name.strip()}: version {version}, reward {reward}, eval {score}, staleness {staleness}"
 
 
 def as_json(view: JobView) -> dict[str, object]:
@@ -101,6 +135,7 @@ def as_json(view: JobView) -> dict[str, object]:
         "step": progress.step,
         "steps": progress.steps,
         "versions": dict(progress.versions),
+        **_agents_as_json(progress),
         "reward": finite(progress.reward),
         "evalBefore": finite(progress.eval_before),
         "evalLast": finite(progress.eval_last),
@@ -114,21 +149,27 @@ def as_json(view: JobView) -> dict[str, object]:
     }
 
 
+def _agents_as_json(progress: Progress) -> dict[str, object]:
+    if len(progress.agents) < 2:
+        return {}
+    return {
+        "agents": {
+            name: {
+                "reward": finite(agent.reward),
+                "evalBefore": finite(agent.eval_before),
+                "evalLast": finite(agent.eval_last),
+                "staleness": agent.staleness,
+            }
+            for name, agent in progress.agents.items()
+        }
+    }
+
+
 def why(name: str, reason: str, message: str, max_lines: int) -> str:
     """Return a job's failure in a few lines; of a longer message, such as a traceback, the last ones. Control characters are escaped."""
     lines = visible(message).strip().splitlines()
     kept = [f"  {line}" for line in ["…", *lines[-max_lines:]]] if len(lines) > max_lines else lines
     return "\n".join([f"{name}: {reason}: {kept[0].strip() if kept else ''}", *kept[1:]])
-
-
-def without_signal(step: int, newest: int | None) -> str:
-    """Return a sentence if at least half of the finished steps made no version; else an empty text."""
-    if newest is None or step < _FEW_STEPS or 2 * (step - newest) < step:
-        return ""
-    return (
-        f"{step - newest} of {step} steps had no signal: all episodes of a task earned the same reward (always right, or always wrong), so there was "
-        "nothing to learn from them."
-    )
 
 
 def versions(by_agent: Mapping[str, int]) -> str:
@@ -138,7 +179,7 @@ def versions(by_agent: Mapping[str, int]) -> str:
     return ", ".join(f"{agent} {version}" for agent, version in sorted(by_agent.items()))
 
 
-def evaluation(progress: Progress) -> str:
+def evaluation(progress: Progress | AgentProgress) -> str:
     """Return evaluations as `0.31 → 0.87`."""
     if progress.eval_last is None or progress.eval_last == progress.eval_before:
         return number(progress.eval_before)
@@ -244,38 +285,3 @@ def _jobs(views: Sequence[JobView]) -> str:
     if any(view.progress is not None and view.progress.step == 0 for view in first):
         return "all roles are ready; evaluating version 0 and playing the first episodes"
     return "training" if first else "finishing"
-
-
-WINDOW_S = 900.0
-
-
-@dataclass(frozen=True, slots=True)
-class ProgressMark:
-    """The number of finished steps, first seen at `at` (any clock, seconds)."""
-
-    at: float
-    step: int
-
-
-def advanced(marks: tuple[ProgressMark, ...], step: int, now: float) -> tuple[ProgressMark, ...]:
-    """Add an observation. Drop marks older than the window, but keep one to measure from."""
-    if marks and marks[-1].step == step:
-        return marks
-    young = tuple(mark for mark in marks if now - mark.at <= WINDOW_S) or marks[-1:]
-    return (*young, ProgressMark(now, step))
-
-
-def eta_s(marks: tuple[ProgressMark, ...], steps: int, now: float) -> float | None:
-    """Return the seconds until `steps` are finished at the pace of the marks; None with fewer than two marks, or when done.
-
-    The first mark is the runner's first observation, so a resumed job's pause is not measured. Its interval
-    includes start-up and the first evaluation, so it is used only while there is no other. Time since the last step
-    beyond one step's duration is added, so that the estimate of a stalled job grows.
-    """
-    if len(marks) < 2 or marks[-1].step >= steps:
-        return None
-    first, last = marks[min(1, len(marks) - 2)], marks[-1]
-    pace_s = (last.at - first.at) / max(1, last.step - first.step)
-    waited_s = now - last.at
-    left = (steps - last.step) * pace_s
-    return max(left - waited_s, (steps - last.step - 1) * pace_s) + max(0.0, waited_s - pace_s)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from marlaas.local import plan
 from marlaas.local.collection import Collector
 from marlaas.local.display import Display
+from marlaas.local.eta import ProgressMark, advanced, eta_s
 from marlaas.local.results import Failure, JobResult
 from marlaas.local.supervisor import Supervisor
-from marlaas.local.table import JobView, ProgressMark, advanced, eta_s, status_line
+from marlaas.local.table import JobView, status_line
 from marlaas.local.tenants import ShareMeter
 from marlaas_api import subjects
 from marlaas_api.bucket_cache import REREAD_S, BucketCache
@@ -118,6 +119,11 @@ class JobWatch:
         answered = await self._collect()
         self._show(supervisor, answered)
         return bool(desired)
+
+    def told(self) -> tuple[Progress, ...]:
+        """Return the last progress of the jobs, with the failure of those that the runner gave up."""
+        views = [self._view(job, time.time()) for job in self.jobs]
+        return tuple(view.progress for view in views if view.progress is not None)
 
     async def results(self) -> list[JobResult]:
         """Return the results of all jobs, with their files written."""

@@ -122,6 +122,8 @@ class AdmissionQueue:
                 decision.admissions[document.uid] = hindrance
         if queued or scene.holding:
             self._decide_on_queue(scene, queued, decision)
+        else:
+            self._shares = {}
         self._last = scene, decision
         return decision
 

@@ -69,7 +69,7 @@ class AdmissionInputs:
         now, places = self._now(), {document.uid for document in holding}
         known = {progress.uid: progress for progress in self._progress.all()}
         terms = terms_of((self._revision(key), document) for key, document, _ in self._jobs.items())
-        self._tenants.note(terms, [(one, known[one.uid]) for one in holding if one.uid in known], now)
+        self._tenants.note(terms, now)
         for owned in self._running:
             owned.stops.pauses = self._tenants.pacing.reason(owned.document.tenant)
         return AdmissionScene(

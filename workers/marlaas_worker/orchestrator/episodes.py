@@ -79,8 +79,10 @@ def _worth(episode: Episode, document: JobDocument) -> str | None:
     wanted = {agent.name for agent in document.spec.agents if agent.trainable}
     if episode.fault is None and not wanted <= episode.rewards.keys():
         return f"no reward for {', '.join(sorted(wanted - episode.rewards.keys()))}"
-    if strangers := (episode.rewards.keys() | episode.leaves.keys()) - agents:
+    if strangers := {*episode.rewards, *episode.leaves, *episode.may_speak} - agents:
         return f"rewards or conversations of {min(strangers)[:63]!r}, which is not an agent of the job"
+    if uncalled := [agent for agent in episode.leaves if not episode.may_call(agent)]:
+        return f"conversations of {uncalled[0]!r}, which the task may not call"
     if not all(abs(number) <= MAX_NUMBER for number in (*episode.rewards.values(), *episode.metrics.values())):
         return f"a reward or metric that is not a number between -{MAX_NUMBER:g} and {MAX_NUMBER:g}"
     if len(episode.metrics) > MAX_METRICS or len(episode.fault_text) > MAX_FAULT_CHARACTERS:

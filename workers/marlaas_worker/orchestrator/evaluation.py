@@ -16,7 +16,12 @@ def due(spec: EvaluationSettings, finished: int, steps: int) -> bool:
 
 @dataclass(slots=True)
 class EvaluationRun:
-    """One version under evaluation: the sum of the agents' `versions`. episodes: by task index; the first record of a task counts."""
+    """One version under evaluation: the sum of the agents' `versions`.
+
+    Attributes:
+        step: number of finished steps when it began; further steps may finish meanwhile.
+        episodes: by task index; the first record of a task counts.
+    """
 
     version: int
     step: int
@@ -38,15 +43,18 @@ class EvaluationRun:
         return [self.episodes[index] for index in sorted(self.episodes) if self.episodes[index].fault is None]
 
     def rewards(self, agents: Sequence[str]) -> dict[str, float]:
-        """Return each agent's mean reward over the episodes without a fault; empty if there are none.
-
-        If some episodes have turns of the agent, only these count: tasks may call some agents only.
-        """
+        """Return each agent's mean reward over the episodes without a fault whose task may call it; no entry if there are none."""
         scored = self.scored()
-        called = {agent: [one for one in scored if one.leaves.get(agent)] or scored for agent in agents}
+        called = {agent: [one for one in scored if one.may_call(agent)] for agent in agents}
         return {
             agent: statistics.fmean(one.rewards.get(agent, 0.0) for one in own) for agent, own in called.items() if own
         }
+
+    def team_reward(self, agents: Sequence[str]) -> float:
+        """Return the mean of `team_reward` over the episodes without a fault; NaN if none has one."""
+        found = [team_reward(one, agents) for one in self.scored()]
+        known = [reward for reward in found if not math.isnan(reward)]
+        return statistics.fmean(known) if known else math.nan
 
     def metrics(self) -> dict[str, float]:
         """Return the mean of each metric over the episodes that have it."""
@@ -55,6 +63,12 @@ class EvaluationRun:
             for name, value in episode.metrics.items():
                 values.setdefault(name, []).append(value)
         return {name: sum(some) / len(some) for name, some in values.items()}
+
+
+def team_reward(episode: Episode, agents: Sequence[str]) -> float:
+    """Return an episode's mean reward over those of the `agents` that its task may call; NaN if it may call none of them."""
+    rewards = [episode.rewards.get(agent, 0.0) for agent in agents if episode.may_call(agent)]
+    return statistics.fmean(rewards) if rewards else math.nan
 
 
 def best(records: dict[int, float], last: int, promote: str) -> int:

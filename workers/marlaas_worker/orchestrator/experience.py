@@ -25,8 +25,9 @@ class AgentGroup:
         trajectories: agent by agent that plays the policy, in member order, of the members without a fault in which the
             agent has taken a turn, then the candidates of each choice. If the job has one agent, members in which it has
             taken no turn count too. With signal, only those that are compared with others of a different reward.
-        rewards: of the agent itself, one for each such member.
-        other_rewards: of the further agents that play the policy, by name, whether their turns are trained or not.
+        rewards: of the agent itself, one for each member without a fault, whether it has taken a turn or not; empty if the task
+            may not call it.
+        other_rewards: the same of the further agents that play the policy, by name, whether their turns are trained or not.
     """
 
     trajectories: tuple[TrajectoryRef, ...]
@@ -95,7 +96,7 @@ class Experience:
         players = [one for one in self._agents if one.policy_name == agent.name]
         spoke = {one.name: self._speakers(one, counted) for one in players}
         called = {one.name: tuple(_trajectory(one, episode) for episode in spoke[one.name]) for one in players}
-        rewards = {name: _rewards(own) for name, own in called.items()}
+        rewards = {one.name: _all_rewards(one, counted) for one in players}
         trained = [one for one in players if one.trainable]
         own_turns = [tuple(_trajectory(one, e) for e in spoke[one.name] if _has_own_turn(one, e)) for one in trained]
         played = [own for own in own_turns if len(own) >= self._fewest]
@@ -120,6 +121,10 @@ class Experience:
 
     def _speakers(self, agent: AgentSettings, counted: Iterable[Episode]) -> list[Episode]:
         return [episode for episode in counted if len(self._agents) == 1 or episode.leaves.get(agent.name)]
+
+
+def _all_rewards(agent: AgentSettings, counted: Iterable[Episode]) -> tuple[float, ...]:
+    return tuple(trained_reward(agent, one.rewards) for one in counted if one.may_call(agent.name))
 
 
 def _has_own_turn(agent: AgentSettings, episode: Episode) -> bool:
@@ -176,7 +181,7 @@ def difficulty(parts: Iterable[GroupResolution | AgentGroup], solved_reward: flo
 
     Args:
         parts: of one group, an agent each.
-        solved_reward: a task whose rewards are equal is solved if every agent has at least this reward.
+        solved_reward: a task without signal is solved if every agent that took turns has at least this reward in every episode.
     """
     found = list(parts)
     outcomes = {part.outcome for part in found}
@@ -185,7 +190,7 @@ def difficulty(parts: Iterable[GroupResolution | AgentGroup], solved_reward: flo
         for part in found
         if part.outcome is GroupOutcome.FLAT
         for own in (part.rewards, *part.other_rewards.values())
-        for reward in own[:1]
+        for reward in own
     ]
     if GroupOutcome.FAULTED in outcomes:
         return None

@@ -4,40 +4,11 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import Episode, JobAgent, ReplicaReport
-from marlaas_api.messages.job_spec import AgentSettings
-from marlaas_api.names import derive_seed
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
 from marlaas_worker.orchestrator.experience import CompleteGroup
 from marlaas_worker.orchestrator.job_state import JobState
+from marlaas_worker.orchestrator.job_tasks import past_players
 from marlaas_worker.orchestrator.records import Records
-
-
-def past_players(state: JobState) -> list[AgentSettings]:
-    """Return the agents that play past versions of another agent's policy."""
-    return [agent for agent in state.document.spec.agents if agent.plays_past]
-
-
-def past_versions(state: JobState) -> dict[str, int]:
-    """Return, by agent, the past version that it plays in the groups that are issued now.
-
-    One version for each step: uniform among the agent's `window` versions before the newest, from the job's seed. Version 0
-    plays until there is another. In strict mode the newest is the version that is trained in the step.
-    """
-    versions = _issued(state)
-    draft, seed = state.assembly.open, state.document.seed
-    step = state.finished if draft is None else draft.step
-    drawn: dict[str, int] = {}
-    for agent in past_players(state):
-        assert agent.policy is not None
-        newest = versions[agent.policy_name]
-        oldest = max(0, newest - agent.policy.last)
-        drawn[agent.name] = oldest + derive_seed(seed, agent.name, step) % max(1, newest - oldest)
-    return drawn
-
-
-def _issued(state: JobState) -> dict[str, int]:
-    """Return, by agent, the version of the groups that are issued now. In strict mode an agent may not have committed it yet."""
-    return state.assembly.next_versions if state.strict else state.versions
 
 
 class TaskIssuer:
@@ -62,7 +33,8 @@ class TaskIssuer:
         for task in state.tasks.missing(run):
             await self._pin(task.group, run.versions)
             # Held-out tasks are played with the newest version, so that their rewards do not depend on a draw.
-            await self._pin(task.group, {agent.name: run.versions[agent.policy_name] for agent in past_players(state)})
+            players = past_players(state.document)
+            await self._pin(task.group, {agent.name: run.versions[agent.policy_name] for agent in players})
             if task.group not in queued:
                 await self._records.publish_task(task)
 
@@ -73,8 +45,8 @@ class TaskIssuer:
         for index in indices:
             task = state.tasks.train(index)
             if is_pinned:
-                await self._pin(task.group, _issued(state))
-            await self._pin(task.group, past_versions(state))
+                await self._pin(task.group, state.issued_versions)
+            await self._pin(task.group, state.tasks.past.versions)
             if task.group not in queued:
                 await self._records.publish_task(task)
             failpoint("orchestrator.issue.after_task")

@@ -28,7 +28,7 @@ from marlaas_worker.orchestrator.experience import (
     group_index,
 )
 from marlaas_worker.orchestrator.faults import FaultWatch
-from marlaas_worker.orchestrator.job_tasks import JobTasks
+from marlaas_worker.orchestrator.job_tasks import JobTasks, PastDraw
 from marlaas_worker.orchestrator.recorded_totals import RecordedTotals
 from marlaas_worker.orchestrator.steps import Assembly, StepRules
 
@@ -139,6 +139,11 @@ class JobState:
         idle = self.evaluation is None and not self.in_flight
         return idle and not (self.unrecorded if self.strict else any(draft.closed for draft in self.assembly.drafts))
 
+    @property
+    def issued_versions(self) -> dict[str, int]:
+        """By agent, the version of the groups that are issued now. In strict mode an agent may not have committed it yet."""
+        return self.assembly.next_versions if self.strict else self.versions
+
     def turns_from(self, last_sequence: int) -> int:
         """Return a sequence of TURNS below which all turns belong to recorded steps and evaluations.
 
@@ -162,7 +167,10 @@ class JobState:
             skipped_solved=self.tasks.walk.solved,
             skipped_hopeless=self.tasks.walk.hopeless,
             open=given_out,
+            past_step=self.tasks.past.step,
+            past_versions=dict(self.tasks.past.versions),
             evaluating=self.evaluation.version if self.evaluation else None,
+            evaluating_step=self.evaluation.step if self.evaluation else 0,
             evaluating_versions=dict(self.evaluation.versions) if self.evaluation else {},
             open_from=tuple(self._turns_from.get(index, 1) for index in given_out),
             evaluating_from=self._evaluation_turns_from,
@@ -247,7 +255,7 @@ class JobState:
         self.last_step = record
 
     def take_indices(self, number: int, last_sequence: int) -> list[int]:
-        """Reserve the next tasks to issue; they are in flight from now on.
+        """Reserve the next tasks to issue, and draw the past versions that play in them; they are in flight from now on.
 
         Args:
             last_sequence: of TURNS, as of now or earlier.
@@ -255,6 +263,8 @@ class JobState:
         indices = self.tasks.take(number)
         self.in_flight.update(indices)
         self._turns_from |= dict.fromkeys(indices, last_sequence + 1)
+        draft = self.assembly.open
+        self.tasks.draw_past(self.finished if draft is None else draft.step, self.issued_versions)
         return indices
 
     def begin_evaluation(self, run: EvaluationRun, last_sequence: int) -> None:
@@ -312,6 +322,7 @@ class JobState:
         self.tasks.walk = Walk(
             ledger.next_index, ledger.skipped_in_pass, ledger.skipped_solved, ledger.skipped_hopeless
         )
+        self.tasks.past = PastDraw(ledger.past_step, ledger.past_versions)
         self.in_flight = set(ledger.open) - done - self.unrecorded
         self._turns_from = dict(zip(ledger.open, ledger.open_from, strict=False))
         self._evaluation_turns_from = ledger.evaluating_from
@@ -319,4 +330,4 @@ class JobState:
         version = ledger.evaluating
         if version is not None and version not in self.evaluations:
             tasks, versions = self.document.spec.evaluation.tasks, ledger.evaluating_versions
-            self.evaluation = EvaluationRun(version, self.finished, tasks, versions)
+            self.evaluation = EvaluationRun(version, ledger.evaluating_step, tasks, versions)

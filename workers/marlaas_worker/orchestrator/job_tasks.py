@@ -1,21 +1,54 @@
-"""The tasks of one job: their order, their messages, and what their groups say about their difficulty."""
+"""The tasks of one job: their order, their messages, the past versions that play in them, and what their groups say about their difficulty."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from marlaas_api.messages import GroupResolution, JobDocument, StepRecord, TaskMessage, TaskOutcome
+from marlaas_api.messages.job_spec import AgentSettings
 from marlaas_api.names import Split, derive_seed, eval_group, train_group
 from marlaas_worker.orchestrator.data_order import DataOrder, Walk
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
 from marlaas_worker.orchestrator.experience import AgentGroup, difficulty
 
 
+@dataclass(frozen=True, slots=True)
+class PastDraw:
+    """By agent that plays past versions, the version that it plays in the groups that are issued while `step` is open."""
+
+    step: int = -1
+    versions: Mapping[str, int] = field(default_factory=dict)
+
+
+def past_players(document: JobDocument) -> list[AgentSettings]:
+    """Return the agents that play past versions of another agent's policy."""
+    return [agent for agent in document.spec.agents if agent.plays_past]
+
+
 class JobTasks:
-    """Tasks of a job. walk: the position in the training data."""
+    """Tasks of a job. walk: the position in the training data. past: the draw of the newest step that has one."""
 
     def __init__(self, document: JobDocument) -> None:
         self._document = document
         self._order = DataOrder(document.spec.training.data, document.seed)
-        self.walk = Walk()
+        self.walk, self.past = Walk(), PastDraw()
+
+    def draw_past(self, step: int, newest: Mapping[str, int]) -> None:
+        """Draw past versions for a step, unless it has them: its newest versions may change while it is open.
+
+        Uniform among the agent's `window` versions before the newest, from the job's seed. Version 0 plays until there is another.
+
+        Args:
+            newest: by policy.
+        """
+        if step == self.past.step:
+            return
+        drawn: dict[str, int] = {}
+        for agent in past_players(self._document):
+            assert agent.policy is not None
+            last = newest[agent.policy_name]
+            oldest = max(0, last - agent.policy.last)
+            drawn[agent.name] = oldest + derive_seed(self._document.seed, agent.name, step) % max(1, last - oldest)
+        self.past = PastDraw(step, drawn)
 
     def take(self, number: int) -> list[int]:
         """Return the next visits to issue, and move the walk."""

@@ -25,12 +25,28 @@ def samples(
     for progress in known:
         if progress.admitted:
             found += _of_job(progress)
+            found += _of_agents(progress)
             for agent, amounts in sorted(progress.usage.items()):
                 found += _tokens("job", amounts, {**of_job(progress.ref), "agent": agent, "tenant": progress.tenant})
     for tenant, amounts in (tenants or {}).items() if leads else ():
         found += _tokens("tenant", amounts, {"tenant": tenant})
         found += _seconds(amounts, {"tenant": tenant})
     return found
+
+
+def _of_agents(progress: Progress) -> Iterator[Sample]:
+    """Yield the values of each agent. They have names of their own: a sum over a job's series counts nothing twice."""
+    for name, agent in progress.agents.items():
+        labels = {**of_job(progress.ref), "agent": name}
+        values = {
+            "reward": ("Mean reward of the agent in the last step.", agent.reward),
+            "evaluation": ("Mean reward of the agent on held-out tasks, newest.", agent.eval_last),
+            "staleness": ("Mean staleness of the agent's groups in the last step, in versions.", agent.staleness),
+            "version": ("Newest committed version of the agent's policy.", progress.versions.get(name)),
+        }
+        for key, (text, value) in values.items():
+            if value is not None:
+                yield Sample(f"marlaas_agent_{key}", "gauge", text, value, labels)
 
 
 def _tokens(of: str, amounts: UsageAmounts, labels: Mapping[str, str]) -> Iterator[Sample]:

@@ -184,7 +184,6 @@ class OwnedJob:
             }
             around = step_records.around(state, draft, self.times.started_at, self._context.now())
             record = step_records.step_record(self.document, draft, manifests, around)
-            self._usage.see_versions(manifests, self.document.spec.checkpoint.keep)
             await self._records.log_step(record)
             state.record(record)
             await self._records.write_ledger(state.ledger())

@@ -42,6 +42,7 @@ class ProgressStore:
         self._bus = bus
         self._bucket: Bucket | None = None
         self._known: dict[str, Progress] = {}
+        self._gained: dict[str, tuple[float, float]] = {}
         self._writes = asyncio.Semaphore(MAX_WRITES)
         self.accounts = TenantAccounts(bus)
 
@@ -76,6 +77,18 @@ class ProgressStore:
         async with self._writes:
             await (await self._open()).put(progress.ref.key, encode(progress))
         self._known[progress.ref.key] = progress
+        self._gain(before, progress)
+
+    def take_gained(self) -> dict[str, tuple[float, float]]:
+        """Return, by tenant, the generated tokens and trainer seconds that were written since the last call."""
+        gained, self._gained = self._gained, {}
+        return gained
+
+    def _gain(self, before: Progress | None, progress: Progress) -> None:
+        tokens, trainer_s = self._gained.get(progress.tenant, (0.0, 0.0))
+        tokens += max(0, progress.tokens - (before.tokens if before else 0))
+        trainer_s += max(0.0, progress.trainer_s - (before.trainer_s if before else 0.0))
+        self._gained[progress.tenant] = tokens, trainer_s
 
     async def put_all(self, all_progress: Iterable[Progress]) -> None:
         """Write many concurrently. Raises the first error after all writes were tried."""

@@ -4,8 +4,9 @@ Jobs, adapter slots and storage are limits on admission. Tokens a second and tra
 tenant is over one, the orchestrator issues no tasks for its jobs. No job fails because of a quota.
 """
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from marlaas_api.messages import JobDocument, Progress, TenantQuota
@@ -18,6 +19,7 @@ NUM_DETAILED = 8
 TOKEN_WINDOW_S = 60.0
 TRAINER_WINDOW_S = 600.0
 _HOUR_S = 3600.0
+_ROUGH_MINUTES = (1, 2, 5, 10, 20, 30, 120, 360, 1440)
 _GIB = 2**30
 
 
@@ -130,11 +132,20 @@ class RateLimit:
 
     level: float = 0.0
     at: float | None = None
+    rate: float = 0.0
 
     def use(self, amount: float, rate: float, now: float) -> None:
         """Add what was used since the last call. rate: allowed per second."""
         elapsed = max(0.0, now - self.at) if self.at is not None else 0.0
-        self.level, self.at = max(0.0, self.level - rate * elapsed) + amount, now
+        self.level, self.at, self.rate = max(0.0, self.level - rate * elapsed) + amount, now, rate
+
+    def is_empty(self, now: float) -> bool:
+        """Return whether nothing is left by now, if nothing was used since the last call."""
+        return self.at is None or self.level <= self.rate * (now - self.at)
+
+    def left_s(self, rate: float, window_s: float) -> float:
+        """Return the seconds until the use averaged over the window is the rate, if nothing more is used."""
+        return max(0.0, self.level / rate - window_s) if rate > 0 else math.inf
 
     def is_over(self, rate: float, window_s: float) -> bool:
         """Return whether the use averaged over the window exceeds the rate."""
@@ -142,11 +153,13 @@ class RateLimit:
 
 
 class Pacing:
-    """Whether each tenant is over one of its rates. Restarts of the orchestrator forget at most one window."""
+    """Whether each tenant is over one of its rates. Restarts of the orchestrator forget at most one window.
+
+    A tenant whose jobs are all deleted keeps its levels until they are empty, so that it gains nothing by short jobs.
+    """
 
     def __init__(self) -> None:
         self._limits: dict[tuple[str, str], RateLimit] = {}
-        self._seen: dict[tuple[str, str], float] = {}
         self._reasons: dict[str, str] = {}
 
     def reason(self, tenant: str) -> str:
@@ -156,13 +169,13 @@ class Pacing:
     def update(
         self,
         quotas: Mapping[str, TenantQuota],
-        used: Callable[[str], Mapping[str, tuple[float, float]]],
+        gained: Mapping[str, tuple[float, float]],
         now: float,
     ) -> None:
         """Note the use.
 
         Args:
-            used: a tenant's jobs by uid, each with its totals of generated tokens and trainer seconds.
+            gained: by tenant, generated tokens and trainer seconds since the last call.
             now: unix seconds.
         """
         self._reasons = {}
@@ -170,26 +183,27 @@ class Pacing:
             for position, (name, rate, window_s, words) in enumerate(_rates(quota)):
                 if rate is None:
                     continue
-                totals = {uid: pair[position] for uid, pair in used(tenant).items()}
                 limit = self._limits.setdefault((tenant, name), RateLimit())
-                limit.use(sum(self._gain(uid, name, total) for uid, total in totals.items()), rate, now)
+                limit.use(gained.get(tenant, (0.0, 0.0))[position], rate, now)
                 if limit.is_over(rate, window_s):
+                    about = _about(limit.left_s(rate, window_s))
                     self._reasons.setdefault(
                         tenant,
-                        f"over quota of tenant {tenant}: {words}; it begins no new tasks until the average is lower",
+                        f"over quota of tenant {tenant}: {words}; it begins no new tasks until the average is lower{about}",
                     )
-        self._limits = {key: limit for key, limit in self._limits.items() if key[0] in quotas}
+        self._limits = {key: limit for key, limit in self._limits.items() if not limit.is_empty(now)}
 
-    def keep(self, uids: Iterable[str]) -> None:
-        """Remove the totals of all other jobs."""
-        known = set(uids)
-        self._seen = {key: total for key, total in self._seen.items() if key[0] in known}
 
-    def _gain(self, uid: str, name: str, total: float) -> float:
-        """Return a job's use since the last call; its first total was counted by an earlier orchestrator, or is 0."""
-        before = self._seen.get((uid, name), total)
-        self._seen[uid, name] = total
-        return max(0.0, total - before)
+def _about(left_s: float) -> str:
+    """Return a rough time for a message: each change of the text is written to the progress of all of the tenant's jobs."""
+    minutes = next((minutes for minutes in _ROUGH_MINUTES if left_s <= 60 * minutes), None)
+    if minutes is None:
+        return f", in more than {_ROUGH_MINUTES[-1] // 60} hours"
+    return (
+        f", in about {minutes} minute{'s' if minutes > 1 else ''}"
+        if minutes < 60
+        else f", in about {minutes // 60} hours"
+    )
 
 
 def _rates(quota: TenantQuota) -> list[tuple[str, float | None, float, str]]:

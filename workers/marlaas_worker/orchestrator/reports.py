@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from marlaas_api.messages import (
+    AgentProgress,
     JobDocument,
     Phase,
     Progress,
@@ -46,6 +47,7 @@ def progress(
         staleness=last.staleness_mean if last else 0.0,
         **usage.totals(),
         trainer_s=state.recorded.trainer_s,
+        stored_bytes=sum(record.stored_bytes for record in state.policies.values()),
         num_outstanding=len(state.in_flight) + state.assembly.num_uncommitted(),
         skipped_solved=state.tasks.walk.solved,
         skipped_hopeless=state.tasks.walk.hopeless,
@@ -53,9 +55,22 @@ def progress(
         training_faults=dict(state.recorded.training_faults),
         tenant=document.tenant,
         usage=state.recorded.usage,
+        agents={agent.name: _agent(state, agent.name) for agent in document.spec.agents},
         **times.as_of(now),
         finished_at=now if phase.final else None,
         at=now,
+    )
+
+
+def _agent(state: JobState, name: str) -> AgentProgress:
+    """Return an agent's part of the progress."""
+    part = state.last_step.agents.get(name) if state.last_step else None
+    records = [record for _, record in sorted(state.evaluations.items())]
+    return AgentProgress(
+        reward=part.reward_mean if part else None,
+        eval_before=records[0].rewards.get(name) if records and records[0].version == 0 else None,
+        eval_last=records[-1].rewards.get(name) if records else None,
+        staleness=part.staleness_mean if part else 0.0,
     )
 
 

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ from marlaas_api.messages import (
     EvalRecord,
     EvalSample,
     GroupOutcome,
+    GroupResolution,
     JobDocument,
     Manifest,
     StepOutcome,
@@ -21,7 +23,7 @@ from marlaas_api.messages import (
 )
 from marlaas_api.messages.job_spec import AgentSettings
 from marlaas_api.messages.usage import merged
-from marlaas_worker.orchestrator.evaluation import EvaluationRun
+from marlaas_worker.orchestrator.evaluation import EvaluationRun, team_reward
 from marlaas_worker.orchestrator.experience import count_faults
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.step_drafts import AgentDraft, StepDraft
@@ -72,8 +74,7 @@ def step_record(
         metrics |= {prefix.format(agent=agent, name=name): value for name, value in own.items()}
     players = [(agent, draft.agents[agent.policy_name]) for agent in document.spec.agents]
     agents = {agent.name: _agent_step(agent, part, manifests.get(agent.policy_name)) for agent, part in players}
-    by_agent = {agent.name: _rewards(agent, part) for agent, part in players if agent.trainable}
-    rewards = [reward for own in by_agent.values() for reward in own]
+    rewards = _team_rewards((agent, part) for agent, part in players if agent.trainable)
     trained = [draft.agents[agent.name] for agent in document.spec.policies if agent.trainable]
     staleness = [ready.staleness for part in trained for ready in part.assigned]
     dropped = [group for part in trained for group in part.dropped]
@@ -90,7 +91,7 @@ def step_record(
         reward_std=statistics.pstdev(rewards) if rewards else 0.0,
         indices=tuple(sorted(draft.decided)),
         num_groups=len(draft.trained),
-        num_episodes=max(map(len, by_agent.values())),
+        num_episodes=_num_episodes(players),
         num_zero_variance=_num_flat(trained),
         num_dropped=len({group.index for group in dropped}),
         dropped_tokens=sum(group.usage.stale_tokens for group in dropped),
@@ -108,9 +109,30 @@ def step_record(
 
 def _rewards(agent: AgentSettings, part: AgentDraft) -> list[float]:
     """Return an agent's rewards in a step. part: of the policy that it plays."""
-    if agent.policy is None:
-        return [reward for group in part.resolved for reward in group.rewards]
-    return [reward for group in part.resolved for reward in group.other_rewards.get(agent.name, ())]
+    return [reward for group in part.resolved for reward in _of_player(agent, group)]
+
+
+def _of_player(agent: AgentSettings, group: GroupResolution) -> tuple[float, ...]:
+    return group.rewards if agent.policy is None else group.other_rewards.get(agent.name, ())
+
+
+def _team_rewards(players: Iterable[tuple[AgentSettings, AgentDraft]]) -> list[float]:
+    """Return, for each episode of a step, the mean reward over those of the agents that its task may call."""
+    by_group: defaultdict[int, list[tuple[float, ...]]] = defaultdict(list)
+    for agent, part in players:
+        for group in part.resolved:
+            if rewards := _of_player(agent, group):
+                by_group[group.index].append(rewards)
+    return [statistics.fmean(own) for rewards in by_group.values() for own in zip(*rewards, strict=False)]
+
+
+def _num_episodes(players: Iterable[tuple[AgentSettings, AgentDraft]]) -> int:
+    """Return the number of episodes without a fault in a step."""
+    sizes: Counter[int] = Counter()
+    for agent, part in players:
+        for group in part.resolved:
+            sizes[group.index] = max(sizes[group.index], len(_of_player(agent, group)))
+    return sizes.total()
 
 
 def _agent_step(agent: AgentSettings, part: AgentDraft, manifest: Manifest | None) -> AgentStep:
@@ -150,8 +172,7 @@ class EvaluationEnd:
 
 def eval_record(document: JobDocument, run: EvaluationRun, end: EvaluationEnd) -> EvalRecord:
     """Return the record of a complete evaluation."""
-    rewards = run.rewards([agent.name for agent in document.spec.agents])
-    trained = [rewards[agent.name] for agent in document.spec.agents if agent.trainable and rewards]
+    agents = document.spec.agents
     return EvalRecord(
         namespace=document.namespace,
         job=document.job,
@@ -159,14 +180,14 @@ def eval_record(document: JobDocument, run: EvaluationRun, end: EvaluationEnd) -
         step=run.step,
         version=run.version,
         at=end.at,
-        reward_mean=statistics.fmean(trained) if trained else math.nan,
+        reward_mean=run.team_reward([agent.name for agent in agents if agent.trainable]),
         num_episodes=len(run.scored()),
         faults=dict(count_faults(run.episodes.values())),
         metrics=run.metrics(),
         samples=end.samples,
         usage=dict(end.usage),
         versions=dict(run.versions),
-        rewards=rewards,
+        rewards=run.rewards([agent.name for agent in agents]),
     )
 
 
@@ -175,18 +196,17 @@ def sample(episode: Episode, turns: Mapping[str, Sequence[Turn]], trained: Seque
 
     Args:
         turns: by agent, its last conversation. If there are several agents, each reply begins with its agent.
-        trained: the trained agents; the reward is their mean.
+        trained: the trained agents; the reward is the mean of those that the task may call.
     """
     order = sorted(
         (turn for conversation in turns.values() for turn in conversation), key=lambda turn: (turn.at, turn.turn)
     )
     texts = [f"{turn.agent}: {turn.text}" if len(turns) > 1 else turn.text for turn in order]
-    rewards = [episode.rewards[agent] for agent in trained if agent in episode.rewards]
     return EvalSample(
         index=episode.index,
         prompt=_prompt(order[0]) if order else "",
         reply=" → ".join(texts),
-        reward=statistics.fmean(rewards) if rewards else math.nan,
+        reward=math.nan if episode.fault is not None else team_reward(episode, trained),
     )
 
 

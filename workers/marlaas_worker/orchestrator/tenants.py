@@ -5,13 +5,12 @@ from the progress of jobs: a tenant may delete its jobs.
 """
 
 import logging
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from marlaas_api import subjects
 from marlaas_api.bus import Bus
 from marlaas_api.errors import Permanent
-from marlaas_api.messages import JobDocument, PastUses, Progress, TenantQuota
+from marlaas_api.messages import PastUses, TenantQuota
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.orchestrator.admission import AdmissionQueue, TenantTerms
 from marlaas_worker.orchestrator.progress_store import ProgressStore
@@ -51,14 +50,8 @@ class TenantUse:
         await (await self._bus.bucket(subjects.TENANTS)).put(subjects.PAST_USE, encode(record))
         self._written_at = now
 
-    def note(
-        self, terms: Mapping[str, TenantTerms], running: Iterable[tuple[JobDocument, Progress]], now: float
-    ) -> None:
-        """Note what the running jobs have used by now, and decide which tenants pause."""
+    def note(self, terms: Mapping[str, TenantTerms], now: float) -> None:
+        """Note what all jobs have used by now, and decide which tenants pause."""
         self._queue.advance(now)
-        used: defaultdict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
-        for document, progress in running:
-            used[document.tenant][document.uid] = progress.tokens, progress.trainer_s
         quotas = {name: one.quota for name, one in terms.items() if one.quota != TenantQuota()}
-        self.pacing.update(quotas, lambda tenant: used.get(tenant, {}), now)
-        self.pacing.keep(uid for jobs in used.values() for uid in jobs)
+        self.pacing.update(quotas, self._progress_store.take_gained(), now)

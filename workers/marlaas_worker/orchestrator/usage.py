@@ -1,73 +1,63 @@
-"""Usage of a job: tokens, rates and accelerator seconds from the replicas' running totals, stored bytes, and times of admission."""
+"""Usage of a job: tokens, rates and accelerator seconds from the replicas' running totals, and times of admission."""
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from marlaas_api.messages import Manifest, Progress, ReplicaReport
+from marlaas_api.messages import Progress, ReplicaReport
 
 
 @dataclass(slots=True)
 class RunningTotal:
     """Sum of totals that restart from zero when their replica restarts.
 
-    since_seen: do not count a replica's total at its first report.
+    Attributes:
+        counted: each replica's total that is part of `total`. replica: `<pool>/<name>`; a name may exist in several pools.
+        since_seen: do not count a replica's total at its first report.
     """
 
     total: float = 0.0
+    counted: dict[str, float] = field(default_factory=dict)
     since_seen: bool = False
-    _last: dict[tuple[str, str], float] = field(default_factory=dict)
 
-    def see(self, replica: tuple[str, str], value: float) -> None:
-        """Note a replica's total since the replica's start. replica: pool and name; a name may exist in several pools."""
-        before = self._last.get(replica, value if self.since_seen else 0.0)
+    def see(self, replica: str, value: float) -> None:
+        """Note a replica's total since the replica's start."""
+        before = self.counted.get(replica, value if self.since_seen else 0.0)
         self.total += value - before if value >= before else value
-        self._last[replica] = value
+        self.counted[replica] = value
 
 
 @dataclass(slots=True)
 class JobUsage:
-    """Tokens, engine seconds and recorded bytes of one job, over all replicas of its pools.
-
-    stored_bytes: of its adapters and checkpoints, estimated from the newest recorded version.
-    """
+    """Tokens, engine seconds and recorded bytes of one job, over all replicas of its pools."""
 
     uid: str
     window_s: float = 15.0
     tokens: RunningTotal = field(default_factory=RunningTotal)
     engine_s: RunningTotal = field(default_factory=RunningTotal)
     turn_bytes: RunningTotal = field(default_factory=lambda: RunningTotal(since_seen=True))
-    stored_bytes: int = 0
     _points: deque[tuple[float, float]] = field(default_factory=deque)
-    _stored: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, uid: str, before: Progress | None) -> "JobUsage":
         """Return the usage of a job.
 
-        before: its published progress, whose totals are continued. They contain what the replicas have counted so far,
-        so the first total of each replica is not counted again; use between that progress and now is lost.
+        before: its published progress, whose totals are continued. It names each replica's totals that they contain, so use
+        since then counts too, unless its replica was restarted before this orchestrator has read its report.
         """
         if before is None:
             return cls(uid)
-        tokens = RunningTotal(before.tokens, since_seen=True)
-        engine_s = RunningTotal(before.accelerator_s, since_seen=True)
-        return cls(uid, tokens=tokens, engine_s=engine_s, stored_bytes=before.stored_bytes)
-
-    def see_versions(self, manifests: Mapping[str, Manifest], kept: int) -> None:
-        """Estimate the stored bytes from the versions that a step made, by agent. kept: older versions whose files are kept."""
-        for agent, manifest in manifests.items():
-            size = sum(file.size_bytes for file in manifest.files.values())
-            size += manifest.state.size_bytes if manifest.state is not None else 0
-            self._stored[agent] = size * (1 + min(kept, manifest.version))
-        self.stored_bytes = max(self.stored_bytes, sum(self._stored.values()))
+        tokens = {name: float(number) for name, (number, _) in before.counted.items()}
+        seconds = {name: seconds for name, (_, seconds) in before.counted.items()}
+        return cls(
+            uid, tokens=RunningTotal(before.tokens, tokens), engine_s=RunningTotal(before.accelerator_s, seconds)
+        )
 
     def see(self, reports: list[ReplicaReport], now: float) -> None:
         """Update the totals from the current reports."""
         for report in reports:
             if report.role == "rollout":
-                replica = report.pool, report.replica
+                replica = f"{report.pool}/{report.replica}"
                 self.tokens.see(replica, report.job_tokens.get(self.uid, 0))
                 self.engine_s.see(replica, report.job_engine_s.get(self.uid, 0.0))
                 self.turn_bytes.see(replica, report.job_turn_bytes.get(self.uid, 0))
@@ -81,7 +71,11 @@ class JobUsage:
             "tokens": int(self.tokens.total),
             "tokens_per_s": self.tokens_per_s(),
             "accelerator_s": self.engine_s.total,
-            "stored_bytes": self.stored_bytes,
+            "counted": {
+                name: (int(number), self.engine_s.counted[name])
+                for name, number in self.tokens.counted.items()
+                if number or self.engine_s.counted[name]
+            },
         }
 
     def tokens_per_s(self) -> float:

@@ -8,6 +8,7 @@ from marlaas_api import names
 from marlaas_api.messages import Ending, Episode, FaultClass, JobDocument, TaskMessage
 from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.faults import Fault, bounded_text
+from marlaas_worker.sandbox.ledger import TurnLedger
 from marlaas_worker.sandbox.server import BrokenEnvironment, ForkServerLost
 from marlaas_worker.sandbox.session import ChildSession
 from marlaas_worker.sandbox.turns import TurnClient
@@ -57,8 +58,7 @@ class Attempt:
                 "rewards": score.rewards,
                 "metrics": score.metrics,
                 "tool_s": score.tool_s,
-                "leaves": session.ledger.leaves(),
-                "choices": session.ledger.choices(),
+                **_turns(session.ledger),
             }
         except Fault as fault:
             if fault.by_policy and session.ledger.tool_rewards is not None:
@@ -74,7 +74,11 @@ class Attempt:
     def _tool_error(self, rewards: dict[str, float]) -> dict[str, Any]:
         ledger = self._session.ledger
         known = {"rewards": rewards, "metrics": {}, "tool_s": self._session.tool_s}
-        return {"ending": Ending.TOOL_ERROR, **known, "leaves": ledger.leaves(), "choices": ledger.choices()}
+        return {"ending": Ending.TOOL_ERROR, **known, **_turns(ledger)}
+
+
+def _turns(ledger: TurnLedger) -> dict[str, Any]:
+    return {"leaves": ledger.leaves(), "choices": ledger.choices(), "may_speak": ledger.may_speak}
 
 
 def unplayed(task: TaskMessage, member: int, episode: str) -> Episode:

@@ -8,7 +8,7 @@ import json
 import socket
 import struct
 from _thread import LockType, allocate_lock  # without `threading`, a fork copies a hundred pages less
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from marlaas.environment import Message, Reply, StopReason, TurnLimit
@@ -89,6 +89,10 @@ class SupervisorChannel:
                 woken = owner if owner != turn else next(others, None)
                 if woken in self._waiting and self._waiting[woken].locked():
                     self._waiting[woken].release()
+
+    def may_call(self, agents: Sequence[str]) -> None:
+        """Report the agents that the task may call."""
+        self._send(kind="agents", agents=list(agents))
 
     def tool(self, is_open: bool, rewards: Mapping[str, float]) -> None:
         """Report the start or end of a tool call, so that the supervisor can attribute a crash to it."""

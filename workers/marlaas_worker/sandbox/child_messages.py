@@ -42,6 +42,13 @@ class TurnMessage(_Message):
     choice: Annotated[int, Field(ge=0, lt=MAX_BRANCHES)] | None = None
 
 
+class AgentsMessage(_Message):
+    """The agents that the task may call, before the first turn. Without this message, it may call all."""
+
+    kind: Literal["agents"]
+    agents: list[str]
+
+
 class ToolMessage(_Message):
     """Start or end of a tool call. rewards: rewards of the agents so far."""
 
@@ -76,5 +83,5 @@ class FaultMessage(_Message):
     is_permanent: bool = False
 
 
-ChildMessage = TurnMessage | ToolMessage | ScoreMessage | FaultMessage
+ChildMessage = AgentsMessage | TurnMessage | ToolMessage | ScoreMessage | FaultMessage
 CHILD_MESSAGES: TypeAdapter[ChildMessage] = TypeAdapter(Annotated[ChildMessage, Field(discriminator="kind")])

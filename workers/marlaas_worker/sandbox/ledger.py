@@ -1,5 +1,6 @@
 """The turns of one play, as the supervisor counts them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from marlaas_api.messages import Choice, Ending, StopReason
@@ -15,11 +16,13 @@ class BadChildMessage(Exception):
 class TurnLedger:
     """The turns of one play, by agent and by their number among the agent's own.
 
-    tool_rewards: rewards so far, while a tool call is open; else None.
+    may_speak: the agents that the task may call; empty: all. tool_rewards: rewards so far, while a tool call is open; else
+    None.
     """
 
     agents: tuple[str, ...]
     max_turns: int
+    may_speak: tuple[str, ...] = ()
     tool_rewards: dict[str, float] | None = None
     _parents: dict[str, dict[int, int | None]] = field(default_factory=dict)
     _begun: set[tuple[str, int]] = field(default_factory=set)
@@ -28,6 +31,12 @@ class TurnLedger:
     _was_limited: bool = False
     _choices: dict[int, list[TurnMessage]] = field(default_factory=dict)
     _rewards: dict[int, tuple[float, ...]] = field(default_factory=dict)
+
+    def limit(self, agents: Sequence[str]) -> None:
+        """Set the agents that the task may call. Raises BadChildMessage after the first turn."""
+        if self._begun:
+            raise BadChildMessage("the agents that the task may call are named after its first turn")
+        self.may_speak = tuple(agents)
 
     @property
     def num_turns(self) -> int:
@@ -38,9 +47,11 @@ class TurnLedger:
         """Begin a turn, and return whether the agent has one left; if not, nothing begins.
 
         Raises:
-            BadChildMessage: the number was used before or does not follow the parent's, the parent turn does not exist, or the agent
-                speaks in too many parts at the same time.
+            BadChildMessage: the number was used before or does not follow the parent's, the parent turn does not exist, the task
+                may not call the agent, or the agent speaks in too many parts at the same time.
         """
+        if self.may_speak and asked.agent not in self.may_speak:
+            raise BadChildMessage(f"a turn of agent {asked.agent!r}, which the task may not call")
         own, name = self._parents.get(asked.agent, {}), (asked.agent, asked.number)
         if asked.parent is not None and asked.parent not in own:
             raise BadChildMessage(f"agent {asked.agent!r} continues turn {asked.parent}, which is not one of its turns")

@@ -7,7 +7,7 @@ claims. Time in which a turn waits or is generated does not count against the ep
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Set
+from collections.abc import Coroutine, Iterator, Set
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from marlaas_api.messages import (
 from marlaas_worker.sandbox.channel import BadFrame, encode_frame, read_frame
 from marlaas_worker.sandbox.child_messages import (
     CHILD_MESSAGES,
+    AgentsMessage,
     ChildMessage,
     FaultMessage,
     ScoreMessage,
@@ -49,10 +50,20 @@ def parse(body: bytes, agents: tuple[str, ...]) -> ChildMessage:
         raise BadChildMessage(f"{where}: {first['msg']}" if where else str(first["msg"])) from error
     if isinstance(message, TurnMessage) and message.agent not in agents:
         raise BadChildMessage(f"a turn of agent {message.agent!r}, but the job's agents are {', '.join(agents)}")
+    if isinstance(message, AgentsMessage) and (unknown := set(message.agents) - set(agents)):
+        raise BadChildMessage(f"the task may call {min(unknown)!r}, but the job's agents are {', '.join(agents)}")
     if isinstance(message, ToolMessage | ScoreMessage) and set(message.rewards) != set(agents):
         found = ", ".join(message.rewards) or "no agent"
         raise BadChildMessage(f"rewards for {found}; expected {', '.join(agents)}")
     return message
+
+
+@contextlib.contextmanager
+def _as_fault() -> Iterator[None]:
+    try:
+        yield
+    except (BadChildMessage, BadFrame) as error:
+        raise Fault(FaultClass.ENV, f"the environment sent an invalid message: {error}") from error
 
 
 class _ChildEnded(Exception):
@@ -96,6 +107,8 @@ class ChildSession:
                 if not reading.done():
                     continue
                 match message := reading.result():
+                    case AgentsMessage():
+                        self._limit(message)
                     case TurnMessage():
                         turns.add(asyncio.create_task(self._answer(child, message)))
                     case ToolMessage():
@@ -111,19 +124,21 @@ class ChildSession:
         finally:
             await _cancel({reading, *turns})
 
+    def _limit(self, named: AgentsMessage) -> None:
+        """Record the agents that the task may call. Raises Fault."""
+        with _as_fault():
+            self.ledger.limit(named.agents)
+
     def _reward(self, score: ScoreMessage) -> None:
         """Record the rewards of candidates. Raises Fault."""
-        try:
+        with _as_fault():
             self.ledger.reward(score)
-        except BadChildMessage as error:
-            raise Fault(FaultClass.ENV, f"the environment sent an invalid message: {error}") from error
 
     async def _read(self, child: Child) -> ChildMessage:
         """Return the child's next message. Raises Fault."""
         try:
-            return parse(await read_frame(child.reader), self.ledger.agents)
-        except (BadChildMessage, BadFrame) as error:
-            raise Fault(FaultClass.ENV, f"the environment sent an invalid message: {error}") from error
+            with _as_fault():
+                return parse(await read_frame(child.reader), self.ledger.agents)
         except (asyncio.IncompleteReadError, ConnectionError):
             raise await self._disconnected(child) from None
 

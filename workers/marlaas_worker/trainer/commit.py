@@ -114,10 +114,18 @@ class PolicyKey:
             "manifest": ref,
             "step": manifest.step,
             "train_s": contents.result.train_s,
+            **self._stored(lease.record, manifest, ref),
         }
         committed = await self._set(lease.record.model_copy(update=update), lease.revision)
         failpoint("trainer.commit.after_set")
         return committed
+
+    def _stored(self, before: PolicyRecord, manifest: Manifest, ref: BlobRef) -> dict[str, object]:
+        """Return the fields of the record that count the stored bytes. ref: of the manifest."""
+        added = ref.size_bytes + sum(file.size_bytes for file in manifest.files.values())
+        states = (*before.state_bytes, manifest.state.size_bytes if manifest.state else 0)
+        kept = states[-self._assignment.document.spec.checkpoint.keep :]
+        return {"adapter_bytes": before.adapter_bytes + added, "state_bytes": kept}
 
     async def forget_state(self, version: int) -> None:
         """Delete a version's training states, including those of failed commits; no later step needs them.

@@ -1,0 +1,92 @@
+"""Mean rewards of agents and of the team: over the episodes whose tasks may call them, whether they spoke or not."""
+
+import math
+
+import pytest
+from tests.harness import an_episode, identity
+from tests.orchestrator.harness import a_job
+
+from marlaas_api.messages import Episode, FaultClass, IssueLedger, JobDocument, PolicyRecord, StepRecord
+from marlaas_api.names import Split
+from marlaas_worker.orchestrator.evaluation import EvaluationRun
+from marlaas_worker.orchestrator.job_state import History, JobState
+from marlaas_worker.orchestrator.step_records import Around, EvaluationEnd, eval_record, sample, step_record
+
+RELAY = [{"name": "caller"}, {"name": "reader"}]
+
+
+def played(job: JobDocument, index: int, member: int, reward: float, *spoke: str, **fields: object) -> Episode:
+    """An episode with one reward for all agents, in which some of them spoke."""
+    names = [agent.name for agent in job.spec.agents]
+    leaves = {name: (names.index(name),) for name in spoke}
+    return an_episode(job, index, member, **{"rewards": dict.fromkeys(names, reward), "leaves": leaves, **fields})
+
+
+def evaluated(job: JobDocument, *episodes: Episode) -> tuple[float, dict[str, float]]:
+    run = EvaluationRun(0, 0, len(episodes), dict.fromkeys([agent.name for agent in job.spec.agents], 0))
+    for episode in episodes:
+        run.add(episode.model_copy(update={"split": Split.EVAL}))
+    record = eval_record(job, run, EvaluationEnd(1.0, (), {}))
+    return record.reward_mean, record.rewards
+
+
+def recorded(job: JobDocument, *episodes: Episode) -> StepRecord:
+    """The record of a step whose groups are these episodes'."""
+    policies = {agent.name: PolicyRecord(uid=job.uid, version=0) for agent in job.spec.policies}
+    indices = tuple(sorted({episode.index for episode in episodes}))
+    ledger = IssueLedger(**identity(job), next_index=len(indices), open=indices)
+    state = JobState(job, History(ledger=ledger, policies=policies))
+    for episode in episodes:
+        state.add_episode(episode)
+    for index in indices:
+        state.resolve(state.complete[index], dict.fromkeys(policies, 0))
+    return step_record(job, state.assembly.drafts[0], {}, Around(0.0, 1.0))
+
+
+def test_an_agent_that_speaks_only_in_the_better_episodes_raises_neither_its_mean_nor_the_teams():
+    """A caller of the relay that makes no call ends the episode: then the reader does not speak, and nobody has a reward."""
+    job = a_job(agents=RELAY)
+    spoke = [("caller",), ("caller",), ("caller", "reader"), ("caller", "reader")]
+    rewards = [0.0, 0.0, 1.0, 0.0]
+    episodes = [played(job, index, 0, rewards[index], *spoke[index]) for index in range(4)]
+    assert evaluated(job, *episodes) == (0.25, {"caller": 0.25, "reader": 0.25})
+    groups = [played(job, number // 2, number % 2, rewards[number], *spoke[number]) for number in range(4)]
+    record = recorded(job, *groups)
+    assert (record.reward_mean, record.num_episodes) == (0.25, 4)
+    assert record.reward_std == pytest.approx(math.sqrt(3 / 16))
+    assert [part.reward_mean for part in record.agents.values()] == [0.25, 0.25]
+
+
+def test_an_agents_mean_is_over_the_tasks_that_may_call_it_and_each_episode_counts_once_for_the_team():
+    job = a_job(agents=[{"name": "x"}, {"name": "o"}])
+    of_x = [
+        played(job, 0, member, 0.0, "x", rewards={"x": reward, "o": 9.0}, may_speak=("x",))
+        for member, reward in enumerate((1.0, 0.0))
+    ]
+    of_both = [played(job, 1, member, 0.0, "x", "o", rewards={"x": 0.5, "o": 1.0}) for member in range(2)]
+    record = recorded(job, *of_x, *of_both)
+    assert {name: part.reward_mean for name, part in record.agents.items()} == {"x": 0.5, "o": 1.0}
+    assert record.reward_mean == (1.0 + 0.0 + 0.75 + 0.75) / 4, "the mean of the agents' means is 0.75"
+    assert record.num_episodes == 4
+    assert evaluated(job, of_x[0], of_both[0]) == ((1.0 + 0.75) / 2, {"x": 0.75, "o": 1.0})
+
+
+def test_a_frozen_agent_has_a_mean_and_no_part_of_the_teams():
+    job = a_job(agents=[{"name": "x"}, {"name": "judge", "trainable": False}])
+    episodes = [played(job, 0, member, 0.0, "x", rewards={"x": float(member), "judge": 8.0}) for member in range(2)]
+    record = recorded(job, *episodes)
+    assert (record.reward_mean, record.agents["judge"].reward_mean) == (0.5, 8.0)
+    assert evaluated(job, episodes[0]) == (0.0, {"x": 0.0, "judge": 8.0})
+
+
+def test_held_out_tasks_that_may_call_no_trained_agent_and_faults_are_left_out():
+    job = a_job(agents=[{"name": "x"}, {"name": "judge", "trainable": False}])
+    fault = an_episode(job, 1, fault=FaultClass.ENV)
+    apart = played(job, 2, 0, 1.0, "judge", may_speak=("judge",))
+    assert evaluated(job, played(job, 0, 0, 0.25, "x"), fault, apart) == (0.25, {"x": 0.25, "judge": 0.625})
+    team, rewards = evaluated(job, fault, apart)
+    assert math.isnan(team)
+    assert rewards == {"judge": 1.0}
+    assert math.isnan(sample(fault, {}, ("x",)).reward)
+    assert math.isnan(sample(apart, {}, ("x",)).reward)
+    assert sample(played(job, 0, 0, 0.25, "judge"), {}, ("x",)).reward == 0.25
