@@ -1,6 +1,6 @@
 """Recent amounts by key, which count less with their age. Pure; the caller passes the clock, in seconds."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 
@@ -19,6 +19,10 @@ class RecentSums:
         self._at = now
         for key, amount in amounts.items():
             self._sums[key] = self._sums.get(key, 0.0) + amount
+
+    def keep(self, wanted: Callable[[str], bool]) -> None:
+        """Drop all keys that are not wanted."""
+        self._sums = {key: total for key, total in self._sums.items() if wanted(key)}
 
     def at(self, now: float) -> dict[str, float]:
         """Return the sums by key."""
