@@ -35,6 +35,7 @@ from marlaas_worker.trainer.recent_work import RecentWork
 from marlaas_worker.trainer.room import AgentRoom
 from marlaas_worker.trainer.running import Running, bound_names, samples
 from marlaas_worker.trainer.shared import Timing, TrainerDependencies
+from marlaas_worker.trainer.version_cache import VersionCache
 from marlaas_worker.trainer.view import PolicyEntry, TrainerCaches, View
 
 log = logging.getLogger(__name__)
@@ -58,9 +59,9 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
         calibration = await compute.run(lambda: calibrate(model, pool))
         timing = timing or Timing()
         await patiently(lambda: publish(context, calibration), "calibration", timing.retry_s)
-        memory = await compute.run(lambda: agent_memory.measure(model, activation_bytes))
-        room = AgentRoom(memory.room_bytes)
-        dependencies = TrainerDependencies(context, model, compute, timing, calibration, memory, room)
+        memory = await compute.run(lambda: agent_memory.measure(model, pool))
+        room, versions = AgentRoom(memory.room_bytes), VersionCache(memory.host_bytes)
+        dependencies = TrainerDependencies(context, model, compute, timing, calibration, memory, room, versions)
         await Trainer(dependencies, pool.name).run()
     finally:
         compute.close()
