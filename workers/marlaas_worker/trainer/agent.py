@@ -33,7 +33,7 @@ from marlaas_worker.trainer.trajectories import (
     read_group,
 )
 from marlaas_worker.trainer.version_cache import CachedVersion
-from marlaas_worker.trainer.versions import PastVersions, contents_of, known_adapters, read_manifest, take_snapshot
+from marlaas_worker.trainer.versions import contents_of, known_adapters, read_manifest, take_snapshot
 from marlaas_worker.trainer.weighing import Baselines, batches_of_group, rows_of_groups, weighing
 
 T = TypeVar("T")
@@ -65,7 +65,6 @@ class AgentTrainer:
         self._weighing = weighing(self._spec)
         self._baselines = Baselines(self._spec.training.baseline)
         self._kl = self._spec.training.kl
-        self._past, self._reference_version = PastVersions(dependencies.context.blobs), -1
         self._held: list[list[Trajectory]] = []
         self._pending: list[Row] = []
         self._num_filtered = 0
@@ -129,16 +128,15 @@ class AgentTrainer:
     async def _unpark(self) -> None:
         ref = self.lease.record.manifest
         assert ref is not None, "an agent trains after its first version"
-        learner = await self._residence.restore(ref)
-        self._reference_version = -1
-        await self._move_reference(learner)
+        await self._residence.restore(ref)
+        await self._residence.move_reference(self.lease.record)
 
     async def _train(self) -> None:
         inbox = StepInbox(self.lease.record.step, self.lease.record.version)
         intake = Intake(self._dependencies, self._assignment, inbox, self._changed)
         await intake.replay()
         if self._residence.is_here:
-            await self._move_reference(self._residence.learner)
+            await self._residence.move_reference(self.lease.record)
         async with background(intake.follow()):
             while not (self.is_leaving and not inbox.is_within_step):
                 self._changed.clear()
@@ -179,7 +177,7 @@ class AgentTrainer:
             await intake.settle()
             failpoint("trainer.commit.after_acks")
             await self._forget_state()
-            await self._move_reference(learner)
+            await self._residence.move_reference(self.lease.record)
         else:
             return False
         return True
@@ -233,20 +231,6 @@ class AgentTrainer:
             replace(member, reward=member.reward - self._kl.coefficient * cost)
             for member, cost in zip(group, kl, strict=True)
         ]
-
-    async def _move_reference(self, learner: Learner) -> None:
-        """Load the KL reference of the next step, if it follows the policy.
-
-        The weights come from the blob store, so that a restart finds the same reference.
-        """
-        behind, record = self._kl.reference.versions_behind, self.lease.record
-        if behind is None or self._kl.coefficient == 0 or record.manifest is None:
-            return
-        newest, version = record.manifest, max(0, record.version - behind)
-        if version != self._reference_version:
-            weights = await self._patiently(lambda: self._past.weights(newest, record.version, version))
-            await self._compute(partial(learner.refer_to, weights))
-            self._reference_version = version
 
     async def _learn(self, learner: Learner) -> None:
         """Run backward for every micro-batch that the held groups fill."""

@@ -1,8 +1,10 @@
 """An agent's place in the trainer's memory: its learner exists while it has one."""
 
 import asyncio
+from functools import partial
 
 from marlaas_api.blobs import BlobRef
+from marlaas_api.messages import PolicyRecord
 from marlaas_api.numeric import trained_bytes
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.commit import patiently
@@ -11,15 +13,19 @@ from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.room import Pause
 from marlaas_worker.trainer.shared import TrainerDependencies
 from marlaas_worker.trainer.version_cache import CachedVersion
-from marlaas_worker.trainer.versions import read_manifest, read_version
+from marlaas_worker.trainer.versions import PastVersions, read_manifest, read_version
 
 
 class Residence:
-    """Asks for room, makes the learner, restores it, and closes it. changed: set when the agent may enter, or has to leave."""
+    """Asks for room, makes the learner, restores it, and closes it.
+
+    changed: set when the agent may enter, or has to leave.
+    """
 
     def __init__(self, dependencies: TrainerDependencies, assignment: Assignment, changed: asyncio.Event) -> None:
         self._dependencies, self._assignment, self._changed = dependencies, assignment, changed
         self._made: list[Learner] = []
+        self._past, self._reference_version = PastVersions(dependencies.context.blobs), -1
 
     @property
     def is_here(self) -> bool:
@@ -53,7 +59,7 @@ class Residence:
         )
         return self._made[-1]
 
-    async def restore(self, manifest: BlobRef) -> Learner:
+    async def restore(self, manifest: BlobRef) -> None:
         """Make the learner, with a version's weights and training state.
 
         Raises:
@@ -67,7 +73,23 @@ class Residence:
         await self._dependencies.compute.run(
             lambda: learner.restore(version.weights, version.state), self._assignment.account
         )
-        return learner
+
+    async def move_reference(self, record: PolicyRecord) -> None:
+        """Load the KL reference of the next step, if it follows the policy. record: the committed version.
+
+        The weights come from the blob store, so that a restart finds the same reference.
+        """
+        kl, newest = self._assignment.training.kl, record.manifest
+        behind = kl.reference.versions_behind
+        if behind is None or kl.coefficient == 0 or newest is None:
+            return
+        version = max(0, record.version - behind)
+        if version == self._reference_version:
+            return
+        read = partial(self._past.weights, newest, record.version, version)
+        weights = await patiently(read, self._assignment.policy_key, self._dependencies.timing.retry_s)
+        await self._dependencies.compute.run(partial(self.learner.refer_to, weights), self._assignment.account)
+        self._reference_version = version
 
     async def _read(self, ref: BlobRef) -> CachedVersion:
         """Read a version from the blob store, waiting while it is unavailable."""
@@ -83,6 +105,7 @@ class Residence:
         for learner in self._made:
             await self._dependencies.compute.run(learner.close, self._assignment.account)
         self._made.clear()
+        self._reference_version = -1
         self._dependencies.room.leave(self._assignment.policy_key)
 
 
