@@ -157,9 +157,10 @@ def estimate(model: Path, dtype: str, num_tokens: int) -> dict[str, int]:
     from bench.trainer import manifest
     from marlaas.models import inspect
     from marlaas.models.memory import activation_bytes, demands, head_bytes
+    from marlaas_api.documents import job_spec
 
     facts, job, spec = inspect(model), manifest(num_tokens), pool(model, dtype)
-    engine, trains = demands(facts, spec, [job])
+    engine, trains = demands(facts, spec, [job_spec(job)])
     parts = list(trains.parts.values())
     per_agent = 16 * facts.adapter_parameters(RANK)
     found = {

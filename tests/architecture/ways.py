@@ -24,6 +24,8 @@ _SHARED = (
 _DATA_STRUCTURES = (
     "fair_queue.py",
     "placement.py",
+    "recent.py",
+    "sandbox/turn_clock.py",
     *(f"rollout/{name}.py" for name in ("kv_budget", "engine_meter", "paging", "slot_table", "homes")),
 )
 NOT_COUNTED = (

@@ -2,8 +2,19 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from tests.models.model_folders import write_model
 
-from marlaas.local.documents import CHANGEABLE, differences, merge, read, refuse_other_models, scaled
+from marlaas.local.documents import (
+    CHANGEABLE,
+    differences,
+    merge,
+    pool_documents,
+    read,
+    refuse_other_models,
+    scaled,
+)
+from marlaas.models import inspect
+from marlaas.models.memory import PoolUse, agent_rooms
 from marlaas_api.documents import job_document, pool_spec
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPool, RLJob, Tenant
@@ -27,6 +38,20 @@ def _pool(builtin="tiny", **spec):
 def test_the_numbers_of_workers_are_the_pools_own_unless_they_are_given(given, expected):
     (pool,) = scaled([_pool(trainer={"replicas": 3})], *given)
     assert (pool.spec.rollout.replicas, pool.spec.trainer.replicas) == expected
+
+
+@pytest.mark.parametrize("free", [None, 0, 64 << 30])
+def test_each_trainer_gets_its_part_of_the_free_memory_unless_it_measures_it_on_a_gpu(tmp_path, document, free):
+    folder = write_model(tmp_path / "m", hidden_size=8, num_hidden_layers=2)
+    pools, jobs = (
+        [_pool(trainer={"replicas": 2}), _object(ModelPool, "other", {"model": {"builtin": "tiny"}})],
+        [document()],
+    )
+    found = pool_documents(pools, [folder, folder], jobs, free)
+    assert [(one.name, one.model_path) for one in found] == [("tiny", str(folder)), ("other", str(folder))]
+    uses = [PoolUse(inspect(folder), pools[0].spec, [jobs[0].spec]), PoolUse(inspect(folder), pools[1].spec)]
+    expected = [0, 0] if free is None else agent_rooms(uses, free)
+    assert [one.agent_room_bytes for one in found] == expected
 
 
 SPEC = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 3, "seed": 5}}

@@ -46,10 +46,19 @@ class Loop(Harness):
     """Roles as tasks. Use as an async context manager."""
 
     def __init__(
-        self, model: Path, scratch: Path, *, slots: int = 16, also: Sequence[str] = (), **rollout: object
+        self,
+        model: Path,
+        scratch: Path,
+        *,
+        slots: int = 16,
+        also: Sequence[str] = (),
+        trainers: int = 1,
+        **rollout: object,
     ) -> None:
-        """also: names of more pools, each with workers of its own; all pools have the same settings."""
+        """also: names of more pools, each with workers of its own; all pools have the same settings. trainers: of each pool."""
         super().__init__(scratch)
+        self._num_trainers = trainers
+        self._stops: dict[str, asyncio.Event] = {}
         engine = {"engine": "reference", "dtype": "float32", "maxModelLen": 256} | rollout
         self.pools = [
             pool_document(model, name, adapterSlots=slots, maxRank=8, rollout=engine) for name in ("tiny", *also)
@@ -72,9 +81,11 @@ class Loop(Harness):
             await trainer.serve(context, pool)
 
         await self.reported(lambda report: "calibrate" in report.reason, "rollout", "rollout-0", pool.name)
-        self._keep("trainer-0", train_on)
-        if pool is not self.pools[-1]:
-            await self.reported(lambda report: report.ready, "trainer", "trainer-0", pool.name)
+        for number in range(self._num_trainers):
+            name, is_last = f"trainer-{number}", number == self._num_trainers - 1
+            self._keep(name, train_on)
+            if self._num_trainers > 1 or not (is_last and pool is self.pools[-1]):
+                await self.reported(lambda report: report.ready, "trainer", name, pool.name)
 
     async def __aexit__(self, *_: object) -> None:
         failpoints.hook = None
@@ -88,7 +99,18 @@ class Loop(Harness):
         return replace(context, scratch=Path(tempfile.mkdtemp(dir=context.scratch)))
 
     def _keep(self, name: str, serve: Serve) -> None:
-        self._keepers.append(asyncio.create_task(self.keep(name, serve), name=name))
+        stop = self._stops[name] = asyncio.Event()
+        self._keepers.append(asyncio.create_task(self.keep(name, serve, stop), name=name))
+
+    def stop(self, name: str) -> None:
+        """Ask a role to stop; if it is killed, it is not started again."""
+        self._stops[name].set()
+
+    async def ended(self, name: str) -> None:
+        """Wait until a role has stopped."""
+        (keeper,) = (task for task in self._keepers if task.get_name() == name)
+        await keeper
+        self._keepers.remove(keeper)
 
     async def submit(self, job: JobDocument) -> None:
         """Give a job to the loop, with a sandbox of its own."""

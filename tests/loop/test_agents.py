@@ -1,18 +1,23 @@
 """Several agents in a job, in strict mode: adapters are the same bit for bit, whatever the pace of turns and whoever is killed."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from tests.harness import kill_at
+from tests.harness import Killed, kill_at
 from tests.loop.harness import Loop, document
 
-from marlaas_api.messages import JobDocument, Phase, StepRecord
+from marlaas_api import subjects, wire
+from marlaas_api.messages import JobDocument, Manifest, Phase, StepRecord
 from marlaas_worker.adapters import TENSORS_FILE
+from marlaas_worker.trainer import assignment
+from marlaas_worker.trainer.commit import AgentLease, PolicyKey, VersionContents
 
 pytestmark = pytest.mark.slow
 
 AGENTS = ("solver", "verifier")
+Disturb = Callable[[PolicyKey, AgentLease], Awaitable[None]]
 
 
 def team(environment: str = "teams:at_once", frozen: str = "", **args: str) -> JobDocument:
@@ -82,6 +87,92 @@ async def test_killed_at_a_seam_and_resumed_both_adapters_are_the_same(tiny_mode
     assert deaths == [seam]
     assert weights == undisturbed[0]
     assert [step.indices for step in steps] == [step.indices for step in undisturbed[1]]
+
+
+@pytest.fixture
+def at_the_first_steps_commit(monkeypatch: pytest.MonkeyPatch) -> Callable[[Disturb], None]:
+    """Call a function when `trainer-1` is about to commit the first step of its agent, once."""
+
+    def set_up(disturb: Disturb) -> None:
+        commit, called = PolicyKey.commit, list[str]()
+
+        async def disturbed(policy: PolicyKey, lease: AgentLease, contents: VersionContents) -> AgentLease:
+            if (lease.record.holder, lease.record.version) == ("trainer-1", 0) and not called:
+                called.append(policy._assignment.policy_key)
+                await disturb(policy, lease)
+            return await commit(policy, lease, contents)
+
+        monkeypatch.setattr(PolicyKey, "commit", disturbed)
+
+    return set_up
+
+
+def trainers_of(history: list[Manifest]) -> list[str]:
+    """Who committed the versions, the oldest first."""
+    return [manifest.trainer for manifest in history[::-1]]
+
+
+async def run_with_two_trainers(
+    loop: Loop, expected: dict[str, list[str]], until: Callable[[], Awaitable[None]]
+) -> dict[str, list[str]]:
+    """Run the team, and return who committed each agent's versions; `until` waits for the disturbance."""
+    job = team()
+    await loop.submit(job)
+    await until()
+    level = await loop.finished(job, 120)
+    assert level.phase is Phase.SUCCEEDED, f"{level.reason}: {level.message}"
+    histories = {agent.name: await loop.history(job, agent.name) for agent in job.spec.agents}
+    weights = {name: [one.files[TENSORS_FILE].sha256 for one in history[::-1]] for name, history in histories.items()}
+    assert weights == expected
+    return {name: trainers_of(history) for name, history in histories.items()}
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["leaves", "is killed"])
+async def test_the_agent_of_a_trainer_that_ends_within_a_step_is_continued_by_the_other_one(
+    tiny_model, tmp_path, undisturbed, at_the_first_steps_commit, monkeypatch, is_killed
+):
+    monkeypatch.setattr(assignment, "GRACE_S", 0.5)
+    async with Loop(tiny_model, tmp_path, trainers=2) as loop:
+
+        async def end(policy: PolicyKey, lease: AgentLease) -> None:
+            loop.stop("trainer-1")
+            if is_killed:
+                raise Killed("trainer-1")
+            await asyncio.Event().wait()  # until it is cancelled
+
+        async def ended() -> None:
+            await loop.ended("trainer-1")
+            if is_killed:  # its lease is released by nobody, and its report expires
+                await (await loop.bus.bucket(subjects.REPLICAS)).delete("trainer.tiny.trainer-1")
+
+        at_the_first_steps_commit(end)
+        trainers = await run_with_two_trainers(loop, undisturbed[0], ended)
+        assert sorted(trainers.values()) == [["trainer-0"] * 3, ["trainer-1", "trainer-0", "trainer-0"]]
+        assert loop.deaths == (["trainer-1"] if is_killed else [])
+
+
+async def test_a_trainer_that_loses_the_lease_of_one_agent_within_a_step_commits_nothing_of_it(
+    tiny_model, tmp_path, undisturbed, at_the_first_steps_commit
+):
+    lost = asyncio.Event()
+
+    async def lose(policy: PolicyKey, lease: AgentLease) -> None:
+        """Another trainer binds the agent, and releases it."""
+        record = lease.record.model_copy(update={"epoch": lease.record.epoch + 1, "holder": ""})
+        await policy._bucket.update(policy._assignment.policy_key, wire.encode(record), lease.revision)
+        lost.set()
+
+    async def is_lost() -> None:
+        await lost.wait()
+
+    at_the_first_steps_commit(lose)
+    async with Loop(tiny_model, tmp_path, trainers=2) as loop:
+        trainers = await run_with_two_trainers(loop, undisturbed[0], is_lost)
+        assert {names[0] for names in trainers.values()} == {"trainer-0", "trainer-1"}
+        (agent,) = (name for name, names in trainers.items() if names[0] == "trainer-1")
+        epochs = {name: (await loop.record(team(), name)).epoch for name in AGENTS}
+        assert epochs[agent] >= 2
+        assert epochs[agent] > min(epochs.values())
 
 
 @pytest.mark.parametrize("speaker", AGENTS)

@@ -9,14 +9,19 @@ from marlaas.models import inspect
 from marlaas.models.memory import (
     ENGINE_PROCESS_BYTES,
     TRAINER_PROCESS_BYTES,
+    USABLE,
     Machine,
+    PoolUse,
     activation_bytes,
+    agent_rooms,
     demands,
     has_gpu,
     machine,
     shortage,
 )
+from marlaas_api.documents import job_spec
 from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
+from marlaas_api.messages import JobSpec
 
 KIB = 1024
 GIB = 2**30
@@ -27,14 +32,14 @@ def pool(**spec: object) -> ModelPoolSpec:
     return ModelPoolSpec.model_validate({"model": {"path": "m"}, "adapterSlots": 3, "maxRank": 8} | spec)
 
 
-def job(tokens: int, *adapters: tuple[int, list[str]]) -> RLJobSpec:
+def job(tokens: int, *adapters: tuple[int, list[str]], **settings: object) -> JobSpec:
     agents = [
         {"name": f"a{number}", "adapter": {"rank": rank, "alpha": 2 * rank, "targets": targets}}
         for number, (rank, targets) in enumerate(adapters)
     ]
-    training = {"steps": 1, "microbatchTokens": tokens}
+    training = {"steps": 1, "microbatchTokens": tokens} | settings
     spec = {"poolRef": {"name": "p"}, "environment": {"name": "reverse"}, "agents": agents, "training": training}
-    return RLJobSpec.model_validate(spec)
+    return job_spec(RLJobSpec.model_validate(spec))
 
 
 def test_weights_cache_and_adapters_of_both_roles(tmp_path: Path) -> None:
@@ -69,6 +74,34 @@ def test_a_trainer_holds_every_agents_optimizer_and_the_widest_micro_batch_of_al
         ]
     _, two = demands(facts, pool(trainer={"replicas": 2}), jobs)
     assert two.parts["adapters and optimizer"] == 4 * (4 * 504 + 8 * 640)
+
+
+def test_a_kl_reference_that_is_no_base_model_is_a_copy_more(tmp_path: Path) -> None:
+    facts = inspect(write_model(tmp_path / "m", hidden_size=8, num_hidden_layers=2))
+    behind = {"kl": {"coefficient": 0.1, "reference": {"versionsBehind": 2}}}
+    sizes = [demands(facts, pool(), [job(256, (8, ["q_proj"]), **kl)])[1].parts for kl in ({}, behind)]
+    assert [one["adapters and optimizer"] for one in sizes] == [4 * (4 + 8) * 256, 4 * (5 + 8) * 256]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_trainers_share_what_all_workers_leave_of_the_machines_memory(tmp_path: Path, replicas: int) -> None:
+    facts = inspect(write_model(tmp_path / "m", hidden_size=8, num_hidden_layers=2))
+    one, two = pool(trainer={"replicas": replicas}), pool()
+    needed = [*demands(facts, one), *demands(facts, two)]
+    agents = sum(each.workers * each.parts.get("adapters and optimizer", 0) for each in needed)
+    free = sum(each.total for each in needed) - agents + 3 * GIB
+    rooms = agent_rooms([PoolUse(facts, one), PoolUse(facts, two)], free)
+    assert rooms == [int(USABLE * 3 * GIB / (replicas + 1))] * 2
+
+
+@pytest.mark.parametrize("free", [0, 10 * GIB])
+def test_a_trainer_has_room_for_every_single_job_however_little_is_free_now(tmp_path: Path, free: int) -> None:
+    facts = inspect(write_model(tmp_path / "m", hidden_size=8, num_hidden_layers=2))
+    jobs = [job(256, (8, ["q_proj"]), (8, ["q_proj"])), job(256, (8, ["q_proj"]))]
+    least = agent_rooms([PoolUse(facts, pool(), jobs), PoolUse(facts, pool())], 0)
+    assert least == [4 * 4 * 2 * 256, 4 * 4 * facts.adapter_parameters(8)]
+    rooms = agent_rooms([PoolUse(facts, pool(), jobs), PoolUse(facts, pool())], free)
+    assert (rooms == least) is (free == 0)
 
 
 def test_activations_that_would_be_recomputed_take_what_the_pool_allows_or_what_is_kept_then(tmp_path: Path) -> None:

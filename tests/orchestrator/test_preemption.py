@@ -86,6 +86,16 @@ def test_free_units_are_kept_for_the_guarded_job():
     assert exchange(waiting, holding, 5) == [("small", ["a3"])]
 
 
+@pytest.mark.parametrize("total", [8, 4, 1], ids=["a whole pool", "a replica restarts", "most replicas are gone"])
+def test_a_job_displaces_what_it_needs_itself_and_never_what_a_smaller_pool_lacks(total):
+    assert exchange([demand("new", "b")], several("a", 8), total) == [("new", ["a7"])]
+
+
+def test_in_a_smaller_pool_each_of_several_jobs_has_victims_of_its_own():
+    waiting = [demand("x", "b", created_at=20), demand("y", "c", 2, created_at=21)]
+    assert exchange(waiting, several("a", 8), 4) == [("x", ["a7"]), ("y", ["a6", "a5"])]
+
+
 jobs = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 4), st.integers(-1, 1)), min_size=1, max_size=16)
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.harness import job_document
 
 from marlaas_api.messages import JobAgent, ReplicaReport
-from marlaas_worker.rollout.engine_meter import RecentTokens
+from marlaas_worker.rollout.engine_meter import recent_tokens
 from marlaas_worker.rollout.homes import MIN_PART, _costs, homes
 
 NUM_SEQS = 64
@@ -55,6 +55,39 @@ def test_an_agent_whose_episodes_do_not_fit_one_batch_lives_on_as_many_as_it_nee
     assert [len(homes([large], REPLICAS, num_seqs, ()).of(large.policy_key)) for num_seqs in (64, 32, 10)] == [1, 2, 3]
 
 
+def test_an_agent_that_needs_several_replicas_stays_where_it_is_and_its_load_counts_for_the_others():
+    """Its two parts of 32 keep 16 small agents of 4 from its replicas, but for those that the mean leaves room for."""
+    large, small = agent("large", groups=8, size=8), [agent(f"j{number}", groups=1) for number in range(16)]
+    for pair in (["rollout-0", "rollout-1"], ["rollout-1", "rollout-2"], ["rollout-2", "rollout-0"]):
+        placed = homes([large, *small], REPLICAS, 32, [report(name, large) for name in pair])
+        assert set(placed.of(large.policy_key)) == set(pair)
+        counts = Counter(replica for one in small for replica in placed.of(one.policy_key))
+        (free,) = set(REPLICAS) - set(pair)
+        assert counts[free] >= 10
+
+
+def test_a_part_of_an_agent_moves_when_its_replica_has_too_many_others():
+    large = agent("large", groups=8, size=8)
+    others = [agent(f"j{number}", groups=8) for number in range(4)]
+    reports = [report("rollout-0", large, *others), report("rollout-1", large), report("rollout-2")]
+    placed = homes([large, *others], REPLICAS, 32, reports)
+    loads = Counter[str]()
+    for one in (large, *others):
+        for replica in placed.of(one.policy_key):
+            loads[replica] += one.document.spec.open_episodes // len(placed.of(one.policy_key))
+    assert len(placed.of(large.policy_key)) == 2
+    assert loads == {"rollout-0": 64, "rollout-1": 64, "rollout-2": 64}
+
+
+def test_an_agent_is_where_its_newest_version_is():
+    """A replica that it has left keeps older versions until their slots are needed."""
+    one = agent("a")
+    for now, before in (("rollout-0", "rollout-1"), ("rollout-1", "rollout-0")):
+        left = report(before).model_copy(update={"verified": (one.adapter(2).engine_name, one.adapter(9).engine_name)})
+        here = report(now).model_copy(update={"verified": (one.adapter(10).engine_name,)})
+        assert homes([one], REPLICAS, NUM_SEQS, [left, here]).of(one.policy_key) == (now,)
+
+
 def test_groups_go_to_an_agents_replicas_in_turn_and_members_to_one():
     large = agent("large", groups=8, size=8)
     placed = homes([large], REPLICAS[:2], 32, ())
@@ -94,10 +127,9 @@ def test_an_agent_without_tokens_counts_a_little_and_without_any_tokens_all_coun
 
 
 def test_tokens_count_half_after_a_minute_and_are_forgotten():
-    recent = RecentTokens()
-    recent.add("a", 100, 0.0)
-    recent.add("b", 8, 60.0)
-    recent.add("a", 10, 60.0)
+    recent = recent_tokens()
+    recent.add({"a": 100}, 0.0)
+    recent.add({"b": 8, "a": 10}, 60.0)
     assert recent.at(60.0) == {"a": 60.0, "b": 8.0}
     assert recent.at(300.0) == {"a": 3.75}
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from marlaas_worker.sandbox.turns import TurnClock
+from marlaas_worker.sandbox.turn_clock import TurnClock
 
 BEAT, FAILED, SILENT = TurnClock.beat, TurnClock.failed, TurnClock.silent
 

@@ -37,6 +37,24 @@ async def test_turns_name_their_parents_and_leaves_are_where_branches_end(harnes
     assert episode.rewards == {"proposer": 0.25, "solver": 1.0}
 
 
+async def test_a_request_names_the_replica_that_replied_last_to_one_of_its_agent_and_group(harness):
+    document = harness.document("rogues:TwoAgents", agents=("proposer", "solver"))
+
+    def answer(request):
+        reply = harness.rollout.result(request, "1")
+        return [reply.model_copy(update={"replica": f"of-turn-{request.turn}"})]
+
+    harness.rollout.answer = answer
+    await harness.play_document(document)
+    assert [(request.turn, request.last_replica) for request in harness.rollout.requests] == [
+        (0, ""),
+        (1, ""),
+        (3, "of-turn-1"),
+        (5, "of-turn-3"),
+        (2, "of-turn-0"),
+    ]
+
+
 def after(*names: tuple[str, int]) -> Callable[[SandboxHarness], Answer]:
     """Answers the given turns in this order, each with its own number, whenever they were asked for."""
 

@@ -1,6 +1,7 @@
 """More agents than the trainer's memory has room for: each ends with the bits that it has when all fit."""
 
 import asyncio
+import threading
 from collections import Counter
 
 import pytest
@@ -8,11 +9,15 @@ from tests.harness import WITHIN_S, kill_at
 from tests.trainer.harness import TrainerHarness
 from tests.trainer.jobs import job
 
-from marlaas_api.messages import GroupReady
+from marlaas_api.blobs import BlobRef
+from marlaas_api.messages import GroupReady, JobDocument
 from marlaas_worker.trainer import agent_memory
 from marlaas_worker.trainer.agent import AgentTrainer
 from marlaas_worker.trainer.agent_memory import AgentMemory
 from marlaas_worker.trainer.intake import StepInbox
+from marlaas_worker.trainer.learner import Learner
+from marlaas_worker.trainer.residence import Residence
+from marlaas_worker.trainer.version_cache import CachedVersion
 
 
 def parked(harness: TrainerHarness, name: str = "trainer-0") -> dict[str, float]:
@@ -34,11 +39,24 @@ def parks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.fixture
-def room_for(monkeypatch: pytest.MonkeyPatch):
-    """Give later trainers memory for so many agents."""
+def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Versions that were read from the blob store to be restored, by job."""
+    found, read = Counter[str](), Residence._read
 
-    def give(num: int) -> None:
-        monkeypatch.setattr(agent_memory, "measure", lambda *_: AgentMemory(num * 8, 1))
+    async def counted(residence: Residence, ref: BlobRef) -> CachedVersion:
+        found[residence._assignment.ref.name] += 1
+        return await read(residence, ref)
+
+    monkeypatch.setattr(Residence, "_read", counted)
+    return found
+
+
+@pytest.fixture
+def room_for(monkeypatch: pytest.MonkeyPatch):
+    """Give later trainers memory for so many agents, and host memory for this many bytes of versions."""
+
+    def give(num: int, host_bytes: int = 0) -> None:
+        monkeypatch.setattr(agent_memory, "measure", lambda *_: AgentMemory(num * 8, 1, host_bytes))
 
     return give
 
@@ -82,7 +100,9 @@ async def test_a_step_that_waits_for_groups_is_begun_again_for_an_agent_that_can
     assert [await harness.adapter(one) for one in (waiting, due)] == expected
 
 
-async def test_killed_while_agents_are_parked_they_go_on_to_the_same_bits(harness: TrainerHarness, room_for) -> None:
+async def test_killed_while_agents_are_parked_they_go_on_to_the_same_bits(
+    harness: TrainerHarness, room_for, parks: Counter[str]
+) -> None:
     documents = [job(f"job-{number}") for number in range(3)]
     other = await harness.another()
     expected = await other.trained(*documents, steps=3)
@@ -90,5 +110,97 @@ async def test_killed_while_agents_are_parked_they_go_on_to_the_same_bits(harnes
     kill_at("trainer.commit.after_set", 5)
     async with asyncio.timeout(WITHIN_S):
         assert await harness.trained(*documents, steps=3) == expected
-    assert parks
+    assert parks.total() >= 3
     assert harness.deaths == ["trainer.commit.after_set"]
+
+
+@pytest.mark.parametrize(
+    ("host_bytes", "is_enough"), [(1 << 30, True), (1, False)], ids=["host memory for all", "for none"]
+)
+@pytest.mark.parametrize("baseline", ["group", "running-mean"])
+async def test_restored_from_host_memory_agents_have_the_bits_that_they_have_from_the_blob_store(
+    harness: TrainerHarness, room_for, parks: Counter[str], reads: Counter[str], host_bytes, is_enough, baseline
+) -> None:
+    """With KL references: a fixed one, and one that follows the policy."""
+    baselines = {"baseline": {"type": "running-mean"}} if baseline == "running-mean" else {}
+    references = [{}, {"coefficient": 0.1, "reference": {"versionsBehind": 1}}]
+    documents = [job(f"job-{number}", kl=kl, **baselines) for number, kl in enumerate(references)]
+    other = await harness.another()
+    expected = await other.trained(*documents, steps=3)
+    room_for(1, host_bytes)
+    async with asyncio.timeout(WITHIN_S):
+        assert await harness.trained(*documents, steps=3) == expected
+    assert parks.total() >= 3
+    assert bool(reads) is not is_enough
+
+
+async def rebound(harness: TrainerHarness, document: JobDocument) -> None:
+    """Train a job's first version, and release it."""
+    async with harness.training(document):
+        pass
+    await harness.admit(document, admitted=False)
+
+
+async def test_a_rebound_agent_with_a_due_step_asks_one_that_waits_within_a_step_to_leave(
+    harness: TrainerHarness, room_for, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one may wait for the rebound agent: its next tasks may call both."""
+    taken, take = asyncio.Event(), StepInbox.take
+
+    def observed(inbox: StepInbox, group: GroupReady) -> None:
+        take(inbox, group)
+        taken.set()
+
+    waiting, due = job("waiting"), job("due")
+    await rebound(harness, due)
+    await harness.step(due, 0)
+    room_for(1)
+    async with harness.training(waiting), asyncio.timeout(WITHIN_S):
+        monkeypatch.setattr(StepInbox, "take", observed)
+        await harness.assign(waiting, 0, [0])
+        await taken.wait()
+        await harness.admit(due)
+        await harness.version(due, 1)
+        assert parked(harness)["waiting"] == 1
+        await harness.assign(waiting, 0, [1])
+        await harness.close(waiting, 0, 2)
+        await harness.version(waiting, 1)
+
+
+async def test_a_rebound_agent_without_work_takes_no_memory(harness: TrainerHarness, room_for, parks) -> None:
+    resting, busy = job("resting"), job("busy")
+    await rebound(harness, resting)
+    room_for(1)
+    async with harness.training(busy), asyncio.timeout(WITHIN_S):
+        await harness.admit(resting)
+        await harness.report(lambda found: len(found.bound) == 2)
+        await harness.play(busy, 1)
+        assert not parks
+        await harness.play(resting, 1)
+        await harness.play(busy, 1, first=1)
+    assert parks.total() >= 2
+
+
+async def test_an_agent_that_waits_for_memory_goes_to_another_trainer_at_once(
+    harness: TrainerHarness, room_for, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent that has the memory computes for long, and does not leave it meanwhile. Of two equal agents the first by name moves."""
+    busy, waits = job("busy"), job("a")
+    computes, goes_on, accumulate = threading.Event(), threading.Event(), Learner.accumulate
+
+    def long(learner: Learner, rows) -> None:
+        computes.set()
+        assert goes_on.wait(WITHIN_S)
+        accumulate(learner, rows)
+
+    monkeypatch.setattr(Learner, "accumulate", long)
+    room_for(1)
+    async with harness.training(busy), asyncio.timeout(WITHIN_S):
+        await harness.step(busy, 0)
+        assert await asyncio.to_thread(computes.wait, WITHIN_S)
+        await harness.admit(waits)
+        await harness.committed(waits, lambda record: record.holder == "trainer-0")
+        async with harness.trainer("trainer-1"):
+            record = await harness.version(waits, 0)
+            goes_on.set()
+            assert record.holder == "trainer-1"

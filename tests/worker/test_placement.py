@@ -126,3 +126,34 @@ def test_one_agent_moves_if_that_lowers_the_largest_load_by_much():
     assert place(after, ["one", "two"])["d"] == "two", "9 and 6 become 8 and 7"
     nearly = after | {"d": AgentLoad(0.5, "one")}
     assert place(nearly, ["one", "two"])["d"] == "one", "8.5 and 6 stay"
+
+
+def with_parts(seed: int) -> tuple[dict[str, AgentLoad], list[str]]:
+    """As `drawn`, and agents of up to as many parts as there are workers."""
+    agents, workers = drawn(seed)
+    draw = random.Random(seed)
+    for number in range(draw.randint(1, 8)):
+        cost, num = draw.uniform(5.0, 40.0), draw.randint(1, len(workers))
+        for part in range(num):
+            holder = draw.choice([*workers, "dead", ""])
+            agents[f"team.large-{number}.policy/{part}"] = AgentLoad(cost / num, holder, whole=f"large-{number}")
+    return agents, workers
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_parts_of_an_agent_are_on_different_workers_and_their_loads_count(seed: int) -> None:
+    agents, workers = with_parts(seed)
+    placed = place(agents, workers)
+    assert placed.keys() == agents.keys()
+    pairs = [(agents[name].whole, worker) for name, worker in placed.items() if agents[name].whole]
+    assert len(pairs) == len(set(pairs))
+    found = loads(agents, placed, workers)
+    mean, largest = sum(found.values()) / len(workers), max(agent.cost for agent in agents.values())
+    assert max(found.values()) <= (1 + EPSILON) * mean + largest + 1e-9
+    assert place(held(agents, placed), workers) == placed
+    assert place(dict(reversed(agents.items())), workers[::-1]) == placed
+
+
+def test_parts_beyond_the_number_of_workers_are_left_out() -> None:
+    parts = {f"a/{number}": AgentLoad(whole="a") for number in range(3)}
+    assert place(parts, ["one", "two"]).keys() == {"a/0", "a/1"}

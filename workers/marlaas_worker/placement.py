@@ -4,6 +4,7 @@ Every worker computes the same placement from the same observations, so nobody h
 
 - An agent without a live holder goes to the worker that ranks highest for it (rendezvous hashing) among those whose
   load stays at most the mean; if none has room, to the least loaded. So a dying worker moves only its own agents.
+- An agent may have several parts, each with a part of its load; they go to different workers.
 - An agent with a live holder stays, unless the loads differ by too much. Then agents move, one at a time, from the most
   to the least loaded worker, until the loads are well inside the limits (hysteresis: small changes move nothing). An agent
   also moves if that alone lowers the largest load by more than GAIN x mean: with few agents of different costs, loads
@@ -25,20 +26,21 @@ GAIN = 0.1
 
 @dataclass(frozen=True, slots=True)
 class AgentLoad:
-    """An agent to place.
+    """An agent to place, or a part of one.
 
     cost: its share of load, above 0. holder: the worker that has it now; empty if none. refused: workers that do not
-    take it at present.
+    take it at present. whole: the agent that this is a part of; empty if it has one part only.
     """
 
     cost: float = 1.0
     holder: str = ""
     refused: frozenset[str] = frozenset()
+    whole: str = ""
 
 
 def place(agents: Mapping[str, AgentLoad], workers: Collection[str]) -> dict[str, str]:
-    """Return the worker of each agent, by agent. Agents that all workers refuse are left out."""
-    eligible = {name: agent for name, agent in agents.items() if set(workers) - agent.refused}
+    """Return the worker of each agent, by agent. Agents that all workers refuse, and parts beyond the number of workers, are left out."""
+    eligible = {name: agents[name] for name in sorted(agents) if set(workers) - agents[name].refused}
     if not eligible:
         return {}
     loads = _Loads(eligible, workers)
@@ -61,9 +63,10 @@ class _Loads:
         self._of = dict.fromkeys(sorted(workers), 0.0)
         self._mean = sum(agent.cost for agent in agents.values()) / len(self._of)
         self._largest = max(agent.cost for agent in agents.values())
+        self._parts: set[tuple[str, str]] = set()
         self.placed: dict[str, str] = {}
         for name, agent in agents.items():
-            if agent.holder in self._of and agent.holder not in agent.refused:
+            if agent.holder in self._of and self._may_have(agent.holder, agent):
                 self._put(name, agent.holder)
 
     def add(self, name: str) -> None:
@@ -71,11 +74,11 @@ class _Loads:
         if name in self.placed:
             return
         agent = self._agents[name]
-        allowed = [worker for worker in self._of if worker not in agent.refused]
+        allowed = [worker for worker in self._of if self._may_have(worker, agent)]
         roomy = [worker for worker in allowed if self._of[worker] + agent.cost <= self._mean]
         if roomy:
             self._put(name, max(roomy, key=lambda worker: rank(name, worker)))
-        else:
+        elif allowed:
             self._put(name, min(allowed, key=lambda worker: (self._of[worker], -rank(name, worker))))
 
     def balance(self) -> None:
@@ -97,7 +100,7 @@ class _Loads:
         after = {
             name: max(self._of[giver] - agent.cost, self._of[receiver] + agent.cost)
             for name, agent in self._agents.items()
-            if self.placed[name] == giver and receiver not in agent.refused
+            if self.placed.get(name) == giver and self._may_have(receiver, agent)
         }
         best = min(after, key=lambda name: (after[name], name), default=None)
         if best is None or self._of[giver] - after[best] <= GAIN * self._mean:
@@ -109,14 +112,17 @@ class _Loads:
         return low <= min(self._of.values()) and max(self._of.values()) <= high
 
     def _move(self) -> bool:
-        """Move the agent that ranks the receiver highest, if any move makes the two loads more equal."""
+        """Move one agent away from the most loaded worker, if any move makes two loads more equal."""
         giver = max(self._of, key=lambda worker: (self._of[worker], worker))
-        receiver = min(self._of, key=lambda worker: (self._of[worker], worker))
+        return any(self._move_to(one, giver) for one in sorted(self._of, key=lambda worker: (self._of[worker], worker)))
+
+    def _move_to(self, receiver: str, giver: str) -> bool:
+        """Move the agent that ranks the receiver highest, if any move makes the two loads more equal."""
         gap = self._of[giver] - self._of[receiver]
         movable = [
             name
             for name, worker in self.placed.items()
-            if worker == giver and receiver not in self._agents[name].refused and self._agents[name].cost < gap
+            if worker == giver and self._agents[name].cost < gap and self._may_have(receiver, self._agents[name])
         ]
         if not movable:
             return False
@@ -129,9 +135,15 @@ class _Loads:
         self._put(chosen, receiver)
         return True
 
+    def _may_have(self, worker: str, agent: AgentLoad) -> bool:
+        return worker not in agent.refused and (agent.whole, worker) not in self._parts
+
     def _put(self, name: str, worker: str) -> None:
-        cost = self._agents[name].cost
+        agent = self._agents[name]
         if name in self.placed:
-            self._of[self.placed[name]] -= cost
+            self._of[self.placed[name]] -= agent.cost
+            self._parts.discard((agent.whole, self.placed[name]))
         self.placed[name] = worker
-        self._of[worker] += cost
+        self._of[worker] += agent.cost
+        if agent.whole:
+            self._parts.add((agent.whole, worker))

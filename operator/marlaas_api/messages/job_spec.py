@@ -327,6 +327,12 @@ class JobSpec(SpecPart):
         """
         return self.training.max_staleness or int(len(self.policies) > 1)
 
+    def has_reference_adapter(self, agent: AgentSettings) -> bool:
+        """Return whether an agent's KL reference needs an adapter in the trainer: it is another policy than the base model."""
+        kl = self.training_of(agent).kl
+        is_adapter = agent.init_from is not None or kl.reference != ReferenceSettings()
+        return agent.trainable and kl.coefficient > 0 and is_adapter
+
     def training_of(self, agent: AgentSettings) -> TrainingSettings:
         """Return an agent's training settings: the job's, with what the agent's own replace."""
         own = agent.training or AgentTrainingSettings()

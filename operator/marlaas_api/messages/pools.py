@@ -10,11 +10,16 @@ from marlaas_api.messages.pool_spec import PoolSpec
 
 
 class PoolDocument(BusMessage):
-    """Start parameters of a pool's rollout and trainer workers, read from a file (a ConfigMap, or the local runner's)."""
+    """Start parameters of a pool's rollout and trainer workers, read from a file (a ConfigMap, or the local runner's).
+
+    agent_room_bytes: memory that each trainer has for its agents where all workers share a machine (the local runner's
+    estimate); 0: the trainer measures it.
+    """
 
     name: str
     model_path: str
     spec: PoolSpec
+    agent_room_bytes: int = 0
 
 
 class AdaptedLayer(BusMessage):
@@ -65,11 +70,12 @@ class ReplicaReport(BusMessage):
 
     max_model_len: longest conversation of the engine, in tokens; 0 if unknown. agents_per_slot: agents that the pool
     admits for each adapter slot (rollout). kv_tokens: tokens that the engine's KV cache holds; 0 if unknown.
-    agent_room_bytes: memory that a trainer has for the adapters, gradients and optimizer moments of all its agents,
-    those that it trains now included; 0 if unknown. bytes_per_rank: of that memory, need of one agent for each unit of
-    its adapter's rank, if the adapter has every layer. verified: engine names of the adapter
-    versions that this replica may serve now. job_tokens, job_engine_s: generated tokens and seconds of engine time by
-    job uid. agent_tokens: recent tokens of agents of jobs with several policies, by policy key. job_turn_bytes: bytes that this replica added to the stream TURNS, by job uid. busy_s: time with a
+    agent_room_bytes: memory that a trainer has for the adapters, gradients, optimizer moments and KL references of all its
+    agents, those that it trains now included; 0 if unknown. bytes_per_rank: of that memory, need of one agent without a KL
+    reference for each unit of its adapter's rank, if the adapter has every layer. verified: engine names of the adapter
+    versions that this replica may serve now. num_running: requests in the engine (rollout) or agents that are bound (trainer). num_waiting: requests that wait for a
+    place in the engine, or for their version. job_tokens, job_engine_s: generated tokens and seconds of engine time by
+    job uid. agent_tokens: recent tokens of agents of jobs with several policies, by policy key. agent_work: recent seconds of computation on a trainer, and seconds for which the agent was bound to it, by policy key; both count half after ten minutes. job_turn_bytes: bytes that this replica added to the stream TURNS, by job uid. busy_s: time with a
     non-empty batch (rollout) or in forward/backward (trainer). broken: by job uid, the error for which this worker gave
     up the job. refused: policy keys of agents that this trainer does not train at present. reason: why the replica is not ready, for people; empty if it is ready. probe_tolerance: the
     calibration's tolerance with which a rollout replica passed its self-test; 0 before.
@@ -91,9 +97,11 @@ class ReplicaReport(BusMessage):
     verified: tuple[str, ...] = ()
     bound: tuple[str, ...] = ()
     num_running: int = 0
+    num_waiting: int = 0
     job_tokens: dict[str, int] = Field(default_factory=dict)
     job_engine_s: dict[str, float] = Field(default_factory=dict)
     agent_tokens: dict[str, float] = Field(default_factory=dict)
+    agent_work: dict[str, tuple[float, float]] = Field(default_factory=dict)
     job_turn_bytes: dict[str, int] = Field(default_factory=dict)
     busy_s: float = 0.0
     wall_s: float = 0.0

@@ -39,7 +39,8 @@ class GenerateRequest(JobMessage):
     the chat template; None: those of the parent, or none in a new conversation.
 
     deadline_s: the replica drops the request this many seconds after the last message about it; a repeated request or a
-    KeepRequest restarts this time. reply_to: set when a replica forwards the request to the episode's owner.
+    KeepRequest restarts this time. reply_to: set when a replica forwards the request to the group's owner. last_replica:
+    replica that replied last to a request of the group, as far as the sandbox knows; a hint for the choice of the owner.
     """
 
     agent: str
@@ -53,6 +54,7 @@ class GenerateRequest(JobMessage):
     max_tokens: int | None = None
     deadline_s: float = Field(allow_inf_nan=False)
     reply_to: str | None = None
+    last_replica: str = ""
 
 
 class KeepRequest(JobMessage):

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -119,6 +120,35 @@ async def test_requests_go_to_the_owner_of_their_episode(harness):
     recorded = {(turn.episode, turn.replica) for turn in await all_turns(harness)}
     assert len(recorded) == 8
     assert {name for _, name in recorded} == {"rollout-0", "rollout-1"}
+
+
+async def test_a_turn_is_generated_where_its_groups_last_turn_was(harness):
+    replicas = [await harness.replica(f"rollout-{number}") for number in range(2)]
+    job = await harness.job(rollout={"groupSize": 16})
+    for replica in replicas:
+        await harness.verified(replica.name, job.adapter(0))
+    for index in range(4):
+        for turn, last in enumerate(("rollout-1", "rollout-0", "rollout-0", "rollout-1")):
+            await harness.ask(job.request(index=index, turn=turn, last_replica=last))
+            assert (await harness.turn(job.request(index=index, turn=turn))).replica == last
+
+
+async def test_the_report_tells_the_requests_in_the_engine_and_those_that_wait(harness, make_engine):
+    engine = make_engine(limits={"max_num_seqs": 2})
+    engine.open.clear()
+    await harness.replica(engine=engine)
+    job = await harness.job()
+    async with contextlib.AsyncExitStack() as stack:
+        asked = [await stack.enter_async_context(harness.asking(job.request(index=number))) for number in range(5)]
+        await harness.pin(job.request(index=9), 1)
+        waits_for_its_version = await stack.enter_async_context(harness.asking(job.request(index=9)))
+        await harness.report("rollout-0", lambda report: (report.num_running, report.num_waiting) == (2, 4))
+        engine.open.set()
+        for one in asked:
+            await one.end()
+        await harness.commit(job, 1)
+        await waits_for_its_version.end()
+    await harness.report("rollout-0", lambda report: (report.num_running, report.num_waiting) == (0, 0))
 
 
 async def all_turns(harness: Any) -> list[Any]:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marlaas.manifest import load
-from marlaas_api.documents import job_document, model_source
+from marlaas.models import inspect
+from marlaas.models.memory import PoolUse, agent_rooms
+from marlaas_api.documents import job_document, model_source, pool_spec
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPool, ModelPoolSpec
 from marlaas_api.messages import JobDocument, PoolDocument
@@ -50,6 +52,31 @@ def read(files: Sequence[str], seed: int | None) -> DesiredState:
 def scaled(pools: Iterable[ModelPool], replicas: int | None, trainers: int | None) -> tuple[ModelPool, ...]:
     """Return the pools with these numbers of engines and trainers; None keeps a pool's own."""
     return tuple(pool.model_copy(update={"spec": _scaled(pool.spec, replicas, trainers)}) for pool in pools)
+
+
+def pool_documents(
+    pools: Sequence[ModelPool], paths: Sequence[Path], jobs: Sequence[JobDocument], free: int | None
+) -> tuple[PoolDocument, ...]:
+    """Return the documents of prepared pools, with the memory that each trainer has for its agents.
+
+    Args:
+        paths: folders of the models.
+        free: memory in bytes that is available on this machine; None if trainers measure what they have (on a GPU).
+    """
+    rooms = [0] * len(pools)
+    if free is not None:
+        rooms = agent_rooms([_use(pool, path, jobs) for pool, path in zip(pools, paths, strict=True)], free)
+    return tuple(
+        PoolDocument(name=pool.metadata.name, model_path=str(path), spec=pool_spec(pool.spec), agent_room_bytes=room)
+        for pool, path, room in zip(pools, paths, rooms, strict=True)
+    )
+
+
+def _use(pool: ModelPool, path: Path, jobs: Iterable[JobDocument]) -> PoolUse:
+    agents = [(job.spec, job.agents_on(pool.metadata.name)) for job in jobs]
+    return PoolUse(
+        inspect(path), pool.spec, [spec.model_copy(update={"agents": here}) for spec, here in agents if here]
+    )
 
 
 def _scaled(spec: ModelPoolSpec, replicas: int | None, trainers: int | None) -> ModelPoolSpec:

@@ -30,11 +30,11 @@ from marlaas.local.supervisor import GRACE_S, IDLE_GRACE_S, Supervisor
 from marlaas.local.tenants import SharesSoFar
 from marlaas.local.watch import JobWatch, announce, withdraw
 from marlaas.models import prepared
+from marlaas.models.memory import has_gpu, machine
 from marlaas.trackers.feed import TrackerFeed, TrackerPaths
 from marlaas.trackers.seam import require
 from marlaas_api.blobs_store import open_blobs
 from marlaas_api.bus import Bus
-from marlaas_api.documents import pool_spec
 from marlaas_api.errors import InvalidInput, Retryable, first_cause
 from marlaas_api.kinds import ModelSpec
 from marlaas_api.messages import JobDocument, PoolDocument
@@ -141,7 +141,7 @@ class _Run:
             if record.finished and jobs == record.jobs:
                 return self._finished_before(folder, record)
             async with watchdog() as guard:
-                pools = await self._interrupts.unless(self._interrupts.first, self._prepare(wanted, guard))
+                pools = await self._interrupts.unless(self._interrupts.first, self._prepare(wanted, jobs, guard))
                 folder.write_record(RunRecord(jobs=jobs, pools=pools, cancelled=self._cancelled))
                 results = await self._serve(folder, _Content(jobs, pools, wanted.folders), guard)
             return self._end(folder, pools, results)
@@ -152,20 +152,22 @@ class _Run:
         self._display.result(Report(results, folder.root))
         return EXIT_SUCCEEDED if all_succeeded(results) else EXIT_FAILED
 
-    async def _prepare(self, wanted: DesiredState, guard: Watchdog) -> tuple[PoolDocument, ...]:
+    async def _prepare(
+        self, wanted: DesiredState, jobs: Sequence[JobDocument], guard: Watchdog
+    ) -> tuple[PoolDocument, ...]:
         """Prepare the models and return the documents of the pools that jobs use.
 
         The manifests are read again if a model was fetched or built, because it can be inspected only then. Raises
         InvalidInput.
         """
         has_unseen = any(_is_unseen(pool.spec.model) for pool in wanted.pools)
-        pools = []
-        for pool in documents.scaled(wanted.pools, self._request.replicas, self._request.trainers):
-            path = await prepare(pool.spec.model, self._display.waiting, guard)
-            pools.append(PoolDocument(name=pool.metadata.name, model_path=str(path), spec=pool_spec(pool.spec)))
+        pools = documents.scaled(wanted.pools, self._request.replicas, self._request.trainers)
+        paths = [await prepare(pool.spec.model, self._display.waiting, guard) for pool in pools]
         if has_unseen:
             await asyncio.to_thread(read, self._request.files, self._request.seed)
-        return tuple(pools)
+        here = None if has_gpu() else machine()
+        free = here.free if here is not None else None
+        return await asyncio.to_thread(documents.pool_documents, pools, paths, jobs, free)
 
     async def _serve(self, folder: OutFolder, content: "_Content", guard: Watchdog) -> list[JobResult]:
         """Run the jobs until all are settled or the user asks to stop, and return their results so far."""

@@ -14,6 +14,7 @@ from marlaas.models import ModelError, ModelFacts, inspect, list_models, prepare
 from marlaas.models.architectures import ADAPTABLE
 from marlaas.models.hub import cached
 from marlaas.models.memory import Demand, Machine, demands, has_gpu, machine, shortage
+from marlaas_api.documents import job_spec
 from marlaas_api.kinds import ModelPool, ModelSpec, RLJob
 from marlaas_api.kinds.checks import pool_text
 from marlaas_api.kinds.fields import did_you_mean, listed
@@ -178,7 +179,7 @@ def _too_big(
     needs = []
     for pool, facts in known:
         agents = [(spec, [agent for _, agent in spec.agents_on(pool.object.metadata.name)]) for spec in specs]
-        users = [spec.model_copy(update={"agents": tuple(here)}) for spec, here in agents if here]
+        users = [job_spec(spec.model_copy(update={"agents": tuple(here)})) for spec, here in agents if here]
         needs.append((pool, demands(facts, pool.object.spec, users)))
     text = shortage([demand for _, some in needs for demand in some], available)
     if text is not None:

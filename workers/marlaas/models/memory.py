@@ -11,22 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marlaas_api.numeric import quantity
+from marlaas_api.numeric import TRAINED_COPIES, quantity
 
 if TYPE_CHECKING:
     from marlaas.models.inspection import ModelFacts
-    from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
+    from marlaas_api.kinds import ModelPoolSpec
+    from marlaas_api.messages import JobSpec
 
 ENGINE_PROCESS_BYTES = 11 * 2**27
 TRAINER_PROCESS_BYTES = 13 * 2**26
 MICROBATCH_TOKENS = 4096
-_TRAINED_COPIES = 4  # per bound agent: weights, gradients, two moments
 _PUBLISHED_COPIES = (
     8  # of the agent that publishes: weights, their file, and the state's three parts, as tensors and as bytes
 )
 _CHUNK_BYTES, _LEAST_ROWS, _CHUNK_COPIES = 16 << 20, 64, 3  # `trainer.head`: logits, their softmax, a temporary
 _HEAP = {4: 1.17, 2: 1.35}
 """Resident memory per tensor byte in a forward pass, by the dtype's bytes. Temporaries wider than kept tensors fragment the heap more."""
+_AGENTS = "adapters and optimizer"
+USABLE = 0.8
+"""Part of the memory that is left for agents. The rest is for the version that is being published, and what is not estimated."""
 _GIB = 2**30
 _NUMBER_BYTES = {"auto": 4, "float32": 4, "bfloat16": 2, "float16": 2}
 _NO_LIMIT = 2**60
@@ -60,12 +63,55 @@ class Machine:
     free: int
 
 
-def demands(facts: ModelFacts, spec: ModelPoolSpec, jobs: Sequence[RLJobSpec] = ()) -> list[Demand]:
+def demands(facts: ModelFacts, spec: ModelPoolSpec, jobs: Sequence[JobSpec] = ()) -> list[Demand]:
     """Return the peak memory of the pool's engines and trainers on a machine without a GPU.
 
     Without jobs, the estimate is for one agent at the pool's largest rank. jobs: each with its agents on the pool only.
     """
     return [_engine(facts, spec), _trainer(facts, spec, jobs)]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolUse:
+    """A pool of this machine. jobs: each with its agents on the pool only."""
+
+    facts: ModelFacts
+    spec: ModelPoolSpec
+    jobs: Sequence[JobSpec] = ()
+
+
+def agent_rooms(pools: Sequence[PoolUse], free: int) -> list[int]:
+    """Return the memory that each trainer of a pool has for its agents, by pool; more agents take turns in it.
+
+    All trainers of the machine share equally what is left by the other needs of all workers. A trainer has at least the room
+    of any single job, because `marlaas run` has accepted the jobs.
+
+    Args:
+        free: memory in bytes that is available before the workers start.
+    """
+    needed = [demand for pool in pools for demand in demands(pool.facts, pool.spec, pool.jobs)]
+    other = sum(demand.total - demand.workers * demand.parts.get(_AGENTS, 0) for demand in needed)
+    num_trainers = sum(pool.spec.trainer.replicas for pool in pools)
+    part = int(USABLE * max(0, free - other) / max(1, num_trainers))
+    return [max(part, *_job_bytes(pool)) for pool in pools]
+
+
+def _job_bytes(pool: PoolUse) -> list[int]:
+    """Return the memory that each job's agents need in a trainer; of one agent at the pool's largest rank without jobs."""
+    sizes = [sum(_trained(pool.facts, job)) for job in pool.jobs]
+    return [_NUMBER_BYTES["float32"] * size for size in sizes] or [
+        _NUMBER_BYTES["float32"] * TRAINED_COPIES * pool.facts.adapter_parameters(pool.spec.max_rank)
+    ]
+
+
+def _trained(facts: ModelFacts, job: JobSpec) -> list[int]:
+    """Return the numbers that each of a job's agents has in a trainer: weights, gradient, two moments, and a KL reference adapter."""
+    return [
+        (TRAINED_COPIES + job.has_reference_adapter(agent))
+        * facts.adapter_parameters(agent.adapter.rank, agent.adapter.targets)
+        for agent in job.policies
+        if agent.trainable
+    ]
 
 
 def activation_bytes(facts: ModelFacts, spec: ModelPoolSpec, rank: int, num_tokens: int) -> int:
@@ -144,22 +190,23 @@ def _engine(facts: ModelFacts, spec: ModelPoolSpec) -> Demand:
     return Demand("engine", spec.rollout.replicas, parts | {"adapters": adapters, "process": ENGINE_PROCESS_BYTES})
 
 
-def _trainer(facts: ModelFacts, spec: ModelPoolSpec, jobs: Sequence[RLJobSpec]) -> Demand:
+def _trainer(facts: ModelFacts, spec: ModelPoolSpec, jobs: Sequence[JobSpec]) -> Demand:
     """Return the memory of a trainer.
 
     The base model has the engine's dtype; adapters, gradients and moments are float32. The agents are divided among
     the trainers.
     """
     number = _NUMBER_BYTES[spec.rollout.dtype]
-    adapters = [agent.adapter for job in jobs for agent in job.agents if agent.trainable]
+    adapters = [agent.adapter for job in jobs for agent in job.policies if agent.trainable]
     sizes = [facts.adapter_parameters(one.rank, one.targets) for one in adapters]
     sizes = sizes or [facts.adapter_parameters(spec.max_rank)]
-    bound = -(-sum(sizes) // spec.trainer.replicas)
+    trained = [size for job in jobs for size in _trained(facts, job)] or [TRAINED_COPIES * sizes[0]]
+    bound = -(-sum(trained) // spec.trainer.replicas)
     rank = max((one.rank for one in adapters), default=spec.max_rank)
     tokens = max((job.training.microbatch_tokens for job in jobs), default=MICROBATCH_TOKENS)
     parts = {
         f"weights as {number * 8}-bit numbers": facts.num_parameters * number,
-        "adapters and optimizer": 4 * (_TRAINED_COPIES * bound + _PUBLISHED_COPIES * max(sizes)),
+        _AGENTS: 4 * (bound + _PUBLISHED_COPIES * max(sizes)),
         "activations": int(_HEAP[number] * activation_bytes(facts, spec, rank, tokens))
         + head_bytes(facts, spec, tokens),
         "process": TRAINER_PROCESS_BYTES,

@@ -178,7 +178,8 @@ class AdmissionQueue:
     ) -> set[str]:
         """Keep room for jobs whose victims still run; admit those whose victims have stopped. Return the former's uids.
 
-        If the job that was to be admitted no longer waits, its victims go on.
+        If the job that was to be admitted no longer waits, its victims go on. A pool that has become smaller since, or was
+        too small before, changes nothing: the victims have freed what the job needs.
         """
         reserved = set()
         pending, self._victims = self._victims, {}
@@ -190,7 +191,7 @@ class AdmissionQueue:
                 self._victims[uid] = left
                 reserved.add(uid)
                 order.reserve(demand)
-            elif not order.space.lacks(demand):
+            else:
                 order.admit(demand)
         return reserved
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from marlaas_api.messages import JobDocument, ReplicaReport, agents_on
+from marlaas_api.numeric import trained_bytes
 
 GRAIN = 1 << 12
 SLOTS, KV_CACHE, TRAINER_MEMORY = "adapter slots", "KV cache", "trainer memory"
@@ -38,9 +39,9 @@ class PoolCapacity:
         agents: number of agents that the pool admits, over all engines.
         kv_tokens: tokens in the KV caches of all engines; 0 if unknown.
         shared_kv_tokens: the same, each cache counted once for every agent that takes turns on a slot.
-        trainer_bytes: memory of the smallest trainer for adapters, gradients and moments; 0 if unknown. Any trainer may
+        trainer_bytes: memory of the smallest trainer for adapters, gradients, moments and KL references; 0 if unknown. Any trainer may
             have to take all agents.
-        bytes_per_rank: of that memory, need of one agent for each unit of rank.
+        bytes_per_rank: of that memory, need of one agent for each unit of rank, without a KL reference.
     """
 
     slots: int
@@ -104,8 +105,11 @@ def totals(pools: Mapping[str, PoolCapacity]) -> dict[Resource, int]:
 
 def trainer_bytes(document: JobDocument, pool: str, capacity: PoolCapacity) -> int:
     """Return the trainer memory that a job's agents on a pool need; frozen agents need none."""
-    ranks = (one.agent.adapter.rank for one in agents_on(pool, document) if one.agent.trainable)
-    return sum(ranks) * capacity.bytes_per_rank
+    agents = (one.agent for one in agents_on(pool, document) if one.agent.trainable)
+    return sum(
+        trained_bytes(one.adapter.rank, document.spec.has_reference_adapter(one), capacity.bytes_per_rank)
+        for one in agents
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

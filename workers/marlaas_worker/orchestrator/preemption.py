@@ -4,6 +4,9 @@ A preempts B if the share of A's tenant after A's admission is below the share o
 shares of this moment: past use does not count, else a pair of jobs could preempt each other for ever. After the
 preemption, B's tenant would need a share that is not below what A's tenant has, so B never preempts A back while
 nothing else changes. A job that has run for less than a minute is not preempted, and nothing is preempted in vain.
+
+A preemption is an exchange: victims free what the preemptor needs, never what a pool lacks since it became smaller. Such a
+pool, for example while one of its replicas restarts, displaces nobody.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -67,10 +70,11 @@ class _Round:
     """
 
     def __init__(self, order: FairOrder) -> None:
-        self._free, self._holdings, self._certain = dict(order.space.free), order.holdings.copy(), order.holdings.copy()
+        self._free = {resource: max(0, units) for resource, units in order.space.free.items()}
+        self._holdings, self._certain = order.holdings.copy(), order.holdings.copy()
         self._guards = order.guards
         guarded = {resource for guard in self._guards for resource in guard.need}
-        self._kept = {resource: max(0, self._free[resource]) for resource in guarded}
+        self._kept = {resource: self._free[resource] for resource in guarded}
 
     def make_room(self, demand: JobDemand, candidates: Collection[JobDemand]) -> list[JobDemand] | None:
         """Choose the victims for a job and note the exchange; None if it cannot have room.

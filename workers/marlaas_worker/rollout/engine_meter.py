@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from marlaas_worker.recent import RecentSums
+
 
 @dataclass(frozen=True, slots=True)
 class Account:
@@ -15,25 +17,12 @@ class Account:
 
 
 HALF_LIFE_S = 60.0
+"""Age at which tokens of an agent count half."""
 
 
-@dataclass(slots=True)
-class RecentTokens:
-    """Tokens of each agent's latest requests: a request counts half after `HALF_LIFE_S`. Less than one token is forgotten."""
-
-    _tokens: dict[str, float] = field(default_factory=dict)
-    _at: float = 0.0
-
-    def add(self, key: str, num_tokens: int, now: float) -> None:
-        """Add the tokens of an agent's request. key: of its policy."""
-        self._tokens = self.at(now)
-        self._at = now
-        self._tokens[key] = self._tokens.get(key, 0.0) + num_tokens
-
-    def at(self, now: float) -> dict[str, float]:
-        """Return the tokens by policy key."""
-        factor = 0.5 ** ((now - self._at) / HALF_LIFE_S)
-        return {key: tokens * factor for key, tokens in self._tokens.items() if tokens * factor >= 1.0}
+def recent_tokens() -> RecentSums:
+    """Return the sums of agents' recent tokens, by policy key. Less than one token is forgotten."""
+    return RecentSums(HALF_LIFE_S, 1.0)
 
 
 @dataclass(slots=True)
@@ -48,7 +37,7 @@ class EngineMeter:
     num_running: int = 0
     job_tokens: Counter[str] = field(default_factory=Counter)
     job_engine_s: dict[str, float] = field(default_factory=dict)
-    agents: RecentTokens = field(default_factory=RecentTokens)
+    agents: RecentSums = field(default_factory=recent_tokens)
     _share_s: float = 0.0
     _at: float = 0.0  # Only used while a request runs; the first `enter` sets it.
 

@@ -206,7 +206,7 @@ class Generation:
         engine.limiter.outputs.note(uid, num_generated)
         engine.meter.job_tokens[uid] += num_generated
         if len(order.served.document.spec.policies) > 1:
-            engine.meter.agents.add(order.served.policy_key, int(place.cost), _clock())
+            engine.meter.agents.add({order.served.policy_key: place.cost}, _clock())
         return _Drawn(completion, sha256, entered - order.began, _clock() - entered)
 
     def _place(self, order: _Order, alone: bool) -> AbstractAsyncContextManager[Place]:

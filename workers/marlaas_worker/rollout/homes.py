@@ -1,16 +1,27 @@
-"""The replicas of a pool that serve each agent. Pure: all replicas compute the same from the same documents and reports.
+"""The replicas of a pool that serve each agent and each group. Pure: all replicas compute the same from the same documents and reports.
 
 An agent lives on the fewest replicas whose batches hold its open episodes; the other replicas need not hold its adapter.
-The groups of an agent go to its replicas in turn, and the members of a group to one replica, which computes their prompt
-once. Replicas that see different documents or reports for a moment may choose different owners; then both generate a
-turn, and the first record counts (`turn_log`).
+All agents are placed by one arithmetic (`placement`): an agent that needs several replicas has as many parts.
+
+The members of a group go to one replica, which computes their prompt once.
+
+- A new group goes to one of its agent's replicas. Their parts of the groups are equal while they have the same load, and else
+  as 1 / (load + EVEN)². The load is the number of requests in a replica and of those that wait in it. It is known with a
+  delay of some seconds, so the least loaded replica does not get all new groups: it would be overloaded before it says so.
+- Later turns, and later members, go where the group's last turn was generated: the conversation's keys and values are cached
+  there. If that replica is overloaded (its load is more than OVERLOAD times that of the agent's least loaded one, and
+  MIN_EXCESS more), a part of its groups moves: the part by which its load exceeds the mean.
+
+Replicas that see different documents or reports for a moment may choose different owners; then both generate a turn, and the
+first record counts (`turn_log`).
 """
 
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 from marlaas_api.messages import JobAgent, ReplicaReport
 from marlaas_api.names import group_token
@@ -18,27 +29,59 @@ from marlaas_worker.placement import AgentLoad, place, rank
 
 MIN_PART = 0.1
 """Least cost of an agent, as a part of the mean of its job's agents: it may become busy at any time."""
+EVEN = 8
+"""Requests that are added to every load, so that a few more or less make no difference."""
+OVERLOAD, MIN_EXCESS = 2.0, 8
 _NUMBER = re.compile(r"[a-z](\d+)")
+_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Homes:
-    """The replicas of each agent, by its policy key; `everywhere` serves all others."""
+    """The replicas of each agent, by its policy key; `everywhere` serves all others. loads: requests of each replica."""
 
     by_agent: Mapping[str, tuple[str, ...]]
     everywhere: tuple[str, ...]
+    loads: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, policy_key: str) -> tuple[str, ...]:
         """Return an agent's replicas, the one that ranks highest first."""
         return self.by_agent.get(policy_key, self.everywhere)
 
-    def owner(self, policy_key: str, group: str) -> str:
-        """Return the replica that generates the turns of a group.
+    def owner(self, policy_key: str, group: str, last: str = "") -> str:
+        """Return the replica that generates the next turns of a group.
 
-        Any text is accepted as the group's name, because the owner is chosen before the request is checked.
+        Any text is accepted as a name, because the owner is chosen before the request is checked.
+
+        Args:
+            last: replica of the group's last turn; empty if it is not known.
         """
         replicas = self.of(policy_key)
-        return replicas[_number(group) % len(replicas)]
+        if last not in replicas:
+            return self._chosen(replicas, group)
+        others = [name for name in replicas if not self._is_overloaded(name, replicas)]
+        if last in others or not self._moves(group, last, replicas):
+            return last
+        return self._chosen(others, group)
+
+    def _chosen(self, replicas: Sequence[str], group: str) -> str:
+        """Return the replica of a new group: consecutive groups are spread as evenly as the loads allow."""
+        limits = list(accumulate((self._load(name) + EVEN) ** -2.0 for name in replicas))
+        position = _spread(_number(group)) * limits[-1]
+        return next(name for name, limit in zip(replicas, limits, strict=True) if position < limit)
+
+    def _is_overloaded(self, replica: str, replicas: Iterable[str]) -> bool:
+        least, load = min(map(self._load, replicas)), self._load(replica)
+        return load > OVERLOAD * least and load > least + MIN_EXCESS
+
+    def _moves(self, group: str, replica: str, replicas: Sequence[str]) -> bool:
+        """Return whether a group is in the part of an overloaded replica's groups that exceeds the mean load."""
+        load = self._load(replica)
+        excess = 1.0 - sum(map(self._load, replicas)) / len(replicas) / load
+        return rank(group, replica) < excess * 2.0**64
+
+    def _load(self, replica: str) -> int:
+        return self.loads.get(replica, 0)
 
 
 def homes(
@@ -49,25 +92,26 @@ def homes(
     Args:
         replicas: those that can serve; at least one.
         num_seqs: requests in a replica's batch.
-        reports: they tell which replica holds an agent's adapter now, which keeps the agent if the loads allow; and how
-            the recent tokens of a job divide among its agents.
+        reports: they tell which replicas hold an agent's adapter now, which keep the agent if the loads allow; how the
+            recent tokens of a job divide among its agents; and the load of each replica.
     """
-    reports = list(reports)
-    loads = {one.policy_key: one.document.spec.open_episodes for one in agents}
-    needs = {key: min(len(replicas), math.ceil(load / num_seqs)) for key, load in loads.items()}
+    reports = sorted(reports, key=lambda report: report.replica)
+    episodes = {one.policy_key: one.document.spec.open_episodes for one in agents}
+    costs = _costs(agents, episodes, reports)
     held = _held(reports)
-    names = {one.policy_key: one.adapter(0).engine_name.partition("@")[0] for one in agents}
-    costs = _costs(agents, loads, reports)
-    single = {
-        key: AgentLoad(costs[key], _holder(key, held.get(names[key], ()), replicas))
-        for key, need in needs.items()
-        if need == 1
-    }
-    by_agent: dict[str, tuple[str, ...]] = {key: (name,) for key, name in place(single, replicas).items()}
-    for key, need in needs.items():
-        if need > 1:
-            by_agent[key] = _ranked(key, replicas)[:need]
-    return Homes(by_agent, _ranked("", replicas))
+    parts: dict[str, AgentLoad] = {}
+    for one in agents:
+        key = one.policy_key
+        num = max(1, min(len(replicas), math.ceil(episodes[key] / num_seqs)))
+        holders = _newest_first(key, held.get(_stem(one.adapter(0).engine_name), {}), replicas)
+        for number in range(num):
+            holder = holders[number] if number < len(holders) else ""
+            parts[f"{key}/{number}"] = AgentLoad(costs[key] / num, holder, whole=key)
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for part, replica in place(parts, replicas).items():
+        found[part.partition("/")[0]].append(replica)
+    loads = {report.replica: report.num_running + report.num_waiting for report in reports}
+    return Homes({key: _ranked(key, names) for key, names in found.items()}, _ranked("", replicas), loads)
 
 
 def _costs(agents: Iterable[JobAgent], loads: Mapping[str, int], reports: Iterable[ReplicaReport]) -> dict[str, float]:
@@ -91,17 +135,28 @@ def _ranked(key: str, replicas: Collection[str]) -> tuple[str, ...]:
     return tuple(sorted(replicas, key=lambda replica: (-rank(key, replica), replica)))
 
 
-def _held(reports: Iterable[ReplicaReport]) -> dict[str, set[str]]:
-    """Return the replicas that hold a version of an agent, by the agent's part of the engine names."""
-    found: dict[str, set[str]] = {}
+def _held(reports: Iterable[ReplicaReport]) -> dict[str, dict[str, int]]:
+    """Return the newest version that each replica holds of an agent, by the agent's part of the engine names."""
+    found: dict[str, dict[str, int]] = {}
     for report in reports:
         for name in report.verified:
-            found.setdefault(name.partition("@")[0], set()).add(report.replica)
+            newest = found.setdefault(_stem(name), {})
+            newest[report.replica] = max(newest.get(report.replica, -1), _version(name))
     return found
 
 
-def _holder(key: str, held: Collection[str], replicas: Collection[str]) -> str:
-    return next((name for name in _ranked(key, replicas) if name in held), "")
+def _newest_first(key: str, held: Mapping[str, int], replicas: Collection[str]) -> list[str]:
+    """Return the replicas that hold an agent. One that the agent has left may keep an older version for long."""
+    return sorted((name for name in _ranked(key, replicas) if name in held), key=lambda name: -held[name])
+
+
+def _stem(engine_name: str) -> str:
+    return engine_name.partition("@")[0]
+
+
+def _version(engine_name: str) -> int:
+    text = engine_name.partition("@v")[2]
+    return int(text) if text.isdigit() else 0
 
 
 def _number(group: str) -> int:
@@ -111,3 +166,8 @@ def _number(group: str) -> int:
         return int(match[1]) if match else 0
     except ValueError:
         return 0
+
+
+def _spread(number: int) -> float:
+    """Return a position in [0, 1). Those of consecutive numbers are far from one another (van der Corput's sequence)."""
+    return int(f"{number % (1 << _BITS):0{_BITS}b}"[::-1], 2) / (1 << _BITS)

@@ -125,7 +125,7 @@ class Reception:
 
     def _owner(self, message: GenerateRequest) -> str:
         subject = subjects.generation(message.namespace, message.job, message.agent)
-        return self.homes().owner(self._keys.get(subject, ""), message.group)
+        return self.homes().owner(self._keys.get(subject, ""), message.group, message.last_replica)
 
     async def _broadcast(self, message: CancelRequest | KeepRequest) -> None:
         """Forward to all replicas, since an earlier owner of the episode may still run its requests."""

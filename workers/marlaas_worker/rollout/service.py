@@ -252,6 +252,7 @@ class _Rollout:
             verified=self._versions.proven.names,
             kv_tokens=limits.kv_tokens,
             num_running=meter.num_running,
+            num_waiting=self._engine.limiter.num_waiting + self._versions.proven.waits.num_requests,
             job_tokens=dict(meter.job_tokens),
             job_engine_s=dict(meter.job_engine_s),
             agent_tokens=meter.agents.at(now),

@@ -50,6 +50,11 @@ class Waits:
     def __iter__(self) -> Iterator[Wait]:
         return iter([waiting.wait for waiting in self._waiting.values()])
 
+    @property
+    def num_requests(self) -> int:
+        """Requests that wait for a version."""
+        return sum(waiting.num for waiting in self._waiting.values())
+
     def adapter(self, name: str) -> AdapterRef:
         """Return the version of a wait."""
         return self._waiting[name].adapter

@@ -1,13 +1,13 @@
 """Client for turns: requests a turn from the rollout role and retries until it succeeds or its time is over.
 
 Retries are idempotent by the request id: a replica that has generated the turn answers with the recorded
-result. `TurnClock` defines which time counts.
+result. `turn_clock` defines which time counts.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -17,6 +17,7 @@ from marlaas_api.bus import Bus, BusUnavailable, Request
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.messages import BusMessage, CancelRequest, GenerateReply, GenerateRequest, KeepRequest, ReplyPhase
 from marlaas_api.wire import BadMessage, decode_as, encode
+from marlaas_worker.sandbox.turn_clock import TurnClock
 
 LEASE_S = 60.0
 """A replica drops a request when its sandbox is silent for this long. A sandbox renews three times as often."""
@@ -63,76 +64,9 @@ class TurnTimeouts:
 
 
 TURN_TIMEOUTS = TurnTimeouts()
+MAX_GROUPS = 4096
+"""Groups whose last replica is remembered."""
 _EPISODE = {"namespace", "job", "uid", "agent", "episode"}
-
-
-@dataclass(slots=True)
-class TurnClock:
-    """Seconds of one turn, by category. The caller passes the time.
-
-    Only time in which the engine generates, or in which the turn fails and is retried, counts against
-    `turnTimeoutSeconds`. All other time is waiting (for a place in the engine, an adapter's slot, a replica that
-    restarts) and has its own limit.
-
-    A generation that was cut off because its engine or replica stopped is not counted: the next one has the
-    whole timeout again.
-
-    Attributes:
-        wait_s: limit of the waiting time.
-        at: time up to which seconds are counted.
-        running_s: seconds of the generation in progress; None if there is none.
-        failed_s: seconds of failed generations, and from a failure to the next heartbeat.
-    """
-
-    timeout_s: float
-    wait_s: float
-    at: float
-    waited_s: float = 0.0
-    failed_s: float = 0.0
-    running_s: float | None = None
-    _fails: bool = False
-
-    @property
-    def counts(self) -> bool:
-        """Whether time currently counts against the turn's timeout."""
-        return self._fails or self.running_s is not None
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until the turn's timeout or the limit of waiting, whichever the current time counts against."""
-        if self.counts:
-            return self.timeout_s - self.failed_s - (self.running_s or 0.0)
-        return self.wait_s - self.waited_s
-
-    def advance(self, now: float) -> None:
-        """Count the time up to `now`."""
-        elapsed, self.at = now - self.at, now
-        if self.running_s is not None:
-            self.running_s += elapsed
-        elif self._fails:
-            self.failed_s += elapsed
-        else:
-            self.waited_s += elapsed
-
-    def beat(self, running_s: float | None, now: float) -> None:
-        """Record a heartbeat. running_s: how long the engine has generated; None: the turn waits."""
-        self.advance(now)
-        self.running_s, self._fails = running_s, False
-
-    def failed(self, waits: bool, now: float) -> None:
-        """Record a failure, after which the turn is retried.
-
-        waits: it failed for lack of a place, which counts as waiting.
-        """
-        self.advance(now)
-        if not waits:
-            self.failed_s += self.running_s or 0.0
-        self.running_s, self._fails = None, not waits
-
-    def silent(self, now: float) -> None:
-        """Record that the replica has gone silent: the turn waits until a replica replies."""
-        self.advance(now)
-        self.running_s, self._fails = None, False
 
 
 class TurnClient:
@@ -143,6 +77,7 @@ class TurnClient:
         self._timeouts = timeouts
         self._inbox = bus.new_inbox()
         self._waiting: dict[str, _Waiting] = {}
+        self._last_replicas: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._exits = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -164,6 +99,7 @@ class TurnClient:
             TurnWaited: no place for the turn within `TurnTimeouts.wait_s`.
             TurnTooLong: the request is larger than the bus's limit.
         """
+        request = request.model_copy(update={"last_replica": self._last_replicas.get(_group_of(request), "")})
         size = len(encode(request))
         if size > self._bus.max_payload_bytes:
             raise TurnTooLong(f"a turn of {size} bytes; a message has at most {self._bus.max_payload_bytes}")
@@ -225,7 +161,16 @@ class TurnClient:
             return
         waiting = self._waiting.get(reply.request)
         if waiting is not None:
+            self._note_replica(waiting.request, reply)
             waiting.receive(reply)
+
+    def _note_replica(self, request: GenerateRequest, reply: GenerateReply) -> None:
+        """Note where the group's conversations are cached, so that its next turns go there."""
+        group = _group_of(request)
+        self._last_replicas[group] = reply.replica
+        self._last_replicas.move_to_end(group)
+        if len(self._last_replicas) > MAX_GROUPS:
+            self._last_replicas.popitem(last=False)
 
 
 class _Waiting:
@@ -294,6 +239,10 @@ class _Waiting:
             text = f"no turn of agent {agent!r} within {clock.timeout_s:g} s, waits not counted (turnTimeoutSeconds)"
             return TurnOverran(f"{text}; last: {self._last_reply}")
         return TurnWaited(f"a turn of agent {agent!r} waited {clock.waited_s:g} s; last: {self._last_reply}")
+
+
+def _group_of(request: GenerateRequest) -> tuple[str, str]:
+    return request.agent, request.group
 
 
 def _now() -> float:

@@ -13,7 +13,7 @@ from marlaas_api.background import background
 from marlaas_api.blobs import BlobRef, sha256_hex
 from marlaas_api.errors import Retryable
 from marlaas_api.failpoints import failpoint
-from marlaas_api.messages import GroupReady, Manifest, StepClosed
+from marlaas_api.messages import GroupReady, StepClosed
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.rl.algorithms import ALGORITHMS
 from marlaas_worker.trainer.assignment import Assignment
@@ -32,14 +32,8 @@ from marlaas_worker.trainer.trajectories import (
     TurnMissing,
     read_group,
 )
-from marlaas_worker.trainer.versions import (
-    PastVersions,
-    contents_of,
-    known_adapters,
-    read_manifest,
-    read_version,
-    take_snapshot,
-)
+from marlaas_worker.trainer.version_cache import CachedVersion
+from marlaas_worker.trainer.versions import contents_of, known_adapters, read_manifest, take_snapshot
 from marlaas_worker.trainer.weighing import Baselines, batches_of_group, rows_of_groups, weighing
 
 T = TypeVar("T")
@@ -71,7 +65,6 @@ class AgentTrainer:
         self._weighing = weighing(self._spec)
         self._baselines = Baselines(self._spec.training.baseline)
         self._kl = self._spec.training.kl
-        self._past, self._reference_version = PastVersions(dependencies.context.blobs), -1
         self._held: list[list[Trajectory]] = []
         self._pending: list[Row] = []
         self._num_filtered = 0
@@ -94,57 +87,56 @@ class AgentTrainer:
             Permanent: the training data, or the version to continue from, is invalid.
         """
         try:
-            while not self._residence.enters(is_due=self.lease.record.manifest is None):
-                await self._changed.wait()
-                self._changed.clear()
-            await self._begin(await self._residence.make_learner())
-            if self._assignment.agent.trainable:
+            if self.lease.record.manifest is None:
+                await self._begin()
+            else:
+                await self._resume(self.lease.record.manifest)
+            if self._assignment.agent.trainable and not self.is_leaving:
                 await self._train()
         finally:
             self.over = True
             self._dependencies.compute.turns.hold(self._assignment.account, False)
+            self._dependencies.versions.drop(self._assignment.policy_key)
             await self._residence.leave()
 
-    async def _begin(self, learner: Learner) -> None:
-        """Restore the committed version, or publish version 0."""
-        ref = self.lease.record.manifest
-        if ref is None:
-            await self._compute(learner.begin)
-            await self._publish(learner, StepResult(version=0))
-            return
-        manifest = await self._restore(learner, ref)
+    async def _begin(self) -> None:
+        """Publish version 0, once there is room for the agent."""
+        while not self._residence.enters(is_due=True):
+            await self._changed.wait()
+            self._changed.clear()
+            if self.is_leaving:
+                return
+        learner = await self._residence.make_learner()
+        await self._compute(learner.begin)
+        await self._publish(learner, StepResult(version=0))
+
+    async def _resume(self, ref: BlobRef) -> None:
+        """Continue from the committed version. Like a parked agent, it enters the memory when it has work."""
         blobs, staleness = self._dependencies.context.blobs, self._spec.training.max_staleness
+        manifest = await self._patiently(lambda: read_manifest(blobs, ref))
+        self._baselines.restore(manifest.metrics)
         self._adapters = await self._patiently(lambda: known_adapters(blobs, manifest, staleness))
         await self._forget_state()
         await self._dependencies.emit(self._assignment, "AgentBound", f"continues from version {manifest.version}")
 
-    async def _restore(self, learner: Learner, ref: BlobRef) -> Manifest:
-        """Restore a version, and return its manifest."""
-        blobs = self._dependencies.context.blobs
-        manifest = await self._patiently(lambda: read_manifest(blobs, ref))
-        weights, state = await self._patiently(lambda: read_version(blobs, manifest))
-        await self._compute(lambda: learner.restore(weights, state))
-        self._baselines.restore(manifest.metrics)
-        return manifest
-
     async def _park(self, inbox: StepInbox) -> None:
         """Free the agent's memory for another one. Its state is the committed version; a step that has begun starts again."""
         self._forget_step(inbox)
-        self._reference_version = -1
         self._dependencies.parked[self._assignment.policy_key] += 1
         await self._residence.leave()
 
     async def _unpark(self) -> None:
-        learner, ref = await self._residence.make_learner(), self.lease.record.manifest
-        assert ref is not None, "an agent is parked after its first version"
-        await self._restore(learner, ref)
-        await self._move_reference(learner)
+        ref = self.lease.record.manifest
+        assert ref is not None, "an agent trains after its first version"
+        await self._residence.restore(ref)
+        await self._residence.move_reference(self.lease.record)
 
     async def _train(self) -> None:
         inbox = StepInbox(self.lease.record.step, self.lease.record.version)
         intake = Intake(self._dependencies, self._assignment, inbox, self._changed)
         await intake.replay()
-        await self._move_reference(self._residence.learner)
+        if self._residence.is_here:
+            await self._residence.move_reference(self.lease.record)
         async with background(intake.follow()):
             while not (self.is_leaving and not inbox.is_within_step):
                 self._changed.clear()
@@ -185,7 +177,7 @@ class AgentTrainer:
             await intake.settle()
             failpoint("trainer.commit.after_acks")
             await self._forget_state()
-            await self._move_reference(learner)
+            await self._residence.move_reference(self.lease.record)
         else:
             return False
         return True
@@ -240,20 +232,6 @@ class AgentTrainer:
             for member, cost in zip(group, kl, strict=True)
         ]
 
-    async def _move_reference(self, learner: Learner) -> None:
-        """Load the KL reference of the next step, if it follows the policy.
-
-        The weights come from the blob store, so that a restart finds the same reference.
-        """
-        behind, record = self._kl.reference.versions_behind, self.lease.record
-        if behind is None or self._kl.coefficient == 0 or record.manifest is None:
-            return
-        newest, version = record.manifest, max(0, record.version - behind)
-        if version != self._reference_version:
-            weights = await self._patiently(lambda: self._past.weights(newest, record.version, version))
-            await self._compute(partial(learner.refer_to, weights))
-            self._reference_version = version
-
     async def _learn(self, learner: Learner) -> None:
         """Run backward for every micro-batch that the held groups fill."""
         held, self._held = self._held, []
@@ -293,6 +271,9 @@ class AgentTrainer:
         snapshot = await self._compute(partial(take_snapshot, learner, calibration, result))
         contents = await asyncio.to_thread(contents_of, snapshot, calibration, result)
         self.lease = await self._policy.commit(self.lease, contents)
+        if self.lease.record.manifest is not None:
+            version = CachedVersion(self.lease.record.manifest, snapshot.weights, snapshot.state)
+            self._dependencies.versions.keep(self._assignment.policy_key, version)
         self._dependencies.commits[self._assignment.policy_key] += 1
         self._adapters[result.version] = await asyncio.to_thread(sha256_hex, contents.files[TENSORS_FILE])
         await self._dependencies.emit(

@@ -1,41 +1,66 @@
-"""Memory that a trainer has for its agents: adapters, gradients and optimizer moments, all in float32.
+"""Memory that a trainer has for its agents: adapters, gradients, optimizer moments and KL references, all in float32.
 
 The orchestrator admits jobs whose agents need at most `capacity.AGENTS_PER_PLACE` times this memory
 (`ReplicaReport.agent_room_bytes`); those that do not fit at a time are parked (`room`).
+
+The memory is what the device has free once the base model is loaded. On a CPU it is
+
+- under the local runner: this trainer's part of what the estimates of all workers leave (`PoolDocument.agent_room_bytes`);
+- in a container with a limit: what the limit leaves;
+- else: `UNLIMITED_PART` of the machine's available memory, since other processes of the machine need memory too.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 
+from marlaas_api.messages import PoolDocument
+from marlaas_api.numeric import TRAINED_COPIES, quantity
 from marlaas_worker.reporter import resident_bytes
 from marlaas_worker.trainer.model import BaseModel
 
-_COPIES = 4  # weights, gradient, two moments
 _NUMBER_BYTES = 4
 USABLE = 0.8
 """Part of the free memory that agents may have. The rest is for the version that is being published, and fragmentation."""
+UNLIMITED_PART = 0.5
+CACHE_PART = 0.25
+"""Part of the free host memory that versions of a trainer on an accelerator may have (`version_cache`)."""
 _LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 _NO_LIMIT = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
 class AgentMemory:
-    """room_bytes: for all agents together; 0 if unknown. bytes_per_rank: need of one agent for each unit of rank."""
+    """Memory in bytes.
+
+    room_bytes: for all agents together; 0 if unknown. bytes_per_rank: need of one agent for each unit of rank, without a KL
+    reference. host_bytes: host memory for versions of parked agents; 0 if agents are in host memory themselves.
+    """
 
     room_bytes: int = 0
     bytes_per_rank: int = 0
+    host_bytes: int = 0
 
 
-def measure(model: BaseModel, activation_bytes: int) -> AgentMemory:
+def measure(model: BaseModel, pool: PoolDocument) -> AgentMemory:
     """Measure the memory for agents, after the base model was loaded and before an agent is bound."""
+    activation_bytes = int(quantity(pool.spec.trainer.activation_bytes))
+    bytes_per_rank = TRAINED_COPIES * _NUMBER_BYTES * model.parameters_per_rank
     if model.device.type == "cuda":
-        free = torch.cuda.mem_get_info(model.device)[0]
-    else:
-        limit = memory_limit()
-        free = 0 if limit is None else limit - resident_bytes()
-    return AgentMemory(room_bytes(free, activation_bytes), _COPIES * _NUMBER_BYTES * model.parameters_per_rank)
+        room = room_bytes(torch.cuda.mem_get_info(model.device)[0], activation_bytes)
+        return AgentMemory(room, bytes_per_rank, int(CACHE_PART * max(0, _free_host_bytes())))
+    if pool.agent_room_bytes:
+        return AgentMemory(pool.agent_room_bytes, bytes_per_rank)
+    limit = memory_limit()
+    free = int(UNLIMITED_PART * psutil.virtual_memory().available) if limit is None else limit - resident_bytes()
+    return AgentMemory(room_bytes(free, activation_bytes), bytes_per_rank)
+
+
+def _free_host_bytes() -> int:
+    available, limit = psutil.virtual_memory().available, memory_limit()
+    return available if limit is None else min(available, limit - resident_bytes())
 
 
 def room_bytes(free: int, activation_bytes: int) -> int:

@@ -98,6 +98,13 @@ class Compute:
         """Return the seconds of work for one agent so far."""
         return self._busy_s_by_agent.get((account.job, account.agent), 0.0)
 
+    def busy_s_by_agent(self) -> dict[str, float]:
+        """Return the seconds of work so far, by policy key."""
+        found: dict[str, float] = {}
+        for (_, agent), spent in self._busy_s_by_agent.items():
+            found[agent] = found.get(agent, 0.0) + spent
+        return found
+
     def close(self) -> None:
         """End the thread after its current work."""
         self._thread.shutdown(wait=True)

@@ -1,20 +1,31 @@
 """An agent's place in the trainer's memory: its learner exists while it has one."""
 
 import asyncio
+from functools import partial
 
+from marlaas_api.blobs import BlobRef
+from marlaas_api.messages import PolicyRecord
+from marlaas_api.numeric import trained_bytes
 from marlaas_worker.trainer.assignment import Assignment
+from marlaas_worker.trainer.commit import patiently
 from marlaas_worker.trainer.intake import StepInbox
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.room import Pause
 from marlaas_worker.trainer.shared import TrainerDependencies
+from marlaas_worker.trainer.version_cache import CachedVersion
+from marlaas_worker.trainer.versions import PastVersions, read_manifest, read_version
 
 
 class Residence:
-    """Asks for room, makes the learner, and closes it. changed: set when the agent may enter, or has to leave."""
+    """Asks for room, makes the learner, restores it, and closes it.
+
+    changed: set when the agent may enter, or has to leave.
+    """
 
     def __init__(self, dependencies: TrainerDependencies, assignment: Assignment, changed: asyncio.Event) -> None:
         self._dependencies, self._assignment, self._changed = dependencies, assignment, changed
         self._made: list[Learner] = []
+        self._past, self._reference_version = PastVersions(dependencies.context.blobs), -1
 
     @property
     def is_here(self) -> bool:
@@ -28,9 +39,14 @@ class Residence:
 
     def enters(self, is_due: bool) -> bool:
         """Return whether there is room; if not, `changed` is set when there may be. is_due: see `room`."""
-        agent = self._assignment.agent
-        need = self._dependencies.memory.bytes_per_rank * agent.adapter.rank if agent.trainable else 0
-        return self._dependencies.room.enter(self._assignment.policy_key, need, is_due, self._changed.set)
+        return self._dependencies.room.enter(self._assignment.policy_key, self._need(), is_due, self._changed.set)
+
+    def _need(self) -> int:
+        agent, spec = self._assignment.agent, self._assignment.document.spec
+        if not agent.trainable:
+            return 0
+        bytes_per_rank = self._dependencies.memory.bytes_per_rank
+        return trained_bytes(agent.adapter.rank, spec.has_reference_adapter(agent), bytes_per_rank)
 
     def must_leave(self, inbox: StepInbox) -> bool:
         """Return whether another agent needs the place. inbox: what is left to train. Raises LogInvalid."""
@@ -43,11 +59,53 @@ class Residence:
         )
         return self._made[-1]
 
+    async def restore(self, manifest: BlobRef) -> None:
+        """Make the learner, with a version's weights and training state.
+
+        Raises:
+            StateInvalid, WeightsMismatch and other Permanent errors: the version cannot be restored.
+        """
+        learner, versions = await self.make_learner(), self._dependencies.versions
+        version = versions.find(self._assignment.policy_key, manifest)
+        if version is None:
+            version = await self._read(manifest)
+            versions.keep(self._assignment.policy_key, version)
+        await self._dependencies.compute.run(
+            lambda: learner.restore(version.weights, version.state), self._assignment.account
+        )
+
+    async def move_reference(self, record: PolicyRecord) -> None:
+        """Load the KL reference of the next step, if it follows the policy. record: the committed version.
+
+        The weights come from the blob store, so that a restart finds the same reference.
+        """
+        kl, newest = self._assignment.training.kl, record.manifest
+        behind = kl.reference.versions_behind
+        if behind is None or kl.coefficient == 0 or newest is None:
+            return
+        version = max(0, record.version - behind)
+        if version == self._reference_version:
+            return
+        read = partial(self._past.weights, newest, record.version, version)
+        weights = await patiently(read, self._assignment.policy_key, self._dependencies.timing.retry_s)
+        await self._dependencies.compute.run(partial(self.learner.refer_to, weights), self._assignment.account)
+        self._reference_version = version
+
+    async def _read(self, ref: BlobRef) -> CachedVersion:
+        """Read a version from the blob store, waiting while it is unavailable."""
+        blobs, retry_s = self._dependencies.context.blobs, self._dependencies.timing.retry_s
+
+        async def read() -> CachedVersion:
+            return CachedVersion(ref, *await read_version(blobs, await read_manifest(blobs, ref)))
+
+        return await patiently(read, self._assignment.policy_key, retry_s)
+
     async def leave(self) -> None:
         """Close the learner, also one whose making was cancelled, and free the room. May be repeated."""
         for learner in self._made:
             await self._dependencies.compute.run(learner.close, self._assignment.account)
         self._made.clear()
+        self._reference_version = -1
         self._dependencies.room.leave(self._assignment.policy_key)
 
 

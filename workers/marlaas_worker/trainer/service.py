@@ -31,9 +31,11 @@ from marlaas_worker.trainer.commit import AgentLease, LeaseLost, PolicyKey, pati
 from marlaas_worker.trainer.compute import Compute
 from marlaas_worker.trainer.faults import Faults
 from marlaas_worker.trainer.model import BaseModel
+from marlaas_worker.trainer.recent_work import RecentWork
 from marlaas_worker.trainer.room import AgentRoom
 from marlaas_worker.trainer.running import Running, bound_names, samples
 from marlaas_worker.trainer.shared import Timing, TrainerDependencies
+from marlaas_worker.trainer.version_cache import VersionCache
 from marlaas_worker.trainer.view import PolicyEntry, TrainerCaches, View
 
 log = logging.getLogger(__name__)
@@ -57,9 +59,9 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
         calibration = await compute.run(lambda: calibrate(model, pool))
         timing = timing or Timing()
         await patiently(lambda: publish(context, calibration), "calibration", timing.retry_s)
-        memory = await compute.run(lambda: agent_memory.measure(model, activation_bytes))
-        room = AgentRoom(memory.room_bytes)
-        dependencies = TrainerDependencies(context, model, compute, timing, calibration, memory, room)
+        memory = await compute.run(lambda: agent_memory.measure(model, pool))
+        room, versions = AgentRoom(memory.room_bytes), VersionCache(memory.host_bytes)
+        dependencies = TrainerDependencies(context, model, compute, timing, calibration, memory, room, versions)
         await Trainer(dependencies, pool.name).run()
     finally:
         compute.close()
@@ -85,6 +87,7 @@ class Trainer:
         self._is_current = True
         self._caches = TrainerCaches(self._context.bus, pool, self._wake.set)
         self._started = time.perf_counter()
+        self._work = RecentWork(self._started)
         self._context.metrics.ready = lambda: not self._context.stop.is_set()
         self._context.metrics.samples = self._samples
 
@@ -159,6 +162,7 @@ class Trainer:
         kept = self._recent.of(view.jobs, now)
         compute.keep_accounts(kept)
         self._dependencies.keep_counters(kept)
+        self._work.keep(kept)
 
     def _drop(self, view: View, mine: Collection[str]) -> None:
         """End the tasks of agents that are no longer wanted, whose job changed, or whose lease is lost.
@@ -241,7 +245,8 @@ class Trainer:
         return samples(self._dependencies, self._report(resident_bytes()), self._running.values())
 
     def _report(self, rss_bytes: int) -> ReplicaReport:
-        bound = bound_names(self._running.values())
+        bound, now = bound_names(self._running.values()), time.perf_counter()
+        held = [key for key, running in self._running.items() if running.training is not None]
         return ReplicaReport(
             role="trainer",
             pool=self._pool,
@@ -252,7 +257,8 @@ class Trainer:
             bytes_per_rank=self._dependencies.memory.bytes_per_rank,
             job_engine_s=self._dependencies.compute.busy_s_by_account,
             busy_s=self._dependencies.compute.busy_s,
-            wall_s=time.perf_counter() - self._started,
+            agent_work=dict(self._work.advance(self._dependencies.compute.busy_s_by_agent(), held, now)),
+            wall_s=now - self._started,
             rss_bytes=rss_bytes,
             broken=self._faults.broken,
             refused=tuple(sorted(self._faults.refused)),

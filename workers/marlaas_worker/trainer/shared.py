@@ -12,6 +12,7 @@ from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.compute import Compute
 from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.room import AgentRoom
+from marlaas_worker.trainer.version_cache import VersionCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class TrainerDependencies:
     calibration: Calibration
     memory: AgentMemory = field(default_factory=AgentMemory)
     room: AgentRoom = field(default_factory=AgentRoom)
+    versions: VersionCache = field(default_factory=VersionCache)
     commits: Counter[str] = field(default_factory=Counter)
     out_of_memory: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)

@@ -11,6 +11,7 @@ from marlaas_api.bus import Bus, Entry
 from marlaas_api.messages import JobDocument, PolicyRecord, Progress, ReplicaReport
 from marlaas_worker.placement import AgentLoad, place
 from marlaas_worker.trainer.assignment import Assignment, assignments, ended_assignments
+from marlaas_worker.trainer.recent_work import Work, recent_costs
 
 # More than two intervals of re-reads, and less than the lifetime of a live trainer's report.
 MAX_AGE_S = 8.0
@@ -29,7 +30,8 @@ class View:
     """The state on which a trainer decides.
 
     wanted, ended, known: by policy key; `ended` are the agents of jobs that have ended. live: names of this pool's trainers with a live report. refused: by trainer, the
-    policy keys of agents that it does not train at present. jobs: keys and uids of all jobs with a document.
+    policy keys of agents that it does not train at present. jobs: keys and uids of all jobs with a document. work: the recent work
+    that each trainer reports.
     """
 
     wanted: dict[str, Assignment]
@@ -38,6 +40,7 @@ class View:
     live: frozenset[str]
     refused: dict[str, frozenset[str]]
     jobs: frozenset[str]
+    work: tuple[Work, ...] = ()
 
     @property
     def holders(self) -> set[str]:
@@ -67,12 +70,12 @@ class View:
         """
         others = {name: keys for name, keys in self.refused.items() if name != trainer}
         refusing = {**others, trainer: frozenset(refused)}
+        left = [key for key in self.wanted if not self.wanted[key].is_complete(self._record(key))]
         candidates = {
             key: AgentLoad(
-                holder=self._holder(key), refused=frozenset(name for name, keys in refusing.items() if key in keys)
+                cost, self._holder(key), refused=frozenset(name for name, keys in refusing.items() if key in keys)
             )
-            for key in self.wanted
-            if not self.wanted[key].is_complete(self._record(key))
+            for key, cost in recent_costs(sorted(left), self.work).items()
         }
         placed = place(candidates, self.live | {trainer})
         return frozenset(key for key, name in placed.items() if name == trainer)
@@ -130,11 +133,11 @@ class TrainerCaches:
         readable = {key: assignment for key, assignment in wanted.items() if not self._policy.unreadable(key)}
         known = {key: PolicyEntry(entry, self._policy.get(key)) for key, entry in self._policy.entries()}
         live = frozenset(key.removeprefix(self._prefix) for key in self._trainers.present())
-        refused = {
-            key.removeprefix(self._prefix): frozenset(report.refused) for key, report, _ in self._trainers.items()
-        }
+        reports = {key.removeprefix(self._prefix): report for key, report, _ in sorted(self._trainers.items())}
+        refused = {name: frozenset(report.refused) for name, report in reports.items()}
+        work = tuple(report.agent_work for report in reports.values())
         jobs = frozenset(name for document in documents for name in (document.ref.key, document.uid))
-        return View(readable, ended, known, live, refused, jobs)
+        return View(readable, ended, known, live, refused, jobs, work)
 
     def policy(self, key: str) -> PolicyEntry | None:
         """Return an agent's policy key; None if none was ever seen."""

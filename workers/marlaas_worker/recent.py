@@ -1,0 +1,30 @@
+"""Recent amounts by key, which count less with their age. Pure; the caller passes the clock, in seconds."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class RecentSums:
+    """Sums of amounts by key: an amount counts half after `half_life_s`. Sums below `least` are forgotten."""
+
+    half_life_s: float
+    least: float
+    _sums: dict[str, float] = field(default_factory=dict)
+    _at: float = 0.0
+
+    def add(self, amounts: Mapping[str, float], now: float) -> None:
+        """Add amounts by key."""
+        self._sums = self.at(now)
+        self._at = now
+        for key, amount in amounts.items():
+            self._sums[key] = self._sums.get(key, 0.0) + amount
+
+    def keep(self, wanted: Callable[[str], bool]) -> None:
+        """Drop all keys that are not wanted."""
+        self._sums = {key: total for key, total in self._sums.items() if wanted(key)}
+
+    def at(self, now: float) -> dict[str, float]:
+        """Return the sums by key."""
+        factor = 0.5 ** ((now - self._at) / self.half_life_s)
+        return {key: total * factor for key, total in self._sums.items() if total * factor >= self.least}
