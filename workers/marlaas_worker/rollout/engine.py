@@ -19,6 +19,7 @@ import numpy.typing as npt
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.messages import StopReason
 from marlaas_worker.calibration import fingerprint
+from marlaas_worker.rollout.engine_progress import EngineCounts
 
 T = TypeVar("T")
 Began = Callable[[], None]
@@ -104,13 +105,15 @@ class Engine(Protocol):
     After the engine goes down, every method raises EngineDown until `restart`, which starts it without
     adapters.
 
-    base: `calibration.fingerprint` of its base model.
+    base: `calibration.fingerprint` of its base model. counts: of all incarnations.
     """
 
     @property
     def base(self) -> str: ...
     @property
     def limits(self) -> EngineLimits: ...
+    @property
+    def counts(self) -> EngineCounts: ...
     async def start(self) -> None:
         """Load the base model. Raises Permanent with the engine's error text (model missing, out of memory)."""
         ...
