@@ -173,6 +173,7 @@ class _Rollout:
         self._histories.forget(uids)
         self._requests.forget(uids)
         self._versions.forget(uids)
+        self._adapter_cache.forget(uids)
         self._template.forget(uids)
 
     async def _drain(self) -> None:
