@@ -10,14 +10,24 @@ from marlaas.models.architectures import ADAPTABLE
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted([*(ROOT / "examples").glob("*.yaml"), *(ROOT / "examples" / "agents").glob("*.yaml")])
+MANY = sorted((ROOT / "examples" / "many").glob("*.yaml"))
 BLOCK = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_is_right_and_needs_no_remark(path: Path) -> None:
-    manifest = load([path], runnable=True)
+@pytest.mark.parametrize("paths", [*([path] for path in EXAMPLES), MANY], ids=lambda paths: paths[0].stem)
+def test_an_example_is_right_and_needs_no_remark(paths: list[Path]) -> None:
+    manifest = load(paths, runnable=True)
     assert manifest.jobs
     assert [str(note) for note in manifest.notes] == []
+
+
+def test_the_crowd_is_32_jobs_of_four_tenants_with_weights_for_fewer_slots() -> None:
+    manifest = load(MANY, runnable=True)
+    (pool,) = manifest.pools
+    assert len(manifest.jobs) == 32 > pool.spec.adapter_slots
+    weights = {tenant.metadata.name: tenant.spec.weight for tenant in manifest.tenants}
+    assert weights == {"amber": 4, "blue": 1, "green": 2, "red": 1}
+    assert {job.metadata.namespace for job in manifest.jobs} == weights.keys()
 
 
 def test_the_quickstart_trains_two_jobs_of_two_tenants_at_once() -> None:

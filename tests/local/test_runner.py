@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.local.runs import Place, placed
+from tests.local.runs import Place, Run, placed
 
 from marlaas_api.cpu_shares import ENGINE_SHARE
 
@@ -77,18 +77,28 @@ def test_a_role_that_is_killed_is_started_again_and_nothing_is_counted_twice(pla
     assert place.steps() == [0, 1, 2]
 
 
+def shares_of(run: Run, *roles: str) -> dict[str, int]:
+    """The niceness of the roles' sessions."""
+    return {role: int(Path(f"/proc/{run.named(role).pid}/autogroup").read_text().split()[-1]) for role in roles}
+
+
 @pytest.mark.skipif(
     not Path("/proc/self/autogroup").exists(),
     reason="this kernel has no CPU shares of sessions (CONFIG_SCHED_AUTOGROUP)",
 )
-def test_engine_and_trainer_have_a_smaller_share_of_the_cpu_than_the_other_roles(place: Place) -> None:
-    place.script(pause_at=2)
+def test_engine_and_trainer_have_a_smaller_share_of_the_cpu_than_the_other_roles_but_a_starting_engine(
+    place: Place,
+) -> None:
+    place.script(starts="rollout", pause_at=2)
     run = place.start()
+    while "trainer" in (starting := str(run.until(type="status")["message"])) or "engine" not in starting:
+        pass
+    assert shares_of(run, "rollout", "trainer") == {"rollout": 0, "trainer": ENGINE_SHARE}
+    (place.folder / "started").touch()
     run.told_of(type="progress", step=2)
-    roles = ("orchestrator", "rollout", "trainer", "sandbox")
-    groups = {role: Path(f"/proc/{run.named(role).pid}/autogroup").read_text().split() for role in roles}
-    shares = {role: int(words[-1]) for role, words in groups.items()}
-    assert shares == {"orchestrator": 0, "rollout": ENGINE_SHARE, "trainer": ENGINE_SHARE, "sandbox": 0}
+    run.told_of(type="status", message="training")
+    shares = {"orchestrator": 0, "rollout": ENGINE_SHARE, "trainer": ENGINE_SHARE, "sandbox": 0}
+    assert shares_of(run, *shares) == shares
     place.go()
     assert run.end() == 0
 

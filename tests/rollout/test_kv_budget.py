@@ -134,6 +134,14 @@ def test_without_a_sequence_there_is_no_room() -> None:
     assert budget.room == math.inf, "the empty engine takes any request"
 
 
+def test_an_estimate_is_of_the_last_64_outputs_of_the_job() -> None:
+    outputs = RecentOutputs()
+    for number in (*[900] * 64, *range(1, 65)):
+        outputs.note("job", number)
+    assert outputs.expected_tokens("job", 1000) == 58
+    assert outputs.expected_tokens("another", 1000) == 1000
+
+
 def test_estimates_of_a_job_that_is_gone_are_forgotten() -> None:
     outputs = RecentOutputs()
     outputs.note("job", 3)

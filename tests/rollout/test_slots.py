@@ -99,6 +99,19 @@ def test_an_engine_refuses_a_full_house_a_name_twice_and_an_old_number():
     residents.admit(held("a", 3))
 
 
+def test_what_an_engine_remembers_of_a_past_load_is_one_bit():
+    residents = Residents(2)
+    for number in range(1, 8001):
+        residents.admit(held("a", number))
+        with residents.using(held("a", number)):
+            pass
+        residents.remove(held("a", number))
+    assert (len(residents._past), len(residents._held), len(residents._running)) == (1001, 0, 0)
+    for number in (1, 4321, 8000):
+        with pytest.raises(LoadFailed, match="used before"):
+            residents.admit(held("a", number))
+
+
 def test_an_engine_keeps_what_is_used_and_serves_only_what_it_holds():
     residents = Residents(2)
     residents.admit(held("a", 1))

@@ -8,23 +8,31 @@ import pytest
 
 from marlaas_api.messages.pool_spec import PoolSpec
 from marlaas_worker.rollout import vllm_engine
-from marlaas_worker.rollout.engine_meter import ProgressWatch
+from marlaas_worker.rollout.engine_progress import EngineCounts, ProgressWatch, Standstill
 from marlaas_worker.rollout.vllm_engine import VllmEngine
+
+SHORT_S = 1e-6
 
 
 class Incarnation:
-    """A run of vLLM that answers its health check if `answers`, and whose CPU time grows by `cpu_step_s` at each look."""
+    """A run of vLLM with two calls. At each look its CPU time has grown by `cpu_step_s` and its counters by `tokens`."""
 
-    def __init__(self, *, answers: bool, cpu_step_s: float) -> None:
+    def __init__(self, *, answers: bool, cpu_step_s: float = 0.0, tokens: int = 0, busy_bound_s: float = 600.0) -> None:
         self.down: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.llm = self
-        self.progress = ProgressWatch()
+        self.progress = ProgressWatch(busy_bound_s)
         self.kv_tokens = 64
-        self._answers, self._cpu_step_s, self._cpu_s = answers, cpu_step_s, 0.0
+        self.num_calls = 2
+        self._answers, self._cpu_step_s, self._tokens, self._num_looks = answers, cpu_step_s, tokens, 0
 
-    def cpu_s(self) -> float:
-        self._cpu_s += self._cpu_step_s
-        return self._cpu_s
+    @property
+    def counts(self) -> EngineCounts:
+        return EngineCounts(tokens=self._tokens * self._num_looks)
+
+    def standstill(self, has_work: bool) -> Standstill:
+        self._num_looks += 1
+        cpu_s, now = self._cpu_step_s * self._num_looks, asyncio.get_running_loop().time()
+        return self.progress.look(has_work, self.counts, cpu_s, now)
 
     async def list_loras(self) -> None:
         if not self._answers:
@@ -37,37 +45,53 @@ class Incarnation:
         self.down.set_result(reason)
 
 
-def engine_on(incarnation: Incarnation, small_model: Path, pool: PoolSpec, tmp_path: Path) -> VllmEngine:
-    engine = VllmEngine(small_model, pool, frozenset({1}), tmp_path, answer_bound_s=0.01)
+@pytest.fixture
+def engine(small_model: Path, pool: PoolSpec, tmp_path: Path) -> VllmEngine:
+    return VllmEngine(small_model, pool, frozenset({1}), tmp_path, answer_bound_s=0.01)
+
+
+def run(engine: VllmEngine, incarnation: Incarnation) -> None:
     engine._incarnation = incarnation  # type: ignore[assignment]
-    return engine
 
 
-async def test_an_engine_that_computes_without_an_answer_is_healthy(
-    small_model: Path, pool: PoolSpec, tmp_path: Path
-) -> None:
-    engine = engine_on(Incarnation(answers=False, cpu_step_s=0.01), small_model, pool, tmp_path)
-    assert await engine.healthy()
+async def test_an_engine_whose_counters_move_without_an_answer_is_healthy(engine: VllmEngine) -> None:
+    run(engine, Incarnation(answers=False, tokens=1, busy_bound_s=SHORT_S))
+    assert [await engine.healthy() for _ in range(3)] == [True, True, True]
     assert engine.limits.kv_tokens == 64
 
 
-async def test_an_engine_that_neither_answers_nor_computes_is_down(
-    small_model: Path, pool: PoolSpec, tmp_path: Path
+async def test_an_engine_that_computes_without_an_answer_is_healthy_within_the_bound_of_one_step(
+    engine: VllmEngine,
 ) -> None:
-    incarnation = Incarnation(answers=False, cpu_step_s=0.0)
-    assert not await engine_on(incarnation, small_model, pool, tmp_path).healthy()
+    run(engine, Incarnation(answers=False, cpu_step_s=60.0))
+    assert [await engine.healthy() for _ in range(3)] == [True, True, True]
+
+
+async def test_an_engine_that_uses_the_cpu_for_longer_than_a_step_takes_is_down(engine: VllmEngine) -> None:
+    incarnation = Incarnation(answers=False, cpu_step_s=60.0, busy_bound_s=SHORT_S)
+    run(engine, incarnation)
+    assert not await engine.healthy()
+    assert "uses the CPU, but has made no progress" in incarnation.down.result()
+
+
+async def test_an_engine_that_neither_answers_nor_computes_is_down_even_if_nothing_waits_for_it(
+    engine: VllmEngine,
+) -> None:
+    incarnation = Incarnation(answers=False)
+    incarnation.num_calls = 0
+    run(engine, incarnation)
+    assert not await engine.healthy()
     assert "neither answered nor computed" in incarnation.down.result()
 
 
-async def test_an_engine_that_answers_but_makes_no_progress_is_down(
-    small_model: Path, pool: PoolSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_an_engine_that_answers_and_computes_but_makes_no_progress_is_down(
+    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm_engine, "STALL_S", 0.0001)
-    incarnation = Incarnation(answers=True, cpu_step_s=0.0)
-    engine = engine_on(incarnation, small_model, pool, tmp_path)
-    assert await engine.healthy()
-    assert await engine.healthy(), "an idle engine"
-    engine._num_running = 2
-    await asyncio.sleep(0.001)
+    monkeypatch.setattr(vllm_engine, "STALL_S", SHORT_S)
+    incarnation = Incarnation(answers=True, cpu_step_s=60.0)
+    incarnation.num_calls = 0
+    run(engine, incarnation)
+    assert [await engine.healthy() for _ in range(2)] == [True, True], "an idle engine"
+    incarnation.num_calls = 2
     assert not await engine.healthy()
-    assert "no progress with 2 requests" in incarnation.down.result()
+    assert "no progress with 2 calls" in incarnation.down.result()

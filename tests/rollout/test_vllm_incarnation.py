@@ -1,7 +1,7 @@
 """vLLM's processes: killed, hung, refused, and orphaned. The file comes last of the room's, since it ends the session's engine."""
 
 import asyncio
-import json
+import itertools
 import os
 import signal
 import subprocess
@@ -13,106 +13,14 @@ import psutil
 import pytest
 import torch
 
-from marlaas_api.errors import Permanent, Retryable
-from marlaas_worker.adapters import choose_dtype
-from marlaas_worker.device_errors import OutOfMemory
-from marlaas_worker.rollout import vllm_extension
-from marlaas_worker.rollout.engine import EngineDown, LoadedAdapter, LoadFailed, Sampling, read_base_model
-from marlaas_worker.rollout.vllm_engine import refusal
-from marlaas_worker.rollout.vllm_settings import (
-    adaptable_layers,
-    choose_threads,
-    engine_arguments,
-    last_words,
-    vllm_settings,
-    write_log_config,
-)
+from marlaas_api.errors import Permanent
+from marlaas_worker.rollout import supervised_engine, vllm_engine, vllm_extension
+from marlaas_worker.rollout.engine import EngineDown, Sampling
+from marlaas_worker.rollout.supervised_engine import SupervisedEngine
+from marlaas_worker.rollout.vllm_settings import environment
 
 PROMPT = np.array([5, 9, 23, 40], dtype=np.int32)
 LONG = Sampling(1.0, 120, 0)
-
-
-def test_the_last_words_are_the_first_error_not_what_followed_from_it(tmp_path):
-    log = tmp_path / "vllm.log"
-    log.write_text(
-        "@@INFO 10:00 7 vllm.x: starting\n"
-        "@@ERROR 10:01 9 vllm.worker: WorkerProc failed to start.\nTraceback (most recent call last):\n"
-        '  File "x.py", line 1, in init\n    raise ValueError(msg)\n'
-        "ValueError: Available memory on node 0 (1.0/2.0 GiB) is less than requested\n"
-        "@@ERROR 10:02 7 vllm.core: EngineCore failed to start.\nTraceback (most recent call last):\n"
-        "Exception: WorkerProc initialization failed due to an exception in a background process.\n"
-    )
-    assert last_words(log) == "ValueError: Available memory on node 0 (1.0/2.0 GiB) is less than requested"
-
-
-def test_an_error_that_the_engine_survived_is_not_what_it_died_of(tmp_path):
-    log = tmp_path / "vllm.log"
-    log.write_text("@@ERROR 10:00 7 vllm.core: Invocation of add_lora method failed\nValueError: rank 64\n")
-    survived = log.stat().st_size
-    with log.open("a") as more:
-        more.write("@@ERROR 10:09 9 vllm.worker: WorkerProc failed.\nRuntimeError: out of blocks\n")
-    assert last_words(log, survived) == "RuntimeError: out of blocks"
-
-
-def test_a_log_without_errors_has_no_last_words(tmp_path):
-    (tmp_path / "vllm.log").write_text("@@INFO 10:00 7 vllm.x: all is well\n")
-    assert last_words(tmp_path / "vllm.log") == last_words(tmp_path / "none.log") == ""
-
-
-@pytest.mark.parametrize(
-    ("words", "meaning"),
-    [
-        ("Call to add_lora method failed: rank 64 is greater than max_lora_rank 16", LoadFailed),
-        ("Call to add_lora method failed: CUDA error: an illegal memory access was encountered", EngineDown),
-        ("Call to collective_rpc method failed: CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling", EngineDown),
-        ("Call to add_lora method failed: CUDA out of memory. Tried to allocate 32.00 MiB", OutOfMemory),
-    ],
-)
-def test_a_version_is_refused_for_what_it_is_and_never_for_an_error_of_the_device(tmp_path, words, meaning):
-    found = refusal(LoadedAdapter("policy@v1", 1, tmp_path), Exception(words))
-    assert type(found) is meaning
-    assert isinstance(found, Retryable) == (meaning is not LoadFailed)  # what is not, is never loaded again
-
-
-def test_the_log_of_the_life_before_is_kept(small_model, pool, tmp_path):
-    settings = vllm_settings(read_base_model(small_model), pool, tmp_path)
-    write_log_config(settings)
-    settings.log.write_text("died of this")
-    config = json.loads(write_log_config(settings).read_text())
-    assert settings.log.read_text() == ""
-    assert (tmp_path / "vllm.before.log").read_text() == "died of this"
-    assert config["handlers"]["file"]["filename"] == str(settings.log)
-
-
-def test_settings_keep_a_spare_slot_and_the_models_own_window(small_model, pool, tmp_path):
-    wide = pool.model_copy(update={"rollout": pool.rollout.model_copy(update={"max_model_len": 4096})})
-    settings = vllm_settings(read_base_model(small_model), wide, tmp_path)
-    arguments = engine_arguments(settings, tmp_path / "log.json")
-    assert settings.limits.max_model_len == arguments["max_model_len"] == 256
-    assert (settings.limits.slots, arguments["max_loras"], arguments["max_cpu_loras"]) == (6, 7, 14)
-
-
-def test_adapters_may_have_every_linear_layer_but_head_and_embedding(small_model):
-    layers = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-    assert adaptable_layers(small_model) == layers
-
-
-def test_dtype_and_threads_are_chosen_by_the_machine_unless_the_pool_says():
-    assert choose_dtype("auto", gpu=True) == "bfloat16"
-    assert choose_dtype("auto", gpu=False) == "float32"
-    assert choose_dtype("bfloat16", gpu=False) == "bfloat16"
-    assert choose_threads(3, 8) == 3
-
-
-def test_a_folder_without_a_model_and_tensor_parallelism_are_refused_with_what_to_do(pool, small_model, tmp_path):
-    with pytest.raises(Permanent, match=r"no base model in .*marlaas models list"):
-        read_base_model(tmp_path)
-    (tmp_path / "config.json").write_bytes((small_model / "config.json").read_bytes())
-    (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs")
-    with pytest.raises(Permanent, match="not safetensors files"):
-        read_base_model(tmp_path)
-    with pytest.raises(Permanent, match="tensorParallelSize"):
-        vllm_settings(read_base_model(small_model), pool.model_copy(update={"tensor_parallel_size": 2}), tmp_path)
 
 
 def compiled_here() -> list[Path]:
@@ -158,16 +66,32 @@ def test_the_watch_is_for_vllms_processes_only(monkeypatch):
     assert vllm_extension._open_core() is None
 
 
+def executor_of(vllm):
+    return vllm._incarnation.llm.vllm_config.parallel_config.distributed_executor_backend
+
+
+def lacks(process: psutil.Process, variables: dict[str, str]) -> list[str]:
+    """Which variables a process was started without, of those that are not this process's anyway."""
+    found = Path(f"/proc/{process.pid}/environ").read_bytes().decode().split("\0")
+    return [
+        f"{name}={value}" for name, value in variables.items() - os.environ.items() if f"{name}={value}" not in found
+    ]
+
+
 @pytest.mark.engine
 @pytest.mark.asyncio(loop_scope="session")
-async def test_a_killed_engine_fails_what_was_pending_and_serves_again_after_a_restart(vllm, publish, slot_ids):
-    published = publish(1)
-    adapter = published.in_slot(slot_ids())
-    await vllm.load(adapter)
+async def test_a_killed_engine_fails_what_was_pending_and_serves_again_as_before_after_a_restart(
+    vllm, publish, slot_ids
+):
+    published = [publish(1), publish(3)]
+    adapters = [one.in_slot(slot_ids()) for one in published]
+    for adapter in adapters:
+        await vllm.load(adapter)
+    digests, executor, counts = [await vllm.digest(adapter) for adapter in adapters], executor_of(vllm), vllm.counts
     before = vllm.processes
     for worker in before[1:]:
         worker.send_signal(signal.SIGSTOP)
-    pending = [asyncio.create_task(vllm.generate(f"k{n}", adapter, PROMPT, LONG)) for n in range(3)]
+    pending = [asyncio.create_task(vllm.generate(f"k{n}", adapters[0], PROMPT, LONG)) for n in range(3)]
     pending.append(asyncio.create_task(vllm.load(publish(2).in_slot(slot_ids()))))
     await asyncio.sleep(0)
     before[0].kill()
@@ -175,15 +99,82 @@ async def test_a_killed_engine_fails_what_was_pending_and_serves_again_after_a_r
     assert all(isinstance(outcome, EngineDown) for outcome in outcomes)
     assert not await vllm.healthy()
     with pytest.raises(EngineDown, match="core process ended"):
-        await vllm.generate("after", adapter, PROMPT, LONG)
+        await vllm.generate("after", adapters[0], PROMPT, LONG)
     await vllm.restart()
     _, left = psutil.wait_procs(before, timeout=0)
     assert left == []
+    assert (len(vllm.processes), executor_of(vllm)) == (len(before), executor)
+    assert torch.cuda.is_available() or (len(before), executor) == (1, "uni")
+    assert lacks(vllm.processes[0], environment(vllm._settings, forks=False)) == []
+    again = [one.in_slot(slot_ids()) for one in published]
+    for adapter in again:
+        await vllm.load(adapter)
+    assert [await vllm.digest(adapter) for adapter in again] == digests
+    assert digests[0] == published[0].manifest.tensor_digests["float32"] != digests[1]
+    assert (await vllm.generate("again", again[0], PROMPT, LONG)).output_ids
+    assert vllm.counts.steps > counts.steps, "the totals go on"
+    for adapter in again:
+        await vllm.unload(adapter)
+
+
+@pytest.mark.engine
+@pytest.mark.asyncio(loop_scope="session")
+async def test_an_engine_that_makes_progress_without_an_answer_is_healthy_and_counts_its_work(
+    vllm, publish, slot_ids, monkeypatch
+):
+    adapter = publish(1).in_slot(slot_ids())
+    await vllm.load(adapter)
+
+    async def keep_busy(name: str) -> None:
+        for number in itertools.count():
+            await vllm.generate(f"{name}-{number}", adapter, PROMPT, LONG)
+
+    before = vllm.counts
+    busy = [asyncio.create_task(keep_busy(f"busy-{number}")) for number in range(40)]
+    with monkeypatch.context() as patch:
+        patch.setattr(vllm._incarnation.llm, "list_loras", asyncio.Event().wait)
+        patch.setattr(vllm, "_answer_bound_s", 0.5)
+        assert [await vllm.healthy() for _ in range(3)] == [True, True, True]
+    after = vllm.counts
+    steps = after.steps - before.steps
+    assert 0 < steps < after.tokens - before.tokens
+    assert torch.cuda.is_available() or after.layers - before.layers > steps, "a step moves the counters many times"
+    assert (after.requests - before.requests >= 40, after.preemptions) == (True, 0)
+    assert after.queued_steps - before.queued_steps > 0, "32 sequences fit"
+    for task in busy:
+        task.cancel()
+    await asyncio.wait(busy)
+    assert await vllm.healthy()
+    await vllm.unload(adapter)
+
+
+@pytest.mark.engine
+@pytest.mark.asyncio(loop_scope="session")
+async def test_an_engine_that_answers_but_schedules_nothing_is_restarted(vllm, publish, slot_ids, monkeypatch):
+    published = publish(1)
+    adapter = published.in_slot(slot_ids())
+    monkeypatch.setattr(vllm_engine, "STALL_S", 1.0)
+    monkeypatch.setattr(supervised_engine, "HEALTH_CHECK_S", 0.001)  # All the time, so that the core computes: answers.
+    restarted, reasons = asyncio.Event(), []
+
+    async def passes(engine) -> None:
+        assert await engine.healthy()
+
+    engine = SupervisedEngine(vllm, passes, reasons.append, restarted.set)
+    await engine.start()
+    await engine.load(adapter)
+    await vllm._incarnation.llm.pause_generation(mode="keep", clear_cache=False)
+    stuck = asyncio.create_task(engine.generate("stuck", adapter, PROMPT, LONG))
+    supervising = asyncio.create_task(engine.supervise())
+    with pytest.raises(EngineDown, match="answers, but has made no progress"):
+        await stuck
+    await restarted.wait()
+    supervising.cancel()
+    assert (len(reasons), engine.restarts) == (1, 1)
     again = published.in_slot(slot_ids())
-    await vllm.load(again)
-    assert await vllm.digest(again) == published.manifest.tensor_digests["float32"]
-    assert (await vllm.generate("again", again, PROMPT, LONG)).output_ids
-    await vllm.unload(again)
+    await engine.load(again)
+    assert (await engine.generate("again", again, PROMPT, LONG)).output_ids
+    await engine.unload(again)
 
 
 @pytest.mark.engine

@@ -11,6 +11,7 @@ from tests.harness import kill_at
 from marlaas_api import failpoints, subjects
 from marlaas_api.messages import FaultClass, TaskMessage
 from marlaas_api.wire import decode_as
+from marlaas_worker.sandbox import places
 from marlaas_worker.sandbox.seclusion import clean_variables, given_variables
 from marlaas_worker.sandbox.service import MAX_DELIVERIES
 
@@ -143,6 +144,45 @@ async def test_tasks_are_left_to_sandboxes_that_have_a_place(harness):
         assert [decode_as(TaskMessage, delivery.stored.data).index for delivery in left] == [1, 2]
         harness.rollout.answer = lambda request: [harness.rollout.result(request, "1")]
         await harness.episodes(2)
+
+
+def num_asking(harness) -> int:
+    return len({request.episode for request in harness.rollout.requests})
+
+
+async def test_at_first_few_episodes_run_at_once_and_after_the_first_end_all(harness, monkeypatch):
+    monkeypatch.setattr(places, "FIRST_EPISODES", 2)
+    monkeypatch.setattr(places, "FIRST_S", 3600.0)
+    harness.rollout.answer = lambda request: []
+    document = harness.document("rogues:asks", concurrency=6)
+    async with harness.open(document):
+        for index in range(4):
+            await harness.put_task(harness.task(document, index, group_size=2))
+        await harness.rollout.until(lambda: num_asking(harness) == 2)
+        (left,) = await (await harness.open_tasks()).fetch(1, 0.2)
+        assert decode_as(TaskMessage, left.stored.data).index == 1
+        await left.nak()
+        first = harness.rollout.requests[0].episode
+
+        def answer(request):
+            return [harness.rollout.result(request, "1")] if request.episode == first else []
+
+        harness.rollout.answer = answer
+        await harness.rollout.until(lambda: num_asking(harness) == 7)
+        harness.rollout.answer = lambda request: [harness.rollout.result(request, "1")]
+        await harness.episodes(8)
+
+
+async def test_if_the_first_episodes_take_long_the_others_begin_without_an_end(harness, monkeypatch):
+    monkeypatch.setattr(places, "FIRST_EPISODES", 1)
+    monkeypatch.setattr(places, "FIRST_S", 0.01)
+    harness.rollout.answer = lambda request: []
+    document = harness.document("rogues:asks", concurrency=4)
+    async with harness.open(document):
+        await harness.put_task(harness.task(document, group_size=4))
+        await harness.rollout.until(lambda: num_asking(harness) == 4)
+        harness.rollout.answer = lambda request: [harness.rollout.result(request, "1")]
+        await harness.episodes(4)
 
 
 async def test_tasks_of_a_past_job_of_the_same_name_are_forgotten(harness):

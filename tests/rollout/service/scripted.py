@@ -31,9 +31,11 @@ from marlaas_worker.rollout.engine import (
     Sampling,
     unheard,
 )
+from marlaas_worker.rollout.engine_progress import EngineCounts
 
 END = 1
 POOL = "pool"
+COUNTS = EngineCounts(steps=9, requests=2000, preemptions=2, queued_steps=3, queued=1)
 LIMITS = EngineLimits(slots=4, max_rank=8, max_model_len=1000, max_num_seqs=16, dtype="float32")
 
 
@@ -91,6 +93,7 @@ class ScriptedEngine:
     calls: list[Call] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
     unloads: list[str] = field(default_factory=list)
+    counts: EngineCounts = COUNTS
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
     called: asyncio.Event = field(default_factory=asyncio.Event)
     starts: int = 0

@@ -10,7 +10,7 @@ import pytest
 from marlaas_api.messages import ReplyPhase
 from marlaas_worker.rollout import supervised_engine
 from marlaas_worker.rollout.engine import EngineDown
-from marlaas_worker.rollout.engine_meter import MIN_CPU_SHARE, Account, ProgressWatch
+from marlaas_worker.rollout.engine_meter import Account
 from marlaas_worker.rollout.supervised_engine import RequestLimiter
 
 
@@ -105,13 +105,3 @@ async def test_a_lone_request_that_is_cancelled_lets_the_others_in() -> None:
         await asyncio.wait({lone})
         async with limiter.place(account, "second", 1.0):
             pass
-
-
-def test_an_engine_that_computes_or_ends_requests_makes_progress() -> None:
-    watch = ProgressWatch()
-    assert watch.stalled_s(1, 0, 0.0, 100.0) == 0
-    assert watch.stalled_s(1, 0, MIN_CPU_SHARE * 50, 150.0) == 0, "it computed"
-    assert watch.stalled_s(1, 1, MIN_CPU_SHARE * 50, 200.0) == 0, "a request began"
-    assert watch.stalled_s(1, 1, MIN_CPU_SHARE * 50 + 0.1, 260.0) == 60.0
-    assert watch.stalled_s(0, 1, MIN_CPU_SHARE * 50 + 0.1, 300.0) == 0, "nothing runs"
-    assert watch.stalled_s(1, 1, MIN_CPU_SHARE * 50 + 0.1, 310.0) == 10.0

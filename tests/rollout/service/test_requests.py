@@ -73,6 +73,22 @@ async def test_a_job_with_too_much_text_under_way_may_ask_again_and_others_notic
     assert (await harness.ask(job.request(index=1))).phase is ReplyPhase.RESULT
 
 
+async def test_a_job_with_too_many_requests_under_way_may_ask_again_however_short_they_are(
+    harness, shut_engine, monkeypatch
+):
+    monkeypatch.setattr(requests, "MAX_CHARACTERS", 2 * requests._REQUEST_CHARACTERS)
+    _, job = await harness.serving(shut_engine)
+    async with harness.asking(job.request()) as first, harness.asking(job.request(index=1)) as second:
+        await first.until(ReplyPhase.ACCEPTED)
+        await second.until(ReplyPhase.ACCEPTED)
+        refused = await harness.ask(job.request(index=2))
+        assert (refused.phase, refused.retryable, refused.waits) == (ReplyPhase.FAILED, True, True)
+        assert "too many requests" in refused.error
+        shut_engine.open.set()
+        assert (await first.end()).phase is (await second.end()).phase is ReplyPhase.RESULT
+    assert (await harness.ask(job.request(index=2))).phase is ReplyPhase.RESULT
+
+
 async def test_a_turn_that_is_asked_for_from_everywhere_is_answered_where_it_was_asked_for_last(
     harness, shut_engine, monkeypatch
 ):

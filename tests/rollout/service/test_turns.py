@@ -37,6 +37,16 @@ async def test_a_replica_says_that_it_is_ready_and_what_it_generated_for_whom(ha
     page = exposition(families(metrics.all_samples())).splitlines()
     assert 'marlaas_rollout_tokens_total{job="job",namespace="team"} 4.0' in page
     assert "marlaas_rollout_versions 1.0" in page
+    prefix = "marlaas_rollout_engine_"
+    engine = dict(line.removeprefix(prefix).split() for line in page if line.startswith(prefix))
+    assert engine == {
+        "restarts_total": "0.0",
+        "requests_total": "2000.0",
+        "preemptions_total": "2.0",
+        "steps_total": "9.0",
+        "queued_steps_total": "3.0",
+        "queue": "1.0",
+    }
     replica.context.stop.set()
     await replica.task
     assert not metrics.ready()

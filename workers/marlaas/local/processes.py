@@ -118,7 +118,7 @@ class Launcher:
                 yield replace(self, parent=parent)
 
     async def start(self, spec: ProcessSpec) -> RoleProcess:
-        """Start a role in its own session, writing to its log; engines and trainers with a smaller CPU share. Raises InvalidInput if the folder cannot be written."""
+        """Start a role in its own session, writing to its log; trainers with a smaller CPU share. Raises InvalidInput if the folder cannot be written."""
         path = self.log(spec)
         with translated(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -147,9 +147,14 @@ class Launcher:
             env=self._environment(in_sandbox=bool(spec.job)),
             start_new_session=True,
         )
-        if spec.role in ("rollout", "trainer"):
+        if spec.role == "trainer":
             set_share(process.pid, ENGINE_SHARE)
         return process
+
+    def note_ready(self, spec: ProcessSpec, process: RoleProcess) -> None:
+        """Give an engine a smaller CPU share. While it starts, everything waits for it, and not for the trainer, which starts sooner."""
+        if spec.role == "rollout":
+            set_share(process.pid, ENGINE_SHARE)
 
     def user(self, spec: ProcessSpec) -> BusUser:
         """Return the bus user of the role."""

@@ -118,9 +118,11 @@ class Supervisor:
             kill(process)
 
     def _note_ready(self, managed: _ManagedProcess, reports: Sequence[ReplicaReport]) -> None:
-        starting = managed.process is not None and managed.ready_at is None
-        if starting and is_ready(managed.spec, managed.started_at, reports, self._now()):
+        if managed.process is None or managed.ready_at is not None:
+            return
+        if is_ready(managed.spec, managed.started_at, reports, self._now()):
             managed.ready_at = self._now()
+            self._launcher.note_ready(managed.spec, managed.process)
 
     async def _watch(self, managed: _ManagedProcess, process: RoleProcess) -> None:
         exit_code = await self._launcher.sweep(process)

@@ -6,7 +6,7 @@ manifest of another version than expected (a stale or foreign pointer) is refuse
 
 import asyncio
 import shutil
-from collections import OrderedDict
+from collections.abc import Collection
 from pathlib import Path
 
 from marlaas_api import wire
@@ -14,9 +14,13 @@ from marlaas_api.blobs import BlobCorrupt, BlobRef, Blobs
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.messages import Manifest
 from marlaas_api.names import AdapterRef
+from marlaas_worker.rollout.bounded_cache import BoundedCache
 from marlaas_worker.rollout.policies import Policies
 
-_MANIFESTS_KEPT = 512
+MANIFESTS_BYTES = 16 << 20
+"""About 500 manifests with 16 probes of 64 tokens. A manifest that is not in memory is read again."""
+_MANIFEST_BYTES, _MANIFEST_FACTOR = 4096, 2.5
+"""Memory of a manifest: a part that depends on nothing, and a multiple of its length on the wire. Both measured."""
 
 
 class NotPublished(Retryable):
@@ -34,7 +38,7 @@ class AdapterCache:
         self._policies = policies
         self._blobs = blobs
         self._folder = folder
-        self._manifests: OrderedDict[str, Manifest] = OrderedDict()
+        self._manifests: BoundedCache[Manifest] = BoundedCache(MANIFESTS_BYTES)
 
     async def empty(self) -> None:
         """Remove the files of an earlier process."""
@@ -70,6 +74,10 @@ class AdapterCache:
         """Remove the files of a version that the engine no longer holds."""
         await asyncio.to_thread(shutil.rmtree, self.place(adapter), ignore_errors=True)
 
+    def forget(self, uids: Collection[str]) -> None:
+        """Drop the manifests of jobs that are gone."""
+        self._manifests.forget(lambda _, manifest: manifest.uid in uids)
+
     async def _parent(self, manifest: Manifest) -> Manifest:
         if manifest.parent is None:
             raise WrongManifest(f"{manifest.adapter} names no parent")
@@ -88,10 +96,9 @@ class AdapterCache:
 
     async def _load(self, ref: BlobRef) -> Manifest:
         try:
-            manifest = wire.decode_as(Manifest, await self._blobs.get(ref))
+            data = await self._blobs.get(ref)
+            manifest = wire.decode_as(Manifest, data)
         except wire.BadMessage as error:
             raise BlobCorrupt(f"{ref.name} cannot be parsed as a manifest: {error}") from error
-        self._manifests[ref.sha256] = manifest
-        if len(self._manifests) > _MANIFESTS_KEPT:
-            self._manifests.popitem(last=False)
+        self._manifests.put(ref.sha256, manifest, _MANIFEST_BYTES + int(_MANIFEST_FACTOR * len(data)))
         return manifest

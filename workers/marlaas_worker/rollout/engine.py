@@ -19,6 +19,7 @@ import numpy.typing as npt
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.messages import StopReason
 from marlaas_worker.calibration import fingerprint
+from marlaas_worker.rollout.engine_progress import EngineCounts
 
 T = TypeVar("T")
 Began = Callable[[], None]
@@ -104,13 +105,15 @@ class Engine(Protocol):
     After the engine goes down, every method raises EngineDown until `restart`, which starts it without
     adapters.
 
-    base: `calibration.fingerprint` of its base model.
+    base: `calibration.fingerprint` of its base model. counts: of all incarnations.
     """
 
     @property
     def base(self) -> str: ...
     @property
     def limits(self) -> EngineLimits: ...
+    @property
+    def counts(self) -> EngineCounts: ...
     async def start(self) -> None:
         """Load the base model. Raises Permanent with the engine's error text (model missing, out of memory)."""
         ...
@@ -180,7 +183,7 @@ class Residents:
     num_slots: int
     _held: dict[int, LoadedAdapter] = field(default_factory=dict)
     _running: dict[int, int] = field(default_factory=dict)
-    _past: set[int] = field(default_factory=set)
+    _past: bytearray = field(default_factory=bytearray)  # a bit per number: used before
 
     def admit(self, adapter: LoadedAdapter) -> None:
         """Note an adapter before its load.
@@ -191,9 +194,11 @@ class Residents:
             raise LoadFailed(f"all {self.num_slots} adapter slots are taken")
         if any(held.name == adapter.name for held in self._held.values()):
             raise LoadFailed(f"{adapter.name} is loaded already")
-        if adapter.slot_id < 1 or adapter.slot_id in self._past:
+        byte, bit = divmod(adapter.slot_id, 8)
+        if adapter.slot_id < 1 or (byte < len(self._past) and self._past[byte] >> bit & 1):
             raise LoadFailed(f"{adapter.name}: slot number {adapter.slot_id} was used before")
-        self._past.add(adapter.slot_id)
+        self._past.extend(bytes(max(0, byte + 1 - len(self._past))))
+        self._past[byte] |= 1 << bit
         self._held[adapter.slot_id] = adapter
 
     def remove(self, adapter: LoadedAdapter) -> bool:
@@ -203,6 +208,7 @@ class Residents:
         held = self._held.get(adapter.slot_id) == adapter
         if held:
             del self._held[adapter.slot_id]
+            self._running.pop(adapter.slot_id, None)
         return held
 
     def require(self, adapter: LoadedAdapter) -> None:

@@ -1,4 +1,4 @@
-"""Engine time and tokens by job and agent, and whether an engine makes progress. Pure; the caller passes the clock, in seconds."""
+"""Engine time and tokens by job and agent. Pure; the caller passes the clock, in seconds."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -65,32 +65,3 @@ class EngineMeter:
             self.busy_s += now - self._at
             self._share_s += (now - self._at) / self.num_running
         self._at = now
-
-
-STALL_S = 60.0
-MIN_CPU_SHARE = 0.05
-"""Share of one core. An engine that computes uses more of its core process; one that waits for nothing uses less."""
-
-
-@dataclass(slots=True)
-class ProgressWatch:
-    """Judges whether an engine with requests makes progress: a request begins or ends, or its processes compute."""
-
-    _num_events: int = 0
-    _cpu_s: float = 0.0
-    _at: float | None = None
-
-    def stalled_s(self, num_running: int, num_events: int, cpu_s: float, now: float) -> float:
-        """Return the seconds without progress; 0 if there was progress since the last call, or nothing runs.
-
-        Args:
-            num_events: number of requests that have begun or ended so far.
-            cpu_s: CPU time of the engine's processes so far.
-        """
-        is_first = self._at is None
-        elapsed = 0.0 if self._at is None else now - self._at
-        computes = cpu_s - self._cpu_s >= MIN_CPU_SHARE * elapsed
-        if is_first or not num_running or num_events != self._num_events or computes:
-            self._num_events, self._cpu_s, self._at = num_events, cpu_s, now
-            return 0.0
-        return elapsed

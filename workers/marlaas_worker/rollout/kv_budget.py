@@ -8,11 +8,12 @@ shorter than expected make up for it.
 """
 
 import math
-from collections import OrderedDict, deque
+from array import array
 
 BLOCK_TOKENS = 32
 """Tokens per block of the KV cache. A block belongs to one request, so reservations are rounded up to blocks."""
-RECENT, MAX_JOBS = 64, 4096  # outputs per job, and jobs, that estimates remember
+RECENT = 64
+"""Outputs per job that estimates remember."""
 
 
 class KvBudget:
@@ -63,10 +64,10 @@ class KvBudget:
 
 
 class RecentOutputs:
-    """Numbers of generated tokens of each job's last requests."""
+    """Numbers of generated tokens of each job's last requests: half a KiB per job, until it is gone (`forget`)."""
 
     def __init__(self) -> None:
-        self._by_job: OrderedDict[str, deque[int]] = OrderedDict()
+        self._by_job: dict[str, array[int]] = {}
 
     def expected_tokens(self, job: str, max_tokens: int) -> int:
         """Return the 90th percentile of the job's recent outputs in tokens, at most `max_tokens`; `max_tokens` without outputs."""
@@ -75,10 +76,9 @@ class RecentOutputs:
 
     def note(self, job: str, num_tokens: int) -> None:
         """Record a request's number of generated tokens."""
-        self._by_job.setdefault(job, deque(maxlen=RECENT)).append(num_tokens)
-        self._by_job.move_to_end(job)
-        if len(self._by_job) > MAX_JOBS:
-            self._by_job.popitem(last=False)
+        outputs = self._by_job.setdefault(job, array("q"))
+        outputs.append(num_tokens)
+        del outputs[:-RECENT]
 
     def forget(self, job: str) -> None:
         """Remove the records of a job that is gone."""

@@ -4,7 +4,7 @@ A record with another uid than the job's belongs to an earlier job of the same n
 """
 
 import asyncio
-from collections import OrderedDict
+import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from weakref import WeakValueDictionary
 
@@ -16,9 +16,13 @@ from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import GenerateRequest, JobAgent, JobDocument, Pin, PolicyRecord, Progress, agents_on
 from marlaas_api.messages.job_spec import AgentSettings
 from marlaas_api.names import BRANCH_TURNS, AdapterRef, JobRef, end_of_turns, group_token, is_attempt
+from marlaas_worker.rollout.bounded_cache import BoundedCache
 
 GONE_S = 60.0
-_PINS_KEPT = 65_536
+PINS_BYTES = 16 << 20
+"""About 70,000 pins, of the groups in progress and of past ones. A pin that is not in memory is read again."""
+_PIN_BYTES = 128
+"""Memory of a pin besides its key."""
 _QUOTED = 200
 """Characters of a request's names in an error."""
 
@@ -205,7 +209,7 @@ class Pins:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._bucket: Bucket | None = None
-        self._known: OrderedDict[str, int] = OrderedDict()
+        self._known: BoundedCache[int] = BoundedCache(PINS_BYTES)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def knows(self, request: GenerateRequest, document: JobDocument) -> bool:
@@ -225,9 +229,10 @@ class Pins:
             return known
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
-            if key not in self._known:
-                self._remember(key, await self._find_or_create(key, request, document, agent, newest))
-            return self._known[key]
+            if (known := self._known.get(key)) is None:
+                known = await self._find_or_create(key, request, document, agent, newest)
+                self._known.put(key, known, sys.getsizeof(key) + _PIN_BYTES)
+            return known
 
     async def _find_or_create(
         self,
@@ -256,13 +261,7 @@ class Pins:
 
     def forget(self, uids: Collection[str]) -> None:
         """Drop the pins of jobs that are gone."""
-        for key in [key for key in self._known if _uid_of(key) in uids]:
-            del self._known[key]
-
-    def _remember(self, key: str, version: int) -> None:
-        self._known[key] = version
-        if len(self._known) > _PINS_KEPT:
-            self._known.popitem(last=False)
+        self._known.forget(lambda key, _: _uid_of(key) in uids)
 
 
 def _key(request: GenerateRequest, agent: AgentSettings) -> str:

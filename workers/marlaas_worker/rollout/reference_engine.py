@@ -37,6 +37,7 @@ from marlaas_worker.rollout.engine import (
     unheard,
     unless_down,
 )
+from marlaas_worker.rollout.engine_progress import EngineCounts
 
 T = TypeVar("T")
 Matrices = dict[str, dict[Kind, torch.Tensor]]
@@ -68,6 +69,10 @@ class ReferenceEngine:
     @property
     def limits(self) -> EngineLimits:
         return self._limits
+
+    @property
+    def counts(self) -> EngineCounts:
+        return EngineCounts()  # It has no batches and no queue of its own.
 
     async def start(self) -> None:
         if self._incarnation is None:

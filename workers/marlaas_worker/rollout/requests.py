@@ -36,7 +36,9 @@ REMEMBERED_BYTES = 64 << 20
 MAX_INBOXES = 16
 _ANSWER_OBJECT_BYTES = 512
 MAX_CHARACTERS = 64 << 20
-"""Most characters of request text that one job may have in progress."""
+"""Most characters of request text that one job may have in progress, and so at most 8,192 requests."""
+_REQUEST_CHARACTERS = 8192
+"""Memory of a request besides its text, in characters: its message, its task and what that waits for."""
 _WAITS = (NotAdmitted, BusUnavailable, BlobUnavailable)
 """Errors of the platform: the reply has `waits`. Every other error is a failure of the turn itself."""
 _log = logging.getLogger(__name__)
@@ -94,7 +96,9 @@ class Requests:
         if (active := self._active.get(key)) is not None:
             self._join(active, inbox, request.deadline_s)
         elif self._characters[request.ref.key] > MAX_CHARACTERS:
-            await self._send(inbox, self._retry_elsewhere(request, "its job has too much text in progress"))
+            await self._send(
+                inbox, self._retry_elsewhere(request, "its job has too many requests or too much text in progress")
+            )
             return
         else:
             self._start(key, _ActiveRequest(request, now + min(request.deadline_s, MAX_DEADLINE_S), {inbox: None}))
@@ -150,7 +154,7 @@ class Requests:
 
     def _start(self, key: RequestKey, active: _ActiveRequest) -> None:
         self._active[key] = active
-        self._characters[active.request.ref.key] += num_characters(active.request.append, active.request.tools)
+        self._characters[active.request.ref.key] += _size(active.request)
         self._idle.clear()
         task = self._tasks.create_task(self._run(key, active), name=f"turn {request_id(key[3], key[4])}")
         active.task = task
@@ -180,7 +184,7 @@ class Requests:
         if self._active.get(key) is active:
             del self._active[key]
         self._running.discard(task)
-        self._characters[active.request.ref.key] -= num_characters(active.request.append, active.request.tools)
+        self._characters[active.request.ref.key] -= _size(active.request)
         self._characters += Counter()  # Removes jobs without requests in progress.
         if not self._running:
             self._idle.set()
@@ -274,6 +278,11 @@ def _extend_deadline(active: _ActiveRequest, deadline_s: float) -> None:
     active.until = max(active.until, _clock() + min(deadline_s, MAX_DEADLINE_S))
     if active.timeout is not None and not active.timeout.expired():
         active.timeout.reschedule(active.until)
+
+
+def _size(request: GenerateRequest) -> int:
+    """Return the memory of a request in characters."""
+    return _REQUEST_CHARACTERS + num_characters(request.append, request.tools)
 
 
 def _key_of(request: GenerateRequest) -> RequestKey:

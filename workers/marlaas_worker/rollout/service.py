@@ -14,6 +14,7 @@ from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.rollout.adapter_cache import AdapterCache
 from marlaas_worker.rollout.calibrations import Calibrations
 from marlaas_worker.rollout.engine import Engine
+from marlaas_worker.rollout.engine_progress import EngineCounts
 from marlaas_worker.rollout.generation import Generation
 from marlaas_worker.rollout.policies import GoneJobs, Pins, Policies
 from marlaas_worker.rollout.proof import load_proven
@@ -172,6 +173,7 @@ class _Rollout:
         self._histories.forget(uids)
         self._requests.forget(uids)
         self._versions.forget(uids)
+        self._adapter_cache.forget(uids)
         self._template.forget(uids)
 
     async def _drain(self) -> None:
@@ -232,6 +234,7 @@ class _Rollout:
             Sample("marlaas_rollout_load_seconds_total", "counter", "Engine time of all loads.", pace.load_s),
             Sample("marlaas_rollout_reload_seconds_total", "counter", "Engine time of re-loads.", pace.reload_s),
             Sample("marlaas_rollout_engine_restarts_total", "counter", "Engines that died.", restarts),
+            *_of_engine(self._engine.counts),
         ]
 
     def _report(self, rss_bytes: int) -> ReplicaReport:
@@ -263,3 +266,15 @@ class _Rollout:
             rss_bytes=rss_bytes,
             at=self._context.now(),
         )
+
+
+def _of_engine(counts: EngineCounts) -> list[Sample]:
+    """Return the metrics of the engine's own queue and cache, which ours (`RequestLimiter`) should keep unused."""
+    name = "marlaas_rollout_engine"
+    return [
+        Sample(f"{name}_requests_total", "counter", "Requests that the engine received.", counts.requests),
+        Sample(f"{name}_preemptions_total", "counter", "Requests whose KV cache it took away.", counts.preemptions),
+        Sample(f"{name}_steps_total", "counter", "Batches.", counts.steps),
+        Sample(f"{name}_queued_steps_total", "counter", "Batches without room for all.", counts.queued_steps),
+        Sample(f"{name}_queue", "gauge", "Requests for which the last batch had no room.", counts.queued),
+    ]

@@ -30,6 +30,7 @@ from marlaas_worker.rollout.engine import (
     unheard,
 )
 from marlaas_worker.rollout.engine_meter import Account, EngineMeter
+from marlaas_worker.rollout.engine_progress import EngineCounts
 from marlaas_worker.rollout.kv_budget import KvBudget, RecentOutputs
 from marlaas_worker.rollout.self_test import SelfTestFailed
 
@@ -195,6 +196,10 @@ class SupervisedEngine:
     @property
     def limits(self) -> EngineLimits:
         return self._engine.limits
+
+    @property
+    def counts(self) -> EngineCounts:
+        return self._engine.counts
 
     async def start(self) -> None:
         await self._engine.start()

@@ -14,6 +14,7 @@ from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.platforms import current_platform
 
 from marlaas_worker.rollout.adapter_groups import SlotRows, StackedAdapters, add_adapters, group_rows, stacked_adapters
+from marlaas_worker.rollout.engine_progress import Cell, attach_counters
 
 PROVIDER = "cpu_c"
 _WIDTH = 16
@@ -67,6 +68,7 @@ class GroupedAdapters(PunicaWrapperCPU):  # type: ignore[misc]
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self._cells = attach_counters().cells
         self._stacked: dict[int, tuple[object, StackedAdapters]] = {}
 
     def update_metadata(self, *arguments: Any, **options: Any) -> None:
@@ -83,6 +85,7 @@ class GroupedAdapters(PunicaWrapperCPU):  # type: ignore[misc]
         **__: Any,
     ) -> None:
         """Add the adapters' outputs to `y`, in place. vLLM's scale is ignored: it is always 1, since B is already scaled."""
+        self._cells[Cell.LAYERS] += 1
         known = self._stacked.get(id(lora_b_stacked))
         if known is None:  # The tuple is kept, so that no other one gets its id.
             known = lora_b_stacked, stacked_adapters(lora_a_stacked, lora_b_stacked)

@@ -36,7 +36,7 @@ from marlaas_worker.rollout.engine import (
     stop_reason,
     unheard,
 )
-from marlaas_worker.rollout.engine_meter import MIN_CPU_SHARE, STALL_S
+from marlaas_worker.rollout.engine_progress import STALL_S, EngineCounts
 from marlaas_worker.rollout.vllm_incarnation import EngineIncarnation, start_incarnation
 from marlaas_worker.rollout.vllm_settings import vllm_settings
 
@@ -51,7 +51,7 @@ class VllmEngine:
     Args:
         end_ids: tokens that end a generation.
         may_fork: whether the first core process may be forked from this one (`vllm_fork`). It never is on a GPU.
-        answer_bound_s: seconds without an answer or computing after which the engine counts as hung.
+        answer_bound_s: seconds without an answer and without computing after which the engine counts as hung.
     """
 
     def __init__(  # noqa: PLR0913 (the last two are keyword-only)
@@ -70,8 +70,7 @@ class VllmEngine:
         self._residents = Residents(self._settings.limits.slots)
         self._incarnation: EngineIncarnation | None = None
         self._may_fork = may_fork and not torch.cuda.is_available()
-        self._num_running = 0
-        self._num_events = 0
+        self._past = EngineCounts()
 
     @property
     def base(self) -> str:
@@ -81,6 +80,10 @@ class VllmEngine:
     def limits(self) -> EngineLimits:
         kv_tokens = self._incarnation.kv_tokens if self._incarnation else 0
         return replace(self._settings.limits, kv_tokens=kv_tokens)
+
+    @property
+    def counts(self) -> EngineCounts:
+        return self._incarnation.counts.after(self._past) if self._incarnation else self._past
 
     @property
     def processes(self) -> tuple[psutil.Process, ...]:
@@ -101,6 +104,7 @@ class VllmEngine:
         self._residents.clear()
         if incarnation is not None:
             await incarnation.end()
+            self._past = replace(incarnation.counts.after(self._past), queued=0)
 
     async def load(self, adapter: LoadedAdapter) -> None:
         incarnation = self._alive()
@@ -154,34 +158,30 @@ class VllmEngine:
         return _completion(outputs, sampling)
 
     async def healthy(self) -> bool:
-        """See `engine.Engine`. An engine that computes for a long time without an answer is healthy.
+        """See `engine.Engine`. An engine is judged by its progress (`engine_progress`).
 
-        It answers between two steps, and one step may be a long prompt on a CPU. An engine that answers although its
-        requests make no progress is not healthy.
+        It answers between two steps. One step may be a long prompt on a CPU, so an engine that does not answer is healthy
+        while it makes progress, or computes within the bound for one step. One that answers has ended its last step.
         """
         incarnation = self._incarnation
         if incarnation is None or incarnation.down.done():
             return False
-        cpu_s = incarnation.cpu_s()
+        incarnation.standstill(incarnation.num_calls > 0)
+        asked_at = _clock()
         try:
             async with asyncio.timeout(self._answer_bound_s):
                 await incarnation.call(incarnation.llm.list_loras())
         except TimeoutError:
-            if incarnation.cpu_s() - cpu_s < MIN_CPU_SHARE * self._answer_bound_s:
-                incarnation.declare_down(f"vLLM has neither answered nor computed for {self._answer_bound_s:g} s")
+            _judge_silent(incarnation, _clock() - asked_at)
         except Exception as error:
             incarnation.declare_down(f"vLLM answered with an error: {error}")
         else:
-            self._judge_progress(incarnation)
+            still_s = incarnation.standstill(incarnation.num_calls > 0).still_s
+            if still_s >= STALL_S:
+                incarnation.declare_down(
+                    f"vLLM answers, but has made no progress with {incarnation.num_calls} calls for {still_s:.0f} s"
+                )
         return not incarnation.down.done()
-
-    def _judge_progress(self, incarnation: EngineIncarnation) -> None:
-        now = asyncio.get_running_loop().time()
-        progress = (self._num_running, self._num_events, incarnation.cpu_s(), now)
-        if (stalled_s := incarnation.progress.stalled_s(*progress)) >= STALL_S:
-            incarnation.declare_down(
-                f"vLLM has made no progress with {self._num_running} requests for {stalled_s:.0f} s"
-            )
 
     def _alive(self) -> EngineIncarnation:
         if self._incarnation is None:
@@ -197,29 +197,36 @@ class VllmEngine:
         incarnation = self._alive()
         prompt = {"prompt_token_ids": ids.tolist()}
         streamed = incarnation.llm.generate(prompt, params, request, lora_request=_lora_request(adapter))
-        self._num_running += 1
         try:
-            outputs = await incarnation.call(self._all(streamed, began))
+            outputs = await incarnation.call(_all(streamed, began))
         except MarlaasError:
             raise
         except Exception as error:
             raise Retryable(f"vLLM failed {request}: {error.__cause__ or error!r}") from error
-        finally:
-            self._num_running -= 1
-            self._num_events += 1
         reason = outputs[-1].outputs[0].finish_reason if outputs else None
         if reason not in ("stop", "length"):
             raise EngineDown(f"vLLM ended {request} with {reason!r}")
         return outputs
 
-    async def _all(self, streamed: Any, began: Began) -> list[Any]:
-        outputs: list[Any] = []
-        async for output in streamed:
-            self._num_events += 1
-            if not outputs:
-                began()
-            outputs.append(output)
-        return outputs
+
+def _judge_silent(incarnation: EngineIncarnation, silent_s: float) -> None:
+    """Declare an engine down that does not answer, unless it has made progress or computed since it was asked."""
+    found, bound_s = incarnation.standstill(True), incarnation.progress.busy_bound_s
+    if found.quiet_s >= silent_s:
+        incarnation.declare_down(f"vLLM has neither answered nor computed for {silent_s:.0f} s")
+    elif found.still_s >= bound_s:
+        incarnation.declare_down(
+            f"vLLM uses the CPU, but has made no progress for {found.still_s:.0f} s; one step takes at most {bound_s:.0f} s"
+        )
+
+
+async def _all(streamed: Any, began: Began) -> list[Any]:
+    outputs: list[Any] = []
+    async for output in streamed:
+        if not outputs:
+            began()
+        outputs.append(output)
+    return outputs
 
 
 def _rank(adapter: LoadedAdapter) -> int:
@@ -283,3 +290,7 @@ def _completion(outputs: Sequence[Any], sampling: Sampling) -> Completion:
         stop_reason=stop_reason(parts[-1].finish_reason == "stop", len(ids), sampling),
         cached_tokens=outputs[-1].num_cached_tokens or 0,
     )
+
+
+def _clock() -> float:
+    return asyncio.get_running_loop().time()

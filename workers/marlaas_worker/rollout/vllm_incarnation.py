@@ -10,6 +10,7 @@ import gc
 import multiprocessing
 import os
 from collections.abc import Coroutine, Iterable, Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -18,7 +19,14 @@ import psutil
 from marlaas_api.errors import Permanent
 from marlaas_worker.rollout import vllm_extension
 from marlaas_worker.rollout.engine import EngineDown, PromptInvalid, unless_down
-from marlaas_worker.rollout.engine_meter import ProgressWatch
+from marlaas_worker.rollout.engine_progress import (
+    COUNTERS,
+    EngineCounters,
+    EngineCounts,
+    ProgressWatch,
+    Standstill,
+    create_counters,
+)
 from marlaas_worker.rollout.vllm_fork import forking
 from marlaas_worker.rollout.vllm_settings import (
     START_METHOD,
@@ -26,6 +34,7 @@ from marlaas_worker.rollout.vllm_settings import (
     engine_arguments,
     environment,
     last_words,
+    longest_silence_s,
     num_threads,
     write_log_config,
 )
@@ -38,15 +47,18 @@ ABANDON_CHECK_S = 0.5
 class EngineIncarnation:
     """One run of vLLM's processes. `down` gets the reason when they have exited or were given up.
 
-    kv_tokens: tokens that fit into the KV cache; one block of it holds no request's tokens.
+    kv_tokens: tokens that fit into the KV cache; one block of it holds no request's tokens. num_calls: calls that wait
+    for vLLM's answer.
     """
 
-    def __init__(self, llm: Any, settings: VllmSettings) -> None:
-        self.llm = llm
+    def __init__(self, built: "_Built", settings: VllmSettings) -> None:
+        self.llm = llm = built.llm
         self.down: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         cache = llm.vllm_config.cache_config
         self.kv_tokens: int = max(0, (cache.num_gpu_blocks or 0) - 1) * cache.block_size
-        self.progress = ProgressWatch()
+        self.num_calls = 0
+        self.progress = ProgressWatch(built.busy_bound_s)
+        self._counters = built.counters
         self._log = settings.log
         self._answered = 0  # The log's length at vLLM's last error that did not end it.
         self._cores = tuple(llm.engine_core.resources.engine_manager.processes)
@@ -59,6 +71,7 @@ class EngineIncarnation:
         """Await an answer of vLLM. Raises EngineDown if vLLM exits first, since vLLM's own calls would wait for ever."""
         from vllm.exceptions import VLLMClientError
 
+        self.num_calls += 1
         try:
             return await unless_down(work, self.down)
         except VLLMClientError as error:
@@ -70,8 +83,19 @@ class EngineIncarnation:
                 raise EngineDown(last_words(self._log, self._answered) or str(error)) from None
             self._answered = self._log.stat().st_size
             raise
+        finally:
+            self.num_calls -= 1
 
-    def cpu_s(self) -> float:
+    @property
+    def counts(self) -> EngineCounts:
+        """Work of this incarnation so far."""
+        return self._counters.read()
+
+    def standstill(self, has_work: bool) -> Standstill:
+        """Return how long these processes have done nothing; 0 without work."""
+        return self.progress.look(has_work, self.counts, self._cpu_s(), self.down.get_loop().time())
+
+    def _cpu_s(self) -> float:
         """Return the CPU time of vLLM's processes so far, in seconds; processes that have exited count as 0."""
         total = 0.0
         for process in self.processes:
@@ -116,6 +140,15 @@ def _done() -> None:
     """Do nothing: the engine is shut down."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """A running engine, its counters, and how long they may stand still while it computes, in seconds."""
+
+    llm: Any
+    counters: EngineCounters
+    busy_bound_s: float
+
+
 async def start_incarnation(settings: VllmSettings, forks: bool) -> EngineIncarnation:
     """Start vLLM. Raises Permanent with the error text of the process that failed.
 
@@ -133,16 +166,23 @@ async def start_incarnation(settings: VllmSettings, forks: bool) -> EngineIncarn
             _kill(psutil.Process(core.pid) for core in started if core.name == CORE_PROCESS)
             await asyncio.wait({building}, timeout=ABANDON_CHECK_S)
         if building.exception() is None:
-            building.result().shutdown()
+            building.result().llm.shutdown()
         raise
 
 
-def _build(settings: VllmSettings, forks: bool) -> Any:
+def _build(settings: VllmSettings, forks: bool) -> _Built:
     log_config = write_log_config(settings)
-    variables = {**environment(settings, forks), vllm_extension.OWNER: vllm_extension.owner_token()}
+    counters = create_counters(settings.counters)
+    variables = {
+        **environment(settings, forks),
+        vllm_extension.OWNER: vllm_extension.owner_token(),
+        COUNTERS: str(settings.counters),
+    }
     with _variables(variables), forking(num_threads(settings)) if forks else contextlib.nullcontext():
         try:
-            return _construct(engine_arguments(settings, log_config), variables[START_METHOD])
+            llm = _construct(engine_arguments(settings, log_config), variables[START_METHOD])
+            batch_tokens = llm.vllm_config.scheduler_config.max_num_batched_tokens
+            return _Built(llm, counters, longest_silence_s(settings, batch_tokens))
         except Exception as error:
             _close_sockets(error.__traceback__)
             words = last_words(settings.log) or str(error)

@@ -1,18 +1,17 @@
-"""vLLM's scheduler with an `OutputBuffer`; imported by vLLM's core process (`scheduler_cls`).
-
-Only for engines without asynchronous scheduling, as on a CPU: there vLLM uses another class.
-"""
+"""vLLM's schedulers with counters of their work; imported by vLLM's core process (`scheduler_cls`)."""
 
 from collections.abc import Iterable
 from typing import Any
 
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from marlaas_worker.rollout.engine_progress import CountsWork
 from marlaas_worker.rollout.output_buffer import OutputBuffer
 
 
-class BufferingScheduler(Scheduler):  # type: ignore[misc]
-    """Sends two messages per request instead of one per step."""
+class BufferingScheduler(CountsWork, Scheduler):  # type: ignore[misc]
+    """Sends two messages per request instead of one per step. Only for engines without asynchronous scheduling, as on a CPU."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -32,3 +31,13 @@ class BufferingScheduler(Scheduler):  # type: ignore[misc]
         finished: list[Any] = super().finish_requests(request_ids, finished_status)
         self._outputs.forget([request.request_id for request in finished])
         return finished
+
+
+class CountingAsyncScheduler(CountsWork, AsyncScheduler):  # type: ignore[misc]
+    """vLLM's scheduler for engines with asynchronous scheduling, as on a GPU."""
+
+
+def open_scheduler(*, vllm_config: Any, **options: Any) -> Scheduler:
+    """Build the scheduler for an engine. vLLM's settings decide whether it schedules asynchronously."""
+    kind = CountingAsyncScheduler if vllm_config.scheduler_config.async_scheduling else BufferingScheduler
+    return kind(vllm_config=vllm_config, **options)

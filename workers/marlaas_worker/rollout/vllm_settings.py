@@ -18,7 +18,9 @@ Pure, except that it checks for a GPU and counts CPU cores. Settings work around
 import json
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from marlaas_api.numeric import quantity
 from marlaas_worker.adapters import choose_dtype
 from marlaas_worker.calibration import is_adaptable
 from marlaas_worker.rollout.engine import EngineLimits, ModelFolder
+from marlaas_worker.rollout.engine_progress import CPU_PRODUCTS_PER_S, GPU_PRODUCTS_PER_S, busy_bound_s
 from marlaas_worker.rollout.kv_budget import BLOCK_TOKENS
 
 CPU_STEP_TOKENS = 512
@@ -52,6 +55,11 @@ class VllmSettings:
     def log(self) -> Path:
         """Log file of vLLM's processes."""
         return self.scratch / "vllm.log"
+
+    @property
+    def counters(self) -> Path:
+        """File that vLLM's processes share with the role (`engine_progress`)."""
+        return self.scratch / "engine-counters"
 
 
 def vllm_settings(model: ModelFolder, spec: PoolSpec, scratch: Path) -> VllmSettings:
@@ -118,12 +126,12 @@ def engine_arguments(settings: VllmSettings, log_config: Path) -> dict[str, Any]
         "lora_target_modules": sorted(adaptable_layers(settings.model.folder)),
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": "marlaas_worker.rollout.vllm_extension.SlotReader",
+        "scheduler_cls": "marlaas_worker.rollout.vllm_scheduler.open_scheduler",
         "disable_log_stats": True,
         "log_config_file": str(log_config),
     }
     if not torch.cuda.is_available():
         arguments["distributed_executor_backend"] = "uni"
-        arguments["scheduler_cls"] = "marlaas_worker.rollout.vllm_scheduler.BufferingScheduler"
         arguments["compilation_config"] = {"custom_ops": ["none", "+rotary_embedding"]}
         arguments["kernel_config"] = {"ir_op_priority": {norm: ["cpu_c", "native"] for norm in _NORMS}}
         arguments["enable_chunked_prefill"] = False
@@ -137,15 +145,30 @@ def adaptable_layers(model: Path) -> set[str]:
     These are all linear layers but embeddings, head, routers and experts, read from the shapes in the model's
     safetensors headers. Raises Permanent if there are none.
     """
-    names: set[str] = set()
-    for file in sorted(model.glob("*.safetensors")):
-        with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        weights = (key.removesuffix(".weight") for key, entry in header.items() if len(entry.get("shape", ())) == 2)
-        names |= {weight.rpartition(".")[2] for weight in weights if is_adaptable(weight)}
+    weights = (name.removesuffix(".weight") for name, shape in _shapes(model) if len(shape) == 2)
+    names = {weight.rpartition(".")[2] for weight in weights if is_adaptable(weight)}
     if not names:
         raise Permanent(f"no linear layers in the *.safetensors of {model}; MARLaaS serves models in that format")
     return names
+
+
+def longest_silence_s(settings: VllmSettings, batch_tokens: int) -> float:
+    """Return how long an engine may compute without a move of its counters (`engine_progress.busy_bound_s`).
+
+    On a CPU they move at every adapted layer, on a GPU at every batch. batch_tokens: tokens of the largest batch.
+    """
+    sizes = [prod(shape) for _, shape in _shapes(settings.model.folder)]
+    if torch.cuda.is_available():
+        return busy_bound_s(batch_tokens, sum(sizes), GPU_PRODUCTS_PER_S)
+    return busy_bound_s(batch_tokens, max(sizes), CPU_PRODUCTS_PER_S)
+
+
+def _shapes(model: Path) -> Iterator[tuple[str, list[int]]]:
+    """Yield name and shape of every tensor in the model's safetensors files."""
+    for file in sorted(model.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        yield from ((name, entry["shape"]) for name, entry in header.items() if "shape" in entry)
 
 
 def write_log_config(settings: VllmSettings) -> Path:

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Children:
-    """Forks children; starts the fork server when needed, and again when it was lost."""
+    """Forks children; starts the fork server when needed, and again when it was lost. loaded: set once the environment is loaded."""
 
     def __init__(self, start: Callable[[], Awaitable[Server]]) -> None:
         self._start_server = start
@@ -26,6 +26,7 @@ class Children:
         self._starting = asyncio.Lock()
         self._broken: tuple[float, BrokenEnvironment] | None = None
         self._num_forked = 0
+        self.loaded = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def child(self) -> AsyncIterator[Child]:
@@ -104,7 +105,9 @@ class Children:
         if self._broken is not None and now - self._broken[0] < _REMEMBERED_S:
             raise self._broken[1]
         try:
-            return await self._start_server()
+            server = await self._start_server()
         except BrokenEnvironment as error:
             self._broken = (asyncio.get_running_loop().time(), error)
             raise
+        self.loaded.set()
+        return server

@@ -26,6 +26,7 @@ from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.sandbox import kernel
 from marlaas_worker.sandbox.attempt import Attempt, AttemptDependencies, unplayed
 from marlaas_worker.sandbox.children import Children
+from marlaas_worker.sandbox.places import EpisodePlaces
 from marlaas_worker.sandbox.seclusion import clean_variables, given_variables, secluded
 from marlaas_worker.sandbox.server_start import ChildrenConfig, connect_server, start_server
 from marlaas_worker.sandbox.turns import TURN_TIMEOUTS, TurnClient, TurnTimeouts
@@ -95,7 +96,7 @@ class _Supervisor:
         self._bus: Bus = context.bus
         self._dependencies = dependencies
         self._document = dependencies.document
-        self._places = asyncio.Semaphore(self._document.spec.environment.concurrency)
+        self._places = EpisodePlaces(self._document.spec.environment.concurrency)
         self._running: set[asyncio.Task[None]] = set()
         self._outcomes: Counter[str] = Counter()
         self._claims = False
@@ -103,10 +104,13 @@ class _Supervisor:
         context.metrics.samples = self._samples
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as group, background(self._dependencies.children.warm_up()):
+        children, stop = self._dependencies.children, self._context.stop
+        opening = self._places.open_after(children.loaded)
+        async with asyncio.TaskGroup() as group, background(children.warm_up()), background(opening):
             consumer = await self._consumer()
             self._claims = consumer is not None
-            while consumer is not None and await self._has_place():
+            # A task is claimed only when an episode may start, so that other sandboxes get the others.
+            while consumer is not None and await self._places.wait(stop):
                 await self._claim(consumer, group)
             self._claims = False
             await self._drain()
@@ -124,17 +128,6 @@ class _Supervisor:
                 log.warning("the bus is unavailable: %s", error)
                 await wait_for(self._context.stop, _PAUSE_S)
         return None
-
-    async def _has_place(self) -> bool:
-        """Wait until an episode may start, so that other sandboxes get the tasks meanwhile; return False if stopped."""
-        stopping = asyncio.create_task(self._context.stop.wait())
-        acquiring = asyncio.create_task(self._places.acquire())
-        await asyncio.wait({stopping, acquiring}, return_when=asyncio.FIRST_COMPLETED)
-        if acquiring.done():
-            self._places.release()
-        acquiring.cancel()
-        stopping.cancel()
-        return not self._context.stop.is_set()
 
     async def _claim(self, consumer: Consumer, group: asyncio.TaskGroup) -> None:
         """Claim one task, if there is one, and wait until its members are queued for their places."""
@@ -222,7 +215,7 @@ class _Supervisor:
             queued.set()
 
     async def _play_member(self, task: TaskMessage, member: int, num_delivered: int) -> None:
-        async with self._places:
+        async with self._places.place():
             episode = await self._played(task, member, num_delivered)
         await self._publish(episode)
         self._outcomes[episode.fault or episode.ending] += 1

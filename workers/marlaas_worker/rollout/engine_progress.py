@@ -1,0 +1,174 @@
+"""What an engine has computed so far, and whether it makes progress.
+
+vLLM's processes count in a page of memory that they share with the role. So the role can read the counters at any time,
+also while a long step keeps the engine from answering calls. Does not import vllm; the caller passes the clock, in seconds.
+"""
+
+import mmap
+import os
+from dataclasses import astuple, dataclass, replace
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+COUNTERS = "MARLAAS_ENGINE_COUNTERS"
+"""Environment variable of vLLM's processes: the file with their counters."""
+STALL_S = 60.0
+"""Time without progress after which an engine counts as hung although it answers: it answers between two steps."""
+MIN_BUSY_BOUND_S = 120.0
+CPU_PRODUCTS_PER_S, GPU_PRODUCTS_PER_S = 1e9, 1e12
+"""Multiplications of the slowest engine: about a thirtieth of what one core and an old GPU do."""
+MIN_CPU_SHARE = 0.05
+"""Share of one core. An engine that computes uses more of its core process; one that waits for nothing uses less."""
+
+
+class Cell(IntEnum):
+    """Position of a counter in the shared memory, in the order of `EngineCounts`. Each has one writer."""
+
+    STEPS = 0
+    TOKENS = 1
+    LAYERS = 2
+    PREEMPTIONS = 3
+    QUEUED_STEPS = 4
+    QUEUED = 5
+    REQUESTS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounts:
+    """Work of an engine so far.
+
+    Attributes:
+        steps: batches that were computed.
+        tokens: prompt and output tokens that were put into batches.
+        layers: adapted layers that were computed; counted on a CPU only, where one batch may take minutes.
+        preemptions: requests that were removed from the KV cache for others, to be computed again.
+        queued_steps: batches beside which requests waited in the engine's own queue.
+        queued: requests in that queue at the last batch.
+        requests: requests that the engine received.
+    """
+
+    steps: int = 0
+    tokens: int = 0
+    layers: int = 0
+    preemptions: int = 0
+    queued_steps: int = 0
+    queued: int = 0
+    requests: int = 0
+
+    @property
+    def work(self) -> tuple[int, int, int]:
+        """The counters that move if and only if the engine computes for its requests."""
+        return self.steps, self.tokens, self.layers
+
+    def after(self, earlier: "EngineCounts") -> "EngineCounts":
+        """Return the totals of this incarnation and of those before it."""
+        totals = (ours + theirs for ours, theirs in zip(astuple(self), astuple(earlier), strict=True))
+        return replace(EngineCounts(*totals), queued=self.queued)
+
+
+class EngineCounters:
+    """Counters in memory. cells: by `Cell`; each is read and written at once."""
+
+    def __init__(self, memory: mmap.mmap | bytearray) -> None:
+        self.cells = memoryview(memory).cast("q")
+
+    def read(self) -> EngineCounts:
+        """Return the current values."""
+        return EngineCounts(*self.cells[: len(Cell)])
+
+
+def create_counters(path: Path) -> EngineCounters:
+    """Create the file of a new incarnation's counters, in place of the previous one's."""
+    path.unlink(missing_ok=True)
+    path.write_bytes(bytes(mmap.PAGESIZE))
+    return _map(path)
+
+
+def attach_counters() -> EngineCounters:
+    """Return the counters of the incarnation to which this process belongs; without one, counters of its own."""
+    path = os.environ.get(COUNTERS)
+    return _map(Path(path)) if path else EngineCounters(bytearray(mmap.PAGESIZE))
+
+
+def _map(path: Path) -> EngineCounters:
+    with path.open("r+b") as file:
+        return EngineCounters(mmap.mmap(file.fileno(), mmap.PAGESIZE))
+
+
+class CountsWork:
+    """Mixin for vLLM's scheduler classes: counts what they schedule."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._cells = attach_counters().cells
+
+    def add_request(self, request: Any) -> None:
+        """Add a request to the queue, as vLLM does."""
+        self._cells[Cell.REQUESTS] += 1
+        super().add_request(request)  # type: ignore[misc]
+
+    def schedule(self, *arguments: Any, **options: Any) -> Any:
+        """Return the next batch, as vLLM does."""
+        batch = super().schedule(*arguments, **options)  # type: ignore[misc]
+        cells, queued = self._cells, self.get_request_counts()[1]  # type: ignore[attr-defined]
+        cells[Cell.TOKENS] += batch.total_num_scheduled_tokens
+        cells[Cell.PREEMPTIONS] += len(batch.preempted_req_ids or ())
+        cells[Cell.QUEUED_STEPS] += queued > 0
+        cells[Cell.QUEUED] = queued
+        return batch
+
+    def update_from_output(self, batch: Any, *arguments: Any, **options: Any) -> Any:
+        """Note that a batch was computed. An empty one is not work."""
+        self._cells[Cell.STEPS] += batch.total_num_scheduled_tokens > 0
+        return super().update_from_output(batch, *arguments, **options)  # type: ignore[misc]
+
+
+@dataclass(frozen=True, slots=True)
+class Standstill:
+    """How long an engine has done nothing, in seconds.
+
+    Attributes:
+        still_s: since its counters moved, or since it had nothing to do.
+        quiet_s: the same, or since it used the CPU.
+    """
+
+    still_s: float
+    quiet_s: float
+
+
+@dataclass(slots=True)
+class ProgressWatch:
+    """Watches whether an engine that has something to do makes progress.
+
+    Progress is a move of the counters. CPU time is not: a process that waits in a loop uses it too. While a step runs it
+    is accepted instead, for `busy_bound_s`.
+
+    busy_bound_s: longest time that a healthy engine computes without a move of its counters.
+    """
+
+    busy_bound_s: float = MIN_BUSY_BOUND_S
+    _work: tuple[int, ...] = ()
+    _cpu_s: float = 0.0
+    _moved_at: float = 0.0
+    _computed_at: float = 0.0
+
+    def look(self, has_work: bool, counts: EngineCounts, cpu_s: float, now: float) -> Standstill:
+        """Return the engine's standstill. cpu_s: CPU time of the engine's processes so far."""
+        if counts.work != self._work or not has_work:
+            self._work, self._cpu_s = counts.work, cpu_s
+            self._moved_at = self._computed_at = now
+        elif cpu_s - self._cpu_s >= MIN_CPU_SHARE * (now - self._computed_at):
+            self._cpu_s, self._computed_at = cpu_s, now
+        return Standstill(now - self._moved_at, now - self._computed_at)
+
+
+def busy_bound_s(batch_tokens: int, products_per_token: int, products_per_s: float) -> float:
+    """Return how long an engine may compute without a move of its counters; see `ProgressWatch`.
+
+    Args:
+        batch_tokens: tokens of the largest batch.
+        products_per_token: multiplications per token between two moves.
+        products_per_s: multiplications of the slowest engine.
+    """
+    return max(MIN_BUSY_BOUND_S, batch_tokens * products_per_token / products_per_s)
