@@ -23,7 +23,7 @@ from typing import Any
 from bench import options
 from bench.multitenant_figures import jain
 from bench.runs import table
-from marlaas_worker.rollout.engine_meter import Account
+from marlaas_worker.rollout.accounts import Account
 from marlaas_worker.rollout.supervised_engine import RequestLimiter
 
 MAX_SEQS, KV_TOKENS = 32, 8192
@@ -188,12 +188,11 @@ class Simulation:
         account = Account(tenant.name, tenant.weight, job) if self._fair else Account("all", 1.0, "all")
         expected = self._limiter.outputs.expected_tokens(job, MAX_TOKENS)
         self._count(tenant.name, 1)
-        async with self._limiter.place(
-            account, f"{tenant.name}-{episode}", prompt + expected, prompt + expected
-        ) as place:
-            self._count(tenant.name, -1)
-            await self._engine.generate(prompt, output)
-            place.cost = prompt + output
+        with self._limiter.request(account, f"{tenant.name}-{episode}"):
+            async with self._limiter.place(account, prompt + expected, prompt + expected) as place:
+                self._count(tenant.name, -1)
+                await self._engine.generate(prompt, output)
+                place.cost = prompt + output
         self._limiter.outputs.note(job, output)
         self.log.served.append((asyncio.get_running_loop().time(), tenant.name, prompt + output))
 

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from marlaas_worker.rollout.engine_meter import Account
-from marlaas_worker.rollout.kv_budget import BLOCK_TOKENS, KvBudget, RecentOutputs
-from marlaas_worker.rollout.supervised_engine import Place, RequestLimiter
+from marlaas_worker.rollout.accounts import Account
+from marlaas_worker.rollout.kv_budget import BLOCK_TOKENS, KvBudget, Place, RecentOutputs
+from marlaas_worker.rollout.supervised_engine import RequestLimiter
 
 
 def account(tenant: str) -> Account:
@@ -29,7 +29,7 @@ class Engine:
         tenant = f"tenant-{number % 3}"
         prompt, output = self.random.randint(1, 120), min(64, int(self.random.lognormvariate(2.5, 0.7)))
         expected = self.limiter.outputs.expected_tokens(tenant, 64)
-        async with self.limiter.place(account(tenant), f"{number}", prompt + expected, prompt + expected) as place:
+        async with self.limiter.place(account(tenant), prompt + expected, prompt + expected) as place:
             self.check()
             await self.decode(prompt, output, place)
         self.limiter.outputs.note(tenant, output)
@@ -79,7 +79,7 @@ async def test_a_request_queued_for_a_larger_cache_enters_the_empty_engine() -> 
     limiter, hold, entered = RequestLimiter(8, kv_tokens=512), asyncio.Event(), list[str]()
 
     async def run(name: str, tokens: int) -> None:
-        async with limiter.place(account(name), name, tokens, tokens):
+        async with limiter.place(account(name), tokens, tokens):
             entered.append(name)
             await hold.wait()
 
@@ -99,7 +99,7 @@ async def test_a_large_request_is_passed_for_at_most_one_cache_of_tokens() -> No
     hold, done = asyncio.Event(), asyncio.Event()
 
     async def run(name: str, tokens: int, until: asyncio.Event) -> None:
-        async with limiter.place(account(name[0]), name, tokens, tokens):
+        async with limiter.place(account(name[0]), tokens, tokens):
             entered.append(name)
             await until.wait()
 

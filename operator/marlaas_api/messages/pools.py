@@ -68,8 +68,9 @@ class ReplicaReport(BusMessage):
     agent_room_bytes: memory that a trainer has for the adapters, gradients and optimizer moments of all its agents,
     those that it trains now included; 0 if unknown. bytes_per_rank: of that memory, need of one agent for each unit of
     its adapter's rank, if the adapter has every layer. verified: engine names of the adapter
-    versions that this replica may serve now. job_tokens, job_engine_s: generated tokens and seconds of engine time by
-    job uid. agent_tokens: recent tokens of agents of jobs with several policies, by policy key. job_turn_bytes: bytes that this replica added to the stream TURNS, by job uid. busy_s: time with a
+    versions that this replica may serve now. job_tokens, job_engine_s: generated tokens, with an estimate of those of
+    cancelled generations, and seconds of engine time by job uid. tenant_tokens: computed prompt and generated tokens by
+    tenant, for the queues of the pool's other replicas. agent_tokens: recent tokens of agents of jobs with several policies, by policy key. job_turn_bytes: bytes that this replica added to the stream TURNS, by job uid. busy_s: time with a
     non-empty batch (rollout) or in forward/backward (trainer). broken: by job uid, the error for which this worker gave
     up the job. refused: policy keys of agents that this trainer does not train at present. reason: why the replica is not ready, for people; empty if it is ready. probe_tolerance: the
     calibration's tolerance with which a rollout replica passed its self-test; 0 before.
@@ -92,6 +93,7 @@ class ReplicaReport(BusMessage):
     bound: tuple[str, ...] = ()
     num_running: int = 0
     job_tokens: dict[str, int] = Field(default_factory=dict)
+    tenant_tokens: dict[str, int] = Field(default_factory=dict)
     job_engine_s: dict[str, float] = Field(default_factory=dict)
     agent_tokens: dict[str, float] = Field(default_factory=dict)
     job_turn_bytes: dict[str, int] = Field(default_factory=dict)

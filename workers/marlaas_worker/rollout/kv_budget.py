@@ -9,10 +9,18 @@ shorter than expected make up for it.
 
 import math
 from collections import OrderedDict, deque
+from dataclasses import dataclass
 
 BLOCK_TOKENS = 32
 """Tokens per block of the KV cache. A block belongs to one request, so reservations are rounded up to blocks."""
 RECENT, MAX_JOBS = 64, 4096  # outputs per job, and jobs, that estimates remember
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A place in the engine. cost: real cost of the request in tokens, set by its holder; 0 until then."""
+
+    cost: float = 0.0
 
 
 class KvBudget:

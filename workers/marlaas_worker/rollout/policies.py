@@ -87,6 +87,10 @@ class Policies:
         """Return the uids of all jobs that have a document, on any pool."""
         return [document.uid for _, document, _ in self._jobs.items()]
 
+    def tenants(self) -> set[str]:
+        """Return the tenants of all jobs that have a document, on any pool."""
+        return {document.tenant for _, document, _ in self._jobs.items()}
+
     def newest(self) -> list[AdapterRef]:
         """Return the committed version of every served agent that has one."""
         pairs = ((served, self._policy.get(served.policy_key)) for served in self.served())

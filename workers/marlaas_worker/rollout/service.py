@@ -166,7 +166,7 @@ class _Rollout:
         uids = self._gone_jobs.expired(self._policies.present(), counted, asyncio.get_running_loop().time())
         if not uids:
             return
-        self._engine.forget(uids)
+        self._engine.forget(uids, self._policies.tenants())
         self._log.forget(uids)
         self._pins.forget(uids)
         self._histories.forget(uids)
@@ -253,6 +253,7 @@ class _Rollout:
             kv_tokens=limits.kv_tokens,
             num_running=meter.num_running,
             job_tokens=dict(meter.job_tokens),
+            tenant_tokens=dict(meter.tenant_tokens),
             job_engine_s=dict(meter.job_engine_s),
             agent_tokens=meter.agents.at(now),
             job_turn_bytes=dict(self._log.job_bytes),

@@ -8,9 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Iterator
 from itertools import count
 from typing import TypeVar
 
@@ -19,6 +17,7 @@ import numpy.typing as npt
 
 from marlaas_api.errors import MarlaasError
 from marlaas_worker.fair_queue import FairQueue, Ticket
+from marlaas_worker.rollout.accounts import Account, OpenEpisodes
 from marlaas_worker.rollout.engine import (
     Began,
     Completion,
@@ -29,39 +28,36 @@ from marlaas_worker.rollout.engine import (
     Sampling,
     unheard,
 )
-from marlaas_worker.rollout.engine_meter import Account, EngineMeter
-from marlaas_worker.rollout.kv_budget import KvBudget, RecentOutputs
+from marlaas_worker.rollout.engine_meter import EngineMeter
+from marlaas_worker.rollout.kv_budget import KvBudget, Place, RecentOutputs
 from marlaas_worker.rollout.self_test import SelfTestFailed
 
 HEALTH_CHECK_S = 5.0
-OPEN_S = 10.0  # longer than most tool calls; a tenant that was away may first use what it was entitled to in this time
 RESTART_BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-@dataclass(slots=True, eq=False)
-class Place:
-    """A place in the engine. cost: real cost of the request in tokens, set by its holder; 0 until then."""
-
-    cost: float = 0.0
-
-
 class RequestLimiter:
-    """Requests in the engine: as many as its batch and its KV cache hold. Room goes to tenants by weight, then to jobs.
+    """Requests in the engine: as many as its batch and its KV cache hold. Room goes to tenants by weight, then to jobs, then to agents.
 
     The engine's own queue is first come, first served. Costs are tokens: prompt tokens outside the engine's prefix
     cache, and generated tokens. A request that does not fit may be passed by others, for at most one KV cache of tokens.
-    An episode counts as open until `OPEN_S` after its last request; its end is not seen.
+    The credit of all tenants is also one KV cache of tokens: a tenant whose episodes have all waited for tools may then fill its
+    share of the batch at once.
+
+    Attributes:
+        episodes: the open ones, for which tenants keep their credit.
     """
 
     def __init__(self, max_seqs: int, clock: Callable[[], float] = time.monotonic, kv_tokens: int = 0) -> None:
         self.budget = KvBudget(max_seqs, kv_tokens)
         self.outputs = RecentOutputs()
+        self.episodes = OpenEpisodes()
         self._clock = clock
-        self._queue: FairQueue[asyncio.Future[None]] = FairQueue(self.budget.kv_tokens)
-        self._open: OrderedDict[str, tuple[Account, float]] = OrderedDict()
+        self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
+        self.set_kv_tokens(kv_tokens)
         self._num_inside = 0
         self._empty = asyncio.Event()
         self._empty.set()
@@ -76,21 +72,36 @@ class RequestLimiter:
     def set_kv_tokens(self, kv_tokens: int) -> None:
         """Set the size of the engine's KV cache in tokens, after an engine start. 0: unknown."""
         self.budget.set_kv_tokens(kv_tokens)
-        self._queue.max_passed = self.budget.kv_tokens
+        self._queue.max_passed = self._queue.max_credit = self.budget.kv_tokens
 
     def usage(self, tenant: str) -> float:
-        """Return the tokens that a tenant has used, divided by its weight; 0 if it is not active."""
+        """Return the tokens that a tenant has used, divided by its weight; of an idle tenant, what it would begin with."""
         return self._queue.usage(tenant)
 
+    def charge(self, tenant: str, num_tokens: float) -> None:
+        """Add what a tenant has used on another replica. It counts if the tenant has open episodes here."""
+        self._queue.charge((tenant,), num_tokens)
+
+    @contextlib.contextmanager
+    def request(self, account: Account, episode: str) -> Iterator[None]:
+        """Count a request's episode as open while the context is open, whatever the request waits for, and for a while after."""
+        self.close_old_episodes()
+        if self.episodes.begin(account, episode):
+            self._queue.open(account.path, account.weight)
+        try:
+            yield
+        finally:
+            self.episodes.end(account, episode, self._clock())
+
     @contextlib.asynccontextmanager
-    async def place(self, account: Account, episode: str, estimate: float, kv_tokens: int = 0) -> AsyncIterator[Place]:
+    async def place(self, account: Account, estimate: float, kv_tokens: int = 0) -> AsyncIterator[Place]:
         """Wait for a place, and hold it while the context is open. Its `cost` then replaces the estimate, in tokens.
 
         kv_tokens: expected length of the request's context at its end.
         """
-        self._see(account, episode)
         granted = asyncio.get_running_loop().create_future()
-        ticket = self._queue.push(account.tenant, account.job, granted, cost=estimate, size=self.budget.size(kv_tokens))
+        size = self.budget.size(kv_tokens)
+        ticket = self._queue.push(account.path, granted, cost=estimate, size=size, weight=account.weight)
         self._grant()
         try:
             await granted
@@ -107,9 +118,8 @@ class RequestLimiter:
             self._end(ticket, place.cost)
 
     @contextlib.asynccontextmanager
-    async def alone(self, account: Account, episode: str) -> AsyncIterator[Place]:
+    async def alone(self, account: Account) -> AsyncIterator[Place]:
         """Wait until no request is in the engine, and admit none while the context is open. Its cost is charged at the end."""
-        self._see(account, episode)
         async with self._lone:
             self._is_closed = True
             place = Place()
@@ -118,7 +128,7 @@ class RequestLimiter:
                 yield place
             finally:
                 self._is_closed = False
-                self._queue.charge(account.tenant, account.job, place.cost)
+                self._queue.charge(account.path, place.cost)
                 self._grant()
 
     def _grant(self) -> None:
@@ -139,21 +149,10 @@ class RequestLimiter:
             self._empty.set()
         self._grant()
 
-    def _see(self, account: Account, episode: str) -> None:
-        """Note a request of an episode, and close the episodes whose last request is too long ago."""
-        self._queue.set_weight(account.tenant, account.weight)
-        if episode not in self._open:
-            self._queue.open(account.tenant, account.job)
-        self._open[episode] = account, self._clock()
-        self._open.move_to_end(episode)
-        self.close_old_episodes()
-
     def close_old_episodes(self) -> None:
-        """Close the episodes whose last request is longer ago than `OPEN_S`."""
-        now = self._clock()
-        while self._open and (oldest := next(iter(self._open.values())))[1] < now - OPEN_S:
-            self._open.popitem(last=False)
-            self._queue.close(oldest[0].tenant, oldest[0].job)
+        """Close the episodes whose last request ended too long ago (`accounts.OPEN_S`)."""
+        for path in self.episodes.expired(self._clock()):
+            self._queue.close(path)
 
 
 class SupervisedEngine:
@@ -243,10 +242,10 @@ class SupervisedEngine:
         self._on_stopped(reason)
         self._down.set()
 
-    def forget(self, uids: Collection[str]) -> None:
-        """Drop the totals and estimates of jobs that are gone."""
+    def forget(self, uids: Collection[str], tenants: Container[str]) -> None:
+        """Drop the totals and estimates of jobs that are gone, and of all tenants but these."""
         self.limiter.close_old_episodes()
-        self.meter.forget(uids)
+        self.meter.forget(uids, tenants)
         for uid in uids:
             self.limiter.outputs.forget(uid)
 
