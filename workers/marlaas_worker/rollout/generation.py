@@ -31,7 +31,7 @@ from marlaas_worker.rollout.conversation import (
 from marlaas_worker.rollout.engine import Completion, EngineDown, EngineLimits, Sampling
 from marlaas_worker.rollout.engine_meter import Computed
 from marlaas_worker.rollout.kv_budget import Place
-from marlaas_worker.rollout.policies import Pins, Policies
+from marlaas_worker.rollout.policies import Pins, Policies, past_caller
 from marlaas_worker.rollout.slots import Held
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 from marlaas_worker.rollout.turn_log import Histories, key_of, require_same
@@ -148,6 +148,8 @@ class Generation:
             self.versions.proven.newest_of, served.adapter(0), document.tenant, document.spec.training.max_staleness
         )
         adapter = served.adapter(await self.pins.version(request, document, newest))
+        if (caller := past_caller(request, document)) is not None:
+            self.versions.proven.past.note(adapter, *caller, _clock())
         order = _Order(request, served, adapter, await self._extend(request), began)
         drawn = await self._draw(order, stage)
         stage.enter("it was being recorded", self.histories.log.explain)

@@ -198,6 +198,17 @@ def pinned_by_orchestrator(document: JobDocument, agent: AgentSettings, group: s
     return agent.plays_past or document.spec.training.max_staleness == 0 or group_token(group).startswith("e")
 
 
+def past_caller(request: GenerateRequest, document: JobDocument) -> tuple[str, int] | None:
+    """Return by whom the version of a request may be called although newer ones were committed; None if by nobody.
+
+    Returns:
+        The name of an agent that plays past versions, or of the evaluation; and the most versions that it calls at a time.
+    """
+    if group_token(request.group).startswith("e"):
+        return "(evaluation)", 1
+    return (request.agent, 1 + document.spec.steps_ahead) if _player(document, request.agent).plays_past else None
+
+
 class Pins:
     """Cache of pins: the policy version from which a group is sampled. The first pin counts and never changes.
 
