@@ -113,19 +113,23 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 @dataclass(slots=True)
 class Engine:
-    """Continuous batching: each step gives every sequence one token."""
+    """Continuous batching: each step gives every sequence one token. left: tokens that the last request to end has not got."""
 
     running: dict[int, tuple[int, "asyncio.Future[None]"]] = field(default_factory=dict)
     entered: asyncio.Event = field(default_factory=asyncio.Event)
     prompt_tokens: int = 0
     numbers: Any = field(default_factory=itertools.count)
+    left: int = 0
 
     async def generate(self, prompt: int, output: int) -> None:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.running[next(self.numbers)] = output, done
+        number, done = next(self.numbers), asyncio.get_running_loop().create_future()
+        self.running[number] = output, done
         self.prompt_tokens += prompt
         self.entered.set()
-        await done
+        try:
+            await done
+        finally:
+            self.left, _ = self.running.pop(number, (0, done))
 
     async def run(self) -> None:
         while True:
@@ -137,7 +141,8 @@ class Engine:
                 self.running[number] = left - 1, done
                 if left == 1:
                     del self.running[number]
-                    done.set_result(None)
+                    if not done.done():
+                        done.set_result(None)
             if not self.running:
                 self.entered.clear()
 

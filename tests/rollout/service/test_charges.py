@@ -1,8 +1,9 @@
 """What requests are charged: to the queue of this replica, to the quotas by reports, and to the queues of other replicas."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
+
+import pytest
 
 from marlaas_api import subjects
 from marlaas_api.messages import ReplicaReport, ReplyPhase
@@ -85,7 +86,9 @@ def test_only_the_growth_of_another_replicas_totals_counts() -> None:
     assert others.growth("a", {"t": 2000}) == {}, "its report was gone for a while"
 
 
-async def test_use_on_another_replica_is_charged_here(harness: Any, shut_engine: Any, monkeypatch: Any) -> None:
+@pytest.fixture
+def roles(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The rollout roles that the test starts."""
     roles: list[Any] = []
 
     class Recorded(service._Rollout):
@@ -94,6 +97,24 @@ async def test_use_on_another_replica_is_charged_here(harness: Any, shut_engine:
             roles.append(self)
 
     monkeypatch.setattr(service, "_Rollout", Recorded)
+    return roles
+
+
+async def test_an_episode_is_open_while_its_request_waits_for_its_version(harness: Any, roles: list[Any]) -> None:
+    await harness.replica()
+    job = await harness.job(agents=[{"name": "policy"}, {"name": "critic"}])
+    request = job.request()
+    await harness.pin(request, 1)  # its trainer has not committed it yet
+    async with harness.asking(request) as asked, harness.asking(job.request(agent="critic", turn=1, parent=None)):
+        limiter = roles[0]._engine.limiter
+        await harness.until(lambda: len(limiter.episodes) == 2)
+        assert [len(account.below) for account in limiter._queue._root.below.values()] == [1]
+        assert set(limiter._queue._root.below["team"].below[job.uid].below) == {"policy", "critic"}
+        await harness.commit(job, 1)
+        assert (await asked.end()).phase is ReplyPhase.RESULT
+
+
+async def test_use_on_another_replica_is_charged_here(harness: Any, shut_engine: Any, roles: list[Any]) -> None:
     _, job = await harness.serving(shut_engine)
     key = subjects.replica_key("rollout", "pool", "other")
     other = ReplicaReport(role="rollout", pool="pool", replica="other", ready=False, tenant_tokens={"team": 5000})
@@ -112,4 +133,3 @@ async def test_use_on_another_replica_is_charged_here(harness: Any, shut_engine:
         await harness.put(subjects.REPLICAS, key, other.model_copy(update={"tenant_tokens": {"team": 9001}}))
         await harness.until(lambda: usage() == before + 731)
         shut_engine.open.set()
-    await asyncio.sleep(0)
