@@ -24,7 +24,10 @@ _SHARED = (
 _DATA_STRUCTURES = (
     "fair_queue.py",
     "placement.py",
-    *(f"rollout/{name}.py" for name in ("accounts", "kv_budget", "engine_meter", "paging", "slot_table", "homes")),
+    *(
+        f"rollout/{name}.py"
+        for name in ("accounts", "request_limiter", "kv_budget", "engine_meter", "paging", "slot_table", "homes")
+    ),
 )
 NOT_COUNTED = (
     *(f"operator/marlaas_api/{module}" for module in _SHARED),

@@ -7,7 +7,7 @@ may differ by the bound of `fair_queue`, whatever happened before.
 import asyncio
 import itertools
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import pytest
@@ -15,7 +15,8 @@ from bench.fairness import KV_TOKENS, MAX_SEQS, Engine, VirtualLoop
 
 from marlaas_worker.rollout.accounts import OPEN_S, Account
 from marlaas_worker.rollout.engine_meter import EngineMeter
-from marlaas_worker.rollout.supervised_engine import RequestLimiter
+from marlaas_worker.rollout.kv_budget import Place
+from marlaas_worker.rollout.request_limiter import RequestLimiter
 
 MAX_TOKENS, SECONDS = 128, 120.0
 
@@ -37,6 +38,7 @@ class Behaviour:
     exits_s: float | None = None
 
 
+GOOD = Behaviour()
 ATTACKS = {
     "a hundred jobs": Behaviour(num_episodes=200, num_jobs=100),
     "giant prompts": Behaviour(prompt=4000, output=10, tool_s=0.0),
@@ -49,11 +51,14 @@ ATTACKS = {
 class Run:
     """Two tenants of equal weight, `good` and `bad`, on one engine. served: computed tokens by tenant.
 
-    worst: the largest difference of their services in a time in which both had queued requests.
+    engine_s, generated: seconds in the engine, and generated tokens, by tenant. worst: the largest difference of their services in a
+    time in which both had queued requests.
     """
 
-    def __init__(self, attack: Behaviour, *, is_fair: bool = True, cancelled_cost: bool = True) -> None:
-        self.behaviours = {"good": Behaviour(), "bad": attack}
+    def __init__(
+        self, attack: Behaviour, *, good: Behaviour = GOOD, is_fair: bool = True, cancelled_cost: bool = True
+    ) -> None:
+        self.behaviours = {"good": good, "bad": attack}
         self.is_fair, self.cancelled_cost = is_fair, cancelled_cost
         self.clock = asyncio.get_running_loop().time
         self.engine, self.meter = Engine(), EngineMeter()
@@ -61,6 +66,8 @@ class Run:
         self.served: Counter[str] = Counter()
         self.queued: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
+        self.engine_s: defaultdict[str, float] = defaultdict(float)
+        self.generated: Counter[str] = Counter()
         self.begin: dict[str, int] | None = None
         self.worst = self.largest = self.error = 0
 
@@ -82,7 +89,7 @@ class Run:
         for episode in itertools.count():
             for _ in range(3):
                 prompt = draw.randint(behaviour.prompt // 2, behaviour.prompt)
-                with self.limiter.request(account, f"{tenant}-{number}-{episode}"):
+                with self.limiter.episodes.request(account, f"{tenant}-{number}-{episode}"):
                     await self.turn(tenant, job, account, prompt, draw.randint(1, behaviour.output))
                 await asyncio.sleep(behaviour.tool_s * draw.random())
             await asyncio.sleep(behaviour.hangs_s)
@@ -92,26 +99,28 @@ class Run:
         self.change(tenant, 1)
         is_queued = True
         try:
-            async with self.limiter.place(account, estimate, estimate) as place:
+            async with self.limiter.place(account, prompt, estimate - prompt, estimate) as place:
                 self.change(tenant, -1)
                 is_queued = False
-                place.cost = await self.generate(tenant, prompt, output, estimate)
+                place.cost = await self.generate(tenant, prompt, output, place, estimate)
         finally:
             if is_queued:
                 self.change(tenant, -1)
         self.limiter.outputs.note(job, output)
 
-    async def generate(self, tenant: str, prompt: int, output: int, estimate: int) -> float:
+    async def generate(self, tenant: str, prompt: int, output: int, place: Place, estimate: int) -> float:
         """Return what the turn is charged; `served` counts what was computed."""
         began = self.clock()
         try:
             async with asyncio.timeout(self.behaviours[tenant].exits_s):
-                await self.engine.generate(prompt, output)
+                await self.engine.generate(prompt, output, place.begin)
         except TimeoutError:
             self.note(tenant, prompt + output - self.engine.left, estimate)
             unfinished = self.meter.unfinished(prompt, self.clock() - began, MAX_TOKENS)
             return unfinished.cost if self.cancelled_cost else 0.0
         self.meter.decode.note(self.clock() - began, output)
+        self.engine_s[tenant] += self.clock() - began
+        self.generated[tenant] += output
         self.note(tenant, prompt + output, estimate)
         return prompt + output
 
@@ -165,3 +174,28 @@ def test_first_come_first_served_would_give_the_attacker_more(attack: str) -> No
 def test_cancelled_turns_that_cost_nothing_would_give_the_attacker_more() -> None:
     run = attacked("environments that exit", cancelled_cost=False)
     assert run.worst > run.bound
+
+
+FEW = Behaviour(num_episodes=8, tool_s=0.8)
+NEIGHBOURS = {
+    "ordinary": Behaviour(num_episodes=64),
+    "giant": Behaviour(num_episodes=64, prompt=240, output=32, tool_s=0.0),
+}
+
+
+def token_s(neighbour: str, step_tokens: int) -> float:
+    """Seconds per token of a tenant with few episodes, whose requests never wait for their share."""
+
+    async def run() -> float:
+        made = Run(NEIGHBOURS[neighbour], good=FEW)
+        made.limiter.prefill.step_tokens = step_tokens
+        await made.play(40.0)
+        return made.engine_s["good"] / made.generated["good"]
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(run())
+
+
+def test_the_prompts_of_another_tenant_do_not_fill_the_steps_in_which_a_tenants_tokens_are_generated() -> None:
+    limited, unlimited = (token_s("giant", step_tokens) / token_s("ordinary", step_tokens) for step_tokens in (512, 0))
+    assert limited <= 1.1 < 1.15 <= unlimited

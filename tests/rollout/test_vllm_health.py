@@ -19,7 +19,7 @@ class Incarnation:
         self.down: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.llm = self
         self.progress = ProgressWatch()
-        self.kv_tokens = 64
+        self.kv_tokens, self.step_tokens = 64, 512
         self._answers, self._cpu_step_s, self._cpu_s = answers, cpu_step_s, 0.0
 
     def cpu_s(self) -> float:
@@ -48,7 +48,7 @@ async def test_an_engine_that_computes_without_an_answer_is_healthy(
 ) -> None:
     engine = engine_on(Incarnation(answers=False, cpu_step_s=0.01), small_model, pool, tmp_path)
     assert await engine.healthy()
-    assert engine.limits.kv_tokens == 64
+    assert (engine.limits.kv_tokens, engine.limits.step_tokens) == (64, 512)
 
 
 async def test_an_engine_that_neither_answers_nor_computes_is_down(

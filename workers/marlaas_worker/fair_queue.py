@@ -25,7 +25,7 @@ queue that learns of service elsewhere (`charge`) after it has happened adds tha
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -49,6 +49,13 @@ class Ticket(Generic[T]):
     charged: float
     size: float
     is_queued: bool = False
+
+
+Allows = Callable[[Ticket[T]], bool]
+
+
+def _always(_: Ticket[T]) -> bool:
+    return True
 
 
 @dataclass(slots=True, eq=False)
@@ -119,19 +126,19 @@ class _Account(Generic[T]):
         """Add the cost of a request to the usage."""
         self.usage += cost / self.weight
 
-    def heads(self, max_lead: float) -> Iterator[Ticket[T]]:
-        """Yield the first request of each account at the bottom, in the order of usages.
+    def heads(self, max_lead: float, allows: "Allows[T]") -> Iterator[Ticket[T]]:
+        """Yield the first request of each account at the bottom, if it is allowed, in the order of usages.
 
         max_lead: an account that does not have the smallest usage is left out if its request would make the difference
         larger than this, divided by its weight.
         """
-        if self.requests:
+        if self.requests and allows(self.requests[0]):
             yield self.requests[0]
-        ordered = sorted(self.waiting.values(), key=lambda account: account.usage)
-        for account in ordered:
-            lead = (account.usage - ordered[0].usage) * account.weight
-            for ticket in account.heads(max_lead):
-                if account is ordered[0] or lead + ticket.charged <= max_lead:
+        first: _Account[T] | None = None
+        for account in sorted(self.waiting.values(), key=lambda account: account.usage):
+            for ticket in account.heads(max_lead, allows):
+                first = first or account
+                if account is first or (account.usage - first.usage) * account.weight + ticket.charged <= max_lead:
                     yield ticket
 
 
@@ -207,11 +214,14 @@ class FairQueue(Generic[T]):
         self._num_queued += 1
         return ticket
 
-    def pop(self, room: float = math.inf) -> Ticket[T] | None:
-        """Remove the next request that fits into `room`, charge its estimate and return it; None if none may be served."""
-        if self._waiting is not None and self._waiting.size <= room:
+    def pop(self, room: float = math.inf, allows: Allows[T] = _always) -> Ticket[T] | None:
+        """Remove the next request that fits into `room`, charge its estimate and return it; None if none may be served.
+
+        allows: whether a request may be served now. While it may not, its account counts as if it had no request.
+        """
+        if self._waiting is not None and self._waiting.size <= room and allows(self._waiting):
             return self._serve(self._waiting)
-        for ticket in self._root.heads(self.max_passed):
+        for ticket in self._root.heads(self.max_passed, allows):
             if ticket is self._waiting:
                 continue
             if ticket.size <= room:

@@ -114,6 +114,19 @@ async def test_an_episode_is_open_while_its_request_waits_for_its_version(harnes
         assert (await asked.end()).phase is ReplyPhase.RESULT
 
 
+async def test_a_prompt_makes_room_for_the_next_one_at_its_first_token(
+    harness: Any, make_engine: Callable[..., Any], roles: list[Any]
+) -> None:
+    engine = make_engine(limits={"step_tokens": 10})
+    engine.open.clear()
+    _, job = await harness.serving(engine)
+    prefill = roles[0]._engine.limiter.prefill
+    prefill.join("another tenant", 1.0)
+    async with harness.asking(job.request()), harness.asking(job.request(index=1)):
+        await harness.until(lambda: len(engine.calls) == 2)
+        assert prefill._present["team"].num_prompt == 0
+
+
 async def test_use_on_another_replica_is_charged_here(harness: Any, shut_engine: Any, roles: list[Any]) -> None:
     _, job = await harness.serving(shut_engine)
     key = subjects.replica_key("rollout", "pool", "other")

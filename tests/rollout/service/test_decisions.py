@@ -10,7 +10,7 @@ from marlaas_api.errors import Permanent, Retryable
 from marlaas_worker.rollout.accounts import OPEN_S, Account
 from marlaas_worker.rollout.engine_meter import EngineMeter
 from marlaas_worker.rollout.load_retries import FIRST_WAIT_S, LONGEST_WAIT_S, Retries
-from marlaas_worker.rollout.supervised_engine import RequestLimiter
+from marlaas_worker.rollout.request_limiter import RequestLimiter
 
 
 def account(job: str, tenant: str = "team-a", weight: float = 1.0) -> Account:
@@ -22,7 +22,7 @@ async def test_the_limiter_admits_no_more_requests_than_its_capacity():
 
     async def visit(number: int) -> None:
         nonlocal inside, most
-        async with limiter.place(account(f"job-{number % 4}"), 1.0):
+        async with limiter.place(account(f"job-{number % 4}"), 1, 0):
             inside += 1
             most = max(most, inside)
             await asyncio.sleep(0)
@@ -38,7 +38,7 @@ async def test_free_places_go_to_tenants_by_weight_however_many_jobs_and_request
     few = [account("job", "few", 3.0)]
 
     async def visit(who: Account) -> None:
-        async with limiter.place(who, 10.0) as place:
+        async with limiter.place(who, 10, 0) as place:
             await asyncio.sleep(0)
             place.cost = 10.0
             if limiter.num_waiting >= 60:
@@ -52,12 +52,12 @@ async def test_free_places_go_to_tenants_by_weight_however_many_jobs_and_request
 
 async def test_a_request_costs_what_its_holder_says_and_not_the_estimate():
     limiter = RequestLimiter(1)
-    with limiter.request(account("a"), "a-1"):
+    with limiter.episodes.request(account("a"), "a-1"):
         with contextlib.suppress(RuntimeError):
-            async with limiter.place(account("a"), 5.0):
+            async with limiter.place(account("a"), 5, 0):
                 raise RuntimeError("the engine refused it")
         assert limiter.usage("team-a") == 0
-        async with limiter.place(account("a"), 5.0) as place:
+        async with limiter.place(account("a"), 5, 0) as place:
             place.cost = 50.0
         assert limiter.usage("team-a") == 50
 
@@ -71,14 +71,14 @@ class Visits:
 
     async def visit(self, tenant: str, episode: str, cost: float, takes_s: float = 0.0) -> None:
         who = account(f"job-{tenant}", tenant)
-        with self.limiter.request(who, episode):
-            async with self.limiter.place(who, 1.0) as place:
+        with self.limiter.episodes.request(who, episode):
+            async with self.limiter.place(who, 1, 0) as place:
                 self.now += takes_s
                 place.cost = cost
 
     async def returns(self, tenant: str, episode: str) -> float:
         """The usage with which a tenant waits for a place for its next turn."""
-        with self.limiter.request(account(f"job-{tenant}", tenant), episode):
+        with self.limiter.episodes.request(account(f"job-{tenant}", tenant), episode):
             return self.limiter.usage(tenant)
 
 
@@ -96,7 +96,7 @@ async def test_an_episode_counts_as_open_for_a_while_after_its_last_request_has_
 
 async def test_an_episode_whose_request_waits_for_its_version_is_open_for_as_long_as_it_waits():
     visits = Visits()
-    with visits.limiter.request(account("job-a", "a"), "a-1"):
+    with visits.limiter.episodes.request(account("job-a", "a"), "a-1"):
         for number in range(3):
             visits.now += 2 * OPEN_S
             await visits.visit("b", f"b-{number}", 100.0)
@@ -107,11 +107,11 @@ async def test_an_episode_whose_request_waits_for_its_version_is_open_for_as_lon
 async def test_each_agent_of_an_episode_is_open_by_itself():
     visits, episodes = Visits(), 0
     for agent in ("solver", "critic", "solver"):
-        with visits.limiter.request(Account("a", 1.0, "job", agent), "a-1"):
+        with visits.limiter.episodes.request(Account("a", 1.0, "job", agent), "a-1"):
             episodes = max(episodes, len(visits.limiter.episodes))
     assert episodes == 2
     visits.now = OPEN_S + 1
-    visits.limiter.close_old_episodes()
+    visits.limiter.episodes.close_old()
     assert len(visits.limiter.episodes) == 0
 
 
@@ -119,7 +119,7 @@ async def test_requests_of_a_job_take_turns_by_agent():
     limiter, served = RequestLimiter(1), list[str]()
 
     async def visit(agent: str, job: str = "team") -> None:
-        async with limiter.place(Account("a", 1.0, job, agent), 10.0) as place:
+        async with limiter.place(Account("a", 1.0, job, agent), 10, 0) as place:
             await asyncio.sleep(0)
             place.cost = 10.0
             served.append(agent or job)
@@ -145,7 +145,7 @@ async def test_a_place_whose_owner_gave_up_goes_to_the_next():
     leave = asyncio.Event()
 
     async def visit(name: str) -> None:
-        async with limiter.place(account(name), 1.0):
+        async with limiter.place(account(name), 1, 0):
             entered.append(name)
             await leave.wait()
 
@@ -160,7 +160,7 @@ async def test_a_place_whose_owner_gave_up_goes_to_the_next():
     leave.set()
     await asyncio.gather(*visits, return_exceptions=True)
     assert entered == ["first", "last"]
-    async with asyncio.timeout(10), limiter.place(account("after all"), 1.0):
+    async with asyncio.timeout(10), limiter.place(account("after all"), 1, 0):
         pass
     assert limiter.num_waiting == 0
 

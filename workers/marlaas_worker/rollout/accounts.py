@@ -1,11 +1,13 @@
 """Accounts of requests, their open episodes, and the service of tenants on other replicas. Pure; the caller passes the clock, in seconds."""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from marlaas_api.messages import JobDocument
-from marlaas_worker.fair_queue import Path
+from marlaas_worker.fair_queue import FairQueue, Path
 
 OPEN_S = 60.0
 """An episode counts as open for so long after its last request has ended, because its end is not known here.
@@ -48,37 +50,42 @@ class _Open:
 
 
 class OpenEpisodes:
-    """Episodes that have requests in the role, or had one in the last `OPEN_S` seconds. Each agent of an episode counts by itself."""
+    """Episodes that have requests in the role, or had one in the last `OPEN_S` seconds. Each agent of an episode counts by itself.
 
-    def __init__(self) -> None:
+    queue: their accounts are active while they are open.
+    """
+
+    def __init__(self, queue: FairQueue[Any], clock: Callable[[], float]) -> None:
+        self._queue, self._clock = queue, clock
         self._open: dict[tuple[str, str], _Open] = {}
         self._ended_at: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def begin(self, account: Account, episode: str) -> bool:
-        """Note a request that enters the role; return whether its episode was not open before."""
+    @contextmanager
+    def request(self, account: Account, episode: str) -> Iterator[None]:
+        """Count a request's episode as open while the context is open, whatever the request waits for, and for a while after."""
+        self.close_old()
         key = episode, account.agent
-        known = self._open.get(key)
-        one = known or self._open.setdefault(key, _Open(account.path))
-        one.num_requests += 1
+        if key not in self._open:
+            self._queue.open(account.path, account.weight)
+            self._open[key] = _Open(account.path)
+        self._open[key].num_requests += 1
         self._ended_at.pop(key, None)
-        return known is None
+        try:
+            yield
+        finally:
+            self._open[key].num_requests -= 1
+            if not self._open[key].num_requests:
+                self._ended_at[key] = self._clock()
 
-    def end(self, account: Account, episode: str, now: float) -> None:
-        """Note a request that has left the role."""
-        key = episode, account.agent
-        one = self._open[key]
-        one.num_requests -= 1
-        if not one.num_requests:
-            self._ended_at[key] = now
-
-    def expired(self, now: float) -> Iterator[Path]:
-        """Remove the episodes whose last request ended more than `OPEN_S` ago, and yield their accounts."""
+    def close_old(self) -> None:
+        """Close the episodes whose last request ended more than `OPEN_S` ago."""
+        now = self._clock()
         while self._ended_at and next(iter(self._ended_at.values())) < now - OPEN_S:
             key, _ = self._ended_at.popitem(last=False)
-            yield self._open.pop(key).path
+            self._queue.close(self._open.pop(key).path)
 
 
 class OtherReplicas:

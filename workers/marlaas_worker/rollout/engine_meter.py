@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
+from marlaas_api.messages import JobAgent
 from marlaas_worker.rollout.accounts import Account
 
 HALF_LIFE_S = 60.0
@@ -88,15 +89,12 @@ class EngineMeter:
         self.num_running -= 1
         self.job_engine_s[uid] = self.job_engine_s.get(uid, 0.0) + self._share_s - mark
 
-    def charge(self, account: Account, computed: Computed, agent: str, now: float) -> None:
-        """Add the tokens of a request to the totals of its tenant and job, and of its agent.
-
-        agent: its policy key, if its job has several policies; else empty.
-        """
+    def charge(self, account: Account, computed: Computed, served: JobAgent, now: float) -> None:
+        """Add the tokens of a request to the totals of its tenant and job, and of the agent that served it."""
         self.tenant_tokens[account.tenant] += computed.cost
         self.job_tokens[account.job] += computed.num_generated
-        if agent:
-            self.agents.add(agent, computed.cost, now)
+        if len(served.document.spec.policies) > 1:
+            self.agents.add(served.policy_key, computed.cost, now)
 
     def unfinished(self, num_prompt: int, running_s: float | None, max_tokens: int) -> Computed:
         """Estimate what the engine computed for a request that was cancelled or failed: the engine does not report it.

@@ -28,7 +28,7 @@ from marlaas_worker.rollout.conversation import (
     num_characters,
     read_reply,
 )
-from marlaas_worker.rollout.engine import Completion, EngineDown, EngineLimits, Sampling
+from marlaas_worker.rollout.engine import Began, Completion, EngineDown, EngineLimits, Sampling
 from marlaas_worker.rollout.engine_meter import Computed
 from marlaas_worker.rollout.kv_budget import Place
 from marlaas_worker.rollout.policies import Pins, Policies, past_caller
@@ -91,10 +91,6 @@ class _Order:
     def account(self) -> Account:
         return account_of(self.served.document, self.request.agent)
 
-    @property
-    def metered_agent(self) -> str:
-        return self.served.policy_key if len(self.served.document.spec.policies) > 1 else ""
-
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
@@ -132,7 +128,7 @@ class Generation:
         """
         began = _clock()
         served = await self.policies.find(request)
-        with self.engine.limiter.request(account_of(served.document, request.agent), request.episode):
+        with self.engine.limiter.episodes.request(account_of(served.document, request.agent), request.episode):
             return await self._play(request, served, stage, began)
 
     async def _play(self, request: GenerateRequest, served: JobAgent, stage: RequestStage, began: float) -> Turn:
@@ -219,24 +215,20 @@ class Generation:
         mark = engine.meter.enter(entered)
         computed = Computed()
         try:
-            completion = await self._generate(order, held, stage)
+            completion = await self._generate(order, held, partial(_begin, stage, place))
             computed = Computed(len(order.prompt.ids) - completion.cached_tokens, len(completion.output_ids))
         except BaseException as error:
-            computed = self._unfinished(order, stage, error)
-            raise
+            if stage.running_s is not None or isinstance(error, asyncio.CancelledError):
+                num_prompt, most = len(order.prompt.appended), _max_tokens(order, engine.limits)
+                computed = engine.meter.unfinished(num_prompt, stage.running_s, most)
+            raise  # Without a first token it was refused, or the engine was down.
         finally:
             engine.meter.leave(mark, order.request.uid, _clock())
             place.cost = computed.cost
-            engine.meter.charge(order.account, computed, order.metered_agent, _clock())
+            engine.meter.charge(order.account, computed, order.served, _clock())
         engine.limiter.outputs.note(order.request.uid, computed.num_generated)
         engine.meter.decode.note(stage.running_s or 0.0, computed.num_generated)
         return _Drawn(completion, sha256, entered - order.began, _clock() - entered)
-
-    def _unfinished(self, order: _Order, stage: RequestStage, error: BaseException) -> Computed:
-        if stage.running_s is None and not isinstance(error, asyncio.CancelledError):
-            return Computed()  # It was refused, or the engine was down.
-        max_tokens = _max_tokens(order, self.engine.limits)
-        return self.engine.meter.unfinished(len(order.prompt.appended), stage.running_s, max_tokens)
 
     def _place(self, order: _Order, alone: bool) -> AbstractAsyncContextManager[Place]:
         if order.prompt.room(self.engine.limits.max_model_len) < 1:
@@ -247,9 +239,9 @@ class Generation:
         expected = limiter.outputs.expected_tokens(account.job, _max_tokens(order, self.engine.limits))
         num_appended = len(order.prompt.appended)
         kv_tokens = len(order.prompt.past) + num_appended + expected
-        return limiter.place(account, num_appended + expected, kv_tokens)
+        return limiter.place(account, num_appended, expected, kv_tokens)
 
-    async def _generate(self, order: _Order, held: Held, stage: RequestStage) -> Completion:
+    async def _generate(self, order: _Order, held: Held, began: Began) -> Completion:
         request, document = order.request, order.served.document
         rollout = document.spec.rollout
         sampling = Sampling(
@@ -258,7 +250,7 @@ class Generation:
             seed=sampling_seed(document.seed, len(document.spec.agents), request.group, request.member, request.turn),
         )
         call = f"{request_id(request.episode, request.turn)}/{next(self._calls)}"
-        return await self.engine.generate(call, held.loaded, order.prompt.ids, sampling, stage.generate)
+        return await self.engine.generate(call, held.loaded, order.prompt.ids, sampling, began)
 
     def _turn(self, order: _Order, drawn: _Drawn) -> Turn:
         """Return the record. A prompt beyond the context window was not fed to the engine, so its ids are left out."""
@@ -288,6 +280,11 @@ class Generation:
             replica=self.context.name,
             at=self.context.now(),
         )
+
+
+def _begin(stage: RequestStage, place: Place) -> None:
+    stage.generate()
+    place.begin()
 
 
 def _max_tokens(order: _Order, limits: EngineLimits) -> int:

@@ -1,14 +1,12 @@
-"""The engine as the role uses it: supervised (`SupervisedEngine`), and limited (`RequestLimiter`).
+"""The engine as the role uses it: restarted after each failure (an exit or a hang), and tested at each start.
 
-A supervised engine is an engine that is restarted after each failure (an exit or a hang), and tested at each start. From
-the failure until the next incarnation serves, its calls raise EngineDown. Adapters and slots are lost with an incarnation.
+From the failure until the next incarnation serves, its calls raise EngineDown. Adapters and slots are lost with an
+incarnation.
 """
 
 import asyncio
-import contextlib
 import logging
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Iterator
+from collections.abc import Awaitable, Callable, Collection, Container, Iterator
 from itertools import count
 from typing import TypeVar
 
@@ -16,8 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from marlaas_api.errors import MarlaasError
-from marlaas_worker.fair_queue import FairQueue, Ticket
-from marlaas_worker.rollout.accounts import Account, OpenEpisodes
 from marlaas_worker.rollout.engine import (
     Began,
     Completion,
@@ -29,7 +25,7 @@ from marlaas_worker.rollout.engine import (
     unheard,
 )
 from marlaas_worker.rollout.engine_meter import EngineMeter
-from marlaas_worker.rollout.kv_budget import KvBudget, Place, RecentOutputs
+from marlaas_worker.rollout.request_limiter import RequestLimiter
 from marlaas_worker.rollout.self_test import SelfTestFailed
 
 HEALTH_CHECK_S = 5.0
@@ -37,122 +33,6 @@ RESTART_BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-class RequestLimiter:
-    """Requests in the engine: as many as its batch and its KV cache hold. Room goes to tenants by weight, then to jobs, then to agents.
-
-    The engine's own queue is first come, first served. Costs are tokens: prompt tokens outside the engine's prefix
-    cache, and generated tokens. A request that does not fit may be passed by others, for at most one KV cache of tokens.
-    The credit of all tenants is also one KV cache of tokens: a tenant whose episodes have all waited for tools may then fill its
-    share of the batch at once.
-
-    Attributes:
-        episodes: the open ones, for which tenants keep their credit.
-    """
-
-    def __init__(self, max_seqs: int, clock: Callable[[], float] = time.monotonic, kv_tokens: int = 0) -> None:
-        self.budget = KvBudget(max_seqs, kv_tokens)
-        self.outputs = RecentOutputs()
-        self.episodes = OpenEpisodes()
-        self._clock = clock
-        self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
-        self.set_kv_tokens(kv_tokens)
-        self._num_inside = 0
-        self._empty = asyncio.Event()
-        self._empty.set()
-        self._lone = asyncio.Lock()
-        self._is_closed = False
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that wait in the queue."""
-        return len(self._queue)
-
-    def set_kv_tokens(self, kv_tokens: int) -> None:
-        """Set the size of the engine's KV cache in tokens, after an engine start. 0: unknown."""
-        self.budget.set_kv_tokens(kv_tokens)
-        self._queue.max_passed = self._queue.max_credit = self.budget.kv_tokens
-
-    def usage(self, tenant: str) -> float:
-        """Return the tokens that a tenant has used, divided by its weight; of an idle tenant, what it would begin with."""
-        return self._queue.usage(tenant)
-
-    def charge(self, tenant: str, num_tokens: float) -> None:
-        """Add what a tenant has used on another replica. It counts if the tenant has open episodes here."""
-        self._queue.charge((tenant,), num_tokens)
-
-    @contextlib.contextmanager
-    def request(self, account: Account, episode: str) -> Iterator[None]:
-        """Count a request's episode as open while the context is open, whatever the request waits for, and for a while after."""
-        self.close_old_episodes()
-        if self.episodes.begin(account, episode):
-            self._queue.open(account.path, account.weight)
-        try:
-            yield
-        finally:
-            self.episodes.end(account, episode, self._clock())
-
-    @contextlib.asynccontextmanager
-    async def place(self, account: Account, estimate: float, kv_tokens: int = 0) -> AsyncIterator[Place]:
-        """Wait for a place, and hold it while the context is open. Its `cost` then replaces the estimate, in tokens.
-
-        kv_tokens: expected length of the request's context at its end.
-        """
-        granted = asyncio.get_running_loop().create_future()
-        size = self.budget.size(kv_tokens)
-        ticket = self._queue.push(account.path, granted, cost=estimate, size=size, weight=account.weight)
-        self._grant()
-        try:
-            await granted
-        except asyncio.CancelledError:
-            if granted.cancelled():
-                self._queue.remove(ticket)
-            else:
-                self._end(ticket, 0.0)
-            raise
-        place = Place()
-        try:
-            yield place
-        finally:
-            self._end(ticket, place.cost)
-
-    @contextlib.asynccontextmanager
-    async def alone(self, account: Account) -> AsyncIterator[Place]:
-        """Wait until no request is in the engine, and admit none while the context is open. Its cost is charged at the end."""
-        async with self._lone:
-            self._is_closed = True
-            place = Place()
-            try:
-                await self._empty.wait()
-                yield place
-            finally:
-                self._is_closed = False
-                self._queue.charge(account.path, place.cost)
-                self._grant()
-
-    def _grant(self) -> None:
-        while not self._is_closed and (room := self.budget.room) >= 0 and (ticket := self._queue.pop(room)) is not None:
-            if ticket.item.cancelled():
-                self._queue.settle(ticket, 0.0)
-            else:
-                self.budget.take(ticket.size)
-                self._num_inside += 1
-                self._empty.clear()
-                ticket.item.set_result(None)
-
-    def _end(self, ticket: Ticket[asyncio.Future[None]], cost: float) -> None:
-        self._queue.settle(ticket, cost)
-        self.budget.give_back(ticket.size)
-        self._num_inside -= 1
-        if not self._num_inside:
-            self._empty.set()
-        self._grant()
-
-    def close_old_episodes(self) -> None:
-        """Close the episodes whose last request ended too long ago (`accounts.OPEN_S`)."""
-        for path in self.episodes.expired(self._clock()):
-            self._queue.close(path)
 
 
 class SupervisedEngine:
@@ -244,7 +124,7 @@ class SupervisedEngine:
 
     def forget(self, uids: Collection[str], tenants: Container[str]) -> None:
         """Drop the totals and estimates of jobs that are gone, and of all tenants but these."""
-        self.limiter.close_old_episodes()
+        self.limiter.episodes.close_old()
         self.meter.forget(uids, tenants)
         for uid in uids:
             self.limiter.outputs.forget(uid)
@@ -259,6 +139,7 @@ class SupervisedEngine:
         """Test a new incarnation, and let requests use it."""
         await self._test(self._engine)
         self.limiter.set_kv_tokens(self._engine.limits.kv_tokens)
+        self.limiter.prefill.step_tokens = self._engine.limits.step_tokens
         self.up = True
 
     async def _call(self, work: Awaitable[T]) -> T:
