@@ -38,8 +38,8 @@ def barrier() -> None:
 
 def first_come() -> None:
     """Charge all requests of this process's engines to one account, whose queue is in the order of arrival."""
-    from marlaas_worker.rollout.engine_meter import Account
-    from marlaas_worker.rollout.supervised_engine import RequestLimiter
+    from marlaas_worker.rollout.accounts import Account
+    from marlaas_worker.rollout.request_limiter import RequestLimiter
 
     everybody = Account("all", 1.0, "all")
 

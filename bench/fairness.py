@@ -23,8 +23,9 @@ from typing import Any
 from bench import options
 from bench.multitenant_figures import jain
 from bench.runs import table
-from marlaas_worker.rollout.engine_meter import Account
-from marlaas_worker.rollout.supervised_engine import RequestLimiter
+from marlaas_worker.rollout.accounts import Account
+from marlaas_worker.rollout.engine import Began, unheard
+from marlaas_worker.rollout.request_limiter import RequestLimiter
 
 MAX_SEQS, KV_TOKENS = 32, 8192
 STEP_S, SEQUENCE_S, PROMPT_TOKEN_S = 0.006, 0.0004, 2e-5
@@ -115,31 +116,40 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 @dataclass(slots=True)
 class Engine:
-    """Continuous batching: each step gives every sequence one token."""
+    """Continuous batching: each step gives every sequence one token. left: tokens that the last request to end has not got."""
 
     running: dict[int, tuple[int, "asyncio.Future[None]"]] = field(default_factory=dict)
     entered: asyncio.Event = field(default_factory=asyncio.Event)
     prompt_tokens: int = 0
+    begins: list[Began] = field(default_factory=list)
     numbers: Any = field(default_factory=itertools.count)
+    left: int = 0
 
-    async def generate(self, prompt: int, output: int) -> None:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.running[next(self.numbers)] = output, done
+    async def generate(self, prompt: int, output: int, began: Began = unheard) -> None:
+        number, done = next(self.numbers), asyncio.get_running_loop().create_future()
+        self.running[number] = output, done
         self.prompt_tokens += prompt
+        self.begins.append(began)
         self.entered.set()
-        await done
+        try:
+            await done
+        finally:
+            self.left, _ = self.running.pop(number, (0, done))
 
     async def run(self) -> None:
         while True:
             await self.entered.wait()
             seconds = STEP_S + SEQUENCE_S * len(self.running) + PROMPT_TOKEN_S * self.prompt_tokens
-            self.prompt_tokens = 0
+            begins, self.begins, self.prompt_tokens = self.begins, [], 0
             await asyncio.sleep(seconds)
+            for began in begins:
+                began()
             for number, (left, done) in list(self.running.items()):
                 self.running[number] = left - 1, done
                 if left == 1:
                     del self.running[number]
-                    done.set_result(None)
+                    if not done.done():
+                        done.set_result(None)
             if not self.running:
                 self.entered.clear()
 
@@ -190,12 +200,11 @@ class Simulation:
         account = Account(tenant.name, tenant.weight, job) if self._fair else Account("all", 1.0, "all")
         expected = self._limiter.outputs.expected_tokens(job, MAX_TOKENS)
         self._count(tenant.name, 1)
-        async with self._limiter.place(
-            account, f"{tenant.name}-{episode}", prompt + expected, prompt + expected
-        ) as place:
-            self._count(tenant.name, -1)
-            await self._engine.generate(prompt, output)
-            place.cost = prompt + output
+        with self._limiter.episodes.request(account, f"{tenant.name}-{episode}"):
+            async with self._limiter.place(account, prompt, expected, prompt + expected) as place:
+                self._count(tenant.name, -1)
+                await self._engine.generate(prompt, output)
+                place.cost = prompt + output
         self._limiter.outputs.note(job, output)
         self.log.served.append((asyncio.get_running_loop().time(), tenant.name, prompt + output))
 

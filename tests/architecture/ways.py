@@ -26,7 +26,19 @@ _DATA_STRUCTURES = (
     "placement.py",
     "recent.py",
     "sandbox/turn_clock.py",
-    *(f"rollout/{name}.py" for name in ("bounded_cache", "kv_budget", "engine_meter", "paging", "slot_table", "homes")),
+    *(
+        f"rollout/{name}.py"
+        for name in (
+            "bounded_cache",
+            "accounts",
+            "request_limiter",
+            "kv_budget",
+            "engine_meter",
+            "paging",
+            "slot_table",
+            "homes",
+        )
+    ),
 )
 NOT_COUNTED = (
     *(f"operator/marlaas_api/{module}" for module in _SHARED),

@@ -104,7 +104,7 @@ async def order(limiter: RequestLimiter) -> list[str]:
 
     async def ask(tenant: str, number: int) -> None:
         account = Account(tenant, WEIGHTS[tenant], f"job-{tenant}")
-        async with limiter.place(account, f"{tenant}-{number}", 10.0) as place:
+        async with limiter.place(account, 5, 5) as place:
             entered.append(tenant)
             place.cost = 10.0
             await asyncio.sleep(0)

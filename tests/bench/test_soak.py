@@ -98,7 +98,7 @@ def test_a_time_limit_ends_a_run() -> None:
 
 def answering(folder: OutFolder, changes: list[RunChange], stop: threading.Event) -> None:
     while not stop.is_set():
-        for question in take(folder):
+        for question in take(folder, tuple):
             changes.append(question.change)
             question.answer(ChangeAnswer())
 

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from marlaas_worker.rollout.engine_meter import Account
-from marlaas_worker.rollout.kv_budget import BLOCK_TOKENS, KvBudget, RecentOutputs
-from marlaas_worker.rollout.supervised_engine import Place, RequestLimiter
+from marlaas_worker.rollout.accounts import Account
+from marlaas_worker.rollout.kv_budget import BLOCK_TOKENS, KvBudget, Place, PrefillShares, RecentOutputs
+from marlaas_worker.rollout.request_limiter import RequestLimiter
 
 
 def account(tenant: str) -> Account:
@@ -29,7 +29,7 @@ class Engine:
         tenant = f"tenant-{number % 3}"
         prompt, output = self.random.randint(1, 120), min(64, int(self.random.lognormvariate(2.5, 0.7)))
         expected = self.limiter.outputs.expected_tokens(tenant, 64)
-        async with self.limiter.place(account(tenant), f"{number}", prompt + expected, prompt + expected) as place:
+        async with self.limiter.place(account(tenant), prompt, expected, prompt + expected) as place:
             self.check()
             await self.decode(prompt, output, place)
         self.limiter.outputs.note(tenant, output)
@@ -79,7 +79,7 @@ async def test_a_request_queued_for_a_larger_cache_enters_the_empty_engine() -> 
     limiter, hold, entered = RequestLimiter(8, kv_tokens=512), asyncio.Event(), list[str]()
 
     async def run(name: str, tokens: int) -> None:
-        async with limiter.place(account(name), name, tokens, tokens):
+        async with limiter.place(account(name), tokens, 0, tokens):
             entered.append(name)
             await hold.wait()
 
@@ -99,7 +99,7 @@ async def test_a_large_request_is_passed_for_at_most_one_cache_of_tokens() -> No
     hold, done = asyncio.Event(), asyncio.Event()
 
     async def run(name: str, tokens: int, until: asyncio.Event) -> None:
-        async with limiter.place(account(name[0]), name, tokens, tokens):
+        async with limiter.place(account(name[0]), tokens, 0, tokens):
             entered.append(name)
             await until.wait()
 
@@ -149,3 +149,95 @@ def test_estimates_of_a_job_that_is_gone_are_forgotten() -> None:
     outputs.forget("job")
     outputs.forget("another")
     assert outputs.expected_tokens("job", 64) == 64
+
+
+def test_a_tenants_prompts_fill_its_share_of_a_step_and_a_lone_tenants_whole_steps() -> None:
+    prefill = PrefillShares()
+    prefill.step_tokens = 200  # two steps count
+    prefill.join("a", 1.0)
+    prefill.add("a", 300)
+    assert prefill.allows("a", 10_000), "no other tenant has requests"
+    prefill.join("b", 3.0)
+    assert not prefill.allows("a", 1), "its share is 100"
+    assert prefill.allows("b", 10_000), "one prompt may be larger than the share"
+    prefill.add("b", 200)
+    assert [prefill.allows("b", number) for number in (100, 101)] == [True, False]
+    prefill.add("a", -250)
+    assert [prefill.allows("a", number) for number in (50, 51)] == [True, False]
+    prefill.leave("b")
+    assert prefill.allows("a", 10_000)
+    prefill.leave("a")
+    assert prefill._present == {}
+
+
+def test_without_a_known_step_prompts_are_not_limited() -> None:
+    prefill = PrefillShares()
+    for tenant in ("a", "b"):
+        prefill.join(tenant, 1.0)
+        prefill.add(tenant, 10_000)
+    assert prefill.allows("a", 10_000)
+
+
+class Prompts:
+    """Requests with prompts, of two tenants. inside: those that have a place, with what ends them and what begins them."""
+
+    def __init__(self) -> None:
+        self.limiter = RequestLimiter(100, kv_tokens=100_000)
+        self.limiter.prefill.step_tokens = 100
+        self.inside: dict[str, Place] = {}
+        self.over = asyncio.Event()
+
+    async def run(self, name: str, num_prompt: int) -> None:
+        async with self.limiter.place(account(name[0]), num_prompt, 10, num_prompt + 10) as place:
+            self.inside[name] = place
+            await self.over.wait()
+
+    async def ask(self, *names: str, num_prompt: int) -> "list[asyncio.Task[None]]":
+        tasks = [asyncio.create_task(self.run(name, num_prompt), name=name) for name in names]
+        await self.settle()
+        return tasks
+
+    async def settle(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def begin(self, name: str) -> None:
+        self.inside[name].begin()
+        self.inside[name].begin()  # an engine may report the first token twice
+        await self.settle()
+
+
+async def test_prompts_of_one_tenant_wait_for_their_share_of_a_step_and_others_pass_them() -> None:
+    prompts = Prompts()
+    tasks = await prompts.ask("a0", "a1", num_prompt=90)
+    assert sorted(prompts.inside) == ["a0", "a1"], "it is alone"
+    tasks += await prompts.ask("b0", "b1", "b2", num_prompt=60)
+    assert sorted(prompts.inside) == ["a0", "a1", "b0"], "each tenant has 100"
+    tasks += await prompts.ask("a2", "a3", num_prompt=90)
+    assert "a2" not in prompts.inside
+    await prompts.begin("b0")
+    assert sorted(prompts.inside) == ["a0", "a1", "b0", "b1"]
+    await prompts.begin("a0")
+    assert "a2" not in prompts.inside, "90 of 100 tokens are still computed"
+    await prompts.begin("a1")
+    assert "a2" in prompts.inside
+    for task in tasks:  # requests that are cancelled, in the engine or not, leave nothing behind
+        task.cancel()
+    await asyncio.wait(tasks)
+    assert prompts.limiter.prefill._present == {}
+    assert (prompts.limiter.num_waiting, prompts.limiter.budget.num_reserved) == (0, 0)
+
+
+async def test_when_the_other_tenants_requests_have_left_a_tenant_has_whole_steps_again() -> None:
+    prompts = Prompts()
+    prompts.limiter.set_kv_tokens(0)
+    (other,) = await prompts.ask("b0", num_prompt=10)
+    tasks = await prompts.ask("a0", "a1", "a2", num_prompt=90)
+    assert sorted(prompts.inside) == ["a0", "b0"]
+    other.cancel()
+    await prompts.settle()
+    assert sorted(prompts.inside) == ["a0", "a1", "a2", "b0"]
+    prompts.over.set()
+    await asyncio.gather(*tasks)
+    prompts.inside["a0"].begin()  # after its end
+    assert prompts.limiter.prefill._present == {}

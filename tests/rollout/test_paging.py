@@ -39,12 +39,12 @@ def waiting(name: str, is_reload: bool = False) -> PageDemand:
     return PageDemand(name, Urgency.WAITING, is_reload)
 
 
-def idle(name: str, since: float = LONG_AGO, *, is_newest: bool = True, is_strict: bool = False) -> Resident:
-    return Resident(name, LONG_AGO, since, is_newest=is_newest, is_strict=is_strict)
+def idle(name: str, since: float = LONG_AGO, *, is_current: bool = True, is_strict: bool = False) -> Resident:
+    return Resident(name, LONG_AGO, since, is_current=is_current, is_strict=is_strict)
 
 
-def in_use(name: str, loaded_at: float = LONG_AGO, num_running: int = 1, *, is_newest: bool = True) -> Resident:
-    return Resident(name, loaded_at, NOW, num_running, is_newest=is_newest)
+def in_use(name: str, loaded_at: float = LONG_AGO, num_running: int = 1, *, is_current: bool = True) -> Resident:
+    return Resident(name, loaded_at, NOW, num_running, is_current=is_current)
 
 
 def test_free_slots_are_filled_by_urgency() -> None:
@@ -53,14 +53,14 @@ def test_free_slots_are_filled_by_urgency() -> None:
 
 
 def test_a_superseded_version_stays_until_its_slot_is_needed() -> None:
-    old = idle("old", is_newest=False)
+    old = idle("old", is_current=False)
     assert plan(3, [old]).evict == ()
     found = plan(1, [old], waiting("w"))
     assert (found.evict, found.load) == (("old",), ("w",))
 
 
 def test_one_slot_is_freed_ahead_of_need_if_a_version_is_superseded_and_idle() -> None:
-    assert plan(2, [idle("old", is_newest=False), in_use("a")]).evict == ("old",)
+    assert plan(2, [idle("old", is_current=False), in_use("a")]).evict == ("old",)
     assert plan(2, [idle("b"), in_use("a")]).evict == ()
 
 
@@ -70,7 +70,7 @@ def test_idle_versions_are_evicted_in_this_order_superseded_strict_newest() -> N
         idle("newest", LONG_AGO + 1),
         idle("older", LONG_AGO),
         idle("strict", LONG_AGO + 2, is_strict=True),
-        idle("superseded", LONG_AGO + 3, is_newest=False),
+        idle("superseded", LONG_AGO + 3, is_current=False),
     ]
     found = plan(5, residents, *map(waiting, "vwxyz"))
     assert found.evict == ("superseded", "strict", "older", "newest", "recent")
@@ -96,9 +96,9 @@ def test_a_version_without_recent_requests_is_evicted_within_its_quantum() -> No
 
 
 def test_a_past_version_of_a_strict_job_is_evicted_as_soon_as_no_request_runs() -> None:
-    past = Resident("past", NOW, NOW, is_newest=False, is_strict=True)
+    past = Resident("past", NOW, NOW, is_current=False, is_strict=True)
     assert plan(1, [past], waiting("w")).evict == ("past",)
-    for kept in (replace(past, num_running=1), replace(past, is_strict=False), replace(past, is_newest=True)):
+    for kept in (replace(past, num_running=1), replace(past, is_strict=False), replace(past, is_current=True)):
         assert plan(1, [kept], waiting("w")).evict == ()
 
 
@@ -111,7 +111,7 @@ def test_the_next_version_of_a_tenant_that_has_used_less_is_loaded_before_those_
 
 def test_the_newest_version_of_an_idle_agent_is_not_evicted_to_prefetch_another() -> None:
     assert plan(1, [idle("a")], PageDemand("b", Urgency.PREFETCH)) == PagePlan()
-    found = plan(1, [idle("old", is_newest=False)], PageDemand("b", Urgency.PREFETCH))
+    found = plan(1, [idle("old", is_current=False)], PageDemand("b", Urgency.PREFETCH))
     assert (found.evict, found.load) == (("old",), ("b",))
 
 
@@ -119,7 +119,7 @@ def test_versions_in_use_yield_after_their_quantum_one_for_each_missing_one() ->
     residents = [in_use("a", NOW - 30), in_use("b", NOW - 40), in_use("c", NOW - 0.1), in_use("d", NOW - 20)]
     assert plan(4, residents, waiting("w")).yielding == {"b"}
     assert plan(4, residents, *map(waiting, "wxyz")).yielding == {"a", "b", "d"}
-    superseded = [*residents[:3], in_use("d", NOW - 20, is_newest=False)]
+    superseded = [*residents[:3], in_use("d", NOW - 20, is_current=False)]
     assert plan(4, superseded, PageDemand("e", Urgency.SUCCESSOR)).yielding == {"d"}
     assert plan(4, residents, PageDemand("e", Urgency.PREFETCH)).yielding == set()
 
@@ -143,6 +143,13 @@ def test_reloads_keep_their_distance_while_requests_run_and_not_otherwise() -> N
     assert 0 < later.review_s <= 1.0
     assert plan(4, [idle("a")], waiting("x", True), pace=pace).load == ("x",)
     assert plan_pages(4, busy, [waiting("x", True)], pace, NOW + 2.1).load == ("x",)
+
+
+def test_a_reload_while_nothing_runs_delays_no_later_one() -> None:
+    pace = pace_of(0.02)
+    for name in "vwx":
+        assert plan(4, [idle("a")], waiting(name, True), pace=pace).load == (name,)
+    assert plan(4, [in_use("a")], waiting("y", True), pace=pace).load == ("y",)
 
 
 def test_a_slow_reload_delays_the_next_by_a_bounded_time() -> None:

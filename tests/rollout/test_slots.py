@@ -7,7 +7,7 @@ from tests.harness import a_manifest, job_document
 
 from marlaas_worker.rollout.engine import LoadedAdapter, LoadFailed, Residents
 from marlaas_worker.rollout.slot_table import NoFreeSlot, SlotTable
-from marlaas_worker.rollout.slots import Held, ProvenVersions
+from marlaas_worker.rollout.slots import CALLED_S, Held, PastCalls, ProvenVersions
 
 NOWHERE = Path("nowhere")
 
@@ -144,3 +144,25 @@ async def test_a_new_group_is_not_sampled_from_a_version_that_is_too_old():
     assert [wait.name for wait in proven.waits] == [newest.engine_name]
     proven.add(Held(proven.table.begin(newest.engine_name, NOWHERE), a_manifest(job, 10)))
     assert await waiting == 10
+
+
+def test_a_past_version_may_be_called_until_its_caller_draws_another_or_some_time_has_passed() -> None:
+    past, job = PastCalls(), job_document()
+    versions = [a_manifest(job, version).adapter for version in range(4)]
+
+    def called(now: float) -> list[int]:
+        return [one.version for one in versions if past.may_call(one, now)]
+
+    past.note(versions[0], "opponent", 1, 0.0)
+    past.note(versions[2], "(evaluation)", 1, 1.0)
+    assert called(2.0) == [0, 2]
+    past.note(versions[1], "opponent", 1, 3.0)
+    assert called(3.0) == [1, 2]
+    past.note(versions[3], "opponent", 2, 4.0)
+    past.note(versions[1], "opponent", 2, 5.0)
+    assert called(5.0) == [1, 2, 3], "two steps are open"
+    assert called(1.0 + CALLED_S) == [1, 3]
+    past.keep([versions[0].at(0)])
+    assert called(5.0) == [1, 2, 3]
+    past.keep([])
+    assert called(5.0) == []

@@ -21,7 +21,7 @@ class Incarnation:
         self.down: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.llm = self
         self.progress = ProgressWatch(busy_bound_s)
-        self.kv_tokens = 64
+        self.kv_tokens, self.step_tokens = 64, 512
         self.num_calls = 2
         self._answers, self._cpu_step_s, self._tokens, self._num_looks = answers, cpu_step_s, tokens, 0
 
@@ -57,7 +57,7 @@ def run(engine: VllmEngine, incarnation: Incarnation) -> None:
 async def test_an_engine_whose_counters_move_without_an_answer_is_healthy(engine: VllmEngine) -> None:
     run(engine, Incarnation(answers=False, tokens=1, busy_bound_s=SHORT_S))
     assert [await engine.healthy() for _ in range(3)] == [True, True, True]
-    assert engine.limits.kv_tokens == 64
+    assert (engine.limits.kv_tokens, engine.limits.step_tokens) == (64, 512)
 
 
 async def test_an_engine_that_computes_without_an_answer_is_healthy_within_the_bound_of_one_step(

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from marlaas_worker.trainer.turns import ComputeAccount, Turns
+from marlaas_worker.trainer.turns import CREDIT_S, ComputeAccount, Turns
 
 STEP_S, QUANTUM_S = 0.1, 0.25
 
@@ -107,3 +107,33 @@ def test_withdrawn_work_is_neither_done_nor_charged() -> None:
     assert turns.usage("b") == 0.0
     assert order(turns) == ["kept"]
     assert not kept.is_queued
+
+
+def test_an_agent_whose_groups_hang_has_the_thread_for_a_bounded_time_afterwards() -> None:
+    turns: Turns[str] = Turns(0.0)
+    hangs, busy = agent("hangs"), agent("busy")
+    turns.hold(hangs, True)
+    serve([busy], 10 * CREDIT_S, turns)
+    for _ in range(2000):
+        turns.push(busy, "busy")
+        turns.push(hangs, "hangs")
+    served = order(turns)
+    assert CREDIT_S / 2 - 1 <= STEP_S * served.index("busy") <= CREDIT_S / 2 + 1, "two tenants have credit"
+
+
+def test_an_agent_with_much_work_does_not_delay_its_siblings() -> None:
+    turns: Turns[str] = Turns(0.0)
+    for number in range(10):
+        turns.push(agent("floods", "tenant", "job"), f"f{number}")
+    turns.push(agent("calm", "tenant", "job"), "calm")
+    assert order(turns).index("calm") == 1
+
+
+def test_weights_are_kept_for_the_tenants_that_have_work() -> None:
+    turns: Turns[str] = Turns(0.0)
+    for tenant in ("a", "b"):
+        turns.set_weight(tenant, 2.0)
+    turns.keep_weights({"a"})
+    assert turns._weights == {"a": 2.0}
+    with pytest.raises(ValueError, match="tenant a has weight 0"):
+        turns.set_weight("a", 0)

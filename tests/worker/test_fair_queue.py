@@ -1,6 +1,7 @@
 """Fairness as the module states it: the bound over random traces, the lift, work conservation, and what gains nothing."""
 
 import itertools
+import math
 import random
 from collections import Counter, defaultdict, deque
 
@@ -13,10 +14,9 @@ from marlaas_worker.fair_queue import FairQueue, Ticket
 
 def test_the_smallest_usage_divided_by_weight_is_served_first():
     queue: FairQueue[str] = FairQueue()
-    queue.set_weight("b", 2.0)
     for number in range(3):
-        queue.push("a", "job", f"a{number}", cost=4)
-        queue.push("b", "job", f"b{number}", cost=4)
+        queue.push(("a", "job"), f"a{number}", cost=4)
+        queue.push(("b", "job"), f"b{number}", cost=4, weight=2.0)
     served = [ticket.item for _ in range(6) if (ticket := queue.pop())]
     # usage a, b: 0 0 | 4 0 | 4 2 | 4 4 | 8 4 | 8 6
     assert served == ["a0", "b0", "b1", "a1", "b2", "a2"]
@@ -27,16 +27,16 @@ def test_the_smallest_usage_divided_by_weight_is_served_first():
 def test_jobs_of_a_tenant_share_its_service():
     queue: FairQueue[str] = FairQueue()
     for number in range(4):
-        queue.push("a", "long", f"long{number}", cost=3)
-        queue.push("a", "short", f"short{number}", cost=1)
+        queue.push(("a", "long"), f"long{number}", cost=3)
+        queue.push(("a", "short"), f"short{number}", cost=1)
     served = [ticket.item for _ in range(6) if (ticket := queue.pop())]
     assert served == ["long0", "short0", "short1", "short2", "long1", "short3"]
 
 
 def test_the_real_cost_replaces_the_estimate():
     queue: FairQueue[str] = FairQueue()
-    queue.open("a", "job")
-    queue.push("a", "job", "x", cost=10)
+    queue.open(("a", "job"))
+    queue.push(("a", "job"), "x", cost=10)
     ticket = queue.pop()
     assert queue.usage("a") == 10
     queue.settle(ticket, 4)
@@ -45,7 +45,7 @@ def test_the_real_cost_replaces_the_estimate():
 
 def test_a_removed_request_costs_nothing_and_is_not_served():
     queue: FairQueue[str] = FairQueue()
-    first, second = (queue.push("a", "job", item, cost=5) for item in "xy")
+    first, second = (queue.push(("a", "job"), item, cost=5) for item in "xy")
     queue.remove(first)
     assert len(queue) == 1
     assert queue.pop() is second
@@ -54,54 +54,102 @@ def test_a_removed_request_costs_nothing_and_is_not_served():
 
 def test_an_idle_tenant_saves_up_no_credit():
     queue: FairQueue[str] = FairQueue()
-    queue.open("a", "job")
-    queue.open("b", "job")
-    queue.close("b", "job")
-    queue.charge("a", "job", 100)
-    queue.open("b", "job")
+    queue.open(("a", "job"))
+    queue.open(("b", "job"))
+    queue.close(("b", "job"))
+    queue.charge(("a", "job"), 100)
+    queue.open(("b", "job"))
     assert queue.usage("b") == 100
-    queue.close("a", "job")
-    queue.close("b", "job")
-    queue.open("c", "job")
+    queue.close(("a", "job"))
+    queue.close(("b", "job"))
+    queue.open(("c", "job"))
     assert queue.usage("c") == 100, "as the last active one"
 
 
-def test_a_tool_call_does_not_erase_credit():
+def after_a_tool_call(max_credit: float) -> FairQueue[str]:
+    """`a` waits for a tool, of weight 1, while 50 is served to `b`, of weight 3: the last request at a usage of 40 / 3."""
+    queue: FairQueue[str] = FairQueue(max_credit=max_credit)
+    queue.open(("a", "job"))
+    for number in range(5):
+        queue.push(("b", "job"), f"b{number}", cost=10, weight=3.0)
+    while (ticket := queue.pop()) is not None:
+        queue.settle(ticket, 10)
+    queue.push(("a", "job"), "after the tool call", cost=10)
+    return queue
+
+
+def test_a_tool_call_does_not_erase_credit_up_to_the_tenants_share_of_the_most():
+    assert after_a_tool_call(math.inf).usage("a") == 0
+    assert after_a_tool_call(10.0).usage("a") == pytest.approx(40 / 3 - 10.0)  # `b` has no open episode
+    assert after_a_tool_call(0.0).usage("a") == pytest.approx(40 / 3)
+
+
+def test_the_credit_of_all_active_tenants_together_is_bounded():
+    queue: FairQueue[str] = FairQueue(max_credit=10.0)
+    queue.open(("a", "job"))
+    queue.open(("b", "job"), 3.0)
+    queue.push(("b", "job"), "b", cost=300)
+    queue.pop()
+    queue.push(("b", "job"), "again", cost=10)
+    queue.push(("a", "job"), "after the tool call", cost=10)
+    assert queue.usage("b") == 100
+    assert queue.usage("a") == 100 - 10.0 / 4
+
+
+def test_usage_of_an_idle_tenant_is_what_it_would_begin_with():
+    queue = after_a_tool_call(0.0)
+    assert queue.usage("b") == pytest.approx(50 / 3), "it is ahead of the active one"
+    assert queue.usage("new") == pytest.approx(40 / 3)
+    assert queue.usage("a", "another job") == queue.usage("a", "job") == 0
+
+
+def test_agents_of_a_job_share_its_service():
     queue: FairQueue[str] = FairQueue()
-    queue.open("a", "job")
-    queue.open("b", "job")
-    queue.charge("b", "job", 50)
-    queue.push("a", "job", "after the tool call", cost=10)
-    assert queue.usage("a") == 0
+    for number in range(20):
+        queue.push(("a", "team", "floods"), f"flood{number}", cost=1)
+    queue.push(("a", "team", "calm"), "calm", cost=1)
+    queue.push(("a", "single"), "single", cost=1)
+    served = [ticket.item for _ in range(4) if (ticket := queue.pop())]
+    assert served == ["flood0", "single", "calm", "flood1"]
+
+
+def test_use_elsewhere_counts_for_active_tenants_only():
+    queue: FairQueue[str] = FairQueue()
+    queue.open(("a", "job"))
+    queue.charge(("a",), 30.0)
+    queue.charge(("b",), 1000.0)
+    assert queue.usage("a") == 30
+    assert queue.usage("a", "job") == 0
+    queue.open(("b", "job"))
+    assert queue.usage("b") == 30
 
 
 def test_usage_beyond_the_others_is_not_forgiven_by_leaving():
     queue: FairQueue[str] = FairQueue()
-    queue.open("a", "job")
-    queue.open("b", "job")
-    queue.charge("b", "job", 50)
-    queue.close("b", "job")
-    queue.open("b", "job")
+    queue.open(("a", "job"))
+    queue.open(("b", "job"))
+    queue.charge(("b", "job"), 50)
+    queue.close(("b", "job"))
+    queue.open(("b", "job"))
     assert queue.usage("b") == 50
 
 
 def test_memory_is_bounded_by_what_is_active():
     queue: FairQueue[int] = FairQueue()
-    queue.open("stays", "job")
+    queue.open(("stays", "job"))
     for number in range(1000):
-        queue.push(f"tenant-{number}", f"job-{number}", number, cost=1)
+        queue.push((f"tenant-{number}", f"job-{number}"), number, cost=1, weight=2.0)
         ticket = queue.pop()
         queue.settle(ticket, 1)
-        queue.charge("stays", "job", 2)
-    assert len(queue._accounts._by_name) <= 2
-    assert len(queue._tenants) <= 2
+        queue.charge(("stays", "job"), 2)
+        assert len(queue._root.below) <= 2, "an account has the weight too"
 
 
 def test_a_request_that_does_not_fit_is_passed_for_a_bounded_amount_then_waited_for():
     queue: FairQueue[str] = FairQueue(max_passed=25)
-    queue.push("a", "job", "giant", cost=1, size=100)
+    queue.push(("a", "job"), "giant", cost=1, size=100)
     for number in range(5):
-        queue.push("b", "job", f"b{number}", cost=50, size=10)
+        queue.push(("b", "job"), f"b{number}", cost=10, size=10)
     assert [ticket.item for _ in range(2) if (ticket := queue.pop(room=50))] == ["b0", "b1"]
     assert queue.pop(room=50) is None, "30 would pass it"
     giant = queue.pop(room=100)
@@ -112,7 +160,7 @@ def test_a_request_that_does_not_fit_is_passed_for_a_bounded_amount_then_waited_
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_weight_that_is_no_positive_number_is_refused(weight):
     with pytest.raises(ValueError, match="tenant a has weight"):
-        FairQueue[str]().set_weight("a", weight)
+        FairQueue[str]().push(("a", "job"), "x", cost=1, weight=weight)
 
 
 class Trace:
@@ -122,8 +170,7 @@ class Trace:
         self.random = random.Random(seed)
         self.queue: FairQueue[float] = FairQueue()
         self.weights, self.most_in_flight = weights, most_in_flight
-        for tenant, weight in weights.items():
-            self.queue.set_weight(tenant, weight)
+        self.num_queued: Counter[str] = Counter()
         self.in_flight: deque[Ticket[float]] = deque()
         self.served: defaultdict[str, float] = defaultdict(float)
         self.errors: defaultdict[str, float] = defaultdict(float)
@@ -131,24 +178,26 @@ class Trace:
 
     def keep_queued(self, tenant: str) -> None:
         """Give the tenant ten queued requests in random jobs, with estimates that may be wrong by any factor up to 8."""
-        while (
-            sum(map(len, self.queue._tenants[tenant].queues.values())) < 10 if tenant in self.queue._tenants else True
-        ):
+        while self.num_queued[tenant] < 10:
             cost = float(self.random.randint(1, 100))
             estimate = cost * 2 ** self.random.uniform(-3, 3)
-            self.queue.push(tenant, f"job-{self.random.randint(0, 3)}", cost, cost=estimate)
+            path = tenant, f"job-{self.random.randint(0, 3)}"
+            self.queue.push(path, cost, cost=estimate, weight=self.weights[tenant])
+            self.num_queued[tenant] += 1
 
     def step(self) -> None:
         """Serve one request and end a random number of requests in flight."""
         ticket = self.queue.pop()
+        tenant = ticket.path[0]
+        self.num_queued[tenant] -= 1
         self.in_flight.append(ticket)
-        self.served[ticket.tenant] += ticket.item
-        self.errors[ticket.tenant] += abs(ticket.charged - ticket.item)
+        self.served[tenant] += ticket.item
+        self.errors[tenant] += abs(ticket.charged - ticket.item)
         self.largest_cost = max(self.largest_cost, ticket.item)
         self.largest_error = max(self.largest_error, *self.errors.values())
         while len(self.in_flight) > self.random.randint(0, self.most_in_flight):
             ended = self.in_flight.popleft()
-            self.errors[ended.tenant] -= abs(ended.charged - ended.item)
+            self.errors[ended.path[0]] -= abs(ended.charged - ended.item)
             self.queue.settle(ended, ended.item)
 
 
@@ -165,7 +214,7 @@ def test_the_services_of_two_busy_tenants_differ_by_no_more_than_the_bound(seed,
         trace.keep_queued("f")
         trace.keep_queued("g")
         if trace.random.random() < 0.1:
-            trace.queue.push("other", f"job-{number}", 50.0, cost=50.0)
+            trace.queue.push(("other", f"job-{number}"), 50.0, cost=50.0)
         trace.step()
         difference = abs(trace.served["f"] / f - trace.served["g"] / g)
         # the estimate of the request that was just served is in flight too
@@ -179,12 +228,12 @@ def test_many_jobs_gain_a_tenant_nothing(seed, num_jobs):
     chosen = random.Random(seed)
     queue: FairQueue[None] = FairQueue()
     for number in range(400):
-        queue.push("one", "job", None, cost=chosen.randint(1, 9))
-        queue.push("many", f"job-{number % num_jobs}", None, cost=chosen.randint(1, 9))
+        queue.push(("one", "job"), None, cost=chosen.randint(1, 9))
+        queue.push(("many", f"job-{number % num_jobs}"), None, cost=chosen.randint(1, 9))
     served: Counter[str] = Counter()
     for _ in range(300):
         ticket = queue.pop()
-        served[ticket.tenant] += int(ticket.charged)
+        served[ticket.path[0]] += int(ticket.charged)
     assert abs(served["one"] - served["many"]) <= 18
 
 
@@ -195,7 +244,7 @@ def test_many_jobs_gain_a_tenant_nothing(seed, num_jobs):
 )
 def test_it_conserves_work_and_passes_nobody_for_more_than_allowed(sizes, max_passed):
     queue: FairQueue[int] = FairQueue(max_passed)
-    tickets = [queue.push(tenant, "job", number, cost=size, size=size) for number, (tenant, size) in enumerate(sizes)]
+    tickets = [queue.push((tenant, "job"), number, cost=size, size=size) for number, (tenant, size) in enumerate(sizes)]
     room, running = 100.0, deque[Ticket[int]]()
     waiting: dict[int, float] = {}
     for _ in itertools.repeat(None, 10 * len(tickets)):

@@ -1,29 +1,37 @@
-"""Weighted fair queue over tenants, and over jobs within a tenant. Pure; uses no clock.
+"""Weighted fair queue over tenants, their jobs, and the jobs' agents. Pure; uses no clock.
 
-Each tenant has a counter, its usage: the cost of its served requests divided by its weight. The queue serves the active
-tenant with the smallest usage, and within it the active job with the smallest usage (VTC: Sheng et al., "Fairness in
-Serving Large Language Models", OSDI 2024, section 4). Splitting its work into many jobs gains a tenant nothing.
+A tenant, a job and an agent are accounts, one level below the other; a path names them. The usage of an account is the cost
+of its served requests; that of a tenant is divided by its weight. The queue serves the tenant with the smallest usage,
+within it the job with the smallest usage, and within that the agent (VTC: Sheng et al., "Fairness in Serving Large
+Language Models", OSDI 2024, section 4). Splitting its work into many jobs gains a tenant nothing.
 
-- A tenant or job is active while it has open episodes, queued requests or requests in flight. So a tool call does not
-  erase its credit.
-- On activation its usage is lifted to the smallest usage of the active ones, or of the last one that was active. So an
-  idle tenant saves up no credit.
+- An account is active while it has open episodes, queued requests or requests in flight.
+- The virtual time of a level is the smallest usage of its accounts with queued requests, or the largest value that this has had.
+- On activation the usage of an account is lifted to the virtual time. So an idle tenant saves up no credit.
+- An active account without queued requests keeps its credit, so a tool call does not erase it. Its credit is bounded: when
+  it queues a request again, its usage is at most its share of `max_credit` behind the virtual time. Its share is its weight
+  divided by the weights of all active accounts. So a tenant that asks for little, or whose environments hang, cannot have
+  the whole engine afterwards.
 - A request is charged an estimate when it is served, and its real cost when it has ended (`settle`).
 - A request that does not fit the free room may be passed by others, for at most `max_passed` of room. Then the queue
-  waits for it.
+  waits for it. The usage of an account that passes exceeds the smallest one by at most `max_passed` / weight.
 
-Bound: let tenants f and g have queued requests throughout an interval, without a pass. Then their services s in that interval
-differ by |s_f/w_f - s_g/w_g| <= (C + E)(1/w_f + 1/w_g). C is the largest cost of a request; E is the largest sum of a
-tenant's errors of estimates in flight (at the interval's start and now).
+Bound: let tenants f and g have queued requests throughout an interval. C is the largest cost of a request, E the largest sum of
+a tenant's errors of estimates in flight, P is `max_passed` or 0 if nothing is passed, W the sum of the active weights. Their services s
+in the interval differ by |s_f/w_f - s_g/w_g| <= (C + 2E + P)(1/w_f + 1/w_g) + `max_credit`/W, however many episodes have
+opened, waited and ended before. If both begin with equal usages and nothing is passed, it is (C + E)(1/w_f + 1/w_g). A
+queue that learns of service elsewhere (`charge`) after it has happened adds that service to E.
 """
 
 import math
-from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+Path = tuple[str, ...]
+"""Names of accounts: a tenant, its job, and the job's agent. Requests of one job have paths of one length."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,99 +39,126 @@ class Ticket(Generic[T]):
     """A request in the queue or in flight.
 
     Attributes:
-        charged: cost that its tenant and job have been charged; before it is served, the estimate.
+        charged: cost that its accounts have been charged; before it is served, the estimate.
         size: room that it needs.
         is_queued: whether it waits in the queue.
     """
 
-    tenant: str
-    job: str
+    path: Path
     item: T
     charged: float
     size: float
     is_queued: bool = False
 
 
+Allows = Callable[[Ticket[T]], bool]
+
+
+def _always(_: Ticket[T]) -> bool:
+    return True
+
+
 @dataclass(slots=True, eq=False)
-class _Account:
-    """Usage of a tenant or job.
+class _Account(Generic[T]):
+    """A tenant, job or agent, with the accounts or the queued requests below it.
 
     Attributes:
-        num_active: open episodes, queued requests and requests in flight; of a tenant, over all of its jobs.
+        num_active: open episodes, queued requests and requests in flight of it and of all accounts below.
+        waiting: the accounts below that have queued requests.
+        virtual: virtual time of the level below. active_weight: sum of the weights of its active accounts.
     """
 
+    weight: float = 1.0
     usage: float = 0.0
     num_active: int = 0
+    below: "dict[str, _Account[T]]" = field(default_factory=dict)
+    waiting: "dict[str, _Account[T]]" = field(default_factory=dict)
+    requests: deque[Ticket[T]] = field(default_factory=deque)
+    virtual: float = 0.0
+    active_weight: float = 0.0
 
+    def enter(self, name: str, weight: float | None) -> "_Account[T]":
+        """Count one more reason for an account below to be active, lift its usage on activation, and return it.
 
-class _Accounts:
-    """Accounts of one level: tenants, or the jobs of one tenant."""
-
-    def __init__(self) -> None:
-        self._by_name: dict[str, _Account] = {}
-        self._last = _Account()
-
-    def __getitem__(self, name: str) -> _Account:
-        return self._by_name[name]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._by_name
-
-    def enter(self, name: str) -> None:
-        """Count one more reason for the account to be active, and lift its usage on activation."""
-        account = self._by_name.setdefault(name, _Account())
+        weight: None keeps its weight.
+        """
+        account = self.below.get(name)
+        if account is None:
+            account = self.below[name] = _Account()
         if account.num_active == 0:
-            account.usage = max(account.usage, self._floor())
+            account.usage = max(account.usage, self.floor())
+        else:
+            self.active_weight -= account.weight
+        account.weight = account.weight if weight is None else weight
+        self.active_weight += account.weight
         account.num_active += 1
+        return account
 
     def leave(self, name: str) -> None:
-        """Count one reason less."""
-        account = self._by_name[name]
+        """Count one reason less. Idle accounts that the next activation would lift anyway are dropped."""
+        account = self.below[name]
         account.num_active -= 1
-        if account.num_active == 0:
-            self._last = account
-            self._drop_idle()
+        if account.num_active:
+            return
+        active = [one for one in self.below.values() if one.num_active]
+        self.active_weight = sum(one.weight for one in active)
+        if not active:
+            self.virtual = max(self.virtual, account.usage)
+        floor = self.floor()
+        self.below = {name: one for name, one in self.below.items() if one.num_active or one.usage > floor}
 
-    def charge(self, name: str, usage: float) -> None:
-        """Add usage; an account that was dropped is not charged."""
-        if account := self._by_name.get(name):
-            account.usage += usage
+    def floor(self) -> float:
+        """Return the usage to which an account below is lifted on activation."""
+        active = (one.usage for one in self.below.values() if one.num_active)
+        return max(self.virtual, min(active, default=self.virtual))
 
-    def _floor(self) -> float:
-        """Return the usage to which an account is lifted on activation."""
-        active = [account.usage for account in self._by_name.values() if account.num_active]
-        return min(active) if active else self._last.usage
+    def advance(self) -> None:
+        """Advance the virtual time of the level below."""
+        self.virtual = max(self.virtual, min((one.usage for one in self.waiting.values()), default=self.virtual))
 
-    def _drop_idle(self) -> None:
-        """Drop idle accounts that the next activation would lift anyway. Memory is then bounded by the active accounts."""
-        floor = self._floor()
-        for name in [name for name, one in self._by_name.items() if not one.num_active and one.usage <= floor]:
-            del self._by_name[name]
+    def bound_credit(self, name: str, max_credit: float) -> None:
+        """Lift the usage of an active account below that has no queued requests to the least that it may have."""
+        self.advance()
+        account = self.below[name]
+        account.usage = max(account.usage, self.virtual - max_credit / self.active_weight)
+
+    def charge(self, cost: float) -> None:
+        """Add the cost of a request to the usage."""
+        self.usage += cost / self.weight
+
+    def heads(self, max_lead: float, allows: "Allows[T]") -> Iterator[Ticket[T]]:
+        """Yield the first request of each account at the bottom, if it is allowed, in the order of usages.
+
+        max_lead: an account that does not have the smallest usage is left out if its request would make the difference
+        larger than this, divided by its weight.
+        """
+        if self.requests and allows(self.requests[0]):
+            yield self.requests[0]
+        first: _Account[T] | None = None
+        for account in sorted(self.waiting.values(), key=lambda account: account.usage):
+            for ticket in account.heads(max_lead, allows):
+                first = first or account
+                if account is first or (account.usage - first.usage) * account.weight + ticket.charged <= max_lead:
+                    yield ticket
 
 
-@dataclass(slots=True, eq=False)
-class _Tenant(Generic[T]):
-    jobs: _Accounts = field(default_factory=_Accounts)
-    queues: OrderedDict[str, deque[Ticket[T]]] = field(default_factory=OrderedDict)
-
-    def heads(self) -> Iterator[Ticket[T]]:
-        """Yield the first request of each job that has one, the job with the smallest usage first."""
-        for job in sorted(self.queues, key=lambda job: self.jobs[job].usage):
-            yield self.queues[job][0]
+def check_weight(tenant: str, weight: float) -> None:
+    """Raise ValueError unless a tenant's weight is positive and finite."""
+    if not (weight > 0 and math.isfinite(weight)):
+        raise ValueError(f"tenant {tenant} has weight {weight}; a weight is a positive number")
 
 
 class FairQueue(Generic[T]):
-    """The queue. Costs are in one unit throughout: tokens, or seconds.
+    """The queue. Costs are in one unit throughout: tokens, or seconds. Sizes have the same unit.
 
     Args:
         max_passed: room that other requests may take while the first one does not fit.
+        max_credit: credit of all active accounts of a level together.
     """
 
-    def __init__(self, max_passed: float = 0.0) -> None:
-        self.max_passed = max_passed
-        self._weights: dict[str, float] = {}
-        self._accounts = _Accounts()
-        self._tenants: dict[str, _Tenant[T]] = {}
+    def __init__(self, max_passed: float = 0.0, max_credit: float = math.inf) -> None:
+        self.max_passed, self.max_credit = max_passed, max_credit
+        self._root: _Account[T] = _Account()
         self._waiting: Ticket[T] | None = None
         self._passed = 0.0
         self._num_queued = 0
@@ -132,44 +167,61 @@ class FairQueue(Generic[T]):
         """Return the number of queued requests."""
         return self._num_queued
 
-    def set_weight(self, tenant: str, weight: float) -> None:
-        """Set a tenant's weight for later charges; without one it is 1. Raises ValueError unless positive and finite."""
-        if not (weight > 0 and math.isfinite(weight)):
-            raise ValueError(f"tenant {tenant} has weight {weight}; a weight is a positive number")
-        self._weights[tenant] = weight
+    def usage(self, *path: str) -> float:
+        """Return the usage of an account; of an idle one, the usage that it would have on activation."""
+        above, account = self._root, None
+        for name in path:
+            above = account or self._root
+            account = above.below.get(name)
+            if account is None:
+                return above.floor()
+        assert account is not None
+        return account.usage if account.num_active else max(account.usage, above.floor())
 
-    def usage(self, tenant: str) -> float:
-        """Return a tenant's usage; 0 if it is neither active nor ahead of the active ones."""
-        return self._accounts[tenant].usage if tenant in self._accounts else 0.0
+    def open(self, path: Path, weight: float | None = None) -> None:
+        """Count one more open episode.
 
-    def open(self, tenant: str, job: str) -> None:
-        """Count one more open episode of a job."""
-        self._accounts.enter(tenant)
-        self._tenants.setdefault(tenant, _Tenant()).jobs.enter(job)
+        weight: of the tenant, from now on; None keeps its weight, which is 1 at first. Raises ValueError as `check_weight`.
+        """
+        if weight is not None:
+            check_weight(path[0], weight)
+        account = self._root
+        for name in path:
+            account = account.enter(name, weight if account is self._root else None)
 
-    def close(self, tenant: str, job: str) -> None:
+    def close(self, path: Path) -> None:
         """Count one open episode less."""
-        self._tenants[tenant].jobs.leave(job)
-        self._leave(tenant)
+        line = self._line(path)
+        for above, name in reversed(list(zip(line, path, strict=False))):
+            above.leave(name)
 
-    def push(self, tenant: str, job: str, item: T, *, cost: float, size: float = 0.0) -> Ticket[T]:
-        """Queue a request behind those of the same job.
+    def push(self, path: Path, item: T, *, cost: float, size: float = 0.0, weight: float | None = None) -> Ticket[T]:
+        """Queue a request behind those of the same account.
 
         Args:
             cost: estimate of its cost.
             size: room that it needs to be served.
+            weight: as for `open`.
         """
-        ticket = Ticket(tenant, job, item, cost, size, is_queued=True)
-        self.open(tenant, job)
-        self._tenants[tenant].queues.setdefault(job, deque()).append(ticket)
+        self.open(path, weight)
+        ticket = Ticket(path, item, cost, size, is_queued=True)
+        line = self._line(path)
+        for above, account, name in zip(line, line[1:], path, strict=False):
+            if name not in above.waiting:
+                above.bound_credit(name, self.max_credit)
+                above.waiting[name] = account
+        line[-1].requests.append(ticket)
         self._num_queued += 1
         return ticket
 
-    def pop(self, room: float = math.inf) -> Ticket[T] | None:
-        """Remove the next request that fits into `room`, charge its estimate and return it; None if none may be served."""
-        if self._waiting is not None and self._waiting.size <= room:
+    def pop(self, room: float = math.inf, allows: Allows[T] = _always) -> Ticket[T] | None:
+        """Remove the next request that fits into `room`, charge its estimate and return it; None if none may be served.
+
+        allows: whether a request may be served now. While it may not, its account counts as if it had no request.
+        """
+        if self._waiting is not None and self._waiting.size <= room and allows(self._waiting):
             return self._serve(self._waiting)
-        for ticket in self._heads():
+        for ticket in self._root.heads(self.max_passed, allows):
             if ticket is self._waiting:
                 continue
             if ticket.size <= room:
@@ -188,47 +240,45 @@ class FairQueue(Generic[T]):
 
     def settle(self, ticket: Ticket[T], cost: float) -> None:
         """End a served request, and replace the charged estimate by its real cost."""
-        self._charge(ticket, cost - ticket.charged)
+        self.charge(ticket.path, cost - ticket.charged)
         ticket.charged = cost
-        self.close(ticket.tenant, ticket.job)
+        self.close(ticket.path)
 
     def remove(self, ticket: Ticket[T]) -> None:
         """Remove a request that is still queued; it is charged nothing. Does nothing if it is not queued."""
         if ticket.is_queued:
             self._unqueue(ticket)
-            self.close(ticket.tenant, ticket.job)
+            self.close(ticket.path)
 
-    def charge(self, tenant: str, job: str, cost: float) -> None:
-        """Add the cost of service elsewhere, such as on another replica, if the tenant is active here."""
-        if tenant in self._tenants:
-            self._charge(Ticket(tenant, job, None, 0.0, 0.0), cost)
+    def charge(self, path: Path, cost: float) -> None:
+        """Add the cost of service to the accounts of a path that are active, such as of service on another replica."""
+        for account in self._line(path)[1:]:
+            if account.num_active:
+                account.charge(cost)
 
-    def _heads(self) -> Iterator[Ticket[T]]:
-        with_requests = (name for name, tenant in self._tenants.items() if tenant.queues)
-        for name in sorted(with_requests, key=lambda name: self._accounts[name].usage):
-            yield from self._tenants[name].heads()
+    def _line(self, path: Path) -> Sequence[_Account[T]]:
+        """Return the root and the accounts of a path, as far as they exist."""
+        line = [self._root]
+        for name in path:
+            if (account := line[-1].below.get(name)) is None:
+                break
+            line.append(account)
+        return line
 
     def _serve(self, ticket: Ticket[T]) -> Ticket[T]:
+        for account in self._line(ticket.path):
+            account.advance()
         self._unqueue(ticket)
-        self._charge(ticket, ticket.charged)
+        self.charge(ticket.path, ticket.charged)
         return ticket
 
     def _unqueue(self, ticket: Ticket[T]) -> None:
-        queues = self._tenants[ticket.tenant].queues
-        queues[ticket.job].remove(ticket)
-        if not queues[ticket.job]:
-            del queues[ticket.job]
+        line = self._line(ticket.path)
+        line[-1].requests.remove(ticket)
+        for above, account, name in reversed(list(zip(line, line[1:], ticket.path, strict=False))):
+            if not (account.requests or account.waiting):
+                del above.waiting[name]
         ticket.is_queued = False
         self._num_queued -= 1
         if ticket is self._waiting:
             self._waiting = None
-
-    def _charge(self, ticket: "Ticket[T] | Ticket[None]", cost: float) -> None:
-        usage = cost / self._weights.get(ticket.tenant, 1.0)
-        self._accounts.charge(ticket.tenant, usage)
-        self._tenants[ticket.tenant].jobs.charge(ticket.job, usage)
-
-    def _leave(self, tenant: str) -> None:
-        self._accounts.leave(tenant)
-        for name in [name for name in self._tenants if name not in self._accounts]:
-            del self._tenants[name]

@@ -7,9 +7,10 @@ from collections import Counter
 import pytest
 
 from marlaas_api.errors import Permanent, Retryable
-from marlaas_worker.rollout.engine_meter import Account, EngineMeter
+from marlaas_worker.rollout.accounts import OPEN_S, Account
+from marlaas_worker.rollout.engine_meter import EngineMeter
 from marlaas_worker.rollout.load_retries import FIRST_WAIT_S, LONGEST_WAIT_S, Retries
-from marlaas_worker.rollout.supervised_engine import OPEN_S, RequestLimiter
+from marlaas_worker.rollout.request_limiter import RequestLimiter
 
 
 def account(job: str, tenant: str = "team-a", weight: float = 1.0) -> Account:
@@ -21,7 +22,7 @@ async def test_the_limiter_admits_no_more_requests_than_its_capacity():
 
     async def visit(number: int) -> None:
         nonlocal inside, most
-        async with limiter.place(account(f"job-{number % 4}"), f"episode-{number}", 1.0):
+        async with limiter.place(account(f"job-{number % 4}"), 1, 0):
             inside += 1
             most = max(most, inside)
             await asyncio.sleep(0)
@@ -36,47 +37,97 @@ async def test_free_places_go_to_tenants_by_weight_however_many_jobs_and_request
     many = [account(f"job-{number}", "many") for number in range(20)]
     few = [account("job", "few", 3.0)]
 
-    async def visit(who: Account, episode: str) -> None:
-        async with limiter.place(who, episode, 10.0) as place:
+    async def visit(who: Account) -> None:
+        async with limiter.place(who, 10, 0) as place:
             await asyncio.sleep(0)
             place.cost = 10.0
             if limiter.num_waiting >= 60:
                 served[who.tenant] += 1
 
-    visits = [visit(who, f"{who.tenant}-{who.job}-{number}") for number in range(4) for who in many]
-    visits += [visit(who, f"few-{number}") for number in range(60) for who in few]
+    visits = [visit(who) for _ in range(4) for who in many]
+    visits += [visit(who) for _ in range(60) for who in few]
     await asyncio.gather(*visits)
     assert abs(served["few"] / 3 - served["many"]) <= 2
 
 
-async def test_a_request_that_fails_costs_nothing_and_one_that_costs_more_than_estimated_is_charged():
+async def test_a_request_costs_what_its_holder_says_and_not_the_estimate():
     limiter = RequestLimiter(1)
-    with contextlib.suppress(RuntimeError):
-        async with limiter.place(account("a"), "a-1", 5.0):
-            raise RuntimeError("the engine failed")
-    assert limiter._queue.usage("team-a") == 0
-    async with limiter.place(account("a"), "a-1", 5.0) as place:
-        place.cost = 50.0
-    assert limiter._queue.usage("team-a") == 50
+    with limiter.episodes.request(account("a"), "a-1"):
+        with contextlib.suppress(RuntimeError):
+            async with limiter.place(account("a"), 5, 0):
+                raise RuntimeError("the engine refused it")
+        assert limiter.usage("team-a") == 0
+        async with limiter.place(account("a"), 5, 0) as place:
+            place.cost = 50.0
+        assert limiter.usage("team-a") == 50
 
 
-async def test_an_episode_counts_as_open_for_a_while_after_its_last_request():
-    now = [0.0]
-    limiter = RequestLimiter(1, clock=lambda: now[0])
+class Visits:
+    """Requests of two tenants, one after another, on a clock of their own. The engine is never full; `num_kv` tokens fit."""
 
-    async def visit(who: Account, episode: str, cost: float) -> None:
-        async with limiter.place(who, episode, 1.0) as place:
-            place.cost = cost
+    def __init__(self, num_kv: int = 0) -> None:
+        self.now = 0.0
+        self.limiter = RequestLimiter(1, clock=lambda: self.now, kv_tokens=num_kv)
 
-    await visit(account("a", "tenant-a"), "a-1", 1.0)
-    await visit(account("b", "tenant-b"), "b-1", 100.0)
-    now[0] = OPEN_S - 1
-    await visit(account("b", "tenant-b"), "b-1", 100.0)
-    assert limiter._queue.usage("tenant-a") == 1, "its episode waits for a tool, and keeps its credit"
-    now[0] = OPEN_S + 1
-    await visit(account("b", "tenant-b"), "b-1", 100.0)
-    await visit(account("a", "tenant-a"), "a-2", 1.0)
-    assert limiter._queue.usage("tenant-a") == 302, "lifted to the usage of the active tenant"
+    async def visit(self, tenant: str, episode: str, cost: float, takes_s: float = 0.0) -> None:
+        who = account(f"job-{tenant}", tenant)
+        with self.limiter.episodes.request(who, episode):
+            async with self.limiter.place(who, 1, 0) as place:
+                self.now += takes_s
+                place.cost = cost
+
+    async def returns(self, tenant: str, episode: str) -> float:
+        """The usage with which a tenant waits for a place for its next turn."""
+        with self.limiter.episodes.request(account(f"job-{tenant}", tenant), episode):
+            return self.limiter.usage(tenant)
+
+
+async def test_an_episode_counts_as_open_for_a_while_after_its_last_request_has_ended():
+    visits = Visits()
+    await visits.visit("a", "a-1", 1.0, takes_s=2 * OPEN_S)
+    for number in range(3):
+        await visits.visit("b", f"b-{number}", 100.0)
+    visits.now += OPEN_S - 1
+    assert await visits.returns("a", "a-1") == 1, "its episode waits for a tool, and keeps its credit"
+    visits.now += OPEN_S + 1
+    await visits.visit("b", "b-4", 100.0)
+    assert await visits.returns("a", "a-2") == 401, "lifted to the usage of the active tenant"
+
+
+async def test_an_episode_whose_request_waits_for_its_version_is_open_for_as_long_as_it_waits():
+    visits = Visits()
+    with visits.limiter.episodes.request(account("job-a", "a"), "a-1"):
+        for number in range(3):
+            visits.now += 2 * OPEN_S
+            await visits.visit("b", f"b-{number}", 100.0)
+        assert visits.limiter.usage("a") == 0
+        assert len(visits.limiter.episodes) == 2, "those of `b` that ended long ago are closed"
+
+
+async def test_each_agent_of_an_episode_is_open_by_itself():
+    visits, episodes = Visits(), 0
+    for agent in ("solver", "critic", "solver"):
+        with visits.limiter.episodes.request(Account("a", 1.0, "job", agent), "a-1"):
+            episodes = max(episodes, len(visits.limiter.episodes))
+    assert episodes == 2
+    visits.now = OPEN_S + 1
+    visits.limiter.episodes.close_old()
+    assert len(visits.limiter.episodes) == 0
+
+
+async def test_requests_of_a_job_take_turns_by_agent():
+    limiter, served = RequestLimiter(1), list[str]()
+
+    async def visit(agent: str, job: str = "team") -> None:
+        async with limiter.place(Account("a", 1.0, job, agent), 10, 0) as place:
+            await asyncio.sleep(0)
+            place.cost = 10.0
+            served.append(agent or job)
+
+    calls = [visit("floods") for _ in range(50)]
+    await asyncio.gather(*calls, *(visit("calm") for _ in range(5)), *(visit("", "other job") for _ in range(5)))
+    assert Counter(served[:20]) == {"floods": 10, "calm": 5, "other job": 5}, served[:20]
+    assert Counter(served[:10])["calm"] >= 2
 
 
 def test_the_estimate_is_the_90th_percentile_of_recent_outputs_and_at_first_the_maximum():
@@ -94,7 +145,7 @@ async def test_a_place_whose_owner_gave_up_goes_to_the_next():
     leave = asyncio.Event()
 
     async def visit(name: str) -> None:
-        async with limiter.place(account(name), name, 1.0):
+        async with limiter.place(account(name), 1, 0):
             entered.append(name)
             await leave.wait()
 
@@ -109,7 +160,7 @@ async def test_a_place_whose_owner_gave_up_goes_to_the_next():
     leave.set()
     await asyncio.gather(*visits, return_exceptions=True)
     assert entered == ["first", "last"]
-    async with asyncio.timeout(10), limiter.place(account("after all"), "after all", 1.0):
+    async with asyncio.timeout(10), limiter.place(account("after all"), 1, 0):
         pass
     assert limiter.num_waiting == 0
 

@@ -9,9 +9,9 @@ import pytest
 
 from marlaas_api.messages import ReplyPhase
 from marlaas_worker.rollout import supervised_engine
+from marlaas_worker.rollout.accounts import Account
 from marlaas_worker.rollout.engine import EngineDown
-from marlaas_worker.rollout.engine_meter import Account
-from marlaas_worker.rollout.supervised_engine import RequestLimiter
+from marlaas_worker.rollout.request_limiter import RequestLimiter
 
 
 async def answer(harness: Any, request: Any) -> Any:
@@ -66,15 +66,16 @@ async def test_a_lone_request_waits_for_the_others_and_admits_none_until_it_ends
     first, lone = asyncio.Event(), asyncio.Event()
 
     async def run(name: str, until: asyncio.Event) -> None:
-        async with limiter.place(account, name, 1.0):
+        async with limiter.place(account, 1, 0):
             seen.append(name)
             await until.wait()
 
     async def run_alone() -> None:
-        async with limiter.alone(account, "lone") as place:
-            seen.append("lone")
-            place.cost = 30.0
-            await lone.wait()
+        with limiter.episodes.request(account, "episode"):
+            async with limiter.alone(account) as place:
+                seen.append("lone")
+                place.cost = 30.0
+                await lone.wait()
 
     async with asyncio.TaskGroup() as group:
         for name, work in (("first", run("first", first)), ("lone", run_alone()), ("later", run("later", first))):
@@ -95,13 +96,13 @@ async def test_a_lone_request_that_is_cancelled_lets_the_others_in() -> None:
     account = Account("team-a", 1.0, "job")
 
     async def run_alone() -> None:
-        async with limiter.alone(account, "lone"):
+        async with limiter.alone(account):
             await asyncio.Event().wait()
 
-    async with limiter.place(account, "first", 1.0):
+    async with limiter.place(account, 1, 0):
         lone = asyncio.create_task(run_alone())
         await asyncio.sleep(0)
         lone.cancel()
         await asyncio.wait({lone})
-        async with limiter.place(account, "second", 1.0):
+        async with limiter.place(account, 1, 0):
             pass

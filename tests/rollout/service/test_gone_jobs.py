@@ -46,10 +46,11 @@ def sizes(role: Any) -> dict[str, int]:
     engine, proven = role._engine, role._versions.proven
     return {
         "tokens": len(engine.meter.job_tokens),
+        "tenants' tokens": len(engine.meter.tenant_tokens),
         "engine_s": len(engine.meter.job_engine_s),
         "turn bytes": len(role._log.job_bytes),
         "outputs": len(engine.limiter.outputs._by_job),
-        "episodes": len(engine.limiter._open),
+        "episodes": len(engine.limiter.episodes),
         "pins": role._pins._known.num_bytes,
         "manifests": role._adapter_cache._manifests.num_bytes,
         "conversations": len(role._histories),
@@ -93,14 +94,14 @@ async def test_after_200_short_jobs_nothing_of_them_is_left(
     monkeypatch.setattr(service, "_Rollout", Recorded)
     monkeypatch.setattr(service, "REREAD_S", 0.05)
     monkeypatch.setattr(policies, "GONE_S", 0.0)
-    monkeypatch.setattr("marlaas_worker.rollout.supervised_engine.OPEN_S", 0.0)
+    monkeypatch.setattr("marlaas_worker.rollout.accounts.OPEN_S", 0.0)
     for bound in ("MIN_QUANTUM_S", "MAX_QUANTUM_S"):
         monkeypatch.setattr(paging, bound, 0.01)
     await harness.replica(engine=make_engine(limits={"slots": AT_ONCE}))
     for first in range(0, NUM_JOBS, AT_ONCE):
         await asyncio.gather(*(play(harness, number) for number in range(first, first + AT_ONCE)))
     await harness.until(lambda: not any(sizes(roles[0]).values()))
-    assert roles[0]._engine.limiter._queue._accounts._by_name == {}
+    assert roles[0]._engine.limiter._queue._root.below == {}
     assert len(roles[0]._versions._resident) <= AT_ONCE
 
 

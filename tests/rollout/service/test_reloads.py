@@ -75,3 +75,49 @@ async def test_after_a_restart_of_the_engine_a_version_is_probed_again(
     job = await harness.job()
     assert (await harness.ask(job.request())).phase is ReplyPhase.RESULT
     assert scored == [job.adapter(0).engine_name] * 2
+
+
+OPPONENT = {"name": "opponent", "policy": {"of": "policy", "versions": "past"}}
+STRICT = {"training": {"steps": 3, "maxStaleness": 0}}
+
+
+async def test_a_past_version_that_the_open_step_calls_keeps_its_slot_between_turns(
+    harness: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest version of the strict job yields to the other job; if the past one counted as superseded, it would."""
+    monkeypatch.setattr(paging, "MAX_QUANTUM_S", 0.0)
+    engine = make_engine(limits={"slots": 2})
+    await harness.replica(engine=engine)
+    job = await harness.job(agents=[{"name": "policy"}, OPPONENT], **STRICT)
+    await harness.commit(job, 1)
+    own, against = job.request(), job.request(agent="opponent", turn=1, parent=None)
+    await harness.pin(own, 1)
+    await harness.pin(against, 0)
+    for request in (own, against):
+        assert (await harness.ask(request)).phase is ReplyPhase.RESULT
+    assert [(await harness.turn(one)).version for one in (own, against)] == [1, 0]
+    engine.unloads.clear()
+    assert (await harness.ask((await harness.job("other")).request())).phase is ReplyPhase.RESULT
+    assert engine.unloads == [job.adapter(1).engine_name]
+
+
+async def test_a_version_under_evaluation_keeps_its_slot_after_the_next_one_was_committed(
+    harness: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paging, "MAX_QUANTUM_S", 0.0)
+    engine = make_engine(limits={"slots": 2})
+    await harness.replica(engine=engine)
+    job = await harness.job(**STRICT)
+    group = f"{job.uid}-e3v0"
+    evaluated = job.request(group=group, episode=f"{group}-0-1")
+    await harness.pin(evaluated, 0)
+    assert (await harness.ask(evaluated)).phase is ReplyPhase.RESULT
+    await harness.commit_verified(job, 1)
+    training = job.request()
+    await harness.pin(training, 1)
+    later = evaluated.model_copy(update={"turn": 1, "parent": 0})
+    for request in (training, later):
+        assert (await harness.ask(request)).phase is ReplyPhase.RESULT
+    assert engine.unloads == []
+    assert (await harness.ask((await harness.job("other")).request())).phase is ReplyPhase.RESULT
+    assert engine.unloads == [job.adapter(1).engine_name]

@@ -50,6 +50,7 @@ class EngineLimits:
         max_model_len: prompt and output tokens together; the lower of the pool's and the model's limit.
         dtype: the dtype in which the engine computes.
         kv_tokens: tokens that fit into the KV cache; 0 until the engine has started, or if it does not say.
+        step_tokens: most tokens that one step computes, of prompts and outputs; 0 as above.
     """
 
     slots: int
@@ -58,6 +59,7 @@ class EngineLimits:
     max_num_seqs: int
     dtype: str
     kv_tokens: int = 0
+    step_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,16 @@
-"""Engine time and tokens by job and agent. Pure; the caller passes the clock, in seconds."""
+"""Engine time and tokens by tenant, job and agent. Pure; the caller passes the clock, in seconds."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
+from marlaas_api.messages import JobAgent
 from marlaas_worker.recent import RecentSums
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """Tenant and job that a request is charged to. weight: the tenant's share relative to other tenants."""
-
-    tenant: str
-    weight: float
-    job: str
-
+from marlaas_worker.rollout.accounts import Account
 
 HALF_LIFE_S = 60.0
 """Age at which tokens of an agent count half."""
+_FIRST_TOKEN_S, _NEW_WEIGHT = 0.02, 0.1
 
 
 def recent_tokens() -> RecentSums:
@@ -25,19 +18,50 @@ def recent_tokens() -> RecentSums:
     return RecentSums(HALF_LIFE_S, 1.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """Tokens that the engine computed for a request: of its prompt, without those from the prefix cache, and generated ones."""
+
+    num_prompt: int = 0
+    num_generated: int = 0
+
+    @property
+    def cost(self) -> int:
+        """What the request is charged."""
+        return self.num_prompt + self.num_generated
+
+
+@dataclass(slots=True)
+class DecodeTime:
+    """Recent mean of the seconds per generated token of a request, with which unfinished generations are estimated."""
+
+    _token_s: float = _FIRST_TOKEN_S
+
+    def note(self, seconds: float, num_tokens: int) -> None:
+        """Record a complete generation: its tokens, and its seconds since it began."""
+        if num_tokens:
+            self._token_s += _NEW_WEIGHT * (seconds / num_tokens - self._token_s)
+
+    def tokens_in(self, seconds: float, max_tokens: int) -> int:
+        """Return the tokens that a generation has made in these seconds: at least one, at most `max_tokens`."""
+        return min(max_tokens, 1 + int(seconds / max(self._token_s, 1e-6)))
+
+
 @dataclass(slots=True)
 class EngineMeter:
     """Engine time and generated tokens since the role's start, by job uid.
 
-    busy_s: seconds with a non-empty batch. Each of n requests in the engine is charged 1/n of the time. agents: uncached
-    prompt and output tokens of agents of jobs with several policies.
+    busy_s: seconds with a non-empty batch. Each of n requests in the engine is charged 1/n of the time. tenant_tokens: computed
+    prompt and output tokens by tenant. agents: the same, recent ones, of agents of jobs with several policies.
     """
 
     busy_s: float = 0.0
     num_running: int = 0
     job_tokens: Counter[str] = field(default_factory=Counter)
+    tenant_tokens: Counter[str] = field(default_factory=Counter)
     job_engine_s: dict[str, float] = field(default_factory=dict)
     agents: RecentSums = field(default_factory=recent_tokens)
+    decode: DecodeTime = field(default_factory=DecodeTime)
     _share_s: float = 0.0
     _at: float = 0.0  # Only used while a request runs; the first `enter` sets it.
 
@@ -53,11 +77,31 @@ class EngineMeter:
         self.num_running -= 1
         self.job_engine_s[uid] = self.job_engine_s.get(uid, 0.0) + self._share_s - mark
 
-    def forget(self, jobs: Iterable[str]) -> None:
-        """Remove the totals of jobs that are gone."""
+    def charge(self, account: Account, computed: Computed, served: JobAgent, now: float) -> None:
+        """Add the tokens of a request to the totals of its tenant and job, and of the agent that served it."""
+        self.tenant_tokens[account.tenant] += computed.cost
+        self.job_tokens[account.job] += computed.num_generated
+        if len(served.document.spec.policies) > 1:
+            self.agents.add({served.policy_key: computed.cost}, now)
+
+    def unfinished(self, num_prompt: int, running_s: float | None, max_tokens: int) -> Computed:
+        """Estimate what the engine computed for a request that was cancelled or failed: the engine does not report it.
+
+        Args:
+            num_prompt: prompt tokens outside the prefix cache, as estimated at the entry.
+            running_s: seconds since the first token; None: there was none. The prompt counts all the same, because the engine may
+                have computed nearly all of it.
+            max_tokens: most tokens that the request could generate.
+        """
+        return Computed(num_prompt, 0 if running_s is None else self.decode.tokens_in(running_s, max_tokens))
+
+    def forget(self, jobs: Iterable[str], tenants: Container[str]) -> None:
+        """Remove the totals of jobs that are gone, and of all tenants but these."""
         for uid in jobs:
             self.job_tokens.pop(uid, None)
             self.job_engine_s.pop(uid, None)
+        for tenant in [tenant for tenant in self.tenant_tokens if tenant not in tenants]:
+            del self.tenant_tokens[tenant]
 
     def advance(self, now: float) -> None:
         """Update the totals to `now`."""

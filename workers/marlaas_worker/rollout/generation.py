@@ -18,6 +18,7 @@ from marlaas_api.names import AdapterRef, request_id, sampling_seed
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.role import RoleContext
+from marlaas_worker.rollout.accounts import Account, account_of
 from marlaas_worker.rollout.conversation import (
     Prompt,
     Tokenizer,
@@ -27,12 +28,13 @@ from marlaas_worker.rollout.conversation import (
     num_characters,
     read_reply,
 )
-from marlaas_worker.rollout.engine import Completion, EngineDown, Sampling
-from marlaas_worker.rollout.engine_meter import Account
-from marlaas_worker.rollout.policies import Pins, Policies, RequestRefused
+from marlaas_worker.rollout.engine import Began, Completion, EngineDown, EngineLimits, Sampling
+from marlaas_worker.rollout.engine_meter import Computed
+from marlaas_worker.rollout.kv_budget import Place
+from marlaas_worker.rollout.policies import Pins, Policies, past_caller
 from marlaas_worker.rollout.slots import Held
-from marlaas_worker.rollout.supervised_engine import Place, SupervisedEngine
-from marlaas_worker.rollout.turn_log import Histories, key_of
+from marlaas_worker.rollout.supervised_engine import SupervisedEngine
+from marlaas_worker.rollout.turn_log import Histories, key_of, require_same
 from marlaas_worker.rollout.versions import Versions
 
 MAX_ENGINE_FAILURES = 3
@@ -66,6 +68,11 @@ class RequestStage:
         """Note that the engine begins to generate."""
         self.doing, self.why, self.generating_since = "it was being generated", None, _clock()
 
+    @property
+    def running_s(self) -> float | None:
+        """Seconds for which the engine has generated; None while the request waits."""
+        return None if self.generating_since is None else _clock() - self.generating_since
+
     def __str__(self) -> str:
         return self.doing if self.why is None else f"{self.doing} ({self.why()})"
 
@@ -79,6 +86,10 @@ class _Order:
     adapter: AdapterRef
     prompt: Prompt
     began: float
+
+    @property
+    def account(self) -> Account:
+        return account_of(self.served.document, self.request.agent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,28 +128,33 @@ class Generation:
         """
         began = _clock()
         served = await self.policies.find(request)
+        with self.engine.limiter.episodes.request(account_of(served.document, request.agent), request.episode):
+            return await self._play(request, served, stage, began)
+
+    async def _play(self, request: GenerateRequest, served: JobAgent, stage: RequestStage, began: float) -> Turn:
         if not (self.pins.knows(request, served.document) and self.histories.knows_parent(request)):
             # If both are in memory, the stream is not read. A record missed that way costs one generation; it is
             # still found, and returned, when the new turn is recorded.
             recorded = await self.histories.log.find(request.namespace, request.job, request.episode, request.turn)
             if recorded is not None:
-                return _require_same(recorded, request)
+                return require_same(recorded, request)
         stage.enter(f"no version of agent {request.agent} was verified yet")
         document = served.document
         newest = partial(
             self.versions.proven.newest_of, served.adapter(0), document.tenant, document.spec.training.max_staleness
         )
-        adapter = served.adapter(await self.pins.version(request, served.document, newest))
-        prompt = await self._extend(request)
-        order = _Order(request, served, adapter, prompt, began)
+        adapter = served.adapter(await self.pins.version(request, document, newest))
+        if (caller := past_caller(request, document)) is not None:
+            self.versions.proven.past.note(adapter, *caller, _clock())
+        order = _Order(request, served, adapter, await self._extend(request), began)
         drawn = await self._draw(order, stage)
         stage.enter("it was being recorded", self.histories.log.explain)
         turn = self._turn(order, drawn)
         recorded = await self.histories.log.record(turn)
         if recorded is turn:
-            conversation = conclude(prompt, turn.text, drawn.completion.output_ids, turn.stop_reason)
+            conversation = conclude(order.prompt, turn.text, drawn.completion.output_ids, turn.stop_reason)
             self.histories.keep(key_of(turn, turn.turn), conversation, turn.parent)
-        return _require_same(recorded, request)
+        return require_same(recorded, request)
 
     async def _extend(self, request: GenerateRequest) -> Prompt:
         """Tokenize the prompt. Long texts run in a thread, one at a time for each job.
@@ -190,48 +206,51 @@ class Generation:
                     return await self._run_on(order, held, place, stage)
 
     async def _run_on(self, order: _Order, held: Held, place: Place, stage: RequestStage) -> _Drawn:
-        engine, uid = self.engine, order.request.uid
+        engine = self.engine
         sha256 = held.manifest.files[TENSORS_FILE].sha256
         if order.prompt.room(engine.limits.max_model_len) < 1:
             return _Drawn(_OUT_OF_CONTEXT, sha256)
         stage.enter("it waited within the engine")
         entered = _clock()
         mark = engine.meter.enter(entered)
+        computed = Computed()
         try:
-            completion = await self._generate(order, held, stage)
+            completion = await self._generate(order, held, partial(_begin, stage, place))
+            computed = Computed(len(order.prompt.ids) - completion.cached_tokens, len(completion.output_ids))
+        except BaseException as error:
+            if stage.running_s is not None or isinstance(error, asyncio.CancelledError):
+                num_prompt, most = len(order.prompt.appended), _max_tokens(order, engine.limits)
+                computed = engine.meter.unfinished(num_prompt, stage.running_s, most)
+            raise  # Without a first token it was refused, or the engine was down.
         finally:
-            engine.meter.leave(mark, uid, _clock())
-        num_generated = len(completion.output_ids)
-        place.cost = len(order.prompt.ids) - completion.cached_tokens + num_generated
-        engine.limiter.outputs.note(uid, num_generated)
-        engine.meter.job_tokens[uid] += num_generated
-        if len(order.served.document.spec.policies) > 1:
-            engine.meter.agents.add({order.served.policy_key: place.cost}, _clock())
+            engine.meter.leave(mark, order.request.uid, _clock())
+            place.cost = computed.cost
+            engine.meter.charge(order.account, computed, order.served, _clock())
+        engine.limiter.outputs.note(order.request.uid, computed.num_generated)
+        engine.meter.decode.note(stage.running_s or 0.0, computed.num_generated)
         return _Drawn(completion, sha256, entered - order.began, _clock() - entered)
 
     def _place(self, order: _Order, alone: bool) -> AbstractAsyncContextManager[Place]:
         if order.prompt.room(self.engine.limits.max_model_len) < 1:
             return nullcontext(Place())  # The engine does not get the request.
-        limiter, document = self.engine.limiter, order.served.document
-        account = Account(document.tenant, document.tenant_weight, order.request.uid)
+        limiter, account = self.engine.limiter, order.account
         if alone:
-            return limiter.alone(account, order.request.episode)
-        max_tokens = min(_max_tokens(order), order.prompt.room(self.engine.limits.max_model_len))
-        expected = limiter.outputs.expected_tokens(account.job, max_tokens)
+            return limiter.alone(account)
+        expected = limiter.outputs.expected_tokens(account.job, _max_tokens(order, self.engine.limits))
         num_appended = len(order.prompt.appended)
         kv_tokens = len(order.prompt.past) + num_appended + expected
-        return limiter.place(account, order.request.episode, num_appended + expected, kv_tokens)
+        return limiter.place(account, num_appended, expected, kv_tokens)
 
-    async def _generate(self, order: _Order, held: Held, stage: RequestStage) -> Completion:
+    async def _generate(self, order: _Order, held: Held, began: Began) -> Completion:
         request, document = order.request, order.served.document
         rollout = document.spec.rollout
         sampling = Sampling(
             temperature=rollout.temperature,
-            max_tokens=_max_tokens(order),
+            max_tokens=min(request.max_tokens or rollout.max_tokens, rollout.max_tokens),
             seed=sampling_seed(document.seed, len(document.spec.agents), request.group, request.member, request.turn),
         )
         call = f"{request_id(request.episode, request.turn)}/{next(self._calls)}"
-        return await self.engine.generate(call, held.loaded, order.prompt.ids, sampling, stage.generate)
+        return await self.engine.generate(call, held.loaded, order.prompt.ids, sampling, began)
 
     def _turn(self, order: _Order, drawn: _Drawn) -> Turn:
         """Return the record. A prompt beyond the context window was not fed to the engine, so its ids are left out."""
@@ -263,27 +282,15 @@ class Generation:
         )
 
 
-def _max_tokens(order: _Order) -> int:
+def _begin(stage: RequestStage, place: Place) -> None:
+    stage.generate()
+    place.begin()
+
+
+def _max_tokens(order: _Order, limits: EngineLimits) -> int:
+    """Return the most tokens that a request can generate."""
     most = order.served.document.spec.rollout.max_tokens
-    return min(order.request.max_tokens or most, most)
-
-
-def _require_same(turn: Turn, request: GenerateRequest) -> Turn:
-    """Return the recorded turn, which must answer this request.
-
-    Raises RequestRefused if agent, parent or content differ. After a crash of the bus a task may be played
-    twice under the same names, and its environment may write other texts. An answer to the other play's text
-    would be scored here and trained with the other prompt. After the refusal this play ends as a fault and is
-    repeated under a new name.
-    """
-    if turn.agent != request.agent:
-        raise RequestRefused(f"turn {turn.turn} of episode {turn.episode} is agent {turn.agent}'s")
-    wanted = (request.append, request.tools)
-    if turn.parent != request.parent or (turn.append, turn.tools) not in (wanted, beginning(request)):
-        raise RequestRefused(
-            f"turn {turn.turn} of episode {turn.episode} is recorded with another parent or text: another play has this name"
-        )
-    return turn
+    return min(order.request.max_tokens or most, most, order.prompt.room(limits.max_model_len))
 
 
 def _clock() -> float:

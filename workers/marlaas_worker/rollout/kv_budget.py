@@ -1,4 +1,4 @@
-"""Room of an engine: sequences, and tokens of its KV cache. Pure.
+"""Room of an engine: sequences, tokens of its KV cache, and prompt tokens in a step. Pure.
 
 vLLM preempts a request, and computes its prompt again, when its KV cache is full. So requests wait outside the engine
 until their tokens fit. A request reserves its prompt and the output that is expected of its job. It does not reserve
@@ -9,11 +9,27 @@ shorter than expected make up for it.
 
 import math
 from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
 
 BLOCK_TOKENS = 32
 """Tokens per block of the KV cache. A block belongs to one request, so reservations are rounded up to blocks."""
 RECENT = 64
 """Outputs per job that estimates remember."""
+_STEPS = 2
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A place in the engine.
+
+    Attributes:
+        cost: real cost of the request in tokens, set by its holder; 0 until then.
+        begin: to be called at its first token; its prompt has then been computed.
+    """
+
+    cost: float = 0.0
+    begin: Callable[[], None] = lambda: None
 
 
 class KvBudget:
@@ -61,6 +77,56 @@ class KvBudget:
         """Free the room of a request that has left the engine."""
         self._num_inside -= 1
         self.num_reserved -= size
+
+
+@dataclass(slots=True)
+class _Present:
+    """A tenant with requests that wait for a place or are in the engine. num_prompt: prompt tokens that the engine has to compute."""
+
+    weight: float
+    num_requests: int = 0
+    num_prompt: int = 0
+
+
+class PrefillShares:
+    """Prompt tokens in the engine that it has not computed yet. Each tenant may fill its share of a step.
+
+    An engine computes prompts in the same steps as the next tokens of all other requests. If one tenant's prompts filled every
+    step, each token of the others would take as long as a full step. A prompt that is larger than the share enters alone. A
+    tenant that is the only one with requests may fill whole steps. Two steps count: the one that runs, and the next one, which
+    begins before the role learns of the first tokens of the running one.
+
+    step_tokens: most tokens that the engine computes in one step; 0 if unknown: then nothing is limited.
+    """
+
+    def __init__(self) -> None:
+        self.step_tokens = 0
+        self._present: dict[str, _Present] = {}
+
+    def join(self, tenant: str, weight: float) -> None:
+        """Note a request that waits for a place."""
+        one = self._present.setdefault(tenant, _Present(weight))
+        one.weight = weight
+        one.num_requests += 1
+
+    def leave(self, tenant: str) -> None:
+        """Note that a request has left the engine, or waits no longer."""
+        one = self._present[tenant]
+        one.num_requests -= 1
+        if not one.num_requests:
+            del self._present[tenant]
+
+    def allows(self, tenant: str, num_prompt: int) -> bool:
+        """Return whether a prompt may enter the engine now."""
+        one = self._present[tenant]
+        if not (self.step_tokens and one.num_prompt and len(self._present) > 1):
+            return True
+        share = one.weight / sum(other.weight for other in self._present.values())
+        return one.num_prompt + num_prompt <= share * _STEPS * self.step_tokens
+
+    def add(self, tenant: str, num_prompt: int) -> None:
+        """Note a prompt that enters the engine; a negative number: it has been computed, or will not be."""
+        self._present[tenant].num_prompt += num_prompt
 
 
 class RecentOutputs:

@@ -12,11 +12,12 @@ passes the clock, in seconds.
   kept for long by requests that do not run.
 - The tenant with the smallest usage is served first, also with the next version of an agent in use, which no request waits
   for yet: else a tenant with few jobs would wait for a slot at each step beside one with many.
-- A past version of a strict job is evicted as soon as no request runs: the step that it has sampled is over.
+- A past version that an open step or evaluation may call again (`slots.PastCalls`) counts as current. Every other past version of
+  a strict job is evicted as soon as no request runs: the step that it has sampled is over.
 - A version without recent requests is evicted first: superseded versions, then newest versions of strict jobs (their
   agent trains, and the next request is for another version), then other newest versions, each least recently used first.
 - First loads are not limited. Re-loads take at most `MAX_RELOAD_SHARE` of the time while other requests run; with an
-  engine that runs nothing, a re-load delays no request.
+  engine that runs nothing, a re-load delays no request, and does not count.
 """
 
 import math
@@ -52,8 +53,8 @@ class Resident:
         loaded_at, used_at: when its load began; when its last request began or ended, or its load if there was none.
         num_running: requests in the engine. num_queued: requests that wait for a place in the engine.
         is_ready: whether its load has ended.
-        is_newest: whether it is the newest version of a served agent.
-        is_strict: whether each step of its job is sampled by one version (maxStaleness 0), so that the newest one may have no more requests.
+        is_current: whether it is the newest version of a served agent, or a past one that an open step or evaluation may call again.
+        is_strict: whether it samples one step of its job only (maxStaleness 0), so that the newest one may have no more requests.
         usage: of its tenant, as in `fair_queue`.
     """
 
@@ -63,7 +64,7 @@ class Resident:
     num_running: int = 0
     num_queued: int = 0
     is_ready: bool = True
-    is_newest: bool = True
+    is_current: bool = True
     is_strict: bool = False
     usage: float = 0.0
 
@@ -225,9 +226,9 @@ class _Planner:
                 self._missing.append(demand.usage)
             return
         self._load.append(demand.name)
-        if demand.is_reload:
+        if demand.is_reload and not self._is_idle:
             self._pace.begin_reload(self._now)
-            self._is_idle = False
+        self._is_idle = self._is_idle and not demand.is_reload
 
     def _reload_delay_s(self) -> float:
         return 0.0 if self._is_idle else self._pace.delay_s(self._now)
@@ -237,7 +238,7 @@ class _Planner:
         if not self._victims:
             return None
         first = self._victims[0]
-        if urgency is Urgency.PREFETCH and (first.is_newest or self._is_recent(first)):
+        if urgency is Urgency.PREFETCH and (first.is_current or self._is_recent(first)):
             return None
         if (self._is_recent(first) and first.usage < usage) or (first.num_queued and first.usage == usage):
             return None
@@ -254,7 +255,7 @@ class _Planner:
             self._review_at(one.loaded_at + self._pace.quantum_s for one in self._residents)
         due = sorted(
             (one for one in in_use if not self._is_kept(one) and one.name not in self._evict),
-            key=lambda one: (-one.usage, one.is_newest, one.loaded_at),
+            key=lambda one: (-one.usage, one.is_current, one.loaded_at),
         )
         pairs = list(zip(due, sorted(self._missing), strict=False))
         yielding = frozenset(one.name for one, usage in pairs if usage <= one.usage)
@@ -267,7 +268,7 @@ class _Planner:
     def _is_recent(self, one: Resident) -> bool:
         if one.num_running or one.num_queued:
             return True
-        is_past = one.is_strict and not one.is_newest  # the step that it has sampled is over
+        is_past = one.is_strict and not one.is_current
         return not is_past and self._now < one.used_at + self._recent_s
 
     def _is_kept(self, one: Resident) -> bool:
@@ -277,7 +278,7 @@ class _Planner:
     def _rank(self, one: Resident) -> tuple[bool, float, bool, bool, bool, float]:
         is_recent = self._is_recent(one)
         usage = one.usage if is_recent else 0.0
-        return (is_recent, -usage, one.num_queued > 0, one.is_newest, not one.is_strict, one.used_at)
+        return (is_recent, -usage, one.num_queued > 0, one.is_current, not one.is_strict, one.used_at)
 
 
 def _turn(demand: PageDemand) -> tuple[bool, float, Urgency]:

@@ -91,6 +91,10 @@ class Policies:
         """Return the uids of all jobs that have a document, on any pool."""
         return [document.uid for _, document, _ in self._jobs.items()]
 
+    def tenants(self) -> set[str]:
+        """Return the tenants of all jobs that have a document, on any pool."""
+        return {document.tenant for _, document, _ in self._jobs.items()}
+
     def newest(self) -> list[AdapterRef]:
         """Return the committed version of every served agent that has one."""
         pairs = ((served, self._policy.get(served.policy_key)) for served in self.served())
@@ -196,6 +200,17 @@ def pinned_by_orchestrator(document: JobDocument, agent: AgentSettings, group: s
     Raises ValueError if the group's name is not valid (`names.group_token`).
     """
     return agent.plays_past or document.spec.training.max_staleness == 0 or group_token(group).startswith("e")
+
+
+def past_caller(request: GenerateRequest, document: JobDocument) -> tuple[str, int] | None:
+    """Return by whom the version of a request may be called although newer ones were committed; None if by nobody.
+
+    Returns:
+        The name of an agent that plays past versions, or of the evaluation; and the most versions that it calls at a time.
+    """
+    if group_token(request.group).startswith("e"):
+        return "(evaluation)", 1
+    return (request.agent, 1 + document.spec.steps_ahead) if _player(document, request.agent).plays_past else None
 
 
 class Pins:

@@ -20,6 +20,7 @@ from marlaas_api.errors import MarlaasError, Permanent
 from marlaas_api.messages import CancelRequest, GenerateRequest, JobAgent, KeepRequest, ReplicaReport
 from marlaas_api.names import AdapterRef
 from marlaas_worker.role import RoleContext
+from marlaas_worker.rollout.accounts import OtherReplicas
 from marlaas_worker.rollout.homes import Homes, homes
 from marlaas_worker.rollout.requests import Requests
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
@@ -41,8 +42,9 @@ class Reception:
         self._requests = requests
         self._engine = engine
         self._replicas = BucketCache(
-            lambda: self._bus.bucket(subjects.REPLICAS), ReplicaReport, lambda _: None, prefix=f"rollout.{pool}."
+            lambda: self._bus.bucket(subjects.REPLICAS), ReplicaReport, self._on_report, prefix=f"rollout.{pool}."
         )
+        self._others = OtherReplicas()
         self._listening: dict[str, AsyncExitStack] = {}
         self._agents: tuple[JobAgent, ...] = ()
         self._keys: dict[str, str] = {}
@@ -102,6 +104,15 @@ class Reception:
         """Return the agents, as version 0, that other replicas serve."""
         placed = self.homes()
         return frozenset(one.adapter(0) for one in self._agents if self._me not in placed.of(one.policy_key))
+
+    def _on_report(self, key: str) -> None:
+        """Charge tenants here for what they have used on another replica since its last report."""
+        report = self._replicas.get(key)
+        if report is None:
+            self._others.forget(key)
+        elif report.replica != self._me:
+            for tenant, num_tokens in self._others.growth(key, report.tenant_tokens).items():
+                self._engine.limiter.charge(tenant, num_tokens)
 
     async def _open(self, subject: str, handler: Handler, queue: str) -> None:
         stack = AsyncExitStack()

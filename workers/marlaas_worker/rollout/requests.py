@@ -122,10 +122,8 @@ class Requests:
             for key, active in list(self._active.items()):
                 if self._active.get(key) is not active:
                     continue  # It was answered while earlier heartbeats were sent.
-                since = active.stage.generating_since
-                running_s = None if since is None else _clock() - since
                 heartbeat = self._reply(
-                    active.request, ReplyPhase.HEARTBEAT, running_s=running_s, doing=str(active.stage)
+                    active.request, ReplyPhase.HEARTBEAT, running_s=active.stage.running_s, doing=str(active.stage)
                 )
                 await self._send_to_all(active, heartbeat)
 

@@ -167,7 +167,7 @@ class _Rollout:
         uids = self._gone_jobs.expired(self._policies.present(), counted, asyncio.get_running_loop().time())
         if not uids:
             return
-        self._engine.forget(uids)
+        self._engine.forget(uids, self._policies.tenants())
         self._log.forget(uids)
         self._pins.forget(uids)
         self._histories.forget(uids)
@@ -257,6 +257,7 @@ class _Rollout:
             num_running=meter.num_running,
             num_waiting=self._engine.limiter.num_waiting + self._versions.proven.waits.num_requests,
             job_tokens=dict(meter.job_tokens),
+            tenant_tokens=dict(meter.tenant_tokens),
             job_engine_s=dict(meter.job_engine_s),
             agent_tokens=meter.agents.at(now),
             job_turn_bytes=dict(self._log.job_bytes),

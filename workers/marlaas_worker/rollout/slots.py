@@ -81,6 +81,38 @@ class Waits:
             waiting.settled.set()
 
 
+CALLED_S = 60.0
+"""A past version may be called again for so long after its last call. Longer than nearly all tool calls."""
+
+
+class PastCalls:
+    """Versions that an open step or evaluation may call again although newer ones were committed. Known from the pins of requests.
+
+    These are the versions of agents that play past versions, one for each open step, and the version of an evaluation.
+    The end of a step or evaluation is not known here: a later version of the same caller ends an earlier one, and so does time.
+    """
+
+    def __init__(self) -> None:
+        self._called_at: dict[AdapterRef, dict[str, dict[int, float]]] = {}
+
+    def note(self, adapter: AdapterRef, caller: str, num_open: int, now: float) -> None:
+        """Record a call. caller: the agent, or the evaluation. num_open: most versions that it calls at a time."""
+        called_at = self._called_at.setdefault(adapter.at(0), {}).setdefault(caller, {})
+        called_at.pop(adapter.version, None)
+        called_at[adapter.version] = now
+        while len(called_at) > num_open:
+            del called_at[next(iter(called_at))]
+
+    def may_call(self, adapter: AdapterRef, now: float) -> bool:
+        """Return whether a version may be called again."""
+        callers = self._called_at.get(adapter.at(0), {}).values()
+        return any(now - called_at.get(adapter.version, -CALLED_S) < CALLED_S for called_at in callers)
+
+    def keep(self, agents: Collection[AdapterRef]) -> None:
+        """Drop the calls of all other agents, given as version 0."""
+        self._called_at = {agent: calls for agent, calls in self._called_at.items() if agent in agents}
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """A proven version while a request runs on it."""
@@ -97,6 +129,7 @@ class ProvenVersions:
         waits: requests that wait for a version.
         newest: the newest committed version of every served agent, by the agent's version 0.
         strict: the agents, as version 0, of strict jobs.
+        past: calls of versions that may be past.
         elsewhere: the agents, as version 0, whose requests go to other replicas; their versions are loaded on request only.
         wake: set when a request or a new version needs a change of the slots.
     """
@@ -107,6 +140,7 @@ class ProvenVersions:
         self.waits = Waits(self.wake.set)
         self.newest: dict[AdapterRef, AdapterRef] = {}
         self.strict: frozenset[AdapterRef] = frozenset()
+        self.past = PastCalls()
         self.elsewhere: frozenset[AdapterRef] = frozenset()
         self._proven: dict[str, Held] = {}
         self._versions: dict[AdapterRef, set[int]] = {}
@@ -188,6 +222,7 @@ class ProvenVersions:
         """Set the newest version of every served agent, and the agents of strict jobs."""
         self.newest = {adapter.at(0): adapter for adapter in newest}
         self.strict = frozenset(adapter.at(0) for adapter in strict)
+        self.past.keep(self.newest.keys())
         for agent in self._versions.keys() - self.newest.keys():
             del self._versions[agent]
         for agent in self._tenants.keys() - self.newest.keys():

@@ -1,16 +1,12 @@
-"""The engine as the role uses it: supervised (`SupervisedEngine`), and limited (`RequestLimiter`).
+"""The engine as the role uses it: restarted after each failure (an exit or a hang), and tested at each start.
 
-A supervised engine is an engine that is restarted after each failure (an exit or a hang), and tested at each start. From
-the failure until the next incarnation serves, its calls raise EngineDown. Adapters and slots are lost with an incarnation.
+From the failure until the next incarnation serves, its calls raise EngineDown. Adapters and slots are lost with an
+incarnation.
 """
 
 import asyncio
-import contextlib
 import logging
-import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Container, Iterator
 from itertools import count
 from typing import TypeVar
 
@@ -18,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from marlaas_api.errors import MarlaasError
-from marlaas_worker.fair_queue import FairQueue, Ticket
 from marlaas_worker.rollout.engine import (
     Began,
     Completion,
@@ -29,132 +24,16 @@ from marlaas_worker.rollout.engine import (
     Sampling,
     unheard,
 )
-from marlaas_worker.rollout.engine_meter import Account, EngineMeter
+from marlaas_worker.rollout.engine_meter import EngineMeter
 from marlaas_worker.rollout.engine_progress import EngineCounts
-from marlaas_worker.rollout.kv_budget import KvBudget, RecentOutputs
+from marlaas_worker.rollout.request_limiter import RequestLimiter
 from marlaas_worker.rollout.self_test import SelfTestFailed
 
 HEALTH_CHECK_S = 5.0
-OPEN_S = 10.0  # longer than most tool calls; a tenant that was away may first use what it was entitled to in this time
 RESTART_BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True, eq=False)
-class Place:
-    """A place in the engine. cost: real cost of the request in tokens, set by its holder; 0 until then."""
-
-    cost: float = 0.0
-
-
-class RequestLimiter:
-    """Requests in the engine: as many as its batch and its KV cache hold. Room goes to tenants by weight, then to jobs.
-
-    The engine's own queue is first come, first served. Costs are tokens: prompt tokens outside the engine's prefix
-    cache, and generated tokens. A request that does not fit may be passed by others, for at most one KV cache of tokens.
-    An episode counts as open until `OPEN_S` after its last request; its end is not seen.
-    """
-
-    def __init__(self, max_seqs: int, clock: Callable[[], float] = time.monotonic, kv_tokens: int = 0) -> None:
-        self.budget = KvBudget(max_seqs, kv_tokens)
-        self.outputs = RecentOutputs()
-        self._clock = clock
-        self._queue: FairQueue[asyncio.Future[None]] = FairQueue(self.budget.kv_tokens)
-        self._open: OrderedDict[str, tuple[Account, float]] = OrderedDict()
-        self._num_inside = 0
-        self._empty = asyncio.Event()
-        self._empty.set()
-        self._lone = asyncio.Lock()
-        self._is_closed = False
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that wait in the queue."""
-        return len(self._queue)
-
-    def set_kv_tokens(self, kv_tokens: int) -> None:
-        """Set the size of the engine's KV cache in tokens, after an engine start. 0: unknown."""
-        self.budget.set_kv_tokens(kv_tokens)
-        self._queue.max_passed = self.budget.kv_tokens
-
-    def usage(self, tenant: str) -> float:
-        """Return the tokens that a tenant has used, divided by its weight; 0 if it is not active."""
-        return self._queue.usage(tenant)
-
-    @contextlib.asynccontextmanager
-    async def place(self, account: Account, episode: str, estimate: float, kv_tokens: int = 0) -> AsyncIterator[Place]:
-        """Wait for a place, and hold it while the context is open. Its `cost` then replaces the estimate, in tokens.
-
-        kv_tokens: expected length of the request's context at its end.
-        """
-        self._see(account, episode)
-        granted = asyncio.get_running_loop().create_future()
-        ticket = self._queue.push(account.tenant, account.job, granted, cost=estimate, size=self.budget.size(kv_tokens))
-        self._grant()
-        try:
-            await granted
-        except asyncio.CancelledError:
-            if granted.cancelled():
-                self._queue.remove(ticket)
-            else:
-                self._end(ticket, 0.0)
-            raise
-        place = Place()
-        try:
-            yield place
-        finally:
-            self._end(ticket, place.cost)
-
-    @contextlib.asynccontextmanager
-    async def alone(self, account: Account, episode: str) -> AsyncIterator[Place]:
-        """Wait until no request is in the engine, and admit none while the context is open. Its cost is charged at the end."""
-        self._see(account, episode)
-        async with self._lone:
-            self._is_closed = True
-            place = Place()
-            try:
-                await self._empty.wait()
-                yield place
-            finally:
-                self._is_closed = False
-                self._queue.charge(account.tenant, account.job, place.cost)
-                self._grant()
-
-    def _grant(self) -> None:
-        while not self._is_closed and (room := self.budget.room) >= 0 and (ticket := self._queue.pop(room)) is not None:
-            if ticket.item.cancelled():
-                self._queue.settle(ticket, 0.0)
-            else:
-                self.budget.take(ticket.size)
-                self._num_inside += 1
-                self._empty.clear()
-                ticket.item.set_result(None)
-
-    def _end(self, ticket: Ticket[asyncio.Future[None]], cost: float) -> None:
-        self._queue.settle(ticket, cost)
-        self.budget.give_back(ticket.size)
-        self._num_inside -= 1
-        if not self._num_inside:
-            self._empty.set()
-        self._grant()
-
-    def _see(self, account: Account, episode: str) -> None:
-        """Note a request of an episode, and close the episodes whose last request is too long ago."""
-        self._queue.set_weight(account.tenant, account.weight)
-        if episode not in self._open:
-            self._queue.open(account.tenant, account.job)
-        self._open[episode] = account, self._clock()
-        self._open.move_to_end(episode)
-        self.close_old_episodes()
-
-    def close_old_episodes(self) -> None:
-        """Close the episodes whose last request is longer ago than `OPEN_S`."""
-        now = self._clock()
-        while self._open and (oldest := next(iter(self._open.values())))[1] < now - OPEN_S:
-            self._open.popitem(last=False)
-            self._queue.close(oldest[0].tenant, oldest[0].job)
 
 
 class SupervisedEngine:
@@ -248,10 +127,10 @@ class SupervisedEngine:
         self._on_stopped(reason)
         self._down.set()
 
-    def forget(self, uids: Collection[str]) -> None:
-        """Drop the totals and estimates of jobs that are gone."""
-        self.limiter.close_old_episodes()
-        self.meter.forget(uids)
+    def forget(self, uids: Collection[str], tenants: Container[str]) -> None:
+        """Drop the totals and estimates of jobs that are gone, and of all tenants but these."""
+        self.limiter.episodes.close_old()
+        self.meter.forget(uids, tenants)
         for uid in uids:
             self.limiter.outputs.forget(uid)
 
@@ -265,6 +144,7 @@ class SupervisedEngine:
         """Test a new incarnation, and let requests use it."""
         await self._test(self._engine)
         self.limiter.set_kv_tokens(self._engine.limits.kv_tokens)
+        self.limiter.prefill.step_tokens = self._engine.limits.step_tokens
         self.up = True
 
     async def _call(self, work: Awaitable[T]) -> T:

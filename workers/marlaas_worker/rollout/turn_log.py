@@ -18,7 +18,7 @@ from marlaas_api.errors import Permanent
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import GenerateRequest, Turn
 from marlaas_api.names import request_id
-from marlaas_worker.rollout.conversation import Conversation, Tokenizer, restore
+from marlaas_worker.rollout.conversation import Conversation, Tokenizer, beginning, restore
 from marlaas_worker.rollout.policies import RequestRefused
 
 _HEADROOM_BYTES = 4096
@@ -215,6 +215,24 @@ class Histories:
         is_continued = any(turn.parent == number for turn in turns.values())
         self._keep(key_of(request, number), conversation, has_branches=is_continued)
         return conversation
+
+
+def require_same(turn: Turn, request: GenerateRequest) -> Turn:
+    """Return the recorded turn, which must answer this request.
+
+    Raises RequestRefused if agent, parent or content differ. After a crash of the bus a task may be played
+    twice under the same names, and its environment may write other texts. An answer to the other play's text
+    would be scored here and trained with the other prompt. After the refusal this play ends as a fault and is
+    repeated under a new name.
+    """
+    if turn.agent != request.agent:
+        raise RequestRefused(f"turn {turn.turn} of episode {turn.episode} is agent {turn.agent}'s")
+    wanted = (request.append, request.tools)
+    if turn.parent != request.parent or (turn.append, turn.tools) not in (wanted, beginning(request)):
+        raise RequestRefused(
+            f"turn {turn.turn} of episode {turn.episode} is recorded with another parent or text: another play has this name"
+        )
+    return turn
 
 
 def _weight(conversation: Conversation) -> int:

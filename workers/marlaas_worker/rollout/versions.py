@@ -142,7 +142,9 @@ class Versions:
         if agent in self.proven.newest and resident.used_at > resident.loaded_at:
             self._used_at[agent] = max(self._used_at.get(agent, 0.0), resident.used_at)
         is_newest = self.proven.newest.get(agent) == adapter and agent not in self.proven.elsewhere
-        return replace(resident, is_newest=is_newest, is_strict=agent in self.proven.strict, usage=self._usage(adapter))
+        is_called = self.proven.past.may_call(adapter, _clock())
+        is_strict = agent in self.proven.strict and not is_called
+        return replace(resident, is_current=is_newest or is_called, is_strict=is_strict, usage=self._usage(adapter))
 
     def _usage(self, adapter: AdapterRef) -> float:
         """Return the usage of a version's tenant."""

@@ -78,8 +78,8 @@ class VllmEngine:
 
     @property
     def limits(self) -> EngineLimits:
-        kv_tokens = self._incarnation.kv_tokens if self._incarnation else 0
-        return replace(self._settings.limits, kv_tokens=kv_tokens)
+        limits, one = self._settings.limits, self._incarnation
+        return limits if one is None else replace(limits, kv_tokens=one.kv_tokens, step_tokens=one.step_tokens)
 
     @property
     def counts(self) -> EngineCounts:

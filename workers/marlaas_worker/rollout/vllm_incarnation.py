@@ -47,8 +47,8 @@ ABANDON_CHECK_S = 0.5
 class EngineIncarnation:
     """One run of vLLM's processes. `down` gets the reason when they have exited or were given up.
 
-    kv_tokens: tokens that fit into the KV cache; one block of it holds no request's tokens. num_calls: calls that wait
-    for vLLM's answer.
+    kv_tokens: tokens that fit into the KV cache; one block of it holds no request's tokens. step_tokens: most tokens of one
+    step. num_calls: calls that wait for vLLM's answer.
     """
 
     def __init__(self, built: "_Built", settings: VllmSettings) -> None:
@@ -56,6 +56,7 @@ class EngineIncarnation:
         self.down: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         cache = llm.vllm_config.cache_config
         self.kv_tokens: int = max(0, (cache.num_gpu_blocks or 0) - 1) * cache.block_size
+        self.step_tokens: int = llm.vllm_config.scheduler_config.max_num_batched_tokens
         self.num_calls = 0
         self.progress = ProgressWatch(built.busy_bound_s)
         self._counters = built.counters

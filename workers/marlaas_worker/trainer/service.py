@@ -159,6 +159,7 @@ class Trainer:
         for assignment in view.wanted.values():
             with contextlib.suppress(ValueError):  # not positive: the last valid weight stays
                 compute.turns.set_weight(assignment.document.tenant, assignment.document.tenant_weight)
+        compute.turns.keep_weights({assignment.document.tenant for assignment in view.wanted.values()})
         kept = self._recent.of(view.jobs, now)
         compute.keep_accounts(kept)
         self._dependencies.keep_counters(kept)

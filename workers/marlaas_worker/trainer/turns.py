@@ -1,19 +1,24 @@
 """Order in which agents' work goes to the compute thread: a fair queue of seconds. Pure; uses no clock.
 
-Tenants share the thread by weight, and a tenant's jobs share its part (`fair_queue`). Work is charged by its tokens and
-the recent seconds per token, and corrected by its real time. An agent with groups that are not committed yet counts as
+Tenants share the thread by weight, a tenant's jobs share its part, and a job's agents share the job's (`fair_queue`). Work
+is charged by its tokens and the recent seconds per token, and corrected by its real time. An agent with groups that are not committed yet counts as
 an open episode, so that waiting for the rest of a step does not erase its credit.
 
 The agent that computed last keeps the turn for up to `quantum_s` while it has more work, so that it finishes its step
 instead of alternating with all others. For the queue's bound, the largest cost is then the quantum and one micro-batch.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from marlaas_worker.fair_queue import FairQueue, Ticket
+from marlaas_worker.fair_queue import FairQueue, Path, Ticket, check_weight
 
 QUANTUM_S = 0.25
+CREDIT_S = 60.0
+"""Credit of all tenants together, for the time in which they wait for the groups of a step. Longer than one step of most jobs
+computes; an agent whose groups hang for hours cannot have the thread for long afterwards.
+"""
 _NEWEST = 0.1
 """Weight of the newest measurement in the estimates."""
 
@@ -27,6 +32,11 @@ class ComputeAccount:
     tenant: str = ""
     job: str = ""
     agent: str = ""
+
+    @property
+    def path(self) -> Path:
+        """The account in the queue."""
+        return self.tenant, self.job, self.agent
 
 
 @dataclass(slots=True)
@@ -44,15 +54,21 @@ class Turns(Generic[T]):
 
     def __init__(self, quantum_s: float = QUANTUM_S) -> None:
         self._quantum_s = quantum_s
-        self._queue: FairQueue[tuple[ComputeAccount, int, T]] = FairQueue()
+        self._queue: FairQueue[tuple[ComputeAccount, int, T]] = FairQueue(max_credit=CREDIT_S)
+        self._weights: dict[str, float] = {}
         self._by_agent: dict[str, list[Ticket[tuple[ComputeAccount, int, T]]]] = {}
         self._holding: set[ComputeAccount] = set()
         self._resident, self._resident_s = "", 0.0
         self._per_token, self._per_work = _Estimate(1e-4), _Estimate(1e-2)
 
     def set_weight(self, tenant: str, weight: float) -> None:
-        """Set a tenant's weight for later charges. Raises ValueError unless positive and finite."""
-        self._queue.set_weight(tenant, weight)
+        """Set a tenant's weight for later work; without one it is 1. Raises ValueError unless positive and finite."""
+        check_weight(tenant, weight)
+        self._weights[tenant] = weight
+
+    def keep_weights(self, tenants: Container[str]) -> None:
+        """Drop the weights of all other tenants. An active one keeps its weight until it is idle."""
+        self._weights = {tenant: weight for tenant, weight in self._weights.items() if tenant in tenants}
 
     def usage(self, tenant: str) -> float:
         """Return a tenant's seconds divided by its weight, as far as the queue remembers them."""
@@ -62,15 +78,16 @@ class Turns(Generic[T]):
         """Note whether an agent has groups that are not committed yet. May be repeated."""
         if has_groups and account not in self._holding:
             self._holding.add(account)
-            self._queue.open(account.tenant, account.job)
+            self._queue.open(account.path, self._weights.get(account.tenant))
         elif account in self._holding and not has_groups:
             self._holding.remove(account)
-            self._queue.close(account.tenant, account.job)
+            self._queue.close(account.path)
 
     def push(self, account: ComputeAccount, item: T, num_tokens: int = 0) -> Ticket[tuple[ComputeAccount, int, T]]:
         """Queue work of so many tokens; 0: work whose time does not depend on tokens."""
         cost = num_tokens * self._per_token.seconds if num_tokens else self._per_work.seconds
-        ticket = self._queue.push(account.tenant, account.job, (account, num_tokens, item), cost=cost)
+        weight = self._weights.get(account.tenant)
+        ticket = self._queue.push(account.path, (account, num_tokens, item), cost=cost, weight=weight)
         self._by_agent.setdefault(account.agent, []).append(ticket)
         return ticket
 

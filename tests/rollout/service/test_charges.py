@@ -1,0 +1,148 @@
+"""What requests are charged: to the queue of this replica, to the quotas by reports, and to the queues of other replicas."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from marlaas_api import subjects
+from marlaas_api.messages import ReplicaReport, ReplyPhase
+from marlaas_worker.rollout import service
+from marlaas_worker.rollout.accounts import OtherReplicas
+from marlaas_worker.rollout.engine_meter import DecodeTime
+
+REPLY_TOKENS = 4
+
+
+async def cancelled(harness: Any, job: Any, began: Callable[[], Awaitable[object]]) -> ReplicaReport:
+    """Ask, cancel once it has begun, and return the report when nothing runs any more."""
+    async with harness.asking(job.request()):
+        await began()
+        async with harness.asking(job.cancel()):
+            found: ReplicaReport = await harness.report(
+                "rollout-0", lambda report: report.num_running == 0 and report.tenant_tokens
+            )
+    return found
+
+
+async def test_a_cancelled_generation_is_charged_its_prompt_and_an_estimate_of_its_output(
+    harness: Any, shut_engine: Any
+) -> None:
+    _, job = await harness.serving(shut_engine, rollout={"maxTokens": 50})
+    found = await cancelled(harness, job, shut_engine.called.wait)
+    num_prompt = len(shut_engine.calls[0].prompt_ids)
+    assert 1 <= found.job_tokens[job.uid] <= 50, "for the quota of tokens a second"
+    assert found.tenant_tokens == {"team": num_prompt + found.job_tokens[job.uid]}
+
+
+async def test_a_generation_that_is_cancelled_before_its_first_token_is_charged_its_prompt(
+    harness: Any, make_engine: Callable[..., Any]
+) -> None:
+    engine = make_engine(queues=True)
+    engine.open.clear()
+    _, job = await harness.serving(engine)
+    found = await cancelled(harness, job, engine.called.wait)
+    assert found.tenant_tokens == {"team": len(engine.calls[0].prompt_ids)}
+    assert found.job_tokens[job.uid] == 0
+
+
+async def test_a_generation_that_ends_with_its_engine_is_charged(harness: Any, make_engine: Callable[..., Any]) -> None:
+    engine = make_engine(deaths=1)
+    _, job = await harness.serving(engine)
+    assert (await harness.ask(job.request())).phase is ReplyPhase.RESULT
+    least = 2 * len(engine.calls[0].prompt_ids) + REPLY_TOKENS + 1
+    await harness.report("rollout-0", lambda report: report.tenant_tokens.get("team", 0) >= least)
+
+
+async def test_a_turn_that_the_engine_never_gets_costs_nothing(harness: Any, make_engine: Callable[..., Any]) -> None:
+    engine = make_engine()
+    _, job = await harness.serving(engine)
+    await harness.ask(job.request(append="x" * 2000))
+    await harness.ask(job.request(index=1))
+    assert len(engine.calls) == 1
+    found = await harness.report("rollout-0", lambda report: report.tenant_tokens)
+    assert found.tenant_tokens == {"team": len(engine.calls[0].prompt_ids) + REPLY_TOKENS}
+
+
+def test_unfinished_generations_are_estimated_from_the_recent_time_of_a_token() -> None:
+    decode = DecodeTime()
+    assert decode.tokens_in(0.0, 100) == 1
+    for _ in range(200):
+        decode.note(5.0, 50)
+        decode.note(0.0, 0)
+    assert decode.tokens_in(0.95, 100) == 10
+    assert decode.tokens_in(60.0, 100) == 100
+
+
+def test_only_the_growth_of_another_replicas_totals_counts() -> None:
+    others = OtherReplicas()
+    assert others.growth("a", {"t": 1000}) == {}, "its use before this replica began to listen"
+    assert others.growth("a", {"t": 1030, "u": 5}) == {"t": 30, "u": 5}
+    assert others.growth("a", {"t": 1030, "u": 5}) == {}
+    assert others.growth("b", {"t": 7}) == {}
+    assert others.growth("a", {"t": 10}) == {}, "it was restarted"
+    assert others.growth("a", {"t": 15, "u": 2}) == {"t": 5, "u": 2}
+    others.forget("a")
+    assert others.growth("a", {"t": 2000}) == {}, "its report was gone for a while"
+
+
+@pytest.fixture
+def roles(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The rollout roles that the test starts."""
+    roles: list[Any] = []
+
+    class Recorded(service._Rollout):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            roles.append(self)
+
+    monkeypatch.setattr(service, "_Rollout", Recorded)
+    return roles
+
+
+async def test_an_episode_is_open_while_its_request_waits_for_its_version(harness: Any, roles: list[Any]) -> None:
+    await harness.replica()
+    job = await harness.job(agents=[{"name": "policy"}, {"name": "critic"}])
+    request = job.request()
+    await harness.pin(request, 1)  # its trainer has not committed it yet
+    async with harness.asking(request) as asked, harness.asking(job.request(agent="critic", turn=1, parent=None)):
+        limiter = roles[0]._engine.limiter
+        await harness.until(lambda: len(limiter.episodes) == 2)
+        assert [len(account.below) for account in limiter._queue._root.below.values()] == [1]
+        assert set(limiter._queue._root.below["team"].below[job.uid].below) == {"policy", "critic"}
+        await harness.commit(job, 1)
+        assert (await asked.end()).phase is ReplyPhase.RESULT
+
+
+async def test_a_prompt_makes_room_for_the_next_one_at_its_first_token(
+    harness: Any, make_engine: Callable[..., Any], roles: list[Any]
+) -> None:
+    engine = make_engine(limits={"step_tokens": 10})
+    engine.open.clear()
+    _, job = await harness.serving(engine)
+    prefill = roles[0]._engine.limiter.prefill
+    prefill.join("another tenant", 1.0)
+    async with harness.asking(job.request()), harness.asking(job.request(index=1)):
+        await harness.until(lambda: len(engine.calls) == 2)
+        assert prefill._present["team"].num_prompt == 0
+
+
+async def test_use_on_another_replica_is_charged_here(harness: Any, shut_engine: Any, roles: list[Any]) -> None:
+    _, job = await harness.serving(shut_engine)
+    key = subjects.replica_key("rollout", "pool", "other")
+    other = ReplicaReport(role="rollout", pool="pool", replica="other", ready=False, tenant_tokens={"team": 5000})
+
+    def usage() -> float:
+        return float(roles[0]._engine.limiter.usage("team"))
+
+    async with harness.asking(job.request(), of="rollout-0"):
+        await shut_engine.called.wait()
+        before = usage()
+        for total in (5000, 5700, 5700, 20, 50):  # then it is restarted
+            await harness.put(subjects.REPLICAS, key, other.model_copy(update={"tenant_tokens": {"team": total}}))
+        await harness.until(lambda: usage() == before + 700 + 30)
+        await (await harness.bus.bucket(subjects.REPLICAS)).delete(key)
+        await harness.put(subjects.REPLICAS, key, other.model_copy(update={"tenant_tokens": {"team": 9000}}))
+        await harness.put(subjects.REPLICAS, key, other.model_copy(update={"tenant_tokens": {"team": 9001}}))
+        await harness.until(lambda: usage() == before + 731)
+        shut_engine.open.set()

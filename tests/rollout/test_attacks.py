@@ -1,0 +1,201 @@
+"""Tenants that behave badly take no more of the engine than their share: the limiter and a simulated engine, in simulated time.
+
+A well-behaved tenant always has more turns than its share holds. Whenever both tenants have requests in the queue, their services
+may differ by the bound of `fair_queue`, whatever happened before.
+"""
+
+import asyncio
+import itertools
+import random
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+import pytest
+from bench.fairness import KV_TOKENS, MAX_SEQS, Engine, VirtualLoop
+
+from marlaas_worker.rollout.accounts import OPEN_S, Account
+from marlaas_worker.rollout.engine_meter import EngineMeter
+from marlaas_worker.rollout.kv_budget import Place
+from marlaas_worker.rollout.request_limiter import RequestLimiter
+
+MAX_TOKENS, SECONDS = 128, 120.0
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """What the episodes of a tenant do.
+
+    prompt, output: largest numbers of tokens of a turn. hangs_s: after every third turn, an episode does nothing for so long.
+    exits_s: an episode cancels its turns after so many seconds in the engine.
+    """
+
+    num_episodes: int = 48
+    num_jobs: int = 4
+    prompt: int = 100
+    output: int = 60
+    tool_s: float = 0.2
+    hangs_s: float = 0.0
+    exits_s: float | None = None
+
+
+GOOD = Behaviour()
+ATTACKS = {
+    "a hundred jobs": Behaviour(num_episodes=200, num_jobs=100),
+    "giant prompts": Behaviour(prompt=4000, output=10, tool_s=0.0),
+    "hanging environments": Behaviour(num_episodes=300, hangs_s=OPEN_S - 10.0),
+    "floods of turns": Behaviour(num_episodes=400, prompt=40, output=4, tool_s=0.0),
+    "environments that exit": Behaviour(num_episodes=300, output=MAX_TOKENS, tool_s=0.0, exits_s=0.3),
+}
+
+
+class Run:
+    """Two tenants of equal weight, `good` and `bad`, on one engine. served: computed tokens by tenant.
+
+    engine_s, generated: seconds in the engine, and generated tokens, by tenant. worst: the largest difference of their services in a
+    time in which both had queued requests.
+    """
+
+    def __init__(
+        self, attack: Behaviour, *, good: Behaviour = GOOD, is_fair: bool = True, cancelled_cost: bool = True
+    ) -> None:
+        self.behaviours = {"good": good, "bad": attack}
+        self.is_fair, self.cancelled_cost = is_fair, cancelled_cost
+        self.clock = asyncio.get_running_loop().time
+        self.engine, self.meter = Engine(), EngineMeter()
+        self.limiter = RequestLimiter(MAX_SEQS, clock=self.clock, kv_tokens=KV_TOKENS)
+        self.served: Counter[str] = Counter()
+        self.queued: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.engine_s: defaultdict[str, float] = defaultdict(float)
+        self.generated: Counter[str] = Counter()
+        self.begin: dict[str, int] | None = None
+        self.worst = self.largest = self.error = 0
+
+    async def play(self, seconds: float) -> None:
+        tasks = [asyncio.create_task(self.engine.run())]
+        for tenant, behaviour in self.behaviours.items():
+            for number in range(behaviour.num_episodes):
+                tasks.append(asyncio.create_task(self.episodes(tenant, behaviour, number)))
+        await asyncio.sleep(seconds)
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(result, asyncio.CancelledError), result
+
+    async def episodes(self, tenant: str, behaviour: Behaviour, number: int) -> None:
+        draw = random.Random(f"{tenant} {number}")
+        job = f"{tenant}-{number % behaviour.num_jobs}"
+        account = Account(tenant, 1.0, job) if self.is_fair else Account("all", 1.0, "all")
+        for episode in itertools.count():
+            for _ in range(3):
+                prompt = draw.randint(behaviour.prompt // 2, behaviour.prompt)
+                with self.limiter.episodes.request(account, f"{tenant}-{number}-{episode}"):
+                    await self.turn(tenant, job, account, prompt, draw.randint(1, behaviour.output))
+                await asyncio.sleep(behaviour.tool_s * draw.random())
+            await asyncio.sleep(behaviour.hangs_s)
+
+    async def turn(self, tenant: str, job: str, account: Account, prompt: int, output: int) -> None:
+        estimate = prompt + self.limiter.outputs.expected_tokens(job, MAX_TOKENS)
+        self.change(tenant, 1)
+        is_queued = True
+        try:
+            async with self.limiter.place(account, prompt, estimate - prompt, estimate) as place:
+                self.change(tenant, -1)
+                is_queued = False
+                place.cost = await self.generate(tenant, prompt, output, place, estimate)
+        finally:
+            if is_queued:
+                self.change(tenant, -1)
+        self.limiter.outputs.note(job, output)
+
+    async def generate(self, tenant: str, prompt: int, output: int, place: Place, estimate: int) -> float:
+        """Return what the turn is charged; `served` counts what was computed."""
+        began = self.clock()
+        try:
+            async with asyncio.timeout(self.behaviours[tenant].exits_s):
+                await self.engine.generate(prompt, output, place.begin)
+        except TimeoutError:
+            self.note(tenant, prompt + output - self.engine.left, estimate)
+            unfinished = self.meter.unfinished(prompt, self.clock() - began, MAX_TOKENS)
+            return unfinished.cost if self.cancelled_cost else 0.0
+        self.meter.decode.note(self.clock() - began, output)
+        self.engine_s[tenant] += self.clock() - began
+        self.generated[tenant] += output
+        self.note(tenant, prompt + output, estimate)
+        return prompt + output
+
+    def note(self, tenant: str, computed: int, estimate: int) -> None:
+        self.served[tenant] += computed
+        self.largest = max(self.largest, computed, estimate)
+        self.check()
+
+    def change(self, tenant: str, number: int) -> None:
+        self.queued[tenant] += number
+        self.check()
+
+    def check(self) -> None:
+        """Begin or end a time in which both have queued requests, and note the difference since its begin."""
+        if not (self.queued["good"] and self.queued["bad"]):
+            self.begin = None
+            return
+        self.begin = self.begin or dict(self.served)
+        grown = {tenant: self.served[tenant] - self.begin.get(tenant, 0) for tenant in self.behaviours}
+        self.worst = max(self.worst, grown["bad"] - grown["good"])
+
+    @property
+    def bound(self) -> float:
+        """(C + 2E + P)(1/w_f + 1/w_g) + max_credit/W. What is in the engine is counted here at its end only: one more KV cache."""
+        in_flight = KV_TOKENS
+        return 2 * (self.largest + in_flight + KV_TOKENS) + KV_TOKENS / 2
+
+
+def attacked(attack: str, **changes: bool) -> Run:
+    async def run() -> Run:
+        made = Run(ATTACKS[attack], **changes)
+        await made.play(SECONDS)
+        return made
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(run())
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_attacker_gets_no_more_than_the_bound_while_the_other_tenant_waits(attack: str) -> None:
+    run = attacked(attack)
+    assert run.worst <= run.bound
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_first_come_first_served_would_give_the_attacker_more(attack: str) -> None:
+    run = attacked(attack, is_fair=False)
+    assert run.worst > run.bound
+
+
+def test_cancelled_turns_that_cost_nothing_would_give_the_attacker_more() -> None:
+    run = attacked("environments that exit", cancelled_cost=False)
+    assert run.worst > run.bound
+
+
+FEW = Behaviour(num_episodes=8, tool_s=0.8)
+NEIGHBOURS = {
+    "ordinary": Behaviour(num_episodes=64),
+    "giant": Behaviour(num_episodes=64, prompt=240, output=32, tool_s=0.0),
+}
+
+
+def token_s(neighbour: str, step_tokens: int) -> float:
+    """Seconds per token of a tenant with few episodes, whose requests never wait for their share."""
+
+    async def run() -> float:
+        made = Run(NEIGHBOURS[neighbour], good=FEW)
+        made.limiter.prefill.step_tokens = step_tokens
+        await made.play(40.0)
+        return made.engine_s["good"] / made.generated["good"]
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(run())
+
+
+def test_the_prompts_of_another_tenant_do_not_fill_the_steps_in_which_a_tenants_tokens_are_generated() -> None:
+    limited, unlimited = (token_s("giant", step_tokens) / token_s("ordinary", step_tokens) for step_tokens in (512, 0))
+    assert limited <= 1.1 < 1.15 <= unlimited

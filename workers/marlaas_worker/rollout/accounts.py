@@ -1,0 +1,112 @@
+"""Accounts of requests, their open episodes, and the service of tenants on other replicas. Pure; the caller passes the clock, in seconds."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from marlaas_api.messages import JobDocument
+from marlaas_worker.fair_queue import FairQueue, Path
+
+OPEN_S = 60.0
+"""An episode counts as open for so long after its last request has ended, because its end is not known here.
+
+Longer than nearly all tool calls. It may be long because it does not limit the credit that a tenant keeps meanwhile: that is
+its share of one batch, however long it was away (`fair_queue`, `max_credit`). Therefore no message reports the end of an episode.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Tenant, job and agent that a request is charged to.
+
+    weight: the tenant's share relative to other tenants. agent: empty if the job has one agent.
+    """
+
+    tenant: str
+    weight: float
+    job: str
+    agent: str = ""
+
+    @property
+    def path(self) -> Path:
+        """The account in the queue."""
+        return (self.tenant, self.job, self.agent) if self.agent else (self.tenant, self.job)
+
+
+def account_of(document: JobDocument, agent: str) -> Account:
+    """Return the account of the requests of a job's agent."""
+    name = agent if len(document.spec.agents) > 1 else ""
+    return Account(document.tenant, document.tenant_weight, document.uid, name)
+
+
+@dataclass(slots=True)
+class _Open:
+    """An agent's part of an open episode. path: the account for which it was opened. num_requests: in this role now."""
+
+    path: Path
+    num_requests: int = 0
+
+
+class OpenEpisodes:
+    """Episodes that have requests in the role, or had one in the last `OPEN_S` seconds. Each agent of an episode counts by itself.
+
+    queue: their accounts are active while they are open.
+    """
+
+    def __init__(self, queue: FairQueue[Any], clock: Callable[[], float]) -> None:
+        self._queue, self._clock = queue, clock
+        self._open: dict[tuple[str, str], _Open] = {}
+        self._ended_at: OrderedDict[tuple[str, str], float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @contextmanager
+    def request(self, account: Account, episode: str) -> Iterator[None]:
+        """Count a request's episode as open while the context is open, whatever the request waits for, and for a while after."""
+        self.close_old()
+        key = episode, account.agent
+        if key not in self._open:
+            self._queue.open(account.path, account.weight)
+            self._open[key] = _Open(account.path)
+        self._open[key].num_requests += 1
+        self._ended_at.pop(key, None)
+        try:
+            yield
+        finally:
+            self._open[key].num_requests -= 1
+            if not self._open[key].num_requests:
+                self._ended_at[key] = self._clock()
+
+    def close_old(self) -> None:
+        """Close the episodes whose last request ended more than `OPEN_S` ago."""
+        now = self._clock()
+        while self._ended_at and next(iter(self._ended_at.values())) < now - OPEN_S:
+            key, _ = self._ended_at.popitem(last=False)
+            self._queue.close(self._open.pop(key).path)
+
+
+class OtherReplicas:
+    """Tokens that tenants have used on other replicas, from the totals in their reports.
+
+    A replica's first report counts nothing: its total contains use that this replica's queue has not seen happen, or has
+    already charged before a restart. A total below the last one is of a replica that was restarted, or of an old report; it
+    counts nothing and is the new start. So nothing is counted twice, except after an old report what it lacks.
+    """
+
+    def __init__(self) -> None:
+        self._totals: dict[str, dict[str, int]] = {}
+
+    def growth(self, replica: str, totals: Mapping[str, int]) -> dict[str, int]:
+        """Return the tokens by tenant since the replica's last report. replica: its key in the bucket."""
+        before, self._totals[replica] = self._totals.get(replica), dict(totals)
+        if before is None:
+            return {}
+        grown = {tenant: total - before.get(tenant, 0) for tenant, total in totals.items()}
+        return {tenant: tokens for tenant, tokens in grown.items() if tokens > 0}
+
+    def forget(self, replica: str) -> None:
+        """Drop the totals of a replica whose report is gone."""
+        self._totals.pop(replica, None)
