@@ -7,7 +7,8 @@ Language Models", OSDI 2024, section 4). Splitting its work into many jobs gains
 
 - An account is active while it has open episodes, queued requests or requests in flight.
 - The virtual time of a level is the smallest usage of its accounts with queued requests, or the largest value that this has had.
-- On activation the usage of an account is lifted to the virtual time. So an idle tenant saves up no credit.
+- On activation the usage of an account is lifted to the virtual time, or to the smallest usage of the active accounts if all
+  are ahead of it. So an idle tenant saves up no credit.
 - An active account without queued requests keeps its credit, so a tool call does not erase it. Its credit is bounded: when
   it queues a request again, its usage is at most its share of `max_credit` behind the virtual time. Its share is its weight
   divided by the weights of all active accounts. So a tenant that asks for little, or whose environments hang, cannot have
@@ -16,11 +17,12 @@ Language Models", OSDI 2024, section 4). Splitting its work into many jobs gains
 - A request that does not fit the free room may be passed by others, for at most `max_passed` of room. Then the queue
   waits for it. The usage of an account that passes exceeds the smallest one by at most `max_passed` / weight.
 
-Bound: let tenants f and g have queued requests throughout an interval. C is the largest cost of a request, E the largest sum of
-a tenant's errors of estimates in flight, P is `max_passed` or 0 if nothing is passed, W the sum of the active weights. Their services s
-in the interval differ by |s_f/w_f - s_g/w_g| <= (C + 2E + P)(1/w_f + 1/w_g) + `max_credit`/W, however many episodes have
-opened, waited and ended before. If both begin with equal usages and nothing is passed, it is (C + E)(1/w_f + 1/w_g). A
-queue that learns of service elsewhere (`charge`) after it has happened adds that service to E.
+Bound: let tenants f and g have queued requests throughout an interval, and requests that are allowed (`pop`). C is the largest cost
+of a request, E the largest sum of a tenant's errors of estimates in flight, P is `max_passed` or 0 if nothing is passed, W the
+smaller of the sums of active weights when each of them queued its first request. Their services s in the interval differ by
+|s_f/w_f - s_g/w_g| <= (C + 2E + P)(1/w_f + 1/w_g) + `max_credit`/W, however many episodes have opened, waited and ended
+before. If both begin with equal usages and nothing is passed, it is (C + E)(1/w_f + 1/w_g). A queue that learns of service
+elsewhere (`charge`) only after it has happened adds that service to E.
 """
 
 import math
