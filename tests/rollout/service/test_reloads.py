@@ -50,6 +50,24 @@ async def test_an_evicted_version_is_proven_by_its_digest_when_it_comes_back(
     assert 0 < samples["marlaas_rollout_reload_seconds_total"] < samples["marlaas_rollout_load_seconds_total"]
 
 
+async def test_a_prefetched_version_that_lost_its_slot_before_its_first_request_is_not_delayed_like_a_reload(
+    harness: Any, make_engine: Callable[..., Any]
+) -> None:
+    """Many jobs begin at once on few slots: whose first version was prefetched and evicted must not wait for the time of re-loads."""
+    engine = make_engine(limits={"slots": 1})
+    scored = count_scores(engine)
+    replica = await harness.replica(engine=engine)
+    prefetched, other = [await harness.job(name) for name in ("a", "b")]
+    for job in (other, prefetched):
+        assert (await harness.ask(job.request())).phase is ReplyPhase.RESULT
+    first, second = prefetched.adapter(0).engine_name, other.adapter(0).engine_name
+    assert engine.loads == [first, second, first]
+    assert scored == [first, second], "it was proven before, so its digest proves it"
+    samples = {sample.name: sample.value for sample in replica.context.metrics.all_samples()}
+    assert samples["marlaas_rollout_loads_total"] == 3
+    assert samples["marlaas_rollout_reloads_total"] == 0
+
+
 async def test_a_version_that_comes_back_with_other_tensors_is_refused(
     harness: Any, make_engine: Callable[..., Any]
 ) -> None:

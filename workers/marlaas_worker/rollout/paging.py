@@ -16,8 +16,9 @@ passes the clock, in seconds.
   a strict job is evicted as soon as no request runs: the step that it has sampled is over.
 - A version without recent requests is evicted first: superseded versions, then newest versions of strict jobs (their
   agent trains, and the next request is for another version), then other newest versions, each least recently used first.
-- First loads are not limited. Re-loads take at most `MAX_RELOAD_SHARE` of the time while other requests run; with an
-  engine that runs nothing, a re-load delays no request, and does not count.
+- Loads of versions that have served no request yet are not limited: a version that was prefetched, and evicted before its first
+  request, would otherwise wait for long. Re-loads of the others take at most `MAX_RELOAD_SHARE` of the time while other requests
+  run; with an engine that runs nothing, a re-load delays no request, and does not count.
 """
 
 import math
@@ -73,7 +74,7 @@ class Resident:
 class PageDemand:
     """A version without a slot.
 
-    is_reload: whether it was proven before in this incarnation of the engine. usage: of its tenant; 0 if its requests
+    is_reload: whether it has served a request before in this incarnation of the engine. usage: of its tenant; 0 if its requests
     have waited for very long.
     """
 

@@ -144,6 +144,7 @@ class ProvenVersions:
         self.elsewhere: frozenset[AdapterRef] = frozenset()
         self._proven: dict[str, Held] = {}
         self._versions: dict[AdapterRef, set[int]] = {}
+        self._served: dict[AdapterRef, set[int]] = {}
         self._tenants: dict[AdapterRef, str] = {}
         self._refused: dict[str, Exception] = {}
         self._yielding: frozenset[str] = frozenset()
@@ -158,6 +159,10 @@ class ProvenVersions:
     def was_proven(self, adapter: AdapterRef) -> bool:
         """Return whether the version passed all checks in this incarnation of the engine, even if it was evicted since."""
         return adapter.version in self._versions.get(adapter.at(0), ())
+
+    def has_served(self, adapter: AdapterRef) -> bool:
+        """Return whether a request has run on the version in this incarnation of the engine."""
+        return adapter.version in self._served.get(adapter.at(0), ())
 
     def tenant_of(self, adapter: AdapterRef) -> str:
         """Return the tenant of a version's agent; empty before the agent's first request."""
@@ -187,6 +192,7 @@ class ProvenVersions:
             yield None
             return
         held = self._proven[name]
+        self._served.setdefault(adapter.at(0), set()).add(adapter.version)
         try:
             yield held
         finally:
@@ -223,10 +229,9 @@ class ProvenVersions:
         self.newest = {adapter.at(0): adapter for adapter in newest}
         self.strict = frozenset(adapter.at(0) for adapter in strict)
         self.past.keep(self.newest.keys())
-        for agent in self._versions.keys() - self.newest.keys():
-            del self._versions[agent]
-        for agent in self._tenants.keys() - self.newest.keys():
-            del self._tenants[agent]
+        for known in (self._versions, self._served, self._tenants):
+            for agent in known.keys() - self.newest.keys():
+                del known[agent]
         self.wake.set()
         self._settle()
 
@@ -258,6 +263,7 @@ class ProvenVersions:
         self.table.clear()
         self._proven.clear()
         self._versions.clear()
+        self._served.clear()
         self._refused.clear()
         self._yielding = self._revoked = frozenset()
 

@@ -151,7 +151,7 @@ class Versions:
         return self._engine.limiter.usage(self.proven.tenant_of(adapter))
 
     def _demand(self, adapter: AdapterRef, is_waiting: bool, now: float) -> PageDemand:
-        is_reload = self.proven.was_proven(adapter)
+        is_reload = self.proven.has_served(adapter)
         is_in_use = now - self._used_at.get(adapter.at(0), -IN_USE_S) < IN_USE_S
         urgency = Urgency.SUCCESSOR if is_in_use and not is_reload else Urgency.PREFETCH
         urgency = Urgency.WAITING if is_waiting else urgency
@@ -211,11 +211,12 @@ class Versions:
 
     async def _load(self, adapter: AdapterRef, loaded: LoadedAdapter) -> None:
         """Load and prove a version. On any error the version is not served, and the role continues."""
-        incarnation, is_reload = self._engine.incarnation, self.proven.was_proven(adapter)
+        incarnation, is_reload = self._engine.incarnation, self.proven.has_served(adapter)
+        was_proven = self.proven.was_proven(adapter)
         try:
             manifest = await self._adapter_cache.manifest(adapter)
             await self._adapter_cache.fetch(manifest)
-            proof = await self._load_proven(self._engine, manifest, loaded, probes=not is_reload)
+            proof = await self._load_proven(self._engine, manifest, loaded, probes=not was_proven)
         except Exception as error:
             if incarnation == self._engine.incarnation:
                 await self._failed(adapter, loaded, error)
