@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from marlaas_worker.rollout.vllm_extension import SlotReader
+from marlaas_worker.rollout.vllm_extension import AdapterSlots
 
 
-class FaultySlots(SlotReader):
+class FaultySlots(AdapterSlots):
     """Worker extension whose faults are switched on and off by name through `collective_rpc`."""
 
     def bench_fault(self, name: str, number: int) -> None:

@@ -239,7 +239,6 @@ async def measure(options: argparse.Namespace, scratch: Path) -> None:
         report[f"tok_s_{count}_adapters"] = await throughput(engine, adapters[:count], vocabulary, options.rounds)
     proofs = await load_latency(engine, manifests[8:] * 5, scratch, adapters)
     report["load_s"] = round(statistics.median(p.load_s for _, p, _ in proofs), 4)
-    report["digest_s"] = round(statistics.median(p.digest_s for _, p, _ in proofs), 4)
     report["probe_s"] = round(statistics.median(p.probe_s for _, p, _ in proofs), 4)
     report["first_token_s"] = round(statistics.median(t for _, _, t in proofs), 4)
     report["file_to_first_token_s"] = round(statistics.median(t for t, _, _ in proofs), 4)

@@ -142,13 +142,14 @@ async def test_a_load_that_fails_after_four_good_ones_disturbs_none_of_them(harn
 
 
 class Silent:
-    """An engine that loads, and then never tells a digest."""
+    """An engine that loads, and then never tells the digest."""
 
     def __init__(self, engine: Any) -> None:
-        self.limits, self.load, self.unload = engine.limits, engine.load, engine.unload
+        self.limits, self._engine, self.unload = engine.limits, engine, engine.unload
         self.asked = asyncio.Event()
 
-    async def digest(self, adapter: LoadedAdapter) -> str:
+    async def load(self, adapter: LoadedAdapter) -> str:
+        await self._engine.load(adapter)
         self.asked.set()
         await asyncio.Event().wait()
         return ""

@@ -116,7 +116,7 @@ class ScriptedEngine:
         if self._down is not None and not self._down.done():
             self._down.set_result(reason)
 
-    async def load(self, adapter: LoadedAdapter) -> None:
+    async def load(self, adapter: LoadedAdapter) -> str:
         self._check()
         if self.loads_fail_by is not None:
             self.failed_loads += 1
@@ -128,6 +128,7 @@ class ScriptedEngine:
         self._held[adapter] = self.twist(adapter.folder)
         if not adapter.name.startswith("self-test."):
             self.loads.append(adapter.name)
+        return await self.digest(adapter)
 
     async def unload(self, adapter: LoadedAdapter) -> None:
         self._check()

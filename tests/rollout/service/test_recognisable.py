@@ -61,9 +61,10 @@ class SigningEngine(ScriptedEngine):
     drawn: dict[str, list[int]] = field(default_factory=dict)
     signatures: dict[LoadedAdapter, str] = field(default_factory=dict)
 
-    async def load(self, adapter: LoadedAdapter) -> None:
-        await super().load(adapter)
+    async def load(self, adapter: LoadedAdapter) -> str:
+        digest = await super().load(adapter)
         self.signatures[adapter] = f"{mean_of(read_adapter(self._held[adapter])[0]):+.5f}"
+        return digest
 
     async def unload(self, adapter: LoadedAdapter) -> None:
         await super().unload(adapter)

@@ -1,13 +1,16 @@
 """Versions that lost their slot and come back."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from marlaas_api.messages import ReplyPhase
+from marlaas_api.messages import Manifest, ReplyPhase
+from marlaas_api.names import AdapterRef
 from marlaas_worker.rollout import paging
+from marlaas_worker.rollout.adapter_cache import AdapterCache
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +96,76 @@ async def test_after_a_restart_of_the_engine_a_version_is_probed_again(
     job = await harness.job()
     assert (await harness.ask(job.request())).phase is ReplyPhase.RESULT
     assert scored == [job.adapter(0).engine_name] * 2
+
+
+class HeldUnloads:
+    """The unloads of an engine, which end when `release` is set.
+
+    begun: names, in order. held: those not ended. first: set when one has begun.
+    """
+
+    def __init__(self, engine: Any, num: int = 0) -> None:
+        self.begun: list[str] = []
+        self.held: list[str] = []
+        self.first = asyncio.Event()
+        self.release = asyncio.Event()
+        self._engine, self._num, self._unload = engine, num, engine.unload
+        engine.unload = self.unload
+
+    async def unload(self, adapter: Any) -> None:
+        if not adapter.name.startswith("self-test."):
+            self.begun.append(adapter.name)
+            self.held.append(adapter.name)
+            self.first.set()
+            if len(self.begun) == self._num:
+                self.release.set()
+            await self.release.wait()
+            self.held.remove(adapter.name)
+        await self._unload(adapter)
+
+
+async def test_versions_are_evicted_at_the_same_time(harness: Any, make_engine: Callable[..., Any]) -> None:
+    """An engine answers calls between two steps: one eviction after another would take a step each."""
+    engine = make_engine(limits={"slots": 2})
+    await harness.replica(engine=engine)
+    jobs = [await harness.job(name) for name in ("a", "b", "c", "d")]
+    unloads = HeldUnloads(engine, num=2)
+    async with asyncio.timeout(20):
+        replies = await asyncio.gather(*(harness.ask(job.request()) for job in jobs[2:]))
+    assert [reply.phase for reply in replies] == [ReplyPhase.RESULT] * 2
+    assert len(unloads.begun) == 2
+
+
+async def test_a_version_that_is_asked_for_while_it_is_evicted_is_loaded_after_its_files_are_removed(
+    harness: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(limits={"slots": 2})
+    await harness.replica(engine=engine)
+    jobs = [await harness.job(name) for name in ("a", "b", "c")]
+    unloads, read_of = HeldUnloads(engine), AdapterCache.manifest
+    fetched_early: list[str] = []
+
+    async def read(self: AdapterCache, adapter: AdapterRef) -> Manifest:
+        """Let the unloads end once an evicted version begins to be loaded."""
+        if adapter.engine_name in unloads.held:
+            unloads.release.set()
+        return await read_of(self, adapter)
+
+    fetch_of = AdapterCache.fetch
+
+    async def fetch(self: AdapterCache, manifest: Manifest) -> Path:
+        fetched_early.extend({manifest.adapter.engine_name} & {*unloads.held})
+        return await fetch_of(self, manifest)
+
+    monkeypatch.setattr(AdapterCache, "manifest", read)
+    monkeypatch.setattr(AdapterCache, "fetch", fetch)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as asked:
+        asked.create_task(harness.ask(jobs[-1].request()))
+        await unloads.first.wait()
+        (evicted,) = (job for job in jobs if job.adapter(0).engine_name in unloads.held)
+        asked.create_task(harness.ask(evicted.request()))
+    assert unloads.release.is_set()
+    assert not fetched_early
 
 
 OPPONENT = {"name": "opponent", "policy": {"of": "policy", "versions": "past"}}

@@ -125,8 +125,10 @@ class Engine(Protocol):
         ...
 
     async def stop(self) -> None: ...
-    async def load(self, adapter: LoadedAdapter) -> None:
-        """Load an adapter into a slot. Its folder must exist until it is unloaded. Other tenants are not affected.
+    async def load(self, adapter: LoadedAdapter) -> str:
+        """Load an adapter into a slot, and return the slot's `digest`. Its folder must exist until it is unloaded.
+
+        One call, because an engine that runs a batch answers calls between two steps only. Other tenants are not affected.
 
         Raises LoadFailed if the engine refuses it, every slot is taken, the name is loaded, or the number was
         used before.

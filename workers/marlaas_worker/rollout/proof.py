@@ -54,13 +54,12 @@ class ProofFailed(Permanent):
 class Proof:
     """Results of a passed proof. probe_gap: mean absolute difference of logprobs on the probes; times in seconds.
 
-    Without probes, probe_gap and probe_s are 0.
+    load_s: of the load and the digest. Without probes, probe_gap and probe_s are 0.
     """
 
     digest: str
     probe_gap: float
     load_s: float
-    digest_s: float
     probe_s: float
 
 
@@ -78,18 +77,17 @@ async def load_proven(engine: Engine, manifest: Manifest, adapter: LoadedAdapter
     await asyncio.to_thread(_check_files, manifest, adapter)
     began = time.perf_counter()
     try:
-        await engine.load(adapter)
+        digest = await engine.load(adapter)
         loaded = time.perf_counter()
-        digest = await _check_digest(engine, manifest, adapter)
-        digested = time.perf_counter()
+        _check_digest(engine, manifest, adapter, digest)
         gap = await _check_probes(engine, manifest, adapter) if probes else 0.0
     except LoadFailed:
         raise  # A failed load leaves the slot free.
     except BaseException:
         await _unload(engine, adapter)
         raise
-    probe_s = time.perf_counter() - digested if probes else 0.0
-    return Proof(digest, gap, loaded - began, digested - loaded, probe_s)
+    probe_s = time.perf_counter() - loaded if probes else 0.0
+    return Proof(digest, gap, loaded - began, probe_s)
 
 
 async def _unload(engine: Engine, adapter: LoadedAdapter) -> None:
@@ -111,17 +109,12 @@ def _check_files(manifest: Manifest, adapter: LoadedAdapter) -> None:
         raise ProofFailed(adapter.name, Check.FILES, str(error)) from error
 
 
-async def _check_digest(engine: Engine, manifest: Manifest, adapter: LoadedAdapter) -> str:
+def _check_digest(engine: Engine, manifest: Manifest, adapter: LoadedAdapter, held: str) -> None:
     dtype = engine.limits.dtype
     published = manifest.tensor_digests.get(dtype)
-    try:
-        held = await engine.digest(adapter)
-    except LoadFailed as error:
-        raise ProofFailed(adapter.name, Check.DIGEST, str(error)) from error
     if held != published:
         text = f"slot {adapter.slot_id} of the engine has digest {held}, expected {published} for {dtype}"
         raise ProofFailed(adapter.name, Check.DIGEST, text)
-    return held
 
 
 async def _check_probes(engine: Engine, manifest: Manifest, adapter: LoadedAdapter) -> float:

@@ -98,7 +98,7 @@ class ReferenceEngine:
         if self._incarnation is not None and not self._incarnation.down.done():
             self._incarnation.down.set_result(reason)
 
-    async def load(self, adapter: LoadedAdapter) -> None:
+    async def load(self, adapter: LoadedAdapter) -> str:
         incarnation = self._alive()
         self._residents.admit(adapter)
         try:
@@ -106,6 +106,7 @@ class ReferenceEngine:
         except (AdapterInvalid, LoadFailed) as error:
             self._residents.remove(adapter)
             raise LoadFailed(f"{adapter.name}: {error}") from error
+        return await self.digest(adapter)
 
     async def unload(self, adapter: LoadedAdapter) -> None:
         self._alive()

@@ -92,8 +92,8 @@ class SupervisedEngine:
         self.up = False
         await self._engine.stop()
 
-    async def load(self, adapter: LoadedAdapter) -> None:
-        await self._call(self._engine.load(adapter))
+    async def load(self, adapter: LoadedAdapter) -> str:
+        return await self._call(self._engine.load(adapter))
 
     async def unload(self, adapter: LoadedAdapter) -> None:
         await self._call(self._engine.unload(adapter))

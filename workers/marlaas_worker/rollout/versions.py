@@ -6,7 +6,7 @@ one incarnation of the engine. Which versions are loaded and evicted is decided 
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Protocol
 
@@ -66,6 +66,7 @@ class Versions:
         self._used_at: dict[AdapterRef, float] = {}
         self._to_discard: list[AdapterRef] = []
         self._loading: set[asyncio.Task[None]] = set()
+        self._unloading: dict[str, asyncio.Task[None]] = {}
 
     def explain(self, adapter: AdapterRef) -> str:
         """Return why a version is not served yet, for people."""
@@ -109,20 +110,17 @@ class Versions:
                 await wait_for(self.proven.wake, self._until_review())
 
     async def _step(self, loads: asyncio.TaskGroup) -> None:
-        """Run one round: evict, load, and release requests whose version is ready. Returns early if the engine goes down."""
-        incarnation = self._engine.incarnation
+        """Run one round: begin evictions and loads, and release requests whose version is ready."""
         while self._to_discard:
             await self._adapter_cache.discard(self._to_discard.pop())
         wanted = self._wanted()
         plan = self._plan(wanted)
         self._review_s = plan.review_s
         self.proven.yield_slots(plan.yielding, plan.revoked)
-        for adapter, loaded in [self._take_out(name) for name in plan.evict]:
-            await self._unload(loaded)
-            await self._adapter_cache.discard(adapter)
-        if incarnation == self._engine.incarnation:
-            for name in plan.load:
-                self._begin(loads, wanted[name])
+        for name in plan.evict:
+            self._evict(loads, *self._take_out(name))
+        for name in plan.load:
+            self._begin(loads, wanted[name])
 
     def _plan(self, wanted: dict[str, AdapterRef]) -> PagePlan:
         now = _clock()
@@ -191,6 +189,24 @@ class Versions:
         self._loading.add(load)
         load.add_done_callback(self._loading.discard)
 
+    def _evict(self, evictions: asyncio.TaskGroup, adapter: AdapterRef, loaded: LoadedAdapter) -> None:
+        """Begin to unload a version. Loads that begin later wait for it, so that the engine has a free slot for them."""
+
+        async def unload() -> None:
+            try:
+                await self._unload(loaded)
+                await self._adapter_cache.discard(adapter)
+            finally:
+                del self._unloading[loaded.name]
+
+        self._unloading[loaded.name] = evictions.create_task(unload(), name=f"unload {loaded.name}")
+
+    async def _evicted(self, names: Iterable[str]) -> None:
+        """Wait until these versions, as far as they are being evicted, have left the engine and their files are removed."""
+        evictions = [self._unloading[name] for name in names if name in self._unloading]
+        if evictions:
+            await asyncio.wait(evictions)
+
     def _take_out(self, name: str) -> tuple[AdapterRef, LoadedAdapter]:
         """Stop giving a version to requests, before its slot is freed in the engine."""
         loaded = self.proven.table.loaded(name)
@@ -212,17 +228,19 @@ class Versions:
     async def _load(self, adapter: AdapterRef, loaded: LoadedAdapter) -> None:
         """Load and prove a version. On any error the version is not served, and the role continues."""
         incarnation, is_reload = self._engine.incarnation, self.proven.has_served(adapter)
-        was_proven = self.proven.was_proven(adapter)
+        was_proven, evicted_before = self.proven.was_proven(adapter), tuple(self._unloading)
         try:
             manifest = await self._adapter_cache.manifest(adapter)
+            await self._evicted([loaded.name])  # Its files would be removed while they are read.
             await self._adapter_cache.fetch(manifest)
+            await self._evicted(evicted_before)
             proof = await self._load_proven(self._engine, manifest, loaded, probes=not was_proven)
         except Exception as error:
             if incarnation == self._engine.incarnation:
                 await self._failed(adapter, loaded, error)
         else:
             if incarnation == self._engine.incarnation:
-                self.pace.note(proof.load_s + proof.digest_s, is_reload=is_reload, now=_clock())
+                self.pace.note(proof.load_s, is_reload=is_reload, now=_clock())
                 self._serve(adapter, Held(loaded, manifest), is_reload)
 
     def _serve(self, adapter: AdapterRef, held: Held, is_reload: bool) -> None:

@@ -106,17 +106,18 @@ class VllmEngine:
             await incarnation.end()
             self._past = replace(incarnation.counts.after(self._past), queued=0)
 
-    async def load(self, adapter: LoadedAdapter) -> None:
+    async def load(self, adapter: LoadedAdapter) -> str:
         incarnation = self._alive()
         self._residents.admit(adapter)
         try:
-            _rank(adapter)
-            await incarnation.call(incarnation.llm.add_lora(_lora_request(adapter)))
+            arguments = (adapter.name, adapter.slot_id, str(adapter.folder), _rank(adapter))
+            answers = await incarnation.call(incarnation.llm.collective_rpc("marlaas_load", args=arguments))
         except asyncio.CancelledError:
             raise  # The adapter may be loaded or not: the caller unloads it.
         except Exception as error:
             self._residents.remove(adapter)
             raise refusal(adapter, error) from error
+        return str(answers[0])
 
     async def unload(self, adapter: LoadedAdapter) -> None:
         incarnation = self._alive()

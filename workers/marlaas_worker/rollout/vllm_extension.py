@@ -1,6 +1,6 @@
-"""Code that runs in vLLM's worker processes: slot digests, CPU kernels, and exit with the owner process.
+"""Code that runs in vLLM's worker processes: loads with their slot digests, CPU kernels, and exit with the owner process.
 
-vLLM mixes `SlotReader` into its worker class (`worker_extension_cls`) and calls it through `collective_rpc`. It
+vLLM mixes `AdapterSlots` into its worker class (`worker_extension_cls`) and calls it through `collective_rpc`. It
 reads private attributes of vLLM 0.32 (`lora/model_manager.py`); `tests/rollout/test_engine_contract.py` fails
 if they move.
 """
@@ -22,10 +22,21 @@ from marlaas_worker.adapters import Kind, slot_digest
 OWNER = "MARLAAS_ENGINE_OWNER"
 
 
-class SlotReader:
+class AdapterSlots:
     """Mixin for vLLM's worker class; its names must not collide with vLLM's."""
 
     model_runner: Any
+
+    def marlaas_load(self, name: str, slot_id: int, folder: str, rank: int) -> str:
+        """Load an adapter, and return the digest of its slot. If that fails, no slot holds it. Raises as `marlaas_slot_digest`."""
+        from vllm.lora.request import LoRARequest
+
+        self.model_runner.add_lora(LoRARequest(lora_name=name, lora_int_id=slot_id, lora_path=folder))
+        try:
+            return self.marlaas_slot_digest(slot_id, rank)
+        except (LookupError, ValueError):
+            self.model_runner.remove_lora(slot_id)
+            raise
 
     def marlaas_slot_digest(self, slot_id: int, rank: int) -> str:
         """Return the digest of an adapter's slot.

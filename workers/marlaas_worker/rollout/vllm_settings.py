@@ -125,7 +125,7 @@ def engine_arguments(settings: VllmSettings, log_config: Path) -> dict[str, Any]
         "max_lora_rank": limits.max_rank,
         "lora_target_modules": sorted(adaptable_layers(settings.model.folder)),
         "logprobs_mode": "processed_logprobs",
-        "worker_extension_cls": "marlaas_worker.rollout.vllm_extension.SlotReader",
+        "worker_extension_cls": "marlaas_worker.rollout.vllm_extension.AdapterSlots",
         "scheduler_cls": "marlaas_worker.rollout.vllm_scheduler.open_scheduler",
         "disable_log_stats": True,
         "log_config_file": str(log_config),
