@@ -33,7 +33,11 @@ class CredentialSource(Protocol):
     """Source of the roles' credentials."""
 
     def of(self, user: BusUser) -> Handed:
-        """Return the user's credentials, valid for the whole run."""
+        """Return the user's credentials, valid until `forget`."""
+        ...
+
+    def forget(self, user: BusUser) -> None:
+        """Stop renewing the credentials of a user without processes."""
         ...
 
 
@@ -46,6 +50,9 @@ class OneForAll:
     def of(self, user: BusUser) -> Handed:
         """Return the same file for every user."""
         return Handed(self.path)
+
+    def forget(self, user: BusUser) -> None:
+        """Do nothing: nothing is renewed here."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +76,11 @@ class LocalIssuer:
             file = self._files[user] = _File(_nameless(), 0.0)
             self._write(user, file)
         return Handed(Path(f"/dev/fd/{file.descriptor}"), (file.descriptor,))
+
+    def forget(self, user: BusUser) -> None:
+        """Close the user's file, if there is one."""
+        if (file := self._files.pop(user, None)) is not None:
+            os.close(file.descriptor)
 
     def renew(self) -> None:
         """Rewrite the credentials that are due for renewal."""

@@ -53,6 +53,7 @@ class Supervisor:
     async def reconcile(self, desired: Sequence[ProcessSpec], reports: Sequence[ReplicaReport]) -> None:
         """Start and stop processes to match `desired`. Raises InvalidInput if a log cannot be written."""
         wanted = {spec.key: spec for spec in desired}
+        self._forget_ended()
         for key, managed in self._processes.items():
             managed.wanted = key in wanted
             if not managed.wanted:
@@ -116,6 +117,16 @@ class Supervisor:
     def _kill_if_there(managed: _ManagedProcess, process: RoleProcess) -> None:
         if managed.process is process:
             kill(process)
+
+    def _forget_ended(self) -> None:
+        """Forget processes that have ended and are no longer wanted, and the credentials of users without processes."""
+        ended = [one for one in self._processes.values() if one.process is None and not one.wanted]
+        for managed in ended:
+            if not managed.backoff.gives_up:
+                del self._processes[managed.spec.key]
+        users = {self._launcher.user(managed.spec) for managed in ended}
+        for user in users - {self._launcher.user(managed.spec) for managed in self._processes.values()}:
+            self._launcher.credentials.forget(user)
 
     def _note_ready(self, managed: _ManagedProcess, reports: Sequence[ReplicaReport]) -> None:
         if managed.process is None or managed.ready_at is not None:
