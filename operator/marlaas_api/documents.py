@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from marlaas_api.kinds import ModelPoolSpec, ModelSpec, RLJob, RLJobSpec, Spec, Tenant
 from marlaas_api.messages import JobDocument, JobSpec, PoolSpec, TenantQuota
+from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.messages.base import SpecPart
-from marlaas_api.messages.job_spec import AgentSettings
 from marlaas_api.messages.pool_spec import ModelSource
 
 P = TypeVar("P", bound=SpecPart)

@@ -16,7 +16,7 @@ from marlaas.episodes.selection import (
 from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import Choice, FaultClass, JobSpec, StepOutcome, StepRecord
-from marlaas_api.messages.job_spec import AgentSettings, PolicySettings, RewardShare
+from marlaas_api.messages.agent_settings import AgentSettings, PolicySettings, RewardShare
 from marlaas_api.names import Split, eval_group
 from marlaas_api.wire import pack_ids
 

@@ -6,7 +6,7 @@ from tests.harness import a_progress, job_document
 from marlaas.episodes.record import joined
 from marlaas.episodes.usage import sums_by_tenant, usage_of
 from marlaas_api.messages import Choice, FaultClass, Meter, StepOutcome, StepRecord, UsageAmounts
-from marlaas_api.messages.job_spec import PolicySettings
+from marlaas_api.messages.agent_settings import PolicySettings
 from marlaas_api.names import Split, eval_group
 from marlaas_api.wire import pack_ids
 

@@ -9,7 +9,8 @@ from tests.loop.harness import Loop, document
 
 from marlaas_api import subjects
 from marlaas_api.messages import JobDocument, Phase, StepRecord, Turn
-from marlaas_api.messages.job_spec import BaselineSettings, PolicySettings
+from marlaas_api.messages.agent_settings import PolicySettings
+from marlaas_api.messages.job_spec import BaselineSettings
 from marlaas_api.names import group_token
 from marlaas_api.wire import unpack
 from marlaas_worker.adapters import TENSORS_FILE

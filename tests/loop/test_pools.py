@@ -10,7 +10,7 @@ from tests.loop.test_agents import team
 
 from marlaas_api import failpoints
 from marlaas_api.messages import JobDocument, StepRecord
-from marlaas_api.messages.job_spec import NameRef
+from marlaas_api.messages.agent_settings import NameRef
 from marlaas_worker.adapters import TENSORS_FILE
 
 pytestmark = pytest.mark.slow

@@ -1,7 +1,7 @@
 import pytest
 
 from marlaas_api.messages import GroupOutcome, IssueLedger
-from marlaas_api.messages.job_spec import AgentSettings
+from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_worker.orchestrator.experience import Experience, difficulty
 from marlaas_worker.orchestrator.job_state import History, JobState
 

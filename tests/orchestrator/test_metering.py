@@ -15,7 +15,7 @@ from marlaas_api.messages import (
     TaskMessage,
     UsageAmounts,
 )
-from marlaas_api.messages.job_spec import AgentSettings, PolicySettings
+from marlaas_api.messages.agent_settings import AgentSettings, PolicySettings
 from marlaas_api.names import Split, episode_id
 from marlaas_api.wire import encode
 from marlaas_worker.orchestrator import reports, step_records

@@ -7,7 +7,7 @@ from tests.harness import an_episode
 from tests.orchestrator.harness import a_job
 
 from marlaas_api.messages import Choice, Difficulty, GroupOutcome, IssueLedger, JobDocument, PolicyRecord
-from marlaas_api.messages.job_spec import AgentSettings, PolicySettings, RewardShare
+from marlaas_api.messages.agent_settings import AgentSettings, PolicySettings, RewardShare
 from marlaas_worker.orchestrator.experience import AgentGroup, Experience, difficulty
 from marlaas_worker.orchestrator.job_state import History, JobState
 

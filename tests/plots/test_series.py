@@ -22,7 +22,7 @@ from marlaas.plots.series import (
 from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import AgentStep, EvalRecord, JobDocument, StepOutcome, StepRecord, StopReason
-from marlaas_api.messages.job_spec import PolicySettings
+from marlaas_api.messages.agent_settings import PolicySettings
 from marlaas_api.names import Split
 
 BODY = {"namespace": "a", "job": "one", "uid": "u"}

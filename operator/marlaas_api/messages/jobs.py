@@ -7,8 +7,9 @@ from enum import StrEnum
 from pydantic import Field
 
 from marlaas_api import subjects
+from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.messages.base import BusMessage, JobMessage, SpecPart
-from marlaas_api.messages.job_spec import AgentSettings, JobSpec, QuantityText
+from marlaas_api.messages.job_spec import JobSpec, QuantityText
 from marlaas_api.messages.usage import TokenUse, UsageAmounts, total
 from marlaas_api.names import AdapterRef, JobRef
 

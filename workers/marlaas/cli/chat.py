@@ -14,7 +14,7 @@ from marlaas.chat.speakers import ModelSpeaker
 from marlaas.local.preparation import describe
 from marlaas.local.records import OpenedJob, open_job
 from marlaas_api.errors import InvalidInput
-from marlaas_api.messages.job_spec import AgentSettings
+from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.numeric import LARGEST_INTEGER
 
 Dir = Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of `marlaas run`, or a job's folder in it.")]

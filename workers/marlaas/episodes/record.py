@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict
 
 from marlaas_api.messages import ChatMessage, Choice, Ending, Episode, FaultClass, StopReason, Turn
-from marlaas_api.messages.job_spec import AgentSettings, trained_reward
+from marlaas_api.messages.agent_settings import AgentSettings, trained_reward
 from marlaas_api.names import Split
 from marlaas_api.wire import unpack_ids, unpack_logprobs
 

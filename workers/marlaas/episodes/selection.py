@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from marlaas.episodes.record import EpisodeRecord
 from marlaas_api.messages import Choice, JobSpec, StepRecord
-from marlaas_api.messages.job_spec import AgentSettings
+from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.names import Split, group_token
 from marlaas_worker.rl.advantages import Estimator, advantages, overlong_penalty
 from marlaas_worker.rl.algorithms import ALGORITHMS

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from marlaas.episodes.record import EpisodeRecord
 from marlaas_api.messages import JobDocument, JobSpec, Progress, StepRecord, TokenUse, UsageAmounts
-from marlaas_api.messages.job_spec import AgentSettings
+from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.messages.usage import total
 from marlaas_api.names import Split, group_token
 from marlaas_worker.rl.advantages import has_signal

@@ -15,7 +15,7 @@ from marlaas_api import subjects
 from marlaas_api.bus import Bus
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import BusMessage, EvalRecord, JobDocument, PoolDocument, Progress, StepRecord
-from marlaas_api.messages.job_spec import AgentSettings
+from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.names import JobRef
 from marlaas_api.wire import decode
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from marlaas.episodes.record import EpisodeRecord
 from marlaas_api.messages import AgentStep, EvalRecord, JobDocument, StepRecord
-from marlaas_api.messages.job_spec import AgentSettings
+from marlaas_api.messages.agent_settings import AgentSettings
 
 NAN = float("nan")
 Points = tuple[tuple[float, float], ...]

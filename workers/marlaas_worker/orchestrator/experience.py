@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from marlaas_api.messages import Difficulty, Episode, GroupOutcome, GroupResolution, TrajectoryRef
-from marlaas_api.messages.job_spec import AgentSettings, trained_reward
+from marlaas_api.messages.agent_settings import AgentSettings, trained_reward
 from marlaas_api.names import group_token
 from marlaas_worker.rl.advantages import has_signal
 

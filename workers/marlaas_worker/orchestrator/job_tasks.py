@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from marlaas_api.messages import GroupResolution, JobDocument, StepRecord, TaskMessage, TaskOutcome
-from marlaas_api.messages.job_spec import AgentSettings
+from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.names import Split, derive_seed, eval_group, train_group
 from marlaas_worker.orchestrator.data_order import DataOrder, Walk
 from marlaas_worker.orchestrator.evaluation import EvaluationRun

@@ -12,7 +12,7 @@ from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import Episode, TokenUse, Turn, UsageAmounts
-from marlaas_api.messages.job_spec import AgentSettings
+from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.messages.usage import merged
 from marlaas_api.names import JobRef, attempt_of, episode_id
 from marlaas_api.wire import unpack

@@ -25,7 +25,7 @@ from marlaas_api.messages import (
     TaskMessage,
     Turn,
 )
-from marlaas_api.messages.job_spec import AgentSettings
+from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.names import JobRef
 from marlaas_api.wire import decode, decode_as, encode, unpack
 from marlaas_worker.job_events import EventEmitter

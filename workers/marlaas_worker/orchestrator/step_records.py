@@ -21,7 +21,7 @@ from marlaas_api.messages import (
     Turn,
     UsageAmounts,
 )
-from marlaas_api.messages.job_spec import AgentSettings
+from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.messages.usage import merged
 from marlaas_worker.orchestrator.evaluation import EvaluationRun, team_reward
 from marlaas_worker.orchestrator.experience import count_faults

@@ -14,7 +14,7 @@ from marlaas_api.bus import Bucket, Bus, RevisionConflict
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import GenerateRequest, JobAgent, JobDocument, Pin, PolicyRecord, Progress, agents_on
-from marlaas_api.messages.job_spec import AgentSettings
+from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.names import BRANCH_TURNS, AdapterRef, JobRef, end_of_turns, group_token, is_attempt
 from marlaas_worker.rollout.bounded_cache import BoundedCache
 
