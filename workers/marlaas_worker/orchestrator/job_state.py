@@ -31,6 +31,7 @@ from marlaas_worker.orchestrator.faults import FaultWatch
 from marlaas_worker.orchestrator.job_tasks import JobTasks, PastDraw
 from marlaas_worker.orchestrator.recorded_totals import RecordedTotals
 from marlaas_worker.orchestrator.steps import Assembly, StepRules
+from marlaas_worker.orchestrator.turn_marks import TurnMarks
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,7 @@ class JobState:
         self.evaluation: EvaluationRun | None = None
         self.tasks = JobTasks(document)
         self.in_flight: set[int] = set()
-        self._turns_from: dict[int, int] = {}
-        self._evaluation_turns_from = 1
+        self._marks = TurnMarks()
         self.episode_bytes = 0
         self.waits = self.pauses = self.unserved = ""
         self.complete: dict[int, CompleteGroup] = {}
@@ -150,10 +150,8 @@ class JobState:
         Args:
             last_sequence: the last sequence of the stream.
         """
-        known = [self._turns_from.get(index, 1) for index in self.in_flight | self.unrecorded]
-        if self.evaluation is not None:
-            known.append(self._evaluation_turns_from)
-        return min(known, default=last_sequence + 1)
+        evaluation = () if self.evaluation is None else (self._marks.evaluation,)
+        return min((*self._marks.first(self.in_flight | self.unrecorded), *evaluation), default=last_sequence + 1)
 
     def ledger(self) -> IssueLedger:
         """Return the ledger, which must be written before the tasks that it names are published."""
@@ -172,8 +170,8 @@ class JobState:
             evaluating=self.evaluation.version if self.evaluation else None,
             evaluating_step=self.evaluation.step if self.evaluation else 0,
             evaluating_versions=dict(self.evaluation.versions) if self.evaluation else {},
-            open_from=tuple(self._turns_from.get(index, 1) for index in given_out),
-            evaluating_from=self._evaluation_turns_from,
+            open_from=self._marks.first(given_out),
+            evaluating_from=self._marks.evaluation,
             episode_bytes=self.episode_bytes,
         )
 
@@ -250,7 +248,7 @@ class JobState:
         self.tasks.note(record.outcomes)
         done = {group.index for group in draft.resolved}
         self.unrecorded -= done
-        self._turns_from = {index: first for index, first in self._turns_from.items() if index not in done}
+        self._marks.forget(done)
         self.finished = record.step + 1
         self.last_step = record
 
@@ -262,7 +260,7 @@ class JobState:
         """
         indices = self.tasks.take(number)
         self.in_flight.update(indices)
-        self._turns_from |= dict.fromkeys(indices, last_sequence + 1)
+        self._marks.issue(indices, last_sequence)
         draft = self.assembly.open
         self.tasks.draw_past(self.finished if draft is None else draft.step, self.issued_versions)
         return indices
@@ -273,7 +271,7 @@ class JobState:
         Args:
             last_sequence: of TURNS, as of now or earlier.
         """
-        self.evaluation, self._evaluation_turns_from = run, last_sequence + 1
+        self.evaluation, self._marks.evaluation = run, last_sequence + 1
 
     def due_evaluation(self) -> EvaluationRun | None:
         """Return the evaluation to start now; None if none is due.
@@ -324,8 +322,7 @@ class JobState:
         )
         self.tasks.past = PastDraw(ledger.past_step, ledger.past_versions)
         self.in_flight = set(ledger.open) - done - self.unrecorded
-        self._turns_from = dict(zip(ledger.open, ledger.open_from, strict=False))
-        self._evaluation_turns_from = ledger.evaluating_from
+        self._marks = TurnMarks(zip(ledger.open, ledger.open_from, strict=False), ledger.evaluating_from)
         self.episode_bytes = ledger.episode_bytes
         version = ledger.evaluating
         if version is not None and version not in self.evaluations:
