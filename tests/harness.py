@@ -7,8 +7,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,18 +64,6 @@ def kill_at(place: str, *passes: int) -> list[str]:
 
     failpoints.hook = hook
     return passed
-
-
-def kill_at_each(places: Mapping[str, int], counts: Callable[[], bool] = lambda: True) -> None:
-    """Kill a role once at each of several failpoints, on the pass with the given number. counts: whether a pass does."""
-    passed = Counter[str]()
-
-    def hook(name: str) -> None:
-        passed[name] += counts()
-        if counts() and passed[name] == places.get(name):
-            raise Killed(name)
-
-    failpoints.hook = hook
 
 
 def kills(error: BaseException) -> list[str]:

@@ -7,13 +7,14 @@ Environment code still runs in processes of its own.
 import asyncio
 import hashlib
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.harness import Harness, Serve, job_document, kill_at, pool_document
+from tests.harness import Harness, Killed, Serve, job_document, kill_at, pool_document
 
 from marlaas_api import failpoints
 from marlaas_api.messages import JobDocument, Manifest, Phase, PoolDocument, Progress, StepRecord
@@ -40,6 +41,19 @@ def document(name: str = "reverse", *, seed: int = 7, environment: str = "revers
 
 POOL: ContextVar[str] = ContextVar("POOL")
 """The pool of the replica or trainer that runs now; failpoints may look at it."""
+
+
+def kill_at_each(places: Mapping[str, int], pool: str = "") -> None:
+    """Kill a role once at each of several failpoints, on the pass with the given number. pool: only passes of its roles count."""
+    passed = Counter[str]()
+
+    def hook(name: str) -> None:
+        if not pool or POOL.get("") == pool:
+            passed[name] += 1
+            if passed[name] == places.get(name):
+                raise Killed(name)
+
+    failpoints.hook = hook
 
 
 class Loop(Harness):

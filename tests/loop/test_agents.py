@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import pytest
-from tests.harness import Killed, kill_at_each
-from tests.loop.harness import Loop, document, weights_of
+from tests.harness import Killed
+from tests.loop.harness import Loop, document, kill_at_each, weights_of
 
 from marlaas_api import subjects, wire
 from marlaas_api.messages import JobDocument, Manifest, Phase, Pin, StepRecord

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load
-from tests.harness import Harness, changed, kill_at_each
-from tests.loop.harness import POOL, Loop, train, weights_of
+from tests.harness import Harness, Killed, changed
+from tests.loop.harness import POOL, Loop, kill_at_each, train, weights_of
 from tests.loop.test_agents import AGENTS, team
 
 from marlaas.models.tokenizer import END, PAD, VOCABULARY, save_tokenizer
+from marlaas_api import failpoints, subjects
 from marlaas_api.messages import JobDocument, Manifest, Phase, Progress, StepRecord
 from marlaas_api.messages.job_spec import NameRef
 from marlaas_worker.adapters import TENSORS_FILE
@@ -26,13 +27,13 @@ SEAMS = {"rollout.record.after_publish": 20, "trainer.commit.after_manifest": 2}
 """Failpoints of the second pool's roles, and which pass is killed: the trainer's second one is the first step's commit."""
 
 
-def two(pool: str = "", **fields: str) -> JobDocument:
-    """The team of `test_agents`; its second agent on this pool, or on the job's. fields: of the document."""
-    job = team()
+def two(pool: str = "", **training: int) -> JobDocument:
+    """The team of `test_agents`; its second agent on this pool, or on the job's."""
+    job = team(**training)
     first, second = job.spec.agents
     agents = first, second.model_copy(update={"pool_ref": NameRef(name=pool) if pool else None})
     rollout = job.spec.rollout.model_copy(update={"max_turns": 8})
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"agents": agents, "rollout": rollout}), **fields})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"agents": agents, "rollout": rollout})})
 
 
 async def run(loop: Loop, job: JobDocument) -> tuple[Weights, list[StepRecord]]:
@@ -104,9 +105,22 @@ class OnTwoBases:
     ended_weights: Weights
 
 
+async def engine_dies_for_good(loop: Loop, pool: str) -> None:
+    """Kill the replica of the last pool within a turn; its report expires."""
+
+    def hook(place: str) -> None:
+        if place == "rollout.record.before_publish" and POOL.get("") == pool:
+            loop.stop("rollout-0")
+            raise Killed(place)
+
+    failpoints.hook = hook
+    await loop.until(lambda: bool(loop.deaths))
+    await (await loop.bus.bucket(subjects.REPLICAS)).delete(subjects.replica_key("rollout", pool, "rollout-0"))
+
+
 async def run_on_two_bases(loop: Loop) -> OnTwoBases:
     async with loop:
-        job, other = two("big"), two("big", job="left", uid="left")
+        job, other = two("big"), two("big", steps=50).model_copy(update={"job": "left", "uid": "left"})
         _, steps = await train(loop, job, 120)
         histories = {name: await loop.history(job, name) for name in AGENTS}
         tensors = {name: await loop.blobs.get(history[0].files[TENSORS_FILE]) for name, history in histories.items()}
@@ -115,7 +129,7 @@ async def run_on_two_bases(loop: Loop) -> OnTwoBases:
         ]
         await loop.submit(other)
         await loop.progress(other, lambda level: level.step == 1)
-        loop.stop("rollout-0")
+        await engine_dies_for_good(loop, "big")
         waits = await loop.progress(other, lambda level: level.reason == "WaitingForPool")
         await Harness.submit(loop, changed(other, active_deadline_seconds=0.001))
         ended = await loop.progress(other, lambda level: level.phase.final)
@@ -173,7 +187,7 @@ async def test_killed_engine_and_trainer_of_one_of_two_base_models_change_nothin
     tiny_model, other_model, tmp_path, on_two_bases
 ):
     loop = Loop(tiny_model, tmp_path, also={"big": other_model})
-    kill_at_each(SEAMS, lambda: POOL.get("") == "big")
+    kill_at_each(SEAMS, "big")
     weights, steps = await run(loop, two("big"))
     assert sorted(loop.deaths) == sorted(SEAMS)
     assert weights == on_two_bases.weights
