@@ -1,4 +1,4 @@
-"""Several agents in a job, in strict mode: adapters are the same bit for bit, whatever the pace of turns and whoever is killed."""
+"""Several agents in a job. In strict mode the adapters are the same bit for bit, whatever the pace of turns and whichever role is killed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
