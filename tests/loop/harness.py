@@ -7,13 +7,14 @@ Environment code still runs in processes of its own.
 import asyncio
 import hashlib
 import tempfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.harness import Harness, Serve, job_document, kill_at, pool_document
+from tests.harness import Harness, Killed, Serve, job_document, kill_at, pool_document
 
 from marlaas_api import failpoints
 from marlaas_api.messages import JobDocument, Manifest, Phase, PoolDocument, Progress, StepRecord
@@ -39,7 +40,20 @@ def document(name: str = "reverse", *, seed: int = 7, environment: str = "revers
 
 
 POOL: ContextVar[str] = ContextVar("POOL")
-"""The pool of the trainer that runs now; failpoints may look at it."""
+"""The pool of the replica or trainer that runs now; failpoints may look at it."""
+
+
+def kill_at_each(places: Mapping[str, int], pool: str = "") -> None:
+    """Kill a role once at each of several failpoints, on the pass with the given number. pool: only passes of its roles count."""
+    passed = Counter[str]()
+
+    def hook(name: str) -> None:
+        if not pool or POOL.get("") == pool:
+            passed[name] += 1
+            if passed[name] == places.get(name):
+                raise Killed(name)
+
+    failpoints.hook = hook
 
 
 class Loop(Harness):
@@ -51,17 +65,18 @@ class Loop(Harness):
         scratch: Path,
         *,
         slots: int = 16,
-        also: Sequence[str] = (),
+        also: Mapping[str, Path] | None = None,
         trainers: int = 1,
         **rollout: object,
     ) -> None:
-        """also: names of more pools, each with workers of its own; all pools have the same settings. trainers: of each pool."""
+        """also: the base models of more pools, each with workers of its own; all pools have the same settings. trainers: of each pool."""
         super().__init__(scratch)
         self._num_trainers = trainers
         self._stops: dict[str, asyncio.Event] = {}
         engine = {"engine": "reference", "dtype": "float32", "maxModelLen": 256} | rollout
         self.pools = [
-            pool_document(model, name, adapterSlots=slots, maxRank=8, rollout=engine) for name in ("tiny", *also)
+            pool_document(base, name, adapterSlots=slots, maxRank=8, rollout=engine)
+            for name, base in {"tiny": model, **(also or {})}.items()
         ]
         self._keepers: list[asyncio.Task[None]] = []
 
@@ -74,12 +89,16 @@ class Loop(Harness):
 
     async def _serve(self, pool: PoolDocument) -> None:
         """Start the workers of a pool; transformers cannot load two models at once in one process."""
-        self._keep("rollout-0", lambda c: rollout.serve(c, pool))
+
+        async def sample_on(context: RoleContext) -> None:
+            POOL.set(pool.name)
+            await rollout.serve(context, pool)
 
         async def train_on(context: RoleContext) -> None:
             POOL.set(pool.name)
             await trainer.serve(context, pool)
 
+        self._keep("rollout-0", sample_on)
         await self.reported(lambda report: "calibrate" in report.reason, "rollout", "rollout-0", pool.name)
         for number in range(self._num_trainers):
             name, is_last = f"trainer-{number}", number == self._num_trainers - 1
@@ -103,7 +122,7 @@ class Loop(Harness):
         self._keepers.append(asyncio.create_task(self.keep(name, serve, stop), name=name))
 
     def stop(self, name: str) -> None:
-        """Ask a role to stop; if it is killed, it is not started again."""
+        """Ask a role to stop, of the last pool if several have one; if it is killed, it is not started again."""
         self._stops[name].set()
 
     async def ended(self, name: str) -> None:
@@ -134,13 +153,19 @@ class Loop(Harness):
         return (await self.history(job, job.spec.agents[0].name))[::-1]
 
 
+async def weights_of(loop: Loop, job: JobDocument) -> dict[str, list[str]]:
+    """Return the sha256 of the weights of every version, the oldest first, of each agent."""
+    histories = {agent.name: await loop.history(job, agent.name) for agent in job.spec.agents}
+    return {name: [one.files[TENSORS_FILE].sha256 for one in history[::-1]] for name, history in histories.items()}
+
+
 async def train(loop: Loop, job: JobDocument, timeout_s: float = 60.0) -> tuple[list[str], list[StepRecord]]:
     """Run a job to its end; return the sha256 of the weights of every version of its first agent, and the step records."""
     await loop.submit(job)
     level = await loop.finished(job, timeout_s)
     assert level.phase is Phase.SUCCEEDED, f"{level.reason}: {level.message}"
-    weights = [manifest.files[TENSORS_FILE].sha256 for manifest in await loop.manifests(job)]
-    return weights, await loop.steps(job)
+    weights = await weights_of(loop, job)
+    return weights[job.spec.agents[0].name], await loop.steps(job)
 
 
 async def run(

@@ -22,6 +22,13 @@ def at_once(task: Task, agents: Agents) -> dict[str, float]:
     return {name: first.result + second.result for name, (first, second) in parts.items()}
 
 
+def once(task: Task, agents: Agents) -> dict[str, float]:
+    """All agents say one thing at the same time."""
+    with agents.together() as block:
+        parts = {name: block.run(agent.say, f"reverse: {task.index}") for name, agent in agents.items()}
+    return {name: sum(map(ord, part.result.text)) % 97 / 97 for name, part in parts.items()}
+
+
 async def in_tasks(task: Task, agents: AsyncAgents) -> dict[str, float]:
     """As `at_once`, with tasks instead of threads."""
 

@@ -1,16 +1,16 @@
-"""Several agents in a job, in strict mode: adapters are the same bit for bit, whatever the pace of turns and whoever is killed."""
+"""Several agents in a job. In strict mode the adapters are the same bit for bit, whatever the pace of turns and whichever role is killed."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import pytest
-from tests.harness import Killed, kill_at
-from tests.loop.harness import Loop, document
+from tests.harness import Killed
+from tests.loop.harness import Loop, document, kill_at_each, weights_of
 
 from marlaas_api import subjects, wire
-from marlaas_api.messages import JobDocument, Manifest, Phase, StepRecord
-from marlaas_worker.adapters import TENSORS_FILE
+from marlaas_api.messages import JobDocument, Manifest, Phase, Pin, StepRecord
+from marlaas_api.names import train_group
 from marlaas_worker.trainer import assignment
 from marlaas_worker.trainer.commit import AgentLease, PolicyKey, VersionContents
 
@@ -20,31 +20,29 @@ AGENTS = ("solver", "verifier")
 Disturb = Callable[[PolicyKey, AgentLease], Awaitable[None]]
 
 
-def team(environment: str = "teams:at_once", frozen: str = "", **args: str) -> JobDocument:
+def team(
+    environment: str = "teams:at_once", frozen: str = "", args: Mapping[str, str] | None = None, **training: int
+) -> JobDocument:
     """A job of two agents on tasks that all train something."""
     job = document("team", environment=environment, maxRefill=0)
     (agent,) = job.spec.agents
     agents = tuple(agent.model_copy(update={"name": name, "trainable": name != frozen}) for name in AGENTS)
-    played = job.spec.environment.model_copy(update={"args": dict(args)})
-    spec = job.spec.model_copy(update={"agents": agents, "environment": played})
+    played = job.spec.environment.model_copy(update={"args": dict(args or {})})
+    settings = job.spec.training.model_copy(update=training)
+    spec = job.spec.model_copy(update={"agents": agents, "environment": played, "training": settings})
     return job.model_copy(update={"spec": spec})
 
 
 async def run(
-    model: Path, folder: Path, job: JobDocument, *kill: str
+    model: Path, folder: Path, job: JobDocument, kill: Mapping[str, int] | None = None
 ) -> tuple[dict[str, list[str]], list[StepRecord], list[str]]:
-    """Run a job; return each agent's weights of all versions, the steps, and where roles died."""
+    """Run a job, with one kill at each of some failpoints; return each agent's weights of all versions, the steps, and where roles died."""
     async with Loop(model, folder) as loop:
-        if kill:
-            kill_at(*kill)
+        kill_at_each(kill or {})
         await loop.submit(job)
         level = await loop.finished(job, 120)
         assert level.phase is Phase.SUCCEEDED, f"{level.reason}: {level.message}"
-        histories = {agent.name: await loop.history(job, agent.name) for agent in job.spec.agents}
-        weights = {
-            name: [one.files[TENSORS_FILE].sha256 for one in history[::-1]] for name, history in histories.items()
-        }
-        return weights, await loop.steps(job), loop.deaths
+        return await weights_of(loop, job), await loop.steps(job), loop.deaths
 
 
 @pytest.fixture(autouse=True)
@@ -72,21 +70,89 @@ async def test_an_async_environment_gives_the_same_adapters_as_its_twin_in_threa
     assert weights == undisturbed[0]
 
 
-@pytest.mark.parametrize(
-    "seam",
-    [
-        "trainer.commit.after_blobs",
-        "trainer.commit.after_set",
-        "orchestrator.issue.after_ledger",
-        "orchestrator.assign.after_log",
-        "sandbox.episode.after_publish",
-    ],
-)
-async def test_killed_at_a_seam_and_resumed_both_adapters_are_the_same(tiny_model, tmp_path, undisturbed, seam):
-    weights, steps, deaths = await run(tiny_model, tmp_path, team(), seam)
-    assert deaths == [seam]
+SEAMS = {
+    "trainer": {
+        "trainer.bind.after_set": 2,
+        "trainer.commit.before_blobs": 3,
+        "trainer.commit.after_blobs": 3,
+        "trainer.commit.after_manifest": 3,
+        "trainer.commit.after_set": 3,
+        "trainer.commit.after_acks": 2,
+    },
+    "orchestrator": {
+        "orchestrator.admit.after_level": 1,
+        "orchestrator.issue.after_ledger": 2,
+        "orchestrator.issue.after_task": 3,
+        "orchestrator.assign.after_log": 3,
+        "orchestrator.record.after_step": 1,
+        "orchestrator.forget.after_groups": 1,
+    },
+    "rollout and sandbox": {
+        "rollout.record.before_publish": 20,
+        "rollout.record.after_publish": 40,
+        "sandbox.episode.after_publish": 1,
+        "sandbox.task.before_ack": 2,
+    },
+}
+"""Failpoints, and which pass is killed. The first two passes of a commit are versions 0 of both agents; the next ones are steps."""
+
+
+@pytest.mark.parametrize("role", SEAMS)
+async def test_killed_at_every_seam_of_a_role_and_resumed_both_adapters_are_the_same(
+    tiny_model, tmp_path, undisturbed, role
+):
+    weights, steps, deaths = await run(tiny_model, tmp_path, team(), SEAMS[role])
+    assert sorted(deaths) == sorted(SEAMS[role])
     assert weights == undisturbed[0]
     assert [step.indices for step in steps] == [step.indices for step in undisturbed[1]]
+    trained = [{name: used.trained_tokens for name, used in step.usage.items()} for step in steps]
+    assert trained == [{name: used.trained_tokens for name, used in step.usage.items()} for step in undisturbed[1]]
+
+
+async def test_each_agents_step_in_micro_batches_is_its_step_in_one_batch(tiny_model, tmp_path, undisturbed):
+    """The first step, which samples the same tokens. Its sums differ in rounding only."""
+    job, whole = team(steps=1, microbatch_tokens=64), undisturbed[1][0]
+    _, (parts,), _ = await run(tiny_model, tmp_path, job)
+    for name in AGENTS:
+        assert parts.metrics[f"{name}/microbatches"] > whole.metrics[f"{name}/microbatches"] == 1
+        for metric in ("tokens", "loss", "grad_norm"):
+            expected = pytest.approx(whole.metrics[f"{name}/{metric}"], rel=1e-4, abs=1e-6)
+            assert parts.metrics[f"{name}/{metric}"] == expected
+
+
+async def test_asynchronous_agents_keep_their_staleness_and_the_ledger_is_exact_although_roles_are_killed(
+    tiny_model, tmp_path, monkeypatch
+):
+    """Each agent's first step is committed once a group of the second one plays the version before it."""
+    job, commit = team(steps=3, max_staleness=1), PolicyKey.commit
+    kill = {"trainer.commit.after_set": 4, "orchestrator.assign.after_log": 5, "rollout.record.after_publish": 40}
+    async with Loop(tiny_model, tmp_path) as loop:
+
+        async def late(policy: PolicyKey, lease: AgentLease, contents: VersionContents) -> AgentLease:
+            if contents.result.step == 0:
+                of = job.namespace, job.job, policy._assignment.agent.name
+                key = subjects.pin_key(*of, train_group(job.ref, 2))
+                await loop.wait_for(Pin, subjects.PINS, key, lambda pin: pin.version == 0)
+            return await commit(policy, lease, contents)
+
+        monkeypatch.setattr(PolicyKey, "commit", late)
+        kill_at_each(kill)
+        await loop.submit(job)
+        level = await loop.finished(job, 120)
+        steps, versions = await loop.steps(job), {name: (await loop.history(job, name))[::-1] for name in AGENTS}
+    assert (level.phase, sorted(loop.deaths)) == (Phase.SUCCEEDED, sorted(kill)), level.message
+    assert ([step.step for step in steps], [step.staleness_max for step in steps][:2]) == ([0, 1, 2], [0, 1])
+    assert steps[2].staleness_max <= 1
+    indices = [index for step in steps for index in step.indices]
+    assert sorted(indices) == list(range(len(indices)))
+    for name, manifests in versions.items():
+        parts = [step.agents[name] for step in steps]
+        assert parts[1].staleness_mean > 0
+        assert [part.version for part in parts] == [manifest.version for manifest in manifests[1:]] == [1, 2, 3]
+        assert [manifest.step for manifest in manifests[1:]] == [0, 1, 2], "every step is closed once for it"
+        assert [part.num_groups for part in parts] == [len(manifest.consumed) for manifest in manifests[1:]]
+        consumed = [group for manifest in manifests for group in manifest.consumed]
+        assert len(set(consumed)) == len(consumed) <= len(indices), "no group is trained twice"
 
 
 @pytest.fixture
@@ -122,8 +188,7 @@ async def run_with_two_trainers(
     level = await loop.finished(job, 120)
     assert level.phase is Phase.SUCCEEDED, f"{level.reason}: {level.message}"
     histories = {agent.name: await loop.history(job, agent.name) for agent in job.spec.agents}
-    weights = {name: [one.files[TENSORS_FILE].sha256 for one in history[::-1]] for name, history in histories.items()}
-    assert weights == expected
+    assert await weights_of(loop, job) == expected
     return {name: trainers_of(history) for name, history in histories.items()}
 
 
@@ -179,5 +244,5 @@ async def test_a_trainer_that_loses_the_lease_of_one_agent_within_a_step_commits
 async def test_an_agent_learns_the_same_bits_as_in_a_job_of_its_own(tiny_model, tmp_path, undisturbed, speaker):
     """Both speak in every episode, independently. The other one is frozen and silent in the job that it is compared with."""
     (other,) = set(AGENTS) - {speaker}
-    weights, _, _ = await run(tiny_model, tmp_path, team("teams:Alone", frozen=other, speaker=speaker))
+    weights, _, _ = await run(tiny_model, tmp_path, team("teams:Alone", other, {"speaker": speaker}))
     assert weights[speaker] == undisturbed[0][speaker]

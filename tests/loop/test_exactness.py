@@ -1,13 +1,16 @@
 """Strict mode with the engine fake: the same seed gives the same adapter, bit for bit, whatever happens around it."""
 
 import asyncio
+import os
 import random
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from tests.harness import Harness, changed
-from tests.loop.harness import Loop, document, run, train
+from tests.loop.harness import Loop, document, run, train, weights_of
+from tests.loop.test_agents import run as run_team
+from tests.loop.test_agents import team
 
 from marlaas_api import subjects, wire
 from marlaas_api.messages import JobDocument, JobEvent, StepRecord
@@ -45,7 +48,9 @@ async def test_another_seed_is_another_adapter(tiny_model, tmp_path, undisturbed
     assert weights[-1] != undisturbed[0][-1]
 
 
-NUM_OTHERS, SLOTS, EARLY = 31, 6, 5
+NUM_OTHERS, SLOTS, EARLY = 31, 7, 5
+SINGLE = 2
+"""A strict job among the early ones."""
 
 
 def other(number: int) -> JobDocument:
@@ -83,13 +88,16 @@ async def crowd(loop: Loop, draw: random.Random) -> Counter[str]:
     return ended
 
 
-async def test_among_31_others_that_join_leave_fail_and_are_preempted_it_is_the_same_adapter_as_alone(
+async def test_among_31_others_that_join_leave_fail_and_are_preempted_adapters_are_the_same_as_alone(
     tiny_model, tmp_path, monkeypatch
 ):
-    job = document(steps=4).model_copy(update={"created_at": 1.0})  # the youngest of its tenant yields first
-    alone, steps, _ = await run(tiny_model, tmp_path / "alone", job)
+    """Those of a team whose agents speak at the same time, and of one of the others."""
+    folders = Path(__file__).parent, Path(__file__).parents[1] / "sandbox"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, folders)), prepend=os.pathsep)
+    job = team(steps=3).model_copy(update={"created_at": 1.0})  # the youngest of its tenant yields first
+    alone, steps, _ = await run_team(tiny_model, tmp_path / "alone", job)
+    single, _, _ = await run(tiny_model, tmp_path / "single", other(SINGLE))
     monkeypatch.setattr(preemption, "MIN_RUN_S", 0.0)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "sandbox"))
     async with Loop(tiny_model, tmp_path / "crowd", slots=SLOTS, agentsPerSlot=1) as loop:
         early = [asyncio.create_task(play(loop, number)) for number in range(EARLY)]
         for number in range(EARLY):
@@ -97,12 +105,13 @@ async def test_among_31_others_that_join_leave_fail_and_are_preempted_it_is_the_
         ours = asyncio.create_task(train(loop, job, 300))
         await loop.progress(job, lambda progress: progress.admitted)
         ended = await crowd(loop, random.Random(3))
-        weights, beside = await ours
+        _, beside = await ours
+        weights, beside_single = await weights_of(loop, job), await weights_of(loop, other(SINGLE))
         ended.update(await asyncio.gather(*early))
         events = [wire.decode_as(JobEvent, one.data) for one in await loop.bus.replay(subjects.EVENTS, "event.>")]
-    assert weights == alone
+    assert (weights, beside_single) == (alone, {"policy": single})
     assert [step.reward_mean for step in beside] == [step.reward_mean for step in steps]
-    assert len(set(weights)) == 5
+    assert [len(set(versions)) for versions in weights.values()] == [4, 4]
     assert ended == {"Finished": 22, "left": 4, "TooManyFaults": 5}
     assert {event.job for event in events if event.reason == Reason.PREEMPTED} > {job.job}
 

@@ -1,26 +1,35 @@
-"""Agents of one job on two pools, in strict mode: adapters are the same bit for bit as on one pool, whoever is killed."""
+"""Agents of one job on two pools, also of different base models: adapters are the same bit for bit, whoever is killed."""
 
 import asyncio
+import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.harness import Killed
-from tests.loop.harness import POOL, Loop, train
-from tests.loop.test_agents import team
+import torch
+from safetensors.torch import load
+from tests.harness import Harness, Killed, changed
+from tests.loop.harness import POOL, Loop, kill_at_each, train, weights_of
+from tests.loop.test_agents import AGENTS, team
 
-from marlaas_api import failpoints
-from marlaas_api.messages import JobDocument, StepRecord
+from marlaas.models.tokenizer import END, PAD, VOCABULARY, save_tokenizer
+from marlaas_api import failpoints, subjects
+from marlaas_api.messages import JobDocument, Manifest, Phase, Progress, StepRecord
 from marlaas_api.messages.agent_settings import NameRef
 from marlaas_worker.adapters import TENSORS_FILE
 
 pytestmark = pytest.mark.slow
 
 Weights = dict[str, list[str]]
+HIDDEN = 64
+"""Width of the second base model."""
+SEAMS = {"rollout.record.after_publish": 20, "trainer.commit.after_manifest": 2}
+"""Failpoints of the second pool's roles, and which pass is killed: the trainer's second one is the first step's commit."""
 
 
-def two(pool: str = "") -> JobDocument:
+def two(pool: str = "", **training: int) -> JobDocument:
     """The team of `test_agents`; its second agent on this pool, or on the job's."""
-    job = team()
+    job = team(**training)
     first, second = job.spec.agents
     agents = first, second.model_copy(update={"pool_ref": NameRef(name=pool) if pool else None})
     rollout = job.spec.rollout.model_copy(update={"max_turns": 8})
@@ -32,27 +41,6 @@ async def run(loop: Loop, job: JobDocument) -> tuple[Weights, list[StepRecord]]:
     async with loop:
         _, steps = await train(loop, job, 120)
         return await weights_of(loop, job), steps
-
-
-async def weights_of(loop: Loop, job: JobDocument) -> Weights:
-    found = {}
-    for agent in job.spec.agents:
-        history = await loop.history(job, agent.name)
-        found[agent.name] = [one.files[TENSORS_FILE].sha256 for one in history[::-1]]
-    return found
-
-
-def kill_trainer_of(pool: str, place: str) -> None:
-    """Kill the trainer of a pool when it passes a failpoint for the second time."""
-    passed: list[str] = []
-
-    def hook(name: str) -> None:
-        if name == place and POOL.get("") == pool:
-            passed.append(name)
-            if len(passed) == 2:
-                raise Killed(name)
-
-    failpoints.hook = hook
 
 
 @pytest.fixture(autouse=True)
@@ -67,31 +55,153 @@ def on_one_pool(tiny_model, tmp_path_factory) -> tuple[Weights, list[StepRecord]
         return asyncio.run(run(Loop(tiny_model, tmp_path_factory.mktemp("one")), two()))
 
 
+@pytest.fixture(scope="module")
+def other_model(tmp_path_factory) -> Path:
+    """A smaller Llama than `tiny`, with random weights; its characters have other ids."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("other-model")
+    save_tokenizer(folder, 512)
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    characters = {token: at for token, at in VOCABULARY.items() if len(token) == 1}
+    ids = [*characters.values()]
+    tokenizer["model"]["vocab"] |= dict(zip(characters, ids[1:] + ids[:1], strict=True))
+    path.write_text(json.dumps(tokenizer))
+    config = LlamaConfig(
+        vocab_size=len(VOCABULARY),
+        hidden_size=HIDDEN,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        initializer_range=0.15,
+        bos_token_id=None,
+        eos_token_id=VOCABULARY[END],
+        pad_token_id=VOCABULARY[PAD],
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@dataclass(frozen=True)
+class OnTwoBases:
+    """A job on pools of two base models that ended well, and one whose second pool has gone.
+
+    tensors: by agent, the adapter's file. verified: by pool, the adapters that its replica has proven.
+    """
+
+    weights: Weights
+    steps: list[StepRecord]
+    histories: dict[str, list[Manifest]]
+    tensors: dict[str, bytes]
+    verified: dict[str, tuple[str, ...]]
+    waits: Progress
+    ended: Progress
+    ended_steps: list[StepRecord]
+    ended_weights: Weights
+
+
+async def engine_dies_for_good(loop: Loop, pool: str) -> None:
+    """Kill the replica of the last pool within a turn; its report expires."""
+
+    def hook(place: str) -> None:
+        if place == "rollout.record.before_publish" and POOL.get("") == pool:
+            loop.stop("rollout-0")
+            raise Killed(place)
+
+    failpoints.hook = hook
+    await loop.until(lambda: bool(loop.deaths))
+    await (await loop.bus.bucket(subjects.REPLICAS)).delete(subjects.replica_key("rollout", pool, "rollout-0"))
+
+
+async def run_on_two_bases(loop: Loop) -> OnTwoBases:
+    async with loop:
+        job, other = two("big"), two("big", steps=50).model_copy(update={"job": "left", "uid": "left"})
+        _, steps = await train(loop, job, 120)
+        histories = {name: await loop.history(job, name) for name in AGENTS}
+        tensors = {name: await loop.blobs.get(history[0].files[TENSORS_FILE]) for name, history in histories.items()}
+        reports = [
+            await loop.reported(lambda one: bool(one.verified), "rollout", "rollout-0", p.name) for p in loop.pools
+        ]
+        await loop.submit(other)
+        await loop.progress(other, lambda level: level.step == 1)
+        await engine_dies_for_good(loop, "big")
+        waits = await loop.progress(other, lambda level: level.reason == "WaitingForPool")
+        await Harness.submit(loop, changed(other, active_deadline_seconds=0.001))
+        ended = await loop.progress(other, lambda level: level.phase.final)
+        return OnTwoBases(
+            await weights_of(loop, job),
+            steps,
+            histories,
+            tensors,
+            {report.pool: report.verified for report in reports},
+            waits,
+            ended,
+            await loop.steps(other),
+            await weights_of(loop, other),
+        )
+
+
+@pytest.fixture(scope="module")
+def on_two_bases(tiny_model, other_model, tmp_path_factory) -> OnTwoBases:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        return asyncio.run(
+            run_on_two_bases(Loop(tiny_model, tmp_path_factory.mktemp("bases"), also={"big": other_model}))
+        )
+
+
 async def test_agents_on_two_pools_train_the_same_bits_as_on_one(tiny_model, tmp_path, on_one_pool):
-    loop = Loop(tiny_model, tmp_path, also=["big"])
+    loop = Loop(tiny_model, tmp_path, also={"big": tiny_model})
     weights, steps = await run(loop, two("big"))
     assert weights == on_one_pool[0]
     assert [len(set(versions)) for versions in weights.values()] == [3, 3], "every step changed both"
     assert [step.step for step in steps] == [step.step for step in on_one_pool[1]] == [0, 1]
 
 
-async def test_a_trainer_of_the_second_pool_that_dies_before_a_commit_changes_nothing(
-    tiny_model, tmp_path, on_one_pool
+def test_each_agent_is_sampled_from_and_trained_on_its_own_base_model(on_two_bases):
+    """The trainer's logprobs of the sampled tokens are the engine's, on another base for each agent."""
+    assert [len(set(versions)) for versions in on_two_bases.weights.values()] == [3, 3], "every step changed both"
+    widths = {
+        name: load(tensors)["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"].shape[1]
+        for name, tensors in on_two_bases.tensors.items()
+    }
+    assert widths == {"solver": 128, "verifier": HIDDEN}
+    for history in on_two_bases.histories.values():
+        assert [manifest.metrics["logprob_gap"] < 1e-4 for manifest in history[:-1]] == [True, True]
+
+
+def test_each_pool_proves_the_versions_of_its_own_agents_only(on_two_bases):
+    shown = {
+        pool: {agent for agent in AGENTS if any(agent in name for name in names)}
+        for pool, names in on_two_bases.verified.items()
+    }
+    assert shown == {"tiny": {"solver"}, "big": {"verifier"}}
+
+
+async def test_killed_engine_and_trainer_of_one_of_two_base_models_change_nothing(
+    tiny_model, other_model, tmp_path, on_two_bases
 ):
-    loop, place = Loop(tiny_model, tmp_path, also=["big"]), "trainer.commit.after_manifest"
-    kill_trainer_of("big", place)
-    weights, _ = await run(loop, two("big"))
-    assert loop.deaths == [place]
-    assert weights == on_one_pool[0]
+    loop = Loop(tiny_model, tmp_path, also={"big": other_model})
+    kill_at_each(SEAMS, "big")
+    weights, steps = await run(loop, two("big"))
+    assert sorted(loop.deaths) == sorted(SEAMS)
+    assert weights == on_two_bases.weights
+    assert [step.indices for step in steps] == [step.indices for step in on_two_bases.steps]
 
 
-async def test_each_pool_serves_and_trains_its_own_agents_only(tiny_model, tmp_path):
-    async with Loop(tiny_model, tmp_path, also=["big"]) as loop:
-        job = two("big")
-        await train(loop, job, 120)
-        names = {"tiny": {"solver"}, "big": {"verifier"}}
-        for pool, agents in names.items():
-            report = await loop.reported(lambda one: bool(one.verified), "rollout", "rollout-0", pool)
-            assert {
-                agent for agent in ("solver", "verifier") if any(agent in name for name in report.verified)
-            } == agents
+def test_an_agent_whose_pool_disappears_keeps_what_the_others_learned_and_the_end_says_why(on_two_bases):
+    missing = "no rollout replica of pool big (agent verifier) is ready"
+    waits, ended, steps = on_two_bases.waits, on_two_bases.ended, on_two_bases.ended_steps
+    assert (waits.phase, waits.message) == (Phase.RUNNING, f"{missing}; the job goes on when one is")
+    assert (ended.phase, ended.reason) == (Phase.FAILED, "DeadlineExceeded")
+    assert ended.message == f"still running after 0.001 s of being admitted (activeDeadlineSeconds); {missing}"
+    assert ended.faults == {}, "waiting for an engine is none"
+    assert [step.step for step in steps] == list(range(ended.step))
+    for name in AGENTS:
+        assert len(set(on_two_bases.ended_weights[name])) == ended.versions[name] + 1 > 1
+        assert ended.usage[name].trained_tokens >= sum(step.usage[name].trained_tokens for step in steps) > 0

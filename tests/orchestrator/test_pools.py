@@ -1,8 +1,8 @@
 """A job whose agents run on several pools: admitted to all of them or to none; it says which pool and which agent it waits for."""
 
 import pytest
-from tests.harness import working
-from tests.orchestrator.harness import OrchestratorHarness, a_job, final, mixed, run_to_end
+from tests.harness import changed, working
+from tests.orchestrator.harness import OrchestratorHarness, a_job, final, mixed, run_to_end, running
 from tests.orchestrator.test_admission import of, one, scene
 
 from marlaas_api import subjects
@@ -121,3 +121,19 @@ async def test_a_job_waits_for_a_pool_that_disappears_and_goes_on_when_it_is_bac
             ended = await harness.progress(job, final)
     assert (ended.phase, ended.versions) == (Phase.SUCCEEDED, {"a": 3, "b": 3})
     assert len(await harness.steps(job)) == 3
+
+
+async def test_a_deadline_that_passes_while_a_pool_is_away_says_so_and_keeps_the_versions(harness: OrchestratorHarness):
+    job, lost = team(), subjects.replica_key("rollout", "big", "rollout-0")
+    harness.pause_after = 2  # both agents have trained one step
+    async with running(harness, job, mixed):
+        await harness.progress(job, lambda level: level.step == 1)
+        await (await harness.bus.bucket(subjects.REPLICAS)).delete(lost)
+        await harness.progress(job, lambda level: level.reason == "WaitingForPool")
+        await harness.submit(changed(job, active_deadline_seconds=0.001))
+        ended = await harness.progress(job, final)
+    assert (ended.phase, ended.reason, ended.versions) == (Phase.FAILED, "DeadlineExceeded", {"a": 1, "b": 1})
+    assert ended.message == (
+        "still running after 0.001 s of being admitted (activeDeadlineSeconds); "
+        "no rollout replica of pool big (agent b) is ready"
+    )

@@ -148,8 +148,9 @@ def ending(state: JobState, given_up: str | None, admitted_s: float) -> tuple[Ph
     if faults is not None:
         return Phase.FAILED, "TooManyFaults", faults
     if deadline is not None and admitted_s > deadline:
+        why = state.pauses or state.waits or state.unserved
         text = f"still running after {deadline:g} s of being admitted (activeDeadlineSeconds)"
-        return Phase.FAILED, "DeadlineExceeded", text
+        return Phase.FAILED, "DeadlineExceeded", f"{text}; {why}" if why else text
     if state.training_over and state.evaluation is None and state.due_evaluation() is None:
         return (
             Phase.SUCCEEDED,
