@@ -27,6 +27,7 @@ from marlaas_api.cpu_shares import FULL_SHARE, LOW_SHARE, set_share
 from marlaas_api.errors import InvalidInput
 from marlaas_worker.sandbox import child, kernel
 from marlaas_worker.sandbox.cpu_share import CpuShare
+from marlaas_worker.sandbox.rehearsal import rehearse
 from marlaas_worker.sandbox.seclusion import seclude
 
 CHECK_S = 0.25
@@ -275,6 +276,7 @@ def main() -> None:
     """Run the fork server for the supervisor that started this process."""
     control = socket.socket(fileno=int(sys.argv[1]))
     config = json.load(sys.stdin)
+    rehearse()
     seclude(Path(config["secluded"]) if config["secluded"] is not None else None)
     os.environ.update(config["given"])
     kernel.die_with_parent()  # the socket is not read while the environment is imported
