@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from marlaas_worker.sandbox import server_start
 from marlaas_worker.sandbox.channel import encode_frame, read_frame
 from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.seclusion import clean_variables
@@ -108,6 +110,29 @@ async def test_fork_servers_outlive_a_template_that_is_killed_and_the_next_is_st
             assert (await first_turn(child))["kind"] == "turn"
         async with second.child() as child:
             assert (await fork_server(child)).ppid() == os.getpid()
+
+
+async def test_a_template_that_answers_too_late_forks_nothing_that_stays(template, tmp_path, monkeypatch):
+    monkeypatch.setattr(server_start, "BEGIN_S", 0.1)
+    begun(template, tmp_path, "rogues:asks")[0].close()  # the template is ready
+    template.process.send_signal(signal.SIGSTOP)
+    async with opened(template.config(tmp_path / "one")) as children, children.child() as child:
+        template.process.send_signal(signal.SIGCONT)
+        assert (await fork_server(child)).ppid() == os.getpid()
+        connection, process = begun(
+            template, tmp_path, "rogues:asks"
+        )  # it has executed the late request before this one
+        with connection:
+            assert json.loads(await asyncio.to_thread(connection.recv, 1024)) == {"report": "ready"}
+            late = [one for one in psutil.Process(template.process.pid).children() if one.pid != pid_of(process)]
+            psutil.wait_procs(late, timeout=20.0)
+            assert not any(one.is_running() for one in late)
+        os.close(process)
+
+
+def pid_of(process: int) -> int:
+    lines = Path(f"/proc/self/fdinfo/{process}").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("Pid:")).split()[1])
 
 
 def begun(template: RunningTemplate, scratch: Path, name: str) -> tuple[socket.socket, int]:

@@ -65,15 +65,8 @@ async def start_server(config: ChildrenConfig) -> Server:
     """Start a fork server and wait until it has loaded the environment. Raises BrokenEnvironment."""
     shutil.rmtree(config.scratch, ignore_errors=True)
     config.scratch.mkdir(parents=True)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setblocking(False)
-    output_read, output_write = os.pipe()
-    try:
-        process = await _begin(config, ours, theirs, output_write)
-    finally:
-        theirs.close()
-        os.close(output_write)
-    output = Output(output_read)
+    ends, process = await _begun(config)
+    ours, output = ends.ours, Output(ends.printed)
     loading = asyncio.create_task(_wait_until_loaded(ours, output, config.load_timeout_s), name="load the environment")
     try:
         with loads_alone() as alone:
@@ -91,10 +84,37 @@ async def start_server(config: ChildrenConfig) -> Server:
     return Server(process, ours, output)
 
 
-async def _begin(
-    config: ChildrenConfig, ours: socket.socket, theirs: socket.socket, output: int
-) -> LocalServerProcess | ForkedServerProcess:
-    """Have a fork server forked by the template, or start one by exec if there is none, or it has exited."""
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """Both ends of the control connection of a fork server, and of its output."""
+
+    ours: socket.socket
+    theirs: socket.socket
+    printed: int
+    output: int
+
+    @classmethod
+    def open(cls) -> "_Ends":
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        return cls(ours, theirs, *os.pipe())
+
+    @contextlib.contextmanager
+    def given(self) -> Iterator[None]:
+        """Close the fork server's ends when the context ends, and ours too if it fails."""
+        try:
+            yield
+        except BaseException:
+            self.ours.close()
+            os.close(self.printed)
+            raise
+        finally:
+            self.theirs.close()
+            os.close(self.output)
+
+
+async def _begun(config: ChildrenConfig) -> tuple[_Ends, LocalServerProcess | ForkedServerProcess]:
+    """Have a fork server forked by the template, or start one by exec if there is none, or it does not fork."""
     setup = {
         **_setup(config),
         "name": config.name,
@@ -103,42 +123,50 @@ async def _begin(
         "given": dict(config.given),
     }
     with _in_memory(setup) as configuration:
-        forked = await _forked(config, ours, (theirs.fileno(), output, configuration))
-        if forked is not None:
-            return forked
-        process = await asyncio.create_subprocess_exec(
-            # -s: earlier episodes could write below HOME, and this process is not secluded yet.
-            *(sys.executable, "-P", "-s", "-m", "marlaas_worker.sandbox.forkserver", str(theirs.fileno())),
-            stdin=configuration,
-            stdout=output,
-            stderr=output,
-            pass_fds=(theirs.fileno(),),
-            env=dict(config.variables),
-            start_new_session=True,
-        )
-        return LocalServerProcess(process)
+        if config.template is not None:
+            ends = _Ends.open()
+            try:
+                return ends, await _forked(config.template, ends, configuration)
+            except (OSError, ValueError) as error:
+                log.warning("the template of fork servers forks none, so this one is started by exec: %s", error)
+        ends = _Ends.open()
+        with ends.given():
+            return ends, await _executed(config, ends, configuration)
 
 
-async def _forked(
-    config: ChildrenConfig, ours: socket.socket, descriptors: tuple[int, int, int]
-) -> ForkedServerProcess | None:
-    """Have the template fork a fork server; return None if it does not. descriptors: see `template`."""
-    if config.template is None:
-        return None
-    loop = asyncio.get_running_loop()
-    readable = asyncio.Event()
+async def _forked(template: socket.socket, ends: _Ends, configuration: int) -> ForkedServerProcess:
+    """Have the template fork a fork server. Raises OSError, ValueError. If it forks later, the process ends at once."""
+    with ends.given():
+        socket.send_fds(template, [b"fork"], (ends.theirs.fileno(), ends.output, configuration))
+        ends.theirs.close()  # if the template cannot fork, the connection now ends
+        await _readable(ends.ours)
+        packet, (descriptor,), _, _ = socket.recv_fds(ends.ours, PACKET_BYTES, 1)
+        return ForkedServerProcess(int(json.loads(packet)["pid"]), descriptor)
+
+
+async def _readable(connection: socket.socket) -> None:
+    """Wait until a packet or the end of a connection can be read. Raises TimeoutError."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(connection, readable.set)
     try:
-        socket.send_fds(config.template, [b"fork"], descriptors)
-        loop.add_reader(ours, readable.set)
         async with asyncio.timeout(BEGIN_S):
             await readable.wait()
-        packet, (descriptor,), _, _ = socket.recv_fds(ours, PACKET_BYTES, 1)
-        return ForkedServerProcess(int(json.loads(packet)["pid"]), descriptor)
-    except (OSError, ValueError) as error:
-        log.warning("the template of fork servers forks none, so this one is started by exec: %s", error)
-        return None
     finally:
-        loop.remove_reader(ours)
+        loop.remove_reader(connection)
+
+
+async def _executed(config: ChildrenConfig, ends: _Ends, configuration: int) -> LocalServerProcess:
+    process = await asyncio.create_subprocess_exec(
+        # -s: earlier episodes could write below HOME, and this process is not secluded yet.
+        *(sys.executable, "-P", "-s", "-m", "marlaas_worker.sandbox.forkserver", str(ends.theirs.fileno())),
+        stdin=configuration,
+        stdout=ends.output,
+        stderr=ends.output,
+        pass_fds=(ends.theirs.fileno(),),
+        env=dict(config.variables),
+        start_new_session=True,
+    )
+    return LocalServerProcess(process)
 
 
 @contextlib.contextmanager
