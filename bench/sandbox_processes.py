@@ -17,7 +17,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """CPU seconds of sandboxes. parent: the common parent of all sandboxes, if there is one."""
+    """CPU seconds of sandboxes. parent: the common parent of all sandboxes and the template of fork servers, if there are any."""
 
     parent: float = 0.0
     supervisors: float = 0.0
@@ -70,13 +70,13 @@ class Sandboxes:
             await process.wait()
 
     def cpu(self) -> Cpu:
-        spent = Cpu(parent=_cpu_s(self._parent.pid)[0]) if self._parent is not None else Cpu()
-        for process in self._processes:
-            own, reaped = _cpu_s(process.pid)
-            spent += Cpu(supervisors=own + reaped)
-            for server in _children(process.pid):
-                own, reaped = _cpu_s(server)
-                spent += Cpu(fork_servers=own, children=reaped)
+        supervisors = {process.pid for process in self._processes}
+        shared = [] if self._parent is None else [self._parent.pid, *set(_children(self._parent.pid)) - supervisors]
+        spent = Cpu(parent=sum(_cpu_s(pid)[0] for pid in shared))
+        spent += Cpu(supervisors=sum(map(sum, map(_cpu_s, supervisors))))
+        for server in [server for pid in (*supervisors, *shared[1:]) for server in _children(pid)]:
+            own, reaped = _cpu_s(server)
+            spent += Cpu(fork_servers=own, children=reaped)
         return spent
 
     def memory(self) -> float:

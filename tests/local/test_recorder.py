@@ -113,3 +113,29 @@ async def test_nothing_is_asked_of_the_bus_when_nothing_is_to_be_kept(bus, tmp_p
         await _publish_episodes(bus, job, 0)
         await Recorder(folder, bus, MemoryBlobs(), [job], max_bytes=0).run()
         assert not folder.job(job.ref).exists()
+
+
+async def test_jobs_that_come_later_are_recorded_and_those_that_are_gone_no_longer(server, bus, tmp_path, document):
+    first, second = document("first"), document("second")
+    with hold(tmp_path) as folder:
+        recorder = Recorder(folder, bus, MemoryBlobs(), [first])
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(recorder.run())
+            await _publish_episodes(bus, first, 0)
+            await _until_recorded(bus, first)
+            recorder.replace([second])
+            await _publish_episodes(bus, second, 1)
+            await _until_recorded(bus, second)
+            await _publish_episodes(bus, first, 2)
+            recorder.stop()
+        assert [one.member for one in read(folder.job(second.ref))] == [1]
+        assert [one.member for one in read(folder.job(first.ref))] == [0]
+
+
+async def _until_recorded(bus: Bus, job: JobDocument) -> None:
+    async with asyncio.timeout(30.0):
+        while True:
+            position = await bus.position(subjects.EPISODES, consumer_name(job.ref))
+            if position is not None and position.num_behind == 0:
+                return
+            await asyncio.sleep(0)

@@ -132,6 +132,12 @@ def test_shares_so_far_count_tokens_by_the_shares_that_held_while_they_were_gene
     assert meter.sums["team-3"] == SharesSoFar(0, 300 / 2, 300)
 
 
+@pytest.mark.parametrize("tokens", [0, 100, 100_000])
+def test_the_generated_tokens_of_a_tenant_are_those_of_its_usage(views, tokens):
+    for tenant in by_tenant([_later(view, tokens - 100, {}) for view in views]):
+        assert tenant.generated_tokens == tenant.amounts.generated_tokens >= 8 * tokens
+
+
 def _later(view, tokens, fields):
     return replace(view, progress=view.progress.model_copy(update={"tokens": 100 + tokens, **fields}))
 

@@ -27,6 +27,7 @@ def test_a_sandbox_imports_neither_numpy_nor_an_http_client_nor_a_model_library(
 
 def test_a_fork_server_imports_none_of_the_supervisors_libraries() -> None:
     assert _imported("marlaas_worker.sandbox.forkserver") & (HEAVY | FORK_SERVER) == set()
+    assert _imported("marlaas_worker.sandbox.template") & (HEAVY | FORK_SERVER) == set()
 
 
 def test_a_websocket_url_gets_its_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,13 +217,18 @@ class Progress(JobMessage):
     agents: dict[str, AgentProgress] = Field(default_factory=dict)
 
     @property
+    def generated_tokens(self) -> int:
+        """Tokens that the engines generated for the job, or that its records have if these are more."""
+        return max(self.tokens, sum(amounts.generated_tokens for amounts in self.usage.values()))
+
+    @property
     def amounts(self) -> UsageAmounts:
         """The job's usage.
 
         Tokens that the engines generated and no record has are open. Once the job has ended, they are unrecorded.
         """
         recorded = total(self.usage.values())
-        rest = max(0, self.tokens - recorded.generated_tokens)
+        rest = self.generated_tokens - recorded.generated_tokens
         engines = UsageAmounts.generated({TokenUse.UNRECORDED if self.phase.final else TokenUse.OPEN: rest})
         of_job = {
             "engine_s": self.accelerator_s,

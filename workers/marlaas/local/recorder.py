@@ -39,7 +39,7 @@ def consumer_name(ref: JobRef) -> str:
 
 @dataclass(slots=True)
 class Recorder:
-    """Recorder of all jobs of a run; `jobs` may be replaced while it runs. `max_bytes` limits each job's episode files; 0 keeps none."""
+    """Recorder of all jobs of a run. `max_bytes` limits each job's episode files; 0 keeps none."""
 
     folder: OutFolder
     bus: Bus
@@ -47,6 +47,7 @@ class Recorder:
     jobs: Sequence[JobDocument]
     max_bytes: int = DEFAULT_BYTES
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _followed: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     async def run(self) -> None:
@@ -56,8 +57,14 @@ class Recorder:
         async with asyncio.TaskGroup() as tasks:
             self._reconcile(tasks)
             while not self._stop.is_set():
-                await self._pause(FETCH_S)
+                await self._changed.wait()
+                self._changed.clear()
                 self._reconcile(tasks)
+
+    def replace(self, jobs: Sequence[JobDocument]) -> None:
+        """Record these jobs from now on, and no others."""
+        self.jobs = jobs
+        self._changed.set()
 
     def _reconcile(self, tasks: asyncio.TaskGroup) -> None:
         """Follow the jobs of the run, which change, and no others."""
@@ -70,6 +77,7 @@ class Recorder:
     def stop(self) -> None:
         """Let `run` return once no more episodes are there."""
         self._stop.set()
+        self._changed.set()
 
     async def forget(self, finished: Collection[JobRef]) -> None:
         """Delete the consumers of finished jobs. Errors are ignored: a consumer that stays does no harm."""

@@ -254,7 +254,8 @@ class _Run:
         self._cancelled = cancelled
         for job in found.written:
             parts.launcher.add(job, change.folders)
-        watch.jobs = parts.recorder.jobs = found.jobs
+        watch.jobs = found.jobs
+        parts.recorder.replace(found.jobs)
         await parts.recorder.forget([job.ref for job in found.cancelled])
         self.again += tuple(file for file in change.files if file not in self.again)
         return found.lines

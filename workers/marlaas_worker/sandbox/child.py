@@ -42,7 +42,7 @@ def run(environment: Environment, connection: socket.socket, output: int, confin
     status = 1
     try:
         _settle(output, confinement)
-        connection.sendall(encode_frame(_played(environment, connection)))
+        connection.sendall(encode_frame(played(environment, connection)))
         status = 0
     except BaseException as error:  # the process ends here; the supervisor reads this in the output
         with contextlib.suppress(Exception):
@@ -54,7 +54,8 @@ def run(environment: Environment, connection: socket.socket, output: int, confin
         os._exit(status)
 
 
-def _played(environment: Environment, connection: socket.socket) -> dict[str, Any]:
+def played(environment: Environment, connection: socket.socket) -> dict[str, Any]:
+    """Play the episode that the supervisor names on the connection, and return the message of its result."""
     start = receive_frame(connection)
     task = Task(Split(start["split"]), start["index"], start["seed"])
     _seed_everything(task)

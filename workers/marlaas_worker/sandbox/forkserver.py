@@ -1,7 +1,7 @@
 """The fork server: loads the environment once, then forks a process per episode, monitors and kills them.
 
 The supervisor starts it by exec (`python -m marlaas_worker.sandbox.forkserver FD`) with a clean environment and
-no credential. Its configuration is JSON on stdin; orders and reports are JSON packets on the socket FD. It has
+no credential, or has it forked by a process that was started so (`template`). Its configuration is JSON on stdin; orders and reports are JSON packets on the socket FD. It has
 one thread, so that forking is safe. It exits, with all its children, when the socket closes.
 """
 
@@ -27,6 +27,7 @@ from marlaas_api.cpu_shares import FULL_SHARE, LOW_SHARE, set_share
 from marlaas_api.errors import InvalidInput
 from marlaas_worker.sandbox import child, kernel
 from marlaas_worker.sandbox.cpu_share import CpuShare
+from marlaas_worker.sandbox.rehearsal import rehearse
 from marlaas_worker.sandbox.seclusion import seclude
 
 CHECK_S = 0.25
@@ -136,7 +137,7 @@ class ForkServer:
         The ends of episodes are reported after that, so that nothing of an episode runs once its end is known.
         """
         reports = []
-        while (pid := _exited_child()) is not None:
+        while (pid := kernel.exited_child()) is not None:
             reports += self._reap_child(pid)
         for orphan in set(kernel.children(os.getpid())) - set(self._playing):
             kernel.kill_all(orphan)
@@ -145,8 +146,7 @@ class ForkServer:
 
     def _reap_child(self, pid: int) -> list[dict[str, Any]]:
         """Reap one child; return the report of its end if it was an episode."""
-        with contextlib.suppress(OSError):
-            os.killpg(pid, signal.SIGKILL)
+        kernel.kill_group(pid)
         _, status = os.waitpid(pid, 0)
         playing = self._playing.pop(pid, None)
         if playing is None:
@@ -211,14 +211,6 @@ class ForkServer:
         _send(self._control, report)
 
 
-def _exited_child() -> int | None:
-    """Return the pid of an exited child, which stays reserved until it is waited for; None if there is none."""
-    with contextlib.suppress(ChildProcessError):
-        exited = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        return exited.si_pid if exited is not None else None
-    return None
-
-
 def new_folder(number: int) -> str:
     """Create the folder of an episode. If an earlier episode has taken its name, the name is a random one."""
     path = f"{tempfile.gettempdir()}/episode-{number}"
@@ -271,14 +263,25 @@ def load_and_serve(control: socket.socket, config: dict[str, Any], loaded: Calla
     ForkServer(control, environment, config["memory_bytes"]).serve()
 
 
+def serve_configured(control: socket.socket, config: dict[str, Any]) -> None:
+    """Seclude this process, load the environment, and serve. Until it is loaded, the process ends with its parent."""
+
+    def outlive() -> None:
+        kernel.outlive_parent()
+        kernel.outlive_connection(control)
+
+    seclude(Path(config["secluded"]) if config["secluded"] is not None else None)
+    os.environ.update(config["given"])
+    kernel.die_with_parent()  # the socket is not read while the environment is imported
+    load_and_serve(control, config, outlive)
+
+
 def main() -> None:
     """Run the fork server for the supervisor that started this process."""
     control = socket.socket(fileno=int(sys.argv[1]))
     config = json.load(sys.stdin)
-    seclude(Path(config["secluded"]) if config["secluded"] is not None else None)
-    os.environ.update(config["given"])
-    kernel.die_with_parent()  # the socket is not read while the environment is imported
-    load_and_serve(control, config, kernel.outlive_parent)
+    rehearse()
+    serve_configured(control, config)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,11 @@ Where the kernel lacks `/proc/*/children`, descendants are not found and only pr
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import resource
 import signal
+import socket
 import time
 
 _PR_SET_PDEATHSIG = 1
@@ -42,6 +44,23 @@ def hide_from_siblings() -> None:
     It does not protect from root, so a sandbox should not run as root.
     """
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def be_like_siblings() -> None:
+    """Undo `hide_from_siblings`, which a forked process inherits."""
+    _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+
+
+def die_with_connection(connection: socket.socket) -> None:
+    """Make the kernel kill this process when the other end of the connection is closed, or sends a packet."""
+    fcntl.fcntl(connection, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(connection, fcntl.F_SETFL, fcntl.fcntl(connection, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def outlive_connection(connection: socket.socket) -> None:
+    """Undo `die_with_connection`."""
+    fcntl.fcntl(connection, fcntl.F_SETFL, fcntl.fcntl(connection, fcntl.F_GETFL) & ~os.O_ASYNC)
 
 
 def open_many_files() -> None:
@@ -129,6 +148,20 @@ def wake_on_child() -> int:
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
     return readable
+
+
+def exited_child() -> int | None:
+    """Return the pid of an exited child, which stays reserved until it is waited for; None if there is none."""
+    with contextlib.suppress(ChildProcessError):
+        exited = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return exited.si_pid if exited is not None else None
+    return None
+
+
+def kill_group(pid: int) -> None:
+    """Kill the process group of a process that is not reaped yet."""
+    with contextlib.suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def kill_all(pid: int) -> None:

@@ -2,7 +2,7 @@
 
 `marlaas run` starts it (`python -m marlaas_worker sandbox --parent FD`), because 32 processes that import the same code
 take 30 s of CPU and 1.5 GiB. On Kubernetes every sandbox is a process of its own. Invariants: it has one thread, no event
-loop and no connection, so that forking is safe; it never reads a credential. A request is a JSON packet on the socket FD, with
+loop and no connection, so that forking is safe; it never reads a credential. It starts the `template` of fork servers. A request is a JSON packet on the socket FD, with
 the arguments of the role, and the descriptors of its log and its credentials. The answers are `started` with a process
 id, in the order of the requests, and later `ended` with the exit code. It exits when the socket closes, and the kernel
 then kills its supervisors.
@@ -15,6 +15,7 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from typing import Any, NoReturn
 
 # Imported for the processes that are forked.
 from marlaas_worker.sandbox import kernel, service
+from marlaas_worker.sandbox.seclusion import TEMPLATE, clean_variables
 
 MAX_PACKET_BYTES = 64 << 10
 MAX_DESCRIPTORS = 8
@@ -43,16 +45,32 @@ def serve(descriptor: int, role: Role) -> int:
     gc.collect()
     gc.freeze()  # a collection in a supervisor would write to every shared page
     with socket.socket(fileno=descriptor) as control:
-        Parent(control, role).serve()
+        Parent(control, role, _start_template()).serve()
     return 0
+
+
+def _start_template() -> int:
+    """Start the template of fork servers, and set the variable by which supervisors find it; return its process id."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        template = subprocess.Popen(
+            # -s: episodes could write below HOME, and a fork server is not secluded when it is forked.
+            [sys.executable, "-P", "-s", "-m", "marlaas_worker.sandbox.template", str(theirs.fileno())],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            env=clean_variables(os.environ),
+        )
+    os.environ[TEMPLATE] = str(ours.detach())
+    return template.pid
 
 
 class Parent:
     """Forks supervisors by request and reports their ends."""
 
-    def __init__(self, control: socket.socket, role: Role) -> None:
+    def __init__(self, control: socket.socket, role: Role, template: int) -> None:
         self._control = control
         self._role = role
+        self._template = template
         self._wake = kernel.wake_on_child()
 
     def serve(self) -> None:
@@ -111,7 +129,8 @@ class Parent:
     def _report_ended(self) -> None:
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
-                self._report(ended=ended[0], code=os.waitstatus_to_exitcode(ended[1]))
+                if ended[0] != self._template:
+                    self._report(ended=ended[0], code=os.waitstatus_to_exitcode(ended[1]))
 
     def _report(self, **report: object) -> None:
         with contextlib.suppress(OSError):  # the runner has exited: the next receive returns no packet

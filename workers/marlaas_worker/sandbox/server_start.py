@@ -1,7 +1,6 @@
-"""Two ways to a fork server: start it as a process, or connect to the one in an environment's own container.
+"""The ways to a fork server: have it forked by the template, start it by exec, or connect to the one in an environment's own container.
 
-Process ids of the other container are meaningless here: children are reached only by orders, and closing the
-connection kills them all. The other container may restart at any time; then the supervisor connects again.
+The other container may restart at any time; then the supervisor connects again.
 """
 
 import asyncio
@@ -11,11 +10,10 @@ import json
 import logging
 import os
 import shutil
-import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,10 +21,13 @@ from typing import Any
 from marlaas_api.cpu_shares import LOW_SHARE, set_share
 from marlaas_worker.sandbox.output import Output
 from marlaas_worker.sandbox.server import INVALID_REPORT, PACKET_BYTES, BrokenEnvironment, ForkServerLost, Server
+from marlaas_worker.sandbox.server_processes import ForkedServerProcess, LocalServerProcess, RemoteServerProcess
 
 FULL_SHARE_S = 3.0
 """Longest time in which an environment is loaded with a full share of the CPU."""
 _LOCK = Path(tempfile.gettempdir()) / f"marlaas-{os.getuid()}-loading.lock"
+BEGIN_S = 10.0
+"""Longest wait for the template to fork."""
 _RETRY_S = 0.2
 _SHARE_TRIES = 5
 
@@ -45,6 +46,7 @@ class ChildrenConfig:
         secluded: path that no child may read (`seclusion`); None: no path.
         given: more variables, set after the process is secluded.
         agents: names of the job's agents.
+        template: takes requests for fork servers (`template`); None: each is started by exec.
     """
 
     name: str
@@ -55,69 +57,17 @@ class ChildrenConfig:
     variables: Mapping[str, str]
     secluded: Path | None = None
     given: Mapping[str, str] = field(default_factory=dict)
+    template: socket.socket | None = None
     agents: tuple[str, ...] = ("policy",)
-
-
-@dataclass(frozen=True, slots=True)
-class LocalServerProcess:
-    """A fork server that the supervisor started."""
-
-    process: asyncio.subprocess.Process
-
-    async def ended(self) -> None:
-        await self.process.wait()
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
-
-    def reap(self, pids: Iterable[int]) -> None:
-        for pid in pids:
-            with contextlib.suppress(OSError):
-                os.killpg(pid, signal.SIGKILL)
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteServerProcess:
-    """A fork server in another container; it counts as exited when the connection closes."""
-
-    control: socket.socket
-
-    async def ended(self) -> None:
-        return
-
-    def kill(self) -> None:
-        """Close the connection, upon which the other side kills its children. Their end cannot be observed."""
-        try:
-            self.control.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return
-
-    def reap(self, pids: Iterable[int]) -> None:
-        return
 
 
 async def start_server(config: ChildrenConfig) -> Server:
     """Start a fork server and wait until it has loaded the environment. Raises BrokenEnvironment."""
     shutil.rmtree(config.scratch, ignore_errors=True)
     config.scratch.mkdir(parents=True)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setblocking(False)
-    output_read, output_write = os.pipe()
-    process = await asyncio.create_subprocess_exec(
-        # -s: earlier episodes could write below HOME, and this process is not secluded yet.
-        *(sys.executable, "-P", "-s", "-m", "marlaas_worker.sandbox.forkserver", str(theirs.fileno())),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=output_write,
-        stderr=output_write,
-        pass_fds=(theirs.fileno(),),
-        env=dict(config.variables),
-        start_new_session=True,
-    )
-    theirs.close()
-    os.close(output_write)
-    output = Output(output_read)
-    loading = asyncio.create_task(_configure_and_load(process, ours, output, config), name="load the environment")
+    ends, process = await _begun(config)
+    ours, output = ends.ours, Output(ends.printed)
+    loading = asyncio.create_task(_wait_until_loaded(ours, output, config.load_timeout_s), name="load the environment")
     try:
         with loads_alone() as alone:
             await asyncio.wait({loading}, timeout=FULL_SHARE_S if alone else 0.0)
@@ -127,12 +77,96 @@ async def start_server(config: ChildrenConfig) -> Server:
     except BaseException:
         loading.cancel()
         ours.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        process.kill()
+        await process.ended()
         output.close()
         raise
-    return Server(LocalServerProcess(process), ours, output)
+    return Server(process, ours, output)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """Both ends of the control connection of a fork server, and of its output."""
+
+    ours: socket.socket
+    theirs: socket.socket
+    printed: int
+    output: int
+
+    @classmethod
+    def open(cls) -> "_Ends":
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        return cls(ours, theirs, *os.pipe())
+
+    @contextlib.contextmanager
+    def given(self) -> Iterator[None]:
+        """Close the fork server's ends when the context ends, and ours too if it fails."""
+        try:
+            yield
+        except BaseException:
+            self.ours.close()
+            os.close(self.printed)
+            raise
+        finally:
+            self.theirs.close()
+            os.close(self.output)
+
+
+async def _begun(config: ChildrenConfig) -> tuple[_Ends, LocalServerProcess | ForkedServerProcess]:
+    """Have a fork server forked by the template, or start one by exec if there is none, or it does not fork."""
+    setup = {
+        **_setup(config),
+        "name": config.name,
+        "scratch": str(config.scratch),
+        "secluded": str(config.secluded) if config.secluded is not None else None,
+        "given": dict(config.given),
+    }
+    with _in_memory(setup) as configuration:
+        if config.template is not None:
+            ends = _Ends.open()
+            try:
+                return ends, await _forked(config.template, ends, configuration)
+            except (OSError, ValueError) as error:
+                log.warning("the template of fork servers forks none, so this one is started by exec: %s", error)
+        ends = _Ends.open()
+        with ends.given():
+            return ends, await _executed(config, ends, configuration)
+
+
+async def _forked(template: socket.socket, ends: _Ends, configuration: int) -> ForkedServerProcess:
+    """Have the template fork a fork server. Raises OSError, ValueError. If it forks later, the process ends at once."""
+    with ends.given():
+        socket.send_fds(template, [b"fork"], (ends.theirs.fileno(), ends.output, configuration))
+        ends.theirs.close()  # if the template cannot fork, the connection now ends
+        await _readable(ends.ours)
+        packet, (descriptor,), _, _ = socket.recv_fds(ends.ours, PACKET_BYTES, 1)
+        return ForkedServerProcess(int(json.loads(packet)["pid"]), descriptor)
+
+
+async def _readable(connection: socket.socket) -> None:
+    """Wait until a packet or the end of a connection can be read. Raises TimeoutError."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(connection, readable.set)
+    try:
+        async with asyncio.timeout(BEGIN_S):
+            await readable.wait()
+    finally:
+        loop.remove_reader(connection)
+
+
+async def _executed(config: ChildrenConfig, ends: _Ends, configuration: int) -> LocalServerProcess:
+    process = await asyncio.create_subprocess_exec(
+        # -s: earlier episodes could write below HOME, and this process is not secluded yet.
+        *(sys.executable, "-P", "-s", "-m", "marlaas_worker.sandbox.forkserver", str(ends.theirs.fileno())),
+        stdin=configuration,
+        stdout=ends.output,
+        stderr=ends.output,
+        pass_fds=(ends.theirs.fileno(),),
+        env=dict(config.variables),
+        start_new_session=True,
+    )
+    return LocalServerProcess(process)
 
 
 @contextlib.contextmanager
@@ -165,25 +199,6 @@ async def _lower_share(pid: int) -> None:
             return
         await asyncio.sleep(_RETRY_S)
     log.info("the kernel has no CPU shares of sessions, or does not let this user change them; niceness alone applies")
-
-
-async def _configure_and_load(
-    process: asyncio.subprocess.Process, control: socket.socket, output: Output, config: ChildrenConfig
-) -> None:
-    """Send the configuration and wait until the environment is loaded. Raises BrokenEnvironment."""
-    assert process.stdin is not None
-    setup = {
-        "name": config.name,
-        "args": config.args,
-        "agents": config.agents,
-        "memory_bytes": config.memory_bytes,
-        "scratch": str(config.scratch),
-        "secluded": str(config.secluded) if config.secluded is not None else None,
-        "given": dict(config.given),
-    }
-    process.stdin.write(json.dumps(setup).encode())
-    process.stdin.close()
-    await _wait_until_loaded(control, output, config.load_timeout_s)
 
 
 async def connect_server(config: ChildrenConfig, path: Path) -> Server:
@@ -230,12 +245,23 @@ async def _connect(path: Path, timeout_s: float) -> socket.socket:
 
 def _send_config(control: socket.socket, config: ChildrenConfig) -> None:
     """Send the configuration as a file descriptor: a packet's size is limited, arguments are not."""
-    setup = json.dumps({"args": config.args, "agents": config.agents, "memory_bytes": config.memory_bytes}).encode()
+    with _in_memory(_setup(config)) as descriptor:
+        socket.send_fds(control, [b"configuration"], [descriptor])
+
+
+def _setup(config: ChildrenConfig) -> dict[str, Any]:
+    """Return the part of the configuration that every fork server reads."""
+    return {"args": config.args, "agents": config.agents, "memory_bytes": config.memory_bytes}
+
+
+@contextlib.contextmanager
+def _in_memory(setup: Mapping[str, Any]) -> Iterator[int]:
+    """Yield the descriptor of a file in memory with this JSON."""
     descriptor = os.memfd_create("configuration")
     try:
-        os.write(descriptor, setup)
+        os.write(descriptor, json.dumps(setup).encode())
         os.lseek(descriptor, 0, os.SEEK_SET)
-        socket.send_fds(control, [b"configuration"], [descriptor])
+        yield descriptor
     finally:
         os.close(descriptor)
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from marlaas_worker.sandbox import kernel
 from marlaas_worker.sandbox.attempt import Attempt, AttemptDependencies, unplayed
 from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.places import EpisodePlaces
-from marlaas_worker.sandbox.seclusion import clean_variables, given_variables, secluded
+from marlaas_worker.sandbox.seclusion import TEMPLATE, clean_variables, given_variables, secluded
 from marlaas_worker.sandbox.server_start import ChildrenConfig, connect_server, start_server
 from marlaas_worker.sandbox.turns import TURN_TIMEOUTS, TurnClient, TurnTimeouts
 
@@ -87,6 +88,7 @@ def _children_config(context: RoleContext, document: JobDocument, environment_so
         variables=clean_variables(os.environ),
         given=given_variables(os.environ),
         secluded=secluded(context.creds) if context.creds is not None else None,
+        template=socket.socket(fileno=int(template)) if (template := os.environ.get(TEMPLATE)) is not None else None,
     )
 
 
