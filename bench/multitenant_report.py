@@ -28,7 +28,7 @@ RATES = ["jobs", "tools", "mode", "steps/s", "× A"]
 RATES += ["min(jobs × B, cores / CPU of A)", "share", "cores / own CPU", "share"]
 RATES += ["first result p50 / max", "engine busy", "batch"]
 BASES = ("A-strict", "C-strict", "O-strict-one-by-one", "O-strict-together")
-ROLES = ("sandbox", "rollout", "trainer", "nats-server", "orchestrator", "runner")
+ROLES = ("sandbox", "rollout", "trainer", "nats-server", "orchestrator", "runner", "curves")
 
 
 def rates(workload: Workload, found: Found, cores: int) -> str:

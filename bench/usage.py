@@ -90,6 +90,8 @@ class UsageRecorder:
                 return following
         if line and line[0].endswith("nats-server"):
             return "nats-server"
+        if "marlaas.local.curves" in line:
+            return "curves"
         inherited = self._known.get(parent)
         return inherited.role if inherited else "runner"
 

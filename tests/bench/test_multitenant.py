@@ -108,7 +108,7 @@ def test_costs_are_of_an_episode_and_of_a_turn(events: Events) -> None:
         "D-strict",
         "700.0 / 560.0",
         "650.0 / 520.0",
-        *["0.0 / 0.0"] * 4,
+        *["0.0 / 0.0"] * 5,
         "1350.0 / 1080.0",
         "1.25",
         "21",

@@ -6,6 +6,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 from bench.changed_run import changes_of, monitored
 from bench.usage import UsageRecorder, streams_in, streams_of
 
@@ -44,18 +45,21 @@ def test_a_server_without_monitoring_tells_nothing(tmp_path: Path):
     assert streams_of(tmp_path) == {}
 
 
-def test_processes_are_counted_by_role(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("words", "role"), [(("marlaas_worker", "trainer"), "trainer"), (("-m", "marlaas.local.curves"), "curves")]
+)
+def test_processes_are_counted_by_role(tmp_path: Path, words: tuple[str, ...], role: str):
     """A runner with one child that looks like a role, and a grandchild of the same role."""
     child = "import subprocess, sys; subprocess.run(['cat'])"
-    script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}, 'marlaas_worker', 'trainer'])"
+    script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}, *{words!r}])"
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as runner:
         recorder = UsageRecorder(runner.pid, tmp_path / "usage.jsonl", tmp_path)
-        while "trainer" not in (sample := recorder._sample(with_memory=True))["cpu_s"]:
+        while role not in (sample := recorder._sample(with_memory=True))["cpu_s"]:
             pass
         assert runner.stdin is not None
         runner.stdin.close()
-    assert sample["cpu_s"].keys() == {"runner", "trainer"}
-    assert all(sample[what]["trainer"] > 0 for what in ("pss_bytes", "files", "threads"))
+    assert sample["cpu_s"].keys() == {"runner", role}
+    assert all(sample[what][role] > 0 for what in ("pss_bytes", "files", "threads"))
     assert "streams" not in sample
 
 
