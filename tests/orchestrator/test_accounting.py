@@ -64,7 +64,7 @@ class AccountingHarness:
         self.state, self.mark = JobState(self.document, history), 1
         for episode in self.episodes:
             self.state.add_episode(episode)
-        for index in sorted(self.state.in_flight - set(self.state.complete)):
+        for index in sorted(self.state.groups.in_flight - set(self.state.groups.complete)):
             self.give_out(index)
 
     def effect(self) -> None:
@@ -82,8 +82,8 @@ class AccountingHarness:
         state = self.state
         state.policies.update(self.policies)
         self.write(state.assembly.close_if_due())
-        ready = [(self.sampled_from(group.index), group) for group in state.resolvable()]
-        for versions, group in state.in_order(ready):
+        ready = [(self.sampled_from(group.index), group) for group in state.groups.resolvable(in_order=state.strict)]
+        for versions, group in state.assembly.in_order(ready):
             used = UsageAmounts(generated_tokens=1 + group.index, open_tokens=1 + group.index)
             self.write(state.resolve(group, versions, dict.fromkeys(self.names, used)))
         while (draft := state.assembly.recordable(state.committed)) is not None:
@@ -107,10 +107,10 @@ class AccountingHarness:
             self.turns = {member: sequence for member, sequence in self.turns.items() if sequence >= due}
             self.effect()
             self.write(state.assembly.close_if_due())
-        needed = state.assembly.needed_versions(len(state.in_flight))
+        needed = state.assembly.needed_versions(len(state.groups.in_flight))
         is_fresh = state.strict or all(needed[name] <= record.version for name, record in self.policies.items())
-        if state.assembly.want(len(state.in_flight)) and is_fresh:
-            indices = state.take_indices(state.assembly.want(len(state.in_flight)), self.last_turn)
+        if state.assembly.want(len(state.groups.in_flight)) and is_fresh:
+            indices = state.take_indices(state.assembly.want(len(state.groups.in_flight)), self.last_turn)
             self.ledger = state.ledger()
             self.effect()
             for index in indices:
@@ -318,17 +318,17 @@ def test_taking_up_and_recording_a_step_is_linear_in_its_groups(document, play):
             episodes += play(job, index, (1.0, float(index % 2)))
             first.add_episode(episodes[-2])
             first.add_episode(episodes[-1])
-            log += first.resolve(first.complete[index], {"policy": 0})
+            log += first.resolve(first.groups.complete[index], {"policy": 0})
         assert [message.num_groups for message in log if isinstance(message, StepClosed)] == [num]
 
         def take_up() -> None:
             state = JobState(job, History(groups=tuple(log), ledger=ledger, policies=at_0))
             for episode in episodes:
                 state.add_episode(episode)
-            assert state.resolvable() == []
+            assert state.groups.resolvable(in_order=state.strict) == []
             (draft, _) = state.assembly.drafts
             state.record(step_record(job, draft, {"policy": a_manifest(job, 1, step=0)}, Around(0.0, 0.0)))
-            assert len(state.unrecorded) == 1
+            assert len(state.groups.decided) == 1
 
         return executed(take_up)
 

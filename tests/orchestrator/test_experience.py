@@ -74,5 +74,5 @@ def test_a_task_that_comes_again_has_a_group_of_its_own(document, play):
     )
     for episode in play(job, 5, (1.0, 0.0)):
         state.add_episode(episode.model_copy(update={"index": 1}))
-    (ready,) = state.resolve(state.complete[5], {"policy": 0})
+    (ready,) = state.resolve(state.groups.complete[5], {"policy": 0})
     assert [(one.index, one.visit) for one in state.tasks.outcomes([ready])] == [(1, 5)]

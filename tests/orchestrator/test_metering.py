@@ -214,7 +214,7 @@ def test_a_step_has_the_seconds_of_its_own_manifest_also_if_the_trainer_has_comm
     for index in range(2):
         for episode in play(job, index, (1.0, 0.0)):
             state.add_episode(episode)
-        state.resolve(state.complete[index], {"policy": 0})
+        state.resolve(state.groups.complete[index], {"policy": 0})
     draft = state.assembly.drafts[0]
     for train_s, expected in ((2.5, 2.5), (None, 0.0)):
         around = step_records.around(state, draft, 0.0, 1.0)

@@ -39,7 +39,7 @@ def recorded(job: JobDocument, *episodes: Episode) -> StepRecord:
     for episode in episodes:
         state.add_episode(episode)
     for index in indices:
-        state.resolve(state.complete[index], dict.fromkeys(policies, 0))
+        state.resolve(state.groups.complete[index], dict.fromkeys(policies, 0))
     return step_record(job, state.assembly.drafts[0], {}, Around(0.0, 1.0))
 
 

@@ -24,7 +24,7 @@ class TaskIssuer:
         """
         if not state.has_policies:
             return
-        await self.publish(state, sorted(state.in_flight - set(state.complete)), queued)
+        await self.publish(state, sorted(state.groups.in_flight - set(state.groups.complete)), queued)
         if state.evaluation is not None:
             await self.publish_evaluation(state, state.evaluation, queued)
 
@@ -61,7 +61,7 @@ class TaskIssuer:
 
         Their other members must be sampled from the same version, however long the job was suspended.
         """
-        open_groups = {state.tasks.train(index).group for index in state.in_flight}
+        open_groups = {state.tasks.train(index).group for index in state.groups.in_flight}
         agents = {agent.name: agent for agent in state.document.spec.agents}
         half_played = {(agent.pinned_as, group) for agent in agents.values() for group in open_groups}
         for episode in episodes:
@@ -77,7 +77,7 @@ class TaskIssuer:
 
     def _is_served(self, state: JobState) -> bool:
         """Return whether some replica serves, of each agent, a version that is fresh enough for the last group in flight."""
-        reports, needed = list(self._reports()), state.assembly.needed_versions(len(state.in_flight) - 1)
+        reports, needed = list(self._reports()), state.assembly.needed_versions(len(state.groups.in_flight) - 1)
         for one in (JobAgent(state.document, agent) for agent in state.document.spec.policies):
             newest = state.versions[one.agent.name]
             oldest = min(newest, max(0, needed[one.agent.name]))

@@ -29,9 +29,9 @@ from marlaas_worker.orchestrator.experience import (
 )
 from marlaas_worker.orchestrator.faults import FaultWatch
 from marlaas_worker.orchestrator.job_tasks import JobTasks, PastDraw
+from marlaas_worker.orchestrator.open_groups import OpenGroups
 from marlaas_worker.orchestrator.recorded_totals import RecordedTotals
 from marlaas_worker.orchestrator.steps import Assembly, StepRules
-from marlaas_worker.orchestrator.turn_marks import TurnMarks
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,8 @@ class JobState:
         self.last_step = history.steps[-1] if history.steps else None
         self.evaluation: EvaluationRun | None = None
         self.tasks = JobTasks(document)
-        self.in_flight: set[int] = set()
-        self._marks = TurnMarks()
         self.episode_bytes = 0
         self.waits = self.pauses = self.unserved = ""
-        self.complete: dict[int, CompleteGroup] = {}
         self.recorded = RecordedTotals(history.steps, history.evaluations)
         self.tasks.note_steps(history.steps)
         has_baseline = spec.training.has_running_baseline
@@ -82,7 +79,7 @@ class JobState:
         unfinished = self.assembly.unfinished
         decided = (group for draft in self.assembly.drafts for group in draft.resolved)
         resolved = [group for group in decided if group.index not in unfinished]
-        self.unrecorded = {group.index for group in resolved}
+        self.groups = OpenGroups(group.index for group in resolved)
         self.tasks.note(self.tasks.outcomes(resolved))
         if history.ledger is not None:
             self._restore_ledger(history.ledger, history.steps)
@@ -123,21 +120,18 @@ class JobState:
         return self.finished >= self.document.spec.training.steps
 
     @property
-    def num_open(self) -> int:
-        """Number of issued groups whose step is not on record."""
-        return len(self.in_flight | self.unrecorded)
-
-    @property
     def is_mid_step(self) -> bool:
         """Whether groups of the open step are issued or decided."""
         draft = self.assembly.open
-        return bool(self.in_flight) or (draft is not None and bool(draft.decided))
+        return bool(self.groups.in_flight) or (draft is not None and bool(draft.decided))
 
     @property
     def is_drained(self) -> bool:
         """Whether nothing is played, evaluated or trained: the job may stop here without losing work."""
-        idle = self.evaluation is None and not self.in_flight
-        return idle and not (self.unrecorded if self.strict else any(draft.closed for draft in self.assembly.drafts))
+        idle = self.evaluation is None and not self.groups.in_flight
+        return idle and not (
+            self.groups.decided if self.strict else any(draft.closed for draft in self.assembly.drafts)
+        )
 
     @property
     def issued_versions(self) -> dict[str, int]:
@@ -150,12 +144,12 @@ class JobState:
         Args:
             last_sequence: the last sequence of the stream.
         """
-        evaluation = () if self.evaluation is None else (self._marks.evaluation,)
-        return min((*self._marks.first(self.in_flight | self.unrecorded), *evaluation), default=last_sequence + 1)
+        evaluation = () if self.evaluation is None else (self.groups.evaluation_from,)
+        return min((*self.groups.turns_from(self.groups.indices), *evaluation), default=last_sequence + 1)
 
     def ledger(self) -> IssueLedger:
         """Return the ledger, which must be written before the tasks that it names are published."""
-        given_out = tuple(sorted(self.in_flight | self.unrecorded))
+        given_out = tuple(sorted(self.groups.indices))
         return IssueLedger(
             namespace=self.document.namespace,
             job=self.document.job,
@@ -170,8 +164,8 @@ class JobState:
             evaluating=self.evaluation.version if self.evaluation else None,
             evaluating_step=self.evaluation.step if self.evaluation else 0,
             evaluating_versions=dict(self.evaluation.versions) if self.evaluation else {},
-            open_from=self._marks.first(given_out),
-            evaluating_from=self._marks.evaluation,
+            open_from=self.groups.turns_from(given_out),
+            evaluating_from=self.groups.evaluation_from,
             episode_bytes=self.episode_bytes,
         )
 
@@ -183,10 +177,10 @@ class JobState:
         if episode.split is Split.EVAL:
             assert self.evaluation is not None
             self.evaluation.add(episode)
-        elif (index := group_index(episode.group)) in self.in_flight and index not in self.complete:
+        elif self.groups.is_played(index := group_index(episode.group)):
             group = self._experience.add(episode)
             if group is not None:
-                self.complete[index] = group
+                self.groups.complete[index] = group
 
     def is_open(self, episode: Episode) -> bool:
         """Return whether an episode belongs to the evaluation in progress, or to a group that is issued and not recorded."""
@@ -195,40 +189,13 @@ class JobState:
             return run is not None and episode.group == eval_group(self.document.ref, episode.index, run.version)
         index = group_index(episode.group)
         is_ours = episode.group == train_group(self.document.ref, index)
-        return is_ours and (index in self.in_flight or index in self.unrecorded)
-
-    def resolvable(self) -> list[CompleteGroup]:
-        """Return the complete groups that may be decided now; in strict mode, those before the first incomplete index."""
-        if not self.strict:
-            return list(self.complete.values())
-        ready: list[CompleteGroup] = []
-        for index in sorted(self.in_flight):
-            if index not in self.complete:
-                break
-            ready.append(self.complete[index])
-        return ready
-
-    def in_order(self, ready: list[tuple[dict[str, int], CompleteGroup]]) -> list[tuple[dict[str, int], CompleteGroup]]:
-        """Return groups and the versions that they were sampled from, in the order of their decisions.
-
-        A group that an earlier orchestrator has decided for some agents only comes first; else, in strict mode, the lowest
-        index, and otherwise the oldest versions.
-        """
-        unfinished = self.assembly.unfinished
-
-        def rank(pair: tuple[dict[str, int], CompleteGroup]) -> tuple[bool, int]:
-            versions, group = pair
-            return group.index not in unfinished, group.index if self.strict else sum(versions.values())
-
-        return sorted(ready, key=rank)
+        return is_ours and index in self.groups.indices
 
     def resolve(
         self, group: CompleteGroup, versions: Mapping[str, int], usage: Mapping[str, UsageAmounts] | None = None
     ) -> list[GroupLogEntry]:
         """Decide one group; return the messages to log, in order. Arguments as in `Assembly.resolve`."""
-        del self.complete[group.index]
-        self.in_flight.discard(group.index)
-        self.unrecorded.add(group.index)
+        self.groups.decide(group.index)
         messages = self.assembly.resolve(group, versions, usage)
         self.tasks.note(self.tasks.outcome(group.index, group.agents.values()))
         return messages
@@ -246,9 +213,7 @@ class JobState:
         )
         self.recorded.add_step(record)
         self.tasks.note(record.outcomes)
-        done = {group.index for group in draft.resolved}
-        self.unrecorded -= done
-        self._marks.forget(done)
+        self.groups.forget({group.index for group in draft.resolved})
         self.finished = record.step + 1
         self.last_step = record
 
@@ -259,8 +224,7 @@ class JobState:
             last_sequence: of TURNS, as of now or earlier.
         """
         indices = self.tasks.take(number)
-        self.in_flight.update(indices)
-        self._marks.issue(indices, last_sequence)
+        self.groups.issue(indices, last_sequence)
         draft = self.assembly.open
         self.tasks.draw_past(self.finished if draft is None else draft.step, self.issued_versions)
         return indices
@@ -271,7 +235,7 @@ class JobState:
         Args:
             last_sequence: of TURNS, as of now or earlier.
         """
-        self.evaluation, self._marks.evaluation = run, last_sequence + 1
+        self.evaluation, self.groups.evaluation_from = run, last_sequence + 1
 
     def due_evaluation(self) -> EvaluationRun | None:
         """Return the evaluation to start now; None if none is due.
@@ -297,7 +261,7 @@ class JobState:
     def fault_totals(self) -> Counter[str]:
         """Return all faults by class since the job began, those of open groups included."""
         totals = self.recorded.faults + self._experience.faults()
-        for group in self.complete.values():
+        for group in self.groups.complete.values():
             totals.update(group.faults)
         for draft in self.assembly.drafts:
             totals.update(draft.faults())
@@ -321,8 +285,9 @@ class JobState:
             ledger.next_index, ledger.skipped_in_pass, ledger.skipped_solved, ledger.skipped_hopeless
         )
         self.tasks.past = PastDraw(ledger.past_step, ledger.past_versions)
-        self.in_flight = set(ledger.open) - done - self.unrecorded
-        self._marks = TurnMarks(zip(ledger.open, ledger.open_from, strict=False), ledger.evaluating_from)
+        given_out = dict.fromkeys(ledger.open, 1) | dict(zip(ledger.open, ledger.open_from, strict=False))
+        self.groups.restore({index: first for index, first in given_out.items() if index not in done})
+        self.groups.evaluation_from = ledger.evaluating_from
         self.episode_bytes = ledger.episode_bytes
         version = ledger.evaluating
         if version is not None and version not in self.evaluations:

@@ -164,9 +164,12 @@ class OwnedJob:
         await self._records.emit("PolicyPublished", "version 0 is published; training begins")
 
     async def _resolve(self, state: JobState) -> None:
-        ready = [(await self._issuer.sampled_from(state, group), group) for group in state.resolvable()]
+        ready = [
+            (await self._issuer.sampled_from(state, group), group)
+            for group in state.groups.resolvable(in_order=state.strict)
+        ]
         usage = await self._records.metering.of_groups(group for _, group in ready)
-        for versions, group in state.in_order(ready):
+        for versions, group in state.assembly.in_order(ready):
             await self._log(state.resolve(group, versions, usage[group.index]))
 
     async def _log(self, messages: Sequence[GroupLogEntry]) -> None:
@@ -196,11 +199,11 @@ class OwnedJob:
         self._share.size.see(self._context.now(), self._usage.turn_bytes.total, self._num_episodes)
         state.episode_bytes = self._share.size.known
         asks = self._want(state) > 0 or state.due_evaluation() is not None
-        self._share.note(state.num_open, evaluating=state.evaluation is not None, asks=asks)
+        self._share.note(len(state.groups), evaluating=state.evaluation is not None, asks=asks)
 
     async def _mark(self, state: JobState) -> None:
         """Mark the episodes and turns that no recovery needs any more, for a later purge."""
-        open_groups = {state.tasks.train(index).group for index in state.in_flight | state.unrecorded}
+        open_groups = {state.tasks.train(index).group for index in state.groups.indices}
         if state.evaluation is not None:
             ending = f"v{state.evaluation.version}"
             open_groups |= {group for group in self._retention.groups() if group.endswith(ending)}
@@ -213,7 +216,7 @@ class OwnedJob:
         if want == 0:
             return
         turns = await self._room.refresh(self._context.bus)
-        number = self._share.take(state.num_open, want, evaluating=state.evaluation is not None)
+        number = self._share.take(len(state.groups), want, evaluating=state.evaluation is not None)
         if number == 0:
             return
         indices = state.take_indices(number, turns.last_sequence)
@@ -222,14 +225,14 @@ class OwnedJob:
 
     def _want(self, state: JobState) -> int:
         """Return the number of groups that the job can use now."""
-        num, assembly = len(state.in_flight), state.assembly
+        num, assembly = len(state.groups.in_flight), state.assembly
         needed = assembly.needed_versions(num)
         is_early = not state.strict and any(needed[agent] > version for agent, version in state.versions.items())
         return 0 if is_early or self.stops.holds_back(state) else assembly.want(num)
 
     async def _evaluate(self, state: JobState) -> None:
         run = None if self.stops.any else state.due_evaluation()
-        if run is not None and self._share.may_evaluate(state.num_open):
+        if run is not None and self._share.may_evaluate(len(state.groups)):
             turns = await self._room.refresh(self._context.bus)
             state.begin_evaluation(run, turns.last_sequence)
             await self._records.write_ledger(state.ledger())

@@ -48,7 +48,7 @@ def progress(
         **usage.totals(),
         trainer_s=state.recorded.trainer_s,
         stored_bytes=sum(record.stored_bytes for record in state.policies.values()),
-        num_outstanding=len(state.in_flight) + state.assembly.num_uncommitted(),
+        num_outstanding=len(state.groups.in_flight) + state.assembly.num_uncommitted(),
         skipped_solved=state.tasks.walk.solved,
         skipped_hopeless=state.tasks.walk.hopeless,
         faults=dict(state.fault_totals()),
@@ -202,6 +202,6 @@ def _doing(state: JobState) -> tuple[str, str]:
     if state.evaluation is not None and state.training_over:
         done, total = len(state.evaluation.episodes), state.evaluation.num_tasks
         return "Evaluating", f"last evaluation: {done} of {total} held-out tasks have ended"
-    if state.in_flight:
-        return "Training", f"{len(state.in_flight)} groups are being played"
+    if state.groups.in_flight:
+        return "Training", f"{len(state.groups.in_flight)} groups are being played"
     return "Training", f"{state.assembly.num_uncommitted()} groups wait for the trainer"

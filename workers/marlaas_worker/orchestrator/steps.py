@@ -108,6 +108,20 @@ class Assembly:
             if self.drafts and message.step >= self.drafts[0].step:
                 self._apply(message)
 
+    def in_order(self, ready: list[tuple[dict[str, int], CompleteGroup]]) -> list[tuple[dict[str, int], CompleteGroup]]:
+        """Return groups and the versions that they were sampled from, in the order of their decisions.
+
+        A group that an earlier orchestrator has decided for some agents only comes first; else, in strict mode, the lowest
+        index, and otherwise the oldest versions.
+        """
+        unfinished, is_strict = self.unfinished, self.rules.max_staleness == 0
+
+        def rank(pair: tuple[dict[str, int], CompleteGroup]) -> tuple[bool, int]:
+            versions, group = pair
+            return group.index not in unfinished, group.index if is_strict else sum(versions.values())
+
+        return sorted(ready, key=rank)
+
     def resolve(
         self, group: CompleteGroup, versions: Mapping[str, int], usage: Mapping[str, UsageAmounts] | None = None
     ) -> list[GroupLogEntry]:

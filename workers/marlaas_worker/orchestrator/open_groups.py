@@ -1,0 +1,71 @@
+"""Groups of a job that are issued and whose step is not on record: being played, complete, or decided."""
+
+from collections.abc import Collection, Iterable, Mapping
+
+from marlaas_worker.orchestrator.experience import CompleteGroup
+
+
+class OpenGroups:
+    """Open groups by index, and where in the stream TURNS their turns begin. Older turns may be purged.
+
+    Attributes:
+        in_flight: issued, and not decided.
+        complete: those in flight whose members have all ended.
+        decided: a step has them, or they are unused; the step is not on record.
+        evaluation_from: a sequence of TURNS before which the evaluation in progress has no turn.
+    """
+
+    def __init__(self, decided: Iterable[int] = ()) -> None:
+        self.in_flight: set[int] = set()
+        self.complete: dict[int, CompleteGroup] = {}
+        self.decided = set(decided)
+        self.evaluation_from = 1
+        self._turns_from: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def indices(self) -> set[int]:
+        """Indices of all open groups."""
+        return self.in_flight | self.decided
+
+    def restore(self, turns_from: Mapping[int, int]) -> None:
+        """Take up groups that an earlier orchestrator has issued; turns_from: by index, as `turns_from` returns."""
+        self.in_flight = turns_from.keys() - self.decided
+        self._turns_from = dict(turns_from)
+
+    def issue(self, indices: Collection[int], last_sequence: int) -> None:
+        """Add groups that are about to be issued. last_sequence: of TURNS, as of now or earlier."""
+        self.in_flight.update(indices)
+        self._turns_from |= dict.fromkeys(indices, last_sequence + 1)
+
+    def is_played(self, index: int) -> bool:
+        """Return whether a group is in flight and not complete."""
+        return index in self.in_flight and index not in self.complete
+
+    def resolvable(self, *, in_order: bool) -> list[CompleteGroup]:
+        """Return the complete groups; in order, only those before the first incomplete index."""
+        if not in_order:
+            return list(self.complete.values())
+        ready: list[CompleteGroup] = []
+        for index in sorted(self.in_flight):
+            if index not in self.complete:
+                break
+            ready.append(self.complete[index])
+        return ready
+
+    def decide(self, index: int) -> None:
+        """Note that a complete group is decided."""
+        del self.complete[index]
+        self.in_flight.discard(index)
+        self.decided.add(index)
+
+    def forget(self, indices: Collection[int]) -> None:
+        """Remove decided groups whose step is on record."""
+        self.decided.difference_update(indices)
+        self._turns_from = {index: first for index, first in self._turns_from.items() if index not in indices}
+
+    def turns_from(self, indices: Iterable[int]) -> tuple[int, ...]:
+        """Return for each group a sequence of TURNS before which it has no turn; 1 if that is not known."""
+        return tuple(self._turns_from.get(index, 1) for index in indices)
