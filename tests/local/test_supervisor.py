@@ -1,4 +1,4 @@
-"""What the runner keeps of processes that have ended."""
+"""The runner closes credentials of jobs whose processes have ended."""
 
 import asyncio
 import sys

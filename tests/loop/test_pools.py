@@ -1,4 +1,4 @@
-"""Agents of one job on two pools, also of different base models: adapters are the same bit for bit, whoever is killed."""
+"""A job whose agents are on two pools, also of different base models, makes the same adapters bit for bit after any kill."""
 
 import asyncio
 import json
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load
 from tests.harness import Harness, Killed, changed
 from tests.loop.harness import POOL, Loop, kill_at_each, train, weights_of
 from tests.loop.test_agents import AGENTS, team
+from tests.random_llama import save_random_llama
 
 from marlaas.models.tokenizer import END, PAD, VOCABULARY, save_tokenizer
 from marlaas_api import failpoints, subjects
@@ -58,8 +58,6 @@ def on_one_pool(tiny_model, tmp_path_factory) -> tuple[Weights, list[StepRecord]
 @pytest.fixture(scope="module")
 def other_model(tmp_path_factory) -> Path:
     """A smaller Llama than `tiny`, with random weights; its characters have other ids."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     folder = tmp_path_factory.mktemp("other-model")
     save_tokenizer(folder, 512)
     path = folder / "tokenizer.json"
@@ -68,11 +66,11 @@ def other_model(tmp_path_factory) -> Path:
     ids = [*characters.values()]
     tokenizer["model"]["vocab"] |= dict(zip(characters, ids[1:] + ids[:1], strict=True))
     path.write_text(json.dumps(tokenizer))
-    config = LlamaConfig(
-        vocab_size=len(VOCABULARY),
+    return save_random_llama(
+        folder,
+        len(VOCABULARY),
         hidden_size=HIDDEN,
         intermediate_size=96,
-        num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=512,
@@ -81,10 +79,6 @@ def other_model(tmp_path_factory) -> Path:
         eos_token_id=VOCABULARY[END],
         pad_token_id=VOCABULARY[PAD],
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def test_killed_one_after_another_the_run_ends_with_exact_accounting_and_the_sam
 
 
 def figures(records: list[dict[str, Any]]) -> list[dict[str, object]]:
-    """What a step was made of and what came of it for each agent, to the last bit."""
+    """The fields of each step that no kill may change: its groups, rewards and metrics, and the usage of each agent."""
     return [
         {
             "indices": record["indices"],

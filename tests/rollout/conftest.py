@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 import torch
 from tests.harness import a_manifest, pool_document
+from tests.random_llama import save_random_llama
 from tests.rollout.chats import CHATML, bpe
 
 from marlaas.models.tokenizer import save_tokenizer
@@ -36,23 +37,16 @@ Logprobs = npt.NDArray[np.float32]
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of two layers with random weights, wide enough apart that adapters show."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    folder = tmp_path_factory.mktemp("small-model")
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
+    return save_random_llama(
+        tmp_path_factory.mktemp("small-model"),
+        VOCABULARY,
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=256,
         initializer_range=0.15,
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.random_llama import save_random_llama
 from tests.trainer.harness import TrainerHarness
 from tests.trainer.sampler import VOCABULARY, Sampler
 
@@ -15,23 +16,16 @@ from marlaas_worker.trainer.model import BaseModel
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of two layers with random weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    folder = tmp_path_factory.mktemp("tiny-llama")
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
+    return save_random_llama(
+        tmp_path_factory.mktemp("tiny-llama"),
+        VOCABULARY,
         hidden_size=64,
         intermediate_size=96,
-        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=256,
         initializer_range=0.2,
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture

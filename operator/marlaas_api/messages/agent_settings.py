@@ -45,7 +45,7 @@ class EntropySettings(SpecPart):
 
 
 class AgentTrainingSettings(SpecPart):
-    """What differs from the job's training for one agent. None: nothing."""
+    """An agent's own training settings. None: those of the job."""
 
     optimizer: AgentOptimizerSettings | None = None
     entropy: EntropySettings | None = None
@@ -68,7 +68,7 @@ class PolicySettings(SpecPart):
 
 
 class RewardShare(SpecPart):
-    """One agent's reward within the reward with which an agent is trained."""
+    """A term of a weighted sum of rewards: an agent's reward, and its weight."""
 
     agent: str
     weight: float = 1.0
@@ -107,7 +107,7 @@ class AgentSettings(SpecPart):
 
 
 def trained_reward(agent: AgentSettings, rewards: Mapping[str, float]) -> float:
-    """Return the reward with which an agent is trained: its own, or the weighted sum that the job wants.
+    """Return the reward that trains an agent: its own, or the weighted sum of `reward_from`.
 
     Args:
         rewards: of an episode, by agent; an absent one is 0.

@@ -1,4 +1,4 @@
-"""What a job's status says of its progress, for the job and for each of its agents."""
+"""The fields of a job's status that come from its progress, of the job and of each agent."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -61,6 +61,11 @@ async def prepare(model: ModelSpec, waiting: Waiting, watchdog: Watchdog) -> Pat
         watchdog.remove(process.pid)
 
 
+def is_unseen(model: ModelSpec) -> bool:
+    """Return whether a model cannot be inspected before it is fetched or built."""
+    return model.hub is not None or (model.builtin is not None and prepared(model.builtin) is None)
+
+
 def _ready_folder(model: ModelSpec) -> Path | None:
     """Return the folder if the model needs no preparation; else None."""
     if model.builtin is not None:

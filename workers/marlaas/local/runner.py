@@ -20,7 +20,7 @@ from marlaas.local.display import Display
 from marlaas.local.documents import DesiredState, read
 from marlaas.local.folder import OutFolder, RunRecord, hold
 from marlaas.local.interrupts import EXIT_INTERRUPTED, Interrupted, Interrupts, first_of
-from marlaas.local.preparation import prepare
+from marlaas.local.preparation import is_unseen, prepare
 from marlaas.local.processes import ROLE_COMMAND, Launcher, Watchdog, watchdog
 from marlaas.local.recorder import Recorder
 from marlaas.local.report import Report
@@ -29,14 +29,12 @@ from marlaas.local.server import Existing, message_server
 from marlaas.local.supervisor import GRACE_S, IDLE_GRACE_S, Supervisor
 from marlaas.local.tenants import SharesSoFar
 from marlaas.local.watch import JobWatch, announce, withdraw
-from marlaas.models import prepared
 from marlaas.models.memory import has_gpu, machine
 from marlaas.trackers.feed import TrackerFeed, TrackerPaths
 from marlaas.trackers.seam import require
 from marlaas_api.blobs_store import open_blobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import InvalidInput, Retryable, first_cause
-from marlaas_api.kinds import ModelSpec
 from marlaas_api.messages import JobDocument, PoolDocument
 
 TICK_S = 0.5
@@ -160,7 +158,7 @@ class _Run:
         The manifests are read again if a model was fetched or built, because it can be inspected only then. Raises
         InvalidInput.
         """
-        has_unseen = any(_is_unseen(pool.spec.model) for pool in wanted.pools)
+        has_unseen = any(is_unseen(pool.spec.model) for pool in wanted.pools)
         pools = documents.scaled(wanted.pools, self._request.replicas, self._request.trainers)
         paths = [await prepare(pool.spec.model, self._display.waiting, guard) for pool in pools]
         if has_unseen:
@@ -297,8 +295,3 @@ class _Run:
             self._display.note(f"to continue: {shlex.join(self.again)}")
             return EXIT_INTERRUPTED
         return EXIT_SUCCEEDED if all_succeeded(results) else EXIT_FAILED
-
-
-def _is_unseen(model: ModelSpec) -> bool:
-    """Return whether the model could not be inspected when the manifests were read."""
-    return model.hub is not None or (model.builtin is not None and prepared(model.builtin) is None)

@@ -121,6 +121,8 @@ class Supervisor:
     def _forget_ended(self) -> None:
         """Forget processes that have ended and are no longer wanted, and the credentials of users without processes."""
         ended = [one for one in self._processes.values() if one.process is None and not one.wanted]
+        if not ended:
+            return
         for managed in ended:
             if not managed.backoff.gives_up:
                 del self._processes[managed.spec.key]

@@ -53,7 +53,7 @@ class TaskIssuer:
 
     async def sampled_from(self, state: JobState, group: CompleteGroup) -> dict[str, int]:
         """Return, by agent, the version that a group was sampled from."""
-        pins = {agent: await self._records.pinned(agent, group.name) for agent in state.policies}
+        pins = {agent: await self._records.pins.version(agent, group.name) for agent in state.policies}
         return {agent: state.versions[agent] if pin is None else pin for agent, pin in pins.items()}
 
     async def keep_pins(self, state: JobState, episodes: Sequence[Episode]) -> None:
@@ -73,7 +73,7 @@ class TaskIssuer:
 
     async def _pin(self, group: str, versions: Mapping[str, int]) -> None:
         for agent, version in versions.items():
-            await self._records.pin(agent, group, version)
+            await self._records.pins.create(agent, group, version)
 
     def _is_served(self, state: JobState) -> bool:
         """Return whether some replica serves, of each agent, a version that is fresh enough for the last group in flight."""

@@ -207,7 +207,7 @@ class OwnedJob:
         if state.evaluation is not None:
             ending = f"v{state.evaluation.version}"
             open_groups |= {group for group in self._retention.groups() if group.endswith(ending)}
-        self._records.forget_pins(open_groups)
+        self._records.pins.forget(open_groups)
         turns = await self._room.refresh(self._context.bus, max_age_s=0.0)
         self._retention.recorded(open_groups, state.turns_from(turns.last_sequence))
 

@@ -1,7 +1,7 @@
 """The orchestrator's reads and writes on the bus for one job, as typed messages."""
 
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
@@ -18,7 +18,6 @@ from marlaas_api.messages import (
     IssueLedger,
     JobDocument,
     Manifest,
-    Pin,
     PolicyRecord,
     ReplicaReport,
     StepRecord,
@@ -30,6 +29,7 @@ from marlaas_api.names import JobRef
 from marlaas_api.wire import decode, decode_as, encode, unpack
 from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.orchestrator.episodes import read_episode
+from marlaas_worker.orchestrator.group_pins import GroupPins
 from marlaas_worker.orchestrator.job_state import History
 from marlaas_worker.orchestrator.metering import Metering
 from marlaas_worker.orchestrator.room import Room
@@ -66,13 +66,14 @@ class Records:
     _group_sequences: dict[str, int] = field(default_factory=dict)
     _logged: dict[str, deque[tuple[int, int]]] = field(default_factory=dict)
     _ledger_revision: int | None = None
-    _pins: dict[tuple[str, str], int] = field(default_factory=dict)
     _policy_revisions: dict[str, int] = field(default_factory=dict)
     _buckets: dict[str, Bucket] = field(default_factory=dict)
     metering: Metering = field(init=False)
+    pins: GroupPins = field(init=False)
 
     def __post_init__(self) -> None:
         self.metering = Metering(self.bus, self.context.blobs, self.ref, self.document.spec.agents)
+        self.pins = GroupPins(self.bus, self.ref)
 
     @property
     def bus(self) -> Bus:
@@ -224,37 +225,13 @@ class Records:
         subject = subjects.task(self.ref.namespace, self.ref.name)
         await self.bus.publish(subject, encode(task), message_id=task.group)
 
-    async def pin(self, agent: str, group: str, version: int) -> None:
-        """Pin a group before a turn of it can be requested; an existing pin stays."""
-        bucket = await self._bucket(subjects.PINS)
-        key = subjects.pin_key(self.ref.namespace, self.ref.name, agent, group)
-        try:
-            await bucket.create(key, encode(Pin(version=version)))
-            self._pins[agent, group] = version
-        except RevisionConflict:
-            await self.pinned(agent, group)
-
-    async def pinned(self, agent: str, group: str) -> int | None:
-        """Return the version from which a group's turns of an agent are sampled; None if it has no pin."""
-        if (agent, group) not in self._pins:
-            bucket = await self._bucket(subjects.PINS)
-            entry = await bucket.get(subjects.pin_key(self.ref.namespace, self.ref.name, agent, group))
-            if entry is None or entry.data is None:
-                return None
-            self._pins[agent, group] = decode_as(Pin, entry.data).version
-        return self._pins[agent, group]
-
-    def forget_pins(self, open_groups: Container[str]) -> None:
-        """Drop the known pins of all other groups."""
-        self._pins = {key: version for key, version in self._pins.items() if key[1] in open_groups}
-
     async def keep_pin(self, agent: AgentSettings, episode: Episode) -> None:
         """Recreate the pin of an episode's group if it has expired; the version comes from the agent's last turn."""
-        if await self.pinned(agent.pinned_as, episode.group) is not None:
+        if await self.pins.version(agent.pinned_as, episode.group) is not None:
             return
         turn = await self.turn(episode.episode, episode.leaves[agent.name][-1])
         if turn is not None and (turn.agent, turn.group) == (agent.name, episode.group):
-            await self.pin(agent.pinned_as, episode.group, turn.version)
+            await self.pins.create(agent.pinned_as, episode.group, turn.version)
 
     async def turn(self, episode: str, number: int) -> Turn | None:
         """Return a recorded turn; None if it is not on record."""

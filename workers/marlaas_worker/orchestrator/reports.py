@@ -24,7 +24,6 @@ def progress(
     """Return the progress of a job whose records are read."""
     document, last = state.document, state.last_step
     phase, reason, message = ended or (Phase.RUNNING, *_doing(state))
-    evaluations = {version: record.reward_mean for version, record in sorted(state.evaluations.items())}
     versions = {agent: version for agent, version in state.versions.items() if version >= 0}
     promoted = promoted_versions(state) if phase is Phase.SUCCEEDED else {}
     return Progress(
@@ -42,8 +41,7 @@ def progress(
         promoted=promoted,
         adapters={agent: _adapter(document, agent, version) for agent, version in (promoted or versions).items()},
         reward=last.reward_mean if last else None,
-        eval_before=evaluations.get(0),
-        eval_last=list(evaluations.values())[-1] if evaluations else None,
+        **_evaluations(state),
         staleness=last.staleness_mean if last else 0.0,
         **usage.totals(),
         trainer_s=state.recorded.trainer_s,
@@ -60,6 +58,12 @@ def progress(
         finished_at=now if phase.final else None,
         at=now,
     )
+
+
+def _evaluations(state: JobState) -> dict[str, float | None]:
+    """Return the mean reward of the base model and of the newest evaluated version; None if there is none."""
+    means = {version: record.reward_mean for version, record in state.evaluations.items()}
+    return {"eval_before": means.get(0), "eval_last": means[max(means)] if means else None}
 
 
 def _agent(state: JobState, name: str) -> AgentProgress:

@@ -66,12 +66,6 @@ def step_record(
     """Return the record of a finished step. manifests: of the versions that it made, by agent."""
     train_s = {agent: _train_s(agent, manifest, around) for agent, manifest in manifests.items()}
     trainer = {agent: UsageAmounts(trainer_s=seconds or 0.0) for agent, seconds in train_s.items()}
-    prefix = "{agent}/{name}" if len(draft.agents) > 1 else "{name}"
-    metrics: dict[str, float] = {}
-    for agent, manifest in manifests.items():
-        timed = {} if (seconds := train_s[agent]) is None else {"train_s": seconds}
-        own = manifest.metrics | timed
-        metrics |= {prefix.format(agent=agent, name=name): value for name, value in own.items()}
     players = [(agent, draft.agents[agent.policy_name]) for agent in document.spec.agents]
     agents = {agent.name: _agent_step(agent, part, manifests.get(agent.policy_name)) for agent, part in players}
     rewards = _team_rewards((agent, part) for agent, part in players if agent.trainable)
@@ -101,10 +95,22 @@ def step_record(
         staleness_mean=statistics.fmean(staleness) if staleness else 0.0,
         staleness_max=max(staleness, default=0),
         faults=dict(draft.faults()),
-        metrics=metrics,
+        metrics=_metrics(manifests, train_s, by_agent=len(draft.agents) > 1),
         usage=merged(draft.usage(), trainer),
         agents=agents,
     )
+
+
+def _metrics(
+    manifests: Mapping[str, Manifest], train_s: Mapping[str, float | None], *, by_agent: bool
+) -> dict[str, float]:
+    """Return the trainers' metrics of a step; by_agent: named `agent/metric`."""
+    found: dict[str, float] = {}
+    for agent, manifest in manifests.items():
+        timed = {} if (seconds := train_s[agent]) is None else {"train_s": seconds}
+        own = manifest.metrics | timed
+        found |= {f"{agent}/{name}" if by_agent else name: value for name, value in own.items()}
+    return found
 
 
 def _rewards(agent: AgentSettings, part: AgentDraft) -> list[float]:

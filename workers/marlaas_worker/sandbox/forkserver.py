@@ -1,8 +1,9 @@
 """The fork server: loads the environment once, then forks a process per episode, monitors and kills them.
 
 The supervisor starts it by exec (`python -m marlaas_worker.sandbox.forkserver FD`) with a clean environment and
-no credential, or has it forked by a process that was started so (`template`). Its configuration is JSON on stdin; orders and reports are JSON packets on the socket FD. It has
-one thread, so that forking is safe. It exits, with all its children, when the socket closes.
+no credential, or has it forked by a process that was started so (`template`). Its configuration is JSON, when it is started
+by exec on stdin; orders and reports are JSON packets on the socket FD. It has one thread, so that forking is safe. It
+exits, with all its children, when the socket closes.
 """
 
 import contextlib

@@ -2,10 +2,11 @@
 
 `marlaas run` starts it (`python -m marlaas_worker sandbox --parent FD`), because 32 processes that import the same code
 take 30 s of CPU and 1.5 GiB. On Kubernetes every sandbox is a process of its own. Invariants: it has one thread, no event
-loop and no connection, so that forking is safe; it never reads a credential. It starts the `template` of fork servers. A request is a JSON packet on the socket FD, with
-the arguments of the role, and the descriptors of its log and its credentials. The answers are `started` with a process
-id, in the order of the requests, and later `ended` with the exit code. It exits when the socket closes, and the kernel
-then kills its supervisors.
+loop and no connection, so that forking is safe; it never reads a credential. It starts the `template` of fork servers.
+
+A request is a JSON packet on the socket FD, with the arguments of the role, and the descriptors of its log and its
+credentials. The answers are `started` with a process id, in the order of the requests, and later `ended` with the exit
+code. It exits when the socket closes, and the kernel then kills its supervisors.
 """
 
 import contextlib
