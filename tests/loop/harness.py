@@ -43,17 +43,23 @@ POOL: ContextVar[str] = ContextVar("POOL")
 """The pool of the replica or trainer that runs now; failpoints may look at it."""
 
 
-def kill_at_each(places: Mapping[str, int], pool: str = "") -> None:
-    """Kill a role once at each of several failpoints, on the pass with the given number. pool: only passes of its roles count."""
-    passed = Counter[str]()
+def kill_at_each(places: Mapping[str, int], pool: str = "") -> list[str]:
+    """Kill a role once at each of several failpoints, on the pass with the given number; return where it was killed.
+
+    Of two tasks of a role that are killed at the same time, `Harness.deaths` may name one only: the role's end cancels the other.
+    pool: only passes of its roles count.
+    """
+    passed, killed = Counter[str](), list[str]()
 
     def hook(name: str) -> None:
         if not pool or POOL.get("") == pool:
             passed[name] += 1
             if passed[name] == places.get(name):
+                killed.append(name)
                 raise Killed(name)
 
     failpoints.hook = hook
+    return killed
 
 
 class Loop(Harness):

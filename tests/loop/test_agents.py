@@ -36,13 +36,14 @@ def team(
 async def run(
     model: Path, folder: Path, job: JobDocument, kill: Mapping[str, int] | None = None
 ) -> tuple[dict[str, list[str]], list[StepRecord], list[str]]:
-    """Run a job, with one kill at each of some failpoints; return each agent's weights of all versions, the steps, and where roles died."""
+    """Run a job, with one kill at each of some failpoints; return each agent's weights of all versions, the steps, and where roles were killed."""
     async with Loop(model, folder) as loop:
-        kill_at_each(kill or {})
+        killed = kill_at_each(kill or {})
         await loop.submit(job)
         level = await loop.finished(job, 120)
         assert level.phase is Phase.SUCCEEDED, f"{level.reason}: {level.message}"
-        return await weights_of(loop, job), await loop.steps(job), loop.deaths
+        assert bool(loop.deaths) == bool(killed)
+        return await weights_of(loop, job), await loop.steps(job), killed
 
 
 @pytest.fixture(autouse=True)
@@ -101,8 +102,8 @@ SEAMS = {
 async def test_killed_at_every_seam_of_a_role_and_resumed_both_adapters_are_the_same(
     tiny_model, tmp_path, undisturbed, role
 ):
-    weights, steps, deaths = await run(tiny_model, tmp_path, team(), SEAMS[role])
-    assert sorted(deaths) == sorted(SEAMS[role])
+    weights, steps, killed = await run(tiny_model, tmp_path, team(), SEAMS[role])
+    assert sorted(killed) == sorted(SEAMS[role])
     assert weights == undisturbed[0]
     assert [step.indices for step in steps] == [step.indices for step in undisturbed[1]]
     trained = [{name: used.trained_tokens for name, used in step.usage.items()} for step in steps]
@@ -136,11 +137,11 @@ async def test_asynchronous_agents_keep_their_staleness_and_the_ledger_is_exact_
             return await commit(policy, lease, contents)
 
         monkeypatch.setattr(PolicyKey, "commit", late)
-        kill_at_each(kill)
+        killed = kill_at_each(kill)
         await loop.submit(job)
         level = await loop.finished(job, 120)
         steps, versions = await loop.steps(job), {name: (await loop.history(job, name))[::-1] for name in AGENTS}
-    assert (level.phase, sorted(loop.deaths)) == (Phase.SUCCEEDED, sorted(kill)), level.message
+    assert (level.phase, sorted(killed)) == (Phase.SUCCEEDED, sorted(kill)), level.message
     assert ([step.step for step in steps], [step.staleness_max for step in steps][:2]) == ([0, 1, 2], [0, 1])
     assert steps[2].staleness_max <= 1
     indices = [index for step in steps for index in step.indices]
