@@ -71,6 +71,22 @@ async def test_a_prefetched_version_that_lost_its_slot_before_its_first_request_
     assert samples["marlaas_rollout_reloads_total"] == 0
 
 
+async def test_versions_that_no_request_uses_do_not_take_the_slots_from_each_other(
+    harness: Any, make_engine: Callable[..., Any]
+) -> None:
+    """Three agents in use whose next versions share two slots, before any request for these."""
+    engine = make_engine(limits={"slots": 2})
+    await harness.replica(engine=engine)
+    jobs = [await harness.job(name) for name in ("a", "b", "c")]
+    for job in jobs:
+        assert (await harness.ask(job.request())).phase is ReplyPhase.RESULT
+    for job in jobs:
+        await harness.commit_verified(job, 1)
+    for index in range(1, 100):
+        assert (await harness.ask(jobs[-1].request(index=index))).phase is ReplyPhase.RESULT
+    assert sorted(name for name in engine.loads if name.endswith("v1")) == [job.adapter(1).engine_name for job in jobs]
+
+
 async def test_a_version_that_comes_back_with_other_tensors_is_refused(
     harness: Any, make_engine: Callable[..., Any]
 ) -> None:

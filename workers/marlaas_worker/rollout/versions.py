@@ -151,7 +151,9 @@ class Versions:
     def _demand(self, adapter: AdapterRef, is_waiting: bool, now: float) -> PageDemand:
         is_reload = self.proven.has_served(adapter)
         is_in_use = now - self._used_at.get(adapter.at(0), -IN_USE_S) < IN_USE_S
-        urgency = Urgency.SUCCESSOR if is_in_use and not is_reload else Urgency.PREFETCH
+        # Once only: versions that no request uses would otherwise take the slots from each other for ever.
+        is_first = not self.proven.was_proven(adapter)
+        urgency = Urgency.SUCCESSOR if is_in_use and is_first else Urgency.PREFETCH
         urgency = Urgency.WAITING if is_waiting else urgency
         return PageDemand(adapter.engine_name, urgency, is_reload, self._usage(adapter))
 
