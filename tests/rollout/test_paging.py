@@ -7,18 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlaas_worker.rollout.paging import (
-    MAX_QUANTUM_S,
-    MIN_QUANTUM_S,
-    PageDemand,
-    PagePlan,
-    ReloadPace,
-    Resident,
-    Urgency,
-    Wait,
-    order_waits,
-    plan_pages,
-)
+from marlaas_worker.rollout.paging import PageDemand, PagePlan, Resident, Urgency, Wait, order_waits, plan_pages
+from marlaas_worker.rollout.reload_pace import MAX_QUANTUM_S, MIN_QUANTUM_S, ReloadPace
 
 NOW = 1000.0
 LONG_AGO = NOW - 100
@@ -115,13 +105,33 @@ def test_the_newest_version_of_an_idle_agent_is_not_evicted_to_prefetch_another(
     assert (found.evict, found.load) == (("old",), ("b",))
 
 
-def test_versions_in_use_yield_after_their_quantum_one_for_each_missing_one() -> None:
+def test_a_version_in_use_yields_after_its_quantum_to_one_that_requests_wait_for() -> None:
     residents = [in_use("a", NOW - 30), in_use("b", NOW - 40), in_use("c", NOW - 0.1), in_use("d", NOW - 20)]
-    assert plan(4, residents, waiting("w")).yielding == {"b"}
-    assert plan(4, residents, *map(waiting, "wxyz")).yielding == {"a", "b", "d"}
+    found = plan(4, residents, waiting("w"))
+    assert (found.yielding, found.prepaid) == ({"b"}, {"b"})
     superseded = [*residents[:3], in_use("d", NOW - 20, is_current=False)]
-    assert plan(4, superseded, PageDemand("e", Urgency.SUCCESSOR)).yielding == {"d"}
-    assert plan(4, residents, PageDemand("e", Urgency.PREFETCH)).yielding == set()
+    assert plan(4, superseded, waiting("w")).yielding == {"d"}
+    for urgency in (Urgency.SUCCESSOR, Urgency.PREFETCH):
+        assert plan(4, superseded, PageDemand("e", urgency)).yielding == set()
+
+
+def test_versions_in_use_yield_only_as_far_as_there_is_time_for_their_next_loads() -> None:
+    pace, residents = pace_of(0.02), [in_use("a", NOW - 30), in_use("b", NOW - 40), in_use("c", NOW - 35)]
+    found = plan(3, residents, *map(waiting, "wxyz"), pace=pace)
+    assert (found.yielding, found.prepaid) == ({"b"}, {"b"})
+    assert 0 < found.review_s <= 1.0, "then there is time for one more"
+    residents[1] = replace(residents[1], is_prepaid=True)
+    found = plan(3, residents, *map(waiting, "wxyz"), pace=pace)
+    assert (found.yielding, found.prepaid) == ({"b"}, set()), "it yields already"
+    found = plan_pages(3, residents, [*map(waiting, "wxyz")], pace, NOW + 1.1)
+    assert (found.yielding, found.prepaid) == ({"b", "c"}, {"c"})
+
+
+def test_a_version_that_has_yielded_is_evicted_before_others() -> None:
+    residents = [in_use("a", num_running=0), replace(in_use("b", NOW - 0.1, num_running=0), is_prepaid=True)]
+    assert plan(2, residents, waiting("w")).evict == ("a",), "b keeps its quantum"
+    residents[1] = replace(residents[1], loaded_at=NOW - 5)
+    assert plan(2, residents, waiting("w")).evict == ("b",)
 
 
 def test_the_next_review_is_when_a_quantum_ends() -> None:
@@ -135,21 +145,43 @@ def test_the_quantum_follows_the_measured_loads(load_s: float, quantum_s: float)
     assert pace_of(load_s).quantum_s == pytest.approx(quantum_s)
 
 
-def test_reloads_keep_their_distance_while_requests_run_and_not_otherwise() -> None:
-    pace, busy = pace_of(0.02), [in_use("a")]
-    assert plan(4, busy, waiting("w", True), waiting("x", True), waiting("new"), pace=pace).load == ("w", "new")
-    later = plan(4, busy, waiting("x", True), pace=pace)
-    assert (later.load, later.yielding) == ((), frozenset())
-    assert 0 < later.review_s <= 1.0
-    assert plan(4, [idle("a")], waiting("x", True), pace=pace).load == ("x",)
-    assert plan_pages(4, busy, [waiting("x", True)], pace, NOW + 2.1).load == ("x",)
+def prepaid(name: str) -> PageDemand:
+    return PageDemand(name, Urgency.WAITING, is_reload=True, is_prepaid=True)
 
 
-def test_a_reload_while_nothing_runs_delays_no_later_one() -> None:
+def test_a_reload_is_not_delayed_and_the_next_version_yields_once_its_time_has_passed() -> None:
+    pace, busy = pace_of(0.02), [in_use("a"), in_use("b")]
+    assert plan(4, busy, waiting("w", True), waiting("x", True), pace=pace).load == ("w", "x")
+    later = plan(2, busy, waiting("y"), pace=pace)
+    assert later.yielding == set()
+    assert 1.0 < later.review_s <= 2.0, "two loads of 20 ms, less the time of one that was saved"
+    assert plan_pages(2, busy, [waiting("y")], pace, NOW + 2.1).yielding == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("residents", "demand"),
+    [([in_use("b"), in_use("a")], prepaid("w")), ([idle("b"), idle("a")], waiting("w", True))],
+    ids=["its time was reserved", "no request runs"],
+)
+def test_some_reloads_delay_nothing(residents: list[Resident], demand: PageDemand) -> None:
     pace = pace_of(0.02)
-    for name in "vwx":
-        assert plan(4, [idle("a")], waiting(name, True), pace=pace).load == (name,)
-    assert plan(4, [in_use("a")], waiting("y", True), pace=pace).load == ("y",)
+    for _ in range(3):
+        assert plan(4, residents, demand, pace=pace).load == ("w",)
+    assert plan(2, [in_use("b"), in_use("a")], waiting("y"), pace=pace).yielding != set()
+
+
+def test_while_reloads_owe_time_versions_that_are_idle_for_seconds_keep_their_slots() -> None:
+    def evicted(one: Resident, *, owes: bool) -> bool:
+        pace = pace_of(0.02)
+        if owes:
+            plan(9, [in_use("a")], waiting("v", True), waiting("w", True), pace=pace)
+        return plan(2, [in_use("a"), one], waiting("x"), pace=pace).evict == ("idle",)
+
+    five, past = idle("idle", NOW - 5), Resident("idle", LONG_AGO, NOW, is_current=False, is_strict=True)
+    assert (evicted(five, owes=False), evicted(five, owes=True)) == (True, False)
+    assert (evicted(past, owes=False), evicted(past, owes=True)) == (True, False)
+    assert evicted(replace(past, used_at=NOW - 1.5), owes=True), "its step is over"
+    assert evicted(idle("idle", NOW - 11), owes=True)
 
 
 def test_a_slow_reload_delays_the_next_by_a_bounded_time() -> None:
@@ -176,8 +208,10 @@ def test_a_version_in_use_yields_to_no_tenant_that_has_used_more() -> None:
     assert plan(3, residents, more) == PagePlan(review_s=plan(3, residents, more).review_s)
     same = PageDemand("w", Urgency.WAITING, usage=9.0)
     assert plan(3, residents, same).evict == ("larger",)
+    residents[2] = replace(residents[2], is_prepaid=True)
     found = plan(3, residents, same, PageDemand("v", Urgency.WAITING, usage=9.0))
     assert (found.evict, found.yielding, found.revoked) == (("larger",), {"large"}, set())
+    residents[1] = replace(residents[1], is_prepaid=True)
     less = [PageDemand(name, Urgency.WAITING, usage=0.0) for name in "uvw"]
     found = plan(3, residents, *less)
     assert (found.evict, found.yielding, found.revoked) == (("larger",), {"large", "small"}, {"large", "small"})
@@ -202,6 +236,7 @@ RESIDENTS = st.builds(
     st.booleans(),
     st.booleans(),
     st.floats(0, 3),
+    st.booleans(),
 )
 DEMANDS = st.builds(
     PageDemand,
@@ -209,6 +244,7 @@ DEMANDS = st.builds(
     st.sampled_from(Urgency),
     st.booleans(),
     st.floats(0, 3),
+    st.booleans(),
 )
 
 
@@ -227,3 +263,6 @@ def test_a_plan_never_needs_more_slots_than_there_are(
     assert len(set(found.evict)) == len(found.evict)
     assert not found.yielding & set(found.evict)
     assert found.revoked <= found.yielding
+    assert found.prepaid <= found.yielding | set(found.evict)
+    if any(one.num_running for one in residents):
+        assert len(found.prepaid) <= 1, "there is time for one"

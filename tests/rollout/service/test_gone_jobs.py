@@ -8,7 +8,7 @@ import pytest
 
 from marlaas_api import subjects
 from marlaas_api.messages import ReplyPhase
-from marlaas_worker.rollout import paging, policies, requests, service
+from marlaas_worker.rollout import policies, reload_pace, requests, service
 from marlaas_worker.rollout.policies import GONE_S, GoneJobs
 
 NUM_JOBS, AT_ONCE = 200, 10
@@ -96,7 +96,7 @@ async def test_after_200_short_jobs_nothing_of_them_is_left(
     monkeypatch.setattr(policies, "GONE_S", 0.0)
     monkeypatch.setattr("marlaas_worker.rollout.accounts.OPEN_S", 0.0)
     for bound in ("MIN_QUANTUM_S", "MAX_QUANTUM_S"):
-        monkeypatch.setattr(paging, bound, 0.01)
+        monkeypatch.setattr(reload_pace, bound, 0.01)
     await harness.replica(engine=make_engine(limits={"slots": AT_ONCE}))
     for first in range(0, NUM_JOBS, AT_ONCE):
         await asyncio.gather(*(play(harness, number) for number in range(first, first + AT_ONCE)))

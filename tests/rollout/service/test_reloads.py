@@ -9,7 +9,7 @@ import pytest
 
 from marlaas_api.messages import Manifest, ReplyPhase
 from marlaas_api.names import AdapterRef
-from marlaas_worker.rollout import paging
+from marlaas_worker.rollout import reload_pace
 from marlaas_worker.rollout.adapter_cache import AdapterCache
 
 
@@ -17,7 +17,7 @@ from marlaas_worker.rollout.adapter_cache import AdapterCache
 def brief_quanta(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a version lose its slot as soon as another one needs it."""
     for bound in ("MIN_QUANTUM_S", "MAX_QUANTUM_S"):
-        monkeypatch.setattr(paging, bound, 0.01)
+        monkeypatch.setattr(reload_pace, bound, 0.01)
 
 
 def count_scores(engine: Any) -> list[str]:
@@ -192,7 +192,7 @@ async def test_a_past_version_that_the_open_step_calls_keeps_its_slot_between_tu
     harness: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newest version of the strict job yields to the other job; if the past one counted as superseded, it would."""
-    monkeypatch.setattr(paging, "MAX_QUANTUM_S", 0.0)
+    monkeypatch.setattr(reload_pace, "MAX_QUANTUM_S", 0.0)
     engine = make_engine(limits={"slots": 2})
     await harness.replica(engine=engine)
     job = await harness.job(agents=[{"name": "policy"}, OPPONENT], **STRICT)
@@ -211,7 +211,7 @@ async def test_a_past_version_that_the_open_step_calls_keeps_its_slot_between_tu
 async def test_a_version_under_evaluation_keeps_its_slot_after_the_next_one_was_committed(
     harness: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paging, "MAX_QUANTUM_S", 0.0)
+    monkeypatch.setattr(reload_pace, "MAX_QUANTUM_S", 0.0)
     engine = make_engine(limits={"slots": 2})
     await harness.replica(engine=engine)
     job = await harness.job(**STRICT)

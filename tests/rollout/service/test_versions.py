@@ -9,7 +9,7 @@ from marlaas_api import subjects, wire
 from marlaas_api.blobs import BlobUnavailable
 from marlaas_api.messages import Manifest, ReplyPhase
 from marlaas_worker.adapters import TENSORS_FILE
-from marlaas_worker.rollout import paging, requests
+from marlaas_worker.rollout import reload_pace, requests
 
 
 async def test_a_new_version_is_verified_before_anybody_asks_for_it(harness):
@@ -160,7 +160,7 @@ async def test_one_slot_serves_many_jobs_in_turn(harness, make_engine):
 async def test_a_version_that_always_runs_gives_way_to_one_that_waits(harness, shut_engine, monkeypatch):
     monkeypatch.setattr(requests, "HEARTBEAT_S", 0.05)
     for bound in ("MIN_QUANTUM_S", "MAX_QUANTUM_S"):
-        monkeypatch.setattr(paging, bound, 0.0)
+        monkeypatch.setattr(reload_pace, bound, 0.0)
     shut_engine.limits = replace(shut_engine.limits, slots=1)
     await harness.replica(engine=shut_engine)
     busy, modest = await harness.job("busy"), await harness.job("modest")

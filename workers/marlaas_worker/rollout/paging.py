@@ -16,9 +16,11 @@ passes the clock, in seconds.
   a strict job is evicted as soon as no request runs: the step that it has sampled is over.
 - A version without recent requests is evicted first: superseded versions, then newest versions of strict jobs (their
   agent trains, and the next request is for another version), then other newest versions, each least recently used first.
-- Loads of versions that have served no request yet are not limited: a version that was prefetched, and evicted before its first
-  request, would otherwise wait for long. Re-loads of the others take at most `MAX_RELOAD_SHARE` of the time while other requests
-  run; with an engine that runs nothing, a re-load delays no request, and does not count.
+- Re-loads of versions that have served requests take at most `MAX_RELOAD_SHARE` of the time while other requests run. The evictions
+  that cause them are limited, never the re-loads: the requests that wait for one are the last of their step or episode. A
+  version in use yields only if there is time for its next load, which is then reserved (`is_prepaid`). Only a version that was idle
+  and is needed again is loaded on credit; until that is paid, versions count as needed for longer after their last request.
+  With an engine that runs nothing, a re-load delays no request, and does not count.
 """
 
 import math
@@ -26,12 +28,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-MAX_RELOAD_SHARE = 0.02
-MIN_QUANTUM_S, MAX_QUANTUM_S = 0.5, 10.0
+from marlaas_worker.rollout.reload_pace import MAX_QUANTUM_S, ReloadPace
+
 RECENT_S = 1.0
 """A version without requests for so long counts as idle. Longer than most tool calls between two turns."""
-_NEW_LOAD_WEIGHT = 0.2
-_MAX_PRICE_S = MAX_RELOAD_SHARE * MAX_QUANTUM_S  # Slower loads exceed the share, so that no wait grows without bound.
 
 
 class Urgency(IntEnum):
@@ -57,6 +57,7 @@ class Resident:
         is_current: whether it is the newest version of a served agent, or a past one that an open step or evaluation may call again.
         is_strict: whether it samples one step of its job only (maxStaleness 0), so that the newest one may have no more requests.
         usage: of its tenant, as in `fair_queue`.
+        is_prepaid: whether the time of its next load is reserved, because it yields.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Resident:
     is_current: bool = True
     is_strict: bool = False
     usage: float = 0.0
+    is_prepaid: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +77,14 @@ class PageDemand:
     """A version without a slot.
 
     is_reload: whether it has served a request before in this incarnation of the engine. usage: of its tenant; 0 if its requests
-    have waited for very long.
+    have waited for very long. is_prepaid: whether the time of this load was reserved when the version was evicted or yielded.
     """
 
     name: str
     urgency: Urgency
     is_reload: bool = False
     usage: float = 0.0
+    is_prepaid: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ class PagePlan:
     Attributes:
         yielding: versions that take no new requests for now.
         revoked: those of them that do not serve the requests that wait for a place in the engine either.
+        prepaid: versions in use that are evicted or begin to yield, for whose next load time is now reserved.
         review_s: seconds until another plan may result although nothing happens; infinite if none.
     """
 
@@ -107,60 +111,8 @@ class PagePlan:
     load: tuple[str, ...] = ()
     yielding: frozenset[str] = frozenset()
     revoked: frozenset[str] = frozenset()
+    prepaid: frozenset[str] = frozenset()
     review_s: float = math.inf
-
-
-class ReloadPace:
-    """Mean time of a load, and the time that re-loads may take.
-
-    Attributes:
-        num_loads, num_reloads: loads of proven versions so far; `num_loads` includes the re-loads.
-        load_s, reload_s: their total times in the engine.
-    """
-
-    def __init__(self) -> None:
-        self.num_loads = self.num_reloads = 0
-        self.load_s = self.reload_s = 0.0
-        self._mean_s = 0.0
-        self._balance_s = 0.0
-        self._at = 0.0
-
-    @property
-    def quantum_s(self) -> float:
-        """Seconds for which a version in use keeps its slot: one load is then at most `MAX_RELOAD_SHARE` of them."""
-        return min(max(self._mean_s / MAX_RELOAD_SHARE, MIN_QUANTUM_S), MAX_QUANTUM_S)
-
-    def delay_s(self, now: float) -> float:
-        """Return the seconds until a re-load may begin; 0 if it may begin now."""
-        self._advance(now)
-        return max(0.0, self._price_s - self._balance_s) / MAX_RELOAD_SHARE
-
-    def begin_reload(self, now: float) -> None:
-        """Reserve the expected time of a re-load."""
-        self._advance(now)
-        self._balance_s -= self._price_s
-
-    def note(self, seconds: float, *, is_reload: bool, now: float) -> None:
-        """Record the time of a load; that of a re-load replaces what `begin_reload` has reserved."""
-        self.num_loads += 1
-        self.load_s += seconds
-        if is_reload:
-            self._advance(now)
-            self.num_reloads += 1
-            self.reload_s += seconds
-            self._balance_s -= min(seconds, _MAX_PRICE_S) - self._price_s
-        weight = _NEW_LOAD_WEIGHT if self.num_loads > 1 else 1.0
-        self._mean_s += weight * (seconds - self._mean_s)
-
-    @property
-    def _price_s(self) -> float:
-        return min(self._mean_s, _MAX_PRICE_S)
-
-    def _advance(self, now: float) -> None:
-        """Add the time that may be used since the last call. No more is saved up than one load needs."""
-        earned = MAX_RELOAD_SHARE * max(0.0, now - self._at)
-        self._balance_s = min(self._balance_s + earned, self._price_s)
-        self._at = max(self._at, now)
 
 
 def order_waits(waits: Iterable[Wait], usage: Callable[[str], float]) -> list[Wait]:
@@ -195,6 +147,7 @@ class _Planner:
         self._evict: list[str] = []
         self._load: list[str] = []
         self._missing: list[float] = []
+        self._prepaid: list[str] = []
         self._review_s = math.inf
 
     def plan(self, demands: Iterable[PageDemand]) -> PagePlan:
@@ -207,7 +160,8 @@ class _Planner:
         if self._missing or self._free <= 0:
             self._review_at(one.used_at + self._recent_s for one in self._residents if not one.num_running)
         yielding, revoked = self._yielding()
-        return PagePlan(tuple(self._evict), tuple(self._load), yielding, revoked, self._review_s)
+        prepaid = frozenset(self._prepaid)
+        return PagePlan(tuple(self._evict), tuple(self._load), yielding, revoked, prepaid, self._review_s)
 
     @property
     def _recent_s(self) -> float:
@@ -215,24 +169,42 @@ class _Planner:
 
     def _place(self, demand: PageDemand) -> None:
         """Find a slot for a version, or count it as missing."""
-        if demand.is_reload and (delay_s := self._reload_delay_s()) > 0:
-            self._review_s = min(self._review_s, delay_s)
-            return
         if self._free > 0:
             self._free -= 1
         elif (victim := self._victim(demand.urgency, demand.usage)) is not None:
             self._evict.append(victim.name)
         else:
-            if demand.urgency < Urgency.PREFETCH:
+            if demand.urgency is Urgency.WAITING:
                 self._missing.append(demand.usage)
             return
         self._load.append(demand.name)
-        if demand.is_reload and not self._is_idle:
-            self._pace.begin_reload(self._now)
+        if demand.is_reload and not demand.is_prepaid:
+            self._reserve()
         self._is_idle = self._is_idle and not demand.is_reload
 
-    def _reload_delay_s(self) -> float:
-        return 0.0 if self._is_idle else self._pace.delay_s(self._now)
+    def _reserve(self) -> None:
+        """Reserve the time of a re-load. It counts only if it delays requests."""
+        if not self._is_idle:
+            self._pace.begin_reload(self._now)
+
+    def _may_take(self, one: Resident) -> bool:
+        """Return whether a version may lose its slot. If it is probably needed again, reserve the time of its next load."""
+        if not self._is_costly(one):
+            return True
+        delay_s = 0.0 if self._is_idle else self._pace.delay_s(self._now)
+        if delay_s > 0:
+            self._review_s = min(self._review_s, delay_s)
+            return False
+        self._reserve()
+        self._prepaid.append(one.name)
+        return True
+
+    def _is_costly(self, one: Resident) -> bool:
+        """Return whether an eviction probably causes a re-load for which no time is reserved yet."""
+        if one.is_prepaid or self._is_recent(one):
+            return not one.is_prepaid
+        needed_s = RECENT_S if one.is_strict and not one.is_current else MAX_QUANTUM_S
+        return self._pace.owes(self._now) and self._now < one.used_at + needed_s
 
     def _victim(self, urgency: Urgency, usage: float) -> Resident | None:
         """Take the next version to evict; None if there is none for this urgency and a tenant of this usage."""
@@ -243,7 +215,7 @@ class _Planner:
             return None
         if (self._is_recent(first) and first.usage < usage) or (first.num_queued and first.usage == usage):
             return None
-        return self._victims.pop(0)
+        return self._victims.pop(0) if self._may_take(first) else None
 
     def _yielding(self) -> tuple[frozenset[str], frozenset[str]]:
         """Choose versions in use, one for each missing version; return them, and those that are revoked.
@@ -256,11 +228,11 @@ class _Planner:
             self._review_at(one.loaded_at + self._pace.quantum_s for one in self._residents)
         due = sorted(
             (one for one in in_use if not self._is_kept(one) and one.name not in self._evict),
-            key=lambda one: (-one.usage, one.is_current, one.loaded_at),
+            key=lambda one: (not one.is_prepaid, -one.usage, one.is_current, one.loaded_at),
         )
-        pairs = list(zip(due, sorted(self._missing), strict=False))
-        yielding = frozenset(one.name for one, usage in pairs if usage <= one.usage)
-        return yielding, frozenset(one.name for one, usage in pairs if usage < one.usage)
+        matched = zip(due, sorted(self._missing), strict=False)
+        pairs = [(one, usage) for one, usage in matched if usage <= one.usage and self._may_take(one)]
+        return frozenset(one.name for one, _ in pairs), frozenset(one.name for one, usage in pairs if usage < one.usage)
 
     def _review_at(self, times: Iterable[float]) -> None:
         due = [at - self._now for at in times if at > self._now]
@@ -276,10 +248,18 @@ class _Planner:
         """Return whether a version keeps its slot: it has recent requests, and its quantum is not over."""
         return self._is_recent(one) and self._now < one.loaded_at + self._pace.quantum_s
 
-    def _rank(self, one: Resident) -> tuple[bool, float, bool, bool, bool, float]:
+    def _rank(self, one: Resident) -> tuple[bool, bool, float, bool, bool, bool, float]:
         is_recent = self._is_recent(one)
         usage = one.usage if is_recent else 0.0
-        return (is_recent, -usage, one.num_queued > 0, one.is_current, not one.is_strict, one.used_at)
+        return (
+            self._is_costly(one),
+            is_recent,
+            -usage,
+            one.num_queued > 0,
+            one.is_current,
+            not one.is_strict,
+            one.used_at,
+        )
 
 
 def _turn(demand: PageDemand) -> tuple[bool, float, Urgency]:

@@ -17,8 +17,9 @@ from marlaas_worker.role import wait_for
 from marlaas_worker.rollout.adapter_cache import AdapterCache
 from marlaas_worker.rollout.engine import Engine, EngineDown, LoadedAdapter, LoadFailed
 from marlaas_worker.rollout.load_retries import Retries
-from marlaas_worker.rollout.paging import PageDemand, PagePlan, ReloadPace, Resident, Urgency, order_waits, plan_pages
+from marlaas_worker.rollout.paging import PageDemand, PagePlan, Resident, Urgency, order_waits, plan_pages
 from marlaas_worker.rollout.proof import Proof
+from marlaas_worker.rollout.reload_pace import ReloadPace
 from marlaas_worker.rollout.slots import Held, ProvenVersions
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 
@@ -64,6 +65,7 @@ class Versions:
         self._review_s = _REVIEW_S
         self._resident: dict[str, AdapterRef] = {}
         self._used_at: dict[AdapterRef, float] = {}
+        self._prepaid: set[AdapterRef] = set()
         self._to_discard: list[AdapterRef] = []
         self._loading: set[asyncio.Task[None]] = set()
         self._unloading: dict[str, asyncio.Task[None]] = {}
@@ -92,6 +94,7 @@ class Versions:
             load.cancel()
         self._to_discard += self._resident.values()
         self._resident.clear()
+        self._prepaid.clear()
         self._retries.clear()
         self.proven.clear()
         self._changed()
@@ -117,6 +120,7 @@ class Versions:
         plan = self._plan(wanted)
         self._review_s = plan.review_s
         self.proven.yield_slots(plan.yielding, plan.revoked)
+        self._note_prepaid(plan)
         for name in plan.evict:
             self._evict(loads, *self._take_out(name))
         for name in plan.load:
@@ -133,6 +137,12 @@ class Versions:
         ]
         return plan_pages(self.proven.table.num_slots, residents, demands, self.pace, now)
 
+    def _note_prepaid(self, plan: PagePlan) -> None:
+        """Record versions whose next load has its time reserved, until they are loaded or yield no more."""
+        kept = {adapter for name, adapter in self._resident.items() if name not in plan.yielding | {*plan.evict}}
+        self._prepaid = {one for one in self._prepaid if one.at(0) in self.proven.newest} - kept
+        self._prepaid |= {self._resident[name] for name in plan.prepaid}
+
     def _describe(self, resident: Resident) -> Resident:
         """Add the facts that the slot table does not know, and note when the version's agent was last in use."""
         adapter = self._resident[resident.name]
@@ -142,7 +152,8 @@ class Versions:
         is_newest = self.proven.newest.get(agent) == adapter and agent not in self.proven.elsewhere
         is_called = self.proven.past.may_call(adapter, _clock())
         is_strict = agent in self.proven.strict and not is_called
-        return replace(resident, is_current=is_newest or is_called, is_strict=is_strict, usage=self._usage(adapter))
+        described = replace(resident, is_current=is_newest or is_called, is_strict=is_strict)
+        return replace(described, usage=self._usage(adapter), is_prepaid=adapter in self._prepaid)
 
     def _usage(self, adapter: AdapterRef) -> float:
         """Return the usage of a version's tenant."""
@@ -155,7 +166,8 @@ class Versions:
         is_first = not self.proven.was_proven(adapter)
         urgency = Urgency.SUCCESSOR if is_in_use and is_first else Urgency.PREFETCH
         urgency = Urgency.WAITING if is_waiting else urgency
-        return PageDemand(adapter.engine_name, urgency, is_reload, self._usage(adapter))
+        is_prepaid = adapter in self._prepaid
+        return PageDemand(adapter.engine_name, urgency, is_reload, self._usage(adapter), is_prepaid)
 
     def _wanted(self) -> dict[str, AdapterRef]:
         """Return the versions that requests wait for, in their order, then the newest ones, last used first."""
