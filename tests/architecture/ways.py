@@ -35,6 +35,7 @@ _DATA_STRUCTURES = (
             "kv_budget",
             "engine_meter",
             "paging",
+            "reload_pace",
             "slot_table",
             "homes",
         )

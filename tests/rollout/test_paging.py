@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlaas_worker.rollout.paging import PageDemand, PagePlan, Resident, Urgency, Wait, order_waits, plan_pages
-from marlaas_worker.rollout.reload_pace import MAX_QUANTUM_S, MIN_QUANTUM_S, ReloadPace
+from marlaas_worker.rollout.reload_pace import EXPECTED_S, MAX_CREDIT, MAX_QUANTUM_S, MIN_QUANTUM_S, ReloadPace
 
 NOW = 1000.0
 LONG_AGO = NOW - 100
@@ -17,7 +17,7 @@ LONG_AGO = NOW - 100
 def pace_of(load_s: float = 0.02) -> ReloadPace:
     """The pace of an engine whose loads take so long, with time saved up for one re-load."""
     pace = ReloadPace()
-    pace.note(load_s, is_reload=False, now=LONG_AGO)
+    pace.note("first", load_s, LONG_AGO, is_reload=False)
     return pace
 
 
@@ -108,30 +108,55 @@ def test_the_newest_version_of_an_idle_agent_is_not_evicted_to_prefetch_another(
 def test_a_version_in_use_yields_after_its_quantum_to_one_that_requests_wait_for() -> None:
     residents = [in_use("a", NOW - 30), in_use("b", NOW - 40), in_use("c", NOW - 0.1), in_use("d", NOW - 20)]
     found = plan(4, residents, waiting("w"))
-    assert (found.yielding, found.prepaid) == ({"b"}, {"b"})
+    assert (found.yielding, found.is_short) == ({"b"}, True)
     superseded = [*residents[:3], in_use("d", NOW - 20, is_current=False)]
     assert plan(4, superseded, waiting("w")).yielding == {"d"}
-    for urgency in (Urgency.SUCCESSOR, Urgency.PREFETCH):
-        assert plan(4, superseded, PageDemand("e", urgency)).yielding == set()
+    found = plan(4, superseded, PageDemand("e", Urgency.SUCCESSOR))
+    assert (found.yielding, found.is_short) == (set(), True)
+    assert not plan(4, superseded, PageDemand("e", Urgency.PREFETCH)).is_short
 
 
-def test_versions_in_use_yield_only_as_far_as_there_is_time_for_their_next_loads() -> None:
+def test_versions_in_use_yield_only_as_far_as_there_is_time_for_their_reloads() -> None:
     pace, residents = pace_of(0.02), [in_use("a", NOW - 30), in_use("b", NOW - 40), in_use("c", NOW - 35)]
-    found = plan(3, residents, *map(waiting, "wxyz"), pace=pace)
-    assert (found.yielding, found.prepaid) == ({"b"}, {"b"})
+    waits = [*map(waiting, "wxyz")]
+    found = plan(3, residents, *waits, pace=pace)
+    assert found.yielding == {"b"}
     assert 0 < found.review_s <= 1.0, "then there is time for one more"
-    residents[1] = replace(residents[1], is_prepaid=True)
-    found = plan(3, residents, *map(waiting, "wxyz"), pace=pace)
-    assert (found.yielding, found.prepaid) == ({"b"}, set()), "it yields already"
-    found = plan_pages(3, residents, [*map(waiting, "wxyz")], pace, NOW + 1.1)
-    assert (found.yielding, found.prepaid) == ({"b", "c"}, {"c"})
+    residents[1] = replace(residents[1], is_yielding=True)
+    assert plan(3, residents, *waits, pace=pace).yielding == {"b"}, "it yields already"
+    assert plan_pages(3, residents, waits, pace, NOW + 1.1).yielding == {"b", "c"}
 
 
-def test_a_version_that_has_yielded_is_evicted_before_others() -> None:
-    residents = [in_use("a", num_running=0), replace(in_use("b", NOW - 0.1, num_running=0), is_prepaid=True)]
-    assert plan(2, residents, waiting("w")).evict == ("a",), "b keeps its quantum"
-    residents[1] = replace(residents[1], loaded_at=NOW - 5)
-    assert plan(2, residents, waiting("w")).evict == ("b",)
+def test_a_version_that_yields_no_more_gives_its_time_back() -> None:
+    pace, residents = pace_of(0.02), [in_use("a", NOW - 30), in_use("b", NOW - 40)]
+    for _ in range(3):
+        assert plan(2, residents, waiting("w"), pace=pace).yielding == {"b"}
+        assert plan(2, [residents[0], replace(residents[1], is_yielding=True)], pace=pace).yielding == set()
+
+
+def test_a_version_that_yields_is_evicted_first_and_its_reload_is_expected() -> None:
+    residents = [in_use("a", num_running=0), in_use("b", NOW - 5, num_running=0)]
+    residents[1] = replace(residents[1], is_yielding=True)
+    found = plan(2, residents, waiting("w"))
+    assert (found.evict, found.expected) == (("b",), {"b"})
+    past = replace(residents[1], is_current=False, is_strict=True)
+    found = plan(2, [residents[0], past], waiting("w"))
+    assert (found.evict, found.expected) == (("b",), set()), "its step is over"
+
+
+def test_no_version_that_is_needed_is_evicted_ahead_of_requests() -> None:
+    between_turns = in_use("a", num_running=0)
+    assert plan(1, [between_turns], waiting("w")).evict == ("a",)
+    assert plan(1, [between_turns], PageDemand("s", Urgency.SUCCESSOR)).evict == ()
+    assert plan(1, [replace(between_turns, has_served=False)], PageDemand("s", Urgency.SUCCESSOR)).evict == ("a",)
+
+
+def test_the_first_version_that_may_yield_does_so_even_if_an_earlier_one_may_not() -> None:
+    yielding = Resident("small", LONG_AGO, NOW, 1, usage=1.0, is_yielding=True)
+    found = plan(2, [yielding, used("large", 9.0)], PageDemand("w", Urgency.WAITING, usage=5.0))
+    assert found.yielding == {"large"}
+    queued = [replace(yielding, num_running=0), used("large", 9.0, num_running=0)]
+    assert plan(2, queued, PageDemand("w", Urgency.WAITING, usage=5.0)).evict == ("large",)
 
 
 def test_the_next_review_is_when_a_quantum_ends() -> None:
@@ -145,51 +170,83 @@ def test_the_quantum_follows_the_measured_loads(load_s: float, quantum_s: float)
     assert pace_of(load_s).quantum_s == pytest.approx(quantum_s)
 
 
-def prepaid(name: str) -> PageDemand:
-    return PageDemand(name, Urgency.WAITING, is_reload=True, is_prepaid=True)
+def test_the_reload_of_a_version_that_was_in_use_is_not_delayed() -> None:
+    pace, busy = pace_of(0.02), [in_use("a")]
+    pace.room_s(NOW, 0)
+    for name in "vwx":
+        pace.expect(name, NOW)
+    demands = [waiting(name, True) for name in "vwx"]
+    assert plan(4, busy, *demands, pace=pace).load == ("v", "w", "x")
+    assert plan_pages(9, busy, demands, pace, NOW + EXPECTED_S + 0.1).load == ("v", "w", "x")
+    for name in "vwx":
+        pace.note(name, 0.02, NOW + 31, is_reload=True)
+        assert name not in pace.expected(NOW + 31)
 
 
-def test_a_reload_is_not_delayed_and_the_next_version_yields_once_its_time_has_passed() -> None:
-    pace, busy = pace_of(0.02), [in_use("a"), in_use("b")]
-    assert plan(4, busy, waiting("w", True), waiting("x", True), pace=pace).load == ("w", "x")
-    later = plan(2, busy, waiting("y"), pace=pace)
-    assert later.yielding == set()
-    assert 1.0 < later.review_s <= 2.0, "two loads of 20 ms, less the time of one that was saved"
-    assert plan_pages(2, busy, [waiting("y")], pace, NOW + 2.1).yielding == {"a"}
+def test_few_unexpected_reloads_begin_before_there_is_time() -> None:
+    pace, busy = pace_of(0.02), [in_use("a")]
+    demands = [waiting(name, True) for name in "uvwxyz"]
+    found = plan(9, busy, *demands, waiting("new"), pace=pace)
+    assert found.load == ("u", "v", "w", "x", "new"), f"one for which there is time, and {MAX_CREDIT}"
+    for name in "uvwx":
+        pace.note(name, 0.02, NOW, is_reload=True)
+    found = plan(9, busy, *demands[4:], pace=pace)
+    assert (found.load, found.yielding) == ((), set())
+    assert found.review_s == pytest.approx(1.0)
+    assert plan_pages(9, busy, demands[4:], pace, NOW + 1.01).load == ("y",)
+    assert plan(9, [idle("a")], *demands[4:], pace=pace).load[0] == "y", "no request runs"
 
 
-@pytest.mark.parametrize(
-    ("residents", "demand"),
-    [([in_use("b"), in_use("a")], prepaid("w")), ([idle("b"), idle("a")], waiting("w", True))],
-    ids=["its time was reserved", "no request runs"],
-)
-def test_some_reloads_delay_nothing(residents: list[Resident], demand: PageDemand) -> None:
+def test_versions_that_no_request_waits_for_are_loaded_again_only_if_there_is_time() -> None:
+    pace, busy = pace_of(0.02), [in_use("a")]
+    demands = [PageDemand(name, Urgency.PREFETCH, is_reload=True) for name in "vw"]
+    assert plan(9, busy, *demands, pace=pace).load == ("v",)
+    pace.note("v", 0.02, NOW, is_reload=True)
+    assert plan(9, busy, demands[1], pace=pace).load == ()
+
+
+def test_a_reload_that_delays_no_request_takes_no_time() -> None:
     pace = pace_of(0.02)
-    for _ in range(3):
-        assert plan(4, residents, demand, pace=pace).load == ("w",)
-    assert plan(2, [in_use("b"), in_use("a")], waiting("y"), pace=pace).yielding != set()
+    pace.room_s(NOW, 0)
+    pace.note("w", 0.02, NOW, is_reload=True, is_free=True)
+    assert pace.room_s(NOW, 0) == pytest.approx(0.02)
 
 
-def test_while_reloads_owe_time_versions_that_are_idle_for_seconds_keep_their_slots() -> None:
+def test_while_reloads_exceed_their_share_versions_that_are_idle_for_seconds_keep_their_slots() -> None:
     def evicted(one: Resident, *, owes: bool) -> bool:
         pace = pace_of(0.02)
-        if owes:
-            plan(9, [in_use("a")], waiting("v", True), waiting("w", True), pace=pace)
-        return plan(2, [in_use("a"), one], waiting("x"), pace=pace).evict == ("idle",)
+        pace.room_s(NOW, 0)
+        for name in "vw" if owes else "":
+            pace.note(name, 0.02, NOW, is_reload=True)
+        found = plan(2, [in_use("a"), one], waiting("x"), pace=pace)
+        assert found.evict or found.review_s <= 10.0
+        return found.evict == ("idle",)
 
     five, past = idle("idle", NOW - 5), Resident("idle", LONG_AGO, NOW, is_current=False, is_strict=True)
     assert (evicted(five, owes=False), evicted(five, owes=True)) == (True, False)
     assert (evicted(past, owes=False), evicted(past, owes=True)) == (True, False)
+    assert evicted(replace(five, has_served=False), owes=True)
     assert evicted(replace(past, used_at=NOW - 1.5), owes=True), "its step is over"
     assert evicted(idle("idle", NOW - 11), owes=True)
 
 
+def test_after_any_number_of_reloads_there_is_time_again_within_a_bound() -> None:
+    pace, now = pace_of(0.06), NOW
+    for number in range(1000):
+        now += 0.05
+        demands = [waiting(f"{number}-{index}", True) for index in range(4)]
+        for name in plan_pages(9, [in_use("a")], demands, pace, now).load:
+            pace.note(name, 0.06, now, is_reload=True)
+    assert pace.room_s(now, 0) >= -MAX_CREDIT * 0.06
+    assert plan_pages(1, [in_use("a")], [waiting("w")], pace, now + (MAX_CREDIT + 1) * 3.0 + 0.1).yielding == {"a"}
+
+
 def test_a_slow_reload_delays_the_next_by_a_bounded_time() -> None:
     pace = pace_of(0.02)
-    pace.begin_reload(NOW)
-    pace.note(60.0, is_reload=True, now=NOW)
-    assert MAX_QUANTUM_S <= pace.delay_s(NOW) <= 2 * MAX_QUANTUM_S
+    pace.room_s(NOW, 0)
+    pace.note("w", 60.0, NOW, is_reload=True)
     assert (pace.num_loads, pace.num_reloads, pace.reload_s) == (2, 1, 60.0)
+    assert pace.room_s(NOW + 2 * MAX_QUANTUM_S, 0) >= pace.price_s
 
 
 def test_waits_are_ordered_by_usage_then_age() -> None:
@@ -205,13 +262,14 @@ def used(name: str, usage: float, num_running: int = 1, num_queued: int = 0) -> 
 def test_a_version_in_use_yields_to_no_tenant_that_has_used_more() -> None:
     residents = [used("small", 1.0), used("large", 9.0), used("larger", 10.0, num_running=0)]
     more = PageDemand("w", Urgency.WAITING, usage=11.0)
-    assert plan(3, residents, more) == PagePlan(review_s=plan(3, residents, more).review_s)
+    found = plan(3, residents, more)
+    assert (found.evict, found.load, found.yielding, found.is_short) == ((), (), set(), True)
     same = PageDemand("w", Urgency.WAITING, usage=9.0)
     assert plan(3, residents, same).evict == ("larger",)
-    residents[2] = replace(residents[2], is_prepaid=True)
+    residents[2] = replace(residents[2], is_yielding=True)
     found = plan(3, residents, same, PageDemand("v", Urgency.WAITING, usage=9.0))
     assert (found.evict, found.yielding, found.revoked) == (("larger",), {"large"}, set())
-    residents[1] = replace(residents[1], is_prepaid=True)
+    residents[1] = replace(residents[1], is_yielding=True)
     less = [PageDemand(name, Urgency.WAITING, usage=0.0) for name in "uvw"]
     found = plan(3, residents, *less)
     assert (found.evict, found.yielding, found.revoked) == (("larger",), {"large", "small"}, {"large", "small"})
@@ -237,6 +295,7 @@ RESIDENTS = st.builds(
     st.booleans(),
     st.floats(0, 3),
     st.booleans(),
+    st.booleans(),
 )
 DEMANDS = st.builds(
     PageDemand,
@@ -244,7 +303,6 @@ DEMANDS = st.builds(
     st.sampled_from(Urgency),
     st.booleans(),
     st.floats(0, 3),
-    st.booleans(),
 )
 
 
@@ -263,6 +321,7 @@ def test_a_plan_never_needs_more_slots_than_there_are(
     assert len(set(found.evict)) == len(found.evict)
     assert not found.yielding & set(found.evict)
     assert found.revoked <= found.yielding
-    assert found.prepaid <= found.yielding | set(found.evict)
+    assert found.expected <= set(found.evict)
     if any(one.num_running for one in residents):
-        assert len(found.prepaid) <= 1, "there is time for one"
+        new = {name for name in found.yielding | found.expected if not by_name[name].is_yielding}
+        assert len(new) <= 1, "there is time for one"

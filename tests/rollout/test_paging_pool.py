@@ -48,11 +48,15 @@ class Pool:
     slots: dict[str, Resident] = field(default_factory=dict)
     waits: dict[str, tuple[Wait, list[Callable[[], None]]]] = field(default_factory=dict)
     yielding: frozenset[str] = frozenset()
-    prepaid: set[str] = field(default_factory=set)
     proven: set[str] = field(default_factory=set)
     usage: Counter[str] = field(default_factory=Counter)
     knows_calls: bool = True
     mean_load_s: float = 0.02
+    mean_tool_s: float = 0.4
+    failures: float = 0.0
+    served: set[str] = field(default_factory=set)
+    is_short: bool = False
+    busy_reload_s: float = 0.0
     longest_wait_s: float = 0.0
     num_turns: int = 0
     review_at: float = float("inf")
@@ -85,16 +89,16 @@ class Pool:
             self.review_at = self.now
             return
         assert version in self.proven
+        self.served.add(version)
         self.num_turns += 1
         self.change(version, num_running=slot.num_running + 1)
         self.after(self.random.uniform(0.05, 0.6), lambda: self.end_turn(agent, version, number))
 
     def end_turn(self, agent: Agent, version: str, number: int) -> None:
         self.change(version, num_running=self.slots[version].num_running - 1)
-        if self.slots[version].num_running == 0:
-            self.review_at = self.now
+        self.wake(version)
         self.usage[agent.tenant] += self.random.randint(10, 60)
-        tool_s = self.random.lognormvariate(-0.9, 0.5)
+        tool_s = self.random.lognormvariate(math.log(self.mean_tool_s), 0.5)
         if number < 2:
             if agent.has_opponent:
                 version = agent.opponent if number == 0 and agent.opponent else agent.newest
@@ -110,6 +114,12 @@ class Pool:
         train_s = self.random.uniform(1, 8) if agent.is_strict and agent.num_ended % agent.members == 0 else 0.0
         self.after(tool_s + train_s, lambda: self.turn(agent, agent.newest, 0))
 
+    def wake(self, version: str) -> None:
+        """After a request, review only when the role does (`ProvenVersions.hold`)."""
+        is_needed = bool(self.waits) or self.is_short or version in self.yielding
+        if is_needed and not self.slots[version].num_running:
+            self.review_at = self.now
+
     def review(self) -> None:
         newest = {agent.newest: agent for agent in self.agents}
         called = {agent.opponent for agent in self.agents if self.knows_calls}
@@ -119,7 +129,8 @@ class Pool:
                 is_current=one.name in newest or one.name in called,
                 is_strict=self.is_strict(one.name) and one.name not in called,
                 usage=self.usage[self.tenant(one.name)],
-                is_prepaid=one.name in self.prepaid,
+                has_served=one.name in self.served,
+                is_yielding=one.name in self.yielding,
             )
             for one in self.slots.values()
         ]
@@ -128,38 +139,44 @@ class Pool:
         for name in newest:
             wanted.setdefault(name, Urgency.PREFETCH if name in self.proven else Urgency.SUCCESSOR)
         demands = [
-            PageDemand(name, urgency, name in self.proven, self.usage[self.tenant(name)], name in self.prepaid)
+            PageDemand(name, urgency, name in self.served, self.usage[self.tenant(name)])
             for name, urgency in wanted.items()
             if name not in self.slots
         ]
         found = plan_pages(self.num_slots, residents, demands, self.pace, self.now)
-        self.review_at = self.now + max(0.01, found.review_s)
+        self.review_at = self.now + min(
+            3.0, max(0.01, found.review_s)
+        )  # the role reviews every three seconds in any case
         self.apply(found)
 
     def apply(self, found: PagePlan) -> None:
-        self.prepaid |= found.prepaid
-        self.prepaid -= self.slots.keys() - found.yielding - set(found.evict)
         for name in found.evict:
             slot = self.slots.pop(name)
             assert slot.is_ready
             assert slot.num_running == 0
+        for name in found.expected:
+            self.pace.expect(name, self.now)
         for name in found.load:
             assert name not in self.slots
             self.slots[name] = Resident(name, self.now, self.now, is_ready=False)
+            is_free = not any(one.num_running for one in self.slots.values())
             load_s = self.random.lognormvariate(math.log(self.mean_load_s) - 0.125, 0.5)
-            self.after(load_s, lambda name=name, load_s=load_s: self.loaded(name, load_s))  # type: ignore[misc]
+            self.after(load_s, lambda name=name, load_s=load_s, is_free=is_free: self.loaded(name, load_s, is_free))  # type: ignore[misc]
         assert len(self.slots) <= self.num_slots
-        self.yielding = found.yielding
+        self.yielding, self.is_short = found.yielding, found.is_short
         for name in [name for name in self.waits if name not in self.yielding]:
             if name in self.slots and self.slots[name].is_ready:
                 self.serve(name)
 
-    def loaded(self, name: str, load_s: float) -> None:
-        self.pace.note(load_s, is_reload=name in self.proven, now=self.now)
-        self.proven.add(name)
-        self.prepaid.discard(name)
-        self.change(name, is_ready=True)
+    def loaded(self, name: str, load_s: float, is_free: bool) -> None:
         self.review_at = self.now
+        if self.random.random() < self.failures:
+            del self.slots[name]
+            return
+        self.pace.note(name, load_s, self.now, is_reload=name in self.served, is_free=is_free)
+        self.busy_reload_s += load_s if name in self.served and not is_free else 0.0
+        self.proven.add(name)
+        self.change(name, is_ready=True)
 
     def serve(self, name: str) -> None:
         wait, requests = self.waits.pop(name)
@@ -197,10 +214,11 @@ class PoolOfStrictJobs(Pool):
 
     def end_turn(self, agent: Agent, version: str, number: int) -> None:
         self.change(version, num_running=self.slots[version].num_running - 1)
-        self.review_at = self.now
+        self.wake(version)
         self.usage[agent.tenant] += self.random.randint(10, 60)
         if number < 2 and self.random.random() < 0.5:
-            self.after(self.random.lognormvariate(-0.9, 0.5), lambda: self.turn(agent, version, number + 1))
+            tool_s = self.random.lognormvariate(math.log(self.mean_tool_s), 0.5)
+            self.after(tool_s, lambda: self.turn(agent, version, number + 1))
             return
         self.num_open[agent.name] -= 1
         if not self.num_open[agent.name]:
@@ -214,15 +232,33 @@ class PoolOfStrictJobs(Pool):
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_32_strict_jobs_on_16_slots_advance_alike(seed: int) -> None:
-    """If re-loads waited for their time, the last turns of some steps would wait for a minute, while other jobs take step after step."""
+    """If new versions drove out those in use, whose re-loads are limited, some steps would wait for a minute, while other jobs go on."""
     agents = [Agent(f"agent-{number}", f"tenant-{number % 4}", 8, is_strict=True) for number in range(32)]
     pool = PoolOfStrictJobs(seed, 16, agents, mean_load_s=0.06)
     pool.run(60)
     steps = [agent.version for agent in agents]
     assert min(steps) >= 0.6 * max(steps)
     assert max([pool.longest_wait_s, *(pool.now - wait.since for wait, _ in pool.waits.values())]) < 12
-    assert pool.pace.num_reloads > 3, "it pages"
-    assert pool.pace.reload_s <= MAX_RELOAD_SHARE * pool.now
+    assert pool.pace.num_loads > sum(steps), "versions take turns on the slots"
+    assert pool.busy_reload_s <= MAX_RELOAD_SHARE * pool.now
+
+
+def test_with_more_agents_than_slots_and_long_tools_reloads_keep_to_their_share_and_nobody_starves() -> None:
+    """Each version is idle for longer than it keeps its slot, so that nearly each turn needs a re-load that was not expected."""
+    agents = [Agent(f"agent-{number}", f"tenant-{number % 4}", 2, is_strict=False) for number in range(48)]
+    pool = Pool(0, 16, agents, mean_tool_s=20.0, mean_load_s=0.06)
+    pool.run(300)
+    assert pool.pace.num_reloads > 50
+    assert pool.busy_reload_s <= 1.1 * MAX_RELOAD_SHARE * pool.now
+    assert max([pool.longest_wait_s, *(pool.now - wait.since for wait, _ in pool.waits.values())]) < 60
+
+
+def test_failed_loads_take_nothing_of_the_time_for_reloads() -> None:
+    agents = [Agent(f"agent-{number}", f"tenant-{number % 4}", 8, is_strict=True) for number in range(32)]
+    pool = PoolOfStrictJobs(0, 16, agents, mean_load_s=0.06, failures=0.5)
+    pool.run(60)
+    assert min(agent.version for agent in agents) >= 0.6 * max(agent.version for agent in agents)
+    assert max([pool.longest_wait_s, *(pool.now - wait.since for wait, _ in pool.waits.values())]) < 15
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -236,10 +272,10 @@ def test_32_agents_on_6_slots_all_proceed_and_reloads_take_at_most_two_percent(s
     pool.run(200)
     oldest_s = max((pool.now - wait.since for wait, _ in pool.waits.values()), default=0.0)
     assert pool.pace.num_reloads > 20, "it pages"
-    assert pool.pace.reload_s <= MAX_RELOAD_SHARE * pool.now
+    assert pool.busy_reload_s <= MAX_RELOAD_SHARE * pool.now
     most_waiting = 3 * len(agents)  # an agent has up to three versions in use, and each may wait for a re-load
     assert max(pool.longest_wait_s, oldest_s) <= most_waiting * pool.pace.quantum_s + 10
-    assert max(pool.usage.values()) <= 1.05 * min(pool.usage.values()), "tenants share the slots too"
+    assert max(pool.usage.values()) <= 1.12 * min(pool.usage.values()), "tenants share the slots too"
     assert min(agent.num_ended for agent in agents) > 0
 
 

@@ -53,10 +53,10 @@ async def test_an_evicted_version_is_proven_by_its_digest_when_it_comes_back(
     assert 0 < samples["marlaas_rollout_reload_seconds_total"] < samples["marlaas_rollout_load_seconds_total"]
 
 
-async def test_a_prefetched_version_that_lost_its_slot_before_its_first_request_is_not_delayed_like_a_reload(
+async def test_a_prefetched_version_that_lost_its_slot_before_its_first_request_is_no_reload(
     harness: Any, make_engine: Callable[..., Any]
 ) -> None:
-    """Many jobs begin at once on few slots: whose first version was prefetched and evicted must not wait for the time of re-loads."""
+    """Many jobs begin at once on few slots: first versions that were prefetched and evicted must not use up the time of re-loads."""
     engine = make_engine(limits={"slots": 1})
     scored = count_scores(engine)
     replica = await harness.replica(engine=engine)

@@ -1,8 +1,7 @@
 """Which adapter versions have a slot of the engine: loads, evictions, and versions that take no new requests.
 
-Admitted agents may need more versions than there are slots. A version without a slot is loaded when a request waits for
-it or when its agent's earlier version is in use, and is prefetched into a slot that nothing else needs. Pure; the caller
-passes the clock, in seconds.
+Admitted agents may need more versions than there are slots. A version without a slot is loaded when a request waits for it or
+when its agent's earlier version is in use, and is prefetched into a slot that nothing else needs. Pure; the clock is in seconds.
 
 - A version with recent requests keeps its slot for a quantum. After that it yields to a waiting version: it takes no new
   requests, and is evicted when its last one has ended.
@@ -13,14 +12,16 @@ passes the clock, in seconds.
 - The tenant with the smallest usage is served first, also with the next version of an agent in use, which no request waits
   for yet: else a tenant with few jobs would wait for a slot at each step beside one with many.
 - A past version that an open step or evaluation may call again (`slots.PastCalls`) counts as current. Every other past version of
-  a strict job is evicted as soon as no request runs: the step that it has sampled is over.
+  a strict job counts as idle as soon as no request runs: the step that it has sampled is over.
 - A version without recent requests is evicted first: superseded versions, then newest versions of strict jobs (their
   agent trains, and the next request is for another version), then other newest versions, each least recently used first.
-- Re-loads of versions that have served requests take at most `MAX_RELOAD_SHARE` of the time while other requests run. The evictions
-  that cause them are limited, never the re-loads: the requests that wait for one are the last of their step or episode. A
-  version in use yields only if there is time for its next load, which is then reserved (`is_prepaid`). Only a version that was idle
-  and is needed again is loaded on credit; until that is paid, versions count as needed for longer after their last request.
-  With an engine that runs nothing, a re-load delays no request, and does not count.
+- Re-loads of versions that have served requests take at most `MAX_RELOAD_SHARE` of the time while other requests run. Evictions of
+  versions in use are limited for this, and not the re-loads after them: the requests that wait for these are the last of their
+  step or episode. A version in use loses its slot only if there is time for its re-load besides those expected already.
+- Re-loads of versions that had counted as idle are not expected. A few of them may begin before there is time (`MAX_CREDIT`). Until
+  that time has passed, a version counts as needed for `MAX_QUANTUM_S` after its last request. Versions that no request waits for are
+  loaded again only if there is time.
+- With an engine that runs nothing, a re-load delays no request: it is not limited and does not count.
 """
 
 import math
@@ -28,8 +29,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from marlaas_worker.rollout.reload_pace import MAX_QUANTUM_S, ReloadPace
+from marlaas_worker.rollout.reload_pace import MAX_CREDIT, MAX_QUANTUM_S, MAX_RELOAD_SHARE, ReloadPace
 
+_ROUNDING_S = 1e-9
 RECENT_S = 1.0
 """A version without requests for so long counts as idle. Longer than most tool calls between two turns."""
 
@@ -57,7 +59,8 @@ class Resident:
         is_current: whether it is the newest version of a served agent, or a past one that an open step or evaluation may call again.
         is_strict: whether it samples one step of its job only (maxStaleness 0), so that the newest one may have no more requests.
         usage: of its tenant, as in `fair_queue`.
-        is_prepaid: whether the time of its next load is reserved, because it yields.
+        has_served: whether a request has run on it in this incarnation of the engine, now or before an eviction.
+        is_yielding: whether it takes no new requests, by the plan before this one.
     """
 
     name: str
@@ -69,22 +72,21 @@ class Resident:
     is_current: bool = True
     is_strict: bool = False
     usage: float = 0.0
-    is_prepaid: bool = False
+    has_served: bool = True
+    is_yielding: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PageDemand:
     """A version without a slot.
 
-    is_reload: whether it has served a request before in this incarnation of the engine. usage: of its tenant; 0 if its requests
-    have waited for very long. is_prepaid: whether the time of this load was reserved when the version was evicted or yielded.
+    is_reload: whether it has served a request before in this incarnation of the engine. usage: of its tenant.
     """
 
     name: str
     urgency: Urgency
     is_reload: bool = False
     usage: float = 0.0
-    is_prepaid: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,8 @@ class PagePlan:
     Attributes:
         yielding: versions that take no new requests for now.
         revoked: those of them that do not serve the requests that wait for a place in the engine either.
-        prepaid: versions in use that are evicted or begin to yield, for whose next load time is now reserved.
+        expected: those of the evicted versions that were in use, so that their re-load is expected (`ReloadPace.expect`).
+        is_short: whether a version that requests wait for, or will soon, has no slot.
         review_s: seconds until another plan may result although nothing happens; infinite if none.
     """
 
@@ -111,7 +114,8 @@ class PagePlan:
     load: tuple[str, ...] = ()
     yielding: frozenset[str] = frozenset()
     revoked: frozenset[str] = frozenset()
-    prepaid: frozenset[str] = frozenset()
+    expected: frozenset[str] = frozenset()
+    is_short: bool = False
     review_s: float = math.inf
 
 
@@ -139,99 +143,126 @@ class _Planner:
         self._residents = residents
         self._pace = pace
         self._now = now
+        self._recent_s = min(RECENT_S, pace.quantum_s)
         self._is_idle = not any(one.num_running or not one.is_ready for one in residents)
+        expected = pace.expected(now)
+        loading = [one for one in residents if not one.is_ready and one.has_served and one.name not in expected]
+        self._num_expected = len(expected) + len(loading) + sum(one.is_yielding for one in residents)
+        self._away = expected
+        self._owes = not self._is_idle and pace.room_s(now, self._num_expected) < -_ROUNDING_S
         self._victims = sorted(
             (one for one in residents if one.is_ready and not one.num_running and not self._is_kept(one)),
             key=self._rank,
         )
-        self._evict: list[str] = []
+        self._evict: list[Resident] = []
         self._load: list[str] = []
         self._missing: list[float] = []
-        self._prepaid: list[str] = []
+        self._is_short = False
         self._review_s = math.inf
 
     def plan(self, demands: Iterable[PageDemand]) -> PagePlan:
         """Return the plan."""
-        wanted = sorted(demands, key=_turn)
-        for demand in wanted:
+        for demand in sorted(demands, key=_turn):
             self._place(demand)
         if self._free == 0 and not self._missing and (spare := self._victim(Urgency.PREFETCH, 0.0)) is not None:
-            self._evict.append(spare.name)
-        if self._missing or self._free <= 0:
-            self._review_at(one.used_at + self._recent_s for one in self._residents if not one.num_running)
+            self._evict.append(spare)
+        if self._is_short or self._free <= 0:
+            idle = [one for one in self._residents if not one.num_running]
+            self._review_at(one.used_at + seconds for one in idle for seconds in (self._recent_s, self._needed_s(one)))
+        if self._is_short:
+            self._review_at(one.loaded_at + self._pace.quantum_s for one in self._residents)
         yielding, revoked = self._yielding()
-        prepaid = frozenset(self._prepaid)
-        return PagePlan(tuple(self._evict), tuple(self._load), yielding, revoked, prepaid, self._review_s)
-
-    @property
-    def _recent_s(self) -> float:
-        return min(RECENT_S, self._pace.quantum_s)
+        return PagePlan(
+            evict=tuple(one.name for one in self._evict),
+            load=tuple(self._load),
+            yielding=yielding,
+            revoked=revoked,
+            expected=frozenset(one.name for one in self._evict if self._is_needed(one)),
+            is_short=self._is_short,
+            review_s=self._review_s,
+        )
 
     def _place(self, demand: PageDemand) -> None:
         """Find a slot for a version, or count it as missing."""
+        is_limited = demand.is_reload and demand.name not in self._away
+        if is_limited and not self._has_room(1 if demand.urgency is Urgency.PREFETCH else 1 - MAX_CREDIT):
+            return
         if self._free > 0:
             self._free -= 1
         elif (victim := self._victim(demand.urgency, demand.usage)) is not None:
-            self._evict.append(victim.name)
+            self._evict.append(victim)
         else:
+            self._is_short = self._is_short or demand.urgency is not Urgency.PREFETCH
             if demand.urgency is Urgency.WAITING:
                 self._missing.append(demand.usage)
             return
         self._load.append(demand.name)
-        if demand.is_reload and not demand.is_prepaid:
-            self._reserve()
+        self._num_expected += is_limited
         self._is_idle = self._is_idle and not demand.is_reload
 
-    def _reserve(self) -> None:
-        """Reserve the time of a re-load. It counts only if it delays requests."""
-        if not self._is_idle:
-            self._pace.begin_reload(self._now)
-
-    def _may_take(self, one: Resident) -> bool:
-        """Return whether a version may lose its slot. If it is probably needed again, reserve the time of its next load."""
-        if not self._is_costly(one):
+    def _has_room(self, num_loads: int) -> bool:
+        """Return whether there is time for so many re-loads besides the expected ones; if not, review the plan when there is."""
+        if self._is_idle:
             return True
-        delay_s = 0.0 if self._is_idle else self._pace.delay_s(self._now)
-        if delay_s > 0:
-            self._review_s = min(self._review_s, delay_s)
+        missing_s = num_loads * self._pace.price_s - self._pace.room_s(self._now, self._num_expected)
+        if missing_s > _ROUNDING_S:
+            self._review_s = min(self._review_s, missing_s / MAX_RELOAD_SHARE)
             return False
-        self._reserve()
-        self._prepaid.append(one.name)
         return True
-
-    def _is_costly(self, one: Resident) -> bool:
-        """Return whether an eviction probably causes a re-load for which no time is reserved yet."""
-        if one.is_prepaid or self._is_recent(one):
-            return not one.is_prepaid
-        needed_s = RECENT_S if one.is_strict and not one.is_current else MAX_QUANTUM_S
-        return self._pace.owes(self._now) and self._now < one.used_at + needed_s
 
     def _victim(self, urgency: Urgency, usage: float) -> Resident | None:
         """Take the next version to evict; None if there is none for this urgency and a tenant of this usage."""
-        if not self._victims:
-            return None
-        first = self._victims[0]
-        if urgency is Urgency.PREFETCH and (first.is_current or self._is_recent(first)):
-            return None
-        if (self._is_recent(first) and first.usage < usage) or (first.num_queued and first.usage == usage):
-            return None
-        return self._victims.pop(0) if self._may_take(first) else None
+        found = next((one for one in self._victims if self._gives_way(one, urgency, usage)), None)
+        if found is not None:
+            self._victims.remove(found)
+        return found
+
+    def _gives_way(self, one: Resident, urgency: Urgency, usage: float) -> bool:
+        if urgency is Urgency.PREFETCH and (one.is_current or self._is_recent(one)):
+            return False
+        if (self._is_recent(one) and one.usage < usage) or (one.num_queued and one.usage == usage):
+            return False
+        return not self._is_costly(one) or (urgency is Urgency.WAITING and self._take(one))
+
+    def _take(self, one: Resident) -> bool:
+        """Return whether a version that is needed may lose its slot; its re-load is then expected."""
+        if one.is_yielding:
+            return True
+        has_room = self._has_room(1)
+        self._num_expected += has_room
+        return has_room
+
+    def _is_needed(self, one: Resident) -> bool:
+        """Return whether a re-load probably follows the eviction of a version."""
+        seconds = self._needed_s(one) if self._owes else 0.0
+        return one.has_served and (self._is_recent(one) or self._now < one.used_at + seconds)
+
+    def _is_costly(self, one: Resident) -> bool:
+        """Return whether the eviction of a version probably causes a re-load that is not expected already."""
+        return self._is_needed(one) and not one.is_yielding
+
+    def _needed_s(self, one: Resident) -> float:
+        """Return for how long a version counts as needed after its last request, while re-loads exceed their share."""
+        return RECENT_S if one.is_strict and not one.is_current else MAX_QUANTUM_S
 
     def _yielding(self) -> tuple[frozenset[str], frozenset[str]]:
         """Choose versions in use, one for each missing version; return them, and those that are revoked.
 
-        Those of the tenants with the largest usage go first, then superseded ones, then those loaded first. No version
-        yields to one of a tenant with a larger usage, and only to one of a tenant with a smaller usage it is revoked.
+        Those that yield already go first, then those of the tenants with the largest usage, then superseded ones, then those
+        loaded first. No version yields to one of a tenant with a larger usage, and only to one of a tenant with a smaller usage
+        it is revoked.
         """
         in_use = [one for one in self._residents if one.num_running or one.num_queued]
-        if self._missing:
-            self._review_at(one.loaded_at + self._pace.quantum_s for one in self._residents)
         due = sorted(
-            (one for one in in_use if not self._is_kept(one) and one.name not in self._evict),
-            key=lambda one: (not one.is_prepaid, -one.usage, one.is_current, one.loaded_at),
+            (one for one in in_use if not self._is_kept(one) and one not in self._evict),
+            key=lambda one: (not one.is_yielding, -one.usage, one.is_current, one.loaded_at),
         )
-        matched = zip(due, sorted(self._missing), strict=False)
-        pairs = [(one, usage) for one, usage in matched if usage <= one.usage and self._may_take(one)]
+        pairs: list[tuple[Resident, float]] = []
+        for usage in sorted(self._missing):
+            found = next((one for one in due if usage <= one.usage and self._take(one)), None)
+            if found is not None:
+                due.remove(found)
+                pairs.append((found, usage))
         return frozenset(one.name for one, _ in pairs), frozenset(one.name for one, usage in pairs if usage < one.usage)
 
     def _review_at(self, times: Iterable[float]) -> None:

@@ -1,10 +1,14 @@
 """The time that re-loads of adapter versions may take in an engine, and how long a version in use keeps its slot.
 
-Pure; the caller passes the clock, in seconds.
+A re-load is the load of a version that has served requests and was evicted. Pure; the caller passes the clock, in seconds.
 """
 
 MAX_RELOAD_SHARE = 0.02
 MIN_QUANTUM_S, MAX_QUANTUM_S = 0.5, 10.0
+MAX_CREDIT = 3
+"""Unexpected re-loads that may begin before there is time for them."""
+EXPECTED_S = 30.0
+"""A re-load is expected for so long after the eviction of a version in use. Longer than nearly all waits for a slot."""
 _NEW_LOAD_WEIGHT = 0.2
 _MAX_PRICE_S = MAX_RELOAD_SHARE * MAX_QUANTUM_S  # Slower loads exceed the share, so that no wait grows without bound.
 
@@ -23,45 +27,54 @@ class ReloadPace:
         self._mean_s = 0.0
         self._balance_s = 0.0
         self._at = 0.0
+        self._evicted_at: dict[str, float] = {}
 
     @property
     def quantum_s(self) -> float:
         """Seconds for which a version in use keeps its slot: one load is then at most `MAX_RELOAD_SHARE` of them."""
         return min(max(self._mean_s / MAX_RELOAD_SHARE, MIN_QUANTUM_S), MAX_QUANTUM_S)
 
-    def delay_s(self, now: float) -> float:
-        """Return the seconds until there is time for one more re-load; 0 if there is now."""
-        self._advance(now)
-        return max(0.0, self._price_s - self._balance_s) / MAX_RELOAD_SHARE
+    @property
+    def price_s(self) -> float:
+        """Expected time of a re-load."""
+        return min(self._mean_s, _MAX_PRICE_S)
 
-    def owes(self, now: float) -> bool:
-        """Return whether re-loads have taken more than their time."""
-        self._advance(now)
-        return self._balance_s < 0
+    def room_s(self, now: float, num_expected: int) -> float:
+        """Return the time that is left for re-loads after so many expected ones; negative if they exceed the share.
 
-    def begin_reload(self, now: float) -> None:
-        """Reserve the expected time of a re-load."""
+        No more is saved up than one further load needs.
+        """
         self._advance(now)
-        self._balance_s -= self._price_s
+        self._balance_s = min(self._balance_s, (num_expected + 1) * self.price_s)
+        return self._balance_s - num_expected * self.price_s
 
-    def note(self, seconds: float, *, is_reload: bool, now: float) -> None:
-        """Record the time of a load; that of a re-load replaces what `begin_reload` has reserved."""
+    def expect(self, name: str, now: float) -> None:
+        """Note that a version in use was evicted: it will be loaded again."""
+        self._evicted_at[name] = now
+
+    def expected(self, now: float) -> frozenset[str]:
+        """Return the versions whose re-load is expected."""
+        self._evicted_at = {name: at for name, at in self._evicted_at.items() if now < at + EXPECTED_S}
+        return frozenset(self._evicted_at)
+
+    def forget_expected(self) -> None:
+        """Forget the expected re-loads, after the engine has stopped."""
+        self._evicted_at.clear()
+
+    def note(self, name: str, seconds: float, now: float, *, is_reload: bool, is_free: bool = False) -> None:
+        """Record the time of a load. is_free: no request was delayed, so a re-load takes nothing of the share."""
+        self._evicted_at.pop(name, None)
         self.num_loads += 1
         self.load_s += seconds
         if is_reload:
             self._advance(now)
             self.num_reloads += 1
             self.reload_s += seconds
-            self._balance_s -= min(seconds, _MAX_PRICE_S) - self._price_s
+            self._balance_s -= 0.0 if is_free else min(seconds, _MAX_PRICE_S)
         weight = _NEW_LOAD_WEIGHT if self.num_loads > 1 else 1.0
         self._mean_s += weight * (seconds - self._mean_s)
 
-    @property
-    def _price_s(self) -> float:
-        return min(self._mean_s, _MAX_PRICE_S)
-
     def _advance(self, now: float) -> None:
-        """Add the time that may be used since the last call. No more is saved up than one load needs."""
-        earned = MAX_RELOAD_SHARE * max(0.0, now - self._at)
-        self._balance_s = min(self._balance_s + earned, self._price_s)
+        """Add the time that may be used since the last call."""
+        self._balance_s += MAX_RELOAD_SHARE * max(0.0, now - self._at)
         self._at = max(self._at, now)

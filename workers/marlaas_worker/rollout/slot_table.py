@@ -100,6 +100,11 @@ class SlotTable:
             for name, slot in self._slots.items()
         ]
 
+    @property
+    def num_running(self) -> int:
+        """Requests that run on any version."""
+        return sum(slot.running for slot in self._slots.values())
+
     def loaded(self, name: str) -> LoadedAdapter:
         """Return the load of a resident version."""
         return self._slots[name].adapter

@@ -130,6 +130,7 @@ class ProvenVersions:
         newest: the newest committed version of every served agent, by the agent's version 0.
         strict: the agents, as version 0, of strict jobs.
         past: calls of versions that may be past.
+        is_short: whether a version that requests wait for, or will soon, has no slot.
         elsewhere: the agents, as version 0, whose requests go to other replicas; their versions are loaded on request only.
         wake: set when a request or a new version needs a change of the slots.
     """
@@ -141,6 +142,7 @@ class ProvenVersions:
         self.newest: dict[AdapterRef, AdapterRef] = {}
         self.strict: frozenset[AdapterRef] = frozenset()
         self.past = PastCalls()
+        self.is_short = False
         self.elsewhere: frozenset[AdapterRef] = frozenset()
         self._proven: dict[str, Held] = {}
         self._versions: dict[AdapterRef, set[int]] = {}
@@ -163,6 +165,10 @@ class ProvenVersions:
     def has_served(self, adapter: AdapterRef) -> bool:
         """Return whether a request has run on the version in this incarnation of the engine."""
         return adapter.version in self._served.get(adapter.at(0), ())
+
+    def is_yielding(self, name: str) -> bool:
+        """Return whether a version takes no new requests for now."""
+        return name in self._yielding
 
     def tenant_of(self, adapter: AdapterRef) -> str:
         """Return the tenant of a version's agent; empty before the agent's first request."""
@@ -197,7 +203,7 @@ class ProvenVersions:
             yield held
         finally:
             self.table.release(held.loaded)
-            is_needed = bool(self.waits) or name in self._yielding
+            is_needed = bool(self.waits) or self.is_short or name in self._yielding
             if is_needed and not self.table.running(name):
                 self.wake.set()
 

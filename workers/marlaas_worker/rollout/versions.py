@@ -65,7 +65,6 @@ class Versions:
         self._review_s = _REVIEW_S
         self._resident: dict[str, AdapterRef] = {}
         self._used_at: dict[AdapterRef, float] = {}
-        self._prepaid: set[AdapterRef] = set()
         self._to_discard: list[AdapterRef] = []
         self._loading: set[asyncio.Task[None]] = set()
         self._unloading: dict[str, asyncio.Task[None]] = {}
@@ -81,7 +80,7 @@ class Versions:
             return "its trainer has not committed it yet"
         if name in self._resident:
             return "it is being loaded and proven"
-        return f"no free slot: all {self.proven.table.num_slots} hold versions in use"
+        return f"no free slot: all {self.proven.table.num_slots} hold versions in use or needed soon"
 
     def forget(self, uids: Collection[str]) -> None:
         """Forget the failed loads of jobs that are gone."""
@@ -94,7 +93,7 @@ class Versions:
             load.cancel()
         self._to_discard += self._resident.values()
         self._resident.clear()
-        self._prepaid.clear()
+        self.pace.forget_expected()
         self._retries.clear()
         self.proven.clear()
         self._changed()
@@ -120,9 +119,11 @@ class Versions:
         plan = self._plan(wanted)
         self._review_s = plan.review_s
         self.proven.yield_slots(plan.yielding, plan.revoked)
-        self._note_prepaid(plan)
+        self.proven.is_short = plan.is_short
         for name in plan.evict:
             self._evict(loads, *self._take_out(name))
+        for name in plan.expected:
+            self.pace.expect(name, _clock())
         for name in plan.load:
             self._begin(loads, wanted[name])
 
@@ -137,12 +138,6 @@ class Versions:
         ]
         return plan_pages(self.proven.table.num_slots, residents, demands, self.pace, now)
 
-    def _note_prepaid(self, plan: PagePlan) -> None:
-        """Record versions whose next load has its time reserved, until they are loaded or yield no more."""
-        kept = {adapter for name, adapter in self._resident.items() if name not in plan.yielding | {*plan.evict}}
-        self._prepaid = {one for one in self._prepaid if one.at(0) in self.proven.newest} - kept
-        self._prepaid |= {self._resident[name] for name in plan.prepaid}
-
     def _describe(self, resident: Resident) -> Resident:
         """Add the facts that the slot table does not know, and note when the version's agent was last in use."""
         adapter = self._resident[resident.name]
@@ -152,8 +147,14 @@ class Versions:
         is_newest = self.proven.newest.get(agent) == adapter and agent not in self.proven.elsewhere
         is_called = self.proven.past.may_call(adapter, _clock())
         is_strict = agent in self.proven.strict and not is_called
-        described = replace(resident, is_current=is_newest or is_called, is_strict=is_strict)
-        return replace(described, usage=self._usage(adapter), is_prepaid=adapter in self._prepaid)
+        return replace(
+            resident,
+            is_current=is_newest or is_called,
+            is_strict=is_strict,
+            usage=self._usage(adapter),
+            has_served=self.proven.has_served(adapter),
+            is_yielding=self.proven.is_yielding(resident.name),
+        )
 
     def _usage(self, adapter: AdapterRef) -> float:
         """Return the usage of a version's tenant."""
@@ -166,8 +167,7 @@ class Versions:
         is_first = not self.proven.was_proven(adapter)
         urgency = Urgency.SUCCESSOR if is_in_use and is_first else Urgency.PREFETCH
         urgency = Urgency.WAITING if is_waiting else urgency
-        is_prepaid = adapter in self._prepaid
-        return PageDemand(adapter.engine_name, urgency, is_reload, self._usage(adapter), is_prepaid)
+        return PageDemand(adapter.engine_name, urgency, is_reload, self._usage(adapter))
 
     def _wanted(self) -> dict[str, AdapterRef]:
         """Return the versions that requests wait for, in their order, then the newest ones, last used first."""
@@ -243,6 +243,7 @@ class Versions:
         """Load and prove a version. On any error the version is not served, and the role continues."""
         incarnation, is_reload = self._engine.incarnation, self.proven.has_served(adapter)
         was_proven, evicted_before = self.proven.was_proven(adapter), tuple(self._unloading)
+        is_free = not self.proven.table.num_running
         try:
             manifest = await self._adapter_cache.manifest(adapter)
             await self._evicted([loaded.name])  # Its files would be removed while they are read.
@@ -254,7 +255,7 @@ class Versions:
                 await self._failed(adapter, loaded, error)
         else:
             if incarnation == self._engine.incarnation:
-                self.pace.note(proof.load_s, is_reload=is_reload, now=_clock())
+                self.pace.note(loaded.name, proof.load_s, _clock(), is_reload=is_reload, is_free=is_free)
                 self._serve(adapter, Held(loaded, manifest), is_reload)
 
     def _serve(self, adapter: AdapterRef, held: Held, is_reload: bool) -> None:
