@@ -83,7 +83,7 @@ def _serve_supervisor(name: str, control: socket.socket) -> NoReturn:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         kernel.die_with_parent()
-        packet, descriptors, _, _ = socket.recv_fds(control, _SETUP_BYTES, 1)
+        packet, descriptors = kernel.receive(control, _SETUP_BYTES, 1)
         if packet and descriptors:
             with os.fdopen(descriptors[0]) as file:
                 setup = json.load(file)

@@ -87,7 +87,7 @@ class ForkServer:
             self._reap_all()
         if self._control not in ready:
             return True
-        packet, descriptors, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, 2)
+        packet, descriptors = kernel.receive(self._control, MAX_PACKET_BYTES, 2)
         if not packet:
             return False
         self._execute(json.loads(packet), descriptors)

@@ -63,6 +63,15 @@ def outlive_connection(connection: socket.socket) -> None:
     fcntl.fcntl(connection, fcntl.F_SETFL, fcntl.fcntl(connection, fcntl.F_GETFL) & ~os.O_ASYNC)
 
 
+def receive(connection: socket.socket, max_bytes: int, max_descriptors: int) -> tuple[bytes, list[int]]:
+    """Receive a packet with its descriptors; an empty one after the other end was closed."""
+    try:
+        packet, descriptors, _, _ = socket.recv_fds(connection, max_bytes, max_descriptors)
+    except ConnectionResetError:  # It was closed before it had read all packets.
+        return b"", []
+    return packet, descriptors
+
+
 def open_many_files() -> None:
     """Raise the soft limit of open files to the hard limit: every child takes two."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

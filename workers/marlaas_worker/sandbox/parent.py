@@ -83,7 +83,7 @@ class Parent:
                 os.read(self._wake, 4096)
                 self._report_ended()
             if self._control in ready:
-                packet, descriptors, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, MAX_DESCRIPTORS)
+                packet, descriptors = kernel.receive(self._control, MAX_PACKET_BYTES, MAX_DESCRIPTORS)
                 if not packet:
                     return
                 self._fork(json.loads(packet), descriptors)

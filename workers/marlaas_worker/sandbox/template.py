@@ -40,7 +40,7 @@ class Template:
                 os.read(self._wake, 4096)
                 _reap_all()
             if self._requests in ready:
-                packet, descriptors, _, _ = socket.recv_fds(self._requests, PACKET_BYTES, NUM_DESCRIPTORS)
+                packet, descriptors = kernel.receive(self._requests, PACKET_BYTES, NUM_DESCRIPTORS)
                 if not packet:
                     return
                 self._fork(descriptors)
