@@ -269,18 +269,18 @@ def test_32_agents_on_6_slots_all_proceed_and_reloads_take_at_most_two_percent(s
         for number in range(32)
     ]
     pool = Pool(seed, 6, agents)
-    pool.run(200)
+    pool.run(400)
     oldest_s = max((pool.now - wait.since for wait, _ in pool.waits.values()), default=0.0)
     assert pool.pace.num_reloads > 20, "it pages"
     assert pool.busy_reload_s <= MAX_RELOAD_SHARE * pool.now
     most_waiting = 3 * len(agents)  # an agent has up to three versions in use, and each may wait for a re-load
     assert max(pool.longest_wait_s, oldest_s) <= most_waiting * pool.pace.quantum_s + 10
-    assert max(pool.usage.values()) <= 1.12 * min(pool.usage.values()), "tenants share the slots too"
+    assert max(pool.usage.values()) <= 1.05 * min(pool.usage.values()), "tenants share the slots too"
     assert min(agent.num_ended for agent in agents) > 0
 
 
 def test_past_versions_that_open_steps_call_keep_their_slots_like_the_newest_ones() -> None:
-    """Else such an agent loads its opponent again more often."""
+    """Else such an agent loads its opponent again more often, and advances more slowly."""
     pools = []
     for knows_calls in (True, False):
         agents = [Agent(f"agent-{number}", "tenant", 4, True, has_opponent=True) for number in range(16)]
@@ -288,5 +288,6 @@ def test_past_versions_that_open_steps_call_keep_their_slots_like_the_newest_one
         pools[-1].run(120)
     known, unknown = pools
     assert known.pace.num_reloads < 0.8 * unknown.pace.num_reloads
+    assert known.num_turns > 1.05 * unknown.num_turns
     for pool in pools:
         assert pool.longest_wait_s < 20

@@ -39,8 +39,8 @@ RECENT_S = 1.0
 class Urgency(IntEnum):
     """Reason for a load, the most urgent first.
 
-    WAITING: requests wait for the version. SUCCESSOR: first load of the newest version of an agent in use.
-    PREFETCH: newest version of another agent; only superseded idle versions are evicted for it.
+    WAITING: requests wait for the version. SUCCESSOR: first load of the newest version of an agent in use; only idle
+    versions are evicted for it. PREFETCH: newest version of another agent; only superseded idle versions are evicted for it.
     """
 
     WAITING = 0
@@ -145,10 +145,9 @@ class _Planner:
         self._now = now
         self._recent_s = min(RECENT_S, pace.quantum_s)
         self._is_idle = not any(one.num_running or not one.is_ready for one in residents)
-        expected = pace.expected(now)
-        loading = [one for one in residents if not one.is_ready and one.has_served and one.name not in expected]
-        self._num_expected = len(expected) + len(loading) + sum(one.is_yielding for one in residents)
-        self._away = expected
+        self._expected = pace.expected(now)
+        reloading = [one for one in residents if not one.is_ready and one.has_served and one.name not in self._expected]
+        self._num_expected = len(self._expected) + len(reloading) + sum(one.is_yielding for one in residents)
         self._owes = not self._is_idle and pace.room_s(now, self._num_expected) < -_ROUNDING_S
         self._victims = sorted(
             (one for one in residents if one.is_ready and not one.num_running and not self._is_kept(one)),
@@ -184,7 +183,7 @@ class _Planner:
 
     def _place(self, demand: PageDemand) -> None:
         """Find a slot for a version, or count it as missing."""
-        is_limited = demand.is_reload and demand.name not in self._away
+        is_limited = demand.is_reload and demand.name not in self._expected
         if is_limited and not self._has_room(1 if demand.urgency is Urgency.PREFETCH else 1 - MAX_CREDIT):
             return
         if self._free > 0:
