@@ -6,7 +6,7 @@ import pytest
 from tests.rollout.pages import LONG_AGO, NOW, idle, in_use, pace_of, plan, waiting
 
 from marlaas_worker.rollout.paging import PageDemand, Resident, Urgency, plan_pages
-from marlaas_worker.rollout.reload_pace import EXPECTED_S, MAX_CREDIT, MAX_QUANTUM_S, MIN_QUANTUM_S
+from marlaas_worker.rollout.reload_pace import EXPECTED_S, MAX_CREDIT, MAX_QUANTUM_S, MIN_QUANTUM_S, ReloadPace
 
 
 def test_versions_in_use_yield_only_as_far_as_there_is_time_for_their_reloads() -> None:
@@ -118,6 +118,14 @@ def test_after_any_number_of_reloads_there_is_time_again_within_a_bound() -> Non
             pace.note(name, 0.06, now, is_reload=True)
     assert pace.room_s(now, 0) >= -MAX_CREDIT * 0.06
     assert plan_pages(1, [in_use("a")], [waiting("w")], pace, now + (MAX_CREDIT + 1) * 3.0 + 0.1).yielding == {"a"}
+
+
+def test_there_is_time_for_one_reload_at_the_first_load() -> None:
+    pace = ReloadPace()
+    assert plan(1, [], pace=pace).load == ()
+    pace.note("first", 0.02, NOW, is_reload=False)
+    assert pace.delay_s(NOW, 0, 1) == 0
+    assert pace.delay_s(NOW, 0, 2) > 0
 
 
 def test_a_slow_reload_delays_the_next_by_a_bounded_time() -> None:

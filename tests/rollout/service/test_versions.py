@@ -161,6 +161,7 @@ async def test_a_version_that_always_runs_gives_way_to_one_that_waits(harness, s
     monkeypatch.setattr(requests, "HEARTBEAT_S", 0.05)
     for bound in ("MIN_QUANTUM_S", "MAX_QUANTUM_S"):
         monkeypatch.setattr(reload_pace, bound, 0.0)
+    monkeypatch.setattr(reload_pace, "MAX_RELOAD_SHARE", 100.0)  # A re-load always has its time.
     shut_engine.limits = replace(shut_engine.limits, slots=1)
     await harness.replica(engine=shut_engine)
     busy, modest = await harness.job("busy"), await harness.job("modest")

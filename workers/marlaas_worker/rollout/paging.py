@@ -15,7 +15,7 @@ when its agent's earlier version is in use, and is prefetched into a slot that n
   a strict job counts as idle as soon as no request runs: the step that it has sampled is over.
 - A version without recent requests is evicted first: superseded versions, then newest versions of strict jobs (their
   agent trains, and the next request is for another version), then other newest versions, each least recently used first.
-- Re-loads of versions that have served requests take at most `MAX_RELOAD_SHARE` of the time while other requests run. Evictions of
+- Re-loads of versions that have served requests take at most 2 % of the time while other requests run. Evictions of
   versions in use are limited for this, and not the re-loads after them: the requests that wait for these are the last of their
   step or episode. A version in use loses its slot only if there is time for its re-load besides those expected already.
 - Re-loads of versions that had counted as idle are not expected. A few of them may begin before there is time (`MAX_CREDIT`). Until
@@ -29,9 +29,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from marlaas_worker.rollout.reload_pace import MAX_CREDIT, MAX_QUANTUM_S, MAX_RELOAD_SHARE, ReloadPace
+from marlaas_worker.rollout.reload_pace import MAX_CREDIT, MAX_QUANTUM_S, ReloadPace
 
-_ROUNDING_S = 1e-9
 RECENT_S = 1.0
 """A version without requests for so long counts as idle. Longer than most tool calls between two turns."""
 
@@ -148,7 +147,7 @@ class _Planner:
         self._expected = pace.expected(now)
         reloading = [one for one in residents if not one.is_ready and one.has_served and one.name not in self._expected]
         self._num_expected = len(self._expected) + len(reloading) + sum(one.is_yielding for one in residents)
-        self._owes = not self._is_idle and pace.room_s(now, self._num_expected) < -_ROUNDING_S
+        self._owes = not self._is_idle and pace.owes(now, self._num_expected)
         self._victims = sorted(
             (one for one in residents if one.is_ready and not one.num_running and not self._is_kept(one)),
             key=self._rank,
@@ -203,11 +202,10 @@ class _Planner:
         """Return whether there is time for so many re-loads besides the expected ones; if not, review the plan when there is."""
         if self._is_idle:
             return True
-        missing_s = num_loads * self._pace.price_s - self._pace.room_s(self._now, self._num_expected)
-        if missing_s > _ROUNDING_S:
-            self._review_s = min(self._review_s, missing_s / MAX_RELOAD_SHARE)
-            return False
-        return True
+        delay_s = self._pace.delay_s(self._now, self._num_expected, num_loads)
+        if delay_s > 0:
+            self._review_s = min(self._review_s, delay_s)
+        return delay_s == 0
 
     def _victim(self, urgency: Urgency, usage: float) -> Resident | None:
         """Take the next version to evict; None if there is none for this urgency and a tenant of this usage."""

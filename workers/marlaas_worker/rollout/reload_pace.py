@@ -10,6 +10,7 @@ MAX_CREDIT = 3
 EXPECTED_S = 30.0
 """A re-load is expected for so long after the eviction of a version in use. Longer than nearly all waits for a slot."""
 _NEW_LOAD_WEIGHT = 0.2
+_ROUNDING_S = 1e-9
 _MAX_PRICE_S = MAX_RELOAD_SHARE * MAX_QUANTUM_S  # Slower loads exceed the share, so that no wait grows without bound.
 
 
@@ -42,11 +43,24 @@ class ReloadPace:
     def room_s(self, now: float, num_expected: int) -> float:
         """Return the time that is left for re-loads after so many expected ones; negative if they exceed the share.
 
-        No more is saved up than one further load needs.
+        No more is saved up than one further load needs; so much is there at the first load.
         """
         self._advance(now)
-        self._balance_s = min(self._balance_s, (num_expected + 1) * self.price_s)
+        if self.num_loads:
+            self._balance_s = min(self._balance_s, (num_expected + 1) * self.price_s)
         return self._balance_s - num_expected * self.price_s
+
+    def owes(self, now: float, num_expected: int) -> bool:
+        """Return whether so many expected re-loads exceed the share."""
+        return self.room_s(now, num_expected) < -_ROUNDING_S
+
+    def delay_s(self, now: float, num_expected: int, num_loads: int) -> float:
+        """Return the seconds until there is time for so many re-loads besides the expected ones; 0 if there is now.
+
+        num_loads: may be negative: minus the number of loads for which there need not be time yet.
+        """
+        missing_s = num_loads * self.price_s - self.room_s(now, num_expected)
+        return missing_s / MAX_RELOAD_SHARE if missing_s > _ROUNDING_S else 0.0
 
     def expect(self, name: str, now: float) -> None:
         """Note that a version in use was evicted: it will be loaded again."""
