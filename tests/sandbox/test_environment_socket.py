@@ -158,12 +158,13 @@ async def test_what_an_episode_had_started_goes_with_the_server_that_is_killed(h
             body = json.dumps(start).encode()
             child.writer.write(len(body).to_bytes(4, "big") + body)
             await child.output.wait_for_text(b"ready", 30.0)
-            keeper, episode, _ = map(int, child.output.text().removesuffix("ready").split())
+            keeper, episode, detached = map(int, child.output.text().removesuffix("ready").split())
             fds = [os.pidfd_open(pid) for pid in (keeper, episode)]
             container.kill()
             await child.ended
             for fd in fds:
                 await asyncio.to_thread(_until_gone, fd)
+            os.kill(detached, signal.SIGKILL)  # A real container ends with its first process.
     finally:
         await children.close()
 
