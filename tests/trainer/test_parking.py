@@ -71,7 +71,7 @@ async def test_agents_that_do_not_fit_together_end_as_they_do_when_all_fit(
     room_for(2)
     async with asyncio.timeout(WITHIN_S):
         assert await harness.trained(*documents, steps=3) == expected
-    assert parks.total() >= 4
+    assert parks.total() >= 2
 
 
 async def test_a_step_that_waits_for_groups_is_begun_again_for_an_agent_that_can_commit(
@@ -110,7 +110,7 @@ async def test_killed_while_agents_are_parked_they_go_on_to_the_same_bits(
     kill_at("trainer.commit.after_set", 5)
     async with asyncio.timeout(WITHIN_S):
         assert await harness.trained(*documents, steps=3) == expected
-    assert parks.total() >= 3
+    assert parks.total() >= 2
     assert harness.deaths == ["trainer.commit.after_set"]
 
 
@@ -128,9 +128,12 @@ async def test_restored_from_host_memory_agents_have_the_bits_that_they_have_fro
     other = await harness.another()
     expected = await other.trained(*documents, steps=3)
     room_for(1, host_bytes)
-    async with asyncio.timeout(WITHIN_S):
-        assert await harness.trained(*documents, steps=3) == expected
-    assert parks.total() >= 3
+    async with harness.training(*documents), asyncio.timeout(WITHIN_S):
+        for step in range(3):
+            for document in documents:
+                await harness.play(document, 1, first=step)
+        assert [await harness.adapter(document) for document in documents] == expected
+    assert parks.total() >= 5
     assert bool(reads) is not is_enough
 
 
