@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
+from math import isclose
 from pathlib import Path
 from typing import TypeVar
 
@@ -155,11 +156,13 @@ async def _purged(bus: Bus) -> None:
 
 
 async def _tenants(bus: Bus, jobs: list[EndedJob]) -> dict[str, TenantUsage]:
-    """Return the tenants' usage, once it has the jobs' generated tokens. The orchestrator writes it every ten seconds."""
-    tokens = total(one.progress.amounts for one in jobs).generated_tokens
+    """Return the tenants' usage, once it has the jobs' tokens and times. The orchestrator writes it every ten seconds."""
+    expected = total(one.progress.amounts for one in jobs)
 
     def is_written(found: list[TenantUsage]) -> bool:
-        return sum(one.total.generated_tokens for one in found) == tokens
+        now = total(one.total for one in found)
+        times = isclose(now.admitted_s, expected.admitted_s) and isclose(now.engine_s, expected.engine_s)
+        return now.generated_tokens == expected.generated_tokens and times
 
     found = await _watched(bus, TenantUsage, subjects.TENANTS, subjects.TENANT_USAGE, is_written)
     return {one.tenant: one for one in found}

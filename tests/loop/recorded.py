@@ -31,11 +31,8 @@ class Recorded:
             consumed: names of the groups that were trained.
         """
         plays = self._plays()
-        resolved = {index for step in steps for index in step.indices}
         trained, parts = set(consumed), Counter[TokenUse]()
-        for name, members, repeats in self._groups(group_size):
-            if members[0].split is Split.TRAIN and members[0].index not in resolved:
-                continue
+        for name, members, repeats in self._decided(steps, group_size):
             use = self._use(name in trained, members)
             for one in repeats:
                 parts[TokenUse.REPEATED] += plays.pop(one, 0)
@@ -45,6 +42,25 @@ class Recorded:
                 parts[TokenUse.FAILED] += sum(plays.pop(play, 0) for play in self._earlier(one))
         parts[TokenUse.OPEN] = plays.total()
         return dict(parts)
+
+    def prompts(self, steps: Iterable[StepRecord], group_size: int) -> tuple[int, int]:
+        """Return the prompt tokens of all decided groups, and how many of them the engine took from its prefix cache."""
+        names = set[str]()
+        for _, members, repeats in self._decided(steps, group_size):
+            names |= {
+                *repeats,
+                *(one.episode for one in members),
+                *(play for one in members for play in self._earlier(one)),
+            }
+        meters = [turn.meter for turn in self.turns if turn.episode in names]
+        return sum(one.prompt_tokens for one in meters), sum(one.cached_tokens for one in meters)
+
+    def _decided(self, steps: Iterable[StepRecord], group_size: int) -> Iterable[tuple[str, list[Episode], list[str]]]:
+        """Yield the complete groups of evaluations, and those that finished steps have resolved; as `_groups`."""
+        resolved = {index for step in steps for index in step.indices}
+        for name, members, repeats in self._groups(group_size):
+            if members[0].split is not Split.TRAIN or members[0].index in resolved:
+                yield name, members, repeats
 
     def _plays(self) -> Counter[str]:
         """Return the generated tokens by play of a member."""

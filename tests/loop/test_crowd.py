@@ -91,6 +91,7 @@ def test_the_tokens_of_every_recorded_turn_count_once_by_their_use(ended):
         counted = total(one.progress.usage.values())
         assert {use: getattr(counted, use.value) for use in TokenUse} == dict.fromkeys(TokenUse, 0) | expected
         assert counted.generated_tokens + undecided == one.recorded.num_tokens
+        assert (counted.prompt_tokens, counted.cached_tokens) == one.recorded.prompts(one.steps, GROUP)
         assert one.progress.amounts.unrecorded_tokens == max(0, one.progress.tokens - counted.generated_tokens)
     assert sum(one.recorded.num_tokens for one in ended.end.jobs) > 0
 
@@ -98,7 +99,18 @@ def test_the_tokens_of_every_recorded_turn_count_once_by_their_use(ended):
 def test_the_jobs_of_a_tenant_add_up_to_its_total(ended):
     for tenant, usage in ended.end.tenants.items():
         jobs = [one.progress.amounts for one in ended.end.jobs if one.document.tenant == tenant]
-        assert usage.total.generated_tokens == total(jobs).generated_tokens
+        assert usage.total.model_dump() == pytest.approx(total(jobs).model_dump())
+
+
+def test_engine_seconds_of_jobs_add_up_to_those_of_the_replicas_and_a_kill_loses_none_that_was_reported(ended):
+    reports = [one for one in ended.end.reports if one.role == "rollout"]
+    for report in reports:
+        assert sum(report.job_engine_s.values()) == pytest.approx(report.busy_s, rel=1e-3)
+    for one in ended.end.jobs:
+        last = sum(report.job_engine_s.get(one.document.uid, 0.0) for report in reports)
+        assert one.progress.amounts.engine_s >= last - 1e-6
+    all_s = sum(one.progress.amounts.engine_s for one in ended.end.jobs)
+    assert all_s > sum(report.busy_s for report in reports), "the killed replica's seconds count too"
 
 
 def test_ended_jobs_leave_their_results_and_no_work(ended):

@@ -1,11 +1,13 @@
 """What a job says at its end."""
 
 import pytest
-from tests.harness import identity
+from tests.harness import a_progress, identity
+from tests.orchestrator.harness import OrchestratorHarness, run_to_end
 
-from marlaas_api.messages import PolicyRecord, StepOutcome, StepRecord, UsageAmounts
+from marlaas_api.messages import Phase, PolicyRecord, ReplicaReport, StepOutcome, StepRecord, UsageAmounts
 from marlaas_worker.orchestrator.job_state import History, JobState
 from marlaas_worker.orchestrator.reports import ending
+from marlaas_worker.orchestrator.usage import LATE_S, late
 
 
 def ended(document, names: str, versions: dict[str, int], usage: dict[str, UsageAmounts]) -> str:
@@ -38,3 +40,30 @@ def test_an_agent_without_a_new_version_is_explained(document, usage, why):
 def test_agents_that_have_learned_and_jobs_of_one_agent_need_no_explanation(document):
     assert ended(document, "ab", {"a": 1, "b": 1}, {}) == "1 steps, versions a 1, b 1"
     assert ended(document, "a", {"a": 0}, {}) == "1 steps, version 0"
+
+
+def a_report(uid: str, engine_s: float) -> ReplicaReport:
+    role = {"role": "rollout", "pool": "tiny", "replica": "rollout-0"}
+    return ReplicaReport(**role, job_tokens={uid: 40}, job_engine_s={uid: engine_s})
+
+
+async def test_use_that_a_replica_reports_after_the_end_of_a_job_counts(harness: OrchestratorHarness, document):
+    job = document()
+    ended = await run_to_end(harness, job)
+    await harness.put_report(**a_report(job.uid, 2.5).model_dump())
+    async with harness.orchestrating():
+        last = await harness.progress(job, lambda found: found.accelerator_s > 0)
+    assert (last.phase, last.finished_at, last.accelerator_s) == (Phase.SUCCEEDED, ended.finished_at, 2.5)
+    assert last.amounts.unrecorded_tokens == 40
+
+
+def test_late_use_counts_once_and_only_shortly_after_the_end(document):
+    job = document()
+    running = a_progress(job, phase=Phase.RUNNING)
+    ended = a_progress(job, phase=Phase.SUCCEEDED, finished_at=100.0, tokens_per_s=7.0)
+    reports = [a_report(job.uid, 2.5)]
+    assert late(running, reports, 101.0) is running
+    assert late(ended, reports, 101.0 + LATE_S) is ended
+    counted = late(ended, reports, 101.0)
+    assert (counted.accelerator_s, counted.tokens, counted.tokens_per_s) == (2.5, 40, 7.0)
+    assert late(counted, reports, 102.0) == counted

@@ -26,6 +26,7 @@ from marlaas_worker.orchestrator.retention import Leftovers
 from marlaas_worker.orchestrator.room import Room
 from marlaas_worker.orchestrator.running_jobs import RunningJobs
 from marlaas_worker.orchestrator.tenants import TenantUse
+from marlaas_worker.orchestrator.usage import late
 from marlaas_worker.role import RoleContext, wait_for
 
 log = logging.getLogger(__name__)
@@ -147,7 +148,14 @@ class _Service:
         await self._displace()
         await self._admit(documents)
         await self._progress_store.put_running([self._progress(owned) for owned in self._running.take_moved()])
+        await self._progress_store.put_all(self._late())
         await self._tenants.save(self._context.now())
+
+    def _late(self) -> list[Progress]:
+        """Return the progress of ended jobs of which replicas have reported more use since."""
+        now = self._context.now()
+        pairs = ((one, late(one, self._reports, now)) for one in self._progress_store.all())
+        return [new for old, new in pairs if new is not old and new != old and not self._deletions.concerns(new.ref)]
 
     async def _settle(self, owned: OwnedJob, error: BaseException | None) -> None:
         """Handle the end of a job's task. An error ends or restarts only this job, except LostLease, which is raised."""

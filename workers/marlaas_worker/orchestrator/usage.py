@@ -86,6 +86,19 @@ class JobUsage:
         return (after - before) / (end - start) if end > start else 0.0
 
 
+LATE_S = 10.0
+"""Replicas report a job's last use at most so long after its end."""
+
+
+def late(progress: Progress, reports: list[ReplicaReport], now: float) -> Progress:
+    """Return the progress of a job that has just ended, with the use that replicas have reported since. now: unix seconds."""
+    if not progress.phase.final or now - (progress.finished_at or 0.0) > LATE_S:
+        return progress
+    usage = JobUsage.of(progress.uid, progress)
+    usage.see(reports, now)
+    return progress.model_copy(update=usage.totals() | {"tokens_per_s": progress.tokens_per_s})
+
+
 @dataclass(frozen=True, slots=True)
 class AdmittedTime:
     """Times of a job's admissions, unix seconds.
