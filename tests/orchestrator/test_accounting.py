@@ -24,11 +24,11 @@ from marlaas_api.messages import (
     StepClosed,
     UsageAmounts,
 )
+from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.names import Split, episode_id, train_group
 from marlaas_worker.orchestrator.job_state import History, JobState
 from marlaas_worker.orchestrator.step_records import Around, step_record
 
-NUM_WORLDS = 150
 GROUP_SIZE = 2
 
 
@@ -39,16 +39,16 @@ class Killed(Exception):
 class AccountingHarness:
     """A job's records, and an orchestrator, sandbox and trainers that take turns by chance; `deaths` is how likely one is at each effect.
 
-    Each trained agent has a trainer of its own, which may be late. If the job has several agents, an episode calls each with
-    the probability `calls`.
+    Each trained policy has a trainer of its own, which may be late. If the job has several agents, an episode calls each that
+    its task may call, with the probability `calls`.
     """
 
     def __init__(self, document: JobDocument, chance: random.Random, deaths: float) -> None:
         self.document, self.chance, self.deaths = document, chance, deaths
         self.faults, self.flats = chance.choice([0, 0.1, 0.4]), chance.choice([0, 0.3, 0.9])
         self.calls = {agent.name: chance.choice([1, 0.7, 0.3, 0]) for agent in document.spec.agents}
-        self.names = [agent.name for agent in document.spec.agents]
-        self.trained_agents = [agent.name for agent in document.spec.agents if agent.trainable]
+        self.names = [agent.name for agent in document.spec.policies]
+        self.trained_agents = [agent.name for agent in document.spec.policies if agent.trainable]
         self.rules = document.spec.training
         self.records, self.episodes, self.ledger = [], [], None
         self.logs = {name: [] for name in self.names}
@@ -56,6 +56,7 @@ class AccountingHarness:
         self.pins, self.queue = {}, set()
         self.members, self.trained, self.written = Counter(), {name: [] for name in self.names}, []
         self.turns, self.last_turn, self.num_waits = {}, 0, 0
+        self.called, self.draws = {}, {}
         self.take_up()
 
     def take_up(self) -> None:
@@ -75,6 +76,8 @@ class AccountingHarness:
         if self.state.strict:
             for name, version in self.state.assembly.next_versions.items():
                 self.pins.setdefault((name, index), version)
+        for name, version in self.state.tasks.past.versions.items():
+            self.pins.setdefault((name, index), version)
         if not self.members[index]:
             self.queue.add(index)
 
@@ -111,7 +114,8 @@ class AccountingHarness:
         is_fresh = state.strict or all(needed[name] <= record.version for name, record in self.policies.items())
         if state.assembly.want(len(state.groups.in_flight)) and is_fresh:
             indices = state.take_indices(state.assembly.want(len(state.groups.in_flight)), self.last_turn)
-            self.ledger = state.ledger()
+            self.ledger, past = state.ledger(), state.tasks.past
+            assert self.draws.setdefault(past.step, past.versions) == past.versions, "one draw of past versions a step"
             self.effect()
             for index in indices:
                 self.give_out(index)
@@ -131,28 +135,48 @@ class AccountingHarness:
             return
         index = self.chance.choice(sorted(self.queue))
         group, member = train_group(self.document.ref, index), self.members[index]
-        called = [name for name in self.names if len(self.names) == 1 or self.chance.random() < self.calls[name]]
-        if any(self.pins.get((name, index), 0) > self.policies[name].version for name in called):
-            self.num_waits += 1  # a turn waits for the commit of its agent
-            return
+        may_speak = self.may_speak(index)
+        called = self.draw_called(may_speak)
+        for agent in called:
+            is_waiting = self.pins.get((agent.pinned_as, index), 0) > self.policies[agent.policy_name].version
+            if is_waiting:
+                assert not agent.plays_past, "a past version is committed when it is drawn"
+                self.num_waits += 1  # a turn waits for the commit of its policy
+                return
         self.last_turn += 1
         self.turns[index, member] = self.last_turn
-        for name in called:
+        self.called[index, member] = {agent.name for agent in called if agent.trainable}
+        for agent in called:
             lag = self.chance.choice([0, 0, 0, 1, 2])
-            self.pins.setdefault((name, index), max(0, self.policies[name].version - lag))
+            self.pins.setdefault((agent.pinned_as, index), max(0, self.policies[agent.policy_name].version - lag))
         fault = FaultClass.ENV if self.chance.random() < self.faults else None
         rewards = {
             name: 1.0 if random.Random(f"{index} {number}").random() < self.flats else float(member)
-            for number, name in enumerate(self.names)
+            for number, name in enumerate(may_speak)
         }
         names = {"namespace": self.document.namespace, "job": self.document.job, "uid": self.document.uid}
         names |= {"group": group, "split": Split.TRAIN, "index": index, "member": member}
-        ended = {} if fault else {"rewards": rewards, "leaves": dict.fromkeys(called, (0,))}
+        ended = {} if fault else {"rewards": rewards, "leaves": {agent.name: (0,) for agent in called}}
+        ended["may_speak"] = may_speak
         self.episodes.append(Episode(**names, episode=episode_id(group, member, 1), fault=fault, **ended))
         self.members[index] += 1
         if self.members[index] == GROUP_SIZE:
             self.queue.discard(index)
         self.state.add_episode(self.episodes[-1])
+
+    def may_speak(self, index: int) -> tuple[str, ...]:
+        """The agents that a task may call, as `agents_of` would say: of every second task of a team a subset, else all."""
+        names = [agent.name for agent in self.document.spec.agents]
+        if index % 2 or len(names) == 1:
+            return tuple(names)
+        draw = random.Random(f"{index}")
+        return tuple(draw.sample(names, draw.randint(1, len(names))))
+
+    def draw_called(self, may_speak: Container[str]) -> list[AgentSettings]:
+        agents = self.document.spec.agents
+        if len(agents) == 1:
+            return list(agents)
+        return [one for one in agents if one.name in may_speak and self.chance.random() < self.calls[one.name]]
 
     def train(self) -> None:
         """One agent's trainer commits the next step that is closed for it."""
@@ -170,9 +194,10 @@ class AccountingHarness:
         assert 1 <= closed.num_groups <= self.rules.groups_per_step
         assert {closed.base_version, *(group.base_version for group in groups)} == {policy.version}
         assert all(0 <= group.staleness <= self.rules.max_staleness for group in groups)
-        assert all(
-            (group.index, trajectory.member) in self.turns for group in groups for trajectory in group.trajectories
-        )
+        for group in groups:
+            for trajectory in group.trajectories:
+                assert (group.index, trajectory.member) in self.turns
+                assert (trajectory.agent or name) in self.called[group.index, trajectory.member]
         self.trained[name] += [group.index for group in groups]
         self.policies[name] = policy.model_copy(update={"version": policy.version + 1, "step": closed.step})
 
@@ -192,24 +217,35 @@ class AccountingHarness:
         return a_manifest(self.document, version, agent=agent, step=step)
 
 
-AGENTS = [1, 2, 4]
-"""Numbers of agents. The last one of four is frozen."""
-
-
-def agents(number: int) -> list[dict[str, object]]:
-    return [{"name": "policy"}] if number == 1 else [{"name": f"a{i}", "trainable": i < 3} for i in range(number)]
+ROLES = [
+    {"name": "a0"},
+    {"name": "second", "policy": {"of": "a0"}},
+    {"name": "past", "policy": {"of": "a0", "versions": "past", "window": 2}},
+    {"name": "a1"},
+]
+TEAMS = {
+    "one": [[{"name": "policy"}]],
+    "two": [[{"name": "a0"}, {"name": "a1"}]],
+    "several": [
+        [{"name": "a0"}, {"name": "a1"}, {"name": "a2"}],
+        [{"name": "a0"}, {"name": "a1"}, {"name": "a2"}, {"name": "a3", "trainable": False}],
+        ROLES,
+    ],
+}
+"""The agents of jobs; each job has those of one list."""
+WORLDS = {"one": 120, "two": 60, "several": 42}
 
 
 @pytest.mark.parametrize("deaths", [0.0, 0.02, 0.1])
 @pytest.mark.parametrize("staleness", [0, 1, 3])
-@pytest.mark.parametrize("number", AGENTS)
-def test_steps_are_full_fresh_and_in_order_and_every_group_ends_in_one_record(document, staleness, deaths, number):
-    """With several agents: called unevenly, flat for some, trained at their own pace; each step closes once for each of them."""
-    for seed in range(NUM_WORLDS // number):
+@pytest.mark.parametrize("team", TEAMS)
+def test_steps_are_full_fresh_and_in_order_and_every_group_ends_in_one_record(document, staleness, deaths, team):
+    """With several agents: called unevenly, flat for some, trained at their own pace; each step closes once for each policy."""
+    for seed in range(WORLDS[team]):
         chance = random.Random(seed)
         rules = {"groupsPerStep": chance.choice([1, 2, 3]), "maxRefill": chance.choice([0, 1, 2])}
-        job = document(steps=4, maxStaleness=staleness, agents=agents(number), **rules)
-        harness = AccountingHarness(job, chance, deaths)
+        job = document(steps=4, maxStaleness=staleness, agents=TEAMS[team][seed % len(TEAMS[team])], **rules)
+        harness = AccountingHarness(job.model_copy(update={"seed": seed}), chance, deaths)
         harness.live()
         assert [record.step for record in harness.records] == [0, 1, 2, 3], seed
         ended = [index for record in harness.records for index in record.indices]
@@ -265,20 +301,22 @@ class RestartingHarness(AccountingHarness):
             self.records,
             self.state.tasks.walk,
             self.trained,
+            self.pins,
             self.state.fault_totals(),
             self.state.recorded.usage,
         )
 
 
-@pytest.mark.parametrize("number", AGENTS)
+@pytest.mark.parametrize("team", TEAMS)
 @pytest.mark.parametrize("staleness", [0, 1, 2])
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10_000), per_step=st.integers(1, 3), refill=st.integers(0, 2), kill=st.integers(0, 200))
 def test_wherever_the_orchestrator_is_killed_log_records_and_faults_are_those_without_a_restart(
-    document, staleness, number, seed, per_step, refill, kill
+    document, staleness, team, seed, per_step, refill, kill
 ):
     rules = {"groupsPerStep": per_step, "maxRefill": refill, "data": {"tasks": 6, "skip": {"passes": 2}}}
-    job = document(steps=4, maxStaleness=staleness, agents=agents(number), **rules)
+    job = document(steps=4, maxStaleness=staleness, agents=TEAMS[team][seed % len(TEAMS[team])], **rules)
+    job = job.model_copy(update={"seed": seed})
     whole = RestartingHarness(job, seed, ())
     whole.live()
     for kills in ({kill % whole.num_effects}, range(10_000)):
