@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from marlaas_api.messages import (
     TaskMessage,
     agents_on,
 )
-from marlaas_api.names import episode_id
+from marlaas_api.names import Split, episode_id
 from marlaas_api.wire import decode, decode_as, encode
 from marlaas_worker.orchestrator import service
 
@@ -67,6 +67,8 @@ class OrchestratorHarness(Harness):
     """Of every pool's replica; 1: a pool has room for one job."""
     turn_bytes = 0
     """Of the one turn that each episode has; 0: there are no turns."""
+    withheld: Container[int] = ()
+    """Indices of training groups that the sandbox does not play yet."""
 
     def __init__(self, scratch: Path, **fields: Any) -> None:
         super().__init__(scratch, **fields)
@@ -107,6 +109,9 @@ class OrchestratorHarness(Harness):
         while True:
             for delivery in await consumer.fetch(8, 1.0):
                 task = decode_as(TaskMessage, delivery.stored.data)
+                if task.split is Split.TRAIN and task.index in self.withheld:
+                    await delivery.nak(0.05)
+                    continue
                 for member in range(task.group_size):
                     reward = rewards(task, member)
                     names = [agent.name for agent in document.spec.agents]

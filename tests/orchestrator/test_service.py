@@ -8,8 +8,8 @@ from tests.harness import a_progress, blind_bus, changed, kill_at, working
 from tests.orchestrator.harness import SEAMS, OrchestratorHarness, final, mixed, run_to_end, running
 
 from marlaas_api import bucket_cache, failpoints, subjects
-from marlaas_api.messages import Episode, JobDocument, Phase, Pin, StepOutcome, TaskMessage
-from marlaas_api.names import Split
+from marlaas_api.messages import Episode, GroupReady, JobDocument, Phase, Pin, StepOutcome, TaskMessage
+from marlaas_api.names import Split, train_group
 from marlaas_api.wire import decode_as
 from marlaas_worker.orchestrator.job_state import History, JobState
 
@@ -28,6 +28,31 @@ async def test_a_job_runs_to_its_end_every_index_once_every_step_full(harness, d
     assert [record.step for record in records] == [0, 1, 2, 3, 4]
     assert all(record.staleness_max <= staleness for record in records)
     assert records[0].metrics == {"loss": 0.5, "train_s": 1.5}
+
+
+async def test_asynchronous_agents_train_later_groups_while_an_earlier_one_is_played(harness, document):
+    """In index order, as in strict mode, no group would be given to a trainer, and no step would close."""
+    agents = ("solver", "verifier")
+    job = document(maxStaleness=1, agents=[{"name": name} for name in agents])
+    harness.withheld = (0, 2, 3)
+    async with running(harness, job, mixed):
+        for agent in agents:
+            consumer = await harness.bus.consumer(subjects.GROUPS, agent, subjects.group("team-a", job.job, agent))
+            (delivery,) = await consumer.fetch(1, 10.0)
+            ready = decode_as(GroupReady, delivery.stored.data)
+            assert (ready.index, ready.step, ready.position) == (1, 0, 0)
+        harness.withheld = (0,)
+        await harness.progress(job, lambda level: level.step >= 1)
+        first = {train_group(job.ref, index) for index in (await harness.steps(job))[0].indices}
+        assert [set(names) for step, names in harness.trained if step == 0] == [first] * 2, "each agent"
+        assert train_group(job.ref, 0) not in first
+        harness.withheld = ()
+        level = await harness.progress(job, final)
+    assert (level.phase, level.versions) == (Phase.SUCCEEDED, dict.fromkeys(agents, 3))
+    records = await harness.steps(job)
+    assert all(record.staleness_max <= 1 for record in records)
+    indices = [index for record in records for index in record.indices]
+    assert len(indices) == len(set(indices))
 
 
 async def test_faults_of_training_are_counted_from_the_records_and_so_across_orchestrators(harness, document):
