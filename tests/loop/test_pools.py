@@ -10,9 +10,7 @@ from safetensors.torch import load
 from tests.harness import Harness, Killed, changed
 from tests.loop.harness import POOL, Loop, kill_at_each, train, weights_of
 from tests.loop.test_agents import AGENTS, team
-from tests.random_llama import save_random_llama
 
-from marlaas.models.tokenizer import END, PAD, VOCABULARY, save_tokenizer
 from marlaas_api import failpoints, subjects
 from marlaas_api.messages import JobDocument, Manifest, Phase, Progress, StepRecord
 from marlaas_api.messages.agent_settings import NameRef
@@ -21,15 +19,13 @@ from marlaas_worker.adapters import TENSORS_FILE
 pytestmark = pytest.mark.slow
 
 Weights = dict[str, list[str]]
-HIDDEN = 64
-"""Width of the second base model."""
 SEAMS = {"rollout.record.after_publish": 20, "trainer.commit.after_manifest": 2}
 """Failpoints of the second pool's roles, and which pass is killed: the trainer's second one is the first step's commit."""
 
 
-def two(pool: str = "", **training: int) -> JobDocument:
+def two(pool: str = "", environment: str = "teams:at_once", **training: int) -> JobDocument:
     """The team of `test_agents`; its second agent on this pool, or on the job's."""
-    job = team(**training)
+    job = team(environment, **training)
     first, second = job.spec.agents
     agents = first, second.model_copy(update={"pool_ref": NameRef(name=pool) if pool else None})
     rollout = job.spec.rollout.model_copy(update={"max_turns": 8})
@@ -53,32 +49,6 @@ def on_one_pool(tiny_model, tmp_path_factory) -> tuple[Weights, list[StepRecord]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent))
         return asyncio.run(run(Loop(tiny_model, tmp_path_factory.mktemp("one")), two()))
-
-
-@pytest.fixture(scope="module")
-def other_model(tmp_path_factory) -> Path:
-    """A smaller Llama than `tiny`, with random weights; its characters have other ids."""
-    folder = tmp_path_factory.mktemp("other-model")
-    save_tokenizer(folder, 512)
-    path = folder / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    characters = {token: at for token, at in VOCABULARY.items() if len(token) == 1}
-    ids = [*characters.values()]
-    tokenizer["model"]["vocab"] |= dict(zip(characters, ids[1:] + ids[:1], strict=True))
-    path.write_text(json.dumps(tokenizer))
-    return save_random_llama(
-        folder,
-        len(VOCABULARY),
-        hidden_size=HIDDEN,
-        intermediate_size=96,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=512,
-        initializer_range=0.15,
-        bos_token_id=None,
-        eos_token_id=VOCABULARY[END],
-        pad_token_id=VOCABULARY[PAD],
-    )
 
 
 @dataclass(frozen=True)
@@ -157,14 +127,15 @@ async def test_agents_on_two_pools_train_the_same_bits_as_on_one(tiny_model, tmp
     assert [step.step for step in steps] == [step.step for step in on_one_pool[1]] == [0, 1]
 
 
-def test_each_agent_is_sampled_from_and_trained_on_its_own_base_model(on_two_bases):
+def test_each_agent_is_sampled_from_and_trained_on_its_own_base_model(other_model, on_two_bases):
     """The trainer's logprobs of the sampled tokens are the engine's, on another base for each agent."""
     assert [len(set(versions)) for versions in on_two_bases.weights.values()] == [3, 3], "every step changed both"
     widths = {
         name: load(tensors)["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"].shape[1]
         for name, tensors in on_two_bases.tensors.items()
     }
-    assert widths == {"solver": 128, "verifier": HIDDEN}
+    other_width = json.loads((other_model / "config.json").read_text())["hidden_size"]
+    assert widths == {"solver": 128, "verifier": other_width}
     for history in on_two_bases.histories.values():
         assert [manifest.metrics["logprob_gap"] < 1e-4 for manifest in history[:-1]] == [True, True]
 

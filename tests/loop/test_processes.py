@@ -1,6 +1,7 @@
 """The run as a user runs it, with its processes killed one after another: nothing lost, nothing doubled, the same adapter."""
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -15,31 +16,45 @@ import psutil
 import pytest
 import yaml
 from tests.loop.harness import Loop, document, train, weights_of
-from tests.loop.test_agents import team
+from tests.loop.test_pools import two
 
 from marlaas.local.records import open_jobs
-from marlaas_api.messages import JobDocument, StepRecord
+from marlaas_api.messages import JobDocument, Manifest, StepRecord
+from marlaas_api.wire import decode_as
 
 pytestmark = pytest.mark.slow
 
 STEPS = 10
 """Of each job."""
 METRICS, AMOUNTS = ("tokens", "loss", "grad_norm"), ("trained_tokens", "zero_variance_tokens")
-VICTIMS = ["sandbox", "orchestrator", "trainer", "rollout", "nats-server"]
+TRAINERS = {"tiny": 2, "other": 1}
+"""By pool. `tiny` has the agent of the first job and one of the team's; `other`, with another base model, the team's second agent."""
 
 
 def jobs() -> list[JobDocument]:
-    """The job of `harness.document`, and a team of two agents that speak at the same time."""
-    return [document(steps=STEPS), team("teams:once", steps=STEPS)]
+    """The job of `harness.document`, and a team of two agents on two pools that speak at the same time."""
+    return [document(steps=STEPS), two("other", "teams:once", steps=STEPS)]
 
 
 @pytest.fixture
-def manifest(tiny_model: Path, tmp_path: Path) -> Path:
+def models(tiny_model: Path, other_model: Path) -> dict[str, Path]:
+    """The base models by pool."""
+    return {"tiny": tiny_model, "other": other_model}
+
+
+@pytest.fixture
+def manifest(models: dict[str, Path], tmp_path: Path) -> Path:
     """The jobs, as a tenant would write them."""
-    engine = {"engine": "reference", "dtype": "float32", "maxModelLen": 256}
-    pool = {"model": {"path": str(tiny_model)}, "adapterSlots": 16, "maxRank": 8, "rollout": engine}
     head = {"apiVersion": "marlaas.dev/v1alpha1"}
-    objects = [head | {"kind": "ModelPool", "metadata": {"name": "tiny"}, "spec": pool}]
+    settings = {
+        "adapterSlots": 16,
+        "maxRank": 8,
+        "rollout": {"engine": "reference", "dtype": "float32", "maxModelLen": 256},
+    }
+    objects = []
+    for name, model in models.items():
+        pool = settings | {"model": {"path": str(model)}, "trainer": {"replicas": TRAINERS[name]}}
+        objects.append(head | {"kind": "ModelPool", "metadata": {"name": name}, "spec": pool})
     for job in jobs():
         spec = job.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         metadata = {"name": job.job, "namespace": job.namespace}
@@ -50,19 +65,42 @@ def manifest(tiny_model: Path, tmp_path: Path) -> Path:
 
 
 def processes(runner: int, name: str) -> list[psutil.Process]:
-    """The process of a role, or the server, among the runner's children."""
+    """The processes of a role, of one replica (`trainer-0.tiny`), or of a program, among the runner's children."""
     found = []
     for child in psutil.Process(runner).children(recursive=True):
-        try:
-            line = child.cmdline()
-        except psutil.Error:
-            continue
-        role = (
-            line[line.index("marlaas_worker") + 1] if "marlaas_worker" in line else Path(line[0]).name if line else ""
-        )
-        if role == name:
-            found.append(child)
+        with contextlib.suppress(psutil.Error):
+            if name in names_of(child.cmdline()):
+                found.append(child)
     return found
+
+
+def names_of(line: list[str]) -> list[str]:
+    """The names of a process: a role's and the one of its folder, which is the replica's, or the program's."""
+    if "marlaas_worker" not in line:
+        return [Path(one).name for one in line[:1]]
+    folder = line[line.index("--scratch") + 1] if "--scratch" in line else ""
+    return [line[line.index("marlaas_worker") + 1], Path(folder).name]
+
+
+def trainer_of(out: Path, job: str, agent: str) -> str:
+    """The trainer that committed an agent's newest version; empty before the first one."""
+    found = (out / ".state" / "blobs" / "team-a" / job).glob(f"*/{agent}/*/*-manifest")
+    manifests = [decode_as(Manifest, path.read_bytes()) for path in found]
+    return max(((one.version, one.trainer) for one in manifests), default=(-1, ""))[1]
+
+
+def victims(out: Path) -> Iterator[list[str]]:
+    """What is killed at once, one victim after another; nothing while one trainer of `tiny` has the agents of both jobs.
+
+    The last ones are the trainer of one of the team's agents, and all processes of a pool.
+    """
+    yield ["sandbox"]
+    yield ["orchestrator"]
+    yield ["nats-server"]
+    while (trainer := trainer_of(out, "team", "solver")) == trainer_of(out, "reverse", "policy"):
+        yield []
+    yield [f"{trainer}.tiny"]
+    yield ["rollout-0.other", "trainer-0.other"]
 
 
 def levels(process: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
@@ -72,21 +110,28 @@ def levels(process: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
             yield level
 
 
-def kill_all(process: "subprocess.Popen[str]") -> None:
-    """Kill the processes of one role after another, each when both jobs have finished another step."""
-    victims, seen, steps = list(VICTIMS), -1, dict.fromkeys((job.job for job in jobs()), -1)
+def kill_all(process: "subprocess.Popen[str]", out: Path) -> None:
+    """Kill one victim after another, each when the team, whose agents all of them concern, has finished another step."""
+    left, seen = victims(out), -1
     for level in levels(process):
-        if level["phase"] == "Running":
-            steps[level["job"].rpartition("/")[2]] = int(level.get("step", -1))
-        if min(steps.values()) > seen and victims:
-            seen = min(steps.values())
-            for one in processes(process.pid, victims.pop(0)):
-                one.send_signal(signal.SIGKILL)
-    assert not victims
+        step = int(level.get("step", -1))
+        if level["job"] == "team-a/team" and level["phase"] == "Running" and step > seen:
+            seen = step
+            for name in next(left, []):
+                kill(process.pid, name)
+    assert next(left, None) is None, "the team has ended before the last kill"
+
+
+def kill(runner: int, name: str) -> None:
+    killed = processes(runner, name)
+    assert killed, f"{name} does not run"
+    for one in killed:
+        with contextlib.suppress(psutil.NoSuchProcess):  # sandboxes end with the process that forked them
+            one.send_signal(signal.SIGKILL)
 
 
 def test_killed_one_after_another_the_run_ends_with_exact_accounting_and_the_same_adapters(
-    tiny_model, manifest, tmp_path, monkeypatch
+    models, manifest, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     out = tmp_path / "out"
@@ -94,10 +139,10 @@ def test_killed_one_after_another_the_run_ends_with_exact_accounting_and_the_sam
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     ) as process:
-        kill_all(process)
+        kill_all(process, out)
     assert process.returncode == 0
     progress = {one.document.job: one.progress for one in open_jobs(out)}
-    for job, (weights, steps) in asyncio.run(undisturbed(tiny_model, tmp_path / "undisturbed")).items():
+    for job, (weights, steps) in asyncio.run(undisturbed(models, tmp_path / "undisturbed")).items():
         folder = out / "team-a" / job
         records = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
         assert [record["step"] for record in records] == list(range(STEPS))
@@ -134,9 +179,9 @@ def adapters(folder: Path, agents: Collection[str]) -> dict[str, str]:
     }
 
 
-async def undisturbed(tiny_model: Path, folder: Path) -> dict[str, tuple[dict[str, str], list[StepRecord]]]:
+async def undisturbed(models: dict[str, Path], folder: Path) -> dict[str, tuple[dict[str, str], list[StepRecord]]]:
     """By job, the last version's weights of each agent and the records, in one process to which nothing happens."""
-    async with Loop(tiny_model, folder) as loop:
+    async with Loop(models["tiny"], folder, also={"other": models["other"]}) as loop:
         steps = {job.job: await train(loop, job) for job in jobs()}
         weights = {job.job: await weights_of(loop, job) for job in jobs()}
     return {
