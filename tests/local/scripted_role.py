@@ -145,7 +145,7 @@ class Job:
         await self.tell(done, steps)
 
     def paused(self, done: int) -> bool:
-        if not all(at_work(role).exists() for role in POOL_ROLES):
+        if self.document.spec.suspend or not all(at_work(role).exists() for role in POOL_ROLES):
             return True
         if not SCRIPT.with_name(f"{self.document.job}.played").exists():
             return True
@@ -176,7 +176,8 @@ class Job:
     async def tell(self, done: int, steps: int) -> None:
         over = done >= steps
         body = {"generation": self.document.generation, "step": done, "steps": steps, "versions": {"policy": done}}
-        running = {"phase": Phase.RUNNING, "admitted": True, "reason": "Admitted", "eval_last": 0.25}
+        phase = Phase.SUSPENDED if self.document.spec.suspend else Phase.RUNNING
+        running = {"phase": phase, "admitted": phase is Phase.RUNNING, "reason": "Admitted", "eval_last": 0.25}
         ended = {
             "phase": Phase.SUCCEEDED,
             "admitted": False,

@@ -149,6 +149,10 @@ def test_a_job_is_added_and_another_cancelled_while_the_run_goes_on(place: Place
     refused = marlaas("suspend", "third", "--run", out)
     assert refused.returncode == 2
     assert "has no job third: its jobs are team-a/reverse, team-a/second" in refused.stderr
+    for command, told, phase in (("suspend", "suspended", Phase.SUSPENDED), ("resume", "resumed", Phase.RUNNING)):
+        done = marlaas(command, "reverse", "--run", out)
+        assert (done.returncode, done.stdout) == (0, f"team-a/reverse: {told}\n"), done.stderr
+        run.until(type="progress", job="team-a/reverse", phase=phase)
     done = marlaas("cancel", "reverse", "--run", out)
     assert (done.returncode, done.stdout.split(";")[0]) == (0, "team-a/reverse: cancelled"), done.stderr
     place.go()
