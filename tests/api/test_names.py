@@ -1,6 +1,17 @@
 import pytest
 
-from marlaas_api.names import JobRef, eval_group, group_token, is_attempt, train_group
+from marlaas_api.names import (
+    BRANCH_TURNS,
+    JobRef,
+    Split,
+    derive_seed,
+    eval_group,
+    group_token,
+    is_attempt,
+    sampling_seed,
+    train_group,
+    turn_number,
+)
 
 JOB = JobRef("team-a", "sums", "0c1d-t7")
 
@@ -30,3 +41,27 @@ def test_an_attempt_is_the_groups_name_the_member_and_up_to_nine_digits(attempt:
 )
 def test_other_names_are_no_attempt(episode: str) -> None:
     assert not is_attempt(episode, "u-t3", 0)
+
+
+@pytest.mark.parametrize(
+    ("num_agents", "position", "group", "member", "own", "turn", "seed"),
+    [
+        (1, 0, "t12", 2, 0, 0, 5776375581887933642),
+        (1, 0, "t12", 2, 1, 1, 7718514420197962724),
+        (1, 0, "e3v5", 0, 2, 2, 6219701842346804014),
+        (1, 0, "t12", 2, BRANCH_TURNS, 16384, 4439577239228864911),
+        (1, 0, "t12", 2, 3 * BRANCH_TURNS + 1, 49153, 6628736367227541398),
+        (2, 0, "t12", 2, 1, 2, 7718514420197962724),
+        (2, 1, "t12", 2, 1, 3, 21599272572836906),
+        (3, 2, "t12", 2, 2 * BRANCH_TURNS + 1, 98309, 547943890328535239),
+    ],
+    ids=["first", "second", "evaluation", "part", "third part", "first of two agents", "other agent", "its part"],
+)
+def test_the_seeds_of_turns_never_change(num_agents, position, group, member, own, turn, seed):
+    """A job gives the same results in a later release. The first agent of a team has the seeds of a job with one agent."""
+    assert turn_number(own, position, num_agents) == turn
+    assert sampling_seed(7, num_agents, f"uid-{group}", member, turn) == seed
+
+
+def test_the_seeds_of_tasks_never_change() -> None:
+    assert derive_seed(7, Split.TRAIN.value, 12) == 4818405458173397534
