@@ -30,6 +30,22 @@ def test_candidates_continue_one_state_in_any_order_of_arrival_and_the_chosen_go
     assert marked == {0: None, FIRST: 0, SECOND: 0, THIRD: 0, AFTER: None, AFTER + 1: None}
 
 
+def test_several_candidates_go_on_one_after_another_or_at_the_same_time():
+    channel = OrderedReplies(("a", 6 * BRANCH_TURNS), ("a", 5 * BRANCH_TURNS))
+    agents = agents_of(channel)
+    left, _, right = agents.a.branch("act", 3)
+    left.go_on().say("then")
+    last = right.go_on()
+    last.say("then")
+    other = left.go_on()
+    with agents.together() as at_once:
+        at_once.run(last.say, "left")
+        at_once.run(other.say, "right")
+    a, b = 5 * BRANCH_TURNS, 6 * BRANCH_TURNS
+    assert channel.numbers()["a"][3:] == [(AFTER, FIRST), (AFTER + 1, THIRD), (a, AFTER + 1), (b, FIRST)]
+    assert [one.choice for one in channel.requests] == [0, 0, 0, None, None, None, None]
+
+
 def test_candidates_are_sampled_at_the_same_time():
     asked = threading.Barrier(3, timeout=30)
 

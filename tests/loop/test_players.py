@@ -1,10 +1,11 @@
 """Second roles, past versions and candidates, in strict mode: which versions play, what is trained, and the same bits after kills."""
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.harness import kill_at
+from tests.harness import changed, kill_at
 from tests.loop.harness import Loop, document
 
 from marlaas_api import subjects
@@ -123,9 +124,12 @@ async def test_groups_of_one_with_a_running_mean_give_the_same_adapters_also_aft
 
 async def test_candidates_give_the_same_adapters_also_after_a_kill(tiny_model, tmp_path):
     job = document("choose", environment="teams:choose", maxRefill=0)
+    job = changed(job, rollout=job.spec.rollout.model_copy(update={"max_turns": 5}))
     weights, _, turns, _ = await play(tiny_model, tmp_path / "first", job=job)
     assert len(set(weights)) == 3, "every step changed the policy"
     assert {turn.append[-1].content for turn in turns} >= {"act", "act again", "end"}
+    ends = Counter(turn.episode for turn in turns if turn.append[-1].content == "end")
+    assert set(ends.values()) == {2}, "of each episode, two candidates of the last choice go on"
     again, _, _, deaths = await play(tiny_model, tmp_path / "second", "orchestrator.assign.after_log", job=job)
     assert deaths == ["orchestrator.assign.after_log"]
     assert again == weights

@@ -133,6 +133,16 @@ def test_candidates_are_context_of_the_conversation_that_goes_on_from_one_of_the
     assert cut(*turns, leaves=(3,), untrained=(1, 2)) == [(whole, [5, 6, 35, 36])]
 
 
+def test_if_several_candidates_go_on_each_is_context_of_its_own_continuation():
+    turns = (turn(0), turn(1, 0), turn(2, 0), turn(3, 2), turn(4, 1), turn(5, 1))
+    left, right = [0, 1, 5, 6, 10, 11, 15, 16], [0, 1, 5, 6, 20, 21, 25, 26]
+    assert cut(*turns, leaves=(3, 4, 5), untrained=(1, 2)) == [
+        ([*right, 30, 31, 35, 36], [5, 6, 35, 36]),
+        ([*left, 40, 41, 45, 46], [45, 46]),
+        ([*left, 50, 51, 55, 56], [55, 56]),
+    ]
+
+
 def test_an_episode_of_candidates_only_trains_nothing_itself():
     assert cut(turn(0), turn(1), leaves=(), untrained=(0, 1)) == []
 
