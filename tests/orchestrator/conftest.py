@@ -18,12 +18,14 @@ def document() -> Callable[..., JobDocument]:
 
 @pytest.fixture
 def play() -> Callable[..., list[Episode]]:
-    """Both episodes of the training group with this index; a reward of None is an environment fault."""
+    """Both episodes of the training group with this index, in which all agents speak; a reward of None is an environment fault."""
 
     def one(document: JobDocument, index: int, member: int, reward: float | None) -> Episode:
         fault = {"fault": FaultClass.ENV, "fault_text": "KeyError: 'x'"}
-        ended = fault if reward is None else {"rewards": {"policy": reward}}
-        return an_episode(document, index, member, leaves={"policy": (0,)}, **ended)
+        names = [agent.name for agent in document.spec.agents]
+        ended = fault if reward is None else {"rewards": dict.fromkeys(names, reward)}
+        leaves = {name: (position,) for position, name in enumerate(names)}
+        return an_episode(document, index, member, leaves=leaves, **ended)
 
     return lambda document, index, rewards: [one(document, index, *member) for member in enumerate(rewards)]
 

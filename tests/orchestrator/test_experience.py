@@ -1,4 +1,5 @@
 import pytest
+from tests.harness import an_episode
 
 from marlaas_api.messages import GroupOutcome, IssueLedger
 from marlaas_api.messages.agent_settings import AgentSettings
@@ -6,15 +7,58 @@ from marlaas_worker.orchestrator.experience import Experience, difficulty
 from marlaas_worker.orchestrator.job_state import History, JobState
 
 ONE = (AgentSettings(name="policy"),)
+TEAM = [{"name": "solver"}, {"name": "verifier"}]
 
 
-def test_a_group_is_complete_when_every_member_has_ended_in_any_order(document, play):
-    first, second = play(document(), 0, (1.0, 0.0))
-    store = Experience(ONE, 2)
+def test_a_group_is_complete_for_each_agent_when_every_member_has_ended_in_any_order(document, play):
+    job = document(agents=TEAM)
+    first, second = play(job, 0, (1.0, 0.0))
+    store = Experience(job.spec.agents, 2)
     assert store.add(second) is None
     group = store.add(first)
-    assert group.agents["policy"].rewards == (1.0, 0.0)
-    assert group.agents["policy"].outcome is GroupOutcome.SIGNAL
+    assert list(group.agents) == ["solver", "verifier"]
+    for position, part in enumerate(group.agents.values()):
+        assert (part.rewards, part.outcome) == ((1.0, 0.0), GroupOutcome.SIGNAL)
+        assert [(one.member, one.leaves) for one in part.trajectories] == [(0, (position,)), (1, (position,))]
+
+
+SIGNAL, FLAT, UNCALLED, FAULTED = (
+    GroupOutcome.SIGNAL,
+    GroupOutcome.FLAT,
+    GroupOutcome.UNCALLED,
+    GroupOutcome.FAULTED,
+)
+
+
+@pytest.mark.parametrize(
+    ("solver", "verifier", "outcomes", "hardness"),
+    [
+        ((1.0, 0.0), (0.5, 0.5), (SIGNAL, FLAT), "varied"),
+        ((1.0, 1.0), (0.5, 0.0), (FLAT, SIGNAL), "varied"),
+        ((1.0, 0.0), (None, None), (SIGNAL, UNCALLED), "varied"),
+        ((1.0, 1.0), (0.5, None), (FLAT, UNCALLED), "solved"),
+        ((1.0, 1.0), (0.0, 0.0), (FLAT, FLAT), "hopeless"),
+        ((None, None), (None, None), (UNCALLED, UNCALLED), None),
+        ((1.0, "fault"), (1.0, "fault"), (FAULTED, FAULTED), None),
+    ],
+)
+def test_each_agent_of_a_team_has_an_outcome_of_its_own(document, solver, verifier, outcomes, hardness):
+    """None: the agent has taken no turn in this member."""
+    job = document(agents=TEAM)
+    store = Experience(job.spec.agents, 2)
+    for member in range(2):
+        own = {"solver": solver[member], "verifier": verifier[member]}
+        if "fault" in own.values():
+            ended = {"fault": "env"}
+        else:
+            rewards = {name: reward for name, reward in own.items() if reward is not None}
+            ended = {"rewards": rewards, "leaves": dict.fromkeys(rewards, (0,))}
+        group = store.add(an_episode(job, 0, member, **ended))
+    parts = group.agents.values()
+    assert tuple(part.outcome for part in parts) == outcomes
+    assert difficulty(parts, 0.5) == hardness
+    spoke = [[member for member, one in enumerate(of) if isinstance(one, float)] for of in (solver, verifier)]
+    assert [[one.member for one in part.trajectories] for part in parts] == spoke
 
 
 def test_a_group_says_of_each_episode_how_it_ended(document, play):
@@ -26,12 +70,15 @@ def test_a_group_says_of_each_episode_how_it_ended(document, play):
 
 
 def test_a_duplicate_of_a_member_completes_nothing_and_changes_nothing(document, play):
-    first, second = play(document(), 0, (1.0, 0.0))
-    store = Experience(ONE, 2)
+    job = document(agents=TEAM)
+    first, second = play(job, 0, (1.0, 0.0))
+    store = Experience(job.spec.agents, 2)
     assert store.add(first) is None
-    assert store.add(first.model_copy(update={"rewards": {"policy": 9.0}})) is None
+    assert store.add(first.model_copy(update={"rewards": {"solver": 9.0}, "leaves": {"solver": (7,)}})) is None
     group = store.add(second)
-    assert group.agents["policy"].rewards == (1.0, 0.0)
+    for position, part in enumerate(group.agents.values()):
+        assert part.rewards == (1.0, 0.0)
+        assert [one.leaves for one in part.trajectories] == [(position,)] * 2
 
 
 @pytest.mark.parametrize(
