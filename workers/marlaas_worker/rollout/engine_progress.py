@@ -61,6 +61,11 @@ class EngineCounts:
         """The counters that move if and only if the engine computes for its requests."""
         return self.steps, self.tokens, self.layers
 
+    def __str__(self) -> str:
+        """Tell how often the engine's own queue and cache were needed, which ours (`RequestLimiter`) should keep unused."""
+        preempted = f"the engine preempted {self.preemptions} of {self.requests} requests"
+        return f"{preempted}; {self.queued_steps} of {self.steps} batches had no room for all requests"
+
     def after(self, earlier: "EngineCounts") -> "EngineCounts":
         """Return the totals of this incarnation and of those before it."""
         totals = (ours + theirs for ours, theirs in zip(astuple(self), astuple(earlier), strict=True))

@@ -113,6 +113,7 @@ class _Rollout:
                 self._begin()
                 await self._context.stop.wait()
                 await self._drain()
+                _log.info("%s", self._engine.counts)
         finally:
             self._requests.close()
         for task in self._background:
