@@ -87,13 +87,13 @@ SEAMS = {
         "orchestrator.assign.after_log": 3,
         "orchestrator.record.after_step": 1,
         "orchestrator.forget.after_groups": 1,
-        "orchestrator.forget.after_turns": 1,
     },
-    "rollout and sandbox": {
+    "rollout, sandbox, and the orchestrator at its purge": {
         "rollout.record.before_publish": 20,
         "rollout.record.after_publish": 40,
         "sandbox.episode.after_publish": 1,
         "sandbox.task.before_ack": 2,
+        "orchestrator.forget.after_turns": 1,
     },
 }
 """Failpoints, and which pass is killed. The first two passes of a commit are versions 0 of both agents; the next ones are steps."""
@@ -127,7 +127,7 @@ async def test_asynchronous_agents_keep_their_staleness_and_the_ledger_is_exact_
 ):
     """Each agent's first step is committed once a group of the second one plays the version before it."""
     job, commit = team(steps=3, max_staleness=1), PolicyKey.commit
-    kill = {"trainer.commit.after_set": 4, "orchestrator.assign.after_log": 5, "rollout.pin.after_create": 2}
+    kill = {"trainer.commit.after_set": 4, "orchestrator.assign.after_log": 5, "rollout.record.after_publish": 40}
     async with Loop(tiny_model, tmp_path) as loop:
 
         async def late(policy: PolicyKey, lease: AgentLease, contents: VersionContents) -> AgentLease:
