@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.harness import kill_at
 
-from marlaas_api import subjects, wire
+from marlaas_api import failpoints, subjects, wire
 from marlaas_api.blobs import BlobUnavailable
 from marlaas_api.messages import Manifest, ReplyPhase
 from marlaas_worker.adapters import TENSORS_FILE
@@ -191,6 +192,25 @@ async def test_a_group_keeps_the_version_of_its_first_turn(harness, staleness):
     turns = [await harness.turn(job.request(turn=1)), await harness.turn(job.request(member=3))]
     assert [turn.version for turn in turns] == [0, 0]
     assert (await harness.turn(job.request(index=1))).version == 1
+
+
+async def test_a_group_keeps_the_version_to_which_a_replica_pinned_it_before_it_was_killed(harness, monkeypatch):
+    replica, job = await harness.serving()
+    await harness.verified("rollout-0", job.adapter(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "hook", None)  # `kill_at` sets it until the end of this block
+        kill_at("rollout.pin.after_create")
+        async with harness.asking(job.request()) as asked:
+            await asyncio.wait([replica.task])
+    assert not any(reply.phase is ReplyPhase.RESULT for reply in asked.heard)
+    await replica.kill()
+    assert await harness.turn(job.request()) is None
+    await harness.commit(job, 1)
+    await harness.replica("rollout-0")
+    await harness.verified("rollout-0", job.adapter(1))
+    for index in range(2):
+        await harness.ask(job.request(index=index))
+    assert [(await harness.turn(job.request(index=index))).version for index in range(2)] == [0, 1]
 
 
 async def test_two_replicas_pin_a_group_to_one_version(harness, make_engine):
