@@ -20,6 +20,7 @@ _SECONDS = {
     "engine_seconds": "engine_s",
     "trainer_seconds": "trainer_s",
     "sandbox_seconds": "sandbox_s",
+    "slot_seconds": "slot_s",
     "admitted_seconds": "admitted_s",
 }
 _COUNTS = [name for name in UsageStatus.model_fields if name not in _SECONDS and name != "wasted_tokens"]

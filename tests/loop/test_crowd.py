@@ -109,6 +109,9 @@ def test_engine_seconds_of_jobs_add_up_to_those_of_the_replicas_and_a_kill_loses
     for one in ended.end.jobs:
         last = sum(report.job_engine_s.get(one.document.uid, 0.0) for report in reports)
         assert one.progress.amounts.engine_s >= last - 1e-6
+        assert one.progress.amounts.slot_s > 0
+    for report in reports:
+        assert sum(report.job_slot_s.values()) <= report.slots * report.wall_s
     all_s = sum(one.progress.amounts.engine_s for one in ended.end.jobs)
     assert all_s > sum(report.busy_s for report in reports), "the killed replica's seconds count too"
 

@@ -198,6 +198,7 @@ def test_a_job_that_goes_on_counts_every_total_of_a_replica_once(document):
             replica=replica,
             job_tokens={job.uid: tokens},
             job_engine_s={job.uid: tokens / 10},
+            job_slot_s={job.uid: tokens / 5},
         )
 
     job = document()
@@ -210,7 +211,7 @@ def test_a_job_that_goes_on_counts_every_total_of_a_replica_once(document):
     assert (again.tokens.total, again.engine_s.total) == (1000, 100.0)
     again.see([report("rollout-0", 1200), report("rollout-1", 0)], 2.0)
     again.see([report("rollout-0", 30), report("rollout-1", 50)], 3.0)  # the first was restarted
-    assert (again.tokens.total, again.engine_s.total) == (1280, 128.0)
+    assert (again.tokens.total, again.engine_s.total, again.slot_s.total) == (1280, 128.0, 256.0)
     between = JobUsage.of(job.uid, before)
     between.see([report("rollout-0", 1500), report("rollout-1", 70)], 1.0)
     assert (between.tokens.total, between.engine_s.total) == (1570, 157.0), "used while no orchestrator was there"

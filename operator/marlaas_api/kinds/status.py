@@ -112,9 +112,10 @@ class UsageStatus(Status):
     sandbox_seconds: float | None = Field(
         None, description="Seconds that episodes took in sandboxes, waiting included, as the sandboxes report them."
     )
-    admitted_seconds: float | None = Field(
-        None, description="Seconds for which jobs were admitted. A job then holds one adapter slot for each agent."
+    slot_seconds: float | None = Field(
+        None, description="Seconds for which versions of adapters had slots of an engine, summed over the slots."
     )
+    admitted_seconds: float | None = Field(None, description="Seconds for which jobs were admitted.")
     stored_bytes: int | None = Field(
         None, description="Bytes of all versions of adapters and of the kept training states."
     )

@@ -174,8 +174,8 @@ class Progress(JobMessage):
     or promoted version. admitted_s: total seconds for which the job has been admitted. admitted_at: time of the last
     admission. trainer_s: seconds that trainers computed for recorded steps. stored_bytes: bytes of all versions of the job's adapters
     and of the kept training states in the blob store. skipped_*: visits to tasks that
-    were skipped, because they were always right or always wrong. tokens, accelerator_s: from the engines' own counts;
-    counted: by `<pool>/<replica>`, the replica's own totals that they contain, for the next orchestrator.
+    were skipped, because they were always right or always wrong. tokens, accelerator_s, slot_s: from the replicas' own
+    counts; counted, counted_slot_s: by `<pool>/<replica>`, the replica's own totals that they contain, for the next orchestrator.
     reward, staleness: means of the last step; agents: the same by agent. usage: by agent, of finished steps and evaluations. tenant: to which the job is accounted.
 
     training_faults: problems in training that cost no step, by class. `out-of-memory`: steps repeated with a lower
@@ -200,6 +200,8 @@ class Progress(JobMessage):
     tokens_per_s: float = 0.0
     accelerator_s: float = 0.0
     counted: dict[str, tuple[int, float]] = Field(default_factory=dict)
+    slot_s: float = 0.0
+    counted_slot_s: dict[str, float] = Field(default_factory=dict)
     trainer_s: float = 0.0
     stored_bytes: int = 0
     num_outstanding: int = 0
@@ -232,6 +234,7 @@ class Progress(JobMessage):
         engines = UsageAmounts.generated({TokenUse.UNRECORDED if self.phase.final else TokenUse.OPEN: rest})
         of_job = {
             "engine_s": self.accelerator_s,
+            "slot_s": self.slot_s,
             "trainer_s": self.trainer_s,
             "admitted_s": self.admitted_s,
             "stored_bytes": self.stored_bytes,

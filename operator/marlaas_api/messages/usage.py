@@ -39,7 +39,8 @@ class UsageAmounts(BusMessage):
         engine_s: seconds of the engines, each batch's time shared among its requests.
         trainer_s: seconds that trainers computed.
         sandbox_s: seconds that its episodes took in sandboxes, from their start to their end, waiting included.
-        admitted_s: seconds for which the job was admitted; it then holds one adapter slot for each agent.
+        slot_s: seconds for which versions of its adapters had slots of an engine, summed over the slots.
+        admitted_s: seconds for which the job was admitted.
         stored_bytes: of all versions of its adapters, and of the training states that are kept, now.
     """
 
@@ -58,6 +59,7 @@ class UsageAmounts(BusMessage):
     engine_s: float = 0.0
     trainer_s: float = 0.0
     sandbox_s: float = 0.0
+    slot_s: float = 0.0
     admitted_s: float = 0.0
     stored_bytes: int = 0
 

@@ -48,6 +48,7 @@ def sizes(role: Any) -> dict[str, int]:
         "tokens": len(engine.meter.job_tokens),
         "tenants' tokens": len(engine.meter.tenant_tokens),
         "engine_s": len(engine.meter.job_engine_s),
+        "slot_s": len(role._versions.slot_seconds._ended) + len(role._versions.slot_seconds._began),
         "turn bytes": len(role._log.job_bytes),
         "outputs": len(engine.limiter.outputs._by_job),
         "episodes": len(engine.limiter.episodes),

@@ -53,6 +53,7 @@ def usage_of(
     counted = {
         "engine_s": progress.accelerator_s,
         "trainer_s": progress.trainer_s,
+        "slot_s": progress.slot_s,
         "admitted_s": progress.admitted_s,
         "stored_bytes": progress.stored_bytes,
     }

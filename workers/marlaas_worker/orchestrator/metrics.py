@@ -67,10 +67,11 @@ def _seconds(amounts: UsageAmounts, labels: Mapping[str, str]) -> Iterator[Sampl
         "engine": amounts.engine_s,
         "trainer": amounts.trainer_s,
         "sandbox": amounts.sandbox_s,
+        "slot": amounts.slot_s,
         "admitted": amounts.admitted_s,
     }
     for resource, used_s in seconds.items():
-        text = "Seconds of engines, trainers and sandboxes, and seconds for which jobs were admitted."
+        text = "Seconds of engines, trainers, sandboxes and adapter slots, and seconds for which jobs were admitted."
         yield Sample("marlaas_tenant_seconds_total", "counter", text, used_s, {**labels, "resource": resource})
 
 

@@ -29,12 +29,13 @@ class RunningTotal:
 
 @dataclass(slots=True)
 class JobUsage:
-    """Tokens, engine seconds and recorded bytes of one job, over all replicas of its pools."""
+    """Tokens, seconds of engines and slots, and recorded bytes of one job, over all replicas of its pools."""
 
     uid: str
     window_s: float = 15.0
     tokens: RunningTotal = field(default_factory=RunningTotal)
     engine_s: RunningTotal = field(default_factory=RunningTotal)
+    slot_s: RunningTotal = field(default_factory=RunningTotal)
     turn_bytes: RunningTotal = field(default_factory=lambda: RunningTotal(since_seen=True))
     _points: deque[tuple[float, float]] = field(default_factory=deque)
 
@@ -50,7 +51,10 @@ class JobUsage:
         tokens = {name: float(number) for name, (number, _) in before.counted.items()}
         seconds = {name: seconds for name, (_, seconds) in before.counted.items()}
         return cls(
-            uid, tokens=RunningTotal(before.tokens, tokens), engine_s=RunningTotal(before.accelerator_s, seconds)
+            uid,
+            tokens=RunningTotal(before.tokens, tokens),
+            engine_s=RunningTotal(before.accelerator_s, seconds),
+            slot_s=RunningTotal(before.slot_s, dict(before.counted_slot_s)),
         )
 
     def see(self, reports: list[ReplicaReport], now: float) -> None:
@@ -60,6 +64,7 @@ class JobUsage:
                 replica = f"{report.pool}/{report.replica}"
                 self.tokens.see(replica, report.job_tokens.get(self.uid, 0))
                 self.engine_s.see(replica, report.job_engine_s.get(self.uid, 0.0))
+                self.slot_s.see(replica, report.job_slot_s.get(self.uid, 0.0))
                 self.turn_bytes.see(replica, report.job_turn_bytes.get(self.uid, 0))
         self._points.append((now, self.tokens.total))
         while self._points and now - self._points[0][0] > self.window_s:
@@ -76,6 +81,8 @@ class JobUsage:
                 for name, number in self.tokens.counted.items()
                 if number or self.engine_s.counted[name]
             },
+            "slot_s": self.slot_s.total,
+            "counted_slot_s": {name: seconds for name, seconds in self.slot_s.counted.items() if seconds},
         }
 
     def tokens_per_s(self) -> float:

@@ -163,9 +163,10 @@ class _Rollout:
             _log.warning("cannot subscribe to the requests of all jobs: %s", error)
 
     def _forget_gone_jobs(self) -> None:
-        meter = self._engine.meter
-        counted = {*meter.job_tokens, *meter.job_engine_s, *self._log.job_bytes}
-        uids = self._gone_jobs.expired(self._policies.present(), counted, asyncio.get_running_loop().time())
+        meter, now = self._engine.meter, asyncio.get_running_loop().time()
+        slot_s = self._versions.slot_seconds.totals(now)
+        counted = {*meter.job_tokens, *meter.job_engine_s, *slot_s, *self._log.job_bytes}
+        uids = self._gone_jobs.expired(self._policies.present(), counted, now)
         if not uids:
             return
         self._engine.forget(uids, self._policies.tenants())
@@ -260,6 +261,7 @@ class _Rollout:
             job_tokens=dict(meter.job_tokens),
             tenant_tokens=dict(meter.tenant_tokens),
             job_engine_s=dict(meter.job_engine_s),
+            job_slot_s=self._versions.slot_seconds.totals(now),
             agent_tokens=meter.agents.at(now),
             job_turn_bytes=dict(self._log.job_bytes),
             busy_s=meter.busy_s,

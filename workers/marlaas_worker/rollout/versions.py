@@ -20,6 +20,7 @@ from marlaas_worker.rollout.load_retries import Retries
 from marlaas_worker.rollout.paging import PageDemand, PagePlan, Resident, Urgency, order_waits, plan_pages
 from marlaas_worker.rollout.proof import Proof
 from marlaas_worker.rollout.reload_pace import ReloadPace
+from marlaas_worker.rollout.slot_seconds import SlotSeconds
 from marlaas_worker.rollout.slots import Held, ProvenVersions
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 
@@ -43,7 +44,9 @@ class Versions:
 
     `changed` is called when the proven set changes.
 
-    pace: load times of this engine, and the time that re-loads may take.
+    Attributes:
+        pace: load times of this engine, and the time that re-loads may take.
+        slot_seconds: for which each job's versions had slots.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Versions:
         self._changed = changed
         self.proven = ProvenVersions(engine.limits.slots, engine.slot_numbers)
         self.pace = ReloadPace()
+        self.slot_seconds = SlotSeconds()
         self._retries = Retries()
         self._review_s = _REVIEW_S
         self._resident: dict[str, AdapterRef] = {}
@@ -86,6 +90,7 @@ class Versions:
         """Forget the failed loads of jobs that are gone."""
         self._retries.forget(uids)
         self.proven.forget(uids)
+        self.slot_seconds.forget(uids)
 
     def engine_stopped(self) -> None:
         """Discard all state of the engine's incarnation: nothing is loaded or proven any more."""
@@ -93,6 +98,7 @@ class Versions:
             load.cancel()
         self._to_discard += self._resident.values()
         self._resident.clear()
+        self.slot_seconds.end_all(_clock())
         self.pace.forget_expected()
         self._retries.clear()
         self.proven.clear()
@@ -199,6 +205,7 @@ class Versions:
         name = adapter.engine_name
         loaded = self.proven.table.begin(name, self._adapter_cache.place(adapter))
         self._resident[name] = adapter
+        self.slot_seconds.begin(name, adapter.uid, _clock())
         load = loads.create_task(self._load(adapter, loaded), name=f"load {name}")
         self._loading.add(load)
         load.add_done_callback(self._loading.discard)
@@ -226,6 +233,7 @@ class Versions:
         loaded = self.proven.table.loaded(name)
         self.proven.remove(loaded)
         self._changed()
+        self.slot_seconds.end(name, _clock())
         return self._resident.pop(name), loaded
 
     async def _unload(self, loaded: LoadedAdapter) -> None:
@@ -276,6 +284,7 @@ class Versions:
         name = adapter.engine_name
         self.proven.remove(loaded)
         del self._resident[name]
+        self.slot_seconds.end(name, _clock())
         failure = self._retries.failed(name, error, _clock())
         self.proven.wake.set()
         if failure.retry_at is not None:
