@@ -1,7 +1,7 @@
 """State of a job of a run on this machine, for `marlaas why --run DIR`: from the running `marlaas run`, or as it was left."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -57,8 +57,19 @@ def _paragraph(
 ) -> str:
     views = {uid: _view(one, known.get(uid)) for uid, one in jobs.items()}
     job = views.pop(opened.document.uid)
-    advice = partial(_advice, folder, opened.document)
-    return explain(job, ClusterContext(jobs=[*views.values()], advice=advice), now)
+    advice, free = partial(_advice, folder, opened.document), _free_places(opened, [*views.values()])
+    return explain(job, ClusterContext(jobs=[*views.values()], advice=advice, free=free), now)
+
+
+def _free_places(opened: OpenedJob, jobs: Sequence[ClusterJobView]) -> dict[str, int]:
+    """Return, by pool of a job, the number of agents that it admits beside those of running jobs."""
+    running = [one for one in jobs if one.status is not None and one.status.phase == "Running"]
+    free = {}
+    for name, pool in opened.pools.items():
+        rollout = pool.spec.rollout
+        places = pool.spec.adapter_slots * rollout.replicas * rollout.agents_per_slot
+        free[name] = places - sum(one.places.get(name, 0) for one in running)
+    return free
 
 
 def _live(folder: Path) -> dict[str, Progress] | None:

@@ -1,6 +1,6 @@
 """`marlaas why`: one paragraph about a job: its state or what it waits for, since when, and what to do. Pure."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from marlaas.cluster.views import (
@@ -44,13 +44,24 @@ class ClusterContext:
 
     pools: the job's pools; without those that do not exist or that the user may not read.
     jobs: other jobs of the pools and of the tenant.
-    advice: of a run on this machine, the advice for a reason, instead of that of the reasons' table.
+    advice, free: of a run on this machine, the advice for a reason, instead of that of the reasons' table; and by pool, the
+        number of agents that it admits beside those of running jobs, instead of the pools' status.
     """
 
     pools: Sequence[ClusterPoolView] = ()
     events: Sequence[ClusterEventView] = ()
     jobs: Sequence[ClusterJobView] = ()
     advice: Callable[[str], str] | None = None
+    free: Mapping[str, int] | None = None
+
+    @property
+    def free_places(self) -> Mapping[str, int] | None:
+        """By pool, the number of agents that it admits beside those of running jobs; None if it is not known of all pools."""
+        if self.free is not None:
+            return self.free
+        known = {pool.name: pool.status.free_slots for pool in self.pools if pool.status is not None}
+        found = {name: number for name, number in known.items() if number is not None}
+        return found if len(found) == len(self.pools) else None
 
     @property
     def beside(self) -> JobsBeside:
@@ -73,7 +84,7 @@ def explain(job: ClusterJobView, around: ClusterContext, now: float) -> str:
     cause = next((one for one in causes.values() if one is not None), None)
     sentences = [_where(job, events, now), *_idle(job), *_why(job, now)]
     sentences += [sentence for pool in around.pools for sentence in _pool(job, pool, causes[pool.name])]
-    sentences += [*expected_room(job, around.beside, around.pools, now), *_unseen(job, now)]
+    sentences += [*expected_room(job, around.beside, around.free_places, now), *_unseen(job, now)]
     sentences += [*_warning(events, " ".join(sentences), now), *_advice(job, around, cause)]
     return visible("\n".join([" ".join(sentences), *_last_words(job)]))
 

@@ -1,10 +1,10 @@
 """When a queued job can expect room: from the pace of running jobs, and the places that they would free. Pure."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from marlaas.cluster.views import WAITING_FOR_ROOM, ClusterJobView, ClusterPoolView, seconds
+from marlaas.cluster.views import WAITING_FOR_ROOM, ClusterJobView, seconds
 from marlaas.local.table import duration
 from marlaas_api.kinds.status import RLJobStatus
 from marlaas_api.reasons import Reason
@@ -18,13 +18,11 @@ class JobsBeside:
     waiting: Sequence[ClusterJobView] = ()
 
 
-def expected_room(
-    job: ClusterJobView, beside: JobsBeside, pools: Sequence[ClusterPoolView], now: float
-) -> Iterator[str]:
+def expected_room(job: ClusterJobView, beside: JobsBeside, free: Mapping[str, int] | None, now: float) -> Iterator[str]:
     """Yield sentences about the running jobs for whose end a queued job waits; nothing if it waits for something else.
 
     Args:
-        pools: of the job.
+        free: by pool of the job, the number of agents that it admits beside those of running jobs; None if it is not known.
         now: unix seconds.
     """
     if job.status is None or job.status.phase != "Queued":
@@ -32,7 +30,7 @@ def expected_room(
     if job.status.reason == Reason.OVER_QUOTA and _waits_for_jobs(job.status):
         yield from _room_of_tenant(job, beside, now)
     elif job.status.reason in WAITING_FOR_ROOM:
-        yield from _room_of_pools(job, beside, pools, now)
+        yield from _room_of_pools(job, beside, free, now)
 
 
 def left_s(status: RLJobStatus, now: float) -> float | None:
@@ -68,12 +66,12 @@ def _room_of_tenant(job: ClusterJobView, beside: JobsBeside, now: float) -> Iter
 
 
 def _room_of_pools(
-    job: ClusterJobView, beside: JobsBeside, pools: Sequence[ClusterPoolView], now: float
+    job: ClusterJobView, beside: JobsBeside, free: Mapping[str, int] | None, now: float
 ) -> Iterator[str]:
     running = [one for one in beside.running if one.pools_in_common(job)]
     ends = _ends(running, now)
     yield from _next_end(ends, len(running))
-    number = _num_to_end(job, [one for _, one in ends], pools)
+    number = _num_to_end(job, [one for _, one in ends], free)
     if number is not None and number > 1:
         need = sum(job.places.values())
         agents = f"its {need} agents have" if need > 1 else "its agent has"
@@ -103,20 +101,16 @@ def _rank(job: ClusterJobView) -> tuple[float, float, str]:
     return (-job.priority, job.created_at, job.key)
 
 
-def _num_to_end(job: ClusterJobView, ending: Sequence[ClusterJobView], pools: Sequence[ClusterPoolView]) -> int | None:
+def _num_to_end(job: ClusterJobView, ending: Sequence[ClusterJobView], free: Mapping[str, int] | None) -> int | None:
     """Return how many jobs, in the order of their ends, have to end until every pool has places for the job's agents.
 
     None: all of them do not free enough, the free places are not known, or they are not what the job waits for.
     """
-    free = Counter[str]()
-    for pool in pools:
-        if pool.status is None or pool.status.free_slots is None:
-            return None
-        free[pool.name] = pool.status.free_slots
     if not free or job.status is None or job.status.reason != Reason.WAITING_FOR_SLOTS:
         return None
+    places = Counter(free)
     for number, one in enumerate(ending, start=1):
-        free.update(one.places)
-        if all(free[name] >= need for name, need in job.places.items()):
+        places.update(one.places)
+        if all(places[name] >= need for name, need in job.places.items()):
             return number
     return None
