@@ -43,7 +43,7 @@ def turn() -> Callable[..., Turn]:
             "append": (ChatMessage(role="user", content=f"spell {number}"),),
             "logprobs": pack_logprobs([-0.123456, -1.0, 0.0]),
             **{"text": text, "stop_reason": StopReason.STOP, "temperature": 1.0, "replica": "rollout-0"},
-            "meter": Meter(prompt_tokens=3, output_tokens=3, queue_s=0.1, engine_s=0.2),
+            "meter": Meter(prompt_tokens=3, output_tokens=3, queue_s=0.1, engine_s=0.2, share_s=0.125),
             "at": 100.0 + number,
         }
         return Turn.model_validate({**body, **fields})

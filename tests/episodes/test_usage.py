@@ -102,7 +102,7 @@ def test_the_parts_of_the_agents_are_the_whole_and_a_player_counts_for_its_polic
     own, critic = row.agents["policy"], row.agents["critic"]
     assert (own.generated_tokens, own.trained_tokens, own.sandbox_s, own.trainer_s) == (46, 46, 4.0, 1.5)
     assert (critic.generated_tokens, critic.trained_tokens, critic.stale_tokens) == (200, 193, 7)
-    assert (critic.sandbox_s, critic.trainer_s, critic.engine_s) == (2.0, 2.5, 0.0)
+    assert (critic.sandbox_s, critic.trainer_s, critic.engine_s, own.engine_s) == (2.0, 2.5, 0.25, 0.5)
     assert (row.amounts.generated_tokens, row.amounts.unrecorded_tokens, row.amounts.engine_s) == (300, 54, 9.0)
     parts = own + critic
     assert (parts.prompt_tokens, parts.sandbox_s) == (row.amounts.prompt_tokens, row.amounts.sandbox_s)

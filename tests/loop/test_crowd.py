@@ -109,6 +109,8 @@ def test_engine_seconds_of_jobs_add_up_to_those_of_the_replicas_and_a_kill_loses
     for one in ended.end.jobs:
         last = sum(report.job_engine_s.get(one.document.uid, 0.0) for report in reports)
         assert one.progress.amounts.engine_s >= last - 1e-6
+        recorded = total(one.progress.usage.values())
+        assert 0 < recorded.engine_s <= one.progress.amounts.engine_s + 1e-6, "of recorded turns"
         assert one.progress.amounts.slot_s > 0
     for report in reports:
         assert sum(report.job_slot_s.values()) <= report.slots * report.wall_s

@@ -39,7 +39,7 @@ async def record(harness, document):
         one = an_episode(document(), index, member, duration_s=0.5, rewards={"policy": float(member)})
         one = one.model_copy(update={"episode": episode_id(one.group, member, attempt)})
         for number, generated in enumerate(tokens):
-            meter = Meter(prompt_tokens=20, cached_tokens=16, output_tokens=generated)
+            meter = Meter(prompt_tokens=20, cached_tokens=16, output_tokens=generated, share_s=0.25)
             place = {"group": one.group, "member": member, "episode": one.episode}
             turn = a_turn(number, number - 1 if number else None, **identity(one), **place, meter=meter, **fields)
             await harness.bus.publish(subjects.turn(one.namespace, one.job, one.episode, number), encode(turn))
@@ -92,7 +92,7 @@ async def test_a_group_has_the_tokens_of_all_turns_of_its_episodes(metering, rec
     assert await metering.of_groups([group]) == {
         3: {
             "policy": UsageAmounts(
-                prompt_tokens=60, cached_tokens=48, generated_tokens=43, open_tokens=43, sandbox_s=1.0
+                prompt_tokens=60, cached_tokens=48, generated_tokens=43, open_tokens=43, engine_s=0.75, sandbox_s=1.0
             )
         }
     }

@@ -227,13 +227,14 @@ class Progress(JobMessage):
     def amounts(self) -> UsageAmounts:
         """The job's usage.
 
-        Tokens that the engines generated and no record has are open. Once the job has ended, they are unrecorded.
+        Tokens that the engines generated and no record has are open. Once the job has ended, they are unrecorded. Engine seconds
+        are those that the replicas reported, or those of its recorded turns if these are more, after a kill.
         """
         recorded = total(self.usage.values())
         rest = self.generated_tokens - recorded.generated_tokens
         engines = UsageAmounts.generated({TokenUse.UNRECORDED if self.phase.final else TokenUse.OPEN: rest})
         of_job = {
-            "engine_s": self.accelerator_s,
+            "engine_s": max(self.accelerator_s, recorded.engine_s),
             "slot_s": self.slot_s,
             "trainer_s": self.trainer_s,
             "admitted_s": self.admitted_s,

@@ -105,13 +105,17 @@ class GenerateReply(BusMessage):
 
 
 class Meter(BusMessage):
-    """Cost of a turn: tokens prefilled (`cached_tokens` of them from the prefix cache) and generated; seconds in queue and engine."""
+    """Cost of a turn: tokens prefilled (`cached_tokens` of them from the prefix cache) and generated; seconds in queue and engine.
+
+    share_s: its share of the engine's time, of which each of n requests in the engine has 1/n.
+    """
 
     prompt_tokens: int
     cached_tokens: int = 0
     output_tokens: int
     queue_s: float = 0.0
     engine_s: float = 0.0
+    share_s: float = 0.0
 
 
 class Turn(JobMessage):

@@ -29,7 +29,7 @@ class TurnRecord(_Kept):
     prompt_ids: ids of the appended part only, or of the whole prompt if the turn opens a segment.
     logprobs: of output_ids, under the policy that sampled them.
     num_prompt_tokens: of the whole prompt. num_cached_tokens: of these, from the engine's prefix cache.
-    queue_s, engine_s: seconds. at: unix time of its end.
+    queue_s, engine_s: seconds. share_s: its share of the engine's time. at: unix time of its end.
     """
 
     agent: str
@@ -47,6 +47,7 @@ class TurnRecord(_Kept):
     num_cached_tokens: int = 0
     queue_s: float = 0.0
     engine_s: float = 0.0
+    share_s: float = 0.0
     at: float = 0.0
 
 
@@ -131,4 +132,5 @@ def _turn(turn: Turn) -> TurnRecord:
         num_cached_tokens=turn.meter.cached_tokens,
         queue_s=turn.meter.queue_s,
         engine_s=turn.meter.engine_s,
+        share_s=turn.meter.share_s,
     )

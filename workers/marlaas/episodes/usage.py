@@ -51,7 +51,7 @@ def usage_of(
         return row
     unrecorded = UsageAmounts.generated({TokenUse.UNRECORDED: max(0, progress.tokens - recorded.generated_tokens)})
     counted = {
-        "engine_s": progress.accelerator_s,
+        "engine_s": max(progress.accelerator_s, recorded.engine_s),
         "trainer_s": progress.trainer_s,
         "slot_s": progress.slot_s,
         "admitted_s": progress.admitted_s,
@@ -83,6 +83,7 @@ def _by_policy(spec: JobSpec, records: Sequence[EpisodeRecord], steps: Sequence[
             update={
                 "prompt_tokens": sum(turn.num_prompt_tokens for turn in turns),
                 "cached_tokens": sum(turn.num_cached_tokens for turn in turns),
+                "engine_s": sum(turn.share_s for turn in turns),
                 "sandbox_s": part_s * len(names),
                 "trainer_s": sum(step.usage[policy.name].trainer_s for step in steps if policy.name in step.usage),
             }

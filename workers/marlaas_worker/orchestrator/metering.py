@@ -129,7 +129,7 @@ def _settled(amounts: Mapping[str, UsageAmounts], use: TokenUse) -> AgentAmounts
 
 
 def used(turns: Iterable[Turn]) -> UsageAmounts:
-    """Return the tokens of turns, the generated ones as open."""
+    """Return the tokens and engine seconds of turns, the generated tokens as open."""
     meters = [turn.meter for turn in turns]
     generated = sum(meter.output_tokens for meter in meters)
     return UsageAmounts(
@@ -137,6 +137,7 @@ def used(turns: Iterable[Turn]) -> UsageAmounts:
         cached_tokens=sum(meter.cached_tokens for meter in meters),
         generated_tokens=generated,
         open_tokens=generated,
+        engine_s=sum(meter.share_s for meter in meters),
     )
 
 

@@ -71,11 +71,13 @@ class EngineMeter:
         self.num_running += 1
         return self._share_s
 
-    def leave(self, mark: float, uid: str, now: float) -> None:
-        """Note that a request left the engine, and charge its share of the time to its job."""
+    def leave(self, mark: float, uid: str, now: float) -> float:
+        """Note that a request left the engine, and charge its share of the time to its job. Returns the share in seconds."""
         self.advance(now)
         self.num_running -= 1
-        self.job_engine_s[uid] = self.job_engine_s.get(uid, 0.0) + self._share_s - mark
+        share_s = self._share_s - mark
+        self.job_engine_s[uid] = self.job_engine_s.get(uid, 0.0) + share_s
+        return share_s
 
     def charge(self, account: Account, computed: Computed, served: JobAgent, now: float) -> None:
         """Add the tokens of a request to the totals of its tenant and job, and of the agent that served it."""

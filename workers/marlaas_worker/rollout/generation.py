@@ -94,12 +94,13 @@ class _Order:
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """A completion with the sha256 of its adapter, and its queue and engine times in seconds."""
+    """A completion with the sha256 of its adapter, its queue and engine times, and its share of the engine's time, in seconds."""
 
     completion: Completion
     sha256: str
     queue_s: float = 0.0
     engine_s: float = 0.0
+    share_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -223,12 +224,12 @@ class Generation:
                 computed = engine.meter.unfinished(num_prompt, stage.running_s, most)
             raise  # Without a first token it was refused, or the engine was down.
         finally:
-            engine.meter.leave(mark, order.request.uid, _clock())
+            share_s = engine.meter.leave(mark, order.request.uid, _clock())
             place.cost = computed.cost
             engine.meter.charge(order.account, computed, order.served, _clock())
         engine.limiter.outputs.note(order.request.uid, computed.num_generated)
         engine.meter.decode.note(stage.running_s or 0.0, computed.num_generated)
-        return _Drawn(completion, sha256, entered - order.began, _clock() - entered)
+        return _Drawn(completion, sha256, entered - order.began, _clock() - entered, share_s)
 
     def _place(self, order: _Order, alone: bool) -> AbstractAsyncContextManager[Place]:
         if order.prompt.room(self.engine.limits.max_model_len) < 1:
@@ -276,6 +277,7 @@ class Generation:
                 output_tokens=len(completion.output_ids),
                 queue_s=drawn.queue_s,
                 engine_s=drawn.engine_s,
+                share_s=drawn.share_s,
             ),
             replica=self.context.name,
             at=self.context.now(),
