@@ -7,7 +7,7 @@ from tests.orchestrator.harness import OrchestratorHarness, run_to_end
 from marlaas_api.messages import Phase, PolicyRecord, ReplicaReport, StepOutcome, StepRecord, UsageAmounts
 from marlaas_worker.orchestrator.job_state import History, JobState
 from marlaas_worker.orchestrator.reports import ending
-from marlaas_worker.orchestrator.usage import LATE_S, late
+from marlaas_worker.orchestrator.usage import LATE_S, has_just_ended, late
 
 
 def ended(document, names: str, versions: dict[str, int], usage: dict[str, UsageAmounts]) -> str:
@@ -59,11 +59,11 @@ async def test_use_that_a_replica_reports_after_the_end_of_a_job_counts(harness:
 
 def test_late_use_counts_once_and_only_shortly_after_the_end(document):
     job = document()
-    running = a_progress(job, phase=Phase.RUNNING)
     ended = a_progress(job, phase=Phase.SUCCEEDED, finished_at=100.0, tokens_per_s=7.0)
+    assert not has_just_ended(a_progress(job, phase=Phase.RUNNING), 101.0)
+    assert has_just_ended(ended, 101.0)
+    assert not has_just_ended(ended, 101.0 + LATE_S)
     reports = [a_report(job.uid, 2.5)]
-    assert late(running, reports, 101.0) is running
-    assert late(ended, reports, 101.0 + LATE_S) is ended
     counted = late(ended, reports, 101.0)
     assert (counted.accelerator_s, counted.tokens, counted.tokens_per_s) == (2.5, 40, 7.0)
     assert late(counted, reports, 102.0) == counted

@@ -11,6 +11,7 @@ from marlaas_api.bus import BusUnavailable
 from marlaas_api.errors import MarlaasError, Retryable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import JobDocument, JobVerdict, Phase, PolicyRecord, Progress, ReplicaReport, concerns_loop
+from marlaas_api.names import JobRef
 from marlaas_api.reasons import Reason
 from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator.admission import Admission, AdmissionQueue
@@ -26,7 +27,7 @@ from marlaas_worker.orchestrator.retention import Leftovers
 from marlaas_worker.orchestrator.room import Room
 from marlaas_worker.orchestrator.running_jobs import RunningJobs
 from marlaas_worker.orchestrator.tenants import TenantUse
-from marlaas_worker.orchestrator.usage import late
+from marlaas_worker.orchestrator.usage import has_just_ended, late
 from marlaas_worker.role import RoleContext, wait_for
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class _Service:
         self._shared = SharedState(lambda: self._reports, self._policies, self._room, lambda: len(self._running))
         self._leftovers = Leftovers(context.bus, context.now)
         self._published = PublishedAdmissions()
+        self._just_ended: list[JobRef] = []
         context.metrics.samples = lambda: samples(store.all(), True, store.accounts.totals())
 
     async def run(self) -> None:
@@ -129,8 +131,8 @@ class _Service:
                 await self._jobs.refresh()
                 await self._replicas.refresh()
                 turns = await self._room.refresh(self._context.bus)
-                ended = (progress.ref for progress in self._progress_store.all() if progress.phase.final)
-                self._leftovers.ended(turns.last_sequence, *ended)
+                self._just_ended = [one.ref for one in self._progress_store.all() if one.phase.final]
+                self._leftovers.ended(turns.last_sequence, *self._just_ended)
                 return
             except BusUnavailable as error:
                 log.warning("reading the first state failed, NATS does not answer; nothing is decided yet: %s", error)
@@ -152,10 +154,12 @@ class _Service:
         await self._tenants.save(self._context.now())
 
     def _late(self) -> list[Progress]:
-        """Return the progress of ended jobs of which replicas have reported more use since."""
+        """Return the progress of jobs that have just ended, with the use that replicas have reported since."""
         now = self._context.now()
-        pairs = ((one, late(one, self._reports, now)) for one in self._progress_store.all())
-        return [new for old, new in pairs if new is not old and new != old and not self._deletions.concerns(new.ref)]
+        known = [self._progress_store.of(ref) for ref in self._just_ended if not self._deletions.concerns(ref)]
+        ended = [one for one in known if one is not None and has_just_ended(one, now)]
+        self._just_ended = [one.ref for one in ended]
+        return [late(one, self._reports, now) for one in ended]
 
     async def _settle(self, owned: OwnedJob, error: BaseException | None) -> None:
         """Handle the end of a job's task. An error ends or restarts only this job, except LostLease, which is raised."""
@@ -285,6 +289,7 @@ class _Service:
     async def _end_with(self, document: JobDocument, progress: Progress) -> None:
         turns = await self._context.bus.state(subjects.TURNS)
         await self._progress_store.put(progress)
+        self._just_ended.append(document.ref)
         self._leftovers.ended(turns.last_sequence, document.ref)
         records = Records(self._context, document)
         await records.emit(progress.reason, progress.message)

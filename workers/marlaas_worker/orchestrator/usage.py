@@ -97,10 +97,13 @@ LATE_S = 10.0
 """Replicas report a job's last use at most so long after its end."""
 
 
+def has_just_ended(progress: Progress, now: float) -> bool:
+    """Return whether replicas may still report use of an ended job. now: unix seconds."""
+    return progress.phase.final and now - (progress.finished_at or 0.0) <= LATE_S
+
+
 def late(progress: Progress, reports: list[ReplicaReport], now: float) -> Progress:
     """Return the progress of a job that has just ended, with the use that replicas have reported since. now: unix seconds."""
-    if not progress.phase.final or now - (progress.finished_at or 0.0) > LATE_S:
-        return progress
     usage = JobUsage.of(progress.uid, progress)
     usage.see(reports, now)
     return progress.model_copy(update=usage.totals() | {"tokens_per_s": progress.tokens_per_s})
