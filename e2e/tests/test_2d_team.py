@@ -41,8 +41,7 @@ def trained() -> Object:
 def judged() -> Object:
     """`solver-verifier` with one small step and adapters that the pool has room for."""
     body = example(JUDGED)
-    for agent in body["spec"]["agents"]:
-        agent |= {"adapter": {"rank": 8}, "training": {}}
+    body["spec"]["agents"] = [{"name": name, "adapter": {"rank": 8}} for name in JUDGED_AGENTS]
     body["spec"]["rollout"]["groupSize"] = 2
     body["spec"]["training"] = {"steps": 1, "groupsPerStep": 2, "maxRefill": 0, "maxStaleness": 0}
     body["spec"]["evaluation"] = {"tasks": 4, "every": 1}
