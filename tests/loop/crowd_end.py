@@ -1,7 +1,7 @@
 """What a run of `crowd` has recorded and left, read while its processes still run and all of its jobs have ended."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from math import isclose
 from pathlib import Path
@@ -77,11 +77,13 @@ async def read_end(run: Crowd, *names: str) -> End:
     await _purged(run.bus)
     turns = _decoded(Turn, await run.recorded(subjects.TURNS))
     episodes = _decoded(Episode, await run.recorded(subjects.EPISODES))
-    jobs = [await _job(run.bus, blobs, name.replace("/", "."), turns, episodes) for name in names]
+    jobs, tenants = await _accounted(
+        run.bus, lambda: [_job(run.bus, blobs, name.replace("/", "."), turns, episodes) for name in names]
+    )
     return End(
         jobs,
         reports,
-        await _tenants(run.bus, jobs),
+        tenants,
         {spec.name: {entry.key for entry in await _entries(run.bus, spec.name)} for spec in subjects.BUCKETS},
         {spec.name: await run.bus.replay(spec.name, ">") for spec in subjects.STREAMS},
         await run.consumers(),
@@ -155,17 +157,22 @@ async def _purged(bus: Bus) -> None:
             await asyncio.sleep(0.2)
 
 
-async def _tenants(bus: Bus, jobs: list[EndedJob]) -> dict[str, TenantUsage]:
-    """Return the tenants' usage, once it has the jobs' tokens and times. The orchestrator writes it every ten seconds."""
-    expected = total(one.progress.amounts for one in jobs)
+async def _accounted(
+    bus: Bus, read: Callable[[], list[Awaitable[EndedJob]]]
+) -> tuple[list[EndedJob], dict[str, TenantUsage]]:
+    """Return the jobs, and the tenants' usage once it has theirs: the orchestrator writes it every ten seconds.
 
-    def is_written(found: list[TenantUsage]) -> bool:
-        now = total(one.total for one in found)
-        times = isclose(now.admitted_s, expected.admitted_s) and isclose(now.engine_s, expected.engine_s)
-        return now.generated_tokens == expected.generated_tokens and times
-
-    found = await _watched(bus, TenantUsage, subjects.TENANTS, subjects.TENANT_USAGE, is_written)
-    return {one.tenant: one for one in found}
+    The jobs are read again each time, because replicas may report use after their end.
+    """
+    async with asyncio.timeout(WITHIN_S):
+        while True:
+            jobs = [await one for one in read()]
+            entries = await (await bus.bucket(subjects.TENANTS)).entries(subjects.TENANT_USAGE)
+            found = [decode_as(TenantUsage, entry.data) for entry in entries if entry.data is not None]
+            now, expected = total(one.total for one in found), total(one.progress.amounts for one in jobs)
+            if all(isclose(getattr(now, name), number) for name, number in expected.model_dump().items()):
+                return jobs, {one.tenant: one for one in found}
+            await asyncio.sleep(0.5)
 
 
 def _adapter_folders(out: Path, report: ReplicaReport) -> set[str]:

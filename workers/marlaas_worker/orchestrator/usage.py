@@ -103,10 +103,14 @@ def has_just_ended(progress: Progress, now: float) -> bool:
 
 
 def late(progress: Progress, reports: list[ReplicaReport], now: float) -> Progress:
-    """Return the progress of a job that has just ended, with the use that replicas have reported since. now: unix seconds."""
+    """Return the progress of a job that has just ended, with the use that replicas have reported since. now: unix seconds.
+
+    Slot seconds stay as they are: versions that keep their slots because nothing else needs them are not used any more.
+    """
     usage = JobUsage.of(progress.uid, progress)
     usage.see(reports, now)
-    return progress.model_copy(update=usage.totals() | {"tokens_per_s": progress.tokens_per_s})
+    kept = ("tokens_per_s", "slot_s", "counted_slot_s")
+    return progress.model_copy(update=usage.totals() | {name: getattr(progress, name) for name in kept})
 
 
 @dataclass(frozen=True, slots=True)
