@@ -227,12 +227,18 @@ class Progress(JobMessage):
     def amounts(self) -> UsageAmounts:
         """The job's usage.
 
-        Tokens that the engines generated and no record has are open. Once the job has ended, they are unrecorded. Engine seconds
-        are those that the replicas reported, or those of its recorded turns if these are more, after a kill.
+        Tokens that the engines generated and no record has are open. Once the job has ended, they are unrecorded.
         """
         recorded = total(self.usage.values())
         rest = self.generated_tokens - recorded.generated_tokens
         engines = UsageAmounts.generated({TokenUse.UNRECORDED if self.phase.final else TokenUse.OPEN: rest})
+        return self.completed(recorded + engines)
+
+    def completed(self, recorded: UsageAmounts) -> UsageAmounts:
+        """Return the recorded amounts with those that are known for the job as a whole.
+
+        Engine seconds are those that the replicas reported, or those of its recorded turns if these are more, after a kill.
+        """
         of_job = {
             "engine_s": max(self.accelerator_s, recorded.engine_s),
             "slot_s": self.slot_s,
@@ -240,7 +246,7 @@ class Progress(JobMessage):
             "admitted_s": self.admitted_s,
             "stored_bytes": self.stored_bytes,
         }
-        return (recorded + engines).model_copy(update=of_job)
+        return recorded.model_copy(update=of_job)
 
 
 class PastUses(BusMessage):

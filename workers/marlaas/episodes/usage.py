@@ -50,14 +50,7 @@ def usage_of(
     if progress is None:
         return row
     unrecorded = UsageAmounts.generated({TokenUse.UNRECORDED: max(0, progress.tokens - recorded.generated_tokens)})
-    counted = {
-        "engine_s": max(progress.accelerator_s, recorded.engine_s),
-        "trainer_s": progress.trainer_s,
-        "slot_s": progress.slot_s,
-        "admitted_s": progress.admitted_s,
-        "stored_bytes": progress.stored_bytes,
-    }
-    return replace(row, amounts=(recorded + unrecorded).model_copy(update=counted))
+    return replace(row, amounts=progress.completed(recorded + unrecorded))
 
 
 def sums_by_tenant(rows: Iterable[UsageRow]) -> dict[str, UsageAmounts]:

@@ -11,7 +11,6 @@ from marlaas_api.bus import BusUnavailable
 from marlaas_api.errors import MarlaasError, Retryable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import JobDocument, JobVerdict, Phase, PolicyRecord, Progress, ReplicaReport, concerns_loop
-from marlaas_api.names import JobRef
 from marlaas_api.reasons import Reason
 from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator.admission import Admission, AdmissionQueue
@@ -27,7 +26,7 @@ from marlaas_worker.orchestrator.retention import Leftovers
 from marlaas_worker.orchestrator.room import Room
 from marlaas_worker.orchestrator.running_jobs import RunningJobs
 from marlaas_worker.orchestrator.tenants import TenantUse
-from marlaas_worker.orchestrator.usage import has_just_ended, late
+from marlaas_worker.orchestrator.usage import LateUse
 from marlaas_worker.role import RoleContext, wait_for
 
 log = logging.getLogger(__name__)
@@ -74,7 +73,7 @@ class _Service:
         self._shared = SharedState(lambda: self._reports, self._policies, self._room, lambda: len(self._running))
         self._leftovers = Leftovers(context.bus, context.now)
         self._published = PublishedAdmissions()
-        self._just_ended: list[JobRef] = []
+        self._late_use = LateUse()
         context.metrics.samples = lambda: samples(store.all(), True, store.accounts.totals())
 
     async def run(self) -> None:
@@ -131,8 +130,9 @@ class _Service:
                 await self._jobs.refresh()
                 await self._replicas.refresh()
                 turns = await self._room.refresh(self._context.bus)
-                self._just_ended = [one.ref for one in self._progress_store.all() if one.phase.final]
-                self._leftovers.ended(turns.last_sequence, *self._just_ended)
+                ended = [progress.ref for progress in self._progress_store.all() if progress.phase.final]
+                self._late_use.ended(*ended)
+                self._leftovers.ended(turns.last_sequence, *ended)
                 return
             except BusUnavailable as error:
                 log.warning("reading the first state failed, NATS does not answer; nothing is decided yet: %s", error)
@@ -150,16 +150,9 @@ class _Service:
         await self._displace()
         await self._admit(documents)
         await self._progress_store.put_running([self._progress(owned) for owned in self._running.take_moved()])
-        await self._progress_store.put_all(self._late())
+        remains = lambda ref: None if self._deletions.concerns(ref) else self._progress_store.of(ref)  # noqa: E731
+        await self._progress_store.put_all(self._late_use.of(remains, self._reports, self._context.now()))
         await self._tenants.save(self._context.now())
-
-    def _late(self) -> list[Progress]:
-        """Return the progress of jobs that have just ended, with the use that replicas have reported since."""
-        now = self._context.now()
-        known = [self._progress_store.of(ref) for ref in self._just_ended if not self._deletions.concerns(ref)]
-        ended = [one for one in known if one is not None and has_just_ended(one, now)]
-        self._just_ended = [one.ref for one in ended]
-        return [late(one, self._reports, now) for one in ended]
 
     async def _settle(self, owned: OwnedJob, error: BaseException | None) -> None:
         """Handle the end of a job's task. An error ends or restarts only this job, except LostLease, which is raised."""
@@ -289,7 +282,7 @@ class _Service:
     async def _end_with(self, document: JobDocument, progress: Progress) -> None:
         turns = await self._context.bus.state(subjects.TURNS)
         await self._progress_store.put(progress)
-        self._just_ended.append(document.ref)
+        self._late_use.ended(document.ref)
         self._leftovers.ended(turns.last_sequence, document.ref)
         records = Records(self._context, document)
         await records.emit(progress.reason, progress.message)

@@ -33,6 +33,6 @@ class SlotSeconds:
         return totals
 
     def forget(self, uids: Collection[str]) -> None:
-        """Remove the totals of jobs that are gone. Their versions that still have slots count for nobody."""
+        """Remove the totals of jobs that are gone. If their versions still have slots, no job is charged for them."""
         self._ended = {uid: seconds for uid, seconds in self._ended.items() if uid not in uids}
         self._began = {name: one for name, one in self._began.items() if one[0] not in uids}
