@@ -139,7 +139,8 @@ class AgentStatus(Status):
         None, description="Mean staleness of the agent's groups in the last step, in versions."
     )
     usage: UsageStatus | None = Field(
-        None, description="Usage of the agent in finished steps and evaluations, without engines and admission."
+        None,
+        description="Usage of the agent in finished steps and evaluations, without the seconds of slots and of admission and the stored bytes, which are known for the job only.",
     )
 
 
