@@ -90,9 +90,10 @@ def trainer_of(out: Path, job: str, agent: str) -> str:
 
 
 def victims(out: Path) -> Iterator[list[str]]:
-    """What is killed at once, one victim after another; nothing while one trainer of `tiny` has the agents of both jobs.
+    """Yield the names of processes that are killed together, for one kill after another.
 
-    The last ones are the trainer of one of the team's agents, and all processes of a pool.
+    The fourth kill hits the trainer of one of the team's agents, and the last one all processes of a pool. While one trainer of
+    `tiny` has the agents of both jobs, an empty list is yielded: its death would concern two agents.
     """
     yield ["sandbox"]
     yield ["orchestrator"]
