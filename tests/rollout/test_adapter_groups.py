@@ -6,10 +6,10 @@ from marlaas_worker.rollout.adapter_groups import MIN_RUN, add_adapters, group_r
 RANK, INPUTS, WIDTHS, SLOTS = 3, 5, (4, 2), 12
 
 
-def _stacked():
+def _stacked(rank=RANK, dtype=torch.float32):
     torch.manual_seed(0)
-    a = [torch.randn(SLOTS, 1, RANK, INPUTS) for _ in WIDTHS]
-    b = [torch.randn(SLOTS, 1, width, RANK) for width in WIDTHS]
+    a = [torch.randn(SLOTS, 1, rank, INPUTS).to(dtype) for _ in WIDTHS]
+    b = [torch.randn(SLOTS, 1, width, rank).to(dtype) for width in WIDTHS]
     return a, b
 
 
@@ -56,8 +56,8 @@ def test_the_tensors_of_vllm_keep_their_values_and_what_is_written_to_them_later
     before = [tensor.clone() for tensor in (*a, *b)]
     adapters = stacked_adapters(a, b)
     assert all(torch.equal(now, then) for now, then in zip((*a, *b), before, strict=True))
-    assert adapters.a[2:5].is_contiguous()
-    assert adapters.b[0][2:5].is_contiguous()
+    assert adapters.a.is_contiguous()
+    assert adapters.b.is_contiguous()
     a[0][2, 0], b[0][2, 0] = torch.ones(RANK, INPUTS), torch.ones(WIDTHS[0], RANK)
     b[1][2] = 0
     outputs = torch.zeros(2, sum(WIDTHS))
@@ -65,15 +65,53 @@ def test_the_tensors_of_vllm_keep_their_values_and_what_is_written_to_them_later
     assert outputs[0].tolist() == [RANK * INPUTS] * WIDTHS[0] + [0] * WIDTHS[1]
 
 
-def test_rows_are_computed_in_runs_sorted_by_slot_or_side_by_side():
-    run = [5] * MIN_RUN
-    rows = group_rows(torch.tensor([1, -1, *run, 1, 0, 5]))
-    assert (rows.runs, rows.sorted) == ([(5, slice(2, 2 + MIN_RUN))], ())
-    assert rows.mixed.rows.tolist() == [0, MIN_RUN + 2, MIN_RUN + 3, MIN_RUN + 4]
-    assert rows.mixed.slots == slice(0, 6)
-    assert rows.mixed.foreign[:, :, 0].logical_not().nonzero().tolist() == [[0, 1], [1, 1], [2, 0], [3, 5]]
-    assert group_rows(torch.tensor([0, 20])).mixed.slots.tolist() == [0, 20]
-    assert group_rows(torch.tensor([0, 20])).mixed.rows is None
-    assert group_rows(torch.tensor([-1, 3, 3])).runs == [(3, slice(1, 3))]
-    assert [(slot, places.tolist()) for slot, places in group_rows(torch.tensor([3, -1, 3])).sorted] == [(3, [0, 2])]
-    assert [slot for slot, _ in group_rows(torch.tensor([1, 0] * 10)).sorted] == [0, 1]
+def test_only_long_runs_of_neighbouring_rows_take_matrix_products():
+    rows = group_rows(torch.tensor([1, -1, *[5] * MIN_RUN, 1, 0, 5, -1, *[0] * (MIN_RUN - 1)]))
+    assert rows.runs == [(5, slice(2, 2 + MIN_RUN))]
+    single = MIN_RUN + 2
+    assert rows.rows.tolist() == [0, single, single + 1, single + 2, *range(single + 4, single + 3 + MIN_RUN)]
+    assert rows.slots.tolist() == [1, 1, 0, 5, *[0] * (MIN_RUN - 1)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rank", [3, 8])
+def test_the_result_of_a_row_does_not_depend_on_the_other_rows_of_a_batch(dtype, rank):
+    adapters = stacked_adapters(*_stacked(rank, dtype))
+    slots = [3, 0, 3, -1, 7, *[7] * 7]
+    inputs, outputs = torch.randn(len(slots), INPUTS).to(dtype), torch.randn(len(slots), sum(WIDTHS)).to(dtype)
+    alone = outputs.clone()
+    for row, slot in enumerate(slots):
+        add_adapters(alone[row : row + 1], inputs[row : row + 1], group_rows(torch.tensor([slot])), adapters)
+    add_adapters(outputs, inputs, group_rows(torch.tensor(slots)), adapters)
+    assert torch.equal(outputs, alone)
+
+
+@pytest.mark.parametrize("rank", [3, 8])
+def test_bfloat16_is_rounded_after_each_product_and_after_the_sum(rank):
+    a, b = _stacked(rank, torch.bfloat16)
+    slots = [0, 5, 5, 11]
+    inputs, outputs = torch.randn(4, INPUTS).bfloat16(), torch.randn(4, sum(WIDTHS)).bfloat16()
+    expected = outputs.clone()
+    for row, slot in enumerate(slots):
+        hidden = [(part[slot, 0].double() @ inputs[row].double()).bfloat16() for part in a]
+        deltas = [(part[slot, 0].double() @ one.double()).bfloat16() for part, one in zip(b, hidden, strict=True)]
+        expected[row] += torch.cat(deltas)
+    add_adapters(outputs, inputs, group_rows(torch.tensor(slots)), stacked_adapters(a, b))
+    assert torch.equal(outputs, expected)
+
+
+def test_bfloat16_rounds_ties_to_even_and_keeps_infinite_values():
+    a, b = [torch.zeros(1, 1, 4, 2, dtype=torch.bfloat16)], [torch.zeros(1, 1, 4, 4, dtype=torch.bfloat16)]
+    ulp = 2.0**-7
+    a[0][0, 0] = torch.tensor([[1, ulp / 2], [1 + ulp, ulp / 2], [3e38, 3e38], [1, 1]])
+    b[0][0, 0] = torch.eye(4)
+    b[0][0, 0, 3, 3] = 0
+    outputs = torch.zeros(1, 4, dtype=torch.bfloat16)
+    inputs = torch.ones(1, 2, dtype=torch.bfloat16)
+    adapters = stacked_adapters(a, b)
+    add_adapters(outputs, inputs, group_rows(torch.tensor([0])), adapters)
+    assert outputs[0, 0].isnan()  # infinite times 0, as in any product with this adapter
+    a[0][0, 0, 2] = 0
+    outputs.zero_()
+    add_adapters(outputs, inputs, group_rows(torch.tensor([0])), adapters)
+    assert outputs[0].tolist() == [1, 1 + 2 * ulp, 0, 0]

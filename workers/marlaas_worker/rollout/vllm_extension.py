@@ -126,7 +126,7 @@ def _install_cpu_kernels() -> None:
     if platforms is not None and platforms.current_platform.is_cpu():
         from marlaas_worker.rollout import vllm_cpu_kernels
 
-        name = "marlaas_worker.rollout.vllm_cpu_kernels.GroupedAdapters"
+        name = "marlaas_worker.rollout.vllm_cpu_adapters.GroupedAdapters"
         type(platforms.current_platform).get_punica_wrapper = classmethod(lambda _: name)
         vllm_cpu_kernels.register()
 

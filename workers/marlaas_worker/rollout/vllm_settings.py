@@ -36,6 +36,8 @@ from marlaas_worker.rollout.engine_progress import CPU_PRODUCTS_PER_S, GPU_PRODU
 from marlaas_worker.rollout.kv_budget import BLOCK_TOKENS
 
 CPU_STEP_TOKENS = 512
+_OWN_FOLDER = Path(__file__).parent
+"""Numba keeps compiled code here, if it can (`adapter_loop`), else in the engine's own folder: below HOME environments could write to it."""
 _NORMS = ("rms_norm", "fused_add_rms_norm")
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 _RECORD = re.compile(r"^@@(\w+) ", re.MULTILINE)
@@ -98,6 +100,7 @@ def environment(settings: VllmSettings, forks: bool) -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(num_threads(settings)),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else vLLM's CPU platform forces the executor `mp`; see `engine_arguments`
+        **({} if os.access(_OWN_FOLDER, os.W_OK) else {"NUMBA_CACHE_DIR": str(settings.scratch / "numba")}),
         "TORCHDYNAMO_DISABLE": "1",  # With LoRA a model runs eagerly on a CPU; compiling one small kernel would delay the first turns.
     }
 

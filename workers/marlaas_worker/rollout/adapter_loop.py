@@ -1,0 +1,98 @@
+"""LoRA of single rows on a CPU, compiled by Numba, which vLLM depends on.
+
+In decoding, a batch has few rows of each adapter. Matrix products of so few rows take torch several microseconds each, for every
+adapter and layer; the loop takes the same time for any number of adapters. One row's sums have a fixed order, so its result
+does not depend on the batch. Numba keeps the compiled code beside this file, or in the folder that `vllm_settings` chooses.
+
+Sums are computed in float32. In bfloat16, the product with A is rounded, as in vLLM's kernels and in the trainer; the caller
+rounds that with B.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numba.extending import overload
+from numpy.typing import NDArray
+
+_REORDERED = {"reassoc", "contract", "nsz", "arcp"}
+"""LLVM may change the order of sums once, when it compiles them; infinite values and NaN stay what they are."""
+
+
+def _wide(stored: Any) -> Any:
+    """Return a stored number, float32 or the bits of a bfloat16, as float32."""
+
+
+def _rounded(number: Any, stored: Any) -> Any:
+    """Return a float32 rounded to the precision of a stored number."""
+
+
+@overload(_wide, strict=False)  # type: ignore[untyped-decorator]
+def _compiled_wide(stored: types.Type) -> Callable[..., Any]:
+    if stored == types.float32:
+        return lambda stored: stored
+    return lambda stored: np.uint32(np.uint32(stored) << 16).view(np.float32)
+
+
+@overload(_rounded, strict=False)  # type: ignore[untyped-decorator]
+def _compiled_rounded(number: types.Type, stored: types.Type) -> Callable[..., Any]:
+    if stored == types.float32:
+        return lambda number, stored: number
+
+    def nearest_even(number: Any, stored: Any) -> Any:
+        bits = np.float32(number).view(np.uint32)
+        if np.isnan(number) or np.isinf(number):
+            return number
+        return np.uint32((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).view(np.float32)
+
+    return nearest_even
+
+
+@njit(fastmath=_REORDERED, nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def add_rows(  # noqa: PLR0913  # Numba compiles functions of arrays, not of our objects
+    outputs: NDArray[np.float32],
+    inputs: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    slots: NDArray[np.int64],
+    a: NDArray[Any],
+    b: NDArray[Any],
+    ends: NDArray[np.int64],
+) -> None:
+    """Add B @ A @ input to the given rows of `outputs`, in place, each with the adapter of its slot.
+
+    Args:
+        outputs: [T, sum of out]; not rounded.
+        inputs: [T, in].
+        rows: [R] places in the batch.
+        slots: [R].
+        a: [slots, parts, rank, in], float32 or the bits of bfloat16 (uint16), as b.
+        b: [slots, rank, sum of out]; a part's outputs depend on this part of `a` only.
+        ends: [parts] where each part's outputs end.
+    """
+    num_parts, rank, width = a.shape[1], a.shape[2], a.shape[3]
+    hidden = np.empty(rank, np.float32)
+    in_fours = rank - rank % 4
+    for place in range(len(rows)):
+        row, slot = rows[place], slots[place]
+        first = 0
+        for part in range(num_parts):
+            end = ends[part]
+            for k in range(rank):
+                total = np.float32(0)
+                for i in range(width):
+                    total += inputs[row, i] * _wide(a[slot, part, k, i])
+                hidden[k] = _rounded(total, a[slot, part, k, 0])
+            for k in range(0, in_fours, 4):  # four at once: each output is read and written less often
+                h0, h1, h2, h3 = hidden[k], hidden[k + 1], hidden[k + 2], hidden[k + 3]
+                for o in range(first, end):
+                    outputs[row, o] += (
+                        h0 * _wide(b[slot, k, o])
+                        + h1 * _wide(b[slot, k + 1, o])
+                        + h2 * _wide(b[slot, k + 2, o])
+                        + h3 * _wide(b[slot, k + 3, o])
+                    )
+            for k in range(in_fours, rank):
+                for o in range(first, end):
+                    outputs[row, o] += hidden[k] * _wide(b[slot, k, o])
+            first = end
