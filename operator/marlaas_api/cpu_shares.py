@@ -1,14 +1,15 @@
 """Shares of the CPU of processes on one machine, as the niceness of their sessions.
 
 Engines and trainers compute all the time. The other roles and commands compute for milliseconds, while an episode, a step or
-a user waits, so they have a larger share. Environments that compute for long have a tenth of an engine's.
+a user waits, so they have a larger share. Environments that compute for long have a tenth of an engine's, and what
+no job waits for has a twentieth.
 """
 
 import os
 from pathlib import Path
 
-FULL_SHARE, ENGINE_SHARE, LOW_SHARE = 0, 5, 15
-"""Niceness, as processes and as sessions, with weights of 1,024, 335 and 36."""
+FULL_SHARE, ENGINE_SHARE, LOW_SHARE, LEAST_SHARE = 0, 5, 15, 19
+"""Niceness, as processes and as sessions, with weights of 1,024, 335, 36 and 15."""
 _AUTOGROUP = "/proc/{}/autogroup"
 
 

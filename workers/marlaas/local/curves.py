@@ -20,14 +20,13 @@ from marlaas.local.records import read_line
 from marlaas.local.sandbox_parent import Sessions
 from marlaas.local.watchdog import kill_session
 from marlaas.plots.figure import draw_curve
-from marlaas_api.cpu_shares import LOW_SHARE, set_share
+from marlaas_api.cpu_shares import LEAST_SHARE, set_share
 from marlaas_api.last_words import last_words
 from marlaas_api.messages import EvalRecord, StepRecord
 
 log = logging.getLogger(__name__)
 
 CURVE_FILE = "curve.png"
-_IDLE_NICENESS = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +106,8 @@ def _lines(path: Path) -> list[bytes]:
 
 def main() -> None:
     """Draw the curves of the jobs that stdin lists, and exit with 1 if one of them failed."""
-    os.nice(_IDLE_NICENESS)
-    set_share(os.getpid(), LOW_SHARE)
+    os.nice(LEAST_SHARE)
+    set_share(os.getpid(), LEAST_SHARE)
     failed = 0
     for request in _REQUESTS.validate_json(sys.stdin.buffer.read()):
         try:
