@@ -5,12 +5,44 @@ a user waits, so they have a larger share. Environments that compute for long ha
 no job waits for has a twentieth.
 """
 
+import math
 import os
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 FULL_SHARE, ENGINE_SHARE, LOW_SHARE, LEAST_SHARE = 0, 5, 15, 19
 """Niceness, as processes and as sessions, with weights of 1,024, 335, 36 and 15."""
+TENANT_SHARE = 10
+"""Largest niceness of a tenant's sandboxes for their number (`shares_by_tenant`), with a weight of 110."""
 _AUTOGROUP = "/proc/{}/autogroup"
+_STEP = 1.25
+"""The kernel's ratio of the weights of two neighbouring values of niceness."""
+
+
+def shares_by_tenant(sandboxes: Mapping[str, str], weights: Mapping[str, float]) -> dict[str, int]:
+    """Return the niceness of each sandbox, so that a tenant's share of the CPU grows with its weight, not with its number of sandboxes.
+
+    The sandboxes of the tenant with the fewest in relation to its weight have a full share. The more another tenant has, the smaller
+    is the share of each, until TENANT_SHARE: engines and trainers must not wait for sandboxes, nor these starve.
+
+    Args:
+        sandboxes: the tenant of each sandbox.
+        weights: by tenant, above 0; 1 if missing.
+    """
+    number = Counter(sandboxes.values())
+    crowding = {tenant: number[tenant] / weights.get(tenant, 1.0) for tenant in number}
+    least = min(crowding.values(), default=1.0)
+    shares = {tenant: min(TENANT_SHARE, round(math.log(one / least, _STEP))) for tenant, one in crowding.items()}
+    return {sandbox: shares[tenant] for sandbox, tenant in sandboxes.items()}
+
+
+def share_of(pid: int) -> int:
+    """Return the niceness of a process's session; FULL_SHARE if the kernel does not tell."""
+    try:
+        return int(Path(_AUTOGROUP.format(pid)).read_text().split()[-1])
+    except (OSError, ValueError, IndexError):
+        return FULL_SHARE
 
 
 def set_share(pid: int, niceness: int) -> bool:
@@ -21,7 +53,7 @@ def set_share(pid: int, niceness: int) -> bool:
     """
     path = Path(_AUTOGROUP.format(pid))
     try:
-        if int(path.read_text().split()[-1]) != niceness:
+        if int(path.read_text().split()[-1]) != niceness:  # an unreadable file is an error here, not a full share
             descriptor = os.open(path, os.O_WRONLY)
             try:
                 os.write(descriptor, str(niceness).encode())

@@ -1,13 +1,14 @@
 """The runner as a process: what it ends with, what it starts again, and what it gives up."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.local.runs import Place, Run, placed
 
-from marlaas_api.cpu_shares import ENGINE_SHARE
+from marlaas_api.cpu_shares import ENGINE_SHARE, share_of
 
 JOBS = {"reverse": 3, "spell": 2}
 
@@ -99,6 +100,31 @@ def test_engine_and_trainer_have_a_smaller_share_of_the_cpu_than_the_other_roles
     run.told_of(type="status", message="training")
     shares = {"orchestrator": 0, "rollout": ENGINE_SHARE, "trainer": ENGINE_SHARE, "sandbox": 0}
     assert shares_of(run, *shares) == shares
+    place.go()
+    assert run.end() == 0
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/autogroup").exists() or os.geteuid() != 0,
+    reason="shares of the CPU by tenant need root and a kernel with shares of sessions (CONFIG_SCHED_AUTOGROUP)",
+)
+def test_a_tenants_sandboxes_share_the_cpu_however_many_they_are(place: Place) -> None:
+    place.write(reverse=3, spell=3, other=3)
+    manifest = place.folder / "jobs.yaml"
+    manifest.write_text(
+        manifest.read_text().replace("name: other, namespace: team-a", "name: other, namespace: team-b")
+    )
+    place.script(pause_at=2)
+    run = place.start()
+    for job in ("team-a/reverse", "team-a/spell", "team-b/other"):
+        run.told_of(type="progress", job=job, step=2)
+    sandboxes = [one for one in run.processes() if "sandbox" in one.cmdline()]
+    tenants = {one.pid: "team-b" if "other" in " ".join(one.cmdline()) else "team-a" for one in sandboxes}
+    assert sorted((tenant, share_of(pid)) for pid, tenant in tenants.items()) == [
+        ("team-a", 3),  # a half of the weight
+        ("team-a", 3),
+        ("team-b", 0),
+    ]
     place.go()
     assert run.end() == 0
 

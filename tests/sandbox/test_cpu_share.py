@@ -1,13 +1,15 @@
 """Share of the CPU of environments beside the engine and the trainer of the same machine."""
 
 import logging
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.sandbox.conftest import SandboxHarness
 
 from marlaas_api import cpu_shares
-from marlaas_api.cpu_shares import LOW_SHARE, set_share
+from marlaas_api.cpu_shares import FULL_SHARE, LOW_SHARE, TENANT_SHARE, set_share, share_of, shares_by_tenant
 from marlaas_worker.sandbox import server_start
 from marlaas_worker.sandbox.cpu_share import CpuShare
 
@@ -26,6 +28,22 @@ def _own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_an_environment_that_computes_little_has_a_full_share(harness: SandboxHarness) -> None:
     (episode,) = await harness.play("shares:share")
     assert episode.metrics == {"session": 0.0, "process": 0.0}
+
+
+@pytest.fixture
+def supervisors_share() -> Iterator[int]:
+    """The share of the session of this process, which is the supervisor of the harness, made smaller."""
+    before, smaller = share_of(os.getpid()), 3
+    if not set_share(os.getpid(), smaller):
+        pytest.skip("only root may enlarge the CPU share of a session again")
+    yield smaller
+    set_share(os.getpid(), before)
+
+
+@has_autogroups
+async def test_an_environment_has_the_share_of_its_supervisor(harness: SandboxHarness, supervisors_share: int) -> None:
+    (episode,) = await harness.play("shares:share")
+    assert episode.metrics == {"session": supervisors_share, "process": 0.0}
 
 
 @has_autogroups
@@ -98,6 +116,37 @@ async def test_a_kernel_without_shares_is_noted_in_the_log(
     with caplog.at_level(logging.INFO):
         await server_start._lower_share(1)
     assert "niceness alone applies" in caplog.text
+
+
+def test_the_share_of_an_unknown_process_is_full() -> None:
+    assert share_of(0) == FULL_SHARE
+
+
+def _weight(niceness: int) -> float:
+    return 1024 / 1.25**niceness
+
+
+@pytest.mark.parametrize("other", [1, 2, 5, 9])
+def test_tenants_share_the_cpu_by_weight_and_not_by_number_of_sandboxes(other: int) -> None:
+    sandboxes = {"mine": "small"} | {f"other-{number}": "large" for number in range(other)}
+    shares = shares_by_tenant(sandboxes, {})
+    assert shares.pop("mine") == FULL_SHARE
+    assert sum(map(_weight, shares.values())) == pytest.approx(_weight(FULL_SHARE), rel=0.12), (
+        "niceness is a whole number"
+    )
+
+
+def test_a_tenant_with_more_weight_has_a_full_share_for_more_sandboxes() -> None:
+    sandboxes = {"a": "small", "b": "large", "c": "large", "d": "large"}
+    assert set(shares_by_tenant(sandboxes, {"large": 3.0}).values()) == {FULL_SHARE}
+    assert shares_by_tenant(sandboxes, {"small": 3.0}) == {"a": FULL_SHARE, "b": 10, "c": 10, "d": 10}
+
+
+def test_many_sandboxes_keep_a_share_with_which_they_do_not_starve() -> None:
+    crowd = {f"other-{number}": "large" for number in range(1000)}
+    assert set(shares_by_tenant(crowd, {}).values()) == {FULL_SHARE}, "nobody else is there"
+    assert shares_by_tenant({"mine": "small", **crowd}, {})["other-0"] == TENANT_SHARE
+    assert shares_by_tenant({}, {}) == {}
 
 
 def test_a_share_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,12 +158,12 @@ class RolloutWorkers(WorkersSpec):
         description="Maximum number of sequences that one engine decodes at once; more wait in its queue.",
     )
     agents_per_slot: int = Field(
-        4,
+        2,
         ge=1,
         le=64,
         description="Number of agents that the pool admits for each adapter slot of its engines. Agents take turns on the slots; an adapter that left its slot "
-        "is loaded and proven again, in milliseconds. The pool admits at most adapterSlots x replicas x agentsPerSlot agents. 1 gives each agent a slot; 4 "
-        "suits agents that often wait for tools or for the trainer.",
+        "is loaded and proven again, in milliseconds. The pool admits at most adapterSlots x replicas x agentsPerSlot agents. 1 gives each agent a slot. "
+        "More than 2 suits agents that wait long for tools or for the trainer: else each takes turns on a full engine, and more sandboxes run at once.",
     )
     kv_cache_bytes: Quantity = Field(
         "512Mi",

@@ -18,7 +18,7 @@ from marlaas.local.plan import ProcessSpec
 from marlaas.local.sandbox_parent import ForkedProcess, ParentLost, SandboxParent, sandbox_parent
 from marlaas.local.watchdog import kill_session
 from marlaas_api.bus_users import BusUser, OrchestratorUser, RolloutUser, SandboxUser, TrainerUser
-from marlaas_api.cpu_shares import ENGINE_SHARE, set_share
+from marlaas_api.cpu_shares import ENGINE_SHARE, set_share, shares_by_tenant
 from marlaas_api.last_words import START_MARK
 from marlaas_api.messages import JobDocument, PoolDocument
 
@@ -78,6 +78,7 @@ class Launcher:
     command: command line of a role; the role's name follows. jobs: by key; pools: by name.
     modules: folders in which a sandbox finds users' environments. parent: forks sandboxes (`with_parent`); None: every
     role is a process of its own. apart: keys of jobs whose sandboxes are not forked, because their modules came later.
+    sandboxes: job keys of the running sandboxes, by process id.
     """
 
     folder: OutFolder
@@ -90,6 +91,7 @@ class Launcher:
     command: tuple[str, ...] = ROLE_COMMAND
     parent: SandboxParent | None = None
     apart: set[str] = field(default_factory=set)
+    sandboxes: dict[int, str] = field(default_factory=dict)
 
     def add(self, job: JobDocument, modules: Sequence[Path]) -> None:
         """Add a job, or a newer document of one, and the folders of its environment's modules."""
@@ -128,7 +130,17 @@ class Launcher:
             handed = self.credentials.of(self.user(spec))
             process = await self._started(spec, log, handed)
         self.watchdog.add(process.pid)
+        if spec.role == "sandbox":
+            self.sandboxes[process.pid] = spec.job
+            self.share_out()
         return process
+
+    def share_out(self) -> None:
+        """Divide the sandboxes' CPU among tenants. Fork servers follow their supervisors. Only root may do this: supervisors hide from other users' processes."""
+        tenants = {str(pid): self.jobs[key].tenant for pid, key in self.sandboxes.items()}
+        weights = {job.tenant: job.tenant_weight for job in self.jobs.values()}
+        for pid, niceness in shares_by_tenant(tenants, weights).items():
+            set_share(int(pid), niceness)
 
     async def _started(self, spec: ProcessSpec, log: IO[bytes], handed: Handed) -> RoleProcess:
         arguments = [spec.role, *self._arguments(spec, handed)]
@@ -218,6 +230,8 @@ class Launcher:
         exit_code = await process.wait()
         await asyncio.to_thread(kill_session, process.pid)
         self.watchdog.remove(process.pid)
+        if self.sandboxes.pop(process.pid, None) is not None:
+            self.share_out()
         return exit_code
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from marlaas.envs.loading import Environment, resolve
 from marlaas.envs.playing import explain
-from marlaas_api.cpu_shares import FULL_SHARE, LOW_SHARE, set_share
+from marlaas_api.cpu_shares import FULL_SHARE, LOW_SHARE, set_share, share_of
 from marlaas_api.errors import InvalidInput
 from marlaas_worker.sandbox import child, kernel
 from marlaas_worker.sandbox.cpu_share import CpuShare
@@ -64,6 +64,7 @@ class ForkServer:
         self._checked_at = time.monotonic()
         self._session = os.getsid(0)
         self._share = CpuShare(self._checked_at)
+        self._supervisor = kernel.peer(control)
         self._shared_bytes = kernel.held_bytes(os.getpid())
 
     def serve(self) -> None:
@@ -190,8 +191,11 @@ class ForkServer:
         return LOW_SHARE if self._share.is_low else FULL_SHARE
 
     def _set_share(self) -> None:
-        """Give the session its share. Where sessions have none, niceness decides; that of a process can only rise."""
-        set_share(os.getpid(), self._niceness)
+        """Give the session its share: the supervisor's, which the runner sets by tenant (`shares_by_tenant`), unless it is low.
+
+        Where sessions have none, niceness decides; that of a process can only rise.
+        """
+        set_share(os.getpid(), LOW_SHARE if self._share.is_low else share_of(self._supervisor))
         for pid in self._playing if self._share.is_low else ():
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, pid, LOW_SHARE)

@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import socket
+import struct
 import time
 
 _PR_SET_PDEATHSIG = 1
@@ -70,6 +71,13 @@ def receive(connection: socket.socket, max_bytes: int, max_descriptors: int) -> 
     except ConnectionResetError:  # It was closed before it had read all packets.
         return b"", []
     return packet, descriptors
+
+
+def peer(connection: socket.socket) -> int:
+    """Return the process that made the other end of a Unix socket; 0 if it is in another PID namespace."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid: int = struct.unpack("3i", credentials)[0]
+    return pid
 
 
 def open_many_files() -> None:
