@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_worker.adapters import choose_dtype
 from marlaas_worker.device_errors import OutOfMemory
+from marlaas_worker.rollout import vllm_settings as vllm_settings_module
 from marlaas_worker.rollout.engine import EngineDown, LoadedAdapter, LoadFailed, read_base_model
 from marlaas_worker.rollout.engine_progress import CPU_PRODUCTS_PER_S, GPU_PRODUCTS_PER_S, MIN_BUSY_BOUND_S
 from marlaas_worker.rollout.vllm_engine import refusal
@@ -15,6 +16,7 @@ from marlaas_worker.rollout.vllm_settings import (
     adaptable_layers,
     choose_threads,
     engine_arguments,
+    environment,
     last_words,
     longest_silence_s,
     vllm_settings,
@@ -113,3 +115,14 @@ def test_a_step_may_be_silent_for_longer_if_the_model_is_large(small_model, pool
     assert longest_silence_s(settings, 10**9) == 10**9 * largest / CPU_PRODUCTS_PER_S
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert longest_silence_s(settings, 10**12) == 10**12 * total / GPU_PRODUCTS_PER_S
+
+
+def test_compiled_code_is_kept_beside_its_source_or_else_in_the_engines_own_folder(
+    small_model, pool, tmp_path, monkeypatch
+):
+    settings = vllm_settings(read_base_model(small_model), pool, tmp_path)
+    monkeypatch.setattr(vllm_settings_module.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(vllm_settings_module, "_OWN_FOLDER", tmp_path)
+    assert "NUMBA_CACHE_DIR" not in environment(settings, forks=False)
+    monkeypatch.setattr(vllm_settings_module, "_OWN_FOLDER", tmp_path / "missing")
+    assert environment(settings, forks=False)["NUMBA_CACHE_DIR"] == str(tmp_path / "numba")
