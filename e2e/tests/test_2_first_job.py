@@ -26,11 +26,11 @@ def test_kubectl_get_shows_what_people_look_for(platform: Platform) -> None:
     heading, *rows = platform.kubectl("get", "rlj", "-A").splitlines()
     assert heading.split() == ["NAMESPACE", "NAME", "POOL", "PHASE", "STEP", "REWARD", "VERSION", "REASON", "AGE"]
     assert any(row.split()[:5] == ["team-a", "reverse", "tiny", "Succeeded", "28/28"] for row in rows), rows
-    free = lambda: platform.status("modelpool", "tiny")["slots"] == "0/32"  # noqa: E731
+    free = lambda: platform.status("modelpool", "tiny")["slots"] == "0/16"  # noqa: E731
     platform.until(free, "the slots of both jobs are free")
     heading, row = platform.kubectl("get", "mp").splitlines()
     assert heading.split() == ["NAME", "MODEL", "ROLLOUT", "TRAINER", "AGENTS", "JOBS", "AGE"]
-    assert row.split()[:6] == ["tiny", "tiny", "1/1", "1/1", "0/32", "0"]
+    assert row.split()[:6] == ["tiny", "tiny", "1/1", "1/1", "0/16", "0"]
 
 
 def test_describe_reads_like_a_story(platform: Platform) -> None:

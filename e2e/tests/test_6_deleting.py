@@ -48,7 +48,7 @@ def test_a_running_job_that_is_deleted_leaves_nothing(platform: Platform) -> Non
     ours = "app.kubernetes.io/managed-by=marlaas-operator"
     platform.until(lambda: not platform.names(kinds, TEAM, ours), "its sandbox is gone")
     assert not any(keys(platform).values())
-    platform.until(lambda: platform.status("modelpool", "tiny")["slots"] == "0/32", "its slots are free")
+    platform.until(lambda: platform.status("modelpool", "tiny")["slots"] == "0/16", "its slots are free")
 
 
 def test_a_namespace_that_is_deleted_takes_its_job_along(platform: Platform) -> None:

@@ -61,8 +61,8 @@ def test_a_preempted_job_waits_since_it_was_stopped_for_the_job_that_ends_next(o
 
 
 def test_a_job_that_waits_for_places_says_how_many_jobs_have_to_end(out: Path) -> None:
-    """The pool admits 32 agents: 8 slots of 4 agents."""
-    team = [{"name": f"agent-{number}"} for number in range(16)]
+    """The pool admits 16 agents: 8 slots of 2 agents."""
+    team = [{"name": f"agent-{number}"} for number in range(8)]
     large = job_document("large", created_at=1000.0, spec={**STEPS, "agents": team})
     others = [job_document(f"team-{number}", created_at=1000.0, spec={**STEPS, "agents": team}) for number in range(2)]
     waits = {"phase": Phase.QUEUED, "admitted": False, "reason": "WaitingForSlots"}
@@ -73,7 +73,7 @@ def test_a_job_that_waits_for_places_says_how_many_jobs_have_to_end(out: Path) -
     leave(out, a_progress(large, **waits, at=1060.0), *running, jobs=(large, *others, JOB))
     said = why(out, "large")
     assert "the next running job of 3 to end is team-a/sums, in about 20 s." in said
-    assert "its 16 agents have room once 2 of them have ended, in about 1 m 00 s." in said
+    assert "its 8 agents have room once 2 of them have ended, in about 1 m 00 s." in said
 
 
 def test_a_job_that_was_never_admitted_waits_since_its_creation_and_the_advice_is_about_the_run(out: Path) -> None:

@@ -1,5 +1,8 @@
 """Norms by vLLM's compiled CPU kernels compute what vLLM's tensor operations compute."""
 
+import contextlib
+import sys
+
 import pytest
 import torch
 
@@ -7,7 +10,7 @@ pytest.importorskip("vllm")
 
 from vllm import ir
 
-from marlaas_worker.rollout import vllm_cpu_kernels
+from marlaas_worker.rollout import vllm_cpu_kernels, vllm_extension
 from marlaas_worker.rollout.vllm_cpu_kernels import PROVIDER
 
 EPSILON = 1e-5
@@ -64,3 +67,19 @@ def test_what_the_kernel_cannot_compute_is_computed_by_tensor_operations(x):
     assert ir.ops.rms_norm.dispatch(x, weight, EPSILON).provider == "native"
     torch.testing.assert_close(ir.ops.rms_norm(x, weight, EPSILON).double(), normed(x, weight), rtol=1e-5, atol=1e-6)
     assert ir.ops.fused_add_rms_norm.dispatch(x, x, weight, EPSILON).provider == "native"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_numbas_llvm_binding_is_hidden_only_while_vllm_looks_through_all_modules(fails):
+    import llvmlite.binding.ffi
+
+    def register():
+        seen.extend(name for name in sys.modules if name.startswith("llvmlite"))
+        if fails:
+            raise ValueError("a kernel is missing")
+
+    seen: list[str] = []
+    with pytest.raises(ValueError, match="a kernel is missing") if fails else contextlib.nullcontext():
+        vllm_extension._without_llvm(register)()
+    assert seen == []
+    assert sys.modules["llvmlite.binding.ffi"] is llvmlite.binding.ffi

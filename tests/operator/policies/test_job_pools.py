@@ -136,5 +136,5 @@ def test_each_pool_counts_its_own_agents_and_is_held_by_the_job():
     team = JobLoad.of(TEAM, document(TEAM), running().progress)
     assert team.slots == {"tiny": 1, "big": 1}
     scene = pool_snapshot(jobs=(team, load("other")))
-    assert pool_status(scene, NOW)["slots"] == "4/32"
+    assert pool_status(scene, NOW)["slots"] == "4/16"
     assert [job.name for job in holders(scene)] == ["sums", "other"]

@@ -119,15 +119,15 @@ def test_the_status_says_who_serves_and_what_is_taken():
         "rolloutReady": "1/1",
         "trainerReady": "1/1",
         "jobs": 1,
-        "slots": "3/32",
-        "freeSlots": 29,
+        "slots": "3/16",
+        "freeSlots": 13,
     }
 
 
 def test_before_the_bus_was_read_nothing_new_is_said_of_what_jobs_hold():
     told = settled(jobs=(load("a"),))
     unread = replace(told, bus=replace(AWAKE, synced=False), jobs=(load("a", Phase.QUEUED, published=False),))
-    assert (told.status["jobs"], told.status["freeSlots"]) == (1, 29)
+    assert (told.status["jobs"], told.status["freeSlots"]) == (1, 13)
     assert plan(unread).status is None
     assert "jobs" not in plan(replace(unread, status=None)).status
 

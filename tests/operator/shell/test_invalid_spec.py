@@ -78,7 +78,7 @@ async def test_a_pool_that_is_deleted_waits_for_a_running_job_that_cannot_be_rea
         await harness.until(lambda: harness.status().get("reason") == "InvalidSpec", "told")
         await harness.cluster.delete(POOL)
         await harness.until(lambda: said(harness, POOL, "Deleting")[0] == "InUse", "the pool waits")
-        assert (harness.status(POOL)["jobs"], harness.status(POOL)["slots"]) == (1, "1/32")
+        assert (harness.status(POOL)["jobs"], harness.status(POOL)["slots"]) == (1, "1/16")
         assert engines in harness.cluster._objects
 
 

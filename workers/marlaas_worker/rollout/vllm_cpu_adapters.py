@@ -1,7 +1,6 @@
 """Adapters for vLLM on a CPU: its own computation is replaced by `adapter_groups`.
 
-vLLM imports this module by the name that `vllm_extension` gives it. It must not be imported earlier: when a worker starts, vLLM
-looks for Triton kernels in all modules, and stops at an object of Numba's LLVM binding.
+vLLM imports this module by the name that `vllm_extension` gives it.
 """
 
 from typing import Any

@@ -11,7 +11,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,13 +121,30 @@ def _open_core() -> int | None:
     return None
 
 
+def _without_llvm(register: Callable[[], None]) -> Callable[[], None]:
+    """Hide Numba's LLVM binding while vLLM looks for Triton kernels in all modules: one of its objects has every attribute."""
+
+    def hidden() -> None:
+        found = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "llvmlite"}
+        try:
+            register()
+        finally:
+            sys.modules.update(found)
+
+    return hidden
+
+
 def _install_cpu_kernels() -> None:
     platforms = sys.modules.get("vllm.platforms")
     if platforms is not None and platforms.current_platform.is_cpu():
         from marlaas_worker.rollout import vllm_cpu_kernels
 
         name = "marlaas_worker.rollout.vllm_cpu_adapters.GroupedAdapters"
-        type(platforms.current_platform).get_punica_wrapper = classmethod(lambda _: name)
+        platform = type(platforms.current_platform)
+        platform.get_punica_wrapper = classmethod(lambda _: name)
+        platform.register_triton_kernel_overrides = staticmethod(
+            _without_llvm(platform.register_triton_kernel_overrides)
+        )
         vllm_cpu_kernels.register()
 
 
