@@ -20,14 +20,14 @@ _STEP = 1.25
 """The kernel's ratio of the weights of two neighbouring values of niceness."""
 
 
-def shares_by_tenant(sandboxes: Mapping[str, str], weights: Mapping[str, float]) -> dict[str, int]:
+def shares_by_tenant(sandboxes: Mapping[int, str], weights: Mapping[str, float]) -> dict[int, int]:
     """Return the niceness of each sandbox, so that a tenant's share of the CPU grows with its weight, not with its number of sandboxes.
 
     The sandboxes of the tenant with the fewest in relation to its weight have a full share. The more another tenant has, the smaller
     is the share of each, until TENANT_SHARE: engines and trainers must not wait for sandboxes, nor these starve.
 
     Args:
-        sandboxes: the tenant of each sandbox.
+        sandboxes: the tenant of each sandbox, by process id.
         weights: by tenant, above 0; 1 if missing.
     """
     number = Counter(sandboxes.values())

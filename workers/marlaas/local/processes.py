@@ -136,11 +136,11 @@ class Launcher:
         return process
 
     def share_out(self) -> None:
-        """Divide the sandboxes' CPU among tenants. Fork servers follow their supervisors. Only root may do this: supervisors hide from other users' processes."""
-        tenants = {str(pid): self.jobs[key].tenant for pid, key in self.sandboxes.items()}
+        """Divide the sandboxes' CPU among tenants. Fork servers follow their supervisors. Without root nothing changes: supervisors hide from processes of their own user."""
+        tenants = {pid: self.jobs[key].tenant for pid, key in self.sandboxes.items()}
         weights = {job.tenant: job.tenant_weight for job in self.jobs.values()}
         for pid, niceness in shares_by_tenant(tenants, weights).items():
-            set_share(int(pid), niceness)
+            set_share(pid, niceness)
 
     async def _started(self, spec: ProcessSpec, log: IO[bytes], handed: Handed) -> RoleProcess:
         arguments = [spec.role, *self._arguments(spec, handed)]

@@ -2,7 +2,7 @@
 
 In decoding, a batch has few rows of each adapter. Matrix products of so few rows take torch several microseconds each, for every
 adapter and layer; the loop takes the same time for any number of adapters. One row's sums have a fixed order, so its result
-does not depend on the batch. Numba keeps the compiled code beside this file, or in the folder that `vllm_settings` chooses.
+does not depend on other rows. Numba keeps the compiled code beside this file, or in the folder that `vllm_settings` chooses.
 
 Sums are computed in float32. In bfloat16, the product with A is rounded, as in vLLM's kernels and in the trainer; the caller
 rounds that with B.
@@ -50,6 +50,31 @@ def _compiled_rounded(number: types.Type, stored: types.Type) -> Callable[..., A
 
 
 @njit(fastmath=_REORDERED, nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _multiply_with_a(hidden: NDArray[np.float32], inputs: NDArray[np.float32], a: NDArray[Any]) -> None:
+    """Set hidden [rank] to a [rank, in] @ inputs [in], rounded to the precision of `a`."""
+    for k in range(len(hidden)):
+        total = np.float32(0)
+        for i in range(len(inputs)):
+            total += inputs[i] * _wide(a[k, i])
+        hidden[k] = _rounded(total, a[k, 0])
+
+
+@njit(fastmath=_REORDERED, nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _add_product_with_b(outputs: NDArray[np.float32], hidden: NDArray[np.float32], b: NDArray[Any]) -> None:
+    """Add hidden [rank] @ b [rank, out] to outputs [out]."""
+    in_fours = len(hidden) - len(hidden) % 4
+    for k in range(0, in_fours, 4):  # four at once: each output is read and written less often
+        h0, h1, h2, h3 = hidden[k], hidden[k + 1], hidden[k + 2], hidden[k + 3]
+        for o in range(len(outputs)):
+            outputs[o] += (
+                h0 * _wide(b[k, o]) + h1 * _wide(b[k + 1, o]) + h2 * _wide(b[k + 2, o]) + h3 * _wide(b[k + 3, o])
+            )
+    for k in range(in_fours, len(hidden)):
+        for o in range(len(outputs)):
+            outputs[o] += hidden[k] * _wide(b[k, o])
+
+
+@njit(fastmath=_REORDERED, nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def add_rows(  # noqa: PLR0913  # Numba compiles functions of arrays, not of our objects
     outputs: NDArray[np.float32],
     inputs: NDArray[np.float32],
@@ -70,29 +95,12 @@ def add_rows(  # noqa: PLR0913  # Numba compiles functions of arrays, not of our
         b: [slots, rank, sum of out]; a part's outputs depend on this part of `a` only.
         ends: [parts] where each part's outputs end.
     """
-    num_parts, rank, width = a.shape[1], a.shape[2], a.shape[3]
+    num_parts, rank = a.shape[1], a.shape[2]
     hidden = np.empty(rank, np.float32)
-    in_fours = rank - rank % 4
     for place in range(len(rows)):
         row, slot = rows[place], slots[place]
         first = 0
         for part in range(num_parts):
-            end = ends[part]
-            for k in range(rank):
-                total = np.float32(0)
-                for i in range(width):
-                    total += inputs[row, i] * _wide(a[slot, part, k, i])
-                hidden[k] = _rounded(total, a[slot, part, k, 0])
-            for k in range(0, in_fours, 4):  # four at once: each output is read and written less often
-                h0, h1, h2, h3 = hidden[k], hidden[k + 1], hidden[k + 2], hidden[k + 3]
-                for o in range(first, end):
-                    outputs[row, o] += (
-                        h0 * _wide(b[slot, k, o])
-                        + h1 * _wide(b[slot, k + 1, o])
-                        + h2 * _wide(b[slot, k + 2, o])
-                        + h3 * _wide(b[slot, k + 3, o])
-                    )
-            for k in range(in_fours, rank):
-                for o in range(first, end):
-                    outputs[row, o] += hidden[k] * _wide(b[slot, k, o])
-            first = end
+            _multiply_with_a(hidden, inputs[row], a[slot, part])
+            _add_product_with_b(outputs[row, first : ends[part]], hidden, b[slot, :, first : ends[part]])
+            first = ends[part]
