@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,15 +31,21 @@ async def test_an_environment_that_computes_little_has_a_full_share(harness: San
     assert episode.metrics == {"session": 0.0, "process": 0.0}
 
 
+def _change_share(niceness: int) -> None:
+    """Change the share of the session of this process. Retry: without CAP_SYS_ADMIN, the kernel allows ten changes a second in all."""
+    deadline = time.monotonic() + 30.0
+    while not set_share(os.getpid(), niceness):
+        assert time.monotonic() < deadline, f"the kernel does not set the share {niceness} for user {os.geteuid()}"
+        time.sleep(0.02)
+
+
 @pytest.fixture
 def supervisors_share() -> Iterator[int]:
     """The share of the session of this process, which is the supervisor of the harness, made smaller."""
-    if os.geteuid() != 0:
-        pytest.skip("only root may enlarge the CPU share of a session again")
     before, smaller = share_of(os.getpid()), 3
-    assert set_share(os.getpid(), smaller)
+    _change_share(smaller)
     yield smaller
-    set_share(os.getpid(), before)
+    _change_share(before)
 
 
 @has_autogroups
