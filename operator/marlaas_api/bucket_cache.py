@@ -8,7 +8,7 @@ stream's leader confirms it (`Bucket.get_from_leader`).
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -58,21 +58,25 @@ class BucketCache(Generic[M]):
         open_bucket: returns the bucket; called once, and again after an error.
         kind: type of the bucket's messages.
         changed: called with the key after each change of its cached state.
+        relevant: returns the part of a message whose changes `changed` is called for; None: all of it. It receives None for a
+            key that is absent or unreadable.
         reread_s: interval of the re-reads; None: `REREAD_S`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the last three are keyword-only)
         self,
         open_bucket: Callable[[], Awaitable[Bucket]],
         kind: type[M],
         changed: Callable[[str], None],
         *,
+        relevant: Callable[[M | None], Hashable] | None = None,
         prefix: str = "",
         reread_s: float | None = None,
     ) -> None:
         self._open_bucket = open_bucket
         self._kind = kind
         self._changed = changed
+        self._relevant = relevant
         self._prefix = prefix
         self._reread_s = reread_s
         self._cached: dict[str, Cached[M]] = {}
@@ -187,7 +191,7 @@ class BucketCache(Generic[M]):
                 self.note(entry)
         elif entry is None:
             if self._cached.pop(key, None) is not None:
-                self._changed(key)
+                self._notify(key, before, None)
         elif before is None or entry != before.entry:
             self._store(entry)
 
@@ -196,7 +200,13 @@ class BucketCache(Generic[M]):
         message = self._parse(entry, is_logged=self.unreadable(entry.key))
         self._cached[entry.key] = Cached(entry, message, asyncio.get_running_loop().time())
         if entry.data is not None or (before is not None and before.present):
-            self._changed(entry.key)
+            self._notify(entry.key, before, message)
+
+    def _notify(self, key: str, before: Cached[M] | None, message: M | None) -> None:
+        """Call `changed` if the relevant part of a key's message has changed."""
+        old = None if before is None else before.message
+        if self._relevant is None or self._relevant(old) != self._relevant(message):
+            self._changed(key)
 
     def _drop_tombstones(self, entries: Iterable[str]) -> None:
         oldest = asyncio.get_running_loop().time() - TOMBSTONE_S

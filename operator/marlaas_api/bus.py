@@ -12,6 +12,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from marlaas_api.errors import Permanent, Retryable
@@ -21,6 +22,7 @@ _SUBJECT = re.compile(rf"{_TOKEN}(\.{_TOKEN})*")
 _KEY = re.compile(r"[-/_=a-zA-Z0-9]+(\.[-/_=a-zA-Z0-9]+)*")
 
 
+@lru_cache(maxsize=4096)
 def checked_subject(subject: str) -> str:
     """Return the subject if a message can be published to it: no empty tokens, no wildcards. Raises BusRefused."""
     if not _SUBJECT.fullmatch(subject):

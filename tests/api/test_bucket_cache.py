@@ -1,6 +1,6 @@
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable
 
 import pytest
 
@@ -14,12 +14,14 @@ from marlaas_api.messages import Pin
 class CacheHarness:
     """A cache of the keys `a.` of the bucket `pins`, on a server that a test may change."""
 
-    def __init__(self) -> None:
+    def __init__(self, relevant: Callable[[Pin | None], Hashable] | None = None) -> None:
         self.server = MemoryServer()
         self.bus = self.server.connect("test")
         self.changes: list[str] = []
         self.changed = asyncio.Event()
-        self.cache = BucketCache(lambda: self.bus.bucket(subjects.PINS), Pin, self._note, prefix="a.")
+        self.cache = BucketCache(
+            lambda: self.bus.bucket(subjects.PINS), Pin, self._note, prefix="a.", relevant=relevant
+        )
 
     def _note(self, key: str) -> None:
         self.changes.append(key)
@@ -67,6 +69,30 @@ async def test_present_keys_and_changes_are_cached() -> None:
         await harness.until("a.x", 2)
         await bucket.delete("a.x")
         await harness.until("a.x", None)
+
+
+async def test_changed_is_called_only_for_changes_of_the_relevant_part() -> None:
+    harness = CacheHarness(relevant=lambda pin: None if pin is None else pin.version // 10)
+    bucket = await harness.bucket()
+    for version in (1, 2, 12, 13):
+        await bucket.put("a.x", pin(version))
+        await harness.cache.refresh()
+        assert harness.cache.get("a.x") == Pin(version=version)
+    assert harness.changes == ["a.x"] * 2, "0 and 1"
+    await bucket.put("a.x", b"no pin")
+    await harness.cache.refresh()
+    await bucket.delete("a.x")
+    await harness.cache.refresh()
+    assert harness.changes == ["a.x"] * 3, "unreadable and absent are the same"
+
+
+async def test_a_key_that_the_leader_has_no_more_is_a_relevant_change() -> None:
+    harness = CacheHarness(relevant=lambda pin: pin is not None)
+    bucket = await harness.bucket()
+    await bucket.put("a.x", pin(1))
+    await harness.cache.refresh()
+    harness.cache._replace("a.x", harness.cache._cached["a.x"], None)
+    assert harness.changes == ["a.x"] * 2
 
 
 async def test_keys_with_another_prefix_are_not_cached() -> None:

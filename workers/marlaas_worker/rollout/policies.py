@@ -5,7 +5,7 @@ A record with another uid than the job's belongs to an earlier job of the same n
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable
 from weakref import WeakValueDictionary
 
 from marlaas_api import subjects, wire
@@ -64,13 +64,20 @@ class GoneJobs:
 
 
 class Policies:
-    """Caches of the three buckets; `changed` is called after each change."""
+    """Caches of the three buckets; `changed` is called after each change of what is served.
+
+    Progress is written far more often than jobs are admitted, and a policy record is also written when its lease changes.
+    """
 
     def __init__(self, bus: Bus, pool: str, changed: Callable[[], None]) -> None:
         self._pool = pool
         self._jobs = BucketCache(lambda: bus.bucket(subjects.JOBS), JobDocument, lambda _: changed())
-        self._progress = BucketCache(lambda: bus.bucket(subjects.PROGRESS), Progress, lambda _: changed())
-        self._policy = BucketCache(lambda: bus.bucket(subjects.POLICY), PolicyRecord, lambda _: changed())
+        self._progress = BucketCache(
+            lambda: bus.bucket(subjects.PROGRESS), Progress, lambda _: changed(), relevant=_admission
+        )
+        self._policy = BucketCache(
+            lambda: bus.bucket(subjects.POLICY), PolicyRecord, lambda _: changed(), relevant=_committed
+        )
 
     async def follow(self) -> None:
         """Keep the caches up to date, until cancelled."""
@@ -95,18 +102,14 @@ class Policies:
         """Return the tenants of all jobs that have a document, on any pool."""
         return {document.tenant for _, document, _ in self._jobs.items()}
 
-    def newest(self) -> list[AdapterRef]:
-        """Return the committed version of every served agent that has one."""
-        pairs = ((served, self._policy.get(served.policy_key)) for served in self.served())
+    def newest(self, agents: Iterable[JobAgent]) -> list[AdapterRef]:
+        """Return the committed version of each of these agents that has one."""
+        pairs = ((served, self._policy.get(served.policy_key)) for served in agents)
         return [
             served.adapter(record.version)
             for served, record in pairs
             if record is not None and record.uid == served.document.uid and record.manifest is not None
         ]
-
-    def strict(self) -> list[AdapterRef]:
-        """Return the agents of strict jobs, as version 0: each step of theirs is sampled by one version."""
-        return [one.adapter(0) for one in self.served() if one.document.spec.training.max_staleness == 0]
 
     async def find(self, request: GenerateRequest) -> JobAgent:
         """Return the agent whose policy a request's agent plays. Reads the bus again before it refuses.
@@ -146,6 +149,19 @@ class Policies:
             return
         if not _admits(await self._progress.read(job.key), job):
             raise NotAdmitted(f"job {job} is not admitted now")
+
+
+def strict(agents: Iterable[JobAgent]) -> list[AdapterRef]:
+    """Return those of the agents that are of strict jobs, as version 0: each step of theirs is sampled by one version."""
+    return [one.adapter(0) for one in agents if one.document.spec.training.max_staleness == 0]
+
+
+def _admission(progress: Progress | None) -> Hashable:
+    return None if progress is None else (progress.uid, progress.admitted)
+
+
+def _committed(record: PolicyRecord | None) -> Hashable:
+    return None if record is None else (record.uid, record.version, record.manifest)
 
 
 def _admits(progress: Progress | None, job: JobRef) -> bool:

@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from marlaas_api.bucket_cache import REREAD_S
 from marlaas_api.bus import BusUnavailable
-from marlaas_api.messages import PoolDocument, ReplicaReport
+from marlaas_api.messages import JobAgent, PoolDocument, ReplicaReport
 from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.metrics import Sample, of_report
 from marlaas_worker.reporter import Reporter
@@ -16,7 +17,7 @@ from marlaas_worker.rollout.calibrations import Calibrations
 from marlaas_worker.rollout.engine import Engine
 from marlaas_worker.rollout.engine_progress import EngineCounts
 from marlaas_worker.rollout.generation import Generation
-from marlaas_worker.rollout.policies import GoneJobs, Pins, Policies
+from marlaas_worker.rollout.policies import GoneJobs, Pins, Policies, strict
 from marlaas_worker.rollout.proof import load_proven
 from marlaas_worker.rollout.reception import Reception
 from marlaas_worker.rollout.requests import Requests
@@ -146,19 +147,20 @@ class _Rollout:
         try:
             while True:
                 self._changed.clear()
-                await self._listen()
+                served = self._policies.served()
+                await self._listen(served)
                 self._versions.proven.elsewhere = self._reception.elsewhere()
-                self._versions.proven.prefer(self._policies.newest(), self._policies.strict())
+                self._versions.proven.prefer(self._policies.newest(served), strict(served))
                 self._forget_gone_jobs()
                 await wait_for(self._changed, REREAD_S)
         finally:
             await self._reception.close()
 
-    async def _listen(self) -> None:
-        served = [] if self._requests.closed else self._policies.served()
-        self._template.emit(one.document.ref for one in served)
+    async def _listen(self, served: Sequence[JobAgent]) -> None:
+        accepted = () if self._requests.closed else served
+        self._template.emit(one.document.ref for one in accepted)
         try:
-            await self._reception.listen_to(served)
+            await self._reception.listen_to(accepted)
         except BusUnavailable as error:
             _log.warning("cannot subscribe to the requests of all jobs: %s", error)
 

@@ -98,10 +98,11 @@ class TrainerCaches:
     def __init__(self, bus: Bus, pool: str, changed: Callable[[], None]) -> None:
         self._pool = pool
         self._notify = changed
-        self._decisive: dict[str, Hashable] = {}
         self._prefix = subjects.replica_key("trainer", pool, "")
         self._jobs = BucketCache(lambda: bus.bucket(subjects.JOBS), JobDocument, lambda _: changed())
-        self._progress = BucketCache(lambda: bus.bucket(subjects.PROGRESS), Progress, self._progress_changed)
+        self._progress = BucketCache(
+            lambda: bus.bucket(subjects.PROGRESS), Progress, lambda _: changed(), relevant=what_decides
+        )
         self._policy = BucketCache(lambda: bus.bucket(subjects.POLICY), PolicyRecord, self._policy_changed)
         self._trainers = BucketCache(
             lambda: bus.bucket(subjects.REPLICAS), ReplicaReport, lambda _: None, prefix=self._prefix
@@ -153,15 +154,6 @@ class TrainerCaches:
         record = self._policy.get(key)
         if record is not None and not record.holder:  # released: another trainer may have to bind it
             self._notify()
-
-    def _progress_changed(self, key: str) -> None:
-        decisive = what_decides(self._progress.get(key))
-        if self._decisive.get(key) != decisive:
-            self._notify()
-        if decisive is None:
-            self._decisive.pop(key, None)
-        else:
-            self._decisive[key] = decisive
 
 
 def what_decides(progress: Progress | None) -> Hashable:
