@@ -1,8 +1,9 @@
 """Shares of the CPU of processes on one machine, as the niceness of their sessions.
 
-Engines and trainers compute all the time. The other roles and commands compute for milliseconds, while an episode, a step or
-a user waits, so they have a larger share. Environments that compute for long have a tenth of an engine's, and what
-no job waits for has a twentieth.
+Trainers have a third of an engine's share: with many jobs, all cores are in use, and jobs then wait for the trainer, after their
+episodes. Where they waited for the engine, they held adapter slots and open episodes meanwhile, and a tenant with few jobs
+waited for slots. The other roles and commands compute for milliseconds, while an episode, a step or a user waits, so they have
+a full share. Environments that compute for long have a tenth of a trainer's, and what no job waits for has a twentieth.
 """
 
 import math
@@ -11,8 +12,12 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-FULL_SHARE, ENGINE_SHARE, LOW_SHARE, LEAST_SHARE = 0, 5, 15, 19
+FULL_SHARE, TRAINER_SHARE, LOW_SHARE, LEAST_SHARE = 0, 5, 15, 19
 """Niceness, as processes and as sessions, with weights of 1,024, 335, 36 and 15."""
+CORE_NICENESS = 5
+"""Of the process that computes for an engine on a CPU. The rollout role, in the same session, accepts requests meanwhile, so that
+the next batch has more of them.
+"""
 TENANT_SHARE = 10
 """Largest niceness of a tenant's sandboxes for their number (`shares_by_tenant`), with a weight of 110."""
 _AUTOGROUP = "/proc/{}/autogroup"

@@ -1,7 +1,6 @@
 """Roles that follow a script instead of training: the real process entry, bus, blobs and signals; no model.
 
-Called as `scripted_role.py SCRIPT ROLE …`; SCRIPT is a JSON file: per role what goes wrong, `starts`, the role that is not ready until the
-file `started` lies beside the script, and `pause_at`, the step at which the orchestrator waits until the file `go` does. It takes no step before this run's rollout and trainer are at work and the
+Called as `scripted_role.py SCRIPT ROLE …`; SCRIPT is a JSON file: per role what goes wrong, and `pause_at`, the step at which the orchestrator waits until the file `go` does. It takes no step before this run's rollout and trainer are at work and the
 job's sandbox has played, in this run or one before: a test that has seen a step need not wait for any of them, however slowly it starts.
 """
 
@@ -89,12 +88,10 @@ async def report(context: RoleContext, role: str, pool: str) -> None:
     key = subjects.replica_key(role, pool, context.name)
     engine = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(3600)")
     while not context.stop.is_set():
-        ready = role != SETTINGS.get("starts") or SCRIPT.with_name("started").exists()
-        body = {"role": role, "pool": pool, "replica": context.name, "at": context.now(), "ready": ready}
+        body = {"role": role, "pool": pool, "replica": context.name, "at": context.now(), "ready": True}
         message = ReplicaReport.model_validate(body)
         await bucket.put(key, encode(message))
-        if ready:
-            at_work(role).touch()
+        at_work(role).touch()
         await wait_for(context.stop, 0.2)
     if SETTINGS.get("stubborn"):
         await wait_for(asyncio.Event(), 3600)

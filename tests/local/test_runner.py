@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.local.runs import Place, Run, placed
 
-from marlaas_api.cpu_shares import ENGINE_SHARE, share_of
+from marlaas_api.cpu_shares import TRAINER_SHARE, share_of
 
 JOBS = {"reverse": 3, "spell": 2}
 
@@ -87,18 +87,12 @@ def shares_of(run: Run, *roles: str) -> dict[str, int]:
     not Path("/proc/self/autogroup").exists(),
     reason="this kernel has no CPU shares of sessions (CONFIG_SCHED_AUTOGROUP)",
 )
-def test_engine_and_trainer_have_a_smaller_share_of_the_cpu_than_the_other_roles_but_a_starting_engine(
-    place: Place,
-) -> None:
-    place.script(starts="rollout", pause_at=2)
+def test_the_trainer_has_a_smaller_share_of_the_cpu_than_the_other_roles(place: Place) -> None:
+    place.script(pause_at=2)
     run = place.start()
-    while "trainer" in (starting := str(run.until(type="status")["message"])) or "engine" not in starting:
-        pass
-    assert shares_of(run, "rollout", "trainer") == {"rollout": 0, "trainer": ENGINE_SHARE}
-    (place.folder / "started").touch()
     run.told_of(type="progress", step=2)
     run.told_of(type="status", message="training")
-    shares = {"orchestrator": 0, "rollout": ENGINE_SHARE, "trainer": ENGINE_SHARE, "sandbox": 0}
+    shares = {"orchestrator": 0, "rollout": 0, "trainer": TRAINER_SHARE, "sandbox": 0}
     assert shares_of(run, *shares) == shares
     place.go()
     assert run.end() == 0

@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 
+from marlaas_api.cpu_shares import CORE_NICENESS
 from marlaas_api.errors import Permanent
 from marlaas_worker.rollout import supervised_engine, vllm_engine, vllm_extension
 from marlaas_worker.rollout.engine import EngineDown, Sampling
@@ -64,6 +65,13 @@ def test_the_watch_is_for_vllms_processes_only(monkeypatch):
     assert vllm_extension.owner_token().split()[0] == str(os.getpid())
     monkeypatch.setenv(vllm_extension.OWNER, vllm_extension.owner_token())
     assert vllm_extension._open_core() is None
+
+
+@pytest.mark.engine
+@pytest.mark.asyncio(loop_scope="session")
+async def test_on_a_cpu_the_core_computes_with_less_priority_than_the_role(vllm):
+    (core,) = vllm.processes
+    assert torch.cuda.is_available() or core.nice() == max(psutil.Process().nice(), CORE_NICENESS)
 
 
 def executor_of(vllm):

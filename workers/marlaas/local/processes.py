@@ -18,7 +18,7 @@ from marlaas.local.plan import ProcessSpec
 from marlaas.local.sandbox_parent import ForkedProcess, ParentLost, SandboxParent, sandbox_parent
 from marlaas.local.watchdog import kill_session
 from marlaas_api.bus_users import BusUser, OrchestratorUser, RolloutUser, SandboxUser, TrainerUser
-from marlaas_api.cpu_shares import ENGINE_SHARE, set_share, shares_by_tenant
+from marlaas_api.cpu_shares import TRAINER_SHARE, set_share, shares_by_tenant
 from marlaas_api.last_words import START_MARK
 from marlaas_api.messages import JobDocument, PoolDocument
 
@@ -160,13 +160,8 @@ class Launcher:
             start_new_session=True,
         )
         if spec.role == "trainer":
-            set_share(process.pid, ENGINE_SHARE)
+            set_share(process.pid, TRAINER_SHARE)
         return process
-
-    def note_ready(self, spec: ProcessSpec, process: RoleProcess) -> None:
-        """Give an engine a smaller CPU share. While it starts, everything waits for it, and not for the trainer, which starts sooner."""
-        if spec.role == "rollout":
-            set_share(process.pid, ENGINE_SHARE)
 
     def user(self, spec: ProcessSpec) -> BusUser:
         """Return the bus user of the role."""

@@ -135,7 +135,6 @@ class Supervisor:
             return
         if is_ready(managed.spec, managed.started_at, reports, self._now()):
             managed.ready_at = self._now()
-            self._launcher.note_ready(managed.spec, managed.process)
 
     async def _watch(self, managed: _ManagedProcess, process: RoleProcess) -> None:
         exit_code = await self._launcher.sweep(process)

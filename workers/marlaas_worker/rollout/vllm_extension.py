@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from marlaas_api.cpu_shares import CORE_NICENESS
 from marlaas_worker.adapters import Kind, slot_digest
 
 OWNER = "MARLAAS_ENGINE_OWNER"
@@ -105,8 +106,12 @@ def _die_with_owner(core: int | None) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _owner_pid() -> int:
+    return int(os.environ[OWNER].split()[0])
+
+
 def _watch_owner() -> None:
-    if os.getpid() == int(os.environ[OWNER].split()[0]):
+    if os.getpid() == _owner_pid():
         return
     threading.Thread(target=_die_with_owner, args=(_open_core(),), name="owner-watch", daemon=True).start()
 
@@ -134,7 +139,7 @@ def _without_llvm(register: Callable[[], None]) -> Callable[[], None]:
     return hidden
 
 
-def _install_cpu_kernels() -> None:
+def _prepare_for_cpu() -> None:
     platforms = sys.modules.get("vllm.platforms")
     if platforms is not None and platforms.current_platform.is_cpu():
         from marlaas_worker.rollout import vllm_cpu_kernels
@@ -146,12 +151,19 @@ def _install_cpu_kernels() -> None:
             _without_llvm(platform.register_triton_kernel_overrides)
         )
         vllm_cpu_kernels.register()
+        _prefer_owner()
+
+
+def _prefer_owner() -> None:
+    """Have the owner precede this process where both want the same core."""
+    if os.getpid() != _owner_pid() and os.getpriority(os.PRIO_PROCESS, 0) < CORE_NICENESS:
+        os.setpriority(os.PRIO_PROCESS, 0, CORE_NICENESS)
 
 
 def prepare_process() -> None:
-    """Prepare a process of vLLM: it ends with its owner, and on a CPU it uses our kernels."""
+    """Prepare a process of vLLM: it ends with its owner; on a CPU it uses our kernels, and computes with less priority than its owner."""
     _watch_owner()
-    _install_cpu_kernels()
+    _prepare_for_cpu()
 
 
 # At import: vLLM has no other hook in a worker before it loads the model, which may take minutes.
