@@ -1,9 +1,8 @@
 """Shares of the CPU of processes on one machine, as the niceness of their sessions.
 
-Trainers have a third of an engine's share: with many jobs, all cores are in use, and jobs then wait for the trainer, after their
-episodes. Where they waited for the engine, they held adapter slots and open episodes meanwhile, and a tenant with few jobs
-waited for slots. The other roles and commands compute for milliseconds, while an episode, a step or a user waits, so they have
-a full share. Environments that compute for long have a tenth of a trainer's, and what no job waits for has a twentieth.
+Trainers compute all the time, and so do engines, which have a full share only while agents outnumber their slots
+(`engine_share`). The other roles and commands compute for milliseconds, while an episode, a step or a user waits, so they have a
+larger share. Environments that compute for long have a tenth of a trainer's, and what no job waits for has a twentieth.
 """
 
 import math
@@ -12,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-FULL_SHARE, TRAINER_SHARE, LOW_SHARE, LEAST_SHARE = 0, 5, 15, 19
+FULL_SHARE, COMPUTE_SHARE, LOW_SHARE, LEAST_SHARE = 0, 5, 15, 19
 """Niceness, as processes and as sessions, with weights of 1,024, 335, 36 and 15."""
 CORE_NICENESS = 5
 """Of the process that computes for an engine on a CPU. The rollout role, in the same session, accepts requests meanwhile, so that
@@ -40,6 +39,16 @@ def shares_by_tenant(sandboxes: Mapping[int, str], weights: Mapping[str, float])
     least = min(crowding.values(), default=1.0)
     shares = {tenant: min(TENANT_SHARE, round(math.log(one / least, _STEP))) for tenant, one in crowding.items()}
     return {sandbox: shares[tenant] for sandbox, tenant in sandboxes.items()}
+
+
+def engine_share(num_agents: int, num_slots: int) -> int:
+    """Return the niceness of an engine's session: a full share while agents outnumber its adapter slots.
+
+    With a smaller share, an engine decodes more sequences at once, which takes less CPU for each. But where all cores are in use and
+    agents outnumber slots, jobs then wait for slots: with episodes open, and a tenant with few jobs behind one with many. With a
+    full share, jobs wait for the trainer instead, after their episodes.
+    """
+    return FULL_SHARE if num_agents > num_slots else COMPUTE_SHARE
 
 
 def share_of(pid: int) -> int:

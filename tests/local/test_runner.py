@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.local.runs import Place, Run, placed
 
-from marlaas_api.cpu_shares import TRAINER_SHARE, share_of
+from marlaas_api.cpu_shares import COMPUTE_SHARE, share_of
 
 JOBS = {"reverse": 3, "spell": 2}
 
@@ -87,13 +87,14 @@ def shares_of(run: Run, *roles: str) -> dict[str, int]:
     not Path("/proc/self/autogroup").exists(),
     reason="this kernel has no CPU shares of sessions (CONFIG_SCHED_AUTOGROUP)",
 )
-def test_the_trainer_has_a_smaller_share_of_the_cpu_than_the_other_roles(place: Place) -> None:
+def test_the_trainer_has_a_smaller_share_of_the_cpu_and_the_engine_chooses_its_own(place: Place) -> None:
     place.script(pause_at=2)
     run = place.start()
     run.told_of(type="progress", step=2)
     run.told_of(type="status", message="training")
-    shares = {"orchestrator": 0, "rollout": 0, "trainer": TRAINER_SHARE, "sandbox": 0}
+    shares = {"orchestrator": 0, "rollout": 0, "trainer": COMPUTE_SHARE, "sandbox": 0}
     assert shares_of(run, *shares) == shares
+    assert "--share-cpu" in run.named("rollout").cmdline()
     place.go()
     assert run.end() == 0
 

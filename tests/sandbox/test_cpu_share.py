@@ -10,7 +10,16 @@ import pytest
 from tests.sandbox.conftest import SandboxHarness
 
 from marlaas_api import cpu_shares
-from marlaas_api.cpu_shares import FULL_SHARE, LOW_SHARE, TENANT_SHARE, set_share, share_of, shares_by_tenant
+from marlaas_api.cpu_shares import (
+    COMPUTE_SHARE,
+    FULL_SHARE,
+    LOW_SHARE,
+    TENANT_SHARE,
+    engine_share,
+    set_share,
+    share_of,
+    shares_by_tenant,
+)
 from marlaas_worker.sandbox import server_start
 from marlaas_worker.sandbox.cpu_share import CpuShare
 
@@ -128,6 +137,10 @@ async def test_a_kernel_without_shares_is_noted_in_the_log(
 
 def test_the_share_of_an_unknown_process_is_full() -> None:
     assert share_of(0) == FULL_SHARE
+
+
+def test_an_engine_has_a_full_share_while_agents_outnumber_its_slots() -> None:
+    assert [engine_share(number, 16) for number in (0, 1, 16, 17, 100)] == [COMPUTE_SHARE] * 3 + [FULL_SHARE] * 2
 
 
 def _weight(niceness: int) -> float:

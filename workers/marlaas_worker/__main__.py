@@ -81,7 +81,15 @@ async def _serve(options: argparse.Namespace) -> None:
         bus = await connect(options.nats, name=options.name, creds=options.creds)
         try:
             blobs = open_blobs(options.blobs)
-            context = RoleContext(options.name, bus, blobs, options.scratch, metrics=metrics, creds=options.creds)
+            context = RoleContext(
+                options.name,
+                bus,
+                blobs,
+                options.scratch,
+                metrics=metrics,
+                creds=options.creds,
+                shares_cpu=options.share_cpu,
+            )
             metrics.connected, metrics.num_breaks = lambda: bus.connected, lambda: bus.num_breaks
             freezing = asyncio.create_task(freeze_heap(lambda: metrics.ready()))
             try:
@@ -155,6 +163,11 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="PATH",
         help="where the environment's own container listens (sandbox)",
+    )
+    parser.add_argument(
+        "--share-cpu",
+        action="store_true",
+        help="change the CPU share of this session, where one machine runs all roles (rollout)",
     )
     parser.add_argument("--health", type=int, metavar="PORT", help="answer HTTP there: /livez /readyz /metrics")
     return parser

@@ -17,7 +17,7 @@ class RoleContext:
     """Dependencies of one worker.
 
     name: the replica's name, the same after a restart (as a StatefulSet's pod). scratch: a local folder for
-    this worker alone.
+    this worker alone. shares_cpu: whether the role may change the CPU share of its session, which has no other processes than its own.
     stop: set when the process is asked to stop; the role then drains and returns. now: clock in Unix seconds.
     metrics: where the role registers its health and metrics. creds: file of the bus credentials; None: no
     credentials.
@@ -31,6 +31,7 @@ class RoleContext:
     now: Callable[[], float] = time.time
     metrics: Metrics = field(default_factory=Metrics)
     creds: Path | None = None
+    shares_cpu: bool = False
 
 
 async def wait_for(event: asyncio.Event, timeout_s: float) -> bool:

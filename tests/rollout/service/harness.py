@@ -66,6 +66,7 @@ class RolloutHarness(Harness):
         self.replicas: list[Replica] = []
         self._manifests: dict[AdapterRef, BlobRef] = {}
         self._jobs = 0
+        self.shares_cpu = False
 
     async def replica(
         self, name: str = "rollout-0", engine: ScriptedEngine | None = None, trims: bool = False
@@ -82,7 +83,7 @@ class RolloutHarness(Harness):
     async def begin(self, name: str, engine: ScriptedEngine, trims: bool = False) -> Replica:
         """Start a replica, whether or not it can ever serve."""
         context = await self.context(name)
-        context = replace(context, scratch=self.scratch / f"{name}-{len(self.replicas)}")
+        context = replace(context, scratch=self.scratch / f"{name}-{len(self.replicas)}", shares_cpu=self.shares_cpu)
         task = asyncio.create_task(serve_engine(context, POOL, CharacterTokenizer(trims), engine))
         replica = Replica(name, engine, context, task)
         self.replicas.append(replica)

@@ -18,7 +18,7 @@ from marlaas.local.plan import ProcessSpec
 from marlaas.local.sandbox_parent import ForkedProcess, ParentLost, SandboxParent, sandbox_parent
 from marlaas.local.watchdog import kill_session
 from marlaas_api.bus_users import BusUser, OrchestratorUser, RolloutUser, SandboxUser, TrainerUser
-from marlaas_api.cpu_shares import TRAINER_SHARE, set_share, shares_by_tenant
+from marlaas_api.cpu_shares import COMPUTE_SHARE, set_share, shares_by_tenant
 from marlaas_api.last_words import START_MARK
 from marlaas_api.messages import JobDocument, PoolDocument
 
@@ -160,7 +160,7 @@ class Launcher:
             start_new_session=True,
         )
         if spec.role == "trainer":
-            set_share(process.pid, TRAINER_SHARE)
+            set_share(process.pid, COMPUTE_SHARE)
         return process
 
     def user(self, spec: ProcessSpec) -> BusUser:
@@ -211,6 +211,7 @@ class Launcher:
             "--scratch",
             str(scratch),
             *(["--creds", str(handed.path)] if handed.path is not None else []),
+            *(["--share-cpu"] if spec.role == "rollout" else []),
         ]
         document = self.jobs.get(spec.job) or self.pools.get(spec.pool)
         if document is None:

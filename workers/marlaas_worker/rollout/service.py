@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from marlaas_api.bucket_cache import REREAD_S
 from marlaas_api.bus import BusUnavailable
+from marlaas_api.cpu_shares import engine_share, set_share
 from marlaas_api.messages import JobAgent, PoolDocument, ReplicaReport
 from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.metrics import Sample, of_report
@@ -149,12 +151,18 @@ class _Rollout:
                 self._changed.clear()
                 served = self._policies.served()
                 await self._listen(served)
+                self._share_cpu(len(served))
                 self._versions.proven.elsewhere = self._reception.elsewhere()
                 self._versions.proven.prefer(self._policies.newest(served), strict(served))
                 self._forget_gone_jobs()
                 await wait_for(self._changed, REREAD_S)
         finally:
             await self._reception.close()
+
+    def _share_cpu(self, num_agents: int) -> None:
+        """Set the CPU share of this session, which is the engine's."""
+        if self._context.shares_cpu:
+            set_share(os.getpid(), engine_share(num_agents, self._engine.limits.slots))
 
     async def _listen(self, served: Sequence[JobAgent]) -> None:
         accepted = () if self._requests.closed else served
