@@ -8,8 +8,8 @@ import pytest
 
 from marlaas_api import subjects
 from marlaas_api.messages import ReplyPhase
-from marlaas_worker.rollout import policies, reload_pace, requests, service
-from marlaas_worker.rollout.policies import GONE_S, GoneJobs
+from marlaas_worker.rollout import accounts, reload_pace, requests, service
+from marlaas_worker.rollout.accounts import GONE_S, GoneJobs
 
 NUM_JOBS, AT_ONCE = 200, 10
 
@@ -94,7 +94,7 @@ async def test_after_200_short_jobs_nothing_of_them_is_left(
 
     monkeypatch.setattr(service, "_Rollout", Recorded)
     monkeypatch.setattr(service, "REREAD_S", 0.05)
-    monkeypatch.setattr(policies, "GONE_S", 0.0)
+    monkeypatch.setattr(accounts, "GONE_S", 0.0)
     monkeypatch.setattr("marlaas_worker.rollout.accounts.OPEN_S", 0.0)
     for bound in ("MIN_QUANTUM_S", "MAX_QUANTUM_S"):
         monkeypatch.setattr(reload_pace, bound, 0.01)

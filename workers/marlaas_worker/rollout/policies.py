@@ -18,7 +18,6 @@ from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.names import BRANCH_TURNS, AdapterRef, JobRef, end_of_turns, group_token, is_attempt
 from marlaas_worker.rollout.bounded_cache import BoundedCache
 
-GONE_S = 60.0
 PINS_BYTES = 16 << 20
 """About 70,000 pins, of the groups in progress and of past ones. A pin that is not in memory is read again."""
 _PIN_BYTES = 128
@@ -35,38 +34,11 @@ class NotAdmitted(Retryable):
     """The job is not admitted now (queued, suspended or finished)."""
 
 
-class GoneJobs:
-    """Finds jobs that have ended for good, so that their totals and caches can be dropped. The caller passes the clock.
-
-    A job's totals are reported until its document has been gone for `GONE_S`, so that others read the last ones.
-    """
-
-    def __init__(self) -> None:
-        self._known: set[str] = set()
-        self._gone_since: dict[str, float] = {}
-
-    def expired(self, present: Iterable[str], counted: Iterable[str], now: float) -> frozenset[str]:
-        """Return the jobs, by uid, whose document has been gone for `GONE_S`; each is returned once.
-
-        Args:
-            present: jobs that have a document.
-            counted: jobs that have totals. A request that ends late may count for a job that was returned already.
-        """
-        present = set(present)
-        self._known |= present | set(counted)
-        gone = self._known - present
-        self._gone_since = {uid: self._gone_since.get(uid, now) for uid in gone}
-        expired = frozenset(uid for uid, since in self._gone_since.items() if now - since >= GONE_S)
-        self._known -= expired
-        for uid in expired:
-            del self._gone_since[uid]
-        return expired
-
-
 class Policies:
-    """Caches of the three buckets; `changed` is called after each change of what is served.
+    """Caches of the buckets `jobs`, `progress` and `policy`.
 
-    Progress is written far more often than jobs are admitted, and a policy record is also written when its lease changes.
+    `changed` is called when a job's document, its admission, or the committed version of an agent changes. It is not called for other
+    writes: counters in progress, and leases in policy records, change far more often.
     """
 
     def __init__(self, bus: Bus, pool: str, changed: Callable[[], None]) -> None:

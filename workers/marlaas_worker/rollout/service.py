@@ -14,12 +14,13 @@ from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.metrics import Sample, of_report
 from marlaas_worker.reporter import Reporter
 from marlaas_worker.role import RoleContext, wait_for
+from marlaas_worker.rollout.accounts import GoneJobs
 from marlaas_worker.rollout.adapter_cache import AdapterCache
 from marlaas_worker.rollout.calibrations import Calibrations
 from marlaas_worker.rollout.engine import Engine
 from marlaas_worker.rollout.engine_progress import EngineCounts
 from marlaas_worker.rollout.generation import Generation
-from marlaas_worker.rollout.policies import GoneJobs, Pins, Policies, strict
+from marlaas_worker.rollout.policies import Pins, Policies, strict
 from marlaas_worker.rollout.proof import load_proven
 from marlaas_worker.rollout.reception import Reception
 from marlaas_worker.rollout.requests import Requests
@@ -151,8 +152,8 @@ class _Rollout:
                 self._changed.clear()
                 served = self._policies.served()
                 await self._listen(served)
-                self._share_cpu(len(served))
-                self._versions.proven.elsewhere = self._reception.elsewhere()
+                elsewhere = self._versions.proven.elsewhere = self._reception.elsewhere()
+                self._share_cpu(len(served) - len(elsewhere))
                 self._versions.proven.prefer(self._policies.newest(served), strict(served))
                 self._forget_gone_jobs()
                 await wait_for(self._changed, REREAD_S)
@@ -160,7 +161,7 @@ class _Rollout:
             await self._reception.close()
 
     def _share_cpu(self, num_agents: int) -> None:
-        """Set the CPU share of this session, which is the engine's."""
+        """Set the CPU share of this session, which is the engine's. num_agents: those that this replica serves."""
         if self._context.shares_cpu:
             set_share(os.getpid(), engine_share(num_agents, self._engine.limits.slots))
 
