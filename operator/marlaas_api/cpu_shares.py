@@ -63,7 +63,8 @@ def set_share(pid: int, niceness: int) -> bool:
     """Set the niceness of a process's session, its share of the CPU; return False if the kernel did not allow it now.
 
     Linux gives every session an equal share where no cgroup divides the CPU (`autogroup`); the niceness of processes then
-    counts within their session only. Users other than root may change ten sessions a second.
+    counts within their session only. Users other than root may change ten sessions a second. The session of init has no share
+    that could be changed.
     """
     path = Path(_AUTOGROUP.format(pid))
     try:
