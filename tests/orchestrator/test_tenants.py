@@ -36,6 +36,19 @@ async def test_a_quota_queues_a_job_and_a_raised_one_admits_it_without_restartin
         assert (await harness.progress(first, lambda level: True)).admitted_at == began
 
 
+async def test_a_tenant_over_its_kept_bytes_is_queued_until_bytes_are_freed(harness, document):
+    await harness.put_report(slots=8, max_rank=16)
+    ended, waiting = (limited(document(name), storage="3Gi") for name in ("ended", "waiting"))
+    await harness.admit(ended, phase=Phase.SUCCEEDED, admitted=False, stored_bytes=3 << 30, tenant="team-a")
+    async with harness.orchestrating():
+        await harness.submit(waiting)
+        level = await harness.progress(waiting, lambda level: True)
+        assert (level.phase, level.admitted, level.reason) == (Phase.QUEUED, False, "OverQuota")
+        assert level.message.startswith("over quota: 3.0 of 3.0 GiB stored; delete jobs")
+        await harness.submit(ended.model_copy(update={"deleted": True}))
+        await harness.progress(waiting, lambda level: level.admitted)
+
+
 async def test_a_quota_of_trainer_time_pauses_a_job_and_never_fails_it(harness, document, monkeypatch):
     """Each step takes 1.5 s of the trainer, which waits in each step until the test lets it go on."""
     monkeypatch.setattr(quota, "TRAINER_WINDOW_S", 1.0)
