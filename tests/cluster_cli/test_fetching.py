@@ -2,12 +2,14 @@
 
 import io
 import json
+import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.conftest import invoke
 
 from marlaas.cluster.errors import AccessDenied, CommandFailed, ObjectMissing
 from marlaas.cluster.fetching import Published, fetch, published
@@ -55,15 +57,20 @@ async def test_the_pod_sends_the_files_of_the_version_that_the_bus_says() -> Non
     await bus.close()
 
 
-def _job(*agents: dict[str, Any]) -> ClusterJobView:
+def _body(*agents: dict[str, Any]) -> dict[str, Any]:
     meta = {"namespace": "a", "name": "sums", "uid": "u1"}
-    return job_view({"metadata": meta, "spec": SPEC, "status": {"phase": "Running", "agents": list(agents)}})
+    return {"metadata": meta, "spec": SPEC, "status": {"phase": "Running", "agents": list(agents)}}
+
+
+def _job(*agents: dict[str, Any]) -> ClusterJobView:
+    return job_view(_body(*agents))
 
 
 def test_the_promoted_version_counts_and_otherwise_the_newest() -> None:
     newest = {"name": "policy", "policyVersion": 7, "adapter": "a/sums/7"}
-    assert published(_job(newest), None) == NEWEST
-    assert published(_job({**newest, "promotedVersion": 5}), "policy").version == 5
+    assert published(_job(newest), None) == (NEWEST,)
+    (promoted,) = published(_job({**newest, "promotedVersion": 5}), "policy")
+    assert promoted.version == 5
 
 
 def test_a_job_without_an_adapter_says_so() -> None:
@@ -75,20 +82,21 @@ def test_a_job_without_an_adapter_says_so() -> None:
 
 def test_an_agent_that_plays_anothers_policy_has_no_adapter() -> None:
     job = _job({"name": "o", "policyVersion": 7}, {"name": "policy", "policyVersion": 7, "adapter": "a/sums/7"})
-    assert published(job, None) == NEWEST
+    assert published(job, "policy") == (NEWEST,)
     with pytest.raises(InvalidInput, match="agent o of a/sums plays the policy of another agent; adapters have policy"):
         published(job, "o")
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Callable[..., Kubectl]:
-    """A stand-in for kubectl: prints pods, and for exec what it is given; what it was called with stands in `calls`."""
+    """A stand-in for kubectl: prints the job and pods, and for exec what it is given; what it was called with stands in `calls`."""
 
-    def make(exec_script: str, pods: list[dict[str, Any]]) -> Kubectl:
+    def make(exec_script: str, pods: list[dict[str, Any]], job: dict[str, Any] | None = None) -> Kubectl:
         (tmp_path / "pods.json").write_text(json.dumps({"items": pods}))
+        (tmp_path / "rljobs.json").write_text(json.dumps(job))
         program = tmp_path / "kubectl"
         program.write_text(
-            f'#!/bin/sh\ncd {tmp_path}\necho "$@" >> calls\ncase "$1" in get) cat pods.json;; exec) {exec_script};; esac\n'
+            f'#!/bin/sh\ncd {tmp_path}\necho "$@" >> calls\ncase "$1" in get) cat ${{2%%.*}}.json;; exec) {exec_script};; esac\n'
         )
         program.chmod(0o755)
         return Kubectl(program=str(program))
@@ -115,6 +123,37 @@ def test_an_adapter_becomes_a_folder_and_replaces_an_older_one(cluster: Callable
         "exec marlaas-orchestrator-7f --container=orchestrator --namespace=marlaas-system -- python3 -m marlaas.cluster.published "
         "--nats=nats://n:4222 --blobs=file:///b --namespace a --job sums --agent policy --version 7"
     )
+
+
+def test_of_several_agents_each_gets_a_folder_and_a_named_one_is_fetched_alone(
+    cluster: Callable[..., Kubectl], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for agent in ("solver", "verifier"):
+        _archive(tmp_path / f"{agent}.tar", "adapter_config.json", "adapter_model.safetensors", f"of-{agent}")
+    agents: list[dict[str, Any]] = [
+        {"name": "solver", "policyVersion": 7, "adapter": "a/sums/solver/7"},
+        {"name": "second", "policyVersion": 7},
+        {"name": "verifier", "policyVersion": 5, "promotedVersion": 4, "adapter": "a/sums/verifier/4"},
+        {"name": "critic"},
+    ]
+    body = _body(*agents)
+    body["spec"] = {**SPEC, "agents": [{"name": name} for name in ("solver", "verifier", "critic")]}
+    cluster('case "$*" in *"--agent solver --version 7") cat solver.tar;; *) cat verifier.tar;; esac', [POD], body)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    said = invoke("adapter", "sums", "--out", "all")
+    assert said.output.splitlines() == [
+        "all/solver: version 7 of agent solver of a/sums",
+        "all/verifier: version 4 of agent verifier of a/sums",
+        "note: no version yet of critic",
+    ]
+    assert sorted(str(path.relative_to(tmp_path / "all")) for path in (tmp_path / "all").glob("*/of-*")) == [
+        "solver/of-solver",
+        "verifier/of-verifier",
+    ]
+    assert invoke("adapter", "sums", "--agent", "verifier", "--out", "one").exit_code == 0
+    assert (tmp_path / "one" / "of-verifier").is_file()
+    assert "--agent verifier --version 4" in (tmp_path / "calls").read_text().splitlines()[-1]
 
 
 @pytest.mark.parametrize("kept", [700, 512])

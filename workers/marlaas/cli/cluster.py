@@ -52,8 +52,8 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the RLJob.")]
 Names = Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Names of RLJobs. [default: all]")]
 Everywhere = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Show the jobs of all namespaces.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line instead of the table.")]
-Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write to; an adapter in it is replaced.")]
-Agent = Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Name of the agent. [default: the first]")]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write to; adapters in it are replaced.")]
+Agent = Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Agent to fetch. [default: all agents]")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Watch the submitted jobs until they end.")]
 JobsOnly = Annotated[bool, typer.Option("--jobs-only", help="Submit only the RLJobs of the files.")]
 
@@ -205,6 +205,7 @@ def adapter(
 ) -> None:
     """Fetch a job's published adapter as a PEFT folder: the promoted version of a succeeded job, else the newest version.
 
+    Of a job with several agents, it fetches one to each subfolder `<agent>/`, as `marlaas run` does; with --agent, one to DIR itself.
     Runs a command in the orchestrator's pod, which needs permission for `kubectl exec` there. Without it, the error names the adapter's place in the blob store.
 
     Exit code: 0 written, 1 the job does not exist or the adapter cannot be fetched, 2 there is no adapter yet, or the folder holds other files.
@@ -212,8 +213,10 @@ def adapter(
     kubectl = gateway(context, namespace, kubeconfig)
     job = job_view(_job(kubectl, name))
     wanted = published(job, agent)
-    fetch(kubectl, job, wanted, out)
-    typer.echo(f"{out}: version {wanted.version} of agent {wanted.agent} of {job.key}")
+    for one in wanted:
+        typer.echo(f"{fetch(kubectl, job, one, out)}: version {one.version} of agent {one.agent} of {job.key}")
+    if agent is None and (lacking := job.policies.keys() - {one.agent for one in wanted}):
+        complain(f"note: no version yet of {', '.join(sorted(lacking))}")
 
 
 def _set_suspend(kubectl: Kubectl, name: str, wanted: bool) -> None:

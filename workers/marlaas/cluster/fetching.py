@@ -14,6 +14,7 @@ from marlaas.cluster.views import ClusterJobView
 from marlaas.local.folder import replace_folder, translated
 from marlaas.manifest.references import CONFIG, TENSORS, objection
 from marlaas_api.errors import InvalidInput
+from marlaas_api.kinds.status import AgentStatus
 
 ORCHESTRATOR = "app.kubernetes.io/name=marlaas,app.kubernetes.io/component=orchestrator"
 _CONTAINER = "orchestrator"
@@ -23,53 +24,56 @@ _ITS_OWN = ("--nats", "--blobs", "--creds")
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """An agent's adapter as the job's status lists it: the promoted version of a succeeded job, else the newest version."""
+    """An agent's adapter as the job's status lists it: the promoted version of a succeeded job, else the newest version.
+
+    location: folder in the blob store. part: subfolder to write it to; empty if only this adapter is wanted.
+    """
 
     agent: str
     version: int
-    folder: str
+    location: str
+    part: str = ""
 
 
-def published(job: ClusterJobView, agent: str | None) -> Published:
-    """Return the adapter of the named agent, or of the first agent. Raises InvalidInput if there is none yet."""
-    agents = job.status.agents if job.status is not None else ()
+def published(job: ClusterJobView, agent: str | None) -> tuple[Published, ...]:
+    """Return the adapter of the named agent, or those of all agents. Raises InvalidInput if there is none yet."""
+    agents = {one.name: one for one in job.status.agents} if job.status is not None else {}
+    if agent is not None and agent not in agents:
+        raise InvalidInput(f"{job.key} has no agent {agent}; its agents are {', '.join(agents) or 'not known yet'}")
+    names = tuple(agents) if agent is None else (agent,)
+    found = tuple(one for name in names if (one := _published(agents[name], name if len(names) > 1 else "")))
+    if found:
+        return found
     # An agent that plays another one's policy has a version, and no adapter.
-    own = [one for one in agents if one.adapter is not None] or agents
-    found = next((one for one in (own if agent is None else agents) if agent in (None, one.name)), None)
-    if found is None and agent is not None:
-        raise InvalidInput(
-            f"{job.key} has no agent {agent}; its agents are {', '.join(one.name for one in agents) or 'not known yet'}"
-        )
-    version = (
-        None if found is None else found.policy_version if found.promoted_version is None else found.promoted_version
-    )
-    if found is None or version is None:
-        raise InvalidInput(
-            f"{job.key} has no published adapter yet; see kubectl marlaas why {job.name} -n {job.namespace}"
-        )
-    if found.adapter is None and own is not agents:
-        raise InvalidInput(
-            f"agent {found.name} of {job.key} plays the policy of another agent; adapters have {', '.join(one.name for one in own)}"
-        )
-    return Published(found.name, version, found.adapter or "")
+    if agent is not None and agents[agent].policy_version is not None:
+        own = ", ".join(one.name for one in agents.values() if one.adapter is not None)
+        raise InvalidInput(f"agent {agent} of {job.key} plays the policy of another agent; adapters have {own}")
+    raise InvalidInput(f"{job.key} has no published adapter yet; see kubectl marlaas why {job.name} -n {job.namespace}")
 
 
-def fetch(kubectl: Kubectl, job: ClusterJobView, wanted: Published, target: Path) -> None:
-    """Write the adapter as a PEFT folder, completely or not at all.
+def _published(agent: AgentStatus, part: str) -> Published | None:
+    version = agent.policy_version if agent.promoted_version is None else agent.promoted_version
+    return None if version is None or agent.adapter is None else Published(agent.name, version, agent.adapter, part)
+
+
+def fetch(kubectl: Kubectl, job: ClusterJobView, wanted: Published, out: Path) -> Path:
+    """Write the adapter as a PEFT folder, completely or not at all. Returns the folder: `out`, or its subfolder `wanted.part`.
 
     Raises:
         AccessDenied: the user may not exec into the pod; the text names the adapter's place in the blob store.
         InvalidInput: the folder holds something else, or pods of several namespaces have the orchestrator's labels.
     """
+    target = out / wanted.part
     why = objection(target)
     if why is not None:
         raise InvalidInput(f"{target} {why}")
     try:
         archive = _archive(kubectl, job, wanted)
     except AccessDenied as error:
-        where = f"the adapter is in the blob store under {wanted.folder}, from where the platform team can fetch it"
+        where = f"the adapter is in the blob store under {wanted.location}, from where the platform team can fetch it"
         raise AccessDenied(f"{error}. {where}") from error
     _unpack(archive, target.resolve())
+    return target
 
 
 def _archive(kubectl: Kubectl, job: ClusterJobView, wanted: Published) -> bytes:
