@@ -13,7 +13,9 @@ from typing import Any
 
 import yaml
 
-from marlaas_api.kinds import KINDS, Kind
+from marlaas_api.kinds import KINDS, Kind, RLJob
+from marlaas_api.kinds.agent_checks import check_agents
+from marlaas_api.kinds.problems import InvalidObject, parse
 from tools import crd
 
 CASES = Path(__file__).parent / "cases"
@@ -201,6 +203,15 @@ def _of(part: dict[str, Json]) -> Iterator[str]:
         yield part["x-kubernetes-list-type"]
     yield from (f"required {name}" for name in part.get("required", ()))
     yield from (rule["message"] for rule in part.get("x-kubernetes-validations", ()))
+
+
+def complaint(kind: type[Kind], body: dict[str, Json]) -> str:
+    """What the kinds say of an object, or else their check of a job's agents; empty if they take it."""
+    try:
+        parsed = parse(kind, body)
+    except InvalidObject as error:
+        return str(error)
+    return next((str(one) for one in check_agents(parsed.spec)), "") if isinstance(parsed, RLJob) else ""
 
 
 def covered(table: Table) -> set[tuple[str, str]]:

@@ -89,7 +89,8 @@ def list_map(*keys: str) -> JsonDict:
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 
-FIXED = rules(("self == oldSelf", "cannot change once the job exists; delete the job and create a new one"))
+NO_CHANGE = ("self == oldSelf", "cannot change once the job exists; delete the job and create a new one")
+FIXED = rules(NO_CHANGE)
 """Schema extension of a field that cannot change after the object is created."""
 
 

@@ -5,12 +5,32 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from marlaas_api.kinds.agent import AgentSpec, PoolRef
-from marlaas_api.kinds.base import FIXED, Kind, Spec, list_map
+from marlaas_api.kinds.base import FIXED, NO_CHANGE, Kind, Spec, list_map, rules
 from marlaas_api.kinds.environment import EnvironmentSpec
 from marlaas_api.kinds.status import RLJobStatus
 from marlaas_api.kinds.training import CheckpointSpec, EvaluationSpec, ExportSpec, RolloutSpec, TrainingSpec
 
 _TEN_YEARS_S = 315_360_000
+_NAMED_AGENTS = (
+    (
+        "self.all(one, !has(one.policy) || self.exists(other, other.name == one.policy.of))",
+        "policy.of names an agent that the job lacks; name an agent that has a policy of its own",
+    ),
+    (
+        "self.all(one, !has(one.policy) || self.all(other, other.name != one.policy.of || !has(other.policy)))",
+        "policy.of names an agent that has no policy of its own; name an agent that has one",
+    ),
+    (
+        "self.all(one, !has(one.policy) || one.policy.versions != 'past' || "
+        "self.all(other, other.name != one.policy.of || other.trainable))",
+        "policy.of names an agent that is not trainable, so it has no past versions; remove versions: past",
+    ),
+    (
+        "self.all(one, !has(one.rewardFrom) || one.rewardFrom.all(part, self.exists(other, other.name == part.agent)))",
+        "rewardFrom names an agent that the job lacks; name agents of the job",
+    ),
+)
+"""Rules about agents that other agents name, for the API server; `agent_checks` checks them with the names in its sentences."""
 
 
 class RLJobSpec(Spec):
@@ -23,7 +43,7 @@ class RLJobSpec(Spec):
     agents: Annotated[tuple[AgentSpec, ...], Field(min_length=1, max_length=16)] = Field(
         (AgentSpec(name="policy"),),
         description="Agents that play the job's episodes, each with a policy of its own. Environments call them by name.",
-        json_schema_extra={**list_map("name"), **FIXED},
+        json_schema_extra={**list_map("name"), **rules(*_NAMED_AGENTS, NO_CHANGE)},
     )
     environment: EnvironmentSpec = Field(
         description="Environment that plays the job's episodes.", json_schema_extra=FIXED
