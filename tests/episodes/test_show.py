@@ -44,11 +44,28 @@ def test_a_candidate_shows_its_own_reward(episode, turn):
     assert text.count("candidate") == 2
 
 
-def test_the_heading_names_the_version_of_each_agent_that_spoke(episode, turn):
-    one = episode(rewards={"caller": 1.0, "reader": 1.0})
-    turns = [turn(one, 0, agent="caller", version=4), turn(one, 1, agent="reader", version=2)]
-    assert "versions caller 4, reader 2 · " in _text(Played("a/b", joined(one, turns)))
-    assert "version caller 4 · " in _text(Played("a/b", joined(one, turns[:1])))
+def test_an_episode_of_two_agents_shows_who_spoke_and_whose_reward_and_advantage(episode, turn):
+    one = episode(5, 1, rewards={"caller": 1.0, "reader": 0.25}, metrics={"agreed": 1})
+    heard = (ChatMessage(role="user", content="the tool says 46"),)
+    # Each agent numbers its own turns.
+    turns = [
+        turn(one, 0, "46", agent="reader", version=2, append=heard, at=101.0),
+        turn(one, 0, "calc: 12+34", agent="caller", version=4, at=100.0),
+    ]
+    rewards = {"caller": (0.0, 1.0), "reader": (0.75, 0.25)}
+    played = Played("a/relay", joined(one, turns), 3, rewards, {"caller": 1.0, "reader": -1.0})
+    assert [line.rstrip() for line in _text(played).splitlines()] == [
+        "a/relay · step 3 · task 5 · member 1 · versions caller 4, reader 2 · 0.5 s",
+        "  user: spell 0",
+        "  caller: calc: 12+34  [stop, 3 tokens]",
+        "  user: the tool says 46",
+        "  reader: 46  [stop, 3 tokens]",
+        "  reward of caller 1  advantage +1.00  group 0 1",
+        "  reward of reader 0.25  advantage -1.00  group 0.75 0.25",
+        "  agreed 1",
+        "",
+    ]
+    assert "version caller 4 · " in _text(Played("a/relay", joined(one, turns[1:]))), "only one of them spoke"
 
 
 def test_what_did_not_go_well_is_said(episode, turn):

@@ -40,17 +40,20 @@ def test_rows_are_in_the_order_of_things_and_without_what_is_no_number(steps, ev
     assert found[0].values == {"reward/held_out": 0.5, "held_out/is right_": 1.0}
 
 
-def test_rows_of_several_agents_have_each_ones_reward_and_version(steps, evaluation):
+def test_rows_of_several_agents_have_each_ones_reward_version_and_metrics_of_the_trainer(steps, evaluation):
     (step,) = steps(1)
     parts = {
         "solver": AgentStep(outcome="committed", version=3, reward_mean=0.75),
         "judge": AgentStep(outcome="no_op", version=0),
     }
     held_out = evaluation(0).model_copy(update={"rewards": {"solver": 0.5, "judge": 0.25}})
-    first, second = rows([step.model_copy(update={"agents": parts})], [held_out])
+    metrics = {"solver/entropy": 1.5, "solver/loss": 0.25, "judge/entropy": 0.5, "judge/loss": float("nan")}
+    first, second = rows([step.model_copy(update={"agents": parts, "metrics": metrics})], [held_out])
     assert (first.values["reward/held_out/solver"], first.values["reward/held_out/judge"]) == (0.5, 0.25)
     found = {name: value for name, value in second.values.items() if name.endswith(("/solver", "/judge"))}
     assert found == {"reward/train/solver": 0.75, "step/version/solver": 3.0, "step/version/judge": 0.0}
+    trained = {name: value for name, value in second.values.items() if name.startswith("train/")}
+    assert trained == {"train/solver/entropy": 1.5, "train/solver/loss": 0.25, "train/judge/entropy": 0.5}
 
 
 def test_settings_are_flat_and_named_as_in_the_manifest(document):
