@@ -1,10 +1,11 @@
-"""Nobody else's adapter: 32 jobs on 6 slots of two real engines, versions that change and page; every recorded turn is scored again.
+"""Nobody else's adapter: 32 jobs of four tenants on 6 slots of two real engines, versions that change and page; every recorded turn is scored again.
 
 Every version of every job is a random adapter of its own, so large that it can be recognised: the mean difference
 between the logprobs that the engine recorded for a turn and those of PEFT under the claimed version is rounding, and
 under any other adapter it is many times larger (a sample of turns is also scored under another one). Requests come at
 random; a third of the groups is pinned to an older version. Prints the number of turns, how often versions were
-loaded, the differences, and every turn that is not its version's. Exit code 1 if there is one.
+loaded and loaded again after an eviction, the differences, and every turn that is not its version's. Exit code 1 if
+there is one, or if no version was loaded again.
 """
 
 import argparse
@@ -13,11 +14,12 @@ import random
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -29,25 +31,38 @@ from bench.runs import table
 from marlaas_api import subjects, wire
 from marlaas_api.messages import Pin, Turn
 
-JOBS, SLOTS, VERSIONS, GROUP = 32, 6, 3, 4
+JOBS, TENANTS, SLOTS, VERSIONS, GROUP = 32, 4, 6, 3, 4
 SIZE = 0.3
 CLIENTS, TOKENS = 48, 8
 TOLERANCE = 1e-3
 """Largest mean difference of a turn's logprobs (float32) that counts as rounding."""
 SAMPLE = 400
-_BATCH = 256
+_BATCH, _MOST_PRINTED = 256, 20
+
+
+@dataclass(frozen=True, slots=True)
+class GroupVersions:
+    """Versions that the turns of a group may have.
+
+    Attributes:
+        first, last: the job's newest version when the group was requested, and when its last turn had ended.
+        pinned: the version of its pin; None: it has none.
+    """
+
+    first: int
+    last: int
+    pinned: int | None = None
 
 
 @dataclass
 class Load:
-    """Requests of all jobs. newest: by job, the last committed version. pinned: by group, the version of its pin."""
+    """Requests of all jobs. newest: by job, the last committed version. groups: those whose turns have ended."""
 
     bench: Bench
     draw: random.Random
     num_requests: int
     newest: list[int] = field(default_factory=lambda: [1] * JOBS)
-    pinned: dict[str, int] = field(default_factory=dict)
-    allowed: dict[str, tuple[int, int]] = field(default_factory=dict)
+    groups: dict[str, GroupVersions] = field(default_factory=dict)
     num_done: int = 0
     progressed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -62,16 +77,16 @@ class Load:
             number = self.draw.randrange(JOBS)
             job, index = self.bench.jobs[number], next(self.bench.indices)
             requests = [self.bench.request(job, index, member, TOKENS) for member in range(GROUP)]
-            group, first = requests[0].group, self.newest[number]
+            group, first, pinned = requests[0].group, self.newest[number], None
             if self.draw.random() < 1 / 3:
-                version = self.pinned[group] = self.draw.randint(max(1, first - 1), first)
+                pinned = self.draw.randint(max(1, first - 1), first)
                 key = subjects.pin_key(job.namespace, job.job, "policy", group)
-                await self.bench.put(subjects.PINS, key, Pin(version=version))
+                await self.bench.put(subjects.PINS, key, Pin(version=pinned))
             async with self.progressed:
                 self.num_done += GROUP
                 self.progressed.notify_all()
             await asyncio.gather(*(self.bench.client.ask(request) for request in requests))
-            self.allowed[group] = (first, self.newest[number])
+            self.groups[group] = GroupVersions(first, self.newest[number], pinned)
 
     async def _commit(self) -> None:
         """Commit the jobs' later versions in random order, spread over the requests."""
@@ -98,16 +113,30 @@ def adapter_of(number: int, version: int) -> int:
 class Scorer:
     """Logprobs by transformers and PEFT, one adapter at a time."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._base = folder, base_model(folder / "model")
+    def __init__(self, model: Path) -> None:
+        self._base = base_model(model)
 
-    def differences(self, adapter: int, turns: Sequence[Turn]) -> list[float]:
-        """Return each turn's mean difference between the recorded logprobs and those under an adapter."""
+    def differences(self, adapter: Path, turns: Sequence[Turn]) -> list[float]:
+        """Return each turn's mean difference between the recorded logprobs and those under an adapter.
+
+        turns: first turns of their episodes.
+        """
         from peft import PeftModel
 
-        adapted = PeftModel.from_pretrained(self._base, str(self._folder / f"a{adapter}")).eval()
+        adapted = PeftModel.from_pretrained(self._base, str(adapter)).eval()
         found = [one for at in range(0, len(turns), _BATCH) for one in _scored(adapted, turns[at : at + _BATCH])]
         adapted.unload()
+        return found
+
+    def differences_under(self, adapter_of_turn: Callable[[Turn], Path], turns: Sequence[Turn]) -> list[float]:
+        """Return the same under an adapter of each turn's own, in the order of the turns."""
+        places: dict[Path, list[int]] = defaultdict(list)
+        for at, turn in enumerate(turns):
+            places[adapter_of_turn(turn)].append(at)
+        found = [0.0] * len(turns)
+        for adapter, some in places.items():
+            for at, gap in zip(some, self.differences(adapter, [turns[one] for one in some]), strict=True):
+                found[at] = gap
         return found
 
 
@@ -128,68 +157,113 @@ def _scored(model: Any, turns: Sequence[Turn]) -> list[float]:
     return found
 
 
-def wrong_version(load: Load, turn: Turn, of_group: int) -> bool:
-    """Return whether a turn's version is not its group's pin, not that of the group's other turns, or not committed yet."""
-    _, last = load.allowed[turn.group]
-    return turn.version != load.pinned.get(turn.group, of_group) or turn.version != of_group or turn.version > last
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What was measured.
+
+    Attributes:
+        gaps: mean difference of each turn's logprobs under its claimed version.
+        other_gaps: those of a sample of turns under another adapter.
+        num_loads, num_reloads: loads of versions, and those of versions that had served before and were evicted.
+    """
+
+    turns: Sequence[Turn]
+    groups: Mapping[str, GroupVersions]
+    gaps: Sequence[float]
+    other_gaps: Sequence[float]
+    num_requests: int
+    num_loads: int
+    num_reloads: int
+    seconds: float
 
 
-async def measure(chosen: argparse.Namespace, folder: Path) -> int:
-    wanted = Served(jobs=JOBS, slots=SLOTS, replicas=chosen.replicas, adapters=JOBS * VERSIONS, size=SIZE)
+def foreign(result: Result) -> list[str]:
+    """Return the episodes whose turn is not of the adapter of its claimed version."""
+    return [turn.episode for turn, gap in zip(result.turns, result.gaps, strict=True) if not gap <= TOLERANCE]
+
+
+def not_requested(result: Result) -> list[str]:
+    """Return the episodes whose turn has another version than its group's pin or other turns, or one not committed yet."""
+    of_group = {turn.group: turn.version for turn in result.turns}
+    found = []
+    for turn in result.turns:
+        group = result.groups[turn.group]
+        wanted = of_group[turn.group] if group.pinned is None else group.pinned
+        if turn.version != wanted or turn.version > group.last:
+            found.append(turn.episode)
+    return found
+
+
+def failures(result: Result) -> list[str]:
+    """Return a sentence for each promise that the measured turns do not keep."""
+    wrong = {"of another adapter": foreign(result), "of a version that was not requested": not_requested(result)}
+    found = [f"{len(names)} turns {what}: {', '.join(names[:_MOST_PRINTED])}" for what, names in wrong.items() if names]
+    if len(result.turns) < result.num_requests:
+        found.append(f"{len(result.turns)} of {result.num_requests} turns are on record")
+    if not result.num_reloads:
+        found.append("no version was loaded again after an eviction: the versions did not page")
+    if not min(result.other_gaps) > TOLERANCE:
+        found.append("another adapter gives the same logprobs: a wrong one would not be recognised")
+    return found
+
+
+def report(result: Result) -> str:
+    """Return the table of figures."""
+    free = [turn for turn in result.turns if result.groups[turn.group].pinned is None]
+    older = sum(turn.version < result.groups[turn.group].first for turn in free)
+    by_replica = Counter(turn.replica for turn in result.turns)
+    rows: list[list[Any]] = [
+        ["turns", len(result.turns)],
+        ["turns a second", f"{len(result.turns) / result.seconds:.0f}"],
+        ["tenants", len({turn.namespace for turn in result.turns})],
+        ["adapters (versions of jobs)", len({(turn.uid, turn.version) for turn in result.turns})],
+        ["loads / of evicted versions", f"{result.num_loads} / {result.num_reloads}"],
+        ["engines", ", ".join(f"{name}: {number}" for name, number in sorted(by_replica.items()))],
+        ["turns of pinned groups", len(result.turns) - len(free)],
+        ["others of the version before the newest, which was not proven yet", older],
+        ["difference under the claimed version, mean / worst", f"{fmean(result.gaps):.1e} / {max(result.gaps):.1e}"],
+        [
+            "difference under another adapter, mean / least",
+            f"{fmean(result.other_gaps):.1e} / {min(result.other_gaps):.1e}",
+        ],
+        ["turns of another adapter", len(foreign(result))],
+        ["turns of a version that was not requested", len(not_requested(result))],
+    ]
+    return table(["", ""], rows)
+
+
+async def measure(chosen: argparse.Namespace, folder: Path) -> Result:
+    wanted = Served(
+        jobs=JOBS, tenants=TENANTS, slots=SLOTS, replicas=chosen.replicas, adapters=JOBS * VERSIONS, size=SIZE
+    )
     async with served(folder, wanted) as bench:
         load, began = Load(bench, random.Random(chosen.seed), chosen.requests), time.monotonic()
         await load.run()
         seconds = time.monotonic() - began
-        stored = [wire.decode_as(Turn, one.data) for one in await bench.bus.replay(subjects.TURNS, "turn.bench.>")]
-    return report(load, stored, seconds, Scorer(folder))
+        loads = [int(bench.metric(f"marlaas_rollout_{name}_total")) for name in ("loads", "reloads")]
+        stored = await bench.bus.replay(subjects.TURNS, subjects.turn("*", "*", "*", "*"))
+    turns = [wire.decode_as(Turn, one.data) for one in stored]
+    numbers = {job.uid: number for number, job in enumerate(bench.jobs)}
+    scorer = Scorer(folder / "model")
 
+    def own(turn: Turn) -> int:
+        return adapter_of(numbers[turn.uid], turn.version)
 
-def report(load: Load, turns: Sequence[Turn], seconds: float, scorer: Scorer) -> int:
-    """Print the figures; return 1 if a turn is not its version's."""
-    by_adapter: dict[int, list[Turn]] = defaultdict(list)
-    numbers = {job.job: number for number, job in enumerate(load.bench.jobs)}
-    for turn in turns:
-        by_adapter[adapter_of(numbers[turn.job], turn.version)].append(turn)
-    own = {turn.episode: gap for adapter, some in by_adapter.items() for turn, gap in _paired(scorer, adapter, some)}
-    sample = load.draw.sample(list(turns), min(SAMPLE, len(turns)))
-    others: list[float] = []
-    for adapter in range(JOBS * VERSIONS):
-        some = [one for at, one in enumerate(sample) if at % (JOBS * VERSIONS) == adapter]
-        some = [one for one in some if adapter_of(numbers[one.job], one.version) != adapter]
-        others += scorer.differences(adapter, some) if some else []
-    foreign = [name for name, gap in own.items() if gap > TOLERANCE]
-    of_group = {turn.group: turn.version for turn in turns}
-    wrong = [turn.episode for turn in turns if wrong_version(load, turn, of_group[turn.group])]
-    free = [turn for turn in turns if turn.group not in load.pinned]
-    older = sum(turn.version < load.allowed[turn.group][0] for turn in free)
-    replicas = sorted({turn.replica for turn in turns})
-    rows: list[list[Any]] = [
-        ["turns", len(turns)],
-        ["turns a second", f"{len(turns) / seconds:.0f}"],
-        ["adapters (versions of jobs)", len(by_adapter)],
-        ["engines", ", ".join(f"{name}: {sum(turn.replica == name for turn in turns)}" for name in replicas)],
-        ["turns of pinned groups", len(turns) - len(free)],
-        ["others of the version before the newest, which was not proven yet", older],
-        [
-            "difference under the claimed version, mean / worst",
-            f"{_mean(list(own.values())):.1e} / {max(own.values()):.1e}",
-        ],
-        ["difference under another adapter, mean / least", f"{_mean(others):.1e} / {min(others):.1e}"],
-        ["turns of another adapter", len(foreign)],
-        ["turns of a version that was not asked for", len(wrong)],
-    ]
-    print(table(["", ""], rows))
-    for name in [*foreign, *wrong][:20]:
-        print(name)
-    return int(bool(foreign or wrong) or len(turns) < load.num_requests)
+    def other(turn: Turn) -> Path:
+        return folder / f"a{(own(turn) + chance.randrange(1, JOBS * VERSIONS)) % (JOBS * VERSIONS)}"
 
-
-def _paired(scorer: Scorer, adapter: int, turns: list[Turn]) -> list[tuple[Turn, float]]:
-    return list(zip(turns, scorer.differences(adapter, turns), strict=True))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    chance = random.Random(chosen.seed)
+    sample = chance.sample(turns, min(SAMPLE, len(turns)))
+    return Result(
+        turns=turns,
+        groups=load.groups,
+        gaps=scorer.differences_under(lambda turn: folder / f"a{own(turn)}", turns),
+        other_gaps=scorer.differences_under(other, sample),
+        num_requests=chosen.requests,
+        num_loads=loads[0],
+        num_reloads=loads[1],
+        seconds=seconds,
+    )
 
 
 def main(words: Sequence[str] = ()) -> None:
@@ -199,5 +273,7 @@ def main(words: Sequence[str] = ()) -> None:
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
-        if asyncio.run(measure(chosen, Path(folder))):
-            sys.exit("a turn is not its version's")
+        result = asyncio.run(measure(chosen, Path(folder)))
+    print(report(result), flush=True)
+    if failed := failures(result):
+        sys.exit("\n".join(failed))

@@ -31,7 +31,7 @@ from marlaas_api.messages import (
     ReplicaReport,
     ReplyPhase,
 )
-from marlaas_api.names import episode_id, request_id, train_group
+from marlaas_api.names import AdapterRef, episode_id, request_id, train_group
 from marlaas_api.nats_server import EmbeddedNats
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.service import serve_engine
@@ -74,7 +74,7 @@ class Client:
 
 @dataclass
 class Bench:
-    """A served pool: its engine, its jobs, and a client."""
+    """A served pool: its engine, its jobs, and a client. roles: contexts of the replicas."""
 
     bus: NatsBus
     blobs: Blobs
@@ -82,6 +82,8 @@ class Bench:
     tokenizer: PretrainedTokenizer
     client: Client
     folder: Path
+    num_tenants: int = 1
+    roles: list[RoleContext] = field(default_factory=list)
     jobs: list[JobDocument] = field(default_factory=list)
     manifests: list[Manifest] = field(default_factory=list)
     indices: Any = field(default_factory=lambda: iter(range(10**6)))
@@ -101,8 +103,9 @@ class Bench:
                 }
             )
         )
+        tenant, name = f"team-{number % self.num_tenants}", f"job-{number // self.num_tenants}"
         job = JobDocument(
-            namespace="bench", job=f"job-{number}", uid=f"u{number}", pool=POOL, tenant="t", seed=number, spec=spec
+            namespace=tenant, job=name, uid=f"u{number}", pool=POOL, tenant=tenant, seed=number, spec=spec
         )
         fields = {"namespace": job.namespace, "job": job.job, "uid": job.uid}
         progress = Progress(**fields, phase=Phase.RUNNING, admitted=True, reason="Bench", steps=1)
@@ -117,19 +120,24 @@ class Bench:
         source = self.folder / made.agent
         files = {name: await self.blobs.put(folder, name, (source / name).read_bytes()) for name in made.files}
         names = {"namespace": job.namespace, "job": job.job, "uid": job.uid, "agent": "policy"}
-        parent = self.published.get((job.job, version - 1))
+        parent = self.published.get((job.uid, version - 1))
         update = {**names, "version": version, "step": version - 1, "files": files, "parent": parent}
         ref = await self.blobs.put(folder, "manifest", wire.encode(made.model_copy(update=update)))
-        self.published[job.job, version] = ref
+        self.published[job.uid, version] = ref
         return ref
 
     async def commit(self, job: JobDocument, version: int, ref: BlobRef) -> None:
         key = subjects.policy_key(job.namespace, job.job, "policy")
         await self.put(subjects.POLICY, key, PolicyRecord(uid=job.uid, version=version, manifest=ref))
 
-    async def verified(self, name: str) -> None:
+    async def verified(self, job: JobDocument, version: int) -> None:
         """Wait until a replica reports that it has proven a version."""
+        name = engine_name(job, version)
         await self.reported(lambda report: name in report.verified)
+
+    def metric(self, name: str) -> float:
+        """Return the sum of a metric over the replicas."""
+        return sum(one.value for role in self.roles for one in role.metrics.all_samples() if one.name == name)
 
     async def ready(self, replica: str) -> None:
         """Wait until a replica is ready."""
@@ -172,11 +180,17 @@ class Bench:
         ]
 
 
+def engine_name(job: JobDocument, version: int) -> str:
+    """Return the name of a version of a job in the engine."""
+    return AdapterRef(job.namespace, job.job, job.uid, "policy", version).engine_name
+
+
 @dataclass(frozen=True)
 class Served:
-    """What to serve. adapters: number of random adapters. size: as in `make_adapter`."""
+    """What to serve. tenants: each has a namespace, and the jobs in turn. adapters: number of random adapters. size: as in `make_adapter`."""
 
     jobs: int = JOBS
+    tenants: int = 1
     slots: int = JOBS + 1
     replicas: int = 1
     adapters: int = JOBS + 2
@@ -206,19 +220,19 @@ async def served(scratch: Path, wanted: Served = Served()) -> AsyncIterator[Benc
             VllmEngine(model, document.spec, frozenset(), scratch / f"vllm-{number}")
             for number in range(wanted.replicas)
         ]
+        bench = Bench(bus, blobs, engines[0], tokenizer, client, scratch, wanted.tenants, manifests=manifests)
         for number, engine in enumerate(engines):
             bus_of_replica = await connect(server.url, name=f"rollout-{number}")
             context = RoleContext(f"rollout-{number}", bus_of_replica, blobs, scratch / f"role-{number}")
             await stack.enter_async_context(_role(context, tokenizer, engine))
-        names = [f"rollout-{number}" for number in range(wanted.replicas)]
-        bench = Bench(bus, blobs, engines[0], tokenizer, client, scratch, manifests=manifests)
+            bench.roles.append(context)
         async with bus.listen(client.inbox, client.receive):
-            for name in names:
-                await bench.ready(name)
+            for role in bench.roles:
+                await bench.ready(role.name)
             for number in range(wanted.jobs):
                 await bench.submit(number)
                 if wanted.jobs < wanted.slots:
-                    await bench.verified(f"bench.job-{number}.u{number}.policy@v1")
+                    await bench.verified(bench.jobs[number], 1)
             yield bench
         await bus.close()
 

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from bench.rollout_engine import at_the_end, num_tokens
-from bench.rollout_pool import CONCURRENT, GROUP, JOBS, MOST_TOKENS, TURNS_EACH, Bench, served
+from bench.rollout_pool import CONCURRENT, GROUP, JOBS, MOST_TOKENS, TURNS_EACH, Bench, engine_name, served
 from bench.runs import table
 from marlaas_api import subjects
 from marlaas_api.messages import GenerateRequest, Pin
@@ -55,7 +55,7 @@ def bare(bench: Bench) -> Callable[[GenerateRequest], Awaitable[int]]:
         seed = derive_seed(job.seed, group_token(request.group), request.member, request.turn)
         most = request.max_tokens or MOST_TOKENS
         params = at_the_end(_sampling(Sampling(1.0, most, seed), most, frozenset()))
-        lora = _lora_request(held[f"bench.{job.job}.{job.uid}.policy@v1"])
+        lora = _lora_request(held[engine_name(job, 1)])
         prompt = {"prompt_token_ids": prompts[request.group]}
         return await num_tokens(llm.generate(prompt, params, f"bare-{next(calls)}", lora_request=lora))
 
