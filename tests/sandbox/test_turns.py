@@ -207,6 +207,18 @@ async def test_a_failure_for_good_is_a_fault_of_the_infrastructure_in_its_own_wo
     assert episode.fault_text == "rollout-0: the adapter is corrupt"
 
 
+async def test_a_turn_that_stops_the_engine_is_a_fault_of_the_environment_and_is_not_played_again(harness):
+    def answer(request):
+        return [
+            harness.rollout.failure(request, "the engine failed 3 times", False).model_copy(update={"by_sender": True})
+        ]
+
+    harness.rollout.answer = answer
+    (episode,) = await harness.play("asks", max_attempts=2)
+    assert (episode.fault, episode.prior_faults, episode.is_permanent) == (FaultClass.ENV, (), False)
+    assert episode.fault_text == "rollout-0: the engine failed 3 times"
+
+
 async def test_an_engine_that_takes_too_long_for_a_turn_is_a_fault_of_the_infrastructure(harness):
     harness.rollout.answer = lambda request: [harness.rollout.beat(request, running_s=69.9)]
     (episode,) = await harness.play("asks", turn_timeout_seconds=70)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from marlaas_api.messages import ReplyPhase
+from marlaas_api.names import episode_id
 from marlaas_worker.rollout import supervised_engine
 from marlaas_worker.rollout.accounts import Account
 from marlaas_worker.rollout.engine import EngineDown
@@ -21,7 +22,7 @@ async def answer(harness: Any, request: Any) -> Any:
         return next(one for one in asked.heard if one.phase in (ReplyPhase.RESULT, ReplyPhase.FAILED))
 
 
-async def test_a_request_that_always_ends_the_engine_fails_and_hits_every_other_at_most_once(
+async def test_a_prompt_that_always_ends_the_engine_does_so_three_times_in_all_and_hits_every_other_at_most_once(
     harness: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervised_engine, "RESTART_BACKOFF_S", (0.0,))
@@ -48,11 +49,17 @@ async def test_a_request_that_always_ends_the_engine_fails_and_hits_every_other_
     sender, other = await harness.job("sender"), await harness.job("other")
     for job in (sender, other):
         await harness.ask(job.request(index=50))  # until the replica listens
-    poison = sender.request(append="poison", deadline_s=300.0)
+    members = [sender.request(member=member, append="poison", deadline_s=300.0) for member in range(3)]
     others = [other.request(index=index, append=f"good {index}", deadline_s=300.0) for index in range(10)]
-    bad, *good = await asyncio.gather(*(answer(harness, request) for request in (poison, *others)))
-    assert (bad.phase, bad.retryable) == (ReplyPhase.FAILED, False)
-    assert "the engine failed 3 times" in bad.error
+    replies = await asyncio.gather(*(answer(harness, request) for request in (*members, *others)))
+    bad, good = replies[:3], replies[3:]
+    bad.append(
+        await answer(
+            harness, sender.request(episode=episode_id(members[0].group, 0, 2), append="poison", deadline_s=300.0)
+        )
+    )
+    assert [(reply.phase, reply.retryable, reply.by_sender) for reply in bad] == [(ReplyPhase.FAILED, False, True)] * 4
+    assert all("the engine failed 3 times while it ran the prompt of turn" in reply.error for reply in bad)
     assert [reply.phase for reply in good] == [ReplyPhase.RESULT] * 10, [reply.error for reply in good if reply.error]
     assert len(deaths) == 3
     companions = Counter(text for death in deaths for text in death if "poison" not in text)

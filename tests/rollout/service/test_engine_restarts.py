@@ -40,8 +40,8 @@ async def test_a_request_under_which_the_engine_always_dies_is_refused(harness, 
     _, job = await harness.serving(engine)
     reply = await harness.ask(job.request())
     assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, False)
-    assert reply.error == "the engine failed 3 times while it ran turn uid1-t0-0-1.0; last: this request killed it"
-    assert (await harness.ask(job.request())).phase is ReplyPhase.RESULT
+    assert reply.error == "the engine failed 3 times while it ran the prompt of turn uid1-t0-0-1.0; last: this request killed it"
+    assert (await harness.ask(job.request(index=1, append="another prompt"))).phase is ReplyPhase.RESULT
 
 
 async def test_a_request_outside_the_engine_has_no_part_in_its_death(harness, make_engine, monkeypatch):
@@ -52,7 +52,7 @@ async def test_a_request_outside_the_engine_has_no_part_in_its_death(harness, ma
     _, job = await harness.serving(engine)
     async with harness.asking(job.request()) as inside:
         await engine.called.wait()
-        async with harness.asking(job.request(index=1)) as outside:
+        async with harness.asking(job.request(index=1, append="another prompt")) as outside:
             await outside.until_it_says("it waited for a place in the engine")
             engine.die()
             assert "the engine failed 1 times" in (await inside.end()).error

@@ -34,16 +34,17 @@ class BoundedCache(Generic[V]):
 
     def put(self, key: str, value: V, num_bytes: int) -> None:
         """Cache a value, in place of an earlier one of the same key. num_bytes: estimate for key and value."""
-        self._drop(key)
+        self.drop(key)
         self._kept[key] = value, num_bytes
         self.num_bytes += num_bytes
         while self.num_bytes > self._max_bytes and len(self._kept) > 1:
-            self._drop(next(iter(self._kept)))
+            self.drop(next(iter(self._kept)))
+
+    def drop(self, key: str) -> None:
+        """Drop a value, if it is cached."""
+        self.num_bytes -= self._kept.pop(key, (None, 0))[1]
 
     def forget(self, is_gone: Callable[[str, V], bool]) -> None:
         """Drop the values for which `is_gone` is true."""
         for key in [key for key, (value, _) in self._kept.items() if is_gone(key, value)]:
-            self._drop(key)
-
-    def _drop(self, key: str) -> None:
-        self.num_bytes -= self._kept.pop(key, (None, 0))[1]
+            self.drop(key)

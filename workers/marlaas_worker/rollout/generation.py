@@ -29,6 +29,7 @@ from marlaas_worker.rollout.conversation import (
     read_reply,
 )
 from marlaas_worker.rollout.engine import Began, Completion, EngineDown, EngineLimits, Sampling
+from marlaas_worker.rollout.engine_failures import MAX_ENGINE_FAILURES, EngineFailures
 from marlaas_worker.rollout.engine_meter import Computed
 from marlaas_worker.rollout.kv_budget import Place
 from marlaas_worker.rollout.policies import Pins, Policies, past_caller
@@ -37,7 +38,6 @@ from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 from marlaas_worker.rollout.turn_log import Histories, key_of, require_same
 from marlaas_worker.rollout.versions import Versions
 
-MAX_ENGINE_FAILURES = 3
 _LONG_CHARACTERS = 16_384
 _COPIED = {"namespace", "job", "uid", "agent", "group", "member", "episode", "turn", "parent"}
 _OUT_OF_CONTEXT = Completion((), (), StopReason.CONTEXT)
@@ -114,6 +114,7 @@ class Generation:
     pins: Pins
     versions: Versions
     histories: Histories
+    _failures: EngineFailures = field(default_factory=EngineFailures)
     _calls: "count[int]" = field(default_factory=count)
     _retried: asyncio.Lock = field(default_factory=asyncio.Lock)
     _long_texts: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
@@ -175,23 +176,29 @@ class Generation:
         The requests of a batch under which the engine failed are run again one at a time, among new requests: so a
         request that ends the engine never does so twice to the same request. After the second failure it runs alone.
 
-        Raises EngineKilled after MAX_ENGINE_FAILURES failures with this request.
+        Raises EngineKilled after MAX_ENGINE_FAILURES failures with this prompt.
         """
-        request, failures = order.request, 0
-        while True:
+        prompt, last = (order.request.uid, order.prompt.ids), ""
+        while (failures := self._failures.of(*prompt)) < MAX_ENGINE_FAILURES:
             try:
-                if not failures:
-                    return await self._run(order, stage)
-                stage.enter("it waited to be tried again after a failure of the engine")
-                async with self._retried:
-                    return await self._run(order, stage, alone=failures > 1)
+                async with AsyncExitStack() as stack:
+                    if failures:
+                        stage.enter("it waited to be tried again after a failure of the engine")
+                        await stack.enter_async_context(self._retried)
+                        failures = self._failures.of(*prompt)  # others with this prompt were tried meanwhile
+                        if failures >= MAX_ENGINE_FAILURES:
+                            break
+                    drawn = await self._run(order, stage, alone=failures > 1)
             except EngineDown as error:
-                failures += 1
-                if failures == MAX_ENGINE_FAILURES:
-                    turn = request_id(request.episode, request.turn)
-                    raise EngineKilled(
-                        f"the engine failed {failures} times while it ran turn {turn}; last: {error}"
-                    ) from error
+                self._failures.note(*prompt, failures)
+                last = f"; last: {error}"
+            else:
+                self._failures.forget(*prompt)
+                return drawn
+        turn = request_id(order.request.episode, order.request.turn)
+        raise EngineKilled(
+            f"the engine failed {MAX_ENGINE_FAILURES} times while it ran the prompt of turn {turn}{last}"
+        )
 
     async def _run(self, order: _Order, stage: RequestStage, *, alone: bool = False) -> _Drawn:
         """Generate once: wait for the version, then for a place in the engine; again if the version has lost its slot."""

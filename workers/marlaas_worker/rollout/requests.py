@@ -25,7 +25,7 @@ from marlaas_api.names import request_id
 from marlaas_api.wire import unpack_ids
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.rollout.conversation import num_characters
-from marlaas_worker.rollout.generation import RequestStage
+from marlaas_worker.rollout.generation import EngineKilled, RequestStage
 from marlaas_worker.rollout.policies import NotAdmitted
 from marlaas_worker.rollout.turn_log import key_of
 
@@ -198,7 +198,8 @@ class Requests:
             return self._failed(request, text, retryable=True, waits=True)
         except MarlaasError as error:
             retryable, waits = not isinstance(error, Permanent), isinstance(error, _WAITS)
-            return self._failed(request, str(error), retryable=retryable, waits=waits)
+            failed = self._failed(request, str(error), retryable=retryable, waits=waits)
+            return failed.model_copy(update={"by_sender": isinstance(error, EngineKilled)})
         except Exception as error:
             _log.exception("turn %d of episode %s failed", request.turn, request.episode)
             return self._failed(request, f"replica {self._replica}: {error!r}", retryable=True)

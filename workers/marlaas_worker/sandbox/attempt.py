@@ -24,9 +24,13 @@ class AttemptDependencies:
 
 
 class Attempt:
-    """One play. Each play of a member has its own `number`, which is part of the episode's id."""
+    """One play. Each play of a member has its own `number`, which is part of the episode's id.
+
+    is_repeatable: after a fault, another attempt may be without it.
+    """
 
     def __init__(self, dependencies: AttemptDependencies, task: TaskMessage, member: int, number: int) -> None:
+        self.is_repeatable = True
         self._children = dependencies.children
         episode = names.episode_id(task.group, member, number)
         self._blank = unplayed(task, member, episode)
@@ -38,6 +42,7 @@ class Attempt:
         try:
             result = await self._scored()
         except Fault as fault:
+            self.is_repeatable = fault.is_repeatable
             result = {
                 "fault": fault.fault,
                 "fault_text": bounded_text(fault),
@@ -65,7 +70,9 @@ class Attempt:
                 return self._tool_error(session.ledger.tool_rewards)
             printed = output.text() if output is not None else ""
             text = f"{fault}\noutput: {printed}" if printed else str(fault)
-            raise Fault(fault.fault, text, is_permanent=fault.is_permanent) from fault
+            raise Fault(
+                fault.fault, text, is_permanent=fault.is_permanent, is_repeatable=fault.is_repeatable
+            ) from fault
         except BrokenEnvironment as error:
             raise Fault(FaultClass.ENV, str(error), is_permanent=error.is_permanent) from error
         except ForkServerLost as error:

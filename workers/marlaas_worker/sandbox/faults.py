@@ -13,15 +13,24 @@ _BEGINNING = 1000
 class Fault(Exception):
     """A fault, after which an episode does not count.
 
-    by_policy: if a tool call was open, the policy caused the fault, and the episode is scored. is_permanent: playing again
-    cannot help.
+    by_policy: if a tool call was open, the policy caused the fault, and the episode is scored. is_permanent: every play of
+    the job would have it. is_repeatable: another attempt at this episode may be without it.
     """
 
-    def __init__(self, fault: FaultClass, text: str, by_policy: bool = False, *, is_permanent: bool = False) -> None:
+    def __init__(
+        self,
+        fault: FaultClass,
+        text: str,
+        by_policy: bool = False,
+        *,
+        is_permanent: bool = False,
+        is_repeatable: bool = True,
+    ) -> None:
         super().__init__(text)
         self.fault = fault
         self.by_policy = by_policy
         self.is_permanent = is_permanent
+        self.is_repeatable = is_repeatable and not is_permanent
 
 
 def fault_of_exit(ended: Ended, memory: str) -> Fault:

@@ -236,10 +236,11 @@ class _Supervisor:
         prior: tuple[FaultClass, ...] = ()
         while True:
             number = attempt + num_faults + num_waits * (MAX_DELIVERIES + 1) * max_attempts
-            episode = await Attempt(self._dependencies, task, member, number).play(prior)
+            played = Attempt(self._dependencies, task, member, number)
+            episode = await played.play(prior)
             if episode.fault is FaultClass.WAITED:
                 num_waits += 1
-            elif episode.fault is None or episode.is_permanent or num_faults + 1 == max_attempts:
+            elif episode.fault is None or not played.is_repeatable or num_faults + 1 == max_attempts:
                 return episode
             else:
                 num_faults += 1

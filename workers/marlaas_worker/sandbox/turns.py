@@ -32,6 +32,10 @@ class TurnFailed(Retryable):
     """The turn failed for a reason in the infrastructure; the text is for people."""
 
 
+class TurnStopsEngine(Permanent):
+    """The engine failed each time that it ran the turn; the text is for people."""
+
+
 class TurnOverran(TurnFailed):
     """The turn exceeded its generation time (turnTimeoutSeconds)."""
 
@@ -96,6 +100,7 @@ class TurnClient:
 
         Raises:
             TurnFailed: a failure that a retry cannot fix; TurnOverran: no result in time.
+            TurnStopsEngine: the turn is to blame for the failure.
             TurnWaited: no place for the turn within `TurnTimeouts.wait_s`.
             TurnTooLong: the request is larger than the bus's limit.
         """
@@ -125,7 +130,8 @@ class TurnClient:
             if reply.phase is ReplyPhase.RESULT:
                 return reply
             if not reply.retryable:
-                raise TurnFailed(f"{reply.replica}: {reply.error}")
+                failure = TurnStopsEngine if reply.by_sender else TurnFailed
+                raise failure(f"{reply.replica}: {reply.error}")
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, self._timeouts.max_retry_s)
 
