@@ -58,7 +58,7 @@ _JOURNEY = {
     Reason.WAITING_FOR_TRAINER: Text(
         ReasonStage.WORKING,
         Actor.PLATFORM,
-        "The job is admitted and waits for a trainer of its pool to publish version 0 of the adapter.",
+        "The job is admitted, and no trainer of its pool is ready, or none has published version 0 of the adapter yet.",
         "Wait while the trainer starts. If it lasts, look at the pool's TRAINER column and its TrainerReady condition.",
     ),
     Reason.WAITING_FOR_BUS_SPACE: Text(

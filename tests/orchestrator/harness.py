@@ -174,6 +174,7 @@ class OrchestratorHarness(Harness):
 
     async def train_agent(self, trained: JobAgent, may_train: asyncio.Event | None = None) -> None:
         document = trained.document
+        await self.put_report("trainer", "t0", pool=document.pool_of(trained.agent))
         record = await self.commit(trained, PolicyRecord(uid=document.uid), None, ())
         bus = self.server.connect("trainer")
         name = f"trainer-{document.job}-{trained.agent.name}"

@@ -6,10 +6,12 @@ from tests.orchestrator.harness import OrchestratorHarness, a_job, final, mixed,
 from tests.orchestrator.test_admission import of, one, scene
 
 from marlaas_api import subjects
-from marlaas_api.messages import JobDocument, Phase, ReplicaReport
+from marlaas_api.messages import JobDocument, Phase, PolicyRecord, ReplicaReport
 from marlaas_worker.orchestrator import service
 from marlaas_worker.orchestrator.admission import AdmissionQueue
 from marlaas_worker.orchestrator.capacity import PoolCapacity
+from marlaas_worker.orchestrator.job_state import History, JobState
+from marlaas_worker.orchestrator.reports import ending, training_pools
 from marlaas_worker.orchestrator.usage import JobUsage
 
 ROOM = PoolCapacity(slots=2, max_rank=16, agents=1)
@@ -101,8 +103,33 @@ async def test_two_jobs_with_room_for_one_run_in_the_order_of_their_age(harness:
     assert ended[0].finished_at <= ended[1].admitted_at
 
 
-async def test_a_job_waits_for_a_pool_that_disappears_and_goes_on_when_it_is_back(harness: OrchestratorHarness):
-    job, lost = team(), subjects.replica_key("rollout", "big", "rollout-0")
+def test_a_deadline_before_version_0_names_the_pool_whose_trainer_has_not_published_it():
+    document = changed(team(), active_deadline_seconds=1.0)
+    state = JobState(document, History(policies={"a": PolicyRecord(uid=document.uid, version=0)}))
+    found = ending(state, None, 2.0)
+    assert found is not None
+    assert found[2].endswith("; waiting for a trainer of pool big (agent b) to publish version 0")
+
+
+def test_a_job_needs_the_trainers_of_trainable_agents_until_its_last_step():
+    agents = [{"name": "a"}, {"name": "b", "poolRef": {"name": "big"}, "trainable": False}]
+    state = JobState(a_job(agents=agents), History())
+    assert training_pools(state) == {"tiny"}
+    state.finished = 3
+    assert training_pools(state) == set()
+
+
+@pytest.mark.parametrize(
+    ("role", "name", "reason", "missing"),
+    [
+        ("rollout", "rollout-0", "WaitingForPool", "no rollout replica of pool big (agent b) is ready"),
+        ("trainer", "t0", "WaitingForTrainer", "no trainer of pool big (agent b) is ready"),
+    ],
+)
+async def test_a_job_waits_for_workers_of_a_pool_that_disappear_and_goes_on_when_they_are_back(
+    harness: OrchestratorHarness, role: str, name: str, reason: str, missing: str
+):
+    job, lost = team(), subjects.replica_key(role, "big", name)
     harness.pause_after = 2  # both agents have trained one step
     await harness.report_pool("tiny", job, -1)
     await harness.submit(job)
@@ -113,27 +140,33 @@ async def test_a_job_waits_for_a_pool_that_disappears_and_goes_on_when_it_is_bac
         async with working(harness.train(job)):
             await harness.progress(job, lambda level: level.step == 1)
             await (await harness.bus.bucket(subjects.REPLICAS)).delete(lost)
-            waits = await harness.progress(job, lambda level: level.reason == "WaitingForPool")
+            waits = await harness.progress(job, lambda level: level.reason == reason)
             assert (waits.phase, waits.admitted, waits.step) == (Phase.RUNNING, True, 1)
-            assert waits.message == "no rollout replica of pool big (agent b) is ready; the job goes on when one is"
+            assert waits.message == f"{missing}; the job goes on when one is"
             harness.may_train.set()
             await harness.report_pool("big", job, 1)
+            await harness.put_report("trainer", "t0", pool="big")
             ended = await harness.progress(job, final)
     assert (ended.phase, ended.versions) == (Phase.SUCCEEDED, {"a": 3, "b": 3})
     assert len(await harness.steps(job)) == 3
 
 
-async def test_a_deadline_that_passes_while_a_pool_is_away_says_so_and_keeps_the_versions(harness: OrchestratorHarness):
-    job, lost = team(), subjects.replica_key("rollout", "big", "rollout-0")
+@pytest.mark.parametrize(
+    ("role", "name", "worker"), [("rollout", "rollout-0", "rollout replica"), ("trainer", "t0", "trainer")]
+)
+async def test_a_deadline_that_passes_while_workers_of_a_pool_are_away_says_so_and_keeps_the_versions(
+    harness: OrchestratorHarness, role: str, name: str, worker: str
+):
+    job, lost = team(), subjects.replica_key(role, "big", name)
     harness.pause_after = 2  # both agents have trained one step
     async with running(harness, job, mixed):
         await harness.progress(job, lambda level: level.step == 1)
         await (await harness.bus.bucket(subjects.REPLICAS)).delete(lost)
-        await harness.progress(job, lambda level: level.reason == "WaitingForPool")
+        await harness.progress(job, lambda level: level.reason.startswith("WaitingFor"))
         await harness.submit(changed(job, active_deadline_seconds=0.001))
         ended = await harness.progress(job, final)
     assert (ended.phase, ended.reason, ended.versions) == (Phase.FAILED, "DeadlineExceeded", {"a": 1, "b": 1})
     assert ended.message == (
         "still running after 0.001 s of being admitted (activeDeadlineSeconds); "
-        "no rollout replica of pool big (agent b) is ready"
+        f"no {worker} of pool big (agent b) is ready"
     )

@@ -10,7 +10,7 @@ fit a trainer's memory together.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from marlaas_api.messages import JobDocument, ReplicaReport, agents_on
@@ -77,9 +77,19 @@ def capacities(reports: Iterable[ReplicaReport]) -> dict[str, PoolCapacity]:
 
 def unserved(document: JobDocument, reports: Iterable[ReplicaReport]) -> str:
     """Return which of a job's pools have no ready rollout replica, and the agents there; empty if all have one."""
-    missing = sorted(document.pools - {one.pool for one in reports if one.role == "rollout" and one.ready})
-    pools = " and of pool ".join(map(document.pool_text, missing))
-    return f"no rollout replica of pool {pools} is ready" if missing else ""
+    serving = {one.pool for one in reports if one.role == "rollout" and one.ready}
+    return _unready("rollout replica", document, document.pools - serving)
+
+
+def trainerless(document: JobDocument, pools: Set[str], reports: Iterable[ReplicaReport]) -> str:
+    """Return which of these pools of a job have no ready trainer, and the agents there; empty if all have one."""
+    training = {one.pool for one in reports if one.role == "trainer" and one.ready}
+    return _unready("trainer", document, pools - training)
+
+
+def _unready(worker: str, document: JobDocument, missing: Set[str]) -> str:
+    pools = " and of pool ".join(map(document.pool_text, sorted(missing)))
+    return f"no {worker} of pool {pools} is ready" if missing else ""
 
 
 def _capacity(engines: list[ReplicaReport], trainers: list[ReplicaReport]) -> PoolCapacity:

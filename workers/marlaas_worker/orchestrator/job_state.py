@@ -63,7 +63,7 @@ class JobState:
         self.evaluation: EvaluationRun | None = None
         self.tasks = JobTasks(document)
         self.episode_bytes = 0
-        self.waits = self.pauses = self.unserved = ""
+        self.waits = self.pauses = self.unserved = self.trainerless = ""
         self.recorded = RecordedTotals(history.steps, history.evaluations)
         self.tasks.note_steps(history.steps)
         has_baseline = spec.training.has_running_baseline

@@ -22,7 +22,7 @@ from marlaas_api.messages import (
 )
 from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator import step_records
-from marlaas_worker.orchestrator.capacity import unserved
+from marlaas_worker.orchestrator.capacity import trainerless, unserved
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
 from marlaas_worker.orchestrator.faults import GivenUp
 from marlaas_worker.orchestrator.giving_way import Stops
@@ -154,6 +154,7 @@ class OwnedJob:
             await self._evaluate(state)
             state.pauses = self.stops.pauses
             state.unserved = unserved(self.document, self._reports())
+            state.trainerless = trainerless(self.document, job_reports.training_pools(state), self._reports())
             state.waits = self._share.why or (_FULL if self._room.is_filled(FULL) else "")
         given_up = self._given_up.words(self.document, self._reports(), self._context.now())
         self.ended = job_reports.ending(state, given_up, self.times.total_s(self._context.now()))

@@ -152,7 +152,7 @@ def ending(state: JobState, given_up: str | None, admitted_s: float) -> tuple[Ph
     if faults is not None:
         return Phase.FAILED, "TooManyFaults", faults
     if deadline is not None and admitted_s > deadline:
-        why = state.pauses or state.waits or state.unserved
+        why = state.pauses or state.waits or state.unserved or _waits_for_trainers(state)
         text = f"still running after {deadline:g} s of being admitted (activeDeadlineSeconds)"
         return Phase.FAILED, "DeadlineExceeded", f"{text}; {why}" if why else text
     if state.training_over and state.evaluation is None and state.due_evaluation() is None:
@@ -186,8 +186,19 @@ def versions_text(versions: Mapping[str, int]) -> str:
     return "versions " + ", ".join(f"{agent} {version}" for agent, version in versions.items())
 
 
+def training_pools(state: JobState) -> set[str]:
+    """Return the pools whose trainers have steps to train."""
+    agents = () if state.training_over else (agent for agent in state.document.spec.policies if agent.trainable)
+    return {state.document.pool_of(agent) for agent in agents}
+
+
 def _waits_for_trainers(state: JobState) -> str:
-    """Return which trainers have not published version 0: in a job of several pools, by pool and agent."""
+    """Return which trainers have not published version 0, or are not ready; empty if the job waits for none.
+
+    In a job of several pools, by pool and agent.
+    """
+    if state.has_policies:
+        return state.trainerless
     document = state.document
     late = {document.pool_of(agent) for agent in document.spec.policies if state.versions[agent.name] < 0}
     where = f" of pool {' and of pool '.join(map(document.pool_text, sorted(late)))}" if len(document.pools) > 1 else ""
@@ -196,13 +207,15 @@ def _waits_for_trainers(state: JobState) -> str:
 
 def _doing(state: JobState) -> tuple[str, str]:
     if not state.has_policies:
-        return "WaitingForTrainer", _waits_for_trainers(state)
+        return Reason.WAITING_FOR_TRAINER.value, _waits_for_trainers(state)
     if state.pauses:
         return Reason.OVER_QUOTA.value, state.pauses
     if state.waits:
         return Reason.WAITING_FOR_BUS_SPACE.value, state.waits
     if state.unserved:
         return Reason.WAITING_FOR_POOL.value, f"{state.unserved}; the job goes on when one is"
+    if state.trainerless:
+        return Reason.WAITING_FOR_TRAINER.value, f"{state.trainerless}; the job goes on when one is"
     if state.evaluation is not None and state.training_over:
         done, total = len(state.evaluation.episodes), state.evaluation.num_tasks
         return "Evaluating", f"last evaluation: {done} of {total} held-out tasks have ended"
