@@ -21,6 +21,9 @@ MODULES = {
     "import os\nos._exit(9)\n": ": importing its module ended the process (exit code 9)",
     "def gues(task, agent): ...\n": ": games has no 'guess'; did you mean 'gues'?",
     "def guess(task, agent, limits=5): ...\n": " has no argument 'limit'; did you mean 'limits'?; it takes limits",
+    f"{GOOD.replace('agent', 'agents')}guess.agents = ('policy', 'critic')\n": (
+        " needs the agents policy, critic; the job lacks critic (its agents: policy)"
+    ),
 }
 
 

@@ -35,9 +35,12 @@ def marlaas(manifest: Callable[..., Path], tmp_path: Path) -> Callable[..., subp
 
 
 def test_a_wrong_field_is_told_by_file_and_line_and_no_folder_is_made(marlaas, tmp_path):
-    done = marlaas(edit="rollout: {groupSize: four}")
+    done = marlaas(edit="environment: {name: solver-verifier}")
     assert done.returncode == 2
-    assert "job.yaml:20: spec.rollout.groupSize: expected" in done.stderr
+    assert done.stderr.splitlines() == [
+        "job.yaml:19: spec.environment.args: environment 'solver-verifier' needs the agents solver, verifier; "
+        "the job lacks solver, verifier (its agents: policy)"
+    ]
     assert done.stdout == ""
     assert not (tmp_path / "runs").exists()
 
