@@ -261,9 +261,11 @@ class Harness:
         assert found is not None
         return found
 
-    async def committed(self, document: JobDocument, wanted: Callable[[PolicyRecord], bool]) -> PolicyRecord:
+    async def committed(
+        self, document: JobDocument, wanted: Callable[[PolicyRecord], bool], agent: str = "policy"
+    ) -> PolicyRecord:
         """Wait for a policy record of the job."""
-        key, uid = self.policy_key(document), document.uid
+        key, uid = self.policy_key(document, agent), document.uid
         return await self.wait_for(PolicyRecord, subjects.POLICY, key, lambda found: found.uid == uid and wanted(found))
 
     async def manifest(self, ref: BlobRef | None) -> Manifest:
@@ -277,9 +279,9 @@ class Harness:
             manifests.append(await self.manifest(manifests[-1].parent))
         return manifests
 
-    async def adapter(self, document: JobDocument) -> bytes:
+    async def adapter(self, document: JobDocument, agent: str = "policy") -> bytes:
         """The present version's tensors file."""
-        tensors: bytes = await self.blobs.get((await self.history(document))[0].files[TENSORS_FILE])
+        tensors: bytes = await self.blobs.get((await self.history(document, agent))[0].files[TENSORS_FILE])
         return tensors
 
     async def steps(self, document: JobDocument) -> list[StepRecord]:

@@ -88,7 +88,8 @@ class TrainerHarness(Harness):
             await self.admit(document)
         async with self.trainer(name):
             for document in documents:
-                await self.version(document, 0)
+                for agent in document.spec.agents:
+                    await self.version(document, 0, agent.name)
             yield
 
     async def trained(self, *documents: JobDocument, steps: int = 2) -> list[bytes]:
@@ -110,17 +111,27 @@ class TrainerHarness(Harness):
 
     # the orchestrator -----------------------------------------------------------------------------------------------
 
-    async def assign(self, document: JobDocument, step: int, positions: Sequence[int], **changes: Any) -> None:
+    async def assign(
+        self, document: JobDocument, step: int, positions: Sequence[int], *, agent: str = "policy", **changes: Any
+    ) -> None:
         """Log groups of a step, their turns being recorded."""
-        record = await self.record(document)
+        record = await self.record(document, agent)
         for position in positions:
             group = await self._group(document, step, position, record)
             await self.log(document, group.model_copy(update=changes))
 
-    async def close(self, document: JobDocument, step: int, num_groups: int, base_version: int | None = None) -> None:
+    async def close(
+        self,
+        document: JobDocument,
+        step: int,
+        num_groups: int,
+        base_version: int | None = None,
+        *,
+        agent: str = "policy",
+    ) -> None:
         """Log that a step has all its groups."""
-        base = (await self.record(document)).version if base_version is None else base_version
-        entry = StepClosed(**identity(document), agent="policy", step=step, base_version=base, num_groups=num_groups)
+        base = (await self.record(document, agent)).version if base_version is None else base_version
+        entry = StepClosed(**identity(document), agent=agent, step=step, base_version=base, num_groups=num_groups)
         await self.log(document, entry)
 
     async def step(self, document: JobDocument, step: int) -> None:
@@ -136,7 +147,7 @@ class TrainerHarness(Harness):
         await self.version(document, first + steps)
 
     async def log(self, document: JobDocument, message: GroupLogEntry) -> None:
-        subject = subjects.group(document.namespace, document.job, "policy")
+        subject = subjects.group(document.namespace, document.job, message.agent)
         await self.bus.publish(subject, wire.encode(message))
 
     # rollout and sandbox --------------------------------------------------------------------------------------------
@@ -146,27 +157,33 @@ class TrainerHarness(Harness):
         name = train_group(document.ref, index)
         manifest = await self.manifest(record.manifest)
         weights = load(await self.blobs.get(manifest.files[TENSORS_FILE]))
-        self.sampler.merge(weights, document.spec.agents[0].adapter.alpha / manifest.rank)
+        (number,) = (n for n, agent in enumerate(document.spec.agents) if agent.name == manifest.agent)
+        self.sampler.merge(weights, document.spec.agents[number].adapter.alpha / manifest.rank)
         # all at once: another job's group may be sampled, with its own weights, while a turn is published
-        turns = [self._turn(document, manifest, name, member) for member in range(document.spec.rollout.group_size)]
+        members = range(document.spec.rollout.group_size)
+        turns = [self._turn(document, manifest, (name, member, number)) for member in members]
         refs = []
         for member, turn in enumerate(turns):
             recorded = self.tamper(turn)
             if recorded is not None:
                 await self.publish_turn(recorded)
             reward = float(np.mean(np.frombuffer(turn.output_ids, np.int32) % 2 == 0)) + 0.1 * member
-            refs.append(TrajectoryRef(member=member, episode=turn.episode, leaves=(0,), reward=reward))
-        place = {"agent": "policy", "step": step, "position": position, "group": name, "index": index}
+            refs.append(TrajectoryRef(member=member, episode=turn.episode, leaves=(number,), reward=reward))
+        place = {"agent": manifest.agent, "step": step, "position": position, "group": name, "index": index}
         versions = {"base_version": record.version, "version": record.version}
         return GroupReady(**identity(document), **place, **versions, trajectories=tuple(refs))
 
-    def _turn(self, document: JobDocument, manifest: Manifest, group: str, member: int) -> Turn:
-        seed = derive_seed(document.seed, group.removeprefix(document.uid), member)
+    def _turn(self, document: JobDocument, manifest: Manifest, at: tuple[str, int, int]) -> Turn:
+        """An agent's turn. at: group, member, and the turn's number, which is the agent's."""
+        group, member, number = at
+        seed = derive_seed(document.seed, group.removeprefix(document.uid), member) + number
         prompt = [seed // 7**place % VOCABULARY for place in range(3 + seed % 4)]
         temperature = document.spec.rollout.temperature
         ids, logprobs = self.sampler.sample(prompt, 2 + seed % 5, temperature, seed)
         return a_turn(
+            number,
             **identity(document),
+            agent=manifest.agent,
             group=group,
             member=member,
             episode=episode_id(group, member, 1),
@@ -186,9 +203,9 @@ class TrainerHarness(Harness):
 
     # committed versions ---------------------------------------------------------------------------------------------
 
-    async def version(self, document: JobDocument, version: int) -> PolicyRecord:
+    async def version(self, document: JobDocument, version: int, agent: str = "policy") -> PolicyRecord:
         """Wait until a version is committed."""
-        return await self.committed(document, lambda record: record.version >= version)
+        return await self.committed(document, lambda record: record.version >= version, agent)
 
     async def weights(self, manifest: Manifest) -> dict[str, Tensor]:
         return dict(load(await self.blobs.get(manifest.files[TENSORS_FILE])))
