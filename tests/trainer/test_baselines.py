@@ -1,7 +1,8 @@
 """Running means of rewards, against numbers computed by hand."""
 
 import pytest
-from tests.trainer.test_trajectories import played, turn
+from tests.trainer.test_trajectories import turn
+from tests.trainer.test_weighing import played
 
 from marlaas_api.messages.job_spec import BaselineSettings
 from marlaas_worker.trainer.weighing import Baselines, Weighing

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from tests.harness import a_turn
 
 from marlaas_api import wire
-from marlaas_api.messages import Ending, GroupReady, StopReason, TrajectoryRef, Turn
+from marlaas_api.messages import GroupReady, StopReason, TrajectoryRef, Turn
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.trainer.rows import Segment
 from marlaas_worker.trainer.trajectories import (
     Expectation,
-    Trajectory,
     TrajectoryInvalid,
     TurnMissing,
     check_turn,
@@ -164,30 +163,7 @@ async def test_of_a_candidate_only_its_own_turn_is_trained_and_it_is_compared_wi
     assert found == [(ended[0], -0.5, 6), (ended[1], 0.5, 2), ([25, 26], -0.5, 2), ([35, 36], 0.5, 2)]
 
 
-# advantages ---------------------------------------------------------------------------------------------------------
-
-
-def played(reward: float, *turns: Turn, compared_with: str = "") -> Trajectory:
-    leaves = (max(made.turn for made in turns),)
-    return Trajectory({made.turn: made for made in turns}, leaves, reward, compared_with=compared_with)
-
-
-def test_rewards_are_compared_across_all_groups_that_are_given_together():
-    one, two = [played(1.0, turn(0)), played(0.0, turn(0))], [played(1.0, turn(0)), played(1.0, turn(0))]
-    centred = Weighing("centred", 4, 0)
-    apart = [part.advantage for group in (one, two) for part in centred.segments([group])[0]]
-    together = [[part.advantage for part in parts] for parts in centred.segments([one, two])]
-    assert apart == [0.5, -0.5, 0.0, 0.0]
-    assert together == [[0.25, -0.75], [0.25, 0.25]]
-
-
-@pytest.mark.parametrize("together", [False, True])
-def test_the_rewards_of_each_player_of_a_policy_are_compared_with_its_own(together):
-    first = [played(reward, turn(0)) for reward in (1.0, 0.0)]
-    second = [played(reward, turn(0), compared_with="second") for reward in (10.0, 20.0)]
-    mixed = [first[0], second[0], first[1], second[1]] if together else [*first, *second]
-    (parts,) = Weighing("centred", 4, 0).segments([mixed])
-    assert [part.advantage for part in parts] == ([0.5, -5.0, -0.5, 5.0] if together else [0.5, -0.5, -5.0, 5.0])
+# checks -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_turn_of_another_agent_than_the_group_names_is_refused():
@@ -196,58 +172,6 @@ def test_a_turn_of_another_agent_than_the_group_names_is_refused():
     check_turn(turn(0, agent="second"), group((0,)), second, EXPECTED)
     with pytest.raises(TrajectoryInvalid, match="agent is 'policy', and the group has 'second'"):
         check_turn(turn(0), group((0,)), second, EXPECTED)
-
-
-def test_every_segment_of_a_trajectory_has_the_trajectorys_advantage():
-    branched = Trajectory({0: turn(0), 1: turn(1, 0), 2: turn(2, 0)}, (1, 2), 1.0)
-    (parts,) = Weighing("centred", 4, 0).segments([[branched, played(0.0, turn(0))]])
-    assert [part.advantage for part in parts] == [0.5, 0.5, -0.5]
-
-
-def test_every_segment_knows_how_many_tokens_its_trajectory_generated():
-    rewritten = Trajectory({0: turn(0), 1: turn(1, 0), 2: turn(2, 1, opens=True)}, (2,), 1.0)
-    (parts,) = Weighing("centred", 4, 0).segments([[rewritten, played(0.0, turn(0))]])
-    assert [int(part.generated.sum()) for part in parts] == [4, 2, 2]
-    assert [part.num_trajectory_tokens for part in parts] == [6, 6, 2]
-    assert [part.trajectory for part in parts] == [0, 0, 1]
-
-
-LONG = {"stop_reason": StopReason.LENGTH}
-
-
-@pytest.mark.parametrize(
-    ("member", "is_truncated"),
-    [
-        (played(0.0, turn(0), turn(1, 0)), False),
-        (played(0.0, turn(0, **LONG), turn(1, 0)), False),  # cut off, and the conversation went on
-        (played(0.0, turn(0), turn(1, 0, **LONG)), True),
-        (played(0.0, turn(0), turn(1, 0, stop_reason=StopReason.CONTEXT)), True),
-        (Trajectory({0: turn(0), 1: turn(1, 0, **LONG), 2: turn(2, 0)}, (1, 2), 0.0), True),  # one of two conversations
-        (Trajectory({0: turn(0)}, (0,), 0.0, Ending.MAX_TURNS), True),
-        (Trajectory({0: turn(0)}, (0,), 0.0, Ending.TOOL_ERROR), False),
-        (Trajectory({}, (), 0.0), False),
-    ],
-)
-def test_an_episode_is_truncated_when_a_limit_ended_it(member, is_truncated):
-    assert member.is_truncated == is_truncated
-
-
-def test_the_overlong_filter_leaves_truncated_episodes_out_and_compares_their_rewards_all_the_same():
-    group = [played(1.0, turn(0)), played(0.0, turn(0, **LONG)), played(0.0, turn(0))]
-    (kept,) = Weighing("leave-one-out", 4, 0, filter_overlong=True).segments([group])
-    (every,) = Weighing("leave-one-out", 4, 0).segments([group])
-    assert [part.advantage for part in every] == [1.0, -0.5, -0.5]
-    assert [(part.advantage, part.trajectory) for part in kept] == [(1.0, 0), (-0.5, 2)]
-
-
-def test_a_turn_near_the_bound_costs_reward_however_short_the_others():
-    long = turn(1, 0, output_ids=pack_ids([1, 2, 3]), logprobs=pack_logprobs([-1.0, -1.0, -1.0]))
-    group = [played(1.0, turn(0), long), played(1.0, turn(0), turn(1, 0))]
-    (parts,) = Weighing("centred", max_tokens=4, overlong_tokens=2).segments([group])
-    assert [part.advantage for part in parts] == [-0.25, 0.25]  # rewards 1 - 1/2 and 1
-
-
-# checks -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
