@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,7 @@ class OrchestratorHarness(Harness):
     def __init__(self, scratch: Path, **fields: Any) -> None:
         super().__init__(scratch, **fields)
         self.trained: list[tuple[int, tuple[str, ...]]] = []
+        self.generated: Counter[str] = Counter()
         self.may_train = asyncio.Event()
         self.may_train.set()
         self.step_metrics = {"loss": 0.5}
@@ -113,20 +115,22 @@ class OrchestratorHarness(Harness):
                     await delivery.nak(0.05)
                     continue
                 for member in range(task.group_size):
-                    reward = rewards(task, member)
-                    names = [agent.name for agent in document.spec.agents]
-                    are_turns = self.turn_bytes or len(names) > 1
-                    leaves = {name: (at,) for at, name in enumerate(names)} if are_turns else {}
-                    for name, (at,) in leaves.items():
-                        await self.record_turn(task, member, turn=at, agent=name)
-                    place = task.model_dump(include={"group", "split", "index"})
-                    ended = {"rewards": dict.fromkeys(names, reward), "leaves": leaves}
-                    if reward is None:
-                        ended = {"fault": FaultClass.ENV, **self.fault}
-                    name = episode_id(task.group, member, 1)
-                    episode = an_episode(document, **place, member=member, episode=name, **ended)
-                    await bus.publish(subjects.episode("team-a", task.job), encode(episode))
+                    await self.play_member(document, task, member, rewards)
                 await delivery.ack()
+
+    async def play_member(self, document: JobDocument, task: TaskMessage, member: int, rewards: Rewards) -> None:
+        reward = rewards(task, member)
+        names = [agent.name for agent in document.spec.agents]
+        are_turns = self.turn_bytes or len(names) > 1
+        leaves = {name: (at,) for at, name in enumerate(names)} if are_turns else {}
+        for name, (at,) in leaves.items():
+            await self.record_turn(task, member, turn=at, agent=name)
+        place = task.model_dump(include={"group", "split", "index"})
+        ended = {"rewards": dict.fromkeys(names, reward), "leaves": leaves}
+        if reward is None:
+            ended = {"fault": FaultClass.ENV, **self.fault}
+        episode = an_episode(document, **place, member=member, episode=episode_id(task.group, member, 1), **ended)
+        await self.bus.publish(subjects.episode("team-a", task.job), encode(episode))
 
     async def record_turn(self, task: TaskMessage, member: int, **fields: Any) -> None:
         """As the rollout role does: the first record counts, and a full stream is waited for."""
@@ -142,6 +146,7 @@ class OrchestratorHarness(Harness):
                 except BusUnavailable:
                     await asyncio.sleep(0.01)
                 else:
+                    self.generated[task.uid] += turn.meter.output_tokens
                     return
 
     async def read_turns(self, group: GroupReady) -> None:

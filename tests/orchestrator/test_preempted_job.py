@@ -11,18 +11,30 @@ from tests.orchestrator.harness import OrchestratorHarness, final, mixed
 from tests.orchestrator.remains import all_there_is, is_forgotten
 from tests.orchestrator.test_admitted import of
 
-from marlaas_api.messages import JobDocument, Phase, Progress, ReplicaReport, StepRecord
+from marlaas_api.messages import JobDocument, Meter, Phase, Progress, ReplicaReport, StepRecord, UsageAmounts
 from marlaas_api.wire import decode_as, encode
-from marlaas_worker.orchestrator import giving_way, preemption
+from marlaas_worker.orchestrator import giving_way, preemption, reports
+from marlaas_worker.orchestrator.admission import Admission
 from marlaas_worker.orchestrator.giving_way import Stops
-from marlaas_worker.orchestrator.usage import JobUsage
+from marlaas_worker.orchestrator.job_tasks import JobTasks
+from marlaas_worker.orchestrator.progress_store import ProgressStore
+from marlaas_worker.orchestrator.usage import AdmittedTime, JobUsage
 
 
 class OneJobAtATime(OrchestratorHarness):
-    """An engine whose KV cache one job fills."""
+    """An engine whose KV cache one job fills, and that reports the tokens which it has generated."""
+
+    meter, turn_bytes = Meter(prompt_tokens=20, cached_tokens=16, output_tokens=5), 8
 
     async def put_report(self, role: str = "rollout", replica: str = "rollout-0", **fields: Any) -> None:
-        await super().put_report(role, replica, **{**fields, "kv_tokens": 1})
+        used = {"job_tokens": self.generated, "job_engine_s": {uid: n / 10 for uid, n in self.generated.items()}}
+        await super().put_report(role, replica, **{**fields, "kv_tokens": 1, **used})
+
+    async def charged(self, job: JobDocument) -> UsageAmounts:
+        """The usage of a job that has ended, with what the engine reports last; without its time of admission."""
+        await self.report(job, job.spec.training.steps)
+        level = await self.progress(job, lambda level: level.phase.final and level.tokens >= self.generated[job.uid])
+        return level.amounts.model_copy(update={"admitted_s": 0.0})
 
 
 @pytest.fixture(autouse=True)
@@ -66,13 +78,13 @@ def said(steps: list[StepRecord]) -> list[tuple[object, ...]]:
     return [(s.step, s.outcome, s.version, s.indices, s.reward_mean, s.num_groups) for s in steps]
 
 
-async def undisturbed(scratch: Path, job: JobDocument) -> OneJobAtATime:
+async def undisturbed(scratch: Path, job: JobDocument) -> tuple[OneJobAtATime, UsageAmounts]:
     harness = await another(scratch / "undisturbed")
     await harness.report(job, -1)
     async with harness.orchestrating(), workers(harness, job):
         await harness.submit(job)
         await harness.progress(job, final)
-    return harness
+        return harness, await harness.charged(job)
 
 
 async def until_preempted(harness: OrchestratorHarness, job: JobDocument) -> Progress:
@@ -84,7 +96,7 @@ async def test_a_strict_job_trains_the_same_groups_in_the_same_steps_whether_it_
     harness, document, tmp_path, agents
 ):
     job, other = document(steps=9, agents=agents), heavy(document())
-    alone = await undisturbed(tmp_path, job)
+    alone, usage = await undisturbed(tmp_path, job)
     harness.pause_after = 2 * len(job.spec.agents)
     await harness.report(job, -1)
     async with harness.orchestrating(), workers(harness, job):
@@ -100,6 +112,7 @@ async def test_a_strict_job_trains_the_same_groups_in_the_same_steps_whether_it_
         assert len(harness.trained) == trained
         await harness.submit(changed(other, suspend=True))
         level = await harness.progress(job, final)
+        assert await harness.charged(job) == usage, "it is charged for nothing that it lost"
     assert (level.phase, level.step) == (Phase.SUCCEEDED, 9)
     assert 2 <= at < 9
     assert sorted(harness.trained) == sorted(alone.trained)
@@ -127,12 +140,16 @@ async def test_what_is_not_finished_in_time_is_played_after_the_next_admission(
 ):
     monkeypatch.setattr(giving_way, "DRAIN_S", 0.0)
     job, other = document(steps=3), heavy(document())
-    alone = await undisturbed(tmp_path, job)
+    alone, usage = await undisturbed(tmp_path, job)
+    task = JobTasks(job).train(0)
     await harness.report(job, -1)
     async with harness.orchestrating():
         await harness.submit(job)
         async with workers(harness, job, sandbox=False):
             await harness.progress(job, lambda level: level.num_outstanding > 0)
+            await harness.play_member(job, task, 0, mixed)
+            await harness.report(job, 0)
+            await harness.progress(job, lambda level: level.tokens > 0)
             await harness.submit(other)
             level = await until_preempted(harness, job)
             assert level.step == 0
@@ -141,6 +158,7 @@ async def test_what_is_not_finished_in_time_is_played_after_the_next_admission(
             await harness.progress(job, lambda level: level.admitted)
             player = asyncio.create_task(harness.play(job, mixed))
             assert (await harness.progress(job, final)).phase is Phase.SUCCEEDED
+            assert await harness.charged(job) == usage
             player.cancel()
     assert sorted(harness.trained) == sorted(alone.trained)
 
@@ -218,6 +236,16 @@ def test_a_job_that_goes_on_counts_every_total_of_a_replica_once(document):
     restarted = JobUsage.of(job.uid, before)
     restarted.see([report("rollout-0", 40)], 1.0)
     assert restarted.tokens.total == 1040
+
+
+async def test_a_quota_of_tokens_counts_no_token_twice_when_a_job_is_preempted_and_resumes(harness, document):
+    job, store = document(), ProgressStore(harness.bus)
+    running = a_progress(job, tenant="team-a", tokens=50, admitted_at=1.0)
+    preempted = reports.queued(job, running, Admission(False, "Preempted", "by tenant x"))
+    resumed = reports.admitted(job, preempted, AdmittedTime.of(preempted, 9.0))
+    for level in (running, preempted, resumed, resumed.model_copy(update={"tokens": 70})):
+        await store.put(level)
+    assert store.take_gained() == {"team-a": (70.0, 0.0)}
 
 
 def deleted(job: JobDocument) -> JobDocument:
