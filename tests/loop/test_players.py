@@ -7,14 +7,17 @@ from pathlib import Path
 import pytest
 from tests.harness import changed, kill_at
 from tests.loop.harness import Loop, document
+from tests.trainer.sampler import Sampler
+from tests.trainer.test_learner import away
 
 from marlaas_api import subjects
 from marlaas_api.messages import JobDocument, Phase, StepRecord, Turn
-from marlaas_api.messages.agent_settings import PolicySettings
+from marlaas_api.messages.agent_settings import FolderRef, PolicySettings
 from marlaas_api.messages.job_spec import BaselineSettings
 from marlaas_api.names import group_token
-from marlaas_api.wire import unpack
-from marlaas_worker.adapters import TENSORS_FILE
+from marlaas_api.wire import unpack, unpack_ids, unpack_logprobs
+from marlaas_worker.adapters import TENSORS_FILE, read_adapter
+from marlaas_worker.trainer.model import BaseModel
 
 pytestmark = pytest.mark.slow
 
@@ -28,6 +31,14 @@ def self_play() -> JobDocument:
     opponent = solver.model_copy(update={"name": "opponent", "policy": past, "trainable": False})
     spec = job.spec.model_copy(update={"agents": (solver, second, opponent)})
     return job.model_copy(update={"spec": spec})
+
+
+def judged(judge: Path) -> JobDocument:
+    """A frozen agent, which plays this adapter, and one that learns."""
+    job = document("judged", environment="teams:once", maxRefill=0)
+    (learner,) = job.spec.agents
+    frozen = learner.model_copy(update={"name": "judge", "trainable": False, "init_from": FolderRef(path=str(judge))})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"agents": (frozen, learner)})})
 
 
 async def play(
@@ -133,3 +144,26 @@ async def test_candidates_give_the_same_adapters_also_after_a_kill(tiny_model, t
     again, _, _, deaths = await play(tiny_model, tmp_path / "second", "orchestrator.assign.after_log", job=job)
     assert deaths == ["orchestrator.assign.after_log"]
     assert again == weights
+
+
+async def test_a_frozen_judge_plays_the_adapter_that_it_was_given_to_the_end(tiny_model, tmp_path):
+    """Its recorded logprobs are those of plain transformers with the adapter merged into the weights."""
+    judge = away(BaseModel(str(tiny_model)), tmp_path / "judge")
+    weights, steps, turns, _ = await play(tiny_model, tmp_path / "run", job=judged(judge))
+    said = [turn for turn in turns if turn.agent == "judge"]
+    assert len(steps) == len({turn.version for turn in turns if turn.agent == "policy"}) == 2
+    assert {(turn.version, turn.adapter_sha256) for turn in said} == {(0, *weights)}
+    tensors, config = read_adapter(judge)
+    sampler, gaps = Sampler(tiny_model), []
+    for adapter in (tensors, {}):
+        sampler.merge(adapter, config.scaling)
+        gaps.append(max(largest_gap(sampler, turn) for turn in said))
+    assert gaps[0] < 1e-3 < 0.1 < gaps[1]
+
+
+def largest_gap(sampler: Sampler, turn: Turn) -> float:
+    """Return how far the logprobs of a turn without parent are from the sampler's, at most."""
+    prompt, output = unpack_ids(turn.prompt_ids), unpack_ids(turn.output_ids)
+    rows = sampler.logprobs([*prompt, *output], turn.temperature)[len(prompt) - 1 :]
+    said = zip(rows, output, unpack_logprobs(turn.logprobs), strict=False)  # after the last token, one more row
+    return max(abs(float(row[token]) - logprob) for row, token, logprob in said)

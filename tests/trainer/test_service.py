@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.trainer.jobs import assignment_of, job
+from tests.trainer.test_learner import away
 
 from marlaas_api import subjects
 from marlaas_api.health import exposition
@@ -120,11 +121,18 @@ async def test_truncated_episodes_are_filtered_counted_and_teach_nothing(harness
     assert (metrics["overlong_filtered"], metrics["tokens"], metrics["grad_norm"]) == (6.0, 0.0, 0.0)
 
 
-async def test_a_frozen_agent_gets_version_zero_and_is_let_go(harness):
-    document = job(agent={"trainable": False})
+@pytest.mark.parametrize("has_adapter", [False, True], ids=["of the base model", "of an adapter"])
+async def test_a_frozen_agent_gets_version_zero_and_is_let_go(harness, base, tmp_path, has_adapter):
+    given = away(base, tmp_path / "judge") if has_adapter else None
+    document = job(agent={"trainable": False} | ({"initFrom": {"path": str(given)}} if given else {}))
     async with harness.training(document):
         assert (await harness.report(lambda report: not report.bound)).num_running == 0
     assert (await harness.record(document)).epoch == 0
+    weights = await harness.weights(*await harness.history(document))
+    expected = read_adapter(given)[0] if given else {}
+    assert has_effect(weights) == has_adapter
+    assert not given or weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], value) for name, value in expected.items())
 
 
 async def test_only_admitted_jobs_of_the_own_pool_are_bound(harness):
