@@ -1,7 +1,8 @@
 """One of everything that a job owns, on a bus and in a blob store, and a list of all that is there."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from tests.harness import a_manifest, changed, identity
 from tests.orchestrator.harness import OrchestratorHarness, a_job
@@ -13,42 +14,49 @@ from marlaas_api.wire import encode
 
 BUCKETS = (subjects.JOBS, subjects.PROGRESS, subjects.POLICY, subjects.PINS, subjects.LEDGER)
 STREAMS = (subjects.TASKS, subjects.TURNS, subjects.EPISODES, subjects.GROUPS, subjects.STEPS, subjects.EVENTS)
-LEVEL = {"reason": "Training", "steps": 9, "started_at": 1.0, "versions": {"policy": 3}}
+LEVEL = {"reason": "Training", "steps": 9, "started_at": 1.0}
+TEAM = (
+    {"name": "policy"},
+    {"name": "critic", "poolRef": {"name": "big"}},
+    {"name": "opponent", "policy": {"of": "policy", "versions": "past"}},
+)
+"""Agents on two pools, one of which plays past versions of another."""
 
 
-async def commit(harness: OrchestratorHarness, document: JobDocument, before: PolicyRecord) -> PolicyRecord:
+async def commit(
+    harness: OrchestratorHarness, document: JobDocument, before: PolicyRecord, agent: str = "policy"
+) -> PolicyRecord:
     """The blobs of one more version, as a trainer writes them, a broken commit's leftovers among them."""
     version, blobs = before.version + 1, harness.blobs
-    folder = AdapterRef(document.namespace, document.job, document.uid, "policy", version).blob_prefix
+    folder = AdapterRef(document.namespace, document.job, document.uid, agent, version).blob_prefix
     files = {
         name: await blobs.put(folder, name, f"{name} {version}".encode())
         for name in ("adapter_model.safetensors", "adapter_config.json")
     }
     await blobs.put(folder, "adapter_model.safetensors", b"of a commit that broke")
     state = await blobs.put(folder, "state", f"state {version}".encode())
-    manifest = a_manifest(document, version, parent=before.manifest, files=files, state=state)
+    manifest = a_manifest(document, version, agent=agent, parent=before.manifest, files=files, state=state)
     ref = await blobs.put(folder, "manifest", encode(manifest))
     return PolicyRecord(uid=document.uid, version=version, manifest=ref, step=version - 1)
 
 
 async def fill(harness: OrchestratorHarness, document: JobDocument, level: dict[str, object] | None = None) -> None:
-    """Everything that a job owns; its versions are 0 to 3."""
+    """Everything that a job owns; the versions of its agents are 0 to 3."""
     namespace, job, uid = document.namespace, document.job, document.uid
-    record = PolicyRecord(uid=uid)
-    for _ in range(4):
-        record = await commit(harness, document, record)
+    trained = [agent.name for agent in document.spec.policies]
     await harness.blobs.put(f"{job_prefix(document.ref)}/claims", "message", b"a large turn")
-    await harness.admit(document, **{**LEVEL, **(level or {})})
-    await harness.put_policy(record, document)
+    await harness.admit(document, **{**LEVEL, "versions": dict.fromkeys(trained, 3), **(level or {})})
+    for agent in trained:
+        await fill_agent(harness, document, agent)
     await harness.put(subjects.LEDGER, document.ref.key, IssueLedger(**identity(document)))
-    await harness.put(subjects.PINS, f"{document.ref.key}.policy.{train_group(document.ref, 0)}", Pin(version=0))
+    for player in document.spec.agents:
+        pin = f"{document.ref.key}.{player.pinned_as}.{train_group(document.ref, 0)}"
+        await harness.put(subjects.PINS, pin, Pin(version=0))
     episodes, tasks = subjects.episode(namespace, job), subjects.task(namespace, job)
-    groups = subjects.group(namespace, job, "policy")
     for subject in (
         tasks,
         subjects.turn(namespace, job, f"{uid}-t0-0-1", 0),
         episodes,
-        groups,
         subjects.step(namespace, job, uid, 0),
         subjects.evaluation(namespace, job, uid, 0),
         subjects.event(namespace, job, "trainer"),
@@ -57,9 +65,20 @@ async def fill(harness: OrchestratorHarness, document: JobDocument, level: dict[
     for stream, reader, subject in (
         (subjects.EPISODES, "orchestrator", episodes),
         (subjects.TASKS, "sandbox", tasks),
-        (subjects.GROUPS, "policy_trainer", groups),
     ):
         await harness.bus.consumer(stream, subjects.consumer(namespace, job, reader), subject)
+
+
+async def fill_agent(harness: OrchestratorHarness, document: JobDocument, agent: str) -> None:
+    """What the trainer of an agent writes, and its groups."""
+    record = PolicyRecord(uid=document.uid)
+    for _ in range(4):
+        record = await commit(harness, document, record, agent)
+    await harness.put_policy(record, document, agent)
+    groups = subjects.group(document.namespace, document.job, agent)
+    await harness.bus.publish(groups, b"x")
+    reader = subjects.consumer(document.namespace, document.job, agent, "trainer")
+    await harness.bus.consumer(subjects.GROUPS, reader, groups)
 
 
 async def all_there_is(harness: OrchestratorHarness) -> set[str]:
@@ -97,8 +116,8 @@ async def deleted(harness: OrchestratorHarness, document: JobDocument) -> set[st
     return await all_there_is(harness)
 
 
-def doomed(retention: str = "delete") -> JobDocument:
-    return changed(a_job(), adapter_retention=retention).model_copy(update={"deleted": True})
+def doomed(retention: str = "delete", agents: Sequence[dict[str, Any]] = ()) -> JobDocument:
+    return changed(a_job(agents=agents), adapter_retention=retention).model_copy(update={"deleted": True})
 
 
 def neighbours() -> list[JobDocument]:

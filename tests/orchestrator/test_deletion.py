@@ -10,6 +10,7 @@ import pytest
 from tests.harness import Killed, kill_at
 from tests.orchestrator.harness import OrchestratorHarness
 from tests.orchestrator.remains import (
+    TEAM,
     all_there_is,
     commit,
     deleted,
@@ -65,8 +66,9 @@ async def test_everything_of_a_deleted_job_is_gone_and_its_neighbours_are_untouc
     for other in neighbours():
         await fill(real, other)
     before = await all_there_is(real)
-    await fill(real, doomed())
-    assert await deleted(real, doomed()) == before
+    team = doomed(agents=TEAM)
+    await fill(real, team)
+    assert await deleted(real, team) == before
     link = real.bus._jetstream
     for stream, kept in ((subjects.EPISODES, 3), (subjects.TASKS, 3), (subjects.GROUPS, 3)):
         names = (await link.api(f"CONSUMER.NAMES.{stream}", "list consumers"))["consumers"]
@@ -83,23 +85,25 @@ async def test_a_removed_key_leaves_no_trace_for_ever(real):
 
 
 @pytest.mark.parametrize(
-    ("level", "kept"),
+    ("agents", "level", "kept"),
     [
-        ({"phase": Phase.SUCCEEDED, "admitted": False, "promoted": {"policy": 2}}, 2),
-        ({"phase": Phase.SUCCEEDED, "admitted": False, "promoted": {"policy": 0}}, 0),
-        ({"phase": Phase.RUNNING}, 3),
-        ({"phase": Phase.RUNNING, "versions": {"policy": 0}}, None),
+        ((), {"phase": Phase.SUCCEEDED, "admitted": False, "promoted": {"policy": 2}}, {"policy": 2}),
+        ((), {"phase": Phase.SUCCEEDED, "admitted": False, "promoted": {"policy": 0}}, {"policy": 0}),
+        ((), {"phase": Phase.RUNNING}, {"policy": 3}),
+        ((), {"phase": Phase.RUNNING, "versions": {"policy": 0}}, {}),
+        (TEAM, {"phase": Phase.SUCCEEDED, "promoted": {"policy": 2, "critic": 1}}, {"policy": 2, "critic": 1}),
+        (TEAM, {"phase": Phase.RUNNING, "versions": {"policy": 0, "critic": 3}}, {"critic": 3}),
     ],
 )
-async def test_a_kept_adapter_is_the_published_one_and_nothing_else(fake, level, kept):
-    job = doomed("keep")
+async def test_a_kept_adapter_is_the_published_one_and_nothing_else(fake, agents, level, kept):
+    job = doomed("keep", agents)
     await fill(fake, job, level)
     left = await deleted(fake, job)
-    folder = f"blob team-a/sums/uid-sums/policy/v{kept}/"
-    assert sorted(name.split("-", 3)[-1] for name in left) == (sorted(PUBLISHED) if kept is not None else [])
-    assert all(name.startswith(folder) for name in left)
+    folders = [f"blob team-a/sums/uid-sums/{agent}/v{version}/" for agent, version in kept.items()]
+    assert sorted(name.split("-", 3)[-1] for name in left) == sorted([*PUBLISHED] * len(kept))
+    assert [sum(name.startswith(folder) for name in left) for folder in folders] == [len(PUBLISHED)] * len(kept)
     contents = list(fake.blobs.contents.values())
-    assert kept is None or f"adapter_model.safetensors {kept}".encode() in contents
+    assert all(f"adapter_model.safetensors {version}".encode() in contents for version in kept.values())
 
 
 @pytest.mark.parametrize("retention", ["keep", "delete"])
@@ -169,7 +173,7 @@ async def test_a_trainer_that_still_has_the_job_in_hand_is_waited_for(fake):
 
 
 async def test_a_new_job_of_the_name_begins_only_when_nothing_of_the_old_one_is_left_but_its_adapter(fake, document):
-    await fill(fake, document())
+    await fill(fake, document(agents=TEAM))
     await fake.submit(new := document(suspend=True).model_copy(update={"uid": "uid-new"}))
     async with fake.orchestrating():
         await fake.progress(new, lambda progress: True)
