@@ -1,18 +1,31 @@
-"""Mean rewards of agents and of the team: over the episodes whose tasks may call them, whether they spoke or not."""
+"""Rewards of agents and of the team: means over the episodes whose tasks may call them, in records and in the progress; and promotion."""
 
 import math
 
 import pytest
-from tests.harness import an_episode, identity
+from tests.harness import an_episode, changed, identity
 from tests.orchestrator.harness import a_job
 
-from marlaas_api.messages import Episode, FaultClass, IssueLedger, JobDocument, PolicyRecord, StepRecord
+from marlaas_api.messages import (
+    AgentProgress,
+    Episode,
+    EvalRecord,
+    FaultClass,
+    IssueLedger,
+    JobDocument,
+    Phase,
+    PolicyRecord,
+    StepRecord,
+)
 from marlaas_api.names import Split
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
 from marlaas_worker.orchestrator.job_state import History, JobState
+from marlaas_worker.orchestrator.reports import progress
 from marlaas_worker.orchestrator.step_records import Around, EvaluationEnd, eval_record, sample, step_record
+from marlaas_worker.orchestrator.usage import AdmittedTime, JobUsage
 
 RELAY = [{"name": "caller"}, {"name": "reader"}]
+STALE = {"staleness_mean": 1.5}
 
 
 def played(job: JobDocument, index: int, member: int, reward: float, *spoke: str, **fields: object) -> Episode:
@@ -77,6 +90,60 @@ def test_a_frozen_agent_has_a_mean_and_no_part_of_the_teams():
     record = recorded(job, *episodes)
     assert (record.reward_mean, record.agents["judge"].reward_mean) == (0.5, 8.0)
     assert evaluated(job, episodes[0]) == (0.0, {"x": 0.0, "judge": 8.0})
+
+
+def test_the_progress_has_each_agents_figures_of_the_last_step_and_of_the_first_and_last_evaluation():
+    """The second role of a policy and the agent that no task of the step may call have figures of their own."""
+    job = a_job(agents=[{"name": "x"}, {"name": "o"}, {"name": "second", "policy": {"of": "x"}}])
+    rewards = {"x": 0.5, "second": 0.25}
+    step = recorded(job, *(played(job, 0, n, 0.0, "x", rewards=rewards, may_speak=(*rewards,)) for n in range(2)))
+    step = step.model_copy(update={"agents": {**step.agents, "x": step.agents["x"].model_copy(update=STALE)}})
+    evaluations = [
+        EvalRecord(**identity(job), step=at, version=2 * at, at=1.0, reward_mean=0.5, num_episodes=1, rewards=own)
+        for at, own in ((0, {"x": 0.0, "o": 0.25, "second": 0.5}), (1, {"x": 0.75, "o": 0.5}))
+    ]
+    policies = {name: PolicyRecord(uid=job.uid, version=1, step=0) for name in "xo"}
+    state = JobState(job, History(steps=(step,), evaluations=tuple(evaluations), policies=policies))
+    found = progress(state, JobUsage(job.uid), AdmittedTime(0.0, 0.0, 0.0), None, 1.0)
+    assert found.agents == {
+        "x": AgentProgress(reward=0.5, eval_before=0.0, eval_last=0.75, staleness=1.5),
+        "o": AgentProgress(reward=None, eval_before=0.25, eval_last=0.5, staleness=0.0),
+        "second": AgentProgress(reward=0.25, eval_before=0.5, eval_last=None, staleness=0.0),
+    }
+    assert found.versions == {"x": 1, "o": 1}
+    assert found.adapters == {name: f"team-a/sums/uid-sums/{name}/v1" for name in "xo"}
+
+
+@pytest.mark.parametrize(
+    ("promote", "rewards", "promoted"),
+    [
+        ("last", {0: 0.1, 3: 0.9, 5: 0.4}, {"x": 3, "o": 2}),
+        ("best", {0: 0.1, 3: 0.9, 5: 0.4}, {"x": 2, "o": 1}),
+        ("best", {0: 0.9, 3: 0.2, 5: 0.4}, {"x": 0, "o": 0}),
+        ("best", {0: 0.1, 3: 0.9, 5: 0.9}, {"x": 3, "o": 2}),
+        ("best", {0: 0.1, 3: 0.9}, {"x": 2, "o": 1}),
+    ],
+)
+def test_the_agents_of_a_team_are_promoted_together_by_the_best_mean_of_the_team(promote, rewards, promoted):
+    """In the evaluation at version 5, the agent `o` alone was best."""
+    job = a_job(agents=[{"name": "x"}, {"name": "o"}])
+    job = changed(job, evaluation=job.spec.evaluation.model_copy(update={"promote": promote}))
+    evaluated_at = {0: {"x": 0, "o": 0}, 3: {"x": 2, "o": 1}, 5: {"x": 3, "o": 2}}
+    evaluations = [
+        EvalRecord(
+            **identity(job),
+            **{"step": version, "version": version, "at": 1.0, "reward_mean": mean, "num_episodes": 2},
+            versions=evaluated_at[version],
+            rewards={"x": 0.0, "o": 1.0} if version == 5 else {"x": mean, "o": mean},
+        )
+        for version, mean in rewards.items()
+    ]
+    policies = {name: PolicyRecord(uid=job.uid, version=version) for name, version in evaluated_at[5].items()}
+    state = JobState(job, History(evaluations=tuple(evaluations), policies=policies))
+    ended = (Phase.SUCCEEDED, "Finished", "")
+    found = progress(state, JobUsage(job.uid), AdmittedTime(0.0, 0.0, 0.0), ended, 1.0)
+    assert found.promoted == promoted
+    assert found.adapters == {name: f"team-a/sums/uid-sums/{name}/v{promoted[name]}" for name in promoted}
 
 
 def test_held_out_tasks_that_may_call_no_trained_agent_and_faults_are_left_out():

@@ -95,6 +95,34 @@ def test_every_figure_of_the_orchestrator_is_in_the_status_rounded_for_people():
     RLJobStatus.model_validate(found)
 
 
+def test_each_agent_of_a_team_has_its_own_figures_and_a_player_those_of_its_role():
+    """A player has the versions of the policy that it plays, and no adapter or usage: these are that policy's."""
+    team = [{"name": "solver"}, {"name": "critic"}, {"name": "second", "policy": {"of": "solver"}}]
+    told = progress(
+        versions={"solver": 3, "critic": 2},
+        promoted={"solver": 2, "critic": 1},
+        adapters={"solver": "team-a/sums/u1/solver/v2", "critic": "team-a/sums/u1/critic/v1"},
+        usage={"solver": UsageAmounts(generated_tokens=8, trained_tokens=8)},
+        agents={
+            "solver": AgentProgress(reward=0.5, eval_before=0.1, eval_last=0.9, staleness=1.0),
+            "critic": AgentProgress(eval_last=0.25),
+            "second": AgentProgress(reward=0.75, staleness=0.5),
+        },
+    )
+    solver = {"policyVersion": 3, "promotedVersion": 2, "adapter": "team-a/sums/u1/solver/v2"}
+    critic = {"policyVersion": 2, "promotedVersion": 1, "adapter": "team-a/sums/u1/critic/v1"}
+    found = status(running(job=rljob({"agents": team}), progress=told))
+    assert found["agents"] == [
+        {
+            **{"name": "solver", **solver, "reward": 0.5, "evalBefore": 0.1, "evalLast": 0.9, "staleness": 1.0},
+            "usage": {"generatedTokens": 8, "trainedTokens": 8},
+        },
+        {"name": "critic", **critic, "evalLast": 0.25, "staleness": 0.0},
+        {"name": "second", "policyVersion": 3, "promotedVersion": 2, "reward": 0.75, "staleness": 0.5},
+    ]
+    RLJobStatus.model_validate(found)
+
+
 @pytest.mark.parametrize(
     ("names", "newest", "shown"),
     [
