@@ -35,13 +35,19 @@ def test_jobs_are_counted_by_phase_and_those_that_run_have_figures_of_their_own(
 def test_usage_is_told_by_agent_and_by_tenant_and_open_tokens_are_not() -> None:
     used = UsageAmounts(prompt_tokens=9, cached_tokens=4, generated_tokens=7, trained_tokens=2, stale_tokens=1)
     running = level("a", Phase.RUNNING, admitted=True, tokens=7, tenant="acme", usage={"policy": used})
-    all_used = used.model_copy(update={"engine_s": 1.5, "open_tokens": 4})
+    seconds = {"engine": 1.5, "trainer": 2.5, "sandbox": 3.5, "slot": 4.5, "admitted": 5.5}
+    others = {f"{resource}_s": used_s for resource, used_s in seconds.items()}
+    all_used = used.model_copy(update={**others, "open_tokens": 4, "stored_bytes": 99})
     page = exposition(families(samples([running], leads=True, tenants={"acme": all_used}))).splitlines()
     job = 'agent="policy",job="a",namespace="team-a",tenant="acme"'
     assert f"marlaas_job_prompt_tokens_total{{{job}}} 9.0" in page
     assert f'marlaas_job_used_tokens_total{{{job},use="trained"}} 2.0' in page
     assert 'marlaas_tenant_used_tokens_total{tenant="acme",use="stale"} 1.0' in page
-    assert 'marlaas_tenant_seconds_total{resource="engine",tenant="acme"} 1.5' in page
+    assert [line for line in page if line.startswith("marlaas_tenant_seconds_total{")] == [
+        f'marlaas_tenant_seconds_total{{resource="{resource}",tenant="acme"}} {used_s}'
+        for resource, used_s in seconds.items()
+    ]
+    assert 'marlaas_tenant_stored_bytes{tenant="acme"} 99.0' in page
     assert not [line for line in page if 'use="open"' in line]
 
 

@@ -31,6 +31,8 @@ def samples(
     for tenant, amounts in (tenants or {}).items() if leads else ():
         found += _tokens("tenant", amounts, {"tenant": tenant})
         found += _seconds(amounts, {"tenant": tenant})
+        text = "Bytes that the tenant's jobs keep in the blob store."
+        found.append(Sample("marlaas_tenant_stored_bytes", "gauge", text, amounts.stored_bytes, {"tenant": tenant}))
     return found
 
 
