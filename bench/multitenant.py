@@ -12,7 +12,8 @@ Beside the rate of jobs together are printed: min(jobs × B's rate, cores / CPU 
 which can be exceeded, because beside others a step costs less CPU than alone; and cores / CPU seconds of a step in the mode
 itself, which cannot: its share is the busy share of the cores.
 
-After the rates: CPU by role; the time from a version's commit to its first token (`multitenant_versions`); at the end D's
+After the rates: CPU by role; the engine's start, the share of its time that re-loads of adapters took (first loads do not
+count), and its queues; the time from a version's commit to its first token (`multitenant_versions`); at the end D's
 rates against other modes and fewer jobs, and memory by role and number of jobs (--jobs 1 8 32). Pictures: multitenant.png, multitenant-occupancy.png (A and D of the last workload).
 
 --weights 1 1 2 4 measures shares instead (`multitenant_shares`), and draws multitenant-shares.png.
@@ -70,7 +71,8 @@ def _measure(workload: Workload, chosen: argparse.Namespace, setting: RunSetting
             trl_rates.append(trl_rate(workload, chosen.out, CORES, number))
     found = {mode: [load(folder) for folder in kept] for mode, kept in folders.items()}
     if found:
-        print(f"\n{reports.rates(workload, found, CORES)}\n\n{reports.costs(found)}\n\n{_versions(folders, found)}")
+        tables = [reports.rates(workload, found, CORES), reports.costs(found), reports.engines(found)]
+        print("\n" + "\n\n".join([*tables, _versions(folders, found)]))
         last = {name_of(mode): kept[-1] for mode, kept in folders.items() if mode.letter in "AD" and not mode.before}
         if last:
             pictures.draw_occupancy(last, chosen.pictures / "multitenant-occupancy.png")

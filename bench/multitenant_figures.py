@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.multitenant_engine import EngineTotals, read_totals
 from marlaas.episodes.files import read
 from marlaas.episodes.record import EpisodeRecord, TurnRecord
 
@@ -34,10 +35,15 @@ class JobEvents:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Raw events of a run. usage: lines of `usage.jsonl`."""
+    """Raw events of a run. usage: lines of `usage.jsonl`. engine: of all replicas. command_at: unix time of `marlaas run`'s begin.
+
+    Of runs that were kept before these were recorded, `engine` and `command_at` are None.
+    """
 
     jobs: dict[str, JobEvents]
     usage: tuple[dict[str, Any], ...] = ()
+    engine: EngineTotals | None = None
+    command_at: float | None = None
 
     @property
     def begin(self) -> float:
@@ -60,7 +66,9 @@ def load(folder: Path) -> Events:
         if steps and episodes:
             jobs[f"{tenant}/{path.parent.name}"] = JobEvents(tenant, steps, episodes, evals)
     usage = tuple(json.loads(line) for line in _lines(folder / "usage.jsonl"))
-    return Events(jobs, usage)
+    done = folder / "done.json"
+    command_at = json.loads(done.read_text()).get("began_at") if done.exists() else None
+    return Events(jobs, usage, read_totals(folder / "run" / ".state" / "logs"), command_at)
 
 
 def _lines(path: Path) -> list[str]:
@@ -86,6 +94,11 @@ def first_results_s(events: Events) -> list[float]:
     """Return each job's seconds from the run's first turn to the job's first step, sorted."""
     begin = events.begin
     return sorted(job.steps[0] - begin for job in events.jobs.values())
+
+
+def start_s(events: Events) -> float | None:
+    """Return the seconds from the begin of `marlaas run` to the first turn of any job; None if unknown."""
+    return None if events.command_at is None else events.begin - events.command_at
 
 
 def cpu_s(events: Events) -> dict[str, float]:
@@ -176,6 +189,22 @@ def busy_share(events: Events) -> float:
 def occupancy(events: Events) -> float:
     """Return the mean number of turns that the engine computed at once, while it computed any."""
     return sum(turn.engine_s for turn in _turns(events)) / (busy_share(events) * (events.end - events.begin))
+
+
+def num_queued(events: Events) -> float:
+    """Return the mean number of turns that waited for the engine, in the rollout role's queue or for a slot."""
+    return sum(turn.queue_s for turn in _turns(events)) / (events.end - events.begin)
+
+
+def reload_shares(events: Events) -> tuple[float, float] | None:
+    """Return the time of re-loads of adapters as shares: of the engine's time, and of the time in which it computed turns.
+
+    First loads do not count. None if unknown.
+    """
+    if events.engine is None:
+        return None
+    share = events.engine.reload_s / (events.end - events.begin)
+    return share, share / busy_share(events)
 
 
 def _turns(events: Events) -> Iterable[TurnRecord]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from bench import multitenant_figures as figures
+from bench.multitenant_engine import EngineTotals
 from bench.multitenant_figures import Events
 from bench.multitenant_workload import Mode, Workload, name_of
 from bench.rounds import ratios, spread
@@ -27,6 +28,8 @@ Outlines = Mapping[Mode, Sequence[Outline]]
 RATES = ["jobs", "tools", "mode", "steps/s", "× A"]
 RATES += ["min(jobs × B, cores / CPU of A)", "share", "cores / own CPU", "share"]
 RATES += ["first result p50 / max", "engine busy", "batch"]
+ENGINES = ["mode", "command to first turn, s", "loads / re-loads", "re-loads, share of the time", "of its busy time"]
+ENGINES += ["turns that wait for it, mean", "preempted by vLLM", "batches without room"]
 BASES = ("A-strict", "C-strict", "O-strict-one-by-one", "O-strict-together")
 ROLES = ("sandbox", "rollout", "trainer", "nats-server", "orchestrator", "runner", "curves")
 
@@ -89,6 +92,40 @@ def costs(found: Found) -> str:
         rows.append([name_of(mode), *cells, all_roles, f"{turns:.2f}", f"{start:.0f}"])
     head = ["mode", *ROLES, "all", "turns of an episode", "CPU s before the first turn"]
     return "CPU ms of an episode / of a turn\n\n" + table(head, rows)
+
+
+def engines(found: Found) -> str:
+    """Return the table of the engine's start, its loads of adapters and its queues. Cells of runs that do not tell it are empty."""
+    rows = []
+    for mode, rounds in found.items():
+        starts = [seconds for events in rounds if (seconds := figures.start_s(events)) is not None]
+        shares = [pair for events in rounds if (pair := figures.reload_shares(events)) is not None]
+        totals = [events.engine for events in rounds if events.engine is not None]
+        rows.append(
+            [
+                name_of(mode),
+                spread(starts, ".1f") if starts else "",
+                *_loads(totals, shares),
+                spread([figures.num_queued(events) for events in rounds], ".1f"),
+                *_vllm(totals),
+            ]
+        )
+    return table(ENGINES, rows)
+
+
+def _loads(totals: Sequence[EngineTotals], shares: Sequence[tuple[float, float]]) -> list[str]:
+    if not totals:
+        return ["", "", ""]
+    numbers = [f"{median(getattr(one, what) for one in totals):.0f}" for what in ("num_loads", "num_reloads")]
+    return [" / ".join(numbers), *(spread(one, ".2%") for one in zip(*shares, strict=True))]
+
+
+def _vllm(totals: Sequence[EngineTotals]) -> list[str]:
+    """Return the shares of requests that were preempted, and of batches without room for all requests."""
+    if not totals:
+        return ["", ""]
+    preempted = spread([one.preemptions / max(1, one.requests) for one in totals], ".2%")
+    return [preempted, spread([one.queued_steps / max(1, one.steps) for one in totals], ".0%")]
 
 
 def _of_role(role: str) -> Callable[[Mapping[str, float]], float]:

@@ -1,7 +1,7 @@
 """Runs of `bench multitenant`: each mode of a workload, kept in a folder, and not repeated if its results are complete.
 
-A run keeps what the figures are computed from: `steps.jsonl` and `episodes.jsonl` of each job as `marlaas run` writes
-them, and `usage.jsonl` (`bench.usage`). A kept run counts only for the manifests and the sources that it was made with.
+A run keeps what the figures are computed from: `steps.jsonl` and `episodes.jsonl` of each job and the roles' logs as
+`marlaas run` writes them, `usage.jsonl` (`bench.usage`), and in `done.json` when the command began. A kept run counts only for the manifests and the sources that it was made with.
 """
 
 import json
@@ -102,12 +102,11 @@ def run(workload: Workload, mode: Mode, setting: RunSetting, number: int = 0, dr
         return folder
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    begun = time.monotonic()
+    began_at, begun = time.time(), time.monotonic()
     _run(_Start(objects, folder, changes, tree), setting.memory_every_s, driver)
     seconds = time.monotonic() - begun
-    done.write_text(
-        json.dumps({"wanted": wanted, "sources": state.digest, "commit": state.commit, "wall_s": round(seconds, 1)})
-    )
+    made = {"wanted": wanted, "sources": state.digest, "commit": state.commit}
+    done.write_text(json.dumps(made | {"began_at": began_at, "wall_s": round(seconds, 1)}))
     print(f"{name}: {seconds:.0f} s, commit {state.commit}", flush=True)
     return folder
 

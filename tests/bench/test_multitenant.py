@@ -8,9 +8,13 @@ import pytest
 from bench import multitenant_figures as figures
 from bench import multitenant_pictures as pictures
 from bench import multitenant_report as reports
+from bench.multitenant_engine import EngineTotals, totals_in
 from bench.multitenant_figures import Events
 from bench.multitenant_workload import MODES, Mode, Workload, manifests
 from tests.bench.raw_events import BEGIN, turn, write_job
+
+from marlaas_worker.rollout.engine_progress import EngineCounts
+from marlaas_worker.rollout.reload_pace import ReloadPace
 
 USAGE = [
     {"at": BEGIN - 1, "cpu_s": {"rollout": 20.0}, "pss_bytes": {"rollout": 9 << 20}},
@@ -24,9 +28,26 @@ USAGE = [
 ]
 
 
+def rollout_log(*, num_reloads: int) -> str:
+    """The log of a role that was started once: 500 requests, of which one was preempted, and loads of 0.25 s each, three of them first."""
+    pace = ReloadPace()
+    for number in range(3 + num_reloads):
+        pace.note("a", 0.25, 0.0, is_reload=number >= 3)
+    counts = EngineCounts(steps=40, requests=500, preemptions=1, queued_steps=2)
+    return f"=== start rollout-0 (tiny) at\nat INFO marlaas_worker: {counts}\nat INFO marlaas_worker: {pace}\nat: drained\n"
+
+
 @pytest.fixture
 def events(tmp_path: Path) -> Events:
-    """Two jobs: from 0 to 10 s with two steps, and from 2 to 6 s with one. The engine computes for 5 of the 10 seconds."""
+    """Two jobs: from 0 to 10 s with two steps, and from 2 to 6 s with one. The engine computes for 5 of the 10 seconds.
+
+    The command began 20.5 s before; one of two replicas loaded two versions again, the other none.
+    """
+    logs = tmp_path / "run" / ".state" / "logs"
+    logs.mkdir(parents=True)
+    for number in range(2):
+        (logs / f"rollout-{number}.tiny.log").write_text(rollout_log(num_reloads=2 * number))
+    (tmp_path / "done.json").write_text(json.dumps({"began_at": BEGIN - 20.5}))
     first = [(turn(2.0, engine_s=1.0, queue_s=1.0),), (turn(9.0, engine_s=3.0),)]
     write_job(tmp_path, "team-0/job-00", [5.0, 10.0], first)
     second = [(turn(3.0, engine_s=1.0),), (turn(2.0, 0.0), turn(2.0, 0.0, tokens=7))]
@@ -78,6 +99,32 @@ def test_the_bounds_are_the_jobs_own_pace_and_the_processor(events: Events) -> N
 def test_the_engines_share_does_not_count_turns_twice(events: Events) -> None:
     assert figures.busy_share(events) == pytest.approx(5 / 10)
     assert figures.occupancy(events) == pytest.approx(5 / 5)
+
+
+def test_reloads_are_shares_of_the_engines_time_and_of_its_busy_time(events: Events) -> None:
+    """Two re-loads of 0.25 s in 10 s, of which 5 are busy; the six first loads do not count."""
+    assert events.engine == EngineTotals(2, 1000, 4, 80, num_loads=8, load_s=2.0, num_reloads=2, reload_s=0.5)
+    assert figures.reload_shares(events) == pytest.approx((0.05, 0.1))
+
+
+def test_a_role_that_ended_without_its_totals_leaves_them_unknown(events: Events, tmp_path: Path) -> None:
+    log = rollout_log(num_reloads=1)
+    assert totals_in(log + log) == EngineTotals(2, 1000, 4, 80, num_loads=8, load_s=2.0, num_reloads=2, reload_s=0.5)
+    for unknown in ("=== start rollout-1 (tiny) at\n" + log, "=== start rollout-0 (tiny) at\n", ""):
+        assert totals_in(unknown) is None
+    (tmp_path / "run" / ".state" / "logs" / "rollout-2.tiny.log").write_text("=== start rollout-2 (tiny) at\n")
+    found = figures.load(tmp_path)
+    assert found.engine is None
+    assert figures.reload_shares(found) is None
+
+
+def test_the_table_of_engines_has_the_start_the_reloads_and_the_queues(events: Events) -> None:
+    """Turns waited for 1 s of 10. The first turn began to wait at 0 s."""
+    assert figures.start_s(events) == pytest.approx(20.5)
+    unknown = replace(events, engine=None, command_at=None)
+    text = reports.engines({mode("D"): [events], mode("O"): [unknown]})
+    assert row(text, "D-strict") == ["D-strict", "20.5", "8 / 2", "5.00%", "10.00%", "0.1", "0.20%", "5%"]
+    assert row(text, "O-strict-one-by-one") == ["O-strict-one-by-one", *[""] * 4, "0.1", "", ""]
 
 
 def test_jains_index_and_percentiles() -> None:

@@ -51,7 +51,9 @@ def test_a_kept_run_counts_for_its_manifests_and_sources_only(tmp_path, monkeypa
     assert made == ["one"]
     assert runs.run(WORKLOAD, MODE, setting) == folder
     assert made == ["one", "two"]
-    assert json.loads((folder / "done.json").read_text())["commit"] == "two"
+    done = json.loads((folder / "done.json").read_text())
+    assert done["commit"] == "two"
+    assert done["began_at"] > 0.0
 
 
 def test_rounds_slots_and_drivers_are_runs_of_their_own(tmp_path, monkeypatch, made):

@@ -1,6 +1,8 @@
 """Versions that lost their slot and come back."""
 
 import asyncio
+import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,8 +37,9 @@ def count_scores(engine: Any) -> list[str]:
 
 
 async def test_an_evicted_version_is_proven_by_its_digest_when_it_comes_back(
-    harness: Any, make_engine: Callable[..., Any]
+    harness: Any, make_engine: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     engine = make_engine(limits={"slots": 1})
     scored = count_scores(engine)
     replica = await harness.replica(engine=engine)
@@ -51,6 +54,10 @@ async def test_an_evicted_version_is_proven_by_its_digest_when_it_comes_back(
     assert samples["marlaas_rollout_loads_total"] == 4
     assert samples["marlaas_rollout_reloads_total"] == 2
     assert 0 < samples["marlaas_rollout_reload_seconds_total"] < samples["marlaas_rollout_load_seconds_total"]
+    await replica.stop()
+    assert re.search(
+        r"4 loads of adapter versions took [\d.]+ s of the engine's time; 2 of them were re-loads", caplog.text
+    )
 
 
 async def test_a_prefetched_version_that_lost_its_slot_before_its_first_request_is_no_reload(

@@ -30,6 +30,11 @@ class ReloadPace:
         self._at = 0.0
         self._evicted_at: dict[str, float] = {}
 
+    def __str__(self) -> str:
+        """Tell how often versions were loaded, and the engine's time for it; so that the share of re-loads can be checked."""
+        loads = f"{self.num_loads} loads of adapter versions took {self.load_s:.3f} s of the engine's time"
+        return f"{loads}; {self.num_reloads} of them were re-loads, which took {self.reload_s:.3f} s"
+
     @property
     def quantum_s(self) -> float:
         """Seconds for which a version in use keeps its slot: one load is then at most `MAX_RELOAD_SHARE` of them."""

@@ -118,6 +118,7 @@ class _Rollout:
                 await self._context.stop.wait()
                 await self._drain()
                 _log.info("%s", self._engine.counts)
+                _log.info("%s", self._versions.pace)
         finally:
             self._requests.close()
         for task in self._background:
