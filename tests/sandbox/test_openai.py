@@ -1,6 +1,7 @@
 """The OpenAI door in an episode's own process: what crosses the pipe and the bus."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -47,9 +48,25 @@ async def test_running_out_of_turns_behind_the_door_is_scored(harness):
 
 
 @pytest.mark.slow
-async def test_a_taskset_of_the_verifiers_library_plays_in_a_child(harness, monkeypatch):
+async def test_a_multi_agent_environment_of_the_verifiers_library_plays_in_children(harness, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "environment"))
-    episodes = await harness.play("marlaas.verifiers:Verifiers", group_size=2, args={"taskset": "sums-taskset"})
+    agents = ("solver", "verifier")
+
+    def total(request):
+        return sum(map(int, re.findall(r"\d", request.append[-1].content)))
+
+    def answer(request):
+        return [harness.rollout.result(request, str(total(request)) if request.agent == "solver" else "right")]
+
+    harness.rollout.answer = answer
+    document = harness.document("marlaas.verifiers:VerifiersTeam", agents=agents, args={"taskset": "proof-taskset"})
+    episodes = await harness.play_document(document, group_size=2)
     assert [episode.fault for episode in episodes] == [None, None], episodes[0].fault_text
-    assert [set(episode.metrics) for episode in episodes] == [{"reward/right", "length"}] * 2
-    assert len(harness.rollout.requests) == 2
+    for episode in episodes:
+        assert episode.rewards == {"solver": 1.0, "verifier": 0.5}
+        assert episode.metrics == {"solver/reward/right": 1.0, "verifier/reward/found": 1.0}
+        assert episode.leaves == {"solver": (0,), "verifier": (1,)}
+        draft, verdict = (one for one in harness.rollout.requests if one.episode == episode.episode)
+        assert (draft.agent, verdict.agent) == agents
+        question = f"{draft.append[-1].content} {total(draft)}: right or wrong?"
+        assert verdict.append == (ChatMessage(role="user", content=question),)
