@@ -150,16 +150,33 @@ async def test_a_name_that_another_run_holds_is_refused(scene, document):
 async def test_a_cancelled_jobs_name_is_free_and_its_document_says_that_it_is_deleted(scene, document):
     bucket = await scene.bus.bucket(subjects.JOBS)
     await announce(scene.bus, [document()])
-    await withdraw(scene.bus, [document(uid="earlier")])
+    assert await withdraw(scene.bus, [document(uid="earlier")]) == ()
     assert not decode_as(JobDocument, (await bucket.get("team-a.reverse")).data).deleted, "a later job has the name"
     for _ in range(2):
-        await withdraw(scene.bus, [document()])
+        assert await withdraw(scene.bus, [document()]) == (document(),), "the orchestrator has not deleted it"
     marked = decode_as(JobDocument, (await bucket.get("team-a.reverse")).data)
     assert (marked.deleted, marked.generation) == (True, 2)
-    await withdraw(scene.bus, [document("never")])
+    assert await withdraw(scene.bus, [document("never")]) == ()
     assert await bucket.get("team-a.never") is None
     await announce(scene.bus, [document(uid="next")])
     assert decode_as(JobDocument, (await bucket.get("team-a.reverse")).data).uid == "next"
+
+
+async def test_nothing_is_kept_of_a_job_that_was_cancelled(scene, document, progress_of):
+    kept, cancelled = document(), document("other")
+    for job in (kept, cancelled):
+        await scene.publish(job, progress_of)
+    scene.blobs.contents = {name: data for name, data in scene.blobs.contents.items() if data != b"other"}
+    watch = scene.watch(kept, cancelled)
+    await watch.results()
+    assert cancelled.ref.key in watch.failures
+    watch.replace((kept,))
+    assert not watch.failures
+    assert {*watch._phases} == {kept.ref.key}
+    collector = watch.collector
+    for known in (collector._records, collector._seen, collector._drawn, {key[0] for key in collector._published}):
+        assert cancelled.uid not in known
+    assert kept.uid in collector._records
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])

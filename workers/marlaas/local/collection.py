@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -67,6 +67,13 @@ class Collector:
             records.write(self.folder)
             self.on_records(document, *records.in_order())
         self.folder.link_logs(document.ref)
+
+    def keep(self, uids: Collection[str]) -> None:
+        """Forget all jobs but these. Their files stay."""
+        for known in (self._records, self._seen, self._drawn):
+            for uid in known.keys() - uids:
+                del known[uid]
+        self._published = {key for key in self._published if key[0] in uids}
 
     async def result(self, document: JobDocument, progress: Progress | None, failure: Failure | None) -> JobResult:
         """Return the job's current result, after writing all its files."""

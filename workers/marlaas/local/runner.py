@@ -245,31 +245,33 @@ class _Run:
         cancelled = (*self._cancelled, *found.cancelled)
         parts.folder.write_record(before.model_copy(update={"jobs": found.jobs, "cancelled": cancelled}))
         try:
-            await self._publish(parts.bus, found)
+            self._cancelled = await self._publish(parts.bus, found, cancelled)
         except InvalidInput:
             parts.folder.write_record(before)
             raise
-        self._cancelled = cancelled
         for job in found.written:
             parts.launcher.add(job, change.folders)
-        watch.jobs = found.jobs
+        watch.replace(found.jobs)
         parts.recorder.replace(found.jobs)
         await parts.recorder.forget([job.ref for job in found.cancelled])
         self.again += tuple(file for file in change.files if file not in self.again)
         return found.lines
 
-    async def _publish(self, bus: Bus, found: changes.ChangedJobs) -> None:
-        """Write the job documents, as soon as the NATS server answers. Raises InvalidInput, also if the run is stopped."""
+    async def _publish(
+        self, bus: Bus, found: changes.ChangedJobs, cancelled: Sequence[JobDocument]
+    ) -> tuple[JobDocument, ...]:
+        """Write the job documents, as soon as the NATS server answers; return the cancelled ones that it still has.
+
+        Raises InvalidInput, also if the run is stopped.
+        """
         while True:
             try:
                 await announce(bus, found.written)
-                await withdraw(bus, found.cancelled)
+                return await withdraw(bus, cancelled)
             except Retryable as error:
                 if self._interrupts.first.is_set():
                     raise InvalidInput("the run is being stopped; nothing was changed") from error
                 await asyncio.sleep(TICK_S)
-            else:
-                return
 
     def _note_stopping(self) -> None:
         if self._interrupts.first.is_set():

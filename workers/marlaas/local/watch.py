@@ -37,18 +37,24 @@ async def announce(bus: Bus, documents: Iterable[JobDocument]) -> None:
         await _announce(bucket, document)
 
 
-async def withdraw(bus: Bus, documents: Iterable[JobDocument]) -> None:
+async def withdraw(bus: Bus, documents: Iterable[JobDocument]) -> tuple[JobDocument, ...]:
     """Mark the documents of cancelled jobs as deleted, unless they are, or a later job has the name.
 
-    The orchestrator then ends the jobs, deletes what the bus has of them, and last the documents.
+    The orchestrator then ends the jobs, deletes what the bus has of them, and last the documents. Returns those that it has
+    not deleted yet.
     """
     bucket = await bus.bucket(subjects.JOBS)
+    remaining = []
     for document in documents:
         entry = await bucket.get(document.ref.key)
         there = decode_as(JobDocument, entry.data) if entry is not None and entry.data else None
-        if entry is not None and there is not None and there.uid == document.uid and not there.deleted:
+        if entry is None or there is None or there.uid != document.uid:
+            continue
+        remaining.append(document)
+        if not there.deleted:
             marked = there.model_copy(update={"deleted": True, "generation": there.generation + 1})
             await bucket.update(document.ref.key, encode(marked), entry.revision)
+    return tuple(remaining)
 
 
 async def _announce(bucket: Bucket, document: JobDocument) -> None:
@@ -95,6 +101,15 @@ class JobWatch:
     def __post_init__(self) -> None:
         self._all_progress = BucketCache(lambda: self.bus.bucket(subjects.PROGRESS), Progress, self._note_phase)
         self._reports = BucketCache(lambda: self.bus.bucket(subjects.REPLICAS), ReplicaReport, lambda _: None)
+
+    def replace(self, jobs: tuple[JobDocument, ...]) -> None:
+        """Watch these jobs from now on, and forget all others."""
+        self.jobs = jobs
+        keys, uids = {job.ref.key for job in jobs}, {job.uid for job in jobs}
+        self.failures = {key: failure for key, failure in self.failures.items() if key in keys}
+        self._phases = {key: phase for key, phase in self._phases.items() if key in keys}
+        self.marks = {uid: marks for uid, marks in self.marks.items() if uid in uids}
+        self.collector.keep(uids)
 
     async def follow(self) -> None:
         """Keep up with the bus, until cancelled."""
