@@ -1,4 +1,4 @@
-"""Mode T of `bench multitenant`: one job of the workload with TRL's `GRPOTrainer`, on-policy; prints its steps per second as JSON.
+"""Mode T of `bench multitenant`: one job of the workload with TRL's `GRPOTrainer`, on-policy; prints the times of its steps' ends as JSON.
 
 `main` runs in TRL's environment, `rate` here. TRL trains one job per process, so the rate of jobs one after another is
 that of one. The episodes of a step take their turns together, in one generation; their tools wait at the same time.
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,12 @@ def rate(workload: Workload, out: Path, threads: int, number: int = 0) -> float:
     job = next(one["spec"] for one in manifests(workload, _MODE, 1) if one["kind"] == "RLJob")
     path = out / str(workload) / f"round-{number}" / "T.json"
     own_code = [Path(__file__).read_text(), REQUIREMENTS.read_text()]
-    return float(kept(path, [job, threads, *own_code], lambda: _train(job, path, threads))["steps_per_s"])
+    return steps_per_s(kept(path, [job, threads, *own_code], lambda: _train(job, path, threads))["step_ends"])
+
+
+def steps_per_s(step_ends: Sequence[float]) -> float:
+    """Return the rate after the first step, which includes the start. step_ends: in seconds."""
+    return (len(step_ends) - 1) / (step_ends[-1] - step_ends[0])
 
 
 def _train(job: dict[str, Any], path: Path, threads: int) -> dict[str, Any]:
@@ -119,7 +125,7 @@ def main() -> None:
     model, job = sys.argv[1], yaml.safe_load(Path(sys.argv[2]).read_text())
     tokenizer, training = AutoTokenizer.from_pretrained(model, padding_side="left"), job["training"]
     tasks = [calculator_task(Split.TRAIN, derive_seed(training["seed"], at)) for at in range(GROUPS_PER_STEP * 64)]
-    adapter, clock, steps = job["agents"][0]["adapter"], Clock(), 1 + training["steps"]
+    adapter, clock = job["agents"][0]["adapter"], Clock()
     trainer = GRPOTrainer(
         AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
         reward_funcs=lambda completions, **_: [float(len(one[0]["content"]) % 2) for one in completions],
@@ -131,7 +137,7 @@ def main() -> None:
             per_device_train_batch_size=GROUP_SIZE * GROUPS_PER_STEP,
             num_generations=GROUP_SIZE,
             max_completion_length=job["rollout"]["maxTokens"],
-            max_steps=steps,
+            max_steps=1 + training["steps"],
             learning_rate=float(training["optimizer"]["learningRate"]),
             beta=0.0,
             save_strategy="no",
@@ -147,7 +153,7 @@ def main() -> None:
         callbacks=[clock],
     )
     trainer.train()
-    print(json.dumps({"steps_per_s": (steps - 1) / (clock.ends[-1] - clock.ends[0])}), flush=True)
+    print(json.dumps({"step_ends": clock.ends}), flush=True)
 
 
 if __name__ == "__main__":
