@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from bench import options
-from bench.trainer_agents import many
+from bench.trainer_agents import many, parking
 from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import JobDocument
@@ -211,6 +211,8 @@ def main(words: Sequence[str] = ()) -> None:
             for num_fitting in (0, arguments.fit) if arguments.fit else (0,):
                 found = many(Path(folder), arguments.agents, arguments.steps, arguments.threads, num_fitting)
                 print(json.dumps(found), flush=True)
+            if arguments.fit:
+                print(json.dumps({"parking": parking(found, arguments.fit)}), flush=True)
         return
     for shape in [arguments.shape] if arguments.shape else SHAPES:
         print(json.dumps(compare(shape, list(words))), flush=True)

@@ -5,7 +5,7 @@ step is one group of 8 episodes of two turns, published when the version before 
 the thread that works; the played roles are not counted. Parts are counted with everything that they call.
 
 With `--fit 3`, it is measured twice: with memory for all agents, and for so many. Then agents take turns in memory: they are
-parked and restored from the blob store.
+parked and restored from the blob store. A third line has the milliseconds of one park and of one restore, and their share.
 """
 
 import asyncio
@@ -46,6 +46,7 @@ from marlaas_worker.trainer import agent, agent_memory, compute, learner, model,
 from marlaas_worker.trainer.agent_memory import AgentMemory
 
 GROUP, PROMPT_TOKENS, REPLY_TOKENS, TURNS = 8, 48, (6, 24), 2
+PARK, RESTORE = "parking", "restoring"
 PARTS: dict[str, tuple[Any, str]] = {
     "compute thread": (compute.Compute, "_attempt"),
     "switching": (model.BaseModel, "_activate"),
@@ -56,12 +57,12 @@ PARTS: dict[str, tuple[Any, str]] = {
 }
 RESTORING: dict[str, tuple[Any, str]] = {
     "making learners": (learner.Learner, "__init__"),
-    "restoring": (learner.Learner, "restore"),
-    "closing": (learner.Learner, "close"),
+    RESTORE: (learner.Learner, "restore"),
     "reading adapters": (versions, "read_adapter"),
     "reading states": (versions, "read_state"),
 }
-"""Parts of parking an agent, and of binding it again."""
+"""Parts of restoring a parked agent."""
+PARKING: dict[str, tuple[Any, str]] = {PARK: (learner.Learner, "close")}
 RANK = 16
 
 
@@ -193,7 +194,7 @@ def many(folder: Path, num_agents: int, num_steps: int, threads: int, num_fittin
 
 async def _measure(folder: Path, num_agents: int, num_steps: int, threads: int) -> dict[str, Any]:
     spent = Spent()
-    for part, (owner, name) in (PARTS | RESTORING).items():
+    for part, (owner, name) in (PARTS | RESTORING | PARKING).items():
         spent.watch(part, owner, name)
     settings = {"model": {"path": str(folder)}, "trainer": {"threads": threads}}
     pool = PoolDocument(name="bench", model_path=str(folder), spec=pool_spec(ModelPoolSpec.model_validate(settings)))
@@ -211,20 +212,34 @@ async def _measure(folder: Path, num_agents: int, num_steps: int, threads: int) 
         began, wall = time.process_time(), time.perf_counter()
         await asyncio.gather(*(one.play(range(1, 1 + num_steps)) for one in jobs))
         total, wall = time.process_time() - began, time.perf_counter() - wall
+        found = _results(spent, num_agents, num_agents * num_steps, total - spent.seconds["played roles"])
         stop.set()
-        await running
-    steps = num_agents * num_steps
-    parts = {
-        part: round(1e3 * seconds / steps, 2)
-        for part, seconds in sorted(spent.seconds.items(), key=lambda item: -item[1])
-    }
-    cpu = 1e3 * (total - spent.seconds["played roles"]) / steps
+        await running  # it closes all learners, which is no park
+    return found | {"steps_per_s": round(num_agents * num_steps / wall, 2)}
+
+
+def _results(spent: Spent, num_agents: int, steps: int, trainer_s: float) -> dict[str, Any]:
+    """Return the figures of some steps of all agents. trainer_s: CPU seconds of the trainer."""
+    parts = sorted(spent.seconds.items(), key=lambda item: -item[1])
     restoring = sum(spent.seconds[part] for part in RESTORING)
     return {
         "agents": num_agents,
-        "restored": spent.calls["restoring"],
-        "restoring_share": round(restoring / total, 4),
-        "cpu_ms_per_step": round(cpu, 1),
-        "steps_per_s": round(steps / wall, 2),
-        "ms": parts,
+        "steps": steps,
+        "cpu_ms_per_step": round(1e3 * trainer_s / steps, 1),
+        "ms": {part: round(1e3 * seconds / steps, 2) for part, seconds in parts},
+        "parks": spent.calls[PARK],
+        "park_ms": _mean_ms(spent.seconds[PARK], spent.calls[PARK]),
+        "restores": spent.calls[RESTORE],
+        "restore_ms": _mean_ms(restoring, spent.calls[RESTORE]),
+        "parking_share": round((restoring + spent.seconds[PARK]) / trainer_s, 4),
     }
+
+
+def _mean_ms(seconds: float, number: int) -> float:
+    return round(1e3 * seconds / number, 2) if number else 0.0
+
+
+def parking(found: dict[str, Any], num_fitting: int) -> dict[str, Any]:
+    """Return what parking cost, of the figures of `many`: its share is of the trainer's CPU time."""
+    names = ("agents", "steps", "parks", "park_ms", "restores", "restore_ms", "parking_share")
+    return {"fit": num_fitting} | {name: found[name] for name in names}
