@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load
 from tests.harness import Harness, Killed, changed
-from tests.loop.harness import POOL, Loop, kill_at_each, train, weights_of
+from tests.loop.harness import POOL, Loop, document, kill_at_each, train, weights_of
 from tests.loop.test_agents import AGENTS, team
 
 from marlaas_api import failpoints, subjects
@@ -119,12 +119,28 @@ def on_two_bases(tiny_model, other_model, tmp_path_factory) -> OnTwoBases:
         )
 
 
-async def test_agents_on_two_pools_train_the_same_bits_as_on_one(tiny_model, tmp_path, on_one_pool):
-    loop = Loop(tiny_model, tmp_path, also={"big": tiny_model})
-    weights, steps = await run(loop, two("big"))
-    assert weights == on_one_pool[0]
-    assert [len(set(versions)) for versions in weights.values()] == [3, 3], "every step changed both"
-    assert [step.step for step in steps] == [step.step for step in on_one_pool[1]] == [0, 1]
+async def test_two_jobs_that_need_each_others_pools_and_room_for_one_train_in_turn_the_same_bits_as_on_one_pool(
+    tiny_model, tmp_path, on_one_pool
+):
+    """Each pool admits two agents, and a third job, without a sandbox, has one of the places on `tiny`."""
+    holder = document("holder")
+    first = two("big").model_copy(update={"created_at": 1.0})
+    swapped = {"job": "swapped", "uid": "swapped", "pool": "big", "created_at": 2.0}
+    jobs = [first, two("tiny").model_copy(update=swapped)]
+    async with Loop(tiny_model, tmp_path, slots=2, agentsPerSlot=1, also={"big": tiny_model}) as loop:
+        await Harness.submit(loop, holder)
+        await loop.progress(holder, lambda level: level.admitted)
+        for job in jobs:
+            await loop.submit(job)
+        waits = await loop.progress(jobs[1], lambda level: level.reason == "WaitingForSlots")
+        ended = [await loop.finished(job, 120) for job in jobs]
+        weights, steps = [await weights_of(loop, job) for job in jobs], [await loop.steps(job) for job in jobs]
+    assert (waits.phase, waits.step) == (Phase.QUEUED, 0)
+    assert [level.phase for level in ended] == [Phase.SUCCEEDED] * 2, [level.message for level in ended]
+    assert ended[0].finished_at <= ended[1].started_at, "they are never admitted together"
+    assert weights == [on_one_pool[0]] * 2
+    assert [len(set(versions)) for versions in weights[0].values()] == [3, 3], "every step changed both"
+    assert [[step.step for step in records] for records in (*steps, on_one_pool[1])] == [[0, 1]] * 3
 
 
 def test_each_agent_is_sampled_from_and_trained_on_its_own_base_model(other_model, on_two_bases):
