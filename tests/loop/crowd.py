@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import time
 from base64 import b64decode
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,27 +22,33 @@ from tests.loop.harness import document
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, Stored
 from marlaas_api.bus_nats import connect
-from marlaas_api.messages import Phase
+from marlaas_api.messages import Phase, ReplicaReport
 from marlaas_api.nats_server import EmbeddedNats
+from marlaas_api.wire import decode_as
 
 HEAD = {"apiVersion": "marlaas.dev/v1alpha1"}
+SLOTS = 6
+"""Of each engine; an asynchronous team of two agents needs as many."""
 KEPT = "team-e/kept"
 """A job that its tenant's quota never admits, so that the run goes on after all others have ended."""
 
 
-def job(name: str, steps: int, staleness: int = 0) -> dict[str, Any]:
-    """An RLJob; name: `namespace/name`."""
+def job(name: str, steps: int, staleness: int = 0, agents: tuple[str, ...] = ("policy",)) -> dict[str, Any]:
+    """An RLJob; name: `namespace/name`. Several agents speak at the same time."""
     namespace, _, own = name.partition("/")
-    made = document(own, steps=steps, maxStaleness=staleness)
-    spec = made.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    spec["environment"] |= {"args": {"partial": True}}
+    made = document(
+        own, steps=steps, maxStaleness=staleness, environment="reverse" if len(agents) == 1 else "teams:once"
+    )
+    named = tuple(made.spec.agents[0].model_copy(update={"name": agent}) for agent in agents)
+    spec = made.spec.model_copy(update={"agents": named}).model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    spec["environment"] |= {"args": {"partial": True}} if len(agents) == 1 else {}
     return HEAD | {"kind": "RLJob", "metadata": {"name": own, "namespace": namespace}, "spec": spec}
 
 
 def pool(model: Path) -> dict[str, Any]:
-    """A pool whose engines admit three agents each; the versions of these take turns on three slots."""
+    """A pool whose engines admit SLOTS agents each; the versions of these take turns on as many slots."""
     rollout = {"engine": "reference", "dtype": "float32", "maxModelLen": 256, "agentsPerSlot": 1}
-    spec = {"model": {"path": str(model)}, "adapterSlots": 3, "maxRank": 8, "rollout": rollout}
+    spec = {"model": {"path": str(model)}, "adapterSlots": SLOTS, "maxRank": 8, "rollout": rollout}
     return HEAD | {"kind": "ModelPool", "metadata": {"name": "tiny"}, "spec": spec}
 
 
@@ -54,7 +61,11 @@ def kept() -> list[dict[str, Any]]:
 
 @dataclass
 class Crowd:
-    """A run. purged: folder of purged messages. seen: each job's last line of progress, by name. preempted: jobs that were."""
+    """A run.
+
+    purged: folder of purged messages. seen: each job's last line of progress, by name. preempted: jobs that were.
+    before_kill: the replicas' last reports before one of them was killed. killed_at: when it was, in unix seconds.
+    """
 
     out: Path
     purged: Path
@@ -64,6 +75,8 @@ class Crowd:
     process: asyncio.subprocess.Process
     seen: dict[str, dict[str, Any]] = field(default_factory=dict)
     preempted: set[str] = field(default_factory=set)
+    before_kill: dict[str, ReplicaReport] = field(default_factory=dict)
+    killed_at: float = 0.0
 
     async def until(self, wanted: Callable[[], bool]) -> None:
         """Read the runner's lines until they are as wanted. Raises AssertionError if the run or all its jobs end before."""
@@ -92,8 +105,18 @@ class Crowd:
         if name == "nats-server":
             await self.nats.restart()
             return
+        if name.startswith("rollout"):
+            self.before_kill = await self._replicas()
         (victim,) = [one for one in psutil.Process(self.process.pid).children() if _name(one) == name]
         victim.send_signal(signal.SIGKILL)
+        if name in self.before_kill:
+            self.killed_at = time.time()
+
+    async def _replicas(self) -> dict[str, ReplicaReport]:
+        """Return the reports of the engines' replicas, by name."""
+        entries = await (await self.bus.bucket(subjects.REPLICAS)).entries("rollout.")
+        reports = [decode_as(ReplicaReport, one.data) for one in entries if one.data is not None]
+        return {one.replica: one for one in reports}
 
     async def submit(self, *objects: dict[str, Any]) -> None:
         """Add jobs to the run."""
@@ -152,7 +175,9 @@ async def crowd(folder: Path, *objects: dict[str, Any]) -> AsyncIterator[Crowd]:
             *(sys.executable, *command, *options),
             stdout=asyncio.subprocess.PIPE,
             limit=1 << 24,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(temporary), PURGED: str(purged)},
+            env=os.environ
+            | {"OMP_NUM_THREADS": "1", "TMPDIR": str(temporary), PURGED: str(purged)}
+            | {"PYTHONPATH": str(Path(__file__).parent)},  # for the teams' environments
         )
         try:
             yield Crowd(out, purged, server, bus, client, process)

@@ -1,7 +1,7 @@
 """What a run of `crowd` has recorded and left, read while its processes still run and all of its jobs have ended."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from math import isclose
 from pathlib import Path
@@ -35,30 +35,44 @@ M = TypeVar("M", bound=BusMessage)
 
 @dataclass(frozen=True)
 class EndedJob:
-    """A job's records. manifests: of all versions, the newest first, by the names of their blobs."""
+    """A job's records. manifests: by agent, of all versions, the newest first, by the names of their blobs. recorded: by agent."""
 
     document: JobDocument
     progress: Progress
     steps: list[StepRecord]
-    manifests: dict[str, Manifest]
-    recorded: Recorded
+    manifests: dict[str, dict[str, Manifest]]
+    recorded: dict[str, Recorded]
 
     @property
-    def consumed(self) -> list[str]:
-        """Names of the trained groups."""
-        return [name for manifest in self.manifests.values() for name in manifest.consumed]
+    def name(self) -> str:
+        """Namespace and name."""
+        return f"{self.document.namespace}/{self.document.job}"
+
+    def versions(self, agent: str) -> list[Manifest]:
+        """Return the manifests of an agent's versions, the oldest first."""
+        return list(self.manifests[agent].values())[::-1]
+
+    def consumed(self, agent: str) -> list[str]:
+        """Return the names of the groups that trained an agent."""
+        return [name for manifest in self.versions(agent) for name in manifest.consumed]
 
     def blobs(self, num_states: int) -> set[str]:
         """Return the names of the blobs that its versions refer to; the newest versions keep their training states."""
-        versions = list(self.manifests.values())
-        files = {file.name for version in versions for file in version.files.values()}
-        states = {version.state.name for version in versions[:num_states] if version.state is not None}
-        return {*self.manifests, *files, *states}
+        found = set[str]()
+        for agent, manifests in self.manifests.items():
+            versions = self.versions(agent)
+            found |= {*manifests, *(file.name for version in versions for file in version.files.values())}
+            found |= {version.state.name for version in versions[-num_states:] if version.state is not None}
+        return found
 
 
 @dataclass(frozen=True)
 class End:
-    """The end of a run. keys: by bucket. messages: by stream, those on subjects of jobs. held: by replica, files of adapters."""
+    """The end of a run.
+
+    keys: by bucket. messages: by stream, those on subjects of jobs. blobs: bytes of each file of the blob store. held: by
+    replica, files of adapters.
+    """
 
     jobs: list[EndedJob]
     reports: list[ReplicaReport]
@@ -66,13 +80,14 @@ class End:
     keys: dict[str, set[str]]
     messages: dict[str, list[Stored]]
     consumers: set[str]
-    blobs: set[str]
+    blobs: dict[str, int]
     held: dict[str, set[str]]
 
 
 async def read_end(run: Crowd, *names: str) -> End:
     """Wait until the roles have nothing left to do; then read everything. names: of the jobs."""
-    blobs = open_blobs(run.out / ".state" / "blobs")
+    folder = run.out / ".state" / "blobs"
+    blobs = open_blobs(folder)
     reports = await _reports(run.bus)
     await _purged(run.bus)
     turns = _decoded(Turn, await run.recorded(subjects.TURNS))
@@ -87,7 +102,7 @@ async def read_end(run: Crowd, *names: str) -> End:
         {spec.name: {entry.key for entry in await _entries(run.bus, spec.name)} for spec in subjects.BUCKETS},
         {spec.name: await run.bus.replay(spec.name, ">") for spec in subjects.STREAMS},
         await run.consumers(),
-        set(await blobs.list("")),
+        {name: (folder / name).stat().st_size for name in await blobs.list("")},
         {one.replica: _adapter_folders(run.out, one) for one in reports if one.role == "rollout"},
     )
 
@@ -108,24 +123,27 @@ def _decoded(kind: type[M], stored: Iterable[Stored]) -> list[M]:
 
 
 async def _job(bus: Bus, blobs: Blobs, key: str, turns: list[Turn], episodes: list[Episode]) -> EndedJob:
-    record = await _get(bus, PolicyRecord, subjects.POLICY, f"{key}.policy")
     document = await _get(bus, JobDocument, subjects.JOBS, key)
+    agents = [agent.name for agent in document.spec.agents]
+    records = {name: await _get(bus, PolicyRecord, subjects.POLICY, f"{key}.{name}") for name in agents}
+    played = [one for one in episodes if one.uid == document.uid]
+    said = {name: [one for one in turns if (one.uid, one.agent) == (document.uid, name)] for name in agents}
     return EndedJob(
         document,
         await _get(bus, Progress, subjects.PROGRESS, key),
         _decoded(StepRecord, await bus.replay(subjects.STEPS, f"step.{key}.*")),
-        {name: manifest async for name, manifest in _manifests(blobs, record.manifest)},
-        Recorded(
-            [one for one in turns if one.uid == document.uid], [one for one in episodes if one.uid == document.uid]
-        ),
+        {name: dict(await _manifests(blobs, record.manifest)) for name, record in records.items()},
+        {name: Recorded(name, own, played) for name, own in said.items()},
     )
 
 
-async def _manifests(blobs: Blobs, ref: BlobRef | None) -> AsyncIterator[tuple[str, Manifest]]:
+async def _manifests(blobs: Blobs, ref: BlobRef | None) -> list[tuple[str, Manifest]]:
+    found = []
     while ref is not None:
         manifest = decode_as(Manifest, await blobs.get(ref))
-        yield ref.name, manifest
+        found.append((ref.name, manifest))
         ref = manifest.parent
+    return found
 
 
 async def _watched(bus: Bus, kind: type[M], bucket: str, prefix: str, wanted: Callable[[list[M]], bool]) -> list[M]:

@@ -1,4 +1,4 @@
-"""A job's tokens by their use, computed from a copy of all its turns and episodes and from its versions' manifests.
+"""An agent's tokens by their use, computed from a copy of all turns and episodes and from its versions' manifests.
 
 Shares no code with the orchestrator's metering.
 """
@@ -14,10 +14,28 @@ from marlaas_api.wire import unpack_ids
 
 @dataclass(frozen=True)
 class Recorded:
-    """All turns and episodes of a job. episodes: in the order of the stream; one may come twice."""
+    """All turns of an agent, and all episodes of its job. episodes: in the order of the stream; one may come twice."""
 
+    agent: str
     turns: Sequence[Turn]
     episodes: Sequence[Episode]
+
+    def sandbox_s(self, steps: Iterable[StepRecord], group_size: int) -> float:
+        """Return the seconds of all decided groups in sandboxes: of each member, those of its first episode."""
+        return sum(one.duration_s for _, members, _ in self._decided(steps, group_size) for one in members)
+
+    def slot_s(self) -> float:
+        """Return the seconds for which turns were in an engine, which its slots took at least: once for each version on a replica."""
+        spans: dict[object, list[tuple[float, float]]] = defaultdict(list)
+        for turn in self.turns:
+            spans[turn.version, turn.replica].append((turn.at - turn.meter.engine_s, turn.at))
+        total = 0.0
+        for found in spans.values():
+            end = 0.0
+            for start, at in sorted(found):
+                total += max(0.0, at - max(start, end))
+                end = max(end, at)
+        return total
 
     @property
     def num_tokens(self) -> int:
@@ -28,7 +46,7 @@ class Recorded:
         """Return the generated tokens of all decided groups by their use; OPEN: of plays that belong to none of them.
 
         Args:
-            consumed: names of the groups that were trained.
+            consumed: names of the groups that trained the agent.
         """
         plays = self._plays()
         trained, parts = set(consumed), Counter[TokenUse]()
@@ -88,11 +106,10 @@ class Recorded:
         play = one.episode.removesuffix(str(attempt_of(one.episode)))
         return [f"{play}{number}" for number in range(1, attempt_of(one.episode))]
 
-    @staticmethod
-    def _use(is_trained: bool, members: Sequence[Episode]) -> TokenUse:
+    def _use(self, is_trained: bool, members: Sequence[Episode]) -> TokenUse:
         if members[0].split is not Split.TRAIN:
             return TokenUse.EVALUATION
         if is_trained:
             return TokenUse.TRAINED
-        rewards = [one.rewards["policy"] for one in members if one.fault is None]
+        rewards = [one.rewards[self.agent] for one in members if one.fault is None]
         return TokenUse.ZERO_VARIANCE if len(rewards) < 2 or len(set(rewards)) == 1 else TokenUse.STALE

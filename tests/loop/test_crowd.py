@@ -1,4 +1,4 @@
-"""Sixteen jobs of four tenants on few slots, some preempted, and one process of each kind killed: exact, and nothing left."""
+"""Sixteen jobs of four tenants on few slots, one of them a team, some preempted, and one process of each kind killed: exact, and nothing left."""
 
 import asyncio
 from collections import Counter
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.loop.crowd import KEPT, Crowd, crowd, job, kept, pool
+from tests.loop.crowd import KEPT, SLOTS, Crowd, crowd, job, kept, pool
 from tests.loop.crowd_end import End, read_end
 
 from marlaas_api import subjects
@@ -16,11 +16,16 @@ from marlaas_api.messages.usage import total
 
 pytestmark = pytest.mark.slow
 
-VICTIMS = ("orchestrator", "rollout-1", "trainer-0", "nats-server")
+KILLED = "rollout-1"
+VICTIMS = ("orchestrator", KILLED, "trainer-0", "nats-server")
 STEPS_BETWEEN = 6
 """Steps that the jobs finish after a kill before the next one."""
 EARLY, LATE = 24, 2
 """Steps of the jobs that start first, and of those that preempt some of them. The first must outlast `marlaas submit`, about 4 s."""
+TEAM, AGENTS = "team-b/job-3", ("solver", "verifier")
+"""An early asynchronous job with two agents. It has half as many steps, since each trains both."""
+LATE_S = 3.0
+"""Engine seconds that a job may lose at the kill if it was preempted before: of its last turns, reported after it had left."""
 GROUP, GROUPS, MAX_RESOLVED = 4, 2, 6
 """Members of a group, groups of a full step, and resolved groups after which a step closes although it is not full."""
 KEPT_STATES = 2
@@ -32,21 +37,28 @@ def names(teams: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Ended:
+    """The end of a run. unfinished: jobs that had not ended at the last kill."""
+
     end: End
+    run: Crowd
     code: int
-    preempted: set[str]
-    unfinished: int
-    """Jobs that had not ended at the last kill."""
+    unfinished: set[str]
+
+    @property
+    def unreported_s(self) -> float:
+        """Seconds between the last report of the killed replica and its kill."""
+        return self.run.killed_at - self.run.before_kill[KILLED].at
 
 
-async def play(run: Crowd, submit: Callable[[], Awaitable[None]]) -> int:
+async def play(run: Crowd, submit: Callable[[], Awaitable[None]]) -> set[str]:
     """Let late tenants preempt early ones, and kill one process after another. Return the jobs that outlive the last kill."""
     await run.until(lambda: sum(line.get("step", 0) > 0 for line in run.seen.values()) >= 4)
     await submit()
     await run.until(lambda: bool(run.preempted))
     for victim in VICTIMS:
         await run.kill(victim)
-        unfinished, goal = sum(not Phase(one).final for one in run.phases().values()), run.steps + STEPS_BETWEEN
+        unfinished = {name for name, phase in run.phases().items() if not Phase(phase).final}
+        goal = run.steps + STEPS_BETWEEN
         await run.until(lambda goal=goal: run.steps >= goal)
     await run.until(lambda: len(run.phases()) == 16 and all(Phase(one).final for one in run.phases().values()))
     return unfinished
@@ -57,10 +69,11 @@ async def run_to_end(model: Path, folder: Path) -> Ended:
         [job(name, steps, n % 2) for n, name in enumerate(names(teams))]
         for teams, steps in (("ab", EARLY), ("cd", LATE))
     )
+    early[names("ab").index(TEAM)] = job(TEAM, EARLY // 2, 1, AGENTS)
     async with crowd(folder, pool(model), *early, *kept()) as run:
         unfinished = await play(run, lambda: run.submit(pool(model), *late))
         end = await read_end(run, *names("abcd"))
-        return Ended(end, await run.end(), run.preempted, unfinished)
+        return Ended(end, run, await run.end(), unfinished)
 
 
 @pytest.fixture(scope="module")
@@ -71,29 +84,67 @@ def ended(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
 def test_all_jobs_end_well_although_some_were_preempted_and_processes_killed(ended):
     assert ended.code == 0
     assert {one.progress.phase for one in ended.end.jobs} == {Phase.SUCCEEDED}
-    assert ended.preempted
-    assert ended.unfinished > 0
+    assert ended.run.preempted
+    assert TEAM in ended.unfinished
 
 
-def test_every_index_is_in_one_record_and_every_step_is_full(ended):
+def test_every_index_is_in_one_record_and_every_step_is_full_and_trains_each_agent_once(ended):
     for one in ended.end.jobs:
         assert [step.step for step in one.steps] == list(range(one.document.spec.training.steps))
         indices = [index for step in one.steps for index in step.indices]
         assert sorted(indices) == sorted(set(indices))
         assert all(step.num_groups == GROUPS or len(step.indices) >= MAX_RESOLVED for step in one.steps)
-        assert len(one.consumed) == len(set(one.consumed)) == sum(step.num_groups for step in one.steps)
+        trained = set[str]()
+        for agent in one.manifests:
+            versions, consumed = one.versions(agent), one.consumed(agent)
+            parts = [(step, step.agents[agent]) for step in one.steps if step.agents[agent].num_groups]
+            assert [made.version for made in versions] == list(range(1 + len(parts)))
+            assert [(made.step, made.version) for made in versions[1:]] == [(s.step, part.version) for s, part in parts]
+            assert [len(made.consumed) for made in versions[1:]] == [part.num_groups for _, part in parts]
+            assert len(consumed) == len(set(consumed))
+            trained |= set(consumed)
+        assert len(trained) == sum(step.num_groups for step in one.steps)
+        assert max(step.staleness_max for step in one.steps) <= one.document.spec.training.max_staleness
 
 
 def test_the_tokens_of_every_recorded_turn_count_once_by_their_use(ended):
     for one in ended.end.jobs:
-        expected = one.recorded.by_use(one.steps, one.consumed, GROUP)
-        undecided = expected.pop(TokenUse.OPEN)
-        counted = total(one.progress.usage.values())
-        assert {use: getattr(counted, use.value) for use in TokenUse} == dict.fromkeys(TokenUse, 0) | expected
-        assert counted.generated_tokens + undecided == one.recorded.num_tokens
-        assert (counted.prompt_tokens, counted.cached_tokens) == one.recorded.prompts(one.steps, GROUP)
-        assert one.progress.amounts.unrecorded_tokens == max(0, one.progress.tokens - counted.generated_tokens)
-    assert sum(one.recorded.num_tokens for one in ended.end.jobs) > 0
+        for agent, recorded in one.recorded.items():
+            expected = recorded.by_use(one.steps, one.consumed(agent), GROUP)
+            undecided = expected.pop(TokenUse.OPEN)
+            counted = one.progress.usage[agent]
+            assert {use: getattr(counted, use.value) for use in TokenUse} == dict.fromkeys(TokenUse, 0) | expected
+            assert counted.generated_tokens + undecided == recorded.num_tokens > 0
+            assert (counted.prompt_tokens, counted.cached_tokens) == recorded.prompts(one.steps, GROUP)
+        generated = total(one.progress.usage.values()).generated_tokens
+        assert one.progress.amounts.unrecorded_tokens == max(0, one.progress.tokens - generated)
+
+
+def test_seconds_of_sandboxes_are_those_of_the_recorded_episodes_in_equal_parts_for_the_agents(ended):
+    for one in ended.end.jobs:
+        for agent, recorded in one.recorded.items():
+            expected = recorded.sandbox_s(one.steps, GROUP) / len(one.recorded)
+            assert expected > 0
+            assert one.progress.usage[agent].sandbox_s == pytest.approx(expected)
+
+
+def test_seconds_of_trainers_are_those_in_the_manifests_of_their_versions(ended):
+    """The trainer that lives to the end has reported no fewer than its versions took."""
+    (living,) = (one for one in ended.end.reports if one.replica == "trainer-1")
+    for one in ended.end.jobs:
+        every = [made for agent in one.manifests for made in one.versions(agent)]
+        for agent, used in one.progress.usage.items():
+            expected = sum(made.train_s for made in every if made.agent == agent)
+            assert expected > 0
+            assert used.trainer_s == pytest.approx(expected)
+        assert one.progress.amounts.trainer_s == pytest.approx(sum(made.train_s for made in every))
+        own = sum(made.train_s for made in every if made.trainer == living.replica)
+        assert own <= living.job_engine_s.get(one.document.uid, 0.0) + 1e-6
+
+
+def test_stored_bytes_are_those_of_the_files_in_the_blob_store(ended):
+    for one in ended.end.jobs:
+        assert one.progress.amounts.stored_bytes == sum(ended.end.blobs[name] for name in one.blobs(KEPT_STATES)) > 0
 
 
 def test_the_jobs_of_a_tenant_add_up_to_its_total(ended):
@@ -102,26 +153,37 @@ def test_the_jobs_of_a_tenant_add_up_to_its_total(ended):
         assert usage.total.model_dump() == pytest.approx(total(jobs).model_dump())
 
 
-def test_engine_seconds_of_jobs_add_up_to_those_of_the_replicas_and_a_kill_loses_none_that_was_reported(ended):
+def test_engine_seconds_of_jobs_are_those_that_the_replicas_reported_also_before_a_kill(ended):
+    """Turns that were recorded between the last report and the kill count too."""
     reports = [one for one in ended.end.reports if one.role == "rollout"]
     for report in reports:
         assert sum(report.job_engine_s.values()) == pytest.approx(report.busy_s, rel=1e-3)
+    killed = ended.run.before_kill[KILLED]
     for one in ended.end.jobs:
-        last = sum(report.job_engine_s.get(one.document.uid, 0.0) for report in reports)
-        assert one.progress.amounts.engine_s >= last - 1e-6
+        uid, found = one.document.uid, one.progress.amounts.engine_s
+        reported = sum(report.job_engine_s.get(uid, 0.0) for report in (*reports, killed))
+        late_s = LATE_S if one.name in ended.run.preempted else 0.0
+        assert reported - late_s - 1e-6 <= found <= reported + ended.unreported_s + 1e-6
         recorded = total(one.progress.usage.values())
-        assert 0 < recorded.engine_s <= one.progress.amounts.engine_s + 1e-6, "of recorded turns"
-        assert one.progress.amounts.slot_s > 0
+        assert 0 < recorded.engine_s <= found + 1e-6, "of recorded turns"
+
+
+def test_slot_seconds_are_at_least_those_of_the_turns_and_at_most_those_that_the_replicas_reported(ended):
+    """Until its slot is needed, a version of an ended job keeps it, for which nobody is charged."""
+    reports = [one for one in ended.end.reports if one.role == "rollout"]
     for report in reports:
         assert sum(report.job_slot_s.values()) <= report.slots * report.wall_s
-    all_s = sum(one.progress.amounts.engine_s for one in ended.end.jobs)
-    assert all_s > sum(report.busy_s for report in reports), "the killed replica's seconds count too"
+    for one in ended.end.jobs:
+        used_s = sum(recorded.slot_s() for recorded in one.recorded.values())
+        killed = ended.run.before_kill[KILLED]
+        reported = sum(report.job_slot_s.get(one.document.uid, 0.0) for report in (*reports, killed))
+        assert 0 < used_s <= one.progress.amounts.slot_s <= reported + SLOTS * ended.unreported_s
 
 
 def test_ended_jobs_leave_their_results_and_no_work(ended):
     end = ended.end
     keys = {one.document.ref.key for one in end.jobs}
-    agents = {f"{key}.policy" for key in keys}
+    agents = {f"{one.document.ref.key}.{agent}" for one in end.jobs for agent in one.manifests}
     waiting = KEPT.replace("/", ".")
     assert end.keys[subjects.JOBS] == end.keys[subjects.PROGRESS] == {*keys, waiting}
     assert (end.keys[subjects.LEDGER], end.keys[subjects.POLICY]) == (keys, agents)
@@ -136,9 +198,9 @@ def test_ended_jobs_leave_their_results_and_no_work(ended):
 def test_slots_and_files_of_adapters_are_those_of_the_versions_that_are_held(ended):
     for one in ended.end.reports:
         if one.role == "rollout":
-            assert len(one.verified) <= one.slots == 3
+            assert len(one.verified) <= one.slots == SLOTS
             assert ended.end.held[one.replica] == set(one.verified)
 
 
 def test_no_blob_is_left_that_no_version_refers_to(ended):
-    assert ended.end.blobs == {name for one in ended.end.jobs for name in one.blobs(KEPT_STATES)}
+    assert set(ended.end.blobs) == {name for one in ended.end.jobs for name in one.blobs(KEPT_STATES)}
