@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from marlaas_worker.rollout import vllm_extension
 from marlaas_worker.rollout.vllm_engine import VllmEngine
 from marlaas_worker.rollout.vllm_fork import drop_connections
 from marlaas_worker.rollout.vllm_settings import environment, vllm_settings
@@ -89,6 +90,24 @@ def test_a_forked_core_ends_with_the_role() -> None:
         assert select.select([ended], [], [], 20.0)[0]
         os.close(ended)
         os.kill(int(other), signal.SIGKILL)
+
+
+def test_a_core_that_is_started_anew_has_our_kernels_also_if_its_main_module_imports_the_extension_before_vllm() -> (
+    None
+):
+    told = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from marlaas_worker.rollout import vllm_extension; from vllm import ir; print(*ir.ops.rms_norm.impls)",
+        ],
+        env=os.environ | {vllm_extension.OWNER: vllm_extension.owner_token()},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert "cpu_c" in told.stdout.split()
 
 
 def test_other_descriptors_than_network_sockets_stay() -> None:

@@ -140,8 +140,9 @@ def _without_llvm(register: Callable[[], None]) -> Callable[[], None]:
 
 
 def _prepare_for_cpu() -> None:
-    platforms = sys.modules.get("vllm.platforms")
-    if platforms is not None and platforms.current_platform.is_cpu():
+    from vllm import platforms  # a core that is started anew imports this module first, if its main module does
+
+    if platforms.current_platform.is_cpu():
         from marlaas_worker.rollout import vllm_cpu_kernels
 
         name = "marlaas_worker.rollout.vllm_cpu_adapters.GroupedAdapters"
