@@ -40,7 +40,10 @@ async def test_a_request_under_which_the_engine_always_dies_is_refused(harness, 
     _, job = await harness.serving(engine)
     reply = await harness.ask(job.request())
     assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, False)
-    assert reply.error == "the engine failed 3 times while it ran the prompt of turn uid1-t0-0-1.0; last: this request killed it"
+    assert (
+        reply.error
+        == "the engine failed 3 times while it ran the prompt of turn uid1-t0-0-1.0; last: this request killed it"
+    )
     assert (await harness.ask(job.request(index=1, append="another prompt"))).phase is ReplyPhase.RESULT
 
 
