@@ -36,6 +36,8 @@ SIZE = 0.3
 CLIENTS, TOKENS = 48, 8
 TOLERANCE = 1e-3
 """Largest mean difference of a turn's logprobs (float32) that counts as rounding."""
+RECOGNISED = 0.99
+"""Least share of turns that another adapter gives other logprobs: a reply of one token may agree by chance."""
 SAMPLE = 400
 _BATCH, _MOST_PRINTED = 256, 20
 
@@ -124,9 +126,10 @@ class Scorer:
         from peft import PeftModel
 
         adapted = PeftModel.from_pretrained(self._base, str(adapter)).eval()
-        found = [one for at in range(0, len(turns), _BATCH) for one in _scored(adapted, turns[at : at + _BATCH])]
-        adapted.unload()
-        return found
+        try:
+            return [one for at in range(0, len(turns), _BATCH) for one in _scored(adapted, turns[at : at + _BATCH])]
+        finally:
+            adapted.unload()
 
     def differences_under(self, adapter_of_turn: Callable[[Turn], Path], turns: Sequence[Turn]) -> list[float]:
         """Return the same under an adapter of each turn's own, in the order of the turns."""
@@ -202,7 +205,7 @@ def failures(result: Result) -> list[str]:
         found.append(f"{len(result.turns)} of {result.num_requests} turns are on record")
     if not result.num_reloads:
         found.append("no version was loaded again after an eviction: the versions did not page")
-    if not min(result.other_gaps) > TOLERANCE:
+    if sum(gap > TOLERANCE for gap in result.other_gaps) < RECOGNISED * len(result.other_gaps):
         found.append("another adapter gives the same logprobs: a wrong one would not be recognised")
     return found
 

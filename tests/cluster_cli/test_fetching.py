@@ -116,7 +116,7 @@ def test_an_adapter_becomes_a_folder_and_replaces_an_older_one(cluster: Callable
     kubectl = cluster("cat adapter.tar", [POD])
     target = tmp_path / "out"
     for _ in range(2):
-        fetch(kubectl, _job(), NEWEST, target)
+        fetch(kubectl, _job(), [NEWEST], target)
     assert sorted(path.name for path in target.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     assert not (tmp_path / "outside").exists()
     assert (tmp_path / "calls").read_text().splitlines()[1] == (
@@ -138,7 +138,9 @@ def test_of_several_agents_each_gets_a_folder_and_a_named_one_is_fetched_alone(
     ]
     body = _body(*agents)
     body["spec"] = {**SPEC, "agents": [{"name": name} for name in ("solver", "verifier", "critic")]}
-    cluster('case "$*" in *"--agent solver --version 7") cat solver.tar;; *) cat verifier.tar;; esac', [POD], body)
+    kubectl = cluster(
+        'case "$*" in *"--agent solver --version 7") cat solver.tar;; *) cat verifier.tar;; esac', [POD], body
+    )
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
     said = invoke("adapter", "sums", "--out", "all")
@@ -153,7 +155,16 @@ def test_of_several_agents_each_gets_a_folder_and_a_named_one_is_fetched_alone(
     ]
     assert invoke("adapter", "sums", "--agent", "verifier", "--out", "one").exit_code == 0
     assert (tmp_path / "one" / "of-verifier").is_file()
-    assert "--agent verifier --version 4" in (tmp_path / "calls").read_text().splitlines()[-1]
+    job = job_view(body)
+    with pytest.raises(InvalidInput, match="one holds the adapter of one agent"):
+        fetch(kubectl, job, published(job, None), Path("one"))
+    with pytest.raises(InvalidInput, match="agent critic of a/sums has no adapter yet; adapters have solver, verifier"):
+        published(job, "critic")
+    (tmp_path / "all" / "verifier" / "adapter_config.json").unlink()
+    num_calls = len((tmp_path / "calls").read_text().splitlines())
+    with pytest.raises(InvalidInput, match="verifier holds files other than an adapter"):
+        fetch(kubectl, job, published(job, None), Path("all"))
+    assert len((tmp_path / "calls").read_text().splitlines()) == num_calls, "nothing is fetched"
 
 
 @pytest.mark.parametrize("kept", [700, 512])
@@ -161,7 +172,7 @@ def test_half_an_archive_is_no_adapter(cluster: Callable[..., Kubectl], tmp_path
     _archive(tmp_path / "adapter.tar", "adapter_config.json", "adapter_model.safetensors")
     kubectl = cluster(f"head -c {kept} adapter.tar", [POD])
     with pytest.raises(CommandFailed, match="the transfer of the adapter was incomplete"):
-        fetch(kubectl, _job(), NEWEST, tmp_path / "out")
+        fetch(kubectl, _job(), [NEWEST], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -172,7 +183,7 @@ def test_the_working_folder_takes_an_adapter_too(
     kubectl = cluster(f"cat {tmp_path}/adapter.tar", [POD])
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    fetch(kubectl, _job(), NEWEST, Path())
+    fetch(kubectl, _job(), [NEWEST], Path())
     assert (tmp_path / "here" / "adapter_config.json").is_file()
 
 
@@ -181,7 +192,7 @@ def test_a_folder_with_something_else_is_left_alone(cluster: Callable[..., Kubec
     target.mkdir()
     (target / "chapter-1").touch()
     with pytest.raises(InvalidInput, match="files other than an adapter"):
-        fetch(cluster("true", [POD]), _job(), NEWEST, target)
+        fetch(cluster("true", [POD]), _job(), [NEWEST], target)
     assert (target / "chapter-1").exists()
 
 
@@ -192,7 +203,7 @@ def test_who_may_not_look_into_the_pod_is_told_where_the_adapter_lies(
     with pytest.raises(
         AccessDenied, match="is in the blob store under a/sums/7, from where the platform team can fetch it"
     ):
-        fetch(cluster(f"echo '{refusal}' >&2; exit 1", [POD]), _job(), NEWEST, tmp_path / "o")
+        fetch(cluster(f"echo '{refusal}' >&2; exit 1", [POD]), _job(), [NEWEST], tmp_path / "o")
 
 
 def test_the_pods_own_words_are_told_and_nothing_is_written(cluster: Callable[..., Kubectl], tmp_path: Path) -> None:
@@ -200,13 +211,13 @@ def test_the_pods_own_words_are_told_and_nothing_is_written(cluster: Callable[..
         "echo 'job a/sums does not exist on the bus' >&2; echo 'command terminated with exit code 1' >&2; exit 1", [POD]
     )
     with pytest.raises(CommandFailed, match=r"^job a/sums does not exist on the bus$"):
-        fetch(kubectl, _job(), NEWEST, tmp_path / "out")
+        fetch(kubectl, _job(), [NEWEST], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_without_an_orchestrator_there_is_nobody_to_ask(cluster: Callable[..., Kubectl], tmp_path: Path) -> None:
     with pytest.raises(ObjectMissing, match="no orchestrator pod runs"):
-        fetch(cluster("true", []), _job(), NEWEST, tmp_path / "out")
+        fetch(cluster("true", []), _job(), [NEWEST], tmp_path / "out")
 
 
 def test_a_pod_elsewhere_that_calls_itself_the_orchestrator_is_never_asked(
@@ -215,5 +226,5 @@ def test_a_pod_elsewhere_that_calls_itself_the_orchestrator_is_never_asked(
     forged = {**POD, "metadata": {"namespace": "a-tenant", "name": "forged"}}
     kubectl = cluster("echo forged", [forged, POD])
     with pytest.raises(InvalidInput, match="namespaces a-tenant, marlaas-system have the orchestrator's labels"):
-        fetch(kubectl, _job(), NEWEST, tmp_path / "out")
+        fetch(kubectl, _job(), [NEWEST], tmp_path / "out")
     assert "exec" not in (tmp_path / "calls").read_text()

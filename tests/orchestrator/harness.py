@@ -168,6 +168,7 @@ class OrchestratorHarness(Harness):
         fresh = PolicyRecord(uid=document.uid, version=version, manifest=ref, step=step, **held)
         await self.put(subjects.POLICY, trained.policy_key, fresh)
         await self.report(document, version)
+        await self.put_report("trainer", "t0", pool=document.pool_of(trained.agent))
         return fresh
 
     async def train(self, document: JobDocument, may_train: asyncio.Event | None = None) -> None:

@@ -152,17 +152,21 @@ async def test_a_job_waits_for_workers_of_a_pool_that_disappear_and_goes_on_when
 
 
 @pytest.mark.parametrize(
-    ("role", "name", "worker"), [("rollout", "rollout-0", "rollout replica"), ("trainer", "t0", "trainer")]
+    ("role", "name", "worker", "reason"),
+    [
+        ("rollout", "rollout-0", "rollout replica", "WaitingForPool"),
+        ("trainer", "t0", "trainer", "WaitingForTrainer"),
+    ],
 )
 async def test_a_deadline_that_passes_while_workers_of_a_pool_are_away_says_so_and_keeps_the_versions(
-    harness: OrchestratorHarness, role: str, name: str, worker: str
+    harness: OrchestratorHarness, role: str, name: str, worker: str, reason: str
 ):
     job, lost = team(), subjects.replica_key(role, "big", name)
     harness.pause_after = 2  # both agents have trained one step
     async with running(harness, job, mixed):
         await harness.progress(job, lambda level: level.step == 1)
         await (await harness.bus.bucket(subjects.REPLICAS)).delete(lost)
-        await harness.progress(job, lambda level: level.reason.startswith("WaitingFor"))
+        await harness.progress(job, lambda level: level.reason == reason)
         await harness.submit(changed(job, active_deadline_seconds=0.001))
         ended = await harness.progress(job, final)
     assert (ended.phase, ended.reason, ended.versions) == (Phase.FAILED, "DeadlineExceeded", {"a": 1, "b": 1})

@@ -76,10 +76,12 @@ def hf_logprobs(small_model: Path) -> Callable[[Path | None, Ids, float], Logpro
     def score(folder: Path | None, ids: Ids, temperature: float) -> Logprobs:
         model = base if folder is None else PeftModel.from_pretrained(base, str(folder)).eval()
         tokens = torch.from_numpy(ids.astype(np.int64))
-        with torch.inference_mode():
-            logits = model(input_ids=tokens[None]).logits[0, :-1].float()
-        if folder is not None:
-            model.unload()
+        try:
+            with torch.inference_mode():
+                logits = model(input_ids=tokens[None]).logits[0, :-1].float()
+        finally:
+            if folder is not None:
+                model.unload()
         logprobs = torch.log_softmax(logits / temperature, dim=-1).gather(1, tokens[1:, None])
         return np.asarray(logprobs[:, 0], dtype=np.float32)
 

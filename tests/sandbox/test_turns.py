@@ -210,7 +210,9 @@ async def test_a_failure_for_good_is_a_fault_of_the_infrastructure_in_its_own_wo
 async def test_a_turn_that_stops_the_engine_is_a_fault_of_the_environment_and_is_not_played_again(harness):
     def answer(request):
         return [
-            harness.rollout.failure(request, "the engine failed 3 times", False).model_copy(update={"by_sender": True})
+            harness.rollout.failure(request, "the engine failed 3 times", False).model_copy(
+                update={"stops_engine": True}
+            )
         ]
 
     harness.rollout.answer = answer

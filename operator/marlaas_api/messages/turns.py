@@ -87,8 +87,8 @@ class GenerateReply(BusMessage):
     is for people.
 
     FAILED: `error` is for people. retryable: the same request may be sent again. waits: not an error; the replica has
-    no place now, and the time until it has one counts as waiting. by_sender: the request is to blame, so another attempt
-    at the episode would fail too.
+    no place now, and the time until it has one counts as waiting. stops_engine: the request is the cause of the
+    engine's failures, so another attempt at the episode would fail too.
     """
 
     request: str
@@ -103,7 +103,7 @@ class GenerateReply(BusMessage):
     error: str = ""
     retryable: bool = False
     waits: bool = False
-    by_sender: bool = False
+    stops_engine: bool = False
 
 
 class Meter(BusMessage):

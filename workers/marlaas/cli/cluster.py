@@ -213,8 +213,8 @@ def adapter(
     kubectl = gateway(context, namespace, kubeconfig)
     job = job_view(_job(kubectl, name))
     wanted = published(job, agent)
-    for one in wanted:
-        typer.echo(f"{fetch(kubectl, job, one, out)}: version {one.version} of agent {one.agent} of {job.key}")
+    for one, folder in zip(wanted, fetch(kubectl, job, wanted, out), strict=True):
+        typer.echo(f"{folder}: version {one.version} of agent {one.agent} of {job.key}")
     if agent is None and (lacking := job.policies.keys() - {one.agent for one in wanted}):
         complain(f"note: no version yet of {', '.join(sorted(lacking))}")
 

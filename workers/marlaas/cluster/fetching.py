@@ -44,10 +44,13 @@ def published(job: ClusterJobView, agent: str | None) -> tuple[Published, ...]:
     found = tuple(one for name in names if (one := _published(agents[name], name if len(names) > 1 else "")))
     if found:
         return found
-    # An agent that plays another one's policy has a version, and no adapter.
-    if agent is not None and agents[agent].policy_version is not None:
-        own = ", ".join(one.name for one in agents.values() if one.adapter is not None)
-        raise InvalidInput(f"agent {agent} of {job.key} plays the policy of another agent; adapters have {own}")
+    own = ", ".join(one.name for one in agents.values() if one.adapter is not None)
+    if agent is not None and own:
+        # An agent that plays another one's policy has a version, and no adapter.
+        plays = (
+            "plays the policy of another agent" if agents[agent].policy_version is not None else "has no adapter yet"
+        )
+        raise InvalidInput(f"agent {agent} of {job.key} {plays}; adapters have {own}")
     raise InvalidInput(f"{job.key} has no published adapter yet; see kubectl marlaas why {job.name} -n {job.namespace}")
 
 
@@ -56,24 +59,32 @@ def _published(agent: AgentStatus, part: str) -> Published | None:
     return None if version is None or agent.adapter is None else Published(agent.name, version, agent.adapter, part)
 
 
-def fetch(kubectl: Kubectl, job: ClusterJobView, wanted: Published, out: Path) -> Path:
-    """Write the adapter as a PEFT folder, completely or not at all. Returns the folder: `out`, or its subfolder `wanted.part`.
+def fetch(kubectl: Kubectl, job: ClusterJobView, wanted: Sequence[Published], out: Path) -> tuple[Path, ...]:
+    """Write each adapter as a PEFT folder, completely or not at all. Returns their folders: `out`, or subfolders of it.
+
+    Nothing is written if one of the folders holds something else.
 
     Raises:
         AccessDenied: the user may not exec into the pod; the text names the adapter's place in the blob store.
-        InvalidInput: the folder holds something else, or pods of several namespaces have the orchestrator's labels.
+        InvalidInput: a folder holds something else, or pods of several namespaces have the orchestrator's labels.
     """
-    target = out / wanted.part
-    why = objection(target)
-    if why is not None:
-        raise InvalidInput(f"{target} {why}")
+    if any(one.part for one in wanted) and (out / CONFIG).exists():
+        raise InvalidInput(f"{out} holds the adapter of one agent; choose a new folder, or an agent with --agent")
+    for one in wanted:
+        if (why := objection(out / one.part)) is not None:
+            raise InvalidInput(f"{out / one.part} {why}")
+    for one in wanted:
+        _fetch(kubectl, job, one, out / one.part)
+    return tuple(out / one.part for one in wanted)
+
+
+def _fetch(kubectl: Kubectl, job: ClusterJobView, wanted: Published, target: Path) -> None:
     try:
         archive = _archive(kubectl, job, wanted)
     except AccessDenied as error:
         where = f"the adapter is in the blob store under {wanted.location}, from where the platform team can fetch it"
         raise AccessDenied(f"{error}. {where}") from error
     _unpack(archive, target.resolve())
-    return target
 
 
 def _archive(kubectl: Kubectl, job: ClusterJobView, wanted: Published) -> bytes:

@@ -171,7 +171,7 @@ class _Run:
         """Run the jobs until all are settled or the user asks to stop, and return their results so far."""
         self._display.waiting("starting the NATS server")
         async with message_server(folder, self._existing(), guard) as server:
-            await withdraw(server.bus, self._cancelled)
+            self._cancelled = await withdraw(server.bus, self._cancelled)
             await announce(server.bus, content.jobs)
             launcher = Launcher(
                 folder,

@@ -124,8 +124,7 @@ class Supervisor:
         if not ended:
             return
         for managed in ended:
-            if not managed.backoff.gives_up:
-                del self._processes[managed.spec.key]
+            del self._processes[managed.spec.key]
         users = {self._launcher.user(managed.spec) for managed in ended}
         for user in users - {self._launcher.user(managed.spec) for managed in self._processes.values()}:
             self._launcher.credentials.forget(user)

@@ -178,7 +178,7 @@ class JobWatch:
         return read_at is not None and asyncio.get_running_loop().time() - read_at < ANSWER_S + REREAD_S
 
     def _note_phase(self, key: str) -> None:
-        progress = self._all_progress.get(key)
+        progress = self._all_progress.get(key) if any(job.ref.key == key for job in self.jobs) else None
         if progress is not None and self._phases.get(key) != (progress.phase, progress.admitted):
             self._phases[key] = progress.phase, progress.admitted
             self.moved.set()

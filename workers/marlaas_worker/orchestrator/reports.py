@@ -214,7 +214,8 @@ def _doing(state: JobState) -> tuple[str, str]:
         return Reason.WAITING_FOR_BUS_SPACE.value, state.waits
     if state.unserved:
         return Reason.WAITING_FOR_POOL.value, f"{state.unserved}; the job goes on when one is"
-    if state.trainerless:
+    is_idle = state.evaluation is None and not state.groups.in_flight
+    if state.trainerless and is_idle:
         return Reason.WAITING_FOR_TRAINER.value, f"{state.trainerless}; the job goes on when one is"
     if state.evaluation is not None and state.training_over:
         done, total = len(state.evaluation.episodes), state.evaluation.num_tasks

@@ -12,7 +12,6 @@ from functools import partial
 from itertools import count
 from weakref import WeakValueDictionary
 
-from marlaas_api.errors import Permanent
 from marlaas_api.messages import GenerateRequest, JobAgent, Meter, StopReason, Turn
 from marlaas_api.names import AdapterRef, request_id, sampling_seed
 from marlaas_api.wire import pack_ids, pack_logprobs
@@ -29,7 +28,7 @@ from marlaas_worker.rollout.conversation import (
     read_reply,
 )
 from marlaas_worker.rollout.engine import Began, Completion, EngineDown, EngineLimits, Sampling
-from marlaas_worker.rollout.engine_failures import MAX_ENGINE_FAILURES, EngineFailures
+from marlaas_worker.rollout.engine_failures import MAX_ENGINE_FAILURES, EngineFailures, Failures
 from marlaas_worker.rollout.engine_meter import Computed
 from marlaas_worker.rollout.kv_budget import Place
 from marlaas_worker.rollout.policies import Pins, Policies, past_caller
@@ -41,10 +40,6 @@ from marlaas_worker.rollout.versions import Versions
 _LONG_CHARACTERS = 16_384
 _COPIED = {"namespace", "job", "uid", "agent", "group", "member", "episode", "turn", "parent"}
 _OUT_OF_CONTEXT = Completion((), (), StopReason.CONTEXT)
-
-
-class EngineKilled(Permanent):
-    """The engine exited each time that it ran this request. A retry would stop it for all tenants again."""
 
 
 @dataclass(slots=True)
@@ -114,7 +109,7 @@ class Generation:
     pins: Pins
     versions: Versions
     histories: Histories
-    _failures: EngineFailures = field(default_factory=EngineFailures)
+    failures: EngineFailures
     _calls: "count[int]" = field(default_factory=count)
     _retried: asyncio.Lock = field(default_factory=asyncio.Lock)
     _long_texts: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
@@ -174,41 +169,43 @@ class Generation:
         """Generate, and retry after engine restarts.
 
         The requests of a batch under which the engine failed are run again one at a time, among new requests: so a
-        request that ends the engine never does so twice to the same request. After the second failure it runs alone.
+        prompt that ends the engine never does so twice to the same other request. After the second failure it runs alone.
 
         Raises EngineKilled after MAX_ENGINE_FAILURES failures with this prompt.
         """
-        prompt, last = (order.request.uid, order.prompt.ids), ""
-        while (failures := self._failures.of(*prompt)) < MAX_ENGINE_FAILURES:
+        prompt, own = (order.request.uid, order.prompt.ids), Failures()
+        while (known := self.failures.of(*prompt, own)).number < MAX_ENGINE_FAILURES:
             try:
                 async with AsyncExitStack() as stack:
-                    if failures:
+                    if known.number:
                         stage.enter("it waited to be tried again after a failure of the engine")
                         await stack.enter_async_context(self._retried)
-                        failures = self._failures.of(*prompt)  # others with this prompt were tried meanwhile
-                        if failures >= MAX_ENGINE_FAILURES:
+                        known = self.failures.of(*prompt, own)  # others with this prompt were tried meanwhile
+                        if known.number >= MAX_ENGINE_FAILURES:
                             break
-                    drawn = await self._run(order, stage, alone=failures > 1)
+                    drawn = await self._run(order, stage, known, own)
             except EngineDown as error:
-                self._failures.note(*prompt, failures)
-                last = f"; last: {error}"
+                own = self.failures.note(*prompt, known, own, str(error))
             else:
-                self._failures.forget(*prompt)
-                return drawn
-        turn = request_id(order.request.episode, order.request.turn)
-        raise EngineKilled(
-            f"the engine failed {MAX_ENGINE_FAILURES} times while it ran the prompt of turn {turn}{last}"
-        )
+                if drawn is not None:
+                    self.failures.generated(*prompt)
+                    return drawn
+        raise self.failures.verdict(*prompt, known, request_id(order.request.episode, order.request.turn))
 
-    async def _run(self, order: _Order, stage: RequestStage, *, alone: bool = False) -> _Drawn:
-        """Generate once: wait for the version, then for a place in the engine; again if the version has lost its slot."""
+    async def _run(self, order: _Order, stage: RequestStage, known: Failures, own: Failures) -> _Drawn | None:
+        """Generate once: wait for the version, then for a place in the engine; again if the version has lost its slot.
+
+        known: failures with the prompt; after two, the request runs alone. Returns None if the engine failed with it meanwhile.
+        """
         proven, adapter = self.versions.proven, order.adapter
         while True:
             async with AsyncExitStack() as stack:
                 stage.enter(f"version {adapter.version} was not served", partial(self.versions.explain, adapter))
                 async with proven.queue(adapter, order.served.document.tenant):
                     stage.enter("it waited for a place in the engine")
-                    place = await stack.enter_async_context(self._place(order, alone))
+                    place = await stack.enter_async_context(self._place(order, alone=known.number > 1))
+                if self.failures.of(order.request.uid, order.prompt.ids, own).number > known.number:
+                    return None
                 held = stack.enter_context(proven.hold(adapter))
                 if held is not None:
                     return await self._run_on(order, held, place, stage)

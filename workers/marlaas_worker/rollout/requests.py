@@ -25,7 +25,8 @@ from marlaas_api.names import request_id
 from marlaas_api.wire import unpack_ids
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.rollout.conversation import num_characters
-from marlaas_worker.rollout.generation import EngineKilled, RequestStage
+from marlaas_worker.rollout.engine_failures import EngineKilled
+from marlaas_worker.rollout.generation import RequestStage
 from marlaas_worker.rollout.policies import NotAdmitted
 from marlaas_worker.rollout.turn_log import key_of
 
@@ -199,7 +200,7 @@ class Requests:
         except MarlaasError as error:
             retryable, waits = not isinstance(error, Permanent), isinstance(error, _WAITS)
             failed = self._failed(request, str(error), retryable=retryable, waits=waits)
-            return failed.model_copy(update={"by_sender": isinstance(error, EngineKilled)})
+            return failed.model_copy(update={"stops_engine": isinstance(error, EngineKilled) and error.is_sure})
         except Exception as error:
             _log.exception("turn %d of episode %s failed", request.turn, request.episode)
             return self._failed(request, f"replica {self._replica}: {error!r}", retryable=True)

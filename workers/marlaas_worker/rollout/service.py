@@ -18,6 +18,7 @@ from marlaas_worker.rollout.accounts import GoneJobs
 from marlaas_worker.rollout.adapter_cache import AdapterCache
 from marlaas_worker.rollout.calibrations import Calibrations
 from marlaas_worker.rollout.engine import Engine
+from marlaas_worker.rollout.engine_failures import EngineFailures
 from marlaas_worker.rollout.engine_progress import EngineCounts
 from marlaas_worker.rollout.generation import Generation
 from marlaas_worker.rollout.policies import Pins, Policies, strict
@@ -94,6 +95,7 @@ class _Rollout:
         self._gone_jobs = GoneJobs()
         self._pins = Pins(context.bus)
         self._histories = Histories(tokenizer, self._log)
+        self._failures = EngineFailures()
         generation = Generation(
             context=context,
             tokenizer=tokenizer,
@@ -102,6 +104,7 @@ class _Rollout:
             pins=self._pins,
             versions=self._versions,
             histories=self._histories,
+            failures=self._failures,
         )
         self._requests = Requests(context, generation.play, tasks)
         self._reception = Reception(context, pool, self._requests, self._engine)
@@ -186,6 +189,7 @@ class _Rollout:
         self._pins.forget(uids)
         self._histories.forget(uids)
         self._requests.forget(uids)
+        self._failures.forget(uids)
         self._versions.forget(uids)
         self._adapter_cache.forget(uids)
         self._template.forget(uids)

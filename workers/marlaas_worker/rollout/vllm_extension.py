@@ -140,7 +140,7 @@ def _without_llvm(register: Callable[[], None]) -> Callable[[], None]:
 
 
 def _prepare_for_cpu() -> None:
-    from vllm import platforms  # a core that is started anew imports this module first, if its main module does
+    from vllm import platforms  # a spawned core may import this module before vllm; its kernels would be missing
 
     if platforms.current_platform.is_cpu():
         from marlaas_worker.rollout import vllm_cpu_kernels

@@ -26,11 +26,11 @@ class AttemptDependencies:
 class Attempt:
     """One play. Each play of a member has its own `number`, which is part of the episode's id.
 
-    is_repeatable: after a fault, another attempt may be without it.
+    is_retryable: after a fault, another attempt may be without it.
     """
 
     def __init__(self, dependencies: AttemptDependencies, task: TaskMessage, member: int, number: int) -> None:
-        self.is_repeatable = True
+        self.is_retryable = True
         self._children = dependencies.children
         episode = names.episode_id(task.group, member, number)
         self._blank = unplayed(task, member, episode)
@@ -42,7 +42,7 @@ class Attempt:
         try:
             result = await self._scored()
         except Fault as fault:
-            self.is_repeatable = fault.is_repeatable
+            self.is_retryable = fault.is_retryable
             result = {
                 "fault": fault.fault,
                 "fault_text": bounded_text(fault),
@@ -70,9 +70,7 @@ class Attempt:
                 return self._tool_error(session.ledger.tool_rewards)
             printed = output.text() if output is not None else ""
             text = f"{fault}\noutput: {printed}" if printed else str(fault)
-            raise Fault(
-                fault.fault, text, is_permanent=fault.is_permanent, is_repeatable=fault.is_repeatable
-            ) from fault
+            raise Fault(fault.fault, text, is_permanent=fault.is_permanent, is_retryable=fault.is_retryable) from fault
         except BrokenEnvironment as error:
             raise Fault(FaultClass.ENV, str(error), is_permanent=error.is_permanent) from error
         except ForkServerLost as error:

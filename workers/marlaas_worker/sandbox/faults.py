@@ -14,7 +14,7 @@ class Fault(Exception):
     """A fault, after which an episode does not count.
 
     by_policy: if a tool call was open, the policy caused the fault, and the episode is scored. is_permanent: every play of
-    the job would have it. is_repeatable: another attempt at this episode may be without it.
+    the job would have it. is_retryable: another attempt at this episode may be without it.
     """
 
     def __init__(
@@ -24,13 +24,13 @@ class Fault(Exception):
         by_policy: bool = False,
         *,
         is_permanent: bool = False,
-        is_repeatable: bool = True,
+        is_retryable: bool = True,
     ) -> None:
         super().__init__(text)
         self.fault = fault
         self.by_policy = by_policy
         self.is_permanent = is_permanent
-        self.is_repeatable = is_repeatable and not is_permanent
+        self.is_retryable = is_retryable and not is_permanent
 
 
 def fault_of_exit(ended: Ended, memory: str) -> Fault:

@@ -240,7 +240,7 @@ class _Supervisor:
             episode = await played.play(prior)
             if episode.fault is FaultClass.WAITED:
                 num_waits += 1
-            elif episode.fault is None or not played.is_repeatable or num_faults + 1 == max_attempts:
+            elif episode.fault is None or not played.is_retryable or num_faults + 1 == max_attempts:
                 return episode
             else:
                 num_faults += 1

@@ -185,7 +185,7 @@ class ChildSession:
         except (BadChildMessage, TurnTooLong) as error:
             raise Fault(FaultClass.ENV, str(error)) from error
         except TurnStopsEngine as error:
-            raise Fault(FaultClass.ENV, str(error), is_repeatable=False) from error
+            raise Fault(FaultClass.ENV, str(error), is_retryable=False) from error
         except TurnFailed as error:
             raise Fault(FaultClass.INFRA, str(error)) from error
         except TurnWaited as error:

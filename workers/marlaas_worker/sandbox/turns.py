@@ -33,7 +33,7 @@ class TurnFailed(Retryable):
 
 
 class TurnStopsEngine(Permanent):
-    """The engine failed each time that it ran the turn; the text is for people."""
+    """The engine fails each time that it runs the turn's prompt; the text is for people."""
 
 
 class TurnOverran(TurnFailed):
@@ -100,7 +100,7 @@ class TurnClient:
 
         Raises:
             TurnFailed: a failure that a retry cannot fix; TurnOverran: no result in time.
-            TurnStopsEngine: the turn is to blame for the failure.
+            TurnStopsEngine: the turn is the cause of the engine's failures.
             TurnWaited: no place for the turn within `TurnTimeouts.wait_s`.
             TurnTooLong: the request is larger than the bus's limit.
         """
@@ -130,7 +130,7 @@ class TurnClient:
             if reply.phase is ReplyPhase.RESULT:
                 return reply
             if not reply.retryable:
-                failure = TurnStopsEngine if reply.by_sender else TurnFailed
+                failure = TurnStopsEngine if reply.stops_engine else TurnFailed
                 raise failure(f"{reply.replica}: {reply.error}")
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, self._timeouts.max_retry_s)
