@@ -34,6 +34,7 @@ _DATA_STRUCTURES = (
             "request_limiter",
             "kv_budget",
             "engine_meter",
+            "engine_failures",
             "paging",
             "reload_pace",
             "slot_table",

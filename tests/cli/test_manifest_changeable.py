@@ -7,7 +7,7 @@ import pytest
 
 from marlaas.local.documents import CHANGEABLE
 from marlaas_api.kinds import RLJobSpec, Spec
-from marlaas_api.kinds.base import FIXED
+from marlaas_api.kinds.base import NO_CHANGE
 from marlaas_api.reason_texts import TEXTS
 from marlaas_api.reasons import Reason
 
@@ -15,9 +15,9 @@ PARTS_OF_A_POOL = {"rollout.memory", "trainer.memory", "model"}
 
 
 def changeable(part: type[Spec], prefix: str = "") -> Iterator[str]:
-    """Fields that are not marked FIXED, nor lie in one that is."""
+    """Fields without the rule that they cannot change, which do not lie in one with it either."""
     for field in part.model_fields.values():
-        if field.json_schema_extra and FIXED.items() <= dict(field.json_schema_extra).items():
+        if NO_CHANGE[1] in str(field.json_schema_extra):
             continue
         path, kind = f"{prefix}{field.alias}", field.annotation
         if isinstance(kind, type) and issubclass(kind, Spec):
