@@ -162,7 +162,7 @@ def _scored(model: Any, turns: Sequence[Turn]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What was measured.
+    """Turns of a run, each scored under its claimed version, and some under another adapter.
 
     Attributes:
         gaps: mean difference of each turn's logprobs under its claimed version.

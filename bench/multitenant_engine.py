@@ -1,4 +1,4 @@
-"""What the rollout roles of a run log at their end: loads of adapter versions, and how often vLLM's own queue and cache were needed."""
+"""Reads the totals that rollout roles log at their end: loads of adapter versions, requests that vLLM preempted, and batches without room."""
 
 import re
 from collections.abc import Iterable

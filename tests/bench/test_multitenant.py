@@ -29,7 +29,7 @@ USAGE = [
 
 
 def rollout_log(*, num_reloads: int) -> str:
-    """The log of a role that was started once: 500 requests, of which one was preempted, and loads of 0.25 s each, three of them first."""
+    """Return the log of a role that was started once. vLLM preempted one of 500 requests. Each load took 0.25 s; three were first loads."""
     pace = ReloadPace()
     for number in range(3 + num_reloads):
         pace.note("a", 0.25, 0.0, is_reload=number >= 3)
@@ -102,7 +102,7 @@ def test_the_engines_share_does_not_count_turns_twice(events: Events) -> None:
 
 
 def test_reloads_are_shares_of_the_engines_time_and_of_its_busy_time(events: Events) -> None:
-    """Two re-loads of 0.25 s in 10 s, of which 5 are busy; the six first loads do not count."""
+    """Two re-loads of 0.25 s take 5 % of 10 s, and 10 % of the 5 s in which the engine computes. The six first loads do not count."""
     assert events.engine == EngineTotals(2, 1000, 4, 80, num_loads=8, load_s=2.0, num_reloads=2, reload_s=0.5)
     assert figures.reload_shares(events) == pytest.approx((0.05, 0.1))
 

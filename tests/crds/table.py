@@ -206,7 +206,7 @@ def _of(part: dict[str, Json]) -> Iterator[str]:
 
 
 def complaint(kind: type[Kind], body: dict[str, Json]) -> str:
-    """What the kinds say of an object, or else their check of a job's agents; empty if they take it."""
+    """Return the first problem that the kinds, or the check of a job's agents, find in an object; empty without one."""
     try:
         parsed = parse(kind, body)
     except InvalidObject as error:

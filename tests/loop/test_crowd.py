@@ -169,7 +169,7 @@ def test_engine_seconds_of_jobs_are_those_that_the_replicas_reported_also_before
 
 
 def test_slot_seconds_are_at_least_those_of_the_turns_and_at_most_those_that_the_replicas_reported(ended):
-    """Until its slot is needed, a version of an ended job keeps it, for which nobody is charged."""
+    """A version of an ended job keeps its slot until another version needs it. These seconds are charged to no job."""
     reports = [one for one in ended.end.reports if one.role == "rollout"]
     for report in reports:
         assert sum(report.job_slot_s.values()) <= report.slots * report.wall_s

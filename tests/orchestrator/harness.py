@@ -168,8 +168,15 @@ class OrchestratorHarness(Harness):
         fresh = PolicyRecord(uid=document.uid, version=version, manifest=ref, step=step, **held)
         await self.put(subjects.POLICY, trained.policy_key, fresh)
         await self.report(document, version)
-        await self.put_report("trainer", "t0", pool=document.pool_of(trained.agent))
+        await self._renew(subjects.replica_key("trainer", document.pool_of(trained.agent), "t0"))
         return fresh
+
+    async def _renew(self, report: str) -> None:
+        """Put a report again as it is, if it is there: reports expire after ten seconds."""
+        bucket = await self.bus.bucket(subjects.REPLICAS)
+        entry = await bucket.get(report)
+        if entry is not None and entry.data:
+            await bucket.put(report, entry.data)
 
     async def train(self, document: JobDocument, may_train: asyncio.Event | None = None) -> None:
         """Train all agents of a job, each as the trainer of its pool does."""

@@ -70,7 +70,7 @@ async def fill(harness: OrchestratorHarness, document: JobDocument, level: dict[
 
 
 async def fill_agent(harness: OrchestratorHarness, document: JobDocument, agent: str) -> None:
-    """What the trainer of an agent writes, and its groups."""
+    """Write what the trainer of an agent writes, and publish its groups."""
     record = PolicyRecord(uid=document.uid)
     for _ in range(4):
         record = await commit(harness, document, record, agent)

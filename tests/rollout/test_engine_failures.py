@@ -1,4 +1,4 @@
-"""Failures of the engine by prompt: what is counted together, what is forgotten, and when the prompt is the cause for sure."""
+"""`EngineFailures`: which failures count together, when they are forgotten, and when an error says that the prompt is the cause."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""How often the engine failed while it ran a prompt, so that one job's requests end it for all tenants a few times only."""
+"""Counts the failures of the engine by prompt. A prompt that has ended the engine three times is refused. Does not import vLLM."""
 
 import hashlib
 from collections.abc import Set

@@ -188,7 +188,6 @@ class Generation:
                 own = self.failures.note(*prompt, known, own, str(error))
             else:
                 if drawn is not None:
-                    self.failures.generated(*prompt)
                     return drawn
         raise self.failures.verdict(*prompt, known, request_id(order.request.episode, order.request.turn))
 
@@ -221,6 +220,7 @@ class Generation:
         computed = Computed()
         try:
             completion = await self._generate(order, held, partial(_begin, stage, place))
+            self.failures.generated(order.request.uid, order.prompt.ids)
             computed = Computed(len(order.prompt.ids) - completion.cached_tokens, len(completion.output_ids))
         except BaseException as error:
             if stage.running_s is not None or isinstance(error, asyncio.CancelledError):
