@@ -1,11 +1,15 @@
 """`python -m marlaas_worker`: arguments, log, exit codes. Draining and dying with the runner: test_runner."""
 
+import argparse
 import logging
+import os
 import subprocess
 import sys
 
 import pytest
 
+from marlaas_api.errors import InvalidInput
+from marlaas_worker import __main__ as entry
 from marlaas_worker.__main__ import OneRecordFormatter, main
 
 
@@ -51,6 +55,20 @@ def test_a_role_whose_server_does_not_answer_crashes_and_says_so(tmp_path):
 def test_a_role_whose_runner_is_gone_already_does_not_begin(tmp_path, monkeypatch):
     monkeypatch.setenv("MARLAAS_PARENT_PID", "1")
     assert _role("orchestrator", scratch=tmp_path).returncode == -9
+
+
+@pytest.mark.parametrize(
+    ("role", "variable", "value"),
+    [("rollout", "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128"), ("trainer", "THP_MEM_ALLOC_ENABLE", "1")],
+)
+def test_a_role_limits_its_memory_unless_the_user_has_chosen(role, variable, value, monkeypatch):
+    for chosen in ("7", None):
+        monkeypatch.setenv(variable, chosen or "")
+        if chosen is None:
+            monkeypatch.delenv(variable)
+        with pytest.raises(InvalidInput):
+            entry._role(argparse.Namespace(role=role, pool_file=None), None)
+        assert os.environ[variable] == (chosen or value)
 
 
 def test_a_sandbox_carries_no_torch():

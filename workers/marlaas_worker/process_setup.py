@@ -1,4 +1,4 @@
-"""Setup of a worker's process: MKL's settings, a home folder, a user name, and its garbage collector. Imports no torch.
+"""Setup of a worker's process: settings of MKL, torch and oneDNN, a home folder, a user name, and its garbage collector. Imports no torch.
 
 MKL reads its settings once. By default it chooses the order of summation by the alignment of its operands, and the number of threads as it
 goes (Intel, "Obtaining Numerically Reproducible Results"). An adapter read from a file lies anywhere in memory, so the same job could get
@@ -22,6 +22,20 @@ SETTINGS = {"MKL_CBWR": "AUTO,STRICT", "MKL_DYNAMIC": "FALSE"}
 def ask_for_the_same_bits() -> None:
     """Set the environment for this process and its children; keep values that the user has set."""
     for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+
+
+MEMORY_SETTINGS = {"rollout": {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}, "trainer": {"THP_MEM_ALLOC_ENABLE": "1"}}
+"""By role; the libraries read them once.
+
+With oneDNN's default of 1,024 kernels, vLLM's core grows by 150 MiB as batches of new sizes come (`bench soak`). Without torch's huge pages,
+glibc's heap takes half as much again as a trainer's activations (`bench/memory.py`).
+"""
+
+
+def limit_memory(role: str) -> None:
+    """Set a role's variables for its process and its children; keep values that the user has set."""
+    for name, value in MEMORY_SETTINGS.get(role, {}).items():
         os.environ.setdefault(name, value)
 
 
