@@ -13,7 +13,7 @@ from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import JobDocument, JobVerdict, Phase, PolicyRecord, Progress, ReplicaReport, concerns_loop
 from marlaas_api.reasons import Reason
 from marlaas_worker.orchestrator import reports as job_reports
-from marlaas_worker.orchestrator.admission import Admission, AdmissionQueue
+from marlaas_worker.orchestrator.admission import AdmissionQueue
 from marlaas_worker.orchestrator.admission_inputs import AdmissionInputs
 from marlaas_worker.orchestrator.deletion import Deletions, Doomed
 from marlaas_worker.orchestrator.lease import LeaderLease
@@ -199,9 +199,7 @@ class _Service:
                 document, progress, why = owned.document, self._progress(owned), owned.stops.gives_way
                 await self._running.stop(owned)
                 log.info("preempted job %s: %s", document.ref, why)
-                await self._progress_store.put(
-                    job_reports.queued(document, progress, Admission(False, Reason.PREEMPTED, why))
-                )
+                await self._progress_store.put(job_reports.preempted(document, progress, why))
                 self._queue.left(document)
                 await Records(self._context, document).emit(Reason.PREEMPTED, why)
 
