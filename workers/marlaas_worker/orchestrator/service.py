@@ -190,7 +190,7 @@ class _Service:
                 owned.revise(document)
 
     async def _displace(self) -> None:
-        """Queue the preempted jobs that have stopped at a step boundary.
+        """Queue the preempted jobs that have stopped at a step boundary. Their tasks are issued again after the next admission.
 
         Their progress is written after their loop was cancelled: a kill in between leaves them admitted.
         """
@@ -200,8 +200,11 @@ class _Service:
                 await self._running.stop(owned)
                 log.info("preempted job %s: %s", document.ref, why)
                 await self._progress_store.put(job_reports.preempted(document, progress, why))
+                failpoint("orchestrator.preempt.after_progress")
                 self._queue.left(document)
-                await Records(self._context, document).emit(Reason.PREEMPTED, why)
+                records = Records(self._context, document)
+                await records.forget_tasks()
+                await records.emit(Reason.PREEMPTED, why)
 
     def _forget(self, documents: dict[str, JobDocument]) -> None:
         """Start the deletion of deleted jobs, and of earlier jobs whose name a later job has taken."""
