@@ -41,7 +41,11 @@ def test_a_job_that_goes_on_counts_every_total_of_a_replica_once(document):
     assert (between.tokens.total, between.engine_s.total) == (1570, 157.0), "used while no orchestrator was there"
     restarted = JobUsage.of(job.uid, before)
     restarted.see([report("rollout-0", 40)], 1.0)
-    assert restarted.tokens.total == 1040
+    assert (restarted.tokens.total, restarted.preempted_tokens.total, restarted.preempted_engine_s.total) == (
+        1040,
+        520,
+        52.0,
+    )
 
 
 async def test_a_quota_of_tokens_counts_no_token_twice_when_a_job_is_preempted_and_resumes(harness, document):
