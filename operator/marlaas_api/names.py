@@ -12,7 +12,9 @@ from enum import StrEnum
 DNS_LABEL = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 _HELD_OUT_SHARE = 8
 _NUMBER = "[0-9]{1,18}"
-_MAX_ATTEMPT_DIGITS = 9
+_MAX_ATTEMPT_DIGITS = 12
+PREEMPTION_STRIDE = 10**6
+"""Attempts after the n-th preemption of their job are counted from n times this number, which attempts before it do not reach."""
 _GROUP = re.compile(rf".+-(t{_NUMBER}|e{_NUMBER}v{_NUMBER})")
 
 

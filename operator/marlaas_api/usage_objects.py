@@ -18,6 +18,7 @@ from marlaas_api.messages import UsageAmounts
 
 _SECONDS = {
     "engine_seconds": "engine_s",
+    "preempted_engine_seconds": "preempted_engine_s",
     "trainer_seconds": "trainer_s",
     "sandbox_seconds": "sandbox_s",
     "slot_seconds": "slot_s",

@@ -37,7 +37,18 @@ def test_an_attempt_is_the_groups_name_the_member_and_up_to_nine_digits(attempt:
 
 @pytest.mark.parametrize(
     "episode",
-    ["u-t3-0-", "u-t3-0-1234567890", "u-t3-0-x", "u-t3-0-²", "u-t3-0-1\n", "u-t3-1-1", "u-t4-0-1", "v-t3-0-1", "1", ""],
+    [
+        "u-t3-0-",
+        "u-t3-0-1234567890123",
+        "u-t3-0-x",
+        "u-t3-0-²",
+        "u-t3-0-1\n",
+        "u-t3-1-1",
+        "u-t4-0-1",
+        "v-t3-0-1",
+        "1",
+        "",
+    ],
 )
 def test_other_names_are_no_attempt(episode: str) -> None:
     assert not is_attempt(episode, "u-t3", 0)

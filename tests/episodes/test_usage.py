@@ -124,6 +124,11 @@ def test_tokens_of_engines_that_are_in_no_episode_are_told(document, records, st
     amounts = usage_of(document, records, steps, a_progress(document, tokens=100000, **fields)).amounts
     assert (amounts.generated_tokens, amounts.unrecorded_tokens) == (100000, 100000 - 99383)
     assert (amounts.engine_s, amounts.trainer_s, amounts.admitted_s, amounts.stored_bytes) == (1.5, 2.5, 60.0, 7)
+    cut = {"policy": UsageAmounts(preempted_tokens=100, preempted_engine_s=0.25)}
+    preempted = a_progress(document, tokens=100000, **fields, usage=cut, preempted_tokens=17, preempted_engine_s=0.5)
+    amounts = usage_of(document, records, steps, preempted).amounts
+    assert (amounts.preempted_tokens, amounts.unrecorded_tokens) == (117, 100000 - 99383 - 117)
+    assert (amounts.charged_tokens, amounts.charged_engine_s) == (100000 - 117, 0.75)
     fewer = usage_of(document, records, steps, a_progress(document, tokens=5)).amounts
     assert (fewer.generated_tokens, fewer.unrecorded_tokens) == (99383, 0), "recorded turns are certain"
 

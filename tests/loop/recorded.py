@@ -6,6 +6,7 @@ Shares no code with the orchestrator's metering.
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from marlaas_api.messages import Episode, StepRecord, TokenUse, Turn
 from marlaas_api.names import Split, attempt_of
@@ -57,18 +58,23 @@ class Recorded:
             for one in members:
                 parts[use if one.fault is None else TokenUse.FAILED] += plays.pop(one.episode, 0)
             for one in members:
-                parts[TokenUse.FAILED] += sum(plays.pop(play, 0) for play in self._earlier(one))
+                cut = self._cut(one)
+                for play in self._earlier(one):
+                    parts[TokenUse.PREEMPTED if play in cut else TokenUse.FAILED] += plays.pop(play, 0)
         parts[TokenUse.OPEN] = plays.total()
         return dict(parts)
 
     def prompts(self, steps: Iterable[StepRecord], group_size: int) -> tuple[int, int]:
-        """Return the prompt tokens of all decided groups, and how many of them the engine took from its prefix cache."""
+        """Return the prompt tokens of all decided groups, and how many of them the engine took from its prefix cache.
+
+        Those of plays that preemptions cut are left out.
+        """
         names = set[str]()
         for _, members, repeats in self._decided(steps, group_size):
             names |= {
                 *repeats,
                 *(one.episode for one in members),
-                *(play for one in members for play in self._earlier(one)),
+                *(play for one in members for play in self._earlier(one) if play not in self._cut(one)),
             }
         meters = [turn.meter for turn in self.turns if turn.episode in names]
         return sum(one.prompt_tokens for one in meters), sum(one.cached_tokens for one in meters)
@@ -102,9 +108,18 @@ class Recorded:
                 yield one.group, list(found.values()), repeats[one.group]
 
     def _earlier(self, one: Episode) -> list[str]:
-        """Return the plays of the same member before this one."""
-        play = one.episode.removesuffix(str(attempt_of(one.episode)))
-        return [f"{play}{number}" for number in range(1, attempt_of(one.episode))]
+        """Return the recorded plays of the same member before this one, in their order."""
+        play, number = one.episode.removesuffix(str(attempt_of(one.episode))), attempt_of(one.episode)
+        names = {turn.episode for turn in self.turns if turn.episode.startswith(play)}
+        return sorted((name for name in names if attempt_of(name) < number), key=attempt_of)
+
+    def _cut(self, one: Episode) -> set[str]:
+        """Return the plays of the same member that preemptions cut: each the last one before turns after a further preemption."""
+        known: dict[str, list[int]] = defaultdict(list)
+        for turn in self.turns:
+            known[turn.episode].append(turn.num_preemptions)
+        plays = [play for play in [*self._earlier(one), one.episode] if play in known]
+        return {play for play, after in pairwise(plays) if max(known[play]) < min(known[after])}
 
     def _use(self, is_trained: bool, members: Sequence[Episode]) -> TokenUse:
         if members[0].split is not Split.TRAIN:

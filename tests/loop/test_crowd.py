@@ -123,7 +123,8 @@ def test_the_tokens_of_every_recorded_turn_count_once_by_their_use(ended):
             assert counted.generated_tokens + undecided == recorded.num_tokens > 0
             assert (counted.prompt_tokens, counted.cached_tokens) == recorded.prompts(one.steps, GROUP)
         generated = total(one.progress.usage.values()).generated_tokens
-        assert one.progress.amounts.unrecorded_tokens == max(0, one.progress.tokens - generated)
+        rest = max(0, one.progress.tokens - generated)
+        assert one.progress.amounts.unrecorded_tokens == rest - min(rest, one.progress.preempted_tokens)
 
 
 def test_seconds_of_sandboxes_are_those_of_the_recorded_episodes_in_equal_parts_for_the_agents(ended):

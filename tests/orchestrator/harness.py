@@ -24,7 +24,7 @@ from marlaas_api.messages import (
     TaskMessage,
     agents_on,
 )
-from marlaas_api.names import Split, episode_id
+from marlaas_api.names import PREEMPTION_STRIDE, Split, episode_id
 from marlaas_api.wire import decode, decode_as, encode
 from marlaas_worker.orchestrator import service
 
@@ -114,7 +114,7 @@ class OrchestratorHarness(Harness):
                 if task.split is Split.TRAIN and task.index in self.withheld:
                     await delivery.nak(0.05)
                     continue
-                for member in range(task.group_size):
+                for member in sorted({*range(task.group_size)} - {*task.ended}):
                     await self.play_member(document, task, member, rewards)
                 await delivery.ack()
 
@@ -129,13 +129,13 @@ class OrchestratorHarness(Harness):
         ended = {"rewards": dict.fromkeys(names, reward), "leaves": leaves}
         if reward is None:
             ended = {"fault": FaultClass.ENV, **self.fault}
-        episode = an_episode(document, **place, member=member, episode=episode_id(task.group, member, 1), **ended)
+        episode = an_episode(document, **place, member=member, episode=_play_of(task, member), **ended)
         await self.bus.publish(subjects.episode("team-a", task.job), encode(episode))
 
-    async def record_turn(self, task: TaskMessage, member: int, **fields: Any) -> None:
+    async def record_turn(self, task: TaskMessage, member: int, attempt: int = 1, **fields: Any) -> None:
         """As the rollout role does: the first record counts, and a full stream is waited for."""
-        episode = episode_id(task.group, member, 1)
-        place = {"group": task.group, "member": member, "episode": episode}
+        episode = _play_of(task, member, attempt)
+        place = {"group": task.group, "member": member, "episode": episode, "num_preemptions": task.num_preemptions}
         content = {"prompt_ids": bytes(self.turn_bytes), "meter": self.meter}
         turn = a_turn(**{**identity(task), **place, **content, **fields})
         with contextlib.suppress(RevisionConflict):
@@ -213,6 +213,10 @@ class OrchestratorHarness(Harness):
                     if len(self.trained) == self.pause_after:
                         self.may_train.clear()
                     record = await self.commit(trained, record, message, names)
+
+
+def _play_of(task: TaskMessage, member: int, attempt: int = 1) -> str:
+    return episode_id(task.group, member, task.num_preemptions * PREEMPTION_STRIDE + attempt)
 
 
 @contextlib.asynccontextmanager

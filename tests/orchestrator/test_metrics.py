@@ -35,7 +35,7 @@ def test_jobs_are_counted_by_phase_and_those_that_run_have_figures_of_their_own(
 def test_usage_is_told_by_agent_and_by_tenant_and_open_tokens_are_not() -> None:
     used = UsageAmounts(prompt_tokens=9, cached_tokens=4, generated_tokens=7, trained_tokens=2, stale_tokens=1)
     running = level("a", Phase.RUNNING, admitted=True, tokens=7, tenant="acme", usage={"policy": used})
-    seconds = {"engine": 1.5, "trainer": 2.5, "sandbox": 3.5, "slot": 4.5, "admitted": 5.5}
+    seconds = {"engine": 1.5, "preempted_engine": 0.5, "trainer": 2.5, "sandbox": 3.5, "slot": 4.5, "admitted": 5.5}
     others = {f"{resource}_s": used_s for resource, used_s in seconds.items()}
     all_used = used.model_copy(update={**others, "open_tokens": 4, "stored_bytes": 99})
     page = exposition(families(samples([running], leads=True, tenants={"acme": all_used}))).splitlines()

@@ -2,39 +2,55 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.harness import a_progress, changed, working
+from tests.harness import changed, kill_at, working
 from tests.orchestrator.harness import OrchestratorHarness, final, mixed
 from tests.orchestrator.remains import all_there_is, is_forgotten
 from tests.orchestrator.test_admitted import of
 
-from marlaas_api.messages import JobDocument, Meter, Phase, Progress, ReplicaReport, StepRecord, UsageAmounts
-from marlaas_api.wire import decode_as, encode
-from marlaas_worker.orchestrator import giving_way, preemption, reports
-from marlaas_worker.orchestrator.admission import Admission
+from marlaas_api import subjects
+from marlaas_api.messages import (
+    JobDocument,
+    Meter,
+    Phase,
+    Progress,
+    StepRecord,
+    TaskMessage,
+    UsageAmounts,
+)
+from marlaas_api.wire import decode_as
+from marlaas_worker.orchestrator import giving_way, preemption
 from marlaas_worker.orchestrator.giving_way import Stops
 from marlaas_worker.orchestrator.job_tasks import JobTasks
-from marlaas_worker.orchestrator.progress_store import ProgressStore
-from marlaas_worker.orchestrator.usage import AdmittedTime, JobUsage
 
 
 class OneJobAtATime(OrchestratorHarness):
-    """An engine whose KV cache one job fills, and that reports the tokens which it has generated."""
+    """An engine whose KV cache one job fills, and that reports the tokens which it has generated, and which a preemption cut."""
 
-    meter, turn_bytes = Meter(prompt_tokens=20, cached_tokens=16, output_tokens=5), 8
+    meter, turn_bytes = Meter(prompt_tokens=20, cached_tokens=16, output_tokens=5, share_s=0.5), 8
+
+    def __init__(self, scratch: Path) -> None:
+        super().__init__(scratch)
+        self.cut: Counter[str] = Counter()
 
     async def put_report(self, role: str = "rollout", replica: str = "rollout-0", **fields: Any) -> None:
-        used = {"job_tokens": self.generated, "job_engine_s": {uid: n / 10 for uid, n in self.generated.items()}}
-        await super().put_report(role, replica, **{**fields, "kv_tokens": 1, **used})
+        used = {"job_tokens": self.generated, "job_engine_s": seconds(self.generated)}
+        cut = {"job_preempted_tokens": self.cut, "job_preempted_engine_s": seconds(self.cut)}
+        await super().put_report(role, replica, **{**fields, "kv_tokens": 1, **used, **cut})
 
     async def charged(self, job: JobDocument) -> UsageAmounts:
         """The usage of a job that has ended, with what the engine reports last; without its time of admission."""
         await self.report(job, job.spec.training.steps)
         level = await self.progress(job, lambda level: level.phase.final and level.tokens >= self.generated[job.uid])
         return level.amounts.model_copy(update={"admitted_s": 0.0})
+
+
+def seconds(tokens: Counter[str]) -> dict[str, float]:
+    return {uid: number / 10 for uid, number in tokens.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -135,10 +151,29 @@ async def test_a_preempted_asynchronous_job_resumes_and_trains_no_group_twice(ha
     assert len(groups) == len(set(groups)) == 18
 
 
-async def test_what_is_not_finished_in_time_is_played_after_the_next_admission(
+async def issued_again(harness: OrchestratorHarness) -> None:
+    """Wait until only tasks that were issued after the preemption are in the queue."""
+
+    async def queued() -> set[int]:
+        stored = await harness.bus.replay(subjects.TASKS, subjects.task("*", "*"))
+        return {decode_as(TaskMessage, one.data).num_preemptions for one in stored}
+
+    while await queued() != {1}:
+        await harness.server.change(0.02, None)
+
+
+def without_cut(used: UsageAmounts) -> UsageAmounts:
+    """The charged part of a usage."""
+    charged = {"generated_tokens": used.charged_tokens, "engine_s": used.charged_engine_s}
+    return used.model_copy(update={**charged, "preempted_tokens": 0, "preempted_engine_s": 0.0})
+
+
+async def test_what_is_not_finished_in_time_is_played_after_the_next_admission_and_what_was_cut_is_not_charged(
     harness, document, tmp_path, monkeypatch
 ):
+    """The orchestrator is killed before it removes the tasks of the preempted job."""
     monkeypatch.setattr(giving_way, "DRAIN_S", 0.0)
+    kill_at("orchestrator.preempt.after_progress")
     job, other = document(steps=3), heavy(document())
     alone, usage = await undisturbed(tmp_path, job)
     task = JobTasks(job).train(0)
@@ -148,18 +183,28 @@ async def test_what_is_not_finished_in_time_is_played_after_the_next_admission(
         async with workers(harness, job, sandbox=False):
             await harness.progress(job, lambda level: level.num_outstanding > 0)
             await harness.play_member(job, task, 0, mixed)
+            await harness.record_turn(task, 1)  # this attempt fails by itself
+            for turn in (0, 1):
+                await harness.record_turn(task, 1, attempt=2, turn=turn)
             await harness.report(job, 0)
             await harness.progress(job, lambda level: level.tokens > 0)
             await harness.submit(other)
             level = await until_preempted(harness, job)
             assert level.step == 0
+            harness.generated[job.uid] += 20  # the next turn of the second attempt is cancelled
+            harness.cut[job.uid] += 20
             await harness.progress(other, lambda level: level.admitted)
             await harness.submit(changed(other, suspend=True))
             await harness.progress(job, lambda level: level.admitted)
+            await issued_again(harness)
             player = asyncio.create_task(harness.play(job, mixed))
             assert (await harness.progress(job, final)).phase is Phase.SUCCEEDED
-            assert await harness.charged(job) == usage
+            charged = await harness.charged(job)
             player.cancel()
+    failed = UsageAmounts(prompt_tokens=20, cached_tokens=16, generated_tokens=5, failed_tokens=5, engine_s=0.5)
+    assert without_cut(charged) == usage + failed
+    assert (charged.preempted_tokens, charged.preempted_engine_s) == (2 * 5 + 20, 3.0)
+    assert harness.deaths == ["orchestrator.preempt.after_progress"]
     assert sorted(harness.trained) == sorted(alone.trained)
 
 
@@ -204,48 +249,6 @@ def test_a_job_that_is_told_twice_to_give_way_has_its_time_once():
     assert stops.is_over(None, 20.0)
     assert stops.give_way("", 30.0)
     assert not stops.is_over(None, 99.0)
-
-
-def test_a_job_that_goes_on_counts_every_total_of_a_replica_once(document):
-    """Replicas report totals since their start, in which its published progress is contained in part."""
-
-    def report(replica: str, tokens: int) -> ReplicaReport:
-        return ReplicaReport(
-            role="rollout",
-            pool="tiny",
-            replica=replica,
-            job_tokens={job.uid: tokens},
-            job_engine_s={job.uid: tokens / 10},
-            job_slot_s={job.uid: tokens / 5},
-        )
-
-    job = document()
-    first = JobUsage.of(job.uid, None)
-    for tokens in (0, 600, 1000):
-        first.see([report("rollout-0", tokens)], tokens)
-    before = a_progress(job, **first.totals())
-    again = JobUsage.of(job.uid, decode_as(Progress, encode(before)))
-    again.see([report("rollout-0", 1000)], 1.0)
-    assert (again.tokens.total, again.engine_s.total) == (1000, 100.0)
-    again.see([report("rollout-0", 1200), report("rollout-1", 0)], 2.0)
-    again.see([report("rollout-0", 30), report("rollout-1", 50)], 3.0)  # the first was restarted
-    assert (again.tokens.total, again.engine_s.total, again.slot_s.total) == (1280, 128.0, 256.0)
-    between = JobUsage.of(job.uid, before)
-    between.see([report("rollout-0", 1500), report("rollout-1", 70)], 1.0)
-    assert (between.tokens.total, between.engine_s.total) == (1570, 157.0), "used while no orchestrator was there"
-    restarted = JobUsage.of(job.uid, before)
-    restarted.see([report("rollout-0", 40)], 1.0)
-    assert restarted.tokens.total == 1040
-
-
-async def test_a_quota_of_tokens_counts_no_token_twice_when_a_job_is_preempted_and_resumes(harness, document):
-    job, store = document(), ProgressStore(harness.bus)
-    running = a_progress(job, tenant="team-a", tokens=50, admitted_at=1.0)
-    preempted = reports.queued(job, running, Admission(False, "Preempted", "by tenant x"))
-    resumed = reports.admitted(job, preempted, AdmittedTime.of(preempted, 9.0))
-    for level in (running, preempted, resumed, resumed.model_copy(update={"tokens": 70})):
-        await store.put(level)
-    assert store.take_gained() == {"team-a": (70.0, 0.0)}
 
 
 def deleted(job: JobDocument) -> JobDocument:

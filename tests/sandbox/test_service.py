@@ -59,16 +59,19 @@ async def test_a_crash_between_publishing_and_acking_loses_and_repeats_nothing(h
     assert {episode.member for episode in episodes} == {0, 1, 2}
 
 
-async def test_attempts_go_on_counting_over_deliveries(harness):
+async def test_attempts_go_on_counting_over_deliveries_and_preemptions_and_ended_members_are_not_played(harness):
     document = harness.document("rogues:asks", max_attempts=3)
     await harness.bus.ensure()
-    await harness.put_task(harness.task(document))
+    issued = {"num_preemptions": 2, "ended": (0,)}
+    await harness.put_task(harness.task(document, group_size=2).model_copy(update=issued))
     consumer = await harness.open_tasks()
     (delivery,) = await consumer.fetch(1, 1.0)
     await delivery.nak()
     async with harness.open(document):
         (episode,) = await harness.episodes(1)
-    assert episode.episode == "u1-t0-0-4"
+        await all_acked(harness)
+    assert episode.episode == "u1-t0-1-2000004"
+    assert len(await harness.bus.replay(subjects.EPISODES, "episode.*.*")) == 1
 
 
 async def test_a_task_that_kills_every_sandbox_is_given_up(harness):

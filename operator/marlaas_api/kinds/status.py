@@ -96,6 +96,9 @@ class UsageStatus(Status):
     frozen_tokens: int | None = Field(
         None, description="Number of tokens of agents that are not trained, in training groups."
     )
+    preempted_tokens: int | None = Field(
+        None, description="Number of tokens of plays that a preemption of their job cut. They are not charged."
+    )
     open_tokens: int | None = Field(
         None, description="Number of tokens that no finished step or evaluation has counted yet."
     )
@@ -107,6 +110,9 @@ class UsageStatus(Status):
     )
     engine_seconds: float | None = Field(
         None, description="Seconds of the engines; the time of a batch is shared among its requests."
+    )
+    preempted_engine_seconds: float | None = Field(
+        None, description="Seconds of these for plays that a preemption of their job cut. They are not charged."
     )
     trainer_seconds: float | None = Field(None, description="Seconds that trainers computed.")
     sandbox_seconds: float | None = Field(

@@ -176,6 +176,8 @@ class Progress(JobMessage):
     and of the kept training states in the blob store. skipped_*: visits to tasks that
     were skipped, because they were always right or always wrong. tokens, accelerator_s, slot_s: from the replicas' own
     counts; counted, counted_slot_s: by `<pool>/<replica>`, the replica's own totals that they contain, for the next orchestrator.
+    num_preemptions: of the job. preempted_tokens, preempted_engine_s: from the replicas' own counts, of generations that preemptions
+    cancelled; counted_preempted: as `counted`.
     reward, staleness: means of the last step; agents: the same by agent. usage: by agent, of finished steps and evaluations. tenant: to which the job is accounted.
 
     training_faults: problems in training that cost no step, by class. `out-of-memory`: steps repeated with a lower
@@ -200,6 +202,10 @@ class Progress(JobMessage):
     tokens_per_s: float = 0.0
     accelerator_s: float = 0.0
     counted: dict[str, tuple[int, float]] = Field(default_factory=dict)
+    num_preemptions: int = 0
+    preempted_tokens: int = 0
+    preempted_engine_s: float = 0.0
+    counted_preempted: dict[str, tuple[int, float]] = Field(default_factory=dict)
     slot_s: float = 0.0
     counted_slot_s: dict[str, float] = Field(default_factory=dict)
     trainer_s: float = 0.0
@@ -227,20 +233,25 @@ class Progress(JobMessage):
     def amounts(self) -> UsageAmounts:
         """The job's usage.
 
-        Tokens that the engines generated and no record has are open. Once the job has ended, they are unrecorded.
+        Tokens that the engines generated and no record has were cut by a preemption, or are open. Once the job has ended,
+        the latter are unrecorded.
         """
         recorded = total(self.usage.values())
         rest = self.generated_tokens - recorded.generated_tokens
-        engines = UsageAmounts.generated({TokenUse.UNRECORDED if self.phase.final else TokenUse.OPEN: rest})
-        return self.completed(recorded + engines)
+        cut = min(self.preempted_tokens, rest)
+        other = TokenUse.UNRECORDED if self.phase.final else TokenUse.OPEN
+        return self.completed(recorded + UsageAmounts.generated({TokenUse.PREEMPTED: cut, other: rest - cut}))
 
     def completed(self, recorded: UsageAmounts) -> UsageAmounts:
         """Return the recorded amounts with those that are known for the job as a whole.
 
         Engine seconds are those that the replicas reported, or those of its recorded turns if these are more, after a kill.
         """
+        engine_s = max(self.accelerator_s, recorded.engine_s)
+        cut_s = self.preempted_engine_s + total(self.usage.values()).preempted_engine_s
         of_job = {
-            "engine_s": max(self.accelerator_s, recorded.engine_s),
+            "engine_s": engine_s,
+            "preempted_engine_s": min(cut_s, engine_s),
             "slot_s": self.slot_s,
             "trainer_s": self.trainer_s,
             "admitted_s": self.admitted_s,

@@ -10,6 +10,8 @@ class TaskMessage(JobMessage):
     """One prompt instance to roll out `group_size` times; stream TASKS. The environment makes its content from index and seed.
 
     A training task that is repeated in a later pass through the data has the same index and seed, and a new group.
+    After each preemption of its job, a task is issued again. num_preemptions: of the job before it was issued. ended: members
+    that are not played, because they have an Episode already.
     """
 
     group: str
@@ -17,6 +19,8 @@ class TaskMessage(JobMessage):
     index: int = Field(ge=0)
     seed: int
     group_size: int = Field(ge=1)
+    num_preemptions: int = 0
+    ended: tuple[int, ...] = ()
 
 
 class IssueLedger(JobMessage):

@@ -127,7 +127,8 @@ class Turn(JobMessage):
     the sampling policy at `temperature`. `prompt_ids` are only the tokens that this turn appended after its parent's
     output; with `opens_segment` they are a whole prompt (the first turn, or after a template that rewrote earlier
     text). text: the reply's text. append, tools: from the request. A prompt too long for the context window is not fed
-    to the engine; of such a prompt, only the beginning and a digest are recorded.
+    to the engine; of such a prompt, only the beginning and a digest are recorded. num_preemptions: of the job before the
+    request.
     """
 
     agent: str
@@ -148,5 +149,6 @@ class Turn(JobMessage):
     stop_reason: StopReason
     temperature: float
     meter: Meter
+    num_preemptions: int = 0
     replica: str
     at: float

@@ -63,14 +63,18 @@ def test_a_tenant_counts_the_jobs_of_namespaces_that_are_its_own():
 
 
 def test_a_tenant_shows_its_total_usage_and_keeps_it_while_the_bus_has_none():
-    used = UsageAmounts(generated_tokens=7, trained_tokens=4, failed_tokens=3, trainer_s=1.26, stored_bytes=9)
+    cut = {"preempted_tokens": 2, "engine_s": 5.0, "preempted_engine_s": 1.5}
+    used = UsageAmounts(generated_tokens=9, trained_tokens=4, failed_tokens=3, **cut, trainer_s=1.26, stored_bytes=9)
     found = plan_tenant(
         scene(usage=TenantUsage(tenant="ant", total=used, removed=UsageAmounts(trainer_s=1))), NOW
     ).status
     shown = {
-        "generatedTokens": 7,
+        "generatedTokens": 9,
         "trainedTokens": 4,
         "failedTokens": 3,
+        "preemptedTokens": 2,
+        "engineSeconds": 5.0,
+        "preemptedEngineSeconds": 1.5,
         "wastedTokens": 3,
         "trainerSeconds": 1.3,
         "storedBytes": 9,

@@ -4,9 +4,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from tests.harness import Harness
 
 from marlaas_api import subjects
 from marlaas_api.messages import ReplicaReport, ReplyPhase
+from marlaas_api.names import PREEMPTION_STRIDE, episode_id
 from marlaas_worker.rollout import service
 from marlaas_worker.rollout.accounts import OtherReplicas
 from marlaas_worker.rollout.engine_meter import DecodeTime
@@ -14,25 +16,78 @@ from marlaas_worker.rollout.engine_meter import DecodeTime
 REPLY_TOKENS = 4
 
 
-async def cancelled(harness: Any, job: Any, began: Callable[[], Awaitable[object]]) -> ReplicaReport:
+@pytest.fixture
+def roles(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The rollout roles that the test starts."""
+    roles: list[Any] = []
+
+    class Recorded(service._Rollout):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            roles.append(self)
+
+    monkeypatch.setattr(service, "_Rollout", Recorded)
+    return roles
+
+
+async def cancelled(harness: Any, job: Any, *began: Callable[[], Awaitable[object]]) -> ReplicaReport:
     """Ask, cancel once it has begun, and return the report when nothing runs any more."""
-    async with harness.asking(job.request()):
-        await began()
-        async with harness.asking(job.cancel()):
+    async with harness.asking(job.request(), of="rollout-0"):
+        for wait in began:
+            await wait()
+        async with harness.asking(job.cancel(), of="rollout-0"):
             found: ReplicaReport = await harness.report(
                 "rollout-0", lambda report: report.num_running == 0 and report.tenant_tokens
             )
     return found
 
 
+async def was_preempted(harness: Any, job: Any, role: Any) -> None:
+    """Preempt the job, admit it again, and wait until the role knows."""
+    for admitted in (False, True):
+        await Harness.admit(harness, job.document, admitted=admitted, num_preemptions=1)
+    await harness.until(lambda: role._policies.num_preemptions(job.document.ref) == 1)
+
+
 async def test_a_cancelled_generation_is_charged_its_prompt_and_an_estimate_of_its_output(
-    harness: Any, shut_engine: Any
+    harness: Any, shut_engine: Any, roles: list[Any]
 ) -> None:
     _, job = await harness.serving(shut_engine, rollout={"maxTokens": 50})
+    await was_preempted(harness, job, roles[0])
     found = await cancelled(harness, job, shut_engine.called.wait)
     num_prompt = len(shut_engine.calls[0].prompt_ids)
     assert 1 <= found.job_tokens[job.uid] <= 50, "for the quota of tokens a second"
     assert found.tenant_tokens == {"team": num_prompt + found.job_tokens[job.uid]}
+    assert found.job_preempted_tokens == found.job_preempted_engine_s == {}, "its job was preempted only before"
+
+
+async def test_a_generation_that_is_cancelled_after_a_preemption_counts_as_preempted(
+    harness: Any, shut_engine: Any, roles: list[Any]
+) -> None:
+    _, job = await harness.serving(shut_engine, rollout={"maxTokens": 50})
+
+    async def preempted() -> None:
+        await was_preempted(harness, job, roles[0])  # and is admitted again before its sandbox cancels
+
+    cut = await cancelled(harness, job, shut_engine.called.wait, preempted)
+    assert cut.job_preempted_tokens == cut.job_tokens
+    assert cut.job_preempted_engine_s == cut.job_engine_s
+    assert list(cut.job_tokens) == [job.uid]
+
+
+async def test_a_turn_tells_how_often_its_job_was_preempted_also_if_its_sandbox_learns_it_first(
+    harness: Any, roles: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, job = await harness.serving()
+    request = job.request()
+    later = request.model_copy(update={"episode": episode_id(request.group, 0, PREEMPTION_STRIDE + 1)})
+    feigned = request.model_copy(update={"episode": episode_id(request.group, 0, 7 * PREEMPTION_STRIDE)})
+    assert (await harness.ask(request)).phase is ReplyPhase.RESULT
+    monkeypatch.setattr(roles[0]._policies._progress, "note", lambda entry: None)  # the watch is slow
+    await Harness.admit(harness, job.document, num_preemptions=1)
+    for one, number in ((request, 0), (later, 1), (feigned, 1)):
+        assert (await harness.ask(one)).phase is ReplyPhase.RESULT
+        assert (await harness.turn(one)).num_preemptions == number
 
 
 async def test_a_generation_that_is_cancelled_before_its_first_token_is_charged_its_prompt(
@@ -84,20 +139,6 @@ def test_only_the_growth_of_another_replicas_totals_counts() -> None:
     assert others.growth("a", {"t": 15, "u": 2}) == {"t": 5, "u": 2}
     others.forget("a")
     assert others.growth("a", {"t": 2000}) == {}, "its report was gone for a while"
-
-
-@pytest.fixture
-def roles(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The rollout roles that the test starts."""
-    roles: list[Any] = []
-
-    class Recorded(service._Rollout):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            roles.append(self)
-
-    monkeypatch.setattr(service, "_Rollout", Recorded)
-    return roles
 
 
 async def test_an_episode_is_open_while_its_request_waits_for_its_version(harness: Any, roles: list[Any]) -> None:

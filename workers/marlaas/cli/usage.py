@@ -68,14 +68,14 @@ def usage(
 
     PROMPT counts each turn's whole prompt. TOKENS are the generated ones: TRAINED, WASTED, or those of evaluations and of steps that have not finished.
     Wasted tokens are those of groups whose members all had the same reward or that were too stale to train, of episodes that ended with a fault or were
-    played twice, and of plays that were given up. ENGINE and TRAINER are their seconds of work for the job, SANDBOX the seconds that its
+    played twice, and of plays that were given up. TOKENS and ENGINE also have those of plays that a preemption of the job cut, which are not charged. ENGINE and TRAINER are their seconds of work for the job, SANDBOX the seconds that its
     episodes took, and KEPT its adapters and checkpoints. Of a run, ENGINE and KEPT are known once it has ended or was
     stopped. A job of several agents has a line of each policy; seconds of engines are known for the job only.
 
     --since, in a cluster, shows one line per Tenant: its usage within a period, deleted jobs included. The operator keeps each Tenant's total of every hour for
     eight days, then of every day for 400 days; the columns FROM and TO show the times between which was counted.
 
-    --csv and --json have every amount: also cached prompt tokens, wasted tokens by cause, and the time of admission.
+    --csv and --json have every amount: also cached prompt tokens, wasted tokens by cause, the charged tokens and engine seconds, and the time of admission.
 
     Exit code: 0 success, 1 the cluster cannot be reached, 2 the folder or job does not exist, or the options exclude each other.
     """

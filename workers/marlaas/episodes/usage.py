@@ -1,7 +1,7 @@
 """Usage of a job, from the files of its run: tokens by what became of them, seconds and bytes. Pure.
 
-Tokens are those of the recorded turns. What the engines generated beyond them is `unrecorded`, so that the parts always
-add up to the whole.
+Tokens are those of the recorded turns. What the engines generated beyond them was cut by preemptions, as far as the progress
+says so, or is `unrecorded`, so that the parts always add up to the whole.
 """
 
 from collections import Counter, defaultdict
@@ -49,7 +49,9 @@ def usage_of(
     row = UsageRow(document.tenant, document.namespace, document.job, recorded, agents)
     if progress is None:
         return row
-    unrecorded = UsageAmounts.generated({TokenUse.UNRECORDED: max(0, progress.tokens - recorded.generated_tokens)})
+    rest = max(0, progress.tokens - recorded.generated_tokens)
+    cut = min(rest, progress.amounts.preempted_tokens)
+    unrecorded = UsageAmounts.generated({TokenUse.PREEMPTED: cut, TokenUse.UNRECORDED: rest - cut})
     return replace(row, amounts=progress.completed(recorded + unrecorded))
 
 

@@ -77,6 +77,10 @@ class Experience:
         repeats = self._repeats.pop(episode.group, {})
         return self._complete([members[key] for key in sorted(members)], tuple(repeats.values()))
 
+    def ended(self, group: str) -> list[int]:
+        """Return the members that have ended of a group that is not complete."""
+        return sorted(self._members.get(group, ()))
+
     def faults(self) -> Counter[str]:
         """Return the number of faults by class in groups that are not complete yet."""
         return count_faults([episode for members in self._members.values() for episode in members.values()])

@@ -1,8 +1,8 @@
 """When an admitted job issues no tasks: its tenant is over a quota, or the job is preempted. Pure.
 
 A preempted job stops at a step boundary: it begins no step and no evaluation, and has a limited time for its groups in
-flight. Groups that are not complete by then are played again after the next admission, under the same pins and from the
-turns on record.
+flight. Of groups that are not complete by then, the members that have not ended are played again after the next admission,
+under the same pins. `metering` counts the plays that were cut, and the job is not charged for them.
 """
 
 from dataclasses import dataclass

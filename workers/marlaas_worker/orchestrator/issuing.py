@@ -48,7 +48,7 @@ class TaskIssuer:
                 await self._pin(task.group, state.issued_versions)
             await self._pin(task.group, state.tasks.past.versions)
             if task.group not in queued:
-                await self._records.publish_task(task)
+                await self._records.publish_task(task, state.ended(task.group))
             failpoint("orchestrator.issue.after_task")
 
     async def sampled_from(self, state: JobState, group: CompleteGroup) -> dict[str, int]:

@@ -182,6 +182,10 @@ class JobState:
             if group is not None:
                 self.groups.complete[index] = group
 
+    def ended(self, group: str) -> list[int]:
+        """Return the members that have ended of a group that is not complete."""
+        return self._experience.ended(group)
+
     def is_open(self, episode: Episode) -> bool:
         """Return whether an episode belongs to the evaluation in progress, or to a group that is issued and not recorded."""
         if episode.split is Split.EVAL:

@@ -6,6 +6,8 @@ A sandbox's word counts only for the seconds of its episodes.
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
 
 from marlaas_api import subjects
 from marlaas_api.blobs import Blobs
@@ -14,19 +16,47 @@ from marlaas_api.errors import Permanent
 from marlaas_api.messages import Episode, TokenUse, Turn, UsageAmounts
 from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.messages.usage import merged
-from marlaas_api.names import JobRef, attempt_of, episode_id
+from marlaas_api.names import PREEMPTION_STRIDE, JobRef, attempt_of, episode_id
 from marlaas_api.wire import unpack
 from marlaas_worker.orchestrator.experience import CompleteGroup
 
 MAX_READS = 16
 MAX_PLAYS = 4096
 MAX_EARLIER = 32
-"""Earlier attempts that are looked for, at most. A turn that waits raises the number of its attempt by many."""
+"""Earlier attempts that are looked for, at most: after the last preemption, and after each one before. A turn that waits raises
+the number of its attempt by many.
+"""
+MAX_EARLIER_PREEMPTIONS = 8
 
 AgentAmounts = dict[str, UsageAmounts]
 """Usage by agent."""
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Play:
+    """Usage of one play of a member, by agent.
+
+    Attributes:
+        first, last: preemptions of the job before the first and before the last of its turns.
+    """
+
+    amounts: AgentAmounts
+    first: int
+    last: int
+
+    @property
+    def cut(self) -> AgentAmounts:
+        """The usage, if a preemption of the job cut the play."""
+        return {agent: one.preempted() for agent, one in self.amounts.items()}
+
+    def settled(self, use: TokenUse) -> AgentAmounts:
+        """Return the usage with all tokens counted by their use."""
+        return _settled(self.amounts, use)
+
+    def __add__(self, other: "_Play") -> "_Play":
+        return _Play(merged(self.amounts, other.amounts), min(self.first, other.first), max(self.last, other.last))
 
 
 class Metering:
@@ -44,7 +74,7 @@ class Metering:
         self._players = {agent.name: agent for agent in agents}
         self._reads = asyncio.Semaphore(MAX_READS)
         self._next_sequence = 1
-        self._plays: dict[str, AgentAmounts] = {}
+        self._plays: dict[str, _Play] = {}
         self._is_too_large = False
 
     async def of_groups(self, groups: Iterable[CompleteGroup]) -> dict[int, AgentAmounts]:
@@ -61,23 +91,33 @@ class Metering:
         return self._by_policy(_settled(await self._of_episodes(list(episodes)), TokenUse.EVALUATION))
 
     async def _of_group(self, group: CompleteGroup) -> AgentAmounts:
-        repeats = await asyncio.gather(*(self._of_play(one.episode) for one in group.repeats))
-        amounts = await self._of_episodes(group.episodes)
-        for repeated in repeats:
-            amounts = merged(amounts, _settled(repeated, TokenUse.REPEATED))
-        return self._by_policy(amounts)
+        return self._by_policy(await self._of_episodes(group.episodes, group.repeats))
 
-    async def _of_episodes(self, episodes: Sequence[Episode]) -> AgentAmounts:
-        """Return the usage of episodes that count, and of the attempts before each."""
-        plays = [(one, one.episode) for one in episodes]
-        earlier = [(one, name) for one in episodes for name in _earlier(one)]
-        found = await asyncio.gather(*(self._of_play(name) for _, name in [*plays, *earlier]))
+    async def _of_episodes(self, episodes: Sequence[Episode], repeats: Sequence[Episode] = ()) -> AgentAmounts:
+        """Return the usage of episodes that count, of the attempts before each, and of repeated plays."""
         part_s = sum(one.duration_s for one in episodes) / len(self._players)
         amounts = {agent: UsageAmounts(sandbox_s=part_s) for agent in self._players}
-        for (one, name), play in zip([*plays, *earlier], found, strict=True):
-            failed = one.fault is not None or name != one.episode
-            amounts = merged(amounts, _settled(play, TokenUse.FAILED) if failed else play)
+        found = await asyncio.gather(
+            *(self._of_member(one, [again for again in repeats if again.member == one.member]) for one in episodes)
+        )
+        for used_ in found:
+            amounts = merged(amounts, used_)
         return amounts
+
+    async def _of_member(self, episode: Episode, repeats: Sequence[Episode]) -> AgentAmounts:
+        """Return the usage of all plays of a member. episode: of the play that counts."""
+        own, *earlier = await asyncio.gather(*map(self._of_play, [episode.episode, *_earlier(episode)]))
+        again = await asyncio.gather(*(self._of_play(one.episode) for one in repeats))
+        played = [play for play in earlier if play is not None]
+        cut = _cut(played, own)
+        parts = [play.cut if play in cut else play.settled(TokenUse.FAILED) for play in played]
+        if own is not None:
+            parts.append(own.amounts if episode.fault is None else own.settled(TokenUse.FAILED))
+        for play in again:
+            if play is not None:
+                is_cut = own is not None and play.first > own.last  # it had been played before the preemption
+                parts.append(play.cut if is_cut else play.settled(TokenUse.REPEATED))
+        return reduce(merged, parts, {})
 
     async def _read_new(self) -> None:
         if self._is_too_large:
@@ -86,20 +126,22 @@ class Metering:
         for stored in await self._bus.replay(subjects.TURNS, subject, self._next_sequence):
             turn = await self._turn(stored.data)
             if turn is not None:
-                self._plays[turn.episode] = merged(self._plays.get(turn.episode, {}), self._used([turn]))
+                play, before = self._play([turn]), self._plays.get(turn.episode)
+                self._plays[turn.episode] = play if before is None else before + play
             self._next_sequence = max(self._next_sequence, stored.sequence + 1)
         if len(self._plays) > MAX_PLAYS:
             self._is_too_large = True
             self._plays.clear()
 
-    async def _of_play(self, name: str) -> AgentAmounts:
+    async def _of_play(self, name: str) -> _Play | None:
+        """Return what a play used; None if it has no turn."""
         if not self._is_too_large:
-            return self._plays.pop(name, {})
+            return self._plays.pop(name, None)
         subject = subjects.turn(self._ref.namespace, self._ref.name, name, "*")
         async with self._reads:
             stored = await self._bus.replay(subjects.TURNS, subject)
-            turns = [await self._turn(one.data) for one in stored]
-        return self._used([turn for turn in turns if turn is not None])
+            turns = [turn for one in stored if (turn := await self._turn(one.data)) is not None]
+        return self._play(turns) if turns else None
 
     def _by_policy(self, amounts: AgentAmounts) -> AgentAmounts:
         """Charge each agent's usage to the agent whose policy it plays. Tokens of past versions are never trained."""
@@ -110,9 +152,10 @@ class Metering:
             found = merged(found, {player.policy_name: own})
         return found
 
-    def _used(self, turns: Sequence[Turn]) -> AgentAmounts:
-        agents = {turn.agent for turn in turns}
-        return {name: used(one for one in turns if one.agent == name) for name in self._players if name in agents}
+    def _play(self, turns: Sequence[Turn]) -> _Play:
+        agents, numbers = {turn.agent for turn in turns}, [turn.num_preemptions for turn in turns]
+        amounts = {name: used(one for one in turns if one.agent == name) for name in self._players if name in agents}
+        return _Play(amounts, min(numbers), max(numbers))
 
     async def _turn(self, data: bytes) -> Turn | None:
         """Return a turn; None if it cannot be read. Its tokens are then unrecorded."""
@@ -142,6 +185,27 @@ def used(turns: Iterable[Turn]) -> UsageAmounts:
 
 
 def _earlier(episode: Episode) -> list[str]:
-    """Return the names of attempts before an episode; not every one was made."""
-    number = attempt_of(episode.episode)
-    return [episode_id(episode.group, episode.member, one) for one in range(max(1, number - MAX_EARLIER), number)]
+    """Return the names of attempts before an episode, in their order; not every one was made."""
+    preemptions, number = divmod(attempt_of(episode.episode), PREEMPTION_STRIDE)
+    attempts = [
+        before * PREEMPTION_STRIDE + one
+        for before in range(max(0, preemptions - MAX_EARLIER_PREEMPTIONS), preemptions)
+        for one in range(1, MAX_EARLIER + 1)
+    ]
+    own = range(max(1, number - MAX_EARLIER), number)
+    attempts += [preemptions * PREEMPTION_STRIDE + one for one in own]
+    return [episode_id(episode.group, episode.member, one) for one in attempts]
+
+
+def _cut(earlier: Sequence[_Play], counted: _Play | None) -> list[_Play]:
+    """Return the plays that preemptions cut: before each one, the last play, if the member's next turn came after it.
+
+    The rollout role records with each turn how often the job had been preempted, so a sandbox cannot feign a preemption.
+
+    Args:
+        earlier: plays of a member without an Episode, in the order of their attempts.
+        counted: its play that counts; None if that has no turn.
+    """
+    last = {play.last: play for play in earlier}
+    until = max(last, default=0) if counted is None else counted.first
+    return [play for number, play in last.items() if number < until]

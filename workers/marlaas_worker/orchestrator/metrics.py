@@ -67,6 +67,7 @@ def _tokens(of: str, amounts: UsageAmounts, labels: Mapping[str, str]) -> Iterat
 def _seconds(amounts: UsageAmounts, labels: Mapping[str, str]) -> Iterator[Sample]:
     seconds = {
         "engine": amounts.engine_s,
+        "preempted_engine": amounts.preempted_engine_s,
         "trainer": amounts.trainer_s,
         "sandbox": amounts.sandbox_s,
         "slot": amounts.slot_s,

@@ -52,9 +52,9 @@ class OwnedJob:
         self.wake, self.moved = asyncio.Event(), True
         self._context, self._reports, self._room = context, shared.reports, shared.room
         self._policies, self._num_jobs = shared.policies, shared.num_jobs
-        self._records = Records(context, document)
-        self._issuer = TaskIssuer(self._records, shared.reports)
         self.times = AdmittedTime.of(before, context.now())
+        self._records = Records(context, document, self.times.num_preemptions)
+        self._issuer = TaskIssuer(self._records, shared.reports)
         self.stops, self._given_up = Stops(), GivenUp()
         self._usage = JobUsage.of(document.uid, before)
         self._retention = Retention(context.bus, document.ref, context.now)

@@ -80,13 +80,13 @@ class ProgressStore:
         self._gain(before, progress)
 
     def take_gained(self) -> dict[str, tuple[float, float]]:
-        """Return, by tenant, the generated tokens and trainer seconds that were written since the last call."""
+        """Return, by tenant, the charged tokens and trainer seconds that were written since the last call."""
         gained, self._gained = self._gained, {}
         return gained
 
     def _gain(self, before: Progress | None, progress: Progress) -> None:
         tokens, trainer_s = self._gained.get(progress.tenant, (0.0, 0.0))
-        tokens += max(0, progress.tokens - (before.tokens if before else 0))
+        tokens += _charged(progress) - (_charged(before) if before else 0)
         trainer_s += max(0.0, progress.trainer_s - (before.trainer_s if before else 0.0))
         self._gained[progress.tenant] = tokens, trainer_s
 
@@ -120,6 +120,12 @@ class ProgressStore:
         if self._bucket is None:
             self._bucket = await self._bus.bucket(subjects.PROGRESS)
         return self._bucket
+
+
+def _charged(progress: Progress) -> int:
+    """Return the generated tokens without those that preemptions cut, as far as they are known."""
+    recorded = sum(amounts.preempted_tokens for amounts in progress.usage.values())
+    return progress.tokens - progress.preempted_tokens - recorded
 
 
 class PublishedAdmissions:

@@ -135,9 +135,10 @@ class RateLimit:
     rate: float = 0.0
 
     def use(self, amount: float, rate: float, now: float) -> None:
-        """Add what was used since the last call. rate: allowed per second."""
+        """Add what was used since the last call. amount: negative if use is taken back. rate: allowed per second."""
         elapsed = max(0.0, now - self.at) if self.at is not None else 0.0
-        self.level, self.at, self.rate = max(0.0, self.level - rate * elapsed) + amount, now, rate
+        left = max(0.0, self.level - rate * elapsed)
+        self.level, self.at, self.rate = max(0.0, left + amount), now, rate
 
     def is_empty(self, now: float) -> bool:
         """Return whether nothing is left by now, if nothing was used since the last call."""
@@ -175,7 +176,7 @@ class Pacing:
         """Note the use.
 
         Args:
-            gained: by tenant, generated tokens and trainer seconds since the last call.
+            gained: by tenant, charged tokens and trainer seconds since the last call.
             now: unix seconds.
         """
         self._reasons = {}

@@ -59,10 +59,14 @@ class LostLease(Exception):
 
 @dataclass(slots=True)
 class Records:
-    """One job's records. Keeps the sequences and revisions that the next compare-and-set needs, by agent where agents have them."""
+    """One job's records. Keeps the sequences and revisions that the next compare-and-set needs, by agent where agents have them.
+
+    num_preemptions: of the job, before its last admission.
+    """
 
     context: RoleContext
     document: JobDocument
+    num_preemptions: int = 0
     _group_sequences: dict[str, int] = field(default_factory=dict)
     _logged: dict[str, deque[tuple[int, int]]] = field(default_factory=dict)
     _ledger_revision: int | None = None
@@ -209,10 +213,18 @@ class Records:
         await self._once(subjects.evaluation(self.ref.namespace, self.ref.name, self.ref.uid, record.version), record)
 
     async def queued(self) -> set[str]:
-        """Return the groups whose tasks are in the queue: not claimed yet, or being played."""
-        stored = await self.bus.replay(subjects.TASKS, subjects.task(self.ref.namespace, self.ref.name))
-        tasks = (decode_as(TaskMessage, one.data) for one in stored)
-        return {task.group for task in tasks if task.uid == self.ref.uid}
+        """Return the groups whose tasks are in the queue: not claimed yet, or being played.
+
+        Tasks that were issued before the last preemption are removed: their plays were cut.
+        """
+        subject = subjects.task(self.ref.namespace, self.ref.name)
+        stored = await self.bus.replay(subjects.TASKS, subject)
+        read = [(one.sequence, decode_as(TaskMessage, one.data)) for one in stored]
+        tasks = [(sequence, task) for sequence, task in read if task.uid == self.ref.uid]
+        cut = [sequence for sequence, task in tasks if task.num_preemptions < self.num_preemptions]
+        if cut:
+            await self.bus.purge(subjects.TASKS, subject, up_to=max(cut) + 1)
+        return {task.group for _, task in tasks if task.num_preemptions == self.num_preemptions}
 
     async def open_tasks(self) -> None:
         """Create the consumer from which the job's sandboxes claim tasks; sandboxes may not create consumers."""
@@ -220,10 +232,11 @@ class Records:
         name, subject = subjects.consumer(namespace, job, "sandbox"), subjects.task(namespace, job)
         await self.bus.consumer(subjects.TASKS, name, subject, ack_wait_s=subjects.TASK_ACK_WAIT_S)
 
-    async def publish_task(self, task: TaskMessage) -> None:
-        """Queue a task; a duplicate within two minutes changes nothing."""
-        subject = subjects.task(self.ref.namespace, self.ref.name)
-        await self.bus.publish(subject, encode(task), message_id=task.group)
+    async def publish_task(self, task: TaskMessage, ended: Sequence[int] = ()) -> None:
+        """Queue a task; a duplicate within two minutes changes nothing. ended: members that have an Episode."""
+        issued = {"num_preemptions": self.num_preemptions, "ended": tuple(ended)}
+        subject, name = subjects.task(self.ref.namespace, self.ref.name), f"{task.group}.{self.num_preemptions}"
+        await self.bus.publish(subject, encode(task.model_copy(update=issued)), message_id=name)
 
     async def keep_pin(self, agent: AgentSettings, episode: Episode) -> None:
         """Recreate the pin of an episode's group if it has expired; the version comes from the agent's last turn."""

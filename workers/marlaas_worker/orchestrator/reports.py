@@ -89,6 +89,12 @@ def queued(document: JobDocument, before: Progress | None, admission: Admission)
     return _progress(document, before, update)
 
 
+def preempted(document: JobDocument, before: Progress, why: str) -> Progress:
+    """Return the progress of a job that was preempted now."""
+    counted = before.model_copy(update={"num_preemptions": before.num_preemptions + 1})
+    return queued(document, counted, Admission(False, Reason.PREEMPTED, why))
+
+
 def admitted(document: JobDocument, before: Progress | None, times: AdmittedTime) -> Progress:
     """Return the progress of an admitted job whose records are not read yet."""
     update = {
@@ -173,9 +179,9 @@ def _untrained(state: JobState) -> str:
 
 
 def _why_untrained(usage: UsageAmounts) -> str:
-    if usage.generated_tokens == 0:
+    if usage.charged_tokens == 0:
         return "never called"
-    is_lost = usage.generated_tokens == usage.failed_tokens + usage.repeated_tokens
+    is_lost = usage.charged_tokens == usage.failed_tokens + usage.repeated_tokens
     return "all its turns were lost to faults" if is_lost else "no group had signal for it"
 
 

@@ -13,7 +13,7 @@ from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import JobDocument, JobVerdict, Phase, PolicyRecord, Progress, ReplicaReport, concerns_loop
 from marlaas_api.reasons import Reason
 from marlaas_worker.orchestrator import reports as job_reports
-from marlaas_worker.orchestrator.admission import Admission, AdmissionQueue
+from marlaas_worker.orchestrator.admission import AdmissionQueue
 from marlaas_worker.orchestrator.admission_inputs import AdmissionInputs
 from marlaas_worker.orchestrator.deletion import Deletions, Doomed
 from marlaas_worker.orchestrator.lease import LeaderLease
@@ -190,7 +190,7 @@ class _Service:
                 owned.revise(document)
 
     async def _displace(self) -> None:
-        """Queue the preempted jobs that have stopped at a step boundary.
+        """Queue the preempted jobs that have stopped at a step boundary. Their tasks are issued again after the next admission.
 
         Their progress is written after their loop was cancelled: a kill in between leaves them admitted.
         """
@@ -199,11 +199,12 @@ class _Service:
                 document, progress, why = owned.document, self._progress(owned), owned.stops.gives_way
                 await self._running.stop(owned)
                 log.info("preempted job %s: %s", document.ref, why)
-                await self._progress_store.put(
-                    job_reports.queued(document, progress, Admission(False, Reason.PREEMPTED, why))
-                )
+                await self._progress_store.put(job_reports.preempted(document, progress, why))
+                failpoint("orchestrator.preempt.after_progress")
                 self._queue.left(document)
-                await Records(self._context, document).emit(Reason.PREEMPTED, why)
+                records = Records(self._context, document)
+                await records.forget_tasks()
+                await records.emit(Reason.PREEMPTED, why)
 
     def _forget(self, documents: dict[str, JobDocument]) -> None:
         """Start the deletion of deleted jobs, and of earlier jobs whose name a later job has taken."""

@@ -1,7 +1,7 @@
 """Usage of a job: tokens, rates and accelerator seconds from the replicas' running totals, and times of admission."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,8 @@ class JobUsage:
     window_s: float = 15.0
     tokens: RunningTotal = field(default_factory=RunningTotal)
     engine_s: RunningTotal = field(default_factory=RunningTotal)
+    preempted_tokens: RunningTotal = field(default_factory=RunningTotal)
+    preempted_engine_s: RunningTotal = field(default_factory=RunningTotal)
     slot_s: RunningTotal = field(default_factory=RunningTotal)
     turn_bytes: RunningTotal = field(default_factory=lambda: RunningTotal(since_seen=True))
     _points: deque[tuple[float, float]] = field(default_factory=deque)
@@ -50,12 +52,14 @@ class JobUsage:
         """
         if before is None:
             return cls(uid)
-        tokens = {name: float(number) for name, (number, _) in before.counted.items()}
-        seconds = {name: seconds for name, (_, seconds) in before.counted.items()}
+        tokens, seconds = _apart(before.counted)
+        cut_tokens, cut_seconds = _apart(before.counted_preempted)
         return cls(
             uid,
             tokens=RunningTotal(before.tokens, tokens),
             engine_s=RunningTotal(before.accelerator_s, seconds),
+            preempted_tokens=RunningTotal(before.preempted_tokens, cut_tokens),
+            preempted_engine_s=RunningTotal(before.preempted_engine_s, cut_seconds),
             slot_s=RunningTotal(before.slot_s, dict(before.counted_slot_s)),
         )
 
@@ -66,6 +70,8 @@ class JobUsage:
                 replica = f"{report.pool}/{report.replica}"
                 self.tokens.see(replica, report.job_tokens.get(self.uid, 0))
                 self.engine_s.see(replica, report.job_engine_s.get(self.uid, 0.0))
+                self.preempted_tokens.see(replica, report.job_preempted_tokens.get(self.uid, 0))
+                self.preempted_engine_s.see(replica, report.job_preempted_engine_s.get(self.uid, 0.0))
                 self.slot_s.see(replica, report.job_slot_s.get(self.uid, 0.0))
                 self.turn_bytes.see(replica, report.job_turn_bytes.get(self.uid, 0))
         self._points.append((now, self.tokens.total))
@@ -78,11 +84,10 @@ class JobUsage:
             "tokens": int(self.tokens.total),
             "tokens_per_s": self.tokens_per_s(),
             "accelerator_s": self.engine_s.total,
-            "counted": {
-                name: (int(number), self.engine_s.counted[name])
-                for name, number in self.tokens.counted.items()
-                if number or self.engine_s.counted[name]
-            },
+            "counted": _together(self.tokens, self.engine_s),
+            "preempted_tokens": int(self.preempted_tokens.total),
+            "preempted_engine_s": self.preempted_engine_s.total,
+            "counted_preempted": _together(self.preempted_tokens, self.preempted_engine_s),
             "slot_s": self.slot_s.total,
             "counted_slot_s": {name: seconds for name, seconds in self.slot_s.counted.items() if seconds},
         }
@@ -93,6 +98,18 @@ class JobUsage:
             return 0.0
         (start, before), (end, after) = self._points[0], self._points[-1]
         return (after - before) / (end - start) if end > start else 0.0
+
+
+def _apart(counted: Mapping[str, tuple[int, float]]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the counted tokens and the counted seconds by replica."""
+    tokens = {name: float(number) for name, (number, _) in counted.items()}
+    return tokens, {name: seconds for name, (_, seconds) in counted.items()}
+
+
+def _together(tokens: RunningTotal, seconds: RunningTotal) -> dict[str, tuple[int, float]]:
+    """Return the counted tokens and seconds by replica, without those that have counted nothing."""
+    names = (name for name, number in tokens.counted.items() if number or seconds.counted[name])
+    return {name: (int(tokens.counted[name]), seconds.counted[name]) for name in names}
 
 
 LATE_S = 10.0
@@ -139,17 +156,19 @@ class LateUse:
 
 @dataclass(frozen=True, slots=True)
 class AdmittedTime:
-    """Times of a job's admissions, unix seconds.
+    """Times of a job's admissions, unix seconds, and how often it was preempted.
 
     Attributes:
         started_at: its first admission.
         admitted_at: its last admission.
         counted_from: `now` minus this is the total time for which it was admitted; a restart of its loop loses up to one second.
+        num_preemptions: how often it was preempted.
     """
 
     started_at: float
     admitted_at: float
     counted_from: float
+    num_preemptions: int = 0
 
     @classmethod
     def of(cls, before: Progress | None, now: float) -> "AdmittedTime":
@@ -157,14 +176,15 @@ class AdmittedTime:
         if before is None:
             return cls(now, now, now)
         since = before.admitted_at if before.admitted and before.admitted_at is not None else now
-        return cls(before.started_at or now, since, now - before.admitted_s)
+        return cls(before.started_at or now, since, now - before.admitted_s, before.num_preemptions)
 
-    def as_of(self, now: float) -> dict[str, float]:
-        """Return the fields of `Progress` that tell the times."""
+    def as_of(self, now: float) -> dict[str, Any]:
+        """Return the fields of `Progress` that tell the admissions."""
         return {
             "started_at": self.started_at,
             "admitted_at": self.admitted_at,
             "admitted_s": self.total_s(now),
+            "num_preemptions": self.num_preemptions,
         }
 
     def total_s(self, now: float) -> float:

@@ -52,7 +52,8 @@ class EngineMeter:
     """Engine time and generated tokens since the role's start, by job uid.
 
     busy_s: seconds with a non-empty batch. Each of n requests in the engine is charged 1/n of the time. tenant_tokens: computed
-    prompt and output tokens by tenant. agents: the same, recent ones, of agents of jobs with several policies.
+    prompt and output tokens by tenant. preempted_tokens, preempted_engine_s: of the totals by job, those of generations that were
+    cancelled after a preemption of the job. agents: the same, recent ones, of agents of jobs with several policies.
     """
 
     busy_s: float = 0.0
@@ -60,6 +61,8 @@ class EngineMeter:
     job_tokens: Counter[str] = field(default_factory=Counter)
     tenant_tokens: Counter[str] = field(default_factory=Counter)
     job_engine_s: dict[str, float] = field(default_factory=dict)
+    preempted_tokens: Counter[str] = field(default_factory=Counter)
+    preempted_engine_s: dict[str, float] = field(default_factory=dict)
     agents: RecentSums = field(default_factory=recent_tokens)
     decode: DecodeTime = field(default_factory=DecodeTime)
     _share_s: float = 0.0
@@ -86,6 +89,11 @@ class EngineMeter:
         if len(served.document.spec.policies) > 1:
             self.agents.add({served.policy_key: computed.cost}, now)
 
+    def preempt(self, uid: str, num_generated: int, share_s: float) -> None:
+        """Note that a preemption of the job cut a generation, which has left the engine and is charged."""
+        self.preempted_tokens[uid] += num_generated
+        self.preempted_engine_s[uid] = self.preempted_engine_s.get(uid, 0.0) + share_s
+
     def unfinished(self, num_prompt: int, running_s: float | None, max_tokens: int) -> Computed:
         """Estimate what the engine computed for a request that was cancelled or failed: the engine does not report it.
 
@@ -102,6 +110,8 @@ class EngineMeter:
         for uid in jobs:
             self.job_tokens.pop(uid, None)
             self.job_engine_s.pop(uid, None)
+            self.preempted_tokens.pop(uid, None)
+            self.preempted_engine_s.pop(uid, None)
         for tenant in [tenant for tenant in self.tenant_tokens if tenant not in tenants]:
             del self.tenant_tokens[tenant]
 

@@ -74,13 +74,14 @@ class RequestStage:
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """Inputs of one generation. began: when the request arrived, on the loop's clock."""
+    """Inputs of one generation. began: when the request arrived, on the loop's clock. num_preemptions: of its job until then."""
 
     request: GenerateRequest
     served: JobAgent
     adapter: AdapterRef
     prompt: Prompt
     began: float
+    num_preemptions: int
 
     @property
     def account(self) -> Account:
@@ -136,14 +137,14 @@ class Generation:
             if recorded is not None:
                 return require_same(recorded, request)
         stage.enter(f"no version of agent {request.agent} was verified yet")
-        document = served.document
+        document, num_preemptions = served.document, self.policies.num_preemptions(request.ref)
         newest = partial(
             self.versions.proven.newest_of, served.adapter(0), document.tenant, document.spec.training.max_staleness
         )
         adapter = served.adapter(await self.pins.version(request, document, newest))
         if (caller := past_caller(request, document)) is not None:
             self.versions.proven.past.note(adapter, *caller, _clock())
-        order = _Order(request, served, adapter, await self._extend(request), began)
+        order = _Order(request, served, adapter, await self._extend(request), began, num_preemptions)
         drawn = await self._draw(order, stage)
         stage.enter("it was being recorded", self.histories.log.explain)
         turn = self._turn(order, drawn)
@@ -217,7 +218,7 @@ class Generation:
         stage.enter("it waited within the engine")
         entered = _clock()
         mark = engine.meter.enter(entered)
-        computed = Computed()
+        computed, is_cut = Computed(), False
         try:
             completion = await self._generate(order, held, partial(_begin, stage, place))
             self.failures.generated(order.request.uid, order.prompt.ids)
@@ -226,11 +227,15 @@ class Generation:
             if stage.running_s is not None or isinstance(error, asyncio.CancelledError):
                 num_prompt, most = len(order.prompt.appended), _max_tokens(order, engine.limits)
                 computed = engine.meter.unfinished(num_prompt, stage.running_s, most)
+            is_preempted = self.policies.num_preemptions(order.request.ref) > order.num_preemptions
+            is_cut = is_preempted and isinstance(error, asyncio.CancelledError)
             raise  # Without a first token it was refused, or the engine was down.
         finally:
             share_s = engine.meter.leave(mark, order.request.uid, _clock())
             place.cost = computed.cost
             engine.meter.charge(order.account, computed, order.served, _clock())
+            if is_cut:
+                engine.meter.preempt(order.request.uid, computed.num_generated, share_s)
         engine.limiter.outputs.note(order.request.uid, computed.num_generated)
         engine.meter.decode.note(stage.running_s or 0.0, computed.num_generated)
         return _Drawn(completion, sha256, entered - order.began, _clock() - entered, share_s)
@@ -283,6 +288,7 @@ class Generation:
                 engine_s=drawn.engine_s,
                 share_s=drawn.share_s,
             ),
+            num_preemptions=order.num_preemptions,
             replica=self.context.name,
             at=self.context.now(),
         )

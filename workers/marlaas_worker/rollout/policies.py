@@ -15,7 +15,16 @@ from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import GenerateRequest, JobAgent, JobDocument, Pin, PolicyRecord, Progress, agents_on
 from marlaas_api.messages.agent_settings import AgentSettings
-from marlaas_api.names import BRANCH_TURNS, AdapterRef, JobRef, end_of_turns, group_token, is_attempt
+from marlaas_api.names import (
+    BRANCH_TURNS,
+    PREEMPTION_STRIDE,
+    AdapterRef,
+    JobRef,
+    attempt_of,
+    end_of_turns,
+    group_token,
+    is_attempt,
+)
 from marlaas_worker.rollout.bounded_cache import BoundedCache
 
 PINS_BYTES = 16 << 20
@@ -102,8 +111,15 @@ class Policies:
         for served in agents_on(self._pool, document):
             if served.agent.name == played:
                 _check(request, document)
+                if attempt_of(request.episode) // PREEMPTION_STRIDE > self.num_preemptions(job):
+                    await self._progress.read(job.key)
                 return served
         raise RequestRefused(f"job {job} has no agent {request.agent!r} on pool {self._pool}")
+
+    def num_preemptions(self, job: JobRef) -> int:
+        """Return how often a job was preempted."""
+        progress = self._progress.get(job.key)
+        return progress.num_preemptions if progress is not None and progress.uid == job.uid else 0
 
     async def record(self, adapter: AdapterRef) -> PolicyRecord | None:
         """Return the agent's policy record; None if there is none for this job.

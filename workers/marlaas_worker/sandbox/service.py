@@ -212,7 +212,7 @@ class _Supervisor:
 
     async def _play_group(self, task: TaskMessage, num_delivered: int, queued: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
-            for member in range(task.group_size):
+            for member in sorted({*range(task.group_size)} - {*task.ended}):
                 group.create_task(self._play_member(task, member, num_delivered), name=f"sandbox {task.group}-{member}")
             queued.set()
 
@@ -229,7 +229,7 @@ class _Supervisor:
         A play that was abandoned because a turn waited too long is not an attempt.
         """
         max_attempts = self._document.spec.environment.max_attempts
-        attempt = (num_delivered - 1) * max_attempts + 1
+        attempt = task.num_preemptions * names.PREEMPTION_STRIDE + (num_delivered - 1) * max_attempts + 1
         if num_delivered > MAX_DELIVERIES:
             return _given_up(task, member, attempt)
         num_faults, num_waits = 0, 0

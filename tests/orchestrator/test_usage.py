@@ -1,0 +1,59 @@
+"""Use of jobs from the totals that replicas report: each token once, whatever is restarted."""
+
+from tests.harness import a_progress
+
+from marlaas_api.messages import Progress, ReplicaReport, UsageAmounts
+from marlaas_api.wire import decode_as, encode
+from marlaas_worker.orchestrator import reports
+from marlaas_worker.orchestrator.progress_store import ProgressStore
+from marlaas_worker.orchestrator.usage import AdmittedTime, JobUsage
+
+
+def test_a_job_that_goes_on_counts_every_total_of_a_replica_once(document):
+    """Replicas report totals since their start, in which its published progress is contained in part."""
+
+    def report(replica: str, tokens: int) -> ReplicaReport:
+        return ReplicaReport(
+            role="rollout",
+            pool="tiny",
+            replica=replica,
+            job_tokens={job.uid: tokens},
+            job_engine_s={job.uid: tokens / 10},
+            job_slot_s={job.uid: tokens / 5},
+            job_preempted_tokens={job.uid: tokens // 2},
+            job_preempted_engine_s={job.uid: tokens / 20},
+        )
+
+    job = document()
+    first = JobUsage.of(job.uid, None)
+    for tokens in (0, 600, 1000):
+        first.see([report("rollout-0", tokens)], tokens)
+    before = a_progress(job, **first.totals())
+    again = JobUsage.of(job.uid, decode_as(Progress, encode(before)))
+    again.see([report("rollout-0", 1000)], 1.0)
+    assert (again.tokens.total, again.engine_s.total) == (1000, 100.0)
+    again.see([report("rollout-0", 1200), report("rollout-1", 0)], 2.0)
+    again.see([report("rollout-0", 30), report("rollout-1", 50)], 3.0)  # the first was restarted
+    assert (again.tokens.total, again.engine_s.total, again.slot_s.total) == (1280, 128.0, 256.0)
+    assert (again.preempted_tokens.total, again.preempted_engine_s.total) == (640, 64.0)
+    between = JobUsage.of(job.uid, before)
+    between.see([report("rollout-0", 1500), report("rollout-1", 70)], 1.0)
+    assert (between.tokens.total, between.engine_s.total) == (1570, 157.0), "used while no orchestrator was there"
+    restarted = JobUsage.of(job.uid, before)
+    restarted.see([report("rollout-0", 40)], 1.0)
+    assert (restarted.tokens.total, restarted.preempted_tokens.total, restarted.preempted_engine_s.total) == (
+        1040,
+        520,
+        52.0,
+    )
+
+
+async def test_a_quota_of_tokens_counts_no_token_twice_when_a_job_is_preempted_and_resumes(harness, document):
+    job, store = document(), ProgressStore(harness.bus)
+    running = a_progress(job, tenant="team-a", tokens=50, admitted_at=1.0)
+    preempted = reports.preempted(job, running, "by tenant x")
+    resumed = reports.admitted(job, preempted, AdmittedTime.of(preempted, 9.0))
+    cut = {"usage": {"policy": UsageAmounts(preempted_tokens=4)}, "preempted_tokens": 6}
+    for level in (running, preempted, resumed, resumed.model_copy(update={"tokens": 80, **cut})):
+        await store.put(level)
+    assert store.take_gained() == {"team-a": (70.0, 0.0)}, "without those that the preemption cut"
