@@ -27,6 +27,8 @@ _STOP_S = 10.0
 _POLL_S = 0.02
 _EXIT_POLL_S = 0.25
 """Between two looks whether a running server has exited. With `_POLL_S`, they took a tenth of the CPU of `marlaas run`."""
+_GOGC = "50"
+"""Go's garbage collector begins when the heap has grown by half, not to twice its size (unless the user has set GOGC): it is below 50 MiB."""
 _PR_SET_PDEATHSIG = 1
 # The server reserves each stream's max_bytes against this limit. It may exceed the disk, for example of a laptop; a full
 # disk is reported by the write that fails.
@@ -139,6 +141,7 @@ class EmbeddedNats:
                     stdout=log,
                     stderr=log,
                     pass_fds=[lock.fileno()],
+                    env={"GOGC": _GOGC, **os.environ},
                     start_new_session=True,
                     preexec_fn=_dies_with(os.getpid()),
                 )

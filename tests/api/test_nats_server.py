@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from marlaas_api.nats_server import MAX_PAYLOAD_BYTES, EmbeddedNats, ServerFailed
@@ -49,6 +50,17 @@ async def test_it_listens_with_jetstream_and_room_for_large_messages(server: Emb
     assert info["jetstream"]
     assert info["max_payload"] == MAX_PAYLOAD_BYTES
     assert server.url == f"nats://127.0.0.1:{server.port}"
+
+
+async def test_it_collects_garbage_early_unless_the_user_has_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for chosen in ("200", None):
+        monkeypatch.setenv("GOGC", chosen or "")
+        if chosen is None:
+            monkeypatch.delenv("GOGC")
+        async with EmbeddedNats(tmp_path / str(chosen)) as server:
+            assert psutil.Process(server.pid).environ()["GOGC"] == (chosen or "50")
 
 
 async def test_a_given_port_is_used(tmp_path: Path) -> None:
