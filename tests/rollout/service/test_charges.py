@@ -3,11 +3,8 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import pytest
-
 from marlaas_api import subjects
 from marlaas_api.messages import ReplicaReport, ReplyPhase
-from marlaas_worker.rollout import service
 from marlaas_worker.rollout.accounts import OtherReplicas
 from marlaas_worker.rollout.engine_meter import DecodeTime
 
@@ -84,20 +81,6 @@ def test_only_the_growth_of_another_replicas_totals_counts() -> None:
     assert others.growth("a", {"t": 15, "u": 2}) == {"t": 5, "u": 2}
     others.forget("a")
     assert others.growth("a", {"t": 2000}) == {}, "its report was gone for a while"
-
-
-@pytest.fixture
-def roles(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The rollout roles that the test starts."""
-    roles: list[Any] = []
-
-    class Recorded(service._Rollout):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            roles.append(self)
-
-    monkeypatch.setattr(service, "_Rollout", Recorded)
-    return roles
 
 
 async def test_an_episode_is_open_while_its_request_waits_for_its_version(harness: Any, roles: list[Any]) -> None:
