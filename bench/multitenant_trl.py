@@ -103,15 +103,7 @@ class Play:
 
 
 def main() -> None:
-    import torch
-    from datasets import Dataset
-    from peft import LoraConfig
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
-
-    from bench.trl_data import LAYERS
-    from marlaas.models.curriculum import calculator_task
-    from marlaas_api.names import Split, derive_seed
+    from transformers import TrainerCallback
 
     class Clock(TrainerCallback):  # type: ignore[misc]
         """Times of the steps' ends."""
@@ -122,28 +114,30 @@ def main() -> None:
         def on_step_end(self, *_: Any, **__: Any) -> None:
             self.ends.append(time.monotonic())
 
-    model, job = sys.argv[1], yaml.safe_load(Path(sys.argv[2]).read_text())
-    tokenizer, training = AutoTokenizer.from_pretrained(model, padding_side="left"), job["training"]
-    tasks = [calculator_task(Split.TRAIN, derive_seed(training["seed"], at)) for at in range(GROUPS_PER_STEP * 64)]
-    adapter, clock = job["agents"][0]["adapter"], Clock()
-    trainer = GRPOTrainer(
+    clock = Clock()
+    _trainer(sys.argv[1], yaml.safe_load(Path(sys.argv[2]).read_text()), clock).train()
+    print(json.dumps({"step_ends": clock.ends}), flush=True)
+
+
+def _trainer(model: str, job: dict[str, Any], clock: Any) -> Any:
+    """Return TRL's trainer of a job. clock: a callback."""
+    import torch
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import GRPOTrainer
+
+    from bench.trl_data import LAYERS
+    from marlaas.models.curriculum import calculator_task
+    from marlaas_api.names import Split, derive_seed
+
+    tokenizer, seed = AutoTokenizer.from_pretrained(model, padding_side="left"), job["training"]["seed"]
+    tasks = [calculator_task(Split.TRAIN, derive_seed(seed, at)) for at in range(GROUPS_PER_STEP * 64)]
+    adapter = job["agents"][0]["adapter"]
+    return GRPOTrainer(
         AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
         reward_funcs=lambda completions, **_: [float(len(one[0]["content"]) % 2) for one in completions],
-        args=GRPOConfig(
-            output_dir=tempfile.mkdtemp(),
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            per_device_train_batch_size=GROUP_SIZE * GROUPS_PER_STEP,
-            num_generations=GROUP_SIZE,
-            max_completion_length=job["rollout"]["maxTokens"],
-            max_steps=1 + training["steps"],
-            learning_rate=float(training["optimizer"]["learningRate"]),
-            beta=0.0,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-        ),
+        args=_config(job),
         train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": one.prompt}]} for one in tasks]),
         processing_class=tokenizer,
         peft_config=LoraConfig(
@@ -152,8 +146,27 @@ def main() -> None:
         rollout_func=Play(job, tokenizer).rollout,
         callbacks=[clock],
     )
-    trainer.train()
-    print(json.dumps({"step_ends": clock.ends}), flush=True)
+
+
+def _config(job: dict[str, Any]) -> Any:
+    """Return the arguments of TRL's trainer; one step more than the job has, because the first includes the start."""
+    from trl import GRPOConfig
+
+    return GRPOConfig(
+        output_dir=tempfile.mkdtemp(),
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        per_device_train_batch_size=GROUP_SIZE * GROUPS_PER_STEP,
+        num_generations=GROUP_SIZE,
+        max_completion_length=job["rollout"]["maxTokens"],
+        max_steps=1 + job["training"]["steps"],
+        learning_rate=float(job["training"]["optimizer"]["learningRate"]),
+        beta=0.0,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ _DATA_STRUCTURES = (
             "kv_budget",
             "engine_meter",
             "engine_failures",
+            "turn_record",
             "paging",
             "reload_pace",
             "slot_table",

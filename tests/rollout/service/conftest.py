@@ -11,6 +11,7 @@ from tests.rollout.service.scripted import LIMITS, ScriptedEngine
 
 from marlaas_api.bus_nats import connect
 from marlaas_api.nats_server import EmbeddedNats
+from marlaas_worker.rollout import reload_pace, service
 
 
 @pytest.fixture
@@ -49,3 +50,24 @@ def make_engine() -> Callable[..., ScriptedEngine]:
         return engine
 
     return make
+
+
+@pytest.fixture
+def roles(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The rollout roles that the test starts."""
+    roles: list[Any] = []
+
+    class Recorded(service._Rollout):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            roles.append(self)
+
+    monkeypatch.setattr(service, "_Rollout", Recorded)
+    return roles
+
+
+@pytest.fixture
+def brief_quanta(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a version lose its slot as soon as another one needs it."""
+    for bound in ("MIN_QUANTUM_S", "MAX_QUANTUM_S"):
+        monkeypatch.setattr(reload_pace, bound, 0.01)

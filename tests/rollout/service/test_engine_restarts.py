@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from marlaas_api.errors import Permanent
-from marlaas_api.messages import ReplyPhase
+from marlaas_api.messages import ReplyPhase, StopReason
 from marlaas_worker.rollout import generation, requests, supervised_engine
 from marlaas_worker.rollout.self_test import SelfTestFailed
 from marlaas_worker.rollout.service import serve_engine
@@ -38,12 +38,21 @@ async def test_a_request_under_which_the_engine_always_dies_is_refused(harness, 
     monkeypatch.setattr(supervised_engine, "RESTART_BACKOFF_S", (0.0,))
     engine = make_engine(deaths=3)
     _, job = await harness.serving(engine)
+    generate = engine.generate
+
+    async def beside_one_beyond_the_context(*arguments):
+        if len(engine.calls) == 1:
+            assert (await harness.ask(job.request(index=1, append="x" * 2000))).stop_reason is StopReason.CONTEXT
+        return await generate(*arguments)
+
+    engine.generate = beside_one_beyond_the_context
     reply = await harness.ask(job.request())
     assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, False)
     assert (
         reply.error
         == "the engine failed 3 times while it ran the prompt of turn uid1-t0-0-1.0; last: this request killed it"
     )
+    assert len(engine.calls) == 3
     assert not reply.stops_engine, "the engine generated nothing else: it may fail for another reason"
     assert (await harness.ask(job.request())).phase is ReplyPhase.RESULT
 

@@ -8,7 +8,7 @@ import pytest
 
 from marlaas_api import subjects
 from marlaas_api.messages import GenerateRequest, ReplyPhase
-from marlaas_worker.rollout import accounts, reload_pace, requests, service
+from marlaas_worker.rollout import accounts, requests, service
 from marlaas_worker.rollout.accounts import GONE_S, GoneJobs
 
 NUM_JOBS, AT_ONCE = 200, 10
@@ -82,22 +82,13 @@ async def play(harness: Any, number: int) -> None:
         await (await harness.bus.bucket(bucket)).delete(key)
 
 
+@pytest.mark.usefixtures("brief_quanta")
 async def test_after_200_short_jobs_nothing_of_them_is_left(
-    harness: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    harness: Any, make_engine: Callable[..., Any], roles: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    roles: list[Any] = []
-
-    class Recorded(service._Rollout):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            roles.append(self)
-
-    monkeypatch.setattr(service, "_Rollout", Recorded)
     monkeypatch.setattr(service, "REREAD_S", 0.05)
     monkeypatch.setattr(accounts, "GONE_S", 0.0)
     monkeypatch.setattr("marlaas_worker.rollout.accounts.OPEN_S", 0.0)
-    for bound in ("MIN_QUANTUM_S", "MAX_QUANTUM_S"):
-        monkeypatch.setattr(reload_pace, bound, 0.01)
     await harness.replica(engine=make_engine(limits={"slots": AT_ONCE}))
     for first in range(0, NUM_JOBS, AT_ONCE):
         await asyncio.gather(*(play(harness, number) for number in range(first, first + AT_ONCE)))

@@ -14,12 +14,7 @@ from marlaas_api.names import AdapterRef
 from marlaas_worker.rollout import reload_pace
 from marlaas_worker.rollout.adapter_cache import AdapterCache
 
-
-@pytest.fixture(autouse=True)
-def brief_quanta(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a version lose its slot as soon as another one needs it."""
-    for bound in ("MIN_QUANTUM_S", "MAX_QUANTUM_S"):
-        monkeypatch.setattr(reload_pace, bound, 0.01)
+pytestmark = pytest.mark.usefixtures("brief_quanta")
 
 
 def count_scores(engine: Any) -> list[str]:

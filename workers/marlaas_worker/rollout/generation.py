@@ -12,22 +12,20 @@ from functools import partial
 from itertools import count
 from weakref import WeakValueDictionary
 
-from marlaas_api.messages import GenerateRequest, JobAgent, Meter, StopReason, Turn
-from marlaas_api.names import AdapterRef, request_id, sampling_seed
-from marlaas_api.wire import pack_ids, pack_logprobs
+from marlaas_api.messages import GenerateRequest, JobAgent, StopReason, Turn
+from marlaas_api.names import request_id, sampling_seed
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.role import RoleContext
-from marlaas_worker.rollout.accounts import Account, account_of
+from marlaas_worker.rollout.accounts import account_of
 from marlaas_worker.rollout.conversation import (
     Prompt,
     Tokenizer,
-    beginning,
     conclude,
     extend,
     num_characters,
     read_reply,
 )
-from marlaas_worker.rollout.engine import Began, Completion, EngineDown, EngineLimits, Sampling
+from marlaas_worker.rollout.engine import Began, Completion, EngineDown, Sampling
 from marlaas_worker.rollout.engine_failures import MAX_ENGINE_FAILURES, EngineFailures, Failures
 from marlaas_worker.rollout.engine_meter import Computed
 from marlaas_worker.rollout.kv_budget import Place
@@ -35,10 +33,10 @@ from marlaas_worker.rollout.policies import Pins, Policies, past_caller
 from marlaas_worker.rollout.slots import Held
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 from marlaas_worker.rollout.turn_log import Histories, key_of, require_same
+from marlaas_worker.rollout.turn_record import Drawn, Order, turn_record
 from marlaas_worker.rollout.versions import Versions
 
 _LONG_CHARACTERS = 16_384
-_COPIED = {"namespace", "job", "uid", "agent", "group", "member", "episode", "turn", "parent"}
 _OUT_OF_CONTEXT = Completion((), (), StopReason.CONTEXT)
 
 
@@ -70,33 +68,6 @@ class RequestStage:
 
     def __str__(self) -> str:
         return self.doing if self.why is None else f"{self.doing} ({self.why()})"
-
-
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """Inputs of one generation. began: when the request arrived, on the loop's clock. num_preemptions: of its job until then."""
-
-    request: GenerateRequest
-    served: JobAgent
-    adapter: AdapterRef
-    prompt: Prompt
-    began: float
-    num_preemptions: int
-
-    @property
-    def account(self) -> Account:
-        return account_of(self.served.document, self.request.agent)
-
-
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """A completion with the sha256 of its adapter, its queue and engine times, and its share of the engine's time, in seconds."""
-
-    completion: Completion
-    sha256: str
-    queue_s: float = 0.0
-    engine_s: float = 0.0
-    share_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -144,10 +115,11 @@ class Generation:
         adapter = served.adapter(await self.pins.version(request, document, newest))
         if (caller := past_caller(request, document)) is not None:
             self.versions.proven.past.note(adapter, *caller, _clock())
-        order = _Order(request, served, adapter, await self._extend(request), began, num_preemptions)
+        order = Order(request, served, adapter, await self._extend(request), began, num_preemptions)
         drawn = await self._draw(order, stage)
         stage.enter("it was being recorded", self.histories.log.explain)
-        turn = self._turn(order, drawn)
+        text = read_reply(self.tokenizer, drawn.completion.output_ids, drawn.completion.stop_reason)
+        turn = turn_record(order, drawn, text, self.context.name, self.context.now())
         recorded = await self.histories.log.record(turn)
         if recorded is turn:
             conversation = conclude(order.prompt, turn.text, drawn.completion.output_ids, turn.stop_reason)
@@ -166,7 +138,7 @@ class Generation:
         async with self._long_texts.setdefault(request.uid, asyncio.Lock()):
             return await asyncio.to_thread(tokenize)
 
-    async def _draw(self, order: _Order, stage: RequestStage) -> _Drawn:
+    async def _draw(self, order: Order, stage: RequestStage) -> Drawn:
         """Generate, and retry after engine restarts.
 
         The requests of a batch under which the engine failed are run again one at a time, among new requests: so a
@@ -192,7 +164,7 @@ class Generation:
                     return drawn
         raise self.failures.verdict(*prompt, known, request_id(order.request.episode, order.request.turn))
 
-    async def _run(self, order: _Order, stage: RequestStage, known: Failures, own: Failures) -> _Drawn | None:
+    async def _run(self, order: Order, stage: RequestStage, known: Failures, own: Failures) -> Drawn | None:
         """Generate once: wait for the version, then for a place in the engine; again if the version has lost its slot.
 
         known: failures with the prompt; after two, the request runs alone. Returns None if the engine failed with it meanwhile.
@@ -210,11 +182,11 @@ class Generation:
                 if held is not None:
                     return await self._run_on(order, held, place, stage)
 
-    async def _run_on(self, order: _Order, held: Held, place: Place, stage: RequestStage) -> _Drawn:
+    async def _run_on(self, order: Order, held: Held, place: Place, stage: RequestStage) -> Drawn:
         engine = self.engine
         sha256 = held.manifest.files[TENSORS_FILE].sha256
         if order.prompt.room(engine.limits.max_model_len) < 1:
-            return _Drawn(_OUT_OF_CONTEXT, sha256)
+            return Drawn(_OUT_OF_CONTEXT, sha256)
         stage.enter("it waited within the engine")
         entered = _clock()
         mark = engine.meter.enter(entered)
@@ -225,7 +197,7 @@ class Generation:
             computed = Computed(len(order.prompt.ids) - completion.cached_tokens, len(completion.output_ids))
         except BaseException as error:
             if stage.running_s is not None or isinstance(error, asyncio.CancelledError):
-                num_prompt, most = len(order.prompt.appended), _max_tokens(order, engine.limits)
+                num_prompt, most = len(order.prompt.appended), order.max_tokens(engine.limits)
                 computed = engine.meter.unfinished(num_prompt, stage.running_s, most)
             is_preempted = self.policies.num_preemptions(order.request.ref) > order.num_preemptions
             is_cut = is_preempted and isinstance(error, asyncio.CancelledError)
@@ -238,20 +210,20 @@ class Generation:
                 engine.meter.preempt(order.request.uid, computed.num_generated, share_s)
         engine.limiter.outputs.note(order.request.uid, computed.num_generated)
         engine.meter.decode.note(stage.running_s or 0.0, computed.num_generated)
-        return _Drawn(completion, sha256, entered - order.began, _clock() - entered, share_s)
+        return Drawn(completion, sha256, entered - order.began, _clock() - entered, share_s)
 
-    def _place(self, order: _Order, alone: bool) -> AbstractAsyncContextManager[Place]:
+    def _place(self, order: Order, alone: bool) -> AbstractAsyncContextManager[Place]:
         if order.prompt.room(self.engine.limits.max_model_len) < 1:
             return nullcontext(Place())  # The engine does not get the request.
         limiter, account = self.engine.limiter, order.account
         if alone:
             return limiter.alone(account)
-        expected = limiter.outputs.expected_tokens(account.job, _max_tokens(order, self.engine.limits))
+        expected = limiter.outputs.expected_tokens(account.job, order.max_tokens(self.engine.limits))
         num_appended = len(order.prompt.appended)
         kv_tokens = len(order.prompt.past) + num_appended + expected
         return limiter.place(account, num_appended, expected, kv_tokens)
 
-    async def _generate(self, order: _Order, held: Held, began: Began) -> Completion:
+    async def _generate(self, order: Order, held: Held, began: Began) -> Completion:
         request, document = order.request, order.served.document
         rollout = document.spec.rollout
         sampling = Sampling(
@@ -262,47 +234,10 @@ class Generation:
         call = f"{request_id(request.episode, request.turn)}/{next(self._calls)}"
         return await self.engine.generate(call, held.loaded, order.prompt.ids, sampling, began)
 
-    def _turn(self, order: _Order, drawn: _Drawn) -> Turn:
-        """Return the record. A prompt beyond the context window was not fed to the engine, so its ids are left out."""
-        request, prompt, completion = order.request, order.prompt, drawn.completion
-        fed = len(completion.output_ids) > 0 or completion.stop_reason is not StopReason.CONTEXT
-        append, tools = (request.append, request.tools) if fed else beginning(request)
-        return Turn(
-            **request.model_dump(include=_COPIED),
-            append=append,
-            tools=tools,
-            version=order.adapter.version,
-            adapter_sha256=drawn.sha256,
-            opens_segment=prompt.draft.opens_segment if fed else request.parent is None,
-            prompt_ids=pack_ids(prompt.appended) if fed else b"",
-            output_ids=pack_ids(completion.output_ids),
-            logprobs=pack_logprobs(completion.logprobs),
-            text=read_reply(self.tokenizer, completion.output_ids, completion.stop_reason),
-            stop_reason=completion.stop_reason,
-            temperature=order.served.document.spec.rollout.temperature,
-            meter=Meter(
-                prompt_tokens=len(prompt.past) + len(prompt.appended) if fed else 0,
-                cached_tokens=completion.cached_tokens,
-                output_tokens=len(completion.output_ids),
-                queue_s=drawn.queue_s,
-                engine_s=drawn.engine_s,
-                share_s=drawn.share_s,
-            ),
-            num_preemptions=order.num_preemptions,
-            replica=self.context.name,
-            at=self.context.now(),
-        )
-
 
 def _begin(stage: RequestStage, place: Place) -> None:
     stage.generate()
     place.begin()
-
-
-def _max_tokens(order: _Order, limits: EngineLimits) -> int:
-    """Return the most tokens that a request can generate."""
-    most = order.served.document.spec.rollout.max_tokens
-    return min(order.request.max_tokens or most, most, order.prompt.room(limits.max_model_len))
 
 
 def _clock() -> float:

@@ -1,0 +1,82 @@
+"""What a turn is generated from, what the engine has generated, and the record made of both. No engine and no I/O."""
+
+from dataclasses import dataclass
+
+from marlaas_api.messages import GenerateRequest, JobAgent, Meter, StopReason, Turn
+from marlaas_api.names import AdapterRef
+from marlaas_api.wire import pack_ids, pack_logprobs
+from marlaas_worker.rollout.accounts import Account, account_of
+from marlaas_worker.rollout.conversation import Prompt, beginning
+from marlaas_worker.rollout.engine import Completion, EngineLimits
+
+_COPIED = {"namespace", "job", "uid", "agent", "group", "member", "episode", "turn", "parent"}
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Inputs of one generation. began: when the request arrived, on the loop's clock. num_preemptions: of its job until then."""
+
+    request: GenerateRequest
+    served: JobAgent
+    adapter: AdapterRef
+    prompt: Prompt
+    began: float
+    num_preemptions: int
+
+    @property
+    def account(self) -> Account:
+        """The account that is charged."""
+        return account_of(self.served.document, self.request.agent)
+
+    def max_tokens(self, limits: EngineLimits) -> int:
+        """Return the most tokens that can be generated."""
+        most = self.served.document.spec.rollout.max_tokens
+        return min(self.request.max_tokens or most, most, self.prompt.room(limits.max_model_len))
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A completion with the sha256 of its adapter, its queue and engine times, and its share of the engine's time, in seconds."""
+
+    completion: Completion
+    sha256: str
+    queue_s: float = 0.0
+    engine_s: float = 0.0
+    share_s: float = 0.0
+
+
+def turn_record(order: Order, drawn: Drawn, text: str, replica: str, at: float) -> Turn:
+    """Return the record. A prompt beyond the context window was not fed to the engine, so its ids are left out.
+
+    Args:
+        text: the reply.
+        at: now, in unix seconds.
+    """
+    request, prompt, completion = order.request, order.prompt, drawn.completion
+    fed = len(completion.output_ids) > 0 or completion.stop_reason is not StopReason.CONTEXT
+    append, tools = (request.append, request.tools) if fed else beginning(request)
+    return Turn(
+        **request.model_dump(include=_COPIED),
+        append=append,
+        tools=tools,
+        version=order.adapter.version,
+        adapter_sha256=drawn.sha256,
+        opens_segment=prompt.draft.opens_segment if fed else request.parent is None,
+        prompt_ids=pack_ids(prompt.appended) if fed else b"",
+        output_ids=pack_ids(completion.output_ids),
+        logprobs=pack_logprobs(completion.logprobs),
+        text=text,
+        stop_reason=completion.stop_reason,
+        temperature=order.served.document.spec.rollout.temperature,
+        meter=Meter(
+            prompt_tokens=len(prompt.past) + len(prompt.appended) if fed else 0,
+            cached_tokens=completion.cached_tokens,
+            output_tokens=len(completion.output_ids),
+            queue_s=drawn.queue_s,
+            engine_s=drawn.engine_s,
+            share_s=drawn.share_s,
+        ),
+        num_preemptions=order.num_preemptions,
+        replica=replica,
+        at=at,
+    )
