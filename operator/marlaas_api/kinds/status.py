@@ -140,7 +140,7 @@ class AgentStatus(Status):
     )
     usage: UsageStatus | None = Field(
         None,
-        description="Usage of the agent in finished steps and evaluations, without the seconds of slots and of admission and the stored bytes, which are known for the job only.",
+        description="Usage of the agent in finished steps and evaluations, with the seconds of its slots and its stored bytes. The time of admission is known for the job only.",
     )
 
 

@@ -102,7 +102,7 @@ def test_each_agent_of_a_team_has_its_own_figures_and_a_player_those_of_its_role
         versions={"solver": 3, "critic": 2},
         promoted={"solver": 2, "critic": 1},
         adapters={"solver": "team-a/sums/u1/solver/v2", "critic": "team-a/sums/u1/critic/v1"},
-        usage={"solver": UsageAmounts(generated_tokens=8, trained_tokens=8)},
+        usage={"solver": UsageAmounts(generated_tokens=8, trained_tokens=8, slot_s=2.5, stored_bytes=7)},
         agents={
             "solver": AgentProgress(reward=0.5, eval_before=0.1, eval_last=0.9, staleness=1.0),
             "critic": AgentProgress(eval_last=0.25),
@@ -115,7 +115,7 @@ def test_each_agent_of_a_team_has_its_own_figures_and_a_player_those_of_its_role
     assert found["agents"] == [
         {
             **{"name": "solver", **solver, "reward": 0.5, "evalBefore": 0.1, "evalLast": 0.9, "staleness": 1.0},
-            "usage": {"generatedTokens": 8, "trainedTokens": 8},
+            "usage": {"generatedTokens": 8, "trainedTokens": 8, "slotSeconds": 2.5, "storedBytes": 7},
         },
         {"name": "critic", **critic, "evalLast": 0.25, "staleness": 0.0},
         {"name": "second", "policyVersion": 3, "promotedVersion": 2, "reward": 0.75, "staleness": 0.5},

@@ -1,11 +1,12 @@
 """Usage of a job: tokens, rates and accelerator seconds from the replicas' running totals, and times of admission."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from marlaas_api.messages import Progress, ReplicaReport
+from marlaas_api.messages import Progress, ReplicaReport, UsageAmounts
+from marlaas_api.messages.usage import merged
 from marlaas_api.names import JobRef
 
 
@@ -31,13 +32,16 @@ class RunningTotal:
 
 @dataclass(slots=True)
 class JobUsage:
-    """Tokens, seconds of engines and slots, and recorded bytes of one job, over all replicas of its pools."""
+    """Tokens, seconds of engines and slots, and recorded bytes of one job, over all replicas of its pools.
+
+    slot_s: by agent.
+    """
 
     uid: str
     window_s: float = 15.0
     tokens: RunningTotal = field(default_factory=RunningTotal)
     engine_s: RunningTotal = field(default_factory=RunningTotal)
-    slot_s: RunningTotal = field(default_factory=RunningTotal)
+    slot_s: dict[str, RunningTotal] = field(default_factory=dict)
     turn_bytes: RunningTotal = field(default_factory=lambda: RunningTotal(since_seen=True))
     _points: deque[tuple[float, float]] = field(default_factory=deque)
 
@@ -56,7 +60,10 @@ class JobUsage:
             uid,
             tokens=RunningTotal(before.tokens, tokens),
             engine_s=RunningTotal(before.accelerator_s, seconds),
-            slot_s=RunningTotal(before.slot_s, dict(before.counted_slot_s)),
+            slot_s={
+                agent: RunningTotal(before.usage[agent].slot_s, dict(counted))
+                for agent, counted in before.counted_slots.items()
+            },
         )
 
     def see(self, reports: list[ReplicaReport], now: float) -> None:
@@ -66,14 +73,22 @@ class JobUsage:
                 replica = f"{report.pool}/{report.replica}"
                 self.tokens.see(replica, report.job_tokens.get(self.uid, 0))
                 self.engine_s.see(replica, report.job_engine_s.get(self.uid, 0.0))
-                self.slot_s.see(replica, report.job_slot_s.get(self.uid, 0.0))
+                self._see_slots(replica, report.agent_slot_s.get(self.uid, {}))
                 self.turn_bytes.see(replica, report.job_turn_bytes.get(self.uid, 0))
         self._points.append((now, self.tokens.total))
         while self._points and now - self._points[0][0] > self.window_s:
             self._points.popleft()
 
+    def _see_slots(self, replica: str, slot_s: Mapping[str, float]) -> None:
+        for agent in {*self.slot_s, *slot_s}:
+            self.slot_s.setdefault(agent, RunningTotal()).see(replica, slot_s.get(agent, 0.0))
+
+    def with_slots(self, usage: Mapping[str, UsageAmounts]) -> dict[str, UsageAmounts]:
+        """Return the usage by agent with the seconds of its slots."""
+        return merged(usage, {agent: UsageAmounts(slot_s=one.total) for agent, one in self.slot_s.items()})
+
     def totals(self) -> dict[str, Any]:
-        """Return the fields of `Progress` that tell the usage."""
+        """Return the fields of `Progress` that tell the usage of the job as a whole, and what its parts contain."""
         return {
             "tokens": int(self.tokens.total),
             "tokens_per_s": self.tokens_per_s(),
@@ -83,8 +98,10 @@ class JobUsage:
                 for name, number in self.tokens.counted.items()
                 if number or self.engine_s.counted[name]
             },
-            "slot_s": self.slot_s.total,
-            "counted_slot_s": {name: seconds for name, seconds in self.slot_s.counted.items() if seconds},
+            "counted_slots": {
+                agent: {name: seconds for name, seconds in one.counted.items() if seconds}
+                for agent, one in self.slot_s.items()
+            },
         }
 
     def tokens_per_s(self) -> float:
@@ -111,7 +128,7 @@ def late(progress: Progress, reports: list[ReplicaReport], now: float) -> Progre
     """
     usage = JobUsage.of(progress.uid, progress)
     usage.see(reports, now)
-    kept = ("tokens_per_s", "slot_s", "counted_slot_s")
+    kept = ("tokens_per_s", "counted_slots")
     return progress.model_copy(update=usage.totals() | {name: getattr(progress, name) for name in kept})
 
 

@@ -277,7 +277,7 @@ class _Rollout:
             job_tokens=dict(meter.job_tokens),
             tenant_tokens=dict(meter.tenant_tokens),
             job_engine_s=dict(meter.job_engine_s),
-            job_slot_s=self._versions.slot_seconds.totals(now),
+            agent_slot_s=self._versions.slot_seconds.totals(now),
             agent_tokens=meter.agents.at(now),
             job_turn_bytes=dict(self._log.job_bytes),
             busy_s=meter.busy_s,
