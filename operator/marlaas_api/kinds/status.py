@@ -205,6 +205,9 @@ class WorkersStatus(Status):
 
     replicas: _Count | None = Field(None, description="Number of workers that exist.")
     ready: _Count | None = Field(None, description="Number of workers that are ready.")
+    start_seconds: float | None = Field(
+        None, description="Seconds until all workers were ready, the last time that they were not."
+    )
 
 
 class ModelPoolStatus(ObjectStatus):

@@ -104,6 +104,7 @@ def admitted(document: JobDocument, before: Progress | None, times: AdmittedTime
         "message": "admitted; reading its records",
         "started_at": times.started_at,
         "admitted_at": times.admitted_at,
+        "reason_at": times.admitted_at,
     }
     return _progress(document, before, update)
 
@@ -123,12 +124,19 @@ def failed(document: JobDocument, before: Progress | None, why: Finding, now: fl
 
 def _progress(document: JobDocument, before: Progress | None, said: Mapping[str, object]) -> Progress:
     steps = document.spec.training.steps
-    update = {**said, "generation": document.generation, "steps": steps, "tenant": document.tenant}
+    update = {"reason_at": None, **said, "generation": document.generation, "steps": steps, "tenant": document.tenant}
     if before is not None:
         return before.model_copy(update=update)
     return Progress.model_validate(
         {**update, "namespace": document.namespace, "job": document.job, "uid": document.uid}
     )
+
+
+def dated(progress: Progress, before: Progress | None) -> Progress:
+    """Return the progress of an admitted job with the time since which it has its reason. before: the published one."""
+    is_same = before is not None and before.admitted and before.reason == progress.reason
+    since = before.reason_at if before is not None and is_same else progress.reason_at
+    return progress.model_copy(update={"reason_at": progress.at if since is None else since})
 
 
 def promoted_versions(state: JobState) -> dict[str, int]:
