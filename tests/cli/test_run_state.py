@@ -84,6 +84,14 @@ def test_a_job_that_was_never_admitted_waits_since_its_creation_and_the_advice_i
     assert said.endswith(f"What to do: Wait while it starts. If it lasts, read the logs in {out}/.state/logs.")
 
 
+@pytest.mark.parametrize("reason", ["WaitingForPool", "WaitingForTrainer", "Training"])
+def test_a_running_job_says_for_how_long_it_waits_for_a_worker_of_its_pool(out: Path, reason: str) -> None:
+    leave(out, a_progress(JOB, reason=reason, reason_at=1018.0, admitted_at=1000.0, started_at=1000.0, at=1060.0))
+    said = why(out)
+    assert "has been running for 1 m 00 s" in said
+    assert (f"{reason} (for 42 s): " in said) is (reason != "Training")
+
+
 @pytest.mark.parametrize("names", [("policy",), ("solver", "critic")])
 def test_a_succeeded_job_says_where_its_adapters_are(out: Path, names: tuple[str, ...]) -> None:
     job = job_document("sums", spec={**STEPS, "agents": [{"name": name} for name in names]})

@@ -17,6 +17,7 @@ Shell = Any
 """The conftest's."""
 
 USED = {"generatedTokens": 100, "trainedTokens": 70, "staleTokens": 10, "openTokens": 20, "trainerSeconds": 2.5}
+USED |= {"slotSeconds": 6, "storedBytes": 3000}
 TENANT = """\
 apiVersion: marlaas.dev/v1alpha1
 kind: Tenant
@@ -32,7 +33,9 @@ def used(shell: Shell) -> Shell:
     shell.submit()
     shell.run("submit", shell.write(shell.job.replace("name: sums", "name: other")))
     shell.run("submit", shell.write(TENANT, "tenant.yaml"))
-    agents = [{"name": "policy", "policyVersion": 3, "usage": {"generatedTokens": 80, "trainedTokens": 70}}]
+    own = {"generatedTokens": 80, "trainedTokens": 70, "slotSeconds": 4.5, "storedBytes": 2000}
+    other = {"slotSeconds": 1.5, "storedBytes": 1000}
+    agents = [{"name": "policy", "policyVersion": 3, "usage": own}, {"name": "critic", "usage": other}]
     shell.set_status("rljob", "sums", {"tenant": shell.namespace, "usage": USED, "agents": agents})
     deleted = {"generatedTokens": 7, "failedTokens": 7}
     shell.set_status("tenant", shell.namespace, {"usage": USED | {"generatedTokens": 107}, "deletedUsage": deleted})
@@ -47,7 +50,7 @@ def test_a_cluster_shows_the_jobs_of_the_namespace_below_their_tenant(used: Shel
     said = used.run("usage")
     assert said.code == 0, said.err
     rows = [line.split()[0] for line in said.out.splitlines()]
-    assert rows == ["TENANT", used.namespace, f"{used.namespace}/other", f"{used.namespace}/sums"]
+    assert rows == ["TENANT", used.namespace, f"{used.namespace}/other", f"{used.namespace}/sums", "policy", "critic"]
 
 
 def test_csv_and_json_have_every_amount_and_json_also_those_of_agents(used: Shell) -> None:
@@ -62,6 +65,8 @@ def test_csv_and_json_have_every_amount_and_json_also_those_of_agents(used: Shel
     assert sums["trainer_s"] == "2.5"
     told = json.loads(used.run("usage", "--job", "sums", "--json").out)
     assert (told["open_tokens"], told["agents"]["policy"]["trained_tokens"]) == (20, 70)
+    held = [(one["slot_s"], one["stored_bytes"]) for one in (told, *told["agents"].values())]
+    assert held == [(6.0, 3000), (4.5, 2000), (1.5, 1000)]
 
 
 def test_in_all_namespaces_the_lines_add_up_to_the_tenants_total(used: Shell) -> None:
@@ -159,7 +164,8 @@ def two_tenants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / f"{name}.json").write_text(json.dumps(body))
 
     last = {"promptTokens": 5000, "generatedTokens": 2500, "trainedTokens": 1600, "staleTokens": 300, "openTokens": 600}
-    used = {"engineSeconds": 90, "trainerSeconds": 40.5, "sandboxSeconds": 30, "storedBytes": 3_000_000}
+    used = {"engineSeconds": 90, "trainerSeconds": 40.5, "sandboxSeconds": 30, "slotSeconds": 60}
+    used |= {"storedBytes": 3_000_000}
     months = {
         "amber": ({"generatedTokens": 500, "openTokens": 500, "storedBytes": 1_000_000}, last | used),
         "blue": ({"generatedTokens": 100}, {"generatedTokens": 150, "failedTokens": 50, "trainerSeconds": 2}),
@@ -182,15 +188,15 @@ def two_tenants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_period_is_shown_by_tenant_and_as_json_with_every_amount(two_tenants: None) -> None:
     january = ("usage", "--since", "2026-01-01T00:30Z", "--until", "2026-02-01T01:00")
     assert [line.rstrip() for line in invoke(*january).output.splitlines()] == [
-        "TENANT  FROM              TO                PROMPT  TOKENS  TRAINED  WASTED  ENGINE  TRAINER  SANDBOX    KEPT",
-        "amber   2026-01-01 00:00  2026-02-01 00:00   5.00k   2.00k      80%     15%     90s      40s      30s  3.00MB",
-        "blue    2026-01-01 00:00  2026-02-01 00:00       0      50       0%    100%       ·       2s        ·       ·",
-        "all                                          5.00k   2.05k      78%     17%     90s      42s      30s  3.00MB",
+        "TENANT  FROM              TO                PROMPT  TOKENS  TRAINED  WASTED  ENGINE  SLOTS  TRAINER  SANDBOX    KEPT",
+        "amber   2026-01-01 00:00  2026-02-01 00:00   5.00k   2.00k      80%     15%     90s    60s      40s      30s  3.00MB",
+        "blue    2026-01-01 00:00  2026-02-01 00:00       0      50       0%    100%       ·      ·       2s        ·       ·",
+        "all                                          5.00k   2.05k      78%     17%     90s    60s      42s      30s  3.00MB",
     ]
     counted = {"since": "2026-01-01T00:00:05Z", "until": "2026-02-01T00:00:07Z"}
     amber = {"prompt_tokens": 5000, "generated_tokens": 2000, "trained_tokens": 1600, "stale_tokens": 300}
     amber |= {"open_tokens": 100, "wasted_tokens": 300, "stored_bytes": 3_000_000}
-    seconds = {"engine_s": 90.0, "trainer_s": 40.5, "sandbox_s": 30.0}
+    seconds = {"engine_s": 90.0, "trainer_s": 40.5, "sandbox_s": 30.0, "slot_s": 60.0}
     blue = {"generated_tokens": 50, "failed_tokens": 50, "wasted_tokens": 50, "trainer_s": 2.0}
     nothing = UsageAmounts().as_dict()
     assert [json.loads(line) for line in invoke(*january, "--json").output.splitlines()] == [

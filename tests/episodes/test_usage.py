@@ -97,14 +97,18 @@ def test_the_parts_of_the_agents_are_the_whole_and_a_player_counts_for_its_polic
         ids = [pack_ids(list(range(size))) for size in (3, 20, 100)]
         records.append(joined(one, [turn(one, n, agent=agents[n].name, output_ids=own) for n, own in enumerate(ids)]))
     steps = [steps[0].model_copy(update={"dropped_tokens": 7, "usage": used})]
-    row = usage_of(document, records, steps, a_progress(document, tokens=300, accelerator_s=9.0, trainer_s=4.0))
+    held = {name: UsageAmounts(slot_s=s, stored_bytes=b) for name, s, b in (("policy", 5.0, 70), ("critic", 2.5, 11))}
+    told = a_progress(document, tokens=300, accelerator_s=9.0, trainer_s=4.0, usage=held)
+    row = usage_of(document, records, steps, told)
     assert row.agents.keys() == {"policy", "critic"}
     own, critic = row.agents["policy"], row.agents["critic"]
     assert (own.generated_tokens, own.trained_tokens, own.sandbox_s, own.trainer_s) == (46, 46, 4.0, 1.5)
     assert (critic.generated_tokens, critic.trained_tokens, critic.stale_tokens) == (200, 193, 7)
     assert (critic.sandbox_s, critic.trainer_s, critic.engine_s, own.engine_s) == (2.0, 2.5, 0.25, 0.5)
     assert (row.amounts.generated_tokens, row.amounts.unrecorded_tokens, row.amounts.engine_s) == (300, 54, 9.0)
+    assert (own.slot_s, own.stored_bytes, critic.slot_s, critic.stored_bytes) == (5.0, 70, 2.5, 11)
     parts = own + critic
+    assert (parts.slot_s, parts.stored_bytes) == (row.amounts.slot_s, row.amounts.stored_bytes)
     assert (parts.prompt_tokens, parts.sandbox_s) == (row.amounts.prompt_tokens, row.amounts.sandbox_s)
 
 
@@ -120,7 +124,8 @@ def test_every_generated_token_is_counted_once_by_what_became_of_it(document, re
 
 
 def test_tokens_of_engines_that_are_in_no_episode_are_told(document, records, steps):
-    fields = {"accelerator_s": 1.5, "trainer_s": 2.5, "admitted_s": 60.0, "stored_bytes": 7}
+    kept = {"policy": UsageAmounts(stored_bytes=7)}
+    fields = {"accelerator_s": 1.5, "trainer_s": 2.5, "admitted_s": 60.0, "usage": kept}
     amounts = usage_of(document, records, steps, a_progress(document, tokens=100000, **fields)).amounts
     assert (amounts.generated_tokens, amounts.unrecorded_tokens) == (100000, 100000 - 99383)
     assert (amounts.engine_s, amounts.trainer_s, amounts.admitted_s, amounts.stored_bytes) == (1.5, 2.5, 60.0, 7)

@@ -56,14 +56,11 @@ class EndedJob:
         """Return the names of the groups that trained an agent."""
         return [name for manifest in self.versions(agent) for name in manifest.consumed]
 
-    def blobs(self, num_states: int) -> set[str]:
-        """Return the names of the blobs that its versions refer to; the newest versions keep their training states."""
-        found = set[str]()
-        for agent, manifests in self.manifests.items():
-            versions = self.versions(agent)
-            found |= {*manifests, *(file.name for version in versions for file in version.files.values())}
-            found |= {version.state.name for version in versions[-num_states:] if version.state is not None}
-        return found
+    def blobs(self, num_states: int, agent: str) -> set[str]:
+        """Return the names of the blobs that an agent's versions refer to; the newest versions keep their training states."""
+        versions = self.versions(agent)
+        found = {*self.manifests[agent], *(file.name for version in versions for file in version.files.values())}
+        return found | {version.state.name for version in versions[-num_states:] if version.state is not None}
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,9 @@ def test_seconds_of_trainers_are_those_in_the_manifests_of_their_versions(ended)
 
 def test_stored_bytes_are_those_of_the_files_in_the_blob_store(ended):
     for one in ended.end.jobs:
-        assert one.progress.amounts.stored_bytes == sum(ended.end.blobs[name] for name in one.blobs(KEPT_STATES)) > 0
+        for agent, used in one.progress.usage.items():
+            assert used.stored_bytes == sum(ended.end.blobs[name] for name in one.blobs(KEPT_STATES, agent)) > 0
+        assert one.progress.amounts.stored_bytes == total(one.progress.usage.values()).stored_bytes
 
 
 def test_the_jobs_of_a_tenant_add_up_to_its_total(ended):
@@ -177,17 +179,19 @@ def test_engine_seconds_of_jobs_are_those_that_the_replicas_reported_also_before
 
 
 def test_slot_seconds_are_at_least_those_of_the_turns_and_at_most_those_that_the_replicas_reported(ended):
-    """A version of an ended job keeps its slot until another version needs it. These seconds are charged to no job."""
+    """A version of an ended job keeps its slot until another version needs it. These seconds are charged to no agent."""
     reports = [one for one in ended.end.reports if one.role == "rollout"]
     for report in reports:
-        assert sum(report.job_slot_s.values()) <= report.slots * report.wall_s
+        every_s = sum(seconds for agents in report.agent_slot_s.values() for seconds in agents.values())
+        assert every_s <= report.slots * report.wall_s
     for one in ended.end.jobs:
-        used_s = sum(recorded.slot_s() for recorded in one.recorded.values())
-        killed = ended.run.before_kill[KILLED]
-        reported = sum(report.job_slot_s.get(one.document.uid, 0.0) for report in (*reports, killed))
-        slot_s = one.progress.amounts.slot_s
-        assert 0 < used_s <= slot_s + LATE_S + ended.unreported_s  # a killed replica had not reported its last seconds
-        assert slot_s <= reported + SLOTS * ended.unreported_s
+        said = [report.agent_slot_s.get(one.document.uid, {}) for report in (*reports, ended.run.before_kill[KILLED])]
+        assert one.progress.usage.keys() == one.recorded.keys()
+        for agent, recorded in one.recorded.items():
+            used_s, slot_s = recorded.slot_s(), one.progress.usage[agent].slot_s
+            assert 0 < used_s <= slot_s + LATE_S + ended.unreported_s  # a killed replica had not reported its last ones
+            assert slot_s <= sum(agents.get(agent, 0.0) for agents in said) + SLOTS * ended.unreported_s
+        assert one.progress.amounts.slot_s == total(one.progress.usage.values()).slot_s
 
 
 def test_ended_jobs_leave_their_results_and_no_work(ended):
@@ -213,4 +217,5 @@ def test_slots_and_files_of_adapters_are_those_of_the_versions_that_are_held(end
 
 
 def test_no_blob_is_left_that_no_version_refers_to(ended):
-    assert set(ended.end.blobs) == {name for one in ended.end.jobs for name in one.blobs(KEPT_STATES)}
+    parts = [one.blobs(KEPT_STATES, agent) for one in ended.end.jobs for agent in one.manifests]
+    assert set(ended.end.blobs) == set[str]().union(*parts)

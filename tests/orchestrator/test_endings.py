@@ -73,7 +73,9 @@ async def test_an_agent_that_breaks_every_episode_of_its_team_is_explained_at_th
 
 def a_report(uid: str, engine_s: float) -> ReplicaReport:
     role = {"role": "rollout", "pool": "tiny", "replica": "rollout-0"}
-    return ReplicaReport(**role, job_tokens={uid: 40}, job_engine_s={uid: engine_s}, job_slot_s={uid: 99.0})
+    return ReplicaReport(
+        **role, job_tokens={uid: 40}, job_engine_s={uid: engine_s}, agent_slot_s={uid: {"policy": 99.0}}
+    )
 
 
 async def test_use_that_a_replica_reports_after_the_end_of_a_job_counts(harness: OrchestratorHarness, document):
@@ -94,5 +96,5 @@ def test_late_use_counts_once_and_only_shortly_after_the_end(document):
     assert not has_just_ended(ended, 101.0 + LATE_S)
     reports = [a_report(job.uid, 2.5)]
     counted = late(ended, reports, 101.0)
-    assert (counted.accelerator_s, counted.tokens, counted.tokens_per_s, counted.slot_s) == (2.5, 40, 7.0, 0.0)
+    assert (counted.accelerator_s, counted.tokens, counted.tokens_per_s, counted.usage) == (2.5, 40, 7.0, {})
     assert late(counted, reports, 102.0) == counted

@@ -12,6 +12,7 @@ from marlaas_api.messages import (
     Meter,
     Phase,
     PolicyRecord,
+    ReplicaReport,
     TaskMessage,
     UsageAmounts,
 )
@@ -175,12 +176,15 @@ async def test_held_out_episodes_are_counted_as_an_evaluation(metering, record):
 
 
 def test_what_the_engines_generated_beyond_the_records_is_open_until_the_job_ends(document):
-    usage = {"policy": UsageAmounts(generated_tokens=30, trained_tokens=30, trainer_s=2.0, sandbox_s=4.0)}
+    recorded = UsageAmounts(
+        generated_tokens=30, trained_tokens=30, trainer_s=2.0, sandbox_s=4.0, slot_s=0.5, stored_bytes=7
+    )
+    usage = {"policy": recorded, "critic": UsageAmounts(slot_s=2.5, stored_bytes=4)}
     told = {"usage": usage, "tokens": 100, "accelerator_s": 1.5, "trainer_s": 2.5, "admitted_s": 60.0}
-    running = a_progress(document(), **told, stored_bytes=7).amounts
+    running = a_progress(document(), **told).amounts
     assert (running.generated_tokens, running.trained_tokens, running.open_tokens) == (100, 30, 70)
     assert (running.engine_s, running.trainer_s, running.sandbox_s, running.admitted_s) == (1.5, 2.5, 4.0, 60.0)
-    assert (running.stored_bytes, running.wasted_tokens) == (7, 0)
+    assert (running.slot_s, running.stored_bytes, running.wasted_tokens) == (3.0, 11, 0)
     ended = a_progress(document(), **told | {"phase": Phase.FAILED}).amounts
     assert (ended.generated_tokens, ended.open_tokens, ended.unrecorded_tokens, ended.wasted_tokens) == (100, 0, 70, 70)
     cut = {"preempted_tokens": 60, "preempted_engine_s": 0.5}
@@ -251,12 +255,21 @@ def test_a_step_has_the_seconds_of_its_own_manifest_also_if_the_trainer_has_comm
         assert record.usage["policy"].trainer_s == record.metrics.get("train_s", 0.0) == expected
 
 
-def test_a_job_stores_what_the_versions_of_all_its_agents_keep(document):
+def test_each_agent_of_a_job_has_the_seconds_of_its_slots_and_the_bytes_that_its_versions_keep(document):
     job = document(agents=[{"name": "a"}, {"name": "b"}])
     policies = {
         "a": PolicyRecord(uid=job.uid, version=3, step=2, adapter_bytes=40, state_bytes=(7, 8)),
         "b": PolicyRecord(uid=job.uid, version=0, adapter_bytes=10, state_bytes=(1,)),
     }
     state, times = JobState(job, History(policies=policies)), AdmittedTime(0.0, 0.0, 0.0)
-    progress = reports.progress(state, JobUsage.of(job.uid, None), times, None, 1.0)
+    usage = JobUsage.of(job.uid, None)
+    slots = {"rollout-0": {"a": 1.5, "b": 0.25}, "rollout-1": {"a": 2.0}}
+    role = {"role": "rollout", "pool": "tiny"}
+    usage.see([ReplicaReport(**role, replica=name, agent_slot_s={job.uid: one}) for name, one in slots.items()], 0.0)
+    progress = reports.progress(state, usage, times, None, 1.0)
+    assert progress.usage == {
+        "a": UsageAmounts(slot_s=3.5, stored_bytes=55),
+        "b": UsageAmounts(slot_s=0.25, stored_bytes=11),
+    }
     assert progress.stored_bytes == progress.amounts.stored_bytes == 66
+    assert progress.amounts.slot_s == 3.75

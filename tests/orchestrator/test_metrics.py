@@ -34,7 +34,8 @@ def test_jobs_are_counted_by_phase_and_those_that_run_have_figures_of_their_own(
 
 def test_usage_is_told_by_agent_and_by_tenant_and_open_tokens_are_not() -> None:
     used = UsageAmounts(prompt_tokens=9, cached_tokens=4, generated_tokens=7, trained_tokens=2, stale_tokens=1)
-    running = level("a", Phase.RUNNING, admitted=True, tokens=7, tenant="acme", usage={"policy": used})
+    held = used.model_copy(update={"slot_s": 6.5, "stored_bytes": 55})
+    running = level("a", Phase.RUNNING, admitted=True, tokens=7, tenant="acme", usage={"policy": held})
     seconds = {"engine": 1.5, "preempted_engine": 0.5, "trainer": 2.5, "sandbox": 3.5, "slot": 4.5, "admitted": 5.5}
     others = {f"{resource}_s": used_s for resource, used_s in seconds.items()}
     all_used = used.model_copy(update={**others, "open_tokens": 4, "stored_bytes": 99})
@@ -42,6 +43,8 @@ def test_usage_is_told_by_agent_and_by_tenant_and_open_tokens_are_not() -> None:
     job = 'agent="policy",job="a",namespace="team-a",tenant="acme"'
     assert f"marlaas_job_prompt_tokens_total{{{job}}} 9.0" in page
     assert f'marlaas_job_used_tokens_total{{{job},use="trained"}} 2.0' in page
+    assert 'marlaas_agent_slot_seconds_total{agent="policy",job="a",namespace="team-a"} 6.5' in page
+    assert 'marlaas_agent_stored_bytes{agent="policy",job="a",namespace="team-a"} 55.0' in page
     assert 'marlaas_tenant_used_tokens_total{tenant="acme",use="stale"} 1.0' in page
     assert [line for line in page if line.startswith("marlaas_tenant_seconds_total{")] == [
         f'marlaas_tenant_seconds_total{{resource="{resource}",tenant="acme"}} {used_s}'

@@ -1,7 +1,7 @@
 """A job whose agents run on several pools: admitted to all of them or to none; it says which pool and which agent it waits for."""
 
 import pytest
-from tests.harness import changed, working
+from tests.harness import a_progress, changed, working
 from tests.orchestrator.harness import OrchestratorHarness, a_job, final, mixed, run_to_end, running
 from tests.orchestrator.test_admission import of, one, scene
 
@@ -11,7 +11,7 @@ from marlaas_worker.orchestrator import service
 from marlaas_worker.orchestrator.admission import AdmissionQueue
 from marlaas_worker.orchestrator.capacity import PoolCapacity
 from marlaas_worker.orchestrator.job_state import History, JobState
-from marlaas_worker.orchestrator.reports import ending, training_pools
+from marlaas_worker.orchestrator.reports import dated, ending, training_pools
 from marlaas_worker.orchestrator.usage import JobUsage
 
 ROOM = PoolCapacity(slots=2, max_rank=16, agents=1)
@@ -111,6 +111,15 @@ def test_a_deadline_before_version_0_names_the_pool_whose_trainer_has_not_publis
     assert found[2].endswith("; waiting for a trainer of pool big (agent b) to publish version 0")
 
 
+def test_the_time_of_a_reason_is_that_of_its_first_report_until_the_job_has_another_one():
+    job, waits = a_job(), {"reason": "WaitingForPool", "at": 5.0}
+    first = dated(a_progress(job, **waits), a_progress(job, reason="Training", reason_at=1.0, at=4.0))
+    assert first.reason_at == 5.0
+    assert dated(a_progress(job, **waits | {"at": 9.0}), first).reason_at == 5.0
+    paused = first.model_copy(update={"admitted": False, "reason_at": None})
+    assert dated(a_progress(job, **waits | {"at": 9.0}), paused).reason_at == 9.0
+
+
 def test_a_job_needs_the_trainers_of_trainable_agents_until_its_last_step():
     agents = [{"name": "a"}, {"name": "b", "poolRef": {"name": "big"}, "trainable": False}]
     state = JobState(a_job(agents=agents), History())
@@ -143,6 +152,7 @@ async def test_a_job_waits_for_workers_of_a_pool_that_disappear_and_goes_on_when
             waits = await harness.progress(job, lambda level: level.reason == reason)
             assert (waits.phase, waits.admitted, waits.step) == (Phase.RUNNING, True, 1)
             assert waits.message == f"{missing}; the job goes on when one is"
+            assert waits.admitted_at < waits.reason_at <= waits.at
             harness.may_train.set()
             await harness.report_pool("big", job, 1)
             await harness.put_report("trainer", "t0", pool="big")

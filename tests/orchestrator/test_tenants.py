@@ -5,7 +5,7 @@ from tests.harness import a_progress
 from tests.orchestrator.harness import OrchestratorHarness, mixed, running
 
 from marlaas_api import subjects
-from marlaas_api.messages import JobDocument, PastUses, Phase, Progress, TenantQuota
+from marlaas_api.messages import JobDocument, PastUses, Phase, Progress, TenantQuota, UsageAmounts
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.orchestrator import quota, tenants
 from marlaas_worker.orchestrator.admission import AdmissionQueue, AdmissionScene
@@ -39,7 +39,8 @@ async def test_a_quota_queues_a_job_and_a_raised_one_admits_it_without_restartin
 async def test_a_tenant_over_its_kept_bytes_is_queued_until_bytes_are_freed(harness, document):
     await harness.put_report(slots=8, max_rank=16)
     ended, waiting = (limited(document(name), storage="3Gi") for name in ("ended", "waiting"))
-    await harness.admit(ended, phase=Phase.SUCCEEDED, admitted=False, stored_bytes=3 << 30, tenant="team-a")
+    kept = {name: UsageAmounts(stored_bytes=gib << 30) for name, gib in (("solver", 2), ("critic", 1))}
+    await harness.admit(ended, phase=Phase.SUCCEEDED, admitted=False, usage=kept, tenant="team-a")
     async with harness.orchestrating():
         await harness.submit(waiting)
         level = await harness.progress(waiting, lambda level: True)
@@ -171,7 +172,7 @@ def test_the_bytes_of_ended_jobs_count_while_their_documents_are_there(document)
             admitted=False,
             reason="Finished",
             steps=1,
-            stored_bytes=5,
+            usage={"policy": UsageAmounts(stored_bytes=5)},
         )
         for job in jobs
     }

@@ -19,7 +19,7 @@ def test_a_job_that_goes_on_counts_every_total_of_a_replica_once(document):
             replica=replica,
             job_tokens={job.uid: tokens},
             job_engine_s={job.uid: tokens / 10},
-            job_slot_s={job.uid: tokens / 5},
+            agent_slot_s={job.uid: {"policy": tokens / 5, "critic": tokens / 2}},
             job_preempted_tokens={job.uid: tokens // 2},
             job_preempted_engine_s={job.uid: tokens / 20},
         )
@@ -28,14 +28,20 @@ def test_a_job_that_goes_on_counts_every_total_of_a_replica_once(document):
     first = JobUsage.of(job.uid, None)
     for tokens in (0, 600, 1000):
         first.see([report("rollout-0", tokens)], tokens)
-    before = a_progress(job, **first.totals())
+    before = a_progress(job, **first.totals(), usage=first.with_slots({}))
     again = JobUsage.of(job.uid, decode_as(Progress, encode(before)))
     again.see([report("rollout-0", 1000)], 1.0)
     assert (again.tokens.total, again.engine_s.total) == (1000, 100.0)
     again.see([report("rollout-0", 1200), report("rollout-1", 0)], 2.0)
     again.see([report("rollout-0", 30), report("rollout-1", 50)], 3.0)  # the first was restarted
-    assert (again.tokens.total, again.engine_s.total, again.slot_s.total) == (1280, 128.0, 256.0)
+    assert (again.tokens.total, again.engine_s.total) == (1280, 128.0)
     assert (again.preempted_tokens.total, again.preempted_engine_s.total) == (640, 64.0)
+    slots = {"policy": UsageAmounts(slot_s=256.0), "critic": UsageAmounts(slot_s=640.0)}
+    assert again.with_slots({}) == slots
+    without = ReplicaReport(role="rollout", pool="tiny", replica="rollout-1")  # restarted, without the job so far
+    again.see([without], 4.0)
+    again.see([report("rollout-1", 60)], 5.0)
+    assert again.with_slots({})["policy"] == UsageAmounts(slot_s=268.0)
     between = JobUsage.of(job.uid, before)
     between.see([report("rollout-0", 1500), report("rollout-1", 70)], 1.0)
     assert (between.tokens.total, between.engine_s.total) == (1570, 157.0), "used while no orchestrator was there"

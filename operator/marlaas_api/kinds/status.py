@@ -146,7 +146,7 @@ class AgentStatus(Status):
     )
     usage: UsageStatus | None = Field(
         None,
-        description="Usage of the agent in finished steps and evaluations, without the seconds of slots and of admission and the stored bytes, which are known for the job only.",
+        description="Usage of the agent in finished steps and evaluations, with the seconds of its slots and its stored bytes. The time of admission is known for the job only.",
     )
 
 
@@ -211,6 +211,9 @@ class WorkersStatus(Status):
 
     replicas: _Count | None = Field(None, description="Number of workers that exist.")
     ready: _Count | None = Field(None, description="Number of workers that are ready.")
+    start_seconds: float | None = Field(
+        None, description="Seconds until all workers were ready, the last time that they were not."
+    )
 
 
 class ModelPoolStatus(ObjectStatus):

@@ -169,16 +169,17 @@ class AgentProgress(BusMessage):
 class Progress(JobMessage):
     """Last published state of a job; KV `progress`. The orchestrator writes it; the operator or `marlaas run` reads it.
 
-    reason: CamelCase, for machines. message: current activity and advice, for people. step: finished steps. promoted:
+    reason: CamelCase, for machines. reason_at: time since which an admitted job has it. message: current activity and
+    advice, for people. step: finished steps. promoted:
     by agent, the version that a succeeded job publishes. adapters: by agent, the folder in the blob store of its newest
     or promoted version. admitted_s: total seconds for which the job has been admitted. admitted_at: time of the last
-    admission. trainer_s: seconds that trainers computed for recorded steps. stored_bytes: bytes of all versions of the job's adapters
-    and of the kept training states in the blob store. skipped_*: visits to tasks that
-    were skipped, because they were always right or always wrong. tokens, accelerator_s, slot_s: from the replicas' own
-    counts; counted, counted_slot_s: by `<pool>/<replica>`, the replica's own totals that they contain, for the next orchestrator.
-    num_preemptions: of the job. preempted_tokens, preempted_engine_s: from the replicas' own counts, of generations that preemptions
-    cancelled; counted_preempted: as `counted`.
-    reward, staleness: means of the last step; agents: the same by agent. usage: by agent, of finished steps and evaluations. tenant: to which the job is accounted.
+    admission. trainer_s: seconds that trainers computed for recorded steps. skipped_*: visits to tasks that
+    were skipped, because they were always right or always wrong. tokens, accelerator_s: from the replicas' own
+    counts; counted: by `<pool>/<replica>`, the replica's own totals that they contain, for the next orchestrator; counted_slots: of the
+    slot seconds in `usage`, by agent and replica. num_preemptions: of the job. preempted_tokens, preempted_engine_s: from the replicas'
+    own counts, of generations that preemptions cancelled; counted_preempted: as `counted`.
+    reward, staleness: means of the last step; agents: the same by agent. usage: by agent, of finished steps and
+    evaluations, with the seconds of its slots and its stored bytes up to now. tenant: to which the job is accounted.
 
     training_faults: problems in training that cost no step, by class. `out-of-memory`: steps repeated with a lower
     token budget. `non-finite`: versions without an update.
@@ -188,6 +189,7 @@ class Progress(JobMessage):
     phase: Phase
     admitted: bool
     reason: str
+    reason_at: float | None = None
     message: str = ""
     step: int = 0
     steps: int
@@ -206,10 +208,8 @@ class Progress(JobMessage):
     preempted_tokens: int = 0
     preempted_engine_s: float = 0.0
     counted_preempted: dict[str, tuple[int, float]] = Field(default_factory=dict)
-    slot_s: float = 0.0
-    counted_slot_s: dict[str, float] = Field(default_factory=dict)
+    counted_slots: dict[str, dict[str, float]] = Field(default_factory=dict)
     trainer_s: float = 0.0
-    stored_bytes: int = 0
     num_outstanding: int = 0
     skipped_solved: int = 0
     skipped_hopeless: int = 0
@@ -228,6 +228,11 @@ class Progress(JobMessage):
     def generated_tokens(self) -> int:
         """Tokens that the engines generated for the job, or that its records have if these are more."""
         return max(self.tokens, sum(amounts.generated_tokens for amounts in self.usage.values()))
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all versions of the job's adapters and of the kept training states in the blob store."""
+        return sum(amounts.stored_bytes for amounts in self.usage.values())
 
     @property
     def amounts(self) -> UsageAmounts:
@@ -252,7 +257,7 @@ class Progress(JobMessage):
         of_job = {
             "engine_s": engine_s,
             "preempted_engine_s": min(cut_s, engine_s),
-            "slot_s": self.slot_s,
+            "slot_s": sum(amounts.slot_s for amounts in self.usage.values()),
             "trainer_s": self.trainer_s,
             "admitted_s": self.admitted_s,
             "stored_bytes": self.stored_bytes,

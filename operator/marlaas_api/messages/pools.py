@@ -76,8 +76,8 @@ class ReplicaReport(BusMessage):
     versions that this replica may serve now. num_running: requests in the engine (rollout) or agents that are bound (trainer). num_waiting: requests that wait for a
     place in the engine, or for their version. job_tokens, job_engine_s: generated tokens, with an estimate of those of
     cancelled generations, and seconds of engine time by job uid. job_preempted_tokens, job_preempted_engine_s: of these, those of
-    generations that were cancelled after a preemption of the job. job_slot_s: seconds for which the job's versions had adapter
-    slots, by uid. tenant_tokens: computed prompt and generated tokens by
+    generations that were cancelled after a preemption of the job. agent_slot_s: seconds for which the agent's versions had adapter
+    slots, by job uid and agent. tenant_tokens: computed prompt and generated tokens by
     tenant, for the queues of the pool's other replicas. agent_tokens: recent tokens of agents of jobs with several policies, by policy key. agent_work: recent seconds of computation on a trainer, and seconds for which the agent was bound to it, by policy key; both count half after ten minutes. job_turn_bytes: bytes that this replica added to the stream TURNS, by job uid. busy_s: time with a
     non-empty batch (rollout) or in forward/backward (trainer). broken: by job uid, the error for which this worker gave
     up the job. refused: policy keys of agents that this trainer does not train at present. reason: why the replica is not ready, for people; empty if it is ready. probe_tolerance: the
@@ -106,7 +106,7 @@ class ReplicaReport(BusMessage):
     job_engine_s: dict[str, float] = Field(default_factory=dict)
     job_preempted_tokens: dict[str, int] = Field(default_factory=dict)
     job_preempted_engine_s: dict[str, float] = Field(default_factory=dict)
-    job_slot_s: dict[str, float] = Field(default_factory=dict)
+    agent_slot_s: dict[str, dict[str, float]] = Field(default_factory=dict)
     agent_tokens: dict[str, float] = Field(default_factory=dict)
     agent_work: dict[str, tuple[float, float]] = Field(default_factory=dict)
     job_turn_bytes: dict[str, int] = Field(default_factory=dict)

@@ -4,7 +4,7 @@ The pool owns its workers for as long as it exists, with or without jobs: loadin
 the jobs that hold it have ended.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from marlaas_api.kinds import ModelPool, ModelSpec
@@ -37,6 +37,8 @@ def pool_status(snapshot: PoolSnapshot, now: float) -> dict[str, Any]:
     before = snapshot.status or {}
     found = conditions(_findings(snapshot), before.get("conditions") or (), snapshot.meta.generation, now)
     figures = _figures(snapshot, snapshot.pool) if snapshot.pool is not None else {}
+    for role in figures.keys() & _STARTING.keys():
+        figures[role] = without_none({**figures[role], "startSeconds": _start_s(before, found, role, now)})
     return without_none({"observedGeneration": snapshot.meta.generation, **figures, "conditions": found})
 
 
@@ -57,6 +59,18 @@ def _figures(snapshot: PoolSnapshot, pool: ModelPool) -> dict[str, Any]:
         **{f"{role}Ready": f"{ready[role]}/{workers[role]}" for role in workers},
         **_held(snapshot, pool.spec.places),
     }
+
+
+def _start_s(before: Mapping[str, Any], found: Iterable[Mapping[str, Any]], role: str, now: float) -> float | None:
+    """Return the seconds until all workers of a role were ready, the last time that they were not; None if none of them has started yet."""
+    type_ = _condition_of(role)
+    is_ready = any(one["type"] == type_ and one["status"] == "True" for one in found)
+    unready = [
+        one for one in before.get("conditions") or () if one.get("type") == type_ and one.get("status") == "False"
+    ]
+    if is_ready and unready and (since := unix_seconds(unready[0].get("lastTransitionTime"))) is not None:
+        return round(now - since, 1)
+    return (before.get(role) or {}).get("startSeconds")
 
 
 def _held(snapshot: PoolSnapshot, places: int) -> dict[str, Any]:
@@ -88,8 +102,12 @@ def _serving(snapshot: PoolSnapshot, pool: ModelPool) -> Iterator[ConditionState
         yield ConditionState("Ready", True, Reason.READY, "all workers are ready")
 
 
+def _condition_of(role: str) -> str:
+    return f"{role.capitalize()}Ready"
+
+
 def _role(snapshot: PoolSnapshot, role: str, pool: ModelPool) -> ConditionState:
-    type_ = f"{role.capitalize()}Ready"
+    type_ = _condition_of(role)
     wanted = pool.spec.rollout.replicas if role == "rollout" else pool.spec.trainer.replicas
     ready = min(_num_ready(snapshot, role), wanted)
     counted = f"{ready} of {wanted} {role} workers are ready"

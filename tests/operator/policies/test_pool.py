@@ -181,6 +181,17 @@ def test_a_worker_that_crashes_and_recovers_is_told_once_each():
     assert told == [("Normal", "Recovered"), ("Normal", "RolloutReady"), ("Normal", "Ready")]
 
 
+def test_the_time_until_all_workers_of_a_role_were_ready_is_kept_for_its_next_start():
+    began, gone = replace(settled(), status=None, pods=(pod("trainer"),)), (pod("trainer"),)
+    first = plan(began, NOW).status
+    assert (first["rollout"], first["trainer"]) == ({"replicas": 1, "ready": 0}, {"replicas": 1, "ready": 1})
+    ready = plan(replace(began, status=first, pods=SERVING), NOW + 48.04).status
+    assert (ready["rollout"]["startSeconds"], ready["trainer"]) == (48.0, first["trainer"])
+    again = plan(replace(began, status=ready, pods=gone), NOW + 900.0).status
+    assert again["rollout"] == {"replicas": 1, "ready": 0, "startSeconds": 48.0}
+    assert plan(replace(began, status=again, pods=gone), NOW + 999.0).status is None
+
+
 def test_a_pool_that_does_not_parse_says_so_and_keeps_what_it_has():
     found = plan(replace(settled(), pool=None, problem="spec.model: required"))
     assert found.actions == ()

@@ -109,6 +109,7 @@ def _view(opened: OpenedJob, progress: Progress | None) -> ClusterJobView:
         policies={agent.name: agent.trainable for agent in document.spec.policies},
         places={pool: document.num_pinned_on(pool) for pool in document.pools},
         priority=document.spec.priority,
+        waits_since=progress.reason_at if progress is not None and progress.admitted else None,
     )
 
 

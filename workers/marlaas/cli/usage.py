@@ -45,7 +45,7 @@ Since = Annotated[
 ]
 Until = Annotated[str | None, typer.Option(metavar="TIME", help="End of the period of --since. [default: now]")]
 
-_COLUMNS = ("PROMPT", "TOKENS", "TRAINED", "WASTED", "ENGINE", "TRAINER", "SANDBOX", "KEPT")
+_COLUMNS = ("PROMPT", "TOKENS", "TRAINED", "WASTED", "ENGINE", "SLOTS", "TRAINER", "SANDBOX", "KEPT")
 _PLAIN_WIDTH = 120
 
 
@@ -68,9 +68,10 @@ def usage(
 
     PROMPT counts each turn's whole prompt. TOKENS are the generated ones: TRAINED, WASTED, or those of evaluations and of steps that have not finished.
     Wasted tokens are those of groups whose members all had the same reward or that were too stale to train, of episodes that ended with a fault or were
-    played twice, and of plays that were given up. TOKENS and ENGINE also have those of plays that a preemption of the job cut, which are not charged. ENGINE and TRAINER are their seconds of work for the job, SANDBOX the seconds that its
-    episodes took, and KEPT its adapters and checkpoints. Of a run, ENGINE and KEPT are known once it has ended or was
-    stopped. A job of several agents has a line of each policy; seconds of engines are known for the job only.
+    played twice, and of plays that were given up. TOKENS and ENGINE also have those of plays that a preemption of the job cut, which are not charged. ENGINE
+    and TRAINER are their seconds of work for the job, SLOTS the seconds for which its adapters had slots of an engine, SANDBOX the seconds that its episodes
+    took, and KEPT its adapters and checkpoints. Of a run, SLOTS and KEPT, and ENGINE with plays that were given up, are known once it has ended or was
+    stopped. A job of several agents has a line of each policy.
 
     --since, in a cluster, shows one line per Tenant: its usage within a period, deleted jobs included. The operator keeps each Tenant's total of every hour for
     eight days, then of every day for 400 days; the columns FROM and TO show the times between which was counted.
@@ -200,7 +201,7 @@ def _empty_table(first: str, *times: str) -> Table:
 
 
 def _cells(amounts: UsageAmounts) -> list[str]:
-    seconds = (amounts.engine_s, amounts.trainer_s, amounts.sandbox_s)
+    seconds = (amounts.engine_s, amounts.slot_s, amounts.trainer_s, amounts.sandbox_s)
     return [
         amount(amounts.prompt_tokens),
         *token_cells(amounts),

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from marlaas.cluster.pool_readiness import cause_of, readiness
 from marlaas.cluster.views import (
     WARNING,
     ClusterEventView,
@@ -13,7 +14,7 @@ from marlaas.cluster.views import (
 )
 from marlaas.cluster.waits import JobsBeside, expected_room
 from marlaas.local.idle import AgentActivity, idle
-from marlaas.local.table import duration, number, versions
+from marlaas.local.table import duration, number, sentence, versions
 from marlaas_api.kinds.status import AgentStatus, Condition, RLJobStatus
 from marlaas_api.last_words import visible
 from marlaas_api.reason_texts import NOTHING, Actor, ReasonStage, Text, text_of
@@ -31,11 +32,6 @@ _UNKNOWN = {
     "ResultUnreadable": "The run cannot read the job's results.",
 }
 """Reasons of runs on this machine that no object in a cluster has."""
-_CAUSES = {
-    Reason.WAITING_FOR_POOL: "RolloutReady",
-    Reason.WAITING_FOR_TRAINER: "TrainerReady",
-}
-"""Reasons that are caused by a condition of the pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +76,10 @@ def explain(job: ClusterJobView, around: ClusterContext, now: float) -> str:
     Args:
         now: unix seconds.
     """
-    events, causes = around.events, {pool.name: _cause(job, pool) for pool in around.pools}
+    events, causes = around.events, {pool.name: cause_of(job, pool) for pool in around.pools}
     cause = next((one for one in causes.values() if one is not None), None)
     sentences = [_where(job, events, now), *_idle(job), *_why(job, now)]
-    sentences += [sentence for pool in around.pools for sentence in _pool(job, pool, causes[pool.name])]
+    sentences += [said for pool in around.pools for said in readiness(job, pool, causes[pool.name], now)]
     sentences += [*expected_room(job, around.beside, around.free_places, now), *_unseen(job, now)]
     sentences += [*_warning(events, " ".join(sentences), now), *_advice(job, around, cause)]
     return visible("\n".join([" ".join(sentences), *_last_words(job)]))
@@ -164,56 +160,25 @@ def _why(job: ClusterJobView, now: float) -> Iterator[str]:
     reason, message = job.status.reason, (job.status.message or "").strip()
     text = text_of(reason)
     meaning = text.meaning if text is not None else _UNKNOWN.get(reason, _NEWER)
-    fault = _fault_since(job.status) if text is not None and text.stage is ReasonStage.FAULTY else None
-    since = f" (for {_ago(fault, now)})" if fault is not None else ""
-    yield f"{reason}{since}: {meaning}"
+    since = _reason_since(job, job.status, text)
+    lasting = f" (for {_ago(since, now)})" if since is not None else ""
+    yield f"{reason}{lasting}: {meaning}"
     if message:
-        yield "Its message is shown below." if "\n" in message else f"Message: {_sentence(message)}"
+        yield "Its message is shown below." if "\n" in message else f"Message: {sentence(message)}"
     if job.status.sandbox_crashes and job.status.phase == "Running":
         yield f"Its sandbox has crashed {job.status.sandbox_crashes} times; spec.backoffLimit allows {job.backoff_limit}."
 
 
-def _fault_since(status: RLJobStatus) -> float | None:
-    """Return the last transition time of the condition with the status's reason; None if there is no such condition."""
+def _reason_since(job: ClusterJobView, status: RLJobStatus, text: Text | None) -> float | None:
+    """Return since when a job waits for its pool or has a fault; None if it is not known.
+
+    A fault began at the last transition of the condition that has its reason.
+    """
+    if status.reason in (Reason.WAITING_FOR_POOL, Reason.WAITING_FOR_TRAINER):
+        return job.waits_since
+    if text is None or text.stage is not ReasonStage.FAULTY:
+        return None
     return next((seconds(one.last_transition_time) for one in status.conditions if one.reason == status.reason), None)
-
-
-def _cause(job: ClusterJobView, pool: ClusterPoolView) -> Condition | None:
-    """Return the false condition of a pool that explains the job's reason; None if there is none."""
-    reason = job.status.reason if job.status is not None else None
-    kind = next((kind for waiting, kind in _CAUSES.items() if waiting == reason), None)
-    found = condition(pool.status, kind) if kind is not None else None
-    return found if found is not None and found.status != "True" else None
-
-
-def _pool(job: ClusterJobView, pool: ClusterPoolView, cause: Condition | None) -> Iterator[str]:
-    """Yield sentences about a pool's readiness, if the job's state depends on it."""
-    if not _depends_on_pool(job):
-        return
-    status = pool.status
-    engines = status.rollout.ready if status is not None and status.rollout is not None else 0
-    trainers = status.trainer.ready if status is not None and status.trainer is not None else 0
-    taken = (
-        ""
-        if status is None or status.free_slots is None
-        else f", {status.free_slots} of {pool.places} places for agents free"
-    )
-    ready = f"{engines or 0} of {pool.engines} engines and {trainers or 0} of {pool.trainers} trainers ready{taken}"
-    yield f"Pool {pool.name} has {ready}."
-    if cause is not None:
-        text = text_of(cause.reason)
-        message = f" Message: {_sentence(cause.message)}" if cause.message.strip() else ""
-        yield f"The pool is not ready because of {cause.reason}{f': {text.meaning}' if text is not None else '.'}{message}"
-
-
-def _depends_on_pool(job: ClusterJobView) -> bool:
-    if job.status is None or job.status.phase in ("Succeeded", "Failed", "Suspended"):
-        return False
-    text = text_of(job.status.reason or "")
-    for_pool = (Reason.WAITING_FOR_TRAINER, Reason.WAITING_FOR_ORCHESTRATOR)
-    return text is not None and (
-        text.stage in (ReasonStage.WAITING, ReasonStage.FAULTY) or job.status.reason in for_pool
-    )
 
 
 def _unseen(job: ClusterJobView, now: float) -> Iterator[str]:
@@ -234,7 +199,7 @@ def _warning(events: Sequence[ClusterEventView], text: str, now: float) -> Itera
     news = [one for one in warnings if one.message.rstrip(".") not in text and not _is_over(one, events)]
     if news:
         last = max(news, key=lambda event: event.at)
-        yield f"Last warning, {_ago(last.at, now)} ago: {last.reason}: {_sentence(last.message)}"
+        yield f"Last warning, {_ago(last.at, now)} ago: {last.reason}: {sentence(last.message)}"
 
 
 def _is_over(warning: ClusterEventView, events: Sequence[ClusterEventView]) -> bool:
@@ -287,12 +252,6 @@ def _last_words(job: ClusterJobView) -> Iterator[str]:
     message = (job.status.message or "").strip() if job.status is not None else ""
     if "\n" in message:
         yield from (f"  {line}" for line in message.splitlines())
-
-
-def _sentence(text: str) -> str:
-    """Return the last line of `text`, with a full stop if it has no closing punctuation."""
-    last = text.strip().splitlines()[-1] if text.strip() else ""
-    return last if last.endswith((".", "!", "?")) else f"{last}."
 
 
 def _ago(then: float, now: float) -> str:

@@ -27,7 +27,7 @@ class ClusterJobView:
 
     `status` is None until the operator sets one. `deleted_at` is the time when deletion was requested; None if it
     was not. `policies`: by agent that plays a policy of its own, whether it is trained. `places`: by pool, the agents for
-    which it needs places.
+    which it needs places. `waits_since`: time since which a running job has its reason to wait; None if it is not known.
     """
 
     namespace: str
@@ -42,6 +42,7 @@ class ClusterJobView:
     policies: Mapping[str, bool] = field(default_factory=dict)
     places: Mapping[str, int] = field(default_factory=dict)
     priority: int = 0
+    waits_since: float | None = None
 
     @property
     def key(self) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from marlaas.episodes.record import EpisodeRecord
 from marlaas_api.messages import JobDocument, JobSpec, Progress, StepRecord, TokenUse, UsageAmounts
 from marlaas_api.messages.agent_settings import AgentSettings
-from marlaas_api.messages.usage import total
+from marlaas_api.messages.usage import merged, total
 from marlaas_api.names import Split, group_token
 from marlaas_worker.rl.advantages import has_signal
 
@@ -41,7 +41,7 @@ def usage_of(
         episodes: all recorded ones in the order of their ends, also repeated plays; one that comes twice counts once.
         steps: its finished steps.
         progress: its last published progress; None while its first run goes on. It has the engines' own count of
-            generated tokens, and the seconds of engines and trainers.
+            generated tokens, the seconds of engines and trainers, and by agent those of slots and the stored bytes.
     """
     records = list({record.episode: record for record in episodes}.values())
     agents = _by_policy(document.spec, records, steps)
@@ -49,10 +49,14 @@ def usage_of(
     row = UsageRow(document.tenant, document.namespace, document.job, recorded, agents)
     if progress is None:
         return row
+    held = {
+        name: UsageAmounts(slot_s=amounts.slot_s, stored_bytes=amounts.stored_bytes)
+        for name, amounts in progress.usage.items()
+    }
     rest = max(0, progress.tokens - recorded.generated_tokens)
     cut = min(rest, progress.amounts.preempted_tokens)
     unrecorded = UsageAmounts.generated({TokenUse.PREEMPTED: cut, TokenUse.UNRECORDED: rest - cut})
-    return replace(row, amounts=progress.completed(recorded + unrecorded))
+    return replace(row, amounts=progress.completed(recorded + unrecorded), agents=merged(agents, held))
 
 
 def sums_by_tenant(rows: Iterable[UsageRow]) -> dict[str, UsageAmounts]:

@@ -221,6 +221,12 @@ def finite(value: float | None) -> float | None:
     return None if value is None or math.isnan(value) else value
 
 
+def sentence(text: str) -> str:
+    """Return the last line of `text`, with a full stop if it has no closing punctuation."""
+    last = text.strip().splitlines()[-1] if text.strip() else ""
+    return last if last.endswith((".", "!", "?")) else f"{last}."
+
+
 def duration(seconds: float | None) -> str:
     """Return `42 s`, `3 m 20 s` or `1 h 05 m`; a dot for None."""
     if seconds is None:

@@ -27,7 +27,9 @@ def samples(
             found += _of_job(progress)
             found += _of_agents(progress)
             for agent, amounts in sorted(progress.usage.items()):
-                found += _tokens("job", amounts, {**of_job(progress.ref), "agent": agent, "tenant": progress.tenant})
+                labels = {**of_job(progress.ref), "agent": agent}
+                found += _tokens("job", amounts, {**labels, "tenant": progress.tenant})
+                found += _held(amounts, labels)
     for tenant, amounts in (tenants or {}).items() if leads else ():
         found += _tokens("tenant", amounts, {"tenant": tenant})
         found += _seconds(amounts, {"tenant": tenant})
@@ -49,6 +51,14 @@ def _of_agents(progress: Progress) -> Iterator[Sample]:
         for key, (text, value) in values.items():
             if value is not None:
                 yield Sample(f"marlaas_agent_{key}", "gauge", text, value, labels)
+
+
+def _held(amounts: UsageAmounts, labels: Mapping[str, str]) -> Iterator[Sample]:
+    """Yield what an agent holds of engines and of the blob store."""
+    text = "Seconds for which versions of the agent had adapter slots."
+    yield Sample("marlaas_agent_slot_seconds_total", "counter", text, amounts.slot_s, labels)
+    text = "Bytes that the agent keeps in the blob store."
+    yield Sample("marlaas_agent_stored_bytes", "gauge", text, amounts.stored_bytes, labels)
 
 
 def _tokens(of: str, amounts: UsageAmounts, labels: Mapping[str, str]) -> Iterator[Sample]:

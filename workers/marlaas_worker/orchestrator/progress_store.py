@@ -12,6 +12,7 @@ from marlaas_api.messages import JobDocument, Progress
 from marlaas_api.names import JobRef
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.orchestrator.admission import Admission
+from marlaas_worker.orchestrator.reports import dated
 from marlaas_worker.orchestrator.tenant_accounts import TenantAccounts
 
 MAX_WRITES = 32
@@ -99,7 +100,8 @@ class ProgressStore:
 
     async def put_running(self, all_progress: Iterable[Progress]) -> None:
         """Write the progress of running jobs; counters of a job at most once in `COUNTERS_S`. Raises as `put_all`."""
-        await self.put_all([progress for progress in all_progress if self._is_due(progress)])
+        running = (dated(progress, self.of(progress.ref)) for progress in all_progress)
+        await self.put_all([progress for progress in running if self._is_due(progress)])
 
     def _is_due(self, progress: Progress) -> bool:
         before = self.of(progress.ref)

@@ -10,6 +10,7 @@ from marlaas_api.messages import (
     UsageAmounts,
 )
 from marlaas_api.messages import JobVerdict as Finding
+from marlaas_api.messages.usage import merged
 from marlaas_api.names import AdapterRef
 from marlaas_api.reasons import Reason
 from marlaas_worker.orchestrator.admission import Admission
@@ -45,19 +46,24 @@ def progress(
         staleness=last.staleness_mean if last else 0.0,
         **usage.totals(),
         trainer_s=state.recorded.trainer_s,
-        stored_bytes=sum(record.stored_bytes for record in state.policies.values()),
         num_outstanding=len(state.groups.in_flight) + state.assembly.num_uncommitted(),
         skipped_solved=state.tasks.walk.solved,
         skipped_hopeless=state.tasks.walk.hopeless,
         faults=dict(state.fault_totals()),
         training_faults=dict(state.recorded.training_faults),
         tenant=document.tenant,
-        usage=state.recorded.usage,
+        usage=_by_agent(state, usage),
         agents={agent.name: _agent(state, agent.name) for agent in document.spec.agents},
         **times.as_of(now),
         finished_at=now if phase.final else None,
         at=now,
     )
+
+
+def _by_agent(state: JobState, usage: JobUsage) -> dict[str, UsageAmounts]:
+    """Return the recorded usage of each agent, with the seconds of its slots and its stored bytes."""
+    stored = {name: UsageAmounts(stored_bytes=record.stored_bytes) for name, record in state.policies.items()}
+    return usage.with_slots(merged(state.recorded.usage, stored))
 
 
 def _evaluations(state: JobState) -> dict[str, float | None]:
@@ -104,6 +110,7 @@ def admitted(document: JobDocument, before: Progress | None, times: AdmittedTime
         "message": "admitted; reading its records",
         "started_at": times.started_at,
         "admitted_at": times.admitted_at,
+        "reason_at": times.admitted_at,
     }
     return _progress(document, before, update)
 
@@ -123,12 +130,19 @@ def failed(document: JobDocument, before: Progress | None, why: Finding, now: fl
 
 def _progress(document: JobDocument, before: Progress | None, said: Mapping[str, object]) -> Progress:
     steps = document.spec.training.steps
-    update = {**said, "generation": document.generation, "steps": steps, "tenant": document.tenant}
+    update = {"reason_at": None, **said, "generation": document.generation, "steps": steps, "tenant": document.tenant}
     if before is not None:
         return before.model_copy(update=update)
     return Progress.model_validate(
         {**update, "namespace": document.namespace, "job": document.job, "uid": document.uid}
     )
+
+
+def dated(progress: Progress, before: Progress | None) -> Progress:
+    """Return the progress of an admitted job with the time since which it has its reason. before: the published one."""
+    is_same = before is not None and before.admitted and before.reason == progress.reason
+    since = before.reason_at if before is not None and is_same else progress.reason_at
+    return progress.model_copy(update={"reason_at": progress.at if since is None else since})
 
 
 def promoted_versions(state: JobState) -> dict[str, int]:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from marlaas_api.messages import Progress, ReplicaReport
+from marlaas_api.messages import Progress, ReplicaReport, UsageAmounts
+from marlaas_api.messages.usage import merged
 from marlaas_api.names import JobRef
 
 
@@ -31,7 +32,10 @@ class RunningTotal:
 
 @dataclass(slots=True)
 class JobUsage:
-    """Tokens, seconds of engines and slots, and recorded bytes of one job, over all replicas of its pools."""
+    """Tokens, seconds of engines and slots, and recorded bytes of one job, over all replicas of its pools.
+
+    slot_s: by agent.
+    """
 
     uid: str
     window_s: float = 15.0
@@ -39,7 +43,7 @@ class JobUsage:
     engine_s: RunningTotal = field(default_factory=RunningTotal)
     preempted_tokens: RunningTotal = field(default_factory=RunningTotal)
     preempted_engine_s: RunningTotal = field(default_factory=RunningTotal)
-    slot_s: RunningTotal = field(default_factory=RunningTotal)
+    slot_s: dict[str, RunningTotal] = field(default_factory=dict)
     turn_bytes: RunningTotal = field(default_factory=lambda: RunningTotal(since_seen=True))
     _points: deque[tuple[float, float]] = field(default_factory=deque)
 
@@ -60,7 +64,10 @@ class JobUsage:
             engine_s=RunningTotal(before.accelerator_s, seconds),
             preempted_tokens=RunningTotal(before.preempted_tokens, cut_tokens),
             preempted_engine_s=RunningTotal(before.preempted_engine_s, cut_seconds),
-            slot_s=RunningTotal(before.slot_s, dict(before.counted_slot_s)),
+            slot_s={
+                agent: RunningTotal(before.usage[agent].slot_s, dict(counted))
+                for agent, counted in before.counted_slots.items()
+            },
         )
 
     def see(self, reports: list[ReplicaReport], now: float) -> None:
@@ -72,14 +79,22 @@ class JobUsage:
                 self.engine_s.see(replica, report.job_engine_s.get(self.uid, 0.0))
                 self.preempted_tokens.see(replica, report.job_preempted_tokens.get(self.uid, 0))
                 self.preempted_engine_s.see(replica, report.job_preempted_engine_s.get(self.uid, 0.0))
-                self.slot_s.see(replica, report.job_slot_s.get(self.uid, 0.0))
+                self._see_slots(replica, report.agent_slot_s.get(self.uid, {}))
                 self.turn_bytes.see(replica, report.job_turn_bytes.get(self.uid, 0))
         self._points.append((now, self.tokens.total))
         while self._points and now - self._points[0][0] > self.window_s:
             self._points.popleft()
 
+    def _see_slots(self, replica: str, slot_s: Mapping[str, float]) -> None:
+        for agent in {*self.slot_s, *slot_s}:
+            self.slot_s.setdefault(agent, RunningTotal()).see(replica, slot_s.get(agent, 0.0))
+
+    def with_slots(self, usage: Mapping[str, UsageAmounts]) -> dict[str, UsageAmounts]:
+        """Return the usage by agent with the seconds of its slots."""
+        return merged(usage, {agent: UsageAmounts(slot_s=one.total) for agent, one in self.slot_s.items()})
+
     def totals(self) -> dict[str, Any]:
-        """Return the fields of `Progress` that tell the usage."""
+        """Return the fields of `Progress` that tell the usage of the job as a whole, and what its parts contain."""
         return {
             "tokens": int(self.tokens.total),
             "tokens_per_s": self.tokens_per_s(),
@@ -88,8 +103,10 @@ class JobUsage:
             "preempted_tokens": int(self.preempted_tokens.total),
             "preempted_engine_s": self.preempted_engine_s.total,
             "counted_preempted": _together(self.preempted_tokens, self.preempted_engine_s),
-            "slot_s": self.slot_s.total,
-            "counted_slot_s": {name: seconds for name, seconds in self.slot_s.counted.items() if seconds},
+            "counted_slots": {
+                agent: {name: seconds for name, seconds in one.counted.items() if seconds}
+                for agent, one in self.slot_s.items()
+            },
         }
 
     def tokens_per_s(self) -> float:
@@ -128,7 +145,7 @@ def late(progress: Progress, reports: list[ReplicaReport], now: float) -> Progre
     """
     usage = JobUsage.of(progress.uid, progress)
     usage.see(reports, now)
-    kept = ("tokens_per_s", "slot_s", "counted_slot_s")
+    kept = ("tokens_per_s", "counted_slots")
     return progress.model_copy(update=usage.totals() | {name: getattr(progress, name) for name in kept})
 
 

@@ -279,7 +279,7 @@ class _Rollout:
             job_engine_s=dict(meter.job_engine_s),
             job_preempted_tokens=dict(meter.preempted_tokens),
             job_preempted_engine_s=dict(meter.preempted_engine_s),
-            job_slot_s=self._versions.slot_seconds.totals(now),
+            agent_slot_s=self._versions.slot_seconds.totals(now),
             agent_tokens=meter.agents.at(now),
             job_turn_bytes=dict(self._log.job_bytes),
             busy_s=meter.busy_s,

@@ -46,7 +46,7 @@ class Versions:
 
     Attributes:
         pace: load times of this engine, and the time that re-loads may take.
-        slot_seconds: for which each job's versions had slots.
+        slot_seconds: for which each agent's versions had slots.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class Versions:
         name = adapter.engine_name
         loaded = self.proven.table.begin(name, self._adapter_cache.place(adapter))
         self._resident[name] = adapter
-        self.slot_seconds.begin(name, adapter.uid, _clock())
+        self.slot_seconds.begin(adapter, _clock())
         load = loads.create_task(self._load(adapter, loaded), name=f"load {name}")
         self._loading.add(load)
         load.add_done_callback(self._loading.discard)
