@@ -105,7 +105,8 @@ def test_a_succeeded_job_says_where_its_adapters_are(out: Path, names: tuple[str
         folder.mkdir(parents=True)
     said = why(out)
     assert said.startswith("team-a/sums succeeded 0 s ago, at step 40 of 40, version ")
-    assert f"What to do: Chat with its adapter: `marlaas chat {out} --job team-a/sums`." in said
+    agent = f" --agent {names[0]}" if len(names) > 1 else ""
+    assert f"What to do: Chat with its adapter: `marlaas chat {out} --job team-a/sums{agent}`." in said
     assert said.endswith(" ".join(f"Agent {name}: {folder}." for name, folder in zip(names, folders, strict=True)))
     assert ("Agent critic was called in no episode of 40 steps" in said) is ("critic" in names)
 

@@ -130,7 +130,8 @@ def test_tokens_of_engines_that_are_in_no_episode_are_told(document, records, st
     assert (amounts.generated_tokens, amounts.unrecorded_tokens) == (100000, 100000 - 99383)
     assert (amounts.engine_s, amounts.trainer_s, amounts.admitted_s, amounts.stored_bytes) == (1.5, 2.5, 60.0, 7)
     cut = {"policy": UsageAmounts(preempted_tokens=100, preempted_engine_s=0.25)}
-    preempted = a_progress(document, tokens=100000, **fields, usage=cut, preempted_tokens=17, preempted_engine_s=0.5)
+    more = {"usage": cut, "preempted_tokens": 17, "preempted_engine_s": 0.5}
+    preempted = a_progress(document, tokens=100000, **(fields | more))
     amounts = usage_of(document, records, steps, preempted).amounts
     assert (amounts.preempted_tokens, amounts.unrecorded_tokens) == (117, 100000 - 99383 - 117)
     assert (amounts.charged_tokens, amounts.charged_engine_s) == (100000 - 117, 0.75)

@@ -23,7 +23,7 @@ from marlaas_api.usage_objects import usage_status
 
 _LOOK = "Wait while it starts. If it lasts, read the logs in {folder}/.state/logs."
 _ADVICE: Mapping[str, str] = {
-    Reason.FINISHED: "Chat with its adapter: `marlaas chat {folder} --job {job}`.",
+    Reason.FINISHED: "Chat with its adapter: `marlaas chat {folder} --job {job}{agent}`.",
     Reason.SUSPENDED: "Run `marlaas resume {name} --run {folder}` to continue from the last committed step.",
     Reason.WAITING_FOR_ORCHESTRATOR: _LOOK,
     Reason.WAITING_FOR_POOL: _LOOK,
@@ -87,7 +87,9 @@ def _live(folder: Path) -> dict[str, Progress] | None:
 def _advice(folder: Path, document: JobDocument, reason: str) -> str:
     """Return the advice for a reason; empty if there is nothing to do."""
     if reason in _ADVICE:
-        return _ADVICE[reason].format(folder=folder, name=document.job, job=document.ref)
+        policies = document.spec.policies
+        agent = f" --agent {policies[0].name}" if len(policies) > 1 else ""
+        return _ADVICE[reason].format(folder=folder, name=document.job, job=document.ref, agent=agent)
     text = text_of(reason)
     if text is None or text.advice == NOTHING or "kubectl" in text.advice:
         return ""
