@@ -11,13 +11,14 @@ import typer
 from rich.console import Console
 
 from marlaas.cli.app import FAILED, INTERRUPTED, complain
+from marlaas.cli.cluster_options import Context, Everywhere, Kubeconfig, Namespace, gateway
 from marlaas.cli.run_state import why_in_run
 from marlaas.cli.running import cancel_in_run, submit_to_run, suspend_in_run
 from marlaas.cli.summaries import summary
 from marlaas.cluster.errors import ObjectMissing
 from marlaas.cluster.explain import ClusterContext, explain
 from marlaas.cluster.fetching import fetch, published
-from marlaas.cluster.kubectl import ClusterTarget, Kubectl
+from marlaas.cluster.kubectl import Kubectl
 from marlaas.cluster.submission import submit as submit_objects
 from marlaas.cluster.views import RLJOBS, events_of, job_view, jobs_beside, pools_of
 from marlaas.cluster.watching import PERIOD_S, ClusterWatch
@@ -27,22 +28,6 @@ from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import RLJob
 from marlaas_api.kinds.fields import did_you_mean
 
-Context = Annotated[
-    str | None, typer.Option("--context", metavar="NAME", help="Context of the kubeconfig. [default: the current one]")
-]
-Namespace = Annotated[
-    str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Namespace. [default: the context's]")
-]
-Kubeconfig = Annotated[
-    str | None, typer.Option("--kubeconfig", metavar="FILE", help="Path of the kubeconfig. [default: kubectl's]")
-]
-
-
-def gateway(context: str | None, namespace: str | None, kubeconfig: str | None) -> Kubectl:
-    """Return the kubectl client for the cluster that the options select."""
-    return Kubectl(ClusterTarget(context, namespace, kubeconfig))
-
-
 Run = Annotated[
     Path | None, typer.Option("--run", metavar="DIR", help="Output folder of a `marlaas run`, instead of a cluster.")
 ]
@@ -50,7 +35,6 @@ Run = Annotated[
 Files = Annotated[list[str], typer.Argument(metavar="FILE…", help="YAML manifests; - is standard input.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the RLJob.")]
 Names = Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Names of RLJobs. [default: all]")]
-Everywhere = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Show the jobs of all namespaces.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line instead of the table.")]
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write to; adapters in it are replaced.")]
 Agent = Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Agent to fetch. [default: all agents]")]

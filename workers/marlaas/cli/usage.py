@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from marlaas.cli.app import complain
-from marlaas.cli.cluster import Context, Everywhere, Kubeconfig, Namespace, gateway
+from marlaas.cli.cluster_options import Context, Everywhere, Kubeconfig, Namespace, gateway
 from marlaas.cluster.errors import AccessDenied
 from marlaas.cluster.kubectl import Kubectl
 from marlaas.cluster.usage import deleted_rows, job_rows

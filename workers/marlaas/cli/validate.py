@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from marlaas.cli.app import INVALID, complain
-from marlaas.cli.cluster import Context, Kubeconfig, Namespace, gateway
+from marlaas.cli.cluster_options import Context, Kubeconfig, Namespace, gateway
 from marlaas.cli.summaries import summary
 from marlaas.cluster.submission import preview
 from marlaas.manifest import Finding, InvalidManifest, LoadedManifest, load
