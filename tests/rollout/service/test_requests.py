@@ -250,12 +250,22 @@ def listeners(harness: Any, job: Any) -> list[Any]:
     return [listener for listener in harness.server.listeners if listener.subject == subject]
 
 
-async def test_a_finished_job_is_no_longer_listened_to(harness):
-    _, job = await harness.serving()
-    await harness.ask(job.request())
-    await harness.admit(job, admitted=False)
-    subject = subjects.generation("team", "job", "policy")
-    await harness.until(lambda: all(listener.subject != subject for listener in harness.server.listeners))
+async def test_a_job_that_is_not_admitted_any_more_is_not_listened_to_and_its_requests_are_cancelled(
+    harness, shut_engine
+):
+    """Its sandbox may have sent a cancellation, which nobody has heard. One that is still there may ask again."""
+    _, job = await harness.serving(shut_engine)
+    other = await harness.job("other")
+    async with harness.asking(other.request(), of="rollout-0") as kept, harness.asking(job.request()) as asked:
+        await harness.until(lambda: len(shut_engine.calls) == 2)
+        await harness.admit(job, admitted=False)
+        await shut_engine.aborted.wait()
+        answer = await asked.end()
+        assert (answer.phase, answer.retryable, answer.waits) == (ReplyPhase.FAILED, True, True)
+        assert "not admitted any more" in answer.error
+        await harness.until(lambda: not listeners(harness, job))
+        shut_engine.open.set()
+        assert (await kept.end()).phase is ReplyPhase.RESULT
 
 
 async def test_the_report_tells_the_recent_tokens_of_each_agent_of_a_job_with_several(harness):

@@ -116,6 +116,11 @@ class Requests:
         for active in self._active_of(keep):
             _extend_deadline(active, active.request.deadline_s)
 
+    async def cancel_others(self, admitted: Collection[str]) -> None:
+        """Cancel the requests of jobs that are not admitted any more. No replica hears their sandboxes. admitted: uids of jobs."""
+        for active in [one for one in self._active.values() if one.request.uid not in admitted]:
+            await self._stop(active, f"job {active.request.ref} is not admitted any more")
+
     async def send_heartbeats(self) -> None:
         """Send a heartbeat every second for each request in progress, until cancelled."""
         while True:
@@ -222,15 +227,16 @@ class Requests:
 
     async def _cancel_all(self) -> None:
         remaining = list(self._active.values())
-        _log.warning(
-            "%d requests did not end before the drain timeout; sandboxes send them to other replicas", len(remaining)
-        )
+        _log.warning("%d requests did not end in time; sandboxes send them to other replicas", len(remaining))
         for active in remaining:
-            text = f"replica {self._replica} is stopping while {active.stage}"
-            await self._send_to_all(active, self._retry_elsewhere(active.request, text))
-            if active.task is not None:
-                active.task.cancel()
+            await self._stop(active, f"replica {self._replica} is stopping while {active.stage}")
         await self._idle.wait()
+
+    async def _stop(self, active: _ActiveRequest, why: str) -> None:
+        """Answer that the request may be sent again, and cancel it."""
+        await self._send_to_all(active, self._retry_elsewhere(active.request, why))
+        if active.task is not None:
+            active.task.cancel()
 
     def _result(self, request: GenerateRequest, turn: Turn) -> GenerateReply:
         return GenerateReply(

@@ -156,6 +156,7 @@ class _Rollout:
                 self._changed.clear()
                 served = self._policies.served()
                 await self._listen(served)
+                await self._requests.cancel_others({one.document.uid for one in served})
                 elsewhere = self._versions.proven.elsewhere = self._reception.elsewhere()
                 self._share_cpu(len(served) - len(elsewhere))
                 self._versions.proven.prefer(self._policies.newest(served), strict(served))
