@@ -19,11 +19,11 @@ from marlaas_worker.rollout.adapter_cache import AdapterCache
 from marlaas_worker.rollout.calibrations import Calibrations
 from marlaas_worker.rollout.engine import Engine
 from marlaas_worker.rollout.engine_failures import EngineFailures
-from marlaas_worker.rollout.engine_progress import EngineCounts
 from marlaas_worker.rollout.generation import Generation
 from marlaas_worker.rollout.policies import Pins, Policies, strict
 from marlaas_worker.rollout.proof import load_proven
 from marlaas_worker.rollout.reception import Reception
+from marlaas_worker.rollout.replica_metrics import of_engine, of_places, of_versions
 from marlaas_worker.rollout.requests import Requests
 from marlaas_worker.rollout.self_test import EngineSelfTest
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
@@ -235,25 +235,12 @@ class _Rollout:
             self._emitter.queue(job, "EngineRestarted", text)
 
     def _samples(self) -> list[Sample]:
-        report, pace = self._report(0), self._versions.pace
-        reserved = self._engine.limiter.budget.num_reserved
-        waiting, versions, restarts = self._engine.limiter.num_waiting, len(report.verified), report.restarts
+        jobs = {one.document.uid: one.document.ref for one in self._policies.served()}
         return [
-            *of_report(report, {one.document.uid: one.document.ref for one in self._policies.served()}),
-            Sample("marlaas_rollout_waiting", "gauge", "Requests that wait for a place in the batch.", waiting),
-            Sample(
-                "marlaas_rollout_turns_waiting", "gauge", "Turns that wait: the stream is full.", self._log.num_waiting
-            ),
-            Sample("marlaas_rollout_kv_tokens", "gauge", "Tokens that fit into the KV cache.", report.kv_tokens),
-            Sample("marlaas_rollout_kv_tokens_reserved", "gauge", "Tokens reserved by requests.", reserved),
-            Sample("marlaas_rollout_slots", "gauge", "Adapter slots of the engine.", report.slots),
-            Sample("marlaas_rollout_versions", "gauge", "Adapter versions that may be served.", versions),
-            Sample("marlaas_rollout_loads_total", "counter", "Adapter versions loaded and proven.", pace.num_loads),
-            Sample("marlaas_rollout_reloads_total", "counter", "Loads of evicted versions.", pace.num_reloads),
-            Sample("marlaas_rollout_load_seconds_total", "counter", "Engine time of all loads.", pace.load_s),
-            Sample("marlaas_rollout_reload_seconds_total", "counter", "Engine time of re-loads.", pace.reload_s),
-            Sample("marlaas_rollout_engine_restarts_total", "counter", "Engines that died.", restarts),
-            *_of_engine(self._engine.counts),
+            *of_report(self._report(0), jobs),
+            *of_versions(self._versions.proven.names, self._versions.pace, self._engine.limits.slots),
+            *of_places(self._engine.limiter, self._log.num_waiting),
+            *of_engine(self._engine.counts, self._engine.limits.kv_tokens, self._engine.restarts),
         ]
 
     def _report(self, rss_bytes: int) -> ReplicaReport:
@@ -289,15 +276,3 @@ class _Rollout:
             rss_bytes=rss_bytes,
             at=self._context.now(),
         )
-
-
-def _of_engine(counts: EngineCounts) -> list[Sample]:
-    """Return the metrics of the engine's own queue and cache, which ours (`RequestLimiter`) should keep unused."""
-    name = "marlaas_rollout_engine"
-    return [
-        Sample(f"{name}_requests_total", "counter", "Requests that the engine received.", counts.requests),
-        Sample(f"{name}_preemptions_total", "counter", "Requests whose KV cache it took away.", counts.preemptions),
-        Sample(f"{name}_steps_total", "counter", "Batches.", counts.steps),
-        Sample(f"{name}_queued_steps_total", "counter", "Batches without room for all.", counts.queued_steps),
-        Sample(f"{name}_queue", "gauge", "Requests for which the last batch had no room.", counts.queued),
-    ]
