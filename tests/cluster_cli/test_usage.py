@@ -200,6 +200,6 @@ def test_a_period_is_shown_by_tenant_and_as_json_with_every_amount(two_tenants: 
     blue = {"generated_tokens": 50, "failed_tokens": 50, "wasted_tokens": 50, "trainer_s": 2.0}
     nothing = UsageAmounts().as_dict()
     assert [json.loads(line) for line in invoke(*january, "--json").output.splitlines()] == [
-        {"tenant": "amber", **counted, **nothing, **amber, **seconds},
-        {"tenant": "blue", **counted, **nothing, **blue},
+        {"tenant": "amber", **counted, **nothing, **amber, **seconds, "charged_tokens": 2000, "charged_engine_s": 90.0},
+        {"tenant": "blue", **counted, **nothing, **blue, "charged_tokens": 50},
     ]

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from marlaas_api.messages import Episode, StepRecord, TokenUse, Turn
+from marlaas_api.messages import Episode, StepRecord, TokenUse, Turn, UsageAmounts
 from marlaas_api.names import Split, attempt_of
 from marlaas_api.wire import unpack_ids
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """All turns of an agent, and all episodes of its job. episodes: in the order of the stream; one may come twice."""
+    """All turns of an agent, and all episodes of its job, in the order of their streams. An episode may come twice."""
 
     agent: str
     turns: Sequence[Turn]
@@ -41,43 +41,68 @@ class Recorded:
     @property
     def num_tokens(self) -> int:
         """Generated tokens of all turns."""
-        return self._plays().total()
+        return sum(len(unpack_ids(turn.output_ids)) for turn in self.turns)
 
-    def by_use(self, steps: Iterable[StepRecord], consumed: Iterable[str], group_size: int) -> dict[TokenUse, int]:
-        """Return the generated tokens of all decided groups by their use; OPEN: of plays that belong to none of them.
+    def check(
+        self, counted: UsageAmounts, steps: Sequence[StepRecord], consumed: Sequence[str], group_size: int
+    ) -> None:
+        """Assert that each turn counts once by its use. One that was recorded after its group was decided may be missing."""
+        certain, late = self.by_use(steps, consumed, group_size)
+        num_open = certain.pop(TokenUse.OPEN, 0)
+        assert num_open + certain.total() <= num_open + counted.generated_tokens <= self.num_tokens
+        for use in TokenUse:
+            assert certain[use] <= getattr(counted, use.value) <= certain[use] + late[use], use
+        prompts, late_prompts = self.prompts(steps, group_size)
+        for name in ("prompt_tokens", "cached_tokens"):
+            assert prompts[name] <= getattr(counted, name) <= prompts[name] + late_prompts[name], name
+
+    def by_use(
+        self, steps: Iterable[StepRecord], consumed: Iterable[str], group_size: int
+    ) -> tuple[Counter[TokenUse], Counter[TokenUse]]:
+        """Return the generated tokens by their use: those that count, and those that were recorded so late that they may count.
+
+        OPEN: of plays that belong to no decided group.
 
         Args:
             consumed: names of the groups that trained the agent.
         """
-        plays = self._plays()
-        trained, parts = set(consumed), Counter[TokenUse]()
-        for name, members, repeats in self._decided(steps, group_size):
-            use = self._use(name in trained, members)
-            for one in repeats:
-                parts[TokenUse.REPEATED] += plays.pop(one, 0)
-            for one in members:
-                parts[use if one.fault is None else TokenUse.FAILED] += plays.pop(one.episode, 0)
-            for one in members:
-                cut = self._cut(one)
-                for play in self._earlier(one):
-                    parts[TokenUse.PREEMPTED if play in cut else TokenUse.FAILED] += plays.pop(play, 0)
-        parts[TokenUse.OPEN] = plays.total()
-        return dict(parts)
+        certain, late = Counter[TokenUse](), Counter[TokenUse]()
+        for turn, use, is_late in self._used(steps, consumed, group_size):
+            (late if is_late else certain)[use] += len(unpack_ids(turn.output_ids))
+        return certain, late
 
-    def prompts(self, steps: Iterable[StepRecord], group_size: int) -> tuple[int, int]:
-        """Return the prompt tokens of all decided groups, and how many of them the engine took from its prefix cache.
+    def prompts(self, steps: Iterable[StepRecord], group_size: int) -> tuple[Counter[str], Counter[str]]:
+        """Return the prompt tokens of all decided groups and those from the prefix cache, as `by_use`.
 
         Those of plays that preemptions cut are left out.
         """
-        names = set[str]()
-        for _, members, repeats in self._decided(steps, group_size):
-            names |= {
-                *repeats,
-                *(one.episode for one in members),
-                *(play for one in members for play in self._earlier(one) if play not in self._cut(one)),
-            }
-        meters = [turn.meter for turn in self.turns if turn.episode in names]
-        return sum(one.prompt_tokens for one in meters), sum(one.cached_tokens for one in meters)
+        certain, late = Counter[str](), Counter[str]()
+        for turn, use, is_late in self._used(steps, (), group_size):
+            if use not in (TokenUse.OPEN, TokenUse.PREEMPTED):
+                found = late if is_late else certain
+                found += Counter(prompt_tokens=turn.meter.prompt_tokens, cached_tokens=turn.meter.cached_tokens)
+        return certain, late
+
+    def _used(
+        self, steps: Iterable[StepRecord], consumed: Iterable[str], group_size: int
+    ) -> Iterable[tuple[Turn, TokenUse, bool]]:
+        """Yield each turn with the use of its tokens, and whether its group may have been decided before it was recorded.
+
+        That cannot be before the last turn of the plays that count.
+        """
+        trained, uses, until = set(consumed), dict[str, TokenUse](), dict[str, int]()
+        places = {turn.episode: place for place, turn in enumerate(self.turns)}
+        for name, members, repeats in self._decided(steps, group_size):
+            use, own = self._use(name in trained, members), [one.episode for one in members]
+            cut = {play for one in members for play in self._cut(one)}
+            earlier = [play for one in members for play in self._earlier(one)]
+            uses |= {play: TokenUse.PREEMPTED if play in cut else TokenUse.FAILED for play in earlier}
+            uses |= {one.episode: use if one.fault is None else TokenUse.FAILED for one in members}
+            uses |= dict.fromkeys(repeats, TokenUse.REPEATED)
+            last = max(places.get(play, -1) for play in own)
+            until |= dict.fromkeys({*earlier, *repeats} - {*own}, last)
+        for place, turn in enumerate(self.turns):
+            yield turn, uses.get(turn.episode, TokenUse.OPEN), place > until.get(turn.episode, place)
 
     def _decided(self, steps: Iterable[StepRecord], group_size: int) -> Iterable[tuple[str, list[Episode], list[str]]]:
         """Yield the complete groups of evaluations, and those that finished steps have resolved; as `_groups`."""
@@ -85,13 +110,6 @@ class Recorded:
         for name, members, repeats in self._groups(group_size):
             if members[0].split is not Split.TRAIN or members[0].index in resolved:
                 yield name, members, repeats
-
-    def _plays(self) -> Counter[str]:
-        """Return the generated tokens by play of a member."""
-        plays = Counter[str]()
-        for turn in self.turns:
-            plays[turn.episode] += len(unpack_ids(turn.output_ids))
-        return plays
 
     def _groups(self, size: int) -> Iterable[tuple[str, list[Episode], list[str]]]:
         """Yield complete groups: the first episode of each member, and the names of others that came before the last one."""

@@ -100,10 +100,15 @@ async def test_a_group_has_the_tokens_of_all_turns_of_its_episodes(metering, rec
     }
 
 
-async def test_tokens_of_faults_of_earlier_attempts_and_of_repeated_plays_are_told_apart(metering, record):
+@pytest.mark.parametrize("most_plays", [metering_module.MAX_PLAYS, 0])
+@pytest.mark.parametrize("repeated_attempt", [2, 7])
+async def test_tokens_of_faults_of_earlier_attempts_and_of_repeated_plays_are_told_apart(
+    metering, record, monkeypatch, most_plays, repeated_attempt
+):
+    monkeypatch.setattr(metering_module, "MAX_PLAYS", most_plays)
     await record(0, 0, 100, attempt=1)
-    counted = await record(0, 0, 1, attempt=2)
-    repeated = await record(0, 0, 1000, attempt=4)
+    counted = await record(0, 0, 1, attempt=4)
+    repeated = await record(0, 0, 1000, attempt=repeated_attempt)
     broken = await record(0, 1, 20)
     broken = broken.model_copy(update={"fault": FaultClass.ENV, "rewards": {}})
     (amounts,) = (await policy_amounts(metering, [complete(counted, repeated, broken)])).values()

@@ -106,7 +106,9 @@ class Metering:
 
     async def _of_member(self, episode: Episode, repeats: Sequence[Episode]) -> AgentAmounts:
         """Return the usage of all plays of a member. episode: of the play that counts."""
-        own, *earlier = await asyncio.gather(*map(self._of_play, [episode.episode, *_earlier(episode)]))
+        others = {one.episode for one in repeats}
+        names = [name for name in _earlier(episode) if name not in others]
+        own, *earlier = await asyncio.gather(*map(self._of_play, [episode.episode, *names]))
         again = await asyncio.gather(*(self._of_play(one.episode) for one in repeats))
         played = [play for play in earlier if play is not None]
         cut = _cut(played, own)
