@@ -238,9 +238,11 @@ class Harness:
         entry = await (await self.bus.bucket(bucket)).get(key)
         return None if entry is None or entry.data is None else wire.decode_as(kind, entry.data)
 
-    async def wait_for(self, kind: type[M], bucket: str, key: str, wanted: Callable[[M], bool]) -> M:
+    async def wait_for(
+        self, kind: type[M], bucket: str, key: str, wanted: Callable[[M], bool], within_s: float = WITHIN_S
+    ) -> M:
         """Wait until a key has a value as wanted."""
-        async with asyncio.timeout(WITHIN_S), (await self.bus.bucket(bucket)).watch() as entries:
+        async with asyncio.timeout(within_s), (await self.bus.bucket(bucket)).watch() as entries:
             async for entry in entries:
                 if entry.key == key and entry.data and wanted(found := wire.decode_as(kind, entry.data)):
                     return found
@@ -252,9 +254,13 @@ class Harness:
             while not condition():
                 await self.server.change(0.02, None)
 
-    async def progress(self, document: JobDocument, wanted: Callable[[Progress], bool]) -> Progress:
-        key, uid = document.ref.key, document.uid
-        return await self.wait_for(Progress, subjects.PROGRESS, key, lambda found: found.uid == uid and wanted(found))
+    async def progress(
+        self, document: JobDocument, wanted: Callable[[Progress], bool], within_s: float = WITHIN_S
+    ) -> Progress:
+        def is_it(found: Progress) -> bool:
+            return found.uid == document.uid and wanted(found)
+
+        return await self.wait_for(Progress, subjects.PROGRESS, document.ref.key, is_it, within_s)
 
     async def record(self, document: JobDocument, agent: str = "policy") -> PolicyRecord:
         found = await self.get(PolicyRecord, subjects.POLICY, self.policy_key(document, agent))

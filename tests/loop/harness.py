@@ -144,7 +144,7 @@ class Loop(Harness):
 
     async def finished(self, job: JobDocument, timeout_s: float = 60.0) -> Progress:
         """Wait for the job's end. Raises whatever ended a role for good, should one end."""
-        end = asyncio.create_task(self.progress(job, lambda progress: progress.phase.final))
+        end = asyncio.create_task(self.progress(job, lambda progress: progress.phase.final, 2 * timeout_s))
         await asyncio.wait([end, *self._keepers], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         for keeper in self._keepers:
             if keeper.done():
