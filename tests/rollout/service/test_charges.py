@@ -9,25 +9,10 @@ from tests.harness import Harness
 from marlaas_api import subjects
 from marlaas_api.messages import ReplicaReport, ReplyPhase
 from marlaas_api.names import PREEMPTION_STRIDE, episode_id
-from marlaas_worker.rollout import service
 from marlaas_worker.rollout.accounts import OtherReplicas
 from marlaas_worker.rollout.engine_meter import DecodeTime
 
 REPLY_TOKENS = 4
-
-
-@pytest.fixture
-def roles(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The rollout roles that the test starts."""
-    roles: list[Any] = []
-
-    class Recorded(service._Rollout):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            roles.append(self)
-
-    monkeypatch.setattr(service, "_Rollout", Recorded)
-    return roles
 
 
 async def cancelled(harness: Any, job: Any, *began: Callable[[], Awaitable[object]]) -> ReplicaReport:

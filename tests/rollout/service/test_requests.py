@@ -253,7 +253,7 @@ def listeners(harness: Any, job: Any) -> list[Any]:
 async def test_a_job_that_is_not_admitted_any_more_is_not_listened_to_and_its_requests_are_cancelled(
     harness, shut_engine
 ):
-    """Its sandbox may have sent a cancellation, which nobody has heard. One that is still there may ask again."""
+    """The replica does not receive the cancellation of the job's sandbox. The answer lets a sandbox that still runs send the request again."""
     _, job = await harness.serving(shut_engine)
     other = await harness.job("other")
     async with harness.asking(other.request(), of="rollout-0") as kept, harness.asking(job.request()) as asked:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("brief_quanta")
 
 
 def used(role: Any) -> tuple[int, float, int]:
-    """What the requests of a replica hold: places in its engine, tokens of the KV cache, and versions."""
+    """Return the engine places, reserved KV tokens and versions that the requests of a replica hold."""
     budget = role._engine.limiter.budget
     return budget._num_inside, budget.num_reserved, role._versions.proven.table.num_running
 

@@ -1,4 +1,4 @@
-"""What `marlaas why` says of a pool that a job depends on: its ready workers, why a role is not ready, since when, and about how long. Pure."""
+"""Sentences of `marlaas why` about a job's pool: ready workers, the reason why a role is not ready, since when, and the time left. Pure."""
 
 from collections.abc import Iterator
 

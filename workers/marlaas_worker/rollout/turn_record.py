@@ -1,4 +1,4 @@
-"""What a turn is generated from, what the engine has generated, and the record made of both. No engine and no I/O."""
+"""Inputs of a generation, its completion, and the turn's record computed from both. No engine and no I/O."""
 
 from dataclasses import dataclass
 
