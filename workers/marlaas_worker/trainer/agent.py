@@ -5,7 +5,6 @@ However it ends, all progress is in the committed version and the log of groups;
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -15,9 +14,8 @@ from marlaas_api.errors import Retryable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import GroupReady, StepClosed
 from marlaas_worker.adapters import TENSORS_FILE
-from marlaas_worker.rl.algorithms import ALGORITHMS
+from marlaas_worker.trainer.accumulation import Accumulation, DoesNotFit
 from marlaas_worker.trainer.assignment import Assignment
-from marlaas_worker.trainer.batching import pack, padded_tokens
 from marlaas_worker.trainer.commit import AgentLease, PolicyKey, StepResult, patiently
 from marlaas_worker.trainer.intake import Intake, StepInbox
 from marlaas_worker.trainer.learner import Learner
@@ -34,17 +32,8 @@ from marlaas_worker.trainer.trajectories import (
 )
 from marlaas_worker.trainer.version_cache import CachedVersion
 from marlaas_worker.trainer.versions import contents_of, known_adapters, read_manifest, take_snapshot
-from marlaas_worker.trainer.weighing import Baselines, batches_of_group, rows_of_groups, weighing
 
 T = TypeVar("T")
-
-
-class _DoesNotFit(Exception):
-    """The device has no memory for a micro-batch of these rows; the learner has dropped the gradients of the step so far."""
-
-    def __init__(self, rows: Sequence[Row]) -> None:
-        super().__init__()
-        self.rows = rows
 
 
 class AgentTrainer:
@@ -61,13 +50,7 @@ class AgentTrainer:
         self._dependencies, self._assignment, self._policy = dependencies, assignment, policy
         self._spec = assignment.document.spec
         self._adapters: dict[int, str] = {}
-        self._rule = ALGORITHMS[self._spec.training.algorithm]
-        self._weighing = weighing(self._spec)
-        self._baselines = Baselines(self._spec.training.baseline)
-        self._kl = self._spec.training.kl
-        self._held: list[list[Trajectory]] = []
-        self._pending: list[Row] = []
-        self._num_filtered = 0
+        self._accumulation = Accumulation(dependencies, assignment)
         self._computed_s = self._busy_s()
         self._num_redone = 0
         self.is_leaving = False
@@ -114,7 +97,7 @@ class AgentTrainer:
         """Continue from the committed version. Like a parked agent, it enters the memory when it has work."""
         blobs, staleness = self._dependencies.context.blobs, self._spec.training.max_staleness
         manifest = await self._patiently(lambda: read_manifest(blobs, ref))
-        self._baselines.restore(manifest.metrics)
+        self._accumulation.baselines.restore(manifest.metrics)
         self._adapters = await self._patiently(lambda: known_adapters(blobs, manifest, staleness))
         await self._forget_state()
         await self._dependencies.emit(self._assignment, "AgentBound", f"continues from version {manifest.version}")
@@ -162,14 +145,14 @@ class AgentTrainer:
         learner = self._residence.learner
         try:
             return await self._advance_with(learner, inbox, intake)
-        except _DoesNotFit as error:
+        except DoesNotFit as error:
             await self._redo(learner, inbox, error.rows)
             return True
 
     async def _advance_with(self, learner: Learner, inbox: StepInbox, intake: Intake) -> bool:
-        """See `_advance`. Raises _DoesNotFit."""
+        """See `_advance`. Raises DoesNotFit."""
         if (group := inbox.next_group()) is not None:
-            await self._accumulate(learner, group)
+            await self._accumulation.add(learner, await self._read(group))
             inbox.take(group)
         elif (closed := inbox.due()) is not None:
             await self._finish(learner, closed, inbox.consumed())
@@ -194,71 +177,16 @@ class AgentTrainer:
 
     def _forget_step(self, inbox: StepInbox) -> None:
         """Return to the first group of the step."""
-        self._held, self._pending, self._num_filtered = [], [], 0
-        self._baselines.rewind()
+        self._accumulation.rewind()
         inbox.rewind()
-
-    async def _accumulate(self, learner: Learner, group: GroupReady) -> None:
-        """Run backward for every micro-batch that the group fills.
-
-        Remaining rows wait for the next group. If rewards are compared across the step, the group waits until the
-        step is complete.
-        """
-        trajectories = await self._read(group)
-        if self._kl.coefficient > 0 and self._kl.added_to == "reward":
-            trajectories = await self._less_kl(learner, trajectories)
-        self._num_filtered += sum(not self._weighing.trains(member) for member in trajectories)
-        self._baselines.note(self._weighing.rewards(trajectories))
-        self._held.append(trajectories)
-        if self._rule.over == "group":
-            await self._learn(learner)
-
-    async def _less_kl(self, learner: Learner, group: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return the group with each reward lowered by its trajectory's KL.
-
-        Its micro-batches hold this group only, so the sums do not depend on other groups.
-        """
-        batches = await asyncio.to_thread(
-            batches_of_group, group, self._dependencies.model.pairs_per_token, learner.token_budget
-        )
-        kl = [0.0] * len(group)
-        for batch in batches:
-            sums = await self._compute(partial(learner.try_kl_by_trajectory, batch, len(group)), padded_tokens(batch))
-            if sums is None:
-                raise _DoesNotFit(batch)
-            kl = [before + float(more) for before, more in zip(kl, sums, strict=True)]
-        return [
-            replace(member, reward=member.reward - self._kl.coefficient * cost)
-            for member, cost in zip(group, kl, strict=True)
-        ]
-
-    async def _learn(self, learner: Learner) -> None:
-        """Run backward for every micro-batch that the held groups fill."""
-        held, self._held = self._held, []
-        # In a thread: packing long groups takes a while, and the event loop must keep leases alive.
-        pairs = self._dependencies.model.pairs_per_token
-        values = dict(self._baselines.values)
-        rows = await asyncio.to_thread(rows_of_groups, self._weighing, held, pairs, learner.token_budget, values)
-        full, self._pending = pack(self._pending, rows, learner.token_budget)
-        for batch in full:
-            await self._backward(learner, batch)
-
-    async def _backward(self, learner: Learner, batch: Sequence[Row]) -> None:
-        if not await self._compute(partial(learner.try_accumulate, batch), padded_tokens(batch)):
-            raise _DoesNotFit(batch)
 
     async def _finish(self, learner: Learner, closed: StepClosed, consumed: tuple[str, ...]) -> None:
         """Run backward for the remaining rows, take the optimizer step, and commit."""
-        if self._held:
-            await self._learn(learner)
-        if self._pending:
-            await self._backward(learner, self._pending)
-            self._pending = []
+        await self._accumulation.complete(learner)
         version = self.lease.record.version + 1
         metrics = await self._compute(partial(learner.step, closed.step))
         metrics["out_of_memory"], self._num_redone = float(self._num_redone), 0
-        metrics["overlong_filtered"], self._num_filtered = float(self._num_filtered), 0
-        metrics |= self._baselines.finish_step()
+        metrics |= self._accumulation.finish_step()
         train_s, self._computed_s = self._busy_s() - self._computed_s, self._busy_s()
         await self._publish(learner, StepResult(version, closed.step, consumed, metrics, train_s))
         if metrics["skipped_update"]:
@@ -302,8 +230,8 @@ class AgentTrainer:
     def _busy_s(self) -> float:
         return self._dependencies.compute.busy_s_of(self._assignment.account)
 
-    async def _compute(self, work: Callable[[], T], num_tokens: int = 0) -> T:
-        return await self._dependencies.compute.run(work, self._assignment.account, num_tokens)
+    async def _compute(self, work: Callable[[], T]) -> T:
+        return await self._dependencies.compute.run(work, self._assignment.account)
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         return await patiently(call, self._assignment.policy_key, self._dependencies.timing.retry_s)

@@ -1,0 +1,115 @@
+"""The gradient of an agent's open step: from the trajectories of its groups to micro-batches, and a backward pass for each."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from marlaas_worker.rl.algorithms import ALGORITHMS
+from marlaas_worker.trainer.assignment import Assignment
+from marlaas_worker.trainer.batching import pack, padded_tokens
+from marlaas_worker.trainer.learner import Learner
+from marlaas_worker.trainer.rows import Row
+from marlaas_worker.trainer.shared import TrainerDependencies
+from marlaas_worker.trainer.trajectories import Trajectory
+from marlaas_worker.trainer.weighing import Baselines, batches_of_group, rows_of_groups, weighing
+
+T = TypeVar("T")
+
+
+class DoesNotFit(Exception):
+    """The device has no memory for a micro-batch of these rows; the learner has dropped the gradients of the step so far."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        super().__init__()
+        self.rows = rows
+
+
+class Accumulation:
+    """Accumulates the gradient of one step after another. The result depends on the order of the groups, and not on their arrival.
+
+    Attributes:
+        baselines: what rewards are compared with, if not with those of the group.
+    """
+
+    def __init__(self, dependencies: TrainerDependencies, assignment: Assignment) -> None:
+        training = assignment.document.spec.training
+        self.baselines = Baselines(training.baseline)
+        self._compute, self._account = dependencies.compute, assignment.account
+        self._pairs_per_token = dependencies.model.pairs_per_token
+        self._rule, self._kl = ALGORITHMS[training.algorithm], training.kl
+        self._weighing = weighing(assignment.document.spec)
+        self._held: list[list[Trajectory]] = []
+        self._pending: list[Row] = []
+        self._num_filtered = 0
+
+    def rewind(self) -> None:
+        """Return to the first group of the step."""
+        self._held, self._pending, self._num_filtered = [], [], 0
+        self.baselines.rewind()
+
+    async def add(self, learner: Learner, trajectories: Sequence[Trajectory]) -> None:
+        """Run backward for every micro-batch that the group fills.
+
+        Remaining rows wait for the next group. If rewards are compared across the step, the group waits until the
+        step is complete.
+
+        Raises:
+            DoesNotFit: the step must begin again with a lower token budget.
+        """
+        members = list(trajectories)
+        if self._kl.coefficient > 0 and self._kl.added_to == "reward":
+            members = await self._less_kl(learner, members)
+        self._num_filtered += sum(not self._weighing.trains(member) for member in members)
+        self.baselines.note(self._weighing.rewards(members))
+        self._held.append(members)
+        if self._rule.over == "group":
+            await self._learn(learner)
+
+    async def complete(self, learner: Learner) -> None:
+        """Run backward for the remaining rows. Raises DoesNotFit."""
+        if self._held:
+            await self._learn(learner)
+        if self._pending:
+            await self._backward(learner, self._pending)
+            self._pending = []
+
+    def finish_step(self) -> dict[str, float]:
+        """Begin the next step; return the metrics of the finished one."""
+        num_filtered, self._num_filtered = self._num_filtered, 0
+        return {"overlong_filtered": float(num_filtered), **self.baselines.finish_step()}
+
+    async def _less_kl(self, learner: Learner, group: Sequence[Trajectory]) -> list[Trajectory]:
+        """Return the group with each reward lowered by its trajectory's KL.
+
+        Its micro-batches hold this group only, so the sums do not depend on other groups.
+        """
+        batches = await asyncio.to_thread(batches_of_group, group, self._pairs_per_token, learner.token_budget)
+        kl = [0.0] * len(group)
+        for batch in batches:
+            sums = await self._run(partial(learner.try_kl_by_trajectory, batch, len(group)), batch)
+            if sums is None:
+                raise DoesNotFit(batch)
+            kl = [before + float(more) for before, more in zip(kl, sums, strict=True)]
+        return [
+            replace(member, reward=member.reward - self._kl.coefficient * cost)
+            for member, cost in zip(group, kl, strict=True)
+        ]
+
+    async def _learn(self, learner: Learner) -> None:
+        """Run backward for every micro-batch that the held groups fill."""
+        held, self._held = self._held, []
+        # In a thread: packing long groups takes a while, and the event loop must keep leases alive.
+        budget, values = learner.token_budget, dict(self.baselines.values)
+        rows = await asyncio.to_thread(rows_of_groups, self._weighing, held, self._pairs_per_token, budget, values)
+        full, self._pending = pack(self._pending, rows, budget)
+        for batch in full:
+            await self._backward(learner, batch)
+
+    async def _backward(self, learner: Learner, batch: Sequence[Row]) -> None:
+        if not await self._run(partial(learner.try_accumulate, batch), batch):
+            raise DoesNotFit(batch)
+
+    async def _run(self, work: Callable[[], T], batch: Sequence[Row]) -> T:
+        return await self._compute.run(work, self._account, padded_tokens(batch))
