@@ -1,6 +1,6 @@
 """The kinds of `marlaas.dev/v1alpha1` as pydantic models; `crds/` is generated from them."""
 
-from marlaas_api.kinds.agent import AdapterSpec, AgentOptimizer, AgentSpec, AgentTraining, InitFrom, PoolRef
+from marlaas_api.kinds.agent import AdapterSpec, AgentSpec, AgentTraining, InitFrom, PoolRef
 from marlaas_api.kinds.base import API_VERSION, GROUP, VERSION, Kind, ObjectMeta, Spec
 from marlaas_api.kinds.data import DataSpec, SkipSpec
 from marlaas_api.kinds.environment import Egress, EnvironmentSpec, SecretRef
@@ -16,6 +16,7 @@ from marlaas_api.kinds.modelpool import (
     WorkersSpec,
 )
 from marlaas_api.kinds.objective import ClipSpec, CorrectionSpec, EntropySpec, KlReference, KlSpec, OverlongSpec
+from marlaas_api.kinds.optimizer import AgentOptimizer, OptimizerSpec
 from marlaas_api.kinds.placement import PullSecret, SecretKeyRef, Toleration
 from marlaas_api.kinds.rljob import RLJob, RLJobSpec
 from marlaas_api.kinds.status import (
@@ -28,14 +29,7 @@ from marlaas_api.kinds.status import (
     WorkersStatus,
 )
 from marlaas_api.kinds.tenant import QuotaSpec, Tenant, TenantSpec
-from marlaas_api.kinds.training import (
-    CheckpointSpec,
-    EvaluationSpec,
-    ExportSpec,
-    OptimizerSpec,
-    RolloutSpec,
-    TrainingSpec,
-)
+from marlaas_api.kinds.training import CheckpointSpec, EvaluationSpec, ExportSpec, RolloutSpec, TrainingSpec
 
 KINDS: tuple[type[Kind], ...] = (RLJob, ModelPool, Tenant)
 

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, model_validator
 from marlaas_api.kinds.base import Distinct, DnsLabel, PathText, Spec, list_map, matching, rules
 from marlaas_api.kinds.modelpool import Rank
 from marlaas_api.kinds.objective import EntropySpec
-from marlaas_api.numeric import LARGEST_INTEGER
+from marlaas_api.kinds.optimizer import AgentOptimizer
 
 LayerName = Annotated[
     str, matching(r"^[A-Za-z_][A-Za-z0-9_]*$", "the last component of a linear layer's name, for example q_proj", 64)
@@ -51,28 +51,6 @@ class InitFrom(Spec):
 
     path: PathText = Field(
         description="Folder with adapter_config.json and adapter_model.safetensors; the pool's workers must be able to read it."
-    )
-
-
-class AgentOptimizer(Spec):
-    """Optimizer settings of one agent. An absent field has the value of the job's `training.optimizer`."""
-
-    learning_rate: float | None = Field(None, gt=0, le=10, description="Peak learning rate. Absent: the job's.")
-    schedule: Literal["constant", "linear", "cosine"] | None = Field(
-        None, description="Learning rate after the warm-up. Absent: the job's."
-    )
-    warmup_steps: int | None = Field(
-        None, ge=0, le=1_000_000, description="Number of steps of linear warm-up. Absent: the job's."
-    )
-    min_learning_rate_ratio: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="Final learning rate of the linear and cosine schedules, as a fraction of the peak. Absent: the job's.",
-    )
-    weight_decay: float | None = Field(None, ge=0, le=10, description="Decoupled weight decay. Absent: the job's.")
-    max_grad_norm: float | None = Field(
-        None, gt=0, le=LARGEST_INTEGER, description="Maximum norm of the gradient. Absent: the job's."
     )
 
 
