@@ -64,7 +64,7 @@ def sizes(role: Any) -> dict[str, int]:
         "newest": len(proven.newest),
         "waits": len(list(proven.waits)),
         "failures": len(role._versions._retries._failures),
-        "used": len(role._versions._used_at),
+        "used": len(role._versions._inputs._used_at),
         "gone": len(role._gone_jobs._known) + len(role._gone_jobs._gone_since),
         "told": len(role._template._told),
     }

@@ -7,7 +7,6 @@ one incarnation of the engine. Which versions are loaded and evicted is decided 
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
 from typing import Protocol
 
 from marlaas_api.messages import Manifest
@@ -17,7 +16,8 @@ from marlaas_worker.role import wait_for
 from marlaas_worker.rollout.adapter_cache import AdapterCache
 from marlaas_worker.rollout.engine import Engine, EngineDown, LoadedAdapter, LoadFailed
 from marlaas_worker.rollout.load_retries import Retries
-from marlaas_worker.rollout.paging import PageDemand, PagePlan, Resident, Urgency, order_waits, plan_pages
+from marlaas_worker.rollout.paging import plan_pages
+from marlaas_worker.rollout.paging_inputs import PagingInputs
 from marlaas_worker.rollout.proof import Proof
 from marlaas_worker.rollout.reload_pace import ReloadPace
 from marlaas_worker.rollout.slot_seconds import SlotSeconds
@@ -26,8 +26,6 @@ from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 
 _REVIEW_S = 60.0
 _MIN_REVIEW_S = 0.005
-IN_USE_S = 60.0
-"""An agent counts as in use for so long after its last request."""
 _log = logging.getLogger(__name__)
 
 
@@ -66,9 +64,9 @@ class Versions:
         self.pace = ReloadPace()
         self.slot_seconds = SlotSeconds()
         self._retries = Retries()
+        self._inputs = PagingInputs(self.proven, self._retries, engine.limiter.usage)
         self._review_s = _REVIEW_S
         self._resident: dict[str, AdapterRef] = {}
-        self._used_at: dict[AdapterRef, float] = {}
         self._to_discard: list[AdapterRef] = []
         self._loading: set[asyncio.Task[None]] = set()
         self._unloading: dict[str, asyncio.Task[None]] = {}
@@ -80,7 +78,7 @@ class Versions:
             return f"the last attempt failed: {failure.error}"
         if not self._engine.up:
             return "the engine is restarting"
-        if not self._is_committed(adapter):
+        if not self._inputs.is_committed(adapter):
             return "its trainer has not committed it yet"
         if name in self._resident:
             return "it is being loaded and proven"
@@ -121,84 +119,26 @@ class Versions:
         """Run one round: begin evictions and loads, and release requests whose version is ready."""
         while self._to_discard:
             await self._adapter_cache.discard(self._to_discard.pop())
-        wanted = self._wanted()
-        plan = self._plan(wanted)
+        now = _clock()
+        wanted = self._inputs.wanted(now)
+        residents = self._inputs.residents(self._resident, now)
+        demands = self._inputs.demands((ref for name, ref in wanted.items() if name not in self._resident), now)
+        plan = plan_pages(self.proven.table.num_slots, residents, demands, self.pace, now)
         self._review_s = plan.review_s
         self.proven.yield_slots(plan.yielding, plan.revoked)
         self.proven.is_short = plan.is_short
         for name in plan.evict:
             self._evict(loads, *self._take_out(name))
         for name in plan.expected:
-            self.pace.expect(name, _clock())
+            self.pace.expect(name, now)
         for name in plan.load:
             self._begin(loads, wanted[name])
-
-    def _plan(self, wanted: dict[str, AdapterRef]) -> PagePlan:
-        now = _clock()
-        residents = [self._describe(resident) for resident in self.proven.table.residents()]
-        waiting = {wait.name for wait in self.proven.waits}
-        demands = [
-            self._demand(adapter, name in waiting, now)
-            for name, adapter in wanted.items()
-            if name not in self._resident
-        ]
-        return plan_pages(self.proven.table.num_slots, residents, demands, self.pace, now)
-
-    def _describe(self, resident: Resident) -> Resident:
-        """Add the facts that the slot table does not know, and note when the version's agent was last in use."""
-        adapter = self._resident[resident.name]
-        agent = adapter.at(0)
-        if agent in self.proven.newest and resident.used_at > resident.loaded_at:
-            self._used_at[agent] = max(self._used_at.get(agent, 0.0), resident.used_at)
-        is_newest = self.proven.newest.get(agent) == adapter and agent not in self.proven.elsewhere
-        is_called = self.proven.past.may_call(adapter, _clock())
-        is_strict = agent in self.proven.strict and not is_called
-        return replace(
-            resident,
-            is_current=is_newest or is_called,
-            is_strict=is_strict,
-            usage=self._usage(adapter),
-            has_served=self.proven.has_served(adapter),
-            is_yielding=self.proven.is_yielding(resident.name),
-        )
-
-    def _usage(self, adapter: AdapterRef) -> float:
-        """Return the usage of a version's tenant."""
-        return self._engine.limiter.usage(self.proven.tenant_of(adapter))
-
-    def _demand(self, adapter: AdapterRef, is_waiting: bool, now: float) -> PageDemand:
-        is_reload = self.proven.has_served(adapter)
-        is_in_use = now - self._used_at.get(adapter.at(0), -IN_USE_S) < IN_USE_S
-        # Once only: versions that no request uses would otherwise take the slots from each other for ever.
-        is_first = not self.proven.was_proven(adapter)
-        urgency = Urgency.SUCCESSOR if is_in_use and is_first else Urgency.PREFETCH
-        urgency = Urgency.WAITING if is_waiting else urgency
-        return PageDemand(adapter.engine_name, urgency, is_reload, self._usage(adapter))
-
-    def _wanted(self) -> dict[str, AdapterRef]:
-        """Return the versions that requests wait for, in their order, then the newest ones, last used first."""
-        now, waits = _clock(), self.proven.waits
-        for agent in self._used_at.keys() - self.proven.newest.keys():
-            del self._used_at[agent]
-        ordered = order_waits(waits, self._engine.limiter.usage)
-        own = (ref for agent, ref in self.proven.newest.items() if agent not in self.proven.elsewhere)
-        newest = sorted(own, key=lambda ref: -self._used_at.get(ref.at(0), 0.0))
-        waiting = (waits.adapter(wait.name) for wait in ordered)
-        refs = [*(ref for ref in waiting if self._is_committed(ref)), *newest]
-        return {ref.engine_name: ref for ref in refs if self._retries.may_try(ref.engine_name, now)}
-
-    def _is_committed(self, adapter: AdapterRef) -> bool:
-        """Return False if a version is known not to be committed yet. A strict job's groups are pinned before that."""
-        newest = self.proven.newest.get(adapter.at(0))
-        return newest is None or adapter.version <= newest.version
 
     def _until_review(self) -> float:
         """Return the seconds until the next round, unless something wakes it earlier."""
         if not self._engine.up:
             return _REVIEW_S
-        waits = (wait.name for wait in self.proven.waits)
-        wanted = {*waits, *(ref.engine_name for ref in self.proven.newest.values())}
-        due_s = self._retries.next_in_s(wanted, _clock())
+        due_s = self._inputs.next_retry_s(_clock())
         return max(_MIN_REVIEW_S, min(_REVIEW_S, self._review_s, _REVIEW_S if due_s is None else due_s))
 
     def _begin(self, loads: asyncio.TaskGroup, adapter: AdapterRef) -> None:
