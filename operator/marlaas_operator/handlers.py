@@ -14,7 +14,7 @@ import kopf
 
 from marlaas_operator.cluster import Body, Resource, Unavailable, target_of
 from marlaas_operator.cluster.api_server import ApiServer, Login
-from marlaas_operator.cluster.resources import KINDS, MANAGED, OWNED
+from marlaas_operator.cluster.resources import KINDS, MANAGED, OWNED, version_of
 from marlaas_operator.object_cache import ObjectCache
 from marlaas_operator.watching import Report, Watcher
 
@@ -139,8 +139,7 @@ def cache_sink(cache: ObjectCache, begun: WatchBegun) -> Sink:
 
     def store(resource: Resource, kind: str | None, body: Body) -> None:
         if kind == "DELETED":
-            meta = body["metadata"]
-            cache.lose(target_of(body), meta["uid"], int(meta["resourceVersion"]))
+            cache.lose(target_of(body), body["metadata"]["uid"], version_of(body))
             return
         if kind is None:
             begun(resource)

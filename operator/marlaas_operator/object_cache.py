@@ -18,7 +18,9 @@ from marlaas_operator.cluster.resources import (
     TENANTS,
     namespaces_of,
     pools_of,
+    stored_phase,
     target_of,
+    version_of,
 )
 from marlaas_operator.pod_facts import pod_facts
 
@@ -93,7 +95,7 @@ class ObjectCache:
         """
         target = target_of(body)
         before = self.get(target)
-        if self._is_late(body) or (before is not None and _version(body) <= _version(before)):
+        if self._is_late(body) or (before is not None and version_of(body) <= version_of(before)):
             return
         body = _slim(body)
         self._forget(target)
@@ -102,7 +104,7 @@ class ObjectCache:
             self._groups[group].add(target)
         if not own:
             self._changed(target, before, body)
-        if before is not None and target.resource == RLJOBS and _phase(before) != _phase(body):
+        if before is not None and target.resource == RLJOBS and stored_phase(before) != stored_phase(body):
             self._enqueue(counters(self, body, None))  # the watch may report our own write before its response arrives
 
     def lose(self, target: Target, uid: str, version: float = math.inf) -> None:
@@ -115,7 +117,7 @@ class ObjectCache:
         if before is None or uid != before["metadata"]["uid"]:
             self._mark_lost(uid, version)
             return
-        self._mark_lost(uid, max(version, _version(before)))
+        self._mark_lost(uid, max(version, version_of(before)))
         self._forget(target)
         self._changed(target, before, None)
 
@@ -177,7 +179,7 @@ class ObjectCache:
 
         An object that only lost our label may return with a later version.
         """
-        return _version(body) <= self._lost.get(body["metadata"]["uid"], -1)
+        return version_of(body) <= self._lost.get(body["metadata"]["uid"], -1)
 
     def _was_restored(self, target: Target, body: Body, before: KindSnapshot) -> bool:
         """Return whether the list shows an older state than the cache had when the list was requested.
@@ -186,7 +188,7 @@ class ObjectCache:
         that since.
         """
         known, uid = self.get(target), body["metadata"]["uid"]
-        if known is not None and known is before.bodies.get(target) and _version(body) < _version(known):
+        if known is not None and known is before.bodies.get(target) and version_of(body) < version_of(known):
             return True
         return self._is_late(body) and before.lost.get(uid) == self._lost[uid]
 
@@ -210,18 +212,9 @@ class ObjectCache:
                 del self._groups[group]
 
 
-def _version(body: Body) -> int:
-    """Return the resource version; those of one kind increase monotonically (guaranteed since Kubernetes 1.35)."""
-    return int(body["metadata"]["resourceVersion"])
-
-
 def _is_same(before: Body, after: Body | None) -> bool:
     """Return whether both bodies have the same uid, so are not two objects of the same name."""
     return after is not None and before["metadata"]["uid"] == after["metadata"]["uid"]
-
-
-def _phase(job: Body) -> str | None:
-    return (job.get("status") or {}).get("phase")
 
 
 def _slim(body: Body) -> Body:

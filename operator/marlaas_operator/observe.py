@@ -23,6 +23,7 @@ from marlaas_operator.cluster.resources import (
     namespaces_of,
     pools_of,
     resource_of,
+    stored_phase,
     target_of,
 )
 from marlaas_operator.job_documents import JobDocuments
@@ -221,8 +222,7 @@ class Observer:
     def _load(self, body: Body) -> JobLoad:
         meta = body["metadata"]
         key = subjects.job_key(meta["namespace"], meta["name"])
-        phase = (body.get("status") or {}).get("phase")
-        version = (meta.get("generation"), phase, self._documents.revisions(key))
+        version = (meta.get("generation"), stored_phase(body), self._documents.revisions(key))
 
         def make() -> JobLoad:
             job = parsed(RLJob, body)

@@ -106,6 +106,16 @@ def target_of(body: Body) -> Target:
     return Target(resource, str(metadata.get("namespace", "")) if resource.namespaced else "", str(metadata["name"]))
 
 
+def version_of(body: Body) -> int:
+    """Return the resource version; those of one kind increase monotonically (guaranteed since Kubernetes 1.35)."""
+    return int(body["metadata"]["resourceVersion"])
+
+
+def stored_phase(job: Body) -> str | None:
+    """Return the phase in a job's status; None before the first status."""
+    return (job.get("status") or {}).get("phase")
+
+
 def pools_of(job: Body) -> tuple[str, ...]:
     """Return the names of the pools that a job names: its own, then those of its agents.
 
