@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from tests.killing import Killed, kills
 
-from marlaas_api import failpoints, subjects, wire
+from marlaas_api import subjects, wire
 from marlaas_api.blobs import BlobRef, Blobs
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bus, Entry
@@ -47,30 +48,6 @@ Serve = Callable[[RoleContext], Awaitable[None]]
 Dial = Callable[[str], Awaitable[Bus]]
 Now = Callable[[], float]
 M = TypeVar("M", bound=BusMessage)
-
-
-class Killed(BaseException):
-    """A role is killed here, as by kill -9: nothing is drained."""
-
-
-def kill_at(place: str, *passes: int) -> list[str]:
-    """Kill a role each given time that it passes a failpoint, the first time by default; return all that are passed."""
-    passed: list[str] = []
-
-    def hook(name: str) -> None:
-        passed.append(name)
-        if name == place and passed.count(place) in (passes or (1,)):
-            raise Killed(name)
-
-    failpoints.hook = hook
-    return passed
-
-
-def kills(error: BaseException) -> list[str]:
-    """The failpoints that killed a role: of tasks that run at the same time, several may be at one."""
-    if isinstance(error, BaseExceptionGroup):
-        return [place for one in error.exceptions for place in kills(one)]
-    return [str(error)]
 
 
 @contextlib.asynccontextmanager

@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.harness import Harness, Killed, Serve, job_document, kill_at, pool_document
+from tests.harness import Harness, Serve, job_document, pool_document
+from tests.killing import Killed, kill_at
 
 from marlaas_api import failpoints
 from marlaas_api.messages import JobDocument, Manifest, Phase, PoolDocument, Progress, StepRecord

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.harness import Killed
+from tests.killing import Killed
 from tests.loop.harness import Loop, document, kill_at_each, weights_of
 from tests.loop.recorded import Recorded
 

@@ -5,7 +5,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.harness import changed, kill_at
+from tests.harness import changed
+from tests.killing import kill_at
 from tests.loop.harness import Loop, document
 from tests.trainer.sampler import Sampler
 from tests.trainer.test_learner import away

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load
-from tests.harness import Harness, Killed, changed
+from tests.harness import Harness, changed
+from tests.killing import Killed
 from tests.loop.harness import POOL, Loop, document, kill_at_each, train, weights_of
 from tests.loop.test_agents import AGENTS, team
 

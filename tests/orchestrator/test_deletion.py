@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.harness import Killed, kill_at
+from tests.killing import Killed, kill_at
 from tests.orchestrator.harness import OrchestratorHarness
 from tests.orchestrator.remains import (
     TEAM,

@@ -1,7 +1,8 @@
 """What jobs used: figures computed by hand, and the same totals wherever the orchestrator is killed."""
 
 import pytest
-from tests.harness import a_manifest, a_progress, a_turn, an_episode, identity, kill_at
+from tests.harness import a_manifest, a_progress, a_turn, an_episode, identity
+from tests.killing import kill_at
 from tests.orchestrator.harness import SEAMS, run_to_end
 
 from marlaas_api import subjects

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.harness import changed, kill_at, working
+from tests.harness import changed, working
+from tests.killing import kill_at
 from tests.orchestrator.harness import OrchestratorHarness, final, mixed
 from tests.orchestrator.remains import all_there_is, is_forgotten
 from tests.orchestrator.test_admitted import of

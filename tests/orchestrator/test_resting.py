@@ -1,7 +1,7 @@
 """A job whose easy and hopeless tasks rest: the same tasks in the same order whenever the orchestrator dies."""
 
 import pytest
-from tests.harness import kill_at
+from tests.killing import kill_at
 from tests.orchestrator.harness import ADMITTED, SEAMS, OrchestratorHarness, run_to_end
 
 from marlaas_api.messages import Difficulty, Phase, StepRecord, TaskMessage

@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 
 import pytest
-from tests.harness import a_progress, blind_bus, changed, kill_at, working
+from tests.harness import a_progress, blind_bus, changed, working
+from tests.killing import kill_at
 from tests.orchestrator.harness import SEAMS, OrchestratorHarness, final, mixed, run_to_end, running
 
 from marlaas_api import bucket_cache, failpoints, subjects

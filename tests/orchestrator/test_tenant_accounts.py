@@ -1,7 +1,8 @@
 """A tenant's usage is the sum over its jobs, and it does not fall when jobs are deleted, wherever that is interrupted."""
 
 import pytest
-from tests.harness import a_progress, job_document, kill_at
+from tests.harness import a_progress, job_document
+from tests.killing import kill_at
 from tests.orchestrator.remains import deleted, doomed, fill
 
 from marlaas_api import subjects

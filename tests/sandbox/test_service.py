@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.harness import kill_at
+from tests.killing import kill_at
 
 from marlaas_api import failpoints, subjects
 from marlaas_api.messages import FaultClass, TaskMessage

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.harness import WITHIN_S, Killed, changed, kill_at
+from tests.harness import WITHIN_S, changed
+from tests.killing import Killed, kill_at
 from tests.trainer.harness import TrainerHarness
 from tests.trainer.jobs import assignment_of, job
 from tests.trainer.sampler import Sampler

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.harness import kill_at
+from tests.killing import kill_at
 from tests.trainer.fragile import FragileModel, Pass, fragile, no_room_above
 from tests.trainer.harness import TrainerHarness
 from tests.trainer.jobs import assignment_of, job

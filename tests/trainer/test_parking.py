@@ -5,7 +5,8 @@ import threading
 from collections import Counter
 
 import pytest
-from tests.harness import WITHIN_S, kill_at
+from tests.harness import WITHIN_S
+from tests.killing import kill_at
 from tests.trainer.harness import TrainerHarness
 from tests.trainer.jobs import job
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.harness import kill_at
+from tests.killing import kill_at
 
 from marlaas_api import failpoints, subjects, wire
 from marlaas_api.blobs import BlobUnavailable
