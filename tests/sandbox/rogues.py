@@ -1,6 +1,5 @@
 """Environments that do what environments do on bad days. Imported by sandbox children only."""
 
-import asyncio
 import ctypes
 import os
 import signal
@@ -11,8 +10,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-
-from marlaas.environment import TurnLimit
 
 NUM_IMPORTS = 0
 MIB = 1 << 20
@@ -129,10 +126,6 @@ def floods(task, agent, end=True):
     raise RuntimeError("after the flood")
 
 
-def floods_for_ever(task, agent):
-    floods(task, agent, end=False)
-
-
 def forks_a_lot(task, agent):
     for _ in range(100):
         if os.fork() == 0:
@@ -216,44 +209,26 @@ def needs_a_stranger(task, agents): ...
 needs_a_stranger.agents = ("stranger",)
 
 
-def breaks_its_tool(task, agent):
-    agent.reward = 0.25
-    with agent.tool():
-        raise ValueError("the policy wrote nonsense")
+def in_its_tool(play):
+    """Do in a tool, with a reward, what another environment does outside of one."""
+
+    def play_in_its_tool(task, agent):
+        agent.reward = 0.25
+        with agent.tool():
+            play(task, agent)
+
+    return play_in_its_tool
 
 
-def dies_in_its_tool(task, agent):
-    agent.reward = 0.25
-    with agent.tool():
-        os._exit(1)
+def trusts_the_policy(task, agent):
+    raise ValueError("the policy wrote nonsense")
 
 
-def hangs_in_its_tool(task, agent):
-    agent.reward = 0.25
-    with agent.tool():
-        time.sleep(1000)
-
-
-def eats_memory_in_its_tool(task, agent):
-    agent.reward = 0.25
-    with agent.tool():
-        leaks(task, agent)
-
-
-def is_killed_in_its_tool(task, agent):
-    with agent.tool():
-        is_killed(task, agent)
-
-
-def takes_all_turns(task, agent):
-    agent.reward = 0.5
-    while True:
-        agent.say("on")
-
-
-def dies_while_it_waits(task, agent):
-    threading.Timer(0.2, os._exit, args=(9,)).start()
-    agent.say("never answered")
+breaks_in_its_tool = in_its_tool(trusts_the_policy)
+dies_in_its_tool = in_its_tool(ends_at_once)
+hangs_in_its_tool = in_its_tool(hangs)
+eats_memory_in_its_tool = in_its_tool(leaks)
+is_killed_in_its_tool = in_its_tool(is_killed)
 
 
 def kills_the_fork_server(task, agent):
@@ -316,98 +291,8 @@ class LeavesAProcess:
         return 1.0
 
 
-def both_at_once(task, agents):
-    def twice(agent):
-        return float(agent.say("one").text) + float(agent.say("two").text)
-
-    with agents.together() as at_once:
-        parts = {name: at_once.run(twice, agent) for name, agent in agents.items()}
-    return {name: part.result for name, part in parts.items()}
-
-
-async def both_in_tasks(task, agents):
-    async def twice(agent):
-        return float((await agent.say("one")).text) + float((await agent.say("two")).text)
-
-    async with agents.together() as at_once:
-        parts = {name: at_once.run(twice, agent) for name, agent in agents.items()}
-    return {name: part.result for name, part in parts.items()}
-
-
-async def many_at_once(task, agent, turns=40):
-    """In an asynchronous job undeclared tasks may speak."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(agent.begin().say(str(number))) for number in range(turns)]
-    return float(sum(task.result().turn for task in tasks))
-
-
-async def fails_in_a_task(task, agent):
-    await agent.say("hello")
-    return {}["reward"]
-
-
-def chooses_beyond_the_limit(task, agent):
-    """A part has 4 turns: 2 candidates, 1 turn, no 2 candidates any more, and 1 turn."""
-
-    def part():
-        agent.branch("act", 2)[0].go_on().say("on")
-        try:
-            agent.branch("act again", 2)
-        except TurnLimit:
-            return agent.say("end").text
-
-    with agent.together() as at_once:
-        last = at_once.run(part)
-    return float(last.result)
-
-
-def floods_in_parts(task, agents):
-    """`flood` speaks in more parts than an agent may have turns; `steady` has spoken once."""
-    agents.steady.say("hi")
-    with agents.together() as at_once:
-        for _ in range(200):
-            at_once.run(agents.flood.begin().say, "on")
-
-
-def floods_one_by_one(task, agents):
-    agents.steady.say("hi")
-    agents.steady.reward = 0.5
-    while True:
-        agents.flood.say("on")
-
-
-def dies_at_once(task, agents):
-    with agents.together() as at_once:
-        for agent in agents.values():
-            at_once.run(agent.say, "hi")
-        time.sleep(1)
-        os.kill(os.getpid(), signal.SIGSEGV)
-
-
-class TwoAgents:
-    def play(self, task, agents):
-        question = agents["proposer"].say("ask").text
-        first = agents["solver"].say(question)
-        agents["solver"].fork().say("again")
-        agents["solver"].say("and again")
-        agents["proposer"].begin().say("afresh")
-        return {"proposer": 0.25, "solver": float(len(first.text))}
-
-
 def hangs_with_a_child(task, agent):
     """Prints who is to vanish: the fork server, itself, and a process that it started."""
     started = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     sys.stdout.write(f"{os.getppid()} {os.getpid()} {started.pid} ready")
     time.sleep(1000)
-
-
-def calls_the_first(task, agents, end=""):
-    agents.a.reward = 0.25
-    agents.a.say("?")
-    with agents.a.tool():
-        if end:
-            os._exit(1)
-    return 1.0
-
-
-calls_the_first.agents_of = lambda task, end="": ("a",)

@@ -53,7 +53,7 @@ async def test_a_hanging_environment_is_killed_and_shows_where_it_was(harness, n
 
 
 async def test_a_flood_that_never_ends_is_read_and_ends_with_its_time(harness):
-    (episode,) = await harness.play("floods_for_ever", episode_timeout_seconds=1)
+    (episode,) = await harness.play("floods", args={"end": False}, episode_timeout_seconds=1)
     assert episode.fault is FaultClass.ENV
     assert "longer than 1 s" in episode.fault_text
 
@@ -169,7 +169,7 @@ async def test_loading_for_ever_is_a_fault(harness):
     assert "loading the environment took longer than 0.5 s" in episode.fault_text
 
 
-@pytest.mark.parametrize("name", ["breaks_its_tool", "dies_in_its_tool"])
+@pytest.mark.parametrize("name", ["breaks_in_its_tool", "dies_in_its_tool"])
 async def test_what_the_policy_breaks_is_scored(harness, name):
     (episode,) = await harness.play(name)
     assert (episode.fault, episode.ending) == (None, Ending.TOOL_ERROR)

@@ -2,172 +2,19 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from tests.sandbox.conftest import Answer, SandboxHarness
 
 from marlaas_api.messages import (
     ChatMessage,
     Ending,
     FaultClass,
-    GenerateReply,
-    GenerateRequest,
     StopReason,
 )
-from marlaas_api.names import BRANCH_TURNS
 from marlaas_worker.sandbox import attempt, service, session
 from marlaas_worker.sandbox.turns import LEASE_S, TurnClient, TurnWaited
-
-
-async def test_turns_name_their_parents_and_leaves_are_where_branches_end(harness):
-    document = harness.document("rogues:TwoAgents", agents=("proposer", "solver"))
-    (episode,) = await harness.play_document(document)
-    asked = [(request.agent, request.turn, request.parent) for request in harness.rollout.requests]
-    assert asked == [
-        ("proposer", 0, None),
-        ("solver", 1, None),
-        ("solver", 3, 1),
-        ("solver", 5, 1),
-        ("proposer", 2, None),
-    ]
-    assert episode.leaves == {"proposer": (0, 2), "solver": (3, 5)}
-    assert episode.rewards == {"proposer": 0.25, "solver": 1.0}
-
-
-async def test_a_request_names_the_replica_that_replied_last_to_one_of_its_agent_and_group(harness):
-    document = harness.document("rogues:TwoAgents", agents=("proposer", "solver"))
-
-    def answer(request):
-        reply = harness.rollout.result(request, "1")
-        return [reply.model_copy(update={"replica": f"of-turn-{request.turn}"})]
-
-    harness.rollout.answer = answer
-    await harness.play_document(document)
-    assert [(request.turn, request.last_replica) for request in harness.rollout.requests] == [
-        (0, ""),
-        (1, ""),
-        (3, "of-turn-1"),
-        (5, "of-turn-3"),
-        (2, "of-turn-0"),
-    ]
-
-
-def after(*names: tuple[str, int]) -> Callable[[SandboxHarness], Answer]:
-    """Answers the given turns in this order, each with its own number, whenever they were asked for."""
-
-    def answering(harness: SandboxHarness) -> Answer:
-        held: dict[tuple[str, int], GenerateRequest] = {}
-        left = list(names)
-
-        def answer(request: GenerateRequest) -> list[GenerateReply]:
-            held[request.agent, request.turn] = request
-            replies = []
-            while left and left[0] in held:
-                replies.append(harness.rollout.result(held[left.pop(0)], "1"))
-            return replies
-
-        return answer
-
-    return answering
-
-
-A, B = 2 * BRANCH_TURNS, 4 * BRANCH_TURNS + 1
-"""Numbers of the first turns of two parts: of agent a in the first and b in the second."""
-
-
-@pytest.mark.parametrize("name", ["both_at_once", "both_in_tasks"])
-@pytest.mark.parametrize(
-    "order", [[("a", A), ("a", A + 2), ("b", B), ("b", B + 2)], [("b", B), ("b", B + 2), ("a", A), ("a", A + 2)]]
-)
-async def test_turns_of_parts_are_open_at_the_same_time_and_named_by_the_order_of_the_parts(harness, order, name):
-    document = harness.document(f"rogues:{name}", agents=("a", "b"))
-    harness.rollout.answer = after(*order)(harness)
-    (episode,) = await harness.play_document(document)
-    assert sorted((request.agent, request.turn, request.parent) for request in harness.rollout.requests) == [
-        ("a", A, None),
-        ("a", A + 2, A),
-        ("b", B, None),
-        ("b", B + 2, B),
-    ]
-    assert (episode.fault, episode.num_turns) == (None, 4)
-    assert episode.leaves == {"a": (A + 2,), "b": (B + 2,)}
-
-
-async def test_an_asynchronous_job_has_as_many_turns_at_the_same_time_as_its_environment_has_tasks(harness):
-    num = 40
-
-    def answer(request: GenerateRequest) -> list[GenerateReply]:
-        if len(harness.rollout.requests) < num:
-            return []
-        return [harness.rollout.result(one, "1") for one in harness.rollout.requests]
-
-    harness.rollout.answer = answer
-    document = harness.document("rogues:many_at_once", args={"turns": num})
-    rollout = document.spec.rollout.model_copy(update={"max_turns": num})
-    document = document.model_copy(update={"spec": document.spec.model_copy(update={"rollout": rollout})})
-    (episode,) = await harness.play_document(document)
-    assert (episode.fault, episode.fault_text) == (None, "")
-    assert episode.rewards == {"policy": sum(range(num))}
-    assert episode.leaves == {"policy": tuple(range(num))}
-
-
-async def test_an_error_of_an_async_environment_is_a_fault_of_its_own(harness):
-    (episode,) = await harness.play("fails_in_a_task")
-    assert episode.fault is FaultClass.ENV
-    assert "KeyError: 'reward'" in episode.fault_text
-    assert "async_environment.py" not in episode.fault_text
-
-
-async def test_candidates_for_which_too_few_turns_are_left_are_not_generated(harness):
-    """A recorded candidate without a reward would be trained nowhere, and nobody would know."""
-    (episode,) = await harness.play("chooses_beyond_the_limit")
-    assert (episode.fault, episode.ending, episode.num_turns) == (None, Ending.MAX_TURNS, 4)
-    assert [(choice.turns, choice.rewards) for choice in episode.choices] == [
-        ((BRANCH_TURNS, BRANCH_TURNS + 1), (0.0, 0.0))
-    ]
-    assert episode.leaves == {"policy": (BRANCH_TURNS + 1, BRANCH_TURNS + 2, BRANCH_TURNS + 3)}
-
-
-async def test_an_agent_that_floods_has_its_turns_and_the_others_keep_their_rewards(harness):
-    document = harness.document("rogues:floods_one_by_one", agents=("steady", "silent", "flood"))
-    (episode,) = await harness.play_document(document)
-    assert (episode.fault, episode.ending, episode.num_turns) == (None, Ending.MAX_TURNS, 5)
-    assert episode.rewards == {"steady": 0.5, "silent": 0.0, "flood": 0.0}
-    assert {agent: len(leaves) for agent, leaves in episode.leaves.items()} == {"steady": 1, "flood": 1}
-
-
-async def test_an_agent_that_floods_in_parts_is_a_fault_of_the_environment(harness):
-    document = harness.document("rogues:floods_in_parts", agents=("steady", "flood"))
-    (episode,) = await harness.play_document(document)
-    assert episode.fault is FaultClass.ENV
-    assert (
-        "'flood' has had 64 turns in parts that run at the same time, 16 times rollout.maxTurns" in episode.fault_text
-    )
-
-
-async def test_a_turn_that_fails_beside_another_ends_the_episode_and_the_other_is_cancelled(harness):
-    document = harness.document("rogues:both_at_once", agents=("a", "b"))
-
-    def answer(request):
-        if len(harness.rollout.requests) < 2:
-            return []
-        return [harness.rollout.failure(request, "no such engine", False)]
-
-    harness.rollout.answer = answer
-    (episode,) = await harness.play_document(document)
-    assert (episode.fault, episode.fault_text) == (FaultClass.INFRA, "rollout-0: no such engine")
-    assert [cancel.episode for cancel in harness.rollout.cancelled] == [episode.episode]
-
-
-async def test_a_child_that_dies_while_two_turns_are_open_is_a_fault_of_its_own(harness):
-    document = harness.document("rogues:dies_at_once", agents=("a", "b"))
-    harness.rollout.answer = lambda request: []
-    (episode,) = await harness.play_document(document)
-    assert episode.fault is FaultClass.ENV
-    assert {request.agent for request in harness.rollout.requests} == {"a", "b"}
 
 
 async def test_a_request_carries_the_whole_identity_and_what_is_appended(harness):
@@ -222,7 +69,12 @@ async def test_a_turn_that_stops_the_engine_is_a_fault_of_the_environment_and_is
 
 
 async def test_an_engine_that_takes_too_long_for_a_turn_is_a_fault_of_the_infrastructure(harness):
-    harness.rollout.answer = lambda request: [harness.rollout.beat(request, running_s=69.9)]
+    """Nothing but the heartbeat wakes the wait for a reply: it brings the timeout nearer."""
+    harness.timeouts = replace(harness.timeouts, silence_s=3600.0)
+    harness.rollout.answer = lambda request: [
+        harness.rollout.beat(request),
+        harness.rollout.beat(request, running_s=69.99),
+    ]
     (episode,) = await harness.play("asks", turn_timeout_seconds=70)
     assert episode.fault is FaultClass.INFRA
     assert "within 70 s, waits not counted (turnTimeoutSeconds); last: rollout-0: heartbeat" in episode.fault_text
@@ -290,35 +142,12 @@ async def test_a_request_that_waits_is_kept_alive(harness):
     assert {(kept.uid, kept.agent, kept.episode) for kept in harness.rollout.kept} == {("u1", "policy", "u1-t0-0-1")}
 
 
-async def test_a_heartbeat_that_says_how_long_the_engine_has_generated_brings_the_timeout_nearer(harness):
-    harness.timeouts = replace(harness.timeouts, silence_s=3600.0)
-    harness.rollout.answer = lambda request: [
-        harness.rollout.beat(request),
-        harness.rollout.beat(request, running_s=69.99),
-    ]
-    (episode,) = await harness.play("asks", turn_timeout_seconds=70)
-    assert "within 70 s, waits not counted (turnTimeoutSeconds); last: rollout-0: heartbeat" in episode.fault_text
-
-
 async def test_failures_that_are_asked_again_for_longer_than_a_turn_may_take_are_a_fault(harness):
     harness.rollout.answer = lambda request: [harness.rollout.failure(request, "KeyError('x')", True)]
     (episode,) = await harness.play("asks", turn_timeout_seconds=0.1)
     assert episode.fault is FaultClass.INFRA
     assert "within 0.1 s" in episode.fault_text
     assert episode.fault_text.endswith("last: rollout-0: KeyError('x')")
-
-
-async def test_a_child_that_dies_while_it_waits_cancels_its_turn(harness):
-    harness.rollout.answer = lambda request: [harness.rollout.beat(request)]
-    (episode,) = await harness.play("dies_while_it_waits")
-    assert (episode.fault, "exit status 9" in episode.fault_text) == (FaultClass.ENV, True)
-    assert len(harness.rollout.cancelled) == 1
-
-
-async def test_an_agent_that_overruns_its_turns_is_scored(harness):
-    (episode,) = await harness.play("takes_all_turns")
-    assert (episode.fault, episode.ending, episode.num_turns) == (None, Ending.MAX_TURNS, 4)
-    assert episode.rewards == {"policy": 0.5}
 
 
 @pytest.mark.parametrize("stop", [StopReason.LENGTH, StopReason.CONTEXT])
@@ -358,19 +187,3 @@ async def test_nobody_there_is_told_at_the_end_of_the_wait(harness):
     async with TurnClient(harness.bus, replace(harness.timeouts, wait_s=0.1)) as client:
         with pytest.raises(TurnWaited, match="no reply"):
             await client.generate(harness.rollout.requests[0], 0.01)
-
-
-@pytest.mark.parametrize(
-    ("name", "args", "ending", "named"),
-    [
-        ("calls_the_first", {}, Ending.COMPLETED, ("a",)),
-        ("calls_the_first", {"end": "in its tool"}, Ending.TOOL_ERROR, ("a",)),
-        ("both_at_once", {}, Ending.COMPLETED, ()),
-    ],
-)
-async def test_an_episode_names_the_agents_that_its_task_may_call_unless_it_may_call_all(
-    harness, name, args, ending, named
-):
-    document = harness.document(f"rogues:{name}", agents=("a", "b"), args=args)
-    (episode,) = await harness.play_document(document)
-    assert (episode.fault, episode.ending, episode.may_speak) == (None, ending, named)
