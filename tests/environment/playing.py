@@ -1,11 +1,14 @@
-"""Playing a named environment with a function as the policy."""
+"""Playing a named environment with a function as the policy, and a function as an environment."""
 
 from collections.abc import Callable
+from inspect import iscoroutinefunction
 from typing import Any
+
+from tests.environment.channels import OrderedReplies
 
 from marlaas.environment import Message, Split, Task
 from marlaas.environment_types import TurnRequest
-from marlaas.envs.loading import resolve
+from marlaas.envs.loading import Environment, resolve
 from marlaas.envs.playing import Outcome, play_episode
 from marlaas.envs.scripted import RecordedReplies
 from marlaas.episode_state import EpisodeState
@@ -31,3 +34,9 @@ def play(
     channel = RecordedReplies(answer, max_turns)
     state = EpisodeState(["policy"], channel)
     return play_episode(resolve(name, args).create(), task or first_task(), state), channel
+
+
+def played(code: Callable[..., Any], channel: OrderedReplies | None = None, *, is_strict: bool = True) -> Outcome:
+    """Play `code` as the environment of the agents a and b."""
+    state = EpisodeState(["a", "b"], channel or OrderedReplies(), is_strict=is_strict)
+    return play_episode(Environment(code, True, is_async=iscoroutinefunction(code)), first_task(), state)

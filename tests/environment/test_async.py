@@ -1,31 +1,19 @@
 """An `async def play`: turns are awaited, parts are tasks, and numbers, limits and errors are those of the same code in threads."""
 
 import asyncio
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.environment.test_together import AFTER, FIRST, SECOND, Meeting, OrderedReplies
+from tests.environment.channels import AFTER, FIRST, SECOND, Meeting, OrderedReplies
+from tests.environment.playing import first_task, played
 
 from marlaas import async_environment
-from marlaas.environment import Agents, Split, Task, ToolError, TurnLimit
-from marlaas.environment_types import Reply, TurnRequest
+from marlaas.environment import Agents, Task
 from marlaas.envs.loading import Environment, resolve
-from marlaas.envs.playing import Outcome, explain, play_episode
+from marlaas.envs.playing import play_episode
 from marlaas.episode_state import EpisodeState
 from marlaas_api.errors import InvalidInput
-
-TASK = Task(Split.TRAIN, 0, 7)
-
-
-def play(
-    code: Callable[..., Any], channel: Any = None, *names: str, is_strict: bool = True, is_async: bool = True
-) -> Outcome:
-    state = EpisodeState(names or ("a", "b"), channel or OrderedReplies(), is_strict=is_strict)
-    return play_episode(Environment(code, True, is_async=is_async), TASK, state)
-
 
 MODULE = """
 import asyncio
@@ -48,7 +36,8 @@ def test_functions_and_classes_may_be_async(tmp_path: Path, monkeypatch, name, a
     (tmp_path / "own_async.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     environment = resolve(f"own_async:{name}", args).create()
-    assert play_episode(environment, TASK, EpisodeState(names, OrderedReplies(), is_strict=True)).rewards == rewards
+    state = EpisodeState(names, OrderedReplies(), is_strict=True)
+    assert play_episode(environment, first_task(), state).rewards == rewards
 
 
 def threads(task: Task, agents: Agents) -> float:
@@ -91,8 +80,8 @@ async def tasks(task: Task, agents: Any) -> float:
 )
 def test_an_episode_has_the_same_turns_in_tasks_as_in_threads_whatever_their_pace(order):
     threaded, awaited = OrderedReplies(), OrderedReplies(*order)
-    outcome = play(threads, threaded, is_async=False)
-    assert play(tasks, awaited) == outcome
+    outcome = played(threads, threaded)
+    assert played(tasks, awaited) == outcome
     assert awaited.numbers() == threaded.numbers()
     assert outcome.choices == {0: [0.0, 0.5, 0.0]}
     assert {one.number: one.choice for one in awaited.requests} == {one.number: one.choice for one in threaded.requests}
@@ -133,7 +122,7 @@ async def candidates_in_a_part(task: Task, agents: Any) -> None:
 )
 def test_turns_really_are_open_at_the_same_time(code, is_strict, numbers):
     channel = Meeting(2)
-    play(code, channel, is_strict=is_strict)
+    played(code, channel, is_strict=is_strict)
     assert {agent: [number for number, _ in turns] for agent, turns in channel.numbers().items()} == numbers
 
 
@@ -171,7 +160,7 @@ async def a_task_within_a_part(task: Task, agents: Any) -> None:
 )
 def test_what_would_make_a_strict_episode_depend_on_its_tasks_is_refused(code, words):
     with pytest.raises(InvalidInput, match=words):
-        play(code)
+        played(code)
 
 
 def test_a_conversation_has_one_turn_at_a_time_in_any_job():
@@ -179,7 +168,7 @@ def test_a_conversation_has_one_turn_at_a_time_in_any_job():
         await asyncio.gather(agents.a.say("one"), agents.a.say("two"))
 
     with pytest.raises(InvalidInput, match="two turns of one conversation at the same time"):
-        play(twice, is_strict=False)
+        played(twice, is_strict=False)
 
 
 def test_the_first_parts_error_is_raised_and_all_parts_have_ended():
@@ -206,7 +195,7 @@ def test_the_first_parts_error_is_raised_and_all_parts_have_ended():
             ended.append(str((await agents.a.say("on")).turn))
 
     with pytest.raises(KeyError, match="first"):
-        play(both)
+        played(both)
     assert ended == ["first", str(AFTER)]
 
 
@@ -226,158 +215,7 @@ def test_a_part_that_waits_for_a_later_one_is_not_waited_for_where_parts_run_one
         return 1.0
 
     state = EpisodeState(["a", "b"], OrderedReplies(), in_order=True)
-    assert play_episode(Environment(both, True, is_async=True), TASK, state).rewards["a"] == 1.0
-
-
-def test_a_result_is_known_after_the_block():
-    async def early(task: Task, agents: Any) -> float:
-        async with agents.together() as at_once:
-            part = at_once.run(agents.a.say, "hi")
-            with pytest.raises(RuntimeError, match="after the `with` block"):
-                _ = part.result
-        return float(part.result.turn)
-
-    assert play(early).rewards["a"] == FIRST
-
-
-def test_a_turn_that_has_begun_is_part_of_the_episode_also_if_its_task_is_cancelled():
-    channel, asked = OrderedReplies(), threading.Event()
-    may_answer = threading.Event()
-    answer = channel.turn
-
-    def slow(request: TurnRequest) -> Reply:
-        asked.set()
-        assert may_answer.wait(30)
-        return answer(request)
-
-    channel.turn = slow  # type: ignore[method-assign]
-
-    async def impatient(task: Task, agents: Any) -> float:
-        speaking = asyncio.create_task(agents.a.say("hi"))
-        await asyncio.to_thread(asked.wait)
-        speaking.cancel()
-        await asyncio.sleep(0)
-        still_speaks = not speaking.done()
-        may_answer.set()
-        with pytest.raises(asyncio.CancelledError):
-            await speaking
-        return float(still_speaks)
-
-    assert play(impatient, channel, is_strict=False).rewards["a"] == 1.0
-    assert len(channel.requests) == 1
-
-
-def test_a_cancelled_block_cancels_its_parts_and_waits_for_their_turns():
-    channel = OrderedReplies()
-    ends: list[str] = []
-
-    async def impatient(task: Task, agents: Any) -> None:
-        asked = asyncio.Event()
-
-        async def speak() -> None:
-            asked.set()
-            try:
-                await agents.a.say("hi")
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                ends.append("part")
-                raise
-
-        async def block() -> None:
-            async with asyncio.timeout(60) as limit, agents.together() as at_once:
-                at_once.run(speak)
-                await asked.wait()
-                limit.reschedule(0)
-
-        with pytest.raises(TimeoutError):
-            await block()
-        ends.append(str((await agents.a.say("on")).turn))
-
-    play(impatient, channel)
-    assert ends == ["part", str(SECOND)]
-    assert channel.numbers()["a"][0][0] == FIRST
-
-
-async def until_the_limit(task: Task, agents: Any) -> None:
-    agents.a.reward = 0.25
-    while True:
-        await agents.a.say("on")
-
-
-async def in_a_group(task: Task, agents: Any) -> None:
-    agents.a.reward = 0.25
-    async with asyncio.TaskGroup() as group:
-        group.create_task(until_the_limit(task, agents))
-
-
-async def in_a_part(task: Task, agents: Any) -> None:
-    async with agents.together() as at_once:
-        at_once.run(until_the_limit, task, agents)
-
-
-async def broken_tool(task: Task, agents: Any) -> None:
-    agents.a.reward = 0.25
-    async with agents.a.tool():
-        raise KeyError("x")
-
-
-async def slow_tool(task: Task, agents: Any) -> None:
-    agents.a.reward = 0.25
-    async with agents.a.tool(timeout_s=0.01):
-        await asyncio.Event().wait()
-
-
-async def limit_and_tool(task: Task, agents: Any) -> None:
-    agents.a.reward = 0.25
-    raise BaseExceptionGroup("both", [TurnLimit("x"), BaseExceptionGroup("in it", [ToolError("y")])])
-
-
-@pytest.mark.parametrize(
-    ("code", "ending"),
-    [
-        (until_the_limit, "max_turns"),
-        (in_a_part, "max_turns"),
-        (in_a_group, "max_turns"),
-        (broken_tool, "tool_error"),
-        (slow_tool, "tool_error"),
-        (limit_and_tool, "tool_error"),
-    ],
-)
-def test_what_the_policy_causes_is_scored(code, ending):
-    outcome = play(code, OrderedReplies(max_turns=2), is_strict=code is not in_a_group)
-    assert (outcome.ending, outcome.rewards) == (ending, {"a": 0.25, "b": 0.0})
-
-
-def test_the_environment_is_told_how_its_tool_failed():
-    async def told(task: Task, agents: Any) -> None:
-        with pytest.raises(ToolError, match=r"TimeoutError: the tool took longer than 0\.01 s"):
-            async with agents.a.tool(timeout_s=0.01):
-                await asyncio.Event().wait()
-        with pytest.raises(ToolError, match="TimeoutError: its own"):
-            async with agents.a.tool(timeout_s=60):
-                raise TimeoutError("its own")
-
-    play(told)
-
-
-def test_an_error_of_the_environment_beside_the_limit_is_a_fault():
-    async def mixed(task: Task, agents: Any) -> None:
-        raise BaseExceptionGroup("both", [TurnLimit("x"), ValueError("mine")])
-
-    with pytest.raises(BaseExceptionGroup, match="both"):
-        play(mixed)
-
-
-def test_a_traceback_begins_at_the_environments_own_code():
-    async def broken(task: Task, agents: Any) -> float:
-        await agents.a.say("hi")
-        return {}["missing"]
-
-    with pytest.raises(KeyError) as caught:
-        play(broken)
-    text = explain(caught.value)
-    assert "test_async.py" in text
-    assert not [name for name in ("playing.py", "async_environment.py", "runners.py", "base_events.py") if name in text]
+    assert play_episode(Environment(both, True, is_async=True), first_task(), state).rewards["a"] == 1.0
 
 
 def test_a_server_opened_in_a_part_speaks_for_that_part():
@@ -397,5 +235,5 @@ def test_a_server_opened_in_a_part_speaks_for_that_part():
                 at_once.run(ask, agent)
 
     channel = Meeting(2)
-    play(both, channel)
+    played(both, channel)
     assert channel.numbers() == {"a": [(FIRST, None)], "b": [(SECOND, None)]}

@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from tests.environment.test_together import FIRST, SECOND, OrderedReplies, agents_of
+from tests.environment.channels import FIRST, SECOND, Meeting, OrderedReplies, agents_of
 
 from marlaas.environment import Agents, TurnLimit
 from marlaas.environment_types import Split, Task
@@ -47,14 +47,7 @@ def test_several_candidates_go_on_one_after_another_or_at_the_same_time():
 
 
 def test_candidates_are_sampled_at_the_same_time():
-    asked = threading.Barrier(3, timeout=30)
-
-    class Waiting(OrderedReplies):
-        def turn(self, request):
-            asked.wait()
-            return super().turn(request)
-
-    assert len(agents_of(Waiting()).a.branch("act", 3)) == 3
+    assert len(agents_of(Meeting(3)).a.branch("act", 3)) == 3
 
 
 def test_candidates_count_as_one_turn_and_all_or_none_are_given():

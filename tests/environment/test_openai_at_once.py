@@ -1,18 +1,15 @@
 """Chat-completions requests that are open at the same time."""
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import openai
 import pytest
 from openai import AsyncOpenAI
+from tests.environment.channels import Held, Meeting
 from tests.environment.servers import create, opened, user
-from tests.environment.test_together import Meeting, OrderedReplies
 
-from marlaas.environment import Reply
-from marlaas.environment_types import TurnRequest
 from marlaas.envs.scripted import ScriptedReplies
 from marlaas.episode_state import EpisodeState
 from marlaas.openai_server import OpenAIServer
@@ -68,24 +65,17 @@ def test_conversations_of_one_agent_at_the_same_time_go_on_each_from_its_own_tur
 
 
 def test_in_a_strict_job_a_request_beside_another_one_is_refused_in_words():
-    channel = OrderedReplies()
-    asked, may_answer = threading.Event(), threading.Event()
-    answer = channel.turn
-
-    def slow(request: TurnRequest) -> Reply:
-        asked.set()
-        assert may_answer.wait(30)
-        return answer(request)
-
-    channel.turn = slow  # type: ignore[method-assign]
+    """Their order would be that of arrival."""
+    channel = Held()
 
     async def both(client: AsyncOpenAI) -> Any:
         first = asyncio.create_task(client.chat.completions.create(model="a", messages=[user("x")]))
-        await asyncio.to_thread(asked.wait, 30)
-        with pytest.raises(openai.BadRequestError, match="two turns were asked for at the same time") as caught:
-            await client.chat.completions.create(model="b", messages=[user("x")])
-        assert caught.value.code == "not_allowed"
-        may_answer.set()
+        assert await asyncio.to_thread(channel.asked.acquire, timeout=30)
+        for agent in ("a", "b"):
+            with pytest.raises(openai.BadRequestError, match="two turns were asked for at the same time") as caught:
+                await client.chat.completions.create(model=agent, messages=[user("x")])
+            assert caught.value.code == "not_allowed"
+        channel.may_answer.set()
         await first
         return await client.chat.completions.create(model="b", messages=[user("x")])
 

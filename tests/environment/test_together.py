@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from tests.environment.channels import AFTER, FIRST, SECOND, OrderedReplies, agents_of
 
 from marlaas import branches
 from marlaas.branches import Branch
@@ -12,59 +13,6 @@ from marlaas.environment_types import Reply, TurnRequest
 from marlaas.episode_state import EpisodeState
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import BRANCH_TURNS, MAX_BRANCHES
-
-
-class OrderedReplies:
-    """A channel that answers turns in a given order of (agent, number), whoever asks first; others are answered at once."""
-
-    def __init__(self, *order: tuple[str, int], max_turns: int = 9) -> None:
-        self.requests: list[TurnRequest] = []
-        self._order, self._max_turns = list(order), max_turns
-        self._changed = threading.Condition()
-
-    def turn(self, request: TurnRequest) -> Reply:
-        name = (request.agent, request.number)
-        with self._changed:
-            assert self._changed.wait_for(lambda: name not in self._order or self._order[0] == name, timeout=30)
-            if name in self._order:
-                self._order.remove(name)
-            self._changed.notify_all()
-            if request.num_before >= self._max_turns:
-                raise TurnLimit(f"{request.agent} {request.number}")
-            self.requests.append(request)
-        return Reply(f"{request.agent}{request.number}", num_tokens=1, turn=request.number)
-
-    def may_call(self, agents) -> None:
-        pass
-
-    def tool(self, is_open, rewards) -> None:
-        pass
-
-    def numbers(self) -> dict[str, list[tuple[int, int | None]]]:
-        """By agent: its turns and what each continues, sorted."""
-        found: dict[str, list[tuple[int, int | None]]] = {}
-        for request in self.requests:
-            found.setdefault(request.agent, []).append((request.number, request.parent))
-        return {agent: sorted(turns) for agent, turns in sorted(found.items())}
-
-
-class Meeting(OrderedReplies):
-    """Answers turns when `num` of them are open, and then the next `num`."""
-
-    def __init__(self, num: int) -> None:
-        super().__init__()
-        self._meeting = threading.Barrier(num, timeout=30)
-
-    def turn(self, request: TurnRequest) -> Reply:
-        self._meeting.wait()
-        return super().turn(request)
-
-
-FIRST, SECOND, AFTER = BRANCH_TURNS, 2 * BRANCH_TURNS, 3 * BRANCH_TURNS
-
-
-def agents_of(channel: OrderedReplies, *names: str, is_strict: bool = True) -> Agents:
-    return Agents(EpisodeState(names or ("a", "b"), channel, is_strict=is_strict))
 
 
 @pytest.mark.parametrize(
@@ -93,20 +41,6 @@ def test_turns_are_numbered_by_the_order_of_the_parts(order):
         "a": [(0, None), (FIRST, 0), (FIRST + 1, FIRST), (AFTER, FIRST + 1)],
         "b": [(SECOND, None), (SECOND + 1, SECOND)],
     }
-
-
-def test_parts_really_run_at_the_same_time():
-    channel = OrderedReplies()
-    agents = agents_of(channel)
-    both = threading.Barrier(2, timeout=30)
-
-    def meet(agent):
-        both.wait()
-        return agent.say("hi").text
-
-    with agents.together() as at_once:
-        parts = [at_once.run(meet, agent) for agent in agents.values()]
-    assert [part.result for part in parts] == [f"a{FIRST}", f"b{SECOND}"]
 
 
 @pytest.mark.parametrize("slow", [FIRST, SECOND])
@@ -259,60 +193,9 @@ def test_a_job_that_promises_no_exact_results_may_speak_in_any_thread():
     assert channel.numbers() == {"a": [(0, None)]}
 
 
-class Held(OrderedReplies):
-    """Answers no turn before `may_answer` is set."""
-
-    def __init__(self, max_turns: int = 9) -> None:
-        super().__init__(max_turns=max_turns)
-        self.asked, self.may_answer = threading.Semaphore(0), threading.Event()
-
-    def turn(self, request: TurnRequest) -> Reply:
-        self.asked.release()
-        assert self.may_answer.wait(30)
-        return super().turn(request)
-
-
-def open_turns(state: EpisodeState, channel: Held, num: int) -> list[threading.Thread]:
-    """Turns of agent a that a server has requested and that are not answered yet."""
-    threads = [
-        threading.Thread(
-            target=branches.at_once, args=(state.begin_served(TurnRequest("a", None, "x"), 1, None),), daemon=True
-        )
-        for _ in range(num)
-    ]
-    for thread in threads:
-        thread.start()
-        assert channel.asked.acquire(timeout=30)
-    return threads
-
-
-def test_strict_jobs_refuse_undeclared_turns_at_the_same_time():
-    """Two requests of a chat-completions client at once: their order would be that of arrival."""
-    channel = Held()
-    state = EpisodeState(["a", "b"], channel, is_strict=True)
-    (thread,) = open_turns(state, channel, 1)
-    for agent in ("a", "b"):
-        with pytest.raises(InvalidInput, match="two turns were asked for at the same time"):
-            state.begin_served(TurnRequest(agent, None, "y"), 1, None)
-    channel.may_answer.set()
-    thread.join()
-    state.turn(TurnRequest("a", None, "z"))
-    assert channel.numbers() == {"a": [(0, None), (1, None)]}
-
-
-def test_other_jobs_sample_undeclared_turns_at_the_same_time_under_names_of_their_own():
-    channel = Held()
-    state = EpisodeState(["a", "b"], channel)
-    threads = open_turns(state, channel, 3)
-    channel.may_answer.set()
-    for thread in threads:
-        thread.join()
-    assert channel.numbers() == {"a": [(0, None), (1, None), (2, None)]}
-
-
 def test_turns_beyond_the_limit_are_refused_at_the_same_time_and_their_numbers_are_used_again():
     """Open turns never share a number, and numbers do not grow with the number of refusals."""
-    channel = Held(max_turns=1)
+    channel = OrderedReplies(max_turns=1)
     state = EpisodeState(["a"], channel)
     numbers: list[int] = []
     answer = channel.turn
@@ -322,7 +205,6 @@ def test_turns_beyond_the_limit_are_refused_at_the_same_time_and_their_numbers_a
         return answer(request)
 
     channel.turn = noted  # type: ignore[method-assign]
-    channel.may_answer.set()
     state.turn(TurnRequest("a", None, "x"))
     first, second, third = (state.begin(TurnRequest("a", None, "x"))[0] for _ in range(3))
     with pytest.raises(TurnLimit):

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.environment.test_together import Meeting
+from tests.environment.channels import Meeting
 
 from marlaas.environment import Split, Task
 from marlaas.envs.loading import resolve
