@@ -78,6 +78,11 @@ class AdapterRef:
         return self.engine_name
 
 
+def namespace_tenant(namespace: str) -> str:
+    """Return the name of the tenant that a namespace without a Tenant is. No Tenant has it: names of Tenants have no slash."""
+    return f"namespace/{namespace}"
+
+
 def job_prefix(job: JobRef) -> str:
     """Return the folder of a job in the blob store; it holds everything that the job owns."""
     return f"{job.namespace}/{job.name}/{job.uid}"

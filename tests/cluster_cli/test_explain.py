@@ -105,7 +105,7 @@ class Kubectl:
         return [
             _job({"phase": "Queued"}, name="itself"),
             _job({"phase": "Running"}, name="here", uid="u2"),
-            _job({"phase": "Queued", "tenant": "other"}, None, elsewhere, name="of-neither", uid="u3"),
+            _job({"phase": "Queued", "tenant": "team-a"}, None, elsewhere, name="of-neither", uid="u3"),
             _job({"phase": "Queued"}, None, elsewhere, name="of-the-tenant", uid="u4"),
             *([_job({"phase": "Running", "tenant": "other"}, name="there", uid="u5")] * len(options)),
         ]

@@ -37,6 +37,7 @@ def used(shell: Shell) -> Shell:
     other = {"slotSeconds": 1.5, "storedBytes": 1000}
     agents = [{"name": "policy", "policyVersion": 3, "usage": own}, {"name": "critic", "usage": other}]
     shell.set_status("rljob", "sums", {"tenant": shell.namespace, "usage": USED, "agents": agents})
+    shell.set_status("rljob", "other", {"tenant": shell.namespace})
     deleted = {"generatedTokens": 7, "failedTokens": 7}
     shell.set_status("tenant", shell.namespace, {"usage": USED | {"generatedTokens": 107}, "deletedUsage": deleted})
     return shell

@@ -104,7 +104,8 @@ def test_a_row_reads_as_in_a_local_run() -> None:
     shown = view(_job(**status), 0.0)
     assert cells(shown) == row
     assert cells_of_many(shown)[6:9] == ("200", "45%", "0%")
-    assert by_tenant([shown])[0].entitled is None, "an RLJob does not have its tenant's weight"
+    [tenant] = by_tenant([shown])
+    assert (tenant.name, tenant.entitled) == ("namespace/a", None), "an RLJob does not have its tenant's weight"
     assert cells(view(_job(), 0.0))[:3] == ("a/sums", "Starting", "0/8")
 
 

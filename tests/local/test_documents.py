@@ -58,12 +58,12 @@ SPEC = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "traini
 JOB = _object(RLJob, "reverse", SPEC, namespace="team-a")
 
 
-def test_a_document_carries_the_tenant_of_its_namespace_or_the_namespace_with_weight_1():
-    tenants = [_tenant("other", ["team-b"], 2), _tenant("research", ["team-a", "team-c"], 3)]
+def test_a_document_has_the_tenant_of_its_namespace_or_the_namespace_with_weight_1_which_no_tenant_is():
+    tenants = [_tenant("team-a", ["team-b"], 2), _tenant("research", ["team-a", "team-c"], 3)]
     document = job_document(JOB, tenants, "u", None)
     assert (document.tenant, document.tenant_weight) == ("research", 3)
-    document = job_document(JOB, [], "u", None)
-    assert (document.tenant, document.tenant_weight) == ("team-a", 1.0)
+    document = job_document(JOB, tenants[:1], "u", None)
+    assert (document.tenant, document.tenant_weight) == ("namespace/team-a", 1.0)
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, 5), (0, 0), (11, 11)])

@@ -7,6 +7,7 @@ from typing import Any
 from marlaas_api.documents import tenant_of
 from marlaas_api.kinds.status import TenantStatus
 from marlaas_api.messages import Phase, UsageAmounts
+from marlaas_api.names import namespace_tenant
 from marlaas_api.reasons import Reason
 from marlaas_api.usage_objects import next_mark_s, usage_status, with_mark
 from marlaas_operator.installation import Installation
@@ -118,7 +119,7 @@ def _entitled(snapshot: TenantSnapshot) -> float:
     weights = {snapshot.meta.name: snapshot.tenant.spec.weight}
     for namespace in {job.namespace for job in snapshot.jobs if job.admitted or job.phase is Phase.QUEUED}:
         owner = tenant_of(namespace, snapshot.tenants)
-        weights[owner.metadata.name if owner is not None else namespace] = (
+        weights[owner.metadata.name if owner is not None else namespace_tenant(namespace)] = (
             owner.spec.weight if owner is not None else 1.0
         )
     return round(weights[snapshot.meta.name] / sum(weights.values()), 2)

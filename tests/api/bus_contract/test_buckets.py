@@ -7,17 +7,19 @@ from tests.api.bus_contract.asking import BRIEF, Connect, soon, take
 
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, BusRefused, Entry, RevisionConflict
+from marlaas_api.names import namespace_tenant
 
 
 async def test_a_key_is_written_read_and_overwritten(bus: Bus, ns: str) -> None:
-    bucket = await bus.bucket(subjects.PROGRESS)
-    key = subjects.job_key(ns, "job")
+    bucket = await bus.bucket(subjects.TENANTS)
+    key = subjects.tenant_usage_key(namespace_tenant(ns))
     assert await bucket.get(key) is None
     first = await bucket.put(key, b"1")
     assert await bucket.get(key) == Entry(key, b"1", first)
     second = await bucket.put(key, b"")
     assert second > first
     assert await bucket.get(key) == Entry(key, b"", second)
+    assert Entry(key, b"", second) in await bucket.entries(subjects.TENANT_USAGE)
 
 
 async def test_only_one_creates_a_key(dial: Connect, ns: str) -> None:

@@ -37,7 +37,7 @@ def test_every_figure_of_the_orchestrator_is_in_the_status_rounded_for_people():
         "phase": "Running",
         "reason": "Training",
         "message": "step 13 of 40",
-        "tenant": "team-a",
+        "tenant": "namespace/team-a",
         "progress": "12/40",
         "step": 12,
         "steps": 40,

@@ -62,6 +62,13 @@ def test_a_tenant_counts_the_jobs_of_namespaces_that_are_its_own():
     TenantStatus.model_validate(found)
 
 
+def test_a_namespace_without_a_tenant_is_a_tenant_of_its_own_also_beside_a_tenant_of_the_same_name():
+    heavy = tenant("ant", "team-b", weight=3)
+    jobs = (load("ours", namespace="team-b"), load("theirs", namespace="ant"))
+    found = plan_tenant(scene(tenant=heavy, tenants=(heavy,), jobs=jobs), NOW).status
+    assert (found["jobs"], found["shareEntitled"]) == (1, 0.75)
+
+
 def test_a_tenant_shows_its_total_usage_and_keeps_it_while_the_bus_has_none():
     cut = {"preempted_tokens": 2, "engine_s": 5.0, "preempted_engine_s": 1.5}
     used = UsageAmounts(generated_tokens=9, trained_tokens=4, failed_tokens=3, **cut, trainer_s=1.26, stored_bytes=9)

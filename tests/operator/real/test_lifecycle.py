@@ -23,7 +23,7 @@ async def test_a_queued_job_owns_nothing_and_costs_one_status(
         lambda: harness.metric("marlaas_operator_api_requests_total", **counted),
         accept=lambda number: number == 1,
     )
-    assert orchestrator.documents["team-a.one"].tenant == "team-a"
+    assert orchestrator.documents["team-a.one"].tenant == "namespace/team-a"
 
 
 async def test_sigterm_drains(harness: OperatorHarness) -> None:

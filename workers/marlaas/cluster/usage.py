@@ -26,10 +26,9 @@ def deleted_rows(kubectl: Kubectl) -> list[UsageRow]:
 
 def _row(job: ClusterJobView) -> UsageRow:
     status = job.status
-    tenant = status.tenant if status is not None and status.tenant is not None else job.namespace
     agents = status.agents if status is not None else ()
     return UsageRow(
-        tenant,
+        job.tenant,
         job.namespace,
         job.name,
         usage_amounts(status.usage if status is not None else None),
