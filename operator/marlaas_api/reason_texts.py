@@ -162,7 +162,7 @@ _FAULTS = {
     Reason.INVALID_SPEC: Text(
         ReasonStage.FAULTY,
         Actor.TENANT,
-        "The stored object violates a rule that was added after it was created; the message names the field and the rule.",
+        "The stored object violates a rule that was added after it was created; the message names the field and the rule. A new job also waits while the Tenant of its namespace violates one.",
         "Correct the field that the message names. If it is a field of a job that cannot change, create a new job. For a ModelPool or Tenant, ask the platform team.",
     ),
     Reason.BUS_UNAVAILABLE: Text(

@@ -108,7 +108,7 @@ class Observer:
             status=body.get("status"),
             pools=tuple(map(self._job_pool, pools_of(body))),
             tenants=self._all_tenants(),
-            tenant_unread=self._is_tenant_unread(meta.namespace),
+            unread_tenant=self._unread_tenant(meta.namespace),
             document=self._documents.document(key),
             progress=progress,
             progress_unread=progress is None and self._documents.has_progress(key),
@@ -210,11 +210,10 @@ class Observer:
         read = ((body, self._tenant(body)) for body in self._cache.all(TENANTS))
         return tuple(by_precedence([(Meta.of(body), tenant) for body, tenant in read if isinstance(tenant, Tenant)]))
 
-    def _is_tenant_unread(self, namespace: str) -> bool:
-        return any(
-            isinstance(self._tenant(body), Problem) and namespace in namespaces_of(body)
-            for body in self._cache.all(TENANTS)
-        )
+    def _unread_tenant(self, namespace: str) -> str:
+        bodies = [(Meta.of(body), body) for body in self._cache.all(TENANTS) if namespace in namespaces_of(body)]
+        own = next(iter(by_precedence(bodies)), None)
+        return target_of(own).name if own is not None and isinstance(self._tenant(own), Problem) else ""
 
     def _loads_of(self, bodies: list[Body]) -> tuple[JobLoad, ...]:
         return tuple(self._load(body) for body in bodies)

@@ -6,13 +6,15 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from marlaas_api.kinds import ModelPool, RLJob, Tenant
 from marlaas_api.kinds.status import unix_seconds
 from marlaas_api.messages import JobDocument, Phase, Progress, TenantUsage
 from marlaas_api.reasons import Reason
 from marlaas_operator.pod_facts import PodFacts
+
+T = TypeVar("T")
 
 OwnedKey = tuple[str, str]
 """(kind, name) of an owned object; its owner determines its namespace."""
@@ -93,8 +95,8 @@ class JobSnapshot:
         status: as stored, None if never written.
         pools: the pools that the job names: its own, which bounds its sandboxes, then those of its agents.
         tenants: all that parse, in order of precedence (`by_precedence`).
-        tenant_unread: a Tenant that does not parse lists the job's namespace, so the namespace's tenant is
-            unknown.
+        unread_tenant: name of the namespace's Tenant if it does not parse, so that its weight and quota are unknown;
+            else empty.
         document, progress: entries on the bus under the job's key, whatever their uid.
         progress_unread: the progress cannot be decoded (a newer orchestrator's): it is unknown, not absent.
         owned: ServiceAccount, NetworkPolicy and Deployment, where they exist (Secrets are never read).
@@ -115,7 +117,7 @@ class JobSnapshot:
     status: Mapping[str, Any] | None = None
     pools: tuple[JobPool, ...] = ()
     tenants: tuple[Tenant, ...] = ()
-    tenant_unread: bool = False
+    unread_tenant: str = ""
     document: JobDocument | None = None
     progress: Progress | None = None
     progress_unread: bool = False
@@ -271,6 +273,6 @@ class TenantSnapshot:
     owned: Owned = field(default_factory=dict)
 
 
-def by_precedence(tenants: Iterable[tuple[Meta, Tenant]]) -> tuple[Tenant, ...]:
+def by_precedence(tenants: Iterable[tuple[Meta, T]]) -> tuple[T, ...]:
     """Return the tenants by precedence for a namespace that several of them list: the oldest first."""
     return tuple(tenant for _, tenant in sorted(tenants, key=lambda pair: (pair[0].created_at, pair[0].name)))

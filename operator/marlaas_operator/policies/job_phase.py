@@ -65,6 +65,11 @@ def refused(snapshot: JobSnapshot) -> PublishRefusal | None:
     unfit = _pools_missing(snapshot.job, snapshot.pools) or unfit_now(snapshot)
     if unfit is not None:
         return unfit
+    if snapshot.unread_tenant:  # published now, the job would run without the Tenant's quota
+        text = (
+            f"Tenant '{snapshot.unread_tenant}' of this namespace cannot be read; the job starts once it is corrected"
+        )
+        return PublishRefusal(Phase.QUEUED, Reason.INVALID_SPEC, text)
     if snapshot.document is not None:
         text = "an earlier job of the same name is being deleted; this one starts after that"
         return PublishRefusal(Phase.QUEUED, Reason.WAITING_FOR_ORCHESTRATOR, text)
@@ -125,8 +130,10 @@ def wanted_document(snapshot: JobSnapshot, verdict: JobVerdict | None) -> JobDoc
         return None
     meta, own = snapshot.meta, snapshot.own_document
     update: dict[str, object] = {"generation": meta.generation, "verdict": _verdict(snapshot, verdict)}
-    if own is not None and snapshot.tenant_unread:
+    if own is not None and snapshot.unread_tenant:
         update |= {"tenant": own.tenant, "tenant_weight": own.tenant_weight, "tenant_quota": own.tenant_quota}
+    elif snapshot.unread_tenant:
+        update["tenant"] = snapshot.unread_tenant
     return job_document(snapshot.job, snapshot.tenants, meta.uid, None, meta.created_at).model_copy(update=update)
 
 

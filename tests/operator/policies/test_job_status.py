@@ -131,7 +131,7 @@ def test_a_tenant_that_does_not_parse_takes_no_running_job_away_from_itself():
     theirs = document(tenant="a", tenant_weight=2.0)
     scene = running(document=theirs, owned=owned_sandbox())
     assert [type(action).__name__ for action in plan_job(scene, INSTALLATION, NOW).actions][:1] == ["WriteDocument"]
-    kept = plan_job(replace(scene, tenant_unread=True), INSTALLATION, NOW)
+    kept = plan_job(replace(scene, unread_tenant="a"), INSTALLATION, NOW)
     assert not any(isinstance(action, WriteDocument) for action in kept.actions)
 
 

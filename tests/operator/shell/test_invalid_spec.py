@@ -114,6 +114,20 @@ async def test_a_job_that_names_no_pool_says_so_and_keeps_no_other_waiting(spec:
         assert "spec.poolRef" in harness.status(target)["message"]
 
 
+async def test_a_new_job_waits_while_its_tenant_cannot_be_read_for_without_it_no_quota_would_apply() -> None:
+    harness = ServiceHarness()
+    younger = [tenant("b", "team-a", weight=0), tenant("c", "team-b", weight=0)]
+    await stored(harness, pool("tiny"), tenant("a", "team-a", weight=0), *younger, job("team-a", "one", "tiny"))
+    async with playing(harness) as orchestrator:
+        await harness.until(lambda: harness.status().get("reason") == "InvalidSpec", "told")
+        assert (harness.status()["phase"], harness.status()["tenant"]) == ("Queued", "a")
+        assert harness.status()["message"].startswith("Tenant 'a' of this namespace cannot be read")
+        assert orchestrator.documents == {}
+        await correct(harness, TENANT, weight=2)
+        await harness.until(lambda: harness.status().get("reason") == HANDED_OVER, "handed over")
+        assert orchestrator.documents["team-a.one"].tenant_weight == 2
+
+
 @pytest.mark.parametrize("spec", [None, {}, {"namespaces": "team-a"}], ids=["no spec", "nothing", "no list"])
 async def test_a_tenant_without_namespaces_says_so_and_keeps_no_job_waiting(spec: Body | None) -> None:
     harness = ServiceHarness()
