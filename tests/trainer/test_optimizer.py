@@ -28,6 +28,7 @@ HALF_ROOT_2 = math.sqrt(2) / 2
         ({"warmup_steps": 4}, 6, [0.25, 0.5, 0.75, 1, 1, 1]),
         ({"schedule": "linear"}, 4, [1, 0.75, 0.5, 0.25]),
         ({"schedule": "linear", "warmup_steps": 2}, 6, [0.5, 1, 1, 0.75, 0.5, 0.25]),
+        ({"min_learning_rate_ratio": 0.2}, 2, [1, 1]),  # an agent without decay, in a job that has a floor
         ({"schedule": "linear", "min_learning_rate_ratio": 0.2}, 4, [1, 0.8, 0.6, 0.4]),
         ({"schedule": "cosine"}, 4, [1, 0.5 + HALF_ROOT_2 / 2, 0.5, 0.5 - HALF_ROOT_2 / 2]),
         ({"schedule": "cosine", "warmup_steps": 1}, 4, [1, 1, 0.75, 0.25]),  # cos(60°) = 1/2

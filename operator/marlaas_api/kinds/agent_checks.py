@@ -36,14 +36,9 @@ def _training(spec: RLJobSpec, at: int, agent: AgentSpec) -> Iterator[Problem]:
             ("spec", "agents", at, "training"),
             f"agent '{agent.name}' is not trainable; remove training, or trainable: false",
         )
-    own, of_job = agent.training.optimizer, spec.training.optimizer
-    schedule = of_job.schedule if own is None or own.schedule is None else own.schedule
-    floor = (
-        of_job.min_learning_rate_ratio
-        if own is None or own.min_learning_rate_ratio is None
-        else own.min_learning_rate_ratio
-    )
-    if own is not None and floor is not None and schedule == "constant":
+    own = agent.training.optimizer
+    floor = None if own is None else own.min_learning_rate_ratio  # one of the job's has no effect without decay
+    if own is not None and floor is not None and (own.schedule or spec.training.optimizer.schedule) == "constant":
         yield Problem(
             ("spec", "agents", at, "training", "optimizer"),
             f"minLearningRateRatio {floor:g} needs schedule linear or cosine, because constant does not decay: remove it, or choose another schedule",

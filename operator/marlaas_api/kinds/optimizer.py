@@ -80,7 +80,7 @@ class AgentOptimizer(Spec):
         None,
         ge=0,
         le=1,
-        description="Final learning rate of the linear and cosine schedules, as a fraction of the peak. Absent: the job's.",
+        description="Final learning rate of the linear and cosine schedules, as a fraction of the peak. Absent: the job's, which has no effect on a constant schedule.",
     )
     weight_decay: float | None = Field(None, ge=0, le=10, description="Decoupled weight decay. Absent: the job's.")
     max_grad_norm: float | None = Field(
