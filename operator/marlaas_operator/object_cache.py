@@ -231,6 +231,7 @@ def after_change(cache: ObjectCache, target: Target, before: Body | None, after:
         yield target, 0.0
         if _identity(before) != _identity(after):
             yield from _jobs_of_pool(cache, target.name)
+            yield from ((tenant, COUNT_AFTER_S) for tenant in cache.targets(TENANTS))  # a held share is one of places
     elif target.resource == TENANTS:
         if _identity(before) != _identity(after):
             yield from _jobs_of_tenant(cache, before, after)
@@ -246,18 +247,17 @@ def after_bus_change(cache: ObjectCache, key: str) -> Iterator[Request]:
     body = cache.get(target)
     if body is not None:
         yield target, 0.0
-        yield from counters(cache, body, None)
+        yield from ((Target(MODELPOOLS, "", pool), COUNT_AFTER_S) for pool in pools_of(body))
+        own = (tenant for tenant in cache.all(TENANTS) if namespace in namespaces_of(tenant))
+        yield from ((target_of(tenant), COUNT_AFTER_S) for tenant in own)
 
 
 def counters(cache: ObjectCache, before: Body | None, after: Body | None) -> Iterator[Request]:
-    """Yield the pools and tenants whose status counts a job."""
+    """Yield the pools that count a job, and all Tenants: which tenants have jobs decides the share of each."""
     for body in (before, after):
         if body is not None:
-            yield from ((Target(MODELPOOLS, "", name), COUNT_AFTER_S) for name in pools_of(body))
-            namespace = body["metadata"]["namespace"]
-            for tenant in cache.all(TENANTS):
-                if namespace in namespaces_of(tenant):
-                    yield target_of(tenant), COUNT_AFTER_S
+            yield from ((Target(MODELPOOLS, "", pool), COUNT_AFTER_S) for pool in pools_of(body))
+    yield from ((tenant, COUNT_AFTER_S) for tenant in cache.targets(TENANTS))
 
 
 def _jobs_of_pool(cache: ObjectCache, name: str) -> Iterator[Request]:

@@ -6,6 +6,7 @@ from marlaas_operator.object_cache import ObjectCache, after_bus_change, after_c
 
 JOB = Target(RLJOBS, "team-a", "one")
 POOL = Target(MODELPOOLS, "", "tiny")
+BOTH = (Target(TENANTS, "", "a"), Target(TENANTS, "", "b"))
 
 
 def body(target: Target, version: int, **more: object) -> Body:
@@ -56,15 +57,21 @@ def test_our_own_write_is_no_news() -> None:
     assert queued == []
 
 
-def test_a_new_phase_queues_the_pool_and_tenants_that_count_the_job_whoever_reports_it() -> None:
-    tenant = Target(TENANTS, "", "a")
+def of_two_tenants() -> ObjectCache:
+    tenants = (
+        body(target, 1, spec={"namespaces": [name]}) for name, target in zip(("team-a", "team-b"), BOTH, strict=True)
+    )
+    return remembered(a_job(10), *tenants)
+
+
+def test_a_new_phase_queues_the_pool_that_counts_the_job_and_the_share_of_each_tenant_whoever_reports_it() -> None:
     queued: list[Target] = []
-    cache = remembered(a_job(10), body(tenant, 1, spec={"namespaces": ["team-a"]}))
+    cache = of_two_tenants()
     cache.enqueue = lambda target, delay_s: queued.append(target)
     cache.see({**a_job(11), "status": {"phase": "Queued"}}, own=True)
-    assert queued == [POOL, tenant]
+    assert queued == [POOL, *BOTH]
     cache.see({**a_job(12), "status": {"phase": "Running"}})
-    assert queued[2:] == [JOB, POOL, tenant]
+    assert queued[3:] == [JOB, POOL, *BOTH]
 
 
 def test_belongings_are_found_by_label() -> None:
@@ -74,18 +81,17 @@ def test_belongings_are_found_by_label() -> None:
 
 
 def test_a_jobs_new_status_concerns_the_job_alone_and_a_new_spec_its_pool_and_tenants_too() -> None:
-    tenant = Target(TENANTS, "", "a")
-    cache = remembered(a_job(10), body(tenant, 1, spec={"namespaces": ["team-a"]}))
+    cache = of_two_tenants()
     only_status = {**a_job(11), "status": {"phase": "Queued"}}
     assert {target for target, _ in after_change(cache, JOB, a_job(10), only_status)} == {JOB}
     new_spec = a_job(12, generation=2)
-    assert {target for target, _ in after_change(cache, JOB, a_job(10), new_spec)} == {JOB, POOL, tenant}
+    assert {target for target, _ in after_change(cache, JOB, a_job(10), new_spec)} == {JOB, POOL, *BOTH}
 
 
-def test_a_pool_concerns_its_jobs_unless_only_its_status_changed() -> None:
-    cache = remembered(a_job(10))
+def test_a_pool_concerns_its_jobs_and_the_shares_of_tenants_unless_only_its_status_changed() -> None:
+    cache = of_two_tenants()
     pool, reported = body(POOL, 1), body(POOL, 2, status={"jobs": 1})
-    assert {target for target, _ in after_change(cache, POOL, None, pool)} == {POOL, JOB}
+    assert {target for target, _ in after_change(cache, POOL, None, pool)} == {POOL, JOB, *BOTH}
     assert {target for target, _ in after_change(cache, POOL, pool, reported)} == {POOL}
 
 
@@ -99,9 +105,9 @@ def test_a_pod_concerns_whose_it_is_when_it_says_something_new() -> None:
     assert {target for target, _ in after_change(cache, pod, touched, ready)} == {POOL, JOB}
 
 
-def test_progress_concerns_the_job_at_once_and_its_pool_a_little_later() -> None:
-    cache = remembered(a_job(10))
-    assert dict(after_bus_change(cache, "team-a.one")) == {JOB: 0.0, POOL: 1.0}
+def test_progress_concerns_the_job_at_once_and_its_pool_and_tenant_a_little_later() -> None:
+    cache = of_two_tenants()
+    assert dict(after_bus_change(cache, "team-a.one")) == {JOB: 0.0, POOL: 1.0, BOTH[0]: 1.0}
     assert list(after_bus_change(cache, "team-a.unknown")) == []
 
 
