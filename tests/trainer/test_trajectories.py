@@ -1,5 +1,6 @@
 """Turns to segments: every generated token once, in its context, and nothing that contradicts itself."""
 
+import asyncio
 import itertools
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from tests.harness import a_turn
 
 from marlaas_api import wire
+from marlaas_api.bus import BusUnavailable
 from marlaas_api.messages import GroupReady, StopReason, TrajectoryRef, Turn
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.trainer.rows import Segment
@@ -233,3 +235,27 @@ async def test_a_missing_turn_may_still_come_and_a_wrong_one_never_turns_right(h
     await harness.bus.publish("turn.team-a.sums.uid-t0-1-1.0", wire.encode(turn(7, 3)))
     with pytest.raises(TrajectoryInvalid, match="holds something other than this turn"):
         await read_group(harness.bus, harness.blobs, group((0,), (0,)), EXPECTED)
+
+
+async def test_a_read_of_which_a_part_has_failed_ends_when_it_is_cancelled(harness, monkeypatch):
+    """The other parts are still being read, or end, when the cancellation arrives."""
+    failed, ended = asyncio.Event(), asyncio.Event()
+
+    async def last(stream: str, subject: str) -> None:
+        if "t0-0-1" in subject:
+            failed.set()
+            raise BusUnavailable("the bus cannot be reached")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await ended.wait()
+
+    monkeypatch.setattr(harness.bus, "last", last)
+    reading = asyncio.create_task(read_group(harness.bus, harness.blobs, group((0,), (0,)), EXPECTED))
+    await failed.wait()
+    for _ in range(10):  # whatever follows from the failure
+        await asyncio.sleep(0)
+    reading.cancel()
+    asyncio.get_running_loop().call_soon(ended.set)
+    with pytest.raises(asyncio.CancelledError):
+        await reading

@@ -172,13 +172,13 @@ class _TurnReader:
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run coroutines concurrently and return their results; on failure, raise one of the errors instead of an exception group."""
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            started = [tasks.create_task(part) for part in work]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
-    return [task.result() for task in started]
+    """Run coroutines concurrently and return their results; once all have ended, raise the first of their errors."""
+    # Not a TaskGroup: if one of its tasks has failed, it loses a cancellation that arrives before the others have ended.
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
 
 
 def _invalid(turn: Turn, text: str) -> TrajectoryInvalid:
