@@ -4,9 +4,12 @@ import asyncio
 
 import pytest
 import torch
+from tests.harness import WITHIN_S
 from tests.trainer.harness import QUICK, TrainerHarness
 from tests.trainer.jobs import job
 
+from marlaas_api.bus import BusUnavailable, Stored
+from marlaas_api.bus_memory import MemoryBus
 from marlaas_api.messages import JobDocument, JobEvent
 from marlaas_worker.adapters import AdapterConfig, write_adapter
 from marlaas_worker.base_model import ModelUnusable
@@ -94,13 +97,29 @@ async def test_a_turn_that_stays_missing_fails_the_agent(harness):
     assert "turn.team-a.sums.uid-sums-t0-1-1.0 is not recorded" in event.message
 
 
-async def test_a_turn_that_comes_late_is_waited_for(harness):
-    document = job()
-    async with harness.training(document):
+async def test_a_turn_that_comes_late_is_waited_for_also_after_a_long_outage(harness, monkeypatch):
+    document, last = job(), MemoryBus.last
+    unreachable, missing = asyncio.Event(), asyncio.Event()
+
+    async def in_an_outage(bus: MemoryBus, stream: str, subject: str) -> None:
+        unreachable.set()
+        raise BusUnavailable("the bus cannot be reached")
+
+    async def after_it(bus: MemoryBus, stream: str, subject: str) -> Stored | None:
+        found = await last(bus, stream, subject)
+        if found is None:
+            missing.set()
+        return found
+
+    async with harness.training(document), asyncio.timeout(WITHIN_S):
         late = []
         harness.tamper = lambda turn: late.append(turn) if turn.member == 1 else turn
+        monkeypatch.setattr(MemoryBus, "last", in_an_outage)
         await harness.step(document, 0)
-        await harness.report(lambda report: report.busy_s > 0)
+        await unreachable.wait()
+        harness.clock.at += 2 * QUICK.missing_turn_s
+        monkeypatch.setattr(MemoryBus, "last", after_it)
+        await missing.wait()
         for turn in late:
             await harness.publish_turn(turn)
         await harness.version(document, 1)

@@ -209,18 +209,21 @@ class AgentTrainer:
         )
 
     async def _read(self, group: GroupReady) -> list[Trajectory]:
-        """Read the group's trajectories, retrying a missing turn for missing_turn_s. Raises TrajectoryInvalid."""
+        """Read the group's trajectories, retrying a missing turn for missing_turn_s, of which outages are no part. Raises TrajectoryInvalid."""
         context = self._dependencies.context
         expected = Expectation(self._spec.rollout.temperature, self._dependencies.model.vocab_size, self._adapters)
-        since = context.now()
+        missing_since: float | None = None
         while True:
             try:
                 return await read_group(context.bus, context.blobs, group, expected)
-            except Retryable as error:
-                waited = context.now() - since
-                if isinstance(error, TurnMissing) and waited >= self._dependencies.timing.missing_turn_s:
-                    raise TrajectoryInvalid(f"{error}, {waited:.0f} s after its group was complete") from error
-                await asyncio.sleep(self._dependencies.timing.retry_s)
+            except TurnMissing as error:
+                missing_since = context.now() if missing_since is None else missing_since
+                waited = context.now() - missing_since
+                if waited >= self._dependencies.timing.missing_turn_s:
+                    raise TrajectoryInvalid(f"{error}, also {waited:.0f} s after the first read") from error
+            except Retryable:
+                missing_since = None  # an outage, after which a replica of the bus may lag behind for a moment
+            await asyncio.sleep(self._dependencies.timing.retry_s)
 
     async def _forget_state(self) -> None:
         """Delete the training state that checkpoint.keep no longer covers."""
