@@ -9,8 +9,10 @@ from tests.harness import WITHIN_S, blind_bus, changed, identity
 from tests.trainer.harness import QUICK
 from tests.trainer.jobs import job
 
-from marlaas_api import bucket_cache, subjects
-from marlaas_api.messages import GroupUnused, Phase
+from marlaas_api import bucket_cache, subjects, wire
+from marlaas_api.bus import Delivery
+from marlaas_api.bus_memory.consumers import MemoryConsumer
+from marlaas_api.messages import GroupLogEntry, GroupUnused, Phase
 from marlaas_worker.trainer import view
 from marlaas_worker.trainer.calibration import calibrate
 from marlaas_worker.trainer.compute import Compute
@@ -119,6 +121,23 @@ async def test_a_consumer_that_somebody_deletes_is_made_again(harness):
         await harness.bus.delete_consumer(subjects.GROUPS, "team-a_sums_policy_trainer")
         await harness.play(document, 1, first=1)
     assert (await harness.record(document)).epoch == 0
+
+
+async def test_a_step_whose_messages_are_lost_with_the_connection_is_read_from_the_log(harness, monkeypatch):
+    """The bus delivers them again a minute later, on a clock that stands still here."""
+    document, fetch = job(maxStaleness=1), MemoryConsumer.fetch
+
+    async def lossy(consumer: MemoryConsumer, batch: int, timeout_s: float) -> list[Delivery]:
+        found = [(one, wire.decode(one.stored.data)) for one in await fetch(consumer, batch, timeout_s)]
+        return [one for one, message in found if not isinstance(message, GroupLogEntry) or message.step > 0]
+
+    monkeypatch.setattr(MemoryConsumer, "fetch", lossy)
+    async with harness.training(document):
+        await harness.step(document, 0)
+        await harness.assign(document, 1, [0, 1], base_version=1)
+        await harness.close(document, 1, 2, base_version=1)
+        await harness.version(document, 2)
+    assert [manifest.step for manifest in await harness.history(document)] == [1, 0, -1]
 
 
 async def test_what_is_committed_is_acked(harness):

@@ -25,6 +25,7 @@ class LogInvalid(Permanent):
 
 @dataclass(slots=True)
 class _Step:
+    base_version: int
     groups: dict[int, GroupReady] = field(default_factory=dict)
     closed: StepClosed | None = None
     num_taken: int = 0
@@ -56,7 +57,7 @@ class StepInbox:
         """Add a message. Raises LogInvalid if it contradicts an earlier one."""
         if self.is_committed(message):
             return
-        step = self._steps.setdefault(message.step, _Step())
+        step = self._steps.setdefault(message.step, _Step(message.base_version))
         if isinstance(message, StepClosed):
             known: GroupReady | StepClosed | None = step.closed
             step.closed = step.closed or message
@@ -64,6 +65,17 @@ class StepInbox:
             known = step.groups.setdefault(message.position, message)
         if known is not None and known != message:
             raise LogInvalid(f"step {message.step} of {message.agent} is assigned twice: {known!r} and {message!r}")
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether the first step is for a later version: messages of the step before it have not arrived."""
+        step = self._first()
+        return step is not None and step.base_version > self.version
+
+    def check_replayed(self, message: GroupReady | StepClosed) -> None:
+        """Raise LogInvalid if a message of a replay, added last, is behind a gap: all messages before it were added."""
+        if self.has_gap and not self.is_committed(message):
+            self._check_base(message)
 
     def next_group(self) -> GroupReady | None:
         """Return the group at the current step's next position, or None if it has not arrived.
@@ -120,6 +132,10 @@ class StepInbox:
         return () if step is None else tuple(step.groups[position].group for position in range(step.num_taken))
 
     def _current(self) -> _Step | None:
+        """Return the step to train now; None if none of its messages has arrived."""
+        return None if self.has_gap else self._first()
+
+    def _first(self) -> _Step | None:
         return self._steps[min(self._steps)] if self._steps else None
 
     def _check_base(self, message: GroupReady | StepClosed) -> None:
@@ -140,8 +156,8 @@ FETCH_BATCH = 256
 class Intake:
     """Fills an inbox, and sets the event `changed` after each message.
 
-    The consumer delivers new messages. Messages that an earlier trainer claimed and did not ack are in the replay, so
-    they need not be redelivered first.
+    The consumer delivers new messages. Messages that an earlier trainer claimed and did not ack, or that were lost on
+    their way with the connection, are in a replay, so they need not be redelivered first.
     """
 
     def __init__(
@@ -156,8 +172,10 @@ class Intake:
         """Read the log up to now. Raises LogInvalid."""
         bus = self._dependencies.context.bus
         stored = await self._patiently(lambda: bus.replay(subjects.GROUPS, self._assignment.groups))
-        for message in stored:
-            await self._take(message.data)
+        for each in stored:
+            message = await self._take(each.data)
+            if message is not None:
+                self._inbox.check_replayed(message)
 
     async def follow(self) -> None:
         """Read new messages until cancelled; recreate a consumer that was deleted. Raises LogInvalid, BusRefused."""
@@ -183,6 +201,8 @@ class Intake:
                 message = await self._take(delivery.stored.data)
                 step = self._inbox.committed_step if message is None else message.step
                 self._unsettled.append((step, delivery))
+            if self._inbox.has_gap:
+                await self.replay()
             await self.settle()
             await self._renew()
 
