@@ -1,6 +1,9 @@
 """What is broken is loud, and fails the agent that it belongs to."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -40,21 +43,39 @@ async def test_an_adapter_to_begin_from_that_is_not_there_is_named(harness, tmp_
     assert "no adapter_config.json in the adapter" in event.message
 
 
-async def test_an_agent_that_failed_is_tried_again_after_a_while_and_then_no_longer_reported(harness, tmp_path):
-    folder = tmp_path / "adapter"
+def write_ones(folder: Path) -> None:
+    """Write an adapter to begin from."""
+    folder.mkdir()
+    weights = {f"base_model.model.model.layers.0.self_attn.q_proj.lora_{kind}.weight" for kind in "AB"}
+    shapes = {"A": (1, 64), "B": (64, 1)}
+    tensors = {name: torch.ones(shapes[name[-8]]) for name in weights}
+    for name, data in write_adapter(tensors, AdapterConfig(1, 1)).items():
+        (folder / name).write_bytes(data)
+
+
+@contextlib.asynccontextmanager
+async def without_its_adapter(harness: TrainerHarness, folder: Path) -> AsyncIterator[JobDocument]:
+    """A job that has failed on a trainer, because the adapter to begin from was not there; now it is."""
     document = job(agent={"initFrom": {"path": str(folder)}, "adapter": {"rank": 1, "alpha": 1, "targets": ["q_proj"]}})
     await harness.admit(document)
     async with harness.trainer():
         await harness.report(lambda report: bool(report.broken))
-        folder.mkdir()
-        weights = {f"base_model.model.model.layers.0.self_attn.q_proj.lora_{kind}.weight" for kind in "AB"}
-        shapes = {"A": (1, 64), "B": (64, 1)}
-        tensors = {name: torch.ones(shapes[name[-8]]) for name in weights}
-        for name, data in write_adapter(tensors, AdapterConfig(1, 1)).items():
-            (folder / name).write_bytes(data)
+        write_ones(folder)
+        yield document
+
+
+async def test_an_agent_that_failed_is_tried_again_after_a_while_and_then_no_longer_reported(harness, tmp_path):
+    async with without_its_adapter(harness, tmp_path / "adapter") as document:
         harness.clock.at += 2 * QUICK.fault_s
         await harness.version(document, 0)
         await harness.report(lambda report: not report.broken)
+
+
+async def test_a_job_that_another_trainer_can_train_is_no_longer_reported_as_broken(harness, tmp_path):
+    async with without_its_adapter(harness, tmp_path / "adapter") as document, harness.trainer("trainer-1"):
+        await harness.version(document, 0)
+        found = await harness.report(lambda report: not report.broken)
+    assert found.refused == ("team-a.sums.policy",)
 
 
 async def test_a_step_for_another_version_fails_the_agent(harness):

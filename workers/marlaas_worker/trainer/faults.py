@@ -18,9 +18,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AgentFault:
-    """Why an agent is not trained until a time. reason: of the event. is_the_jobs: whether its job is to blame."""
+    """Why an agent is not trained until a time. version: its committed one at the fault. reason: of the event."""
 
     assignment: Assignment
+    version: int
     until: float
     reason: str
     text: str
@@ -36,18 +37,18 @@ def text_of(error: Exception) -> str:
     return str(error) if isinstance(error, MarlaasError) else f"{type(error).__name__}: {error}"
 
 
-def fault_of(assignment: Assignment, error: Exception, num_others: int, until: float) -> AgentFault:
-    """Return the fault that ended an agent's training. num_others: other agents on this trainer."""
+def _reason_of(error: Exception, num_others: int) -> tuple[str, str]:
+    """Return the reason and the text of an error that ended an agent's training. num_others: other agents on this trainer."""
     if isinstance(error, OutOfMemory):
-        return _lack_of_memory(assignment, error, num_others, until)
+        return _lack_of_memory(error, num_others)
     if isinstance(error, BusRefused):
         text = f"the bus refuses what the trainer needs of it: {error}; check the permissions of the trainer's user"
-        return AgentFault(assignment, until, "BusRefused", text)
-    return AgentFault(assignment, until, "TrainingFailed", text_of(error))
+        return "BusRefused", text
+    return "TrainingFailed", text_of(error)
 
 
-def _lack_of_memory(assignment: Assignment, error: OutOfMemory, num_others: int, until: float) -> AgentFault:
-    """Return the fault of an agent whose adapter, optimizer moments or probes do not fit the device's memory.
+def _lack_of_memory(error: OutOfMemory, num_others: int) -> tuple[str, str]:
+    """Return the reason and the text for an agent whose adapter, optimizer moments or probes do not fit the device's memory.
 
     With other agents on this trainer, the trainer is full, and this is not a fault of the job.
     """
@@ -55,7 +56,7 @@ def _lack_of_memory(assignment: Assignment, error: OutOfMemory, num_others: int,
     if num_others:
         advice = f"the trainer is full (other agents on it: {num_others}); this one is tried again, here or on another trainer"
     text = f"no memory for the agent's adapter, optimizer or probes: {error}; {advice}"
-    return AgentFault(assignment, until, "OutOfMemory" if num_others else "TrainingFailed", text)
+    return "OutOfMemory" if num_others else "TrainingFailed", text
 
 
 class Faults:
@@ -65,9 +66,9 @@ class Faults:
         self._now, self._fault_s = now, fault_s
         self._faults: dict[str, AgentFault] = {}
 
-    def add(self, assignment: Assignment, error: Exception, num_others: int) -> AgentFault:
-        """Record that an agent's training failed, and leave it alone for a while."""
-        fault = fault_of(assignment, error, num_others, self._now() + self._fault_s)
+    def add(self, assignment: Assignment, version: int, error: Exception, num_others: int) -> AgentFault:
+        """Record that an agent's training failed at a version, and leave it alone for a while."""
+        fault = AgentFault(assignment, version, self._now() + self._fault_s, *_reason_of(error, num_others))
         log.warning("%s is suspended for %g s: %s", assignment.policy_key, self._fault_s, fault.text)
         self._faults[assignment.policy_key] = fault
         return fault
@@ -86,7 +87,13 @@ class Faults:
         now = self._now()
         return frozenset(key for key, fault in self._faults.items() if now < fault.until)
 
-    @property
-    def broken(self) -> dict[str, str]:
-        """Texts of the jobs' own faults, by uid."""
-        return {fault.assignment.ref.uid: fault.text for fault in self._faults.values() if fault.is_the_jobs}
+    def broken(self, version_of: Callable[[Assignment], int]) -> dict[str, str]:
+        """Return the texts of the jobs' own faults, by uid.
+
+        Those of agents that another trainer has trained since are left out: the next fault is another one.
+        """
+        return {
+            fault.assignment.ref.uid: fault.text
+            for fault in self._faults.values()
+            if fault.is_the_jobs and version_of(fault.assignment) <= fault.version
+        }

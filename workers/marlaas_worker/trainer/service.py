@@ -234,7 +234,8 @@ class Trainer:
 
     async def _give_up(self, assignment: Assignment, error: Exception) -> None:
         """Leave an agent alone for a while. The report carries a fault of its job; once all trainers report it, the job fails."""
-        fault = self._faults.add(assignment, error, num_others=len(self._running) - 1)
+        version = max(self._running[assignment.policy_key].version, self._caches.version(assignment))
+        fault = self._faults.add(assignment, version, error, num_others=len(self._running) - 1)
         await self._dependencies.emit(assignment, fault.reason, fault.text)
         await self._reporter.write()
 
@@ -261,7 +262,7 @@ class Trainer:
             agent_work=dict(self._work.advance(self._dependencies.compute.busy_s_by_agent(), held, now)),
             wall_s=now - self._started,
             rss_bytes=rss_bytes,
-            broken=self._faults.broken,
+            broken=self._faults.broken(self._caches.version),
             refused=tuple(sorted(self._faults.refused)),
             at=self._context.now(),
         )

@@ -145,6 +145,11 @@ class TrainerCaches:
         entry = self._policy.entry(key)
         return None if entry is None else PolicyEntry(entry, self._policy.get(key))
 
+    def version(self, assignment: Assignment) -> int:
+        """Return an agent's committed version, -1 before the first."""
+        record = self._policy.get(assignment.policy_key)
+        return -1 if record is None or record.uid != assignment.ref.uid else record.version
+
     async def read_policy(self, key: str) -> PolicyEntry | None:
         """Read an agent's policy key from the bus's leader, and return it. Raises BusUnavailable."""
         await self._policy.read(key)
