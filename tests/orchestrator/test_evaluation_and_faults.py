@@ -141,8 +141,9 @@ def test_a_fault_is_told_without_what_a_terminal_would_obey(document, play):
     assert watch.verdict() == r"100% of the last 1 episodes were lost to faults; the last one: env: \x1b[2Jall is well"
 
 
-def trainer(name: str, broken: bool, pool: str = "tiny") -> ReplicaReport:
-    return ReplicaReport(role="trainer", pool=pool, replica=name, broken={"uid-sums": WORDS} if broken else {})
+def trainer(name: str, broken: bool, pool: str = "tiny", agent: str = "policy") -> ReplicaReport:
+    key = f"uid-sums.{agent}"
+    return ReplicaReport(role="trainer", pool=pool, replica=name, broken={key: WORDS} if broken else {})
 
 
 @pytest.mark.parametrize(
@@ -162,10 +163,18 @@ def test_a_job_is_given_up_when_every_trainer_of_its_pool_says_so(document, repo
 def test_a_job_of_two_pools_is_given_up_when_every_trainer_of_one_of_them_says_so(document):
     team = document(agents=[{"name": "a"}, {"name": "b", "poolRef": {"name": "big"}}])
     given_up = GivenUp()
-    assert given_up.words(team, [trainer("t0", True), trainer("t1", False), trainer("t0", False, "big")], 0.0) is None
-    reports = [trainer("t0", True), trainer("t1", False), trainer("t0", True, "big")]
+    good = trainer("t0", False, "big")
+    assert given_up.words(team, [trainer("t0", True, agent="a"), trainer("t1", False), good], 0.0) is None
+    reports = [trainer("t0", True, agent="a"), trainer("t1", False), trainer("t0", True, "big", "b")]
     assert given_up.words(team, reports, 1.0) == WORDS, "trainers of two pools may have one name"
     assert given_up.words(team, reports[:2], 1.0) is None
+
+
+def test_a_job_of_two_agents_is_given_up_when_every_trainer_says_so_of_the_same_one(document):
+    team, given_up = document(agents=[{"name": "a"}, {"name": "b"}]), GivenUp()
+    first, second = trainer("t0", True, agent="a"), trainer("t1", True, agent="b")
+    assert given_up.words(team, [first, second], 0.0) is None
+    assert given_up.words(team, [trainer("t0", True, agent="b"), second], 1.0) == WORDS
 
 
 def test_a_trainer_that_is_being_replaced_may_still_take_the_job_and_one_that_stays_away_may_not(document):

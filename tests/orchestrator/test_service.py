@@ -179,7 +179,7 @@ async def test_a_job_that_every_trainer_has_given_up_fails_in_the_trainers_words
     job = document(steps=100_000)
     async with running(harness, job, mixed):
         await harness.progress(job, lambda level: level.step >= 1)
-        broken = {job.uid: "turn 3 carries version 9"}
+        broken = {f"{job.uid}.policy": "turn 3 carries version 9"}
         await harness.put_report("trainer", "t0", broken=broken)
         await harness.put_report("trainer", "t1")
         level = await harness.progress(job, lambda level: level.step >= 3)

@@ -28,7 +28,7 @@ async def failure(harness: TrainerHarness, document: JobDocument) -> JobEvent:
         await harness.play(neighbour, 1)
         async with harness.trainer("trainer-1"):
             reports = [await harness.report(lambda report: bool(report.broken), f"trainer-{n}") for n in (0, 1)]
-    assert all(event.message.endswith(found.broken[document.uid]) for found in reports)
+    assert all(event.message.endswith(found.broken[f"{document.uid}.policy"]) for found in reports)
     return event
 
 

@@ -66,11 +66,12 @@ def of_job(ref: JobRef) -> dict[str, str]:
 def of_report(report: ReplicaReport, jobs: Mapping[str, JobRef]) -> list[Sample]:
     """Return the metrics of a rollout or trainer replica. Jobs that are missing from `jobs` (by uid) are left out."""
     prefix = f"marlaas_{report.role}"
+    num_broken = len({key.partition(".")[0] for key in report.broken})  # by job uid and agent
     samples = [
         Sample(f"{prefix}_busy_seconds_total", "counter", "Seconds of work since the start.", report.busy_s),
         Sample(f"{prefix}_wall_seconds_total", "counter", "Seconds since the start.", report.wall_s),
         Sample(f"{prefix}_running", "gauge", "Requests in the batch, or agents bound.", report.num_running),
-        Sample(f"{prefix}_broken_jobs", "gauge", "Jobs that this worker has given up for now.", len(report.broken)),
+        Sample(f"{prefix}_broken_jobs", "gauge", "Jobs that this worker has given up for now.", num_broken),
     ]
     for uid, ref in jobs.items():
         if uid in report.job_engine_s:

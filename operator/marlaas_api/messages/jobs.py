@@ -100,6 +100,11 @@ class JobAgent:
         return subjects.policy_key(self.ref.namespace, self.ref.name, self.agent.name)
 
     @property
+    def fault_key(self) -> str:
+        """Key of its fault in the report of a trainer."""
+        return f"{self.ref.uid}.{self.agent.name}"
+
+    @property
     def generations(self) -> tuple[str, ...]:
         """Subjects of generation requests for its policy: its own, and one of each further agent that plays the policy."""
         players = self.document.spec.players(self.agent.name)

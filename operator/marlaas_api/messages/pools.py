@@ -79,8 +79,8 @@ class ReplicaReport(BusMessage):
     generations that were cancelled after a preemption of the job. agent_slot_s: seconds for which the agent's versions had adapter
     slots, by job uid and agent. tenant_tokens: computed prompt and generated tokens by
     tenant, for the queues of the pool's other replicas. agent_tokens: recent tokens of agents of jobs with several policies, by policy key. agent_work: recent seconds of computation on a trainer, and seconds for which the agent was bound to it, by policy key; both count half after ten minutes. job_turn_bytes: bytes that this replica added to the stream TURNS, by job uid. busy_s: time with a
-    non-empty batch (rollout) or in forward/backward (trainer). broken: by job uid, the error for which this worker gave
-    up the job. refused: policy keys of agents that this trainer does not train at present. reason: why the replica is not ready, for people; empty if it is ready. probe_tolerance: the
+    non-empty batch (rollout) or in forward/backward (trainer). broken: by `JobAgent.fault_key`, the error for which this
+    trainer gave up the agent. refused: policy keys of agents that this trainer does not train at present. reason: why the replica is not ready, for people; empty if it is ready. probe_tolerance: the
     calibration's tolerance with which a rollout replica passed its self-test; 0 before.
     """
 

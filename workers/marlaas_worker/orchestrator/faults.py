@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from marlaas_api.last_words import visible
-from marlaas_api.messages import Episode, JobDocument, ReplicaReport
+from marlaas_api.messages import Episode, JobDocument, ReplicaReport, agents_on
 
 RETURN_S = 120.0
 """Seconds for which a trainer without a report is expected back.
@@ -23,19 +23,21 @@ class GivenUp:
     _seen_at: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def words(self, document: JobDocument, reports: Iterable[ReplicaReport], now: float) -> str | None:
-        """Return one trainer's reason if every trainer of one of the job's pools has given the job up; None otherwise.
+        """Return one trainer's reason if every trainer of a pool has given up the same agent of the job; None otherwise.
 
         Trainers whose report is missing for less than RETURN_S count as trainers that have not given up.
         """
-        said: dict[str, dict[str, str | None]] = {pool: {} for pool in sorted(document.pools)}
-        for report in reports:
-            if report.role == "trainer" and report.pool in said:
-                said[report.pool][report.replica] = report.broken.get(document.uid)
-                self._seen_at[report.pool, report.replica] = now
-        return next((words for pool, answers in said.items() if (words := self._of(pool, answers, now))), None)
+        trainers = [report for report in reports if report.role == "trainer" and report.pool in document.pools]
+        self._seen_at |= {(report.pool, report.replica): now for report in trainers}
+        for pool in sorted(document.pools):
+            for agent in agents_on(pool, document):
+                said = {one.replica: one.broken.get(agent.fault_key) for one in trainers if one.pool == pool}
+                if words := self._of(pool, said, now):
+                    return words
+        return None
 
     def _of(self, pool: str, said: Mapping[str, str | None], now: float) -> str | None:
-        """Return one reason if all trainers of a pool have given up. said: by trainer."""
+        """Return one reason if all trainers of a pool have given up an agent. said: by trainer."""
         mine = ((name, at) for (where, name), at in self._seen_at.items() if where == pool)
         is_awaited = any(name not in said and now - at < RETURN_S for name, at in mine)
         return None if is_awaited or not all(said.values()) else next(iter(said.values()), None)

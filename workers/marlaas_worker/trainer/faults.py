@@ -88,12 +88,12 @@ class Faults:
         return frozenset(key for key, fault in self._faults.items() if now < fault.until)
 
     def broken(self, version_of: Callable[[Assignment], int]) -> dict[str, str]:
-        """Return the texts of the jobs' own faults, by uid.
+        """Return the texts of the jobs' own faults, by `JobAgent.fault_key`.
 
         Those of agents that another trainer has trained since are left out: the next fault is another one.
         """
         return {
-            fault.assignment.ref.uid: fault.text
+            fault.assignment.fault_key: fault.text
             for fault in self._faults.values()
             if fault.is_the_jobs and version_of(fault.assignment) <= fault.version
         }
