@@ -76,9 +76,10 @@ class Launcher:
     """Starts roles.
 
     command: command line of a role; the role's name follows. jobs: by key; pools: by name.
-    modules: folders in which a sandbox finds users' environments. parent: forks sandboxes (`with_parent`); None: every
-    role is a process of its own. apart: keys of jobs whose sandboxes are not forked, because their modules came later.
-    sandboxes: job keys of the running sandboxes, by process id.
+    modules: folders in which a sandbox finds users' environments. late_modules: those of jobs that were added later, which
+    the common parent does not have. parent: forks sandboxes (`with_parent`); None: every role is a process of its own.
+    apart: keys of jobs that need one of `late_modules`; their sandboxes are not forked. sandboxes: job keys of the running
+    sandboxes, by process id.
     """
 
     folder: OutFolder
@@ -87,18 +88,20 @@ class Launcher:
     watchdog: Watchdog
     pools: Mapping[str, PoolDocument]
     jobs: dict[str, JobDocument]
-    modules: list[Path] = field(default_factory=list)
+    modules: Sequence[Path] = ()
     command: tuple[str, ...] = ROLE_COMMAND
     parent: SandboxParent | None = None
+    late_modules: list[Path] = field(default_factory=list)
     apart: set[str] = field(default_factory=set)
     sandboxes: dict[int, str] = field(default_factory=dict)
 
     def add(self, job: JobDocument, modules: Sequence[Path]) -> None:
         """Add a job, or a newer document of one, and the folders of its environment's modules."""
-        new = [path for path in modules if path not in self.modules]
-        if new and job.ref.key not in self.jobs:
+        known = self.jobs.get(job.ref.key)
+        late = [path for path in modules if path not in self.modules]
+        if late and (known is None or known.uid != job.uid):
             self.apart.add(job.ref.key)
-            self.modules.extend(new)
+            self.late_modules.extend(path for path in late if path not in self.late_modules)
         self.jobs[job.ref.key] = job
 
     @contextlib.asynccontextmanager
@@ -195,7 +198,7 @@ class Launcher:
             "TMPDIR": str(self.watchdog.temporary),
         }
         if in_sandbox:
-            places = [*map(str, self.modules), *filter(None, [os.environ.get("PYTHONPATH")])]
+            places = [*map(str, (*self.modules, *self.late_modules)), *filter(None, [os.environ.get("PYTHONPATH")])]
             added["PYTHONPATH"] = os.pathsep.join(places)
         return {**os.environ, **added}
 

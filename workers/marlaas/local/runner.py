@@ -180,7 +180,7 @@ class _Run:
                 guard,
                 {pool.name: pool for pool in content.pools},
                 {job.ref.key: job for job in content.jobs},
-                [*content.modules],
+                content.modules,
                 self._request.role_command,
             )
             blobs = open_blobs(folder.blobs)
