@@ -226,9 +226,17 @@ def trusts_the_policy(task, agent):
 
 breaks_in_its_tool = in_its_tool(trusts_the_policy)
 dies_in_its_tool = in_its_tool(ends_at_once)
+closes_everything_in_its_tool = in_its_tool(closes_everything)
 hangs_in_its_tool = in_its_tool(hangs)
 eats_memory_in_its_tool = in_its_tool(leaks)
 is_killed_in_its_tool = in_its_tool(is_killed)
+
+
+def is_killed_in_its_tool_while_the_fork_server_is_stopped(task, agent, file=""):
+    Path(file).write_text(str(os.getppid()))
+    with agent.tool():
+        os.kill(os.getppid(), signal.SIGSTOP)
+        is_killed(task, agent)
 
 
 def kills_the_fork_server(task, agent):

@@ -1,12 +1,15 @@
 """Whatever environment code does hurts its own episode, is of the right class, and says what happened."""
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 
 import pytest
 from tests.harness import WITHIN_S
 
 from marlaas_api.messages import Ending, FaultClass
+from marlaas_worker.sandbox.server import Server
 
 
 async def test_an_episode_is_played_and_published(harness):
@@ -169,7 +172,7 @@ async def test_loading_for_ever_is_a_fault(harness):
     assert "loading the environment took longer than 0.5 s" in episode.fault_text
 
 
-@pytest.mark.parametrize("name", ["breaks_in_its_tool", "dies_in_its_tool"])
+@pytest.mark.parametrize("name", ["breaks_in_its_tool", "dies_in_its_tool", "closes_everything_in_its_tool"])
 async def test_what_the_policy_breaks_is_scored(harness, name):
     (episode,) = await harness.play(name)
     assert (episode.fault, episode.ending) == (None, Ending.TOOL_ERROR)
@@ -185,3 +188,22 @@ async def test_a_tool_that_takes_too_much_is_scored(harness, name):
 async def test_a_kill_from_outside_is_never_the_policys_doing(harness):
     (episode,) = await harness.play("is_killed_in_its_tool")
     assert episode.fault is FaultClass.ENV
+
+
+@pytest.mark.parametrize(("goes_on", "fault"), [(False, FaultClass.INFRA), (True, FaultClass.ENV)])
+async def test_a_kill_that_the_fork_server_reports_late_or_never_is_not_the_policys_doing(
+    harness, tmp_path, monkeypatch, goes_on, fault
+):
+    name, file = "is_killed_in_its_tool_while_the_fork_server_is_stopped", tmp_path / "fork server"
+    send = Server.order
+
+    async def order(server, order, number, descriptors=()):
+        await send(server, order, number, descriptors)
+        if order == "kill" and goes_on:
+            os.kill(int(file.read_text()), signal.SIGCONT)
+
+    monkeypatch.setattr(Server, "order", order)
+    if not goes_on:
+        monkeypatch.setattr("marlaas_worker.sandbox.server._END_S", 0.2)
+    (episode,) = await harness.play(name, args={"file": str(file)})
+    assert episode.fault is fault, episode.fault_text

@@ -40,6 +40,8 @@ def fault_of_exit(ended: Ended, memory: str) -> Fault:
         return Fault(FaultClass.ENV, text, by_policy=True)
     if ended.cause == "processes":
         return Fault(FaultClass.ENV, "the environment started too many processes", by_policy=True)
+    if ended.cause == "order":
+        return Fault(FaultClass.ENV, "the environment closed its connection to the supervisor", by_policy=True)
     if ended.status is None:
         return Fault(FaultClass.INFRA, f"the sandbox lost the process of the episode: {ended.cause}")
     if ended.status == -signal.SIGKILL:

@@ -104,6 +104,7 @@ class ForkServer:
         if order["order"] == "stack":
             os.kill(playing.pid, child.STACK_SIGNAL)
         else:
+            playing.cause = playing.cause or "order"
             kernel.kill_all(playing.pid)
 
     def _fork(self, number: int, descriptors: list[int]) -> None:

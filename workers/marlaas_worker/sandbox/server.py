@@ -76,7 +76,7 @@ class Child:
         await asyncio.wait({self.ended}, timeout=_END_S)
         if not self.ended.done():
             self.server.kill()
-            await self.ended
+            await asyncio.wait({self.ended})
 
     async def print_stack(self) -> None:
         """Make the child print its stack, if it still can."""

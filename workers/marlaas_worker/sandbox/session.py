@@ -106,7 +106,7 @@ class ChildSession:
                     turn.result()
                 if not reading.done():
                     continue
-                match message := reading.result():
+                match message := await self._received(child, reading):
                     case AgentsMessage():
                         self._limit(message)
                     case TurnMessage():
@@ -135,10 +135,14 @@ class ChildSession:
             self.ledger.reward(score)
 
     async def _read(self, child: Child) -> ChildMessage:
-        """Return the child's next message. Raises Fault."""
+        """Return the child's next message. Raises Fault, and the errors of a closed connection."""
+        with _as_fault():
+            return parse(await read_frame(child.reader), self.ledger.agents)
+
+    async def _received(self, child: Child, reading: "asyncio.Task[ChildMessage]") -> ChildMessage:
+        """Return the message that was read. Raises Fault."""
         try:
-            with _as_fault():
-                return parse(await read_frame(child.reader), self.ledger.agents)
+            return reading.result()
         except (asyncio.IncompleteReadError, ConnectionError):
             raise await self._disconnected(child) from None
 
@@ -165,10 +169,14 @@ class ChildSession:
             self.tool_s += seconds
 
     async def _disconnected(self, child: Child) -> Fault:
+        """Return the fault of a child whose connection is closed; kill a child that has not ended.
+
+        A connection closes before the end is reported, by long if the fork server gets no CPU or ends too. Only the fork
+        server can tell whether the child still ran.
+        """
         await asyncio.wait({child.ended}, timeout=_EXIT_GRACE_S)
-        if child.ended.done():
-            return fault_of_exit(child.ended.result(), self._spec.environment.memory)
-        return Fault(FaultClass.ENV, "the environment closed its connection to the supervisor", by_policy=True)
+        await child.kill()
+        return fault_of_exit(child.ended.result(), self._spec.environment.memory)
 
     async def _answer(self, child: Child, asked: TurnMessage) -> None:
         """Have a turn generated and send the answer to the child. Raises Fault."""
