@@ -9,11 +9,10 @@ import pytest
 from tests.killing import kill_at
 
 from marlaas_api import failpoints, subjects
-from marlaas_api.messages import FaultClass, TaskMessage
+from marlaas_api.messages import TaskMessage
 from marlaas_api.wire import decode_as
 from marlaas_worker.sandbox import places
 from marlaas_worker.sandbox.seclusion import clean_variables, given_variables
-from marlaas_worker.sandbox.service import MAX_DELIVERIES
 
 
 @pytest.fixture(autouse=True)
@@ -57,36 +56,6 @@ async def test_a_crash_between_publishing_and_acking_loses_and_repeats_nothing(h
     stored = await harness.bus.replay(subjects.EPISODES, "episode.*.*")
     assert len(stored) == 3
     assert {episode.member for episode in episodes} == {0, 1, 2}
-
-
-async def test_attempts_go_on_counting_over_deliveries_and_preemptions_and_ended_members_are_not_played(harness):
-    document = harness.document("rogues:asks", max_attempts=3)
-    await harness.bus.ensure()
-    issued = {"num_preemptions": 2, "ended": (0,)}
-    await harness.put_task(harness.task(document, group_size=2).model_copy(update=issued))
-    consumer = await harness.open_tasks()
-    (delivery,) = await consumer.fetch(1, 1.0)
-    await delivery.nak()
-    async with harness.open(document):
-        (episode,) = await harness.episodes(1)
-        await all_acked(harness)
-    assert episode.episode == "u1-t0-1-2000004"
-    assert len(await harness.bus.replay(subjects.EPISODES, "episode.*.*")) == 1
-
-
-async def test_a_task_that_kills_every_sandbox_is_given_up(harness):
-    document = harness.document("rogues:asks", max_attempts=1)
-    await harness.bus.ensure()
-    await harness.put_task(harness.task(document, group_size=2))
-    consumer = await harness.open_tasks()
-    for _ in range(MAX_DELIVERIES):
-        (delivery,) = await consumer.fetch(1, 1.0)
-        await delivery.nak()
-    async with harness.open(document):
-        episodes = await harness.episodes(2)
-    await all_acked(harness)
-    assert [episode.fault for episode in episodes] == [FaultClass.ENV] * 2
-    assert "never finished" in episodes[0].fault_text
 
 
 async def test_told_to_stop_it_gives_back_what_does_not_end_soon(harness, monkeypatch):

@@ -5,8 +5,10 @@ import time
 from dataclasses import replace
 from types import SimpleNamespace
 
+import ormsgpack
 import pytest
 
+from marlaas_api import wire
 from marlaas_api.messages import (
     ChatMessage,
     Ending,
@@ -126,7 +128,7 @@ async def test_plays_given_up_for_waiting_take_no_name_of_a_later_delivery(harne
     )
     (episode,) = await harness.play("asks", max_attempts=2)
     numbers = [int(request.episode.rsplit("-", 1)[1]) for request in harness.rollout.requests]
-    of_deliveries = set(range(2, 2 * service.MAX_DELIVERIES + 2))
+    of_deliveries = set(range(2, 2 * attempt.MAX_DELIVERIES + 2))
     assert len(set(numbers)) == 4
     assert not of_deliveries & set(numbers)
     assert episode.prior_faults == (FaultClass.WAITED,) * 3
@@ -157,12 +159,19 @@ async def test_an_agent_that_overruns_its_tokens_is_scored(harness, stop):
     assert (episode.ending, episode.rewards) == (Ending.MAX_TOKENS, {"policy": 0.5})
 
 
-async def test_garbage_and_late_answers_on_the_inbox_are_ignored(harness):
+async def test_garbage_late_answers_and_those_of_a_newer_release_on_the_inbox_are_ignored(harness):
+    on_request = harness.rollout.on_request
+
+    async def send_garbage_first(request):
+        for data in (b"garbage", ormsgpack.packb({"v": wire.SCHEMA_VERSION + 1})):
+            await harness.rollout.bus.send(request.reply, data)
+        await on_request(request)
+
     def answer(request):
         good = harness.rollout.result(request, "1")
         return [harness.rollout.result(request.model_copy(update={"turn": 99}), "wrong"), good, good]
 
-    harness.rollout.answer = answer
+    harness.rollout.answer, harness.rollout.on_request = answer, send_garbage_first
     (episode,) = await harness.play("asks", args={"turns": 2})
     assert (episode.rewards, episode.num_turns) == ({"policy": 1.0}, 2)
 

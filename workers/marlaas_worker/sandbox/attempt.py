@@ -13,6 +13,8 @@ from marlaas_worker.sandbox.server import BrokenEnvironment, ForkServerLost
 from marlaas_worker.sandbox.session import ChildSession
 from marlaas_worker.sandbox.turns import TurnClient
 
+MAX_DELIVERIES = 10
+
 
 @dataclass(frozen=True, slots=True)
 class AttemptDependencies:
@@ -98,3 +100,14 @@ def unplayed(task: TaskMessage, member: int, episode: str) -> Episode:
         member=member,
         episode=episode,
     )
+
+
+def given_up(task: TaskMessage, member: int, attempt: int) -> Episode:
+    """Return an episode with an INFRA fault, for a task that was delivered too often.
+
+    Otherwise a task that crashes its sandbox would be redelivered forever. The number also counts deliveries that a sandbox
+    gave back when it was stopped, or lost in an outage of the bus.
+    """
+    text = f"its task was claimed {MAX_DELIVERIES} times and never finished: its sandboxes crashed, stopped or lost the bus"
+    blank = unplayed(task, member, names.episode_id(task.group, member, attempt))
+    return blank.model_copy(update={"fault": FaultClass.INFRA, "fault_text": text})

@@ -25,7 +25,7 @@ from marlaas_api.wire import BadMessage, decode_as, encode
 from marlaas_worker.metrics import Sample, of_job
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.sandbox import kernel
-from marlaas_worker.sandbox.attempt import Attempt, AttemptDependencies, unplayed
+from marlaas_worker.sandbox.attempt import MAX_DELIVERIES, Attempt, AttemptDependencies, given_up
 from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.places import EpisodePlaces
 from marlaas_worker.sandbox.seclusion import TEMPLATE, clean_variables, given_variables, secluded
@@ -34,7 +34,6 @@ from marlaas_worker.sandbox.turns import TURN_TIMEOUTS, TurnClient, TurnTimeouts
 
 BEAT_S = 3.0
 DRAIN_S = 5.0
-MAX_DELIVERIES = 10
 _FETCH_S = 5.0
 """Every fetch costs this process and the server a millisecond of CPU each, and 32 jobs mostly wait."""
 _PAUSE_S = 1.0
@@ -112,8 +111,9 @@ class _Supervisor:
             consumer = await self._consumer()
             self._claims = consumer is not None
             # A task is claimed only when an episode may start, so that other sandboxes get the others.
-            while consumer is not None and await self._places.wait(stop):
+            while consumer is not None and self._claims and await self._places.wait(stop):
                 await self._claim(consumer, group)
+            await stop.wait()
             self._claims = False
             await self._drain()
 
@@ -166,26 +166,29 @@ class _Supervisor:
                 running.cancel()
 
     async def _handle(self, delivery: Delivery, queued: asyncio.Event) -> None:
-        """Play one claimed task and settle it. After a BusUnavailable it stays unsettled and is redelivered."""
+        """Play one claimed task and settle it. After a BusUnavailable it stays unsettled and is redelivered.
+
+        A newer release's task is left to newer sandboxes, and no other is claimed: each claim would count as a delivery.
+        """
         try:
             async with background(_beat(delivery)):
                 await self._settle(delivery, queued)
         except BusUnavailable as error:
             log.warning("task %d is not settled and will be redelivered: %s", delivery.stored.sequence, error)
+        except UnsupportedSchema as error:
+            log.error("task %d is given back, and no more are claimed: %s", delivery.stored.sequence, error)
+            self._claims = False
+            await _give_back(delivery)
         except asyncio.CancelledError:
-            with contextlib.suppress(BusUnavailable):
-                await delivery.nak()
+            await _give_back(delivery)
             raise
         finally:
             queued.set()
 
     async def _settle(self, delivery: Delivery, queued: asyncio.Event) -> None:
+        """Play one claimed task and settle it. Raises BusUnavailable, UnsupportedSchema."""
         try:
             task = decode_as(TaskMessage, delivery.stored.data)
-        except UnsupportedSchema as error:
-            log.error("task %d has an unsupported schema: %s", delivery.stored.sequence, error)
-            await delivery.nak(subjects.TASK_ACK_WAIT_S)
-            return
         except BadMessage as error:
             log.error("task %d cannot be parsed and is dropped: %s", delivery.stored.sequence, error)
             await delivery.term()
@@ -231,7 +234,7 @@ class _Supervisor:
         max_attempts = self._document.spec.environment.max_attempts
         attempt = task.num_preemptions * names.PREEMPTION_STRIDE + (num_delivered - 1) * max_attempts + 1
         if num_delivered > MAX_DELIVERIES:
-            return _given_up(task, member, attempt)
+            return given_up(task, member, attempt)
         num_faults, num_waits = 0, 0
         prior: tuple[FaultClass, ...] = ()
         while True:
@@ -278,14 +281,10 @@ class _Supervisor:
                 await asyncio.sleep(_PAUSE_S)
 
 
-def _given_up(task: TaskMessage, member: int, attempt: int) -> Episode:
-    """Return an episode with an ENV fault, for a task that was delivered too often.
-
-    Otherwise a task that crashes its sandbox would be redelivered forever.
-    """
-    text = f"its task was claimed {MAX_DELIVERIES} times and never finished, probably because it crashes the sandbox"
-    blank = unplayed(task, member, names.episode_id(task.group, member, attempt))
-    return blank.model_copy(update={"fault": FaultClass.ENV, "fault_text": text})
+async def _give_back(delivery: Delivery) -> None:
+    """Nak a task. It is redelivered also if the bus is unavailable, after the ack wait."""
+    with contextlib.suppress(BusUnavailable):
+        await delivery.nak()
 
 
 async def _beat(delivery: Delivery) -> None:
