@@ -18,6 +18,7 @@ from marlaas_api import subjects
 from marlaas_api.blobs import BlobCorrupt, Blobs
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bus
+from marlaas_api.bus_memory.buckets import MemoryBucket
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import JobDocument, Manifest, Phase, PolicyRecord
 from marlaas_api.wire import decode_as, encode
@@ -160,6 +161,26 @@ async def test_a_cancelled_jobs_name_is_free_and_its_document_says_that_it_is_de
     assert await bucket.get("team-a.never") is None
     await announce(scene.bus, [document(uid="next")])
     assert decode_as(JobDocument, (await bucket.get("team-a.reverse")).data).uid == "next"
+
+
+@pytest.mark.parametrize("change", [announce, withdraw])
+async def test_a_document_that_another_writer_changes_meanwhile_is_read_again(scene, document, monkeypatch, change):
+    """As `_forget_document` of the orchestrator does with a cancelled job of the same name."""
+    job, bucket = document(), await scene.bus.bucket(subjects.JOBS)
+    first = document(uid="cancelled", deleted=True) if change is announce else job
+    await bucket.put(job.ref.key, encode(first))
+    get = MemoryBucket.get
+
+    async def get_before_a_change(self, key):
+        monkeypatch.setattr(MemoryBucket, "get", get)
+        entry = await get(self, key)
+        await (bucket.delete(key) if change is announce else bucket.put(key, entry.data))
+        return entry
+
+    monkeypatch.setattr(MemoryBucket, "get", get_before_a_change)
+    await change(scene.bus, [job])
+    there = decode_as(JobDocument, (await bucket.get(job.ref.key)).data)
+    assert (there.uid, there.deleted) == (job.uid, change is withdraw)
 
 
 async def test_nothing_is_kept_of_a_job_that_was_cancelled(scene, document, progress_of):

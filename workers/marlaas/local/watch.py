@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from marlaas.local import plan
 from marlaas.local.collection import Collector
@@ -16,10 +17,12 @@ from marlaas.local.table import JobView, status_line
 from marlaas.local.tenants import ShareMeter
 from marlaas_api import subjects
 from marlaas_api.bucket_cache import REREAD_S, BucketCache
-from marlaas_api.bus import Bucket, Bus
+from marlaas_api.bus import Bucket, Bus, RevisionConflict
 from marlaas_api.errors import InvalidInput, Permanent, Retryable
 from marlaas_api.messages import JobDocument, Phase, PoolDocument, Progress, ReplicaReport
 from marlaas_api.wire import decode_as, encode
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ async def announce(bus: Bus, documents: Iterable[JobDocument]) -> None:
     """Write the job documents that are missing or changed. Raises InvalidInput if another run's job has the name."""
     bucket = await bus.bucket(subjects.JOBS)
     for document in documents:
-        await _announce(bucket, document)
+        await _until_written(_announce, bucket, document)
 
 
 async def withdraw(bus: Bus, documents: Iterable[JobDocument]) -> tuple[JobDocument, ...]:
@@ -44,17 +47,28 @@ async def withdraw(bus: Bus, documents: Iterable[JobDocument]) -> tuple[JobDocum
     not deleted yet.
     """
     bucket = await bus.bucket(subjects.JOBS)
-    remaining = []
-    for document in documents:
-        entry = await bucket.get(document.ref.key)
-        there = decode_as(JobDocument, entry.data) if entry is not None and entry.data else None
-        if entry is None or there is None or there.uid != document.uid:
-            continue
-        remaining.append(document)
-        if not there.deleted:
-            marked = there.model_copy(update={"deleted": True, "generation": there.generation + 1})
-            await bucket.update(document.ref.key, encode(marked), entry.revision)
-    return tuple(remaining)
+    return tuple([document for document in documents if await _until_written(_withdraw, bucket, document)])
+
+
+async def _until_written(
+    write: Callable[[Bucket, JobDocument], Awaitable[_T]], bucket: Bucket, document: JobDocument
+) -> _T:
+    """Read and write again if another writer was first: the orchestrator deletes the documents of cancelled jobs."""
+    while True:
+        with suppress(RevisionConflict):
+            return await write(bucket, document)
+
+
+async def _withdraw(bucket: Bucket, document: JobDocument) -> bool:
+    """Mark a document as deleted; return whether the bucket still has it."""
+    entry = await bucket.get(document.ref.key)
+    there = decode_as(JobDocument, entry.data) if entry is not None and entry.data else None
+    if entry is None or there is None or there.uid != document.uid:
+        return False
+    if not there.deleted:
+        marked = there.model_copy(update={"deleted": True, "generation": there.generation + 1})
+        await bucket.update(document.ref.key, encode(marked), entry.revision)
+    return True
 
 
 async def _announce(bucket: Bucket, document: JobDocument) -> None:
