@@ -1,8 +1,11 @@
 import errno
+import fcntl
 import os
+import time
 
 import pytest
 
+from marlaas.local.changes import is_running
 from marlaas.local.folder import RunRecord, hold, replace_folder, translated, write
 from marlaas_api.errors import InvalidInput
 
@@ -21,6 +24,17 @@ def test_two_runs_never_share_a_folder_which_is_free_again_when_its_run_has_ende
         pass
     with hold(tmp_path):
         pass
+
+
+def test_a_command_that_asks_whether_a_run_uses_the_folder_does_not_keep_a_run_from_it(tmp_path, monkeypatch):
+    with hold(tmp_path) as folder:
+        pass
+    with (folder.state / "lock").open("a") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        monkeypatch.setattr(time, "sleep", lambda _: asking.close())
+        with hold(tmp_path):
+            assert asking.closed
+            assert is_running(folder)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from marlaas_api.names import JobRef
 
 MIN_FREE_BYTES = 256 << 20
 """Required free disk: a run of the smallest job writes about this much (NATS store, adapters, logs)."""
+_LOCK_ATTEMPTS, _LOCK_PAUSE_S = 5, 0.02
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -155,18 +157,26 @@ def _make(folder: OutFolder, root: Path) -> None:
 
 def _take(lock: IO[str], root: Path) -> None:
     """Lock the file while it is open. The operating system releases the lock when this process exits for any reason."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not _locked(lock):
         lock.seek(0)
         raise InvalidInput(
             f"--out {root} is in use by another `marlaas run` (process {lock.read().strip() or 'unknown'}): "
             "wait for it, or choose another --out"
-        ) from None
+        )
     with translated(root):
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()
+
+
+def _locked(lock: IO[str]) -> bool:
+    """Lock the file; return False if another run has it. Try again, because `changes.is_running` shares the lock for a moment."""
+    for _ in range(_LOCK_ATTEMPTS):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(_LOCK_PAUSE_S)
+    return False
 
 
 def write(path: Path, data: bytes) -> None:
