@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from tests.harness import WITHIN_S
 
 from marlaas_api import subjects, wire
@@ -39,11 +40,16 @@ async def test_a_task_that_kills_every_sandbox_is_given_up(harness):
     assert "never finished" in episodes[0].fault_text
 
 
-async def test_a_task_of_a_newer_release_is_claimed_once_and_left_to_newer_sandboxes(harness, monkeypatch):
+@pytest.mark.parametrize("is_next_job", [False, True], ids=["a task", "the document of the next job of the name"])
+async def test_a_task_of_a_newer_release_is_claimed_once_and_left_to_newer_sandboxes(harness, monkeypatch, is_next_job):
     document = harness.document("rogues:asks")
+    latest = document.model_copy(update={"uid": "u2"}) if is_next_job else document
+    task = wire.encode(harness.task(latest))
+    await harness.bus.ensure()
     with monkeypatch.context() as newer:
         newer.setattr(wire, "SCHEMA_VERSION", wire.SCHEMA_VERSION + 1)
-        task = wire.encode(harness.task(document))
+        await harness.submit(latest)
+        task = task if is_next_job else wire.encode(harness.task(latest))
     async with harness.open(document) as context:
         for is_ready in (True, False):
             async with asyncio.timeout(WITHIN_S):
