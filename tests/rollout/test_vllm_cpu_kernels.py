@@ -1,4 +1,4 @@
-"""Norms by vLLM's compiled CPU kernels compute what vLLM's tensor operations compute."""
+"""Norms by vLLM's compiled CPU kernels compute what vLLM's tensor operations compute; products with small weights are torch's."""
 
 import contextlib
 import sys
@@ -8,10 +8,12 @@ import torch
 
 pytest.importorskip("vllm")
 
+from torch import nn
 from vllm import ir
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
 from marlaas_worker.rollout import vllm_cpu_kernels, vllm_extension
-from marlaas_worker.rollout.vllm_cpu_kernels import PROVIDER
+from marlaas_worker.rollout.vllm_cpu_kernels import PROVIDER, SMALL
 
 EPSILON = 1e-5
 
@@ -67,6 +69,22 @@ def test_what_the_kernel_cannot_compute_is_computed_by_tensor_operations(x):
     assert ir.ops.rms_norm.dispatch(x, weight, EPSILON).provider == "native"
     torch.testing.assert_close(ir.ops.rms_norm(x, weight, EPSILON).double(), normed(x, weight), rtol=1e-5, atol=1e-6)
     assert ir.ops.fused_add_rms_norm.dispatch(x, x, weight, EPSILON).provider == "native"
+
+
+@pytest.mark.parametrize(("rows", "small"), [(SMALL // 64, True), (SMALL // 64 + 1, False)])
+def test_a_layer_with_a_small_weight_is_multiplied_by_torch_and_a_large_one_as_vllm_chooses(rows, small):
+    layer = nn.Linear(64, rows, bias=False).requires_grad_(requires_grad=False)
+    x, expected = torch.randn(3, 64), layer.weight.clone()
+    method = UnquantizedLinearMethod()
+    method.process_weights_after_loading(layer)
+    assert (layer.cpu_linear is nn.functional.linear) == small
+    torch.testing.assert_close(method.apply(layer, x), x @ expected.T)
+
+
+def test_vllm_chooses_the_product_of_other_types():
+    layer = nn.Linear(64, 64, bias=False, dtype=torch.bfloat16).requires_grad_(requires_grad=False)
+    UnquantizedLinearMethod().process_weights_after_loading(layer)
+    assert layer.cpu_linear is not nn.functional.linear
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -1,26 +1,49 @@
-"""Compiled RMS norms for vLLM on a CPU, installed by `vllm_extension` in vLLM's worker processes.
+"""Faster kernels for vLLM on a CPU, installed by `vllm_extension` in vLLM's worker processes: RMS norms, and products with small weights.
 
-vLLM 0.32 uses its compiled kernels on GPUs only (`vllm/kernels/vllm_c.py`). On a CPU it takes about ten tensor operations
+Norms: vLLM 0.32 uses its compiled kernels on GPUs only (`vllm/kernels/vllm_c.py`). On a CPU it takes about ten tensor operations
 instead: for 16 rows of 64 values 56 µs instead of 4.
+
+Products: vLLM multiplies by oneDNN, which compiles a kernel for every number of rows that it has not kept. A batch has another number of
+rows in nearly every forward pass, and with small weights compiling takes longer than the product. Large weights stay with oneDNN, which
+packs them once.
 """
 
+from collections.abc import Callable
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from vllm import ir
+from vllm.model_executor.layers import utils
 from vllm.platforms import current_platform
 
 PROVIDER = "cpu_c"
 _WIDTH = 16
 """The kernels compute rows in vectors of at most this many values and refuse rows that do not divide into them."""
+SMALL = 1 << 17
+"""Most elements of a float32 weight that counts as small: half a MiB, which a core's cache holds."""
 
 
 def register() -> None:
-    """Offer the norms to vLLM under the name PROVIDER; done once in each process."""
+    """Offer the norms to vLLM under the name PROVIDER, and choose the products of layers; done once in each process."""
     if PROVIDER in ir.ops.rms_norm.impls:
         return
     current_platform.import_kernels()
     ir.ops.rms_norm.register_impl(PROVIDER, supports_args=_is_normable)(_rms_norm)
     ir.ops.fused_add_rms_norm.register_impl(PROVIDER, supports_args=_is_addable, inplace=True)(_fused_add_rms_norm)
+    utils.dispatch_cpu_unquantized_gemm = _choose_product(utils.dispatch_cpu_unquantized_gemm)
+
+
+def _choose_product(chosen: Callable[[nn.Module, bool], None]) -> Callable[[nn.Module, bool], None]:
+    """Return vLLM's choice of a layer's product, `chosen`, but for small float32 weights torch's own."""
+
+    def choose(layer: nn.Module, remove_weight: bool) -> None:
+        weight = layer.weight
+        if weight.dim() == 2 and weight.dtype == torch.float32 and weight.numel() <= SMALL:
+            layer.cpu_linear = nn.functional.linear
+        else:
+            chosen(layer, remove_weight)
+
+    return choose
 
 
 def _is_normable(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> bool:
