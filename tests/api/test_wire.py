@@ -17,6 +17,20 @@ EPISODE = Episode(
     namespace="team-a", job="sums", uid="u", group="u-t0", split=Split.TRAIN, index=0, member=1, episode="u-t0-1-1"
 )
 
+REQUEST = GenerateRequest(
+    namespace="team-a",
+    job="sums",
+    uid="u",
+    agent="policy",
+    group="u-t0",
+    member=1,
+    episode="u-t0-1-1",
+    turn=0,
+    parent=None,
+    append="1 + 1",
+    deadline_s=5.0,
+)
+
 
 def envelope(**fields: object) -> bytes:
     return ormsgpack.packb({"v": wire.SCHEMA_VERSION, "t": "Pin", "d": {"version": 3}} | fields)
@@ -96,18 +110,26 @@ def test_a_newer_schema_is_refused_whatever_it_holds() -> None:
 
 @pytest.mark.parametrize("deadline_s", [math.nan, math.inf])
 def test_a_deadline_that_no_clock_reaches_is_refused(deadline_s: float) -> None:
-    names = {
-        "namespace": "team-a",
-        "job": "sums",
-        "uid": "u",
-        "agent": "policy",
-        "group": "u-t0",
-        "episode": "u-t0-1-1",
-    }
-    request = GenerateRequest(**names, member=1, turn=0, parent=None, append="1 + 1", deadline_s=5.0)
-    assert decode(encode(request)) == request
+    assert decode(encode(REQUEST)) == REQUEST
     with pytest.raises(BadMessage, match="deadline_s"):
-        decode(encode(request.model_copy(update={"deadline_s": deadline_s})))
+        decode(encode(REQUEST.model_copy(update={"deadline_s": deadline_s})))
+
+
+@pytest.mark.parametrize("field", ["member", "turn", "parent", "max_tokens"])
+def test_a_request_with_a_number_that_cannot_be_sent_on_is_refused(field: str) -> None:
+    with pytest.raises(BadMessage, match=field):
+        decode(_with_text_for(field, REQUEST))
+
+
+@pytest.mark.parametrize("field", ["index", "member", "num_turns"])
+def test_an_episode_with_a_number_that_cannot_be_sent_on_is_refused(field: str) -> None:
+    with pytest.raises(BadMessage, match=field):
+        decode(_with_text_for(field, EPISODE))
+
+
+def _with_text_for(field: str, message: BusMessage) -> bytes:
+    """A message with a number of 30 digits, which msgpack can only hold as text."""
+    return envelope(t=type(message).__name__, d={**message.model_dump(mode="json"), field: "9" * 30})
 
 
 async def test_a_message_beyond_the_limit_travels_as_a_claim_of_its_job() -> None:

@@ -1,9 +1,15 @@
 """Base classes of the messages."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Strict
 from pydantic.alias_generators import to_camel
 
 from marlaas_api.names import JobRef
+
+Integer = Annotated[int, Strict()]
+"""An integer in a message that a tenant's code may write. Without Strict, pydantic also reads it from text, of any size;
+msgpack has no integers above 64 bits, so a reader could not serialize the message again."""
 
 
 class BusMessage(BaseModel):

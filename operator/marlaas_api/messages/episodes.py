@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from marlaas_api.messages.base import BusMessage, JobMessage
+from marlaas_api.messages.base import BusMessage, Integer, JobMessage
 from marlaas_api.names import Split
 
 
@@ -37,9 +37,9 @@ class Choice(BusMessage):
     """
 
     agent: str
-    turns: tuple[int, ...]
+    turns: tuple[Integer, ...]
     rewards: tuple[float, ...] = ()
-    parent: int | None = None
+    parent: Integer | None = None
 
 
 class Episode(JobMessage):
@@ -52,8 +52,8 @@ class Episode(JobMessage):
 
     group: str
     split: Split
-    index: int
-    member: int
+    index: Integer
+    member: Integer
     episode: str
     fault: FaultClass | None = None
     fault_text: str = ""
@@ -62,10 +62,10 @@ class Episode(JobMessage):
     ending: Ending = Ending.COMPLETED
     rewards: dict[str, float] = Field(default_factory=dict)
     metrics: dict[str, float] = Field(default_factory=dict)
-    leaves: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    leaves: dict[str, tuple[Integer, ...]] = Field(default_factory=dict)
     may_speak: tuple[str, ...] = ()
     choices: tuple[Choice, ...] = ()
-    num_turns: int = 0
+    num_turns: Integer = 0
     duration_s: float = 0.0
     tool_s: float = 0.0
 

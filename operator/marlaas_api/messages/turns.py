@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from marlaas_api.messages.base import BusMessage, JobMessage
+from marlaas_api.messages.base import BusMessage, Integer, JobMessage
 from marlaas_api.names import StopReason
 
 
@@ -45,13 +45,13 @@ class GenerateRequest(JobMessage):
 
     agent: str
     group: str
-    member: int
+    member: Integer
     episode: str
-    turn: int
-    parent: int | None
+    turn: Integer
+    parent: Integer | None
     append: tuple[ChatMessage, ...] | str
     tools: tuple[str, ...] | None = None
-    max_tokens: int | None = None
+    max_tokens: Integer | None = None
     deadline_s: float = Field(allow_inf_nan=False)
     reply_to: str | None = None
     last_replica: str = ""

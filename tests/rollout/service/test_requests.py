@@ -171,29 +171,6 @@ async def all_turns(harness: Any) -> list[Any]:
     return [wire.decode(stored.data) for stored in await harness.bus.replay(subjects.TURNS, "turn.>")]
 
 
-async def test_a_request_that_claims_to_be_another_jobs_is_ignored(harness):
-    replica, mine, other = await harness.replica(), await harness.job("mine"), await harness.job("other")
-    inbox = harness.bus.new_inbox()
-    await harness.bus.send(subjects.generation("team", "mine", "policy"), wire.encode(other.request()), inbox)
-    assert (await harness.ask(mine.request())).phase is ReplyPhase.RESULT
-    assert [call.adapter.name for call in replica.engine.calls] == [mine.adapter(0).engine_name]
-
-
-async def test_a_request_that_wants_its_answer_elsewhere_is_ignored(harness):
-    replica, mine, other = await harness.replica(), await harness.job("mine"), await harness.job("other")
-    policy = await harness.bus.bucket(subjects.POLICY)
-    before = await policy.entries()
-    elsewhere = (f"$KV.policy.{other.document.ref.key}.policy", "_INBOX_team_other.x", "task.team.other", "")
-    for reply in elsewhere:
-        await harness.bus.send(subjects.generation("team", "mine", "policy"), wire.encode(mine.request()), reply)
-        passed_on = mine.request().model_copy(update={"reply_to": reply or None})
-        await harness.bus.send(subjects.engine("pool", "rollout-0"), wire.encode(passed_on))
-    assert (await harness.ask(mine.request(turn=0))).phase is ReplyPhase.RESULT
-    assert len(replica.engine.calls) == 1
-    assert await policy.entries() == before
-    assert await harness.bus.replay(subjects.TASKS, "task.>") == []
-
-
 async def test_a_heartbeat_says_whether_a_turn_waits_or_is_generated(harness, make_engine, monkeypatch):
     monkeypatch.setattr(requests, "HEARTBEAT_S", 0.01)
     engine = make_engine(limits={"max_num_seqs": 1})

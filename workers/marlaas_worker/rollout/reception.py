@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
+from functools import partial
 
 from marlaas_api import subjects, wire
 from marlaas_api.bucket_cache import BucketCache
@@ -116,7 +117,7 @@ class Reception:
 
     async def _open(self, subject: str, handler: Handler, queue: str) -> None:
         stack = AsyncExitStack()
-        await stack.enter_async_context(self._bus.listen(subject, handler, queue))
+        await stack.enter_async_context(self._bus.listen(subject, partial(_handle, handler), queue))
         self._listening[subject] = stack
 
     async def _on_request(self, request: Request) -> None:
@@ -165,6 +166,14 @@ class Reception:
             inbox = message.reply_to or request.reply
             if subjects.is_reply_of(message.namespace, message.job, inbox):
                 await self._requests.accept(message, inbox)
+
+
+async def _handle(handler: Handler, request: Request) -> None:
+    """Handle a request. An error is only logged: tenants write requests, and the role would end for all of them."""
+    try:
+        await handler(request)
+    except Exception:
+        _log.exception("a request on %s failed", request.subject)
 
 
 def _parse(request: Request) -> _Message | None:
