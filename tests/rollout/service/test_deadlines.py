@@ -43,6 +43,24 @@ async def test_a_request_lives_on_while_its_sandbox_says_that_it_waits(harness, 
         assert (await kept.end()).phase is ReplyPhase.RESULT
 
 
+async def test_a_cancelled_request_may_be_asked_for_again_and_kept_before_it_has_ended(harness, shut_engine, roles):
+    _, job = await harness.serving(shut_engine)
+    await harness.verified("rollout-0", job.adapter(0))
+    async with harness.asking(job.request()) as asked:
+        await shut_engine.called.wait()
+        requests = roles[0]._requests
+        (cancelled,) = requests._running
+        requests.cancel(job.cancel())
+        await requests.accept(job.request(), "_INBOX.again")
+        while cancelled in requests._running:
+            requests.keep(job.keep())
+            await asyncio.sleep(0)
+        shut_engine.open.set()
+        await harness.until(lambda: not requests._running)
+    assert await harness.turn(job.request()) is not None
+    assert [reply.phase for reply in asked.heard] == [ReplyPhase.ACCEPTED]
+
+
 async def test_a_request_that_is_just_being_dropped_may_be_asked_for_again(harness, shut_engine, monkeypatch):
     dropped, let_go = asyncio.Event(), shut_engine._let_go
 

@@ -57,11 +57,12 @@ class _ActiveRequest:
         inboxes: reply subjects of all duplicates, the latest last.
     """
 
+    key: RequestKey
     request: GenerateRequest
     until: float
     inboxes: dict[str, None]
     stage: RequestStage = field(default_factory=RequestStage)
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[None] = field(init=False)
     timeout: asyncio.Timeout | None = None
 
 
@@ -97,19 +98,17 @@ class Requests:
         if (active := self._active.get(key)) is not None:
             self._join(active, inbox, request.deadline_s)
         elif self._characters[request.ref.key] > MAX_CHARACTERS:
-            await self._send(
-                inbox, self._retry_elsewhere(request, "its job has too many requests or too much text in progress")
-            )
+            why = "its job has too many requests or too much text in progress"
+            await self._send(inbox, self._retry_elsewhere(request, why))
             return
         else:
-            self._start(key, _ActiveRequest(request, now + min(request.deadline_s, MAX_DEADLINE_S), {inbox: None}))
+            self._start(_ActiveRequest(key, request, now + min(request.deadline_s, MAX_DEADLINE_S), {inbox: None}))
         await self._send(inbox, self._reply(request, ReplyPhase.ACCEPTED))
 
     def cancel(self, cancel: CancelRequest) -> None:
         """Cancel an episode's requests; generations that the engine has begun are aborted."""
         for active in self._active_of(cancel):
-            if active.task is not None:
-                active.task.cancel()
+            self._abort(active)
 
     def keep(self, keep: KeepRequest) -> None:
         """Restart the deadlines of an episode's requests."""
@@ -128,9 +127,8 @@ class Requests:
             for key, active in list(self._active.items()):
                 if self._active.get(key) is not active:
                     continue  # It was answered while earlier heartbeats were sent.
-                heartbeat = self._reply(
-                    active.request, ReplyPhase.HEARTBEAT, running_s=active.stage.running_s, doing=str(active.stage)
-                )
+                stage = active.stage
+                heartbeat = self._reply(active.request, ReplyPhase.HEARTBEAT, stage.running_s, str(stage))
                 await self._send_to_all(active, heartbeat)
 
     def forget(self, uids: Collection[str]) -> None:
@@ -156,14 +154,14 @@ class Requests:
         at, answer = self._answered.get(key, (0.0, None))
         return answer if answer is not None and now - at < REMEMBERED_S else None
 
-    def _start(self, key: RequestKey, active: _ActiveRequest) -> None:
-        self._active[key] = active
+    def _start(self, active: _ActiveRequest) -> None:
+        self._active[active.key] = active
         self._characters[active.request.ref.key] += _size(active.request)
         self._idle.clear()
-        task = self._tasks.create_task(self._run(key, active), name=f"turn {request_id(key[3], key[4])}")
-        active.task = task
+        name = f"turn {request_id(active.request.episode, active.request.turn)}"
+        active.task = task = self._tasks.create_task(self._run(active), name=name)
         self._running.add(task)
-        task.add_done_callback(lambda _: self._on_done(key, active, task))
+        task.add_done_callback(lambda _: self._on_done(active, task))
 
     def _active_of(self, episode: CancelRequest | KeepRequest) -> list[_ActiveRequest]:
         names = (episode.namespace, episode.job, episode.agent, episode.episode)
@@ -176,17 +174,24 @@ class Requests:
             del active.inboxes[next(iter(active.inboxes))]
         _extend_deadline(active, deadline_s)
 
-    async def _run(self, key: RequestKey, active: _ActiveRequest) -> None:
+    async def _run(self, active: _ActiveRequest) -> None:
         answer = await self._answer(active)
-        del self._active[key]  # Before the answer is sent: a duplicate that joined later would get no answer.
+        self._remove(active)  # Before the answer is sent: a duplicate that joined later would get no answer.
         encoded = wire.encode(answer)
         if answer.phase is ReplyPhase.RESULT:
-            self._remember(key, encoded)
+            self._remember(active.key, encoded)
         await self._send_to_all(active, encoded)
 
-    def _on_done(self, key: RequestKey, active: _ActiveRequest, task: asyncio.Task[None]) -> None:
-        if self._active.get(key) is active:
-            del self._active[key]
+    def _abort(self, active: _ActiveRequest) -> None:
+        self._remove(active)  # At once: it ends later, without an answer, and its timeout cannot be extended any more.
+        active.task.cancel()
+
+    def _remove(self, active: _ActiveRequest) -> None:
+        if self._active.get(active.key) is active:
+            del self._active[active.key]
+
+    def _on_done(self, active: _ActiveRequest, task: asyncio.Task[None]) -> None:
+        self._remove(active)
         self._running.discard(task)
         self._characters[active.request.ref.key] -= _size(active.request)
         self._characters += Counter()  # Removes jobs without requests in progress.
@@ -233,10 +238,9 @@ class Requests:
         await self._idle.wait()
 
     async def _stop(self, active: _ActiveRequest, why: str) -> None:
-        """Answer that the request may be sent again, and cancel it."""
+        """Cancel the request, and answer that it may be sent again."""
+        self._abort(active)
         await self._send_to_all(active, self._retry_elsewhere(active.request, why))
-        if active.task is not None:
-            active.task.cancel()
 
     def _result(self, request: GenerateRequest, turn: Turn) -> GenerateReply:
         return GenerateReply(
@@ -277,10 +281,7 @@ class Requests:
 
 
 def _extend_deadline(active: _ActiveRequest, deadline_s: float) -> None:
-    """Extend a request's deadline to `deadline_s` from now, unless it is later already.
-
-    A request whose timeout has expired is not extended: its sandbox sends it again.
-    """
+    """Extend a request's deadline to `deadline_s` from now, unless it is later, or has passed: its sandbox then asks again."""
     active.until = max(active.until, _clock() + min(deadline_s, MAX_DEADLINE_S))
     if active.timeout is not None and not active.timeout.expired():
         active.timeout.reschedule(active.until)
