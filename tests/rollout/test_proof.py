@@ -53,6 +53,15 @@ async def test_a_corrupted_file_is_found_by_its_sha256(harness, publish, tmp_pat
     assert TENSORS_FILE in str(failure)
 
 
+async def test_a_file_that_this_machine_cannot_read_says_nothing_about_the_version(harness, publish, tmp_path):
+    published = publish(3)
+    folder = copy_of(published, tmp_path)
+    (folder / TENSORS_FILE).unlink()
+    (folder / TENSORS_FILE).mkdir()
+    with pytest.raises(OSError, match=TENSORS_FILE):
+        await load_proven(harness.engine, published.manifest, harness.slot_for(published, folder))
+
+
 async def test_another_adapter_of_equal_shape_is_found_by_its_sha256(harness, publish):
     published, other = publish(3), publish(4)
     failure = await refused(harness, published.manifest, harness.slot_for(published, other.folder))

@@ -6,6 +6,8 @@ from collections import Counter
 
 import pytest
 
+from marlaas_api.blobs import BlobRefused
+from marlaas_api.bus import BusRefused
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_worker.rollout.accounts import OPEN_S, Account
 from marlaas_worker.rollout.engine_meter import EngineMeter
@@ -178,11 +180,21 @@ def test_shares_of_the_engines_time_add_up_to_the_time_it_was_busy():
     assert meter.job_engine_s == pytest.approx({"one": 2.0 + 2.0 + 1.0, "two": 2.0 + 1.0})
 
 
-def test_what_may_succeed_later_is_tried_again_ever_more_rarely():
+@pytest.mark.parametrize(
+    "error",
+    [
+        Retryable("away"),
+        BlobRefused("token expired"),
+        BusRefused("no permission"),
+        RuntimeError("no thread"),
+        OSError(),
+    ],
+)
+def test_what_may_succeed_later_is_tried_again_ever_more_rarely(error):
     retries = Retries()
     waits = []
     for _ in range(12):
-        failure = retries.failed("v1", Retryable("away"), 100.0)
+        failure = retries.failed("v1", error, 100.0)
         waits.append(failure.retry_at - 100.0)
     assert waits[:3] == pytest.approx([FIRST_WAIT_S, 2 * FIRST_WAIT_S, 4 * FIRST_WAIT_S])
     assert waits[-1] == pytest.approx(LONGEST_WAIT_S)

@@ -1,6 +1,7 @@
+import pytest
 from tests.harness import a_turn
 
-from marlaas_api.blobs import BlobRef, BlobUnavailable
+from marlaas_api.blobs import BlobRef, BlobRefused, BlobUnavailable
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus_memory import MemoryBus, MemoryServer
 from marlaas_api.messages import Turn
@@ -46,18 +47,21 @@ async def test_a_turn_above_the_payload_limit_goes_through_the_blob_store():
 class AwayTwice(MemoryBlobs):
     """A store that comes back at the third attempt."""
 
-    attempts = 0
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error, self.attempts = error, 0
 
     async def put(self, folder: str, filename: str, data: bytes) -> BlobRef:
         self.attempts += 1
         if self.attempts < 3:
-            raise BlobUnavailable("away")
+            raise self.error
         return await super().put(folder, filename, data)
 
 
-async def test_recording_waits_for_a_store_that_is_away(monkeypatch):
+@pytest.mark.parametrize("error", [BlobUnavailable("away"), BlobRefused("its token has expired")])
+async def test_recording_waits_for_a_store_that_is_away(monkeypatch, error):
     monkeypatch.setattr(turn_log, "_FIRST_WAIT_S", 0.001)
-    bus, blobs = await ready_bus(), AwayTwice()
+    bus, blobs = await ready_bus(), AwayTwice(error)
     large = turn(0, append="x" * bus.max_payload_bytes)
     assert await TurnLog(bus, blobs).record(large) == large
     assert blobs.attempts == 3

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from marlaas_api import subjects, wire
+from marlaas_api.blobs import BlobRefused
 from marlaas_api.messages import ReplyPhase
-from marlaas_worker.rollout import requests
+from marlaas_worker.rollout import requests, turn_log
 
 
 async def test_a_request_asked_twice_is_generated_once_and_answered_twice(harness, shut_engine):
@@ -46,6 +47,18 @@ async def test_another_question_under_the_name_of_a_recorded_turn_is_refused(har
     assert "another parent or text" in (await harness.ask(job.request(**changes), of="rollout-0")).error
     assert (await harness.ask(job.request())).text == first.text
     assert later.engine.calls == []
+
+
+async def test_a_turn_that_the_blob_store_refuses_now_may_be_asked_for_again(harness, monkeypatch):
+    async def refuse(self: Any, request: Any) -> None:
+        raise BlobRefused("its token has expired")
+
+    _, job = await harness.serving()
+    with monkeypatch.context() as patch:
+        patch.setattr(turn_log.Histories, "parent", refuse)
+        failed = await harness.ask(job.request())
+    assert (failed.phase, failed.retryable, failed.waits) == (ReplyPhase.FAILED, True, True)
+    assert (await harness.ask(job.request())).phase is ReplyPhase.RESULT
 
 
 async def test_two_questions_of_one_name_at_once_get_no_common_answer(harness, shut_engine):

@@ -7,7 +7,7 @@ import pytest
 from tests.killing import kill_at
 
 from marlaas_api import failpoints, subjects, wire
-from marlaas_api.blobs import BlobUnavailable
+from marlaas_api.blobs import BlobRefused, BlobUnavailable
 from marlaas_api.messages import Manifest, ReplyPhase
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.rollout import reload_pace, requests
@@ -89,11 +89,12 @@ async def test_probes_that_disagree_are_never_served(harness):
     assert "probes check failed" in await refused(harness, job, 1)
 
 
-async def test_a_version_whose_files_cannot_be_had_now_is_tried_again(harness):
+@pytest.mark.parametrize("failure", [BlobUnavailable("the store is away"), BlobRefused("its token has expired")])
+async def test_a_version_whose_files_cannot_be_had_now_is_tried_again(harness, failure):
     _, job = await harness.serving()
     ref = await harness.publish(job, 1)
     await harness.verified("rollout-0", job.adapter(0))
-    harness.blobs.failure = BlobUnavailable("the store is away")
+    harness.blobs.failure = failure
     await harness.commit(job, 1, ref)
     request = job.request()
     await harness.pin(request, 1)

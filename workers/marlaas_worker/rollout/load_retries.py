@@ -3,7 +3,9 @@
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from marlaas_api.errors import Retryable
+from marlaas_api.blobs import BlobRefused
+from marlaas_api.bus import BusRefused
+from marlaas_api.errors import Permanent
 from marlaas_worker.rollout.slots import is_of
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0
@@ -26,10 +28,10 @@ class Retries:
     _failures: dict[str, FailedLoad] = field(default_factory=dict)
 
     def failed(self, name: str, error: Exception, now: float) -> FailedLoad:
-        """Note a failed attempt. Only a Retryable error is retried, with exponential backoff up to LONGEST_WAIT_S."""
+        """Note a failed attempt. It is retried with exponential backoff up to LONGEST_WAIT_S, unless the version is at fault."""
         attempts = self._failures[name].attempts + 1 if name in self._failures else 1
         wait_s = min(FIRST_WAIT_S * 2 ** min(attempts - 1, 10), LONGEST_WAIT_S)
-        retry_at = now + wait_s if isinstance(error, Retryable) else None
+        retry_at = now + wait_s if not _is_of_version(error) else None
         self._failures[name] = FailedLoad(error, attempts, retry_at)
         return self._failures[name]
 
@@ -60,3 +62,8 @@ class Retries:
         failures = (self._failures.get(name) for name in names)
         due = [failure.retry_at - now for failure in failures if failure is not None and failure.retry_at is not None]
         return max(0.0, min(due)) if due else None
+
+
+def _is_of_version(error: Exception) -> bool:
+    """Return whether every attempt fails. Refused credentials are renewed, and other errors (OSError) are of this machine."""
+    return isinstance(error, Permanent) and not isinstance(error, BlobRefused | BusRefused)

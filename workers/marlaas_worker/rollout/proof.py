@@ -69,7 +69,7 @@ async def load_proven(engine: Engine, manifest: Manifest, adapter: LoadedAdapter
     probes: False for a version whose probes passed earlier in the same incarnation of the engine; the digest then
     shows that the slot holds the same tensors again.
 
-    Raises ProofFailed, LoadFailed, EngineDown.
+    Raises ProofFailed, LoadFailed, EngineDown, and OSError if this machine cannot read the files now.
     """
     name = manifest.adapter.engine_name
     if adapter.name != name:
@@ -99,7 +99,7 @@ def _check_files(manifest: Manifest, adapter: LoadedAdapter) -> None:
     for filename, ref in manifest.files.items():
         try:
             found = hashlib.sha256((adapter.folder / filename).read_bytes()).hexdigest()
-        except OSError as error:
+        except FileNotFoundError as error:
             raise ProofFailed(adapter.name, Check.FILES, f"{filename} cannot be read: {error}") from error
         if found != ref.sha256:
             raise ProofFailed(adapter.name, Check.FILES, f"{filename} has sha256 {found}, expected {ref.sha256}")

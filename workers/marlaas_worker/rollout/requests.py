@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
 from marlaas_api import wire
-from marlaas_api.blobs import BlobUnavailable
+from marlaas_api.blobs import BlobRefused, BlobUnavailable
 from marlaas_api.bus import Bus, BusUnavailable
 from marlaas_api.errors import MarlaasError, Permanent
 from marlaas_api.messages import CancelRequest, GenerateReply, GenerateRequest, KeepRequest, ReplyPhase, Turn
@@ -40,7 +40,7 @@ MAX_CHARACTERS = 64 << 20
 """Most characters of request text that one job may have in progress, and so at most 8,192 requests."""
 _REQUEST_CHARACTERS = 8192
 """Memory of a request besides its text, in characters: its message, its task and what that waits for."""
-_WAITS = (NotAdmitted, BusUnavailable, BlobUnavailable)
+_WAITS = (NotAdmitted, BusUnavailable, BlobUnavailable, BlobRefused)
 """Errors of the platform: the reply has `waits`. Every other error is a failure of the turn itself."""
 _log = logging.getLogger(__name__)
 
@@ -208,8 +208,8 @@ class Requests:
             text = f"the deadline of turn {request_id(request.episode, request.turn)} passed while {active.stage}"
             return self._failed(request, text, retryable=True, waits=True)
         except MarlaasError as error:
-            retryable, waits = not isinstance(error, Permanent), isinstance(error, _WAITS)
-            failed = self._failed(request, str(error), retryable=retryable, waits=waits)
+            waits = isinstance(error, _WAITS)
+            failed = self._failed(request, str(error), retryable=waits or not isinstance(error, Permanent), waits=waits)
             return failed.model_copy(update={"stops_engine": isinstance(error, EngineKilled) and error.is_sure})
         except Exception as error:
             _log.exception("turn %d of episode %s failed", request.turn, request.episode)

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from marlaas_api import subjects, wire
-from marlaas_api.blobs import Blobs, BlobUnavailable
+from marlaas_api.blobs import BlobRefused, Blobs, BlobUnavailable
 from marlaas_api.bus import Bus, BusUnavailable, RevisionConflict, StreamFull
 from marlaas_api.errors import Permanent
 from marlaas_api.failpoints import failpoint
@@ -77,8 +77,8 @@ class TurnLog:
     async def record(self, turn: Turn) -> Turn:
         """Store a turn unless it is already stored; return the stored one.
 
-        Retries with backoff, until cancelled, while the bus or the blob store is unavailable or the stream is
-        full. Publishes without a message id: with one, the server would accept a second writer's turn as a
+        Retries with backoff, until cancelled, while the bus or the blob store is unavailable, the store refuses the
+        credentials, or the stream is full. Publishes without a message id: with one, the server would accept a second writer's turn as a
         duplicate, and that writer would take its own turn for the stored one.
         """
         name, wait_s = request_id(turn.episode, turn.turn), _FIRST_WAIT_S
@@ -88,7 +88,7 @@ class TurnLog:
                     return await self._record(turn)
                 except StreamFull as error:
                     self._wait_for_room(name, error)
-                except (BusUnavailable, BlobUnavailable) as error:
+                except (BusUnavailable, BlobUnavailable, BlobRefused) as error:
                     _log.warning("turn %d of episode %s is not recorded yet: %s", turn.turn, turn.episode, error)
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
