@@ -70,6 +70,32 @@ async def test_a_prompt_that_always_ends_the_engine_does_so_three_times_in_all_a
     assert deaths[-1] == {text for text in deaths[-1] if "poison" in text}, "it was alone"
 
 
+async def test_a_request_that_waits_for_its_version_after_a_failure_delays_no_other_retry(
+    harness: Any, shut_engine: Any
+) -> None:
+    await harness.replica(engine=shut_engine)
+    waiting, other = await harness.job("waiting"), await harness.job("other")
+    load, num_hanging = shut_engine.load, 0
+
+    async def hang(adapter: Any) -> Any:
+        nonlocal num_hanging
+        if adapter.name == waiting.adapter(0).engine_name and shut_engine.starts > 1:
+            num_hanging += 1
+            await asyncio.Event().wait()
+        return await load(adapter)
+
+    shut_engine.load = hang
+    async with harness.asking(waiting.request()) as first:
+        await harness.until(lambda: len(shut_engine.calls) == 1)
+        async with harness.asking(other.request()) as second:
+            await harness.until(lambda: len(shut_engine.calls) == 2)
+            shut_engine.open.set()
+            shut_engine.die()
+            await harness.until(lambda: num_hanging == 1 and second.over.is_set())
+            assert second.heard[-1].phase is ReplyPhase.RESULT
+        assert not first.over.is_set()
+
+
 async def test_a_lone_request_waits_for_the_others_and_admits_none_until_it_ends() -> None:
     limiter, seen = RequestLimiter(4), list[str]()
     account = Account("team-a", 1.0, "job")

@@ -149,14 +149,7 @@ class Generation:
         prompt, own = (order.request.uid, order.prompt.ids), Failures()
         while (known := self.failures.of(*prompt, own)).number < MAX_ENGINE_FAILURES:
             try:
-                async with AsyncExitStack() as stack:
-                    if known.number:
-                        stage.enter("it waited to be tried again after a failure of the engine")
-                        await stack.enter_async_context(self._retried)
-                        known = self.failures.of(*prompt, own)  # others with this prompt were tried meanwhile
-                        if known.number >= MAX_ENGINE_FAILURES:
-                            break
-                    drawn = await self._run(order, stage, known, own)
+                drawn = await self._run(order, stage, known, own)
             except EngineDown as error:
                 own = self.failures.note(*prompt, known, own, str(error))
             else:
@@ -167,16 +160,20 @@ class Generation:
     async def _run(self, order: Order, stage: RequestStage, known: Failures, own: Failures) -> Drawn | None:
         """Generate once: wait for the version, then for a place in the engine; again if the version has lost its slot.
 
-        known: failures with the prompt; after two, the request runs alone. Returns None if the engine failed with it meanwhile.
+        known: failures with the prompt; after one, the request waits its turn among the retried ones, and after two, it runs
+        alone. Returns None if others with the prompt have run meanwhile, so that their number has changed.
         """
         proven, adapter = self.versions.proven, order.adapter
         while True:
             async with AsyncExitStack() as stack:
                 stage.enter(f"version {adapter.version} was not served", partial(self.versions.explain, adapter))
                 async with proven.queue(adapter, order.served.document.tenant):
+                    if known.number:  # Only now: the version of one request must not delay the retries of all others.
+                        stage.enter("it waited to be tried again after a failure of the engine")
+                        await stack.enter_async_context(self._retried)
                     stage.enter("it waited for a place in the engine")
                     place = await stack.enter_async_context(self._place(order, alone=known.number > 1))
-                if self.failures.of(order.request.uid, order.prompt.ids, own).number > known.number:
+                if self.failures.of(order.request.uid, order.prompt.ids, own).number != known.number:
                     return None
                 held = stack.enter_context(proven.hold(adapter))
                 if held is not None:
