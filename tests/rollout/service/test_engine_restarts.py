@@ -5,6 +5,7 @@ import pytest
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import ReplyPhase, StopReason
 from marlaas_worker.rollout import generation, requests, supervised_engine
+from marlaas_worker.rollout.engine import EngineDown
 from marlaas_worker.rollout.self_test import SelfTestFailed
 from marlaas_worker.rollout.service import serve_engine
 
@@ -134,6 +135,40 @@ async def test_an_engine_that_fails_its_self_test_never_serves_and_ends_the_role
     assert ended.group_contains(SelfTestFailed, match=r"slot 1 of 4: .* it is not applied", depth=None)
     assert engine.starts == (1 if incarnation == "first" else 2)
     assert engine.calls == []
+
+
+@pytest.mark.parametrize("incarnation", [1, 2])
+async def test_an_engine_that_hangs_in_its_self_test_is_noticed(harness, make_engine, monkeypatch, incarnation):
+    """The first one ends the role, which is restarted; a later one is started again."""
+    monkeypatch.setattr(supervised_engine, "HEALTH_CHECK_S", 0.01)
+    monkeypatch.setattr(supervised_engine, "RESTART_BACKOFF_S", (0.0, 0.0))
+    engine, hangs = make_engine(), asyncio.Event()
+    score, healthy = engine.score, engine.healthy
+
+    async def hang(*arguments):
+        if engine.starts == incarnation:
+            hangs.set()
+            await engine._down
+        return await score(*arguments)
+
+    async def notice():
+        if hangs.is_set() and engine.starts == incarnation:
+            engine.die("hangs")
+        return await healthy()
+
+    engine.score, engine.healthy = hang, notice
+    await harness.calibrate(engine)
+    replica = await harness.begin("rollout-0", engine)
+    if incarnation == 1:
+        await harness.until(replica.task.done)
+        with pytest.raises(BaseExceptionGroup) as ended:
+            await replica.task
+        assert ended.group_contains(EngineDown, match="hangs", depth=None)
+    else:
+        await harness.report("rollout-0", lambda report: report.ready)
+        engine.die()
+        await harness.report("rollout-0", lambda report: report.restarts == 1)
+    assert engine.starts == (1 if incarnation == 1 else 3)
 
 
 async def test_an_engine_waits_for_its_calibration_and_says_so(harness, make_engine):

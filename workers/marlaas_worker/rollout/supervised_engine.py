@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from marlaas_api.background import background
 from marlaas_api.errors import MarlaasError
 from marlaas_worker.rollout.engine import (
     Began,
@@ -142,10 +143,18 @@ class SupervisedEngine:
 
     async def _admit(self) -> None:
         """Test a new incarnation, and let requests use it."""
-        await self._test(self._engine)
+        async with background(self._check_tested()):
+            await self._test(self._engine)
         self.limiter.set_kv_tokens(self._engine.limits.kv_tokens)
         self.limiter.prefill.step_tokens = self._engine.limits.step_tokens
         self.up = True
+
+    async def _check_tested(self) -> None:
+        """Check the engine's health while it is tested. If it hangs, the test's pending calls then raise EngineDown."""
+        is_healthy = True
+        while is_healthy:
+            await asyncio.sleep(HEALTH_CHECK_S)
+            is_healthy = await self._engine.healthy()
 
     async def _call(self, work: Awaitable[T]) -> T:
         incarnation = self.incarnation
