@@ -86,6 +86,35 @@ async def test_an_idle_engine_that_hangs_is_noticed(harness, make_engine, monkey
     assert (await harness.ask(job.request())).phase is ReplyPhase.RESULT
 
 
+async def test_nothing_is_loaded_if_the_engine_fails_again_before_the_loads_begin(harness, make_engine, roles):
+    """The files of the versions that were lost with the first incarnation are removed first."""
+    engine = make_engine()
+    _, job = await harness.serving(engine)
+    await harness.verified("rollout-0", job.adapter(0))
+    role, failed, go_on = roles[0], asyncio.Event(), asyncio.Event()
+    discard, restart = role._adapter_cache.discard, engine.restart
+
+    async def wait_and_restart():
+        await go_on.wait()
+        await restart()
+
+    async def discard_and_fail(adapter):
+        await discard(adapter)
+        if not failed.is_set():
+            engine.restart = wait_and_restart
+            role._engine.report(1, "it fails again")
+            failed.set()
+
+    role._adapter_cache.discard = discard_and_fail
+    role._engine.report(0, "it fails")
+    await failed.wait()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert role._versions._resident == {}
+    go_on.set()
+    await harness.report("rollout-0", lambda report: report.restarts == 2 and len(report.verified) > 0)
+
+
 async def test_while_its_engine_is_down_a_replica_leaves_episodes_to_others(harness, make_engine):
     engine = make_engine()
     replica = await harness.replica("rollout-0", engine)

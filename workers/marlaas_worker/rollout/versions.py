@@ -119,6 +119,8 @@ class Versions:
         """Run one round: begin evictions and loads, and release requests whose version is ready."""
         while self._to_discard:
             await self._adapter_cache.discard(self._to_discard.pop())
+        if not self._engine.up:
+            return  # It has failed meanwhile. A load would begin now, and could take a slot from the next self-test.
         now = _clock()
         wanted = self._inputs.wanted(now)
         residents = self._inputs.residents(self._resident, now)
