@@ -8,6 +8,7 @@ import pytest
 
 from marlaas_api.messages.pool_spec import PoolSpec
 from marlaas_worker.rollout import vllm_engine
+from marlaas_worker.rollout.engine import EngineDown, LoadedAdapter
 from marlaas_worker.rollout.engine_progress import EngineCounts, ProgressWatch, Standstill
 from marlaas_worker.rollout.vllm_engine import VllmEngine
 
@@ -37,6 +38,9 @@ class Incarnation:
     async def list_loras(self) -> None:
         if not self._answers:
             await asyncio.Event().wait()
+
+    async def remove_lora(self, slot_id: int) -> None:
+        raise Exception("Call to remove_lora method failed: out of threads")
 
     async def call(self, work: Any) -> Any:
         return await work
@@ -95,3 +99,13 @@ async def test_an_engine_that_answers_and_computes_but_makes_no_progress_is_down
     incarnation.num_calls = 2
     assert not await engine.healthy()
     assert "no progress with 2 calls" in incarnation.down.result()
+
+
+async def test_an_engine_that_cannot_unload_an_adapter_is_down(engine: VllmEngine) -> None:
+    """vLLM raises a plain Exception, and goes on with a slot that is not free."""
+    run(engine, Incarnation(answers=True))
+    adapter = LoadedAdapter("uid.agent@v1", 1, Path("/unused"))
+    engine._residents.admit(adapter)
+    with pytest.raises(EngineDown, match=r"cannot unload uid\.agent@v1: .*out of threads"):
+        await engine.unload(adapter)
+    assert not await engine.healthy()

@@ -112,9 +112,7 @@ class VllmEngine:
         try:
             arguments = (adapter.name, adapter.slot_id, str(adapter.folder), _rank(adapter))
             answers = await incarnation.call(incarnation.llm.collective_rpc("marlaas_load", args=arguments))
-        except asyncio.CancelledError:
-            raise  # The adapter may be loaded or not: the caller unloads it.
-        except Exception as error:
+        except Exception as error:  # After a cancellation, the adapter may be loaded or not: the caller unloads it.
             self._residents.remove(adapter)
             raise refusal(adapter, error) from error
         return str(answers[0])
@@ -122,7 +120,11 @@ class VllmEngine:
     async def unload(self, adapter: LoadedAdapter) -> None:
         incarnation = self._alive()
         if self._residents.remove(adapter):
-            await incarnation.call(incarnation.llm.remove_lora(adapter.slot_id))
+            try:
+                await incarnation.call(incarnation.llm.remove_lora(adapter.slot_id))
+            except Exception as error:  # Only a restart brings its slots back to the expected state.
+                incarnation.declare_down(f"vLLM cannot unload {adapter.name}: {error}")
+                raise EngineDown(incarnation.down.result()) from error
 
     async def digest(self, adapter: LoadedAdapter) -> str:
         incarnation = self._alive()
