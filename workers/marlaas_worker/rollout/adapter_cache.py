@@ -16,6 +16,8 @@ from marlaas_api.messages import Manifest
 from marlaas_api.names import AdapterRef
 from marlaas_worker.rollout.bounded_cache import BoundedCache
 from marlaas_worker.rollout.policies import Policies
+from marlaas_worker.rollout.self_test import together
+from marlaas_worker.rollout.slots import is_of
 
 MANIFESTS_BYTES = 16 << 20
 """About 500 manifests with 16 probes of 64 tokens. A manifest that is not in memory is read again."""
@@ -64,19 +66,25 @@ class AdapterCache:
         return manifest
 
     async def fetch(self, manifest: Manifest) -> Path:
-        """Download a version's files, verify them, and return their folder. Raises as `Blobs.fetch`."""
+        """Download a version's files, verify them, and return their folder. Raises as `Blobs.fetch`, once all downloads have ended."""
         folder = self.place(manifest.adapter)
         files = manifest.files.items()
-        await asyncio.gather(*(self._blobs.fetch(ref, folder / Path(name).name) for name, ref in files))
+        await together([self._blobs.fetch(ref, folder / Path(name).name) for name, ref in files])
         return folder
 
     async def discard(self, adapter: AdapterRef) -> None:
         """Remove the files of a version that the engine no longer holds."""
         await asyncio.to_thread(shutil.rmtree, self.place(adapter), ignore_errors=True)
 
-    def forget(self, uids: Collection[str]) -> None:
-        """Drop the manifests of jobs that are gone."""
+    async def forget(self, uids: Collection[str]) -> None:
+        """Drop the manifests of jobs that are gone, and files that a cancelled download has written after `discard`."""
         self._manifests.forget(lambda _, manifest: manifest.uid in uids)
+        await asyncio.to_thread(self._remove, uids)
+
+    def _remove(self, uids: Collection[str]) -> None:
+        for folder in self._folder.glob("*"):
+            if is_of(folder.name, uids):
+                shutil.rmtree(folder, ignore_errors=True)
 
     async def _parent(self, manifest: Manifest) -> Manifest:
         if manifest.parent is None:

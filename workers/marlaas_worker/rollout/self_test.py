@@ -14,7 +14,7 @@ import time
 from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from marlaas_worker.rollout.engine import Engine, EngineDown, LoadedAdapter, Loa
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Scores = npt.NDArray[np.float32]
 
 
@@ -154,10 +155,10 @@ class EngineSelfTest:
             raise SelfTestFailed(f"the engine's self-test failed in slot {slot + 1} of {num_slots}: {words}")
 
 
-async def together(calls: list[Coroutine[Any, Any, Scores]]) -> list[Scores]:
+async def together(calls: list[Coroutine[Any, Any, T]]) -> list[T]:
     """Await all calls and return their results.
 
-    Raises the first error only after all calls have ended, so that no request still uses an adapter.
+    Raises the first error only after all calls have ended, so that none still uses an adapter or its files.
     """
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     for outcome in outcomes:

@@ -160,7 +160,7 @@ class _Rollout:
                 elsewhere = self._versions.proven.elsewhere = self._reception.elsewhere()
                 self._share_cpu(len(served) - len(elsewhere))
                 self._versions.proven.prefer(self._policies.newest(served), strict(served))
-                self._forget_gone_jobs()
+                await self._forget_gone_jobs()
                 await wait_for(self._changed, REREAD_S)
         finally:
             await self._reception.close()
@@ -178,7 +178,7 @@ class _Rollout:
         except BusUnavailable as error:
             _log.warning("cannot subscribe to the requests of all jobs: %s", error)
 
-    def _forget_gone_jobs(self) -> None:
+    async def _forget_gone_jobs(self) -> None:
         meter, now = self._engine.meter, asyncio.get_running_loop().time()
         slot_s = self._versions.slot_seconds.totals(now)
         counted = {*meter.job_tokens, *meter.job_engine_s, *slot_s, *self._log.job_bytes}
@@ -192,8 +192,8 @@ class _Rollout:
         self._requests.forget(uids)
         self._failures.forget(uids)
         self._versions.forget(uids)
-        self._adapter_cache.forget(uids)
         self._template.forget(uids)
+        await self._adapter_cache.forget(uids)
 
     async def _drain(self) -> None:
         self._requests.close()
