@@ -1,8 +1,11 @@
+from typing import Any
+
 import pytest
 from tests.harness import a_turn
 
 from marlaas_api.blobs import BlobRef, BlobRefused, BlobUnavailable
 from marlaas_api.blobs_memory import MemoryBlobs
+from marlaas_api.bus import BusUnavailable
 from marlaas_api.bus_memory import MemoryBus, MemoryServer
 from marlaas_api.messages import Turn
 from marlaas_worker.rollout import turn_log
@@ -42,6 +45,26 @@ async def test_a_turn_above_the_payload_limit_goes_through_the_blob_store():
     await log.record(large)
     assert [name.split("/")[:4] for name in blobs.contents] == [["team", "job", "u", "claims"]]
     assert await log.find("team", "job", "u-t0-0-1", 0) == large
+
+
+async def test_a_turn_whose_record_was_not_confirmed_counts_as_recorded_here(monkeypatch):
+    monkeypatch.setattr(turn_log, "_FIRST_WAIT_S", 0.001)
+    bus = await ready_bus()
+    publish, own, confirmed = bus.publish, turn(0, "own"), TurnLog(await ready_bus(), MemoryBlobs())
+
+    async def lose_the_answer(*arguments: Any, **options: Any) -> None:
+        monkeypatch.setattr(bus, "publish", publish)
+        await publish(*arguments, **options)
+        raise BusUnavailable("no answer")
+
+    monkeypatch.setattr(bus, "publish", lose_the_answer)
+    log = TurnLog(bus, MemoryBlobs())
+    assert await log.record(own) is own
+    assert await confirmed.record(own) is own
+    assert log.job_bytes == confirmed.job_bytes
+    before = log.job_bytes.copy()
+    assert await log.record(turn(0, "second")) == own
+    assert log.job_bytes == before, "another one's record is not counted"
 
 
 class AwayTwice(MemoryBlobs):

@@ -110,7 +110,9 @@ class TurnLog:
                 subjects.turn(turn.namespace, turn.job, turn.episode, turn.turn), data, expect_last=0
             )
         except RevisionConflict:
-            return await self._first(turn)
+            if (stored := await self._first(turn)) != turn:
+                return stored
+            # An earlier attempt has stored it, and the bus's answer was lost.
         self.job_bytes[turn.uid] += len(data) + _MESSAGE_BYTES
         failpoint("rollout.record.after_publish")
         return turn
