@@ -9,9 +9,10 @@ packs them once.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from vllm import ir
 from vllm.model_executor.layers import utils
 from vllm.platforms import current_platform
@@ -33,13 +34,13 @@ def register() -> None:
     utils.dispatch_cpu_unquantized_gemm = _choose_product(utils.dispatch_cpu_unquantized_gemm)
 
 
-def _choose_product(chosen: Callable[[nn.Module, bool], None]) -> Callable[[nn.Module, bool], None]:
+def _choose_product(chosen: Callable[[Any, bool], None]) -> Callable[[Any, bool], None]:
     """Return vLLM's choice of a layer's product, `chosen`, but for small float32 weights torch's own."""
 
-    def choose(layer: nn.Module, remove_weight: bool) -> None:
+    def choose(layer: Any, remove_weight: bool) -> None:
         weight = layer.weight
         if weight.dim() == 2 and weight.dtype == torch.float32 and weight.numel() <= SMALL:
-            layer.cpu_linear = nn.functional.linear
+            layer.cpu_linear = torch.nn.functional.linear
         else:
             chosen(layer, remove_weight)
 
