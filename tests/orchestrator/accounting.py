@@ -20,7 +20,8 @@ from marlaas_api.messages import (
 )
 from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.names import Split, episode_id, train_group
-from marlaas_worker.orchestrator.job_state import History, JobState
+from marlaas_worker.orchestrator.job_state import JobState
+from marlaas_worker.orchestrator.recorded_totals import History
 from marlaas_worker.orchestrator.step_records import Around, step_record
 
 GROUP_SIZE = 2

@@ -13,7 +13,8 @@ from tests.harness import a_manifest
 from tests.orchestrator.accounting import GROUP_SIZE, AccountingHarness, RestartingHarness
 
 from marlaas_api.messages import IssueLedger, PolicyRecord, StepClosed
-from marlaas_worker.orchestrator.job_state import History, JobState
+from marlaas_worker.orchestrator.job_state import JobState
+from marlaas_worker.orchestrator.recorded_totals import History
 from marlaas_worker.orchestrator.step_records import Around, step_record
 
 ROLES = [

@@ -7,7 +7,8 @@ from tests.harness import a_progress, changed, identity
 from tests.orchestrator.harness import OrchestratorHarness, run_to_end
 
 from marlaas_api.messages import Meter, Phase, PolicyRecord, ReplicaReport, StepOutcome, StepRecord, UsageAmounts
-from marlaas_worker.orchestrator.job_state import History, JobState
+from marlaas_worker.orchestrator.job_state import JobState
+from marlaas_worker.orchestrator.recorded_totals import History
 from marlaas_worker.orchestrator.reports import ending
 from marlaas_worker.orchestrator.usage import LATE_S, has_just_ended, late
 

@@ -2,15 +2,20 @@
 
 import ormsgpack
 import pytest
-from tests.harness import an_episode, identity, working
+from tests.harness import an_episode, changed, identity, working
 from tests.orchestrator.harness import final, mixed, running
 
 from marlaas_api import subjects
 from marlaas_api.bus import Stored
-from marlaas_api.messages import Choice, Episode, FaultClass, Phase, TaskMessage
-from marlaas_api.names import Split
+from marlaas_api.messages import Choice, Episode, FaultClass, Phase, PolicyRecord, TaskMessage
+from marlaas_api.names import Split, eval_group
 from marlaas_api.wire import encode
-from marlaas_worker.orchestrator.episodes import EpisodeInvalid, read_episode
+from marlaas_worker.orchestrator import episodes
+from marlaas_worker.orchestrator.episodes import EpisodeInvalid, EpisodesTooLarge, read_episode
+from marlaas_worker.orchestrator.evaluation import EvaluationRun
+from marlaas_worker.orchestrator.job_state import JobState
+from marlaas_worker.orchestrator.recorded_totals import History
+from marlaas_worker.orchestrator.step_records import Around, EvaluationEnd, eval_record, step_record
 
 
 @pytest.fixture
@@ -79,6 +84,9 @@ HELD_OUT = {"split": Split.EVAL, "index": 1, "group": "uid-sums-e1v1", "episode"
         ({"tool_s": -1.0}, "-1.0 s in tools"),
         ({"leaves": {"policy": tuple(range(10_000))}}, "10000 conversations"),
         ({"leaves": {"policy": (-1,)}}, "end at turns"),
+        ({"leaves": {"policy": (0, 0)}}, "2 conversations of agent 'policy' that end at turns"),
+        ({"may_speak": ("policy", "policy")}, "2 agents that the task may call, some of them twice"),
+        ({"choices": (chosen("policy"),)}, r"candidates of agent 'policy' at turns \(\)"),
         ({"fault": FaultClass.ENV, "fault_text": "x" * 100_000}, "100000 characters"),
         ({"choices": (chosen("policy", 1, 1),)}, "2 candidates, some of them twice"),
         ({"choices": (chosen("policy", *range(1000)),)}, "1000 candidates, some of them twice, or more than"),
@@ -102,6 +110,35 @@ def test_what_is_no_episode_is_refused_and_no_claim_is_followed(document, stored
     for data in (b"", b'{"stream":"EPISODES","seq":1}', ormsgpack.packb(claim), encode(task), *headless):
         with pytest.raises(EpisodeInvalid, match="it is not an episode"):
             read_episode(stored(data), document())
+
+
+def test_a_job_keeps_episodes_up_to_a_bound_until_their_step_or_evaluation_is_on_record(document, monkeypatch) -> None:
+    """A sandbox that holds one member back could otherwise fill the memory of the orchestrator, which all jobs share."""
+    monkeypatch.setattr(episodes, "MAX_KEPT_BYTES", 1 << 20)
+    job = document(groupsPerStep=1, maxStaleness=1)
+    job = changed(job, rollout=job.spec.rollout.model_copy(update={"group_size": 67}))
+    state = JobState(job, History(policies={"policy": PolicyRecord(uid=job.uid, version=0)}))
+    state.take_indices(3, 0)
+    large = an_episode(job, rewards={"policy": 0.5}, leaves={"policy": tuple(range(390))})
+
+    def play(index: int, *members: int) -> None:
+        for member in sorted(members * 2):  # Redelivered episodes are not kept twice.
+            names = an_episode(job, index, member).model_dump(include={"group", "index", "member", "episode"})
+            state.add_episode(large.model_copy(update=names))
+
+    play(0, *range(67))
+    state.resolve(state.groups.complete[0], {"policy": 0})
+    state.record(step_record(job, state.assembly.drafts[0], {}, Around(0.0, 1.0)))
+    run = EvaluationRun(0, 0, 100_000, {"policy": 0})
+    state.begin_evaluation(run, 0)
+    measured = {f"metric {number}": 1.0 for number in range(390)}
+    held_out = large.model_copy(update={"split": Split.EVAL, "metrics": measured, "fault": FaultClass.ENV})
+    for index in range(16):
+        state.add_episode(held_out.model_copy(update={"index": index, "group": eval_group(job.ref, index, 0)}))
+    state.record_evaluation(eval_record(job, run, EvaluationEnd(1.0, (), {})))
+    play(1, *range(67))
+    with pytest.raises(EpisodesTooLarge, match="take 1 MiB, more than the 1 MiB that the orchestrator keeps"):
+        play(2, 0)
 
 
 @pytest.mark.parametrize("rewards", [(1.7e308, 1.7e308), (1e30, -1e30), (1e30, 1e30)])

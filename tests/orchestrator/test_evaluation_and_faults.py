@@ -7,7 +7,8 @@ from marlaas_api.messages import EvalRecord, FaultClass, PolicyRecord, ReplicaRe
 from marlaas_api.messages.job_spec import EvaluationSettings
 from marlaas_worker.orchestrator.evaluation import best, due
 from marlaas_worker.orchestrator.faults import RETURN_S, FaultWatch, GivenUp
-from marlaas_worker.orchestrator.job_state import History, JobState
+from marlaas_worker.orchestrator.job_state import JobState
+from marlaas_worker.orchestrator.recorded_totals import History
 from marlaas_worker.orchestrator.restarts import PAUSE_S, JobRestarts
 from marlaas_worker.orchestrator.step_records import EvaluationEnd, eval_record
 

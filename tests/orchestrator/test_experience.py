@@ -4,7 +4,8 @@ from tests.harness import an_episode
 from marlaas_api.messages import GroupOutcome, IssueLedger
 from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_worker.orchestrator.experience import Experience, difficulty
-from marlaas_worker.orchestrator.job_state import History, JobState
+from marlaas_worker.orchestrator.job_state import JobState
+from marlaas_worker.orchestrator.recorded_totals import History
 
 ONE = (AgentSettings(name="policy"),)
 TEAM = [{"name": "solver"}, {"name": "verifier"}]
@@ -74,8 +75,12 @@ def test_a_duplicate_of_a_member_completes_nothing_and_changes_nothing(document,
     first, second = play(job, 0, (1.0, 0.0))
     store = Experience(job.spec.agents, 2)
     assert store.add(first) is None
-    assert store.add(first.model_copy(update={"rewards": {"solver": 9.0}, "leaves": {"solver": (7,)}})) is None
+    for attempt in range(1, 100):
+        again = {"episode": f"{first.group}-0-{attempt}", "rewards": {"solver": 9.0}, "leaves": {"solver": (7,)}}
+        assert store.add(first.model_copy(update=again)) is None
     group = store.add(second)
+    assert len(group.repeats) == 8, "a sandbox may repeat a member for ever"
+    assert not any(repeat.leaves for repeat in group.repeats)
     for position, part in enumerate(group.agents.values()):
         assert part.rewards == (1.0, 0.0)
         assert [one.leaves for one in part.trajectories] == [(position,)] * 2

@@ -23,8 +23,9 @@ from marlaas_api.wire import encode
 from marlaas_worker.orchestrator import metering as metering_module
 from marlaas_worker.orchestrator import reports, step_records
 from marlaas_worker.orchestrator.experience import CompleteGroup, Experience
-from marlaas_worker.orchestrator.job_state import History, JobState
+from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.metering import Metering
+from marlaas_worker.orchestrator.recorded_totals import History
 from marlaas_worker.orchestrator.usage import AdmittedTime, JobUsage
 
 

@@ -9,7 +9,8 @@ from tests.orchestrator.harness import a_job
 from marlaas_api.messages import Choice, Difficulty, GroupOutcome, IssueLedger, JobDocument, PolicyRecord
 from marlaas_api.messages.agent_settings import AgentSettings, PolicySettings, RewardShare
 from marlaas_worker.orchestrator.experience import AgentGroup, Experience, difficulty
-from marlaas_worker.orchestrator.job_state import History, JobState
+from marlaas_worker.orchestrator.job_state import JobState
+from marlaas_worker.orchestrator.recorded_totals import History
 
 SOLVER = AgentSettings(name="solver")
 SECOND = AgentSettings(name="second", policy=PolicySettings(of="solver"))

@@ -10,7 +10,8 @@ from marlaas_api.messages import JobDocument, Phase, PolicyRecord, ReplicaReport
 from marlaas_worker.orchestrator import service
 from marlaas_worker.orchestrator.admission import AdmissionQueue
 from marlaas_worker.orchestrator.capacity import PoolCapacity
-from marlaas_worker.orchestrator.job_state import History, JobState
+from marlaas_worker.orchestrator.job_state import JobState
+from marlaas_worker.orchestrator.recorded_totals import History
 from marlaas_worker.orchestrator.reports import dated, ending, training_pools
 from marlaas_worker.orchestrator.usage import JobUsage
 

@@ -12,7 +12,8 @@ from marlaas_api import bucket_cache, failpoints, subjects
 from marlaas_api.messages import Episode, GroupReady, JobDocument, Phase, Pin, StepOutcome, TaskMessage
 from marlaas_api.names import Split, train_group
 from marlaas_api.wire import decode_as
-from marlaas_worker.orchestrator.job_state import History, JobState
+from marlaas_worker.orchestrator.job_state import JobState
+from marlaas_worker.orchestrator.recorded_totals import History
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])

@@ -19,7 +19,8 @@ from marlaas_api.messages import (
 )
 from marlaas_api.names import Split
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
-from marlaas_worker.orchestrator.job_state import History, JobState
+from marlaas_worker.orchestrator.job_state import JobState
+from marlaas_worker.orchestrator.recorded_totals import History
 from marlaas_worker.orchestrator.reports import progress
 from marlaas_worker.orchestrator.step_records import Around, EvaluationEnd, eval_record, sample, step_record
 from marlaas_worker.orchestrator.usage import AdmittedTime, JobUsage

@@ -3,9 +3,12 @@
 The author of an episode has the job's sandbox credential and runs a tenant's code, so nothing in it is trusted.
 An episode that our sandboxes could not have written fails its job with an error text, and affects no other job.
 Blob references in messages are not followed: they could name any file of the blob store.
+Episodes of open groups stay in memory, which all jobs share: `slim` and `KeptSizes` bound what they take.
 """
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 
 from marlaas_api.bus import Stored
 from marlaas_api.errors import Permanent
@@ -19,10 +22,18 @@ MAX_PRIOR_FAULTS = 100
 MAX_NUMBER = 1e30
 """Largest absolute reward or metric: sums and squares stay finite in float64, sums also in the trainer's float32."""
 MAX_FAULT_CHARACTERS = 64 << 10
+MAX_KEPT_BYTES = 256 << 20
+"""Most memory for the turns and metrics of one job's episodes until their step or evaluation is on record."""
+_NUMBER_BYTES, _METRIC_BYTES = 40, 160
+"""Memory of a number in a tuple, and of a metric with its name, in CPython."""
 
 
 class EpisodeInvalid(Permanent):
     """An episode that no sandbox of ours writes."""
+
+
+class EpisodesTooLarge(Permanent):
+    """A job's episodes need too much of the orchestrator's memory."""
 
 
 def read_episode(stored: Stored, document: JobDocument) -> Episode | None:
@@ -41,6 +52,38 @@ def read_episode(stored: Stored, document: JobDocument) -> Episode | None:
     if (fault := _fault(episode, document)) is not None:
         raise EpisodeInvalid(_sentence(stored, fault))
     return episode
+
+
+def slim(episode: Episode) -> Episode:
+    """Return an episode with only what decisions, usage and samples of evaluations need."""
+    if episode.split is Split.TRAIN:
+        return episode.model_copy(update={"fault_text": "", "metrics": {}})
+    last = {agent: leaves[-1:] for agent, leaves in episode.leaves.items()}
+    return episode.model_copy(update={"fault_text": "", "leaves": last, "choices": ()})
+
+
+class KeptSizes:
+    """Memory of the turns and metrics of a job's kept episodes: by index of the training group, of the evaluation under None."""
+
+    def __init__(self) -> None:
+        self._bytes: Counter[int | None] = Counter()
+
+    def add(self, group: int | None, episode: Episode) -> None:
+        """Add an episode that is kept. Raises EpisodesTooLarge."""
+        numbers = sum(map(len, episode.leaves.values()))
+        numbers += sum(len(choice.turns) + len(choice.rewards) for choice in episode.choices)
+        self._bytes[group] += _NUMBER_BYTES * numbers + _METRIC_BYTES * len(episode.metrics)
+        if (size := self._bytes.total()) > MAX_KEPT_BYTES:
+            raise EpisodesTooLarge(
+                f"the conversations, candidates and metrics of the episodes in open groups and the evaluation take {size >> 20} MiB, more than "
+                f"the {MAX_KEPT_BYTES >> 20} MiB that the orchestrator keeps for a job: lower their number in each episode, evaluation.tasks, "
+                "rollout.groupSize or training.groupsPerStep"
+            )
+
+    def forget(self, groups: Iterable[int | None]) -> None:
+        """Remove groups that are on record."""
+        for group in groups:
+            del self._bytes[group]
 
 
 def _sentence(stored: Stored, fault: str) -> str:
@@ -79,6 +122,8 @@ def _worth(episode: Episode, document: JobDocument) -> str | None:
     wanted = {agent.name for agent in document.spec.agents if agent.trainable}
     if episode.fault is None and not wanted <= episode.rewards.keys():
         return f"no reward for {', '.join(sorted(wanted - episode.rewards.keys()))}"
+    if len(set(episode.may_speak)) < len(episode.may_speak):
+        return f"{len(episode.may_speak)} agents that the task may call, some of them twice"
     if strangers := {*episode.rewards, *episode.leaves, *episode.may_speak} - agents:
         return f"rewards or conversations of {min(strangers)[:63]!r}, which is not an agent of the job"
     if uncalled := [agent for agent in episode.leaves if not episode.may_call(agent)]:
@@ -94,7 +139,7 @@ def _worth(episode: Episode, document: JobDocument) -> str | None:
 def _conversations(episode: Episode, document: JobDocument) -> str | None:
     most, end = MAX_TURNS_FACTOR * document.spec.rollout.max_turns, end_of_turns(len(document.spec.agents))
     for agent, leaves in episode.leaves.items():
-        if len(leaves) > most or not all(0 <= leaf < end for leaf in leaves):
+        if not len(set(leaves)) == len(leaves) <= most or not all(0 <= leaf < end for leaf in leaves):
             return f"{len(leaves)} conversations of agent {agent[:63]!r} that end at turns {leaves[:5]}, at maxTurns {document.spec.rollout.max_turns}"
     return None
 
@@ -106,7 +151,7 @@ def _choices(episode: Episode, document: JobDocument) -> str | None:
     if len(set(turns)) < len(turns) or len(turns) > most * len(agents):
         return f"{len(turns)} candidates, some of them twice, or more than {most} of an agent"
     for choice in episode.choices:
-        if choice.agent not in agents or not all(0 <= turn < end for turn in choice.turns):
+        if choice.agent not in agents or not choice.turns or not all(0 <= turn < end for turn in choice.turns):
             return f"candidates of agent {choice.agent[:63]!r} at turns {choice.turns[:5]}"
         if len(choice.rewards) not in (0, len(choice.turns)):
             return f"{len(choice.rewards)} rewards for {len(choice.turns)} candidates"

@@ -29,9 +29,9 @@ class EvaluationRun:
     versions: Mapping[str, int]
     episodes: dict[int, Episode] = field(default_factory=dict)
 
-    def add(self, episode: Episode) -> None:
-        """Add an episode, unless its task has one."""
-        self.episodes.setdefault(episode.index, episode)
+    def add(self, episode: Episode) -> bool:
+        """Add an episode, unless its task has one; return whether it was added."""
+        return self.episodes.setdefault(episode.index, episode) is episode
 
     @property
     def complete(self) -> bool:

@@ -5,7 +5,7 @@ Invariant: the first record of a member counts; replays and duplicates change no
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from marlaas_api.messages import Difficulty, Episode, GroupOutcome, GroupResolution, TrajectoryRef
@@ -15,6 +15,8 @@ from marlaas_worker.rl.advantages import has_signal
 
 _FEWEST = 2
 """Rewards that a comparison within a group needs."""
+MAX_REPEATS = 4
+"""Repeated plays of a group that are kept, at most, for each member. The tokens of further ones count as unrecorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class CompleteGroup:
         index: index of the group, unique in the job.
         agents: the part of each policy, by its agent, in the order of the manifest.
         episodes: one for each member, in member order.
-        repeats: further plays of members, which do not count.
+        repeats: further plays of members, which do not count; without their turns.
     """
 
     index: int
@@ -70,12 +72,18 @@ class Experience:
         """Add an episode; return its group if that is complete now, else None."""
         members = self._members.setdefault(episode.group, {})
         if members.setdefault(episode.member, episode).episode != episode.episode:
-            self._repeats.setdefault(episode.group, {})[episode.episode] = episode
+            repeats = self._repeats.setdefault(episode.group, {})
+            if len(repeats) < MAX_REPEATS * self._group_size:
+                repeats[episode.episode] = episode.model_copy(update={"leaves": {}, "choices": ()})
         if len(members) < self._group_size:
             return None
         del self._members[episode.group]
-        repeats = self._repeats.pop(episode.group, {})
-        return self._complete([members[key] for key in sorted(members)], tuple(repeats.values()))
+        repeated = self._repeats.pop(episode.group, {})
+        return self._complete([members[key] for key in sorted(members)], tuple(repeated.values()))
+
+    def episodes(self) -> Iterator[Episode]:
+        """Return the members that have ended of groups that are not complete."""
+        return (episode for members in self._members.values() for episode in members.values())
 
     def ended(self, group: str) -> list[int]:
         """Return the members that have ended of a group that is not complete."""
@@ -83,7 +91,7 @@ class Experience:
 
     def faults(self) -> Counter[str]:
         """Return the number of faults by class in groups that are not complete yet."""
-        return count_faults([episode for members in self._members.values() for episode in members.values()])
+        return count_faults(self.episodes())
 
     def _complete(self, episodes: list[Episode], repeats: tuple[Episode, ...]) -> CompleteGroup:
         return CompleteGroup(

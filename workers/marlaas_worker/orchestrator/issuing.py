@@ -3,7 +3,7 @@
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from marlaas_api.failpoints import failpoint
-from marlaas_api.messages import Episode, JobAgent, ReplicaReport
+from marlaas_api.messages import JobAgent, ReplicaReport
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
 from marlaas_worker.orchestrator.experience import CompleteGroup
 from marlaas_worker.orchestrator.job_state import JobState
@@ -56,7 +56,7 @@ class TaskIssuer:
         pins = {agent: await self._records.pins.version(agent, group.name) for agent in state.policies}
         return {agent: state.versions[agent] if pin is None else pin for agent, pin in pins.items()}
 
-    async def keep_pins(self, state: JobState, episodes: Sequence[Episode]) -> None:
+    async def keep_pins(self, state: JobState) -> None:
         """Recreate expired pins of groups that are partly played.
 
         Their other members must be sampled from the same version, however long the job was suspended.
@@ -64,7 +64,7 @@ class TaskIssuer:
         open_groups = {state.tasks.train(index).group for index in state.groups.in_flight}
         agents = {agent.name: agent for agent in state.document.spec.agents}
         half_played = {(agent.pinned_as, group) for agent in agents.values() for group in open_groups}
-        for episode in episodes:
+        for episode in state.undecided():
             for name, leaves in episode.leaves.items():
                 key = agents[name].pinned_as, episode.group
                 if leaves and key in half_played:

@@ -5,8 +5,7 @@ the original run reach the same state. `owned_job` performs the decisions, and p
 """
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 
 from marlaas_api.messages import (
     Episode,
@@ -20,29 +19,14 @@ from marlaas_api.messages import (
 )
 from marlaas_api.names import Split, eval_group, train_group
 from marlaas_worker.orchestrator.data_order import Walk
+from marlaas_worker.orchestrator.episodes import KeptSizes, slim
 from marlaas_worker.orchestrator.evaluation import EvaluationRun, due
-from marlaas_worker.orchestrator.experience import (
-    CompleteGroup,
-    Experience,
-    count_faults,
-    group_index,
-)
+from marlaas_worker.orchestrator.experience import CompleteGroup, Experience, count_faults, group_index
 from marlaas_worker.orchestrator.faults import FaultWatch
 from marlaas_worker.orchestrator.job_tasks import JobTasks, PastDraw
 from marlaas_worker.orchestrator.open_groups import OpenGroups
-from marlaas_worker.orchestrator.recorded_totals import RecordedTotals
+from marlaas_worker.orchestrator.recorded_totals import History, RecordedTotals
 from marlaas_worker.orchestrator.steps import Assembly, StepRules
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """The records of a job in streams and buckets, read when the orchestrator takes up the job. policies: by agent."""
-
-    steps: tuple[StepRecord, ...] = ()
-    evaluations: tuple[EvalRecord, ...] = ()
-    groups: tuple[GroupLogEntry, ...] = ()
-    ledger: IssueLedger | None = None
-    policies: Mapping[str, PolicyRecord] = field(default_factory=dict)
 
 
 class JobState:
@@ -67,6 +51,7 @@ class JobState:
         self.recorded = RecordedTotals(history.steps, history.evaluations)
         self.tasks.note_steps(history.steps)
         has_baseline = spec.training.has_running_baseline
+        self._sizes = KeptSizes()
         self._experience = Experience(spec.agents, spec.rollout.group_size, has_baseline=has_baseline)
         group, num_groups = spec.rollout.group_size, spec.training.groups_per_step
         # Of groups of one, a whole step: the first fault must not fail the job.
@@ -170,17 +155,29 @@ class JobState:
         )
 
     def add_episode(self, episode: Episode) -> None:
-        """Add an episode. A restart reads those of resolved groups again; they count only for the share of faults."""
+        """Add an episode. A restart reads those of resolved groups again; they count only for the share of faults.
+
+        Raises EpisodesTooLarge.
+        """
         if not self.is_open(episode):
             return
         self.faults.add(episode)
+        kept = slim(episode)
         if episode.split is Split.EVAL:
             assert self.evaluation is not None
-            self.evaluation.add(episode)
+            if self.evaluation.add(kept):
+                self._sizes.add(None, kept)
         elif self.groups.is_played(index := group_index(episode.group)):
-            group = self._experience.add(episode)
+            if episode.member not in self.ended(episode.group):
+                self._sizes.add(index, kept)
+            group = self._experience.add(kept)
             if group is not None:
                 self.groups.complete[index] = group
+
+    def undecided(self) -> Iterator[Episode]:
+        """Return the episodes of training groups that are not decided."""
+        yield from self._experience.episodes()
+        yield from (episode for group in self.groups.complete.values() for episode in group.episodes)
 
     def ended(self, group: str) -> list[int]:
         """Return the members that have ended of a group that is not complete."""
@@ -217,7 +214,9 @@ class JobState:
         )
         self.recorded.add_step(record)
         self.tasks.note(record.outcomes)
-        self.groups.forget({group.index for group in draft.resolved})
+        done = {group.index for group in draft.resolved}
+        self.groups.forget(done)
+        self._sizes.forget(done)
         self.finished = record.step + 1
         self.last_step = record
 
@@ -261,6 +260,7 @@ class JobState:
         self.evaluations[record.version] = record
         self.recorded.add_evaluation(record)
         self.evaluation = None
+        self._sizes.forget([None])
 
     def fault_totals(self) -> Counter[str]:
         """Return all faults by class since the job began, those of open groups included."""

@@ -94,14 +94,13 @@ class OwnedJob:
         state = JobState(self.document, await self._records.history())
         # Read the queue before the episodes: a task leaves the queue only after all its episodes are stored.
         queued = await self._records.queued()
-        episodes = await self._records.episodes()
-        for sequence, episode in episodes:
+        for sequence, episode in await self._records.episodes():
             self._note(state, sequence, episode)
             state.add_episode(episode)
         state.document = self.document  # `revise` may have replaced it while the records were read.
         self._share.size.known = self._share.size.known or state.episode_bytes
         self._state = state
-        await self._issuer.keep_pins(state, [episode for _, episode in episodes])
+        await self._issuer.keep_pins(state)
         name = subjects.consumer(ref.namespace, ref.name, "orchestrator")
         consumer = await self._context.bus.consumer(
             subjects.EPISODES, name, subjects.episode(ref.namespace, ref.name), max_pending=100_000

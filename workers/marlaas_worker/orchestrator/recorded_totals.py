@@ -1,13 +1,25 @@
-"""Totals of a job over its recorded steps and evaluations. Each record counts once."""
+"""The records of a job, and totals over its recorded steps and evaluations. Each record counts once."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-from marlaas_api.messages import EvalRecord, StepRecord, UsageAmounts
+from marlaas_api.messages import EvalRecord, GroupLogEntry, IssueLedger, PolicyRecord, StepRecord, UsageAmounts
 from marlaas_api.messages.usage import merged
 
 TRAINING_FAULTS = {"out-of-memory": "out_of_memory", "non-finite": "skipped_update"}
 """Classes of `Progress.training_faults`, and the step metrics in which the trainer counts them."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The records of a job in streams and buckets, read when the orchestrator takes up the job. policies: by agent."""
+
+    steps: tuple[StepRecord, ...] = ()
+    evaluations: tuple[EvalRecord, ...] = ()
+    groups: tuple[GroupLogEntry, ...] = ()
+    ledger: IssueLedger | None = None
+    policies: Mapping[str, PolicyRecord] = field(default_factory=dict)
 
 
 class RecordedTotals:

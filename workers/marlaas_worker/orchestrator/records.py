@@ -1,7 +1,7 @@
 """The orchestrator's reads and writes on the bus for one job, as typed messages."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
@@ -30,8 +30,8 @@ from marlaas_api.wire import decode, decode_as, encode, unpack
 from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.orchestrator.episodes import read_episode
 from marlaas_worker.orchestrator.group_pins import GroupPins
-from marlaas_worker.orchestrator.job_state import History
 from marlaas_worker.orchestrator.metering import Metering
+from marlaas_worker.orchestrator.recorded_totals import History
 from marlaas_worker.orchestrator.room import Room
 from marlaas_worker.role import RoleContext
 
@@ -123,11 +123,11 @@ class Records:
         self._logged[agent] = deque((message.step, sequence) for message, sequence in own)
         return [message for message, _ in own]
 
-    async def episodes(self) -> list[tuple[int, Episode]]:
-        """Return all stored episodes with their sequences. Raises EpisodeInvalid."""
+    async def episodes(self) -> Iterator[tuple[int, Episode]]:
+        """Return all stored episodes with their sequences. They are parsed one by one, which raises EpisodeInvalid."""
         stored = await self.bus.replay(subjects.EPISODES, subjects.episode(self.ref.namespace, self.ref.name))
         read = ((one.sequence, self.episode(one)) for one in stored)
-        return [(sequence, episode) for sequence, episode in read if episode is not None]
+        return ((sequence, episode) for sequence, episode in read if episode is not None)
 
     def episode(self, stored: Stored) -> Episode | None:
         """Parse an episode; None if it belongs to an earlier job of this name. Raises EpisodeInvalid."""
