@@ -5,6 +5,7 @@ a period is the difference of two totals.
 """
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -28,9 +29,10 @@ _COUNTS = [name for name in UsageStatus.model_fields if name not in _SECONDS and
 
 
 def usage_status(amounts: UsageAmounts) -> dict[str, Any]:
-    """Return the `usage` of a status, without zeros."""
+    """Return the `usage` of a status, without zeros, NaN and infinity: JSON cannot represent the latter two."""
     counts = {name: getattr(amounts, name) or None for name in (*_COUNTS, "wasted_tokens")}
-    seconds = {name: round(getattr(amounts, field), 1) or None for name, field in _SECONDS.items()}
+    measured = {name: getattr(amounts, field) for name, field in _SECONDS.items()}
+    seconds = {name: (round(value, 1) or None) if math.isfinite(value) else None for name, value in measured.items()}
     return UsageStatus(**counts, **seconds).model_dump(by_alias=True, exclude_none=True)
 
 

@@ -1,13 +1,14 @@
 """Marks of a tenant's total usage: one per hour, later one per day."""
 
 import itertools
+import math
 from datetime import UTC, datetime
 
 import pytest
 
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import UsageAmounts
-from marlaas_api.usage_objects import HOUR_S, mark_before, marks_of, next_mark_s, used_between, with_mark
+from marlaas_api.usage_objects import HOUR_S, mark_before, marks_of, next_mark_s, usage_status, used_between, with_mark
 
 START = datetime(2026, 11, 1, 10, 20, tzinfo=UTC).timestamp()
 
@@ -22,6 +23,12 @@ def test_an_hour_has_one_mark_the_first():
     later = with_mark(data, total(7), START + 2400)
     assert list(later) == ["2026-11-01T10Z", "2026-11-01T11Z"]
     assert [(mark.at, mark.amounts.trained_tokens) for mark in marks_of(later)] == [(START, 5), (START + 2400, 7)]
+
+
+def test_usage_in_a_status_is_json_whatever_was_recorded():
+    """The API server refuses a status with infinity, so that nothing of the job would be shown any more."""
+    endless = UsageAmounts(generated_tokens=5, sandbox_s=math.inf, engine_s=math.nan, trainer_s=1.26)
+    assert usage_status(endless) == {"generatedTokens": 5, "trainerSeconds": 1.3}
 
 
 def test_the_next_mark_is_due_at_the_next_hour():

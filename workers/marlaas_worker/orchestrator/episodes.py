@@ -6,7 +6,6 @@ Blob references in messages are not followed: they could name any file of the bl
 Episodes of open groups stay in memory, which all jobs share: `slim` and `KeptSizes` bound what they take.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 
@@ -22,6 +21,8 @@ MAX_PRIOR_FAULTS = 100
 MAX_NUMBER = 1e30
 """Largest absolute reward or metric: sums and squares stay finite in float64, sums also in the trainer's float32."""
 MAX_FAULT_CHARACTERS = 64 << 10
+MAX_SECONDS = 30 * 86400.0
+"""Longest time of an episode: turns are kept no longer. So sums of times stay finite, and a status is valid JSON."""
 MAX_KEPT_BYTES = 256 << 20
 """Most memory for the turns and metrics of one job's episodes until their step or evaluation is on record."""
 _NUMBER_BYTES, _METRIC_BYTES = 40, 160
@@ -165,6 +166,6 @@ def _accounts(episode: Episode, document: JobDocument) -> str | None:
     end = MAX_TURNS_FACTOR * document.spec.rollout.max_turns * len(document.spec.agents)
     if not 0 <= episode.num_turns <= end or len(episode.prior_faults) > MAX_PRIOR_FAULTS:
         return f"{episode.num_turns} turns after {len(episode.prior_faults)} faults"
-    if not all(0.0 <= seconds < math.inf for seconds in (episode.duration_s, episode.tool_s)):
+    if not all(0.0 <= seconds <= MAX_SECONDS for seconds in (episode.duration_s, episode.tool_s)):
         return f"a time of {episode.duration_s} s with {episode.tool_s} s in tools"
     return None
