@@ -3,7 +3,7 @@
 import pytest
 from tests.harness import an_episode, identity
 
-from marlaas_api.messages import EvalRecord, FaultClass, PolicyRecord, ReplicaReport, StepRecord
+from marlaas_api.messages import AgentStep, EvalRecord, FaultClass, PolicyRecord, ReplicaReport, StepRecord
 from marlaas_api.messages.job_spec import EvaluationSettings
 from marlaas_worker.orchestrator.evaluation import best, due
 from marlaas_worker.orchestrator.faults import RETURN_S, FaultWatch, GivenUp
@@ -67,6 +67,37 @@ def test_an_evaluation_that_a_restart_finds_after_further_steps_is_of_its_own_st
     last = state.due_evaluation()
     assert last is not None
     assert (last.version, last.step) == (2, 2)
+
+
+@pytest.mark.parametrize(("staleness", "evaluated"), [(0, [(0, 0), (2, 2), (3, 4)]), (1, [(0, 0), (3, 4)])])
+def test_no_evaluation_is_skipped_if_steps_pass_before_it_is_asked_for(document, staleness, evaluated):
+    """A strict job evaluates the versions after each due step, however late, so that its seed alone decides what is promoted.
+
+    Steps may be recorded in quick succession (step 2 has no signal here), or while a quota pauses the job. After a restart,
+    the same evaluations are due.
+    """
+    job = document(steps=4, maxStaleness=staleness, groupsPerStep=1)
+    figures = {"at": 1.0, "wall_s": 1.0, "reward_mean": 0.5, "reward_std": 0.5, "num_groups": 1, "num_episodes": 2}
+    steps = [
+        StepRecord(
+            **identity(job),
+            **figures,
+            outcome="committed",
+            step=step,
+            version=version,
+            indices=(step,),
+            agents={"policy": AgentStep(outcome="committed", version=version)},
+        )
+        for step, version in enumerate((1, 2, 2, 3))
+    ]
+    policies = {"policy": PolicyRecord(uid=job.uid, version=3, step=3)}
+    made: list[EvalRecord] = []
+    while True:
+        state = JobState(job, History(steps=tuple(steps), evaluations=tuple(made), policies=policies))
+        if (run := state.due_evaluation()) is None:
+            break
+        made.append(eval_record(job, run, EvaluationEnd(1.0, (), {})))
+    assert [(one.version, one.step) for one in made] == evaluated
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from tests.killing import kill_at
 from tests.orchestrator.harness import SEAMS, OrchestratorHarness, final, mixed, run_to_end, running
 
 from marlaas_api import bucket_cache, failpoints, subjects
-from marlaas_api.messages import Episode, GroupReady, JobDocument, Phase, Pin, StepOutcome, TaskMessage
+from marlaas_api.messages import Episode, EvalRecord, GroupReady, JobDocument, Phase, Pin, StepOutcome, TaskMessage
 from marlaas_api.names import Split, train_group
 from marlaas_api.wire import decode_as
 from marlaas_worker.orchestrator.job_state import JobState
@@ -30,6 +30,9 @@ async def test_a_job_runs_to_its_end_every_index_once_every_step_full(harness, d
     assert [record.step for record in records] == [0, 1, 2, 3, 4]
     assert all(record.staleness_max <= staleness for record in records)
     assert records[0].metrics == {"loss": 0.5, "train_s": 1.5}
+    stored = await harness.bus.replay(subjects.STEPS, "eval.team-a.sums.*")
+    evaluated = [decode_as(EvalRecord, one.data).step for one in stored]
+    assert evaluated == [0, 2, 4, 5] if staleness == 0 else (evaluated[0], evaluated[-1]) == (0, 5)
 
 
 async def test_asynchronous_agents_train_later_groups_while_an_earlier_one_is_played(harness, document):

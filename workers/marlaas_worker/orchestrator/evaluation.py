@@ -2,10 +2,10 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from marlaas_api.messages import Episode
+from marlaas_api.messages import Episode, EvalRecord
 from marlaas_api.messages.job_spec import EvaluationSettings
 
 
@@ -63,6 +63,40 @@ class EvaluationRun:
             for name, value in episode.metrics.items():
                 values.setdefault(name, []).append(value)
         return {name: sum(some) / len(some) for name, some in values.items()}
+
+
+class EvaluationSchedule:
+    """Which evaluation of a job is due next. Evaluations that are late, because of a pause or of steps in quick succession, are made.
+
+    A strict job evaluates the versions after each due step, so that its evaluations depend on its seed alone. Other jobs
+    evaluate version 0 first, and then the newest versions once a due step is on record.
+    """
+
+    def __init__(self, agents: Iterable[str], *, strict: bool) -> None:
+        self._strict = strict
+        self._missing: dict[int, Mapping[str, int]] = {0: dict.fromkeys(agents, 0)}
+
+    def note(self, spec: EvaluationSettings, finished: int, steps: int, versions: Mapping[str, int]) -> None:
+        """Note the versions after `finished` steps, which are on record. steps: of the job."""
+        if due(spec, finished, steps):
+            self._missing[finished] = dict(versions)
+
+    def next(
+        self, num_tasks: int, known: Mapping[int, EvalRecord], finished: int, newest: Mapping[str, int]
+    ) -> EvaluationRun | None:
+        """Return the next evaluation; None if none is due.
+
+        Args:
+            known: recorded evaluations by version. A version is evaluated once.
+            finished: number of recorded steps.
+            newest: versions by agent.
+        """
+        last = max((one.step for one in known.values()), default=-1)
+        self._missing = {step: versions for step, versions in self._missing.items() if step > last}
+        is_exact = self._strict or not known
+        found = self._missing if is_exact else dict.fromkeys([finished] if self._missing else [], newest)
+        runs = (EvaluationRun(sum(versions.values()), step, num_tasks, versions) for step, versions in found.items())
+        return next((run for run in runs if num_tasks > 0 and run.version not in known), None)
 
 
 def team_reward(episode: Episode, agents: Sequence[str]) -> float:

@@ -20,7 +20,7 @@ from marlaas_api.messages import (
 from marlaas_api.names import Split, eval_group, train_group
 from marlaas_worker.orchestrator.data_order import Walk
 from marlaas_worker.orchestrator.episodes import KeptSizes, slim
-from marlaas_worker.orchestrator.evaluation import EvaluationRun, due
+from marlaas_worker.orchestrator.evaluation import EvaluationRun, EvaluationSchedule
 from marlaas_worker.orchestrator.experience import CompleteGroup, Experience, count_faults, group_index
 from marlaas_worker.orchestrator.faults import FaultWatch
 from marlaas_worker.orchestrator.job_tasks import JobTasks, PastDraw
@@ -61,6 +61,9 @@ class JobState:
         versions = {agent: self._recorded_version(agent) for agent in self.policies}
         self.assembly = Assembly(document.ref, self._rules(), self.finished, versions)
         self.assembly.restore(history.groups)
+        self._schedule = EvaluationSchedule(self.policies, strict=self.strict)
+        for number, step in enumerate(history.steps, 1):
+            self._note_versions(number, step)
         unfinished = self.assembly.unfinished
         decided = (group for draft in self.assembly.drafts for group in draft.resolved)
         resolved = [group for group in decided if group.index not in unfinished]
@@ -205,13 +208,7 @@ class JobState:
         """Update the state after a step was recorded."""
         draft = self.assembly.drafts[0]
         before = {agent: part.base_version for agent, part in draft.agents.items()}
-        self.assembly.recorded(
-            draft,
-            {
-                agent: record.agents[agent].version if agent in record.agents else version
-                for agent, version in before.items()
-            },
-        )
+        self.assembly.recorded(draft, _versions_after(record, before))
         self.recorded.add_step(record)
         self.tasks.note(record.outcomes)
         done = {group.index for group in draft.resolved}
@@ -219,6 +216,7 @@ class JobState:
         self._sizes.forget(done)
         self.finished = record.step + 1
         self.last_step = record
+        self._note_versions(self.finished, record)
 
     def take_indices(self, number: int, last_sequence: int) -> list[int]:
         """Reserve the next tasks to issue, and draw the past versions that play in them; they are in flight from now on.
@@ -241,19 +239,11 @@ class JobState:
         self.evaluation, self.groups.evaluation_from = run, last_sequence + 1
 
     def due_evaluation(self) -> EvaluationRun | None:
-        """Return the evaluation to start now; None if none is due.
-
-        In strict mode it is of the versions after the recorded steps, also if an agent has committed a later one.
-        """
-        spec, versions = self.document.spec, self.assembly.versions if self.strict else self.versions
-        version = sum(versions.values()) if min(versions.values()) >= 0 else -1
-        # An agent that is a step ahead of the others makes a new sum of versions after the same step.
-        known = any(version == one.version or self.finished == one.step for one in self.evaluations.values())
-        if known or self.evaluation is not None or version < 0:
+        """Return the evaluation to start now; None if none is due."""
+        if self.evaluation is not None or not self.has_policies:
             return None
-        if not due(spec.evaluation, self.finished, spec.training.steps):
-            return None
-        return EvaluationRun(version, self.finished, spec.evaluation.tasks, dict(versions))
+        tasks = self.document.spec.evaluation.tasks
+        return self._schedule.next(tasks, self.evaluations, self.finished, self.versions)
 
     def record_evaluation(self, record: EvalRecord) -> None:
         """Update the state after an evaluation was recorded."""
@@ -279,6 +269,11 @@ class JobState:
         last = self.last_step.agents.get(agent) if self.last_step else None
         return last.version if last else 0
 
+    def _note_versions(self, finished: int, step: StepRecord) -> None:
+        """Note the versions after a recorded step, which may have to be evaluated."""
+        spec, versions = self.document.spec, _versions_after(step, self.assembly.versions)
+        self._schedule.note(spec.evaluation, finished, spec.training.steps, versions)
+
     def _rules(self) -> StepRules:
         training = self.document.spec.training
         return StepRules(training.groups_per_step, training.max_staleness, training.max_refill, training.steps)
@@ -297,3 +292,8 @@ class JobState:
         if version is not None and version not in self.evaluations:
             tasks, versions = self.document.spec.evaluation.tasks, ledger.evaluating_versions
             self.evaluation = EvaluationRun(version, ledger.evaluating_step, tasks, versions)
+
+
+def _versions_after(step: StepRecord, otherwise: Mapping[str, int]) -> dict[str, int]:
+    """Return the versions after a step; `otherwise`: of agents that its record does not have."""
+    return {agent: step.agents[agent].version if agent in step.agents else one for agent, one in otherwise.items()}
