@@ -143,12 +143,28 @@ async def test_of_the_plays_before_each_preemption_the_last_one_was_cut_and_the_
     assert (amounts.prompt_tokens, amounts.cached_tokens) == (6 * 20, 6 * 16), "without plays that were cut"
 
 
-async def test_turns_are_read_once_and_those_of_later_groups_with_them(metering, record, harness):
-    first = complete(await record(0, 0, 1), await record(0, 1, 2))
-    second = complete(await record(1, 0, 4), await record(1, 1, 8))
-    await metering.of_groups([first])
+async def test_turns_are_read_once_and_those_of_later_groups_with_them(metering, record, harness, monkeypatch):
+    """Those that come after their member was counted are forgotten: they would add up until each episode is read on its own."""
+    monkeypatch.setattr(metering_module, "MAX_PLAYS", 4)
+    for index in range(2):
+        await metering.of_groups([complete(await record(index, 0, 1), await record(index, 1, 2))])
+        await record(index, 0, 5, attempt=2)
+    await metering.of_groups([complete(await record(2, 0, 1), await record(2, 1, 2))])
+    third, fourth = [complete(await record(index, 0, 4), await record(index, 1, 8)) for index in (3, 4)]
+    metering.keep({third.name}, ())
+    await metering.of_groups([third])
+    metering.keep((), ("t4",))
     await harness.bus.purge(subjects.TURNS, subjects.turn("*", "*", "*", "*"))
-    assert (await policy_amounts(metering, [second]))[1].generated_tokens == 12
+    assert (await policy_amounts(metering, [fourth]))[4].generated_tokens == 12
+
+
+async def test_a_play_that_was_cut_is_found_whatever_the_number_of_its_attempt(metering, record):
+    """One turn that waits raises it by 33 at `maxAttempts: 3`."""
+    for member, attempt in enumerate((34, 41)):
+        await record(0, member, 10, attempt=attempt)
+    ended = [await record(0, member, 1, attempt=PREEMPTION_STRIDE + 1, num_preemptions=1) for member in range(2)]
+    (amounts,) = (await policy_amounts(metering, [complete(*ended)])).values()
+    assert (amounts.preempted_tokens, amounts.charged_tokens) == (20, 2)
 
 
 async def test_with_too_many_open_plays_each_episode_is_read_on_its_own(metering, record, monkeypatch):

@@ -5,7 +5,7 @@ A sandbox's word counts only for the seconds of its episodes.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -23,8 +23,8 @@ from marlaas_worker.orchestrator.experience import CompleteGroup
 MAX_READS = 16
 MAX_PLAYS = 4096
 MAX_EARLIER = 32
-"""Earlier attempts that are looked for, at most: after the last preemption, and after each one before. A turn that waits raises
-the number of its attempt by many.
+"""Earlier attempts that are looked for if plays are read on their own, at most: after the last preemption, and after each one
+before. A turn that waits raises the number of its attempt by many, so one may be missed.
 """
 MAX_EARLIER_PREEMPTIONS = 8
 
@@ -65,8 +65,8 @@ class Metering:
     Seconds of an episode count for its job's agents in equal parts. What an agent used that plays another one's policy
     counts for that one.
 
-    New turns are read many at a time, each once, and kept until their episode is counted. With more than `MAX_PLAYS`
-    plays that are not counted, the turns of each episode are read on their own instead.
+    New turns are read many at a time, each once, and kept until their member is counted, or its group closed. With more
+    than `MAX_PLAYS` plays that are not counted, the turns of each episode are read on their own instead.
     """
 
     def __init__(self, bus: Bus, blobs: Blobs, ref: JobRef, agents: Sequence[AgentSettings]) -> None:
@@ -74,7 +74,7 @@ class Metering:
         self._players = {agent.name: agent for agent in agents}
         self._reads = asyncio.Semaphore(MAX_READS)
         self._next_sequence = 1
-        self._plays: dict[str, _Play] = {}
+        self._plays: dict[tuple[str, int], dict[str, _Play]] = {}
         self._is_too_large = False
 
     async def of_groups(self, groups: Iterable[CompleteGroup]) -> dict[int, AgentAmounts]:
@@ -106,11 +106,10 @@ class Metering:
 
     async def _of_member(self, episode: Episode, repeats: Sequence[Episode]) -> AgentAmounts:
         """Return the usage of all plays of a member. episode: of the play that counts."""
-        others = {one.episode for one in repeats}
-        names = [name for name in _earlier(episode) if name not in others]
-        own, *earlier = await asyncio.gather(*map(self._of_play, [episode.episode, *names]))
-        again = await asyncio.gather(*(self._of_play(one.episode) for one in repeats))
-        played = [play for play in earlier if play is not None]
+        plays = await self._plays_of(episode, repeats)
+        own, again = plays.pop(episode.episode, None), [plays.pop(one.episode, None) for one in repeats]
+        before = sorted((attempt_of(name), name) for name in plays if attempt_of(name) < attempt_of(episode.episode))
+        played = [plays[name] for _, name in before]
         cut = _cut(played, own)
         parts = [play.cut if play in cut else play.settled(TokenUse.FAILED) for play in played]
         if own is not None:
@@ -128,17 +127,31 @@ class Metering:
         for stored in await self._bus.replay(subjects.TURNS, subject, self._next_sequence):
             turn = await self._turn(stored.data)
             if turn is not None:
-                play, before = self._play([turn]), self._plays.get(turn.episode)
-                self._plays[turn.episode] = play if before is None else before + play
+                plays, play = self._plays.setdefault((turn.group, turn.member), {}), self._play([turn])
+                plays[turn.episode] = plays[turn.episode] + play if turn.episode in plays else play
             self._next_sequence = max(self._next_sequence, stored.sequence + 1)
-        if len(self._plays) > MAX_PLAYS:
+        if sum(map(len, self._plays.values())) > MAX_PLAYS:
             self._is_too_large = True
             self._plays.clear()
 
-    async def _of_play(self, name: str) -> _Play | None:
-        """Return what a play used; None if it has no turn."""
+    def keep(self, open_groups: Container[str], endings: tuple[str, ...]) -> None:
+        """Forget the plays of groups that are not open: turns that came after their member was counted.
+
+        endings: of the names of further open groups.
+        """
+        kept = (member for member in self._plays if member[0] in open_groups or member[0].endswith(endings))
+        self._plays = {member: self._plays[member] for member in kept}
+
+    async def _plays_of(self, episode: Episode, repeats: Iterable[Episode]) -> dict[str, _Play]:
+        """Return the plays of an episode's member that have turns, by name."""
         if not self._is_too_large:
-            return self._plays.pop(name, None)
+            return self._plays.pop((episode.group, episode.member), {})
+        names = list(dict.fromkeys([episode.episode, *_earlier(episode), *(one.episode for one in repeats)]))
+        found = zip(names, await asyncio.gather(*map(self._of_play, names)), strict=True)
+        return {name: play for name, play in found if play is not None}
+
+    async def _of_play(self, name: str) -> _Play | None:
+        """Read what a play used; None if it has no turn."""
         subject = subjects.turn(self._ref.namespace, self._ref.name, name, "*")
         async with self._reads:
             stored = await self._bus.replay(subjects.TURNS, subject)

@@ -204,9 +204,9 @@ class OwnedJob:
     async def _mark(self, state: JobState) -> None:
         """Mark the episodes and turns that no recovery needs any more, for a later purge."""
         open_groups = {state.tasks.train(index).group for index in state.groups.indices}
-        if state.evaluation is not None:
-            ending = f"v{state.evaluation.version}"
-            open_groups |= {group for group in self._retention.groups() if group.endswith(ending)}
+        evaluated = () if state.evaluation is None else (f"v{state.evaluation.version}",)
+        open_groups |= {group for group in self._retention.groups() if group.endswith(evaluated)}
+        self._records.metering.keep(open_groups, evaluated)
         self._records.pins.forget(open_groups)
         turns = await self._room.refresh(self._context.bus, max_age_s=0.0)
         self._retention.recorded(open_groups, state.turns_from(turns.last_sequence))
