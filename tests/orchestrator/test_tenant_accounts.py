@@ -99,17 +99,21 @@ async def test_a_record_that_cannot_be_parsed_counts_as_absent(harness):
 
 @pytest.mark.parametrize("seam", ALL_SEAMS)
 async def test_wherever_the_deletion_of_a_job_is_killed_its_usage_stays_its_tenants(harness, monkeypatch, seam):
+    """Also what replicas report after the last write of its progress: the job is deleted while it runs."""
     monkeypatch.setattr(deletion, "ROUND_S", 0.02)
     monkeypatch.setattr(tenant_accounts, "WRITE_S", 0.0)
     used = {"policy": UsageAmounts(generated_tokens=30, trained_tokens=30)}
     job = doomed()
-    await fill(harness, job, {"phase": Phase.SUCCEEDED, "tenant": "acme", "usage": used, "tokens": 40})
+    running = {"phase": Phase.RUNNING, "tenant": "acme", "usage": used}
+    await fill(harness, job, {**running, "tokens": 40, "counted": {"tiny/rollout-0": (40, 1.0)}})
+    await harness.put_report(job_tokens={job.uid: 47}, job_engine_s={job.uid: 3.5})
     kill_at(place := f"orchestrator.delete.{seam}")
     await deleted(harness, job)
     assert harness.deaths == [place]
     account = await harness.get(TenantUsage, subjects.TENANTS, subjects.tenant_usage_key("acme"))
-    assert (account.removed.trained_tokens, account.removed.unrecorded_tokens) == (30, 10)
+    assert (account.removed.trained_tokens, account.removed.unrecorded_tokens) == (30, 17)
+    assert account.removed.engine_s == 2.5
     accounts = TenantAccounts(harness.bus)
     await accounts.load()
     await accounts.save([], 1e9)
-    assert accounts.totals()["acme"].generated_tokens == 40
+    assert accounts.totals()["acme"].generated_tokens == 47

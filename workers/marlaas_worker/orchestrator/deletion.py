@@ -20,6 +20,7 @@ from marlaas_api.messages import JobDocument, Manifest, PolicyRecord, Progress, 
 from marlaas_api.names import AdapterRef, JobRef, job_prefix
 from marlaas_api.wire import decode_as
 from marlaas_worker.orchestrator.progress_store import ProgressStore
+from marlaas_worker.orchestrator.usage import late
 from marlaas_worker.role import RoleContext
 
 ROUND_S = 1.0
@@ -66,7 +67,7 @@ class Deletion:
     """Deletes one job."""
 
     def __init__(self, context: RoleContext, progress_store: ProgressStore, reports: Reports, doomed: Doomed) -> None:
-        self._bus, self._blobs = context.bus, context.blobs
+        self._bus, self._blobs, self._now = context.bus, context.blobs, context.now
         self._progress_store, self._reports, self._doomed = progress_store, reports, doomed
         self._ref = doomed.ref
 
@@ -80,10 +81,17 @@ class Deletion:
                 await asyncio.sleep(ROUND_S if found else 0)
         await self._bus.purge(subjects.EVENTS, subjects.event(self._ref.namespace, self._ref.name, ">"))
         failpoint("orchestrator.delete.after_rounds")
+        await self._count_late_use()
         await self._progress_store.forget(self._ref)
         failpoint("orchestrator.delete.after_level")
         await self._forget_document()
         log.info("deleted job %s (uid %s)", self._ref, self._ref.uid)
+
+    async def _count_late_use(self) -> None:
+        """Add the use that replicas have reported since the last write of the progress: generations end after the job's loop."""
+        progress = self._progress_store.of(self._ref)
+        if progress is not None and self._has_begun():
+            await self._progress_store.put(late(progress, list(self._reports()), self._now()))
 
     def _has_begun(self) -> bool:
         """Return whether the job was ever admitted. Otherwise it owns nothing: its progress is written before anything else."""
