@@ -3,7 +3,7 @@
 import pytest
 from tests.harness import an_episode, identity
 
-from marlaas_api.messages import AgentStep, EvalRecord, FaultClass, PolicyRecord, ReplicaReport, StepRecord
+from marlaas_api.messages import AgentStep, EvalRecord, EvalSample, FaultClass, PolicyRecord, ReplicaReport, StepRecord
 from marlaas_api.messages.job_spec import EvaluationSettings
 from marlaas_worker.orchestrator.evaluation import best, due
 from marlaas_worker.orchestrator.faults import RETURN_S, FaultWatch, GivenUp
@@ -62,8 +62,11 @@ def test_an_evaluation_that_a_restart_finds_after_further_steps_is_of_its_own_st
     state = JobState(job, History(steps=steps, ledger=begun.ledger(), policies=policies))
     assert state.evaluation is not None
     assert (state.evaluation.version, state.evaluation.step) == (0, 0)
-    ended = eval_record(job, state.evaluation, EvaluationEnd(1.0, (), {}))
+    sample = EvalSample(index=0, prompt="2 + 2 =", reply="4" * 1000, reward=1.0)
+    ended = eval_record(job, state.evaluation, EvaluationEnd(1.0, (sample,), {}))
     state.record_evaluation(ended)
+    for one in (state, JobState(job, History(evaluations=(ended,)))):
+        assert (one.evaluations[0].step, one.evaluations[0].samples) == (0, ()), "samples are for people"
     last = state.due_evaluation()
     assert last is not None
     assert (last.version, last.step) == (2, 2)

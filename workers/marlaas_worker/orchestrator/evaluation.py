@@ -65,6 +65,11 @@ class EvaluationRun:
         return {name: sum(some) / len(some) for name, some in values.items()}
 
 
+def without_samples(record: EvalRecord) -> EvalRecord:
+    """Return what decisions need of a record: a job keeps all of them, and the texts of its samples are large."""
+    return record.model_copy(update={"samples": (), "metrics": {}})
+
+
 class EvaluationSchedule:
     """Which evaluation of a job is due next. Evaluations that are late, because of a pause or of steps in quick succession, are made.
 

@@ -20,7 +20,7 @@ from marlaas_api.messages import (
 from marlaas_api.names import Split, eval_group, train_group
 from marlaas_worker.orchestrator.data_order import Walk
 from marlaas_worker.orchestrator.episodes import KeptSizes, slim
-from marlaas_worker.orchestrator.evaluation import EvaluationRun, EvaluationSchedule
+from marlaas_worker.orchestrator.evaluation import EvaluationRun, EvaluationSchedule, without_samples
 from marlaas_worker.orchestrator.experience import CompleteGroup, Experience, count_faults, group_index
 from marlaas_worker.orchestrator.faults import FaultWatch
 from marlaas_worker.orchestrator.job_tasks import JobTasks, PastDraw
@@ -34,6 +34,7 @@ class JobState:
 
     Attributes:
         policies: by agent, in the order of the manifest.
+        evaluations: recorded ones by version, without their samples.
     """
 
     def __init__(self, document: JobDocument, history: History) -> None:
@@ -41,7 +42,7 @@ class JobState:
         self.document = document
         unknown = PolicyRecord(uid=document.uid)
         self.policies = {agent.name: history.policies.get(agent.name, unknown) for agent in spec.policies}
-        self.evaluations = {record.version: record for record in history.evaluations}
+        self.evaluations = {record.version: without_samples(record) for record in history.evaluations}
         self.finished = len(history.steps)
         self.last_step = history.steps[-1] if history.steps else None
         self.evaluation: EvaluationRun | None = None
@@ -247,7 +248,7 @@ class JobState:
 
     def record_evaluation(self, record: EvalRecord) -> None:
         """Update the state after an evaluation was recorded."""
-        self.evaluations[record.version] = record
+        self.evaluations[record.version] = without_samples(record)
         self.recorded.add_evaluation(record)
         self.evaluation = None
         self._sizes.forget([None])

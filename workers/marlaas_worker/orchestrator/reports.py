@@ -53,7 +53,7 @@ def progress(
         training_faults=dict(state.recorded.training_faults),
         tenant=document.tenant,
         usage=_by_agent(state, usage),
-        agents={agent.name: _agent(state, agent.name) for agent in document.spec.agents},
+        agents=_agents(state),
         **times.as_of(now),
         finished_at=now if phase.final else None,
         at=now,
@@ -72,16 +72,21 @@ def _evaluations(state: JobState) -> dict[str, float | None]:
     return {"eval_before": means.get(0), "eval_last": means[max(means)] if means else None}
 
 
-def _agent(state: JobState, name: str) -> AgentProgress:
-    """Return an agent's part of the progress."""
-    part = state.last_step.agents.get(name) if state.last_step else None
-    records = [record for _, record in sorted(state.evaluations.items())]
-    return AgentProgress(
-        reward=part.reward_mean if part else None,
-        eval_before=records[0].rewards.get(name) if records and records[0].version == 0 else None,
-        eval_last=records[-1].rewards.get(name) if records else None,
-        staleness=part.staleness_mean if part else 0.0,
-    )
+def _agents(state: JobState) -> dict[str, AgentProgress]:
+    """Return each agent's part of the progress."""
+    parts = state.last_step.agents if state.last_step else {}
+    known = state.evaluations
+    first = known[0].rewards if 0 in known else {}
+    last = known[max(known)].rewards if known else {}
+    return {
+        agent.name: AgentProgress(
+            reward=part.reward_mean if (part := parts.get(agent.name)) else None,
+            eval_before=first.get(agent.name),
+            eval_last=last.get(agent.name),
+            staleness=part.staleness_mean if part else 0.0,
+        )
+        for agent in state.document.spec.agents
+    }
 
 
 def queued(document: JobDocument, before: Progress | None, admission: Admission) -> Progress:
