@@ -8,16 +8,22 @@ from pathlib import Path
 import pytest
 
 from marlaas.local.curves import CURVE_FILE, CurveDrawer, CurveRequest
+from marlaas_api.cpu_shares import FULL_SHARE, LEAST_SHARE, share_of
+
+LEAST = LEAST_SHARE if Path("/proc/self/autogroup").exists() else FULL_SHARE
+"""Share of a process that no job waits for, where the kernel has shares of sessions."""
 
 
 @dataclass
 class Sessions:
-    """Stands for the watchdog: the sessions that have begun and not ended."""
+    """Stands for the watchdog: the sessions that have begun and not ended. shares: their niceness when they begin."""
 
     open: set[int] = field(default_factory=set)
+    shares: list[int] = field(default_factory=list)
 
     def add(self, session: int) -> None:
         self.open.add(session)
+        self.shares.append(share_of(session))
 
     def remove(self, session: int) -> None:
         self.open.remove(session)
@@ -49,6 +55,7 @@ async def test_all_requested_curves_are_drawn_also_those_requested_meanwhile(req
         await curves.drain()
     assert all(_is_drawn(request.folder) for request in requests)
     assert not sessions.open
+    assert set(sessions.shares) == {LEAST}, "its imports take most of its time"
 
 
 async def test_a_curve_that_cannot_be_drawn_is_logged_and_the_others_are_drawn(request_of, caplog):

@@ -82,6 +82,7 @@ class CurveDrawer:
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
+        set_share(process.pid, LEAST_SHARE)  # From here, since most of its work is its imports.
         self._watchdog.add(process.pid)
         try:
             _, errors = await process.communicate(_REQUESTS.dump_json(list(batch)))
@@ -107,7 +108,6 @@ def _lines(path: Path) -> list[bytes]:
 def main() -> None:
     """Draw the curves of the jobs that stdin lists, and exit with 1 if one of them failed."""
     os.nice(LEAST_SHARE)
-    set_share(os.getpid(), LEAST_SHARE)
     failed = 0
     for request in _REQUESTS.validate_json(sys.stdin.buffer.read()):
         try:
