@@ -20,10 +20,11 @@ KILLED = "rollout-1"
 VICTIMS = ("orchestrator", KILLED, "trainer-0", "nats-server")
 STEPS_BETWEEN = 6
 """Steps that the jobs finish after a kill before the next one."""
-EARLY, LATE = 24, 2
+EARLY, LATE = 18, 2
 """Steps of the jobs that start first, and of those that preempt some of them. The first must outlast `marlaas submit`, about 4 s."""
 TEAM, AGENTS = "team-b/job-3", ("solver", "verifier")
-"""An early asynchronous job with two agents. It has half as many steps, since each trains both."""
+TEAM_STEPS = 12
+"""An early asynchronous job with two agents. It has fewer steps, since each trains both."""
 LATE_S = 3.0
 """Engine seconds that a job may lose at the kill if it was preempted before: of its last turns, reported after it had left."""
 GROUP, GROUPS, MAX_RESOLVED = 4, 2, 6
@@ -75,7 +76,7 @@ async def run_to_end(model: Path, folder: Path) -> Ended:
         [job(name, steps, n % 2) for n, name in enumerate(names(teams))]
         for teams, steps in (("ab", EARLY), ("cd", LATE))
     )
-    early[names("ab").index(TEAM)] = job(TEAM, EARLY // 2, 1, AGENTS)
+    early[names("ab").index(TEAM)] = job(TEAM, TEAM_STEPS, 1, AGENTS)
     async with crowd(folder, pool(model), *early, *kept()) as run:
         unfinished = await play(run, lambda: run.submit(pool(model), *late))
         end = await read_end(run, *names("abcd"))

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ def quickstart(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Fi
     out, manifest = folder / "out", folder / "quickstart.yaml"
     text = QUICKSTART.read_text()
     assert text.count("tasks: 64") == 2
+    text = re.sub(r"every: \d+", "every: 1000", text)  # only at the beginning and at the end
     manifest.write_text(text.replace("tasks: 64", f"tasks: {NUM_HELD_OUT}"))
     command = [sys.executable, "-m", "marlaas", "run", str(manifest), "--out", str(out), "--seed", "0"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
