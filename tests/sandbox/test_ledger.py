@@ -150,6 +150,7 @@ def test_the_exit_of_a_child_determines_the_fault(ended, fault, by_policy):
         b'{"kind":"turn","agent":"a","number":0,"num_before":0,"parent":null,"append":"x","max_tokens":1000000000000000000000000000000}',
         b'{"kind":"turn","agent":"a","number":0,"num_before":0,"parent":null,"append":[{"role":"boss","content":"x"}],"max_tokens":null}',
         b'{"kind":"agents","agents":["z"]}',
+        b'{"kind":"agents","agents":["a","a"]}',
         b'{"kind":"agents","agents":"a"}',
         b'{"kind":"score","rewards":{},"metrics":{},"ending":"completed","tool_s":0}',
         b'{"kind":"score","rewards":{"a":NaN},"metrics":{},"ending":"completed","tool_s":0}',

@@ -98,6 +98,7 @@ class ForkServer:
         if order["order"] == "fork":
             self._fork(order["number"], descriptors)
             return
+        self._reap_all()  # A child that has ended by itself is not killed by this order.
         playing = next((p for p in self._playing.values() if p.number == order["number"]), None)
         if playing is None:
             return

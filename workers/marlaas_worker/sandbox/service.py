@@ -37,6 +37,8 @@ DRAIN_S = 5.0
 _FETCH_S = 5.0
 """Every fetch costs this process and the server a millisecond of CPU each, and 32 jobs mostly wait."""
 _PAUSE_S = 1.0
+_NEWER_S = 300.0
+"""Time without claims after a task of a newer release, whose sandboxes replace this one meanwhile, unless it is rolled back."""
 _MOST_PRIOR_FAULTS = 50
 """The orchestrator rejects an episode with more."""
 
@@ -111,9 +113,12 @@ class _Supervisor:
             consumer = await self._consumer()
             self._claims = consumer is not None
             # A task is claimed only when an episode may start, so that other sandboxes get the others.
-            while consumer is not None and self._claims and await self._places.wait(stop):
-                await self._claim(consumer, group)
-            await stop.wait()
+            while consumer is not None and await self._places.wait(stop):
+                if self._claims:
+                    await self._claim(consumer, group)
+                else:
+                    await wait_for(stop, _NEWER_S)
+                    self._claims = True
             self._claims = False
             await self._drain()
 
@@ -168,7 +173,7 @@ class _Supervisor:
     async def _handle(self, delivery: Delivery, queued: asyncio.Event) -> None:
         """Play one claimed task and settle it. After a BusUnavailable it stays unsettled and is redelivered.
 
-        A newer release's task is left to newer sandboxes, and no other is claimed: each claim would count as a delivery.
+        A newer release's task is left to newer sandboxes, and no other is claimed for `_NEWER_S`: each claim would count as a delivery.
         """
         try:
             async with background(_beat(delivery)):
@@ -176,7 +181,9 @@ class _Supervisor:
         except BusUnavailable as error:
             log.warning("task %d is not settled and will be redelivered: %s", delivery.stored.sequence, error)
         except UnsupportedSchema as error:
-            log.error("task %d is given back, and no more are claimed: %s", delivery.stored.sequence, error)
+            log.error(
+                "task %d is given back, and no more are claimed for %d s: %s", delivery.stored.sequence, _NEWER_S, error
+            )
             self._claims = False
             await _give_back(delivery)
         except asyncio.CancelledError:

@@ -52,6 +52,8 @@ def parse(body: bytes, agents: tuple[str, ...]) -> ChildMessage:
         raise BadChildMessage(f"a turn of agent {message.agent!r}, but the job's agents are {', '.join(agents)}")
     if isinstance(message, AgentsMessage) and (unknown := set(message.agents) - set(agents)):
         raise BadChildMessage(f"the task may call {min(unknown)!r}, but the job's agents are {', '.join(agents)}")
+    if isinstance(message, AgentsMessage) and len(set(message.agents)) < len(message.agents):
+        raise BadChildMessage(f"the task may call {', '.join(message.agents)}: one of them twice")
     if isinstance(message, ToolMessage | ScoreMessage) and set(message.rewards) != set(agents):
         found = ", ".join(message.rewards) or "no agent"
         raise BadChildMessage(f"rewards for {found}; expected {', '.join(agents)}")
@@ -171,7 +173,7 @@ class ChildSession:
     async def _disconnected(self, child: Child) -> Fault:
         """Return the fault of a child whose connection is closed; kill a child that has not ended.
 
-        A connection closes before the end is reported, by long if the fork server gets no CPU or ends too. Only the fork
+        A connection closes before the end is reported: long before it if the fork server gets no CPU or ends too. Only the fork
         server can tell whether the child still ran.
         """
         await asyncio.wait({child.ended}, timeout=_EXIT_GRACE_S)
