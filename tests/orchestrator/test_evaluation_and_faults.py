@@ -5,7 +5,7 @@ from tests.harness import an_episode, identity
 
 from marlaas_api.messages import AgentStep, EvalRecord, EvalSample, FaultClass, PolicyRecord, ReplicaReport, StepRecord
 from marlaas_api.messages.job_spec import EvaluationSettings
-from marlaas_worker.orchestrator.evaluation import best, due
+from marlaas_worker.orchestrator.evaluation import EvaluationSchedule, best, due
 from marlaas_worker.orchestrator.faults import RETURN_S, FaultWatch, GivenUp
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.recorded_totals import History
@@ -32,6 +32,16 @@ def test_an_agent_that_is_a_step_ahead_is_no_reason_for_a_second_evaluation_afte
         policies = {"a": PolicyRecord(uid=job.uid, version=ahead), "b": PolicyRecord(uid=job.uid, version=0)}
         run = JobState(job, History(evaluations=known, policies=policies)).due_evaluation()
         assert (run is not None) is (known == ())
+
+
+def test_a_due_step_whose_version_is_evaluated_already_causes_no_evaluation_of_the_next_version(document):
+    spec, schedule = EvaluationSettings(every=10, tasks=4), EvaluationSchedule(["a"], strict=False)
+    known = {7: EvalRecord(**identity(document()), step=10, version=7, at=1.0, reward_mean=0.5, num_episodes=2)}
+    schedule.note(spec, 20, 100, {"a": 7})
+    assert schedule.next(4, known, 20, {"a": 7}) is None
+    assert schedule.next(4, known, 25, {"a": 8}) is None
+    schedule.note(spec, 30, 100, {"a": 8})
+    assert schedule.next(4, known, 30, {"a": 8}).version == 8
 
 
 def test_in_strict_mode_an_evaluation_is_of_the_versions_after_the_recorded_steps(document):

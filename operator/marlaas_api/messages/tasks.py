@@ -27,8 +27,8 @@ class IssueLedger(JobMessage):
     """The tasks that the orchestrator has issued; KV `ledger`. Written by compare-and-set before the tasks are published.
 
     open: indices of groups that were issued and do not yet belong to a recorded step. next_index: lowest index never
-    issued. evaluating: version under evaluation (`StepRecord.version`); evaluating_step: number of steps that were finished when
-    the evaluation began; evaluating_versions: the versions of the agents in it. skipped_*: number of indices below next_index
+    issued. evaluating: version under evaluation (`StepRecord.version`); evaluating_step: number of finished steps after
+    which its versions were the newest; evaluating_versions: the versions of the agents in it. skipped_*: number of indices below next_index
     that were never issued because their tasks were skipped (in_pass: in the current pass only). past_versions: by agent that plays
     past versions, the one that it plays in groups issued while step `past_step` is open.
 

@@ -19,7 +19,7 @@ class EvaluationRun:
     """One version under evaluation: the sum of the agents' `versions`.
 
     Attributes:
-        step: number of finished steps when it began; further steps may finish meanwhile.
+        step: number of finished steps after which its versions were the newest; it may begin later.
         episodes: by task index; the first record of a task counts.
     """
 
@@ -71,7 +71,7 @@ def without_samples(record: EvalRecord) -> EvalRecord:
 
 
 class EvaluationSchedule:
-    """Which evaluation of a job is due next. Evaluations that are late, because of a pause or of steps in quick succession, are made.
+    """Which evaluation of a job is due next. A late evaluation, after a pause or steps in quick succession, is not skipped.
 
     A strict job evaluates the versions after each due step, so that its evaluations depend on its seed alone. Other jobs
     evaluate version 0 first, and then the newest versions once a due step is on record.
@@ -97,7 +97,9 @@ class EvaluationSchedule:
             newest: versions by agent.
         """
         last = max((one.step for one in known.values()), default=-1)
-        self._missing = {step: versions for step, versions in self._missing.items() if step > last}
+        for step, versions in list(self._missing.items()):
+            if step <= last or sum(versions.values()) in known:
+                del self._missing[step]
         is_exact = self._strict or not known
         found = self._missing if is_exact else dict.fromkeys([finished] if self._missing else [], newest)
         runs = (EvaluationRun(sum(versions.values()), step, num_tasks, versions) for step, versions in found.items())
