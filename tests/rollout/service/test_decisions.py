@@ -205,9 +205,10 @@ def test_what_may_succeed_later_is_tried_again_ever_more_rarely(error):
     assert retries.next_in_s(["v1"], 109.0) is None
 
 
-def test_what_never_succeeds_is_refused_until_everything_begins_anew():
+@pytest.mark.parametrize("error", [Permanent("corrupt"), KeyError("adapter_model.safetensors")])
+def test_what_never_succeeds_is_refused_until_everything_begins_anew(error):
     retries = Retries()
-    assert retries.failed("v1", Permanent("corrupt"), 0.0).retry_at is None
+    assert retries.failed("v1", error, 0.0).retry_at is None
     assert not retries.may_try("v1", 1e9)
     assert retries.next_in_s(["v1"], 0.0) is None
     retries.clear()

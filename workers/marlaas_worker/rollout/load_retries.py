@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from marlaas_api.blobs import BlobRefused
 from marlaas_api.bus import BusRefused
-from marlaas_api.errors import Permanent
+from marlaas_api.errors import Retryable
 from marlaas_worker.rollout.slots import is_of
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0
@@ -65,5 +65,5 @@ class Retries:
 
 
 def _is_of_version(error: Exception) -> bool:
-    """Return whether every attempt fails. Refused credentials are renewed, and other errors (OSError) are of this machine."""
-    return isinstance(error, Permanent) and not isinstance(error, BlobRefused | BusRefused)
+    """Return whether every attempt fails. Refused credentials are renewed; files, memory and threads are of this machine."""
+    return not isinstance(error, Retryable | BlobRefused | BusRefused | OSError | MemoryError | RuntimeError)
