@@ -235,7 +235,7 @@ _FAILURES = {
     Reason.INVALID_ENVIRONMENT: Text(
         ReasonStage.FAILED,
         Actor.TENANT,
-        "The environment does not fit the job: the sandbox does not find it, its arguments are wrong, or it names an agent that the job lacks. Playing again would not help.",
+        "The environment does not fit the job: the sandbox does not find it, its arguments are wrong, it names an agent that the job lacks, or its episodes need too much memory. Playing again would not help.",
         "Follow the message, which says what was expected, and create the job anew.",
     ),
     Reason.TOO_MANY_FAULTS: Text(

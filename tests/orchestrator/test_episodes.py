@@ -143,6 +143,17 @@ def test_a_job_keeps_episodes_up_to_a_bound_until_their_step_or_evaluation_is_on
         play(2, 0)
 
 
+async def test_a_job_whose_episodes_are_too_large_fails_because_of_its_environment(
+    harness, document, monkeypatch
+) -> None:
+    monkeypatch.setattr(episodes, "MAX_KEPT_BYTES", -1)
+    job = document()
+    async with running(harness, job, mixed):
+        failed = await harness.progress(job, final)
+    assert (failed.phase, failed.reason) == (Phase.FAILED, "InvalidEnvironment")
+    assert "lower their number" in failed.message
+
+
 @pytest.mark.parametrize("rewards", [(1.7e308, 1.7e308), (1e30, -1e30), (1e30, 1e30)])
 async def test_rewards_beyond_all_measure_end_no_orchestrator(harness, document, rewards) -> None:
     mine, poisoned = document(), document("poisoned", steps=1)

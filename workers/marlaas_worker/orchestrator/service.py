@@ -16,6 +16,7 @@ from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator.admission import AdmissionQueue
 from marlaas_worker.orchestrator.admission_inputs import AdmissionInputs
 from marlaas_worker.orchestrator.deletion import Deletions, Doomed
+from marlaas_worker.orchestrator.episodes import EpisodesTooLarge
 from marlaas_worker.orchestrator.lease import LeaderLease
 from marlaas_worker.orchestrator.metrics import samples
 from marlaas_worker.orchestrator.owned_job import OwnedJob
@@ -171,10 +172,9 @@ class _Service:
         if not isinstance(error, MarlaasError | AssertionError):
             if self._restarts.note(document.uid, self._progress(owned).step, self._context.now()):
                 return
-            words = (
-                f"the job's task in the orchestrator crashed {MAX_CRASHES} times in a row; the last error: {error!r}"
-            )
-        await self._fail(document, JobVerdict(reason=Reason.BROKEN_INVARIANT, message=words))
+            words = f"the job's task crashed {MAX_CRASHES} times in a row; the last error: {error!r}"
+        reason = Reason.INVALID_ENVIRONMENT if isinstance(error, EpisodesTooLarge) else Reason.BROKEN_INVARIANT
+        await self._fail(document, JobVerdict(reason=reason, message=words))
 
     async def _apply_documents(self, documents: dict[str, JobDocument]) -> None:
         """Cancel jobs that must stop or whose loop must restart; pass changed documents to the other running jobs."""
