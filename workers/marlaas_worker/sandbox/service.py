@@ -181,9 +181,7 @@ class _Supervisor:
         except BusUnavailable as error:
             log.warning("task %d is not settled and will be redelivered: %s", delivery.stored.sequence, error)
         except UnsupportedSchema as error:
-            log.error(
-                "task %d is given back, and no more are claimed for %d s: %s", delivery.stored.sequence, _NEWER_S, error
-            )
+            log.error("task %d is given back, and none is claimed for a while: %s", delivery.stored.sequence, error)
             self._claims = False
             await _give_back(delivery)
         except asyncio.CancelledError:
