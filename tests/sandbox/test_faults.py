@@ -172,21 +172,24 @@ async def test_loading_for_ever_is_a_fault(harness):
     assert "loading the environment took longer than 0.5 s" in episode.fault_text
 
 
-@pytest.mark.parametrize("name", ["breaks_in_its_tool", "dies_in_its_tool", "closes_everything_in_its_tool"])
+@pytest.mark.parametrize(
+    "name",
+    ["tool_rogues:breaks_in_its_tool", "tool_rogues:dies_in_its_tool", "tool_rogues:closes_everything_in_its_tool"],
+)
 async def test_what_the_policy_breaks_is_scored(harness, name):
     (episode,) = await harness.play(name)
     assert (episode.fault, episode.ending) == (None, Ending.TOOL_ERROR)
     assert episode.rewards == {"policy": 0.25}
 
 
-@pytest.mark.parametrize("name", ["hangs_in_its_tool", "eats_memory_in_its_tool"])
+@pytest.mark.parametrize("name", ["tool_rogues:hangs_in_its_tool", "tool_rogues:eats_memory_in_its_tool"])
 async def test_a_tool_that_takes_too_much_is_scored(harness, name):
     (episode,) = await harness.play(name, memory="100Mi", episode_timeout_seconds=1)
     assert (episode.fault, episode.ending, episode.rewards) == (None, Ending.TOOL_ERROR, {"policy": 0.25})
 
 
 async def test_a_kill_from_outside_is_never_the_policys_doing(harness):
-    (episode,) = await harness.play("is_killed_in_its_tool")
+    (episode,) = await harness.play("tool_rogues:is_killed_in_its_tool")
     assert episode.fault is FaultClass.ENV
 
 
@@ -194,7 +197,7 @@ async def test_a_kill_from_outside_is_never_the_policys_doing(harness):
 async def test_a_kill_that_the_fork_server_reports_late_or_never_is_not_the_policys_doing(
     harness, tmp_path, monkeypatch, goes_on, fault
 ):
-    name, file = "is_killed_in_its_tool_while_the_fork_server_is_stopped", tmp_path / "fork server"
+    name, file = "tool_rogues:is_killed_in_its_tool_while_the_fork_server_is_stopped", tmp_path / "fork server"
     send = Server.order
 
     async def order(server, order, number, descriptors=()):
