@@ -1,11 +1,13 @@
-"""Tasks beside a block of code (`Bus.listen` is built on it), and the graceful shutdown of a process by signals."""
+"""Tasks beside a block of code (`Bus.listen` is built on it), calls that run at once, and the graceful shutdown of a process by signals."""
 
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 @contextlib.asynccontextmanager
@@ -37,3 +39,15 @@ async def background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         if len(errors.exceptions) > 1:
             raise
         raise errors.exceptions[0] from None
+
+
+async def await_all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all calls at once and return their results. Raises the first error, but only after all calls have ended.
+
+    Unlike a TaskGroup, it does not lose a cancellation that arrives while other calls end after the failure of one.
+    """
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]

@@ -10,13 +10,13 @@ from collections.abc import Collection
 from pathlib import Path
 
 from marlaas_api import wire
+from marlaas_api.background import await_all
 from marlaas_api.blobs import BlobCorrupt, BlobRef, Blobs
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.messages import Manifest
 from marlaas_api.names import AdapterRef
 from marlaas_worker.rollout.bounded_cache import BoundedCache
 from marlaas_worker.rollout.policies import Policies
-from marlaas_worker.rollout.self_test import together
 from marlaas_worker.rollout.slots import is_of
 
 MANIFESTS_BYTES = 16 << 20
@@ -69,7 +69,7 @@ class AdapterCache:
         """Download a version's files, verify them, and return their folder. Raises as `Blobs.fetch`, once all downloads have ended."""
         folder = self.place(manifest.adapter)
         files = manifest.files.items()
-        await together([self._blobs.fetch(ref, folder / Path(name).name) for name, ref in files])
+        await await_all([self._blobs.fetch(ref, folder / Path(name).name) for name, ref in files])
         return folder
 
     async def discard(self, adapter: AdapterRef) -> None:

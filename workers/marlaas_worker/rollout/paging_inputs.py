@@ -13,7 +13,7 @@ IN_USE_S = 60.0
 
 
 class PagingInputs:
-    """Which versions are wanted, and what is known of them and of the resident ones. The caller passes the clock, in seconds.
+    """Returns the wanted versions, and the demands and residents that `plan_pages` takes. The caller passes the clock, in seconds.
 
     usage: returns a tenant's usage, as in `fair_queue`.
     """

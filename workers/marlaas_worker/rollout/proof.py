@@ -25,12 +25,12 @@ from enum import StrEnum
 
 import numpy as np
 
+from marlaas_api.background import await_all
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import Manifest
 from marlaas_worker.adapters import AdapterInvalid, read_adapter
 from marlaas_worker.calibration import ids_of, joined, mean_gap
 from marlaas_worker.rollout.engine import Engine, EngineDown, LoadedAdapter, LoadFailed, PromptInvalid
-from marlaas_worker.rollout.self_test import together
 
 
 class Check(StrEnum):
@@ -121,7 +121,7 @@ async def _check_probes(engine: Engine, manifest: Manifest, adapter: LoadedAdapt
     if not manifest.probes:
         raise ProofFailed(adapter.name, Check.PROBES, "the manifest has no probes")
     try:
-        scores = np.concatenate(await together([engine.score(adapter, ids) for ids in ids_of(manifest.probes)]))
+        scores = np.concatenate(await await_all([engine.score(adapter, ids) for ids in ids_of(manifest.probes)]))
     except PromptInvalid as error:
         raise ProofFailed(adapter.name, Check.PROBES, str(error)) from error
     gap, bound = mean_gap(scores, joined([probe.logprobs for probe in manifest.probes])), manifest.probe_tolerance

@@ -11,15 +11,15 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from marlaas_api.background import await_all
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import Calibration
 from marlaas_worker.adapters import AdapterConfig, tensor_digest, write_adapter
@@ -28,7 +28,6 @@ from marlaas_worker.rollout.engine import Engine, EngineDown, LoadedAdapter, Loa
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 Scores = npt.NDArray[np.float32]
 
 
@@ -133,7 +132,7 @@ class EngineSelfTest:
                 await engine.unload(loaded[slot])
                 loaded[slot] = await self._load(engine, "large", slot)
                 beside = dict.fromkeys((loaded[slot], loaded[(slot + 1) % num_slots]))
-                large, *others = await together([self._score(engine, adapter) for adapter in beside])
+                large, *others = await await_all([self._score(engine, adapter) for adapter in beside])
                 self._require(slot, num_slots, others[0] if others else zero, large)
                 await engine.unload(loaded[slot])
                 loaded[slot] = await self._load(engine, "zero", slot)
@@ -148,20 +147,8 @@ class EngineSelfTest:
         return adapter
 
     async def _score(self, engine: Engine, adapter: LoadedAdapter) -> Scores:
-        return np.concatenate(await together([engine.score(adapter, ids) for ids in self._probes]))
+        return np.concatenate(await await_all([engine.score(adapter, ids) for ids in self._probes]))
 
     def _require(self, slot: int, num_slots: int, zero: Scores, large: Scores) -> None:
         if words := judge(self._expected, zero, large):
             raise SelfTestFailed(f"the engine's self-test failed in slot {slot + 1} of {num_slots}: {words}")
-
-
-async def together(calls: list[Coroutine[Any, Any, T]]) -> list[T]:
-    """Await all calls and return their results.
-
-    Raises the first error only after all calls have ended, so that none still uses an adapter or its files.
-    """
-    outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise outcome
-    return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]

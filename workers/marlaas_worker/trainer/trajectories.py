@@ -5,13 +5,13 @@ and raise `TrajectoryInvalid`: no turn is skipped, and no token that another pol
 """
 
 import asyncio
-from collections.abc import Coroutine, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import numpy as np
 
 from marlaas_api import subjects, wire
+from marlaas_api.background import await_all
 from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import Permanent, Retryable
@@ -21,8 +21,6 @@ from marlaas_api.wire import unpack_ids, unpack_logprobs
 MAX_CONCURRENT_READS = 32
 ROUNDING = 1e-4
 """Largest positive logprob that is accepted as rounding of an engine."""
-
-T = TypeVar("T")
 
 
 class TrajectoryInvalid(Permanent):
@@ -80,7 +78,7 @@ async def read_group(bus: Bus, blobs: Blobs, group: GroupReady, expected: Expect
         TurnMissing: a turn is not on the stream.
     """
     reader = _TurnReader(bus, blobs, group)
-    members = await _all(reader.trajectory(ref) for ref in group.trajectories)
+    members = await await_all(reader.trajectory(ref) for ref in group.trajectories)
     for ref, turns in zip(group.trajectories, members, strict=True):
         for turn in turns.values():
             check_turn(turn, group, ref, expected)
@@ -154,7 +152,7 @@ class _TurnReader:
         turns: dict[int, Turn] = {}
         wanted = set(ref.leaves)
         while wanted:
-            found = await _all(self._turn(ref.episode, number) for number in sorted(wanted))
+            found = await await_all(self._turn(ref.episode, number) for number in sorted(wanted))
             turns |= {turn.turn: turn for turn in found}
             wanted = {turn.parent for turn in found if turn.parent is not None} - turns.keys()
         return turns
@@ -169,16 +167,6 @@ class _TurnReader:
         if not isinstance(message, Turn) or message.turn != number:
             raise TrajectoryInvalid(f"{subject} holds something other than this turn: {type(message).__name__}")
         return message
-
-
-async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run coroutines concurrently and return their results; once all have ended, raise the first of their errors."""
-    # Not a TaskGroup: if one of its tasks has failed, it loses a cancellation that arrives before the others have ended.
-    results = await asyncio.gather(*work, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return [result for result in results if not isinstance(result, BaseException)]
 
 
 def _invalid(turn: Turn, text: str) -> TrajectoryInvalid:
