@@ -12,7 +12,7 @@ FIRST, SECOND, AFTER = BRANCH_TURNS, 2 * BRANCH_TURNS, 3 * BRANCH_TURNS
 
 
 class OrderedReplies:
-    """A channel that answers turns in a given order of (agent, number), whoever asks first; others are answered at once."""
+    """A channel that answers some turns in a fixed order, and all others at once. order: (agent, number) of these turns."""
 
     def __init__(self, *order: tuple[str, int], max_turns: int = 9) -> None:
         self.requests: list[TurnRequest] = []

@@ -1,4 +1,4 @@
-"""How an `async def play` ends: by the turn limit, a tool, an error or a cancellation."""
+"""Endings of episodes whose `play` is a coroutine: the turn limit, a tool, an error, a cancellation."""
 
 import asyncio
 from typing import Any

@@ -84,7 +84,7 @@ def test_an_evaluation_that_a_restart_finds_after_further_steps_is_of_its_own_st
 
 @pytest.mark.parametrize(("staleness", "evaluated"), [(0, [(0, 0), (2, 2), (3, 4)]), (1, [(0, 0), (3, 4)])])
 def test_no_evaluation_is_skipped_if_steps_pass_before_it_is_asked_for(document, staleness, evaluated):
-    """A strict job evaluates the versions after each due step, however late, so that its seed alone decides what is promoted.
+    """A strict job evaluates the versions after each due step, even if the evaluation begins late: its seed alone decides which is promoted.
 
     Steps may be recorded in quick succession (step 2 has no signal here), or while a quota pauses the job. After a restart,
     the same evaluations are due.

@@ -16,7 +16,7 @@ from marlaas_worker.rollout.policies import Policies
 
 
 class OneFails(MemoryBlobs):
-    """A store that fails at once for the file `missing`, and has another one later, like a thread that nobody stops."""
+    """A store that fails at once for the file `missing`, and writes any other file two rounds of the event loop later."""
 
     async def fetch(self, ref: BlobRef, target: Path) -> None:
         if ref.name == "missing":

@@ -102,7 +102,7 @@ async def test_an_asynchronous_job_has_as_many_turns_at_the_same_time_as_its_env
 
 
 async def test_candidates_for_which_too_few_turns_are_left_are_not_generated(harness):
-    """A recorded candidate without a reward would be trained nowhere, and nobody would know."""
+    """A recorded candidate without a reward would not be trained, and no error would say so."""
     (episode,) = await harness.play("parts:chooses_beyond_the_limit")
     assert (episode.fault, episode.ending, episode.num_turns) == (None, Ending.MAX_TURNS, 4)
     assert [(choice.turns, choice.rewards) for choice in episode.choices] == [

@@ -71,7 +71,7 @@ def without_samples(record: EvalRecord) -> EvalRecord:
 
 
 class EvaluationSchedule:
-    """Which evaluation of a job is due next. A late evaluation, after a pause or steps in quick succession, is not skipped.
+    """Decides which evaluation of a job is next. An evaluation that a pause or a quick next step has delayed is made later.
 
     A strict job evaluates the versions after each due step, so that its evaluations depend on its seed alone. Other jobs
     evaluate version 0 first, and then the newest versions once a due step is on record.

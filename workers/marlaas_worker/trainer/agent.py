@@ -209,7 +209,7 @@ class AgentTrainer:
         )
 
     async def _read(self, group: GroupReady) -> list[Trajectory]:
-        """Read the group's trajectories, retrying a missing turn for missing_turn_s, of which outages are no part. Raises TrajectoryInvalid."""
+        """Read the group's trajectories. A missing turn is retried for missing_turn_s; outages do not count. Raises TrajectoryInvalid."""
         context = self._dependencies.context
         expected = Expectation(self._spec.rollout.temperature, self._dependencies.model.vocab_size, self._adapters)
         missing_since: float | None = None
