@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
+from functools import partial
 from pathlib import Path
+from random import Random
 
 import pytest
 from tests.harness import WITHIN_S
@@ -14,8 +16,9 @@ from marlaas_api import bucket_cache, subjects
 from marlaas_api.bus import BusRefused, Entry
 from marlaas_api.bus_memory import MemoryBus
 from marlaas_api.bus_memory.buckets import MemoryBucket
-from marlaas_api.messages import JobDocument, Phase
+from marlaas_api.messages import JobDocument, Phase, ReplicaReport
 from marlaas_worker.reporter import Reporter
+from marlaas_worker.trainer import view
 from marlaas_worker.trainer.assignment import KEPT_S, Recent
 from marlaas_worker.trainer.commit import PolicyKey
 from marlaas_worker.trainer.turns import Turns
@@ -84,6 +87,37 @@ async def test_an_agent_within_a_step_leaves_when_the_step_is_committed(
     for document in documents:
         assert len(await harness.history(document)) == 2
         assert await harness.adapter(document) == await alone(harness, tmp_path, document, 1)
+
+
+async def test_no_more_agents_leave_than_have_to_while_their_measured_costs_change(
+    harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random, documents = Random(0), jobs(8)
+
+    def measured(agents: Collection[str], _: object) -> dict[str, float]:
+        return {key: random.uniform(0.99, 1.01) for key in agents}
+
+    def is_after(wall_s: float, found: ReplicaReport) -> bool:
+        return found.wall_s > wall_s
+
+    monkeypatch.setattr(view, "recent_costs", measured)
+    for document in documents:
+        await harness.admit(document)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        for document in documents:
+            await harness.version(document, 0)
+            await harness.assign(document, 0, [0])
+        async with harness.trainer("trainer-1"):
+            wall_s = 0.0
+            for _ in range(10):  # a decision is made between two reports; no agent can leave within its step
+                wall_s = (await harness.report(partial(is_after, wall_s))).wall_s
+            for document in documents:
+                await harness.assign(document, 0, [1])
+                await harness.close(document, 0, 2)
+                await harness.version(document, 1)
+            await bound(harness, "trainer-0", 4)
+            await bound(harness, "trainer-1", 4)
+            assert sum([(await harness.record(document)).epoch for document in documents]) == 4
 
 
 @contextlib.asynccontextmanager

@@ -34,6 +34,11 @@ class Running:
         if self.training is None or not self.training.over:
             self.task.cancel()
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the agent is released at its next step boundary."""
+        return self.training is not None and self.training.is_leaving
+
     def leave(self) -> None:
         """Release the agent at its next step boundary. It cannot be revoked: agents that leave together leave one by one,
         and the placement looks good enough after the first of them.

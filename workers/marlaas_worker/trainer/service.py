@@ -121,7 +121,10 @@ class Trainer:
         view, now = self._caches.view(), self._context.now()
         self._absences.observe(view.holders, view.live, now)
         self._account(view, now)
-        mine = view.placed_on(self._context.name, self._faults.refused)
+        # Measured costs change from report to report, and so does the choice among agents of about the same cost: more agents
+        # than necessary would leave if those that leave already were not counted as gone.
+        leaving = {key for key, running in self._running.items() if running.is_leaving}
+        mine = view.placed_on(self._context.name, self._faults.refused | leaving)
         self._drop(view, mine)
         self._faults.keep(view.wanted)
         for key in mine - self._running.keys():

@@ -66,7 +66,7 @@ class View:
         """Return the agents that a trainer has to train, by policy key.
 
         trainer: counts as live, whether or not its own report is cached. refused: agents that it does not train at
-        present.
+        present, or that are about to leave it.
         """
         others = {name: keys for name, keys in self.refused.items() if name != trainer}
         refusing = {**others, trainer: frozenset(refused)}
