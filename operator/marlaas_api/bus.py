@@ -236,6 +236,10 @@ class Bus(Protocol):
         """Return the messages stored now for a subject (wildcards allowed), from sequence `start` on, oldest first."""
         ...
 
+    def pages(self, stream: str, subject: str, start: int = 1) -> AsyncIterator[list[Stored]]:
+        """Iterate over the same messages in pages of at most 16 MiB, for readers that keep little of each message."""
+        ...
+
     async def state(self, stream: str) -> StreamState:
         """Return last sequence and size of a stream; the answer may be slightly out of date."""
         ...

@@ -1,5 +1,6 @@
 """The recorder's turns: read once for many episodes, and again for an episode whose turns are not there."""
 
+from collections.abc import AsyncIterator
 from typing import cast
 
 import pytest
@@ -29,6 +30,9 @@ class CountingBus:
     async def replay(self, stream: str, subject: str, start: int = 1) -> list[Stored]:
         self.read.append(subject)
         return await self._bus.replay(stream, subject, start)
+
+    async def pages(self, stream: str, subject: str, start: int = 1) -> AsyncIterator[list[Stored]]:
+        yield await self.replay(stream, subject, start)
 
 
 def _named(member: int, number: int, num_turns: int = 2) -> tuple[Episode, Turn]:

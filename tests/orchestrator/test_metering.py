@@ -143,6 +143,24 @@ async def test_of_the_plays_before_each_preemption_the_last_one_was_cut_and_the_
     assert (amounts.prompt_tokens, amounts.cached_tokens) == (6 * 20, 6 * 16), "without plays that were cut"
 
 
+async def test_a_preemption_cuts_the_last_play_of_each_open_member_without_an_episode(metering, record):
+    await record(0, 0, 1, attempt=1)
+    cut = await record(0, 0, 10, 20, attempt=2)
+    await record(0, 1, 100)  # it has an Episode
+    await record(1, 0, 1000, attempt=PREEMPTION_STRIDE)
+    other = await record(1, 1, 10_000)
+    members = {(cut.group, 0), (other.group, 0), (other.group, 1), (other.group, 2)}
+    amounts = await metering.of_cut_plays(members, 0)
+    assert amounts == UsageAmounts(
+        generated_tokens=11_030, preempted_tokens=11_030, engine_s=1.0, preempted_engine_s=1.0
+    )
+    again = await record(1, 0, 7, attempt=PREEMPTION_STRIDE + 1, num_preemptions=1)
+    assert (await metering.of_cut_plays(members, 1)).generated_tokens == 7, "nothing is counted twice"
+    group = complete(again, await record(1, 1, 5, attempt=PREEMPTION_STRIDE + 1, num_preemptions=1))
+    (decided,) = (await policy_amounts(metering, [group])).values()
+    assert (decided.preempted_tokens, decided.open_tokens) == (11_000, 12)
+
+
 async def test_turns_are_read_once_and_those_of_later_groups_with_them(metering, record, harness, monkeypatch):
     """Those that come after their member was counted are forgotten: they would add up until each episode is read on its own."""
     monkeypatch.setattr(metering_module, "MAX_PLAYS", 4)
@@ -214,6 +232,15 @@ def test_what_the_engines_generated_beyond_the_records_is_open_until_the_job_end
     preempted = a_progress(document(), **told, **cut).amounts
     assert (preempted.preempted_tokens, preempted.open_tokens, preempted.generated_tokens) == (60, 10, 100)
     assert (preempted.charged_tokens, preempted.charged_engine_s) == (40, 1.0)
+    undecided = {"cut_tokens": 8, "cut_engine_s": 0.25}
+    counted = a_progress(document(), **told, **cut, **undecided).amounts
+    assert (counted.preempted_tokens, counted.open_tokens, counted.preempted_engine_s) == (68, 2, 0.75)
+    own = recorded + UsageAmounts(generated_tokens=10, preempted_tokens=10, engine_s=0.5, preempted_engine_s=0.5)
+    decided = a_progress(document(), **{**told, "usage": {"policy": own}}, **undecided).amounts
+    assert (decided.preempted_tokens, decided.open_tokens, decided.preempted_engine_s) == (10, 60, 0.5)
+    trained = recorded + UsageAmounts(generated_tokens=70, trained_tokens=70, engine_s=1.5)
+    late = a_progress(document(), **{**told, "usage": {"policy": trained}}, **undecided).amounts
+    assert (late.charged_tokens, late.charged_engine_s) == (100, 1.5), "an Episode that came late is charged"
     fewer = a_progress(document(), **told | {"tokens": 5}).amounts
     assert (fewer.generated_tokens, fewer.open_tokens) == (30, 0), "recorded turns are certain"
 

@@ -21,6 +21,7 @@ from marlaas_api.messages import (
     Progress,
     StepRecord,
     TaskMessage,
+    TenantUsage,
     UsageAmounts,
 )
 from marlaas_api.wire import decode_as
@@ -207,6 +208,31 @@ async def test_what_is_not_finished_in_time_is_played_after_the_next_admission_a
     assert (charged.preempted_tokens, charged.preempted_engine_s) == (2 * 5 + 20, 3.0)
     assert harness.deaths == ["orchestrator.preempt.after_progress"]
     assert sorted(harness.trained) == sorted(alone.trained)
+
+
+async def test_of_a_preempted_job_that_is_deleted_what_was_cut_is_not_charged(harness, document, monkeypatch):
+    monkeypatch.setattr(giving_way, "DRAIN_S", 0.0)
+    job, other = document(steps=3), heavy(document())
+    task = JobTasks(job).train(0)
+    await harness.report(job, -1)
+    async with harness.orchestrating():
+        await harness.submit(job)
+        async with workers(harness, job, sandbox=False):
+            await harness.progress(job, lambda level: level.num_outstanding > 0)
+            await harness.play_member(job, task, 0, mixed)
+            for turn in (0, 1):
+                await harness.record_turn(task, 1, turn=turn)
+            await harness.report(job, 0)
+            await harness.progress(job, lambda level: level.tokens == 15)
+            await harness.submit(other)
+            amounts = (await until_preempted(harness, job)).amounts
+        assert (amounts.preempted_tokens, amounts.open_tokens, amounts.charged_engine_s) == (10, 5, 0.5)
+        await harness.progress(other, lambda level: level.admitted)
+        await harness.submit(deleted(job))
+        await is_forgotten(harness, job)
+        account = await harness.get(TenantUsage, subjects.TENANTS, subjects.tenant_usage_key(job.tenant))
+    assert (account.removed.generated_tokens, account.removed.charged_tokens) == (15, 5)
+    assert (account.removed.engine_s, account.removed.charged_engine_s) == (1.5, 0.5)
 
 
 async def test_a_job_goes_on_when_the_one_that_needed_its_place_has_gone_before_it_stopped(harness, document):

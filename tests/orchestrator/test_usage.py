@@ -57,9 +57,10 @@ def test_a_job_that_goes_on_counts_every_total_of_a_replica_once(document):
 async def test_a_quota_of_tokens_counts_no_token_twice_when_a_job_is_preempted_and_resumes(harness, document):
     job, store = document(), ProgressStore(harness.bus)
     running = a_progress(job, tenant="team-a", tokens=50, admitted_at=1.0)
-    preempted = reports.preempted(job, running, "by tenant x")
+    preempted = reports.preempted(job, running, UsageAmounts(generated_tokens=3), "by tenant x")
     resumed = reports.admitted(job, preempted, AdmittedTime.of(preempted, 9.0))
-    cut = {"usage": {"policy": UsageAmounts(preempted_tokens=4)}, "preempted_tokens": 6}
+    decided = UsageAmounts(generated_tokens=4, preempted_tokens=4)  # of these, 3 were known at the preemption
+    cut = {"usage": {"policy": decided}, "preempted_tokens": 6}
     for level in (running, preempted, resumed, resumed.model_copy(update={"tokens": 80, **cut})):
         await store.put(level)
     assert store.take_gained() == {"team-a": (70.0, 0.0)}, "without those that the preemption cut"

@@ -29,6 +29,8 @@ from marlaas_api.bus_memory.stream import ConsumerState, MemoryStream
 from marlaas_api.subjects import BUCKETS, STREAMS, BucketSpec, StreamSpec
 
 MAX_PAYLOAD_BYTES = (8 << 20) - 4096
+PAGE = 1000
+"""Most messages of a page."""
 
 
 class MemoryServer(SharedServer):
@@ -72,6 +74,11 @@ class MemoryBus:
     async def replay(self, stream: str, subject: str, start: int = 1) -> list[Stored]:
         await self.check()
         return [kept.stored for kept in self._server.stream(stream).select(subject, start)]
+
+    async def pages(self, stream: str, subject: str, start: int = 1) -> AsyncIterator[list[Stored]]:
+        found = await self.replay(stream, subject, start)
+        for first in range(0, len(found), PAGE):
+            yield found[first : first + PAGE]
 
     async def state(self, stream: str) -> StreamState:
         await self.check()

@@ -94,7 +94,11 @@ class NatsBus:
         return None if message is None else stored(message)
 
     async def replay(self, stream: str, subject: str, start: int = 1) -> list[Stored]:
-        return [stored(message) for message in await self._jetstream.read(stream, subject, start)]
+        return [message async for page in self.pages(stream, subject, start) for message in page]
+
+    async def pages(self, stream: str, subject: str, start: int = 1) -> AsyncIterator[list[Stored]]:
+        async for page in self._jetstream.pages(stream, subject, start):
+            yield [stored(message) for message in page]
 
     async def state(self, stream: str) -> StreamState:
         info = await self._jetstream.info(stream)

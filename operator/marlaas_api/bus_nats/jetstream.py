@@ -7,7 +7,7 @@ is exact.
 import asyncio
 import json
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -132,10 +132,11 @@ class JetStream:
             return None
         return LeaderMessage.of(reply["message"])
 
-    async def read(self, stream: str, subject: str, start: int = 1) -> list[Incoming]:
-        """Return all messages of a log's subject (wildcards allowed) from a sequence on, up to the stream's last one now."""
+    async def pages(self, stream: str, subject: str, start: int = 1) -> AsyncIterator[list[Incoming]]:
+        """Iterate over the messages of a log's subject (wildcards allowed) from a sequence on, up to the stream's last one now."""
         end = int((await self.info(stream))["state"]["last_seq"])
-        return [message for message in await self._read(stream, subject, start, end) if sequence(message) <= end]
+        async for page in self._pages(stream, subject, start, end):
+            yield [message for message in page if sequence(message) <= end]
 
     async def read_compacted(self, stream: str, subject: str) -> list[Incoming]:
         """Return all messages of a subject of a bucket's stream.
@@ -143,20 +144,18 @@ class JetStream:
         In such a stream a newer message can replace an older one during the read. The read therefore continues until no
         message follows, so that no key is missed.
         """
-        return await self._read(stream, subject, 1, None)
+        return [message async for page in self._pages(stream, subject, 1, None) for message in page]
 
-    async def _read(self, stream: str, subject: str, start: int, end: int | None) -> list[Incoming]:
-        found: list[Incoming] = []
+    async def _pages(self, stream: str, subject: str, start: int, end: int | None) -> AsyncIterator[list[Incoming]]:
         while end is None or start <= end:
             try:
                 batch, more = await self._batch(stream, subject, start)
             except Lost:
                 continue
-            found += batch
+            yield batch
             if not batch or (end is not None and not more):
                 break
             start = sequence(batch[-1]) + 1
-        return found
 
     async def _batch(self, stream: str, subject: str, start: int) -> tuple[list[Incoming], bool]:
         """Return the next messages, and whether there are more."""

@@ -182,7 +182,8 @@ class Progress(JobMessage):
     were skipped, because they were always right or always wrong. tokens, accelerator_s: from the replicas' own
     counts; counted: by `<pool>/<replica>`, the replica's own totals that they contain, for the next orchestrator; counted_slots: of the
     slot seconds in `usage`, by agent and replica. num_preemptions: of the job. preempted_tokens, preempted_engine_s: from the replicas'
-    own counts, of generations that preemptions cancelled; counted_preempted: as `counted`.
+    own counts, of generations that preemptions cancelled; counted_preempted: as `counted`. cut_tokens, cut_engine_s: of recorded turns
+    in plays that preemptions cut, as counted at each preemption; `usage` has them too once their group is decided.
     reward, staleness: means of the last step; agents: the same by agent. usage: by agent, of finished steps and
     evaluations, with the seconds of its slots and its stored bytes up to now. tenant: to which the job is accounted.
 
@@ -213,6 +214,8 @@ class Progress(JobMessage):
     preempted_tokens: int = 0
     preempted_engine_s: float = 0.0
     counted_preempted: dict[str, tuple[int, float]] = Field(default_factory=dict)
+    cut_tokens: int = 0
+    cut_engine_s: float = 0.0
     counted_slots: dict[str, dict[str, float]] = Field(default_factory=dict)
     trainer_s: float = 0.0
     num_outstanding: int = 0
@@ -248,7 +251,8 @@ class Progress(JobMessage):
         """
         recorded = total(self.usage.values())
         rest = self.generated_tokens - recorded.generated_tokens
-        cut = min(self.preempted_tokens, rest)
+        undecided = max(0, self.cut_tokens - recorded.preempted_tokens)
+        cut = min(self.preempted_tokens + undecided, rest)
         other = TokenUse.UNRECORDED if self.phase.final else TokenUse.OPEN
         return self.completed(recorded + UsageAmounts.generated({TokenUse.PREEMPTED: cut, other: rest - cut}))
 
@@ -258,10 +262,11 @@ class Progress(JobMessage):
         Engine seconds are those that the replicas reported, or those of its recorded turns if these are more, after a kill.
         """
         engine_s = max(self.accelerator_s, recorded.engine_s)
-        cut_s = self.preempted_engine_s + total(self.usage.values()).preempted_engine_s
+        own = total(self.usage.values())
+        cut_s = self.preempted_engine_s + max(self.cut_engine_s, own.preempted_engine_s)
         of_job = {
             "engine_s": engine_s,
-            "preempted_engine_s": min(cut_s, engine_s),
+            "preempted_engine_s": min(cut_s, engine_s - own.charged_engine_s),
             "slot_s": sum(amounts.slot_s for amounts in self.usage.values()),
             "trainer_s": self.trainer_s,
             "admitted_s": self.admitted_s,

@@ -109,6 +109,21 @@ async def test_replay_takes_wildcards_and_a_start(bus: Bus, ns: str) -> None:
     assert await bus.replay(subjects.TURNS, subjects.turn(ns, "job", "c", "*")) == []
 
 
+async def test_pages_are_the_replay_in_parts_that_need_not_fit_in_memory(bus: Bus, ns: str) -> None:
+    subject, large = subjects.turn(ns, "job", "a", "*"), bytes(bus.max_payload_bytes - 4096)
+    for number in range(5):
+        await bus.publish(subjects.turn(ns, "job", "a", number), large)
+    for start in range(5, 1505, 250):
+        numbers = range(start, start + 250)
+        await asyncio.gather(
+            *(bus.publish(subjects.turn(ns, "job", "a", number), b"%d" % number) for number in numbers)
+        )
+    pages = [page async for page in bus.pages(subjects.TURNS, subject)]
+    assert [stored for page in pages for stored in page] == await bus.replay(subjects.TURNS, subject)
+    assert sum(map(len, pages)) == 1505
+    assert max(map(len, pages)) <= 1000
+
+
 async def test_replay_of_thousands_is_complete_and_ends_although_more_is_written(bus: Bus, ns: str) -> None:
     subject = subjects.episode(ns, "job")
     for start in range(0, 2500, 250):

@@ -169,14 +169,15 @@ class TurnReader:
     _kept_bytes: int = 0
 
     async def read_new(self) -> None:
-        """Read the turns since the last call. Raises the errors of `Bus.replay`."""
+        """Read the turns since the last call. Raises the errors of `Bus.pages`."""
         subject = subjects.turn(self.ref.namespace, self.ref.name, "*", "*")
-        for stored in await self.bus.replay(subjects.TURNS, subject, self.next_sequence):
-            self._kept.setdefault(stored.subject.split(".")[-2], []).append(stored.data)
-            self._kept_bytes += len(stored.data)
-            self.next_sequence = max(self.next_sequence, stored.sequence + 1)
-        while self._kept_bytes > MAX_KEPT_BYTES:
-            self._take(next(iter(self._kept)))
+        async for page in self.bus.pages(subjects.TURNS, subject, self.next_sequence):
+            for stored in page:
+                self._kept.setdefault(stored.subject.split(".")[-2], []).append(stored.data)
+                self._kept_bytes += len(stored.data)
+                self.next_sequence = max(self.next_sequence, stored.sequence + 1)
+            while self._kept_bytes > MAX_KEPT_BYTES:
+                self._take(next(iter(self._kept)))
 
     async def of(self, episode: Episode) -> list[Turn]:
         """Return the turns of an ended episode, which are then forgotten. Raises Permanent, and errors of the bus and the store."""

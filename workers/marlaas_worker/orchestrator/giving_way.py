@@ -2,11 +2,13 @@
 
 A preempted job stops at a step boundary: it begins no step and no evaluation, and has a limited time for its groups in
 flight. Of groups that are not complete by then, the members that have not ended are played again after the next admission,
-under the same pins. `metering` counts the plays that were cut, and the job is not charged for them.
+under the same pins. `metering` counts the plays that were cut, at the preemption and when their group is decided, and the job
+is not charged for them.
 """
 
 from dataclasses import dataclass
 
+from marlaas_api.names import eval_group
 from marlaas_worker.orchestrator.job_state import JobState
 
 DRAIN_S = 30.0
@@ -49,3 +51,14 @@ class Stops:
         if not self.gives_way:
             return False
         return state is None or state.is_drained or now - self.since >= DRAIN_S
+
+
+def open_members(state: JobState) -> set[tuple[str, int]]:
+    """Return the members, by group and number, that have no Episode, of undecided groups and of the evaluation in progress."""
+    groups = {state.tasks.train(index).group for index in state.groups.in_flight - state.groups.complete.keys()}
+    size, run = state.document.spec.rollout.group_size, state.evaluation
+    members = {(group, member) for group in groups for member in set(range(size)).difference(state.ended(group))}
+    if run is not None:
+        missing = set(range(run.num_tasks)) - run.episodes.keys()
+        members |= {(eval_group(state.document.ref, index, run.version), 0) for index in missing}
+    return members

@@ -5,7 +5,7 @@ A sandbox's word counts only for the seconds of its episodes.
 
 import asyncio
 import logging
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -15,7 +15,7 @@ from marlaas_api.bus import Bus
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import Episode, TokenUse, Turn, UsageAmounts
 from marlaas_api.messages.agent_settings import AgentSettings
-from marlaas_api.messages.usage import merged
+from marlaas_api.messages.usage import merged, total
 from marlaas_api.names import PREEMPTION_STRIDE, JobRef, attempt_of, episode_id
 from marlaas_api.wire import unpack
 from marlaas_worker.orchestrator.experience import CompleteGroup
@@ -90,6 +90,20 @@ class Metering:
         await self._read_new()
         return self._by_policy(_settled(await self._of_episodes(list(episodes)), TokenUse.EVALUATION))
 
+    async def of_cut_plays(self, members: Collection[tuple[str, int]], num_preemptions: int) -> UsageAmounts:
+        """Return what the plays used that the job's next preemption cuts: the last one of each member, if it goes on.
+
+        With more than `MAX_PLAYS` plays the answer is 0: the plays are counted as cut only if their group is decided.
+
+        Args:
+            members: groups and members that are open and have no Episode.
+            num_preemptions: of the job before.
+        """
+        await self._read_new()
+        last = (max(self._plays.get(member, {}).items(), key=_attempt, default=None) for member in members)
+        cut = [one[1].cut for one in last if one is not None and one[1].last == num_preemptions]
+        return total(amounts for play in cut for amounts in play.values())
+
     async def _of_group(self, group: CompleteGroup) -> AgentAmounts:
         return self._by_policy(await self._of_episodes(group.episodes, group.repeats))
 
@@ -124,12 +138,13 @@ class Metering:
         if self._is_too_large:
             return
         subject = subjects.turn(self._ref.namespace, self._ref.name, "*", "*")
-        for stored in await self._bus.replay(subjects.TURNS, subject, self._next_sequence):
-            turn = await self._turn(stored.data)
-            if turn is not None:
-                plays, play = self._plays.setdefault((turn.group, turn.member), {}), self._play([turn])
-                plays[turn.episode] = plays[turn.episode] + play if turn.episode in plays else play
-            self._next_sequence = max(self._next_sequence, stored.sequence + 1)
+        async for page in self._bus.pages(subjects.TURNS, subject, self._next_sequence):
+            for stored in page:
+                turn = await self._turn(stored.data)
+                if turn is not None:
+                    plays, play = self._plays.setdefault((turn.group, turn.member), {}), self._play([turn])
+                    plays[turn.episode] = plays[turn.episode] + play if turn.episode in plays else play
+                self._next_sequence = max(self._next_sequence, stored.sequence + 1)
         if sum(map(len, self._plays.values())) > MAX_PLAYS:
             self._is_too_large = True
             self._plays.clear()
@@ -197,6 +212,10 @@ def used(turns: Iterable[Turn]) -> UsageAmounts:
         open_tokens=generated,
         engine_s=sum(meter.share_s for meter in meters),
     )
+
+
+def _attempt(play: tuple[str, _Play]) -> int:
+    return attempt_of(play[0])
 
 
 def _earlier(episode: Episode) -> list[str]:

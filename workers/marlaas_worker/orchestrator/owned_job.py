@@ -19,13 +19,14 @@ from marlaas_api.messages import (
     Phase,
     Progress,
     StepClosed,
+    UsageAmounts,
 )
 from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator import step_records
 from marlaas_worker.orchestrator.capacity import trainerless, unserved
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
 from marlaas_worker.orchestrator.faults import GivenUp
-from marlaas_worker.orchestrator.giving_way import Stops
+from marlaas_worker.orchestrator.giving_way import Stops, open_members
 from marlaas_worker.orchestrator.issuing import TaskIssuer
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.records import Records, SharedState
@@ -51,7 +52,7 @@ class OwnedJob:
         self.document = document
         self.wake, self.moved = asyncio.Event(), True
         self._context, self._reports, self._room = context, shared.reports, shared.room
-        self._policies, self._num_jobs = shared.policies, shared.num_jobs
+        self._policies, self._num_jobs, self._recoveries = shared.policies, shared.num_jobs, shared.recoveries
         self.times = AdmittedTime.of(before, context.now())
         self._records = Records(context, document, self.times.num_preemptions)
         self._issuer = TaskIssuer(self._records, shared.reports)
@@ -89,14 +90,21 @@ class OwnedJob:
         """Whether a preempted job may be stopped now."""
         return self.ended is None and self.stops.is_over(self._state, self._context.now())
 
+    async def cut_plays(self) -> UsageAmounts:
+        """Return what the plays used that the preemption of this job, whose loop has been stopped, cuts."""
+        if self._state is None:  # its records were not read: the plays are counted when their groups are decided
+            return UsageAmounts()
+        return await self._records.metering.of_cut_plays(open_members(self._state), self.times.num_preemptions)
+
     async def _run_from_records(self) -> None:
         ref = self.document.ref
         state = JobState(self.document, await self._records.history())
         # Read the queue before the episodes: a task leaves the queue only after all its episodes are stored.
         queued = await self._records.queued()
-        for sequence, episode in await self._records.episodes():
-            self._note(state, sequence, episode)
-            state.add_episode(episode)
+        async with self._recoveries:
+            async for sequence, episode in self._records.episodes():
+                self._note(state, sequence, episode)
+                state.add_episode(episode)
         state.document = self.document  # `revise` may have replaced it while the records were read.
         self._share.size.known = self._share.size.known or state.episode_bytes
         self._state = state

@@ -87,7 +87,7 @@ class ProgressStore:
 
     def _gain(self, before: Progress | None, progress: Progress) -> None:
         tokens, trainer_s = self._gained.get(progress.tenant, (0.0, 0.0))
-        tokens += _charged(progress) - (_charged(before) if before else 0)
+        tokens += progress.amounts.charged_tokens - (before.amounts.charged_tokens if before else 0)
         trainer_s += max(0.0, progress.trainer_s - (before.trainer_s if before else 0.0))
         self._gained[progress.tenant] = tokens, trainer_s
 
@@ -122,12 +122,6 @@ class ProgressStore:
         if self._bucket is None:
             self._bucket = await self._bus.bucket(subjects.PROGRESS)
         return self._bucket
-
-
-def _charged(progress: Progress) -> int:
-    """Return the generated tokens without those that preemptions cut, as far as they are known."""
-    recorded = sum(amounts.preempted_tokens for amounts in progress.usage.values())
-    return progress.tokens - progress.preempted_tokens - recorded
 
 
 class PublishedAdmissions:

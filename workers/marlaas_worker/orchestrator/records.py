@@ -1,7 +1,8 @@
 """The orchestrator's reads and writes on the bus for one job, as typed messages."""
 
+import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
@@ -45,12 +46,14 @@ class SharedState:
         policies: cache of the bucket `policy`.
         room: space in the stream TURNS.
         num_jobs: returns the number of running jobs.
+        recoveries: jobs whose episodes are read at a time; a page of them may take 16 MiB.
     """
 
     reports: Callable[[], Sequence[ReplicaReport]]
     policies: BucketCache[PolicyRecord]
     room: Room
     num_jobs: Callable[[], int]
+    recoveries: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))
 
 
 class LostLease(Exception):
@@ -123,11 +126,13 @@ class Records:
         self._logged[agent] = deque((message.step, sequence) for message, sequence in own)
         return [message for message, _ in own]
 
-    async def episodes(self) -> Iterator[tuple[int, Episode]]:
-        """Return all stored episodes with their sequences. They are parsed one by one, which raises EpisodeInvalid."""
-        stored = await self.bus.replay(subjects.EPISODES, subjects.episode(self.ref.namespace, self.ref.name))
-        read = ((one.sequence, self.episode(one)) for one in stored)
-        return ((sequence, episode) for sequence, episode in read if episode is not None)
+    async def episodes(self) -> AsyncIterator[tuple[int, Episode]]:
+        """Iterate over all stored episodes with their sequences. Raises EpisodeInvalid."""
+        subject = subjects.episode(self.ref.namespace, self.ref.name)
+        async for page in self.bus.pages(subjects.EPISODES, subject):
+            for stored in page:
+                if (episode := self.episode(stored)) is not None:
+                    yield stored.sequence, episode
 
     def episode(self, stored: Stored) -> Episode | None:
         """Parse an episode; None if it belongs to an earlier job of this name. Raises EpisodeInvalid."""

@@ -100,9 +100,14 @@ def queued(document: JobDocument, before: Progress | None, admission: Admission)
     return _progress(document, before, update)
 
 
-def preempted(document: JobDocument, before: Progress, why: str) -> Progress:
-    """Return the progress of a job that was preempted now."""
-    counted = before.model_copy(update={"num_preemptions": before.num_preemptions + 1})
+def preempted(document: JobDocument, before: Progress, cut: UsageAmounts, why: str) -> Progress:
+    """Return the progress of a job that was preempted now. cut: what the plays used that were cut."""
+    update = {
+        "num_preemptions": before.num_preemptions + 1,
+        "cut_tokens": before.cut_tokens + cut.generated_tokens,
+        "cut_engine_s": before.cut_engine_s + cut.engine_s,
+    }
+    counted = before.model_copy(update=update)
     return queued(document, counted, Admission(False, Reason.PREEMPTED, why))
 
 

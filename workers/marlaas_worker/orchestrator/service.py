@@ -199,7 +199,8 @@ class _Service:
                 document, progress, why = owned.document, self._progress(owned), owned.stops.gives_way
                 await self._running.stop(owned)
                 log.info("preempted job %s: %s", document.ref, why)
-                await self._progress_store.put(job_reports.preempted(document, progress, why))
+                stopped = job_reports.preempted(document, progress, await owned.cut_plays(), why)
+                await self._progress_store.put(stopped)
                 failpoint("orchestrator.preempt.after_progress")
                 self._queue.left(document)
                 records = Records(self._context, document)

@@ -173,19 +173,22 @@ class LateUse:
 
 @dataclass(frozen=True, slots=True)
 class AdmittedTime:
-    """Times of a job's admissions, unix seconds, and how often it was preempted.
+    """Times of a job's admissions, unix seconds, how often it was preempted, and what that cut.
 
     Attributes:
         started_at: its first admission.
         admitted_at: its last admission.
         counted_from: `now` minus this is the total time for which it was admitted; a restart of its loop loses up to one second.
         num_preemptions: how often it was preempted.
+        cut_tokens, cut_engine_s: as in its `Progress`.
     """
 
     started_at: float
     admitted_at: float
     counted_from: float
     num_preemptions: int = 0
+    cut_tokens: int = 0
+    cut_engine_s: float = 0.0
 
     @classmethod
     def of(cls, before: Progress | None, now: float) -> "AdmittedTime":
@@ -193,7 +196,8 @@ class AdmittedTime:
         if before is None:
             return cls(now, now, now)
         since = before.admitted_at if before.admitted and before.admitted_at is not None else now
-        return cls(before.started_at or now, since, now - before.admitted_s, before.num_preemptions)
+        cut = before.cut_tokens, before.cut_engine_s
+        return cls(before.started_at or now, since, now - before.admitted_s, before.num_preemptions, *cut)
 
     def as_of(self, now: float) -> dict[str, Any]:
         """Return the fields of `Progress` that tell the admissions."""
@@ -202,6 +206,8 @@ class AdmittedTime:
             "admitted_at": self.admitted_at,
             "admitted_s": self.total_s(now),
             "num_preemptions": self.num_preemptions,
+            "cut_tokens": self.cut_tokens,
+            "cut_engine_s": self.cut_engine_s,
         }
 
     def total_s(self, now: float) -> float:

@@ -18,7 +18,8 @@ from marlaas_api.errors import Permanent, Retryable
 from marlaas_worker.sandbox.output import Output
 
 PACKET_BYTES = 64 << 10
-_STACK_S = 0.5
+_STACK_S = 2.0
+"""Time that a child has to print its stack: sandboxes have the smallest CPU share, and a busy machine delays it."""
 _OUTERMOST_FRAME = b"in _run_module_as_main"
 _BUSY_S = 0.01
 _END_S = 10.0
