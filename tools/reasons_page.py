@@ -12,22 +12,22 @@ _HEADINGS = {
         "Nothing is wrong with the object; something else has to happen first.",
     ),
     ReasonStage.FAULTY: (
-        "Something is wrong and goes away by itself once its cause does",
-        "The job keeps its place, its slots and what it learnt.",
+        "Faults that end with their cause",
+        "The job keeps its place, its slots and its committed steps.",
     ),
     ReasonStage.FAILED: (
-        "Failed for good",
+        "Failed",
         "A failed job stays as it is, to be read; a corrected one is a new object.",
     ),
-    ReasonStage.WORKING: ("At work", "As it should be."),
-    ReasonStage.ENDED: ("Ended well", "Nothing more happens."),
+    ReasonStage.WORKING: ("Normal operation", "Nothing has to be done."),
+    ReasonStage.ENDED: ("Succeeded", "Nothing more happens."),
 }
 _PREFACE = """# Reasons: what a status says, and what to do
 
 Generated from `operator/marlaas_api/reason_texts.py` by `make crds`; do not edit.
 
 The REASON column of `kubectl get rljobs`, the conditions of `kubectl describe` and the events use these words and no others.
-`kubectl marlaas why NAME` puts the one that counts now into a sentence, with the message that belongs to it.
+`kubectl marlaas why NAME` explains the current reason, with its message.
 """
 
 

@@ -237,7 +237,7 @@ class Bus(Protocol):
         ...
 
     def pages(self, stream: str, subject: str, start: int = 1) -> AsyncIterator[list[Stored]]:
-        """Iterate over the same messages in pages of at most 16 MiB, for readers that keep little of each message."""
+        """Iterate over the same messages in pages of at most 24 MiB, for readers that keep little of each message."""
         ...
 
     async def state(self, stream: str) -> StreamState:

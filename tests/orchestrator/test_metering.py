@@ -239,6 +239,8 @@ def test_what_the_engines_generated_beyond_the_records_is_open_until_the_job_end
     decided = a_progress(document(), **{**told, "usage": {"policy": own}}, **undecided).amounts
     assert (decided.preempted_tokens, decided.open_tokens, decided.preempted_engine_s) == (10, 60, 0.5)
     trained = recorded + UsageAmounts(generated_tokens=70, trained_tokens=70, engine_s=1.5)
+    fewer_seconds = a_progress(document(), **{**told, "usage": {"policy": trained}, "accelerator_s": 0.0}, **undecided)
+    assert fewer_seconds.completed(UsageAmounts(engine_s=0.1)).preempted_engine_s == 0.0
     late = a_progress(document(), **{**told, "usage": {"policy": trained}}, **undecided).amounts
     assert (late.charged_tokens, late.charged_engine_s) == (100, 1.5), "an Episode that came late is charged"
     fewer = a_progress(document(), **told | {"tokens": 5}).amounts

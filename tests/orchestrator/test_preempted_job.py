@@ -14,6 +14,8 @@ from tests.orchestrator.remains import all_there_is, is_forgotten
 from tests.orchestrator.test_admitted import of
 
 from marlaas_api import subjects
+from marlaas_api.blobs import BlobUnavailable
+from marlaas_api.bus import BusUnavailable
 from marlaas_api.messages import (
     JobDocument,
     Meter,
@@ -28,6 +30,8 @@ from marlaas_api.wire import decode_as
 from marlaas_worker.orchestrator import giving_way, preemption
 from marlaas_worker.orchestrator.giving_way import Stops
 from marlaas_worker.orchestrator.job_tasks import JobTasks
+from marlaas_worker.orchestrator.metering import Metering
+from marlaas_worker.orchestrator.owned_job import OwnedJob
 
 
 class OneJobAtATime(OrchestratorHarness):
@@ -210,8 +214,26 @@ async def test_what_is_not_finished_in_time_is_played_after_the_next_admission_a
     assert sorted(harness.trained) == sorted(alone.trained)
 
 
-async def test_of_a_preempted_job_that_is_deleted_what_was_cut_is_not_charged(harness, document, monkeypatch):
+class Fails:
+    """In place of a method of an owned job's parts."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    async def __call__(self, *_: object) -> UsageAmounts:
+        raise self._error
+
+
+async def hears_nothing(*_: object) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("hears", [True, False])
+async def test_of_a_preempted_job_that_is_deleted_what_was_cut_is_not_charged(harness, document, monkeypatch, hears):
+    """hears: whether the job's loop has read the Episode of the member that has ended."""
     monkeypatch.setattr(giving_way, "DRAIN_S", 0.0)
+    if not hears:
+        monkeypatch.setattr(OwnedJob, "_listen", hears_nothing)
     job, other = document(steps=3), heavy(document())
     task = JobTasks(job).train(0)
     await harness.report(job, -1)
@@ -233,6 +255,24 @@ async def test_of_a_preempted_job_that_is_deleted_what_was_cut_is_not_charged(ha
         account = await harness.get(TenantUsage, subjects.TENANTS, subjects.tenant_usage_key(job.tenant))
     assert (account.removed.generated_tokens, account.removed.charged_tokens) == (15, 5)
     assert (account.removed.engine_s, account.removed.charged_engine_s) == (1.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    "error", [BlobUnavailable("the store is away"), BusUnavailable("NATS is away"), TimeoutError()]
+)
+async def test_a_job_is_preempted_also_if_what_that_cuts_cannot_be_read(harness, document, monkeypatch, error):
+    monkeypatch.setattr(giving_way, "DRAIN_S", 0.0)
+    monkeypatch.setattr(Metering, "of_cut_plays", Fails(error))
+    job, other = document(steps=3), heavy(document())
+    await harness.report(job, -1)
+    async with harness.orchestrating(), workers(harness, job, sandbox=False):
+        await harness.submit(job)
+        await harness.progress(job, lambda level: level.num_outstanding > 0)
+        await harness.record_turn(JobTasks(job).train(0), 1)
+        await harness.submit(other)
+        level = await until_preempted(harness, job)
+        await harness.progress(other, lambda level: level.admitted)
+    assert (level.num_preemptions, level.cut_tokens) == (1, 0)
 
 
 async def test_a_job_goes_on_when_the_one_that_needed_its_place_has_gone_before_it_stopped(harness, document):

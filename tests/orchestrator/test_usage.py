@@ -1,5 +1,6 @@
 """Use of jobs from the totals that replicas report: each token once, whatever is restarted."""
 
+import pytest
 from tests.harness import a_progress
 
 from marlaas_api.messages import Progress, ReplicaReport, UsageAmounts
@@ -64,3 +65,15 @@ async def test_a_quota_of_tokens_counts_no_token_twice_when_a_job_is_preempted_a
     for level in (running, preempted, resumed, resumed.model_copy(update={"tokens": 80, **cut})):
         await store.put(level)
     assert store.take_gained() == {"team-a": (70.0, 0.0)}, "without those that the preemption cut"
+
+
+def test_each_preemption_adds_what_it_cuts_to_what_is_known_of_earlier_ones(document):
+    """Also if those were counted only when their groups were decided."""
+    decided = UsageAmounts(generated_tokens=500, preempted_tokens=500, engine_s=5.0, preempted_engine_s=5.0)
+    level = a_progress(document(), tokens=1000, accelerator_s=10.0, usage={"policy": decided})
+    for number, cut in enumerate((300, 40), start=1):
+        used = UsageAmounts(generated_tokens=cut, engine_s=cut / 100)
+        level = reports.preempted(document(), level, used, "by tenant x")
+        assert level.num_preemptions == number
+    assert (level.amounts.preempted_tokens, level.amounts.charged_tokens) == (840, 160)
+    assert level.amounts.preempted_engine_s == pytest.approx(8.4)

@@ -108,6 +108,7 @@ async def test_no_more_agents_leave_than_have_to_while_their_measured_costs_chan
             await harness.version(document, 0)
             await harness.assign(document, 0, [0])
         async with harness.trainer("trainer-1"):
+            await harness.report(lambda _: True, "trainer-1")
             wall_s = 0.0
             for _ in range(10):  # a decision is made between two reports; no agent can leave within its step
                 wall_s = (await harness.report(partial(is_after, wall_s))).wall_s

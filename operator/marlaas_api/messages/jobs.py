@@ -183,7 +183,7 @@ class Progress(JobMessage):
     counts; counted: by `<pool>/<replica>`, the replica's own totals that they contain, for the next orchestrator; counted_slots: of the
     slot seconds in `usage`, by agent and replica. num_preemptions: of the job. preempted_tokens, preempted_engine_s: from the replicas'
     own counts, of generations that preemptions cancelled; counted_preempted: as `counted`. cut_tokens, cut_engine_s: of recorded turns
-    in plays that preemptions cut, as counted at each preemption; `usage` has them too once their group is decided.
+    in plays that preemptions cut, as counted at each preemption; `usage` has them too once their group is decided, and the larger number counts.
     reward, staleness: means of the last step; agents: the same by agent. usage: by agent, of finished steps and
     evaluations, with the seconds of its slots and its stored bytes up to now. tenant: to which the job is accounted.
 
@@ -266,7 +266,7 @@ class Progress(JobMessage):
         cut_s = self.preempted_engine_s + max(self.cut_engine_s, own.preempted_engine_s)
         of_job = {
             "engine_s": engine_s,
-            "preempted_engine_s": min(cut_s, engine_s - own.charged_engine_s),
+            "preempted_engine_s": max(0.0, min(cut_s, engine_s - own.charged_engine_s)),
             "slot_s": sum(amounts.slot_s for amounts in self.usage.values()),
             "trainer_s": self.trainer_s,
             "admitted_s": self.admitted_s,

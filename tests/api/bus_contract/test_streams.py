@@ -122,6 +122,7 @@ async def test_pages_are_the_replay_in_parts_that_need_not_fit_in_memory(bus: Bu
     assert [stored for page in pages for stored in page] == await bus.replay(subjects.TURNS, subject)
     assert sum(map(len, pages)) == 1505
     assert max(map(len, pages)) <= 1000
+    assert max(sum(len(stored.data) for stored in page) for page in pages) <= 24 << 20
 
 
 async def test_replay_of_thousands_is_complete_and_ends_although_more_is_written(bus: Bus, ns: str) -> None:

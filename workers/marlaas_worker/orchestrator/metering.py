@@ -91,13 +91,13 @@ class Metering:
         return self._by_policy(_settled(await self._of_episodes(list(episodes)), TokenUse.EVALUATION))
 
     async def of_cut_plays(self, members: Collection[tuple[str, int]], num_preemptions: int) -> UsageAmounts:
-        """Return what the plays used that the job's next preemption cuts: the last one of each member, if it goes on.
+        """Return what the plays used that the job's next preemption cuts: the last one of each member, if its last turn is of the present admission.
 
         With more than `MAX_PLAYS` plays the answer is 0: the plays are counted as cut only if their group is decided.
 
         Args:
             members: groups and members that are open and have no Episode.
-            num_preemptions: of the job before.
+            num_preemptions: of the job, before this one.
         """
         await self._read_new()
         last = (max(self._plays.get(member, {}).items(), key=_attempt, default=None) for member in members)

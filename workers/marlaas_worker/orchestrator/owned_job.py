@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from marlaas_api import subjects
 from marlaas_api.bus import Consumer
-from marlaas_api.errors import Retryable
+from marlaas_api.errors import MarlaasError, Retryable
 from marlaas_api.messages import (
     Episode,
     EvalSample,
@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 RETRY_S, TICK_S, LISTEN_S = 0.3, 1.0, 5.0
 TICKS_PER_S = 64.0  # most of all idle jobs together: with more jobs, each one's tick is longer than TICK_S
 NUM_SAMPLES = 5
+CUT_S = 5.0
+"""Longest time to read what a preemption cuts: all other jobs' admissions wait for it."""
 _FULL = "the stream TURNS is full: turns wait until steps are on record and their turns are purged"
 
 
@@ -91,10 +93,24 @@ class OwnedJob:
         return self.ended is None and self.stops.is_over(self._state, self._context.now())
 
     async def cut_plays(self) -> UsageAmounts:
-        """Return what the plays used that the preemption of this job, whose loop has been stopped, cuts."""
-        if self._state is None:  # its records were not read: the plays are counted when their groups are decided
+        """Return what the plays used that the preemption of this job, whose loop has been stopped, cuts.
+
+        If its records cannot be read now, the answer is 0: then these plays are counted only when their groups are decided.
+        """
+        if self._state is None:
             return UsageAmounts()
-        return await self._records.metering.of_cut_plays(open_members(self._state), self.times.num_preemptions)
+        try:
+            async with asyncio.timeout(CUT_S):
+                members = open_members(self._state)
+                async for (
+                    _,
+                    episode,
+                ) in self._records.episodes():  # the loop may have stopped before it read the last ones
+                    members.discard((episode.group, episode.member))
+                return await self._records.metering.of_cut_plays(members, self.times.num_preemptions)
+        except (MarlaasError, TimeoutError) as error:
+            log.warning("%s: cannot read what its preemption cuts: %r", self.document.ref, error)
+            return UsageAmounts()
 
     async def _run_from_records(self) -> None:
         ref = self.document.ref

@@ -46,7 +46,7 @@ class SharedState:
         policies: cache of the bucket `policy`.
         room: space in the stream TURNS.
         num_jobs: returns the number of running jobs.
-        recoveries: jobs whose episodes are read at a time; a page of them may take 16 MiB.
+        recoveries: jobs whose episodes are read at a time; a page of them may take 24 MiB.
     """
 
     reports: Callable[[], Sequence[ReplicaReport]]
@@ -127,7 +127,7 @@ class Records:
         return [message for message, _ in own]
 
     async def episodes(self) -> AsyncIterator[tuple[int, Episode]]:
-        """Iterate over all stored episodes with their sequences. Raises EpisodeInvalid."""
+        """Read and parse all stored episodes, page by page, with their sequences. Raises EpisodeInvalid."""
         subject = subjects.episode(self.ref.namespace, self.ref.name)
         async for page in self.bus.pages(subjects.EPISODES, subject):
             for stored in page:

@@ -10,7 +10,7 @@ from marlaas_api.messages import (
     UsageAmounts,
 )
 from marlaas_api.messages import JobVerdict as Finding
-from marlaas_api.messages.usage import merged
+from marlaas_api.messages.usage import merged, total
 from marlaas_api.names import AdapterRef
 from marlaas_api.reasons import Reason
 from marlaas_worker.orchestrator.admission import Admission
@@ -102,10 +102,11 @@ def queued(document: JobDocument, before: Progress | None, admission: Admission)
 
 def preempted(document: JobDocument, before: Progress, cut: UsageAmounts, why: str) -> Progress:
     """Return the progress of a job that was preempted now. cut: what the plays used that were cut."""
+    recorded = total(before.usage.values())
     update = {
         "num_preemptions": before.num_preemptions + 1,
-        "cut_tokens": before.cut_tokens + cut.generated_tokens,
-        "cut_engine_s": before.cut_engine_s + cut.engine_s,
+        "cut_tokens": max(before.cut_tokens, recorded.preempted_tokens) + cut.generated_tokens,
+        "cut_engine_s": max(before.cut_engine_s, recorded.preempted_engine_s) + cut.engine_s,
     }
     counted = before.model_copy(update=update)
     return queued(document, counted, Admission(False, Reason.PREEMPTED, why))
