@@ -31,10 +31,10 @@ from marlaas_worker.rollout.service import serve_engine
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 from marlaas_worker.trainer.calibration import calibrate, engine_dtype, publish
 from marlaas_worker.trainer.compute import NOBODY, Compute
+from marlaas_worker.trainer.compute_queue import ComputeAccount
 from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.service import Trainer
 from marlaas_worker.trainer.shared import Timing, TrainerDependencies
-from marlaas_worker.trainer.turns import ComputeAccount
 
 MAX_SEQS, MAX_MODEL_LEN = 32, 256
 KV_TOKENS = 1 << 16

@@ -105,7 +105,7 @@ _ADMISSION = {
         ReasonStage.WAITING,
         Actor.TENANT,
         "No ModelPool has the name in spec.poolRef or in an agent's poolRef; the job waits until one is created.",
-        "Create the job anew with a pool that `kubectl get modelpools` lists, or ask the platform team to create this pool.",
+        "Create a new job with a pool that `kubectl get modelpools` lists, or ask the platform team to create this pool.",
     ),
     Reason.WAITING_FOR_POOL: Text(
         ReasonStage.WAITING,
@@ -116,17 +116,20 @@ _ADMISSION = {
     Reason.WAITING_FOR_SLOTS: Text(
         ReasonStage.WAITING,
         Actor.NOBODY,
-        "The pool has as many agents as it admits, or keeps places for a job that goes first.",
+        "The pool has no room for all agents of the job, or keeps it for a job that goes first.",
         "Wait: tenants with the smallest share for their weight go first. spec.priority orders the jobs of your own tenant.",
     ),
     Reason.WAITING_FOR_MEMORY: Text(
-        ReasonStage.WAITING, Actor.NOBODY, "Running jobs use too much KV cache or trainer memory.", NOTHING
+        ReasonStage.WAITING,
+        Actor.NOBODY,
+        "Running jobs use the KV cache or trainer memory that the job needs.",
+        NOTHING,
     ),
     Reason.OVER_QUOTA: Text(
         ReasonStage.WAITING,
         Actor.PLATFORM,
         "The tenant has reached a limit of its quota: further jobs are queued, and running jobs begin no new tasks while a rate is above its limit.",
-        "Wait until other jobs of the tenant have ended or its rate has fallen, or ask the platform team for a larger quota.",
+        "Wait until other jobs of the tenant have ended or its rate has fallen. For the storage limit, delete jobs with adapterRetention: delete. Or ask the platform team for a larger quota.",
     ),
     Reason.PREEMPTED: Text(
         ReasonStage.WAITING,
@@ -138,13 +141,13 @@ _ADMISSION = {
         ReasonStage.WAITING,
         Actor.PLATFORM,
         "The pool's spec.namespaces does not contain the job's namespace, so the job cannot start.",
-        "Ask the platform team to add the namespace to the pool; the job then starts. Or create the job anew in another pool.",
+        "Ask the platform team to add the namespace to the pool; the job then starts. Or create a new job in another pool.",
     ),
     Reason.NEVER_FITS: Text(
         ReasonStage.WAITING,
         Actor.TENANT,
         "The job requests more than its pool's spec allows, even if the pool is empty; the message has both numbers.",
-        "Create the job anew with a smaller value of the field that the message names, or in a larger pool. Or ask the platform team to change the pool; the job "
+        "Create a new job with a smaller value of the field that the message names, or in a larger pool. Or ask the platform team to change the pool; the job "
         "then starts.",
     ),
 }
@@ -154,7 +157,7 @@ _REFUSALS = {
         ReasonStage.FAILED,
         Actor.TENANT,
         "The job uses a feature that this version of MARLaaS does not support; the message names the field.",
-        "Change the field that the message names, and create the job anew.",
+        "Change the field that the message names, and create a new job.",
     ),
 }
 
@@ -176,7 +179,7 @@ _FAULTS = {
         Actor.TENANT,
         "A container's image cannot be pulled; the message names the pod and the registry's answer.",
         "Correct the pool's image or add a pull secret. For a job's environment image, create the pull secret that the job names. To change the image, create "
-        "the job anew, because its environment cannot change.",
+        "a new job, because its environment cannot change.",
     ),
     Reason.POD_UNSCHEDULABLE: Text(
         ReasonStage.FAULTY,
@@ -206,7 +209,7 @@ _FAULTS = {
         ReasonStage.FAULTY,
         Actor.PLATFORM,
         "A container crashes repeatedly, or its pod was evicted because it wrote too much to disk. The message names the container and its last error.",
-        "Read the error. For a sandbox, fix the environment's code; if that changes the image's name, create the job anew. For a worker, ask the platform team to "
+        "Read the error. For a sandbox, fix the environment's code; if that changes the image's name, create a new job. For a worker, ask the platform team to "
         "read `kubectl logs --previous`.",
     ),
     Reason.CONTAINER_OUT_OF_MEMORY: Text(
@@ -224,37 +227,37 @@ _FAILURES = {
         ReasonStage.FAILED,
         Actor.TENANT,
         "The job's sandbox crashed more often than spec.backoffLimit allows.",
-        "Fix the last error, which the message contains, and create the job anew.",
+        "Fix the last error, which the message contains, and create a new job.",
     ),
     Reason.DEADLINE_EXCEEDED: Text(
         ReasonStage.FAILED,
         Actor.TENANT,
         "The job was admitted for longer than spec.activeDeadlineSeconds.",
-        "Create the job anew with a longer deadline or fewer steps.",
+        "Set a longer deadline or fewer steps, and create a new job.",
     ),
     Reason.INVALID_ENVIRONMENT: Text(
         ReasonStage.FAILED,
         Actor.TENANT,
         "The environment does not fit the job: the sandbox does not find it, its arguments are wrong, it names an agent that the job lacks, or its episodes need too much memory. Playing again would not help.",
-        "Follow the message, which says what was expected, and create the job anew.",
+        "Follow the message, which says what was expected, and create a new job.",
     ),
     Reason.TOO_MANY_FAULTS: Text(
         ReasonStage.FAILED,
         Actor.TENANT,
         "More than spec.environment.maxFaultShare of the recent episodes were lost to faults. Time waiting for an engine does not count as a fault.",
-        "Read the last fault in the message: `env` is an error of the environment, `infra` one of the platform. Fix it and create the job anew.",
+        "Read the last fault in the message: `env` is an error of the environment, `infra` one of the platform. Fix it and create a new job.",
     ),
     Reason.TRAINING_FAILED: Text(
         ReasonStage.FAILED,
         Actor.TENANT,
         "Every trainer of the pool gave up the job; the message contains the reason.",
-        "Follow the message (often: shorter conversations or a smaller learning rate), and create the job anew.",
+        "Follow the message (often: shorter conversations or a smaller learning rate), and create a new job.",
     ),
     Reason.BROKEN_INVARIANT: Text(
         ReasonStage.FAILED,
         Actor.PLATFORM,
         "The orchestrator found a contradiction in the job's records, or failed three times in a row to continue the job, and stopped it.",
-        "Report it with the orchestrator's log; it is a bug. Create the job anew to continue meanwhile.",
+        "Report it with the orchestrator's log; it is a bug. To continue meanwhile, create a new job.",
     ),
 }
 

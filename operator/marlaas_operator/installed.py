@@ -1,7 +1,7 @@
 """Check of an installation, run by `helm test`.
 
 Usage: `python -m marlaas_operator.installed --installation FILE --creds FILE`. It checks that the API server
-serves the kinds, that operator and orchestrator are available, and that the bus has the bucket of jobs.
+serves ModelPools and Tenants, that operator and orchestrator are available, and that the bus has the bucket of jobs.
 """
 
 import argparse
@@ -63,9 +63,9 @@ async def _is_ok(check: Check) -> bool:
 
 
 async def kinds_served(cluster: Cluster) -> str:
-    """Check that the API server serves the kinds."""
+    """Check that the API server serves ModelPools and Tenants."""
     pools, tenants = await cluster.list(MODELPOOLS), await cluster.list(TENANTS)
-    return f"the API server serves the kinds ({len(pools)} ModelPools, {len(tenants)} Tenants)"
+    return f"the API server serves the kinds ModelPool ({len(pools)} objects) and Tenant ({len(tenants)} objects)"
 
 
 async def available(cluster: Cluster, installation: Installation, component: str) -> str:

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 _BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _GAUGES = {
-    "bus_available": "1 while the bus is usable.",
+    "bus_available": "1 while the bus answers.",
     "objects": "Kubernetes objects in the cache.",
     "queue_depth": "Objects that wait for a reconcile.",
     "queue_running": "Reconciles in progress.",

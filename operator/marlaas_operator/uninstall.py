@@ -96,7 +96,7 @@ async def clean_up(cluster: Cluster, installation: Installation) -> None:
 
     Raises:
         StillRunning: the operator's pod does not end.
-        LeftBehind: deletions were refused; raised after everything else is done.
+        LeftBehind: a finalizer could not be removed (raised at once), or deletions were refused (raised last).
         MarlaasError: any error of the cluster.
     """
     await _stop_operator(cluster, installation)

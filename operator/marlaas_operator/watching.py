@@ -181,7 +181,7 @@ class Resync:
         except Forbidden as error:
             raise InvalidInput(f"{error}; the chart's ClusterRole of the operator allows it") from error
         except Retryable as error:
-            log.warning("list of %s failed: %s (retry in %.0f s)", resource.plural, error, _RETRY_S)
+            log.warning("list of %s failed: %s (retry soon)", resource.plural, error)
             return False
         if restored := self._cache.replace(bodies, known):
             log.warning("the API server was restored to an older state: %d %s are older now", restored, resource.plural)

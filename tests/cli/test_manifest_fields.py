@@ -55,7 +55,7 @@ TABLE = {
     # Values out of their bounds
     "rollout: {groupSize: 0}": "20: spec.rollout.groupSize: must be at least 1, found 0",
     "rollout: {groupSize: 1}": (
-        "20: spec.rollout.groupSize: groupSize 1 has nothing to compare a reward with; set training.baseline.type: running-mean, or at least 2"
+        "20: spec.rollout.groupSize: groupSize 1 has nothing to compare a reward with; set at least 2, or training.baseline.type: running-mean"
     ),
     "rollout: {temperature: 0.001}": "20: spec.rollout.temperature: must be at least 0.01, found 0.001",
     "training: {steps: 3, optimizer: {learningRate: 0}}": (

@@ -48,7 +48,7 @@ def test_a_wrong_field_is_told_by_file_and_line_and_no_folder_is_made(marlaas, t
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--out", "job.yaml"), "a file exists where a folder is needed: choose another --out"),
+        (("--out", "job.yaml"), "a file exists where a folder is needed: choose another folder"),
         (("--out", "/proc/here/out"), "cannot be written"),
         (("--nats", "nats://127.0.0.1:1"), "127.0.0.1:1"),
         (("--seed", "-1"), "--seed"),

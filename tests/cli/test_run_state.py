@@ -43,7 +43,7 @@ def test_a_job_that_was_running_is_told_as_it_was_left(out: Path) -> None:
     agents = {"policy": AgentProgress(reward=0.5)}
     leave(out, a_progress(JOB, reason="Training", step=10, reward=0.5, started_at=1000.0, at=1060.0, agents=agents))
     assert why(out) == (
-        f"No `marlaas run` uses {out} now; the command that began it continues it. As it was left: team-a/sums has been running for 1 m 00 s, at step 10 "
+        f"No `marlaas run` uses {out} now. To continue the run, repeat the command that started it. As it was left: team-a/sums has been running for 1 m 00 s, at step 10 "
         "of 40, reward 0.50. Training: Episodes are played and trained on. There is nothing to do."
     )
 
@@ -120,20 +120,20 @@ def test_a_failed_job_and_one_that_the_run_gave_up_say_why(out: Path) -> None:
     )
     assert why(out).endswith("Fix it and start a run with another --out.")
     said = why(out, "other")
-    assert "RoleFailed: A process that the job needs ended again and again, and the run gave the job up." in said
+    assert "RoleFailed: A process that the job needs failed and is not restarted." in said
     assert "Message: trainer-0 exited 5 times." in said
 
 
 def test_a_run_that_was_killed_has_left_no_state(out: Path) -> None:
     leave(out)
-    assert why(out).endswith("It ended without writing the state of team-a/sums, of which 0 steps are recorded.")
+    assert why(out).endswith("The run ended without writing the state of team-a/sums, of which 0 steps are recorded.")
 
 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
         (("third",), "has no job third: its jobs are team-a/sums, team-a/other"),
-        (("sums", "--context", "x"), "--run takes no option of a cluster but -n"),
+        (("sums", "--context", "x"), "--run excludes --context and --kubeconfig"),
     ],
 )
 def test_what_cannot_be_explained_is_refused(out: Path, words: tuple[str, ...], text: str) -> None:

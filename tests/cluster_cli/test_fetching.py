@@ -83,7 +83,9 @@ def test_a_job_without_an_adapter_says_so() -> None:
 def test_an_agent_that_plays_anothers_policy_has_no_adapter() -> None:
     job = _job({"name": "o", "policyVersion": 7}, {"name": "policy", "policyVersion": 7, "adapter": "a/sums/7"})
     assert published(job, "policy") == (NEWEST,)
-    with pytest.raises(InvalidInput, match="agent o of a/sums plays the policy of another agent; adapters have policy"):
+    with pytest.raises(
+        InvalidInput, match="agent o of a/sums plays the policy of another agent; agents with an adapter: policy"
+    ):
         published(job, "o")
 
 
@@ -158,7 +160,9 @@ def test_of_several_agents_each_gets_a_folder_and_a_named_one_is_fetched_alone(
     job = job_view(body)
     with pytest.raises(InvalidInput, match="one holds the adapter of one agent"):
         fetch(kubectl, job, published(job, None), Path("one"))
-    with pytest.raises(InvalidInput, match="agent critic of a/sums has no adapter yet; adapters have solver, verifier"):
+    with pytest.raises(
+        InvalidInput, match="agent critic of a/sums has no adapter yet; agents with an adapter: solver, verifier"
+    ):
         published(job, "critic")
     (tmp_path / "all" / "verifier" / "adapter_config.json").unlink()
     num_calls = len((tmp_path / "calls").read_text().splitlines())

@@ -86,7 +86,7 @@ def test_who_may_not_read_tenants_sees_the_jobs_and_is_told_what_is_missing(
     monkeypatch.setenv("KUBECONFIG", str(used.plane.user_kubeconfig("eve")))
     said = used.run("usage", "-A", "--csv")
     assert said.code == 0, said.err
-    assert "without the usage of deleted jobs" in said.err
+    assert "deleted jobs are missing" in said.err
     assert "sums" in {line["job"] for line in lines(said.out)}
 
 
@@ -94,7 +94,7 @@ def test_who_may_not_read_tenants_sees_the_jobs_and_is_told_what_is_missing(
     ("words", "code", "sentence"),
     [
         (("usage", "--job", "sum"), 2, "no RLJob 'sum' in the namespace"),
-        (("usage", "runs/first", "-A"), 2, "DIR takes no option of a cluster"),
+        (("usage", "runs/first", "-A"), 2, "DIR excludes -A"),
         (("usage", "--csv", "--json"), 2, "choose one"),
         (("usage", "--csv"), 0, "no RLJobs in the namespace; -A shows all namespaces"),
     ],

@@ -171,7 +171,7 @@ def test_time_in_tools_is_counted_without_the_turns_in_them() -> None:
         ("1.0", "finite number"),
         (1.7e308, "from -1e[+]30 to 1e[+]30"),
         (10**400, "finite number"),
-        ([1], "expected a number, a Score or None"),
+        ([1], "expected a number"),
         (Score(1.0, {"x": float("inf")}), "metric 'x'"),
         (Score(1.0, {"": 1.0}), "metric's name"),
         (Score(1.0, {"\x1b[2Jx": 1.0}), "printable characters"),

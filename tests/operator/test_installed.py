@@ -26,7 +26,10 @@ async def deployed(cluster: MemoryCluster, **condition: str) -> None:
 
 
 async def test_the_kinds_are_counted() -> None:
-    assert await kinds_served(MemoryCluster()) == "the API server serves the kinds (0 ModelPools, 0 Tenants)"
+    assert (
+        await kinds_served(MemoryCluster())
+        == "the API server serves the kinds ModelPool (0 objects) and Tenant (0 objects)"
+    )
 
 
 async def test_an_available_deployment_is_fine() -> None:

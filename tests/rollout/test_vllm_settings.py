@@ -17,7 +17,7 @@ from marlaas_worker.rollout.vllm_settings import (
     choose_threads,
     engine_arguments,
     environment,
-    last_words,
+    first_error,
     longest_silence_s,
     vllm_settings,
     write_log_config,
@@ -34,7 +34,7 @@ def test_the_last_words_are_the_first_error_not_what_followed_from_it(tmp_path):
         "@@ERROR 10:02 7 vllm.core: EngineCore failed to start.\nTraceback (most recent call last):\n"
         "Exception: WorkerProc initialization failed due to an exception in a background process.\n"
     )
-    assert last_words(log) == "ValueError: Available memory on node 0 (1.0/2.0 GiB) is less than requested"
+    assert first_error(log) == "ValueError: Available memory on node 0 (1.0/2.0 GiB) is less than requested"
 
 
 def test_an_error_that_the_engine_survived_is_not_what_it_died_of(tmp_path):
@@ -43,12 +43,12 @@ def test_an_error_that_the_engine_survived_is_not_what_it_died_of(tmp_path):
     survived = log.stat().st_size
     with log.open("a") as more:
         more.write("@@ERROR 10:09 9 vllm.worker: WorkerProc failed.\nRuntimeError: out of blocks\n")
-    assert last_words(log, survived) == "RuntimeError: out of blocks"
+    assert first_error(log, survived) == "RuntimeError: out of blocks"
 
 
 def test_a_log_without_errors_has_no_last_words(tmp_path):
     (tmp_path / "vllm.log").write_text("@@INFO 10:00 7 vllm.x: all is well\n")
-    assert last_words(tmp_path / "vllm.log") == last_words(tmp_path / "none.log") == ""
+    assert first_error(tmp_path / "vllm.log") == first_error(tmp_path / "none.log") == ""
 
 
 @pytest.mark.parametrize(

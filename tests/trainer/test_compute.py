@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from marlaas_worker.trainer.compute import Compute
-from marlaas_worker.trainer.turns import ComputeAccount
+from marlaas_worker.trainer.compute_queue import ComputeAccount
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ async def test_agents_that_have_work_take_turns_of_a_quantum(quantum_s: float) -
     compute.close()
     assert {name: order.count(name) for name in "abc"} == {"a": 3, "b": 3, "c": 3}
     assert order[:3] == (["a"] * 3 if quantum_s else ["a", "b", "c"])
-    assert sum(compute.busy_s_by_account.values()) == pytest.approx(compute.busy_s)
+    assert sum(compute.busy_s_by_job.values()) == pytest.approx(compute.busy_s)
 
 
 async def test_work_that_is_cancelled_while_it_waits_lets_the_next_go_on(compute: Compute) -> None:
@@ -80,7 +80,7 @@ async def test_seconds_of_other_jobs_are_dropped(compute: Compute) -> None:
     for job in ("kept", "gone"):
         await compute.run(lambda: None, ComputeAccount("tenant", job, job))
     compute.keep_accounts({"kept", "other"})
-    assert list(compute.busy_s_by_account) == ["kept"]
+    assert list(compute.busy_s_by_job) == ["kept"]
 
 
 async def test_seconds_are_counted_by_agent(compute: Compute) -> None:
@@ -89,7 +89,7 @@ async def test_seconds_are_counted_by_agent(compute: Compute) -> None:
         await compute.run(partial(time.sleep, seconds), account)
     one, two, idle = map(compute.busy_s_of, accounts)
     assert (one >= 0.05, two >= 0.1, idle) == (True, True, 0.0)
-    assert one + two == pytest.approx(compute.busy_s_by_account["job"])
+    assert one + two == pytest.approx(compute.busy_s_by_job["job"])
     compute.keep_accounts(())
     assert compute.busy_s_of(accounts[0]) == 0.0
 

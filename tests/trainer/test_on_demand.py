@@ -21,7 +21,7 @@ from marlaas_worker.reporter import Reporter
 from marlaas_worker.trainer import view
 from marlaas_worker.trainer.assignment import KEPT_S, Recent
 from marlaas_worker.trainer.commit import PolicyKey
-from marlaas_worker.trainer.turns import Turns
+from marlaas_worker.trainer.compute_queue import ComputeQueue
 
 
 @pytest.fixture(autouse=True)
@@ -202,13 +202,13 @@ async def test_a_tenants_weight_takes_effect_without_a_new_bind_and_an_invalid_o
     harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     document, seen = job(), []
-    own = Turns.set_weight
+    own = ComputeQueue.set_weight
 
-    def note(turns: Turns[object], tenant: str, weight: float) -> None:
-        own(turns, tenant, weight)
+    def note(queue: ComputeQueue[object], tenant: str, weight: float) -> None:
+        own(queue, tenant, weight)
         seen.append(weight)
 
-    monkeypatch.setattr(Turns, "set_weight", note)
+    monkeypatch.setattr(ComputeQueue, "set_weight", note)
     await harness.admit(document)
     async with harness.trainer(), asyncio.timeout(WITHIN_S):
         await harness.version(document, 0)

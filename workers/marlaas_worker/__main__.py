@@ -25,7 +25,7 @@ from marlaas_api.bus_nats import connect
 from marlaas_api.errors import InvalidInput, MarlaasError, first_cause
 from marlaas_api.messages import JobDocument, PoolDocument
 from marlaas_worker.metrics import Metrics
-from marlaas_worker.process_setup import ask_for_the_same_bits, freeze_heap, limit_memory, make_home
+from marlaas_worker.process_setup import ask_for_the_same_bits, freeze_heap, make_home, set_memory_variables
 from marlaas_worker.role import RoleContext
 
 _PR_SET_PDEATHSIG = 1
@@ -115,7 +115,7 @@ async def _health(port: int | None, metrics: Metrics) -> AsyncIterator[None]:
 
 def _role(options: argparse.Namespace, context: RoleContext) -> Awaitable[None]:
     """Import only the chosen role, so that a sandbox process does not load torch."""
-    limit_memory(options.role)
+    set_memory_variables(options.role)
     match options.role:
         case "orchestrator":
             from marlaas_worker.orchestrator.service import serve as orchestrator

@@ -92,6 +92,7 @@ def fingerprint(model: Path) -> str:
     all of a large model.
 
     Raises:
+        OSError: config.json or a weights file cannot be read.
         ValueError, KeyError: a file is truncated or not in the safetensors format.
     """
     digest = hashlib.sha256((model / "config.json").read_bytes())

@@ -33,7 +33,7 @@ glibc's heap takes half as much again as a trainer's activations (`bench/memory.
 """
 
 
-def limit_memory(role: str) -> None:
+def set_memory_variables(role: str) -> None:
     """Set a role's variables for its process and its children; keep values that the user has set."""
     for name, value in MEMORY_SETTINGS.get(role, {}).items():
         os.environ.setdefault(name, value)

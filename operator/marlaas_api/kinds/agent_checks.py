@@ -16,7 +16,7 @@ def check_agents(spec: RLJobSpec) -> Iterator[Problem]:
         yield from _rewards(spec, at, agent)
     if spec.rollout.group_size < 2 and spec.training.baseline.type == "group":
         text = (
-            "groupSize 1 has nothing to compare a reward with; set training.baseline.type: running-mean, or at least 2"
+            "groupSize 1 has nothing to compare a reward with; set at least 2, or training.baseline.type: running-mean"
         )
         yield Problem(("spec", "rollout", "groupSize"), text)
     if spec.training.baseline.type != "group" and spec.training.data.skip is not None:

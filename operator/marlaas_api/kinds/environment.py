@@ -141,7 +141,7 @@ class EnvironmentSpec(Spec):
         64,
         ge=1,
         le=4096,
-        description="Number of episodes that one sandbox plays at once; the default fills an engine's batch.",
+        description="Number of episodes that one sandbox plays at once.",
     )
     episode_timeout_seconds: float = Field(
         300,

@@ -163,7 +163,7 @@ class RolloutWorkers(WorkersSpec):
         le=64,
         description="Number of agents that the pool admits for each adapter slot of its engines. Agents take turns on the slots; an adapter that left its slot "
         "is loaded and proven again, in milliseconds. The pool admits at most adapterSlots x replicas x agentsPerSlot agents. 1 gives each agent a slot. "
-        "More than 2 suits agents that wait long for tools or for the trainer: else each takes turns on a full engine, and more sandboxes run at once.",
+        "Choose more than 2 only if agents wait long for tools or for the trainer; otherwise more agents and sandboxes share a full engine.",
     )
     kv_cache_bytes: Quantity = Field(
         "512Mi",
@@ -187,7 +187,7 @@ class TrainerWorkers(WorkersSpec):
         "2Gi",
         description="Maximum memory for the activations of one micro-batch, in bytes. A micro-batch that needs more uses gradient checkpointing: it stores "
         "only each layer's input and recomputes the layer in the backward pass. The result is the same; the time grows by up to half. A 135M-parameter "
-        "model needs 1.2 MiB per token, so with the default micro-batches of up to 1,800 tokens are not checkpointed.",
+        "model needs 1.2 MiB per token, so the default is enough for micro-batches of about 1,750 tokens.",
     )
 
 

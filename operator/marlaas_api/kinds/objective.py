@@ -16,7 +16,7 @@ class BaselineSpec(Spec):
 
     type: Literal["group", "running-mean"] = Field(
         "group",
-        description="group: the rewards of the group's other episodes, as the algorithm says. running-mean: a running mean of the agent's own rewards over "
+        description="group: the rewards of the group (reinforce++: of the step), as the algorithm defines. running-mean: a running mean of the agent's own rewards over "
         "steps, for self-play and for groups of one episode (docs/algorithms.md, Baseline).",
     )
     decay: float = Field(

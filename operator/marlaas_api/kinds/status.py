@@ -20,7 +20,7 @@ _Count = Annotated[int, Field(ge=0)]
 
 CONDITIONS: dict[str, dict[str, str]] = {
     "RLJob": {
-        "Admitted": "The orchestrator has admitted the job to its pool. While False, the job is queued, and the reason says what it waits for.",
+        "Admitted": "The orchestrator has admitted the job to its pool. While False, the reason says why: the job is queued, suspended, being deleted, or has ended.",
         "SandboxReady": "The job's sandbox pods are ready.",
         "Complete": "The job has finished all steps, and its adapter is published. Final.",
         "Failed": "The job has failed. Final.",
@@ -31,7 +31,7 @@ CONDITIONS: dict[str, dict[str, str]] = {
         "Ready": "The pool accepts jobs.",
         "Deleting": "The pool is being deleted. False with reason InUse while unfinished jobs use it.",
     },
-    "Tenant": {"Active": "No other Tenant claims one of its namespaces."},
+    "Tenant": {"Active": "All of its namespaces belong to it; no older Tenant claims one."},
 }
 """Types of conditions that each kind has, and the meaning of True."""
 
@@ -246,9 +246,7 @@ class TenantStatus(ObjectStatus):
 
     jobs: _Count | None = Field(None, description="Number of the tenant's admitted jobs.")
     queued: _Count | None = Field(None, description="Number of the tenant's queued jobs.")
-    adapter_slots: _Count | None = Field(
-        None, description="Number of adapter slots that the tenant's jobs hold, one for each agent."
-    )
+    adapter_slots: _Count | None = Field(None, description="Number of agents of the tenant's admitted jobs.")
     share_entitled: float | None = Field(
         None,
         description="Share of the pools to which the weight entitles the tenant while it has jobs: its weight / the weights of all tenants that have jobs.",

@@ -22,7 +22,7 @@ class QuotaSpec(Spec):
         None,
         ge=0,
         le=1_000_000,
-        description="Maximum adapter slots that admitted jobs hold in total, one for each agent; more jobs are queued. Absent: no limit.",
+        description="Maximum number of agents of admitted jobs; further jobs are queued. Absent: no limit.",
     )
     tokens_per_second: float | None = Field(
         None,

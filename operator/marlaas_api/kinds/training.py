@@ -54,7 +54,7 @@ class RolloutSpec(Spec):
         8,
         ge=1,
         le=10_000,
-        description="Maximum turns of one agent in one episode; of parts that run at the same time, each counts the turns on the way to it. An episode that reaches it ends and is scored.",
+        description="Maximum turns of one agent in one episode. Of parts that run at the same time, each counts only its own turns and those before it. An episode that reaches it ends and is scored.",
     )
     max_tokens: int = Field(
         256,
@@ -132,7 +132,7 @@ class TrainingSpec(Spec):
         2,
         ge=0,
         le=16,
-        description="Limit on replacing groups without signal (all rewards equal): one step may sample up to this many times groupsPerStep further groups.",
+        description="Limit on replacing groups without signal (all rewards equal): one step samples at most maxRefill x groupsPerStep further groups.",
         json_schema_extra=FIXED,
     )
     ratio: Literal["proximal", "behaviour"] = Field(
@@ -149,7 +149,7 @@ class TrainingSpec(Spec):
     )
     baseline: BaselineSpec = Field(
         default_factory=lambda: BaselineSpec(),
-        description="What the rewards of episodes are compared with; by default, with the others of the group.",
+        description="What an episode's reward is compared with; by default, the rewards of its group.",
         json_schema_extra=FIXED,
     )
     kl: KlSpec = Field(

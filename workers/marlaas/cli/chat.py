@@ -123,6 +123,6 @@ def _adapter(opened: OpenedJob, agent: str) -> Path:
     folder = opened.adapter_of(agent)
     if not (folder / "adapter_config.json").is_file():
         raise InvalidInput(
-            f"{opened.name} has no adapter in {folder} yet: `marlaas run` writes it when the run ends or is stopped with Ctrl-C"
+            f"{opened.name} has no adapter in {folder} yet: `marlaas run` writes it when the job ends, or Ctrl-C stops the run"
         )
     return folder

@@ -60,7 +60,7 @@ def submit(
     """
     if run is not None:
         if watch or jobs_only or context or namespace or kubeconfig:
-            raise InvalidInput("--run takes no option of a cluster: the run shows its jobs itself")
+            raise InvalidInput("--run excludes --watch, --jobs-only, --context, --namespace and --kubeconfig")
         submit_to_run(run, files)
         return
     kubectl = gateway(context, namespace, kubeconfig)
@@ -116,7 +116,7 @@ def suspend(
 ) -> None:
     """Suspend a job and free its resources; `resume` continues with the interrupted step.
 
-    Exit code: 0 the job will stop, or is suspended already, 1 the job does not exist or the cluster cannot be reached, 2 the job has ended.
+    Exit code: 0 the job will stop, or is suspended already, 1 the job does not exist or the cluster cannot be reached, 2 the job has ended, or the run has no such job.
     """
     if run is not None:
         suspend_in_run(run, name, namespace, True)
@@ -133,7 +133,7 @@ def resume(
 ) -> None:
     """Continue a suspended job from its last committed step.
 
-    Exit code: 0 the job continues once it is admitted, or was not suspended, 1 the job does not exist or the cluster cannot be reached, 2 the job has ended.
+    Exit code: 0 the job continues once it is admitted, or was not suspended, 1 the job does not exist or the cluster cannot be reached, 2 the job has ended, or the run has no such job.
     """
     if run is not None:
         suspend_in_run(run, name, namespace, False)
@@ -170,7 +170,7 @@ def why(
     """
     if run is not None:
         if context or kubeconfig:
-            raise InvalidInput("--run takes no option of a cluster but -n")
+            raise InvalidInput("--run excludes --context and --kubeconfig")
         typer.echo(why_in_run(run, name, namespace))
         return
     kubectl = gateway(context, namespace, kubeconfig)

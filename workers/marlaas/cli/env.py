@@ -52,8 +52,8 @@ Replies = Annotated[
         "--reply",
         "-r",
         metavar="[AGENT=]TEXT",
-        help="Next reply of this agent, or without AGENT, of whichever agent without replies of its own is asked next. Repeat it for more turns. "
-        "Without any, all replies are read from the keyboard.",
+        help="Next reply of AGENT; without AGENT=, of the next agent that is asked and has no replies of its own. Repeatable. "
+        "Without --reply and --as, type all replies.",
     ),
 ]
 PlayedAs = Annotated[

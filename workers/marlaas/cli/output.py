@@ -25,9 +25,7 @@ FOLLOW_S = 0.5
 
 Dir = Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of `marlaas run`, or a job's folder in it.")]
 Job = Annotated[str | None, typer.Option(metavar="NAME", help="Name of the job. [default: all]")]
-Step = Annotated[
-    int | None, typer.Option(min=0, metavar="N", help="Only episodes that step N (counted from 0) resolved.")
-]
+Step = Annotated[int | None, typer.Option(min=0, metavar="N", help="Only episodes of step N, counted from 0.")]
 Worst = Annotated[bool, typer.Option("--worst", help="Lowest reward first.")]
 Best = Annotated[bool, typer.Option("--best", help="Highest reward first.")]
 Random = Annotated[bool, typer.Option("--random", help="Random order.")]

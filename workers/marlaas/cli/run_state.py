@@ -24,10 +24,13 @@ from marlaas_api.usage_objects import usage_status
 _LOOK = "Wait while it starts. If it lasts, read the logs in {folder}/.state/logs."
 _ADVICE: Mapping[str, str] = {
     Reason.FINISHED: "Chat with its adapter: `marlaas chat {folder} --job {job}{agent}`.",
-    Reason.SUSPENDED: "Run `marlaas resume {name} --run {folder}` to continue from the last committed step.",
+    Reason.SUSPENDED: "To continue from the last committed step, run `marlaas resume {name} --run {folder}`; if the run has ended, repeat its command "
+    "with suspend: false in the manifest.",
     Reason.WAITING_FOR_ORCHESTRATOR: _LOOK,
     Reason.WAITING_FOR_POOL: _LOOK,
     Reason.WAITING_FOR_TRAINER: _LOOK,
+    "RoleFailed": "Correct the error in the message; when the run has ended, repeat its command.",
+    "ResultUnreadable": "Start a run with another --out.",
 }
 """Advice for a run, where that of the reasons' table is about a cluster."""
 
@@ -42,9 +45,9 @@ def why_in_run(folder: Path, name: str, namespace: str | None) -> str:
     progress = known.get(opened.document.uid)
     if live is not None or (progress is not None and progress.phase.final):
         return _paragraph(folder, opened, jobs, known, time.time())
-    over = f"No `marlaas run` uses {folder} now; the command that began it continues it."
+    over = f"No `marlaas run` uses {folder} now. To continue the run, repeat the command that started it."
     if progress is None:
-        return f"{over} It ended without writing the state of {opened.name}, of which {len(opened.steps())} steps are recorded."
+        return f"{over} The run ended without writing the state of {opened.name}, of which {len(opened.steps())} steps are recorded."
     return f"{over} As it was left: {_paragraph(folder, opened, jobs, known, progress.at)}"
 
 
@@ -94,7 +97,8 @@ def _advice(folder: Path, document: JobDocument, reason: str) -> str:
     if text is None or text.advice == NOTHING or "kubectl" in text.advice:
         return ""
     if text.stage is ReasonStage.FAILED:
-        return text.advice.replace("create the job anew", "start a run with another --out")
+        new = "start a run with another --out"
+        return text.advice.replace("create a new job", new).replace("Create a new job", new.capitalize())
     return text.advice
 
 

@@ -66,12 +66,12 @@ def usage(
     In a cluster, the amounts are those of the jobs of the namespace since they were created. With -A they are those of all namespaces, and of the jobs that each
     Tenant has deleted.
 
-    PROMPT counts each turn's whole prompt. TOKENS are the generated ones: TRAINED, WASTED, or those of evaluations and of steps that have not finished.
+    PROMPT counts each turn's whole prompt. TOKENS are the generated ones: TRAINED, WASTED, or those of evaluations, frozen agents and unfinished steps.
     Wasted tokens are those of groups whose members all had the same reward or that were too stale to train, of episodes that ended with a fault or were
     played twice, and of plays that were given up. TOKENS and ENGINE also have those of plays that a preemption of the job cut, which are not charged. ENGINE
     and TRAINER are their seconds of work for the job, SLOTS the seconds for which its adapters had slots of an engine, SANDBOX the seconds that its episodes
-    took, and KEPT its adapters and checkpoints. Of a run, SLOTS and KEPT, and ENGINE with plays that were given up, are known once it has ended or was
-    stopped. A job of several agents has a line of each policy.
+    took, and KEPT its adapters and checkpoints. For a run, SLOTS, KEPT and the part of ENGINE for plays that were given up are known only after its
+    end. A job of several agents has a line of each policy.
 
     --since, in a cluster, shows one line per Tenant: its usage within a period, deleted jobs included. The operator keeps each Tenant's total of every hour for
     eight days, then of every day for 400 days; the columns FROM and TO show the times between which was counted.
@@ -83,7 +83,7 @@ def usage(
     if as_csv and as_json:
         raise InvalidInput("--csv and --json exclude each other: choose one")
     if until is not None and since is None:
-        raise InvalidInput("--until needs --since: the period's begin")
+        raise InvalidInput("--until needs --since, the start of the period")
     if since is not None:
         if folder is not None or job is not None or everywhere or namespace:
             raise InvalidInput("--since shows Tenants of a cluster: it takes no DIR, --job, -n or -A")
@@ -92,7 +92,7 @@ def usage(
     if folder is None:
         rows = _of_cluster(gateway(context, namespace, kubeconfig), job, everywhere)
     elif everywhere or context or namespace or kubeconfig:
-        raise InvalidInput("DIR takes no option of a cluster: it is the folder of a run on this machine")
+        raise InvalidInput("DIR excludes -A, --context, --namespace and --kubeconfig")
     else:
         rows = [_usage(opened) for opened in open_jobs(folder, job)]
     _show(rows, as_csv, as_json)
@@ -110,7 +110,7 @@ def _of_cluster(kubectl: Kubectl, job: str | None, everywhere: bool) -> list[Usa
         try:
             rows += deleted_rows(kubectl)
         except AccessDenied as error:
-            complain(f"note: without the usage of deleted jobs, which Tenants have: {error}")
+            complain(f"note: deleted jobs are missing, because Tenants cannot be read: {error}")
     if not rows:
         complain(f"no RLJobs {'in the cluster' if everywhere else 'in the namespace; -A shows all namespaces'}")
     return rows

@@ -100,7 +100,7 @@ def _no_cluster(text: str) -> MarlaasError:
     if "localhost:8080" in text:  # kubectl's default address when it has no kubeconfig
         reason = "there is no kubeconfig, or it names no cluster"
     return NoCluster(
-        f"no cluster is configured: {reason}; see `kubectl config get-contexts`, then give --context or --kubeconfig"
+        f"no usable cluster is configured: {reason}; see `kubectl config get-contexts`, then give --context or --kubeconfig"
     )
 
 

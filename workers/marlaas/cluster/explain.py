@@ -28,7 +28,7 @@ RECENT_S = 600.0
 _SILENT = "check whether the operator runs: `kubectl get pods -A -l app.kubernetes.io/component=operator`."
 _NEWER = "This command does not know the reason; a newer MARLaaS set it."
 _UNKNOWN = {
-    "RoleFailed": "A process that the job needs ended again and again, and the run gave the job up.",
+    "RoleFailed": "A process that the job needs failed and is not restarted.",
     "ResultUnreadable": "The run cannot read the job's results.",
 }
 """Reasons of runs on this machine that no object in a cluster has."""
@@ -89,7 +89,7 @@ def _where(job: ClusterJobView, events: Sequence[ClusterEventView], now: float) 
     """Return the job's phase and how long it has lasted."""
     status = job.status
     if job.deleted_at is not None:
-        return f"{job.key} is being deleted, for {_ago(job.deleted_at, now)} now."
+        return f"{job.key} was marked for deletion {_ago(job.deleted_at, now)} ago."
     if status is None or status.phase is None:
         return f"{job.key} was created {_ago(job.created_at, now)} ago and has no status yet."
     since = _ago(_since(job, status, events), now)

@@ -50,7 +50,7 @@ def published(job: ClusterJobView, agent: str | None) -> tuple[Published, ...]:
         plays = (
             "plays the policy of another agent" if agents[agent].policy_version is not None else "has no adapter yet"
         )
-        raise InvalidInput(f"agent {agent} of {job.key} {plays}; adapters have {own}")
+        raise InvalidInput(f"agent {agent} of {job.key} {plays}; agents with an adapter: {own}")
     raise InvalidInput(f"{job.key} has no published adapter yet; see kubectl marlaas why {job.name} -n {job.namespace}")
 
 

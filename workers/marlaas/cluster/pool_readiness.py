@@ -36,7 +36,7 @@ def readiness(job: ClusterJobView, pool: ClusterPoolView, cause: Condition | Non
     taken = (
         ""
         if status is None or status.free_slots is None
-        else f", {status.free_slots} of {pool.places} places for agents free"
+        else f", and admits {status.free_slots} more of {pool.places} agents"
     )
     ready = f"{engines or 0} of {pool.engines} engines and {trainers or 0} of {pool.trainers} trainers ready{taken}"
     yield f"Pool {pool.name} has {ready}."

@@ -149,7 +149,7 @@ def _number(value: object, what: str) -> float:
     except OverflowError:  # an integer too large for a float
         number = math.inf
     except (TypeError, ValueError):
-        raise InvalidScore(f"{what} is {value!r:.80}; expected a number, a Score or None") from None
+        raise InvalidScore(f"{what} is {value!r:.80}; expected a number") from None
     if isinstance(value, str) or not abs(number) <= MAX_NUMBER:
         raise InvalidScore(f"{what} is {value!r:.80}; expected a finite number from {-MAX_NUMBER:g} to {MAX_NUMBER:g}")
     return number

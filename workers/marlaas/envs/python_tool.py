@@ -17,7 +17,7 @@ _MIN_MEMORY_MIB = 64
 
 
 class PythonTool:
-    """Solve a puzzle of reasoning-gym with Python: programs in ```python blocks run locked up, a reply without one is the answer.
+    """Solve a puzzle of reasoning-gym with Python: programs in ```python blocks run restricted, a reply without one is the answer.
 
     A program has no network, no processes or threads, no files but its own scratch folder, an empty environment,
     and bounded time, memory and output. Its errors are shown to the policy and never end the episode.

@@ -171,7 +171,7 @@ def asked(folder: OutFolder, change: RunChange, timeout_s: float = ANSWER_S) -> 
         question.unlink(missing_ok=True)
         reply.unlink(missing_ok=True)
     if not is_running(folder):
-        raise InvalidInput(f"no `marlaas run` uses {folder.root} now: change the manifest and start the run again")
+        raise InvalidInput(f"no `marlaas run` uses {folder.root} now: start the run again, then repeat this command")
     outcome = "nothing was changed" if is_untaken else "it may still apply the change: see its output"
     raise InvalidInput(f"the run in {folder.root} did not answer within {timeout_s:.0f} s; {outcome}")
 

@@ -90,7 +90,7 @@ CHANGEABLE = frozenset(
 )
 """Fields of a job's spec that may change when it is resumed; steps may only grow."""
 
-_ADVICE = "restore it, or choose another --out to start a new job"
+_ADVICE = "restore it, or start a run with another --out"
 
 
 def merge(stored: Sequence[JobDocument], wanted: Sequence[JobDocument]) -> tuple[JobDocument, ...]:

@@ -213,5 +213,5 @@ def _sentence(path: Path, error: OSError) -> str:
     if error.errno in _FULL:
         return f"{path}: the disk is full: free space and run the same command again"
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        return f"{path}: a file exists where a folder is needed: choose another --out"
-    return f"{path} cannot be written ({error.strerror}): choose another --out"
+        return f"{path}: a file exists where a folder is needed: choose another folder"
+    return f"{path} cannot be written ({error.strerror}): choose another folder"

@@ -46,7 +46,7 @@ class Report:
                 _grouped(self.results),
                 *_tenants(self.results, self.shares),
                 *_whys(failed, MAX_LINES_OF_MANY),
-                *_idle(self.results),
+                *_idle(self.results, self.folder),
                 where,
             )
         return Group(
@@ -54,7 +54,7 @@ class Report:
             _scores(self.results),
             *_tenants(self.results, self.shares),
             *_whys(self.results),
-            *_idle(self.results),
+            *_idle(self.results, self.folder),
             *(part for one in self.results for part in self._job(one)),
         )
 
@@ -163,14 +163,14 @@ def _whys(results: Sequence[JobResult], max_lines: int = MAX_LINES) -> list[Text
     ]
 
 
-def _idle(results: Sequence[JobResult]) -> Iterator[Text]:
+def _idle(results: Sequence[JobResult], folder: Path) -> Iterator[Text]:
     """Yield a sentence for each job with many steps without signal, or for each such agent of several."""
     for result in results:
         for sentence in (
             idle(result.progress.step, _activity(result.document, result.progress)) if result.progress else ()
         ):
             yield Text(
-                f"\n{result.document.ref}: {sentence} `marlaas episodes DIR --best` shows these episodes.",
+                f"\n{result.document.ref}: {sentence} `marlaas episodes {folder}` shows the job's episodes.",
                 style="yellow",
             )
 

@@ -146,7 +146,9 @@ class _Run:
 
     def _finished_before(self, folder: OutFolder, record: RunRecord) -> int:
         results = read_results(folder, record)
-        self._display.note(f"all jobs in {folder.root} are finished; to run them again, choose another --out")
+        self._display.note(
+            f"all jobs in {folder.root} have ended or are suspended; to run them again, choose another --out"
+        )
         self._display.result(Report(results, folder.root))
         return EXIT_SUCCEEDED if all_succeeded(results) else EXIT_FAILED
 
@@ -223,7 +225,7 @@ class _Run:
 
     async def _change(self, parts: "_Services") -> None:
         """Apply the changes that commands ask for, and answer them."""
-        for question in changes.take(parts.folder, parts.watch.told):
+        for question in changes.take(parts.folder, parts.watch.latest_progress):
             try:
                 lines = await self._apply(parts, question.change)
             except InvalidInput as error:

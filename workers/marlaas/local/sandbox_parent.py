@@ -104,7 +104,7 @@ class SandboxParent:
             answer.set_exception(ParentLost(str(report["failed"])))
 
     def _lose(self) -> None:
-        """The kernel kills its roles with it."""
+        """Fail pending requests and mark all roles as killed: the kernel kills them with the parent."""
         self._lost = True
         for answer in self._asked:
             if not answer.done():

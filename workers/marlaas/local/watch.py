@@ -149,7 +149,7 @@ class JobWatch:
         self._show(supervisor, answered)
         return bool(desired)
 
-    def told(self) -> tuple[Progress, ...]:
+    def latest_progress(self) -> tuple[Progress, ...]:
         """Return the last progress of the jobs, with the failure of those that the runner gave up."""
         views = [self._view(job, time.time()) for job in self.jobs]
         return tuple(view.progress for view in views if view.progress is not None)

@@ -113,7 +113,7 @@ def team_reward(episode: Episode, agents: Sequence[str]) -> float:
 
 
 def best(records: dict[int, float], last: int, promote: str) -> int:
-    """Return the version to publish: the last one, or the one with the highest evaluation (the later of equals).
+    """Return the version to promote: the last one, or the one with the highest evaluation (the later of equals).
 
     An evaluation whose episodes all ended in faults (NaN) is ignored.
     """

@@ -16,7 +16,7 @@ from marlaas_worker.rl.advantages import has_signal
 _FEWEST = 2
 """Rewards that a comparison within a group needs."""
 MAX_REPEATS = 4
-"""Repeated plays of a group that are kept, at most, for each member. The tokens of further ones count as unrecorded."""
+"""Limit of the repeated plays that are kept for a group, in multiples of its size. The tokens of further ones count as unrecorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class AgentGroup:
     """One policy's part of a complete group.
 
     Attributes:
-        trajectories: agent by agent that plays the policy, in member order, of the members without a fault in which the
-            agent has taken a turn, then the candidates of each choice. If the job has one agent, members in which it has
-            taken no turn count too. With signal, only those that are compared with others of a different reward.
+        trajectories: of members without a fault in which the agent has taken a turn; in a job of one agent, of all members
+            without a fault. With signal: those of each trained agent that plays the policy, then the candidates of each choice,
+            only of sets that have signal. Without signal: those of the policy's own agent.
         rewards: of the agent itself, one for each member without a fault, whether it has taken a turn or not; empty if the task
             may not call it.
         other_rewards: the same of the further agents that play the policy, by name, whether their turns are trained or not.

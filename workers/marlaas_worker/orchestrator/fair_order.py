@@ -128,7 +128,7 @@ class FairOrder:
         return guards if line.first in (None, demand) else [*guards, line.first]
 
     def _guard(self, pool: str) -> JobDemand | None:
-        """Return the next job of the least served tenant; others must not take its place, or the place that it waits for."""
+        """Return the job of this pool that others must not delay: the next one, within quota, of the least served tenant."""
         return min(
             (one for line in self._of_pool[pool] if (one := line.guarded) is not None and not self.is_over_quota(one)),
             key=lambda one: self._rank(one, self.holdings.share(one.tenant)),

@@ -1,6 +1,6 @@
 """Reasons to fail a job: an environment that does not fit it, too many faults, or trainers that have all given it up. Pure.
 
-A share of the latest episodes, so that a short outage long ago does not fail the job.
+Faults count as a share of the latest episodes, so that a short outage long ago does not fail the job.
 """
 
 from collections.abc import Iterable, Mapping

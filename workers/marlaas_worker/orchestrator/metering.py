@@ -1,6 +1,6 @@
-"""What episodes used, from the turns that the rollout role has recorded.
+"""Usage of episodes, computed from the turns that the rollout role recorded.
 
-A sandbox's word counts only for the seconds of its episodes.
+Only the seconds of episodes come from the sandbox.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from marlaas_worker.orchestrator.experience import CompleteGroup
 MAX_READS = 16
 MAX_PLAYS = 4096
 MAX_EARLIER = 32
-"""Earlier attempts that are looked for if plays are read on their own, at most: after the last preemption, and after each one
-before. A turn that waits raises the number of its attempt by many, so one may be missed.
+"""Most attempts to look for after the last preemption, and after each earlier one, if plays are read on their own. After a turn
+that waited, numbers are skipped, so an attempt may be missed.
 """
 MAX_EARLIER_PREEMPTIONS = 8
 
@@ -62,8 +62,8 @@ class _Play:
 class Metering:
     """Reads what the agents of a job used in its episodes. The methods raise errors of the bus.
 
-    Seconds of an episode count for its job's agents in equal parts. What an agent used that plays another one's policy
-    counts for that one.
+    Seconds of an episode count for its job's agents in equal parts. Usage of an agent that plays
+    another agent's policy is charged to that other agent.
 
     New turns are read many at a time, each once, and kept until their member is counted, or its group closed. With more
     than `MAX_PLAYS` plays that are not counted, the turns of each episode are read on their own instead.
@@ -91,7 +91,7 @@ class Metering:
         return self._by_policy(_settled(await self._of_episodes(list(episodes)), TokenUse.EVALUATION))
 
     async def of_cut_plays(self, members: Collection[tuple[str, int]], num_preemptions: int) -> UsageAmounts:
-        """Return what the plays used that the job's next preemption cuts: the last one of each member, if its last turn is of the present admission.
+        """Return the usage of the plays that the job's next preemption cuts: of each member the last play, if its last turn belongs to the present admission.
 
         With more than `MAX_PLAYS` plays the answer is 0: the plays are counted as cut only if their group is decided.
 
@@ -232,7 +232,9 @@ def _earlier(episode: Episode) -> list[str]:
 
 
 def _cut(earlier: Sequence[_Play], counted: _Play | None) -> list[_Play]:
-    """Return the plays that preemptions cut: before each one, the last play, if the member's next turn came after it.
+    """Return the plays that preemptions cut.
+
+    Of the plays whose last turn follows the same number of preemptions, the last one was cut if a later turn of the member follows more.
 
     The rollout role records with each turn how often the job had been preempted, so a sandbox cannot feign a preemption.
 

@@ -93,7 +93,7 @@ class OwnedJob:
         return self.ended is None and self.stops.is_over(self._state, self._context.now())
 
     async def cut_plays(self) -> UsageAmounts:
-        """Return what the plays used that the preemption of this job, whose loop has been stopped, cuts.
+        """Return the usage of the plays that this job's preemption cuts. Call it once the loop has stopped.
 
         If its records cannot be read now, the answer is 0: then these plays are counted only when their groups are decided.
         """

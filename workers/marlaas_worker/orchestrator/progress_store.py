@@ -71,7 +71,7 @@ class ProgressStore:
         return progress if progress is not None and progress.uid != ref.uid else None
 
     async def put(self, progress: Progress) -> None:
-        """Write a job's progress if it has changed in more than its time."""
+        """Write a job's progress, unless only `at` has changed."""
         before = self.of(progress.ref)
         if before is not None and before.model_copy(update={"at": progress.at}) == progress:
             return

@@ -157,7 +157,7 @@ def dated(progress: Progress, before: Progress | None) -> Progress:
 
 
 def promoted_versions(state: JobState) -> dict[str, int]:
-    """Return, by agent, the version that a finished job publishes: the last ones, or those of the best evaluation."""
+    """Return, by agent, the version that a finished job promotes: the last ones, or those of the best evaluation."""
     rewards = {version: record.reward_mean for version, record in state.evaluations.items()}
     chosen = best(rewards, state.version, state.document.spec.evaluation.promote)
     return state.versions if chosen == state.version else dict(state.evaluations[chosen].versions)

@@ -172,7 +172,7 @@ class _Service:
         if not isinstance(error, MarlaasError | AssertionError):
             if self._restarts.note(document.uid, self._progress(owned).step, self._context.now()):
                 return
-            words = f"the job's task crashed {MAX_CRASHES} times in a row; the last error: {error!r}"
+            words = f"the job's control loop crashed {MAX_CRASHES} times in a row; the last error: {error!r}"
         reason = Reason.INVALID_ENVIRONMENT if isinstance(error, EpisodesTooLarge) else Reason.BROKEN_INVARIANT
         await self._fail(document, JobVerdict(reason=reason, message=words))
 

@@ -94,7 +94,7 @@ class OtherReplicas:
 
     A replica's first report counts nothing: its total contains use that this replica's queue has not seen happen, or has
     already charged before a restart. A total below the last one is of a replica that was restarted, or of an old report; it
-    counts nothing and is the new start. So nothing is counted twice, except after an old report what it lacks.
+    counts nothing and is the new start. So no tokens are counted twice, except those that an old report lacks.
     """
 
     def __init__(self) -> None:

@@ -207,7 +207,7 @@ def pinned_by_orchestrator(document: JobDocument, agent: AgentSettings, group: s
 
 
 def past_caller(request: GenerateRequest, document: JobDocument) -> tuple[str, int] | None:
-    """Return by whom the version of a request may be called although newer ones were committed; None if by nobody.
+    """Return the caller that keeps using a request's version after newer ones were committed; None if there is none.
 
     Returns:
         The name of an agent that plays past versions, or of the evaluation; and the most versions that it calls at a time.

@@ -35,7 +35,7 @@ def of_engine(counts: EngineCounts, kv_tokens: int, restarts: int) -> list[Sampl
     name = "marlaas_rollout_engine"
     return [
         Sample("marlaas_rollout_kv_tokens", "gauge", "Tokens that fit into the KV cache.", kv_tokens),
-        Sample(f"{name}_restarts_total", "counter", "Engines that died.", restarts),
+        Sample(f"{name}_restarts_total", "counter", "Restarts of the engine.", restarts),
         Sample(f"{name}_requests_total", "counter", "Requests that the engine received.", counts.requests),
         Sample(f"{name}_preemptions_total", "counter", "Requests whose KV cache it took away.", counts.preemptions),
         Sample(f"{name}_steps_total", "counter", "Batches.", counts.steps),

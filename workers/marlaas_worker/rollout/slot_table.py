@@ -16,7 +16,7 @@ from marlaas_worker.rollout.paging import Resident
 
 
 class NoFreeSlot(LoadFailed):
-    """Every slot holds a version that is in use, or one that has higher urgency."""
+    """All slots are taken, or the version has a slot already."""
 
 
 @dataclass(slots=True)

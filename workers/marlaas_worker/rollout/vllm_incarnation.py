@@ -33,7 +33,7 @@ from marlaas_worker.rollout.vllm_settings import (
     VllmSettings,
     engine_arguments,
     environment,
-    last_words,
+    first_error,
     longest_silence_s,
     num_threads,
     write_log_config,
@@ -81,7 +81,7 @@ class EngineIncarnation:
             raise
         except Exception as error:
             if self.llm.errored:  # Not chained: vLLM raises the same exception object in every request.
-                raise EngineDown(last_words(self._log, self._answered) or str(error)) from None
+                raise EngineDown(first_error(self._log, self._answered) or str(error)) from None
             self._answered = self._log.stat().st_size
             raise
         finally:
@@ -108,7 +108,7 @@ class EngineIncarnation:
     def declare_down(self, reason: str) -> None:
         """Set `down`, with the reason and the first error in vLLM's log."""
         if not self.down.done():
-            words = last_words(self._log, self._answered)
+            words = first_error(self._log, self._answered)
             self.down.set_result(f"{reason}: {words}" if words else reason)
 
     async def end(self) -> None:
@@ -186,7 +186,7 @@ def _build(settings: VllmSettings, forks: bool) -> _Built:
             return _Built(llm, counters, longest_silence_s(settings, batch_tokens))
         except Exception as error:
             _close_sockets(error.__traceback__)
-            words = last_words(settings.log) or str(error)
+            words = first_error(settings.log) or str(error)
     raise Permanent(f"vLLM did not start: {words} (its log: {settings.log})")
 
 

@@ -193,7 +193,7 @@ def write_log_config(settings: VllmSettings) -> Path:
     return path
 
 
-def last_words(log: Path, since: int = 0) -> str:
+def first_error(log: Path, since: int = 0) -> str:
     """Return the first error after `since` bytes of the log, as text; empty if there is none.
 
     The first error is the cause; later ones follow from it.

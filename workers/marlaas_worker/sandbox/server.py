@@ -102,7 +102,7 @@ class ServerProcess(Protocol):
         """Kill the process."""
         ...
 
-    def reap(self, pids: Iterable[int]) -> None:
+    def kill_children(self, pids: Iterable[int]) -> None:
         """Kill those of its children that still run after its exit."""
         ...
 
@@ -182,7 +182,7 @@ class Server:
     def _mark_lost(self) -> None:
         """Mark the server as lost, kill the remains of its children, and resolve their `ended`."""
         self.lost.set()
-        self._process.reap(self.pids.values())
+        self._process.kill_children(self.pids.values())
         self.pids.clear()
         for child in self.children.values():
             if not child.ended.done():

@@ -31,7 +31,7 @@ class LocalServerProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
-    def reap(self, pids: Iterable[int]) -> None:
+    def kill_children(self, pids: Iterable[int]) -> None:
         kill_groups(pids)
 
 
@@ -60,7 +60,7 @@ class ForkedServerProcess:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
 
-    def reap(self, pids: Iterable[int]) -> None:
+    def kill_children(self, pids: Iterable[int]) -> None:
         kill_groups(pids)
 
 
@@ -80,7 +80,7 @@ class RemoteServerProcess:
         except OSError:
             return
 
-    def reap(self, pids: Iterable[int]) -> None:
+    def kill_children(self, pids: Iterable[int]) -> None:
         return
 
 

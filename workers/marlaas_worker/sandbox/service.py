@@ -40,7 +40,7 @@ _PAUSE_S = 1.0
 _NEWER_S = 300.0
 """Time without claims after a task of a newer release, whose sandboxes replace this one meanwhile, unless it is rolled back."""
 _MOST_PRIOR_FAULTS = 50
-"""The orchestrator rejects an episode with more."""
+"""Below `episodes.MAX_PRIOR_FAULTS`, above which the orchestrator rejects an episode."""
 
 log = logging.getLogger(__name__)
 

@@ -39,14 +39,14 @@ T = TypeVar("T")
 class AgentTrainer:
     """Training of a bound agent.
 
-    lease: the last committed policy record. over: True while resources are being released; nothing more is trained.
+    lease: the last committed policy record. is_releasing: set once `run` begins to release resources; never reset.
     """
 
     def __init__(
         self, dependencies: TrainerDependencies, assignment: Assignment, policy: PolicyKey, lease: AgentLease
     ) -> None:
         self.lease = lease
-        self.over = False
+        self.is_releasing = False
         self._dependencies, self._assignment, self._policy = dependencies, assignment, policy
         self._spec = assignment.document.spec
         self._adapters: dict[int, str] = {}
@@ -77,8 +77,8 @@ class AgentTrainer:
             if self._assignment.agent.trainable and not self.is_leaving:
                 await self._train()
         finally:
-            self.over = True
-            self._dependencies.compute.turns.hold(self._assignment.account, False)
+            self.is_releasing = True
+            self._dependencies.compute.queue.hold(self._assignment.account, False)
             self._dependencies.versions.drop(self._assignment.policy_key)
             await self._residence.leave()
 
@@ -123,13 +123,13 @@ class AgentTrainer:
         async with background(intake.follow()):
             while not (self.is_leaving and not inbox.is_within_step):
                 self._changed.clear()
-                self._dependencies.compute.turns.hold(self._assignment.account, bool(inbox))
-                if await self._is_here(inbox) and await self._advance(inbox, intake):
+                self._dependencies.compute.queue.hold(self._assignment.account, bool(inbox))
+                if await self._enter_or_leave(inbox) and await self._advance(inbox, intake):
                     continue
                 if not self.is_leaving or inbox.is_within_step:
                     await self._changed.wait()
 
-    async def _is_here(self, inbox: StepInbox) -> bool:
+    async def _enter_or_leave(self, inbox: StepInbox) -> bool:
         """Enter the memory if there is work, or leave it if another agent needs it; return whether the agent is there."""
         if self._residence.is_here:
             if not self._residence.must_leave(inbox):

@@ -76,8 +76,8 @@ def shares_prefixes(config: Any, logprobs: Callable[[MicroBatch], Tensor]) -> bo
 def _computes_trees(logprobs: Callable[[MicroBatch], Tensor], vocab_size: int) -> bool:
     """Compare one branch's logprobs in trees that differ in one respect.
 
-    Other tokens in the sibling branch must change no bit; other depths must change some. The branch's logprobs must
-    also be nearer to those of the branch in its own row than to those of the branch after the whole row.
+    Other tokens in the sibling branch must change no bit; other depths must change some. The branch's logprobs in
+    the tree must also be nearer to those in a row of its own than its logprobs after the whole row are.
     """
     ends = ((4, 5), (9, 10), (6, 7, 8))
     left, other, branch = ([number % vocab_size for number in (1, 2, 3, *end)] for end in ends)

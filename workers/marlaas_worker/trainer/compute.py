@@ -21,7 +21,7 @@ import torch
 from marlaas_worker.device_errors import DeviceLost, OutOfMemory, first_line, is_out_of_memory, says_lost
 from marlaas_worker.fair_queue import Ticket
 from marlaas_worker.process_setup import ask_for_the_same_bits
-from marlaas_worker.trainer.turns import QUANTUM_S, ComputeAccount, Turns
+from marlaas_worker.trainer.compute_queue import QUANTUM_S, ComputeAccount, ComputeQueue
 
 
 def compute_reproducibly(device: torch.device) -> None:
@@ -48,7 +48,7 @@ class Compute:
     """A dedicated compute thread, shared fairly.
 
     turns: the order of waiting work.
-    busy_s, busy_s_by_account: seconds of work so far, in total and by job uid.
+    busy_s, busy_s_by_job: seconds of work so far, in total and by job uid.
     lost: text of the error that made the device unusable for this process; empty while it works.
     The event loop stays free and keeps leases alive, however long a pass takes.
     """
@@ -56,9 +56,9 @@ class Compute:
     def __init__(self, num_threads: int, quantum_s: float = QUANTUM_S) -> None:
         self.lost = ""
         self.busy_s = 0.0
-        self.busy_s_by_account: dict[str, float] = {}
+        self.busy_s_by_job: dict[str, float] = {}
         self._busy_s_by_agent: dict[tuple[str, str], float] = {}
-        self.turns: Turns[asyncio.Future[None]] = Turns(quantum_s)
+        self.queue: ComputeQueue[asyncio.Future[None]] = ComputeQueue(quantum_s)
         self._is_busy = False
         self._thread = ThreadPoolExecutor(
             1, "trainer-compute", initializer=torch.set_num_threads, initargs=(num_threads,)
@@ -74,7 +74,7 @@ class Compute:
             DeviceLost: the device is unusable, now or since earlier work; the work was not completed.
         """
         loop = asyncio.get_running_loop()
-        ticket = self.turns.push(account, loop.create_future(), num_tokens)
+        ticket = self.queue.push(account, loop.create_future(), num_tokens)
         self._grant()
         await self._turn(ticket)
         started = time.perf_counter()
@@ -91,7 +91,7 @@ class Compute:
 
     def keep_accounts(self, jobs: Container[str]) -> None:
         """Drop the seconds of all other jobs, by uid."""
-        self.busy_s_by_account = {job: spent for job, spent in self.busy_s_by_account.items() if job in jobs}
+        self.busy_s_by_job = {job: spent for job, spent in self.busy_s_by_job.items() if job in jobs}
         self._busy_s_by_agent = {key: spent for key, spent in self._busy_s_by_agent.items() if key[0] in jobs}
 
     def busy_s_of(self, account: ComputeAccount) -> float:
@@ -114,21 +114,21 @@ class Compute:
             await ticket.item[2]
         except asyncio.CancelledError:
             if ticket.is_queued:
-                self.turns.withdraw(ticket)
+                self.queue.withdraw(ticket)
             elif not ticket.item[2].cancelled():  # the turn was granted
                 self._end(ticket, 0.0)
             raise
 
     def _end(self, ticket: Work, seconds: float) -> None:
-        self.turns.settle(ticket, seconds)
+        self.queue.settle(ticket, seconds)
         self._is_busy = False
         # Not at once: the agent that has the turn goes on first, and may queue its next micro-batch.
         asyncio.get_running_loop().call_soon(self._grant)
 
     def _grant(self) -> None:
-        while not self._is_busy and (ticket := self.turns.next()) is not None:
+        while not self._is_busy and (ticket := self.queue.next()) is not None:
             if ticket.item[2].cancelled():  # its task has not run since
-                self.turns.settle(ticket, 0.0)
+                self.queue.settle(ticket, 0.0)
             else:
                 self._is_busy = True
                 ticket.item[2].set_result(None)
@@ -155,7 +155,7 @@ class Compute:
         self.busy_s += seconds
         if account.job:
             agent = account.job, account.agent
-            self.busy_s_by_account[account.job] = self.busy_s_by_account.get(account.job, 0.0) + seconds
+            self.busy_s_by_job[account.job] = self.busy_s_by_job.get(account.job, 0.0) + seconds
             self._busy_s_by_agent[agent] = self._busy_s_by_agent.get(agent, 0.0) + seconds
 
 

@@ -42,7 +42,7 @@ class BaseModel:
         path: folder of the model.
         device: None: cuda if available, else cpu.
         activation_bytes: if a micro-batch's activations need more memory, its layers are recomputed in the
-            backward pass. The results are bitwise equal, and a step takes a third longer. None: never recompute.
+            backward pass. The results are bitwise equal, and a step takes up to half longer. None: never recompute.
         dtype: None: float32 on a CPU, bfloat16 on a GPU.
 
     Raises:

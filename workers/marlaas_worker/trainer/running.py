@@ -14,12 +14,12 @@ from marlaas_worker.trainer.view import PolicyEntry
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """An agent's task. training: None before the agent is bound. over: whether its job no longer wants it."""
+    """An agent's task. training: None before the agent is bound. is_unwanted: whether its job no longer wants it."""
 
     assignment: Assignment
     task: asyncio.Task[None]
     training: AgentTrainer | None = None
-    over: bool = False
+    is_unwanted: bool = False
 
     @property
     def version(self) -> int:
@@ -31,7 +31,7 @@ class Running:
 
         May be repeated.
         """
-        if self.training is None or not self.training.over:
+        if self.training is None or not self.training.is_releasing:
             self.task.cancel()
 
     @property
@@ -40,8 +40,8 @@ class Running:
         return self.training is not None and self.training.is_leaving
 
     def leave(self) -> None:
-        """Release the agent at its next step boundary. It cannot be revoked: agents that leave together leave one by one,
-        and the placement looks good enough after the first of them.
+        """Release the agent at its next step boundary. This cannot be revoked: else, once the first of several agents has
+        left, the placement would keep the others.
         """
         if self.training is not None:
             self.training.leave()

@@ -161,8 +161,8 @@ class Trainer:
         compute = self._dependencies.compute
         for assignment in view.wanted.values():
             with contextlib.suppress(ValueError):  # not positive: the last valid weight stays
-                compute.turns.set_weight(assignment.document.tenant, assignment.document.tenant_weight)
-        compute.turns.keep_weights({assignment.document.tenant for assignment in view.wanted.values()})
+                compute.queue.set_weight(assignment.document.tenant, assignment.document.tenant_weight)
+        compute.queue.keep_weights({assignment.document.tenant for assignment in view.wanted.values()})
         kept = self._recent.of(view.jobs, now)
         compute.keep_accounts(kept)
         self._dependencies.keep_counters(kept)
@@ -175,7 +175,7 @@ class Trainer:
         """
         for key, running in self._running.items():
             known = view.known.get(key)
-            running.over = key not in view.wanted
+            running.is_unwanted = key not in view.wanted
             same = running.assignment.is_as(view.wanted.get(key))
             if not same or running.lost_to(known):
                 running.end()
@@ -231,7 +231,7 @@ class Trainer:
 
     async def _clean_up(self, assignment: Assignment) -> None:
         """Delete the consumer of a job that is over; if the job comes back, the next bind replays its groups."""
-        if self._running[assignment.policy_key].over:
+        if self._running[assignment.policy_key].is_unwanted:
             with contextlib.suppress(BusUnavailable):
                 await self._context.bus.delete_consumer(subjects.GROUPS, assignment.consumer)
 
@@ -260,7 +260,7 @@ class Trainer:
             num_running=len(bound),
             agent_room_bytes=self._dependencies.memory.room_bytes,
             bytes_per_rank=self._dependencies.memory.bytes_per_rank,
-            job_engine_s=self._dependencies.compute.busy_s_by_account,
+            job_engine_s=self._dependencies.compute.busy_s_by_job,
             busy_s=self._dependencies.compute.busy_s,
             agent_work=dict(self._work.advance(self._dependencies.compute.busy_s_by_agent(), held, now)),
             wall_s=now - self._started,

@@ -26,7 +26,7 @@ class Baselines:
     it begins at the first mean, not at 0. The values are metrics of the version that the step makes, from which a
     restart takes them.
 
-    Of a job that compares rewards within groups, there are none.
+    A job that compares rewards within groups has no baselines.
     """
 
     def __init__(self, settings: BaselineSettings) -> None:
@@ -95,7 +95,9 @@ class Weighing:
     def segments(
         self, groups: Sequence[Sequence[Trajectory]], baselines: Mapping[str, float] | None = None
     ) -> list[list[Segment]]:
-        """Return the segments of each group, member by member, comparing rewards across all given trajectories that are to be compared.
+        """Return the segments of each group, member by member, with advantages.
+
+        Rewards are compared among trajectories with the same `compared_with`.
 
         Args:
             baselines: by agent, with `has_baseline`; 0 for an agent without one.

@@ -49,7 +49,7 @@ class _Estimate:
         self.seconds += _NEWEST * (seconds - self.seconds)
 
 
-class Turns(Generic[T]):
+class ComputeQueue(Generic[T]):
     """The queue. Every ticket that `next` returns must be ended by `settle`, and every other one by `withdraw`."""
 
     def __init__(self, quantum_s: float = QUANTUM_S) -> None:
