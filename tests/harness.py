@@ -43,7 +43,7 @@ from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.metrics import Metrics
 from marlaas_worker.role import RoleContext
 
-WITHIN_S = 60.0  # longest wait for a message or a state
+WITHIN_S = 150.0  # longest wait for a message or a state
 Serve = Callable[[RoleContext], Awaitable[None]]
 Dial = Callable[[str], Awaitable[Bus]]
 Now = Callable[[], float]

@@ -143,7 +143,7 @@ class Loop(Harness):
         await super().submit(job)
         self._keep(f"sandbox-{job.job}", lambda c: sandbox.serve(c, job))
 
-    async def finished(self, job: JobDocument, timeout_s: float = 60.0) -> Progress:
+    async def finished(self, job: JobDocument, timeout_s: float = 240.0) -> Progress:
         """Wait for the job's end. Raises whatever ended a role for good, should one end."""
         end = asyncio.create_task(self.progress(job, lambda progress: progress.phase.final, 2 * timeout_s))
         await asyncio.wait([end, *self._keepers], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -166,7 +166,7 @@ async def weights_of(loop: Loop, job: JobDocument) -> dict[str, list[str]]:
     return {name: [one.files[TENSORS_FILE].sha256 for one in history[::-1]] for name, history in histories.items()}
 
 
-async def train(loop: Loop, job: JobDocument, timeout_s: float = 60.0) -> tuple[list[str], list[StepRecord]]:
+async def train(loop: Loop, job: JobDocument, timeout_s: float = 240.0) -> tuple[list[str], list[StepRecord]]:
     """Run a job to its end; return the sha256 of the weights of every version of its first agent, and the step records."""
     await loop.submit(job)
     level = await loop.finished(job, timeout_s)
