@@ -151,7 +151,7 @@ def test_a_job_is_added_and_another_cancelled_while_the_run_goes_on(place: Place
     done = marlaas("submit", str(added), "--run", out)
     assert (done.returncode, done.stdout) == (0, "team-a/second: added\n"), done.stderr
     run.told_of(type="progress", job="team-a/second", step=1)
-    assert "no option of a cluster" in marlaas("submit", str(added), "--run", out, "--watch").stderr
+    assert "--run excludes --watch" in marlaas("submit", str(added), "--run", out, "--watch").stderr
     refused = marlaas("suspend", "third", "--run", out)
     assert refused.returncode == 2
     assert "has no job third: its jobs are team-a/reverse, team-a/second" in refused.stderr
