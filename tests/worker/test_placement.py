@@ -154,6 +154,14 @@ def test_parts_of_an_agent_are_on_different_workers_and_their_loads_count(seed: 
     assert place(dict(reversed(agents.items())), workers[::-1]) == placed
 
 
+def test_rounding_errors_of_costs_do_not_decide_which_agent_moves() -> None:
+    """Of two agents on one worker, either may move to a second one: the largest load is the same after it."""
+    draw = random.Random(0)
+    for _ in range(1000):
+        costs = {name: AgentLoad(draw.random(), "one") for name in ("a", "b")}
+        assert place(costs, ["one", "two"]) == {"a": "two", "b": "one"}
+
+
 def test_parts_beyond_the_number_of_workers_are_left_out() -> None:
     parts = {f"a/{number}": AgentLoad(whole="a") for number in range(3)}
     assert place(parts, ["one", "two"]).keys() == {"a/0", "a/1"}

@@ -102,7 +102,8 @@ class _Loads:
             for name, agent in self._agents.items()
             if self.placed.get(name) == giver and self._may_have(receiver, agent)
         }
-        best = min(after, key=lambda name: (after[name], name), default=None)
+        # Rounded: else rounding errors decide between moves of the same effect, differently with every report.
+        best = min(after, key=lambda name: (round(after[name] / self._mean, 9), name), default=None)
         if best is None or self._of[giver] - after[best] <= GAIN * self._mean:
             return None
         return best, receiver
