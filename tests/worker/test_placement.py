@@ -158,7 +158,7 @@ def test_rounding_errors_of_costs_do_not_decide_which_agent_moves() -> None:
     """Of two agents on one worker, either may move to a second one: the largest load is the same after it."""
     draw = random.Random(0)
     for _ in range(1000):
-        costs = {name: AgentLoad(draw.random(), "one") for name in ("a", "b")}
+        costs = {name: AgentLoad(draw.uniform(0.5, 1.5), "one") for name in ("a", "b")}
         assert place(costs, ["one", "two"]) == {"a": "two", "b": "one"}
 
 
