@@ -4,8 +4,7 @@
 `tests/api/bus_contract`. Payloads are bytes; `marlaas_api.wire` serializes messages.
 
 Delivery is at-least-once: a consumer receives a message again unless it acked the message after its effect. A killed
-server keeps all that it stored, but may lose about the last second of acks: messages already acked can be delivered
-again.
+server keeps all that it stored, but may lose the acks of about the last second: it delivers those messages again.
 """
 
 import re

@@ -116,14 +116,11 @@ _ADMISSION = {
     Reason.WAITING_FOR_SLOTS: Text(
         ReasonStage.WAITING,
         Actor.NOBODY,
-        "The pool has no room for all agents of the job, or keeps it for a job that goes first.",
+        "The pool has no room for all agents of the job, or reserves the room for another job.",
         "Wait: tenants with the smallest share for their weight go first. spec.priority orders the jobs of your own tenant.",
     ),
     Reason.WAITING_FOR_MEMORY: Text(
-        ReasonStage.WAITING,
-        Actor.NOBODY,
-        "Running jobs use the KV cache or trainer memory that the job needs.",
-        NOTHING,
+        ReasonStage.WAITING, Actor.NOBODY, "Running jobs hold KV cache or trainer memory that the job needs.", NOTHING
     ),
     Reason.OVER_QUOTA: Text(
         ReasonStage.WAITING,

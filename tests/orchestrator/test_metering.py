@@ -1,7 +1,7 @@
 """What jobs used: figures computed by hand, and the same totals wherever the orchestrator is killed."""
 
 import pytest
-from tests.harness import a_manifest, a_progress, a_turn, an_episode, identity
+from tests.harness import a_manifest, a_turn, an_episode, identity
 from tests.killing import kill_at
 from tests.orchestrator.harness import SEAMS, run_to_end
 
@@ -11,7 +11,6 @@ from marlaas_api.messages import (
     FaultClass,
     IssueLedger,
     Meter,
-    Phase,
     PolicyRecord,
     ReplicaReport,
     TaskMessage,
@@ -214,37 +213,6 @@ async def test_held_out_episodes_are_counted_as_an_evaluation(metering, record):
     broken = broken.model_copy(update={"fault": FaultClass.INFRA})
     amounts = (await metering.of_evaluation([one, broken]))["policy"]
     assert (amounts.evaluation_tokens, amounts.failed_tokens, amounts.generated_tokens) == (1, 10, 11)
-
-
-def test_what_the_engines_generated_beyond_the_records_is_open_until_the_job_ends(document):
-    recorded = UsageAmounts(
-        generated_tokens=30, trained_tokens=30, trainer_s=2.0, sandbox_s=4.0, slot_s=0.5, stored_bytes=7
-    )
-    usage = {"policy": recorded, "critic": UsageAmounts(slot_s=2.5, stored_bytes=4)}
-    told = {"usage": usage, "tokens": 100, "accelerator_s": 1.5, "trainer_s": 2.5, "admitted_s": 60.0}
-    running = a_progress(document(), **told).amounts
-    assert (running.generated_tokens, running.trained_tokens, running.open_tokens) == (100, 30, 70)
-    assert (running.engine_s, running.trainer_s, running.sandbox_s, running.admitted_s) == (1.5, 2.5, 4.0, 60.0)
-    assert (running.slot_s, running.stored_bytes, running.wasted_tokens) == (3.0, 11, 0)
-    ended = a_progress(document(), **told | {"phase": Phase.FAILED}).amounts
-    assert (ended.generated_tokens, ended.open_tokens, ended.unrecorded_tokens, ended.wasted_tokens) == (100, 0, 70, 70)
-    cut = {"preempted_tokens": 60, "preempted_engine_s": 0.5}
-    preempted = a_progress(document(), **told, **cut).amounts
-    assert (preempted.preempted_tokens, preempted.open_tokens, preempted.generated_tokens) == (60, 10, 100)
-    assert (preempted.charged_tokens, preempted.charged_engine_s) == (40, 1.0)
-    undecided = {"cut_tokens": 8, "cut_engine_s": 0.25}
-    counted = a_progress(document(), **told, **cut, **undecided).amounts
-    assert (counted.preempted_tokens, counted.open_tokens, counted.preempted_engine_s) == (68, 2, 0.75)
-    own = recorded + UsageAmounts(generated_tokens=10, preempted_tokens=10, engine_s=0.5, preempted_engine_s=0.5)
-    decided = a_progress(document(), **{**told, "usage": {"policy": own}}, **undecided).amounts
-    assert (decided.preempted_tokens, decided.open_tokens, decided.preempted_engine_s) == (10, 60, 0.5)
-    trained = recorded + UsageAmounts(generated_tokens=70, trained_tokens=70, engine_s=1.5)
-    fewer_seconds = a_progress(document(), **{**told, "usage": {"policy": trained}, "accelerator_s": 0.0}, **undecided)
-    assert fewer_seconds.completed(UsageAmounts(engine_s=0.1)).preempted_engine_s == 0.0
-    late = a_progress(document(), **{**told, "usage": {"policy": trained}}, **undecided).amounts
-    assert (late.charged_tokens, late.charged_engine_s) == (100, 1.5), "an Episode that came late is charged"
-    fewer = a_progress(document(), **told | {"tokens": 5}).amounts
-    assert (fewer.generated_tokens, fewer.open_tokens) == (30, 0), "recorded turns are certain"
 
 
 def uneven(task: TaskMessage, member: int) -> float | None:

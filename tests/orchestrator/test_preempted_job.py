@@ -1,116 +1,39 @@
 """A preempted job stops at a step boundary, is queued with the reason, and resumes as if nothing had happened."""
 
 import asyncio
-import contextlib
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.harness import changed, working
-from tests.killing import kill_at
+from tests.harness import changed
 from tests.orchestrator.harness import OrchestratorHarness, final, mixed
+from tests.orchestrator.preempting import (
+    OneJobAtATime,
+    deleted,
+    heavy,
+    outweighed,
+    preempting,
+    undisturbed,
+    until_preempted,
+    workers,
+)
 from tests.orchestrator.remains import all_there_is, is_forgotten
-from tests.orchestrator.test_admitted import of
 
-from marlaas_api import subjects
-from marlaas_api.blobs import BlobUnavailable
-from marlaas_api.bus import BusUnavailable
 from marlaas_api.messages import (
     JobDocument,
-    Meter,
     Phase,
-    Progress,
     StepRecord,
-    TaskMessage,
-    TenantUsage,
-    UsageAmounts,
 )
-from marlaas_api.wire import decode_as
-from marlaas_worker.orchestrator import giving_way, preemption
+from marlaas_worker.orchestrator import giving_way
 from marlaas_worker.orchestrator.giving_way import Stops
-from marlaas_worker.orchestrator.job_tasks import JobTasks
-from marlaas_worker.orchestrator.metering import Metering
-from marlaas_worker.orchestrator.owned_job import OwnedJob
-
-
-class OneJobAtATime(OrchestratorHarness):
-    """An engine whose KV cache one job fills, and that reports the tokens which it has generated, and which a preemption cut."""
-
-    meter, turn_bytes = Meter(prompt_tokens=20, cached_tokens=16, output_tokens=5, share_s=0.5), 8
-
-    def __init__(self, scratch: Path) -> None:
-        super().__init__(scratch)
-        self.cut: Counter[str] = Counter()
-
-    async def put_report(self, role: str = "rollout", replica: str = "rollout-0", **fields: Any) -> None:
-        used = {"job_tokens": self.generated, "job_engine_s": seconds(self.generated)}
-        cut = {"job_preempted_tokens": self.cut, "job_preempted_engine_s": seconds(self.cut)}
-        await super().put_report(role, replica, **{**fields, "kv_tokens": 1, **used, **cut})
-
-    async def charged(self, job: JobDocument) -> UsageAmounts:
-        """The usage of a job that has ended, with what the engine reports last; without its time of admission."""
-        await self.report(job, job.spec.training.steps)
-        level = await self.progress(job, lambda level: level.phase.final and level.tokens >= self.generated[job.uid])
-        return level.amounts.model_copy(update={"admitted_s": 0.0})
-
-
-def seconds(tokens: Counter[str]) -> dict[str, float]:
-    return {uid: number / 10 for uid, number in tokens.items()}
-
-
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs may be preempted as soon as they run."""
-    monkeypatch.setattr(preemption, "MIN_RUN_S", 0.0)
 
 
 @pytest.fixture
-async def harness(tmp_path: Path) -> OneJobAtATime:
-    return await another(tmp_path)
-
-
-async def another(scratch: Path) -> OneJobAtATime:
-    made = OneJobAtATime(scratch)
-    await made.bus.ensure()
-    return made
-
-
-def workers(
-    harness: OrchestratorHarness, document: JobDocument, *, sandbox: bool = True
-) -> contextlib.AbstractAsyncContextManager[None]:
-    """The job's trainer and sandbox."""
-    return working(harness.train(document), *([harness.play(document, mixed)] if sandbox else []))
-
-
-def heavy(document: JobDocument) -> JobDocument:
-    """A job of a tenant of weight 2: in a pool of one job, its share is half of that of a tenant of weight 1."""
-    return of(document, "team-b").model_copy(update={"job": "other", "tenant_weight": 2.0})
-
-
-async def outweighed(harness: OrchestratorHarness, job: JobDocument, other: JobDocument) -> None:
-    """Submit the other job in the middle of the third step; the trainer waits until the orchestrator has decided."""
-    await harness.progress(job, lambda level: level.step >= 2)
-    await harness.submit(other)
-    await harness.progress(other, lambda level: level.reason == "WaitingForMemory")
-    harness.may_train.set()
+async def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OneJobAtATime:
+    return await preempting(tmp_path, monkeypatch)
 
 
 def said(steps: list[StepRecord]) -> list[tuple[object, ...]]:
     return [(s.step, s.outcome, s.version, s.indices, s.reward_mean, s.num_groups) for s in steps]
-
-
-async def undisturbed(scratch: Path, job: JobDocument) -> tuple[OneJobAtATime, UsageAmounts]:
-    harness = await another(scratch / "undisturbed")
-    await harness.report(job, -1)
-    async with harness.orchestrating(), workers(harness, job):
-        await harness.submit(job)
-        await harness.progress(job, final)
-        return harness, await harness.charged(job)
-
-
-async def until_preempted(harness: OrchestratorHarness, job: JobDocument) -> Progress:
-    return await harness.progress(job, lambda level: level.reason == "Preempted")
 
 
 @pytest.mark.parametrize("agents", [(), ({"name": "a"}, {"name": "b"})])
@@ -157,124 +80,6 @@ async def test_a_preempted_asynchronous_job_resumes_and_trains_no_group_twice(ha
     assert len(groups) == len(set(groups)) == 18
 
 
-async def issued_again(harness: OrchestratorHarness) -> None:
-    """Wait until only tasks that were issued after the preemption are in the queue."""
-
-    async def queued() -> set[int]:
-        stored = await harness.bus.replay(subjects.TASKS, subjects.task("*", "*"))
-        return {decode_as(TaskMessage, one.data).num_preemptions for one in stored}
-
-    while await queued() != {1}:
-        await harness.server.change(0.02, None)
-
-
-def without_cut(used: UsageAmounts) -> UsageAmounts:
-    """The charged part of a usage."""
-    charged = {"generated_tokens": used.charged_tokens, "engine_s": used.charged_engine_s}
-    return used.model_copy(update={**charged, "preempted_tokens": 0, "preempted_engine_s": 0.0})
-
-
-async def test_what_is_not_finished_in_time_is_played_after_the_next_admission_and_what_was_cut_is_not_charged(
-    harness, document, tmp_path, monkeypatch
-):
-    """The orchestrator is killed before it removes the tasks of the preempted job."""
-    monkeypatch.setattr(giving_way, "DRAIN_S", 0.0)
-    kill_at("orchestrator.preempt.after_progress")
-    job, other = document(steps=3), heavy(document())
-    alone, usage = await undisturbed(tmp_path, job)
-    task = JobTasks(job).train(0)
-    await harness.report(job, -1)
-    async with harness.orchestrating():
-        await harness.submit(job)
-        async with workers(harness, job, sandbox=False):
-            await harness.progress(job, lambda level: level.num_outstanding > 0)
-            await harness.play_member(job, task, 0, mixed)
-            await harness.record_turn(task, 1)  # this attempt fails by itself
-            for turn in (0, 1):
-                await harness.record_turn(task, 1, attempt=2, turn=turn)
-            await harness.report(job, 0)
-            await harness.progress(job, lambda level: level.tokens > 0)
-            await harness.submit(other)
-            level = await until_preempted(harness, job)
-            assert level.step == 0
-            harness.generated[job.uid] += 20  # the next turn of the second attempt is cancelled
-            harness.cut[job.uid] += 20
-            await harness.progress(other, lambda level: level.admitted)
-            await harness.submit(changed(other, suspend=True))
-            await harness.progress(job, lambda level: level.admitted)
-            await issued_again(harness)
-            player = asyncio.create_task(harness.play(job, mixed))
-            assert (await harness.progress(job, final)).phase is Phase.SUCCEEDED
-            charged = await harness.charged(job)
-            player.cancel()
-    failed = UsageAmounts(prompt_tokens=20, cached_tokens=16, generated_tokens=5, failed_tokens=5, engine_s=0.5)
-    assert without_cut(charged) == usage + failed
-    assert (charged.preempted_tokens, charged.preempted_engine_s) == (2 * 5 + 20, 3.0)
-    assert harness.deaths == ["orchestrator.preempt.after_progress"]
-    assert sorted(harness.trained) == sorted(alone.trained)
-
-
-class Fails:
-    """In place of a method of an owned job's parts."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    async def __call__(self, *_: object) -> UsageAmounts:
-        raise self._error
-
-
-async def hears_nothing(*_: object) -> None:
-    await asyncio.Event().wait()
-
-
-@pytest.mark.parametrize("hears", [True, False])
-async def test_of_a_preempted_job_that_is_deleted_what_was_cut_is_not_charged(harness, document, monkeypatch, hears):
-    """hears: whether the job's loop has read the Episode of the member that has ended."""
-    monkeypatch.setattr(giving_way, "DRAIN_S", 0.0)
-    if not hears:
-        monkeypatch.setattr(OwnedJob, "_listen", hears_nothing)
-    job, other = document(steps=3), heavy(document())
-    task = JobTasks(job).train(0)
-    await harness.report(job, -1)
-    async with harness.orchestrating():
-        await harness.submit(job)
-        async with workers(harness, job, sandbox=False):
-            await harness.progress(job, lambda level: level.num_outstanding > 0)
-            await harness.play_member(job, task, 0, mixed)
-            for turn in (0, 1):
-                await harness.record_turn(task, 1, turn=turn)
-            await harness.report(job, 0)
-            await harness.progress(job, lambda level: level.tokens == 15)
-            await harness.submit(other)
-            amounts = (await until_preempted(harness, job)).amounts
-        assert (amounts.preempted_tokens, amounts.open_tokens, amounts.charged_engine_s) == (10, 5, 0.5)
-        await harness.progress(other, lambda level: level.admitted)
-        await harness.submit(deleted(job))
-        await is_forgotten(harness, job)
-        account = await harness.get(TenantUsage, subjects.TENANTS, subjects.tenant_usage_key(job.tenant))
-    assert (account.removed.generated_tokens, account.removed.charged_tokens) == (15, 5)
-    assert (account.removed.engine_s, account.removed.charged_engine_s) == (1.5, 0.5)
-
-
-@pytest.mark.parametrize(
-    "error", [BlobUnavailable("the store is away"), BusUnavailable("NATS is away"), TimeoutError()]
-)
-async def test_a_job_is_preempted_also_if_what_that_cuts_cannot_be_read(harness, document, monkeypatch, error):
-    monkeypatch.setattr(giving_way, "DRAIN_S", 0.0)
-    monkeypatch.setattr(Metering, "of_cut_plays", Fails(error))
-    job, other = document(steps=3), heavy(document())
-    await harness.report(job, -1)
-    async with harness.orchestrating(), workers(harness, job, sandbox=False):
-        await harness.submit(job)
-        await harness.progress(job, lambda level: level.num_outstanding > 0)
-        await harness.record_turn(JobTasks(job).train(0), 1)
-        await harness.submit(other)
-        level = await until_preempted(harness, job)
-        await harness.progress(other, lambda level: level.admitted)
-    assert (level.num_preemptions, level.cut_tokens) == (1, 0)
-
-
 async def test_a_job_goes_on_when_the_one_that_needed_its_place_has_gone_before_it_stopped(harness, document):
     job, other = document(steps=3), heavy(document())
     await harness.report(job, -1)
@@ -316,10 +121,6 @@ def test_a_job_that_is_told_twice_to_give_way_has_its_time_once():
     assert stops.is_over(None, 20.0)
     assert stops.give_way("", 30.0)
     assert not stops.is_over(None, 99.0)
-
-
-def deleted(job: JobDocument) -> JobDocument:
-    return changed(job).model_copy(update={"deleted": True})
 
 
 async def left_of(harness: OrchestratorHarness, job: JobDocument) -> list[str]:

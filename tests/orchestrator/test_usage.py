@@ -3,7 +3,7 @@
 import pytest
 from tests.harness import a_progress
 
-from marlaas_api.messages import Progress, ReplicaReport, UsageAmounts
+from marlaas_api.messages import Phase, Progress, ReplicaReport, UsageAmounts
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.orchestrator import reports
 from marlaas_worker.orchestrator.progress_store import ProgressStore
@@ -77,3 +77,34 @@ def test_each_preemption_adds_what_it_cuts_to_what_is_known_of_earlier_ones(docu
         assert level.num_preemptions == number
     assert (level.amounts.preempted_tokens, level.amounts.charged_tokens) == (840, 160)
     assert level.amounts.preempted_engine_s == pytest.approx(8.4)
+
+
+def test_what_the_engines_generated_beyond_the_records_is_open_until_the_job_ends(document):
+    recorded = UsageAmounts(
+        generated_tokens=30, trained_tokens=30, trainer_s=2.0, sandbox_s=4.0, slot_s=0.5, stored_bytes=7
+    )
+    usage = {"policy": recorded, "critic": UsageAmounts(slot_s=2.5, stored_bytes=4)}
+    told = {"usage": usage, "tokens": 100, "accelerator_s": 1.5, "trainer_s": 2.5, "admitted_s": 60.0}
+    running = a_progress(document(), **told).amounts
+    assert (running.generated_tokens, running.trained_tokens, running.open_tokens) == (100, 30, 70)
+    assert (running.engine_s, running.trainer_s, running.sandbox_s, running.admitted_s) == (1.5, 2.5, 4.0, 60.0)
+    assert (running.slot_s, running.stored_bytes, running.wasted_tokens) == (3.0, 11, 0)
+    ended = a_progress(document(), **told | {"phase": Phase.FAILED}).amounts
+    assert (ended.generated_tokens, ended.open_tokens, ended.unrecorded_tokens, ended.wasted_tokens) == (100, 0, 70, 70)
+    cut = {"preempted_tokens": 60, "preempted_engine_s": 0.5}
+    preempted = a_progress(document(), **told, **cut).amounts
+    assert (preempted.preempted_tokens, preempted.open_tokens, preempted.generated_tokens) == (60, 10, 100)
+    assert (preempted.charged_tokens, preempted.charged_engine_s) == (40, 1.0)
+    undecided = {"cut_tokens": 8, "cut_engine_s": 0.25}
+    counted = a_progress(document(), **told, **cut, **undecided).amounts
+    assert (counted.preempted_tokens, counted.open_tokens, counted.preempted_engine_s) == (68, 2, 0.75)
+    own = recorded + UsageAmounts(generated_tokens=10, preempted_tokens=10, engine_s=0.5, preempted_engine_s=0.5)
+    decided = a_progress(document(), **{**told, "usage": {"policy": own}}, **undecided).amounts
+    assert (decided.preempted_tokens, decided.open_tokens, decided.preempted_engine_s) == (10, 60, 0.5)
+    trained = recorded + UsageAmounts(generated_tokens=70, trained_tokens=70, engine_s=1.5)
+    fewer_seconds = a_progress(document(), **{**told, "usage": {"policy": trained}, "accelerator_s": 0.0}, **undecided)
+    assert fewer_seconds.completed(UsageAmounts(engine_s=0.1)).preempted_engine_s == 0.0
+    late = a_progress(document(), **{**told, "usage": {"policy": trained}}, **undecided).amounts
+    assert (late.charged_tokens, late.charged_engine_s) == (100, 1.5), "an Episode that came late is charged"
+    fewer = a_progress(document(), **told | {"tokens": 5}).amounts
+    assert (fewer.generated_tokens, fewer.open_tokens) == (30, 0), "recorded turns are certain"

@@ -12,7 +12,7 @@ _REWARD_IS_K1 = "addedTo: reward needs estimator k1, the only one with the right
 
 
 class BaselineSpec(Spec):
-    """What an episode's reward is compared with to give its advantage."""
+    """Baseline of the advantage: the rewards with which an episode's reward is compared."""
 
     type: Literal["group", "running-mean"] = Field(
         "group",

@@ -149,7 +149,7 @@ class TrainingSpec(Spec):
     )
     baseline: BaselineSpec = Field(
         default_factory=lambda: BaselineSpec(),
-        description="What an episode's reward is compared with; by default, the rewards of its group.",
+        description="Baseline of the advantage; by default, the rewards of the episode's group.",
         json_schema_extra=FIXED,
     )
     kl: KlSpec = Field(

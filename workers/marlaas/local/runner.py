@@ -146,9 +146,7 @@ class _Run:
 
     def _finished_before(self, folder: OutFolder, record: RunRecord) -> int:
         results = read_results(folder, record)
-        self._display.note(
-            f"all jobs in {folder.root} have ended or are suspended; to run them again, choose another --out"
-        )
+        self._display.note(f"no job in {folder.root} is left to run; to run them again, choose another --out")
         self._display.result(Report(results, folder.root))
         return EXIT_SUCCEEDED if all_succeeded(results) else EXIT_FAILED
 

@@ -199,8 +199,7 @@ class _Service:
                 document, progress, why = owned.document, self._progress(owned), owned.stops.gives_way
                 await self._running.stop(owned)
                 log.info("preempted job %s: %s", document.ref, why)
-                stopped = job_reports.preempted(document, progress, await owned.cut_plays(), why)
-                await self._progress_store.put(stopped)
+                await self._progress_store.put(job_reports.preempted(document, progress, await owned.cut_plays(), why))
                 failpoint("orchestrator.preempt.after_progress")
                 self._queue.left(document)
                 records = Records(self._context, document)
