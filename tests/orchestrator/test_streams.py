@@ -4,10 +4,11 @@ import asyncio
 from dataclasses import replace
 
 from tests.harness import working
+from tests.killing import kill_at
 from tests.orchestrator.harness import final, mixed, run_to_end, running
 
 from marlaas_api import subjects
-from marlaas_api.messages import Phase
+from marlaas_api.messages import JobVerdict, Phase
 
 TURN_BYTES = 1000
 
@@ -20,6 +21,10 @@ async def shrink(harness, max_bytes: int) -> None:
 
 async def turns_of(harness, job) -> list[str]:
     return [one.subject for one in await harness.bus.replay(subjects.TURNS, subjects.turn("team-a", job.job, "*", "*"))]
+
+
+async def tasks_of(harness, job) -> list[str]:
+    return [one.subject for one in await harness.bus.replay(subjects.TASKS, subjects.task("team-a", job.job))]
 
 
 async def test_a_neighbours_turns_never_push_out_those_of_a_job_that_waits_for_its_trainer(harness, document):
@@ -56,3 +61,19 @@ async def test_groups_of_steps_on_record_are_forgotten(harness, document):
     await run_to_end(harness, job)
     log = await harness.bus.replay(subjects.GROUPS, subjects.group("team-a", job.job, "policy"))
     assert len(log) == 1, "the last message stays: it is what the next compare-and-set names"
+
+
+async def test_a_failed_job_leaves_no_tasks_although_its_orchestrator_is_killed_right_after_the_last_progress(
+    harness, document
+):
+    job = document(maxStaleness=1)
+    harness.withheld = range(1000)
+    passed = kill_at("orchestrator.end.after_progress")
+    async with running(harness, job, mixed):
+        await harness.progress(job, lambda level: level.num_outstanding == 4)
+        assert await tasks_of(harness, job)
+        why = JobVerdict(reason="PoolRemoved", message="the pool tiny is gone")
+        await harness.submit(job.model_copy(update={"verdict": why, "generation": 2}))
+        level = await harness.progress(job, final)
+        assert await tasks_of(harness, job) == []
+    assert (level.phase, passed[-1]) == (Phase.FAILED, "orchestrator.end.after_progress")

@@ -10,7 +10,8 @@ from tests.trainer.harness import QUICK
 from tests.trainer.jobs import job
 
 from marlaas_api import bucket_cache, subjects, wire
-from marlaas_api.bus import Delivery
+from marlaas_api.bus import BusUnavailable, Delivery
+from marlaas_api.bus_memory import MemoryBus
 from marlaas_api.bus_memory.consumers import MemoryConsumer
 from marlaas_api.messages import GroupLogEntry, GroupUnused, Phase
 from marlaas_worker.trainer import view
@@ -112,6 +113,28 @@ async def test_a_job_that_is_over_leaves_no_consumer_and_one_that_is_drained_doe
         await harness.admit(over, phase=Phase.SUCCEEDED)
         await harness.report(lambda report: report.bound == ("team-a.drained.uid-drained.policy@v1",))
     assert list(harness.server.stream(subjects.GROUPS).consumers) == ["team-a_drained_policy_trainer"]
+
+
+async def test_the_consumer_of_a_job_that_is_over_is_deleted_although_nats_does_not_answer_at_first(
+    harness, monkeypatch
+):
+    document, calls = job(), 0
+    delete = MemoryBus.delete_consumer
+
+    async def refuse_once(bus: MemoryBus, stream: str, name: str) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise BusUnavailable("not now")
+        await delete(bus, stream, name)
+
+    monkeypatch.setattr(MemoryBus, "delete_consumer", refuse_once)
+    async with harness.trainer():
+        await harness.admit(document)
+        await harness.play(document, 1)
+        await harness.admit(document, phase=Phase.SUCCEEDED)
+        await harness.committed(document, lambda record: not record.holder)
+    assert (calls, list(harness.server.stream(subjects.GROUPS).consumers)) == (2, [])
 
 
 async def test_a_consumer_that_somebody_deletes_is_made_again(harness):

@@ -115,6 +115,8 @@ class OwnedJob:
     async def _run_from_records(self) -> None:
         ref = self.document.ref
         state = JobState(self.document, await self._records.history())
+        if state.last_step is not None:  # a kill after the record of the last step would leave its decisions
+            await self._records.forget_groups(state.last_step.step)
         # Read the queue before the episodes: a task leaves the queue only after all its episodes are stored.
         queued = await self._records.queued()
         async with self._recoveries:

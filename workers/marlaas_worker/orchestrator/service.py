@@ -281,13 +281,13 @@ class _Service:
         await self._end_with(document, job_reports.failed(document, before, why, self._context.now()))
 
     async def _end_with(self, document: JobDocument, progress: Progress) -> None:
-        turns = await self._context.bus.state(subjects.TURNS)
+        turns, records = await self._context.bus.state(subjects.TURNS), Records(self._context, document)
+        await records.forget_tasks()  # before the progress: an orchestrator that finds a final progress purges no tasks
         await self._progress_store.put(progress)
+        failpoint("orchestrator.end.after_progress")
         self._late_use.ended(document.ref)
         self._leftovers.ended(turns.last_sequence, document.ref)
-        records = Records(self._context, document)
         await records.emit(progress.reason, progress.message)
-        await records.forget_tasks()
 
 
 def _stops(document: JobDocument) -> bool:

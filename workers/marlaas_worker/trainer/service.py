@@ -222,18 +222,27 @@ class Trainer:
         try:
             await training.run()
         except (Exception, asyncio.CancelledError):
-            await policy.release(training.lease)
-            await self._clean_up(assignment)
+            if await self._clean_up(assignment):
+                await policy.release(training.lease)
             raise
         if training.is_leaving:
             log.info("%s is released for another trainer", assignment.policy_key)
             await policy.release(training.lease)
 
-    async def _clean_up(self, assignment: Assignment) -> None:
-        """Delete the consumer of a job that is over; if the job comes back, the next bind replays its groups."""
-        if self._running[assignment.policy_key].is_unwanted:
-            with contextlib.suppress(BusUnavailable):
-                await self._context.bus.delete_consumer(subjects.GROUPS, assignment.consumer)
+    async def _clean_up(self, assignment: Assignment) -> bool:
+        """Delete the consumer of a job that is over; if the job comes back, the next bind replays its groups.
+
+        Returns:
+            False if the consumer may still exist. Keep the lease then: `_collect` finds by it what is left.
+        """
+        if not self._running[assignment.policy_key].is_unwanted:
+            return True
+        try:
+            await self._context.bus.delete_consumer(subjects.GROUPS, assignment.consumer)
+        except BusUnavailable as error:
+            log.warning("%s: deleting the consumer failed, trying again later: %s", assignment.policy_key, error)
+            return False
+        return True
 
     async def _give_up(self, assignment: Assignment, error: Exception) -> None:
         """Leave an agent alone for a while. The report carries a fault of its job; once all trainers report it, the job fails."""
