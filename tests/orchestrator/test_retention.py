@@ -3,8 +3,8 @@
 import pytest
 
 from marlaas_api import subjects
-from marlaas_api.bus import Position
-from marlaas_api.bus_memory import MemoryServer
+from marlaas_api.bus import BusUnavailable, Position
+from marlaas_api.bus_memory import MemoryBus, MemoryServer
 from marlaas_api.messages import ReplicaReport
 from marlaas_api.names import JobRef
 from marlaas_worker.orchestrator.retention import PATIENCE_S, Leftovers, PurgeMark, PurgeMarks, Retention
@@ -33,16 +33,18 @@ def marks(*numbers: int) -> PurgeMarks:
 )
 def test_the_newest_mark_that_is_due_and_read_is_purged(recorder, at_once, expected, left):
     made = marks(10, 20, 30)
-    mark = made.take(recorder, 0.0, at_once=at_once)
+    mark = made.due(recorder, 0.0, at_once=at_once)
+    if mark is not None:
+        made.purged(mark)
     assert (mark and mark.turns, len(made.waiting)) == (expected, left)
 
 
 def test_a_recorder_that_acks_nothing_for_ten_minutes_is_not_waited_for():
     made = marks(10, 20, 30)
-    assert made.take(Position(5, 9), 100.0, at_once=True) is None
-    assert made.take(Position(6, 8), 50.0 + PATIENCE_S, at_once=True) is None, "it acks, if slowly"
-    assert made.take(Position(6, 8), 50.0 + 2 * PATIENCE_S, at_once=True) is None
-    mark = made.take(Position(6, 8), 51.0 + 2 * PATIENCE_S, at_once=True)
+    assert made.due(Position(5, 9), 100.0, at_once=True) is None
+    assert made.due(Position(6, 8), 50.0 + PATIENCE_S, at_once=True) is None, "it acks, if slowly"
+    assert made.due(Position(6, 8), 50.0 + 2 * PATIENCE_S, at_once=True) is None
+    mark = made.due(Position(6, 8), 51.0 + 2 * PATIENCE_S, at_once=True)
     assert mark.turns == 30
 
 
@@ -151,4 +153,41 @@ async def test_the_totals_of_a_replica_that_dies_count_as_changed(harness):
     assert await harness.left() == (1, 0)
     await leftovers.note([], {"u1"})
     await leftovers.look()
+    assert await harness.left() == (0, 0)
+
+
+@pytest.mark.parametrize("stream", [subjects.TURNS, subjects.EPISODES])
+async def test_a_purge_that_fails_is_repeated(harness, monkeypatch, stream):
+    retention = Retention(harness.bus, REF, lambda: harness.now)
+    for number in range(2):
+        await harness.step(retention, number)
+    purge = MemoryBus.purge
+
+    async def refuse(bus: MemoryBus, name: str, subject: str, up_to: int | None = None) -> None:
+        if name == stream:
+            raise BusUnavailable("not now")
+        await purge(bus, name, subject, up_to)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryBus, "purge", refuse)
+        with pytest.raises(BusUnavailable):
+            await retention.purge(at_once=True)
+    assert await harness.left() != (0, 0)
+    assert await retention.purge(at_once=True)
+    assert await harness.left() == (0, 0)
+
+
+async def test_turns_of_an_ended_job_that_come_during_a_purge_are_purged_too(harness, monkeypatch):
+    leftovers, purge = Leftovers(harness.bus, lambda: harness.now), MemoryBus.purge
+    first = await harness.bus.publish(subjects.turn("team-a", "sums", "u1-t0-0-1", 0), b"x")
+    leftovers.ended(first, REF)
+
+    async def purge_late(bus: MemoryBus, name: str, subject: str, up_to: int | None = None) -> None:
+        await purge(bus, name, subject, up_to)
+        if up_to == first + 1:
+            leftovers.ended(await bus.publish(subjects.turn("team-a", "sums", "u1-t0-0-1", 1), b"x"), REF)
+
+    monkeypatch.setattr(MemoryBus, "purge", purge_late)
+    for _ in range(2):
+        await leftovers.look()
     assert await harness.left() == (0, 0)

@@ -3,12 +3,14 @@
 import asyncio
 from dataclasses import replace
 
-from tests.harness import working
+from tests.harness import identity, working
 from tests.killing import kill_at
 from tests.orchestrator.harness import final, mixed, run_to_end, running
 
 from marlaas_api import subjects
-from marlaas_api.messages import JobVerdict, Phase
+from marlaas_api.messages import JobVerdict, Phase, TaskMessage
+from marlaas_api.names import Split
+from marlaas_worker.orchestrator.records import Records
 
 TURN_BYTES = 1000
 
@@ -77,3 +79,17 @@ async def test_a_failed_job_leaves_no_tasks_although_its_orchestrator_is_killed_
         level = await harness.progress(job, final)
         assert await tasks_of(harness, job) == []
     assert (level.phase, passed[-1]) == (Phase.FAILED, "orchestrator.end.after_progress")
+
+
+async def test_tasks_that_the_end_of_a_job_has_purged_are_queued_again_if_it_goes_on_within_two_minutes(
+    harness, document
+):
+    job = document()
+    task = TaskMessage(**identity(job), group="uid-sums-t0", split=Split.TRAIN, index=0, seed=1, group_size=2)
+    first, second = [Records(await harness.context("orchestrator"), job) for _ in range(2)]
+    for _ in range(2):
+        await first.publish_task(task)
+    assert len(await tasks_of(harness, job)) == 1, "the loop repeats what may have failed"
+    await first.forget_tasks()
+    await second.publish_task(task)
+    assert len(await tasks_of(harness, job)) == 1

@@ -1,13 +1,18 @@
 """A tenant's usage is the sum over its jobs, and it does not fall when jobs are deleted, wherever that is interrupted."""
 
+import asyncio
+import contextlib
+from collections.abc import Awaitable
+
 import pytest
-from tests.harness import a_progress, job_document
+from tests.harness import a_progress, job_document, working
 from tests.killing import kill_at
+from tests.orchestrator.harness import final, mixed
 from tests.orchestrator.remains import deleted, doomed, fill
 
-from marlaas_api import subjects
-from marlaas_api.bus import BusUnavailable
-from marlaas_api.messages import Phase, Progress, TenantUsage, UsageAmounts
+from marlaas_api import failpoints, subjects
+from marlaas_api.bus import BusRefused, BusUnavailable
+from marlaas_api.messages import JobVerdict, Phase, Progress, TenantUsage, UsageAmounts
 from marlaas_worker.orchestrator import deletion, tenant_accounts
 from marlaas_worker.orchestrator.tenant_accounts import TenantAccounts, summed
 
@@ -117,3 +122,32 @@ async def test_wherever_the_deletion_of_a_job_is_killed_its_usage_stays_its_tena
     await accounts.load()
     await accounts.save([], 1e9)
     assert accounts.totals()["acme"].generated_tokens == 47
+
+
+async def until_consumers_are_deleted(role: Awaitable[None]) -> None:
+    with contextlib.suppress(BusRefused):
+        await role
+
+
+@pytest.mark.parametrize("change", [{"deleted": True}, {"verdict": JobVerdict(reason="PoolRemoved", message="gone")}])
+async def test_a_step_that_is_recorded_just_before_its_job_is_stopped_is_charged(
+    harness, document, monkeypatch, change
+):
+    monkeypatch.setattr(tenant_accounts, "WRITE_S", 0.0)
+    job, submitted = document(steps=9), []
+
+    def stop(name: str) -> None:
+        if name == "orchestrator.record.after_step" and not submitted:
+            harness.may_train.clear()
+            submitted.append(asyncio.ensure_future(harness.submit(job.model_copy(update=change | {"generation": 2}))))
+
+    failpoints.hook = stop
+    await harness.report(job, -1)
+    await harness.submit(job)
+    roles = harness.play(job, mixed), harness.train(job)
+    key = subjects.tenant_usage_key(job.tenant)
+    async with harness.orchestrating(), working(*(until_consumers_are_deleted(role) for role in roles)):
+        if "verdict" in change:
+            assert (await harness.progress(job, final)).step == 1
+        account = await harness.wait_for(TenantUsage, subjects.TENANTS, key, lambda found: found.total.trainer_s > 0)
+    assert account.total.trainer_s == 1.5

@@ -20,7 +20,7 @@ from marlaas_api.messages import JobDocument, Phase, ReplicaReport
 from marlaas_worker.reporter import Reporter
 from marlaas_worker.trainer import view
 from marlaas_worker.trainer.assignment import KEPT_S, Recent
-from marlaas_worker.trainer.commit import PolicyKey
+from marlaas_worker.trainer.commit import AgentLease, PolicyKey
 from marlaas_worker.trainer.compute_queue import ComputeQueue
 
 
@@ -156,6 +156,27 @@ async def test_agents_of_a_killed_trainer_go_to_the_others_after_the_grace_perio
         clock.cancel()
         for document in documents:
             await harness.play(document, 1)
+
+
+async def test_a_lease_whose_release_failed_is_given_back_to_the_trainer_that_has_to_train_the_agent(
+    harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents, failed, release = jobs(2), list[str](), PolicyKey.release
+
+    async def fail_once(self: PolicyKey, lease: AgentLease) -> None:
+        if failed:
+            await release(self, lease)
+        failed.append(lease.record.holder)
+
+    monkeypatch.setattr(PolicyKey, "release", fail_once)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        for document in documents:
+            await harness.admit(document)
+        await bound(harness, "trainer-0", 2)
+        async with harness.trainer("trainer-1"):
+            await bound(harness, "trainer-1", 1)
+            await bound(harness, "trainer-0", 1)
+    assert failed[0] == "trainer-0"
 
 
 @pytest.mark.parametrize("successor", ["trainer-1", "trainer-2"], ids=["restarted", "another"])

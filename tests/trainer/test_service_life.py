@@ -112,7 +112,13 @@ async def test_a_job_that_is_over_leaves_no_consumer_and_one_that_is_drained_doe
             await harness.play(document, 1)
         await harness.admit(over, phase=Phase.SUCCEEDED)
         await harness.report(lambda report: report.bound == ("team-a.drained.uid-drained.policy@v1",))
-    assert list(harness.server.stream(subjects.GROUPS).consumers) == ["team-a_drained_policy_trainer"]
+    consumers = harness.server.stream(subjects.GROUPS).consumers
+    assert list(consumers) == ["team-a_drained_policy_trainer"]
+    await harness.admit(drained, phase=Phase.SUCCEEDED)
+    async with harness.trainer("trainer-1"):
+        await harness.admit(last := job("last"))
+        await harness.play(last, 1)
+        assert list(consumers) == ["team-a_last_policy_trainer"], "that of the drained one is deleted now"
 
 
 async def test_the_consumer_of_a_job_that_is_over_is_deleted_although_nats_does_not_answer_at_first(

@@ -5,13 +5,14 @@ import logging
 from collections.abc import Container, Iterable, Mapping
 
 from marlaas_api import subjects
-from marlaas_api.bus import Bucket, Bus
+from marlaas_api.bus import Bus
 from marlaas_api.errors import Permanent
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import JobDocument, Progress
 from marlaas_api.names import JobRef
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.orchestrator.admission import Admission
+from marlaas_worker.orchestrator.fenced_bucket import FencedBucket
 from marlaas_worker.orchestrator.reports import dated
 from marlaas_worker.orchestrator.tenant_accounts import TenantAccounts
 
@@ -37,11 +38,10 @@ log = logging.getLogger(__name__)
 
 
 class ProgressStore:
-    """The progress of all jobs, and the accounts of tenants, which outlive it. Methods that write raise errors of the bus; a failed write does not change the cache."""
+    """The progress of all jobs, and the accounts of tenants, which outlive it. Methods that write raise LostLease and errors of the bus; a failed write does not change the cache."""
 
     def __init__(self, bus: Bus) -> None:
-        self._bus = bus
-        self._bucket: Bucket | None = None
+        self._bucket = FencedBucket(bus, subjects.PROGRESS)
         self._known: dict[str, Progress] = {}
         self._gained: dict[str, tuple[float, float]] = {}
         self._writes = asyncio.Semaphore(MAX_WRITES)
@@ -50,7 +50,7 @@ class ProgressStore:
     async def load(self) -> None:
         """Read the progress that an earlier orchestrator wrote. A record that cannot be parsed counts as absent."""
         self._known = {}
-        for entry in await (await self._open()).entries():
+        for entry in await self._bucket.entries():
             try:
                 self._known[entry.key] = decode_as(Progress, entry.data or b"")
             except Permanent as error:
@@ -76,7 +76,7 @@ class ProgressStore:
         if before is not None and before.model_copy(update={"at": progress.at}) == progress:
             return
         async with self._writes:
-            await (await self._open()).put(progress.ref.key, encode(progress))
+            await self._bucket.put(progress.ref.key, encode(progress))
         self._known[progress.ref.key] = progress
         self._gain(before, progress)
 
@@ -115,13 +115,8 @@ class ProgressStore:
         if progress is not None:
             await self.accounts.close(progress, {one.uid for one in self._known.values()})
             failpoint("orchestrator.delete.after_usage")
-            await (await self._open()).delete(ref.key)
+            await self._bucket.delete(ref.key)
             del self._known[ref.key]
-
-    async def _open(self) -> Bucket:
-        if self._bucket is None:
-            self._bucket = await self._bus.bucket(subjects.PROGRESS)
-        return self._bucket
 
 
 class PublishedAdmissions:

@@ -48,8 +48,8 @@ class PurgeMarks:
         """Return whether a mark may be purged if the recorder allows it. at_once: the newest mark counts too."""
         return len(self.waiting) > (0 if at_once else 1)
 
-    def take(self, recorder: Position | None, now: float, *, at_once: bool) -> PurgeMark | None:
-        """Remove and return the newest mark that may be purged; older marks are removed with it.
+    def due(self, recorder: Position | None, now: float, *, at_once: bool) -> PurgeMark | None:
+        """Return the newest mark that may be purged; call `purged` after the purge.
 
         Args:
             recorder: its position in EPISODES; None if there is no recorder.
@@ -57,8 +57,11 @@ class PurgeMarks:
         """
         due = self.waiting if at_once else self.waiting[:-1]
         due = [mark for mark in due if self._is_read(recorder, mark, now)]
-        self.waiting = self.waiting[len(due) :]
         return due[-1] if due else None
+
+    def purged(self, mark: PurgeMark) -> None:
+        """Remove a mark and all older ones."""
+        self.waiting = self.waiting[self.waiting.index(mark) + 1 :]
 
     def _is_read(self, recorder: Position | None, mark: PurgeMark, now: float) -> bool:
         if recorder is None or recorder.has_acked(mark.read):
@@ -112,7 +115,7 @@ class Retention:
         recorder = await self._bus.position(
             subjects.EPISODES, subjects.consumer(self._ref.namespace, self._ref.name, "reader")
         )
-        mark = self._marks.take(recorder, self._now(), at_once=at_once)
+        mark = self._marks.due(recorder, self._now(), at_once=at_once)
         if mark is None:
             return False
         if mark.turns > self._purged_turns:
@@ -124,6 +127,7 @@ class Retention:
             await self._bus.purge(
                 subjects.EPISODES, subjects.episode(self._ref.namespace, self._ref.name), up_to=mark.episodes
             )
+        self._marks.purged(mark)
         return True
 
 
@@ -176,5 +180,5 @@ class Leftovers:
     async def look(self) -> None:
         """Purge the turns that may be purged now. Raises errors of the bus."""
         for ref, retention in list(self._jobs.items()):
-            if await retention.purge(at_once=True):
-                self._jobs.pop(ref, None)
+            if await retention.purge(at_once=True) and self._jobs.get(ref) is retention:  # not a newer mark
+                del self._jobs[ref]

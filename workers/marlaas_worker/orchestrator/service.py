@@ -174,6 +174,7 @@ class _Service:
                 return
             words = f"the job's control loop crashed {MAX_CRASHES} times in a row; the last error: {error!r}"
         reason = Reason.INVALID_ENVIRONMENT if isinstance(error, EpisodesTooLarge) else Reason.BROKEN_INVARIANT
+        await self._progress_store.put(self._progress(owned))
         await self._fail(document, JobVerdict(reason=reason, message=words))
 
     async def _apply_documents(self, documents: dict[str, JobDocument]) -> None:
@@ -186,6 +187,8 @@ class _Service:
                 await self._running.stop(owned)
                 if document is None:
                     await Records(self._context, owned.document).forget_tasks()
+                else:  # with the steps that were recorded since the last write: no loop reads them again
+                    await self._progress_store.put(self._progress(owned))
             elif document is not owned.document:
                 owned.revise(document)
 

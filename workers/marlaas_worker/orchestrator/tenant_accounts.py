@@ -6,12 +6,13 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping
 
 from marlaas_api import subjects
-from marlaas_api.bus import Bucket, Bus
+from marlaas_api.bus import Bus
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import Progress, TenantUsage, UsageAmounts
 from marlaas_api.messages.usage import total
 from marlaas_api.names import namespace_tenant
 from marlaas_api.wire import decode_as, encode
+from marlaas_worker.orchestrator.fenced_bucket import FencedBucket
 
 WRITE_S = 10.0
 """Time between two writes of the totals. A kill loses none of them: they are summed from the progress of all jobs."""
@@ -20,10 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class TenantAccounts:
-    """The usage of all tenants. Methods that read or write raise errors of the bus; a failed write changes nothing here."""
+    """The usage of all tenants. Methods that read or write raise LostLease and errors of the bus; a failed write changes nothing here."""
 
     def __init__(self, bus: Bus) -> None:
-        self._bus = bus
+        self._bucket = FencedBucket(bus, subjects.TENANTS)
         self._known: dict[str, TenantUsage] = {}
         self._written_at = 0.0
         self._writes = asyncio.Lock()
@@ -31,7 +32,7 @@ class TenantAccounts:
     async def load(self) -> None:
         """Read what an earlier orchestrator wrote. A record that cannot be parsed counts as absent."""
         self._known = {}
-        for entry in await (await self._bucket()).entries(subjects.TENANT_USAGE):
+        for entry in await self._bucket.entries(subjects.TENANT_USAGE):
             try:
                 account = decode_as(TenantUsage, entry.data or b"")
             except Permanent as error:
@@ -74,11 +75,8 @@ class TenantAccounts:
         return self._known.get(tenant) or TenantUsage(tenant=tenant)
 
     async def _write(self, account: TenantUsage) -> None:
-        await (await self._bucket()).put(subjects.tenant_usage_key(account.tenant), encode(account))
+        await self._bucket.put(subjects.tenant_usage_key(account.tenant), encode(account))
         self._known[account.tenant] = account
-
-    async def _bucket(self) -> Bucket:
-        return await self._bus.bucket(subjects.TENANTS)
 
 
 def summed(accounts: Mapping[str, TenantUsage], all_progress: Iterable[Progress]) -> dict[str, TenantUsage]:

@@ -31,6 +31,11 @@ class Assignment(JobAgent):
         """Account to which its computation is charged."""
         return ComputeAccount(self.document.tenant, self.ref.uid, self.policy_key)
 
+    @property
+    def key_and_uid(self) -> tuple[str, str]:
+        """Policy key and uid of the job: a later job of the same name has the same key."""
+        return self.policy_key, self.ref.uid
+
     def is_as(self, other: "Assignment | None") -> bool:
         """Return whether the other assignment requests the same training.
 

@@ -82,7 +82,8 @@ class Trainer:
         self._running: dict[str, Running] = {}
         self._faults = Faults(self._context.now, self._timing.fault_s)
         self._absences, self._recent = Absences(), Recent()
-        self._collected: set[str] = set()
+        self._collecting: set[str] = set()
+        self._cleaned: set[tuple[str, str]] = set()
         self._wake = asyncio.Event()
         self._is_current = True
         self._caches = TrainerCaches(self._context.bus, pool, self._wake.set)
@@ -133,28 +134,33 @@ class Trainer:
                 task = tasks.create_task(self._train(assignment, known), name=f"train {key}")
                 task.add_done_callback(partial(self._ended, key))
                 self._running[key] = Running(assignment, task)
-        self._collect(view, tasks)
+        self._collect(view, mine, tasks)
 
-    def _collect(self, view: View, tasks: asyncio.TaskGroup) -> None:
-        """Remove what killed trainers have left of jobs that have ended since."""
-        now = self._context.now()
-        left = view.left_behind(self._context.name, self._running, lambda holder: self._absences.gone(holder, now))
-        for key in set(left) - self._collected:
-            self._collected.add(key)
-            tasks.create_task(self._let_go(view.ended[key], view.known[key]), name=f"collect {key}")
+    def _collect(self, view: View, mine: Collection[str], tasks: asyncio.TaskGroup) -> None:
+        """Remove what remains of jobs that have ended, and give back leases of agents that another trainer has to train."""
+        now, name = self._context.now(), self._context.name
+        self._cleaned &= {assignment.key_and_uid for assignment in view.ended.values()}
+        ended = view.left_behind(name, self._running, lambda holder: self._absences.gone(holder, now), self._cleaned)
+        for assignment in [*ended, *view.unused_leases(name, self._running, mine)]:
+            key = assignment.policy_key
+            if key not in self._collecting:
+                self._collecting.add(key)
+                tasks.create_task(self._let_go(assignment, view.known[key], key in view.ended), name=f"collect {key}")
 
-    async def _let_go(self, assignment: Assignment, known: PolicyEntry) -> None:
-        """Delete the consumer of an agent whose job has ended, and clear its lease."""
+    async def _let_go(self, assignment: Assignment, known: PolicyEntry, is_over: bool) -> None:
+        """Clear the lease of an agent; if its job is over, delete its consumer before."""
         try:
-            await self._context.bus.delete_consumer(subjects.GROUPS, assignment.consumer)
+            if is_over:
+                await self._context.bus.delete_consumer(subjects.GROUPS, assignment.consumer)
+                self._cleaned.add(assignment.key_and_uid)
             bucket = await self._context.bus.bucket(subjects.POLICY)
             policy = PolicyKey(self._context, bucket, assignment, self._timing.retry_s)
-            if known.record is not None:
+            if known.record is not None and known.record.holder:
                 await policy.release(AgentLease(known.record, known.entry.revision))
         except MarlaasError as error:
-            log.warning("%s: cannot remove what a killed trainer has left: %s", assignment.policy_key, error)
+            log.warning("%s: cannot remove what a trainer has left: %s", assignment.policy_key, error)
         finally:
-            self._collected.discard(assignment.policy_key)
+            self._collecting.discard(assignment.policy_key)
 
     def _account(self, view: View, now: float) -> None:
         """Apply the tenants' present weights, and drop the figures of jobs that are gone."""

@@ -48,19 +48,36 @@ class View:
         records = (known.record for key, known in self.known.items() if key in self.wanted or key in self.ended)
         return {record.holder for record in records if record is not None and record.holder}
 
-    def left_behind(self, trainer: str, running: Container[str], is_gone: Callable[[str], bool]) -> list[str]:
-        """Return the agents, by policy key, whose job ended after the process that held their lease was killed.
+    def left_behind(
+        self, trainer: str, running: Container[str], is_gone: Callable[[str], bool], cleaned: Container[tuple[str, str]]
+    ) -> list[Assignment]:
+        """Return the agents whose job has ended and whose lease or consumer may remain.
 
         Args:
             trainer: counts as killed for all agents but those in `running`: its present process did not bind the others.
+            running: policy keys.
+            cleaned: keys and uids of ended agents whose consumer this trainer has deleted.
         """
-        records = {key: self._record(key) for key in self.ended if key not in running}
-        held = {
-            key: record.holder
-            for key, record in records.items()
-            if record is not None and record.uid == self.ended[key].ref.uid and record.holder
-        }
-        return [key for key, holder in held.items() if holder == trainer or is_gone(holder)]
+        found = []
+        for key, assignment in self.ended.items():
+            record = self._record(key)
+            if key in running or record is None or record.uid != assignment.ref.uid:
+                continue
+            holder = record.holder
+            if holder == trainer or is_gone(holder) or (not holder and assignment.key_and_uid not in cleaned):
+                found.append(assignment)
+        return found
+
+    def unused_leases(self, trainer: str, running: Container[str], mine: Container[str]) -> list[Assignment]:
+        """Return the wanted agents whose lease a trainer holds without training them; no other trainer may bind them.
+
+        The release failed, or the trainer was restarted under its name.
+
+        Args:
+            running, mine: policy keys of the agents that it trains, and of those that are placed on it.
+        """
+        held = [key for key in self.wanted if self._holder(key) == trainer]
+        return [self.wanted[key] for key in held if key not in running and key not in mine]
 
     def placed_on(self, trainer: str, refused: Collection[str]) -> frozenset[str]:
         """Return the agents that a trainer has to train, by policy key.
