@@ -111,6 +111,17 @@ async def test_after_a_write_without_an_answer_another_ones_write_still_counts(s
         await bucket.delete(KEY)
 
 
+async def test_a_deletion_without_an_answer_may_be_followed_by_a_write(server, answers):
+    bucket = fenced(server)
+    await bucket.put(KEY, b"1")
+    answers(False)
+    with pytest.raises(BusUnavailable):
+        await bucket.delete(KEY)
+    answers(True)
+    await bucket.put(KEY, b"2")
+    assert await stored(server) == b"2"
+
+
 async def test_a_deletion_without_an_answer_may_be_repeated_and_a_write_without_one_deleted(server, answers):
     bucket = fenced(server)
     await bucket.put(KEY, b"1")

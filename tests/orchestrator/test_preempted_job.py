@@ -118,7 +118,8 @@ def test_a_job_that_is_told_twice_to_give_way_has_its_time_once():
     assert stops.give_way("for x", 10.0)
     assert not stops.give_way("for y", 20.0)
     assert (stops.any, stops.since) == ("for y", 10.0)
-    assert stops.is_over(None, 20.0)
+    assert not stops.is_over(None, 20.0), "its records are not read yet"
+    assert stops.is_over(None, 10.0 + giving_way.DRAIN_S)
     assert stops.give_way("", 30.0)
     assert not stops.is_over(None, 99.0)
 

@@ -15,7 +15,7 @@ from marlaas_api import failpoints, subjects, wire
 from marlaas_api.blobs import BlobRef, BlobUnavailable
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bucket, BusUnavailable
-from marlaas_api.messages import PolicyRecord
+from marlaas_api.messages import JobDocument, Phase, PolicyRecord
 from marlaas_api.names import job_prefix
 from marlaas_worker.trainer.assignment import GRACE_S
 from marlaas_worker.trainer.commit import AgentLease, LeaseLost, PolicyKey, StepResult, VersionContents
@@ -41,6 +41,15 @@ async def play(harness: TrainerHarness, **training: Any) -> list[tuple[int, int,
     ]
 
 
+async def bytes_after_the_end(harness: TrainerHarness, document: JobDocument) -> int:
+    """Bytes of the blobs of a job that has ended, after a trainer has removed what no version refers to."""
+    epoch = (await harness.record(document)).epoch
+    await harness.admit(document, phase=Phase.SUCCEEDED)
+    async with harness.trainer("trainer-1"):
+        await harness.committed(document, lambda record: record.epoch > epoch and not record.holder)
+    return sum(len(data) for name, data in harness.blobs.contents.items() if name.startswith(job_prefix(document.ref)))
+
+
 @pytest.fixture(scope="module")
 async def undisturbed(
     tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, sampler: Sampler
@@ -57,6 +66,7 @@ async def test_killed_between_any_two_effects_a_trainer_resumes_to_the_same_vers
     passed = kill_at(place, passes)
     assert await play(harness) == undisturbed
     assert passed.count(place) >= passes
+    assert await bytes_after_the_end(harness, job()) == (await harness.record(job())).stored_bytes
 
 
 @pytest.mark.parametrize("keep", [1, 2, 9])

@@ -4,7 +4,6 @@ An orchestrator that was cut off, and whose lease another one has taken, may rea
 the compare-and-set it would overwrite what the other one has written, and nobody would write that again.
 """
 
-from collections import defaultdict
 from hashlib import sha256
 
 from marlaas_api.bus import Bucket, Bus, Entry, RevisionConflict
@@ -18,8 +17,8 @@ class FencedBucket:
         self._bus, self._name = bus, name
         self._bucket: Bucket | None = None
         self._revisions: dict[str, int] = {}
-        # Writes that raised an error and may be stored all the same, now or later.
-        self._uncertain: dict[str, set[bytes]] = defaultdict(set)
+        # By key, digests of writes that raised an error and may be stored all the same, now or later; None: a deletion.
+        self._uncertain: dict[str, frozenset[bytes | None]] = {}
 
     async def entries(self, prefix: str = "") -> list[Entry]:
         """Return all present keys that start with `prefix`; later writes expect their revisions."""
@@ -29,42 +28,54 @@ class FencedBucket:
 
     async def put(self, key: str, data: bytes) -> None:
         """Write a key."""
-        bucket, earlier = await self._open(), set(self._uncertain[key])
-        self._uncertain[key].add(sha256(data).digest())
-        try:
-            self._revisions[key] = await self._set(bucket, key, data)
-        except RevisionConflict as error:
-            entry = await bucket.get(key)
-            if entry is None or entry.data is None or sha256(entry.data).digest() not in earlier:
-                raise self._lost(key) from error
-            self._revisions[key] = await self._again(bucket, key, data, entry.revision)
-        del self._uncertain[key]
+        await self._write(key, data)
 
     async def delete(self, key: str) -> None:
         """Delete a key, if it is present."""
+        if key in self._revisions or key in self._uncertain:
+            await self._write(key, None)
+
+    async def _write(self, key: str, data: bytes | None) -> None:
         bucket = await self._open()
         try:
-            await bucket.delete(key, self._revisions.get(key, 0))
+            await self._set(bucket, key, data)
         except RevisionConflict as error:
-            entry = await bucket.get(key)
-            if entry is not None and entry.data is not None:
-                if sha256(entry.data).digest() not in self._uncertain[key]:
-                    raise self._lost(key) from error
-                await bucket.delete(key, entry.revision)
-        self._revisions.pop(key, None)
+            await self._accept_own(bucket, key, error)
+            is_done = data is None and key not in self._revisions
+            try:
+                if not is_done:
+                    await self._set(bucket, key, data)
+            except RevisionConflict as second:
+                raise self._lost(key) from second
         self._uncertain.pop(key, None)
 
-    async def _set(self, bucket: Bucket, key: str, data: bytes) -> int:
-        if key not in self._revisions:
-            return await bucket.create(key, data)
-        return await bucket.update(key, data, self._revisions[key])
-
-    async def _again(self, bucket: Bucket, key: str, data: bytes, revision: int) -> int:
-        """Replace an earlier write of this process, whose outcome was uncertain."""
+    async def _set(self, bucket: Bucket, key: str, data: bytes | None) -> None:
+        revision, earlier = self._revisions.get(key), self._uncertain.get(key, frozenset())
+        self._uncertain[key] = earlier | {_digest(data)}
         try:
-            return await bucket.update(key, data, revision)
-        except RevisionConflict as error:
+            if data is None:
+                await bucket.delete(key, revision or 0)
+            elif revision is None:
+                revision = await bucket.create(key, data)
+            else:
+                revision = await bucket.update(key, data, revision)
+        except RevisionConflict:
+            self._uncertain[key] = earlier  # the server has refused this write
+            raise
+        self._note(key, revision if data is not None else None)
+
+    def _note(self, key: str, revision: int | None) -> None:
+        self._revisions.pop(key, None)
+        if revision is not None:
+            self._revisions[key] = revision
+
+    async def _accept_own(self, bucket: Bucket, key: str, error: RevisionConflict) -> None:
+        """Note the revision of an earlier write of this process. Raises LostLease if the key has another one's."""
+        entry = await bucket.get_from_leader(key)
+        found = None if entry is None else entry.data
+        if _digest(found) not in self._uncertain[key]:
             raise self._lost(key) from error
+        self._note(key, entry.revision if entry is not None and found is not None else None)
 
     def _lost(self, key: str) -> LostLease:
         return LostLease(f"{key}: another orchestrator has written to the bucket {self._name}")
@@ -73,3 +84,7 @@ class FencedBucket:
         if self._bucket is None:
             self._bucket = await self._bus.bucket(self._name)
         return self._bucket
+
+
+def _digest(data: bytes | None) -> bytes | None:
+    return None if data is None else sha256(data).digest()

@@ -47,10 +47,13 @@ class Stops:
         return bool(self.pauses) or (bool(self.gives_way) and not (state.strict and state.is_mid_step))
 
     def is_over(self, state: JobState | None, now: float) -> bool:
-        """Return whether a job that gives way may be stopped now. state: None while its records are not read."""
+        """Return whether a job that gives way may be stopped now.
+
+        state: None while its records are not read; only they tell what the preemption would cut.
+        """
         if not self.gives_way:
             return False
-        return state is None or state.is_drained or now - self.since >= DRAIN_S
+        return (state is not None and state.is_drained) or now - self.since >= DRAIN_S
 
 
 def open_members(state: JobState) -> set[tuple[str, int]]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Container, Sequence
 from typing import Any
 
@@ -66,6 +67,7 @@ class _Service:
         self._reports: list[ReplicaReport] = []
         self._deletions = Deletions(context, self._progress_store, lambda: self._reports, self._changed.set)
         self._running = RunningJobs(self._changed.set)
+        self._unsettled = deque[tuple[OwnedJob, BaseException | None]]()
         self._queue = AdmissionQueue()
         self._tenants = TenantUse(context.bus, self._queue, self._progress_store)
         self._inputs = AdmissionInputs(context.now, self._jobs, self._progress_store, self._running, self._tenants)
@@ -143,8 +145,10 @@ class _Service:
         documents = {document.uid: document for _, document, _ in self._jobs.items()}
         await self._room.refresh(self._context.bus)
         self._reports = [report for _, report, _ in self._replicas.items()]
-        for owned, error in self._running.take_ended():
-            await self._settle(owned, error)
+        self._unsettled.extend(self._running.take_ended())
+        while self._unsettled:  # a job whose last progress is not written must not be admitted again
+            await self._settle(*self._unsettled[0])
+            self._unsettled.popleft()
         await self._leftovers.note(self._reports, documents.keys() - self._running.uids())
         await self._apply_documents(documents)
         self._forget(documents)

@@ -70,6 +70,7 @@ class AgentTrainer:
             Permanent: the training data, or the version to continue from, is invalid.
         """
         try:
+            await self._patiently(lambda: self._policy.tidy(self.lease.record))
             if self.lease.record.manifest is None:
                 await self._begin()
             else:
@@ -99,7 +100,6 @@ class AgentTrainer:
         manifest = await self._patiently(lambda: read_manifest(blobs, ref))
         self._accumulation.baselines.restore(manifest.metrics)
         self._adapters = await self._patiently(lambda: known_adapters(blobs, manifest, staleness))
-        await self._forget_state()
         await self._dependencies.emit(self._assignment, "AgentBound", f"continues from version {manifest.version}")
 
     async def _park(self, inbox: StepInbox) -> None:

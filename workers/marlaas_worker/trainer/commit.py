@@ -127,6 +127,17 @@ class PolicyKey:
         kept = states[-self._assignment.document.spec.checkpoint.keep :]
         return {"adapter_bytes": before.adapter_bytes + added, "state_bytes": kept}
 
+    async def tidy(self, record: PolicyRecord) -> None:
+        """Delete the blobs that no version refers to: those of a commit that did not finish, and training states that are no longer kept.
+
+        Args:
+            record: as it was when this process took the lease. With an older one, a committed version would be deleted.
+        """
+        blobs, next_version = self._context.blobs, self._assignment.adapter(record.version + 1)
+        for name in await blobs.list(next_version.blob_prefix):
+            await blobs.delete(name)
+        await self.forget_state(record.version - self._assignment.document.spec.checkpoint.keep)
+
     async def forget_state(self, version: int) -> None:
         """Delete a version's training states, including those of failed commits; no later step needs them.
 

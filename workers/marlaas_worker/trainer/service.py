@@ -84,6 +84,7 @@ class Trainer:
         self._absences, self._recent = Absences(), Recent()
         self._collecting: set[str] = set()
         self._cleaned: set[tuple[str, str]] = set()
+        self._collections = asyncio.Semaphore(8)
         self._wake = asyncio.Event()
         self._is_current = True
         self._caches = TrainerCaches(self._context.bus, pool, self._wake.set)
@@ -148,15 +149,23 @@ class Trainer:
                 tasks.create_task(self._let_go(assignment, view.known[key], key in view.ended), name=f"collect {key}")
 
     async def _let_go(self, assignment: Assignment, known: PolicyEntry, is_over: bool) -> None:
-        """Clear the lease of an agent; if its job is over, delete its consumer before."""
+        """Clear the lease of an agent; if its job is over, delete its consumer and needless blobs before.
+
+        The lease is taken for that: a job whose number of steps is raised may be bound at the same time.
+        """
         try:
-            if is_over:
-                await self._context.bus.delete_consumer(subjects.GROUPS, assignment.consumer)
-                self._cleaned.add(assignment.key_and_uid)
             bucket = await self._context.bus.bucket(subjects.POLICY)
             policy = PolicyKey(self._context, bucket, assignment, self._timing.retry_s)
-            if known.record is not None and known.record.holder:
-                await policy.release(AgentLease(known.record, known.entry.revision))
+            if known.record is None:
+                return
+            lease = AgentLease(known.record, known.entry.revision)
+            if is_over:
+                async with self._collections:
+                    lease = await policy.bind(known.entry)
+                    await self._context.bus.delete_consumer(subjects.GROUPS, assignment.consumer)
+                    await policy.tidy(lease.record)
+                    self._cleaned.add(assignment.key_and_uid)
+            await policy.release(lease)
         except MarlaasError as error:
             log.warning("%s: cannot remove what a trainer has left: %s", assignment.policy_key, error)
         finally:
@@ -234,6 +243,8 @@ class Trainer:
         if training.is_leaving:
             log.info("%s is released for another trainer", assignment.policy_key)
             await policy.release(training.lease)
+            with contextlib.suppress(BusUnavailable):  # it counts as leaving until the cache has the release
+                await self._caches.read_policy(assignment.policy_key)
 
     async def _clean_up(self, assignment: Assignment) -> bool:
         """Delete the consumer of a job that is over; if the job comes back, the next bind replays its groups.
