@@ -3,11 +3,13 @@ import asyncio
 from tests.local.conftest import identity
 
 from marlaas.episodes.files import read
+from marlaas.local import recorder
 from marlaas.local.folder import hold
 from marlaas.local.recorder import Recorder, consumer_name
 from marlaas_api import subjects
 from marlaas_api.blobs_memory import MemoryBlobs
-from marlaas_api.bus import Bus
+from marlaas_api.bus import Bus, BusUnavailable
+from marlaas_api.bus_memory.consumers import MemoryConsumer
 from marlaas_api.messages import ChatMessage, Episode, JobDocument, Meter, StopReason, Turn
 from marlaas_api.names import Split, episode_id, train_group
 from marlaas_api.wire import encode, pack, pack_ids, pack_logprobs
@@ -35,10 +37,10 @@ async def _publish_episodes(bus: Bus, job: JobDocument, *members: int, payload=e
 
 async def _recorded(folder, bus, *jobs, blobs=None) -> Recorder:
     """Record all published episodes."""
-    recorder = Recorder(folder, bus, blobs or MemoryBlobs(), jobs)
-    recorder.stop()
-    await recorder.run()
-    return recorder
+    made = Recorder(folder, bus, blobs or MemoryBlobs(), jobs)
+    made.stop()
+    await made.run()
+    return made
 
 
 async def test_episodes_are_written_with_their_turns_as_they_end(bus, tmp_path, document):
@@ -118,18 +120,48 @@ async def test_nothing_is_asked_of_the_bus_when_nothing_is_to_be_kept(bus, tmp_p
 async def test_jobs_that_come_later_are_recorded_and_those_that_are_gone_no_longer(server, bus, tmp_path, document):
     first, second = document("first"), document("second")
     with hold(tmp_path) as folder:
-        recorder = Recorder(folder, bus, MemoryBlobs(), [first])
+        reader = Recorder(folder, bus, MemoryBlobs(), [first])
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(recorder.run())
+            tasks.create_task(reader.run())
             await _publish_episodes(bus, first, 0)
             await _until_recorded(bus, first)
-            recorder.replace([second])
+            reader.replace([second])
             await _publish_episodes(bus, second, 1)
             await _until_recorded(bus, second)
             await _publish_episodes(bus, first, 2)
-            recorder.stop()
+            reader.stop()
         assert [one.member for one in read(folder.job(second.ref))] == [1]
         assert [one.member for one in read(folder.job(first.ref))] == [0]
+
+
+async def test_episodes_that_a_killed_recorder_had_claimed_are_read_before_the_end(server, bus, tmp_path, document):
+    job = document()
+    name = subjects.episode(job.namespace, job.job)
+    with hold(tmp_path) as folder:
+        await _publish_episodes(bus, job, 0, 1)
+        killed = await bus.consumer(subjects.EPISODES, consumer_name(job.ref), name, ack_wait_s=1.0)
+        assert len(await killed.fetch(64, 1.0)) == 2
+        await (await _recorded(folder, bus, job)).forget([job.ref])
+        assert [one.member for one in read(folder.job(job.ref))] == [0, 1]
+        assert server.stream(subjects.EPISODES).consumers == {}
+
+
+async def test_what_cannot_be_read_in_time_stays_for_the_next_run(server, bus, tmp_path, document, monkeypatch, caplog):
+    monkeypatch.setattr(recorder, "LAST_S", 0.5)
+    job, fetch = document(), MemoryConsumer.fetch
+
+    async def unavailable(*_: object) -> object:
+        raise BusUnavailable("not now")
+
+    with hold(tmp_path) as folder:
+        await _publish_episodes(bus, job, 0)
+        monkeypatch.setattr(MemoryConsumer, "fetch", unavailable)
+        await (await _recorded(folder, bus, job)).forget([job.ref])
+        assert "some of its last episodes cannot be read" in caplog.text
+        monkeypatch.setattr(MemoryConsumer, "fetch", fetch)
+        await (await _recorded(folder, bus, job)).forget([job.ref])
+        assert [one.member for one in read(folder.job(job.ref))] == [0]
+        assert server.stream(subjects.EPISODES).consumers == {}
 
 
 async def _until_recorded(bus: Bus, job: JobDocument) -> None:

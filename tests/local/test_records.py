@@ -6,7 +6,8 @@ import pytest
 from marlaas.local.folder import RunRecord, hold, write
 from marlaas.local.records import RecordFile, open_job, open_jobs, read_line
 from marlaas_api import subjects
-from marlaas_api.bus import Bus
+from marlaas_api.bus import Bus, BusUnavailable
+from marlaas_api.bus_memory import MemoryBus
 from marlaas_api.documents import pool_spec
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPoolSpec
@@ -61,6 +62,23 @@ async def test_a_step_that_is_stored_while_records_are_read_is_not_lost(bus, doc
     assert await records.read(late)
     assert sorted(records.steps) == [0, 1]
     assert not await records.read(late)
+
+
+async def test_new_steps_are_new_also_after_a_read_that_failed_half_way(bus, document, step, monkeypatch):
+    records, replay = RecordFile(document().ref), MemoryBus.replay
+    await _publish(bus, step(document(), 0))
+
+    async def fail(self, stream, subject, first=1):
+        if subject.startswith("eval."):
+            raise BusUnavailable("not now")
+        return await replay(self, stream, subject, first)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryBus, "replay", fail)
+        with pytest.raises(BusUnavailable):
+            await records.read(bus)
+    assert await records.read(bus)
+    assert sorted(records.steps) == [0]
 
 
 async def test_a_record_without_a_mean_is_read_back_as_it_was(bus, tmp_path, document, evaluation):

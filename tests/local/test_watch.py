@@ -13,15 +13,14 @@ from marlaas.local.adapter import export, fetch, find
 from marlaas.local.collection import Collector
 from marlaas.local.display import JsonDisplay
 from marlaas.local.folder import OutFolder, hold
-from marlaas.local.watch import JobWatch, announce, withdraw
+from marlaas.local.watch import JobWatch
 from marlaas_api import subjects
 from marlaas_api.blobs import BlobCorrupt, Blobs
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bus
-from marlaas_api.bus_memory.buckets import MemoryBucket
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import JobDocument, Manifest, Phase, PolicyRecord
-from marlaas_api.wire import decode_as, encode
+from marlaas_api.wire import encode
 
 FILE = "adapter_model.safetensors"
 
@@ -130,57 +129,6 @@ async def test_an_output_folder_that_takes_no_more_ends_the_run(scene, document,
     scene.folder.job(job.ref).write_text("in the way")
     with pytest.raises(InvalidInput, match="a file exists where a folder is needed"):
         await scene.watch(job).results()
-
-
-async def test_announcing_twice_changes_nothing_and_a_newer_document_replaces_the_older(scene, document):
-    bucket = await scene.bus.bucket(subjects.JOBS)
-    for _ in range(2):
-        await announce(scene.bus, [document()])
-    first = await bucket.get("team-a.reverse")
-    await announce(scene.bus, [document(generation=2)])
-    second = await bucket.get("team-a.reverse")
-    assert (first.revision, second.revision) == (1, 2)
-
-
-async def test_a_name_that_another_run_holds_is_refused(scene, document):
-    await announce(scene.bus, [document(uid="theirs")])
-    with pytest.raises(InvalidInput, match="already has a job team-a/reverse of another run"):
-        await announce(scene.bus, [document()])
-
-
-async def test_a_cancelled_jobs_name_is_free_and_its_document_says_that_it_is_deleted(scene, document):
-    bucket = await scene.bus.bucket(subjects.JOBS)
-    await announce(scene.bus, [document()])
-    assert await withdraw(scene.bus, [document(uid="earlier")]) == ()
-    assert not decode_as(JobDocument, (await bucket.get("team-a.reverse")).data).deleted, "a later job has the name"
-    for _ in range(2):
-        assert await withdraw(scene.bus, [document()]) == (document(),), "the orchestrator has not deleted it"
-    marked = decode_as(JobDocument, (await bucket.get("team-a.reverse")).data)
-    assert (marked.deleted, marked.generation) == (True, 2)
-    assert await withdraw(scene.bus, [document("never")]) == ()
-    assert await bucket.get("team-a.never") is None
-    await announce(scene.bus, [document(uid="next")])
-    assert decode_as(JobDocument, (await bucket.get("team-a.reverse")).data).uid == "next"
-
-
-@pytest.mark.parametrize("change", [announce, withdraw])
-async def test_a_document_that_another_writer_changes_meanwhile_is_read_again(scene, document, monkeypatch, change):
-    """As `_forget_document` of the orchestrator does with a cancelled job of the same name."""
-    job, bucket = document(), await scene.bus.bucket(subjects.JOBS)
-    first = document(uid="cancelled", deleted=True) if change is announce else job
-    await bucket.put(job.ref.key, encode(first))
-    get = MemoryBucket.get
-
-    async def get_before_a_change(self, key):
-        monkeypatch.setattr(MemoryBucket, "get", get)
-        entry = await get(self, key)
-        await (bucket.delete(key) if change is announce else bucket.put(key, entry.data))
-        return entry
-
-    monkeypatch.setattr(MemoryBucket, "get", get_before_a_change)
-    await change(scene.bus, [job])
-    there = decode_as(JobDocument, (await bucket.get(job.ref.key)).data)
-    assert (there.uid, there.deleted) == (job.uid, change is withdraw)
 
 
 async def test_nothing_is_kept_of_a_job_that_was_cancelled(scene, document, progress_of):

@@ -29,6 +29,8 @@ FETCH_S = 0.2
 GATHER_S = 3.0
 """Pause after a fetch that was not full. The next one gets the episodes of seconds at once, and each fetch has a cost."""
 RETRY_S = 1.0
+LAST_S = 40.0
+"""Seconds after `stop` in which episodes are read that a killed recorder had claimed: they come again after 30 s."""
 MAX_KEPT_BYTES = 16 << 20
 
 
@@ -49,9 +51,10 @@ class Recorder:
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _followed: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _unread: set[str] = field(default_factory=set)
 
     async def run(self) -> None:
-        """Record until `stop` is called and the stream is empty. Raises InvalidInput if the folder cannot be written."""
+        """Record until `stop` is called and all stored episodes are read, at most LAST_S later. Raises InvalidInput if the folder cannot be written."""
         if self.max_bytes <= 0:
             return
         async with asyncio.TaskGroup() as tasks:
@@ -80,8 +83,13 @@ class Recorder:
         self._changed.set()
 
     async def forget(self, finished: Collection[JobRef]) -> None:
-        """Delete the consumers of finished jobs. Errors are ignored: a consumer that stays does no harm."""
+        """Delete the consumers of finished jobs whose episodes are all read.
+
+        Errors are ignored: a consumer that stays does no harm.
+        """
         for ref in finished:
+            if ref.uid in self._unread:
+                continue
             with contextlib.suppress(Retryable, BusRefused):
                 await self.bus.delete_consumer(subjects.EPISODES, consumer_name(ref))
 
@@ -89,8 +97,11 @@ class Recorder:
         writer = EpisodeWriter(self.folder.job(job.ref), self.max_bytes)
         turns = TurnReader(self.bus, self.blobs, job.ref)
         consumer: Consumer | None = None
+        now = asyncio.get_running_loop().time
+        stopped_at: float | None = None
         while True:
-            stopping = self._stop.is_set()
+            if stopped_at is None and self._stop.is_set():
+                stopped_at = now()
             try:
                 consumer = consumer or await self._consumer(job.ref)
                 deliveries = await consumer.fetch(BATCH, FETCH_S)
@@ -99,10 +110,23 @@ class Recorder:
                 log.info("%s: cannot read episodes, retrying: %s", job.ref, error)
                 consumer, deliveries = None, []
                 await self._pause(RETRY_S)
-            if stopping and not deliveries:
-                return
+            if stopped_at is not None and not deliveries:
+                if await self._has_read_all(job.ref):
+                    return
+                if now() - stopped_at >= LAST_S:
+                    log.warning("%s: some of its last episodes cannot be read; they are not in its files", job.ref)
+                    self._unread.add(job.uid)
+                    return
+                await asyncio.sleep(FETCH_S)
             if len(deliveries) < BATCH:
                 await self._pause(GATHER_S)
+
+    async def _has_read_all(self, ref: JobRef) -> bool:
+        try:
+            position = await self.bus.position(subjects.EPISODES, consumer_name(ref))
+        except (Retryable, BusRefused):
+            return False
+        return position is None or position.num_behind == 0
 
     async def _consumer(self, ref: JobRef) -> Consumer:
         subject = subjects.episode(ref.namespace, ref.name)
@@ -142,11 +166,9 @@ class Recorder:
             return None
 
     async def _pause(self, seconds: float) -> None:
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stop.wait()
-        except TimeoutError:
-            return
 
 
 def _log_unreadable(job: JobDocument, error: Permanent) -> None:

@@ -48,16 +48,17 @@ class RecordFile:
 
     async def read(self, bus: Bus) -> bool:
         """Read new records of the stream; return whether there were any. Raises the errors of `Bus.replay`."""
-        is_any = False
-        for subject in (subjects.step, subjects.evaluation):
-            name = subject(self.ref.namespace, self.ref.name, "x", 0).rpartition(".")[0] + ".*"
-            # A sequence for each subject: a step may be stored after the steps were read, and before an evaluation is.
-            stored = await bus.replay(subjects.STEPS, name, self._next_sequences.get(name, 1))
+        names = [
+            subject(self.ref.namespace, self.ref.name, "x", 0).rpartition(".")[0] + ".*"
+            for subject in (subjects.step, subjects.evaluation)
+        ]
+        # A sequence for each subject: a step may be stored after the steps were read, and before an evaluation is.
+        found = {name: await bus.replay(subjects.STEPS, name, self._next_sequences.get(name, 1)) for name in names}
+        for name, stored in found.items():  # after both were read: an error must not hide that there are new records
             for item in stored:
                 self.add(decode(item.data))
                 self._next_sequences[name] = item.sequence + 1
-            is_any = is_any or bool(stored)
-        return is_any
+        return any(found.values())
 
     def add(self, message: BusMessage) -> None:
         """Add one record, unless it belongs to an earlier job of the same name."""

@@ -14,6 +14,7 @@ import uvloop
 
 from marlaas.episodes.files import DEFAULT_BYTES
 from marlaas.local import changes, documents, plan
+from marlaas.local.announcements import announce, withdraw, write_change
 from marlaas.local.collection import Collector, read_results, write_summary
 from marlaas.local.curves import CurveDrawer
 from marlaas.local.display import Display
@@ -28,13 +29,13 @@ from marlaas.local.results import JobResult, all_succeeded
 from marlaas.local.server import Existing, message_server
 from marlaas.local.supervisor import GRACE_S, IDLE_GRACE_S, Supervisor
 from marlaas.local.tenants import SharesSoFar
-from marlaas.local.watch import JobWatch, announce, withdraw
+from marlaas.local.watch import JobWatch
 from marlaas.models.memory import has_gpu, machine
 from marlaas.trackers.feed import TrackerFeed, TrackerPaths
 from marlaas.trackers.seam import require
 from marlaas_api.blobs_store import open_blobs
 from marlaas_api.bus import Bus
-from marlaas_api.errors import InvalidInput, Retryable, first_cause
+from marlaas_api.errors import InvalidInput, first_cause
 from marlaas_api.messages import JobDocument, PoolDocument
 
 TICK_S = 0.5
@@ -245,7 +246,8 @@ class _Run:
         cancelled = (*self._cancelled, *found.cancelled)
         parts.folder.write_record(before.model_copy(update={"jobs": found.jobs, "cancelled": cancelled}))
         try:
-            self._cancelled = await self._publish(parts.bus, found, cancelled)
+            stopping = self._interrupts.first
+            self._cancelled = await write_change(parts.bus, found.written, cancelled, stopping)
         except InvalidInput:
             parts.folder.write_record(before)
             raise
@@ -256,22 +258,6 @@ class _Run:
         await parts.recorder.forget([job.ref for job in found.cancelled])
         self.again += tuple(file for file in change.files if file not in self.again)
         return found.lines
-
-    async def _publish(
-        self, bus: Bus, found: changes.ChangedJobs, cancelled: Sequence[JobDocument]
-    ) -> tuple[JobDocument, ...]:
-        """Write the job documents, as soon as the NATS server answers; return the cancelled ones that it still has.
-
-        Raises InvalidInput, also if the run is stopped.
-        """
-        while True:
-            try:
-                await announce(bus, found.written)
-                return await withdraw(bus, cancelled)
-            except Retryable as error:
-                if self._interrupts.first.is_set():
-                    raise InvalidInput("the run is being stopped; nothing was changed") from error
-                await asyncio.sleep(TICK_S)
 
     def _note_stopping(self) -> None:
         if self._interrupts.first.is_set():

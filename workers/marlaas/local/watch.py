@@ -1,8 +1,8 @@
-"""Follows the jobs' progress, reconciles the processes with `plan`, and displays and writes the jobs' state. Writes the job documents."""
+"""Follows the jobs' progress, reconciles the processes with `plan`, and displays and writes the jobs' state."""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -17,10 +17,9 @@ from marlaas.local.table import JobView, status_line
 from marlaas.local.tenants import ShareMeter
 from marlaas_api import subjects
 from marlaas_api.bucket_cache import REREAD_S, BucketCache
-from marlaas_api.bus import Bucket, Bus, RevisionConflict
+from marlaas_api.bus import Bus
 from marlaas_api.errors import InvalidInput, Permanent, Retryable
 from marlaas_api.messages import JobDocument, Phase, PoolDocument, Progress, ReplicaReport
-from marlaas_api.wire import decode_as, encode
 
 _T = TypeVar("_T")
 
@@ -31,59 +30,6 @@ class Observation:
 
     progress: Mapping[str, Progress] = field(default_factory=dict)
     reports: tuple[ReplicaReport, ...] = ()
-
-
-async def announce(bus: Bus, documents: Iterable[JobDocument]) -> None:
-    """Write the job documents that are missing or changed. Raises InvalidInput if another run's job has the name."""
-    bucket = await bus.bucket(subjects.JOBS)
-    for document in documents:
-        await _until_written(_announce, bucket, document)
-
-
-async def withdraw(bus: Bus, documents: Iterable[JobDocument]) -> tuple[JobDocument, ...]:
-    """Mark the documents of cancelled jobs as deleted, unless they are, or a later job has the name.
-
-    The orchestrator then ends the jobs, deletes what the bus has of them, and last the documents. Returns those that it has
-    not deleted yet.
-    """
-    bucket = await bus.bucket(subjects.JOBS)
-    return tuple([document for document in documents if await _until_written(_withdraw, bucket, document)])
-
-
-async def _until_written(
-    write: Callable[[Bucket, JobDocument], Awaitable[_T]], bucket: Bucket, document: JobDocument
-) -> _T:
-    """Read and write again if another writer was first: the orchestrator deletes the documents of cancelled jobs."""
-    while True:
-        with suppress(RevisionConflict):
-            return await write(bucket, document)
-
-
-async def _withdraw(bucket: Bucket, document: JobDocument) -> bool:
-    """Mark a document as deleted; return whether the bucket still has it."""
-    entry = await bucket.get(document.ref.key)
-    there = decode_as(JobDocument, entry.data) if entry is not None and entry.data else None
-    if entry is None or there is None or there.uid != document.uid:
-        return False
-    if not there.deleted:
-        marked = there.model_copy(update={"deleted": True, "generation": there.generation + 1})
-        await bucket.update(document.ref.key, encode(marked), entry.revision)
-    return True
-
-
-async def _announce(bucket: Bucket, document: JobDocument) -> None:
-    entry = await bucket.get(document.ref.key)
-    if entry is None or entry.data is None:
-        await bucket.create(document.ref.key, encode(document))
-        return
-    there = decode_as(JobDocument, entry.data)
-    if there.uid != document.uid and not there.deleted:
-        raise InvalidInput(
-            f"the NATS server already has a job {document.ref} of another run: "
-            "rename this job or its namespace, or continue that run with its --out"
-        )
-    if there != document:
-        await bucket.update(document.ref.key, encode(document), entry.revision)
 
 
 ANSWER_S = 2.0

@@ -1,0 +1,99 @@
+"""Announces the jobs of a run on NATS, by their documents, and withdraws cancelled ones."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+from marlaas_api import subjects
+from marlaas_api.bus import Bucket, Bus, Entry, RevisionConflict
+from marlaas_api.errors import InvalidInput, Retryable
+from marlaas_api.messages import JobDocument
+from marlaas_api.wire import decode_as, encode
+
+RETRY_S = 0.5
+_T = TypeVar("_T")
+
+
+async def write_change(
+    bus: Bus, written: Sequence[JobDocument], cancelled: Sequence[JobDocument], stopping: asyncio.Event
+) -> tuple[JobDocument, ...]:
+    """Announce and withdraw documents as soon as the NATS server answers, unless the run is stopped before.
+
+    Returns:
+        The cancelled documents that the server still has. If the run is stopped before, all of them: the next run in the
+        folder announces and withdraws the documents of its record.
+
+    Raises:
+        InvalidInput: another run's job has one of the names; nothing is written.
+    """
+    while not stopping.is_set():
+        try:
+            await announce(bus, written)
+            return await withdraw(bus, cancelled)
+        except Retryable:
+            await asyncio.sleep(RETRY_S)
+    return tuple(cancelled)
+
+
+async def announce(bus: Bus, documents: Iterable[JobDocument]) -> None:
+    """Write the job documents that are missing or changed. Raises InvalidInput if another run's job has one of the names.
+
+    All names are checked before the first write, so that a refused change leaves nothing behind.
+    """
+    bucket, documents = await bus.bucket(subjects.JOBS), list(documents)
+    for document in documents:
+        await _read(bucket, document)
+    for document in documents:
+        await _until_written(_announce, bucket, document)
+
+
+async def withdraw(bus: Bus, documents: Iterable[JobDocument]) -> tuple[JobDocument, ...]:
+    """Mark the documents of cancelled jobs as deleted, unless they are, or a later job has the name.
+
+    The orchestrator then ends the jobs, deletes what the bus has of them, and last the documents. Returns those that it has
+    not deleted yet.
+    """
+    bucket = await bus.bucket(subjects.JOBS)
+    return tuple([document for document in documents if await _until_written(_withdraw, bucket, document)])
+
+
+async def _until_written(
+    write: Callable[[Bucket, JobDocument], Awaitable[_T]], bucket: Bucket, document: JobDocument
+) -> _T:
+    """Read and write again if another writer was first: the orchestrator deletes the documents of cancelled jobs."""
+    while True:
+        with suppress(RevisionConflict):
+            return await write(bucket, document)
+
+
+async def _withdraw(bucket: Bucket, document: JobDocument) -> bool:
+    """Mark a document as deleted; return whether the bucket still has it."""
+    entry = await bucket.get(document.ref.key)
+    there = decode_as(JobDocument, entry.data) if entry is not None and entry.data else None
+    if entry is None or there is None or there.uid != document.uid:
+        return False
+    if not there.deleted:
+        marked = there.model_copy(update={"deleted": True, "generation": there.generation + 1})
+        await bucket.update(document.ref.key, encode(marked), entry.revision)
+    return True
+
+
+async def _announce(bucket: Bucket, document: JobDocument) -> None:
+    entry, there = await _read(bucket, document)
+    if entry is None or there is None:
+        await bucket.create(document.ref.key, encode(document))
+    elif there != document:
+        await bucket.update(document.ref.key, encode(document), entry.revision)
+
+
+async def _read(bucket: Bucket, document: JobDocument) -> tuple[Entry | None, JobDocument | None]:
+    """Return the entry of a document's key and the document in it. Raises InvalidInput if it is another run's."""
+    entry = await bucket.get(document.ref.key)
+    there = decode_as(JobDocument, entry.data) if entry is not None and entry.data else None
+    if there is not None and there.uid != document.uid and not there.deleted:
+        raise InvalidInput(
+            f"the NATS server already has a job {document.ref} of another run: "
+            "rename this job or its namespace, or continue that run with its --out"
+        )
+    return entry, there
