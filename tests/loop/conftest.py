@@ -43,6 +43,6 @@ def other_model(tmp_path_factory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _tasks_come_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task whose sandbox died is delivered again after one second instead of ten; who plays it says so three times as often as that."""
-    monkeypatch.setattr(subjects, "TASK_ACK_WAIT_S", 1.0)
+    """A task whose sandbox died is delivered again after three seconds instead of ten; who plays it says so ten times as often as that."""
+    monkeypatch.setattr(subjects, "TASK_ACK_WAIT_S", 3.0)
     monkeypatch.setattr(sandbox, "BEAT_S", 0.3)

@@ -1,6 +1,7 @@
 """What a run of `crowd` has recorded and left, read while its processes still run and all of its jobs have ended."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from math import isclose
@@ -29,7 +30,8 @@ from marlaas_api.messages import (
 from marlaas_api.messages.usage import total
 from marlaas_api.wire import decode_as
 
-WITHIN_S = 60.0
+WITHIN_S = 300.0
+"""A trainer that was killed late is ready again after one or two minutes."""
 M = TypeVar("M", bound=BusMessage)
 
 
@@ -159,8 +161,12 @@ async def _watched(bus: Bus, kind: type[M], bucket: str, prefix: str, wanted: Ca
 async def _reports(bus: Bus) -> list[ReplicaReport]:
     """Return the reports of two replicas, two trainers and an orchestrator that have nothing to do."""
 
+    since = time.time()
+
     def is_idle(found: list[ReplicaReport]) -> bool:
-        return len(found) == 5 and not any(one.bound or one.num_running or not one.ready for one in found)
+        """Also whether the reports are of now: those of before the end lack the last turns."""
+        is_new = len(found) == 5 and all(one.at >= since for one in found)
+        return is_new and not any(one.bound or one.num_running or not one.ready for one in found)
 
     return await _watched(bus, ReplicaReport, subjects.REPLICAS, "", is_idle)
 

@@ -14,7 +14,7 @@ from marlaas_api import subjects
 from marlaas_api.messages import Phase
 from marlaas_api.messages.usage import total
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 KILLED = "rollout-1"
 VICTIMS = ("orchestrator", KILLED, "trainer-0", "nats-server")

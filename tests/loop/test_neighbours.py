@@ -11,7 +11,7 @@ from marlaas_worker.rollout.reference_engine import ReferenceEngine
 
 pytestmark = pytest.mark.slow
 
-TURN_TIMEOUT_S = 1.0
+TURN_TIMEOUT_S = 3.0
 
 
 def impatient(name: str) -> JobDocument:

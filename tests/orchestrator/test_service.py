@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
-from tests.harness import a_progress, blind_bus, changed, working
+from tests.harness import WITHIN_S, a_progress, blind_bus, changed, working
 from tests.killing import kill_at
 from tests.orchestrator.harness import SEAMS, OrchestratorHarness, final, mixed, run_to_end, running
 
@@ -43,7 +43,7 @@ async def test_asynchronous_agents_train_later_groups_while_an_earlier_one_is_pl
     async with running(harness, job, mixed):
         for agent in agents:
             consumer = await harness.bus.consumer(subjects.GROUPS, agent, subjects.group("team-a", job.job, agent))
-            (delivery,) = await consumer.fetch(1, 10.0)
+            (delivery,) = await consumer.fetch(1, WITHIN_S)
             ready = decode_as(GroupReady, delivery.stored.data)
             assert (ready.index, ready.step, ready.position) == (1, 0, 0)
         harness.withheld = (0,)

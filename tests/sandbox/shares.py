@@ -43,7 +43,7 @@ class Loads:
 
     def __init__(self, until_low: bool = False) -> None:
         self.first, until = _niceness_of_session(), time.monotonic() + WAIT_S * until_low
-        while _niceness_of_session() == self.first and time.monotonic() < until:
+        while _niceness_of_session() == 0.0 and time.monotonic() < until:
             time.sleep(0.05)
         self.last = _niceness_of_session()
 

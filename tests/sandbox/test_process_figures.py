@@ -4,9 +4,11 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from marlaas_worker.sandbox import forkserver, kernel
@@ -80,9 +82,9 @@ def test_the_cpu_time_of_a_process_grows_only_while_it_runs(started: int) -> Non
     own = kernel.cpu_time_ns(os.getpid())
     sum(range(10_000))
     assert kernel.cpu_time_ns(os.getpid()) > own
+    while psutil.Process(started).status() != psutil.STATUS_SLEEPING:  # it has not begun to wait
+        time.sleep(0.01)
     waiting = kernel.cpu_time_ns(started)
-    while (now := kernel.cpu_time_ns(started)) != waiting:  # it may not have begun to wait yet
-        waiting = now
     assert kernel.cpu_time_ns(started) == waiting > 0
 
 

@@ -73,7 +73,7 @@ async def test_progress_starts_the_ack_wait_anew(bus: Bus, ns: str) -> None:
         await bus.publish(subject, data)
     consumer = await bus.consumer(TASKS, subjects.consumer(ns, "job"), subject, ack_wait_s=2.0)
     slow, _ = await soon(consumer.fetch(2, 5))
-    assert await soon(consumer.fetch(1, 0.1)) == []
+    assert await soon(consumer.fetch(1, 1.0)) == []
     await slow.in_progress()
     assert contents(await soon(consumer.fetch(1, 5))) == [b"dead"]
     assert contents(await soon(consumer.fetch(1, 5))) == [b"slow"]

@@ -18,8 +18,8 @@ from marlaas_api.nats_server import EmbeddedNats
 async def test_without_a_server_calls_give_up_and_what_was_given_up_never_happens(
     server: EmbeddedNats, hasty: Bus
 ) -> None:
-    bucket = await hasty.bucket(subjects.PROGRESS)
-    consumer = await hasty.consumer(EPISODES, "team-a_job", EPISODE)
+    bucket = await persist(lambda: hasty.bucket(subjects.PROGRESS))
+    consumer = await persist(lambda: hasty.consumer(EPISODES, "team-a_job", EPISODE))
     await server.kill()
     with pytest.raises(BusUnavailable, match=r"cannot be reached .*: is it running\?"):
         await hasty.publish(EPISODE, b"given up", message_id="1")
@@ -35,7 +35,7 @@ async def test_without_a_server_calls_give_up_and_what_was_given_up_never_happen
 
 async def test_a_hung_server_is_an_outage(server: EmbeddedNats, hasty: Bus) -> None:
     assert server.pid is not None
-    consumer = await hasty.consumer(EPISODES, "team-a_job", EPISODE)
+    consumer = await persist(lambda: hasty.consumer(EPISODES, "team-a_job", EPISODE))
     os.kill(server.pid, signal.SIGSTOP)
     await asyncio.to_thread(os.waitpid, server.pid, os.WUNTRACED)
     with pytest.raises(BusUnavailable, match="no answer on"):
@@ -43,7 +43,7 @@ async def test_a_hung_server_is_an_outage(server: EmbeddedNats, hasty: Bus) -> N
     assert await soon(consumer.fetch(1, 0.1)) == []
     os.kill(server.pid, signal.SIGCONT)
     await persist(lambda: hasty.publish(EPISODE, b"1", message_id="1"))
-    assert len(await hasty.replay(EPISODES, EPISODE)) == 1
+    assert len(await persist(lambda: hasty.replay(EPISODES, EPISODE))) == 1
     assert len(await soon(consumer.fetch(1, 5))) == 1
 
 
@@ -104,14 +104,15 @@ async def test_connecting_to_nobody_says_where(tmp_path: Path) -> None:
 
 async def test_a_full_disk_is_named_and_passes_with_a_restart(server: EmbeddedNats, hasty: Bus) -> None:
     assert server.pid is not None
-    await hasty.publish(EPISODE, b"before")
+    await persist(lambda: hasty.publish(EPISODE, b"before", message_id="0"))
     resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (100_000, 100_000))
     with pytest.raises(BusUnavailable, match="its disk may be full"):
         await hasty.publish(EPISODE, bytes(200_000), message_id="1")
     assert any("file too large" in line for line in server.errors())
     await server.restart()
     await persist(lambda: hasty.publish(EPISODE, bytes(200_000), message_id="1"))
-    assert [len(stored.data) for stored in await hasty.replay(EPISODES, EPISODE)] == [6, 200_000]
+    stored = await persist(lambda: hasty.replay(EPISODES, EPISODE))
+    assert [len(one.data) for one in stored] == [6, 200_000]
 
 
 async def test_more_unacked_messages_than_the_account_allows_are_refused(tmp_path: Path) -> None:

@@ -70,6 +70,11 @@ class Asked:
         if reply.phase in (ReplyPhase.RESULT, ReplyPhase.FAILED):
             self.over.set()
 
+    @property
+    def without_heartbeats(self) -> list[ReplyPhase]:
+        """Phases of the replies; a slow machine adds heartbeats."""
+        return [reply.phase for reply in self.heard if reply.phase is not ReplyPhase.HEARTBEAT]
+
     async def until(self, phase: ReplyPhase) -> GenerateReply:
         while not any(reply.phase is phase for reply in self.heard):
             self.more.clear()

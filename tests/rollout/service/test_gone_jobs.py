@@ -111,4 +111,4 @@ async def phases(harness: Any, request: GenerateRequest) -> list[ReplyPhase]:
     """The replies to a request, without heartbeats."""
     async with harness.asking(request) as asked:
         await asked.end()
-    return [reply.phase for reply in asked.heard if reply.phase is not ReplyPhase.HEARTBEAT]
+    return asked.without_heartbeats

@@ -19,6 +19,7 @@ async def test_turns_and_versions_over_a_real_server(nats_harness):
 async def test_a_killed_server_loses_no_turn_and_costs_no_second_generation(nats_harness, shut_engine):
     harness = nats_harness
     _, job = await harness.serving(shut_engine)
+    await harness.verified("rollout-0", job.adapter(0))  # it subscribes before it loads anything
     async with harness.asking(job.request()):
         await shut_engine.called.wait()
         await harness.nats.kill()

@@ -18,7 +18,7 @@ async def test_a_turn_is_recorded_and_then_answered(harness):
     request = job.request(index=3, member=2)
     async with harness.asking(request) as asked:
         reply = await asked.end()
-    assert [heard.phase for heard in asked.heard] == [ReplyPhase.ACCEPTED, ReplyPhase.RESULT]
+    assert asked.without_heartbeats == [ReplyPhase.ACCEPTED, ReplyPhase.RESULT]
     assert (reply.text, reply.stop_reason, reply.num_tokens) == ("yes", StopReason.STOP, 4)
     turn = await harness.turn(request)
     assert unpack_ids(turn.prompt_ids).tolist() == replica.engine.calls[0].prompt_ids

@@ -144,7 +144,7 @@ async def test_a_version_that_is_pinned_before_its_commit_is_waited_for_without_
     await harness.pin(request, 1)
     await harness.pin(before, 0)
     async with harness.asking(request) as asked:
-        assert "its trainer has not committed it yet" in (await asked.until(ReplyPhase.HEARTBEAT)).doing
+        await asked.until_it_says("its trainer has not committed it yet")
         assert (await harness.ask(before)).phase is ReplyPhase.RESULT
         await harness.commit(job, 1)
         assert (await asked.end()).phase is ReplyPhase.RESULT
@@ -173,7 +173,7 @@ async def test_a_version_that_always_runs_gives_way_to_one_that_waits(harness, s
         await shut_engine.called.wait()
         async with harness.asking(modest.request()) as waiting:
             await waiting.until(ReplyPhase.ACCEPTED)
-            assert "no free slot: all 1 hold versions in use" in (await waiting.until(ReplyPhase.HEARTBEAT)).doing
+            await waiting.until_it_says("no free slot: all 1 hold versions in use")
             async with harness.asking(busy.request(index=1)) as second:
                 await second.until(ReplyPhase.ACCEPTED)
                 shut_engine.open.set()

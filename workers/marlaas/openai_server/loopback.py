@@ -42,6 +42,7 @@ class Loopback:
         self.port: int = self._listener.getsockname()[1]
         self._closing = False
         self._open: dict[threading.Thread, socket.socket] = {}
+        self._threads: set[threading.Thread] = set()
         self._lock = threading.Lock()
         self._accepting = threading.Thread(target=self._accept, name="openai server", daemon=True)
         self._accepting.start()
@@ -54,11 +55,11 @@ class Loopback:
         self._accepting.join()
         self._listener.close()
         with self._lock:
-            connections = dict(self._open)
-        for connection in connections.values():
+            connections, threads = list(self._open.values()), list(self._threads)
+        for connection in connections:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RD)
-        for thread in connections:
+        for thread in threads:  # also those that have closed their connection and are about to end
             thread.join()
 
     def _accept(self) -> None:
@@ -76,6 +77,7 @@ class Loopback:
         with self._lock:
             self._open[thread] = connection
         thread.start()
+        self._threads = {one for one in self._threads if one.is_alive()} | {thread}
 
     def _serve(self, connection: socket.socket, address: Any) -> None:
         try:

@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from marlaas_api.cpu_shares import LOW_SHARE, set_share
+from marlaas_worker.sandbox.kernel import cpu_time_ns
+from marlaas_worker.sandbox.load_report import wait_until_loaded
 from marlaas_worker.sandbox.output import Output
-from marlaas_worker.sandbox.server import INVALID_REPORT, PACKET_BYTES, BrokenEnvironment, ForkServerLost, Server
+from marlaas_worker.sandbox.server import PACKET_BYTES, BrokenEnvironment, ForkServerLost, Server
 from marlaas_worker.sandbox.server_processes import ForkedServerProcess, LocalServerProcess, RemoteServerProcess
 
 FULL_SHARE_S = 3.0
@@ -40,7 +42,7 @@ class ChildrenConfig:
 
     Attributes:
         name, args: the environment and its arguments.
-        load_timeout_s: limit of importing and creating the environment.
+        load_timeout_s: limit of importing and creating the environment; `wait_until_loaded` extends it on a busy CPU.
         scratch: folder for temporary files.
         variables: environment variables of the fork server.
         secluded: path that no child may read (`seclusion`); None: no path.
@@ -67,7 +69,8 @@ async def start_server(config: ChildrenConfig) -> Server:
     config.scratch.mkdir(parents=True)
     ends, process = await _begun(config)
     ours, output = ends.ours, Output(ends.printed)
-    loading = asyncio.create_task(_wait_until_loaded(ours, output, config.load_timeout_s), name="load the environment")
+    report = wait_until_loaded(ours, output, config.load_timeout_s, lambda: cpu_time_ns(process.pid) / 1e9)
+    loading = asyncio.create_task(report, name="load the environment")
     try:
         with loads_alone() as alone:
             await asyncio.wait({loading}, timeout=FULL_SHARE_S if alone else 0.0)
@@ -213,7 +216,7 @@ async def connect_server(config: ChildrenConfig, path: Path) -> Server:
     output = _empty_output()
     try:
         _send_config(control, config)
-        await _wait_until_loaded(control, output, config.load_timeout_s)
+        await wait_until_loaded(control, output, config.load_timeout_s)
     except OSError as error:
         control.close()
         raise ForkServerLost(f"the environment's container closed the connection: {error}") from error
@@ -271,27 +274,3 @@ def _empty_output() -> Output:
     readable, writable = os.pipe()
     os.close(writable)
     return Output(readable)
-
-
-async def _wait_until_loaded(control: socket.socket, output: Output, timeout_s: float) -> None:
-    """Wait for the report that the environment is loaded. Raises BrokenEnvironment."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            packet = await asyncio.get_running_loop().sock_recv(control, PACKET_BYTES)
-    except TimeoutError:
-        text = f"loading the environment took longer than {timeout_s:g} s\n{output.text()}"
-        raise BrokenEnvironment(text.rstrip()) from None
-    except OSError:
-        packet = b""
-    report: dict[str, Any] = {"report": "broken", "text": "the process exited while it loaded the environment"}
-    try:
-        if packet:
-            report = json.loads(packet)
-        broken = report["report"] == "broken"
-        text, is_permanent = (str(report["text"]), report.get("is_permanent") is True) if broken else ("", False)
-    except INVALID_REPORT as error:
-        raise BrokenEnvironment(
-            f"the process that loads the environment sent an invalid report: {type(error).__name__}"
-        ) from error
-    if broken:
-        raise BrokenEnvironment(f"{text}\n{output.text()}".rstrip(), is_permanent=is_permanent)

@@ -1,0 +1,60 @@
+"""How long the supervisor waits for an environment to be loaded: longer if the process is short of CPU, and not if it hangs."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from marlaas_worker.sandbox.load_report import MAX_EXTENSION, wait_until_loaded
+from marlaas_worker.sandbox.server import BrokenEnvironment
+from marlaas_worker.sandbox.server_start import _empty_output
+
+LIMIT_S = 0.02
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    with ours, theirs:
+        yield ours, theirs
+
+
+async def test_an_environment_that_is_short_of_cpu_has_more_time_and_is_loaded_then(ends):
+    ours, theirs = ends
+    readings = []
+
+    def cpu_s() -> float:
+        readings.append(0.1 * LIMIT_S * (len(readings) + 1))
+        if len(readings) == 4:
+            theirs.send(json.dumps({"report": "ready"}).encode())
+        return readings[-1]
+
+    await wait_until_loaded(ours, _empty_output(), LIMIT_S, cpu_s)
+    assert len(readings) == 4
+
+
+@pytest.mark.parametrize(
+    ("share", "waited"),
+    [(0.0, 1), (0.001, 1), (0.1, MAX_EXTENSION), (0.9, 1), (None, 1)],
+    ids=[
+        "hangs",
+        "hangs in a loop with pauses",
+        "is short of CPU for ever",
+        "has the CPU",
+        "in a container of its own",
+    ],
+)
+async def test_an_environment_is_given_up_after_its_limit_or_once_it_no_longer_computes(ends, share, waited):
+    at = 0.0
+
+    def cpu_s() -> float:
+        nonlocal at
+        at += share * LIMIT_S
+        return at
+
+    with pytest.raises(BrokenEnvironment, match=f"took longer than {waited * LIMIT_S:g} s"):
+        async with asyncio.timeout(60.0):
+            await wait_until_loaded(ends[0], _empty_output(), LIMIT_S, None if share is None else cpu_s)
