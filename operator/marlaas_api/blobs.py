@@ -93,3 +93,10 @@ class Blobs(Protocol):
     async def delete(self, name: str) -> None:
         """Remove a blob; no error if it does not exist."""
         ...
+
+    async def sweep(self, folder: str) -> None:
+        """Remove what `list` does not show below a folder: incomplete files of killed writers, and empty folders.
+
+        Call it only while nothing is written there.
+        """
+        ...

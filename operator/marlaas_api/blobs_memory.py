@@ -46,6 +46,9 @@ class MemoryBlobs:
         self._check()
         self.contents.pop(name, None)
 
+    async def sweep(self, folder: str) -> None:
+        self._check()
+
     def _check(self) -> None:
         if self.failure is not None:
             raise self.failure

@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import BinaryIO
@@ -26,6 +26,7 @@ _CLOUDS = ("s3", "gs", "az")
 _RETRY_S = 30.0
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_UNFINISHED = re.compile(r"#\d+$")
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
@@ -43,7 +44,7 @@ def open_blobs(url_or_path: str | Path) -> "StoreBlobs":
     with _translated(where):
         if not separator or scheme == "file":
             folder = Path(rest if separator else where).absolute()
-            return StoreBlobs(LocalStore(folder, mkdir=True), where=f"folder {folder}")
+            return StoreBlobs(LocalStore(folder, mkdir=True), where=f"folder {folder}", root=folder)
         if scheme == "memory":
             return StoreBlobs(MemoryStore(), where=where)
         if scheme in _CLOUDS:
@@ -68,11 +69,11 @@ def _cloud(url: str) -> ObjectStore:
 
 
 class StoreBlobs:
-    """The blobs of one store. where: the store's name in errors."""
+    """The blobs of one store. where: the store's name in errors. root: of a folder."""
 
-    def __init__(self, store: ObjectStore, where: str) -> None:
+    def __init__(self, store: ObjectStore, where: str, root: Path | None = None) -> None:
         self._store = store
-        self._where = where
+        self._where, self._root = where, root
 
     async def put(self, folder: str, filename: str, data: bytes) -> BlobRef:
         return await asyncio.to_thread(self._put, folder, filename, data)
@@ -88,6 +89,10 @@ class StoreBlobs:
 
     async def delete(self, name: str) -> None:
         await asyncio.to_thread(self._delete, name)
+
+    async def sweep(self, folder: str) -> None:
+        if self._root is not None:
+            await asyncio.to_thread(_sweep, self._root / folder, self._where)
 
     def _put(self, folder: str, filename: str, data: bytes) -> BlobRef:
         ref = content_ref(folder, filename, data)
@@ -133,6 +138,17 @@ class StoreBlobs:
 def _names(store: ObjectStore, prefix: str, where: str) -> list[str]:
     with _translated(where):
         return sorted(meta["path"] for page in obstore.list(store, prefix.rstrip("/")) for meta in page)
+
+
+def _sweep(folder: Path, where: str) -> None:
+    """Remove unfinished files, which obstore names `<name>#<number>` and never lists, and empty folders, also this one."""
+    with _translated(where):
+        for parent, _, names in os.walk(folder, topdown=False):
+            for name in names:
+                if _UNFINISHED.search(name):
+                    Path(parent, name).unlink(missing_ok=True)
+            with suppress(OSError):  # it is not empty
+                Path(parent).rmdir()
 
 
 @contextmanager

@@ -54,11 +54,31 @@ def files(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
 
 
+def below(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+
+
 async def test_a_full_disk_says_so_and_leaves_nothing_behind(tmp_path: Path) -> None:
     text = await said(await child(tmp_path / "blobs", "put", handicap="limited"))
     assert text.startswith(f"BlobUnavailable folder {tmp_path}/blobs is full")
     assert "free some space" in text
     assert await open_blobs(tmp_path / "blobs").list("") == []
+
+
+async def test_what_killed_writers_leave_and_empty_folders_are_swept(tmp_path: Path) -> None:
+    blobs, folder = open_blobs(tmp_path), tmp_path / "job"
+    kept, gone = await blobs.put("job/v1", "x", b"1"), await blobs.put("job/v2", "x", b"2")
+    (folder / "v3").mkdir()
+    for name in ("v1/y#1", "v3/state#12"):
+        (folder / name).write_text("unfinished")
+    (tmp_path / "other#1").write_text("of another job")
+    await blobs.delete(gone.name)
+    await blobs.sweep("job")
+    assert below(tmp_path) == ["job", "job/v1", kept.name, "other#1"]
+    await blobs.delete(kept.name)
+    for _ in range(2):
+        await blobs.sweep("job")
+    assert files(tmp_path) == ["other#1"]
 
 
 async def test_a_full_disk_under_a_fetched_file_names_the_file(tmp_path: Path) -> None:

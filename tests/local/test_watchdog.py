@@ -5,6 +5,7 @@ import sys
 import psutil
 import pytest
 
+from marlaas.local.processes import watchdog
 from marlaas.local.watchdog import kill_session, session_members, watch
 
 TREE = """
@@ -49,10 +50,23 @@ def test_the_watchdog_keeps_only_sessions_that_have_not_ended():
 def test_the_watchdog_kills_the_sessions_of_a_killed_runner(tree, tmp_path):
     (tmp_path / "left" / "by-an-engine").mkdir(parents=True)
     command = [sys.executable, "-m", "marlaas.local.watchdog", str(tmp_path / "left")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as watchdog:
-        watchdog.stdin.write(f"+{tree.pid}\n".encode())
-        watchdog.stdin.close()
-        assert watchdog.wait() == 0
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        process.stdin.write(f"+{tree.pid}\n".encode())
+        process.stdin.close()
+        assert process.wait() == 0
     tree.wait()
     assert session_members(tree.pid) == []
     assert not (tmp_path / "left").exists()
+
+
+async def test_a_runner_whose_watchdog_was_killed_cleans_up_itself(tree):
+    async with watchdog() as guard:
+        guard.add(tree.pid)
+        (guard.temporary / "by-an-engine").touch()
+        guard._process.kill()
+        await guard._process.wait()
+        guard.add(12345678)  # nobody reads it any more
+        guard.remove(12345678)
+    tree.wait()
+    assert session_members(tree.pid) == []
+    assert not guard.temporary.exists()

@@ -9,7 +9,7 @@ from marlaas_api.bus import BusUnavailable
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.bus_memory.buckets import MemoryBucket
 from marlaas_worker.orchestrator.fenced_bucket import FencedBucket
-from marlaas_worker.orchestrator.records import LostLease
+from marlaas_worker.orchestrator.lease import LostLease
 
 KEY = "team-a.sums"
 

@@ -16,7 +16,7 @@ from marlaas.local.credentials import CredentialSource, Handed
 from marlaas.local.folder import OutFolder, translated, write
 from marlaas.local.plan import ProcessSpec
 from marlaas.local.sandbox_parent import ForkedProcess, ParentLost, SandboxParent, sandbox_parent
-from marlaas.local.watchdog import kill_session
+from marlaas.local.watchdog import clean_up, kill_session
 from marlaas_api.bus_users import BusUser, OrchestratorUser, RolloutUser, SandboxUser, TrainerUser
 from marlaas_api.cpu_shares import COMPUTE_SHARE, set_share, shares_by_tenant
 from marlaas_api.last_words import START_MARK
@@ -35,13 +35,16 @@ class Watchdog:
     def __init__(self, process: asyncio.subprocess.Process, temporary: Path) -> None:
         self._process = process
         self.temporary = temporary
+        self.sessions: set[int] = set()
 
     def add(self, session: int) -> None:
         """Register a session that must end with the runner."""
+        self.sessions.add(session)
         self._say(f"+{session}\n")
 
     def remove(self, session: int) -> None:
         """Unregister a session that has ended."""
+        self.sessions.discard(session)
         self._say(f"-{session}\n")
 
     def _say(self, line: str) -> None:
@@ -63,12 +66,14 @@ async def watchdog() -> AsyncIterator[Watchdog]:
         stdout=asyncio.subprocess.DEVNULL,
         start_new_session=True,
     )
+    guard = Watchdog(process, temporary)
     try:
-        yield Watchdog(process, temporary)
+        yield guard
     finally:
         if process.stdin is not None:
             process.stdin.close()
-        await process.wait()
+        if await process.wait() != 0:  # it was killed: the runner does its work
+            await asyncio.to_thread(clean_up, guard.sessions, temporary)
 
 
 @dataclass(frozen=True, slots=True)

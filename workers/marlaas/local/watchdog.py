@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import psutil
 
@@ -61,9 +62,14 @@ def main() -> None:
     """Wait until the runner exits, then clean up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    for session in watch(sys.stdin):
+    clean_up(watch(sys.stdin), Path(sys.argv[1]))
+
+
+def clean_up(sessions: Iterable[int], temporary: Path) -> None:
+    """Kill the processes of these sessions, then remove the folder for temporary files."""
+    for session in sessions:
         kill_session(session)
-    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -79,6 +79,7 @@ class Deletion:
             while found:
                 found = await self._round()
                 await asyncio.sleep(ROUND_S if found else 0)
+            await self._blobs.sweep(job_prefix(self._ref))
         await self._bus.purge(subjects.EVENTS, subjects.event(self._ref.namespace, self._ref.name, ">"))
         failpoint("orchestrator.delete.after_rounds")
         await self._count_late_use()

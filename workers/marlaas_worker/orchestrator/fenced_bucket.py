@@ -7,7 +7,7 @@ the compare-and-set it would overwrite what the other one has written, and nobod
 from hashlib import sha256
 
 from marlaas_api.bus import Bucket, Bus, Entry, RevisionConflict
-from marlaas_worker.orchestrator.records import LostLease
+from marlaas_worker.orchestrator.lease import LostLease
 
 
 class FencedBucket:

@@ -1,14 +1,25 @@
 """Leader lease: a key that its holder renews, and that expires if the holder stops."""
 
+import asyncio
+import contextlib
+import logging
 from dataclasses import dataclass
 
 from marlaas_api import subjects
 from marlaas_api.bus import RevisionConflict
+from marlaas_api.errors import Retryable
 from marlaas_api.messages import ReplicaReport
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.role import RoleContext
 
 KEY = subjects.replica_key("orchestrator", "all", "leader")
+RENEW_S = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class LostLease(Exception):
+    """Another orchestrator has written what only the holder of the lease writes; this one must stop at once."""
 
 
 @dataclass(slots=True)
@@ -38,11 +49,23 @@ class LeaderLease:
             self.revision = None
             return False
 
+    async def keep(self) -> None:
+        """Renew the lease; return once another replica holds it. An outage of the bus is waited for."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            try:
+                if not await self.hold():
+                    log.warning("lost the lease")
+                    return
+            except Retryable as error:
+                log.warning("renewing the lease failed, retry in %g s: %s", RENEW_S, error)
+
     async def release(self) -> None:
         """Delete the lease, so that a standby takes over at once."""
         if self.revision is not None:
             bucket = await self.context.bus.bucket(subjects.REPLICAS)
-            await bucket.delete(KEY)
+            with contextlib.suppress(RevisionConflict):  # another replica has taken it
+                await bucket.delete(KEY, self.revision)
 
     def _report(self) -> ReplicaReport:
         return ReplicaReport(role="orchestrator", pool="all", replica=self.context.name, at=self.context.now())

@@ -32,6 +32,7 @@ from marlaas_api.wire import decode, decode_as, encode, unpack
 from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.orchestrator.episodes import read_episode
 from marlaas_worker.orchestrator.group_pins import GroupPins
+from marlaas_worker.orchestrator.lease import LostLease
 from marlaas_worker.orchestrator.metering import Metering
 from marlaas_worker.orchestrator.recorded_totals import History
 from marlaas_worker.orchestrator.room import Room
@@ -55,10 +56,6 @@ class SharedState:
     room: Room
     num_jobs: Callable[[], int]
     recoveries: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))
-
-
-class LostLease(Exception):
-    """Another orchestrator has written for this job; this one must stop at once."""
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 from marlaas_api import subjects
 from marlaas_api.bucket_cache import BucketCache
 from marlaas_api.bus import BusUnavailable
-from marlaas_api.errors import MarlaasError, Retryable
+from marlaas_api.errors import MarlaasError
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import JobDocument, JobVerdict, Phase, PolicyRecord, Progress, ReplicaReport, concerns_loop
 from marlaas_api.reasons import Reason
@@ -18,11 +18,11 @@ from marlaas_worker.orchestrator.admission import AdmissionQueue
 from marlaas_worker.orchestrator.admission_inputs import AdmissionInputs
 from marlaas_worker.orchestrator.deletion import Deletions, Doomed
 from marlaas_worker.orchestrator.episodes import EpisodesTooLarge
-from marlaas_worker.orchestrator.lease import LeaderLease
+from marlaas_worker.orchestrator.lease import RENEW_S, LeaderLease, LostLease
 from marlaas_worker.orchestrator.metrics import samples
 from marlaas_worker.orchestrator.owned_job import OwnedJob
 from marlaas_worker.orchestrator.progress_store import ProgressStore, PublishedAdmissions
-from marlaas_worker.orchestrator.records import LostLease, Records, SharedState
+from marlaas_worker.orchestrator.records import Records, SharedState
 from marlaas_worker.orchestrator.restarts import MAX_CRASHES, JobRestarts
 from marlaas_worker.orchestrator.retention import Leftovers
 from marlaas_worker.orchestrator.room import Room
@@ -33,7 +33,6 @@ from marlaas_worker.role import RoleContext, wait_for
 
 log = logging.getLogger(__name__)
 
-RENEW_S = 2.0
 PERIOD_S = 1.0
 # Pause between two reconciles, so that a burst of a thousand documents is handled by one reconcile.
 PAUSE_S = 0.05
@@ -58,7 +57,6 @@ class _Service:
         self._context = context
         self._lease = lease
         self._changed = asyncio.Event()
-        self._lost = asyncio.Event()
         self._jobs = BucketCache(lambda: context.bus.bucket(subjects.JOBS), JobDocument, lambda _: self._changed.set())
         self._policies = BucketCache(lambda: context.bus.bucket(subjects.POLICY), PolicyRecord, self._wake_job_of)
         bucket = lambda: context.bus.bucket(subjects.REPLICAS)  # noqa: E731
@@ -82,12 +80,11 @@ class _Service:
     async def run(self) -> None:
         """Run all jobs; return when the lease is lost or the process is to stop."""
         tasks: list[asyncio.Task[Any]] = [
-            asyncio.create_task(self._renew(), name="lease"),
+            asyncio.create_task(self._lease.keep(), name="lease"),
             asyncio.create_task(self._policies.follow(), name="follow policy"),
             asyncio.create_task(self._replicas.follow(), name="follow replicas"),
             asyncio.create_task(self._reconcile_for_ever(), name="reconcile"),
             asyncio.create_task(self._context.stop.wait(), name="stop"),
-            asyncio.create_task(self._lost.wait(), name="lost"),
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -96,16 +93,6 @@ class _Service:
         finally:
             await _end([*tasks, *self._running.tasks()])
             await self._deletions.end()
-
-    async def _renew(self) -> None:
-        while True:
-            try:
-                if not await self._lease.hold():
-                    log.warning("lost the lease")
-                    self._lost.set()
-            except Retryable as error:
-                log.warning("renewing the lease failed, retry in %g s: %s", RENEW_S, error)
-            await asyncio.sleep(RENEW_S)
 
     def _wake_job_of(self, policy_key: str) -> None:
         self._running.wake(policy_key.rpartition(".")[0])
