@@ -1,5 +1,6 @@
 import asyncio
 
+import pytest
 from tests.local.conftest import identity
 
 from marlaas.episodes.files import read
@@ -35,10 +36,10 @@ async def _publish_episodes(bus: Bus, job: JobDocument, *members: int, payload=e
         await bus.publish(subjects.episode(job.namespace, job.job), await data if asyncio.iscoroutine(data) else data)
 
 
-async def _recorded(folder, bus, *jobs, blobs=None) -> Recorder:
+async def _recorded(folder, bus, *jobs, blobs=None, at_once=False) -> Recorder:
     """Record all published episodes."""
     made = Recorder(folder, bus, blobs or MemoryBlobs(), jobs)
-    made.stop()
+    made.stop(at_once=at_once)
     await made.run()
     return made
 
@@ -146,8 +147,11 @@ async def test_episodes_that_a_killed_recorder_had_claimed_are_read_before_the_e
         assert server.stream(subjects.EPISODES).consumers == {}
 
 
-async def test_what_cannot_be_read_in_time_stays_for_the_next_run(server, bus, tmp_path, document, monkeypatch, caplog):
-    monkeypatch.setattr(recorder, "LAST_S", 0.5)
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_what_cannot_be_read_in_time_stays_for_the_next_run(
+    server, bus, tmp_path, document, monkeypatch, caplog, at_once
+):
+    monkeypatch.setattr(recorder, "LAST_S", 1e6 if at_once else 0.5)
     job, fetch = document(), MemoryConsumer.fetch
 
     async def unavailable(*_: object) -> object:
@@ -156,8 +160,8 @@ async def test_what_cannot_be_read_in_time_stays_for_the_next_run(server, bus, t
     with hold(tmp_path) as folder:
         await _publish_episodes(bus, job, 0)
         monkeypatch.setattr(MemoryConsumer, "fetch", unavailable)
-        await (await _recorded(folder, bus, job)).forget([job.ref])
-        assert "some of its last episodes cannot be read" in caplog.text
+        await (await _recorded(folder, bus, job, at_once=at_once)).forget([job.ref])
+        assert "some of its last episodes were not read" in caplog.text
         monkeypatch.setattr(MemoryConsumer, "fetch", fetch)
         await (await _recorded(folder, bus, job)).forget([job.ref])
         assert [one.member for one in read(folder.job(job.ref))] == [0]

@@ -172,7 +172,7 @@ async def test_an_environment_that_names_an_agent_that_the_job_lacks_is_told_so_
 async def test_loading_for_ever_is_a_fault(harness):
     harness.load_timeout_s = None
     (episode,) = await harness.play("unloadable:NeverReady", episode_timeout_seconds=0.5)
-    assert re.match(r"loading the environment took longer than (0\.5|1|1\.5|2) s", episode.fault_text)  # imports first
+    assert re.match(r"loading the environment took longer than \d+(\.\d+)? s", episode.fault_text)
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,20 @@ def test_the_cpu_time_of_a_process_grows_only_while_it_runs(started: int) -> Non
     assert kernel.cpu_time_ns(started) == waiting > 0
 
 
+def test_a_process_that_shares_a_cpu_waits_for_it() -> None:
+    cpu = min(os.sched_getaffinity(0))
+    spin = [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"]
+    both = [subprocess.Popen(spin) for _ in range(2)]
+    try:
+        while not all(kernel.cpu_wait_ns(one.pid) > 200_000_000 for one in both):
+            time.sleep(0.05)
+    finally:
+        for one in both:
+            one.kill()
+            one.wait()
+    assert kernel.cpu_wait_ns(both[0].pid) == 0, "it has ended"
+
+
 def test_a_process_that_does_not_exist_has_no_cpu_time() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()

@@ -1,11 +1,12 @@
-"""Dependencies that every role receives, and a cancellable wait for its event loops."""
+"""Dependencies that every role receives, and cancellable waits and cancellations for its event loops."""
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
@@ -32,6 +33,13 @@ class RoleContext:
     metrics: Metrics = field(default_factory=Metrics)
     creds: Path | None = None
     shares_cpu: bool = False
+
+
+async def end_tasks(tasks: Sequence["asyncio.Task[Any]"]) -> None:
+    """Cancel tasks and wait until they have ended; their errors are ignored."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def wait_for(event: asyncio.Event, timeout_s: float) -> bool:

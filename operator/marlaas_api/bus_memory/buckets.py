@@ -38,7 +38,7 @@ class MemoryBucket:
     async def delete(self, key: str, revision: int | None = None) -> None:
         stream, subject = await self.stream(), self._subject(key)
         last = stream.last(subject)
-        if revision is not None and (last is None or last.stored.sequence != revision):
+        if revision is not None and (last.stored.sequence if last is not None else 0) != revision:
             raise RevisionConflict(f"{key} is not at revision {revision}")
         stream.append(Kept(Stored(subject, 0, b""), self._server.clock(), removal=True))
         for sequence in stream.by_subject[subject][:-1]:

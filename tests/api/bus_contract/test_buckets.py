@@ -49,6 +49,7 @@ async def test_a_key_is_deleted_only_at_the_revision_that_was_named(bus: Bus, ns
         await bucket.delete(key, first)
     assert await bucket.get(key) == Entry(key, b"2", second)
     await bucket.delete(key, second)
+    await bucket.delete(subjects.job_key(ns, "never-was"), 0)
     assert await bucket.get(key) is None
 
 

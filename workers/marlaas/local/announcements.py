@@ -27,13 +27,14 @@ async def write_change(
     Raises:
         InvalidInput: another run's job has one of the names; nothing is written.
     """
-    while not stopping.is_set():
+    while True:
         try:
             await announce(bus, written)
             return await withdraw(bus, cancelled)
         except Retryable:
+            if stopping.is_set():
+                return tuple(cancelled)
             await asyncio.sleep(RETRY_S)
-    return tuple(cancelled)
 
 
 async def announce(bus: Bus, documents: Iterable[JobDocument]) -> None:

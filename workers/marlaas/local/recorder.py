@@ -52,6 +52,7 @@ class Recorder:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _followed: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _unread: set[str] = field(default_factory=set)
+    _last_s: float = 0.0
 
     async def run(self) -> None:
         """Record until `stop` is called and all stored episodes are read, at most LAST_S later. Raises InvalidInput if the folder cannot be written."""
@@ -77,8 +78,9 @@ class Recorder:
         for uid in now.keys() - self._followed.keys():
             self._followed[uid] = tasks.create_task(self._follow(now[uid]), name=f"episodes {now[uid].ref}")
 
-    def stop(self) -> None:
-        """Let `run` return once no more episodes are there."""
+    def stop(self, *, at_once: bool = False) -> None:
+        """Let `run` return once no more episodes are there. at_once: what cannot be read now is left to the next run."""
+        self._last_s = 0.0 if at_once else LAST_S
         self._stop.set()
         self._changed.set()
 
@@ -113,8 +115,8 @@ class Recorder:
             if stopped_at is not None and not deliveries:
                 if await self._has_read_all(job.ref):
                     return
-                if now() - stopped_at >= LAST_S:
-                    log.warning("%s: some of its last episodes cannot be read; they are not in its files", job.ref)
+                if now() - stopped_at >= self._last_s:
+                    log.warning("%s: some of its last episodes were not read and are missing from its files", job.ref)
                     self._unread.add(job.uid)
                     return
                 await asyncio.sleep(FETCH_S)

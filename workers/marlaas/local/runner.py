@@ -137,7 +137,7 @@ class _Run:
             changes.forget(folder)
             self._cancelled = record.cancelled
             documents.refuse_other_models(record.pools, wanted.pools)
-            if record.finished and jobs == record.jobs:
+            if record.finished and jobs == record.jobs and not record.cancelled:
                 return self._finished_before(folder, record)
             async with watchdog() as guard:
                 pools = await self._interrupts.unless(self._interrupts.first, self._prepare(wanted, jobs, guard))
@@ -219,7 +219,7 @@ class _Run:
                 await supervisor.drain(GRACE_S if self._interrupts.first.is_set() else IDLE_GRACE_S)
             finally:
                 supervisor.kill()
-                parts.recorder.stop()
+                parts.recorder.stop(at_once=self._interrupts.first.is_set())
                 following.cancel()
 
     async def _change(self, parts: "_Services") -> None:

@@ -21,7 +21,7 @@ from marlaas_api.names import AdapterRef, JobRef, job_prefix
 from marlaas_api.wire import decode_as
 from marlaas_worker.orchestrator.progress_store import ProgressStore
 from marlaas_worker.orchestrator.usage import late
-from marlaas_worker.role import RoleContext
+from marlaas_worker.role import RoleContext, end_tasks
 
 ROUND_S = 1.0
 UNBIND_S = 15.0
@@ -243,9 +243,7 @@ class Deletions:
 
     async def end(self) -> None:
         """Cancel all deletions; the next orchestrator repeats them."""
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await end_tasks(list(self._tasks.values()))
 
     async def _run(self, doomed: Doomed) -> None:
         deletion = Deletion(self._context, self._progress_store, self._reports, doomed)

@@ -1,7 +1,7 @@
 """A bucket that only the leading orchestrator writes. Each write is a compare-and-set on the revision that this process knows.
 
-An orchestrator that was cut off, and whose lease another one has taken, may reach NATS again before it notices. Without
-the compare-and-set it would overwrite what the other one has written, and nobody would write that again.
+An orchestrator that was cut off and replaced may reach NATS again before it notices that it lost its lease. Without the
+compare-and-set, it would overwrite newer values, which are not written again.
 """
 
 from hashlib import sha256
@@ -17,7 +17,7 @@ class FencedBucket:
         self._bus, self._name = bus, name
         self._bucket: Bucket | None = None
         self._revisions: dict[str, int] = {}
-        # By key, digests of writes that raised an error and may be stored all the same, now or later; None: a deletion.
+        # Digests, by key, of writes whose result is unknown; None: a deletion.
         self._uncertain: dict[str, frozenset[bytes | None]] = {}
 
     async def entries(self, prefix: str = "") -> list[Entry]:
@@ -70,7 +70,7 @@ class FencedBucket:
             self._revisions[key] = revision
 
     async def _accept_own(self, bucket: Bucket, key: str, error: RevisionConflict) -> None:
-        """Note the revision of an earlier write of this process. Raises LostLease if the key has another one's."""
+        """Note the revision of an earlier write of this process. Raises LostLease if another process wrote the key."""
         entry = await bucket.get_from_leader(key)
         found = None if entry is None else entry.data
         if _digest(found) not in self._uncertain[key]:

@@ -137,7 +137,8 @@ class OwnedJob:
         try:
             while self.ended is None:
                 await self._advance(state)
-                await self._sleep(listener)
+                if self.ended is None:
+                    await self._sleep(listener)
         finally:
             listener.cancel()
             with contextlib.suppress(asyncio.CancelledError, Retryable):

@@ -65,6 +65,11 @@ class ProgressStore:
         progress = self._known.get(ref.key)
         return progress if progress is not None and progress.uid == ref.uid else None
 
+    def is_admitted(self, ref: JobRef) -> bool:
+        """Return whether the job is admitted and has not ended; an earlier orchestrator may have written that."""
+        progress = self.of(ref)
+        return progress is not None and progress.admitted and not progress.phase.final
+
     def earlier(self, ref: JobRef) -> Progress | None:
         """Return the progress of an earlier job of the same name; None if there is none."""
         progress = self._known.get(ref.key)

@@ -1,7 +1,6 @@
 """The orchestrator's reads and writes on the bus for one job, as typed messages."""
 
 import asyncio
-import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -62,14 +61,12 @@ class SharedState:
 class Records:
     """One job's records. Keeps the sequences and revisions that the next compare-and-set needs, by agent where agents have them.
 
-    num_preemptions: of the job, before its last admission. loop: part of the ids of published tasks; tasks that an earlier
-        loop published and purged within two minutes would otherwise count as duplicates.
+    num_preemptions: of the job, before its last admission.
     """
 
     context: RoleContext
     document: JobDocument
     num_preemptions: int = 0
-    loop: str = field(default_factory=lambda: uuid.uuid4().hex)
     _group_sequences: dict[str, int] = field(default_factory=dict)
     _logged: dict[str, deque[tuple[int, int]]] = field(default_factory=dict)
     _ledger_revision: int | None = None
@@ -238,9 +235,11 @@ class Records:
         await self.bus.consumer(subjects.TASKS, name, subject, ack_wait_s=subjects.TASK_ACK_WAIT_S)
 
     async def publish_task(self, task: TaskMessage, ended: Sequence[int] = ()) -> None:
-        """Queue a task; a second call within two minutes changes nothing. ended: members that have an Episode."""
+        """Queue a task; a duplicate within two minutes changes nothing. ended: members that have an Episode."""
         issued = {"num_preemptions": self.num_preemptions, "ended": tuple(ended)}
-        subject, name = subjects.task(self.ref.namespace, self.ref.name), f"{task.group}.{self.loop}"
+        # A preemption purges queued tasks, and so does the end of a job, which goes on only as a new generation.
+        name = f"{task.group}.{self.num_preemptions}.{self.document.generation}"
+        subject = subjects.task(self.ref.namespace, self.ref.name)
         await self.bus.publish(subject, encode(task.model_copy(update=issued)), message_id=name)
 
     async def keep_pin(self, agent: AgentSettings, episode: Episode) -> None:

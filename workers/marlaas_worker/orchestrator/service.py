@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from typing import Any
 
 from marlaas_api import subjects
@@ -29,7 +29,7 @@ from marlaas_worker.orchestrator.room import Room
 from marlaas_worker.orchestrator.running_jobs import RunningJobs
 from marlaas_worker.orchestrator.tenants import TenantUse
 from marlaas_worker.orchestrator.usage import LateUse
-from marlaas_worker.role import RoleContext, wait_for
+from marlaas_worker.role import RoleContext, end_tasks, wait_for
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,10 @@ async def serve(context: RoleContext) -> None:
     while not context.stop.is_set():
         if await lease.hold():
             log.info("took the lease")
-            await _Service(context, lease).run()
+            try:
+                await _Service(context, lease).run()
+            except LostLease as error:
+                log.warning("%s; reading everything again if this replica still leads", error)
         context.metrics.samples = lambda: samples((), leads=False)
         await wait_for(context.stop, RENEW_S)
     await lease.release()
@@ -91,7 +94,7 @@ class _Service:
             for task in done:
                 task.result()
         finally:
-            await _end([*tasks, *self._running.tasks()])
+            await end_tasks([*tasks, *self._running.tasks()])
             await self._deletions.end()
 
     def _wake_job_of(self, policy_key: str) -> None:
@@ -121,6 +124,8 @@ class _Service:
                 await self._replicas.refresh()
                 turns = await self._room.refresh(self._context.bus)
                 ended = [progress.ref for progress in self._progress_store.all() if progress.phase.final]
+                for ref in ended:  # a kill may have kept the tasks
+                    await self._context.bus.purge(subjects.TASKS, subjects.task(ref.namespace, ref.name))
                 self._late_use.ended(*ended)
                 self._leftovers.ended(turns.last_sequence, *ended)
                 return
@@ -133,9 +138,7 @@ class _Service:
         await self._room.refresh(self._context.bus)
         self._reports = [report for _, report, _ in self._replicas.items()]
         self._unsettled.extend(self._running.take_ended())
-        while self._unsettled:  # a job whose last progress is not written must not be admitted again
-            await self._settle(*self._unsettled[0])
-            self._unsettled.popleft()
+        await self._settle_all()
         await self._leftovers.note(self._reports, documents.keys() - self._running.uids())
         await self._apply_documents(documents)
         self._forget(documents)
@@ -146,8 +149,17 @@ class _Service:
         await self._progress_store.put_all(self._late_use.of(remains, self._reports, self._context.now()))
         await self._tenants.save(self._context.now())
 
+    async def _settle_all(self) -> None:
+        """Write the last progress of jobs that no longer run. If that fails, they are settled before anything else is decided."""
+        while self._unsettled:
+            await self._settle(*self._unsettled[0])
+            self._unsettled.popleft()
+
     async def _settle(self, owned: OwnedJob, error: BaseException | None) -> None:
-        """Handle the end of a job's task. An error ends or restarts only this job, except LostLease, which is raised."""
+        """Handle the end of a job's task. An error ends or restarts only this job, except LostLease, which is raised.
+
+        A job that was stopped before its end has its steps written that were recorded since the last write.
+        """
         progress = owned.progress()
         if isinstance(error, Exception) and not isinstance(error, LostLease):
             await self._crashed(owned, error)
@@ -155,6 +167,8 @@ class _Service:
             raise error
         elif progress is not None and owned.ended is not None:
             await self._end_with(owned.document, progress)
+        elif progress is not None and self._progress_store.of(owned.document.ref) is not None:
+            await self._progress_store.put(progress)
 
     async def _crashed(self, owned: OwnedJob, error: Exception) -> None:
         """Fail a job after an error. After an unexpected error the job may be restarted, since all its state is on record."""
@@ -175,11 +189,11 @@ class _Service:
             if document is None and self._jobs.unreadable(owned.document.ref.key):
                 continue  # A document that cannot be read is not absent.
             if document is None or _stops(document) or concerns_loop(owned.document, document):
+                self._unsettled.append((owned, None))  # before the stop, which removes it
                 await self._running.stop(owned)
+                await self._settle_all()
                 if document is None:
                     await Records(self._context, owned.document).forget_tasks()
-                else:  # with the steps that were recorded since the last write: no loop reads them again
-                    await self._progress_store.put(self._progress(owned))
             elif document is not owned.document:
                 owned.revise(document)
 
@@ -215,7 +229,7 @@ class _Service:
 
     async def _admit(self, documents: dict[str, JobDocument]) -> None:
         """Start the loops of admitted jobs, whether or not their pool offers the slots now; then decide on waiting jobs."""
-        holding = [document for document in documents.values() if self._is_admitted(document)]
+        holding = [one for one in documents.values() if self._progress_store.is_admitted(one.ref) and not _stops(one)]
         for document in documents.values():
             if document.verdict is not None and self._waits(document):
                 await self._fail(document, document.verdict)
@@ -235,11 +249,6 @@ class _Service:
         before = self._progress_store.of
         await self._progress_store.put_all(job_reports.queued(one, before(one.ref), why) for one, why in queued)
         self._published.note(queued)
-
-    def _is_admitted(self, document: JobDocument) -> bool:
-        """Return whether the job is admitted by its progress, which an earlier orchestrator may have written."""
-        progress = self._progress_store.of(document.ref)
-        return progress is not None and progress.admitted and not progress.phase.final and not _stops(document)
 
     def _unreadable_jobs(self, documents: Container[str]) -> list[JobDocument]:
         """Return the last documents of running jobs whose new document cannot be read."""
@@ -275,20 +284,15 @@ class _Service:
         await self._end_with(document, job_reports.failed(document, before, why, self._context.now()))
 
     async def _end_with(self, document: JobDocument, progress: Progress) -> None:
-        turns, records = await self._context.bus.state(subjects.TURNS), Records(self._context, document)
-        await records.forget_tasks()  # before the progress: an orchestrator that finds a final progress purges no tasks
+        turns = await self._context.bus.state(subjects.TURNS)
         await self._progress_store.put(progress)
         failpoint("orchestrator.end.after_progress")
         self._late_use.ended(document.ref)
         self._leftovers.ended(turns.last_sequence, document.ref)
+        records = Records(self._context, document)
+        await records.forget_tasks()
         await records.emit(progress.reason, progress.message)
 
 
 def _stops(document: JobDocument) -> bool:
     return document.deleted or document.spec.suspend or document.verdict is not None
-
-
-async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

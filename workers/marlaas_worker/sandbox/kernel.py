@@ -125,6 +125,13 @@ def cpu_time_ns(pid: int) -> int:
         return -2
 
 
+def cpu_wait_ns(pid: int) -> int:
+    """Return how long the main thread of a process has waited for a CPU while it could run, in nanoseconds; 0 if unknown."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(_read(f"/proc/{pid}/schedstat").split()[1])
+    return 0
+
+
 def held_bytes(pid: int) -> int:
     """Return the anonymous and shared memory of a process in bytes; 0 if it has exited."""
     held = 0

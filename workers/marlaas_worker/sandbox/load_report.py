@@ -10,27 +10,25 @@ from marlaas_worker.sandbox.output import Output
 from marlaas_worker.sandbox.server import INVALID_REPORT, PACKET_BYTES, BrokenEnvironment
 
 MAX_EXTENSION = 10
-"""A process that gets little of the CPU may take so many times the limit."""
-_MIN_SHARE = 0.01
-"""CPU seconds per second of a process that still loads. One that hangs uses less."""
-_FULL_SHARE = 0.5
-"""CPU seconds per second above which a process was not short of CPU: then the limit holds as it is."""
+"""Longest load time, as a multiple of the limit."""
+_SHORT_OF_CPU = 0.5
+"""Least part of the time in which a process that is short of CPU could run and had to wait for a CPU."""
 
 
 async def wait_until_loaded(
-    control: socket.socket, output: Output, timeout_s: float, cpu_s: Callable[[], float] | None = None
+    control: socket.socket, output: Output, timeout_s: float, cpu_wait_s: Callable[[], float] | None = None
 ) -> None:
     """Wait for the report that the environment is loaded.
 
     Args:
-        timeout_s: limit. With a low share of a busy CPU, imports take many times as long as alone; then it is extended as
-            long as the process computes, up to MAX_EXTENSION times.
-        cpu_s: returns the CPU seconds that the process has used; None if they are unknown: the limit is not extended.
+        timeout_s: limit. With a low share of a busy CPU, imports take many times as long as alone; then the limit is
+            extended as long as the process is short of CPU.
+        cpu_wait_s: returns the seconds that the process has waited for a CPU; None: unknown, the limit is not extended.
 
     Raises:
         BrokenEnvironment: it cannot be loaded, or not in time.
     """
-    packet = await _report(control, output, timeout_s, cpu_s)
+    packet = await _report(control, output, timeout_s, cpu_wait_s or (lambda: 0.0))
     report: dict[str, Any] = {"report": "broken", "text": "the process exited while it loaded the environment"}
     try:
         if packet:
@@ -45,17 +43,16 @@ async def wait_until_loaded(
         raise BrokenEnvironment(f"{text}\n{output.text()}".rstrip(), is_permanent=is_permanent)
 
 
-async def _report(control: socket.socket, output: Output, timeout_s: float, cpu_s: Callable[[], float] | None) -> bytes:
+async def _report(control: socket.socket, output: Output, timeout_s: float, cpu_wait_s: Callable[[], float]) -> bytes:
     """Return the report; empty if the process has closed its connection."""
-    used_s = 0.0
+    waited_s = 0.0
     for extension in range(1, MAX_EXTENSION + 1):
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.get_running_loop().sock_recv(control, PACKET_BYTES)
         except TimeoutError:
-            before_s, used_s = used_s, cpu_s() if cpu_s is not None else 0.0
-            share = (used_s - before_s) / timeout_s
-            if not _MIN_SHARE <= share < _FULL_SHARE or extension == MAX_EXTENSION:
+            before_s, waited_s = waited_s, cpu_wait_s()
+            if waited_s - before_s < _SHORT_OF_CPU * timeout_s or extension == MAX_EXTENSION:
                 text = f"loading the environment took longer than {extension * timeout_s:g} s\n{output.text()}"
                 raise BrokenEnvironment(text.rstrip()) from None
         except OSError:

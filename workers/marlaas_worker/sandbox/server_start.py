@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from marlaas_api.cpu_shares import LOW_SHARE, set_share
-from marlaas_worker.sandbox.kernel import cpu_time_ns
+from marlaas_worker.sandbox.kernel import cpu_wait_ns
 from marlaas_worker.sandbox.load_report import wait_until_loaded
 from marlaas_worker.sandbox.output import Output
 from marlaas_worker.sandbox.server import PACKET_BYTES, BrokenEnvironment, ForkServerLost, Server
@@ -42,7 +42,7 @@ class ChildrenConfig:
 
     Attributes:
         name, args: the environment and its arguments.
-        load_timeout_s: limit of importing and creating the environment; `wait_until_loaded` extends it on a busy CPU.
+        load_timeout_s: limit of importing and creating the environment; `wait_until_loaded` extends it while the CPU is busy.
         scratch: folder for temporary files.
         variables: environment variables of the fork server.
         secluded: path that no child may read (`seclusion`); None: no path.
@@ -69,7 +69,7 @@ async def start_server(config: ChildrenConfig) -> Server:
     config.scratch.mkdir(parents=True)
     ends, process = await _begun(config)
     ours, output = ends.ours, Output(ends.printed)
-    report = wait_until_loaded(ours, output, config.load_timeout_s, lambda: cpu_time_ns(process.pid) / 1e9)
+    report = wait_until_loaded(ours, output, config.load_timeout_s, lambda: cpu_wait_ns(process.pid) / 1e9)
     loading = asyncio.create_task(report, name="load the environment")
     try:
         with loads_alone() as alone:

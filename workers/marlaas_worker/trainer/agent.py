@@ -53,6 +53,7 @@ class AgentTrainer:
         self._accumulation = Accumulation(dependencies, assignment)
         self._computed_s = self._busy_s()
         self._num_redone = 0
+        self._num_tidied = 0
         self.is_leaving = False
         self._changed = asyncio.Event()
         self._residence = Residence(dependencies, assignment, self._changed)
@@ -70,11 +71,11 @@ class AgentTrainer:
             Permanent: the training data, or the version to continue from, is invalid.
         """
         try:
-            await self._patiently(lambda: self._policy.tidy(self.lease.record))
             if self.lease.record.manifest is None:
                 await self._begin()
             else:
                 await self._resume(self.lease.record.manifest)
+            await self._tidy()
             if self._assignment.agent.trainable and not self.is_leaving:
                 await self._train()
         finally:
@@ -159,7 +160,7 @@ class AgentTrainer:
             inbox.commit(closed.step)
             await intake.settle()
             failpoint("trainer.commit.after_acks")
-            await self._forget_state()
+            await self._tidy()
             await self._residence.move_reference(self.lease.record)
         else:
             return False
@@ -225,10 +226,16 @@ class AgentTrainer:
                 missing_since = None  # an outage, after which a replica of the bus may lag behind for a moment
             await asyncio.sleep(self._dependencies.timing.retry_s)
 
-    async def _forget_state(self) -> None:
-        """Delete the training state that checkpoint.keep no longer covers."""
-        old = self.lease.record.version - self._spec.checkpoint.keep
-        await self._patiently(lambda: self._policy.forget_state(old))
+    async def _tidy(self) -> None:
+        """Delete needless blobs after a commit: the training state that checkpoint.keep no longer covers.
+
+        After the bind and after the first commit also what an earlier process has left of a commit that it did not finish.
+        """
+        record, self._num_tidied = self.lease.record, self._num_tidied + 1
+        if self._num_tidied <= 2:
+            await self._patiently(lambda: self._policy.tidy(record))
+        else:
+            await self._patiently(lambda: self._policy.forget_state(record.version - self._spec.checkpoint.keep))
 
     def _busy_s(self) -> float:
         return self._dependencies.compute.busy_s_of(self._assignment.account)

@@ -128,14 +128,19 @@ class PolicyKey:
         return {"adapter_bytes": before.adapter_bytes + added, "state_bytes": kept}
 
     async def tidy(self, record: PolicyRecord) -> None:
-        """Delete the blobs that no version refers to: those of a commit that did not finish, and training states that are no longer kept.
+        """Delete blobs to which no version refers: of repeated commits of the newest version, and states that are no longer kept.
 
-        Args:
-            record: as it was when this process took the lease. With an older one, a committed version would be deleted.
+        Safe without the lease: the manifest of a committed version never changes.
         """
-        blobs, next_version = self._context.blobs, self._assignment.adapter(record.version + 1)
-        for name in await blobs.list(next_version.blob_prefix):
-            await blobs.delete(name)
+        if record.manifest is None:
+            return
+        blobs = self._context.blobs
+        manifest = wire.decode_as(Manifest, await blobs.get(record.manifest))
+        named = [record.manifest, *manifest.files.values(), *([manifest.state] if manifest.state else [])]
+        needed = {ref.name for ref in named}
+        for name in await blobs.list(self._assignment.adapter(record.version).blob_prefix):
+            if name not in needed:
+                await blobs.delete(name)
         await self.forget_state(record.version - self._assignment.document.spec.checkpoint.keep)
 
     async def forget_state(self, version: int) -> None:

@@ -138,7 +138,7 @@ class Trainer:
         self._collect(view, mine, tasks)
 
     def _collect(self, view: View, mine: Collection[str], tasks: asyncio.TaskGroup) -> None:
-        """Remove what remains of jobs that have ended, and give back leases of agents that another trainer has to train."""
+        """Clean up ended jobs, and release unused leases."""
         now, name = self._context.now(), self._context.name
         self._cleaned &= {assignment.key_and_uid for assignment in view.ended.values()}
         ended = view.left_behind(name, self._running, lambda holder: self._absences.gone(holder, now), self._cleaned)
@@ -149,27 +149,25 @@ class Trainer:
                 tasks.create_task(self._let_go(assignment, view.known[key], key in view.ended), name=f"collect {key}")
 
     async def _let_go(self, assignment: Assignment, known: PolicyEntry, is_over: bool) -> None:
-        """Clear the lease of an agent; if its job is over, delete its consumer and needless blobs before.
-
-        The lease is taken for that: a job whose number of steps is raised may be bound at the same time.
-        """
+        """Release an agent's lease. If its job has ended, first delete the consumer and unreferenced blobs."""
+        key, record = assignment.policy_key, known.record
         try:
-            bucket = await self._context.bus.bucket(subjects.POLICY)
-            policy = PolicyKey(self._context, bucket, assignment, self._timing.retry_s)
-            if known.record is None:
-                return
-            lease = AgentLease(known.record, known.entry.revision)
-            if is_over:
-                async with self._collections:
-                    lease = await policy.bind(known.entry)
+            async with self._collections:
+                if record is None or self._context.stop.is_set():
+                    return
+                bucket = await self._context.bus.bucket(subjects.POLICY)
+                policy = PolicyKey(self._context, bucket, assignment, self._timing.retry_s)
+                if is_over:
                     await self._context.bus.delete_consumer(subjects.GROUPS, assignment.consumer)
-                    await policy.tidy(lease.record)
+                    await policy.tidy(record)
                     self._cleaned.add(assignment.key_and_uid)
-            await policy.release(lease)
+                if record.holder:
+                    await policy.release(AgentLease(record, known.entry.revision))
         except MarlaasError as error:
-            log.warning("%s: cannot remove what a trainer has left: %s", assignment.policy_key, error)
+            log.warning("%s: cleaning up failed, retry in %g s: %s", key, self._timing.fault_s, error)
+            await wait_for(self._context.stop, self._timing.fault_s)
         finally:
-            self._collecting.discard(assignment.policy_key)
+            self._collecting.discard(key)
 
     def _account(self, view: View, now: float) -> None:
         """Apply the tenants' present weights, and drop the figures of jobs that are gone."""
@@ -250,7 +248,7 @@ class Trainer:
         """Delete the consumer of a job that is over; if the job comes back, the next bind replays its groups.
 
         Returns:
-            False if the consumer may still exist. Keep the lease then: `_collect` finds by it what is left.
+            False if the consumer may still exist. Keep the lease in that case, so that `_collect` retries.
         """
         if not self._running[assignment.policy_key].is_unwanted:
             return True

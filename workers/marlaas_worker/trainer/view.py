@@ -9,7 +9,7 @@ from marlaas_api import subjects
 from marlaas_api.bucket_cache import BucketCache
 from marlaas_api.bus import Bus, Entry
 from marlaas_api.messages import JobDocument, PolicyRecord, Progress, ReplicaReport
-from marlaas_worker.placement import AgentLoad, place
+from marlaas_worker.placement import AgentLoad, place, rank
 from marlaas_worker.trainer.assignment import Assignment, assignments, ended_assignments
 from marlaas_worker.trainer.recent_work import Work, recent_costs
 
@@ -51,7 +51,9 @@ class View:
     def left_behind(
         self, trainer: str, running: Container[str], is_gone: Callable[[str], bool], cleaned: Container[tuple[str, str]]
     ) -> list[Assignment]:
-        """Return the agents whose job has ended and whose lease or consumer may remain.
+        """Return the agents whose job has ended and whose lease, consumer or needless blobs may remain.
+
+        One of the live trainers cleans up after an agent whose lease was released.
 
         Args:
             trainer: counts as killed for all agents but those in `running`: its present process did not bind the others.
@@ -63,8 +65,9 @@ class View:
             record = self._record(key)
             if key in running or record is None or record.uid != assignment.ref.uid:
                 continue
-            holder = record.holder
-            if holder == trainer or is_gone(holder) or (not holder and assignment.key_and_uid not in cleaned):
+            holder = record.holder or max(self.live | {trainer}, key=lambda name: rank(key, name))
+            is_clean = not record.holder and assignment.key_and_uid in cleaned
+            if not is_clean and (holder == trainer or is_gone(holder)):
                 found.append(assignment)
         return found
 
