@@ -95,7 +95,7 @@ class Blobs(Protocol):
         ...
 
     async def sweep(self, folder: str) -> None:
-        """Remove what `list` does not show below a folder: incomplete files of killed writers, and empty folders.
+        """Remove incomplete files of killed writers, which `list` does not return, and empty folders below a folder.
 
         Call it only while nothing is written there.
         """

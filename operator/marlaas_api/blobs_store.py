@@ -69,7 +69,7 @@ def _cloud(url: str) -> ObjectStore:
 
 
 class StoreBlobs:
-    """The blobs of one store. where: the store's name in errors. root: of a folder."""
+    """The blobs of one store. where: the store's name in errors. root: the folder's path; None for object stores."""
 
     def __init__(self, store: ObjectStore, where: str, root: Path | None = None) -> None:
         self._store = store

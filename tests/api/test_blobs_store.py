@@ -65,7 +65,7 @@ async def test_a_full_disk_says_so_and_leaves_nothing_behind(tmp_path: Path) -> 
     assert await open_blobs(tmp_path / "blobs").list("") == []
 
 
-async def test_what_killed_writers_leave_and_empty_folders_are_swept(tmp_path: Path) -> None:
+async def test_incomplete_files_of_killed_writers_and_empty_folders_are_swept(tmp_path: Path) -> None:
     blobs, folder = open_blobs(tmp_path), tmp_path / "job"
     kept, gone = await blobs.put("job/v1", "x", b"1"), await blobs.put("job/v2", "x", b"2")
     (folder / "v3").mkdir()

@@ -148,7 +148,7 @@ async def test_episodes_that_a_killed_recorder_had_claimed_are_read_before_the_e
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-async def test_what_cannot_be_read_in_time_stays_for_the_next_run(
+async def test_the_consumer_stays_if_episodes_could_not_be_read(
     server, bus, tmp_path, document, monkeypatch, caplog, at_once
 ):
     monkeypatch.setattr(recorder, "LAST_S", 1e6 if at_once else 0.5)

@@ -65,7 +65,7 @@ async def test_a_runner_whose_watchdog_was_killed_cleans_up_itself(tree):
         (guard.temporary / "by-an-engine").touch()
         guard._process.kill()
         await guard._process.wait()
-        guard.add(12345678)  # nobody reads it any more
+        guard.add(12345678)  # the pipe has no reader any more
         guard.remove(12345678)
     tree.wait()
     assert session_members(tree.pid) == []

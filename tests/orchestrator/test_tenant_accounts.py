@@ -14,7 +14,9 @@ from marlaas_api import failpoints, subjects
 from marlaas_api.bus import BusRefused, BusUnavailable
 from marlaas_api.messages import JobVerdict, Phase, Progress, TenantUsage, UsageAmounts
 from marlaas_worker.orchestrator import deletion, tenant_accounts
+from marlaas_worker.orchestrator.owned_job import OwnedJob
 from marlaas_worker.orchestrator.progress_store import ProgressStore
+from marlaas_worker.orchestrator.running_jobs import RunningJobs
 from marlaas_worker.orchestrator.tenant_accounts import TenantAccounts, summed
 
 ALL_SEAMS = ("after_messages", "after_blobs", "after_policy", "after_rounds", "after_usage", "after_level")
@@ -136,14 +138,20 @@ async def test_a_step_that_is_recorded_just_before_its_job_is_stopped_is_charged
     harness, document, monkeypatch, change, num_failures
 ):
     monkeypatch.setattr(tenant_accounts, "WRITE_S", 0.0)
-    job, submitted, failed, put = document(steps=9), [], [], ProgressStore.put
+    job, submitted, stopped, failed = document(steps=9), [], [], []
+    put, end = ProgressStore.put, RunningJobs.stop
+
+    async def stop_and_note(self: RunningJobs, owned: OwnedJob) -> None:
+        await end(self, owned)
+        stopped.append(owned)
 
     async def fail_at_first(self: ProgressStore, progress: Progress) -> None:
-        if submitted and len(failed) < num_failures:
+        if stopped and len(failed) < num_failures:
             failed.append(progress.step)
             raise BusUnavailable("not now")
         await put(self, progress)
 
+    monkeypatch.setattr(RunningJobs, "stop", stop_and_note)
     monkeypatch.setattr(ProgressStore, "put", fail_at_first)
 
     def stop(name: str) -> None:
@@ -160,4 +168,4 @@ async def test_a_step_that_is_recorded_just_before_its_job_is_stopped_is_charged
         if "verdict" in change:
             assert (await harness.progress(job, final)).step == 1
         account = await harness.wait_for(TenantUsage, subjects.TENANTS, key, lambda found: found.total.trainer_s > 0)
-    assert (account.total.trainer_s, len(failed)) == (1.5, num_failures)
+    assert (account.total.trainer_s, failed) == (1.5, [1] * num_failures)

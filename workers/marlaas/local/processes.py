@@ -72,7 +72,7 @@ async def watchdog() -> AsyncIterator[Watchdog]:
     finally:
         if process.stdin is not None:
             process.stdin.close()
-        if await process.wait() != 0:  # it was killed: the runner does its work
+        if await process.wait() != 0:  # It was killed, so clean up here.
             await asyncio.to_thread(clean_up, guard.sessions, temporary)
 
 

@@ -79,7 +79,7 @@ class Recorder:
             self._followed[uid] = tasks.create_task(self._follow(now[uid]), name=f"episodes {now[uid].ref}")
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Let `run` return once no more episodes are there. at_once: what cannot be read now is left to the next run."""
+        """Let `run` return once no more episodes are there. at_once: do not wait for episodes that cannot be read now."""
         self._last_s = 0.0 if at_once else LAST_S
         self._stop.set()
         self._changed.set()

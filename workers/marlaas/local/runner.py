@@ -137,7 +137,7 @@ class _Run:
             changes.forget(folder)
             self._cancelled = record.cancelled
             documents.refuse_other_models(record.pools, wanted.pools)
-            if record.finished and jobs == record.jobs and not record.cancelled:
+            if record.finished and jobs == record.jobs:
                 return self._finished_before(folder, record)
             async with watchdog() as guard:
                 pools = await self._interrupts.unless(self._interrupts.first, self._prepare(wanted, jobs, guard))

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class LostLease(Exception):
-    """Another orchestrator has written what only the holder of the lease writes; this one must stop at once."""
+    """Another orchestrator wrote a key that is reserved for the holder of the lease; this one must stop at once."""
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class LeaderLease:
             return False
 
     async def keep(self) -> None:
-        """Renew the lease; return once another replica holds it. An outage of the bus is waited for."""
+        """Renew the lease; return once another replica holds it. Retry while NATS does not answer."""
         while True:
             await asyncio.sleep(RENEW_S)
             try:
@@ -64,8 +64,10 @@ class LeaderLease:
         """Delete the lease, so that a standby takes over at once."""
         if self.revision is not None:
             bucket = await self.context.bus.bucket(subjects.REPLICAS)
-            with contextlib.suppress(RevisionConflict):  # another replica has taken it
-                await bucket.delete(KEY, self.revision)
+            entry = await bucket.get_from_leader(KEY)  # the answer to the last renewal may be missing
+            if entry is not None and entry.data and decode_as(ReplicaReport, entry.data).replica == self.context.name:
+                with contextlib.suppress(RevisionConflict):
+                    await bucket.delete(KEY, entry.revision)
 
     def _report(self) -> ReplicaReport:
         return ReplicaReport(role="orchestrator", pool="all", replica=self.context.name, at=self.context.now())

@@ -4,7 +4,6 @@ Crash-only: after a Retryable error, the job's state is rebuilt from its records
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Sequence
 
@@ -141,8 +140,12 @@ class OwnedJob:
                     await self._sleep(listener)
         finally:
             listener.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Retryable):
-                await listener
+            await asyncio.wait(
+                {listener}
+            )  # unlike `await listener`, it tells a cancellation of this task from the listener's
+            error = None if listener.cancelled() else listener.exception()
+            if error is not None and not isinstance(error, Retryable):
+                raise error
 
     async def _sleep(self, listener: "asyncio.Task[None]") -> None:
         if listener.done():
@@ -289,3 +292,7 @@ class OwnedJob:
         if self._state is None:
             return None
         return job_reports.progress(self._state, self._usage, self.times, self.ended, self._context.now())
+
+    def progress_after(self, before: Progress | None) -> Progress:
+        """Return the job's progress as of now; that of an admitted job until its records are read. before: as stored."""
+        return self.progress() or job_reports.admitted(self.document, before, self.times)

@@ -237,7 +237,7 @@ class Records:
     async def publish_task(self, task: TaskMessage, ended: Sequence[int] = ()) -> None:
         """Queue a task; a duplicate within two minutes changes nothing. ended: members that have an Episode."""
         issued = {"num_preemptions": self.num_preemptions, "ended": tuple(ended)}
-        # A preemption purges queued tasks, and so does the end of a job, which goes on only as a new generation.
+        # Ids may repeat only after a purge: a preemption raises num_preemptions, and more steps raise the generation.
         name = f"{task.group}.{self.num_preemptions}.{self.document.generation}"
         subject = subjects.task(self.ref.namespace, self.ref.name)
         await self.bus.publish(subject, encode(task.model_copy(update=issued)), message_id=name)

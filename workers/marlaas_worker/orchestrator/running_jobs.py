@@ -36,7 +36,7 @@ class RunningJobs:
             found[0].wake.set()
 
     def take_moved(self) -> list[OwnedJob]:
-        """Return the jobs that have run an iteration since the last call. Ended ones are left to `take_ended`."""
+        """Return the jobs that have run an iteration since the last call. Only `take_ended` returns ended jobs."""
         moved = [owned for owned, _ in self._jobs.values() if owned.moved and owned.ended is None]
         for owned in moved:
             owned.moved = False

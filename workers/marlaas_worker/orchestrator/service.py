@@ -2,33 +2,28 @@
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Container
 from typing import Any
 
 from marlaas_api import subjects
 from marlaas_api.bucket_cache import BucketCache
 from marlaas_api.bus import BusUnavailable
-from marlaas_api.errors import MarlaasError
 from marlaas_api.failpoints import failpoint
-from marlaas_api.messages import JobDocument, JobVerdict, Phase, PolicyRecord, Progress, ReplicaReport, concerns_loop
+from marlaas_api.messages import JobDocument, Phase, PolicyRecord, Progress, ReplicaReport, concerns_loop
 from marlaas_api.reasons import Reason
 from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator.admission import AdmissionQueue
 from marlaas_worker.orchestrator.admission_inputs import AdmissionInputs
 from marlaas_worker.orchestrator.deletion import Deletions, Doomed
-from marlaas_worker.orchestrator.episodes import EpisodesTooLarge
+from marlaas_worker.orchestrator.job_ends import JobEnds
 from marlaas_worker.orchestrator.lease import RENEW_S, LeaderLease, LostLease
 from marlaas_worker.orchestrator.metrics import samples
 from marlaas_worker.orchestrator.owned_job import OwnedJob
 from marlaas_worker.orchestrator.progress_store import ProgressStore, PublishedAdmissions
 from marlaas_worker.orchestrator.records import Records, SharedState
-from marlaas_worker.orchestrator.restarts import MAX_CRASHES, JobRestarts
-from marlaas_worker.orchestrator.retention import Leftovers
 from marlaas_worker.orchestrator.room import Room
 from marlaas_worker.orchestrator.running_jobs import RunningJobs
 from marlaas_worker.orchestrator.tenants import TenantUse
-from marlaas_worker.orchestrator.usage import LateUse
 from marlaas_worker.role import RoleContext, end_tasks, wait_for
 
 log = logging.getLogger(__name__)
@@ -48,8 +43,8 @@ async def serve(context: RoleContext) -> None:
             log.info("took the lease")
             try:
                 await _Service(context, lease).run()
-            except LostLease as error:
-                log.warning("%s; reading everything again if this replica still leads", error)
+            except* LostLease as errors:
+                log.warning("%s; reading everything again if this replica still leads", errors.exceptions[0])
         context.metrics.samples = lambda: samples((), leads=False)
         await wait_for(context.stop, RENEW_S)
     await lease.release()
@@ -68,16 +63,13 @@ class _Service:
         self._reports: list[ReplicaReport] = []
         self._deletions = Deletions(context, self._progress_store, lambda: self._reports, self._changed.set)
         self._running = RunningJobs(self._changed.set)
-        self._unsettled = deque[tuple[OwnedJob, BaseException | None]]()
+        self._ends = JobEnds(context, self._progress_store)
         self._queue = AdmissionQueue()
         self._tenants = TenantUse(context.bus, self._queue, self._progress_store)
         self._inputs = AdmissionInputs(context.now, self._jobs, self._progress_store, self._running, self._tenants)
-        self._restarts = JobRestarts()
         self._room = Room()
         self._shared = SharedState(lambda: self._reports, self._policies, self._room, lambda: len(self._running))
-        self._leftovers = Leftovers(context.bus, context.now)
         self._published = PublishedAdmissions()
-        self._late_use = LateUse()
         context.metrics.samples = lambda: samples(store.all(), True, store.accounts.totals())
 
     async def run(self) -> None:
@@ -104,7 +96,7 @@ class _Service:
         await self._begin()
         async with asyncio.TaskGroup() as beside:
             beside.create_task(self._jobs.follow(), name="follow jobs")
-            beside.create_task(self._leftovers.follow(), name="purge turns")
+            beside.create_task(self._ends.leftovers.follow(), name="purge turns")
             while True:
                 try:
                     await self._reconcile()
@@ -123,11 +115,7 @@ class _Service:
                 await self._jobs.refresh()
                 await self._replicas.refresh()
                 turns = await self._room.refresh(self._context.bus)
-                ended = [progress.ref for progress in self._progress_store.all() if progress.phase.final]
-                for ref in ended:  # a kill may have kept the tasks
-                    await self._context.bus.purge(subjects.TASKS, subjects.task(ref.namespace, ref.name))
-                self._late_use.ended(*ended)
-                self._leftovers.ended(turns.last_sequence, *ended)
+                await self._ends.begin(turns.last_sequence)
                 return
             except BusUnavailable as error:
                 log.warning("reading the first state failed, NATS does not answer; nothing is decided yet: %s", error)
@@ -137,50 +125,19 @@ class _Service:
         documents = {document.uid: document for _, document, _ in self._jobs.items()}
         await self._room.refresh(self._context.bus)
         self._reports = [report for _, report, _ in self._replicas.items()]
-        self._unsettled.extend(self._running.take_ended())
-        await self._settle_all()
-        await self._leftovers.note(self._reports, documents.keys() - self._running.uids())
+        self._ends.note(*self._running.take_ended())
+        await self._ends.settle()
+        await self._ends.finish()
+        await self._ends.leftovers.note(self._reports, documents.keys() - self._running.uids())
         await self._apply_documents(documents)
         self._forget(documents)
         await self._displace()
         await self._admit(documents)
         await self._progress_store.put_running([self._progress(owned) for owned in self._running.take_moved()])
         remains = lambda ref: None if self._deletions.concerns(ref) else self._progress_store.of(ref)  # noqa: E731
-        await self._progress_store.put_all(self._late_use.of(remains, self._reports, self._context.now()))
+        await self._progress_store.put_all(self._ends.late_use.of(remains, self._reports, self._context.now()))
         await self._tenants.save(self._context.now())
-
-    async def _settle_all(self) -> None:
-        """Write the last progress of jobs that no longer run. If that fails, they are settled before anything else is decided."""
-        while self._unsettled:
-            await self._settle(*self._unsettled[0])
-            self._unsettled.popleft()
-
-    async def _settle(self, owned: OwnedJob, error: BaseException | None) -> None:
-        """Handle the end of a job's task. An error ends or restarts only this job, except LostLease, which is raised.
-
-        A job that was stopped before its end has its steps written that were recorded since the last write.
-        """
-        progress = owned.progress()
-        if isinstance(error, Exception) and not isinstance(error, LostLease):
-            await self._crashed(owned, error)
-        elif error is not None:
-            raise error
-        elif progress is not None and owned.ended is not None:
-            await self._end_with(owned.document, progress)
-        elif progress is not None and self._progress_store.of(owned.document.ref) is not None:
-            await self._progress_store.put(progress)
-
-    async def _crashed(self, owned: OwnedJob, error: Exception) -> None:
-        """Fail a job after an error. After an unexpected error the job may be restarted, since all its state is on record."""
-        document, words = owned.document, str(error)
-        log.error("the task of job %s crashed", document.ref, exc_info=error)
-        if not isinstance(error, MarlaasError | AssertionError):
-            if self._restarts.note(document.uid, self._progress(owned).step, self._context.now()):
-                return
-            words = f"the job's control loop crashed {MAX_CRASHES} times in a row; the last error: {error!r}"
-        reason = Reason.INVALID_ENVIRONMENT if isinstance(error, EpisodesTooLarge) else Reason.BROKEN_INVARIANT
-        await self._progress_store.put(self._progress(owned))
-        await self._fail(document, JobVerdict(reason=reason, message=words))
+        await self._ends.finish()
 
     async def _apply_documents(self, documents: dict[str, JobDocument]) -> None:
         """Cancel jobs that must stop or whose loop must restart; pass changed documents to the other running jobs."""
@@ -189,11 +146,11 @@ class _Service:
             if document is None and self._jobs.unreadable(owned.document.ref.key):
                 continue  # A document that cannot be read is not absent.
             if document is None or _stops(document) or concerns_loop(owned.document, document):
-                self._unsettled.append((owned, None))  # before the stop, which removes it
+                self._ends.note((owned, None))  # before the stop, which removes it
                 await self._running.stop(owned)
-                await self._settle_all()
+                await self._ends.settle()
                 if document is None:
-                    await Records(self._context, owned.document).forget_tasks()
+                    self._ends.gone(owned.document)
             elif document is not owned.document:
                 owned.revise(document)
 
@@ -224,7 +181,7 @@ class _Service:
             elif document.deleted:
                 self._deletions.begin(Doomed.by_document(document))
         self._published.keep(documents)
-        self._restarts.keep(documents)
+        self._ends.restarts.keep(documents)
         self._room.keep(self._running.uids())
 
     async def _admit(self, documents: dict[str, JobDocument]) -> None:
@@ -232,7 +189,7 @@ class _Service:
         holding = [one for one in documents.values() if self._progress_store.is_admitted(one.ref) and not _stops(one)]
         for document in documents.values():
             if document.verdict is not None and self._waits(document):
-                await self._fail(document, document.verdict)
+                await self._ends.fail(document, document.verdict)
         for document in holding:
             if self._waits(document):
                 await self._take(document)
@@ -257,7 +214,7 @@ class _Service:
     def _waits(self, document: JobDocument) -> bool:
         if document.uid in self._running or document.deleted or self._deletions.concerns(document.ref):
             return False
-        if self._restarts.is_pausing(document.uid, self._context.now()):
+        if self._ends.restarts.is_pausing(document.uid, self._context.now()):
             return False
         progress = self._progress_store.of(document.ref)
         if progress is None or not progress.phase.final:
@@ -276,22 +233,7 @@ class _Service:
         self._running.start(owned)
 
     def _progress(self, owned: OwnedJob) -> Progress:
-        before = self._progress_store.of(owned.document.ref)
-        return owned.progress() or job_reports.admitted(owned.document, before, owned.times)
-
-    async def _fail(self, document: JobDocument, why: JobVerdict) -> None:
-        before = self._progress_store.of(document.ref)
-        await self._end_with(document, job_reports.failed(document, before, why, self._context.now()))
-
-    async def _end_with(self, document: JobDocument, progress: Progress) -> None:
-        turns = await self._context.bus.state(subjects.TURNS)
-        await self._progress_store.put(progress)
-        failpoint("orchestrator.end.after_progress")
-        self._late_use.ended(document.ref)
-        self._leftovers.ended(turns.last_sequence, document.ref)
-        records = Records(self._context, document)
-        await records.forget_tasks()
-        await records.emit(progress.reason, progress.message)
+        return owned.progress_after(self._progress_store.of(owned.document.ref))
 
 
 def _stops(document: JobDocument) -> bool:

@@ -12,7 +12,7 @@ from marlaas_worker.sandbox.server import INVALID_REPORT, PACKET_BYTES, BrokenEn
 MAX_EXTENSION = 10
 """Longest load time, as a multiple of the limit."""
 _SHORT_OF_CPU = 0.5
-"""Least part of the time in which a process that is short of CPU could run and had to wait for a CPU."""
+"""Least fraction of the time that a process must wait for a CPU to count as short of CPU."""
 
 
 async def wait_until_loaded(

@@ -227,9 +227,9 @@ class AgentTrainer:
             await asyncio.sleep(self._dependencies.timing.retry_s)
 
     async def _tidy(self) -> None:
-        """Delete needless blobs after a commit: the training state that checkpoint.keep no longer covers.
+        """Delete the training state that checkpoint.keep no longer covers.
 
-        After the bind and after the first commit also what an earlier process has left of a commit that it did not finish.
+        After the bind and the first commit, also delete blobs of repeated commits of the current version.
         """
         record, self._num_tidied = self.lease.record, self._num_tidied + 1
         if self._num_tidied <= 2:

@@ -130,7 +130,8 @@ class PolicyKey:
     async def tidy(self, record: PolicyRecord) -> None:
         """Delete blobs to which no version refers: of repeated commits of the newest version, and states that are no longer kept.
 
-        Safe without the lease: the manifest of a committed version never changes.
+        Safe without the lease: the manifest of a committed version never changes. Blobs of a later version whose commit was never
+        finished are deleted with the job.
         """
         if record.manifest is None:
             return

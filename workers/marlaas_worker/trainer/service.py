@@ -152,20 +152,21 @@ class Trainer:
         """Release an agent's lease. If its job has ended, first delete the consumer and unreferenced blobs."""
         key, record = assignment.policy_key, known.record
         try:
-            async with self._collections:
-                if record is None or self._context.stop.is_set():
-                    return
-                bucket = await self._context.bus.bucket(subjects.POLICY)
-                policy = PolicyKey(self._context, bucket, assignment, self._timing.retry_s)
-                if is_over:
-                    await self._context.bus.delete_consumer(subjects.GROUPS, assignment.consumer)
+            if record is None:
+                return
+            bucket = await self._context.bus.bucket(subjects.POLICY)
+            policy = PolicyKey(self._context, bucket, assignment, self._timing.retry_s)
+            if is_over:
+                async with self._collections:
                     await policy.tidy(record)
-                    self._cleaned.add(assignment.key_and_uid)
-                if record.holder:
-                    await policy.release(AgentLease(record, known.entry.revision))
+                    await self._context.bus.delete_consumer(subjects.GROUPS, assignment.consumer)
+                self._cleaned.add(assignment.key_and_uid)
+            if record.holder:
+                await policy.release(AgentLease(record, known.entry.revision))
         except MarlaasError as error:
-            log.warning("%s: cleaning up failed, retry in %g s: %s", key, self._timing.fault_s, error)
-            await wait_for(self._context.stop, self._timing.fault_s)
+            pause_s = self._timing.fault_s if is_over else 0.0
+            log.warning("%s: cleaning up failed, retry in %g s: %s", key, pause_s, error)
+            await wait_for(self._context.stop, pause_s)
         finally:
             self._collecting.discard(key)
 

@@ -51,7 +51,7 @@ class View:
     def left_behind(
         self, trainer: str, running: Container[str], is_gone: Callable[[str], bool], cleaned: Container[tuple[str, str]]
     ) -> list[Assignment]:
-        """Return the agents whose job has ended and whose lease, consumer or needless blobs may remain.
+        """Return the agents whose job has ended and whose lease, consumer or unreferenced blobs may remain.
 
         One of the live trainers cleans up after an agent whose lease was released.
 
