@@ -101,10 +101,8 @@ class OwnedJob:
         try:
             async with asyncio.timeout(CUT_S):
                 members = open_members(self._state)
-                async for (
-                    _,
-                    episode,
-                ) in self._records.episodes():  # the loop may have stopped before it read the last ones
+                # The loop may have stopped before it read the last ones.
+                async for _, episode in self._records.episodes():
                     members.discard((episode.group, episode.member))
                 return await self._records.metering.of_cut_plays(members, self.times.num_preemptions)
         except (MarlaasError, TimeoutError) as error:
@@ -140,9 +138,8 @@ class OwnedJob:
                     await self._sleep(listener)
         finally:
             listener.cancel()
-            await asyncio.wait(
-                {listener}
-            )  # unlike `await listener`, it tells a cancellation of this task from the listener's
+            # `await listener` would not tell a cancellation of this task from the listener's.
+            await asyncio.wait({listener})
             error = None if listener.cancelled() else listener.exception()
             if error is not None and not isinstance(error, Retryable):
                 raise error
