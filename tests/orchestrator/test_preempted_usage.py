@@ -1,4 +1,4 @@
-"""What a preemption cuts is not charged, whether it is played again or not."""
+"""The usage of plays that a preemption cuts is not charged, whether or not they are played again."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How long the supervisor waits for an environment to be loaded: longer if the process is short of CPU, and not if it hangs."""
+"""The limit of loading an environment: extended while the process waits for a CPU, and not while it hangs."""
 
 import asyncio
 import json

@@ -50,7 +50,7 @@ async def announce(bus: Bus, documents: Iterable[JobDocument]) -> None:
 
 
 async def withdraw(bus: Bus, documents: Iterable[JobDocument]) -> tuple[JobDocument, ...]:
-    """Mark the documents of cancelled jobs as deleted, unless they are, or a later job has the name.
+    """Mark the documents of cancelled jobs as deleted. Skip those that are marked, and those whose name a later job has.
 
     The orchestrator then ends the jobs, deletes what the bus has of them, and last the documents. Returns those that it has
     not deleted yet.
