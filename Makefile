@@ -5,10 +5,14 @@ UV := $(shell command -v uv 2>/dev/null || echo $(CACHE)/uv/bin/uv)
 BIN := .venv/bin
 ACCEL ?= cpu
 TEST_PROCESSES ?= 2
+EXPLORE_ROUNDS ?= 10
 export UV_PYTHON_DOWNLOADS ?= never
+export MYPY_CACHE_DIR ?= $(CACHE)/mypy
+export RUFF_CACHE_DIR ?= $(CACHE)/ruff
+unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes would compile torch, transformers and vllm anew
 STAMP := .venv/.installed-$(ACCEL)
 
-.PHONY: help demo demo-tiny test check lint bench crds lock setup clean
+.PHONY: help demo demo-tiny test explore check lint bench crds lock setup clean
 
 help:  ## Show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,6 +25,13 @@ demo-tiny: setup  ## Train two teams' jobs on a tiny model that this machine mak
 
 test: setup control-plane-tools  ## Run every test; those of a real cluster are `make e2e`
 	OMP_NUM_THREADS=1 MKL_DYNAMIC=FALSE $(BIN)/python -m pytest -n $(TEST_PROCESSES) --no-loadscope-reorder $(PYTEST_ARGS)
+
+explore: setup  ## Draw fresh examples for the property tests, EXPLORE_ROUNDS times; a failing seed is printed
+	@for round in $$(seq $(EXPLORE_ROUNDS)); do \
+	  seed=$$RANDOM$$RANDOM; echo "round $$round of $(EXPLORE_ROUNDS): seed $$seed"; \
+	  MARLAAS_HYPOTHESIS=explore OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m hypothesis --hypothesis-seed=$$seed $(PYTEST_ARGS) \
+	    || { echo "failed: repeat it with MARLAAS_HYPOTHESIS=explore pytest -m hypothesis --hypothesis-seed=$$seed"; exit 1; }; \
+	done
 
 check: setup  ## The law: format, lint, types, import contracts, generated files
 	$(BIN)/ruff format --check .

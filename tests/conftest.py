@@ -3,6 +3,7 @@
 Tests compute as the roles do; that is asked for here because MKL reads its settings once, whichever test comes first.
 """
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -15,8 +16,10 @@ from xdist.scheduler import LoadScopeScheduling
 from marlaas_worker.process_setup import ask_for_the_same_bits
 
 ask_for_the_same_bits()
-hypothesis.settings.register_profile("untimed", deadline=None)  # how long an example takes is the machine's affair
-hypothesis.settings.load_profile("untimed")
+# The same examples in every run, whatever the machine's speed; `make explore` draws others.
+hypothesis.settings.register_profile("same", deadline=None, derandomize=True, database=None, print_blob=True)
+hypothesis.settings.register_profile("explore", deadline=None, database=None, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("MARLAAS_HYPOTHESIS", "same"))
 
 TESTS = Path(__file__).parent
 LONG = ("operator/real", "loop", "rollout", "local", "trainer", "sandbox", "cluster_cli", "chart", "chat", "models")

@@ -64,7 +64,7 @@ def _findings(text: str) -> list[str]:
     return [str(finding) for finding in objects.errors]
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None)
 @given(bodies())
 def test_a_mutated_object_is_taken_or_told_with_a_line(body: Any) -> None:
     for line in _findings(yaml.safe_dump(body, allow_unicode=True)):
@@ -73,14 +73,14 @@ def test_a_mutated_object_is_taken_or_told_with_a_line(body: Any) -> None:
         assert "Input should" not in line
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None)
 @given(st.text(alphabet=st.sampled_from(list("ab:- \n\t{}[]&*!<>'\"#?|%@\\1.~")), max_size=40))
 def test_any_text_is_taken_or_told(text: str) -> None:
     for line in _findings(text):
         assert LINE.match(line) or line == "fuzz.yaml: contains no objects", line
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None)
 @given(bodies())
 def test_json_is_yaml_too(body: Any) -> None:
     for line in _findings(json.dumps(body)):
