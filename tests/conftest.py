@@ -14,6 +14,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from marlaas_worker.process_setup import ask_for_the_same_bits
+from tests import folder_times, guard
 
 ask_for_the_same_bits()
 # The same examples in every run, whatever the machine's speed; `make explore` draws others.
@@ -26,6 +27,12 @@ LONG = ("operator/real", "loop", "rollout", "local", "trainer", "sandbox", "clus
 """Folders that take long, the longest first: begun first, they do not keep one process waiting for the other at the end."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Report the time of each folder; run what fails by chance once more."""
+    folder_times.register(config)
+    guard.register(config)
+
+
 class _ByFolder(LoadScopeScheduling):
     """One process has all tests of a folder: what they share is dear, an engine or an API server."""
 
@@ -33,6 +40,7 @@ class _ByFolder(LoadScopeScheduling):
         return nodeid.split("::")[0].rpartition("/")[0]
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
     """With several processes (`-n 2`)."""
     return _ByFolder(config, log)
