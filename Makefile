@@ -43,8 +43,8 @@ check: setup  ## The law: format, lint, types, import contracts, generated files
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.crd --check crds
-	$(BIN)/python -m tools.reasons_page docs/reasons.md --check
-	$(BIN)/python -m tools.api_docs --check docs/api.md
+	$(BIN)/python -m tools.reasons_page docs/reference/reasons.md --check
+	$(BIN)/python -m tools.api_docs --check docs/reference/api.md
 
 lint: setup  ## Mend what a machine can mend
 	$(BIN)/ruff format .
@@ -56,8 +56,8 @@ bench: setup  ## Measure: every figure of the README and the notes (about an hou
 crds: setup  ## Generate crds/ and the pages that come from the kinds
 	$(BIN)/python -m tools.crd crds
 	rm -f charts/marlaas/files/crds/*.yaml && cp crds/*.yaml charts/marlaas/files/crds/
-	$(BIN)/python -m tools.reasons_page docs/reasons.md
-	$(BIN)/python -m tools.api_docs docs/api.md
+	$(BIN)/python -m tools.reasons_page docs/reference/reasons.md
+	$(BIN)/python -m tools.api_docs docs/reference/api.md
 
 lock: $(UV)  ## Resolve the dependencies anew into locks/
 	for accel in cpu gpu; do $(UV) pip compile pyproject.toml --extra $$accel --extra operator --extra trackers --extra verifiers --group dev \

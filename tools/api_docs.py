@@ -228,7 +228,7 @@ def _is_fixed(field: Schema) -> bool:
 
 def _conditions(name: str) -> str:
     rows = (f"| {type_} | {meaning} |" for type_, meaning in CONDITIONS[name].items())
-    words = "As Kubernetes' own conditions; `docs/reasons.md` has every reason."
+    words = "As Kubernetes' own conditions; `docs/reference/reasons.md` has every reason."
     return "\n".join((f"### Conditions of {name}", words, "", "| type | when True |", "|---|---|", *rows, ""))
 
 

@@ -1,4 +1,4 @@
-"""Generator of docs/reasons.md from the table of reasons; with --check, compare the file with the table."""
+"""Generator of docs/reference/reasons.md from the table of reasons; with --check, compare the file with the table."""
 
 import sys
 

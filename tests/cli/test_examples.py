@@ -42,7 +42,7 @@ def test_the_quickstart_trains_two_jobs_of_two_tenants_at_once() -> None:
     assert {name for tenant in manifest.tenants for name in tenant.spec.namespaces} == {"team-a", "team-b"}
 
 
-@pytest.mark.parametrize("name", ["models.md", "data-order.md"])
+@pytest.mark.parametrize("name", ["reference/models.md", "how-to/data-order.md"])
 def test_every_manifest_shown_is_right(name: str, tmp_path: Path) -> None:
     blocks = BLOCK.findall((ROOT / "docs" / name).read_text(encoding="utf-8"))
     assert blocks
@@ -53,5 +53,5 @@ def test_every_manifest_shown_is_right(name: str, tmp_path: Path) -> None:
 
 
 def test_every_architecture_is_listed() -> None:
-    listed = (ROOT / "docs" / "models.md").read_text(encoding="utf-8").rpartition("## Architectures")[2]
+    listed = (ROOT / "docs" / "reference" / "models.md").read_text(encoding="utf-8").rpartition("## Architectures")[2]
     assert set(re.findall(r"`(\w+(?:ForCausalLM|LMHeadModel))`", listed)) == ADAPTABLE

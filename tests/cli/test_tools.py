@@ -1,4 +1,4 @@
-"""`marlaas episodes`, `plot`, `usage` and `chat` on a folder as a run leaves it, and docs/tools.md, which shows them."""
+"""`marlaas episodes`, `plot`, `usage` and `chat` on a folder as a run leaves it, and docs/how-to/tools.md, which shows them."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from marlaas_api.kinds import ExportSpec, ModelPoolSpec, RLJobSpec
 from marlaas_api.messages import JobDocument, PoolDocument, StopReason
 from marlaas_api.names import JobRef, Split, train_group
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "tools.md").read_text(encoding="utf-8")
 SPEC = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 3}}
 REF = JobRef("a", "one", "u1")
 

@@ -1,4 +1,4 @@
-"""What the README, docs/operations.md, docs/kubernetes.md and examples/cluster show works: manifests, commands, values of the chart, files, columns."""
+"""What the README, docs/operations.md, docs/how-to/kubernetes.md and examples/cluster show works: manifests, commands, values of the chart, files, columns."""
 
 import json
 import re

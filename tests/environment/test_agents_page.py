@@ -1,4 +1,4 @@
-"""What docs/agents.md shows: its job is valid, its environments play and print what is shown, its links go somewhere."""
+"""What docs/how-to/agents.md shows: its job is valid, its environments play and print what is shown, its links go somewhere."""
 
 import itertools
 import re
@@ -14,7 +14,7 @@ from marlaas.manifest import load
 from marlaas_api.kinds import RLJob
 from marlaas_api.kinds.checks import check_supported
 
-PAGE = Path(__file__).parents[2] / "docs" / "agents.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "agents.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
 COMMANDS = [(text, shown) for (kind, text), (_, shown) in itertools.pairwise(BLOCKS) if kind == "bash"]

@@ -1,4 +1,4 @@
-"""What docs/environments.md and docs/openai.md show: files are written, commands are run and print what is shown, manifests' environments can be made."""
+"""What docs/reference/environments.md and docs/how-to/openai.md show: files are written, commands are run and print what is shown, manifests' environments can be made."""
 
 import itertools
 import re
@@ -20,7 +20,7 @@ from marlaas.envs.puzzles import dataset_names
 from marlaas_api.kinds import EnvironmentSpec
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = DOCS / "environments.md"
+PAGE = DOCS / "reference" / "environments.md"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -31,7 +31,7 @@ class Block:
 
 
 BLOCKS = [Block(*found.groups()) for found in FENCE.finditer(PAGE.read_text())]
-OPENAI = [Block(*found) for found in FENCE.findall((DOCS / "openai.md").read_text())]
+OPENAI = [Block(*found) for found in FENCE.findall((DOCS / "how-to" / "openai.md").read_text())]
 
 
 def blocks(language: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""docs/algorithms.md says what the code does: its table is the code's, its manifest is right."""
+"""docs/reference/algorithms.md says what the code does: its table is the code's, its manifest is right."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ from marlaas.manifest import load
 from marlaas_worker.rl.algorithms import ALGORITHMS
 from marlaas_worker.rl.corrections import CAPS
 
-PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "algorithms.md"
 
 
 def rows(header: str) -> list[list[str]]:
