@@ -70,7 +70,7 @@ def test_a_stale_page_is_found_and_written_anew(tmp_path: Path, capsys: pytest.C
     assert "is stale" in capsys.readouterr().err
     assert main([str(stale)]) == 0
     assert stale.read_text() == page()
-    assert all(f"| {reason} |" in page() for reason in Reason)
+    assert all(f"### {reason}\n" in page() for reason in Reason)
 
 
 def _said_in(folder: Path) -> set[str]:

@@ -53,7 +53,9 @@ class Condition(Status):
     status: Literal["True", "False", "Unknown"] = Field(
         description="True if the condition holds, False if not, Unknown if not known."
     )
-    reason: _Reason = Field(description="Reason for the status, as one CamelCase word; docs/reference/reasons.md lists all.")
+    reason: _Reason = Field(
+        description="Reason for the status, as one CamelCase word; docs/reference/reasons.md lists all."
+    )
     message: _Text = Field("", description="Reason for the status and advice, as a sentence.")
     last_transition_time: _Time = Field(description="Time at which `status` last changed.")
     observed_generation: _Count | None = Field(
