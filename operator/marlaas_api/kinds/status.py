@@ -266,7 +266,7 @@ class TenantStatus(ObjectStatus):
     deleted_usage: UsageStatus | None = Field(None, description="The part of `usage` that deleted jobs have.")
     usage_history: str | None = Field(
         None,
-        description="ConfigMap with the total usage of every hour, as `namespace/name`. `kubectl marlaas usage --since` reads it.",
+        description="ConfigMap with the total usage of every hour, as `namespace/name`. `kubectl marlaas usage --since DATE` reads it.",
     )
 
 
