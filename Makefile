@@ -11,10 +11,9 @@ export UV_PYTHON_DOWNLOADS ?= never
 export MYPY_CACHE_DIR ?= $(CACHE)/mypy
 export RUFF_CACHE_DIR ?= $(CACHE)/ruff
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes would compile torch, transformers and vllm anew
-MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 STAMP := .venv/.installed-$(ACCEL)
 
-.PHONY: help demo demo-tiny test test-fast explore check lint bench crds docs lock setup clean
+.PHONY: help demo demo-tiny test test-fast explore check lint bench crds lock setup clean
 
 help:  ## Show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +63,9 @@ crds: setup  ## Generate crds/ and the generated pages: fields, reasons, measure
 	$(BIN)/python -m tools.api_docs docs/reference/api.md
 	$(BIN)/python -m tools.measurements_page docs/reference/measurements.md
 	$(BIN)/python -m tools.promises_page docs/reference/promises.md
+
+.PHONY: docs
+MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 docs: setup  ## Build the documentation into site/; a broken link or a page outside the menu is an error
 	$(MKDOCS)
