@@ -43,8 +43,11 @@ check: setup  ## The law: format, lint, types, import contracts, generated files
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.crd --check crds
-	$(BIN)/python -m tools.reasons_page docs/reasons.md --check
-	$(BIN)/python -m tools.api_docs --check docs/api.md
+	$(BIN)/python -m tools.reasons_page docs/reference/reasons.md --check
+	$(BIN)/python -m tools.api_docs docs/reference/api.md --check
+	$(BIN)/python -m tools.measurements_page docs/reference/measurements.md --check
+	$(BIN)/python -m tools.promises_page docs/reference/promises.md --check
+	$(MKDOCS) --site-dir $(CACHE)/site
 
 lint: setup  ## Mend what a machine can mend
 	$(BIN)/ruff format .
@@ -53,11 +56,19 @@ lint: setup  ## Mend what a machine can mend
 bench: setup  ## Measure: every figure of the README and the notes (about an hour and a half)
 	$(BIN)/python -m bench
 
-crds: setup  ## Generate crds/ and the pages that come from the kinds
+crds: setup  ## Generate crds/ and the generated pages: fields, reasons, measurements, guarantees
 	$(BIN)/python -m tools.crd crds
 	rm -f charts/marlaas/files/crds/*.yaml && cp crds/*.yaml charts/marlaas/files/crds/
-	$(BIN)/python -m tools.reasons_page docs/reasons.md
-	$(BIN)/python -m tools.api_docs docs/api.md
+	$(BIN)/python -m tools.reasons_page docs/reference/reasons.md
+	$(BIN)/python -m tools.api_docs docs/reference/api.md
+	$(BIN)/python -m tools.measurements_page docs/reference/measurements.md
+	$(BIN)/python -m tools.promises_page docs/reference/promises.md
+
+.PHONY: docs
+MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+docs: setup  ## Build the documentation into site/; a broken link or a page outside the menu is an error
+	$(MKDOCS)
 
 lock: $(UV)  ## Resolve the dependencies anew into locks/
 	for accel in cpu gpu; do $(UV) pip compile pyproject.toml --extra $$accel --extra operator --extra trackers --extra verifiers --group dev \

@@ -1,7 +1,7 @@
 """Agents in one job: the relay, its adapters with the agents swapped, Kuhn poker, tic-tac-toe, and a solver with its verifier.
 
 relay: `marlaas run` of the example; the team's mean reward on the held-out tasks before and after training. When all
-seeds are complete, draws docs/agents.png: reward of the team in training, and the evaluations.
+seeds are complete, draws docs/images/agents.png: reward of the team in training, and the evaluations.
 
 swapped: the trained adapters are evaluated again on the same held-out tasks, in two jobs of one run. In `same`, each
 agent begins with its own adapter, which must repeat the relay's last evaluation within sampling noise. In `swapped`, each
@@ -10,10 +10,10 @@ the evaluation of version 0 is read.
 
 kuhn: `marlaas run` of examples/agents/kuhn-poker.yaml; exact NashConv, before training, of the last versions, and of the
 reach-weighted average policy over the last half of the steps (bench/kuhn.py). All versions' policies are computed from their
-adapters, so no number depends on sampled games or on a choice of versions. Draws docs/kuhn.png.
+adapters, so no number depends on sampled games or on a choice of versions. Draws docs/images/kuhn.png.
 
 tictactoe: `marlaas run` of examples/agents/tic-tac-toe.yaml with the first seed, and of the same job without past opponents;
-exact results against a random and a perfect player, before training and after every tenth step. Draws docs/tic-tac-toe.png.
+exact results against a random and a perfect player, before training and after every tenth step. Draws docs/images/tic-tac-toe.png.
 
 branch: see bench/choices.py.
 
@@ -38,7 +38,7 @@ from bench.runs import changed, finished, kept, run, table
 from bench.sources import ROOT
 from marlaas.plots.style import INK, blank, of_run, plain
 
-PICTURES = ROOT / "docs"
+PICTURES = ROOT / "docs" / "images"
 KEPT = ROOT / "runs" / "agents"
 START, MUST, AIM, SWAPPED = 0.35, 0.85, 0.95, 0.45
 PARTS = ("relay", "swapped", "kuhn", "tictactoe", "branch", "demand", "balance", "pipeline", "verifier", "digests")

@@ -3,7 +3,7 @@
 One `marlaas run` for each form, staleness and seed, with one job per algorithm side by side: a job's results do not
 depend on its neighbours. Each run's results are kept under --out, and a run whose results exist is not
 repeated with the same sources.
-Prints held-out evaluations over the seeds, and draws docs/algorithms.png when all runs are complete: reward in
+Prints held-out evaluations over the seeds, and draws docs/images/algorithms.png when all runs are complete: reward in
 training at staleness 1, smoothed over three steps.
 """
 
@@ -22,7 +22,7 @@ from bench.sources import ROOT
 from marlaas.plots.style import INK, blank, of_run, plain
 from marlaas_worker.rl.algorithms import ALGORITHMS, Ratio
 
-PICTURE = ROOT / "docs" / "algorithms.png"
+PICTURE = ROOT / "docs" / "images" / "algorithms.png"
 KEPT = ROOT / "runs" / "algorithms"
 METRICS = ("clip_fraction", "truncated_fraction", "logprob_gap", "ess", "grad_norm", "entropy")
 HEADERS = ["algorithm", "ratio", "maxStaleness", "before", "after, mean", "after, min", "clip %", "truncated %"]

@@ -107,7 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--before", default=BEFORE, metavar="COMMIT", help="for mode O; default: %(default)s")
     parser.add_argument("--out", type=Path, default=CACHE / "multitenant", help="default: %(default)s")
     parser.add_argument("--reuse", action="store_true", help="accept kept runs of other sources too")
-    parser.add_argument("--pictures", type=Path, default=ROOT / "docs", help="folder of the pictures; default: docs")
+    parser.add_argument(
+        "--pictures", type=Path, default=ROOT / "docs" / "images", help="folder of the pictures; default: docs/images"
+    )
     weights = parser.add_argument_group("shares by weight")
     weights.add_argument("--weights", nargs=4, type=float, help="of the tenants; with the first of --jobs and --waits")
     weights.add_argument("--seconds", type=float, default=300.0, help="measured time; default: %(default)s")

@@ -1,7 +1,7 @@
 """examples/agents/solver-verifier.yaml with two seeds: `marlaas run`, and the held-out tasks before, during and after training.
 
 `solved` is the solver's accuracy. `judged` is the verifier's on fixed drafts. Half of them are right, so it is the balanced
-accuracy; a reply that begins with neither word counts as wrong. When all seeds are complete, draws docs/solver-verifier.png.
+accuracy; a reply that begins with neither word counts as wrong. When all seeds are complete, draws docs/images/solver-verifier.png.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from bench.runs import documents, finished, kept, run, table
 from bench.sources import ROOT
 from marlaas.plots.style import INK, blank, of_run, plain
 
-PICTURE = ROOT / "docs" / "solver-verifier.png"
+PICTURE = ROOT / "docs" / "images" / "solver-verifier.png"
 AGENTS = {"solver": "solved", "verifier": "judged"}
 """The agents and their metrics."""
 GAIN = {"solver": 0.25, "verifier": 0.15}

@@ -9,6 +9,7 @@ from typing import Any
 from marlaas_api.kinds import API_VERSION, KINDS, Kind
 from marlaas_api.kinds.base import expected_text
 from marlaas_api.kinds.status import CONDITIONS
+from marlaas_api.names import DNS_LABEL
 from tools.crd import PRESENTATIONS, Presentation, number_text, value_text
 from tools.structural import kind_schema
 
@@ -29,15 +30,21 @@ def write_or_check(module: str, page: Callable[[], str], arguments: Sequence[str
 
 
 Schema = Mapping[str, Any]
+MAX_CELL = 160
+"""Characters of a table's cell. What is longer stands below the table."""
 
 _PREFACE = f"""# The kinds of `{API_VERSION}`, field by field
 
 Generated from `crds/` by `make crds`; do not edit. `kubectl explain rljob.spec.training` says the same in a terminal.
 
-A field without a default may be absent; what that means is in its text. Defaults are filled in by the API server, so `kubectl get -o yaml` shows
-them. Unknown fields are refused by `kubectl apply` and `marlaas validate`. What "fixed" says of a field the API server enforces: it cannot change
-while the object exists. The sentences under "Rules" are what it answers to whoever breaks them; tests/crds/cases/ has a taken and a refused value of
-every bound and rule. It takes Kubernetes 1.31 or newer.
+A field without a default may be absent; its text says what that means.
+The API server fills in defaults, so `kubectl get -o yaml` shows them.
+`kubectl apply` and `marlaas validate` refuse unknown fields.
+A field that is "fixed" cannot change while the object exists.
+A DNS label has lower-case letters, digits and '-', and begins and ends with a letter or digit (no dots).
+The sentences under "Rules" are the API server's answers when a rule is broken.
+`tests/crds/cases/` has an accepted and a refused value of every bound and rule.
+The kinds need Kubernetes 1.31 or later.
 """
 _SINGULAR = {"characters": "character", "entries": "entry"}
 
@@ -84,7 +91,8 @@ def _table(part: Schema, path: str, written: Mapping[str, Schema]) -> str:
         _row(name, field, (name in part.get("required", ()), _link(*_inner(field, f"{path}.{name}"), written)))
         for name, field in there.items()
     ]
-    told = [*_not_there(part), *_rules(part, there)]
+    more = [f"- `{name}`: {rest}" for name, field in there.items() if (rest := _words(field, "")[1])]
+    told = [*_not_there(part), *more, *([""] if more else []), *_rules(part, there)]
     head = [
         f"### {path}",
         part.get("description", ""),
@@ -127,15 +135,25 @@ def _rules(part: Schema, there: Mapping[str, Schema]) -> list[str]:
 def _row(name: str, field: Schema, known: tuple[bool, str]) -> str:
     required, link = known
     default = "**required**" if required else _default(field)
-    words = str(field.get("description", ""))
-    meaning = f"{_first_sentence(words) if link else words}{' Fixed.' if _is_fixed(field) else ''}{link}"
-    cells = (f"`{name}`", _type(field), default, "; ".join(_bounds(field)), meaning)
+    cells = (f"`{name}`", _type(field), default, "; ".join(_bounds(field)), _words(field, link)[0])
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _first_sentence(text: str) -> str:
-    """Return the first sentence of an object's description, for its row; its own table has the whole text."""
-    return f"{text.split('. ')[0].rstrip('.')}." if text else ""
+def _words(field: Schema, link: str) -> tuple[str, str]:
+    """Return a field's meaning for its row, and the rest of it for the list below the table.
+
+    The row of an object has the first sentence only, because its own table has the whole text.
+    """
+    text = str(field.get("description", ""))
+    first, _, rest = text.partition(". ")
+    first = f"{first.rstrip('.')}." if text else ""
+    end = f"{' Fixed.' if _is_fixed(field) else ''}{link}"
+    is_object = "properties" in _inner(field, "")[0]
+    if len(text + end) <= MAX_CELL and not is_object:
+        return text + end, ""
+    if len(first + end) <= MAX_CELL:
+        return first + end, "" if is_object else rest
+    return f"Below.{end}", text
 
 
 def _inner(field: Schema, path: str) -> tuple[Schema, str]:
@@ -152,7 +170,7 @@ def _link(inner: Schema, path: str, written: Mapping[str, Schema]) -> str:
     if "properties" not in inner:
         return ""
     target = _twin(inner, written) or path
-    return f" See [{target}](#{_anchor(target)})."
+    return f" [Its fields](#{_anchor(target)})."
 
 
 def _anchor(heading: str) -> str:
@@ -183,7 +201,7 @@ def _bounds(field: Schema) -> Iterator[str]:
     if "enum" in field:
         yield "one of " + ", ".join(f"`{value_text(choice)}`" for choice in field["enum"])
     elif "pattern" in field and not field.get("x-kubernetes-int-or-string"):
-        yield expected_text(field["pattern"])
+        yield "a DNS label" if field["pattern"] == DNS_LABEL else expected_text(field["pattern"])
     yield from _range(field)
     yield from _sizes(field, "Length", "characters")
     yield from _sizes(field, "Items", "entries")
@@ -228,7 +246,7 @@ def _is_fixed(field: Schema) -> bool:
 
 def _conditions(name: str) -> str:
     rows = (f"| {type_} | {meaning} |" for type_, meaning in CONDITIONS[name].items())
-    words = "As Kubernetes' own conditions; `docs/reasons.md` has every reason."
+    words = "As Kubernetes' own conditions; [reasons](reasons.md) lists every reason."
     return "\n".join((f"### Conditions of {name}", words, "", "| type | when True |", "|---|---|", *rows, ""))
 
 

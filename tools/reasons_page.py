@@ -1,4 +1,4 @@
-"""Generator of docs/reasons.md from the table of reasons; with --check, compare the file with the table."""
+"""Generator of docs/reference/reasons.md from the table of reasons; with --check, compare the file with the table."""
 
 import sys
 
@@ -28,27 +28,25 @@ Generated from `operator/marlaas_api/reason_texts.py` by `make crds`; do not edi
 
 The REASON column of `kubectl get rljobs`, the conditions of `kubectl describe` and the events use these words and no others.
 `kubectl marlaas why NAME` explains the current reason, with its message.
+In parentheses: who has to act.
 """
 
 
 def page() -> str:
     """Return the whole page."""
-    return _PREFACE + "".join(f"\n## {title}\n{words}\n\n{table(stage)}" for stage, (title, words) in _HEADINGS.items())
+    return _PREFACE + "".join(
+        f"\n## {title}\n\n{words}\n{entries(stage)}" for stage, (title, words) in _HEADINGS.items()
+    )
 
 
-def table(stage: ReasonStage) -> str:
-    """Return the reasons of one stage as a Markdown table."""
-    rows = (_row(reason) for reason, text in TEXTS.items() if text.stage is stage)
-    return "| reason | what it means | what to do | who |\n|---|---|---|---|\n" + "".join(rows)
+def entries(stage: ReasonStage) -> str:
+    """Return the reasons of one stage, each with a heading of its own."""
+    return "".join(_entry(reason) for reason, text in TEXTS.items() if text.stage is stage)
 
 
-def _row(reason: Reason) -> str:
+def _entry(reason: Reason) -> str:
     text = TEXTS[reason]
-    return f"| {reason} | {_cell(text.meaning)} | {_cell(text.advice)} | {text.actor} |\n"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    return f"\n### {reason}\n\n{text.meaning}\n\n*What to do ({text.actor}):* {text.advice}\n"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -19,7 +19,7 @@ DELETE_DATA = (
     "--selector",
     f"app.kubernetes.io/name=marlaas,app.kubernetes.io/instance={RELEASE}",
 )
-"""What docs/operations.md has people delete."""
+"""What docs/how-to/uninstall.md has people delete."""
 FILE, WORDS = "kept-by-the-test", "an adapter's bytes"
 RESTRICTED: Object = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 

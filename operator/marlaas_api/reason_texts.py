@@ -1,4 +1,4 @@
-"""Meaning and advice of every reason, for `kubectl marlaas why`, docs/reasons.md and the README. Pure data."""
+"""Meaning and advice of every reason, for `kubectl marlaas why`, docs/reference/reasons.md and the README. Pure data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ _JOURNEY = {
         ReasonStage.WORKING,
         Actor.PLATFORM,
         "The job waits because the message bus has no space for the turns of its next step, or for any turns.",
-        "Wait while other jobs finish their steps. If it lasts, enlarge the stream TURNS (docs/operations.md, Sizing), or ask the tenant for smaller steps.",
+        "Wait while other jobs finish their steps. If it lasts, enlarge the stream TURNS (docs/how-to/sizing.md), or ask the tenant for smaller steps.",
     ),
     Reason.TRAINING: Text(ReasonStage.WORKING, Actor.NOBODY, "Episodes are played and trained on.", NOTHING),
     Reason.EVALUATING: Text(

@@ -1,4 +1,4 @@
-"""All NATS subjects, streams and buckets (docs/architecture.md).
+"""All NATS subjects, streams and buckets (docs/explanation/architecture.md).
 
 A subject begins with its kind and the namespace, so that NATS permissions can restrict users to their own subjects.
 """

@@ -1,6 +1,6 @@
 """kopf handlers: every event of the kinds below goes into the object cache. The only module that imports kopf.
 
-kopf watches and writes nothing: no finalizers, annotations, events or peering; docs/architecture.md ("The control plane") gives the reasons. It runs in a
+kopf watches and writes nothing: no finalizers, annotations, events or peering; docs/explanation/architecture.md ("The control plane") gives the reasons. It runs in a
 thread and an event loop of its own, since it cancels every other task of its loop when it ends, and `Watcher` restarts it with backoff. A
 watch ends after `watch_s` and resumes, so that a dead connection is noticed.
 """

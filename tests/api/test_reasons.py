@@ -61,7 +61,7 @@ def test_the_operator_writes_no_reason_as_a_literal_that_is_not_in_the_table() -
 
 
 def test_the_page_is_what_the_table_gives(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(ROOT / "docs" / "reasons.md"), "--check"]) == 0, capsys.readouterr().err
+    assert main([str(ROOT / "docs" / "reference" / "reasons.md"), "--check"]) == 0, capsys.readouterr().err
 
 
 def test_a_stale_page_is_found_and_written_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,7 +70,7 @@ def test_a_stale_page_is_found_and_written_anew(tmp_path: Path, capsys: pytest.C
     assert "is stale" in capsys.readouterr().err
     assert main([str(stale)]) == 0
     assert stale.read_text() == page()
-    assert all(f"| {reason} |" in page() for reason in Reason)
+    assert all(f"### {reason}\n" in page() for reason in Reason)
 
 
 def _said_in(folder: Path) -> set[str]:

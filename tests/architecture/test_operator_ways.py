@@ -1,4 +1,4 @@
-"""docs/architecture.md lists the files of the operator's two ways: on the fakes, these files execute and no others."""
+"""docs/explanation/architecture.md lists the files of the operator's two ways: on the fakes, these files execute and no others."""
 
 import asyncio
 import sys

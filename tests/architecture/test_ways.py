@@ -1,4 +1,4 @@
-"""docs/architecture.md, "Three ways through the code": the lists are the files that the code runs through."""
+"""docs/explanation/architecture.md, "Three ways through the code": the lists are the files that the code runs through."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""Follows a way through the code: records the files whose functions run, and reads the list in docs/architecture.md.
+"""Follows a way through the code: records the files whose functions run, and reads the list in docs/explanation/architecture.md.
 
 A way is one piece of work (a turn, a pool's pods, a manifest's admission) from its first function to its last.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 ROOT = Path(__file__).parents[2]
-ARCHITECTURE = ROOT / "docs/architecture.md"
+ARCHITECTURE = ROOT / "docs/explanation/architecture.md"
 SOURCES = (ROOT / "operator", ROOT / "workers")
 _SHARED = (
     *("bus.py", "bus_memory/", "bus_nats/", "bucket_cache.py", "blobs.py", "blobs_memory.py", "background.py"),
@@ -123,7 +123,7 @@ def enter_way() -> None:
 
 
 def listed_files(heading: str) -> list[str]:
-    """Return the files of a numbered list in docs/architecture.md, below the heading that begins with these words.
+    """Return the files of a numbered list in docs/explanation/architecture.md, below the heading that begins with these words.
 
     Each item begins with a path in backquotes, relative to the repository.
     """

@@ -23,7 +23,7 @@ ELSEWHERE = (OBJECT_STORE, EXTERNAL_BUS, NO_KINDS)
 KIND = "rljobs.marlaas.dev"
 SELECTOR = "app.kubernetes.io/name=marlaas,app.kubernetes.io/instance=marlaas"
 DELETE_DATA = ("delete", "persistentvolumeclaims", "--selector", SELECTOR)
-"""What docs/operations.md has people run."""
+"""What docs/how-to/uninstall.md has people run."""
 
 
 def get(release: Release, kind: str, name: str) -> Document:

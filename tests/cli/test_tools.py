@@ -1,28 +1,22 @@
-"""`marlaas episodes`, `plot`, `usage` and `chat` on a folder as a run leaves it, and docs/tools.md, which shows them."""
+"""`marlaas episodes`, `plot`, `usage` and `chat` on a folder as a run leaves it."""
 
 import json
-import re
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import yaml
 from tests.cli.conftest import invoke
-from typer.main import get_command
 
-from marlaas.cli.app import build
 from marlaas.episodes.files import EpisodeWriter
 from marlaas.episodes.record import EpisodeRecord, TurnRecord
 from marlaas.local.folder import RunRecord, hold
 from marlaas.models import prepare
 from marlaas_api.documents import job_spec, pool_spec
 from marlaas_api.errors import InvalidInput
-from marlaas_api.kinds import ExportSpec, ModelPoolSpec, RLJobSpec
+from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
 from marlaas_api.messages import JobDocument, PoolDocument, StopReason
 from marlaas_api.names import JobRef, Split, train_group
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
 SPEC = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 3}}
 REF = JobRef("a", "one", "u1")
 
@@ -201,26 +195,3 @@ def test_lines_from_a_pipe_are_answered_side_by_side(trained: Path) -> None:
 def test_what_cannot_be_is_refused_before_anything_is_read_or_loaded(out: Path, arguments: str, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         raise invoke(*arguments.format(out=out).split()).exception
-
-
-def _commands() -> list[str]:
-    blocks = re.findall(r"```\n(.*?)```", PAGE, re.DOTALL)
-    lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
-    parts = [part.strip() for line in lines for part in re.split(r"&&|\|", line)]
-    return [part for part in parts if part.startswith("marlaas ")]
-
-
-@pytest.mark.parametrize("command", _commands())
-def test_a_command_of_the_page_is_one_that_is_taken(command: str) -> None:
-    words = shlex.split(command)[1:]
-    tree = get_command(build(words))
-    name, chosen, rest = tree.resolve_command(tree.make_context("marlaas", words), words)  # type: ignore[attr-defined]
-    assert chosen is not None
-    assert chosen.make_context(name, list(rest)).params
-
-
-def test_the_page_has_every_command_that_looks_inside_and_a_right_piece_of_a_manifest() -> None:
-    assert {shlex.split(command)[1] for command in _commands()} >= {"init", "episodes", "plot", "chat"}
-    (piece,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    export = yaml.safe_load(piece)["spec"]["export"]
-    assert ExportSpec.model_validate(export).trackers == ("tensorboard", "wandb", "mlflow")

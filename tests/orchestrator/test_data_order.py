@@ -143,7 +143,7 @@ def share_with_signal(solved: float, hopeless: float, **skip: object) -> float:
     [(0.3, 0.1, (0.59, 0.79, 0.89)), (0.6, 0.1, (0.30, 0.52, 0.75)), (0.85, 0.05, (0.10, 0.18, 0.44))],
 )
 def test_rest_turns_sampling_towards_what_teaches(solved, hopeless, shares):
-    """The table in docs/data-order.md."""
+    """The table in docs/how-to/data-order.md."""
     settings = ({}, {"after": 1}, {"passes": 8, "maxShare": 0.9})
     measured = [share_with_signal(solved, hopeless, **skip) for skip in settings]
     assert measured == pytest.approx(shares, abs=0.006)

@@ -1,5 +1,6 @@
 """What `marlaas init` writes is run as its owner would run it."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +11,14 @@ from typer.testing import CliRunner
 
 from marlaas.cli.app import build
 from marlaas.cli.init import create, project
+from marlaas.manifest import load
 from marlaas_api.errors import InvalidInput
+from marlaas_api.names import DNS_LABEL
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("projects") / "first-sums"
+    folder = tmp_path_factory.mktemp("projects") / "first_sums"  # the name that the README uses
     create(folder)
     return folder
 
@@ -66,19 +69,38 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("folder", "job", "module"),
     [
-        ("My Game", "for example my-game"),
-        ("...", "is not a valid job name"),
-        ("2048", "it must begin with a letter"),
-        ("class", "must not be a keyword"),
-        ("random", "would shadow"),
-        ("marlaas", "would shadow"),
+        ("first_sums", "first-sums", "first_sums"),
+        ("word-game", "word-game", "word_game"),
+        ("My Game, 2nd try!", "my-game-2nd-try", "my_game_2nd_try"),
+        ("Größe", "groe", "groe"),
+        ("算数", "my-job", "my_job"),
+        ("...", "my-job", "my_job"),
+        ("", "my-job", "my_job"),
+        ("2048", "2048", "env_2048"),
+        ("class", "class", "class_env"),
+        ("random", "random", "random_env"),
+        ("marlaas", "marlaas", "marlaas_env"),
+        ("a" * 62 + "-b", "a" * 62, "a" * 62),
     ],
 )
-def test_a_name_that_cannot_be_used_is_told(name: str, words: str) -> None:
-    with pytest.raises(InvalidInput, match=words.replace("?", r"\?")):
-        project(name)
+def test_any_folder_name_gives_a_job_and_a_module(folder: str, job: str, module: str) -> None:
+    texts = project(folder)
+    assert {f"{module}.py", f"test_{module}.py"} < texts.keys()
+    (_, manifest) = yaml.safe_load_all(texts["job.yaml"])
+    assert manifest["metadata"]["name"] == job
+    assert re.fullmatch(DNS_LABEL, job)
+    assert manifest["spec"]["environment"]["name"] == f"{module}:play"
+
+
+def test_a_project_of_an_odd_name_below_other_folders_is_valid(tmp_path: Path) -> None:
+    folder = tmp_path / "a b" / "Ein Spiel, 2048"
+    create(folder)
+    manifest = load([folder / "job.yaml"], runnable=True)
+    assert [job.metadata.name for job in manifest.jobs] == ["ein-spiel-2048"]
+    arguments = ["init", str(tmp_path / "another one")]
+    assert f"cd '{tmp_path}/another one'" in CliRunner().invoke(build(arguments), arguments).stdout
 
 
 def test_the_command_tells_what_it_wrote_and_how_to_go_on(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""docs/api.md: current, whole, and its links go somewhere."""
+"""docs/reference/api.md: current, whole, and its links go somewhere."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from marlaas_api.kinds import KINDS, Kind
 from marlaas_api.kinds.status import CONDITIONS
 from tools import api_docs
 
-DOCS = Path(__file__).parents[2] / "docs/api.md"
+DOCS = Path(__file__).parents[2] / "docs/reference/api.md"
 
 
 def test_the_committed_page_is_what_the_kinds_give() -> None:

@@ -42,7 +42,7 @@ class AgentBase:
         self._episode.rewards[self.name] = value
 
     def openai(self) -> "OpenAIServer":
-        """Return a context manager that serves the agents to chat-completions clients, each as the model of its name (docs/openai.md)."""
+        """Return a context manager that serves the agents to chat-completions clients, each as the model of its name (docs/how-to/openai.md)."""
         from marlaas.openai_server import OpenAIServer  # the import takes a while, and few environments need it
 
         return OpenAIServer(self._episode)

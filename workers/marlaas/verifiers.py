@@ -2,7 +2,7 @@
 
 The library's agent runs the taskset's own task: prompt, hooks, rewards and metrics. On the model's side runs the
 smallest harness, a chat loop in this process, because the library's other harnesses start programs that fetch
-packages. docs/openai.md lists the limits. This module is imported only when a job names it: the library is large
+packages. docs/how-to/openai.md lists the limits. This module is imported only when a job names it: the library is large
 and optional (`pip install 'marlaas[verifiers]'`).
 """
 

@@ -25,7 +25,7 @@ NUM_TOKENS = 24
 NUM_FLOAT32_PROBES = 8
 """Probes of a version in float32. Its tolerance is FLOOR, and not a multiple of the noise, which more probes average.
 The mean over half of the probes is at most twice the mean over all: 2.4e-5 in the worst version measured, a quarter of
-FLOOR (docs/measurements.md, "Proof")."""
+FLOOR (docs/reference/measurements.md, "Proof")."""
 NOISE_FACTOR = 5.0
 FLOOR = 1e-4
 LEAST_SHIFT = 10.0

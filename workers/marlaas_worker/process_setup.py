@@ -28,7 +28,7 @@ def ask_for_the_same_bits() -> None:
 MEMORY_SETTINGS = {"rollout": {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}, "trainer": {"THP_MEM_ALLOC_ENABLE": "1"}}
 """By role; the libraries read them once.
 
-oneDNN keeps a kernel for each shape of a weight and number of rows, by default 1,024, which took 150 MiB in vLLM's core (docs/measurements.md). Without torch's huge pages,
+oneDNN keeps a kernel for each shape of a weight and number of rows, by default 1,024, which took 150 MiB in vLLM's core (docs/reference/measurements.md). Without torch's huge pages,
 glibc's heap takes half as much again as a trainer's activations (`bench/memory.py`).
 """
 

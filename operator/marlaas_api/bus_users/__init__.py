@@ -1,6 +1,6 @@
 """Users of the bus: keys, permissions and credentials (NATS JWTs). Pure, except for the generation of keys.
 
-A server with `server_config(keys)` accepts only credentials made by `mint(keys, user, now)`. See `docs/bus.md`.
+A server with `server_config(keys)` accepts only credentials made by `mint(keys, user, now)`. See `docs/reference/bus.md`.
 """
 
 from marlaas_api.bus_users.keys import BusKeys as BusKeys

@@ -2,7 +2,7 @@
 
 NATS checks the subject of a request, never its body or its reply subject. Therefore a sandbox gets no subject whose
 body selects the object (CONSUMER.CREATE, MSG.GET, batch reads, STREAM.INFO with a filter), and sandboxes have an
-account of their own (see `accounts`). `docs/bus.md` has the table with reasons.
+account of their own (see `accounts`). `docs/reference/bus.md` has the table with reasons.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""ModelPool: the shared engines and trainers of one base model (docs/architecture.md)."""
+"""ModelPool: the shared engines and trainers of one base model (docs/explanation/architecture.md)."""
 
 from typing import Annotated, Literal, Self
 
@@ -138,7 +138,7 @@ class RolloutWorkers(WorkersSpec):
     engine: Literal["vllm", "reference"] = Field(
         "vllm",
         description="Inference engine. vllm: for normal use. reference: plain transformers, one sequence at a time; slow but reproducible: on the same kind "
-        "of CPU a reply depends only on its request (docs/models.md, Reproducibility).",
+        "of CPU a reply depends only on its request (docs/reference/models.md, Reproducibility).",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",

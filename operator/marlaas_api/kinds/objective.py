@@ -17,7 +17,7 @@ class BaselineSpec(Spec):
     type: Literal["group", "running-mean"] = Field(
         "group",
         description="group: the rewards of the group (reinforce++: of the step), as the algorithm defines. running-mean: a running mean of the agent's own rewards over "
-        "steps, for self-play and for groups of one episode (docs/algorithms.md, Baseline).",
+        "steps, for self-play and for groups of one episode (docs/reference/algorithms.md, Baseline).",
     )
     decay: float = Field(
         0.9,

@@ -1,4 +1,4 @@
-"""RLJob: one reinforcement learning job of a tenant as one object (docs/architecture.md)."""
+"""RLJob: one reinforcement learning job of a tenant as one object (docs/explanation/architecture.md)."""
 
 from typing import Annotated, Literal, Self
 

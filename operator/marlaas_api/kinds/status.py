@@ -53,7 +53,9 @@ class Condition(Status):
     status: Literal["True", "False", "Unknown"] = Field(
         description="True if the condition holds, False if not, Unknown if not known."
     )
-    reason: _Reason = Field(description="Reason for the status, as one CamelCase word; docs/reasons.md lists all.")
+    reason: _Reason = Field(
+        description="Reason for the status, as one CamelCase word; docs/reference/reasons.md lists all."
+    )
     message: _Text = Field("", description="Reason for the status and advice, as a sentence.")
     last_transition_time: _Time = Field(description="Time at which `status` last changed.")
     observed_generation: _Count | None = Field(
@@ -69,7 +71,7 @@ class ObjectStatus(Status):
     )
     conditions: Annotated[tuple[Condition, ...], Field(max_length=32)] = Field(
         (),
-        description="Conditions with their reasons; docs/api.md lists the types.",
+        description="Conditions with their reasons; docs/reference/api.md lists the types.",
         json_schema_extra=list_map("type"),
     )
 
@@ -158,7 +160,7 @@ class RLJobStatus(ObjectStatus):
         description="Phase of the job. Succeeded and Failed are final, but raising spec.training.steps of a succeeded job continues it.",
     )
     reason: _Reason | None = Field(
-        None, description="Reason for the phase, as one CamelCase word; docs/reasons.md lists all."
+        None, description="Reason for the phase, as one CamelCase word; docs/reference/reasons.md lists all."
     )
     message: _Text | None = Field(None, description="Current state of the job and advice, as a sentence.")
     tenant: _Name | None = Field(
@@ -264,7 +266,7 @@ class TenantStatus(ObjectStatus):
     deleted_usage: UsageStatus | None = Field(None, description="The part of `usage` that deleted jobs have.")
     usage_history: str | None = Field(
         None,
-        description="ConfigMap with the total usage of every hour, as `namespace/name`. `kubectl marlaas usage --since` reads it.",
+        description="ConfigMap with the total usage of every hour, as `namespace/name`. `kubectl marlaas usage --since DATE` reads it.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Tenant: an accounting label over namespaces (docs/architecture.md); never part of an identity."""
+"""Tenant: an accounting label over namespaces (docs/explanation/architecture.md); never part of an identity."""
 
 from typing import Literal
 

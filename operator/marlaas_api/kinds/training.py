@@ -91,7 +91,7 @@ class TrainingSpec(Spec):
     )
     algorithm: Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo"] = Field(
         "grpo",
-        description="RL algorithm; docs/algorithms.md compares them. grpo: advantages are rewards standardised within the group. dr-grpo: centred only, "
+        description="RL algorithm; docs/reference/algorithms.md compares them. grpo: advantages are rewards standardised within the group. dr-grpo: centred only, "
         "with equal weight for every token. dapo: grpo with equal token weights, a higher upper clip and a penalty for overlong replies. gspo: one "
         "importance ratio per sequence. rloo: policy gradient without a clip; each reward minus the mean of the group's others. reinforce++: rewards "
         "standardised over the step; not in strict mode. cispo: clips importance weights and drops no token.",
@@ -124,7 +124,7 @@ class TrainingSpec(Spec):
         ge=0,
         le=16,
         description="Maximum number of policy versions by which a trained group may be behind the trainer. 0 is strict mode: on-policy, and bitwise "
-        "reproducible with the pool's rollout.engine reference on the same kind of CPU with as many threads (docs/models.md, Reproducibility); vLLM's "
+        "reproducible with the pool's rollout.engine reference on the same kind of CPU with as many threads (docs/reference/models.md, Reproducibility); vLLM's "
         "sampling depends on its batch. 1 lets sampling and training overlap.",
         json_schema_extra=FIXED,
     )

@@ -1,6 +1,6 @@
 """Every message between workers, as frozen pydantic models.
 
-Writers (docs/architecture.md):
+Writers (docs/explanation/architecture.md):
 
 - The orchestrator writes Task, GroupReady, GroupUnused, StepClosed, StepRecord, EvalRecord, Progress, TenantUsage, and the pins of
   strict and evaluation groups.

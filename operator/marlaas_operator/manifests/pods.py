@@ -1,6 +1,6 @@
 """Parts that the objects of pools and sandboxes share: names, labels, hashes, restricted Pod Security, volumes, probes.
 
-A pod has no field for the number of processes: the kubelet limits it (`podPidsLimit`, see docs/operations.md). `marlaas run` starts
+A pod has no field for the number of processes: the kubelet limits it (`podPidsLimit`, see docs/how-to/pools.md). `marlaas run` starts
 workers with the same command (`marlaas.local.processes`).
 """
 

@@ -20,7 +20,7 @@ They are YAML objects, the same for a cluster (`kubectl apply`) and for this mac
 EPILOG = """Getting started:
 
 - `marlaas run examples/quickstart.yaml` trains two jobs on one tiny model, in minutes.
-- `marlaas init NAME` creates a starter project.
+- `marlaas init FOLDER` creates a starter project.
 - `marlaas episodes DIR`, `marlaas plot DIR` and `marlaas chat DIR` show the episodes, curves and adapter of a run; `marlaas usage DIR` what it used.
 - `marlaas env play reverse` plays an environment by hand, with you as the policy.
 - `marlaas validate FILE` checks a manifest before anything starts.

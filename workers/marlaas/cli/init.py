@@ -1,11 +1,14 @@
 """`marlaas init`: create a starter project: an environment with its test, a manifest and a README.
 
-The files come from `template/`, where `$name` and `$module` are replaced.
+The files come from `template/`, where `$name` and `$module` are replaced. The folder may have any name: the names of
+the job and of the Python module are derived from it.
 """
 
 import keyword
 import re
+import shlex
 import sys
+import unicodedata
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -15,7 +18,6 @@ import typer
 
 from marlaas.local.folder import translated, write
 from marlaas_api.errors import InvalidInput
-from marlaas_api.names import DNS_LABEL
 
 _FILES = {
     "environment.py.txt": "{module}.py",
@@ -24,39 +26,37 @@ _FILES = {
     "README.md.txt": "README.md",
     "gitignore.txt": ".gitignore",
 }
-Name = Annotated[
-    Path, typer.Argument(metavar="NAME", help="Folder of the project, new or empty. Its last part is the job's name.")
+_MAX_NAME = 63
+"""Characters of a job's name, which is a DNS label."""
+_TAKEN = sys.stdlib_module_names | {"marlaas", "pytest"}
+"""Modules that a project must not shadow."""
+Folder = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FOLDER",
+        help="Folder of the project, new or empty. The job is named after it: first_sums gives the job first-sums.",
+    ),
 ]
 
 
-def init(folder: Name) -> None:
+def init(folder: Folder) -> None:
     """Create a starter project: an environment with its test, a manifest for a real model, a README.
 
     The environment asks for sums, in up to two turns; replace it with a task of your own. Nothing is installed or started.
 
-    Exit code: 0 written, 2 the name is invalid or the folder is not empty.
+    Exit code: 0 written, 2 the folder is not empty.
     """
     for path in create(folder):
         typer.echo(path)
     typer.echo(
-        f"\ncd {folder}, then: python -m pytest; marlaas validate job.yaml; marlaas run job.yaml --out runs/first"
+        f"\ncd {shlex.quote(str(folder))}, then: python -m pytest; marlaas validate job.yaml; "
+        "marlaas run job.yaml --out runs/first"
     )
 
 
-def project(name: str) -> dict[str, str]:
-    """Return the text of every file of a project by its name. Raises InvalidInput if the name suits no job or no module."""
-    module = _module(name)
-    folder = files("marlaas.cli") / "template"
-    texts = {target: (folder / source).read_text(encoding="utf-8") for source, target in _FILES.items()}
-    return {
-        target.format(module=module): Template(text).substitute(name=name, module=module)
-        for target, text in texts.items()
-    }
-
-
 def create(folder: Path) -> list[Path]:
-    """Write a project into the folder, named after it. Raises InvalidInput, also if the folder is not empty."""
-    texts = project(folder.absolute().name)
+    """Write a project into the folder and return its files. Raises InvalidInput if the folder is not empty."""
+    texts = project(folder.resolve().name)
     with translated(folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise InvalidInput(f"{folder} exists and is not empty: choose another name")
@@ -65,19 +65,30 @@ def create(folder: Path) -> list[Path]:
     return [folder / name for name in texts]
 
 
-def _module(name: str) -> str:
-    """Return the Python module name for a job's name. Raises InvalidInput."""
-    if not re.match(DNS_LABEL, name):
-        near = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-        hint = f"; for example {near}" if near else ""
-        raise InvalidInput(
-            f"{name!r} is not a valid job name: use lower-case letters, digits and '-', at most 63 characters{hint}"
-        )
-    module = name.replace("-", "_")
-    if not module.isidentifier() or keyword.iskeyword(module):
-        raise InvalidInput(
-            f"{name!r} is not a valid Python module name: it must begin with a letter and must not be a keyword"
-        )
-    if module in sys.stdlib_module_names or module in ("marlaas", "pytest"):
-        raise InvalidInput(f"a module named {module!r} would shadow a standard or required module: choose another name")
-    return module
+def project(folder_name: str) -> dict[str, str]:
+    """Return the text of every file of a project, by the file's name."""
+    name = job_name(folder_name)
+    module = module_name(name)
+    folder = files("marlaas.cli") / "template"
+    texts = {target: (folder / source).read_text(encoding="utf-8") for source, target in _FILES.items()}
+    return {
+        target.format(module=module): Template(text).substitute(name=name, module=module)
+        for target, text in texts.items()
+    }
+
+
+def job_name(folder_name: str) -> str:
+    """Return the job's name for a folder's name: lower-case ASCII letters, digits and hyphens, at most 63.
+
+    Accents are dropped; all other characters separate words. A name without any letter or digit gives `my-job`.
+    """
+    plain = unicodedata.normalize("NFKD", folder_name).encode("ascii", "ignore").decode().lower()
+    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:_MAX_NAME].rstrip("-") or "my-job"
+
+
+def module_name(job: str) -> str:
+    """Return the name of the environment's module for a job's name: an identifier that shadows no module."""
+    module = job.replace("-", "_")
+    if not module.isidentifier():
+        return f"env_{module}"
+    return f"{module}_env" if keyword.iskeyword(module) or module in _TAKEN else module

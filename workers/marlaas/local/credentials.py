@@ -1,7 +1,7 @@
 """NATS credentials of a run's roles: each role inherits its own as an open file without a path.
 
 No secret is in an environment variable, on a command line or on disk. Code of an environment runs as the same user
-as its supervisor and could read it there. `docs/bus.md` lists the remaining risks on one machine.
+as its supervisor and could read it there. `docs/reference/bus.md` lists the remaining risks on one machine.
 """
 
 import asyncio

@@ -146,7 +146,7 @@ def _laptops(job: RLJob) -> Iterator[Problem]:
     if ":" in name and not name.startswith("marlaas."):
         text = (
             f"a cluster's sandboxes look for '{name}' in the worker image, not beside this file; build an image with it "
-            "(environment.image and entrypoint: docs/environments.md)"
+            "(environment.image and entrypoint: docs/reference/environments.md)"
         )
         yield Problem(("spec", "environment", "name"), text)
 

@@ -131,7 +131,7 @@ def unadaptable(facts: ModelFacts, pool: ModelPool) -> Iterator[Problem]:
         yield Problem(
             loc,
             f"the model's architecture is {names}, and vLLM serves LoRA adapters only for {len(ADAPTABLE)} others "
-            "(LlamaForCausalLM, Qwen3ForCausalLM, …; docs/models.md lists them); choose one of those",
+            "(LlamaForCausalLM, Qwen3ForCausalLM, …; docs/reference/models.md lists them); choose one of those",
         )
     elif not facts.linear_layers:
         yield Problem(loc, "the model has no linear layers for an adapter; choose another model")

@@ -1,6 +1,6 @@
 """Estimates whether a pool's workers fit this machine's memory, before any worker loads weights.
 
-The estimate adds up peaks by purpose. docs/models.md has the formulas; `python -m bench memory` compares them with
+The estimate adds up peaks by purpose. docs/reference/models.md has the formulas; `python -m bench memory` compares them with
 measured peaks. On a machine with a GPU the weights are in GPU memory, and nothing is estimated.
 """
 

@@ -185,7 +185,7 @@ class Assembly:
         return sum(len(draft.trained) for draft in self.drafts)
 
     def want(self, in_flight: int) -> int:
-        """Return how many new groups to issue (credits, see docs/architecture.md). in_flight: groups that are issued already."""
+        """Return how many new groups to issue (credits, see docs/explanation/architecture.md). in_flight: groups that are issued already."""
         draft = self.open
         if draft is None:
             return 0

@@ -1,6 +1,6 @@
 r"""Table of the algorithms: how advantages are computed, whether a ratio is of a token or a sequence, its bounds, and the normaliser.
 
-Three policies take part (docs/algorithms.md, "Two ratios"). mu is the behaviour policy: it sampled the tokens, and the engine recorded its logprobs.
+Three policies take part (docs/reference/algorithms.md, "Two ratios"). mu is the behaviour policy: it sampled the tokens, and the engine recorded its logprobs.
 pi_prox is the trainer's policy at the first version of the step. pi is the policy under the gradient. The papers write pi_old for both mu and pi_prox.
 Their ratios are
 

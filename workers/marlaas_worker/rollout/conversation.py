@@ -1,4 +1,4 @@
-"""Conversations as token ids: each turn appends ids, and existing ids never change (docs/architecture.md).
+"""Conversations as token ids: each turn appends ids, and existing ids never change (docs/explanation/architecture.md).
 
 Generated ids are kept as they are. Of the chat template's rendering, only the text beyond the conversation so
 far is tokenized. Every turn checks, on text, that the rendering begins with the conversation so far, including

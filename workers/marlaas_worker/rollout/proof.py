@@ -13,7 +13,7 @@ engine's prefix cache, which must never contain results of a wrong adapter.
 A version that was evicted and is loaded again in the same incarnation of the engine is not probed again.
 
 The engine's self-test shows earlier that slots are applied at all. A digest is compared only with that of the
-same version, so two versions may be equal once rounded to the engine's dtype. See docs/architecture.md.
+same version, so two versions may be equal once rounded to the engine's dtype. See docs/explanation/proof-of-delivery.md.
 """
 
 import asyncio
