@@ -33,6 +33,7 @@ class _ByFolder(LoadScopeScheduling):
         return nodeid.split("::")[0].rpartition("/")[0]
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
     """With several processes (`-n 2`)."""
     return _ByFolder(config, log)

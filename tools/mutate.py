@@ -31,8 +31,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tools" / "mutations"
-NO_TESTS = {4, 5}
-"""Exit statuses of pytest: a wrong argument, and no test collected."""
+NOT_RUN = {3, 4, 5}
+"""Exit statuses of pytest: an internal error, a wrong argument, and no test collected."""
 
 
 class BadMutation(Exception):
@@ -95,7 +95,7 @@ def is_caught(mutation: Mutation) -> bool:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *quiet, *mutation.tests], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    if done.returncode in NO_TESTS:
+    if done.returncode in NOT_RUN:
         raise BadMutation(f"{mutation.area}: {mutation.name}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
     return done.returncode != 0
 
