@@ -6,13 +6,14 @@ BIN := .venv/bin
 ACCEL ?= cpu
 TEST_PROCESSES ?= 2
 EXPLORE_ROUNDS ?= 10
+PYTEST = OMP_NUM_THREADS=1 MKL_DYNAMIC=FALSE $(BIN)/python -m pytest -n $(TEST_PROCESSES) --no-loadscope-reorder --durations=20
 export UV_PYTHON_DOWNLOADS ?= never
 export MYPY_CACHE_DIR ?= $(CACHE)/mypy
 export RUFF_CACHE_DIR ?= $(CACHE)/ruff
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes would compile torch, transformers and vllm anew
 STAMP := .venv/.installed-$(ACCEL)
 
-.PHONY: help demo demo-tiny test explore check lint bench crds lock setup clean
+.PHONY: help demo demo-tiny test test-fast explore check lint bench crds lock setup clean
 
 help:  ## Show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,7 +25,10 @@ demo-tiny: setup  ## Train two teams' jobs on a tiny model that this machine mak
 	$(BIN)/marlaas run examples/quickstart.yaml --out runs/demo-tiny-$$(date +%Y%m%d-%H%M%S)
 
 test: setup control-plane-tools  ## Run every test; those of a real cluster are `make e2e`
-	OMP_NUM_THREADS=1 MKL_DYNAMIC=FALSE $(BIN)/python -m pytest -n $(TEST_PROCESSES) --no-loadscope-reorder $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
+
+test-fast: setup  ## Run the tests that start no engine, no API server and no run (three minutes)
+	$(PYTEST) -m "not engine and not api_server and not processes and not slow" $(PYTEST_ARGS)
 
 explore: setup  ## Draw fresh examples for the property tests, EXPLORE_ROUNDS times; a failing seed is printed
 	@for round in $$(seq $(EXPLORE_ROUNDS)); do \

@@ -14,6 +14,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from marlaas_worker.process_setup import ask_for_the_same_bits
+from tests import folder_times, guard
 
 ask_for_the_same_bits()
 # The same examples in every run, whatever the machine's speed; `make explore` draws others.
@@ -24,6 +25,12 @@ hypothesis.settings.load_profile(os.environ.get("MARLAAS_HYPOTHESIS", "same"))
 TESTS = Path(__file__).parent
 LONG = ("operator/real", "loop", "rollout", "local", "trainer", "sandbox", "cluster_cli", "chart", "chat", "models")
 """Folders that take long, the longest first: begun first, they do not keep one process waiting for the other at the end."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Report the time of each folder; run what fails by chance once more."""
+    folder_times.register(config)
+    guard.register(config)
 
 
 class _ByFolder(LoadScopeScheduling):
