@@ -71,8 +71,10 @@ def ensure(names: Iterable[str] = tuple(BINARIES)) -> dict[str, Path]:
     found = {name: path(name) for name in names}
     missing = [name for name, at in found.items() if not at.exists()]
     if missing:
-        with file_lock(cache_dir() / "kubernetes" / "build.lock"):
-            for number, name in enumerate(missing, 1):
+        for number, name in enumerate(missing, 1):
+            with file_lock(
+                cache_dir() / "kubernetes" / "build.lock"
+            ):  # for each: the next one to come may need this one alone
                 _build_unless_there(name, f"{number}/{len(missing)}")
     return found
 

@@ -1,13 +1,12 @@
 """A proxy before the API server that does to requests what a test says: wrong answers, broken connections, watches that fall silent.
 
-It speaks plain HTTP to the client and, as the administrator, TLS to the server. Every request is counted.
+It speaks plain HTTP to the client and, as the administrator, TLS to the server.
 """
 
 import asyncio
 import contextlib
 import json
 import ssl
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -48,24 +47,19 @@ SILENT = Fault(silent=True)
 
 
 class Proxy:
-    """decide: asked of every request; None lets it pass. seen: requests by (method, path)."""
+    """decide: asked of every request; None lets it pass."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
         self.decide: Decide = lambda request: None
-        self.seen: Counter[tuple[str, str]] = Counter()
         self.faults = 0
         self.url = ""
         self._session: aiohttp.ClientSession | None = None
 
-    @property
-    def requests(self) -> int:
-        """All requests so far."""
-        return self.seen.total()
-
     def times(self, number: int, fault: Fault, matches: Callable[[web.Request], bool]) -> None:
-        """The next so many matching requests have this fault; then all is well."""
+        """The next so many matching requests have this fault; then all is well. Faults are counted from here."""
         left = [number]
+        self.faults = 0
 
         def decide(request: web.Request) -> Fault | None:
             if left[0] <= 0 or not matches(request):
@@ -109,7 +103,6 @@ class Proxy:
                 await runner.cleanup()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        self.seen[request.method, request.path] += 1
         fault = self.decide(request)
         if fault is None:
             return await self._forward(request)
