@@ -36,7 +36,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Build missing programs, or wait until another process has built them, before the clock of the test's timeout starts."""
-    fixtures = [*getattr(item, "fixturenames", ()), *(["control_plane"] if item.get_closest_marker("api_server") else [])]
+    fixtures = [
+        *getattr(item, "fixturenames", ()),
+        *(["control_plane"] if item.get_closest_marker("api_server") else []),
+    ]
     names = {name for fixture in fixtures for name in _PROGRAMS.get(fixture, ())}
     if any(not binaries.path(name).exists() for name in names):
         binaries.ensure(sorted(names))

@@ -33,7 +33,7 @@ from marlaas_operator.cluster.resources import EVENTS, KINDS, MANAGED, MODELPOOL
 from marlaas_operator.installation import Installation
 from marlaas_operator.policies.conditions import CONTROLLER
 
-PATIENCE_S = 15.0
+PATIENCE_S = 60.0
 SANDBOX = {"Deployment one-sandbox", "NetworkPolicy one-sandbox", "Secret one-sandbox", "ServiceAccount one-sandbox"}
 Operator = ForkedOperator | Daemon
 _PORT = re.compile(r"health and metrics on port (\d+)\n")

@@ -33,7 +33,8 @@ class Fault:
     silent: bool = False
 
 
-Decide = Callable[[web.Request], Fault | None]
+Decide = Callable[[web.Request, bool], Fault | None]
+"""The fault of a request; with True, of a watch that is open already."""
 
 
 def answer(status: int, reason: str, **headers: str) -> Fault:
@@ -51,7 +52,7 @@ class Proxy:
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
-        self.decide: Decide = lambda request: None
+        self.decide: Decide = lambda request, is_open: None
         self.faults = 0
         self.url = ""
         self._session: aiohttp.ClientSession | None = None
@@ -61,8 +62,8 @@ class Proxy:
         left = [number]
         self.faults = 0
 
-        def decide(request: web.Request) -> Fault | None:
-            if left[0] <= 0 or not matches(request):
+        def decide(request: web.Request, is_open: bool) -> Fault | None:
+            if left[0] <= 0 or not matches(request) or (is_open and not fault.silent):
                 return None
             left[0] -= 1
             return fault
@@ -103,7 +104,7 @@ class Proxy:
                 await runner.cleanup()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        fault = self.decide(request)
+        fault = self.decide(request, False)
         if fault is None:
             return await self._forward(request)
         self.faults += 1
@@ -129,8 +130,7 @@ class Proxy:
             response = web.StreamResponse(status=upstream.status, headers=kept)
             await response.prepare(request)
             async for chunk in upstream.content.iter_any():
-                fault = self.decide(request) if is_watch(request) else None
-                if fault is not None and fault.silent:
+                if is_watch(request) and self.decide(request, True) is not None:
                     self.faults += 1
                     await _hang()
                 await response.write(chunk)
