@@ -76,14 +76,14 @@ async def test_a_foreign_secret_that_admission_protects_is_passed_over(
 
 
 async def test_what_may_not_be_deleted_keeps_no_finalizer_and_is_named_at_the_end(cluster: MemoryCluster) -> None:
-    for each in [*sandbox(), job("marlaas.dev/job")]:
+    for each in [*sandbox(), job("marlaas.dev/job", "example.com/theirs")]:
         await cluster.create(each)
     cluster.fail = fails("delete", DEPLOYMENTS, Forbidden("the team's own rule"))
     with pytest.raises(LeftBehind, match="the team's own rule"):
         await clean_up(cluster, INSTALLATION)
     assert await cluster.list(NETWORK_POLICIES) == []
     (released,) = await cluster.list(RLJOBS)
-    assert not released["metadata"].get("finalizers")
+    assert released["metadata"]["finalizers"] == ["example.com/theirs"]
 
 
 async def test_a_job_that_was_only_waiting_for_us_is_gone(cluster: MemoryCluster) -> None:

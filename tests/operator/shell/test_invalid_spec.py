@@ -9,6 +9,11 @@ from tests.operator.shell.harness import ONE, ServiceHarness, playing, queued_jo
 
 from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, STATEFULSETS, TENANTS
+from tests import virtual_time
+
+event_loop_policy = virtual_time.event_loop_policy
+monotonic = virtual_time.monotonic
+pytestmark = pytest.mark.usefixtures("monotonic")
 
 POOL = Target(MODELPOOLS, "", "tiny")
 TENANT = Target(TENANTS, "", "a")
@@ -136,14 +141,3 @@ async def test_a_tenant_without_namespaces_says_so_and_keeps_no_job_waiting(spec
     async with playing(harness):
         await harness.until(lambda: harness.status().get("reason") == HANDED_OVER, "the job is handed over")
         await harness.until(lambda: said(harness, TENANT, "Active")[0] == "InvalidSpec", "told")
-
-
-async def test_a_job_waits_for_the_pool_of_each_agent_and_is_handed_over_when_it_exists() -> None:
-    harness = ServiceHarness()
-    agents = [{"name": "solver"}, {"name": "judge", "poolRef": {"name": "big"}}]
-    await stored(harness, pool("tiny"), tenant("a", "team-a"), job("team-a", "one", "tiny", agents=agents))
-    async with playing(harness):
-        await harness.until(lambda: harness.status().get("reason") == "PoolNotFound", "told")
-        assert "ModelPool 'big' of agent 'judge' does not exist" in harness.status()["message"]
-        await stored(harness, pool("big"))
-        await harness.until(lambda: harness.status().get("reason") == HANDED_OVER, "handed over")
