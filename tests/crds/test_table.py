@@ -25,7 +25,7 @@ from tests.crds.table import (
     told_at,
 )
 
-from marlaas_api.kinds import KINDS, Kind, RLJob
+from marlaas_api.kinds import KINDS, Kind
 from marlaas_api.kinds.problems import InvalidObject, parse
 
 ROWS = [row for table in TABLES.values() for row in table.rows]
