@@ -73,21 +73,22 @@ def _operate(arguments: Sequence[str], log: str, failpoint: str, variant: str) -
     os.dup2(output, 2)
     if failpoint:
         os.environ["MARLAAS_FAILPOINT"] = failpoint
-    _VARIANTS[variant]()
+    for module, name, value in _VARIANTS[variant]:
+        setattr(module, name, value)
     sys.exit(entry.main(arguments))
 
 
-def _hasty() -> None:
-    watching.SWEEP_EVERY_S = watching.FIRST_S = 2.0
-    work_queue.REFUSED_AGAIN_S = reconcile.REFUSED_AGAIN_S = 3.0
-    work_queue.LASTING_S = 2.0
-    watching._AGAIN_S = (0.1, 0.2, 0.5, 1.0)
-    entry._RETRY_S = 0.3
-
-
-def _patient() -> None:
-    """The bus and the first word on it may be late."""
-    job_phase.FIRST_WORD_S = job_phase.BUS_PATIENCE_S = 60.0
-
-
-_VARIANTS = {"": lambda: None, "hasty": _hasty, "patient": _patient}
+_VARIANTS: dict[str, list[tuple[object, str, object]]] = {
+    "": [],
+    "hasty": [
+        (watching, "SWEEP_EVERY_S", 2.0),
+        (watching, "FIRST_S", 2.0),
+        (watching, "_AGAIN_S", (0.1, 0.2, 0.5, 1.0)),
+        (work_queue, "REFUSED_AGAIN_S", 3.0),
+        (reconcile, "REFUSED_AGAIN_S", 3.0),
+        (work_queue, "LASTING_S", 2.0),
+        (entry, "_RETRY_S", 0.3),
+    ],
+    "patient": [(job_phase, "FIRST_WORD_S", 60.0), (job_phase, "BUS_PATIENCE_S", 60.0)],
+}
+"""Constants of the operator that a variant changes. patient: the bus and the first word on it may be late."""
