@@ -28,7 +28,7 @@ class Story:
             raise act
         if act is None:
             await halt.wait()
-        else:
+        elif act:  # without a pause no timer can run
             await asyncio.sleep(act)
 
     async def told_in_the_end(self, number: int) -> list[str]:
