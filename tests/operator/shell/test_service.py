@@ -233,8 +233,9 @@ def job_of(name: str) -> Target:
     return Target(RLJOBS, "team-a", name)
 
 
-async def test_figures_alone_are_written_once_a_second_and_an_end_at_once() -> None:
-    harness = ServiceHarness()
+async def test_figures_alone_are_written_once_a_second_and_an_end_at_once_also_by_a_clock_that_is_set_back() -> None:
+    back_s = [0.0]
+    harness = ServiceHarness(now=lambda: 1.8e9 + virtual_time.now() - back_s[0])
     async with running_job(harness) as orchestrator:
         await asyncio.sleep(60)
         before = harness.count("patch status", "rljobs")
@@ -243,6 +244,9 @@ async def test_figures_alone_are_written_once_a_second_and_an_end_at_once() -> N
             await asyncio.sleep(0.1)
         await harness.until(lambda: harness.status().get("tokens") == 30, "the last figure")
         assert harness.count("patch status", "rljobs") - before == 4, "at 0, 1, 2 and 3 s"
+        back_s[0] = 3600.0
+        await orchestrator.say("team-a", "one", **ADMITTED, step=1)
+        await harness.until(lambda: harness.status().get("step") == 1, "the step")
         await orchestrator.say("team-a", "one", **SUCCEEDED, tokens=31)
         since = asyncio.get_running_loop().time()
         await harness.until(lambda: harness.status().get("phase") == "Succeeded", "succeeded")

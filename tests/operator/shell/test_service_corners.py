@@ -6,7 +6,7 @@ import ormsgpack
 import pytest
 from tests.operator.objects import job, pool
 from tests.operator.real.orchestrators import ADMITTED
-from tests.operator.shell.harness import ONE, ServiceHarness, playing, queued_job, running_job
+from tests.operator.shell.harness import ONE, ServiceHarness, playing, queued_job
 
 from marlaas_api import subjects
 from marlaas_api.errors import MarlaasError
@@ -57,15 +57,6 @@ async def test_a_job_that_goes_before_it_has_our_finalizer_leaves_no_document() 
         await harness.until(lambda: harness.status(Target(ONE.resource, "team-a", "two")) != {}, "the next one is told")
         assert set(orchestrator.documents) == {"team-a.two"}
         assert harness.service.cache.get(ONE) is None
-
-
-async def test_a_clock_that_is_set_back_does_not_keep_figures_from_being_told() -> None:
-    now = [1.8e9]
-    harness = ServiceHarness(now=lambda: now[0])
-    async with running_job(harness) as orchestrator:
-        now[0] -= 3600.0
-        await orchestrator.say("team-a", "one", **ADMITTED, step=1)
-        await harness.until(lambda: harness.status().get("step") == 1, "the step")
 
 
 async def test_of_an_object_whose_successor_was_seen_first_nothing_is_kept() -> None:
