@@ -108,20 +108,15 @@ def test_a_verdict_that_was_given_stands_and_crashes_are_counted_when_pods_are_r
     assert plan(scene).status["sandboxCrashes"] == 7
 
 
-def test_a_job_without_our_finalizer_is_none_of_our_business():
-    assert plan(running(meta=replace(deleted(), finalizers=()))) == Plan()
-
-
-def test_a_deleted_running_job_is_stopped_and_its_sandbox_removed_before_it_goes():
-    found = plan(running(meta=deleted()))
-    assert kinds(found.actions) == ["WriteDocument", "Delete"]
-    assert found.actions[0].document.deleted
-    assert (found.status["reason"], found.requeue_s) == ("Deleting", FORGET_S - 1)
-
-
-def test_a_second_look_at_a_deleted_job_asks_for_nothing_again():
+def test_a_deleted_running_job_is_stopped_and_its_sandbox_removed_before_it_goes_and_nothing_is_asked_for_again():
+    for parses in ({}, {"job": None, "problem": "?"}):
+        found = plan(running(meta=deleted(), **parses))
+        assert kinds(found.actions) == ["WriteDocument", "Delete"]
+        assert found.actions[0].document.deleted
+        assert (found.status["reason"], found.requeue_s) == ("Deleting", FORGET_S - 1)
     asked = told(running(meta=deleted(), document=document(deleted=True), owned={}, pods=()))
     assert plan(asked) == Plan(requeue_s=FORGET_S - 1)
+    assert plan(running(meta=replace(deleted(), finalizers=()))) == Plan(), "without our finalizer"
 
 
 @pytest.mark.parametrize("left", [None, document(uid="next")])
@@ -150,7 +145,3 @@ def test_a_deletions_minute_is_counted_by_our_own_clock_from_when_it_was_seen(ag
 def test_that_a_deleted_job_was_forgotten_is_believed_of_a_bus_that_answers_alone(bus):
     found = plan(new(meta=deleted(), bus=bus))
     assert RemoveFinalizer(FINALIZER) not in found.actions
-
-
-def test_a_job_that_does_not_parse_can_be_deleted():
-    assert kinds(plan(running(meta=deleted(), job=None, problem="?")).actions)[0] == "WriteDocument"

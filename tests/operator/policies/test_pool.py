@@ -88,20 +88,17 @@ def test_an_owned_object_that_was_deleted_comes_back(key):
     assert len(found.actions) == (2 if key[0] == "StatefulSet" else 1), "its Secret comes along"
 
 
-@pytest.mark.parametrize("change", [{"namespaces": ["a"]}, {"sandbox": {"maxMemory": "1Gi"}}])
-def test_a_change_that_is_none_of_the_workers_business_restarts_nobody(change):
-    assert applied(plan(replace(settled(), pool=modelpool(**change)))) == []
-
-
 @pytest.mark.parametrize(
     ("change", "roles"),
     [
+        ({"namespaces": ["a"]}, set()),
+        ({"sandbox": {"maxMemory": "1Gi"}}, set()),
         ({"rollout": {"replicas": 2}}, {"tiny-rollout"}),
         ({"trainer": {"tolerations": [{"operator": "Exists"}]}}, {"tiny-trainer"}),
         ({"adapterSlots": 4}, {"tiny-pool", "tiny-rollout", "tiny-trainer"}),
     ],
 )
-def test_a_change_reaches_those_whom_it_concerns(change, roles):
+def test_a_change_reaches_those_whom_it_concerns_and_restarts_nobody_else(change, roles):
     assert {name for _, name in applied(plan(replace(settled(), pool=modelpool(**change))))} == roles
 
 
@@ -190,14 +187,10 @@ def test_the_time_until_all_workers_of_a_role_were_ready_is_kept_for_its_next_st
     assert plan(replace(began, status=again, pods=gone), NOW + 999.0).status is None
 
 
-def test_a_pool_that_does_not_parse_says_so_and_keeps_what_it_has():
-    found = plan(replace(settled(), pool=None, problem="spec.model: required"))
-    assert found.actions == ()
-    assert conditions(found)["Ready"] == ("False", "InvalidSpec")
-
-
-def test_a_pool_that_does_not_parse_can_be_deleted():
+def test_a_pool_that_does_not_parse_says_so_keeps_what_it_has_and_can_be_deleted():
     unread = {"pool": None, "problem": "spec.model: required"}
+    found = plan(replace(settled(), **unread))
+    assert (found.actions, conditions(found)["Ready"]) == ((), ("False", "InvalidSpec"))
     used = plan(deleted(replace(settled(jobs=(load(),)), **unread)))
     assert (used.actions, conditions(used)["Deleting"]) == ((), ("False", "InUse"))
     scene = deleted(replace(settled(), **unread))
