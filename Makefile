@@ -24,8 +24,8 @@ demo: setup  ## Teach a real language model arithmetic on this machine, and show
 demo-tiny: setup  ## Train two teams' jobs on a tiny model that this machine makes itself (about three minutes)
 	$(BIN)/marlaas run examples/quickstart.yaml --out runs/demo-tiny-$$(date +%Y%m%d-%H%M%S)
 
-test: setup control-plane-tools  ## Run every test; those of a real cluster are `make e2e`
-	$(PYTEST) $(PYTEST_ARGS)
+test: setup  ## Run every test; those of a real cluster are `make e2e`
+	@$(E2E) tools $(CONTROL_PLANE_TOOLS) & $(PYTEST) $(PYTEST_ARGS)  # tests of the API server wait for what is not built yet
 
 test-fast: setup  ## Run the tests that start no engine, no API server and no run (three minutes)
 	$(PYTEST) -m "not engine and not api_server and not processes and not slow" $(PYTEST_ARGS)

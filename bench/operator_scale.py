@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 import psutil
-from tests.operator.conftest import install_kinds
+from tests.api_server import serve_kinds
 from tests.operator.real.harness import OperatorHarness, rigged
 
 from bench import options
@@ -97,8 +97,8 @@ async def _orchestrator(harness: OperatorHarness) -> AsyncIterator[Orchestrator]
 
 async def run(num_jobs: int, num_reports: int) -> None:
     with ControlPlane() as plane:
-        await install_kinds(plane)
-        async with rigged(plane) as harness:
+        serve_kinds(plane)
+        async with rigged(plane, forks=False) as harness:
             rows = await measure(harness, num_jobs, num_reports)
     print(table(["what", "measured", "must", "aim"], rows))
 

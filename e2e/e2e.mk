@@ -1,6 +1,7 @@
 # A real Kubernetes on this machine; see e2e/README.md. Included by the Makefile.
 E2E := $(BIN)/python -m marlaas_e2e
 E2E_ARGS ?=
+CONTROL_PLANE_TOOLS := etcd kube-apiserver kubectl kube-controller-manager helm
 
 .PHONY: e2e e2e-images e2e-tools control-plane-tools e2e-packages e2e-images-base e2e-up e2e-down
 
@@ -17,7 +18,7 @@ e2e-tools: setup  ## Build Kubernetes, etcd, CoreDNS and helm into the cache (a 
 	$(E2E) tools
 
 control-plane-tools: setup  ## Build what tests on a real API server need (ten minutes, once)
-	@$(E2E) tools etcd kube-apiserver kube-controller-manager kubectl helm
+	@$(E2E) tools $(CONTROL_PLANE_TOOLS)
 
 e2e-packages: setup  ## Install what a node and images need from Debian, if something is missing and this is root
 	@$(E2E) packages

@@ -14,7 +14,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from marlaas_worker.process_setup import ask_for_the_same_bits
-from tests import folder_times, guard
+from tests import api_server, folder_times, guard
 
 ask_for_the_same_bits()
 # The same examples in every run, whatever the machine's speed; `make explore` draws others.
@@ -23,7 +23,7 @@ hypothesis.settings.register_profile("explore", deadline=None, database=None, pr
 hypothesis.settings.load_profile(os.environ.get("MARLAAS_HYPOTHESIS", "same"))
 
 TESTS = Path(__file__).parent
-LONG = ("operator/real", "loop", "rollout", "local", "trainer", "sandbox", "cluster_cli", "chart", "chat", "models")
+LONG = (*api_server.FOLDERS, "loop", "rollout", "local", "trainer", "sandbox", "chat", "models")
 """Folders that take long, the longest first: begun first, they do not keep one process waiting for the other at the end."""
 
 
@@ -31,13 +31,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """Report the time of each folder; run what fails by chance once more."""
     folder_times.register(config)
     guard.register(config)
+    config.pluginmanager.register(api_server, "api-server")
 
 
 class _ByFolder(LoadScopeScheduling):
-    """One process has all tests of a folder: what they share is dear, an engine or an API server."""
+    """One process has all tests of a folder, and one has all of the API server: what they share is dear."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid.split("::")[0].rpartition("/")[0]
+        folder = nodeid.split("::")[0].rpartition("/")[0]
+        return "api server" if folder.removeprefix("tests/") in api_server.FOLDERS else folder
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -10,9 +10,6 @@ import pytest
 import yaml
 
 from marlaas_e2e import binaries
-from marlaas_e2e.fixtures import control_plane, control_plane_with_controllers
-
-__all__ = ["control_plane", "control_plane_with_controllers"]
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "marlaas"

@@ -14,7 +14,7 @@ from .conftest import Document, Helm
 NAMESPACE = "marlaas-system"
 OPERATOR = f"system:serviceaccount:{NAMESPACE}:marlaas-operator"
 OURS = {"app.kubernetes.io/managed-by": "marlaas-operator"}
-IN_FORCE_S = 30.0
+IN_FORCE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,6 @@ def installation(documents: list[Document], folder: Path) -> Installation:
     return load(file)
 
 
-def test_the_operator_reads_it(documents: list[Document], tmp_path: Path) -> None:
-    told = installation(documents, tmp_path)
-    assert (told.release, told.namespace) == ("marlaas", "marlaas-system")
-
-
 def test_the_bus_is_found_by_name_and_by_labels(render: Render, tmp_path: Path) -> None:
     documents = render("default")
     told = installation(documents, tmp_path)
@@ -38,6 +33,7 @@ def test_the_bus_is_found_by_name_and_by_labels(render: Render, tmp_path: Path) 
 
 def test_every_pod_waits_for_the_secret_that_the_operator_makes(documents: list[Document], tmp_path: Path) -> None:
     told = installation(documents, tmp_path)
+    assert (told.release, told.namespace) == ("marlaas", "marlaas-system")
     for document in documents:
         if document["kind"] in {"Deployment", "StatefulSet"} and not document["metadata"]["name"].endswith("-operator"):
             volumes = document["spec"]["template"]["spec"]["volumes"]
@@ -66,27 +62,16 @@ def test_blobs_lie_where_the_orchestrator_looks(render: Render, tmp_path: Path, 
     assert f"--blobs={told.blobs.url}" in pod["containers"][0]["args"]
 
 
-def notes(helm: Helm) -> str:
+def test_the_notes_have_a_first_job_that_its_pool_can_take_and_say_what_uninstalling_keeps(helm: Helm) -> None:
     done = helm("install", "marlaas", CHART, "--namespace", "marlaas-system", "--dry-run=client")
     assert done.returncode == 0, done.stderr
-    return done.stdout.partition("NOTES:")[2]
-
-
-def test_the_first_job_in_the_notes_is_a_job_that_its_pool_can_take(helm: Helm) -> None:
-    manifests = [part.partition("<<END\n")[2].partition("  END")[0] for part in notes(helm).split("kubectl")[1:]]
+    notes = done.stdout.partition("NOTES:")[2]
+    manifests = [part.partition("<<END\n")[2].partition("  END")[0] for part in notes.split("kubectl")[1:]]
     pool_text, job_text = [text for text in manifests if text]
     pool, job = ModelPool.model_validate(yaml.safe_load(pool_text)), RLJob.model_validate(yaml.safe_load(job_text))
     assert job.spec.pool_ref.name == pool.metadata.name
     assert list(check_fit(job, pool)) == []
-
-
-def test_the_notes_say_what_uninstalling_keeps_and_how_to_delete_it(helm: Helm) -> None:
-    told = " ".join(notes(helm).split())
-    assert (
-        "the claim data-marlaas-nats-0 (progress and records of the jobs), the claim marlaas-blobs (all trained adapters)"
-        in told
-    )
-    assert (
-        "delete persistentvolumeclaims --selector app.kubernetes.io/name=marlaas,app.kubernetes.io/instance=marlaas"
-        in told
-    )
+    told = " ".join(notes.split())
+    assert "the claim data-marlaas-nats-0 (progress and records of the jobs), the claim marlaas-blobs (all" in told
+    selector = "app.kubernetes.io/name=marlaas,app.kubernetes.io/instance=marlaas"
+    assert f"delete persistentvolumeclaims --selector {selector}" in told

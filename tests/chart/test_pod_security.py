@@ -25,35 +25,23 @@ def test_every_pod_passes_the_restricted_level_and_ours_with_bounded_memory(docu
 def test_only_those_who_ask_the_api_server_hold_a_token(documents: list[Document]) -> None:
     holders = {name for name, pod in pods(documents) if holds_token(pod)}
     assert holders <= {"Deployment marlaas-operator", "Job marlaas-uninstall", "Pod marlaas-test"}
-
-
-def test_every_pod_has_an_account_of_its_own(documents: list[Document]) -> None:
     accounts = [pod["serviceAccountName"] for _, pod in pods(documents)]
     made = {document["metadata"]["name"] for document in documents if document["kind"] == "ServiceAccount"}
-    assert len(set(accounts)) == len(accounts)
+    assert len(accounts) == len(made), "each has an account of its own"
     assert set(accounts) == made
 
 
-def test_long_running_pods_are_probed(documents: list[Document]) -> None:
-    workloads = [document for document in documents if document["kind"] in {"Deployment", "StatefulSet"}]
-    for workload in workloads:
-        for container in workload["spec"]["template"]["spec"]["containers"]:
+def test_long_running_pods_are_probed_and_fenced_and_selected_by_labels_that_no_upgrade_changes(
+    documents: list[Document],
+) -> None:
+    fences = [document["spec"] for document in documents if document["kind"] == "NetworkPolicy"]
+    fenced = [spec["podSelector"]["matchLabels"] for spec in fences]
+    assert all(spec["policyTypes"] == ["Ingress", "Egress"] for spec in fences)
+    for spec in [each["spec"] for each in documents if each["kind"] in {"Deployment", "StatefulSet"}]:
+        template, selector = spec["template"], spec["selector"]["matchLabels"]
+        for container in template["spec"]["containers"]:
             assert {"startupProbe", "livenessProbe", "readinessProbe"} <= set(container)
-
-
-def test_long_running_pods_are_fenced_by_a_network_policy(documents: list[Document]) -> None:
-    fenced = [document["spec"] for document in documents if document["kind"] == "NetworkPolicy"]
-    selectors = [spec["podSelector"]["matchLabels"] for spec in fenced]
-    assert all(spec["policyTypes"] == ["Ingress", "Egress"] for spec in fenced)
-    for document in documents:
-        if document["kind"] in {"Deployment", "StatefulSet"}:
-            assert document["spec"]["selector"]["matchLabels"] in selectors
-
-
-def test_a_label_that_an_upgrade_changes_selects_nothing(documents: list[Document]) -> None:
-    for document in documents:
-        if document["kind"] in {"Deployment", "StatefulSet"}:
-            spec = document["spec"]
-            claims = [each["metadata"]["labels"] for each in spec.get("volumeClaimTemplates", [])]
-            for labels in (spec["selector"]["matchLabels"], spec["template"]["metadata"]["labels"], *claims):
-                assert not {"helm.sh/chart", "app.kubernetes.io/version"} & set(labels)
+        assert selector in fenced
+        claims = [each["metadata"]["labels"] for each in spec.get("volumeClaimTemplates", [])]
+        for labels in (selector, template["metadata"]["labels"], *claims):
+            assert not {"helm.sh/chart", "app.kubernetes.io/version"} & set(labels)

@@ -24,21 +24,10 @@ def test_a_release_name_that_makes_labels_too_long_is_refused(helm: Helm) -> Non
     assert "longer than 40 characters" in helm("template", "m" * 41, CHART).stderr
 
 
-def test_values_of_the_wrong_release_are_refused_by_lint_too(helm: Helm) -> None:
-    done = helm("lint", CHART, "--set", "operator.imge=x")
-    assert done.returncode != 0
-    assert "additional properties 'imge' not allowed" in done.stdout + done.stderr
-
-
 @pytest.mark.parametrize("values", sorted(path.stem for path in VALUES.glob("*.yaml")))
 def test_lint_finds_nothing(helm: Helm, values: str) -> None:
     done = helm("lint", "--strict", CHART, "--values", VALUES / f"{values}.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_a_whole_chart_can_be_packaged(helm: Helm, tmp_path: object) -> None:
-    done = helm("package", CHART, "--destination", str(tmp_path))
-    assert done.returncode == 0, done.stderr
 
 
 LINE = re.compile(r"^( *)(- )?([A-Za-z]+):")

@@ -1,5 +1,6 @@
 """A real API server that knows the kinds, and the command as a person runs it against that server."""
 
+import hashlib
 import json
 import os
 import sys
@@ -13,10 +14,6 @@ import pytest
 from marlaas.cli import main
 from marlaas_e2e import binaries
 from marlaas_e2e.control_plane import ControlPlane
-from marlaas_e2e.fixtures import control_plane
-
-__all__ = ["control_plane"]
-ROOT = Path(__file__).parents[2]
 
 POOL = """\
 apiVersion: marlaas.dev/v1alpha1
@@ -81,24 +78,16 @@ class Shell:
         return self.plane.kubectl(*arguments, f"--namespace={self.namespace}")
 
 
-@pytest.fixture(scope="session")
-def plane(control_plane: ControlPlane) -> ControlPlane:
-    """The API server with the kinds."""
-    control_plane.kubectl("apply", "--server-side", "--force-conflicts", "--filename", ROOT / "crds")
-    control_plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", "--filename", ROOT / "crds")
-    return control_plane
-
-
 @pytest.fixture
 def shell(
-    plane: ControlPlane,
+    control_plane: ControlPlane,
     request: pytest.FixtureRequest,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Shell:
     """A terminal whose context has a namespace of this test's own."""
-    namespace = f"t{abs(hash(request.node.nodeid)):x}"[:20]
+    plane, namespace = control_plane, f"t{hashlib.sha256(request.node.nodeid.encode()).hexdigest():.12}"
     plane.kubectl("create", "namespace", namespace)
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(plane.kubeconfig.read_text())

@@ -24,16 +24,12 @@ def test_submit_creates_then_finds_nothing_to_change_then_changes(shell: Shell) 
     assert shell.get("rljob", "sums")["spec"]["training"]["steps"] == 9
 
 
-def test_submit_owns_only_what_was_written(shell: Shell) -> None:
+def test_submit_owns_only_what_was_written_and_applies_nothing_when_one_object_is_refused(shell: Shell) -> None:
     shell.submit()
     body = json.loads(shell.kubectl("get", "rljob", "sums", "--output=json", "--show-managed-fields"))
     (entry,) = body["metadata"]["managedFields"]
     assert (entry["manager"], entry["operation"]) == ("marlaas", "Apply")
     assert set(entry["fieldsV1"]["f:spec"]) == {"f:poolRef", "f:environment", "f:training"}
-
-
-def test_submit_applies_nothing_when_one_object_is_refused(shell: Shell) -> None:
-    shell.submit()
     fine = shell.job.replace("name: sums", "name: other")
     said = shell.run("submit", shell.write(f"{fine}---\n{shell.job.replace('steps: 8', 'steps: 4')}"))
     assert said.code == 2

@@ -66,27 +66,31 @@ def _job(*agents: dict[str, Any]) -> ClusterJobView:
     return job_view(_body(*agents))
 
 
-def test_the_promoted_version_counts_and_otherwise_the_newest() -> None:
+def test_the_promoted_version_counts_otherwise_the_newest_and_a_player_has_none() -> None:
     newest = {"name": "policy", "policyVersion": 7, "adapter": "a/sums/7"}
     assert published(_job(newest), None) == (NEWEST,)
     (promoted,) = published(_job({**newest, "promotedVersion": 5}), "policy")
     assert promoted.version == 5
+    assert published(_job({"name": "o", "policyVersion": 7}, newest), "policy") == (NEWEST,)
 
 
-def test_a_job_without_an_adapter_says_so() -> None:
-    with pytest.raises(InvalidInput, match="no published adapter yet; see kubectl marlaas why sums -n a"):
-        published(_job(), None)
-    with pytest.raises(InvalidInput, match="no agent critic; its agents are policy"):
-        published(_job({"name": "policy", "policyVersion": 0}), "critic")
-
-
-def test_an_agent_that_plays_anothers_policy_has_no_adapter() -> None:
-    job = _job({"name": "o", "policyVersion": 7}, {"name": "policy", "policyVersion": 7, "adapter": "a/sums/7"})
-    assert published(job, "policy") == (NEWEST,)
-    with pytest.raises(
-        InvalidInput, match="agent o of a/sums plays the policy of another agent; agents with an adapter: policy"
-    ):
-        published(job, "o")
+@pytest.mark.parametrize(
+    ("agents", "agent", "sentence"),
+    [
+        ((), None, "no published adapter yet; see kubectl marlaas why sums -n a"),
+        (({"name": "policy", "policyVersion": 0},), "critic", "no agent critic; its agents are policy"),
+        (
+            ({"name": "o", "policyVersion": 7}, {"name": "policy", "policyVersion": 7, "adapter": "a/sums/7"}),
+            "o",
+            "agent o of a/sums plays the policy of another agent; agents with an adapter: policy",
+        ),
+    ],
+)
+def test_a_job_without_such_an_adapter_says_so(
+    agents: tuple[dict[str, Any], ...], agent: str | None, sentence: str
+) -> None:
+    with pytest.raises(InvalidInput, match=sentence):
+        published(_job(*agents), agent)
 
 
 @pytest.fixture
@@ -180,7 +184,7 @@ def test_half_an_archive_is_no_adapter(cluster: Callable[..., Kubectl], tmp_path
     assert not (tmp_path / "out").exists()
 
 
-def test_the_working_folder_takes_an_adapter_too(
+def test_the_working_folder_takes_an_adapter_too_and_a_folder_with_something_else_is_left_alone(
     cluster: Callable[..., Kubectl], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _archive(tmp_path / "adapter.tar", "adapter_config.json", "adapter_model.safetensors")
@@ -189,15 +193,12 @@ def test_the_working_folder_takes_an_adapter_too(
     monkeypatch.chdir(tmp_path / "here")
     fetch(kubectl, _job(), [NEWEST], Path())
     assert (tmp_path / "here" / "adapter_config.json").is_file()
-
-
-def test_a_folder_with_something_else_is_left_alone(cluster: Callable[..., Kubectl], tmp_path: Path) -> None:
-    target = tmp_path / "thesis"
-    target.mkdir()
-    (target / "chapter-1").touch()
+    thesis = tmp_path / "thesis"
+    thesis.mkdir()
+    (thesis / "chapter-1").touch()
     with pytest.raises(InvalidInput, match="files other than an adapter"):
-        fetch(cluster("true", [POD]), _job(), [NEWEST], target)
-    assert (target / "chapter-1").exists()
+        fetch(kubectl, _job(), [NEWEST], thesis)
+    assert (thesis / "chapter-1").exists()
 
 
 def test_who_may_not_look_into_the_pod_is_told_where_the_adapter_lies(

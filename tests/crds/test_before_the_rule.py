@@ -13,7 +13,7 @@ from marlaas_api.kinds import RLJob
 from marlaas_e2e.control_plane import ControlPlane
 from tools import crd
 
-IN_FORCE_S = 30.0
+IN_FORCE_S = 120.0
 OLD = "older-than-the-rule"
 TOO_COLD = "spec.rollout.temperature"
 

@@ -35,14 +35,13 @@ def site(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_image_holds_neither_fakes_nor_generators(site: Path) -> None:
+def test_the_image_holds_neither_fakes_nor_generators_and_its_programs_need_nothing_outside_of_the_lock(
+    site: Path,
+) -> None:
     names = {path.name for path in site.rglob("*.py")} | {path.name for path in site.rglob("*") if path.is_dir()}
     assert {"marlaas_api", "marlaas_operator", "bus_nats", "api_server.py"} <= names
     assert {name for name in names if "memory" in name} == set()
     assert names & GENERATORS == set()
-
-
-def test_the_programs_need_no_fake_and_no_package_outside_of_the_lock(site: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(site)}
     command = [sys.executable, "-W", "ignore", "-c", LIST_MODULES]
     listed = subprocess.run(command, env=environment, cwd=site, capture_output=True, text=True, check=True)

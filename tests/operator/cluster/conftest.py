@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from marlaas_e2e.control_plane import ControlPlane
 
 
-@pytest.fixture(params=["memory", "api_server"])
+@pytest.fixture(params=["memory", pytest.param("api_server", marks=pytest.mark.api_server)])
 async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
     """An API server with the namespace team-a and nothing in it."""
     if request.param == "memory":
@@ -22,7 +22,7 @@ async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
         return
     from marlaas_operator.cluster.api_server import connect
 
-    plane: ControlPlane = request.getfixturevalue("crds")
+    plane: ControlPlane = request.getfixturevalue("control_plane")
     gateway = await connect(plane.kubeconfig)
     try:
         await gateway.apply(namespace("team-a"))

@@ -1,14 +1,16 @@
 """The gateway where there is no API server to answer."""
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from marlaas_e2e.control_plane import ControlPlane
 from marlaas_operator.cluster import NoAnswer
 from marlaas_operator.cluster.api_server import connect
-from marlaas_operator.cluster.resources import RLJOBS
+from marlaas_operator.cluster.resources import KINDS, OWNED, RLJOBS
 
 
 def kubeconfig(folder: Path, server: str) -> Path:
@@ -33,6 +35,15 @@ async def test_nobody_at_home_is_told_from_a_server_in_trouble(tmp_path: Path) -
                 await gateway.list(RLJOBS)
         finally:
             await gateway.close()
+
+
+async def test_kinds_that_a_server_does_not_list_are_told_from_those_that_it_does(control_plane: ControlPlane) -> None:
+    missing = [replace(RLJOBS, plural="unheard"), replace(RLJOBS, api_version="example.com/v1")]
+    gateway = await connect(control_plane.kubeconfig)
+    try:
+        assert await gateway.unserved([*KINDS, *missing, *OWNED]) == missing
+    finally:
+        await gateway.close()
 
 
 async def test_a_proxy_of_the_environment_is_used_unless_the_server_is_excepted(

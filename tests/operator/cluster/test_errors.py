@@ -7,20 +7,24 @@ import pytest
 from marlaas_operator.cluster import Forbidden, Gone, Invalid, NotFound, Terminating, TooMany, Unavailable
 from marlaas_operator.cluster.errors import api_error
 
+BETWEEN = [(status, Unavailable) for status in (401, 408, 421, 425, 499, 500, 503, 520, 526, 599, 999)]
+"""Answers of a proxy or a gateway; they may pass."""
+FOR_GOOD = [
+    (400, Invalid),
+    (403, Forbidden),
+    (404, NotFound),
+    (405, Invalid),
+    (410, Gone),
+    (415, Invalid),
+    (422, Invalid),
+]
 
-@pytest.mark.parametrize("status", [401, 408, 421, 425, 499, 500, 503, 520, 526, 599, 999])
-def test_an_answer_of_somebody_in_between_may_pass(status: int) -> None:
-    error = api_error(status, b"", "cannot get it")
-    assert type(error) is Unavailable
+
+@pytest.mark.parametrize(("status", "kind"), [*BETWEEN, *FOR_GOOD])
+def test_the_status_of_an_answer_says_whether_it_may_pass(status: int, kind: type[Exception]) -> None:
+    error = api_error(status, b"{}", "cannot get it")
+    assert type(error) is kind
     assert str(error).startswith("cannot get it: ")
-
-
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [(400, Invalid), (403, Forbidden), (404, NotFound), (405, Invalid), (410, Gone), (415, Invalid), (422, Invalid)],
-)
-def test_what_the_api_server_says_for_good_is_for_good(status: int, kind: type[Exception]) -> None:
-    assert type(api_error(status, b"{}", "cannot")) is kind
 
 
 def test_patience_is_bounded_and_an_end_of_a_namespace_is_no_refusal() -> None:

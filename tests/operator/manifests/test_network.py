@@ -62,17 +62,12 @@ def test_workers_reach_the_hub_by_https_and_no_metadata_address():
         assert not reaches([to_https()], metadata, 443)
 
 
-def test_figures_of_workers_are_for_those_whom_the_chart_names():
-    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-    named = INSTALLATION.model_copy(update={"metrics_from": (monitoring,)})
-    assert from_metrics_readers(INSTALLATION, 8081) == []
-    assert from_metrics_readers(named, 8081) == [{"from": [monitoring], "ports": [{"protocol": "TCP", "port": 8081}]}]
-
-
-def test_a_pools_workers_let_them_in_and_nobody_else():
+def test_figures_of_workers_are_for_those_whom_the_chart_names_and_nobody_else():
     monitoring = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
     named = INSTALLATION.model_copy(update={"metrics_from": (monitoring,)})
+    rule = {"from": [monitoring], "ports": [{"protocol": "TCP", "port": 8081}]}
     pool = Pool(Meta(name="tiny", uid="p1"), modelpool(), {"rollout": "creds", "trainer": "creds"})
-    for installation, ingress in ((INSTALLATION, []), (named, from_metrics_readers(named, 8081))):
+    for installation, ingress in ((INSTALLATION, []), (named, [rule])):
+        assert from_metrics_readers(installation, 8081) == ingress
         policy = next(one for one in role_objects(pool, installation, "rollout") if one["kind"] == "NetworkPolicy")
         assert policy["spec"]["ingress"] == ingress

@@ -82,14 +82,11 @@ def test_a_model_that_only_a_person_can_bring_is_not_found_and_other_failures_ar
     assert (found.reason, found.message) == (reason, "no model at /model/x")
 
 
-def test_an_init_container_that_succeeded_in_the_end_is_no_fault():
-    assert fault(one({"running": {}}), one(ended(0, "Completed"), ended(1), name="model", ready=True)) is None
-
-
 READY = "[{type: Ready, status: 'True'}]"
 
 
 def test_a_pod_that_serves_ends_or_was_replaced_has_no_fault():
+    assert fault(one({"running": {}}), one(ended(0, "Completed"), ended(1), name="model", ready=True)) is None
     crash = one({"running": {}}, ended(1), ready=True, restartCount=9)
     assert fault(crash, conditions=READY) is None
     assert fault(one(ended(1)), deletionTimestamp="2026-11-21T16:00:00Z") is None
@@ -128,21 +125,11 @@ def test_what_is_wrong_now_is_told_rather_than_what_was():
     assert first_fault([evicted(FULL), now]).message == "p-9: x"
 
 
-def test_restarts_of_init_containers_are_no_crashes():
-    pod = facts(one({"running": {}}, restartCount=2), one(ended(1), restartCount=5, name="model"))
-    assert pod.restarts == 2
-
-
 def test_of_several_pods_the_first_by_name_is_told_with_its_owner():
+    assert facts(one({"running": {}}, restartCount=2), one(ended(1), restartCount=5, name="model")).restarts == 2
     broken = facts(one(ended(1, message="x")))
     assert first_fault([broken], " of pool tiny").message == "p-0 of pool tiny: x"
     assert first_fault([facts(conditions=READY)]) is None
-
-
-def test_a_deployment_without_trouble_refuses_nothing():
-    fine = {"status": {"conditions": [{"type": "Available", "status": "True"}]}}
-    assert refusal_of(fine) is None
-    assert refusal_of(None) is None
 
 
 QUOTA = {"status": {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]}}
@@ -214,6 +201,7 @@ def test_a_job_that_waits_for_its_pool_says_what_the_pool_waits_for():
 
 
 def test_pods_that_the_namespace_refuses_are_told_by_the_deployment():
+    assert refusal_of({"status": {"conditions": [{"type": "Available", "status": "True"}]}}) is None
     scene = running(pods=())
     (key,) = [key for key in scene.owned if key[0] == "Deployment"]
     found = status(replace(scene, owned={**scene.owned, key: {**scene.owned[key], **QUOTA}}))

@@ -30,14 +30,11 @@ def test_a_job_goes_when_its_time_after_the_end_is_over_and_not_before():
     due = Plan((DeleteObject("u1"),), requeue_s=10.0)
     assert plan(ended, NOW + 60) == due
     assert plan(ended, NOW + 999) == due, "a refused deletion is asked for again at this pace"
+    waits = told(new(job=job, on={"pool": modelpool(adapterSlots=1)}))
+    assert plan(waits, NOW + 1e6).empty, "it waits for a larger pool"
 
 
 FROZEN = rljob({"ttlSecondsAfterFinished": 60, "agents": [{"name": "a", "trainable": False}]})
-
-
-def test_a_job_that_waits_for_a_larger_pool_is_not_deleted_by_its_ttl():
-    waits = told(new(job=rljob({"ttlSecondsAfterFinished": 60}), on={"pool": modelpool(adapterSlots=1)}))
-    assert plan(waits, NOW + 1e6).empty
 
 
 @pytest.mark.parametrize("status", [None, {"phase": "Queued", "reason": "PoolNotFound"}])
@@ -66,13 +63,6 @@ def test_a_job_whose_progress_is_not_known_does_not_go_by_its_ttl(unknown):
     )
     assert DeleteObject("u1") in plan(ended).actions
     assert DeleteObject("u1") not in plan(replace(ended, **unknown)).actions
-
-
-def test_a_succeeded_job_that_was_given_more_steps_does_not_go_by_its_ttl():
-    job = rljob({"training": {"steps": 50}, "ttlSecondsAfterFinished": 60})
-    ended = told(running(job=job, progress=progress(Phase.SUCCEEDED, "Finished", finished_at=NOW, step=40)))
-    again = replace(ended, progress=progress(step=40))
-    assert not any(isinstance(action, DeleteObject) for action in plan(again, NOW + 100).actions)
 
 
 @pytest.mark.parametrize(("restarts", "limit", "fails"), [(6, 6, False), (7, 6, True), (1, 0, True)])
@@ -118,31 +108,23 @@ def test_a_verdict_that_was_given_stands_and_crashes_are_counted_when_pods_are_r
     assert plan(scene).status["sandboxCrashes"] == 7
 
 
-def test_a_job_without_our_finalizer_is_none_of_our_business():
-    assert plan(running(meta=replace(deleted(), finalizers=()))) == Plan()
-
-
-def test_a_deleted_running_job_is_stopped_and_its_sandbox_removed_before_it_goes():
-    found = plan(running(meta=deleted()))
-    assert kinds(found.actions) == ["WriteDocument", "Delete"]
-    assert found.actions[0].document.deleted
-    assert (found.status["reason"], found.requeue_s) == ("Deleting", FORGET_S - 1)
-
-
-def test_a_second_look_at_a_deleted_job_asks_for_nothing_again():
+def test_a_deleted_running_job_is_stopped_and_its_sandbox_removed_before_it_goes_and_nothing_is_asked_for_again():
+    for parses in ({}, {"job": None, "problem": "?"}):
+        found = plan(running(meta=deleted(), **parses))
+        assert kinds(found.actions) == ["WriteDocument", "Delete"]
+        assert found.actions[0].document.deleted
+        assert (found.status["reason"], found.requeue_s) == ("Deleting", FORGET_S - 1)
     asked = told(running(meta=deleted(), document=document(deleted=True), owned={}, pods=()))
     assert plan(asked) == Plan(requeue_s=FORGET_S - 1)
+    assert plan(running(meta=replace(deleted(), finalizers=()))) == Plan(), "without our finalizer"
 
 
 @pytest.mark.parametrize("left", [None, document(uid="next")])
 def test_a_deleted_job_goes_when_the_orchestrator_has_forgotten_it(left):
     found = plan(new(meta=deleted(), document=left))
     assert found.actions == (RemoveFinalizer(FINALIZER),)
-
-
-def test_a_deleted_job_does_not_go_while_a_pod_of_it_still_runs():
-    found = plan(new(meta=deleted(), pods=(pod("sandbox", deleting=True),)))
-    assert RemoveFinalizer(FINALIZER) not in found.actions
+    ending = plan(new(meta=deleted(), document=left, pods=(pod("sandbox", deleting=True),)))
+    assert RemoveFinalizer(FINALIZER) not in ending.actions, "a pod of it still runs"
 
 
 @pytest.mark.parametrize("bus", [AWAY, UNREAD, AWAKE])
@@ -163,7 +145,3 @@ def test_a_deletions_minute_is_counted_by_our_own_clock_from_when_it_was_seen(ag
 def test_that_a_deleted_job_was_forgotten_is_believed_of_a_bus_that_answers_alone(bus):
     found = plan(new(meta=deleted(), bus=bus))
     assert RemoveFinalizer(FINALIZER) not in found.actions
-
-
-def test_a_job_that_does_not_parse_can_be_deleted():
-    assert kinds(plan(running(meta=deleted(), job=None, problem="?")).actions)[0] == "WriteDocument"

@@ -116,11 +116,8 @@ def test_the_column_version_has_the_version_of_every_policy(names, newest, shown
     assert status(running(job=job, progress=progress(versions=newest))).get("versions") == shown
 
 
-def test_a_number_that_json_cannot_say_is_left_out():
+def test_only_moved_figures_are_not_urgent_and_tell_no_event_and_a_number_that_json_cannot_say_is_left_out():
     assert "reward" not in status(running(progress=progress(reward=float("nan"))))
-
-
-def test_only_moved_figures_are_not_urgent_and_tell_no_event():
     before = {key: value for key, value in status(running()).items() if value is not None}
     found = plan_job(running(status=before, progress=progress(tokens=5)), INSTALLATION, NOW + 9)
     assert (found.status["tokens"], found.urgent, found.events) == (5, False, ())

@@ -73,13 +73,10 @@ def test_a_new_pool_gets_its_finalizer_and_its_workers_after_what_guards_them():
     ]
 
 
-def test_the_workers_wait_for_their_credentials():
+def test_a_pool_in_a_steady_state_needs_nothing_and_workers_wait_for_their_credentials():
     found = plan(pool_snapshot(credentials={}))
     assert applied(found) == [("ServiceAccount", "tiny-workers"), ("ConfigMap", "tiny-pool")]
     assert found.requeue_s == 15.0
-
-
-def test_a_pool_in_a_steady_state_needs_nothing():
     assert plan(settled()) == Plan(requeue_s=600.0)
 
 
@@ -91,20 +88,17 @@ def test_an_owned_object_that_was_deleted_comes_back(key):
     assert len(found.actions) == (2 if key[0] == "StatefulSet" else 1), "its Secret comes along"
 
 
-@pytest.mark.parametrize("change", [{"namespaces": ["a"]}, {"sandbox": {"maxMemory": "1Gi"}}])
-def test_a_change_that_is_none_of_the_workers_business_restarts_nobody(change):
-    assert applied(plan(replace(settled(), pool=modelpool(**change)))) == []
-
-
 @pytest.mark.parametrize(
     ("change", "roles"),
     [
+        ({"namespaces": ["a"]}, set()),
+        ({"sandbox": {"maxMemory": "1Gi"}}, set()),
         ({"rollout": {"replicas": 2}}, {"tiny-rollout"}),
         ({"trainer": {"tolerations": [{"operator": "Exists"}]}}, {"tiny-trainer"}),
         ({"adapterSlots": 4}, {"tiny-pool", "tiny-rollout", "tiny-trainer"}),
     ],
 )
-def test_a_change_reaches_those_whom_it_concerns(change, roles):
+def test_a_change_reaches_those_whom_it_concerns_and_restarts_nobody_else(change, roles):
     assert {name for _, name in applied(plan(replace(settled(), pool=modelpool(**change))))} == roles
 
 
@@ -151,6 +145,12 @@ def test_the_model_is_named_as_people_know_it(model, text):
         ({"pods": SERVING}, "RolloutReady", "TrainerReady", "Ready"),
         ({"pods": ()}, "RolloutStarting", "TrainerStarting", "RolloutStarting"),
         (
+            {"pods": (pod("rollout", deleting=True), pod("trainer"))},
+            "RolloutStarting",
+            "TrainerReady",
+            "RolloutStarting",
+        ),
+        (
             {"pods": (pod("rollout"), crashed(component="trainer"))},
             "RolloutReady",
             "ContainerCrashing",
@@ -164,11 +164,6 @@ def test_conditions_say_which_role_does_not_serve_and_why(fields, rollout, train
     reasons = {type_: reason for type_, (_, reason) in found.items()}
     assert reasons == {"RolloutReady": rollout, "TrainerReady": trainer, "Ready": ready}
     assert all((status == "True") == reason.endswith("Ready") for status, reason in found.values())
-
-
-def test_a_worker_that_is_on_its_way_out_does_not_serve():
-    leaving = pod("rollout", deleting=True)
-    assert plan(pool_snapshot(pods=(leaving, pod("trainer")))).status["rolloutReady"] == "0/1"
 
 
 def test_a_worker_that_crashes_and_recovers_is_told_once_each():
@@ -192,14 +187,10 @@ def test_the_time_until_all_workers_of_a_role_were_ready_is_kept_for_its_next_st
     assert plan(replace(began, status=again, pods=gone), NOW + 999.0).status is None
 
 
-def test_a_pool_that_does_not_parse_says_so_and_keeps_what_it_has():
-    found = plan(replace(settled(), pool=None, problem="spec.model: required"))
-    assert found.actions == ()
-    assert conditions(found)["Ready"] == ("False", "InvalidSpec")
-
-
-def test_a_pool_that_does_not_parse_can_be_deleted():
+def test_a_pool_that_does_not_parse_says_so_keeps_what_it_has_and_can_be_deleted():
     unread = {"pool": None, "problem": "spec.model: required"}
+    found = plan(replace(settled(), **unread))
+    assert (found.actions, conditions(found)["Ready"]) == ((), ("False", "InvalidSpec"))
     used = plan(deleted(replace(settled(jobs=(load(),)), **unread)))
     assert (used.actions, conditions(used)["Deleting"]) == ((), ("False", "InUse"))
     scene = deleted(replace(settled(), **unread))
@@ -212,26 +203,17 @@ def test_a_deleted_pool_serves_on_while_jobs_use_it_and_names_them():
     jobs = tuple(load(f"j{number}") for number in range(7))
     found = plan(deleted(settled(jobs=jobs)))
     assert found.actions == ()
+    assert len(applied(plan(deleted(replace(settled(jobs=jobs), owned={}))))) == 12, "drift is put right meanwhile"
     [told] = [c for c in found.status["conditions"] if c["type"] == "Deleting"]
     assert (told["status"], told["reason"]) == ("False", "InUse")
     assert "team-a/j0, team-a/j1, team-a/j2, team-a/j3, team-a/j4 and 2 more" in told["message"]
     assert ("Warning", "InUse") in [(event.type, event.reason) for event in found.events]
 
 
-def test_drift_is_put_right_while_a_deleted_pool_is_in_use():
-    assert len(applied(plan(deleted(replace(settled(jobs=(load(),)), owned={}))))) == 12
-
-
 def stopping(**fields):
     """A deleted pool that no job holds, and whose status says so."""
     scene = deleted(settled(**fields))
     return replace(scene, status=plan(scene).status or scene.status)
-
-
-def test_that_a_pool_is_being_stopped_is_said_before_anything_is_removed():
-    found = plan(deleted(settled()))
-    assert (found.actions, found.requeue_s) == ((), 1.0)
-    assert conditions(found)["Deleting"] == ("True", "Deleting")
 
 
 @pytest.mark.parametrize("job", [load(phase=Phase.FAILED), load(phase=Phase.QUEUED, published=False)])
@@ -246,7 +228,11 @@ def test_before_the_bus_was_read_every_job_may_hold_a_pool():
     assert plan(stopping(jobs=(job,), bus=AWAKE)).actions != ()
 
 
-def test_of_a_deleted_pool_the_workers_go_first_then_what_guarded_them_then_the_pool():
+def test_of_a_deleted_pool_that_is_told_first_the_workers_go_then_what_guarded_them_then_the_pool():
+    begun = deleted(settled())
+    told = plan(begun)
+    assert (told.actions, told.requeue_s, conditions(told)["Deleting"]) == ((), 1.0, ("True", "Deleting"))
+    assert plan(replace(begun, meta=replace(begun.meta, finalizers=()))) == Plan(), "without our finalizer"
     scene = stopping()
     first = plan(scene).actions
     assert [a.kind for a in first] == ["StatefulSet", "StatefulSet"]
@@ -262,8 +248,3 @@ def test_of_a_deleted_pool_the_workers_go_first_then_what_guarded_them_then_the_
 def test_neither_a_pod_that_never_ends_nor_a_refused_action_holds_the_pool_for_ever():
     assert RemoveFinalizer(FINALIZER) not in plan(stopping(), NOW + DRAIN_S - 1).actions
     assert plan(stopping(), NOW + DRAIN_S).actions == (RemoveFinalizer(FINALIZER),), "alone"
-
-
-def test_a_pool_without_our_finalizer_is_none_of_our_business():
-    scene = deleted(settled())
-    assert plan(replace(scene, meta=replace(scene.meta, finalizers=()))) == Plan()

@@ -30,17 +30,13 @@ def active(found):
     return condition["status"], condition["reason"], condition["message"]
 
 
-def test_the_older_tenant_has_precedence_and_of_equally_old_ones_the_first_by_name():
+def test_the_older_of_two_tenants_of_a_namespace_has_it_or_the_first_by_name_and_the_other_is_told():
     assert TENANTS == (OLD, YOUNG)
     twins = [(Meta(name=name, uid=name, created_at=1), tenant(name, "x")) for name in ("b", "a")]
     assert [each.metadata.name for each in by_precedence(twins)] == ["a", "b"]
-
-
-def test_the_younger_of_two_tenants_of_a_namespace_is_told_who_has_it():
     found = plan_tenant(scene(), NOW)
-    status, reason, message = active(found)
-    assert (status, reason) == ("False", "ConflictingTenants")
-    assert message == "namespace 'team-a' belongs to Tenant 'zoo', which is older; remove it from one of them"
+    message = "namespace 'team-a' belongs to Tenant 'zoo', which is older; remove it from one of them"
+    assert active(found) == ("False", "ConflictingTenants", message)
     assert [(event.type, event.reason) for event in found.events] == [("Warning", "ConflictingTenants")]
 
 
@@ -111,14 +107,11 @@ def test_a_tenants_total_is_marked_once_an_hour_in_a_configmap_that_its_status_n
     assert [(mark.at, mark.amounts.trained_tokens) for mark in marks] == [(NOW, 7), (NOW + found.requeue_s, 9)]
 
 
-def test_a_new_tenants_history_begins_with_zeros():
+def test_a_new_tenants_history_begins_with_zeros_and_nothing_is_marked_while_the_usage_is_unknown():
     found = plan_tenant(scene(), NOW)
     [mark] = marks_of(found.actions[0].manifest["data"])
     assert (mark.at, mark.amounts) == (NOW, UsageAmounts())
     assert (found.status["usageHistory"], "usage" in found.status) == ("marlaas-system/ant-usage", False)
-
-
-def test_nothing_is_marked_while_the_usage_is_unknown():
     told = plan_tenant(with_usage(7), NOW).status
     assert plan_tenant(scene(status=told), NOW) == Plan()
     unread = replace(with_usage(7), bus=replace(AWAKE, synced=False))

@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 from tests.operator.objects import SYSTEM, installation, job, namespace, pool
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
+from tests.operator.real.processes import ForkedOperator
 
 from marlaas_api.bus_nats import NatsBus
 from marlaas_api.bus_nats import connect as connect_bus
@@ -34,12 +35,16 @@ from marlaas_operator.policies.conditions import CONTROLLER
 
 PATIENCE_S = 60.0
 SANDBOX = {"Deployment one-sandbox", "NetworkPolicy one-sandbox", "Secret one-sandbox", "ServiceAccount one-sandbox"}
+Operator = ForkedOperator | Daemon
 _PORT = re.compile(r"health and metrics on port (\d+)\n")
 
 
 @dataclass
 class OperatorHarness:
-    """The pieces. `gateway` is the administrator's; the operator has its own. health: port of its HTTP server, 0 until it is read from the log."""
+    """The pieces. `gateway` is the administrator's; the operator has its own.
+
+    forks: operators are forked and not started anew. health: port of the operator's HTTP server, 0 until it is read from the log.
+    """
 
     plane: ControlPlane
     gateway: ApiServer
@@ -47,27 +52,27 @@ class OperatorHarness:
     nats: EmbeddedNats
     installation: Installation
     folder: Path
-    operator: Daemon | None = None
+    forks: bool = True
+    operator: Operator | None = None
     health: int = 0
-    started: list[Daemon] = field(default_factory=list)
+    started: list[Operator] = field(default_factory=list)
 
     def start_operator(
-        self, *, failpoint: str = "", kubeconfig: Path | None = None, watch_s: int = 45, variant: str = ""
-    ) -> Daemon:
-        """Start a new operator process; it is killed with the rig. variant: `hasty` or `patient`, see variants.py."""
+        self, *, failpoint: str = "", kubeconfig: Path | None = None, watch_s: float = 45, variant: str = ""
+    ) -> Operator:
+        """Start a new operator process; it is killed with the rig. failpoint and variant: see `ForkedOperator`."""
         self.health = 0
-        env = [f"MARLAAS_FAILPOINT={failpoint}"] if failpoint else []
-        command = [
-            "env",
-            *env,
-            sys.executable,
-            *((str(Path(__file__).with_name("variants.py")), variant) if variant else ("-m", "marlaas_operator")),
+        log = self.folder / f"operator-{len(self.started)}.log"
+        arguments = [
             *("--installation", str(self.folder / "installation.yaml")),
             *("--kubeconfig", str(kubeconfig or self.plane.kubeconfig)),
             *("--health", "0"),  # a port that was chosen here could be another process's by the time it is bound
             *("--watch-seconds", str(watch_s)),
         ]
-        self.operator = Daemon("operator", command, self.folder / f"operator-{len(self.started)}.log")
+        if self.forks:
+            self.operator = ForkedOperator(arguments, log, failpoint, variant)
+        else:
+            self.operator = Daemon("operator", [sys.executable, "-m", "marlaas_operator", *arguments], log)
         self.operator.start()
         self.started.append(self.operator)
         return self.operator
@@ -116,18 +121,18 @@ class OperatorHarness:
         )
         return found
 
-    async def queue_job(self, **operator: Any) -> Body:
-        """Create the pool `tiny`, start an operator and create the job `team-a/one`; return its status once it is queued."""
+    async def queue_job(self, place: str = "team-a", **operator: Any) -> Body:
+        """Create the pool `tiny`, start an operator and create the job `one`; return its status once it is queued."""
         await self.gateway.create(pool("tiny"))
         self.start_operator(**operator)
-        await self.gateway.create(job("team-a", "one", "tiny"))
-        return await self.phase("team-a", "one", "Queued")
+        await self.gateway.create(job(place, "one", "tiny"))
+        return await self.phase(place, "one", "Queued")
 
-    async def run_job(self, orchestrator: ScriptedOrchestrator, **operator: Any) -> None:
-        """Queue the job `team-a/one` and have it admitted; return once it runs."""
-        await self.queue_job(**operator)
-        await orchestrator.say("team-a", "one", **ADMITTED)
-        await self.phase("team-a", "one", "Running")
+    async def run_job(self, orchestrator: ScriptedOrchestrator, place: str = "team-a", **operator: Any) -> None:
+        """Queue the job `one` and have it admitted; return once it runs."""
+        await self.queue_job(place, **operator)
+        await orchestrator.say(place, "one", **ADMITTED)
+        await self.phase(place, "one", "Running")
 
     async def gone(self, target: Target, timeout_s: float = PATIENCE_S) -> None:
         """Wait until an object does not exist any more."""
@@ -205,39 +210,36 @@ async def eventually(
         if accept(found):
             return found
         if time.monotonic() > deadline:
-            raise AssertionError(f"after {timeout_s:.0f} s still not: {what}\n{harness.words()}")
+            raise AssertionError(f"after {timeout_s:.0f} s still not: {what}, but {found!r:.2000}\n{harness.words()}")
         await asyncio.sleep(every_s)
 
 
 @contextlib.asynccontextmanager
-async def rigged(
-    plane: ControlPlane, *, release: str = "marlaas", system: str = SYSTEM
-) -> AsyncIterator[OperatorHarness]:
+async def rigged(plane: ControlPlane, *, forks: bool = True) -> AsyncIterator[OperatorHarness]:
     """API server with our kinds, bus with users, no operator yet."""
-    place = {"release": release, "namespace": system, "busSecret": f"{release}-bus"}
     with tempfile.TemporaryDirectory(prefix="marlaas-rig-") as name:
         folder = Path(name)
         gateway = await connect(plane.kubeconfig)
         await clean(gateway)
-        await gateway.apply(namespace(system))
-        keys = await ensure_keys(gateway, installation(**place))
+        await gateway.apply(namespace(SYSTEM))
+        keys = await ensure_keys(gateway, installation())
         nats = EmbeddedNats(folder / "nats", extra_config=server_config(keys))  # its port is its own choice, too
         await nats.start()
-        found = installation(**place, natsUrl=nats.url)
+        found = installation(natsUrl=nats.url)
         (folder / "installation.yaml").write_text(yaml.safe_dump(json.loads(found.model_dump_json(by_alias=True))))
-        harness = OperatorHarness(plane, gateway, keys, nats, found, folder)
+        harness = OperatorHarness(plane, gateway, keys, nats, found, folder, forks)
         try:
             yield harness
         finally:
             for process in harness.started:
-                process.thaw() if process.alive else None
                 process.kill()
+            await clean(gateway)
             await nats.stop()
             await gateway.close()
 
 
 async def clean(gateway: ApiServer) -> None:
-    """Remove what an earlier rig left."""
+    """Remove what an operator and its users have made."""
     for resource in KINDS:
         for body in await gateway.list(resource):
             if body["metadata"].get("finalizers"):

@@ -18,6 +18,8 @@ QUEUED = {
     "message": "no rollout replica is ready",
 }
 ADMITTED = {"phase": Phase.RUNNING, "admitted": True, "reason": "Admitted", "message": "admitted"}
+SUSPENDED = {"phase": Phase.SUSPENDED, "admitted": False, "reason": "Suspended", "message": "spec.suspend is true"}
+SUCCEEDED = {"phase": Phase.SUCCEEDED, "admitted": False, "reason": "Finished", "message": "done", "step": 4}
 
 
 class ScriptedOrchestrator:

@@ -1,13 +1,12 @@
 """A proxy before the API server that does to requests what a test says: wrong answers, broken connections, watches that fall silent.
 
-It speaks plain HTTP to the client and, as the administrator, TLS to the server. Every request is counted.
+It speaks plain HTTP to the client and, as the administrator, TLS to the server.
 """
 
 import asyncio
 import contextlib
 import json
 import ssl
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -34,7 +33,8 @@ class Fault:
     silent: bool = False
 
 
-Decide = Callable[[web.Request], Fault | None]
+Decide = Callable[[web.Request, bool], Fault | None]
+"""The fault of a request; with True, of a watch that is open already."""
 
 
 def answer(status: int, reason: str, **headers: str) -> Fault:
@@ -48,27 +48,22 @@ SILENT = Fault(silent=True)
 
 
 class Proxy:
-    """decide: asked of every request; None lets it pass. seen: requests by (method, path)."""
+    """decide: asked of every request; None lets it pass."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
-        self.decide: Decide = lambda request: None
-        self.seen: Counter[tuple[str, str]] = Counter()
+        self.decide: Decide = lambda request, is_open: None
         self.faults = 0
         self.url = ""
         self._session: aiohttp.ClientSession | None = None
 
-    @property
-    def requests(self) -> int:
-        """All requests so far."""
-        return self.seen.total()
-
     def times(self, number: int, fault: Fault, matches: Callable[[web.Request], bool]) -> None:
-        """The next so many matching requests have this fault; then all is well."""
+        """The next so many matching requests have this fault; then all is well. Faults are counted from here."""
         left = [number]
+        self.faults = 0
 
-        def decide(request: web.Request) -> Fault | None:
-            if left[0] <= 0 or not matches(request):
+        def decide(request: web.Request, is_open: bool) -> Fault | None:
+            if left[0] <= 0 or not matches(request) or (is_open and not fault.silent):
                 return None
             left[0] -= 1
             return fault
@@ -109,8 +104,7 @@ class Proxy:
                 await runner.cleanup()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        self.seen[request.method, request.path] += 1
-        fault = self.decide(request)
+        fault = self.decide(request, False)
         if fault is None:
             return await self._forward(request)
         self.faults += 1
@@ -136,8 +130,7 @@ class Proxy:
             response = web.StreamResponse(status=upstream.status, headers=kept)
             await response.prepare(request)
             async for chunk in upstream.content.iter_any():
-                fault = self.decide(request) if is_watch(request) else None
-                if fault is not None and fault.silent:
+                if is_watch(request) and self.decide(request, True) is not None:
                     self.faults += 1
                     await _hang()
                 await response.write(chunk)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from tests.operator.objects import SYSTEM
 from tests.operator.real.harness import OperatorHarness, eventually
 from tests.operator.real.orchestrators import ScriptedOrchestrator
@@ -40,15 +39,6 @@ EDITS: list[tuple[Target, dict[str, Any]]] = [
 OURS = list(dict.fromkeys(target for target, _ in EDITS))
 
 
-@pytest.fixture
-async def settled(harness: OperatorHarness, orchestrator: ScriptedOrchestrator) -> OperatorHarness:
-    """A pool and a running job, with all that they own."""
-    await harness.run_job(orchestrator)
-    for target in OURS:
-        await eventually(harness, f"{target} is there", lambda target=target: harness.get(target))
-    return harness
-
-
 def at(body: Any, edit: Any) -> Any:
     """Of an object, the part that an edit names."""
     if not isinstance(edit, dict):
@@ -64,47 +54,59 @@ async def has(harness: OperatorHarness, target: Target, wanted: Any) -> None:
     )
 
 
-async def test_what_was_deleted_comes_back(settled: OperatorHarness) -> None:
-    before = {target: (await settled.gateway.get(target))["metadata"]["uid"] for target in OURS}
+async def test_drift_is_put_right_and_what_others_add_stays(
+    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
+) -> None:
+    await harness.run_job(orchestrator)
     for target in OURS:
-        await settled.gateway.delete(target)
-    for target, uid in before.items():
-        await eventually(
-            settled,
-            f"{target} is back",
-            lambda target=target: settled.get(target),
-            accept=lambda body, uid=uid: body is not None and body["metadata"]["uid"] != uid,
-        )
+        await eventually(harness, f"{target} is there", lambda target=target: harness.get(target))
+    await an_object_that_only_others_changed_is_not_written_again(harness)
+    await every_edit_of_what_we_set_is_undone(harness)
+    await what_others_add_inside_stays_while_ours_is_put_right(harness)
+    await what_was_deleted_comes_back(harness)
 
 
-async def test_every_edit_of_what_we_set_is_undone(settled: OperatorHarness) -> None:
-    before = {target: await settled.gateway.get(target) for target in OURS}
+async def an_object_that_only_others_changed_is_not_written_again(harness: OperatorHarness) -> None:
+    for target in OURS:
+        await harness.gateway.patch(target, {"metadata": {"annotations": {"example.com/note": "theirs"}}})
+    theirs = {target: (await harness.gateway.get(target))["metadata"]["resourceVersion"] for target in OURS}
+    await harness.gateway.patch(SANDBOX, {"spec": {"replicas": 3}})
+    await has(harness, SANDBOX, {"spec": {"replicas": 1}})
+    for target, version in theirs.items():
+        if target != SANDBOX:
+            assert (await harness.gateway.get(target))["metadata"]["resourceVersion"] == version, target
+
+
+async def every_edit_of_what_we_set_is_undone(harness: OperatorHarness) -> None:
+    before = {target: await harness.gateway.get(target) for target in OURS}
     for target, edit in EDITS:
-        after = await settled.gateway.patch(target, edit)
+        after = await harness.gateway.patch(target, edit)
         assert at(after, edit) != at(before[target], edit), f"{edit} of {target} changes nothing"
     for target, edit in EDITS:
-        await has(settled, target, at(before[target], edit))
+        await has(harness, target, at(before[target], edit))
 
 
-async def test_what_others_add_inside_stays_while_ours_is_put_right(settled: OperatorHarness) -> None:
+async def what_others_add_inside_stays_while_ours_is_put_right(harness: OperatorHarness) -> None:
     """As `kubectl rollout restart`, a mesh's injector and a policy engine do."""
     labels, restarted = {"example.com/mesh": "on"}, {"kubectl.kubernetes.io/restartedAt": "2026-11-21T20:00:00Z"}
     dns = {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["10.0.0.10"]}}
     template = {"metadata": {"annotations": restarted, "labels": labels}, "spec": dns}
     for target in (SANDBOX, WORKERS):
-        await settled.gateway.patch(target, {"spec": {"template": template}})
-        await settled.gateway.patch(target, {"spec": {"replicas": 5}})
+        await harness.gateway.patch(target, {"spec": {"template": template}})
+        await harness.gateway.patch(target, {"spec": {"replicas": 5}})
     for target in (SANDBOX, WORKERS):
-        await has(settled, target, {"spec": {"replicas": 1}})
-        assert at((await settled.gateway.get(target))["spec"]["template"], template) == template
+        await has(harness, target, {"spec": {"replicas": 1}})
+        assert at((await harness.gateway.get(target))["spec"]["template"], template) == template
 
 
-async def test_an_object_that_only_others_changed_is_not_written_again(settled: OperatorHarness) -> None:
+async def what_was_deleted_comes_back(harness: OperatorHarness) -> None:
+    before = {target: (await harness.gateway.get(target))["metadata"]["uid"] for target in OURS}
     for target in OURS:
-        await settled.gateway.patch(target, {"metadata": {"annotations": {"example.com/note": "theirs"}}})
-    theirs = {target: (await settled.gateway.get(target))["metadata"]["resourceVersion"] for target in OURS}
-    await settled.gateway.patch(SANDBOX, {"spec": {"replicas": 3}})
-    await has(settled, SANDBOX, {"spec": {"replicas": 1}})
-    for target, version in theirs.items():
-        if target != SANDBOX:
-            assert (await settled.gateway.get(target))["metadata"]["resourceVersion"] == version, target
+        await harness.gateway.delete(target)
+    for target, uid in before.items():
+        await eventually(
+            harness,
+            f"{target} is back",
+            lambda target=target: harness.get(target),
+            accept=lambda body, uid=uid: body is not None and body["metadata"]["uid"] != uid,
+        )

@@ -1,16 +1,19 @@
-"""Whatever the API server answers, and whatever happens to its connections: the operator gets there, without a hot loop."""
+"""Whatever the API server answers, and whatever happens to its connections: the operator gets there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 from aiohttp import web
-from tests.operator.objects import job
+from tests.operator.objects import job, pool
 from tests.operator.real.harness import SANDBOX, OperatorHarness, eventually
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
 from tests.operator.real.proxy import GONE, RESET, SILENT, Fault, Proxy, answer, is_watch
 
 from marlaas_operator.cluster import Target
-from marlaas_operator.cluster.resources import DEPLOYMENTS
+from marlaas_operator.cluster.resources import RLJOBS
+
+WATCH_S = 2.0
+"""Watches end and begin anew at this pace, and meet the fault."""
 
 
 def any_write(request: web.Request) -> bool:
@@ -29,89 +32,53 @@ def jobs_watch(request: web.Request) -> bool:
     return is_watch(request) and request.path.endswith("/rljobs")
 
 
-async def is_refused(harness: OperatorHarness) -> bool:
-    return (await harness.status("team-a", "one")).get("reason") == "PodRefused"
-
-
-async def struck(harness: OperatorHarness, proxy: Proxy, times: int) -> None:
-    """Wait until the fault has happened so many times."""
-    await eventually(harness, f"the fault has struck {times} times", lambda: proxy.faults == times)
-
-
-@pytest.mark.parametrize(
-    ("fault", "times", "matches"),
-    [
-        pytest.param(answer(409, "Conflict"), 6, any_write, id="409 on writes"),
-        pytest.param(answer(422, "Invalid"), 1, sandbox_apply, id="422 on the Deployment"),
-        pytest.param(answer(429, "TooManyRequests", Retry_After="1"), 4, any_write, id="429 on writes"),
-        pytest.param(answer(500, "InternalError"), 6, any_write, id="500 on writes"),
-        pytest.param(answer(503, "ServiceUnavailable"), 12, anything, id="503 on everything"),
-        pytest.param(RESET, 6, any_write, id="reset on writes"),
-        pytest.param(RESET, 12, anything, id="reset on everything"),
-        pytest.param(GONE, 10, is_watch, id="410 on watches"),
-        pytest.param(answer(500, "InternalError"), 10, is_watch, id="500 on watches"),
-        pytest.param(RESET, 10, is_watch, id="reset on watches"),
-        pytest.param(answer(401, "Unauthorized"), 12, anything, id="401 on everything"),
-        pytest.param(answer(403, "Forbidden"), 5, is_watch, id="403 on watches"),
-    ],
-)
-@pytest.mark.slow
-async def test_a_fault_passes(
-    harness: OperatorHarness,
-    proxy: Proxy,
-    orchestrator: ScriptedOrchestrator,
-    fault: Fault,
-    times: int,
-    matches: Callable[[web.Request], bool],
-) -> None:
-    proxy.times(times, fault, matches)
-    await harness.run_job(orchestrator, kubeconfig=proxy.kubeconfig(harness.folder), variant="hasty")
-    await eventually(
-        harness, "the sandbox is there", lambda: harness.owned("team-a"), 90.0, accept=lambda it: set(it) == SANDBOX
-    )
-    # The operator lists at its start, so the job may run before the first watch.
-    await struck(harness, proxy, times)
-    await harness.gateway.create(job("team-a", "two", "tiny"))
-    await harness.phase("team-a", "two", "Queued")
-    assert harness.started[-1].alive
-    assert proxy.requests < 150 + 3 * times
+FAULTS: dict[str, tuple[Fault, int, Callable[[web.Request], bool]]] = {
+    "503 on everything": (answer(503, "ServiceUnavailable"), 12, anything),
+    "reset on everything": (RESET, 12, anything),
+    "401 on everything": (answer(401, "Unauthorized"), 12, anything),
+    "409 on writes": (answer(409, "Conflict"), 6, any_write),
+    "422 on the Deployment": (answer(422, "Invalid"), 1, sandbox_apply),
+    "429 on writes": (answer(429, "TooManyRequests", Retry_After="1"), 4, any_write),
+    "500 on writes": (answer(500, "InternalError"), 6, any_write),
+    "reset on writes": (RESET, 6, any_write),
+    "410 on watches": (GONE, 10, is_watch),
+    "500 on watches": (answer(500, "InternalError"), 10, is_watch),
+    "reset on watches": (RESET, 10, is_watch),
+    "403 on watches": (answer(403, "Forbidden"), 5, is_watch),
+    "a silent watch": (SILENT, 1, jobs_watch),
+}
 
 
 @pytest.mark.slow
-async def test_a_lasting_refusal_is_reported_and_not_retried_in_a_hot_loop(
+async def test_faults_pass_one_after_the_other(
     harness: OperatorHarness, proxy: Proxy, orchestrator: ScriptedOrchestrator
 ) -> None:
-    proxy.times(1_000_000, answer(422, "Invalid"), sandbox_apply)
-    await harness.queue_job(kubeconfig=proxy.kubeconfig(harness.folder))
-    await orchestrator.say("team-a", "one", **ADMITTED)
-    await eventually(harness, "the refusal is reported", lambda: is_refused(harness))
-    assert "injected" in (await harness.status("team-a", "one"))["message"]
-    assert proxy.faults <= 2
-    assert await harness.get(Target(DEPLOYMENTS, "team-a", "one-sandbox")) is None
+    """Each with a job of its own; those that hit everything also hit a start of the operator."""
+    await harness.gateway.create(pool("tiny"))
+    for fault, (what, times, matches) in FAULTS.items():
+        name = "job-" + fault.lower().replace(" ", "-")
+        proxy.times(times, what, matches)
+        if matches is anything:
+            start(harness, proxy)
+        await harness.gateway.create(job("team-a", name, "tiny"))
+        await harness.phase("team-a", name, "Queued")
+        await orchestrator.say("team-a", name, **ADMITTED)
+        await eventually(harness, f"{fault}: its sandbox", lambda: harness.owned("team-a"), accept=has_sandbox(name))
+        await harness.phase("team-a", name, "Running")
+        await eventually(harness, f"{fault} has struck {times} times", lambda: proxy.faults, accept=times.__eq__)
+        assert harness.started[-1].alive, fault
+        await harness.gateway.delete(Target(RLJOBS, "team-a", name))
+        await harness.gone(Target(RLJOBS, "team-a", name))
 
 
-@pytest.mark.slow
-async def test_a_lasting_error_is_reported_with_the_servers_message_until_it_ends(
-    harness: OperatorHarness, proxy: Proxy, orchestrator: ScriptedOrchestrator
-) -> None:
-    proxy.times(1_000_000, answer(500, "InternalError"), sandbox_apply)
-    await harness.run_job(orchestrator, kubeconfig=proxy.kubeconfig(harness.folder), variant="hasty")
-    await eventually(harness, "the error is reported", lambda: is_refused(harness))
-    assert "injected" in (await harness.status("team-a", "one"))["message"]
-    proxy.decide = lambda request: None
-    await harness.owns(4)
-    await eventually(harness, "nothing is wrong any more", lambda: is_refused(harness), accept=lambda wrong: not wrong)
+def start(harness: OperatorHarness, proxy: Proxy) -> None:
+    if harness.started:
+        harness.started[-1].kill()
+    harness.start_operator(kubeconfig=proxy.kubeconfig(harness.folder), variant="hasty", watch_s=WATCH_S)
 
 
-@pytest.mark.slow
-async def test_a_watch_that_silently_died_is_noticed(
-    harness: OperatorHarness, proxy: Proxy, orchestrator: ScriptedOrchestrator
-) -> None:
-    await harness.queue_job(kubeconfig=proxy.kubeconfig(harness.folder), watch_s=3)
-    proxy.times(1, SILENT, jobs_watch)
-    await struck(harness, proxy, 1)
-    await harness.gateway.create(job("team-a", "two", "tiny"))
-    await harness.phase("team-a", "two", "Queued")
+def has_sandbox(name: str) -> Callable[[Mapping[str, object]], bool]:
+    return lambda owned: set(owned) == {each.replace("one-", f"{name}-") for each in SANDBOX}
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """The whole operator in one process, between the fakes of API server and bus: fast, for what needs no real server."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -21,17 +20,19 @@ ONE = Target(RLJOBS, "team-a", "one")
 
 
 class ServiceHarness:
-    """Fakes around one operator. deaf: its watches report nothing."""
+    """Fakes around one operator."""
 
-    def __init__(self, beside: "ServiceHarness | None" = None, now: Callable[[], float] = time.time) -> None:
-        """beside: an operator whose cluster, bus and keys are this one's, too."""
+    def __init__(self, beside: "ServiceHarness | None" = None, now: Callable[[], float] | None = None) -> None:
+        """beside: an operator whose cluster, bus and keys are this one's, too. now: unix seconds; None: by the loop's clock."""
+        loop = asyncio.get_running_loop()
         self.cluster = beside.cluster if beside else MemoryCluster("team-a", SYSTEM)
         self.server = beside.server if beside else MemoryServer()
-        self.deaf = False
         self.changed = asyncio.Event()
         self.cluster.listeners.append(lambda what, body: self.changed.set())
         self.issuer = beside.issuer if beside else CredentialIssuer(BusKeys.make(), lambda: 1.8e9)
-        external = ExternalSystems(self.cluster, self._open_bus, self._watch, self.issuer, now=now)
+        external = ExternalSystems(
+            self.cluster, self._open_bus, self._watch, self.issuer, now=now or (lambda: 1.8e9 + loop.time())
+        )
         self.service = Service(external, installation())
         self.stop = asyncio.Event()
 
@@ -42,8 +43,6 @@ class ServiceHarness:
         self, cache: ObjectCache, begun: Callable[[Resource], None], report: Callable[[str], None]
     ) -> None:
         def hear(what: str, body: Body) -> None:
-            if self.deaf:
-                return
             target = target_of(body)
             if what == "DELETED":
                 cache.lose(target, body["metadata"]["uid"])
@@ -55,10 +54,13 @@ class ServiceHarness:
 
     async def until(self, look: Callable[[], bool], what: str) -> None:
         """Wait for a change of the cluster that makes it so."""
-        async with asyncio.timeout(20):
-            while not look():
-                self.changed.clear()
-                await self.changed.wait()
+        try:
+            async with asyncio.timeout(200):
+                while not look():
+                    self.changed.clear()
+                    await self.changed.wait()
+        except TimeoutError:
+            raise AssertionError(f"not {what}: {self.status()}") from None
 
     def status(self, target: Target = ONE) -> Body:
         body = self.cluster._objects.get(target) or {}
@@ -99,3 +101,10 @@ async def running_job(harness: ServiceHarness) -> AsyncIterator[ScriptedOrchestr
         await orchestrator.say("team-a", "one", **ADMITTED)
         await harness.until(lambda: harness.status().get("phase") == "Running", "running")
         yield orchestrator
+
+
+async def in_time(look: Callable[[], object]) -> None:
+    """Wait, in virtual time, for what has no event."""
+    async with asyncio.timeout(200):
+        while not look():  # noqa: ASYNC110
+            await asyncio.sleep(1)

@@ -1,5 +1,6 @@
 """The bus's keys: made once, never overwritten, and what is minted from them."""
 
+import asyncio
 import base64
 import json
 
@@ -35,6 +36,13 @@ async def test_keys_are_made_once_and_go_with_the_installation() -> None:
     assert "max_payload: 8388608" in server
     assert not any(seed in server for seed in keys.dump().values())
     assert await cluster.get(Target(CONFIG_MAPS, SYSTEM, "marlaas-installation"))
+
+
+async def test_two_operators_that_begin_at_once_have_the_same_keys() -> None:
+    cluster = MemoryCluster(SYSTEM)
+    first, second = await asyncio.gather(*(ensure_keys(cluster, installation()) for _ in range(2)))
+    assert first == second == await ensure_keys(cluster, installation())
+    assert [verb for verb, _ in cluster.calls].count("create") == 2
 
 
 async def test_an_external_bus_brings_its_own_keys() -> None:

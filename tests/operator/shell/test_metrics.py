@@ -1,33 +1,23 @@
-"""Progress that moves faster than people read: figures are written once a second, what matters at once, and the last word is never lost."""
+"""The operator's HTTP server: health and metrics."""
 
-import time
+import httpx
+from tests.operator.shell.harness import ServiceHarness
 
-import pytest
-from tests.operator.real.orchestrators import ADMITTED
-from tests.operator.shell.harness import ServiceHarness, running_job
-
-from marlaas_operator import reconcile
-
-NUM_WORDS = 150
+from marlaas_api.health import HealthEndpoints, serve_health
 
 
-async def test_figures_alone_are_written_once_a_second_and_the_last_of_them_is() -> None:
+async def test_the_endpoints_say_what_is_missing_and_what_was_counted() -> None:
     harness = ServiceHarness()
-    async with running_job(harness) as orchestrator:
-        before, begun = harness.count("patch status", "rljobs"), time.monotonic()
-        for number in range(1, NUM_WORDS + 1):
-            await orchestrator.say("team-a", "one", **ADMITTED, tokens=number)
-        await harness.until(lambda: harness.status().get("tokens") == NUM_WORDS, "the last figure")
-        written = harness.count("patch status", "rljobs") - before
-    assert written <= (time.monotonic() - begun) / reconcile.FIGURES_EVERY_S + 2
-
-
-async def test_an_end_is_told_at_once_whatever_was_written_just_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconcile, "FIGURES_EVERY_S", 3600.0)
-    harness = ServiceHarness()
-    over = {"phase": "Succeeded", "admitted": False, "reason": "Finished", "message": "done", "step": 4}
-    async with running_job(harness) as orchestrator:
-        await orchestrator.say("team-a", "one", **ADMITTED, tokens=7)
-        await orchestrator.say("team-a", "one", **over, tokens=8)
-        await harness.until(lambda: harness.status().get("phase") == "Succeeded", "succeeded")
-        assert harness.status()["tokens"] == 8
+    endpoints = HealthEndpoints(lambda: "", harness.service.missing, harness.service.metric_families)
+    async with serve_health(endpoints, 0) as port, httpx.AsyncClient(trust_env=False) as client:
+        url = f"http://127.0.0.1:{port}"
+        assert (await client.get(f"{url}/livez")).text == "ok\n"
+        assert (await client.get(f"{url}/readyz")).status_code == 503
+        assert (await client.get(f"{url}/nowhere")).status_code == 404
+        harness.service.metrics.reconciled("RLJob", "ok", 0.02)
+        harness.service.metrics.requested("PATCH", "rljobs/status", 200)
+        text = (await client.get(f"{url}/metrics")).text
+    assert 'marlaas_operator_reconciles_total{kind="RLJob",outcome="ok"} 1.0' in text
+    assert 'marlaas_operator_api_requests_total{resource="rljobs/status",status="200",verb="PATCH"} 1.0' in text
+    assert 'marlaas_operator_reconcile_seconds_bucket{le="0.025"} 1.0' in text
+    assert "marlaas_operator_queue_depth 0.0" in text

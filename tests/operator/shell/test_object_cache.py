@@ -1,7 +1,7 @@
 """The object cache: never older than an earlier observation, with objects by owner."""
 
 from marlaas_operator.cluster import Body, Target
-from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, PODS, RLJOBS, TENANTS, pools_of, target_of
+from marlaas_operator.cluster.resources import MODELPOOLS, PODS, RLJOBS, TENANTS, pools_of, target_of
 from marlaas_operator.object_cache import ObjectCache, after_bus_change, after_change
 
 JOB = Target(RLJOBS, "team-a", "one")
@@ -74,25 +74,17 @@ def test_a_new_phase_queues_the_pool_that_counts_the_job_and_the_share_of_each_t
     assert queued[3:] == [JOB, POOL, *BOTH]
 
 
-def test_belongings_are_found_by_label() -> None:
-    sandbox = Target(DEPLOYMENTS, "team-a", "one-sandbox")
-    cache = remembered(body(sandbox, 1, metadata={"labels": {"marlaas.dev/job": "one"}}))
-    assert [item["metadata"]["name"] for item in cache.group(("job", "team-a", "one"))] == ["one-sandbox"]
-
-
-def test_a_jobs_new_status_concerns_the_job_alone_and_a_new_spec_its_pool_and_tenants_too() -> None:
+def test_a_new_status_concerns_the_object_alone_and_a_new_spec_those_that_count_it() -> None:
     cache = of_two_tenants()
-    only_status = {**a_job(11), "status": {"phase": "Queued"}}
-    assert {target for target, _ in after_change(cache, JOB, a_job(10), only_status)} == {JOB}
-    new_spec = a_job(12, generation=2)
-    assert {target for target, _ in after_change(cache, JOB, a_job(10), new_spec)} == {JOB, POOL, *BOTH}
 
+    def concerned(target: Target, before: Body | None, after: Body) -> set[Target]:
+        return {other for other, _ in after_change(cache, target, before, after)}
 
-def test_a_pool_concerns_its_jobs_and_the_shares_of_tenants_unless_only_its_status_changed() -> None:
-    cache = of_two_tenants()
+    assert concerned(JOB, a_job(10), {**a_job(11), "status": {"phase": "Queued"}}) == {JOB}
+    assert concerned(JOB, a_job(10), a_job(12, generation=2)) == {JOB, POOL, *BOTH}
     pool, reported = body(POOL, 1), body(POOL, 2, status={"jobs": 1})
-    assert {target for target, _ in after_change(cache, POOL, None, pool)} == {POOL, JOB, *BOTH}
-    assert {target for target, _ in after_change(cache, POOL, pool, reported)} == {POOL}
+    assert concerned(POOL, None, pool) == {POOL, JOB, *BOTH}
+    assert concerned(POOL, pool, reported) == {POOL}
 
 
 def test_a_pod_concerns_whose_it_is_when_it_says_something_new() -> None:
@@ -118,13 +110,9 @@ def test_what_has_gone_does_not_come_back_with_a_late_answer() -> None:
     assert cache.get(JOB) is None
     cache.see(a_job(16))  # it had only left our labels, and has them again
     assert cache.get(JOB) is not None
-
-
-def test_what_we_saw_go_for_good_never_comes_back() -> None:
-    cache = remembered(a_job(10))
     cache.lose(JOB, "uid-one")
     cache.see(a_job(99))
-    assert cache.get(JOB) is None
+    assert cache.get(JOB) is None, "it was seen to go for good"
 
 
 def test_a_successor_that_was_made_while_a_list_was_read_stays() -> None:
@@ -143,6 +131,9 @@ def version(cache: ObjectCache) -> str:
 
 
 def test_a_server_whose_store_was_restored_is_believed_when_it_lists() -> None:
+    lost = remembered(a_job(100))
+    lost.lose(JOB, "uid-one")
+    assert (lost.replace([a_job(40)], lost.known(RLJOBS)), version(lost)) == (1, "40")
     gone: list[Body] = []
     cache = remembered(a_job(100))
     cache.gone = gone.append
@@ -152,13 +143,6 @@ def test_a_server_whose_store_was_restored_is_believed_when_it_lists() -> None:
     assert (version(cache), len(gone)) == ("40", 1)
     cache.see(a_job(41))
     assert version(cache) == "41"
-
-
-def test_what_had_gone_and_was_restored_is_there_again() -> None:
-    cache = remembered(a_job(100))
-    cache.lose(JOB, "uid-one")
-    assert cache.replace([a_job(40)], cache.known(RLJOBS)) == 1
-    assert version(cache) == "40"
 
 
 def test_what_was_seen_while_a_list_was_read_is_newer_than_the_list() -> None:

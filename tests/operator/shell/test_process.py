@@ -12,11 +12,11 @@ from marlaas_operator import __main__ as process
 from marlaas_operator.bus_keys import ensure_keys
 from marlaas_operator.cluster import Target, Unavailable
 from marlaas_operator.cluster.memory import MemoryCluster
+from tests import virtual_time
 
-
-@pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_RENEW_EVERY_S", 0.01)
+event_loop_policy = virtual_time.event_loop_policy
+monotonic = virtual_time.monotonic
+pytestmark = pytest.mark.usefixtures("monotonic")
 
 
 async def test_our_own_credential_that_cannot_be_written_any_more_ends_the_operator(
@@ -32,7 +32,7 @@ async def test_our_own_credential_that_cannot_be_written_any_more_ends_the_opera
         written.append(text)
 
     async def serve() -> None:
-        async with asyncio.timeout(20), process._renewing(cluster, installation(), keys, tmp_path / "bus.creds"):
+        async with asyncio.timeout(86400), process._renewing(cluster, installation(), keys, tmp_path / "bus.creds"):
             await asyncio.Event().wait()
 
     monkeypatch.setattr(process, "_write", fill)
@@ -54,6 +54,6 @@ async def test_an_api_server_that_is_away_for_a_while_ends_no_renewal_and_the_se
         return Unavailable("away") if len(tries) < 3 else None
 
     cluster.fail = away
-    async with asyncio.timeout(20), process._renewing(cluster, installation(), keys, tmp_path / "bus.creds"):
+    async with asyncio.timeout(86400), process._renewing(cluster, installation(), keys, tmp_path / "bus.creds"):
         await over.wait()
     assert "orchestrator.creds" in cluster._objects[SECRET]["data"]

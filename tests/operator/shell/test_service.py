@@ -1,17 +1,17 @@
 """The whole operator in one process, between the fakes of API server and bus: fast, for what needs no real server."""
 
 import asyncio
+from collections import Counter
 
-import httpx
 import pytest
 from tests.operator.objects import job, pool
-from tests.operator.real.orchestrators import ADMITTED
-from tests.operator.shell.harness import ONE, ServiceHarness, playing, queued_job
+from tests.operator.real.orchestrators import ADMITTED, SUCCEEDED, ScriptedOrchestrator
+from tests.operator.shell.harness import ONE, ServiceHarness, in_time, playing, queued_job, running_job
 
+from marlaas_api import subjects
 from marlaas_api.bus import BusRefused, BusUnavailable
 from marlaas_api.errors import InvalidInput, MarlaasError
-from marlaas_api.health import HealthEndpoints, serve_health
-from marlaas_operator import work_queue
+from marlaas_api.wire import encode
 from marlaas_operator.cluster import (
     Body,
     Conflict,
@@ -23,7 +23,12 @@ from marlaas_operator.cluster import (
     TooMany,
     Unavailable,
 )
-from marlaas_operator.cluster.resources import MODELPOOLS, PODS, RLJOBS
+from marlaas_operator.cluster.resources import MODELPOOLS, RLJOBS
+from tests import virtual_time
+
+event_loop_policy = virtual_time.event_loop_policy
+monotonic = virtual_time.monotonic
+pytestmark = pytest.mark.usefixtures("monotonic")
 
 
 async def test_a_job_is_queued_with_one_status_run_and_forgotten() -> None:
@@ -83,59 +88,13 @@ async def test_a_restart_among_jobs_that_are_as_they_should_be_writes_nothing() 
     second = ServiceHarness(first)
     second.cluster.calls.clear()
     async with playing(second):
-        async with asyncio.timeout(20):
-            while second.service.metrics.reconciles["RLJob", "ok"] < 20:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await in_time(lambda: second.service.metrics.reconciles["RLJob", "ok"] >= 20)
     assert [
         call for call in second.cluster.calls if call[0].startswith(("patch", "create")) and call[1] in targets
     ] == []
 
 
-async def test_the_endpoints_say_what_is_missing_and_what_was_counted() -> None:
-    harness = ServiceHarness()
-    endpoints = HealthEndpoints(lambda: "", harness.service.missing, harness.service.metric_families)
-    async with serve_health(endpoints, 0) as port, httpx.AsyncClient(trust_env=False) as client:
-        url = f"http://127.0.0.1:{port}"
-        assert (await client.get(f"{url}/livez")).text == "ok\n"
-        assert (await client.get(f"{url}/readyz")).status_code == 503
-        assert (await client.get(f"{url}/nowhere")).status_code == 404
-        harness.service.metrics.reconciled("RLJob", "ok", 0.02)
-        harness.service.metrics.requested("PATCH", "rljobs/status", 200)
-        text = (await client.get(f"{url}/metrics")).text
-    assert 'marlaas_operator_reconciles_total{kind="RLJob",outcome="ok"} 1.0' in text
-    assert 'marlaas_operator_api_requests_total{resource="rljobs/status",status="200",verb="PATCH"} 1.0' in text
-    assert 'marlaas_operator_reconcile_seconds_bucket{le="0.025"} 1.0' in text
-    assert "marlaas_operator_queue_depth 0.0" in text
-
-
-async def test_pods_of_a_tenant_that_pass_themselves_off_as_a_pools_count_for_nothing() -> None:
-    harness = ServiceHarness()
-    of_pool = Target(MODELPOOLS, "", "tiny")
-    await harness.cluster.create(pool("tiny"))
-    async with playing(harness):
-        for component in ("rollout", "trainer"):
-            await harness.cluster.create(forged(component))
-            await harness.cluster.patch(Target(PODS, "team-a", component), {"status": READY}, status=True)
-        await harness.until(lambda: "rolloutReady" in harness.status(of_pool), "told")
-        await harness.service._reconciler(of_pool)
-    assert (harness.status(of_pool)["rolloutReady"], harness.status(of_pool)["trainerReady"]) == ("0/1", "0/1")
-
-
-READY = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
-
-
-def forged(component: str) -> Body:
-    labels = {
-        "app.kubernetes.io/managed-by": "marlaas-operator",
-        "app.kubernetes.io/component": component,
-        "marlaas.dev/pool": "tiny",
-    }
-    metadata = {"name": component, "namespace": "team-a", "labels": labels}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {}}
-
-
-async def test_what_keeps_failing_is_told_in_the_servers_words_once_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work_queue, "LASTING_S", 0.3)
+async def test_what_keeps_failing_is_told_in_the_servers_words_once_it_lasts() -> None:
     harness = ServiceHarness()
     harness.cluster.fail = lambda verb, target: Unavailable("webhook down") if in_team(verb, target) else None
     async with queued_job(harness) as orchestrator:
@@ -167,7 +126,6 @@ async def test_what_was_refused_is_not_asked_for_at_the_pace_of_the_news() -> No
 async def test_a_document_that_the_bus_does_not_take_is_a_job_that_says_so(
     error: MarlaasError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work_queue, "LASTING_S", 0.3)
     harness = ServiceHarness()
 
     async def refused(action: object) -> None:
@@ -194,3 +152,137 @@ async def test_a_server_that_does_not_answer_is_not_asked_for_the_status_as_well
         with pytest.raises(NoAnswer):
             await harness.service._reconciler(ONE)
     assert harness.cluster.calls[before:] == [("patch", ONE)]
+
+
+@pytest.mark.parametrize("write", ["patch", "patch status"], ids=["finalizers", "status"])
+async def test_what_changes_while_a_write_is_on_its_way_is_not_overwritten(write: str) -> None:
+    harness = ServiceHarness()
+    due = [write]
+    outdated: list[Body] = []
+
+    def meanwhile(verb: str, target: Target) -> None:
+        if target == ONE and verb in due:
+            due.clear()
+            body = harness.cluster._found(ONE)
+            held = {**body["metadata"], "finalizers": [*body["metadata"].get("finalizers", ()), "example.com/theirs"]}
+            harness.cluster._store(ONE, {**body, "metadata": held, "spec": {**body["spec"], "priority": 7}})
+
+    def check(what: str, body: Body) -> None:
+        if body["kind"] == "RLJob" and (body.get("status") or {}).get("observedGeneration", 2) != 2:
+            outdated.append(body["status"])
+
+    harness.cluster.fail = meanwhile
+    harness.cluster.listeners.append(check)
+    async with queued_job(harness):
+        assert (due, outdated) == ([], []), "a status of the spec before the change"
+        held = harness.cluster._objects[ONE]["metadata"]["finalizers"]
+        assert sorted(held) == ["example.com/theirs", "marlaas.dev/job"]
+
+
+REFUSALS: dict[str, MarlaasError] = {
+    "c409": Conflict("no"),
+    "c422": Invalid("no"),
+    "c403": Forbidden("no"),
+    "c500": Unavailable("no"),
+    "silent": NoAnswer("no"),
+}
+PATIENCE: dict[str, MarlaasError] = {"c429": TooMany("no", 1.0)}
+"""By itself: after this answer the operator begins nothing else either."""
+PLACES = {
+    "status": ("patch status", "rljobs", ""),
+    "finalizer": ("patch", "rljobs", ""),
+    "sandbox": ("apply", "deployments", "-sandbox"),
+    "account": ("apply", "serviceaccounts", "-sandbox"),
+}
+REFUSED_FOR_S, MOST_ASKED = 600.0, 30
+"""Waits double from a fraction of a second to a minute, and refused actions are tried every 30 s: a hot loop asks thousands of times."""
+
+
+@pytest.mark.parametrize("refusals", [REFUSALS, PATIENCE], ids=["refused", "asked for patience"])
+async def test_what_is_refused_for_ever_is_asked_for_seldom_and_others_do_not_wait(
+    refusals: dict[str, MarlaasError],
+) -> None:
+    harness = ServiceHarness()
+    refused = {
+        (verb, plural, f"{answer}-{place}{end}"): error
+        for answer, error in refusals.items()
+        for place, (verb, plural, end) in PLACES.items()
+    }
+    harness.cluster.fail = lambda verb, target: refused.get((verb, target.resource.plural, target.name))
+    await harness.cluster.create(pool("tiny"))
+    names = [f"{answer}-{place}" for answer in refusals for place in PLACES]
+    for name in names:
+        await harness.cluster.create(job("team-a", name, "tiny"))
+    async with playing(harness) as orchestrator:
+        for name in names:
+            if name.endswith(("sandbox", "account")):
+                await harness.until(lambda one=name: harness.status(job_of(one)) != {}, f"{name} queued")
+                await orchestrator.say("team-a", name, **ADMITTED)
+        await asyncio.sleep(REFUSED_FOR_S)
+        asked = Counter((verb, target.resource.plural, target.name) for verb, target in harness.cluster.calls)
+        assert set(refused) <= set(asked)
+        assert {what: asked[what] for what in refused if asked[what] > MOST_ASKED} == {}
+        since = asyncio.get_running_loop().time()
+        await harness.cluster.create(job("team-a", "fine", "tiny"))
+        await harness.until(lambda: harness.status(job_of("fine")) != {}, "queued")
+        await orchestrator.say("team-a", "fine", **ADMITTED)
+        await harness.until(lambda: harness.status(job_of("fine")).get("phase") == "Running", "running")
+        assert asyncio.get_running_loop().time() - since < 10
+
+
+def job_of(name: str) -> Target:
+    return Target(RLJOBS, "team-a", name)
+
+
+async def test_figures_alone_are_written_once_a_second_and_an_end_at_once_also_by_a_clock_that_is_set_back() -> None:
+    back_s = [0.0]
+    harness = ServiceHarness(now=lambda: 1.8e9 + virtual_time.now() - back_s[0])
+    async with running_job(harness) as orchestrator:
+        await asyncio.sleep(60)
+        before = harness.count("patch status", "rljobs")
+        for number in range(1, 31):
+            await orchestrator.say("team-a", "one", **ADMITTED, tokens=number)
+            await asyncio.sleep(0.1)
+        await harness.until(lambda: harness.status().get("tokens") == 30, "the last figure")
+        assert harness.count("patch status", "rljobs") - before == 4, "at 0, 1, 2 and 3 s"
+        back_s[0] = 3600.0
+        await orchestrator.say("team-a", "one", **ADMITTED, step=1)
+        await harness.until(lambda: harness.status().get("step") == 1, "the step")
+        await orchestrator.say("team-a", "one", **SUCCEEDED, tokens=31)
+        since = asyncio.get_running_loop().time()
+        await harness.until(lambda: harness.status().get("phase") == "Succeeded", "succeeded")
+        assert (harness.status()["tokens"], asyncio.get_running_loop().time() - since) == (31, 0.0)
+
+
+async def marked(orchestrator: ScriptedOrchestrator, *keys: str) -> None:
+    """Wait until just these documents are marked as deleted."""
+    await in_time(lambda: {key for key, one in orchestrator.documents.items() if one.deleted} == set(keys))
+
+
+async def test_the_document_of_a_job_that_went_while_nobody_looked_is_marked_as_deleted() -> None:
+    """The API server is asked, for the cache may lag: there are jobs of which no watch has told."""
+    harness = ServiceHarness()
+    async with queued_job(harness) as orchestrator:
+        orchestrator.forgets = False
+        harness.cluster.listeners.clear()
+        await asyncio.sleep(30)  # past the list that follows the start
+        jobs = await harness.server.connect("other").bucket(subjects.JOBS)
+        for name, uid in (("gone", "u-gone"), ("untold", "")):
+            if not uid:
+                uid = (await harness.cluster.create(job("team-a", name, "tiny")))["metadata"]["uid"]
+            document = orchestrator.documents["team-a.one"].model_copy(update={"job": name, "uid": uid})
+            await jobs.put(f"team-a.{name}", encode(document))
+        await marked(orchestrator, "team-a.gone")
+        await asyncio.sleep(300)
+        await marked(orchestrator, "team-a.gone")
+
+
+async def test_a_job_goes_although_the_bus_is_away_and_its_document_is_swept_when_it_is_back() -> None:
+    harness = ServiceHarness()
+    async with running_job(harness) as orchestrator:
+        harness.server.available = False
+        await harness.cluster.delete(ONE)
+        await harness.until(lambda: ONE not in harness.cluster._objects, "gone")
+        assert not [one for one in harness.cluster._objects if one.name == "one-sandbox"]
+        harness.server.available = True
+        await in_time(lambda: not orchestrator.documents)

@@ -4,22 +4,23 @@ import asyncio
 
 import ormsgpack
 import pytest
-from tests.operator.objects import job, pool, tenant
+from tests.operator.objects import job, pool
 from tests.operator.real.orchestrators import ADMITTED
-from tests.operator.shell.harness import ONE, ServiceHarness, playing, queued_job, running_job
+from tests.operator.shell.harness import ONE, ServiceHarness, playing, queued_job
 
 from marlaas_api import subjects
 from marlaas_api.errors import MarlaasError
 from marlaas_api.wire import SCHEMA_VERSION
 from marlaas_operator import watching
-from marlaas_operator.cluster import Body, Forbidden, NotFound, Target
-from marlaas_operator.cluster.resources import DEPLOYMENTS, PODS, TENANTS
+from marlaas_operator.cluster import Forbidden, NotFound, Target
+from marlaas_operator.cluster.resources import DEPLOYMENTS, PODS
+from tests import virtual_time
+
+event_loop_policy = virtual_time.event_loop_policy
+monotonic = virtual_time.monotonic
+pytestmark = pytest.mark.usefixtures("monotonic")
 
 SANDBOX = Target(DEPLOYMENTS, "team-a", "one-sandbox")
-
-
-NOBODY_LEARNS: Body = {"spec": {"agents": [{"name": "policy", "trainable": False}]}}
-"""What no pool of this version could run. The API server would not let a job become so; another version of the operator may have taken it."""
 
 
 async def test_what_a_newer_orchestrator_says_takes_no_sandbox_away() -> None:
@@ -56,37 +57,6 @@ async def test_a_job_that_goes_before_it_has_our_finalizer_leaves_no_document() 
         await harness.until(lambda: harness.status(Target(ONE.resource, "team-a", "two")) != {}, "the next one is told")
         assert set(orchestrator.documents) == {"team-a.two"}
         assert harness.service.cache.get(ONE) is None
-
-
-async def test_a_job_that_is_refused_after_it_has_waited_is_queued_no_more_for_its_tenant() -> None:
-    harness = ServiceHarness()
-    whose = Target(TENANTS, "", "research")
-    await harness.cluster.create(tenant("research", "team-a"))
-    await harness.cluster.create(job("team-a", "one", "tiny"))
-    async with playing(harness):
-        await harness.until(lambda: harness.status().get("reason") == "PoolNotFound", "waits")
-        await harness.until(lambda: harness.status(whose).get("queued") == 1, "counted")
-        await harness.cluster.patch(ONE, NOBODY_LEARNS)
-        await harness.until(lambda: harness.status().get("phase") == "Failed", "refused")
-        await harness.until(lambda: harness.status(whose).get("queued") == 0, "counted no more")
-
-
-async def test_a_job_that_is_refused_after_it_has_waited_goes_by_its_ttl() -> None:
-    harness = ServiceHarness()
-    await harness.cluster.create(job("team-a", "one", "tiny", ttlSecondsAfterFinished=0))
-    async with playing(harness):
-        await harness.until(lambda: harness.status().get("reason") == "PoolNotFound", "waits")
-        await harness.cluster.patch(ONE, NOBODY_LEARNS)
-        await harness.until(lambda: ONE not in harness.cluster._objects, "gone by its ttl")
-
-
-async def test_a_clock_that_is_set_back_does_not_keep_figures_from_being_told() -> None:
-    now = [1.8e9]
-    harness = ServiceHarness(now=lambda: now[0])
-    async with running_job(harness) as orchestrator:
-        now[0] -= 3600.0
-        await orchestrator.say("team-a", "one", **ADMITTED, step=1)
-        await harness.until(lambda: harness.status().get("step") == 1, "the step")
 
 
 async def test_of_an_object_whose_successor_was_seen_first_nothing_is_kept() -> None:

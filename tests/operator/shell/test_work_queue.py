@@ -13,33 +13,28 @@ def schedule() -> Schedule[str]:
     return Schedule()
 
 
-def test_a_key_is_given_out_once_however_often_it_is_added(schedule: Schedule[str]) -> None:
-    for _ in range(3):
-        schedule.add("a", 0.0)
-    assert (schedule.take(0.0), schedule.take(0.0)) == ("a", None)
-
-
-def test_the_earliest_of_several_wishes_counts(schedule: Schedule[str]) -> None:
-    schedule.add("a", 10.0)
-    schedule.add("a", 5.0)
-    schedule.add("a", 20.0)
+def test_a_key_is_given_out_once_at_the_earliest_of_its_times_and_the_longest_due_first(
+    schedule: Schedule[str],
+) -> None:
+    for at in (10.0, 5.0, 20.0):
+        schedule.add("a", at)
     assert (schedule.take(4.0), schedule.next_at(), schedule.take(5.0), schedule.take(30.0)) == (None, 5.0, "a", None)
-
-
-def test_the_longest_due_goes_first(schedule: Schedule[str]) -> None:
-    schedule.add("late", 3.0)
-    schedule.add("early", 1.0)
-    schedule.add("middle", 2.0)
+    for key, at in (("late", 3.0), ("early", 1.0), ("middle", 2.0)):
+        schedule.add(key, at)
     assert [schedule.take(9.0) for _ in range(3)] == ["early", "middle", "late"]
 
 
-def test_what_is_added_while_it_is_worked_on_comes_again_afterwards(schedule: Schedule[str]) -> None:
+def test_a_key_comes_again_if_it_was_added_while_it_was_worked_on_or_asked_for_a_later_look(
+    schedule: Schedule[str],
+) -> None:
     schedule.add("a", 0.0)
     schedule.take(0.0)
     schedule.add("a", 0.0)
     assert (schedule.take(1.0), schedule.next_at()) == (None, None)
     schedule.done("a")
     assert schedule.take(1.0) == "a"
+    schedule.done("a", next_at=7.0)
+    assert (schedule.take(6.9), schedule.take(7.0)) == (None, "a")
 
 
 def test_a_key_that_always_comes_before_the_later_look_it_asked_for_leaves_no_more_than_a_few_behind(
@@ -52,13 +47,6 @@ def test_a_key_that_always_comes_before_the_later_look_it_asked_for_leaves_no_mo
         schedule.done("busy", next_at=second + 600.0)
     assert len(schedule._heap) < 100
     assert (schedule.take(1598.9), schedule.take(1599.0), schedule.take(5000.0)) == (None, "busy", "quiet")
-
-
-def test_a_key_that_asked_for_a_later_look_gets_it(schedule: Schedule[str]) -> None:
-    schedule.add("a", 0.0)
-    schedule.take(0.0)
-    schedule.done("a", next_at=7.0)
-    assert (schedule.take(6.9), schedule.take(7.0)) == (None, "a")
 
 
 @pytest.mark.parametrize(

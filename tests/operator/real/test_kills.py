@@ -4,9 +4,9 @@ Every place of a pool's and of a job's life, in the order of their plans, so tha
 """
 
 import pytest
-from tests.operator.objects import job, pool
+from tests.operator.objects import SYSTEM, job, pool
 from tests.operator.real.harness import OperatorHarness, eventually
-from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
+from tests.operator.real.orchestrators import ADMITTED, SUCCEEDED, SUSPENDED, ScriptedOrchestrator
 
 from marlaas_operator.cluster import Target
 from marlaas_operator.cluster.resources import MODELPOOLS, RLJOBS
@@ -17,8 +17,6 @@ POOL = ("AddFinalizer", "Apply_ServiceAccount", "Apply_ConfigMap", *ROLE, *ROLE)
 JOB = ("AddFinalizer", "WriteDocument")
 SANDBOX = ("Apply_ServiceAccount", "Apply_NetworkPolicy", "Apply_Secret", "Apply_Deployment")
 UNDOING = ("Delete_Deployment", "Delete_Secret", "Delete_NetworkPolicy", "Delete_ServiceAccount")
-SUSPENDED = {"phase": "Suspended", "admitted": False, "reason": "Suspended", "message": "spec.suspend is true"}
-SUCCEEDED = {"phase": "Succeeded", "admitted": False, "reason": "Finished", "message": "done", "step": 4}
 
 
 async def die_after(harness: OperatorHarness, *actions: str) -> None:
@@ -44,28 +42,28 @@ async def told_once(harness: OperatorHarness) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-async def test_a_pool_is_made_and_removed_one_action_an_operator(
+async def test_a_pool_and_its_jobs_live_one_action_an_operator(
     harness: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
     await harness.gateway.create(pool("tiny"))
     await die_after(harness, *POOL, "status")
-    await made_once(harness, "marlaas-system", 12)
+    await made_once(harness, SYSTEM, 12)
     assert ((await harness.pool("tiny")) or {}).get("status")
     await told_once(harness)
+
+    await a_job_is_begun_suspended_resumed_and_deleted(harness, orchestrator)
+    await a_job_that_has_ended_goes_by_its_ttl(harness, orchestrator)
+
     await harness.gateway.delete(TINY)
     await die_after(harness, "status", "Delete_StatefulSet", "Delete_StatefulSet")
     harness.start_operator()
     await harness.gone(TINY)
-    assert await harness.owned("marlaas-system") == {}
+    assert await harness.owned(SYSTEM) == {}
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-async def test_a_job_is_begun_suspended_resumed_and_deleted_one_action_an_operator(
+async def a_job_is_begun_suspended_resumed_and_deleted(
     harness: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await harness.gateway.create(pool("tiny"))
     await harness.gateway.create(job("team-a", "one", "tiny"))
     await die_after(harness, *JOB, "status")
     await orchestrator.say("team-a", "one", **ADMITTED)
@@ -93,14 +91,11 @@ async def test_a_job_is_begun_suspended_resumed_and_deleted_one_action_an_operat
     await die_after(harness, "RemoveFinalizer")
     await harness.gone(ONE)
     assert await harness.owned("team-a") == {}
+    orchestrator.forgets = True
 
 
-@pytest.mark.slow
-async def test_a_job_that_has_ended_goes_by_its_ttl_one_action_an_operator(
-    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
-) -> None:
+async def a_job_that_has_ended_goes_by_its_ttl(harness: OperatorHarness, orchestrator: ScriptedOrchestrator) -> None:
     """It had no sandbox whose end would be news: only its own clock calls on it."""
-    await harness.gateway.create(pool("tiny"))
     await harness.gateway.create(job("team-a", "two", "tiny", ttlSecondsAfterFinished=1))
     await die_after(harness, "WriteDocument")
     await orchestrator.say("team-a", "two", **SUCCEEDED)

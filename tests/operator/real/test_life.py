@@ -1,0 +1,271 @@
+"""One life of a job and its pool, under the rights that the chart gives the operator and no others; read by many assertions."""
+
+import asyncio
+import operator
+import os
+import signal
+from typing import Any
+
+import pytest
+from tests.operator.objects import SYSTEM, job, pool
+from tests.operator.real.harness import PATIENCE_S, OperatorHarness, eventually
+from tests.operator.real.orchestrators import ADMITTED, SUCCEEDED, SUSPENDED, ScriptedOrchestrator
+from tests.operator.real.rights import GROUPS, USER, granted, install
+
+from marlaas_operator.cluster import Body, Invalid, Target
+from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, PODS, RLJOBS, STATEFULSETS
+
+ONE, TINY = Target(RLJOBS, "team-a", "one"), Target(MODELPOOLS, "", "tiny")
+WORKLOADS = {
+    "sandbox": Target(DEPLOYMENTS, "team-a", "one-sandbox"),
+    "rollout": Target(STATEFULSETS, SYSTEM, "tiny-rollout"),
+    "trainer": Target(STATEFULSETS, SYSTEM, "tiny-trainer"),
+}
+CHANGES: list[tuple[dict[str, Any], str, Any]] = [
+    ({"training": {"steps": 9}}, "training.steps", 9),
+    ({"priority": 7}, "priority", 7),
+    ({"activeDeadlineSeconds": 60}, "active_deadline_seconds", 60),
+]
+"""A change, and where the job's document has it."""
+REFUSED = [
+    ({"training": {"steps": 3}}, "may be raised but not lowered: finished steps cannot be undone"),
+    ({"poolRef": {"name": "other"}}, "cannot change once the job exists; delete the job and create a new one"),
+]
+WORDS = "2026-11-21T16:00:01.000Z CRITICAL x marlaas_worker: the rule book of chess is not in this image\n"
+TOLD = [
+    *("Admitted", "ContainerCrashing", "Recovered", "ContainerCrashing", "Recovered"),
+    *("Suspended", "Admitted", "Finished", "Admitted"),
+]
+"""The events of the job, but for those of its sandbox's pods."""
+
+
+@pytest.mark.usefixtures("helm")
+async def test_a_job_and_its_pool_live_and_go_by_the_charts_rights_alone(
+    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
+) -> None:
+    install(harness, "default")
+    await harness.gateway.create(pool("tiny"))
+    await granted(harness, harness.installation.bus_secret)
+    process = harness.start_operator(kubeconfig=harness.plane.user_kubeconfig(USER, GROUPS), variant="patient")
+
+    await a_queued_job_owns_nothing_and_costs_one_status(harness, orchestrator)
+    await what_may_change_reaches_the_orchestrator_and_what_may_not_is_refused(harness, orchestrator)
+    await pods_are_made_and_serve(harness)
+    for role in ("sandbox", "rollout"):
+        await a_crash_is_told_in_the_containers_own_words_and_is_over_when_it_serves(harness, role)
+    await a_suspended_job_gives_its_sandbox_back_and_has_one_again_when_it_goes_on(harness, orchestrator)
+    await more_steps_make_a_finished_job_go_on(harness, orchestrator)
+    await eventually(
+        harness,
+        "every transition is described once, in order",
+        lambda: asyncio.to_thread(event_reasons, harness, "rljob", "one", "--namespace", "team-a"),
+        accept=lambda found: [reason for reason in found if not reason.startswith("Sandbox")] == TOLD,
+    )
+    await a_job_goes_deleted_twice_and_its_namesake_is_a_job_of_its_own(harness, orchestrator)
+    await a_pool_stays_until_its_job_is_gone_and_says_why(harness, orchestrator)
+
+    assert "forbidden" not in process.log.read_text()
+    assert harness.metric("marlaas_operator_api_requests_total", status="403") == 0
+    assert harness.metric("marlaas_operator_api_requests_total", verb="POST", resource="events", status="201") >= 1
+
+
+async def a_queued_job_owns_nothing_and_costs_one_status(
+    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
+) -> None:
+    await harness.gateway.create(job("team-a", "one", "tiny"))
+    status = await harness.phase("team-a", "one", "Queued")
+    assert (status["reason"], status["progress"]) == ("WaitingForPool", "0/4")
+    assert await harness.owned("team-a") == {}
+    assert orchestrator.documents["team-a.one"].tenant == "namespace/team-a"
+    counted = {"verb": "PATCH", "resource": "rljobs/status"}
+    await eventually(
+        harness,
+        "the status is counted",  # others see it before the operator has its answer
+        lambda: harness.metric("marlaas_operator_api_requests_total", **counted),
+        accept=lambda number: number == 1,
+    )
+    await orchestrator.say("team-a", "one", **ADMITTED)
+    await harness.phase("team-a", "one", "Running")
+    await harness.owns(4)
+    await harness.owns(12, SYSTEM)
+
+
+async def what_may_change_reaches_the_orchestrator_and_what_may_not_is_refused(
+    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
+) -> None:
+    uid = orchestrator.documents["team-a.one"].uid
+    for number, (change, where, wanted) in enumerate(CHANGES, 2):
+        await harness.gateway.patch(ONE, {"spec": change})
+        await hears(harness, orchestrator, where, wanted)
+        assert orchestrator.documents["team-a.one"].generation == number
+    before = orchestrator.documents["team-a.one"]
+    for change, sentence in REFUSED:
+        with pytest.raises(Invalid, match=sentence):
+            await harness.gateway.patch(ONE, {"spec": change})
+    assert orchestrator.documents["team-a.one"] == before
+    assert before.uid == uid
+
+
+async def hears(harness: OperatorHarness, orchestrator: ScriptedOrchestrator, field: str, wanted: Any) -> None:
+    """Wait until the job's document has this value in a field of its spec."""
+    value = operator.attrgetter(f"spec.{field}")
+    documents = orchestrator.documents
+    await eventually(harness, f"{field} is {wanted}", lambda: value(documents["team-a.one"]) == wanted)
+
+
+async def pods_are_made_and_serve(harness: OperatorHarness) -> None:
+    """In the place of controllers and kubelet."""
+    for role, workload in WORKLOADS.items():
+        await harness.gateway.create(pod(await harness.gateway.get(workload), role))
+        await report(harness, role, serves())
+    await says(harness, "Admitted")
+
+
+async def a_crash_is_told_in_the_containers_own_words_and_is_over_when_it_serves(
+    harness: OperatorHarness, role: str
+) -> None:
+    await report(harness, role, back_off(role))
+    status = await says(harness, "ContainerCrashing")
+    assert status["phase"] == "Running"
+    assert f"{role}-0" in status["message"]
+    assert "the rule book of chess is not in this image" in status["message"]
+    if role != "sandbox":
+        await harness.says("Ready", "the rule book")
+    await report(harness, role, serves())
+    await says(harness, "Admitted")
+
+
+def pod(workload: Body, role: str) -> Body:
+    """The pod that a controller would make."""
+    template = workload["spec"]["template"]
+    labels = template["metadata"]["labels"]
+    metadata = {"name": f"{role}-0", "namespace": workload["metadata"]["namespace"], "labels": labels}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+
+
+async def report(harness: OperatorHarness, role: str, status: Body) -> None:
+    """Write a pod's status as a kubelet does."""
+    target = Target(PODS, WORKLOADS[role].namespace, f"{role}-0")
+    await harness.gateway.patch(target, {"status": status}, status=True)
+
+
+def serves() -> Body:
+    return {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": []}
+
+
+def back_off(role: str) -> Body:
+    """The status of a pod whose main container crashes."""
+    crashed = {"exitCode": 1, "reason": "Error", "message": WORDS}
+    state = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": crashed}}
+    told = {"name": "supervisor" if role == "sandbox" else role, "image": "w:1", "imageID": "", "ready": False}
+    conditions = [{"type": "Ready", "status": "False"}, {"type": "PodScheduled", "status": "True"}]
+    return {"phase": "Running", "conditions": conditions, "containerStatuses": [{**told, **state, "restartCount": 1}]}
+
+
+async def says(harness: OperatorHarness, reason: str) -> Body:
+    """Wait until the job gives this reason; return its status."""
+    found: Body = await eventually(
+        harness,
+        f"the job says {reason}",
+        lambda: harness.status("team-a", "one"),
+        accept=lambda status: status.get("reason") == reason,
+    )
+    return found
+
+
+async def a_suspended_job_gives_its_sandbox_back_and_has_one_again_when_it_goes_on(
+    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
+) -> None:
+    await harness.gateway.patch(ONE, {"spec": {"suspend": True}})
+    await hears(harness, orchestrator, "suspend", True)
+    await orchestrator.say("team-a", "one", **SUSPENDED, step=2)
+    status = await harness.phase("team-a", "one", "Suspended")
+    assert (status["reason"], status["step"]) == ("Suspended", 2)
+    await harness.gone(WORKLOADS["sandbox"])
+    assert "NetworkPolicy one-sandbox" in await harness.owned("team-a"), "its pod still runs"
+    await harness.gateway.delete(Target(PODS, "team-a", "sandbox-0"))
+    await harness.owns(0)
+    await harness.gateway.patch(ONE, {"spec": {"suspend": False}})
+    await hears(harness, orchestrator, "suspend", False)
+    await orchestrator.say("team-a", "one", **ADMITTED, step=2)
+    await harness.phase("team-a", "one", "Running")
+    await harness.owns(4)
+
+
+async def more_steps_make_a_finished_job_go_on(harness: OperatorHarness, orchestrator: ScriptedOrchestrator) -> None:
+    await orchestrator.say("team-a", "one", **SUCCEEDED | {"step": 9})
+    await harness.phase("team-a", "one", "Succeeded")
+    await harness.owns(0)
+    await harness.gateway.patch(ONE, {"spec": {"training": {"steps": 12}}})
+    await hears(harness, orchestrator, "training.steps", 12)
+    await orchestrator.say("team-a", "one", **ADMITTED, step=9)
+    status = await harness.phase("team-a", "one", "Running")
+    assert status["progress"] == "9/12"
+    assert "finishedAt" not in status
+    await harness.owns(4)
+
+
+def event_reasons(harness: OperatorHarness, *object_: str) -> list[str]:
+    """The reasons of the events, from the top of what `kubectl describe` prints."""
+    _, _, table = harness.plane.kubectl("describe", *object_).partition("\nEvents:")
+    return [line.split()[1] for line in table.splitlines() if line.split()[:1] in (["Normal"], ["Warning"])]
+
+
+async def a_job_goes_deleted_twice_and_its_namesake_is_a_job_of_its_own(
+    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
+) -> None:
+    await harness.gateway.delete(ONE)
+    await harness.gateway.delete(ONE)
+    await nothing_is_left(harness, orchestrator)
+    made = await harness.gateway.create(job("team-a", "one", "tiny"))
+    uid = made["metadata"]["uid"]
+    documents = orchestrator.documents
+    await eventually(harness, "its document", lambda: getattr(documents.get("team-a.one"), "uid", "") == uid)
+    await harness.phase("team-a", "one", "Queued")
+
+
+async def a_pool_stays_until_its_job_is_gone_and_says_why(
+    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
+) -> None:
+    await harness.gateway.delete(TINY)
+    await harness.says("InUse", "team-a/one")
+    assert "StatefulSet tiny-rollout" in await harness.owned(SYSTEM)
+    await eventually(
+        harness,
+        "the pool's events say that it is in use, though it is in no namespace",
+        lambda: asyncio.to_thread(event_reasons, harness, "modelpool", "tiny"),
+        accept=lambda found: "InUse" in found,
+    )
+    await harness.gateway.delete(ONE)
+    await nothing_is_left(harness, orchestrator)
+    for role in ("rollout", "trainer"):
+        await harness.gateway.delete(Target(PODS, SYSTEM, f"{role}-0"))
+    await harness.gone(TINY)
+    assert await harness.owned(SYSTEM) == {}
+
+
+async def nothing_is_left(harness: OperatorHarness, orchestrator: ScriptedOrchestrator) -> None:
+    await harness.gone(ONE)
+    await harness.owns(0)
+    await eventually(harness, "no document is left", lambda: orchestrator.documents == {})
+
+
+async def test_without_rights_it_says_which_one_is_missing_and_ends(harness: OperatorHarness) -> None:
+    process = harness.start_operator(kubeconfig=harness.plane.user_kubeconfig("nobody-in-particular", []))
+    assert await asyncio.to_thread(process.wait, PATIENCE_S) == 2
+    assert "is forbidden" in process.last_words()
+
+
+async def test_a_process_of_its_own_serves_drains_on_sigterm_and_is_followed_after_a_kill(
+    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
+) -> None:
+    harness.forks = False
+    await harness.queue_job()
+    harness.started[-1].kill()
+    await orchestrator.say("team-a", "one", **ADMITTED)
+    process = harness.start_operator()
+    await harness.phase("team-a", "one", "Running")
+    await eventually(harness, "ready", lambda: harness.endpoints("/readyz") == "ok\n")
+    os.kill(process.pid, signal.SIGTERM)
+    assert await asyncio.to_thread(process.wait, PATIENCE_S) == 0
+    assert "the operator has drained" in process.last_words()
