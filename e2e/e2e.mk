@@ -6,7 +6,7 @@ E2E_ARGS ?=
 
 e2e: setup e2e-packages  ## Bring a real Kubernetes up on this machine (or use E2E_CONTEXT), run the scenario tests, take it down
 	@chmod o+rx .  # a temporary clone may be closed to others; the pods' uid reads the Python environment in it
-	$(BIN)/python -c "from marlaas_e2e.platform import platform_images; platform_images()"  # inside is no way to the package index
+	$(BIN)/python -c "from marlaas_e2e.platform import build_platform; build_platform()"
 	$(E2E) run $(BIN)/python -m pytest e2e/tests $(E2E_ARGS)
 
 e2e-images: setup e2e-packages  ## Build the whole worker image once and start a pod from it

@@ -1,56 +1,49 @@
 """Two tenants of weights 1 and 3 on one pool: quotas, a pool that is scaled under load, preemption, and shares that follow the weights."""
 
-import copy
 import csv
 import io
-import json
 import re
 from collections.abc import Iterator
 
 import pytest
 
 from marlaas_e2e.api import Object
-from marlaas_e2e.platform import NAMESPACE, Platform, manifest
+from marlaas_e2e.platform import NAMESPACE, Platform, endless, tenant
 from marlaas_e2e.step_records import assert_exact
 
 POOL, PLACES = "shared", 4
 LIGHT, HEAVY = "light", "heavy"
-TEAMS = {LIGHT: "team-n", HEAVY: "team-o"}
+TEAMS = {LIGHT: "team-q", HEAVY: "team-o"}
 LIGHTS = [f"light-{number}" for number in range(4)]
 HEAVIES = [f"heavy-{number}" for number in range(4)]
-SHORT, AHEAD = 16, 12
+SHORT, AHEAD = 8, 6
 """Steps of the job that ends first; and steps that the others have before them at least, while they are to run."""
 _TOKENS = """
 import re, urllib.request
 text = urllib.request.urlopen("http://127.0.0.1:8081/metrics", timeout=5).read().decode()
-print(sum(float(value) for value in re.findall(r'^marlaas_rollout_tokens_total[{].*namespace="team-[no]".*[}] (.*)$', text, re.M)))
+print(sum(float(value) for value in re.findall(r'^marlaas_rollout_tokens_total[{].*namespace="team-[qo]".*[}] (.*)$', text, re.M)))
 """
 
 
-def pool() -> Object:
-    """A pool that admits four agents."""
-    rollout = {"maxModelLen": 256, "kvCacheBytes": "64Mi", "agentsPerSlot": 1}
-    spec = {"model": {"builtin": "tiny"}, "adapterSlots": PLACES, "maxRank": 8, "rollout": rollout}
-    return {"apiVersion": "marlaas.dev/v1alpha1", "kind": "ModelPool", "metadata": {"name": POOL}, "spec": spec}
-
-
-def tenant(name: str, weight: int, quota: Object) -> Object:
+def tenant_of(name: str, weight: int, quota: Object) -> Object:
     spec = {"namespaces": [TEAMS[name]], "weight": weight, "quota": quota}
     return {"apiVersion": "marlaas.dev/v1alpha1", "kind": "Tenant", "metadata": {"name": name}, "spec": spec}
 
 
+def begin(_: Platform) -> list[Object]:
+    """A pool that admits four agents, and both tenants."""
+    rollout = {"engine": "reference", "maxModelLen": 256, "agentsPerSlot": 1}
+    spec = {"model": {"builtin": "tiny"}, "adapterSlots": PLACES, "maxRank": 8, "rollout": rollout}
+    return [
+        {"apiVersion": "marlaas.dev/v1alpha1", "kind": "ModelPool", "metadata": {"name": POOL}, "spec": spec},
+        *(body for namespace in TEAMS.values() for body in tenant(namespace)),
+        tenant_of(LIGHT, 1, {"jobs": 3}),
+        tenant_of(HEAVY, 3, {"adapterSlots": 3}),
+    ]
+
+
 def job(name: str, steps: int) -> Object:
-    """A small strict job whose steps take about a second, most of it in tools, so that a few jobs leave the machine room."""
-    (body,) = copy.deepcopy(manifest("endless"))
-    body["metadata"] = {"name": name, "namespace": TEAMS[name.partition("-")[0]]}
-    body["spec"] |= {
-        "poolRef": {"name": POOL},
-        "environment": {"name": "calculator", "args": {"tool_latency_s": 0.3}},
-        "rollout": {"groupSize": 4, "maxTurns": 3, "maxTokens": 16},
-        "evaluation": {"tasks": 0},
-    }
-    body["spec"]["training"] |= {"steps": steps, "groupsPerStep": 2, "maxStaleness": 0}
-    return body
+    return endless(name, TEAMS[name.partition("-")[0]], training={"steps": steps}, poolRef={"name": POOL})
 
 
 def statuses(platform: Platform, tenant: str) -> dict[str, Object]:
@@ -65,9 +58,7 @@ def keep_going(platform: Platform) -> dict[str, int]:
     reached = {name: int(each.get("step") or 0) for name, each in found.items()}
     for name, step in reached.items():
         if found[name]["steps"] - step < AHEAD:
-            spec = {"training": {"steps": found[name]["steps"] + AHEAD}}
-            words = ("patch", "rljob", name, "-n", TEAMS[LIGHT], "--type=merge", "--patch")
-            platform.kubectl(*words, json.dumps({"spec": spec}))
+            platform.patch("rljob", name, {"training": {"steps": found[name]["steps"] + AHEAD}}, TEAMS[LIGHT])
     return reached
 
 
@@ -80,8 +71,7 @@ def go_on(platform: Platform) -> None:
 
 def scale(platform: Platform, replicas: int) -> None:
     """Change the number of engines and trainers; wait until just that many serve, while the running jobs go on."""
-    spec = {role: {"replicas": replicas} for role in ("rollout", "trainer")}
-    platform.kubectl("patch", "modelpool", POOL, "--type=merge", "--patch", json.dumps({"spec": spec}))
+    platform.patch("modelpool", POOL, {role: {"replicas": replicas} for role in ("rollout", "trainer")})
 
     def scaled() -> bool:
         keep_going(platform)
@@ -95,8 +85,7 @@ def scale(platform: Platform, replicas: int) -> None:
 
 def tokens(platform: Platform, replica: int) -> float:
     """Tokens that an engine has generated for the two tenants."""
-    pod = ("exec", "-n", NAMESPACE, f"{POOL}-rollout-{replica}", "-c", "rollout", "--")
-    return float(platform.kubectl(*pod, "python3", "-c", _TOKENS))
+    return float(platform.python(f"{POOL}-rollout-{replica}", "rollout", _TOKENS))
 
 
 def columns(platform: Platform) -> dict[str, dict[str, str]]:
@@ -132,12 +121,9 @@ def preempted(platform: Platform) -> dict[str, Object]:
 
 @pytest.fixture(scope="module", autouse=True)
 def shared(platform: Platform) -> Iterator[None]:
-    """The pool, both tenants, and the jobs of one: as many as its quota allows, and one more."""
-    for namespace in TEAMS.values():
-        platform.tenant(namespace)
-    platform.apply(pool(), tenant(LIGHT, 1, {"jobs": 3}), tenant(HEAVY, 3, {"adapterSlots": 3}))
-    platform.apply(*(job(name, SHORT) for name in LIGHTS))
+    """The jobs of one tenant: as many as its quota allows, and one more."""
     platform.pool_ready(POOL)
+    platform.apply(*(job(name, SHORT) for name in LIGHTS))
     yield
     for namespace in TEAMS.values():
         platform.kubectl("delete", "rljobs", "--all", "-n", namespace, "--timeout=120s")
@@ -148,7 +134,7 @@ def test_a_job_over_quota_waits_with_the_numbers_and_runs_once_there_is_room(pla
     first = LIGHTS[0]
     last, status = over_quota(platform, LIGHT)
     assert last == LIGHTS[-1]
-    assert re.match(r"over quota: 3 of 3 jobs; waits for team-n/light-[0-2], \d+ of \d+ steps", status["message"]), (
+    assert re.match(r"over quota: 3 of 3 jobs; waits for team-q/light-[0-2], \d+ of \d+ steps", status["message"]), (
         status
     )
     platform.until(lambda: "3 of 3 jobs" in platform.why(last, TEAMS[LIGHT]), "`why` names the quota")
@@ -197,13 +183,15 @@ def test_a_tenant_with_the_smaller_share_preempts_and_the_shares_follow_the_weig
 
 def test_a_preempted_job_resumes_and_succeeds_and_no_step_is_lost_or_repeated(platform: Platform) -> None:
     before = {name: status["step"] for name, status in preempted(platform).items()}
-    stepping = lambda: [name for name, each in statuses(platform, HEAVY).items() if (each.get("step") or 0) > 1]  # noqa: E731
-    platform.until(lambda: len(stepping()) == 3, "two steps of each admitted job of the other tenant", 300)
+    steps = lambda: [int(each.get("step") or 0) for each in statuses(platform, HEAVY).values()]  # noqa: E731
+    platform.until(
+        lambda: sum(step > 1 for step in steps()) == 3, "two steps of each admitted job of the other tenant", 300
+    )
     assert {name: status["step"] for name, status in preempted(platform).items()} == before
     assert_no_faults(platform, HEAVY)
     platform.kubectl("delete", "rljobs", "--all", "-n", TEAMS[HEAVY], "--timeout=120s")
     for name in LIGHTS:
-        platform.ended(name, TEAMS[LIGHT], 300)
+        assert platform.ended(name, TEAMS[LIGHT], 300)["phase"] == "Succeeded"
         assert_exact(platform, TEAMS[LIGHT], name)
     assert_no_faults(platform, LIGHT)
 
