@@ -14,17 +14,17 @@ def begin(_: Platform) -> list[Object]:
     return plain_pool()
 
 
-@pytest.mark.parametrize("role", WORKERS)
-def test_the_workers_run_where_and_as_the_pool_says(platform: Platform, role: str) -> None:
+def test_the_workers_run_where_and_as_the_pool_says(platform: Platform) -> None:
     platform.pool_ready("plain")
-    (expected,) = (body["spec"][role] for body in plain_pool() if body["kind"] == "ModelPool")
-    spec = platform.get("pod", WORKERS[role], NAMESPACE)["spec"]
-    for name in ("nodeSelector", "affinity", "priorityClassName", "imagePullSecrets"):
-        assert spec[name] == expected[name]
-    assert spec["priority"] == 1000
-    assert expected["tolerations"][0] in spec["tolerations"]
-    (container,) = spec["containers"]
-    assert container["resources"] == {"limits": {"memory": "4Gi"}, "requests": {"cpu": "50m", "memory": "4Gi"}}
+    (pool,) = (body["spec"] for body in plain_pool() if body["kind"] == "ModelPool")
+    for role, pod in WORKERS.items():
+        spec = platform.get("pod", pod, NAMESPACE)["spec"]
+        for name in ("nodeSelector", "affinity", "priorityClassName", "imagePullSecrets"):
+            assert spec[name] == pool[role][name]
+        assert spec["priority"] == 1000
+        assert pool[role]["tolerations"][0] in spec["tolerations"]
+        (container,) = spec["containers"]
+        assert container["resources"] == {"limits": {"memory": "4Gi"}, "requests": {"cpu": "50m", "memory": "4Gi"}}
 
 
 def test_the_model_comes_from_the_volume_which_no_worker_can_write(platform: Platform) -> None:

@@ -52,8 +52,12 @@ def places(platform: Platform) -> Places:
     }
 
 
-def test_a_sandbox_reaches_the_bus_and_nothing_else(platform: Platform, pod: str, places: Places) -> None:
+def test_a_sandbox_reaches_the_bus_and_nothing_else_and_no_neighbour_reaches_it(
+    platform: Platform, pod: str, places: Places
+) -> None:
     assert platform.opened(places, pod, "supervisor", TEAM) == {"bus"}
+    health = {"health": (platform.get("pod", pod, TEAM)["status"]["podIP"], 8081)}
+    assert not platform.opened(health, "plain-trainer-0", "trainer", NAMESPACE)
 
 
 def test_a_tenants_own_pod_does_not_reach_the_bus_whatever_it_calls_itself(platform: Platform, places: Places) -> None:
@@ -64,12 +68,8 @@ def test_a_tenants_own_pod_does_not_reach_the_bus_whatever_it_calls_itself(platf
     assert {"API server", "metadata"} <= platform.opened(places, IMPOSTOR, "main", TEAM)
 
 
-def test_a_neighbour_cannot_reach_into_a_sandbox(platform: Platform, pod: str) -> None:
-    address = platform.get("pod", pod, TEAM)["status"]["podIP"]
-    assert not platform.opened({"health": (address, 8081)}, "plain-trainer-0", "trainer", NAMESPACE)
-
-
-def test_a_sandbox_has_no_token_and_cannot_write_its_root(platform: Platform, pod: str) -> None:
+def test_a_sandbox_has_its_pools_runtime_and_no_token_and_cannot_write_its_root(platform: Platform, pod: str) -> None:
+    assert platform.get("pod", pod, TEAM)["spec"]["runtimeClassName"] == "runc"
     program = """
 import os
 found = [os.path.exists("/var/run/secrets/kubernetes.io"), os.getuid() == 0]
@@ -99,7 +99,3 @@ except PermissionError:
 print(before, done, after)
 """
     assert platform.python(pod, "supervisor", program, namespace=TEAM).strip() == "True True refused"
-
-
-def test_a_sandbox_runs_as_its_pool_says(platform: Platform) -> None:
-    assert platform.sandbox(JOB, TEAM)["spec"]["runtimeClassName"] == "runc"

@@ -8,10 +8,11 @@ from marlaas_e2e.platform import Platform, endless, manifest, plain_pool, tenant
 TEAM = "team-e"
 WORDS = "the rule book of chess is missing"
 POOLS = {
-    ("absent", "Rollout"): ("ImageCannotBePulled", "absent:1"),
-    ("absent", "Trainer"): ("ModelNotFound", "/models/absent"),
-    ("crowded", "Rollout"): ("PodUnschedulable", "nvidia.com/gpu"),
-    ("crowded", "Trainer"): ("ContainerOutOfMemory", "exceeded its memory limit"),
+    "absent": {"Rollout": ("ImageCannotBePulled", "absent:1"), "Trainer": ("ModelNotFound", "/models/absent")},
+    "crowded": {
+        "Rollout": ("PodUnschedulable", "nvidia.com/gpu"),
+        "Trainer": ("ContainerOutOfMemory", "exceeded its memory limit"),
+    },
 }
 JOBS = {
     "bookless": ("BackoffLimitExceeded", WORDS),
@@ -28,30 +29,26 @@ def begin(_: Platform) -> list[Object]:
         *plain_pool(),
         *manifest("broken-pools"),
         *tenant(TEAM),
-        *(endless(f"on-{pool}", TEAM, poolRef={"name": pool}) for pool in ("absent", "crowded")),
+        *(endless(f"on-{pool}", TEAM, poolRef={"name": pool}) for pool in POOLS),
         endless("bookless", TEAM, environment=bookless, backoffLimit=2),
         endless("unloadable", TEAM, environment={"name": "absent_module:Absent"}),
         endless("late", TEAM, activeDeadlineSeconds=5),
     ]
 
 
-@pytest.mark.parametrize(("pool", "role"), POOLS)
-def test_a_pool_says_why_its_workers_are_not_ready(platform: Platform, pool: str, role: str) -> None:
-    reason, words = POOLS[pool, role]
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_pool_and_its_jobs_say_why_its_workers_are_not_ready(platform: Platform, pool: str) -> None:
+    for role, (reason, words) in POOLS[pool].items():
 
-    def told() -> Object:
-        found = platform.condition("modelpool", pool, f"{role}Ready")
-        return found if found.get("reason") == reason else {}
+        def told(role: str = role, reason: str = reason) -> Object:
+            found = platform.condition("modelpool", pool, f"{role}Ready")
+            return found if found.get("reason") == reason else {}
 
-    assert words in platform.until(told, f"{role} of {pool} says {reason}", 300)["message"]
-
-
-@pytest.mark.parametrize("pool", ["absent", "crowded"])
-def test_a_job_that_waits_for_it_says_so_too(platform: Platform, pool: str) -> None:
-    reason, _ = POOLS[pool, "Rollout"]
-    told = lambda: platform.status("rljob", f"on-{pool}", TEAM).get("reason") == reason  # noqa: E731
-    platform.until(told, f"the job on {pool} says {reason}")
-    assert pool in platform.why(f"on-{pool}", TEAM)
+        assert words in platform.until(told, f"{role} of {pool} says {reason}", 300)["message"]
+    first, _ = POOLS[pool]["Rollout"]
+    job = f"on-{pool}"
+    platform.until(lambda: platform.status("rljob", job, TEAM).get("reason") == first, f"{job} says {first}")
+    assert pool in platform.why(job, TEAM)
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -65,7 +62,7 @@ def test_a_job_that_cannot_go_on_fails_with_the_reason_and_the_words_of_its_cont
 
 
 def test_broken_pools_go_once_their_jobs_have_gone(platform: Platform) -> None:
-    platform.kubectl("delete", "modelpool", "absent", "crowded", "--wait=false")
+    platform.kubectl("delete", "modelpool", *POOLS, "--wait=false")
     told = lambda: platform.condition("modelpool", "absent", "Deleting").get("reason") == "InUse"  # noqa: E731
     platform.until(told, "a pool with a job on it says that it is in use")
     platform.kubectl("delete", "rljob", "--all", "-n", TEAM, "--timeout=120s")

@@ -183,10 +183,12 @@ def test_a_tenant_with_the_smaller_share_preempts_and_the_shares_follow_the_weig
 
 def test_a_preempted_job_resumes_and_succeeds_and_no_step_is_lost_or_repeated(platform: Platform) -> None:
     before = {name: status["step"] for name, status in preempted(platform).items()}
-    steps = lambda: [int(each.get("step") or 0) for each in statuses(platform, HEAVY).values()]  # noqa: E731
-    platform.until(
-        lambda: sum(step > 1 for step in steps()) == 3, "two steps of each admitted job of the other tenant", 300
-    )
+
+    def three_go_on() -> bool:
+        steps = [int(each.get("step") or 0) for each in statuses(platform, HEAVY).values()]
+        return sum(step > 1 for step in steps) == 3
+
+    platform.until(three_go_on, "two steps of each admitted job of the other tenant", 300)
     assert {name: status["step"] for name, status in preempted(platform).items()} == before
     assert_no_faults(platform, HEAVY)
     platform.kubectl("delete", "rljobs", "--all", "-n", TEAMS[HEAVY], "--timeout=120s")
