@@ -31,9 +31,7 @@ def running(platform: Platform) -> None:
 def kill(platform: Platform, component: str) -> None:
     """Kill the component's container, if it runs."""
     namespace, container = (TEAM, "supervisor") if component == "sandbox" else (NAMESPACE, component)
-    chosen = f"app.kubernetes.io/component={component},marlaas.dev/pool in (plain)"
-    if component in ("orchestrator", "nats", "operator"):
-        chosen = f"app.kubernetes.io/component={component}"
+    chosen = f"app.kubernetes.io/component={component},marlaas.dev/pool notin (tiny,shared,absent,crowded)"
     (pod,) = platform.names("pods", namespace, chosen)
     platform.cluster.kill_container(namespace, pod.removeprefix("pod/"), container)
 

@@ -48,11 +48,6 @@ def claims(platform: Platform) -> dict[str, str]:
     return {each["name"]: each["uid"] for each in metadata if each["name"] in KEPT and "deletionTimestamp" not in each}
 
 
-def uninstall(platform: Platform) -> None:
-    platform.cluster.helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "3m")
-    platform.until(lambda: not left(platform), "nothing of the release is left", 300)
-
-
 def test_an_upgrade_with_another_value_takes_effect_and_keeps_the_pool(platform: Platform) -> None:
     before = platform.get("pod", "plain-rollout-0", NAMESPACE)["metadata"]["uid"]
     platform.install("--set", "logLevel=DEBUG")
