@@ -16,8 +16,6 @@ LIGHT, HEAVY = "light", "heavy"
 TEAMS = {LIGHT: "team-q", HEAVY: "team-o"}
 LIGHTS = [f"light-{number}" for number in range(4)]
 HEAVIES = [f"heavy-{number}" for number in range(4)]
-SHORT, AHEAD = 8, 6
-"""Steps of the job that ends first; and steps that the others have before them at least, while they are to run."""
 _TOKENS = """
 import re, urllib.request
 text = urllib.request.urlopen("http://127.0.0.1:8081/metrics", timeout=5).read().decode()
@@ -42,8 +40,8 @@ def begin(_: Platform) -> list[Object]:
     ]
 
 
-def job(name: str, steps: int) -> Object:
-    return endless(name, TEAMS[name.partition("-")[0]], training={"steps": steps}, poolRef={"name": POOL})
+def job(name: str) -> Object:
+    return endless(name, TEAMS[name.partition("-")[0]], poolRef={"name": POOL})
 
 
 def statuses(platform: Platform, tenant: str) -> dict[str, Object]:
@@ -52,21 +50,21 @@ def statuses(platform: Platform, tenant: str) -> dict[str, Object]:
     return {each["metadata"]["name"]: each["status"] for each in listed if "status" in each}
 
 
-def keep_going(platform: Platform) -> dict[str, int]:
-    """Give the jobs that are to go on more steps if they are near their end; return the step of each."""
-    found = {name: each for name, each in statuses(platform, LIGHT).items() if name != LIGHTS[0]}
-    reached = {name: int(each.get("step") or 0) for name, each in found.items()}
-    for name, step in reached.items():
-        if found[name]["steps"] - step < AHEAD:
-            platform.patch("rljob", name, {"training": {"steps": found[name]["steps"] + AHEAD}}, TEAMS[LIGHT])
-    return reached
+def go_on(platform: Platform, tenant: str) -> None:
+    """Wait until each of a tenant's three running jobs has made two more steps; one may have been made before and not be told yet."""
 
+    def running() -> dict[str, int]:
+        found = statuses(platform, tenant).items()
+        steps = {name: int(each.get("step") or 0) for name, each in found if each.get("phase") == "Running"}
+        return steps if len(steps) == 3 else {}
 
-def go_on(platform: Platform) -> None:
-    """Wait until each of these jobs has made two more steps; one may have been made before and not be told yet."""
-    before = keep_going(platform)
-    more = lambda: all(step > before[name] + 1 for name, step in keep_going(platform).items())  # noqa: E731
-    platform.until(more, "two more steps of each job", 300)
+    before = platform.until(running, f"three jobs of {tenant} run", 300)
+
+    def more() -> bool:
+        now = running()
+        return now.keys() == before.keys() and all(now[name] > before[name] + 1 for name in before)
+
+    platform.until(more, f"two more steps of each job of {tenant}", 300)
 
 
 def scale(platform: Platform, replicas: int) -> None:
@@ -74,7 +72,6 @@ def scale(platform: Platform, replicas: int) -> None:
     platform.patch("modelpool", POOL, {role: {"replicas": replicas} for role in ("rollout", "trainer")})
 
     def scaled() -> bool:
-        keep_going(platform)
         found = platform.status("modelpool", POOL)
         pods = platform.names("pods", NAMESPACE, f"marlaas.dev/pool={POOL}")
         wanted = f"{replicas}/{replicas}"
@@ -123,7 +120,7 @@ def preempted(platform: Platform) -> dict[str, Object]:
 def shared(platform: Platform) -> Iterator[None]:
     """The jobs of one tenant: as many as its quota allows, and one more."""
     platform.pool_ready(POOL)
-    platform.apply(*(job(name, SHORT) for name in LIGHTS))
+    platform.apply(*(job(name) for name in LIGHTS))
     yield
     for namespace in TEAMS.values():
         platform.kubectl("delete", "rljobs", "--all", "-n", namespace, "--timeout=120s")
@@ -138,8 +135,7 @@ def test_a_job_over_quota_waits_with_the_numbers_and_runs_once_there_is_room(pla
         status
     )
     platform.until(lambda: "3 of 3 jobs" in platform.why(last, TEAMS[LIGHT]), "`why` names the quota")
-    keep_going(platform)
-    assert platform.ended(first, TEAMS[LIGHT], 300)["phase"] == "Succeeded"
+    platform.kubectl("delete", "rljob", first, "-n", TEAMS[LIGHT], "--timeout=120s")
     running = lambda: statuses(platform, LIGHT)[last]["phase"] == "Running"  # noqa: E731
     platform.until(running, f"{last} runs in the place of {first}")
 
@@ -149,18 +145,17 @@ def test_a_pool_is_scaled_up_and_down_under_load_without_a_fault(platform: Platf
     before = [tokens(platform, replica) for replica in range(2)]
     spread = lambda: all(tokens(platform, replica) > before[replica] for replica in range(2))  # noqa: E731
     platform.until(spread, "both engines generate", 300)
-    go_on(platform)
+    go_on(platform, LIGHT)
     scale(platform, 1)
-    go_on(platform)
+    go_on(platform, LIGHT)
     assert_no_faults(platform, LIGHT)
 
 
 def test_a_tenant_with_the_smaller_share_preempts_and_the_shares_follow_the_weights(platform: Platform) -> None:
-    platform.apply(*(job(name, 10_000) for name in HEAVIES))
+    platform.apply(*(job(name) for name in HEAVIES))
     wanted = {LIGHT: ("0.25", "1", "2"), HEAVY: ("0.75", "3", "1")}
 
     def shown() -> dict[str, tuple[str, str, str]]:
-        keep_going(platform)
         rows = columns(platform)
         return {name: (rows[name]["HELD"], rows[name]["JOBS"], rows[name]["QUEUED"]) for name in TEAMS}
 
@@ -181,21 +176,20 @@ def test_a_tenant_with_the_smaller_share_preempts_and_the_shares_follow_the_weig
         assert "preempted by tenant heavy" in platform.why(name, TEAMS[LIGHT])
 
 
-def test_a_preempted_job_resumes_and_succeeds_and_no_step_is_lost_or_repeated(platform: Platform) -> None:
+def test_a_preempted_job_resumes_and_no_step_is_lost_or_repeated(platform: Platform) -> None:
     before = {name: status["step"] for name, status in preempted(platform).items()}
-
-    def three_go_on() -> bool:
-        steps = [int(each.get("step") or 0) for each in statuses(platform, HEAVY).values()]
-        return sum(step > 1 for step in steps) == 3
-
-    platform.until(three_go_on, "two steps of each admitted job of the other tenant", 300)
+    go_on(platform, HEAVY)
     assert {name: status["step"] for name, status in preempted(platform).items()} == before
     assert_no_faults(platform, HEAVY)
     platform.kubectl("delete", "rljobs", "--all", "-n", TEAMS[HEAVY], "--timeout=120s")
-    for name in LIGHTS:
-        assert platform.ended(name, TEAMS[LIGHT], 300)["phase"] == "Succeeded"
-        assert_exact(platform, TEAMS[LIGHT], name)
+    go_on(platform, LIGHT)
+    for name in LIGHTS[1:]:
+        platform.patch("rljob", name, {"suspend": True}, TEAMS[LIGHT])
+    suspended = lambda: all(each["phase"] == "Suspended" for each in statuses(platform, LIGHT).values())  # noqa: E731
+    platform.until(suspended, "the jobs are suspended")
     assert_no_faults(platform, LIGHT)
+    for name in LIGHTS[1:]:
+        assert_exact(platform, TEAMS[LIGHT], name)
 
 
 def test_the_usage_of_the_last_hour_is_counted_by_tenant(platform: Platform) -> None:
