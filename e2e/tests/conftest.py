@@ -1,12 +1,14 @@
 """One installation of the chart for all scenarios; the files run in the order of their names, and the last one uninstalls it.
 
-A file's `begin` returns the objects that its scenarios are about. They are applied at the start, those of all files together, so that the
-cluster works on them while scenarios of earlier files are checked.
+A file's `begin` returns the objects that its scenarios are about. They are applied before the files before it have been checked, so that
+the cluster works on them in the meantime.
 """
 
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,12 +19,14 @@ from marlaas_e2e.platform import NAMESPACE, Platform, model_cache, platform_arch
 
 __all__ = ["cluster"]
 
+AHEAD = 3
+"""Files whose objects are applied before the files before them have been checked."""
 _STAGES: pytest.StashKey[dict[str, float]] = pytest.StashKey()
 
 
 @pytest.fixture(scope="session")
-def platform(cluster: ClusterHandle, request: pytest.FixtureRequest) -> Platform:
-    """The chart, installed, with everything applied that the collected files begin with."""
+def platform(cluster: ClusterHandle, files: Iterator[ModuleType], request: pytest.FixtureRequest) -> Platform:
+    """The chart, installed."""
     made = Platform(cluster)
     stages = request.config.stash.setdefault(_STAGES, {})
     with _timed(stages, "images in the node"):
@@ -31,9 +35,27 @@ def platform(cluster: ClusterHandle, request: pytest.FixtureRequest) -> Platform
     made.apply(*tenant(NAMESPACE), *model_cache())
     with _timed(stages, "helm install --wait"):
         made.install()
-    begins = dict.fromkeys(getattr(item.getparent(pytest.Module).obj, "begin", None) for item in request.session.items)  # type: ignore[union-attr]
-    made.apply(*(body for begin in begins if begin is not None for body in begin(made)))
+    begin_next(made, files, AHEAD)
     return made
+
+
+@pytest.fixture(scope="session")
+def files(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+    """The collected files in their order."""
+    parents = [item.getparent(pytest.Module) for item in request.session.items]
+    return iter(dict.fromkeys(parent.obj for parent in parents if parent is not None))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def begun(platform: Platform, files: Iterator[ModuleType]) -> None:
+    """Apply what one more file begins with. Not all at once: too many pods that start together delay each other's probes."""
+    begin_next(platform, files, 1)
+
+
+def begin_next(platform: Platform, files: Iterator[ModuleType], num: int) -> None:
+    bodies = [body for file in itertools.islice(files, num) if hasattr(file, "begin") for body in file.begin(platform)]
+    if bodies:
+        platform.apply(*bodies)
 
 
 @contextmanager
