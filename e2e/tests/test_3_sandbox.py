@@ -1,5 +1,7 @@
 """What environment code can reach from inside a sandbox pod of a running job: its bus, and nothing else."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from marlaas_e2e.api import Object
@@ -29,10 +31,11 @@ def impostor() -> Object:
 
 
 @pytest.fixture(scope="module")
-def pod(platform: Platform) -> str:
+def pod(platform: Platform) -> Iterator[str]:
     """The sandbox, which has connected to the bus: its address is known to the policies."""
     platform.until(lambda: platform.step(JOB, TEAM), "the first step", 600)
-    return str(platform.sandbox(JOB, TEAM)["metadata"]["name"])
+    yield platform.sandbox(JOB, TEAM)["metadata"]["name"]
+    platform.kubectl("delete", f"rljob/{JOB}", f"pod/{IMPOSTOR}", "-n", TEAM, "--wait=false")
 
 
 @pytest.fixture(scope="module")
