@@ -10,8 +10,8 @@ from marlaas_e2e.platform import NAMESPACE, RELEASE, Platform, endless, plain_po
 TEAM = "team-m"
 RUNNING, PAUSED = "endless", "paused"
 OURS = ("app.kubernetes.io/name=marlaas", "app.kubernetes.io/managed-by=marlaas-operator")
-OF_THE_TESTS = {"kube-root-ca.crt", "default", "python-environment", "model-cache"}
-"""What is in the release's namespace without the release: Kubernetes' own, and the volumes of these tests."""
+OF_THE_TESTS = {"kube-root-ca.crt", "default", "python-environment", "model-cache", "registry-login"}
+"""What is in the release's namespace without the release: Kubernetes' own, and what these tests made."""
 KEPT = {f"{RELEASE}-blobs", f"data-{RELEASE}-nats-0"}
 """The claims of adapters and bus."""
 DELETE_DATA = (
