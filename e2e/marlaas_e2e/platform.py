@@ -141,14 +141,13 @@ class Platform:
         ready = lambda: self.condition("modelpool", pool, "Ready").get("status") == "True"  # noqa: E731
         self.until(ready, f"pool {pool} is ready", timeout_s)
 
-    def sandbox(self, job: str, namespace: str) -> Object:
-        """Wait for a job's sandbox; return its pod, whose containers are all ready."""
+    def ready_pod(self, namespace: str, selector: str) -> Object:
+        """Wait for a pod whose containers are all ready."""
 
         def ready() -> list[Object]:
-            pods = self.cluster.get("pods", "-n", namespace, "-l", f"marlaas.dev/job={job}")["items"]
-            return [pod for pod in pods if _all_ready(pod)]
+            return [pod for pod in self.cluster.get("pods", "-n", namespace, "-l", selector)["items"] if _is_ready(pod)]
 
-        return self.until(ready, f"the sandbox of {namespace}/{job} is ready", 300)[0]
+        return self.until(ready, f"a pod of {namespace} with {selector} is ready", 300)[0]
 
     def until(self, look: Callable[[], T], what: str, timeout_s: float = 120) -> T:
         """The first thing that `look` finds; fails with everything that helps to see why it found nothing."""
@@ -245,9 +244,10 @@ def endless(name: str, namespace: str, *, training: Object = MappingProxyType({}
     return body
 
 
-def _all_ready(pod: Object) -> bool:
+def _is_ready(pod: Object) -> bool:
     statuses = pod["status"].get("containerStatuses", [])
-    return len(statuses) == len(pod["spec"]["containers"]) and all(status["ready"] for status in statuses)
+    there = len(statuses) == len(pod["spec"]["containers"]) and "deletionTimestamp" not in pod["metadata"]
+    return there and all(status["ready"] for status in statuses)
 
 
 def _final(status: Object) -> Object:

@@ -34,7 +34,7 @@ def impostor() -> Object:
 def pod(platform: Platform) -> Iterator[str]:
     """The sandbox, which has connected to the bus: its address is known to the policies."""
     platform.until(lambda: platform.step(JOB, TEAM), "the first step", 600)
-    yield platform.sandbox(JOB, TEAM)["metadata"]["name"]
+    yield platform.ready_pod(TEAM, f"marlaas.dev/job={JOB}")["metadata"]["name"]
     platform.kubectl("delete", f"rljob/{JOB}", f"pod/{IMPOSTOR}", "-n", TEAM, "--wait=false")
 
 

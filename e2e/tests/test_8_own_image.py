@@ -78,7 +78,7 @@ def begin(platform: Platform) -> list[Object]:
 def pod(platform: Platform) -> Object:
     """The sandbox of the job, which has made a step."""
     platform.until(lambda: platform.step(JOB, TEAM), "the first step", 600)
-    return platform.sandbox(JOB, TEAM)
+    return platform.ready_pod(TEAM, f"marlaas.dev/job={JOB}")
 
 
 def python(platform: Platform, pod: Object, program: str, *words: str, stdin: str = "") -> str:

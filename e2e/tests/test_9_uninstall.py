@@ -72,8 +72,10 @@ def test_uninstalling_leaves_the_kinds_their_objects_and_the_data_only(platform:
 def test_a_release_of_the_same_name_takes_the_data_up_and_the_job_goes_on(platform: Platform) -> None:
     before, reached = claims(platform), platform.step(RUNNING, TEAM)
     platform.install()
-    platform.pool_ready("plain")
-    platform.until(lambda: platform.step(RUNNING, TEAM) > reached, f"steps after {reached}, where the job was", 300)
+    for role in ("rollout", "trainer"):  # the pool's status is still the old one
+        platform.ready_pod(NAMESPACE, f"marlaas.dev/pool=plain,app.kubernetes.io/component={role}")
+    platform.steps_on(RUNNING, TEAM, f"after {reached}, where the job was")
+    assert platform.step(RUNNING, TEAM) > reached
     assert claims(platform) == before
     assert platform.python("plain-trainer-0", "trainer", f"print(open('{FILE}').read())").strip() == WORDS
 
