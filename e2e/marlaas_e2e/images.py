@@ -153,18 +153,8 @@ def _rootfs() -> Path:
     work.mkdir()
     try:
         _debootstrap(work / "root")
-        run(
-            [
-                "tar",
-                "--numeric-owner",
-                *(f"--exclude={each}" for each in _LEFT_OUT),
-                "-C",
-                work / "root",
-                "-cf",
-                work / "tar",
-                ".",
-            ]
-        )
+        left_out = (f"--exclude={each}" for each in _LEFT_OUT)
+        run(["tar", "--numeric-owner", *left_out, f"--directory={work}/root", f"--file={work}/tar", "--create", "."])
         (work / "tar").rename(tarball)
     finally:
         shutil.rmtree(work, ignore_errors=True)
