@@ -3,12 +3,17 @@ E2E := $(BIN)/python -m marlaas_e2e
 E2E_ARGS ?=
 CONTROL_PLANE_TOOLS := etcd kube-apiserver kubectl kube-controller-manager helm
 
-.PHONY: e2e e2e-images e2e-tools control-plane-tools e2e-packages e2e-images-base e2e-up e2e-down
+.PHONY: e2e e2e-bytecode e2e-images e2e-tools control-plane-tools e2e-packages e2e-images-base e2e-up e2e-down
 
-e2e: setup e2e-packages  ## Bring a real Kubernetes up on this machine (or use E2E_CONTEXT), run the scenario tests, take it down
+e2e: setup e2e-packages e2e-bytecode  ## Bring a real Kubernetes up on this machine (or use E2E_CONTEXT), run the scenario tests, take it down
 	@chmod o+rx .  # a temporary clone may be closed to others; the pods' uid reads the Python environment in it
-	$(BIN)/python -c "from marlaas_e2e.platform import platform_images; platform_images()"  # inside is no way to the package index
+	$(BIN)/python -c "from marlaas_e2e.platform import build_platform; build_platform()"
 	$(E2E) run $(BIN)/python -m pytest e2e/tests $(E2E_ARGS)
+
+e2e-bytecode: setup  # pods cannot write bytecode into the environment that they mount
+	@$(BIN)/python -m compileall -q operator workers
+	@ls .venv/lib/python3*/site-packages/vllm/v1/engine/__pycache__/core.*.pyc > /dev/null 2>&1 \
+	  || $(BIN)/python -W ignore -c "import vllm.v1.engine.async_llm, vllm.v1.engine.core, vllm.v1.worker.cpu_worker, peft" 2> /dev/null
 
 e2e-images: setup e2e-packages  ## Build the whole worker image once and start a pod from it
 	$(BIN)/python -m marlaas_e2e.worker_image build

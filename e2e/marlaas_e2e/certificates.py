@@ -26,19 +26,8 @@ class Authority:
         self.own = KeyPair(folder / "ca.crt", folder / "ca.key")
         if not self.own.certificate.exists():
             self._key(self.own.key)
-            _openssl(
-                "req",
-                "-x509",
-                "-new",
-                "-key",
-                self.own.key,
-                "-subj",
-                "/CN=e2e",
-                "-days",
-                _DAYS,
-                "-out",
-                self.own.certificate,
-            )
+            content = ("-key", self.own.key, "-subj", "/CN=e2e", "-days", _DAYS)
+            _openssl("req", "-x509", "-new", *content, "-out", self.own.certificate)
 
     def server(self, name: str, addresses: Sequence[str]) -> KeyPair:
         """A serving certificate for DNS names and IP addresses."""
@@ -70,19 +59,8 @@ class Authority:
         extension_file.write_text(extensions + "\n")
         _openssl("req", "-new", "-key", pair.key, "-subj", subject, "-out", request)
         authority = ("-CA", self.own.certificate, "-CAkey", self.own.key, "-CAcreateserial")
-        _openssl(
-            "x509",
-            "-req",
-            "-in",
-            request,
-            *authority,
-            "-days",
-            _DAYS,
-            "-extfile",
-            extension_file,
-            "-out",
-            pair.certificate,
-        )
+        content = ("-in", request, "-days", _DAYS, "-extfile", extension_file)
+        _openssl("x509", "-req", *content, *authority, "-out", pair.certificate)
         return pair
 
     def _key(self, target: Path) -> None:

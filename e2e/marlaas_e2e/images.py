@@ -85,7 +85,7 @@ def _from_binary(name: str, tag: str) -> Path:
 def _from_one_file(file: Path, recipe: Recipe) -> Path:
     """For a file whose path names its content: buildah need not read it again to know that nothing changed."""
     inputs = f"{file}\n{recipe.dockerfile.read_text()}"
-    archive = _archive_path(recipe)
+    archive = archive_of(recipe)
     record = archive.with_suffix(".inputs")
     if not (archive.exists() and record.exists() and record.read_text() == inputs):
         _archive(recipe, {})
@@ -93,14 +93,15 @@ def _from_one_file(file: Path, recipe: Recipe) -> Path:
     return archive
 
 
-def _archive_path(recipe: Recipe) -> Path:
+def archive_of(recipe: Recipe) -> Path:
+    """Where the archive of an image is, once it was built."""
     return _folder() / (recipe.tag.removeprefix(f"{HERE}/").replace("/", "_").replace(":", "_") + ".image.tar")
 
 
 def _archive(recipe: Recipe, arguments: Mapping[str, str]) -> Path:
     with file_lock(_folder() / "build.lock"):
         image = _buildah_build(recipe, arguments)
-        archive = _archive_path(recipe)
+        archive = archive_of(recipe)
         if not archive.exists() or image_id(archive) != image:
             _push(recipe.tag, archive)
             archive.with_suffix(".id").write_text(image)
@@ -152,18 +153,8 @@ def _rootfs() -> Path:
     work.mkdir()
     try:
         _debootstrap(work / "root")
-        run(
-            [
-                "tar",
-                "--numeric-owner",
-                *(f"--exclude={each}" for each in _LEFT_OUT),
-                "-C",
-                work / "root",
-                "-cf",
-                work / "tar",
-                ".",
-            ]
-        )
+        left_out = (f"--exclude={each}" for each in _LEFT_OUT)
+        run(["tar", "--numeric-owner", *left_out, f"--directory={work}/root", f"--file={work}/tar", "--create", "."])
         (work / "tar").rename(tarball)
     finally:
         shutil.rmtree(work, ignore_errors=True)

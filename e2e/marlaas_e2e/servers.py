@@ -100,30 +100,24 @@ class Servers:
         ]
 
     def controller_manager(self, port: int) -> list[str | Path]:
-        """Faster than the default 20 requests a second, at which the first service account takes six seconds."""
-        kubeconfig = self.kubeconfig("system:kube-controller-manager")
         own = self.authority.own
         return [
-            binaries.path("kube-controller-manager"),
-            f"--kubeconfig={kubeconfig}",
-            f"--authentication-kubeconfig={kubeconfig}",
-            f"--authorization-kubeconfig={kubeconfig}",
-            "--leader-elect=false",
-            "--bind-address=127.0.0.1",
-            f"--secure-port={port}",
+            *self._controller("kube-controller-manager", port),
             f"--service-account-private-key-file={self._accounts.key}",
             f"--root-ca-file={own.certificate}",
             "--use-service-account-credentials",
             f"--cluster-signing-cert-file={own.certificate}",
             f"--cluster-signing-key-file={own.key}",
-            "--kube-api-qps=300",
-            "--kube-api-burst=500",
         ]
 
     def scheduler(self, port: int) -> list[str | Path]:
-        kubeconfig = self.kubeconfig("system:kube-scheduler")
+        return self._controller("kube-scheduler", port)
+
+    def _controller(self, name: str, port: int) -> list[str | Path]:
+        """Faster than the default 20 requests a second, at which the first service account takes six seconds."""
+        kubeconfig = self.kubeconfig(f"system:{name}")
         return [
-            binaries.path("kube-scheduler"),
+            binaries.path(name),
             f"--kubeconfig={kubeconfig}",
             f"--authentication-kubeconfig={kubeconfig}",
             f"--authorization-kubeconfig={kubeconfig}",

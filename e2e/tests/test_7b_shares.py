@@ -1,56 +1,47 @@
 """Two tenants of weights 1 and 3 on one pool: quotas, a pool that is scaled under load, preemption, and shares that follow the weights."""
 
-import copy
 import csv
 import io
-import json
 import re
 from collections.abc import Iterator
 
 import pytest
 
 from marlaas_e2e.api import Object
-from marlaas_e2e.platform import NAMESPACE, Platform, manifest
+from marlaas_e2e.platform import NAMESPACE, Platform, endless, tenant
 from marlaas_e2e.step_records import assert_exact
 
 POOL, PLACES = "shared", 4
 LIGHT, HEAVY = "light", "heavy"
-TEAMS = {LIGHT: "team-n", HEAVY: "team-o"}
+TEAMS = {LIGHT: "team-q", HEAVY: "team-o"}
 LIGHTS = [f"light-{number}" for number in range(4)]
 HEAVIES = [f"heavy-{number}" for number in range(4)]
-SHORT, AHEAD = 16, 12
-"""Steps of the job that ends first; and steps that the others have before them at least, while they are to run."""
 _TOKENS = """
 import re, urllib.request
 text = urllib.request.urlopen("http://127.0.0.1:8081/metrics", timeout=5).read().decode()
-print(sum(float(value) for value in re.findall(r'^marlaas_rollout_tokens_total[{].*namespace="team-[no]".*[}] (.*)$', text, re.M)))
+print(sum(float(value) for value in re.findall(r'^marlaas_rollout_tokens_total[{].*namespace="team-[qo]".*[}] (.*)$', text, re.M)))
 """
 
 
-def pool() -> Object:
-    """A pool that admits four agents."""
-    rollout = {"maxModelLen": 256, "kvCacheBytes": "64Mi", "agentsPerSlot": 1}
-    spec = {"model": {"builtin": "tiny"}, "adapterSlots": PLACES, "maxRank": 8, "rollout": rollout}
-    return {"apiVersion": "marlaas.dev/v1alpha1", "kind": "ModelPool", "metadata": {"name": POOL}, "spec": spec}
-
-
-def tenant(name: str, weight: int, quota: Object) -> Object:
+def tenant_of(name: str, weight: int, quota: Object) -> Object:
     spec = {"namespaces": [TEAMS[name]], "weight": weight, "quota": quota}
     return {"apiVersion": "marlaas.dev/v1alpha1", "kind": "Tenant", "metadata": {"name": name}, "spec": spec}
 
 
-def job(name: str, steps: int) -> Object:
-    """A small strict job whose steps take about a second, most of it in tools, so that a few jobs leave the machine room."""
-    (body,) = copy.deepcopy(manifest("endless"))
-    body["metadata"] = {"name": name, "namespace": TEAMS[name.partition("-")[0]]}
-    body["spec"] |= {
-        "poolRef": {"name": POOL},
-        "environment": {"name": "calculator", "args": {"tool_latency_s": 0.3}},
-        "rollout": {"groupSize": 4, "maxTurns": 3, "maxTokens": 16},
-        "evaluation": {"tasks": 0},
-    }
-    body["spec"]["training"] |= {"steps": steps, "groupsPerStep": 2, "maxStaleness": 0}
-    return body
+def begin(_: Platform) -> list[Object]:
+    """A pool that admits four agents, and both tenants."""
+    rollout = {"engine": "reference", "maxModelLen": 256, "agentsPerSlot": 1}
+    spec = {"model": {"builtin": "tiny"}, "adapterSlots": PLACES, "maxRank": 8, "rollout": rollout}
+    return [
+        {"apiVersion": "marlaas.dev/v1alpha1", "kind": "ModelPool", "metadata": {"name": POOL}, "spec": spec},
+        *(body for namespace in TEAMS.values() for body in tenant(namespace)),
+        tenant_of(LIGHT, 1, {"jobs": 3}),
+        tenant_of(HEAVY, 3, {"adapterSlots": 3}),
+    ]
+
+
+def job(name: str) -> Object:
+    return endless(name, TEAMS[name.partition("-")[0]], poolRef={"name": POOL})
 
 
 def statuses(platform: Platform, tenant: str) -> dict[str, Object]:
@@ -59,32 +50,28 @@ def statuses(platform: Platform, tenant: str) -> dict[str, Object]:
     return {each["metadata"]["name"]: each["status"] for each in listed if "status" in each}
 
 
-def keep_going(platform: Platform) -> dict[str, int]:
-    """Give the jobs that are to go on more steps if they are near their end; return the step of each."""
-    found = {name: each for name, each in statuses(platform, LIGHT).items() if name != LIGHTS[0]}
-    reached = {name: int(each.get("step") or 0) for name, each in found.items()}
-    for name, step in reached.items():
-        if found[name]["steps"] - step < AHEAD:
-            spec = {"training": {"steps": found[name]["steps"] + AHEAD}}
-            words = ("patch", "rljob", name, "-n", TEAMS[LIGHT], "--type=merge", "--patch")
-            platform.kubectl(*words, json.dumps({"spec": spec}))
-    return reached
+def go_on(platform: Platform, tenant: str) -> None:
+    """Wait until each of a tenant's three running jobs has made two more steps; one may have been made before and not be told yet."""
 
+    def running() -> dict[str, int]:
+        found = statuses(platform, tenant).items()
+        steps = {name: int(each.get("step") or 0) for name, each in found if each.get("phase") == "Running"}
+        return steps if len(steps) == 3 else {}
 
-def go_on(platform: Platform) -> None:
-    """Wait until each of these jobs has made two more steps; one may have been made before and not be told yet."""
-    before = keep_going(platform)
-    more = lambda: all(step > before[name] + 1 for name, step in keep_going(platform).items())  # noqa: E731
-    platform.until(more, "two more steps of each job", 300)
+    before = platform.until(running, f"three jobs of {tenant} run", 300)
+
+    def more() -> bool:
+        now = running()
+        return now.keys() == before.keys() and all(now[name] > before[name] + 1 for name in before)
+
+    platform.until(more, f"two more steps of each job of {tenant}", 300)
 
 
 def scale(platform: Platform, replicas: int) -> None:
     """Change the number of engines and trainers; wait until just that many serve, while the running jobs go on."""
-    spec = {role: {"replicas": replicas} for role in ("rollout", "trainer")}
-    platform.kubectl("patch", "modelpool", POOL, "--type=merge", "--patch", json.dumps({"spec": spec}))
+    platform.patch("modelpool", POOL, {role: {"replicas": replicas} for role in ("rollout", "trainer")})
 
     def scaled() -> bool:
-        keep_going(platform)
         found = platform.status("modelpool", POOL)
         pods = platform.names("pods", NAMESPACE, f"marlaas.dev/pool={POOL}")
         wanted = f"{replicas}/{replicas}"
@@ -95,8 +82,7 @@ def scale(platform: Platform, replicas: int) -> None:
 
 def tokens(platform: Platform, replica: int) -> float:
     """Tokens that an engine has generated for the two tenants."""
-    pod = ("exec", "-n", NAMESPACE, f"{POOL}-rollout-{replica}", "-c", "rollout", "--")
-    return float(platform.kubectl(*pod, "python3", "-c", _TOKENS))
+    return float(platform.python(f"{POOL}-rollout-{replica}", "rollout", _TOKENS))
 
 
 def columns(platform: Platform) -> dict[str, dict[str, str]]:
@@ -132,12 +118,9 @@ def preempted(platform: Platform) -> dict[str, Object]:
 
 @pytest.fixture(scope="module", autouse=True)
 def shared(platform: Platform) -> Iterator[None]:
-    """The pool, both tenants, and the jobs of one: as many as its quota allows, and one more."""
-    for namespace in TEAMS.values():
-        platform.tenant(namespace)
-    platform.apply(pool(), tenant(LIGHT, 1, {"jobs": 3}), tenant(HEAVY, 3, {"adapterSlots": 3}))
-    platform.apply(*(job(name, SHORT) for name in LIGHTS))
+    """The jobs of one tenant: as many as its quota allows, and one more."""
     platform.pool_ready(POOL)
+    platform.apply(*(job(name) for name in LIGHTS))
     yield
     for namespace in TEAMS.values():
         platform.kubectl("delete", "rljobs", "--all", "-n", namespace, "--timeout=120s")
@@ -148,12 +131,11 @@ def test_a_job_over_quota_waits_with_the_numbers_and_runs_once_there_is_room(pla
     first = LIGHTS[0]
     last, status = over_quota(platform, LIGHT)
     assert last == LIGHTS[-1]
-    assert re.match(r"over quota: 3 of 3 jobs; waits for team-n/light-[0-2], \d+ of \d+ steps", status["message"]), (
+    assert re.match(r"over quota: 3 of 3 jobs; waits for team-q/light-[0-2], \d+ of \d+ steps", status["message"]), (
         status
     )
     platform.until(lambda: "3 of 3 jobs" in platform.why(last, TEAMS[LIGHT]), "`why` names the quota")
-    keep_going(platform)
-    assert platform.ended(first, TEAMS[LIGHT], 300)["phase"] == "Succeeded"
+    platform.kubectl("delete", "rljob", first, "-n", TEAMS[LIGHT], "--timeout=120s")
     running = lambda: statuses(platform, LIGHT)[last]["phase"] == "Running"  # noqa: E731
     platform.until(running, f"{last} runs in the place of {first}")
 
@@ -163,18 +145,17 @@ def test_a_pool_is_scaled_up_and_down_under_load_without_a_fault(platform: Platf
     before = [tokens(platform, replica) for replica in range(2)]
     spread = lambda: all(tokens(platform, replica) > before[replica] for replica in range(2))  # noqa: E731
     platform.until(spread, "both engines generate", 300)
-    go_on(platform)
+    go_on(platform, LIGHT)
     scale(platform, 1)
-    go_on(platform)
+    go_on(platform, LIGHT)
     assert_no_faults(platform, LIGHT)
 
 
 def test_a_tenant_with_the_smaller_share_preempts_and_the_shares_follow_the_weights(platform: Platform) -> None:
-    platform.apply(*(job(name, 10_000) for name in HEAVIES))
+    platform.apply(*(job(name) for name in HEAVIES))
     wanted = {LIGHT: ("0.25", "1", "2"), HEAVY: ("0.75", "3", "1")}
 
     def shown() -> dict[str, tuple[str, str, str]]:
-        keep_going(platform)
         rows = columns(platform)
         return {name: (rows[name]["HELD"], rows[name]["JOBS"], rows[name]["QUEUED"]) for name in TEAMS}
 
@@ -195,17 +176,20 @@ def test_a_tenant_with_the_smaller_share_preempts_and_the_shares_follow_the_weig
         assert "preempted by tenant heavy" in platform.why(name, TEAMS[LIGHT])
 
 
-def test_a_preempted_job_resumes_and_succeeds_and_no_step_is_lost_or_repeated(platform: Platform) -> None:
+def test_a_preempted_job_resumes_and_no_step_is_lost_or_repeated(platform: Platform) -> None:
     before = {name: status["step"] for name, status in preempted(platform).items()}
-    stepping = lambda: [name for name, each in statuses(platform, HEAVY).items() if (each.get("step") or 0) > 1]  # noqa: E731
-    platform.until(lambda: len(stepping()) == 3, "two steps of each admitted job of the other tenant", 300)
+    go_on(platform, HEAVY)
     assert {name: status["step"] for name, status in preempted(platform).items()} == before
     assert_no_faults(platform, HEAVY)
     platform.kubectl("delete", "rljobs", "--all", "-n", TEAMS[HEAVY], "--timeout=120s")
-    for name in LIGHTS:
-        platform.ended(name, TEAMS[LIGHT], 300)
-        assert_exact(platform, TEAMS[LIGHT], name)
+    go_on(platform, LIGHT)
+    for name in LIGHTS[1:]:
+        platform.patch("rljob", name, {"suspend": True}, TEAMS[LIGHT])
+    suspended = lambda: all(each["phase"] == "Suspended" for each in statuses(platform, LIGHT).values())  # noqa: E731
+    platform.until(suspended, "the jobs are suspended")
     assert_no_faults(platform, LIGHT)
+    for name in LIGHTS[1:]:
+        assert_exact(platform, TEAMS[LIGHT], name)
 
 
 def test_the_usage_of_the_last_hour_is_counted_by_tenant(platform: Platform) -> None:

@@ -2,18 +2,14 @@
 
 import base64
 import json
-from collections.abc import Iterator
 
 import pytest
 
 from marlaas_e2e.api import Object
-from marlaas_e2e.platform import NAMESPACE, RELEASE, Platform, manifest
+from marlaas_e2e.platform import NAMESPACE, RELEASE, Platform, manifest, plain_pool, tenant
 
-TEAM, JOB, STEPS = "team-i", "own-image", 4
-MORE_STEPS = 10_000
-"""So many that the job still runs when the test has seen what it came for."""
+TEAM, JOB = "team-i", "own-image"
 LETTERS = "hgfedcba"
-SANDBOX = "app.kubernetes.io/component=sandbox"
 
 # Where the words of standard input are: files of the whole container, and variables and arguments of every process in sight.
 _SEARCH = """
@@ -70,44 +66,24 @@ print(heard.decode())
 """
 
 
-def sandbox_pod(platform: Platform) -> str:
-    """The job's pod, once both containers are ready."""
-    for pod in platform.cluster.get("pods", "-n", TEAM, "-l", SANDBOX)["items"]:
-        statuses = pod["status"].get("containerStatuses", [])
-        if {status["name"] for status in statuses if status["ready"]} == {"supervisor", "environment"}:
-            return str(pod["metadata"]["name"])
-    return ""
+def begin(platform: Platform) -> list[Object]:
+    """The job may connect to the API server's own address and to nothing else."""
+    address, port = platform.api_server()
+    secret, job = manifest("own-image")
+    job["spec"]["environment"]["egress"] = [{"cidr": f"{address}/32", "ports": [port]}]
+    return [*plain_pool(), *tenant(TEAM), secret, job]
 
 
 @pytest.fixture(scope="module")
-def job(platform: Platform) -> Iterator[Object]:
-    """The job's manifest, applied."""
-    platform.tiny_pool()
-    platform.tenant(TEAM)
-    documents = manifest("own-image")
-    platform.apply(*documents)
-    yield next(document for document in documents if document["kind"] == "RLJob")
-    platform.kubectl("delete", "rljob", JOB, "-n", TEAM, "--timeout=120s")
+def pod(platform: Platform) -> Object:
+    """The sandbox of the job, which has made a step."""
+    platform.until(lambda: platform.step(JOB, TEAM), "the first step", 600)
+    return platform.ready_pod(TEAM, f"marlaas.dev/job={JOB}")
 
 
-@pytest.fixture(scope="module")
-def pod(platform: Platform, job: Object) -> str:
-    """The sandbox of the job, which has been given more steps and does not end by itself any more."""
-    platform.ended(JOB, TEAM)
-    platform.until(lambda: not platform.names("pods", TEAM, SANDBOX), "the sandbox of the ended job is gone")
-    training = job["spec"]["training"] | {"steps": MORE_STEPS}
-    platform.apply(job | {"spec": job["spec"] | {"training": training}})
-    return platform.until(lambda: sandbox_pod(platform), "both containers of the sandbox are ready", 180)
-
-
-def step(platform: Platform) -> int:
-    return int(platform.status("rljob", JOB, TEAM).get("step") or 0)
-
-
-def python(platform: Platform, pod: str, program: str, *words: str, stdin: str | None = None) -> str:
+def python(platform: Platform, pod: Object, program: str, *words: str, stdin: str = "") -> str:
     """What a program prints in the environment's container."""
-    place = ("exec", "-i", "-n", TEAM, pod, "-c", "environment", "--")
-    return platform.kubectl(*place, "python3", "-c", program, *words, stdin=stdin)
+    return platform.python(pod["metadata"]["name"], "environment", program, *words, namespace=TEAM, stdin=stdin)
 
 
 def credential(platform: Platform) -> list[str]:
@@ -117,15 +93,14 @@ def credential(platform: Platform) -> list[str]:
     return [line for line in lines if len(line) > 40]
 
 
-@pytest.mark.usefixtures("job")
-def test_a_job_is_trained_in_the_teams_own_image(platform: Platform) -> None:
-    status = platform.ended(JOB, TEAM)
-    assert (status["phase"], status["step"]) == ("Succeeded", STEPS), status
-    assert status["agents"][0]["policyVersion"] == STEPS
+def test_a_job_is_trained_in_the_teams_own_image(platform: Platform, pod: Object) -> None:
+    assert {container["name"] for container in pod["spec"]["containers"]} == {"supervisor", "environment"}
+    trained = lambda: platform.status("rljob", JOB, TEAM)["agents"][0].get("policyVersion")  # noqa: E731
+    platform.until(trained, "a version of the policy")
 
 
 def test_the_credential_is_nowhere_in_the_environments_container_but_the_teams_secret_is(
-    platform: Platform, pod: str
+    platform: Platform, pod: Object
 ) -> None:
     hidden = credential(platform)
     assert len(hidden) == 2
@@ -133,9 +108,12 @@ def test_the_credential_is_nowhere_in_the_environments_container_but_the_teams_s
     assert num_read > 1000
     assert "/proc/1/environ" in found.pop(LETTERS)
     assert not any(found.values()), list(found.values())
+    answer = python(platform, pod, _ASK_THE_BUS, f"{RELEASE}-nats.{NAMESPACE}.svc")
+    assert "Authorization Violation" in answer
+    assert "PONG" not in answer
 
 
-def test_the_containers_share_a_socket_and_nothing_else(platform: Platform, pod: str) -> None:
+def test_the_containers_share_a_socket_and_nothing_else(platform: Platform, pod: Object) -> None:
     surroundings = json.loads(python(platform, pod, _SURROUNDINGS))
     (program,) = surroundings.pop("programs")  # the server and what it forks; nothing of the supervisor
     assert program.endswith("marlaas env serve mirror:Mirror")
@@ -146,21 +124,20 @@ def test_the_containers_share_a_socket_and_nothing_else(platform: Platform, pod:
     }
 
 
-def test_without_the_credential_the_bus_refuses(platform: Platform, pod: str) -> None:
-    answer = python(platform, pod, _ASK_THE_BUS, f"{RELEASE}-nats.{NAMESPACE}.svc")
-    assert "Authorization Violation" in answer
-    assert "PONG" not in answer
+def test_a_sandbox_reaches_what_its_job_opens_and_no_other_port_of_it(platform: Platform, pod: Object) -> None:
+    places = {"API server": platform.api_server(), "kubelet": (pod["status"]["hostIP"], 10250)}
+    assert platform.opened(places, pod["metadata"]["name"], "supervisor", TEAM) == {"API server"}
 
 
-def test_a_job_outlives_a_kill_of_its_environments_container(platform: Platform, pod: str) -> None:
-    platform.until(lambda: step(platform) > STEPS, "a step of those that were added", 300)
-    platform.cluster.kill_container(TEAM, pod, "environment")
+def test_a_job_outlives_a_kill_of_its_environments_container(platform: Platform, pod: Object) -> None:
+    name = pod["metadata"]["name"]
+    platform.cluster.kill_container(TEAM, name, "environment")
 
     def restarts() -> int:
-        statuses = platform.get("pod", pod, TEAM)["status"]["containerStatuses"]
+        statuses = platform.get("pod", name, TEAM)["status"]["containerStatuses"]
         return sum(status["restartCount"] for status in statuses if status["name"] == "environment")
 
     platform.until(restarts, "the environment's container has started again", 180)
-    before = step(platform)
-    platform.until(lambda: step(platform) > before + 1, "steps after the environment's container was killed", 300)
+    platform.steps_on(JOB, TEAM, "after the environment's container was killed")
     assert platform.status("rljob", JOB, TEAM)["phase"] == "Running"
+    platform.kubectl("delete", "rljob", JOB, "-n", TEAM, "--timeout=120s")

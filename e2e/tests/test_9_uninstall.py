@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import pytest
 
 from marlaas_e2e.api import Object
-from marlaas_e2e.elsewhere import Elsewhere
-from marlaas_e2e.platform import NAMESPACE, RELEASE, ROOT, Platform, manifest
+from marlaas_e2e.platform import NAMESPACE, RELEASE, Platform, endless, plain_pool, tenant
 
 TEAM = "team-m"
+RUNNING, PAUSED = "endless", "paused"
 OURS = ("app.kubernetes.io/name=marlaas", "app.kubernetes.io/managed-by=marlaas-operator")
-OF_THE_TESTS = {"kube-root-ca.crt", "default", "python-environment", "model-cache"}
-"""What is in the release's namespace without the release: Kubernetes' own, and the volumes of these tests."""
+OF_THE_TESTS = {"kube-root-ca.crt", "default", "python-environment", "model-cache", "registry-login"}
+"""What is in the release's namespace without the release: Kubernetes' own, and what these tests made."""
 KEPT = {f"{RELEASE}-blobs", f"data-{RELEASE}-nats-0"}
 """The claims of adapters and bus."""
 DELETE_DATA = (
@@ -20,34 +20,26 @@ DELETE_DATA = (
     f"app.kubernetes.io/name=marlaas,app.kubernetes.io/instance={RELEASE}",
 )
 """What docs/how-to/uninstall.md has people delete."""
-FILE, WORDS = "kept-by-the-test", "an adapter's bytes"
-RESTRICTED: Object = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+FILE, WORDS = "/var/lib/marlaas/blobs/kept-by-the-test", "an adapter's bytes"
 
 
-@pytest.fixture(scope="module")
+def begin(_: Platform) -> list[Object]:
+    return [*plain_pool(), *tenant(TEAM), *(endless(job, TEAM, suspend=job == PAUSED) for job in (RUNNING, PAUSED))]
+
+
+@pytest.fixture(scope="module", autouse=True)
 def jobs(platform: Platform) -> Iterator[None]:
     """A job that runs and one that is suspended, and a file on the volume of the adapters."""
-    platform.tiny_pool()
-    platform.tenant(TEAM)
-    (body,) = manifest("endless")
-    body["metadata"]["namespace"] = TEAM
-    paused = {**body, "metadata": {"name": "paused", "namespace": TEAM}, "spec": {**body["spec"], "suspend": True}}
-    platform.apply(body, paused)
-    platform.until(lambda: step(platform), "a job runs", 300)
-    platform.until(lambda: is_suspended(platform), "the other one is suspended", 180)
-    write = f"import pathlib; pathlib.Path('/var/lib/marlaas/blobs/{FILE}').write_text({WORDS!r})"
-    platform.kubectl("exec", "-n", NAMESPACE, "tiny-trainer-0", "-c", "trainer", "--", "python3", "-c", write)
+    platform.until(lambda: platform.step(RUNNING, TEAM), "a job runs", 600)
+    platform.until(lambda: phase(platform, PAUSED) == "Suspended", "the other one is suspended", 180)
+    platform.python("plain-trainer-0", "trainer", f"import pathlib; pathlib.Path('{FILE}').write_text({WORDS!r})")
     yield
     platform.kubectl("delete", "rljobs", "--all", "-A", "--timeout=60s")
     platform.kubectl("delete", "modelpools", "--all", "--timeout=60s")
 
 
-def step(platform: Platform) -> int:
-    return int(platform.status("rljob", "endless", TEAM).get("step") or 0)
-
-
-def is_suspended(platform: Platform) -> bool:
-    return platform.status("rljob", "paused", TEAM).get("phase") == "Suspended"
+def phase(platform: Platform, job: str) -> object:
+    return platform.status("rljob", job, TEAM).get("phase")
 
 
 def claims(platform: Platform) -> dict[str, str]:
@@ -56,61 +48,40 @@ def claims(platform: Platform) -> dict[str, str]:
     return {each["name"]: each["uid"] for each in metadata if each["name"] in KEPT and "deletionTimestamp" not in each}
 
 
-def uninstall(platform: Platform) -> None:
-    platform.cluster.helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "3m")
-    platform.until(lambda: not left(platform), "nothing of the release is left", 300)
-
-
 def test_an_upgrade_with_another_value_takes_effect_and_keeps_the_pool(platform: Platform) -> None:
-    platform.tiny_pool()
-    before = platform.get("pod", "tiny-rollout-0", NAMESPACE)["metadata"]["uid"]
+    before = platform.get("pod", "plain-rollout-0", NAMESPACE)["metadata"]["uid"]
     platform.install("--set", "logLevel=DEBUG")
-    assert platform.get("configmap", f"{RELEASE}-installation", NAMESPACE)["data"]["installation.yaml"].count("DEBUG")
-    assert platform.get("pod", "tiny-rollout-0", NAMESPACE)["metadata"]["uid"] == before
+    assert "DEBUG" in platform.get("configmap", f"{RELEASE}-installation", NAMESPACE)["data"]["installation.yaml"]
+    assert platform.get("pod", "plain-rollout-0", NAMESPACE)["metadata"]["uid"] == before
 
 
-@pytest.mark.usefixtures("jobs")
 def test_uninstalling_leaves_the_kinds_their_objects_and_the_data_only(platform: Platform) -> None:
     before, marked = claims(platform), histories(platform)
     assert before.keys() == KEPT
-    uninstall(platform)
+    platform.cluster.helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "3m")
+    platform.until(lambda: not left(platform), "nothing of the release is left", 300)
     assert histories(platform) == marked
-    kept = [platform.get("rljob", name, TEAM) for name in ("endless", "paused")]
-    assert step(platform) > 0
+    kept = [platform.get("rljob", job, TEAM) for job in (RUNNING, PAUSED)]
+    assert platform.step(RUNNING, TEAM) > 0
     assert not any("finalizers" in each["metadata"] for each in kept)
-    assert is_suspended(platform)
-    assert platform.get("modelpool", "tiny")
+    assert phase(platform, PAUSED) == "Suspended"
+    assert platform.get("modelpool", "plain")
     assert claims(platform) == before
 
 
-@pytest.mark.usefixtures("jobs")
 def test_a_release_of_the_same_name_takes_the_data_up_and_the_job_goes_on(platform: Platform) -> None:
-    before, reached = claims(platform), step(platform)
+    before, reached = claims(platform), platform.step(RUNNING, TEAM)
     platform.install()
-    platform.pool_ready("tiny")
-    platform.until(lambda: step(platform) > reached, f"steps after {reached}, where the job was", 300)
+    for role in ("rollout", "trainer"):  # the pool's status is still the old one
+        platform.ready_pod(NAMESPACE, f"marlaas.dev/pool=plain,app.kubernetes.io/component={role}")
+    platform.steps_on(RUNNING, TEAM, f"after {reached}, where the job was")
+    assert platform.step(RUNNING, TEAM) > reached
     assert claims(platform) == before
+    assert platform.python("plain-trainer-0", "trainer", f"print(open('{FILE}').read())").strip() == WORDS
 
 
-@pytest.mark.usefixtures("jobs")
-def test_an_upgrade_to_an_object_store_and_an_uninstallation_keep_every_file_of_the_adapters(
-    platform: Platform,
-) -> None:
-    """The upgrade does not wait for pods: there is no such store."""
-    before = claims(platform)
-    words = ("upgrade", RELEASE, ROOT / "charts" / "marlaas", "--namespace", NAMESPACE, "--reuse-values")
-    platform.cluster.helm(*words, "--set", "blobs.url=s3://bucket/marlaas")
-    told = platform.get("configmap", f"{RELEASE}-installation", NAMESPACE)["data"]["installation.yaml"]
-    assert "s3://bucket/marlaas" in told
-    assert claims(platform) == before
-    uninstall(platform)
-    assert claims(platform) == before
-    assert read(platform, f"{RELEASE}-blobs", FILE) == WORDS
-
-
-@pytest.mark.usefixtures("jobs")
 def test_the_documented_command_deletes_the_data(platform: Platform) -> None:
-    platform.cluster.helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--ignore-not-found", "--wait")
+    platform.cluster.helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--wait")
     platform.kubectl("delete", *DELETE_DATA, "-n", NAMESPACE, "--timeout=60s")
     assert claims(platform) == {}
     platform.until(lambda: not volumes(platform), "the volumes are gone with their claims")
@@ -120,32 +91,6 @@ def volumes(platform: Platform) -> list[str]:
     """Claims of the release that a volume still belongs to."""
     owners = [each["spec"].get("claimRef") or {} for each in platform.cluster.get("persistentvolumes")["items"]]
     return [owner["name"] for owner in owners if owner.get("namespace") == NAMESPACE and owner["name"] in KEPT]
-
-
-def read(platform: Platform, claim: str, file: str) -> str:
-    """Content of a file on a claim's volume, by a pod of our own."""
-    container = {
-        "name": "reader",
-        "image": Elsewhere.said().image("operator"),
-        "imagePullPolicy": "IfNotPresent",
-        "command": ["cat", f"/data/{file}"],
-        "securityContext": RESTRICTED,
-        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
-    }
-    spec = {
-        "restartPolicy": "Never",
-        "automountServiceAccountToken": False,
-        "securityContext": {"runAsNonRoot": True, "runAsUser": 10001, "fsGroup": 10001, "seccompProfile": {"type": "RuntimeDefault"}},
-        "containers": [container],
-        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}],
-    }  # fmt: skip
-    metadata = {"name": "reader", "namespace": NAMESPACE}
-    platform.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
-    ended = lambda: platform.status("pod", "reader", NAMESPACE).get("phase") in ("Succeeded", "Failed")  # noqa: E731
-    platform.until(ended, "the file is read")
-    text = platform.kubectl("logs", "-n", NAMESPACE, "reader")
-    platform.kubectl("delete", "pod", "reader", "-n", NAMESPACE, "--timeout=60s")
-    return text
 
 
 def histories(platform: Platform) -> list[str]:

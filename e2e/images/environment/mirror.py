@@ -2,6 +2,7 @@
 
 import os
 import random
+import time
 
 from marlaas.environment import Agent, Score, Task
 
@@ -20,7 +21,8 @@ class Mirror:
         self._length = length
 
     def play(self, task: Task, agent: Agent) -> Score:
-        """One turn."""
+        """One turn, and a moment of other work, so that many such jobs leave the machine room."""
+        time.sleep(0.3)
         word = task.draw(self._word)
         reply = agent.say(f"reverse: {word}").text.strip()
         return Score(float(reply == word[::-1]), {"letters": float(len(self._letters))})

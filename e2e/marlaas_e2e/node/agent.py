@@ -76,7 +76,7 @@ def main() -> None:
 def _tried(step: Callable[[], None]) -> str | None:
     try:
         step()
-    except (ApiError, PolicyRefused) as error:
+    except (ApiError, PolicyRefused, NotImplementedError) as error:
         return f"{type(error).__name__}: {error}\n"
     return None
 

@@ -9,6 +9,9 @@ from pathlib import Path
 _SETTINGS = ("vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops")  # the kubelet sets them, machine-wide
 
 
+_CPU_WEIGHTS = {"cpu.shares": "4096", "cpu.weight": "400"}  # all pods together weigh as much as four processes, not one
+
+
 def birth_of(pid: int) -> str | None:
     """Start time in clock ticks (with the id it names one process for ever); None if there is none, or a zombie."""
     try:
@@ -71,6 +74,9 @@ def make_cgroups(name: str) -> None:
             wanted = " ".join(f"+{each}" for each in controllers.read_text().split())
             (hierarchy / "cgroup.subtree_control").write_text(wanted)
         (hierarchy / name).mkdir(exist_ok=True)
+        for file, weight in _CPU_WEIGHTS.items():
+            if (hierarchy / name / file).exists():
+                (hierarchy / name / file).write_text(weight)
 
 
 def remove_cgroups(name: str) -> None:

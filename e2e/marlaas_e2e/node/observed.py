@@ -3,7 +3,7 @@
 from typing import Any
 
 from marlaas_e2e.api import ApiClient, Object
-from marlaas_e2e.node.policies import Network, Peer, Pod, Policy, Port, Requirement, Rule, Selector
+from marlaas_e2e.node.policies import Direction, Labels, Network, Peer, Pod, Policy, Port, Rule
 
 _OVER = {"Succeeded", "Failed"}  # their addresses are given to others
 
@@ -24,25 +24,16 @@ def read_pod(body: Object) -> Pod | None:
     address = body.get("status", {}).get("podIP")
     if not address or body["spec"].get("hostNetwork") or body["status"].get("phase") in _OVER:
         return None
-    ports = {
-        (port["name"], port.get("protocol", "TCP")): port["containerPort"]
-        for container in [*body["spec"]["containers"], *(body["spec"].get("initContainers") or [])]
-        for port in container.get("ports") or []
-        if "name" in port
-    }
-    return Pod(body["metadata"]["namespace"], address, body["metadata"].get("labels") or {}, ports)
+    return Pod(body["metadata"]["namespace"], address, body["metadata"].get("labels") or {})
 
 
 def read_policy(body: Object) -> Policy:
-    """`policyTypes` left out means Ingress, and Egress too when it has egress rules."""
+    """`policyTypes` left out means Ingress, and Egress too when it has egress rules. Raises NotImplementedError."""
     spec = body["spec"]
     types = spec.get("policyTypes") or ["Ingress", *(["Egress"] if spec.get("egress") else [])]
-    return Policy(
-        namespace=body["metadata"]["namespace"],
-        selector=_selector(spec.get("podSelector") or {}),
-        egress=_rules(spec, "egress", "to") if "Egress" in types else None,
-        ingress=_rules(spec, "ingress", "from") if "Ingress" in types else None,
-    )
+    sides: dict[Direction, str] = {"egress": "to", "ingress": "from"}
+    rules = {each: _rules(spec, each, side) for each, side in sides.items() if each.capitalize() in types}
+    return Policy(body["metadata"]["namespace"], _labels(spec.get("podSelector") or {}), rules)
 
 
 def _rules(spec: dict[str, Any], direction: str, side: str) -> tuple[Rule, ...]:
@@ -58,19 +49,18 @@ def _peer(body: dict[str, Any]) -> Peer:
     return Peer(
         block=block.get("cidr"),
         excepted=tuple(block.get("except") or ()),
-        pods=None if pods is None else _selector(pods),
-        namespaces=None if namespaces is None else _selector(namespaces),
+        pods=_labels(pods or {}),
+        namespaces=None if namespaces is None else _labels(namespaces),
     )
 
 
 def _port(body: dict[str, Any]) -> Port:
-    return Port(body.get("protocol", "TCP"), body.get("port"), body.get("endPort"))
+    if isinstance(body.get("port"), str) or "endPort" in body:
+        raise NotImplementedError(f"ports by name and ranges: {body}")
+    return Port(body.get("protocol", "TCP"), body.get("port"))
 
 
-def _selector(body: dict[str, Any]) -> Selector:
-    equal = [Requirement(key, "In", (value,)) for key, value in (body.get("matchLabels") or {}).items()]
-    others = [
-        Requirement(each["key"], each["operator"], tuple(each.get("values") or ()))
-        for each in body.get("matchExpressions") or []
-    ]
-    return Selector((*equal, *others))
+def _labels(selector: dict[str, Any]) -> Labels:
+    if selector.get("matchExpressions"):
+        raise NotImplementedError(f"expressions in selectors: {selector}")
+    return selector.get("matchLabels") or {}
