@@ -21,20 +21,16 @@ from marlaas_worker.trainer.view import TrainerCaches, View, what_decides
         ({}, {"uid": "uid-earlier"}, False),
         ({}, {"phase": Phase.SUCCEEDED}, False),
         ({}, {"phase": Phase.FAILED}, False),
+        ({"agent": {"poolRef": {"name": "large"}}}, {}, False),
     ],
 )
 def test_wanted_are_the_agents_of_admitted_unfinished_jobs_of_the_pool(job_changes, progress_changes, wanted):
-    document = job().model_copy(update=job_changes)
-    found = assignments([document], {document.ref.key: a_progress(document, **progress_changes)}, "tiny")
-    assert list(found) == (["team-a.sums.policy"] if wanted else [])
+    own = job_changes.get("agent")
+    document = job(agent=own) if own else job().model_copy(update=job_changes)
+    progress = {document.ref.key: a_progress(document, **progress_changes)}
+    assert list(assignments([document], progress, "tiny")) == (["team-a.sums.policy"] if wanted else [])
+    assert bool(assignments([document], progress, "large")) == bool({"pool", "agent"} & job_changes.keys())
     assert assignments([document], {}, "tiny") == {}
-
-
-def test_an_agent_with_a_pool_of_its_own_belongs_to_that_pool():
-    document = job(agent={"poolRef": {"name": "large"}})
-    progress = {document.ref.key: a_progress(document)}
-    assert assignments([document], progress, "tiny") == {}
-    assert list(assignments([document], progress, "large")) == ["team-a.sums.policy"]
 
 
 async def view_of(harness: TrainerHarness) -> View:

@@ -5,7 +5,6 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from tests import virtual_time
 from tests.api.bus_contract.asking import BRIEF, FORGETFUL, FULL, KEEPING, Connect
 
 from marlaas_api import subjects
@@ -13,7 +12,7 @@ from marlaas_api.bus import Bus
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.bus_nats import connect
 from marlaas_api.nats_server import EmbeddedNats
-
+from tests import virtual_time
 
 virtual = virtual_time.event_loop_policy
 
