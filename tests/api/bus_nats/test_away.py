@@ -44,7 +44,7 @@ async def test_a_hung_server_is_an_outage(server: EmbeddedNats, hasty: Bus) -> N
     os.kill(server.pid, signal.SIGCONT)
     await persist(lambda: hasty.publish(EPISODE, b"1", message_id="1"))
     assert len(await persist(lambda: hasty.replay(EPISODES, EPISODE))) == 1
-    assert len(await soon(consumer.fetch(1, 5))) == 1
+    assert len(await soon(consumer.fetch(1, 60))) == 1
 
 
 async def test_who_gave_up_listening_to_a_hung_server_takes_nothing_from_others(server: EmbeddedNats, bus: Bus) -> None:
