@@ -1,6 +1,6 @@
 import pytest
 
-from marlaas_api.last_words import START_MARK, last_words
+from marlaas_api.last_words import START_MARK, last_words, visible
 
 OURS = """\
 2026-11-21T09:55:14.123Z INFO rollout-0 marlaas_worker: rollout starts, process 7
@@ -40,3 +40,18 @@ ENGINE = """\
 )
 def test_the_error_that_ended_a_process_is_told_in_its_own_words(log: str, words: str) -> None:
     assert last_words(log) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain, ünïcode 漢字 😀\n\tand lines", "plain, ünïcode 漢字 😀\n\tand lines"),
+        ("\x1b[2J\x1b]0;title\x07", r"\x1b[2J\x1b]0;title\x07"),
+        ("\x9b31mred", r"\x9b31mred"),
+        ("over\rwritten\x08\x00", r"over\x0dwritten\x08\x00"),
+        ("a\u202eb\u2066c\u2028d", r"a\u202eb\u2066c\u2028d"),
+    ],
+)
+def test_what_a_terminal_would_act_on_is_written_out(text: str, shown: str) -> None:
+    assert visible(text) == shown
+    assert visible(shown) == shown

@@ -211,16 +211,3 @@ async def test_a_tenants_weight_takes_effect_without_a_new_bind_and_an_invalid_o
             await harness.play(document, 1, first=0 if weight else 1)
     assert set(seen) == {1.0, 3.0}
     assert (await harness.record(document)).epoch == 0
-
-
-async def test_figures_of_jobs_that_are_gone_are_dropped(harness: TrainerHarness) -> None:
-    kept, gone = job("kept"), job("gone")
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
-        for document in (kept, gone):
-            await harness.admit(document)
-            await harness.version(document, 0)
-        await harness.report(lambda found: set(found.job_engine_s) == {kept.uid, gone.uid})
-        await (await harness.bus.bucket(subjects.JOBS)).delete("team-a.gone")
-        clock = asyncio.create_task(harness.let_time_pass())
-        await harness.report(lambda found: set(found.job_engine_s) == {kept.uid})
-        clock.cancel()
