@@ -51,9 +51,7 @@ async def test_a_server_that_is_busy_for_a_moment_is_asked_again(blobs: Blobs, b
     assert bucket.asked["PUT"] == 3
 
 
-async def test_a_key_that_the_server_does_not_know_is_refused_for_good(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_key_that_the_server_does_not_know_is_refused_for_good(bucket, monkeypatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
     with pytest.raises(BlobRefused, match=r"s3://bucket/marlaas refuses .*: grant this process read and write there"):
         await open_blobs("s3://bucket/marlaas").put("team-a", "x", b"1")

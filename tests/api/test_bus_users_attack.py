@@ -153,9 +153,7 @@ async def test_no_answer_can_be_aimed_at_what_is_not_its_own(harness: BusHarness
         await bus.close()
 
 
-async def test_no_ack_of_its_own_consumer_settles_a_task_of_another_job(
-    harness: BusHarness, attacker: Attacker
-) -> None:
+async def test_no_ack_of_its_own_consumer_settles_a_task_of_another_job(harness, attacker) -> None:
     """The stream's sequence in an ack is the sandbox's to write, and all jobs' tasks are in one work queue, which forgets what is acked."""
     asked = f"$JS.API.CONSUMER.MSG.NEXT.TASKS.{consumer(MINE)}"
     await attacker.publish(asked, b'{"batch":3,"no_wait":true}', attacker.inbox)

@@ -61,9 +61,7 @@ async def test_it_collects_garbage_early_unless_the_user_has_chosen(tmp_path: Pa
         assert os.getpgid(server.pid or 0) != os.getpgid(0), "Ctrl-C does not reach it"
 
 
-async def test_a_port_or_a_store_that_is_taken_and_a_second_start_are_errors(
-    server: EmbeddedNats, tmp_path: Path
-) -> None:
+async def test_a_port_or_a_store_that_is_taken_and_a_second_start_are_errors(server, tmp_path) -> None:
     for other, words in (
         (EmbeddedNats(tmp_path / "other", port=server.port), f"port {server.port} of 127.0.0.1 is taken"),
         (EmbeddedNats(tmp_path / "nats"), f"another nats-server uses the store {tmp_path}/nats"),

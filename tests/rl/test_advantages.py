@@ -26,9 +26,7 @@ rewards_of_a_group = st.lists(st.floats(-10, 10), min_size=2, max_size=16)
         ("leave-one-out", [2.0, 2.0, 2.0], [0.0, 0.0, 0.0]),
     ],
 )
-def test_advantages_are_the_ones_computed_by_hand(
-    estimator: Estimator, rewards: list[float], expected: list[float]
-) -> None:
+def test_advantages_are_the_ones_computed_by_hand(estimator, rewards, expected) -> None:
     assert advantages(estimator, rewards) == pytest.approx(expected, abs=1e-5)
 
 

@@ -47,9 +47,7 @@ BY_HAND = [
 
 
 @pytest.mark.parametrize(("ratio", "algorithm", "objective", "slopes"), BY_HAND)
-def test_the_objective_and_its_slopes_are_the_ones_computed_by_hand(
-    ratio: Ratio, algorithm: Algorithm, objective: float, slopes: list[float]
-) -> None:
+def test_the_objective_and_its_slopes_are_the_ones_computed_by_hand(ratio, algorithm, objective, slopes) -> None:
     correction = NONE if ratio == "behaviour" or algorithm == "cispo" else Bounds("truncated", 2.0)
     loss, gradient = normalised(moved(record_of(BATCH), PROXIMAL), config_of(algorithm, correction, ratio=ratio))
     assert loss == pytest.approx(-objective)
@@ -67,9 +65,7 @@ def test_gspo_weighs_a_sequence_by_one_number_and_clips_by_another() -> None:
 @pytest.mark.parametrize("ratio", ["behaviour", "proximal"])
 @pytest.mark.parametrize("spread", [1e-4, 0.05, 0.6])
 @pytest.mark.parametrize("algorithm", NAMES)
-def test_the_gradient_is_that_of_the_papers_formula_written_slowly(
-    algorithm: Algorithm, spread: float, ratio: Ratio
-) -> None:
+def test_the_gradient_is_that_of_the_papers_formula_written_slowly(algorithm, spread, ratio) -> None:
     correction = Bounds("truncated", CAP) if ratio == "proximal" and algorithm != "cispo" else NONE
     for seed in range(5):
         record = random_record(seed=seed, spread=spread)

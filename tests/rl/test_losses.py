@@ -27,9 +27,7 @@ LOG2 = math.log(2.0)
     correction=st.sampled_from(CORRECTIONS),
     ratio=st.sampled_from(["behaviour", "proximal"]),
 )
-def test_dealt_out_to_microbatches_loss_gradient_and_metrics_are_those_of_the_whole(
-    cuts: list[int], algorithm: Algorithm, correction: Bounds, ratio: str
-) -> None:
+def test_dealt_out_to_microbatches_loss_gradient_and_metrics_are_those_of_the_whole(cuts, algorithm, correction, ratio):
     """Segments of one trajectory may be in different micro-batches."""
     config = config_of(algorithm, correction, kl_coefficient=0.1, ratio=ratio)
     whole = random_record(12, seed=1, reference=True)

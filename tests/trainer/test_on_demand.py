@@ -38,9 +38,7 @@ async def alone(harness: TrainerHarness, folder: Path, document: JobDocument, st
     return adapter
 
 
-async def test_a_trainer_that_joins_takes_over_its_share_and_each_agent_ends_where_it_ends_alone(
-    harness: TrainerHarness, tmp_path: Path
-) -> None:
+async def test_a_trainer_that_joins_takes_over_its_share_and_each_agent_ends_where_it_ends_alone(harness, tmp_path):
     documents = jobs(4)
     for document in documents:
         await harness.admit(document)
@@ -112,9 +110,7 @@ async def doomed_trainer(harness: TrainerHarness, monkeypatch: pytest.MonkeyPatc
             await doomed
 
 
-async def test_agents_of_a_killed_trainer_go_to_the_others_after_the_grace_period(
-    harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_agents_of_a_killed_trainer_go_to_the_others_after_the_grace_period(harness, monkeypatch) -> None:
     documents = jobs(4)
     async with harness.trainer(), asyncio.timeout(WITHIN_S):
         async with doomed_trainer(harness, monkeypatch):
@@ -153,9 +149,7 @@ async def test_a_lease_whose_release_failed_is_given_back_to_the_trainer_that_ha
 
 
 @pytest.mark.parametrize("successor", ["trainer-1", "trainer-2"], ids=["restarted", "another"])
-async def test_what_a_killed_trainer_has_left_of_a_job_that_ended_since_is_removed(
-    harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch, successor: str
-) -> None:
+async def test_what_a_killed_trainer_has_left_of_a_job_that_ended_since_is_removed(harness, monkeypatch, successor):
     (document,) = jobs(1)
     async with asyncio.timeout(WITHIN_S):
         async with doomed_trainer(harness, monkeypatch):
@@ -171,9 +165,7 @@ async def test_what_a_killed_trainer_has_left_of_a_job_that_ended_since_is_remov
     assert (len(consumers), (await harness.record(document)).version) == (0, 1)
 
 
-async def test_what_the_bus_refuses_a_trainer_is_not_the_jobs_fault(
-    harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_the_bus_refuses_a_trainer_is_not_the_jobs_fault(harness, monkeypatch) -> None:
     document, read = job(), MemoryBucket.get_from_leader
 
     async def refuse(bucket: MemoryBucket, key: str) -> Entry | None:
@@ -192,9 +184,7 @@ async def test_what_the_bus_refuses_a_trainer_is_not_the_jobs_fault(
         await harness.play(document, 1)
 
 
-async def test_a_tenants_weight_takes_effect_without_a_new_bind_and_an_invalid_one_never(
-    harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_tenants_weight_takes_effect_without_a_new_bind_and_an_invalid_one_never(harness, monkeypatch) -> None:
     document, seen = job(), []
     own = ComputeQueue.set_weight
 

@@ -62,9 +62,7 @@ def room_for(monkeypatch: pytest.MonkeyPatch):
     return give
 
 
-async def test_agents_that_do_not_fit_together_end_as_they_do_when_all_fit(
-    harness: TrainerHarness, room_for, parks: Counter[str]
-) -> None:
+async def test_agents_that_do_not_fit_together_end_as_they_do_when_all_fit(harness, room_for, parks) -> None:
     documents = [job(f"job-{number}") for number in range(4)]
     other = await harness.another()
     expected = await other.trained(*documents, steps=3)
@@ -75,9 +73,7 @@ async def test_agents_that_do_not_fit_together_end_as_they_do_when_all_fit(
     assert parks.total() >= 2
 
 
-async def test_a_step_that_waits_for_groups_is_begun_again_for_an_agent_that_can_commit(
-    harness: TrainerHarness, room_for, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_step_that_waits_for_groups_is_begun_again_for_an_agent_that_can_commit(harness, room_for, monkeypatch):
     taken, take = asyncio.Event(), StepInbox.take
 
     def observed(inbox: StepInbox, group: GroupReady) -> None:
@@ -101,9 +97,7 @@ async def test_a_step_that_waits_for_groups_is_begun_again_for_an_agent_that_can
     assert [await harness.adapter(one) for one in (waiting, due)] == expected
 
 
-async def test_killed_while_agents_are_parked_they_go_on_to_the_same_bits(
-    harness: TrainerHarness, room_for, parks: Counter[str]
-) -> None:
+async def test_killed_while_agents_are_parked_they_go_on_to_the_same_bits(harness, room_for, parks) -> None:
     documents = [job(f"job-{number}") for number in range(3)]
     other = await harness.another()
     expected = await other.trained(*documents, steps=3)
@@ -156,9 +150,7 @@ async def test_a_rebound_agent_without_work_takes_no_memory(harness: TrainerHarn
     assert parks.total() >= 2
 
 
-async def test_an_agent_that_waits_for_memory_goes_to_another_trainer_at_once(
-    harness: TrainerHarness, room_for, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_agent_that_waits_for_memory_goes_to_another_trainer_at_once(harness, room_for, monkeypatch) -> None:
     """The agent that has the memory computes for long, and does not leave it meanwhile. Of two equal agents the first by name moves."""
     busy, waits = job("busy"), job("a")
     computes, goes_on, run = asyncio.Event(), asyncio.Event(), Compute.run

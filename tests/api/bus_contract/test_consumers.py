@@ -46,9 +46,7 @@ async def test_a_waiting_fetch_hears_of_a_message_at_once(bus: Bus, ns: str) -> 
 
 
 @pytest.mark.parametrize(("stream", "verb", "left"), [(TASKS, "ack", 0), (EPISODES, "ack", 1), (TASKS, "term", 0)])
-async def test_a_task_that_is_settled_is_gone_for_good_and_an_episode_stays_in_its_log(
-    bus: Bus, ns: str, stream, verb, left
-) -> None:
+async def test_a_task_that_is_settled_is_gone_for_good_and_an_episode_stays_in_its_log(bus, ns, stream, verb, left):
     subject, consumer, delivery = await claimed(bus, ns, stream, ack_wait_s=WAIT_S)
     for _ in range(2):
         await getattr(delivery, verb)()

@@ -15,9 +15,7 @@ from marlaas_api.bus_nats import connect
 from marlaas_api.nats_server import EmbeddedNats
 
 
-async def test_without_a_server_calls_give_up_and_what_was_given_up_never_happens(
-    server: EmbeddedNats, hasty: Bus
-) -> None:
+async def test_without_a_server_calls_give_up_and_what_was_given_up_never_happens(server, hasty) -> None:
     bucket = await persist(lambda: hasty.bucket(subjects.PROGRESS))
     consumer = await persist(lambda: hasty.consumer(EPISODES, "team-a_job", EPISODE))
     await server.kill()

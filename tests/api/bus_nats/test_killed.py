@@ -9,9 +9,7 @@ from marlaas_api.bus import Bus, BusUnavailable, Request
 from marlaas_api.nats_server import EmbeddedNats
 
 
-async def test_nothing_acked_is_lost_when_the_server_is_killed_while_many_publish(
-    server: EmbeddedNats, bus: Bus
-) -> None:
+async def test_nothing_acked_is_lost_when_the_server_is_killed_while_many_publish(server, bus) -> None:
     milestones = {200: asyncio.Event(), 800: asyncio.Event()}
     done: list[int] = []
 
