@@ -39,11 +39,6 @@ async def test_an_adapter_of_a_large_model_is_sent_in_parts_and_is_there_whole(b
     assert await blobs.get(ref) == LARGE
 
 
-async def test_a_listing_of_several_pages_is_whole(blobs: Blobs, bucket: Bucket) -> None:
-    names = [(await blobs.put("team-a", f"{number}", b"1")).name for number in range(7)]
-    assert await blobs.list("team-a") == sorted(names)
-
-
 async def test_a_server_that_is_busy_for_a_moment_is_asked_again(blobs: Blobs, bucket: Bucket) -> None:
     bucket.busy = 2
     ref = await blobs.put("team-a", "x", b"1")

@@ -67,17 +67,6 @@ async def test_a_watch_begins_again_after_an_outage(server: MemoryServer) -> Non
     assert [(entry.key, entry.data) for entry in told] == [("team-a.gone", None), ("team-a.stays", b"2")]
 
 
-async def test_a_queue_is_served_in_turn(server: MemoryServer) -> None:
-    bus = server.connect("test")
-    one: asyncio.Queue[object] = asyncio.Queue()
-    other: asyncio.Queue[object] = asyncio.Queue()
-    async with bus.listen("gen.>", one.put, queue="q"), bus.listen("gen.>", other.put, queue="q"):
-        for _ in range(4):
-            await bus.send("gen.a", b"")
-        for queue in (one, other, one, other):
-            await queue.get()
-
-
 @pytest.mark.parametrize(
     ("pattern", "subject", "expected"),
     [

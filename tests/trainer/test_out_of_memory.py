@@ -50,24 +50,17 @@ async def test_a_step_with_a_lowered_budget_is_the_step_that_was_planned_with_it
 
 
 async def test_a_later_trainer_goes_on_with_the_lowered_budget_even_if_it_has_more_memory(harness, monkeypatch):
+    """The first one is killed before it commits the budget."""
     document = job(microbatchTokens=PLANNED)
     faults = fragile(monkeypatch, no_room_above(ROOM))
+    passed = kill_at(place := "trainer.commit.before_blobs", 2)
     async with harness.training(document):
         await harness.play(document, 1)
     assert faults.failed
+    assert passed.count(place) > 2
     faults.rule = lambda _: False
     async with harness.trainer("trainer-1"):
         await harness.play(document, 1, first=1)
-    assert await harness.adapter(document) == await planned(harness, FITS)
-
-
-async def test_a_trainer_killed_before_the_commit_of_a_lowered_budget_ends_at_the_same_bits(harness, monkeypatch):
-    document = job(microbatchTokens=PLANNED)
-    fragile(monkeypatch, no_room_above(ROOM))
-    passed = kill_at(place := "trainer.commit.before_blobs", 2)
-    async with harness.training(document):
-        await harness.play(document, STEPS)
-    assert passed.count(place) > 2
     assert await harness.adapter(document) == await planned(harness, FITS)
 
 

@@ -5,15 +5,15 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import torch
 from tests.harness import WITHIN_S
 from tests.trainer.harness import TIMING, TrainerHarness
 from tests.trainer.jobs import job
+from tests.trainer.test_learner import away
 
 from marlaas_api.bus import BusUnavailable, Stored
 from marlaas_api.bus_memory import MemoryBus
 from marlaas_api.messages import JobDocument
-from marlaas_worker.adapters import AdapterConfig, write_adapter
+from marlaas_worker.trainer.model import BaseModel
 
 
 async def test_a_target_that_the_model_lacks_fails_on_each_trainer_and_a_job_beside_it_goes_on(harness):
@@ -30,36 +30,26 @@ async def test_a_target_that_the_model_lacks_fails_on_each_trainer_and_a_job_bes
     assert "did you mean q_proj" in event.message
 
 
-def write_ones(folder: Path) -> None:
-    """Write an adapter to begin from."""
-    folder.mkdir()
-    weights = {f"base_model.model.model.layers.0.self_attn.q_proj.lora_{kind}.weight" for kind in "AB"}
-    shapes = {"A": (1, 64), "B": (64, 1)}
-    tensors = {name: torch.ones(shapes[name[-8]]) for name in weights}
-    for name, data in write_adapter(tensors, AdapterConfig(1, 1)).items():
-        (folder / name).write_bytes(data)
-
-
 @contextlib.asynccontextmanager
-async def without_its_adapter(harness: TrainerHarness, folder: Path) -> AsyncIterator[JobDocument]:
+async def without_its_adapter(harness: TrainerHarness, base: BaseModel, folder: Path) -> AsyncIterator[JobDocument]:
     """A job that has failed on a trainer, because the adapter to begin from was not there; now it is."""
-    document = job(agent={"initFrom": {"path": str(folder)}, "adapter": {"rank": 1, "alpha": 1, "targets": ["q_proj"]}})
+    document = job(agent={"initFrom": {"path": str(folder)}})
     await harness.admit(document)
     async with harness.trainer():
         await harness.report(lambda report: bool(report.broken))
-        write_ones(folder)
+        away(base, folder)
         yield document
 
 
-async def test_an_agent_that_failed_is_tried_again_after_a_while_and_then_no_longer_reported(harness, tmp_path):
-    async with without_its_adapter(harness, tmp_path / "adapter") as document:
+async def test_an_agent_that_failed_is_tried_again_after_a_while_and_then_no_longer_reported(harness, base, tmp_path):
+    async with without_its_adapter(harness, base, tmp_path / "adapter") as document:
         harness.clock.at += 2 * TIMING.fault_s
         await harness.version(document, 0)
         await harness.report(lambda report: not report.broken)
 
 
-async def test_a_job_that_another_trainer_can_train_is_no_longer_reported_as_broken(harness, tmp_path):
-    async with without_its_adapter(harness, tmp_path / "adapter") as document, harness.trainer("trainer-1"):
+async def test_a_job_that_another_trainer_can_train_is_no_longer_reported_as_broken(harness, base, tmp_path):
+    async with without_its_adapter(harness, base, tmp_path / "adapter") as document, harness.trainer("trainer-1"):
         await harness.version(document, 0)
         found = await harness.report(lambda report: not report.broken)
     assert found.refused == ("team-a.sums.policy",)

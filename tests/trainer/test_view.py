@@ -8,7 +8,7 @@ from tests.trainer.jobs import job
 from marlaas_api import subjects
 from marlaas_api.messages import Phase, PolicyRecord
 from marlaas_worker.trainer.assignment import assignments
-from marlaas_worker.trainer.view import TrainerCaches, View, what_decides
+from marlaas_worker.trainer.view import TrainerCaches, View
 
 
 @pytest.mark.parametrize(
@@ -37,14 +37,6 @@ async def view_of(harness: TrainerHarness) -> View:
     caches = TrainerCaches(harness.bus, "tiny", lambda: None)
     await caches.load()
     return caches.view()
-
-
-def test_a_new_metric_decides_nothing_and_an_admission_does():
-    progress = a_progress(job())
-    assert what_decides(a_progress(job(), step=3, tokens=500)) == what_decides(progress)
-    for changes in ({"admitted": False}, {"uid": "other"}, {"phase": Phase.FAILED}):
-        assert what_decides(a_progress(job(), **changes)) != what_decides(progress)
-    assert what_decides(None) != what_decides(progress)
 
 
 async def test_a_view_has_jobs_records_and_live_trainers_and_leaves_out_agents_with_unreadable_records(harness):
