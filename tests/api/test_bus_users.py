@@ -189,6 +189,7 @@ async def test_without_valid_credentials_nobody_gets_in_and_is_told_why(server, 
         await connect(server.url, name="x", creds=path)
 
 
+@pytest.mark.processes
 async def test_new_keys_for_an_old_store_lose_nothing(tmp_path: Path) -> None:
     for round_ in range(2):
         keys = BusKeys.make()
@@ -201,6 +202,7 @@ async def test_new_keys_for_an_old_store_lose_nothing(tmp_path: Path) -> None:
             await runner.close()
 
 
+@pytest.mark.processes
 async def test_an_expiring_token_is_renewed_without_losing_anything(server, keys, tmp_path, caplog) -> None:
     owner = await connect(server.url, name="owner", creds=creds(tmp_path, keys, OrchestratorUser()))
     await owner.ensure()
@@ -234,6 +236,7 @@ async def work(sandbox: Bus, claims) -> None:  # type: ignore[no-untyped-def]
             await delivery.ack()
 
 
+@pytest.mark.processes
 async def test_who_is_not_renewed_in_time_is_told_why_and_goes_on_once_it_is(server, keys, tmp_path) -> None:
     owner = await connect(server.url, name="owner", creds=creds(tmp_path, keys, OrchestratorUser()))
     await owner.ensure()

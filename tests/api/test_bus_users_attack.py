@@ -20,6 +20,8 @@ from marlaas_api import subjects
 from marlaas_api.bus import Request
 from marlaas_api.bus_users import RolloutUser, inbox_prefix
 
+pytestmark = pytest.mark.processes
+
 
 class Attacker:
     """A sandbox's credential on a bare connection. `tried` and `refused`: the subjects, in lower case, as nats-py quotes the server."""

@@ -2,12 +2,15 @@
 
 import asyncio
 
+import pytest
 from tests.api.attacks import MINE, consumer
 from tests.api.harness import BusHarness
 
 from marlaas_api import subjects
 from marlaas_api.bus_memory.stream import matches
 from marlaas_api.bus_users import OrchestratorUser, RolloutUser, RunnerUser, TrainerUser, permissions
+
+pytestmark = pytest.mark.processes
 
 
 async def test_every_role_of_the_platform_may_read_and_follow_its_buckets(harness: BusHarness) -> None:

@@ -14,6 +14,8 @@ from marlaas_api.bus import Bus, BusRefused, BusUnavailable, Request
 from marlaas_api.bus_nats import connect
 from marlaas_api.nats_server import EmbeddedNats
 
+pytestmark = pytest.mark.processes
+
 
 async def test_without_a_server_calls_give_up_and_what_was_given_up_never_happens(server, hasty) -> None:
     bucket = await persist(lambda: hasty.bucket(subjects.PROGRESS))

@@ -2,11 +2,14 @@
 
 import asyncio
 
+import pytest
 from tests.api.bus_nats.patience import EPISODE, EPISODES, TASK, TASKS, persist, soon
 
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, BusUnavailable, Request
 from marlaas_api.nats_server import EmbeddedNats
+
+pytestmark = pytest.mark.processes
 
 
 async def test_nothing_acked_is_lost_when_the_server_is_killed_while_many_publish(server, bus) -> None:
