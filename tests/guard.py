@@ -5,6 +5,7 @@ a test that starts no process has no excuse. Tests that fail in the set-up of wh
 `tests/FLAKY.md` lists the flaky tests that are not mended yet.
 """
 
+import contextlib
 import os
 import resource
 import subprocess
@@ -89,7 +90,10 @@ class ProcessWatch:
 
 def _children() -> tuple[set[str], int]:
     """The running children, and a number that grows with each child that has been reaped."""
-    running = {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
+    running: set[str] = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended meanwhile
+            running.update(path.read_text().split())
     return running, resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt
 
 

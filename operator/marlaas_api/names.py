@@ -128,9 +128,9 @@ def request_id(episode: str, turn: int) -> str:
 BRANCH_TURNS = 1 << 14
 """Numbers of an agent's turns in one branch of an episode; `rollout.maxTurns` is less."""
 MAX_BRANCHES = 1 << 10
+"""Branches of one episode: parts that run at the same time as others, and the main line after each group of them."""
 MAX_TURNS_FACTOR = 16
 """An agent has at most this many times `rollout.maxTurns` turns in an episode. Only parts that run at the same time get beyond one."""
-"""Branches of one episode: parts that run at the same time as others, and the main line after each group of them."""
 
 
 def turn_number(own: int, position: int, num_agents: int) -> int:

@@ -6,7 +6,6 @@ stays alive. Ctrl-C does not reach the server: the roles drain first, then the p
 """
 
 import asyncio
-import ctypes
 import fcntl
 import importlib.metadata
 import json
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Self
 
 from marlaas_api.errors import Permanent
+from marlaas_api.prctl import die_with_parent
 
 MAX_PAYLOAD_BYTES = 8 << 20
 _READY_S = 60.0
@@ -29,7 +29,6 @@ _EXIT_POLL_S = 0.25
 """Between two looks whether a running server has exited. With `_POLL_S`, they took a tenth of the CPU of `marlaas run`."""
 _GOGC = "50"
 """Go's garbage collector begins when the heap has grown by half, not to twice its size (unless the user has set GOGC): it is below 50 MiB."""
-_PR_SET_PDEATHSIG = 1
 # The server reserves each stream's max_bytes against this limit. It may exceed the disk, for example of a laptop; a full
 # disk is reported by the write that fails.
 _MAX_STORE_BYTES = 4 << 40
@@ -223,16 +222,12 @@ def find_binary() -> Path:
 
 
 def _dies_with(parent: int) -> Callable[[], None] | None:
-    """Return a preexec function that kills the server when the process `parent` exits; None if not on Linux.
-
-    `prctl` is looked up before the fork, because nothing may be imported between fork and exec.
-    """
+    """Return a preexec function that kills the server when the process `parent` exits; None if not on Linux."""
     if sys.platform != "linux":
         return None
-    prctl = ctypes.CDLL(None).prctl
 
     def before_exec() -> None:
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        die_with_parent()
         if os.getppid() != parent:
             os._exit(1)
 

@@ -10,13 +10,8 @@ MINE, OTHER = SandboxUser("team-a", "mine", "u1"), SandboxUser("team-b", "other"
 SIBLING = SandboxUser("team-a", "sibling", "u3")
 """A job of the attacker's own namespace: not its own either."""
 JOBS = (MINE, OTHER, SIBLING)
-STREAMS = (
-    *(one.name for one in subjects.STREAMS),
-    *(f"KV_{one.name}" for one in subjects.BUCKETS),
-    "OBJ_models",
-    "*",
-    ">",
-)
+STORED = (*(one.name for one in subjects.STREAMS), *(f"KV_{one.name}" for one in subjects.BUCKETS))
+STREAMS = (*STORED, "OBJ_models", "*", ">")
 
 
 def consumer(user: SandboxUser, *parts: str) -> str:
@@ -49,17 +44,8 @@ def targets() -> list[str]:
         *(f"$KV.replicas.{role}.tiny.{role}-0" for role in ("rollout", "trainer")),
         "$KV.replicas.orchestrator.all.leader",
         "$KV.pins.team-a.mine.policy.u1-t0",
-        *[
-            "$O.models.C.x",
-            "$O.models.M.x",
-            "$JSC.R.x",
-            "$NRG.V.x",
-            "$MQTT.msgs.x",
-            "$G",
-            "_R_.abc.def",
-            "_GR_.abc.def",
-            "_INBOX.abc",
-        ],
+        *("$O.models.C.x", "$O.models.M.x", "$JSC.R.x", "$NRG.V.x", "$MQTT.msgs.x", "$G"),
+        *("_R_.abc.def", "_GR_.abc.def", "_INBOX.abc"),
         *(f"$SYS.REQ.{request}" for request in ("SERVER.PING", "SERVER.PING.CONNZ", "ACCOUNT.PING.INFO", "USER.INFO")),
         *("$SYS.REQ.CLAIMS.UPDATE", "$SYS.REQ.CLAIMS.DELETE"),
         f"{inbox_prefix(OTHER)}.abc",
@@ -74,24 +60,11 @@ def targets() -> list[str]:
 def wildcards() -> list[str]:
     kinds = ("task", "gen", "turn", "episode", "group", "step", "eval", "event", "engine")
     shapes = ("{}.>", "{}.*.*", "{}.team-b.>", "{}.team-a.>", "{}.*.mine", "{}.team-a.mine.>")
-    server = [
-        ">",
-        "*",
-        "*.*",
-        "*.>",
-        "$KV.>",
-        "$KV.*.>",
-        "$JS.>",
-        "$JS.API.>",
-        "$JS.ACK.>",
-        "$JS.EVENT.>",
-        "$SYS.>",
-        "$O.>",
-        "$*.>",
-    ]
+    everything = ["*", "*.*", ">", "*.>"]
+    server = ["$KV.>", "$KV.*.>", "$JS.>", "$JS.API.>", "$JS.ACK.>", "$JS.EVENT.>", "$SYS.>", "$O.>", "$*.>"]
     others = ["_INBOX_team-b_other.>", "_INBOX_team-a_sibling.>", "_INBOX__rollout_tiny.>"]
     inboxes = ("_INBOX.>", "_INBOX*.>", "_R_.>", *others, "*.abc.>")
-    return [*(shape.format(kind) for kind in kinds for shape in shapes), *server, *inboxes]
+    return [*(shape.format(kind) for kind in kinds for shape in shapes), *everything, *server, *inboxes]
 
 
 def api_calls() -> list[tuple[str, bytes]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.api.attacks import JOBS, STREAMS, consumer
+from tests.api.attacks import JOBS, STORED, consumer
 
 from marlaas_api import subjects
 from marlaas_api.bus import Bus
@@ -37,24 +37,14 @@ class BusHarness:
         """What there is on the server: every stream's messages by subject, its configuration and its consumers."""
         admin = self.owner._jetstream
         found: dict[str, Any] = {}
-        for stream in [name for name in STREAMS if name.isidentifier() and name != "OBJ_models"]:
+        for stream in STORED:
             info = await admin.api(f"STREAM.INFO.{stream}", "look", {"subjects_filter": ">"})
-            state = info["state"]
-            found[stream] = (
-                info["config"],
-                state["messages"],
-                state["last_seq"],
-                state.get("subjects"),
-                state["consumer_count"],
-            )
+            state, names = info["state"], ("messages", "last_seq", "subjects", "consumer_count")
+            found[stream] = (info["config"], *(state.get(name) for name in names))
         for user in JOBS:
             info = await admin.api(f"CONSUMER.INFO.{subjects.TASKS}.{consumer(user)}", "look")
-            found[consumer(user)] = (
-                info["config"],
-                info["delivered"]["stream_seq"],
-                info["num_ack_pending"],
-                info["ack_floor"]["stream_seq"],
-            )
+            position = info["delivered"]["stream_seq"], info["num_ack_pending"], info["ack_floor"]["stream_seq"]
+            found[consumer(user)] = (info["config"], *position)
         return found
 
 

@@ -27,21 +27,15 @@ def files(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
 
 
-async def test_a_name_carries_folder_hash_and_filename(blobs: Blobs) -> None:
-    ref = await blobs.put("team-a/job", "adapter.safetensors", b"weights")
+async def test_a_name_carries_folder_hash_and_filename_and_putting_twice_is_putting_once(blobs: Blobs) -> None:
+    contents = [b"weights", b"1", b""]
+    refs = [await blobs.put("team-a/job", "adapter.safetensors", data) for data in contents]
     sha256 = sha256_hex(b"weights")
-    assert (ref.name, ref.sha256, ref.size_bytes) == (f"team-a/job/{sha256[:16]}-adapter.safetensors", sha256, 7)
-
-
-async def test_putting_twice_is_putting_once(blobs: Blobs) -> None:
-    assert await blobs.put("a", "x", b"1") == await blobs.put("a", "x", b"1")
-    assert len(await blobs.list("a")) == 1
-
-
-async def test_other_bytes_get_another_name(blobs: Blobs) -> None:
-    contents = [b"1", b"2", b""]
-    refs = [await blobs.put("a", "x", data) for data in contents]
+    assert refs[0].name == f"team-a/job/{sha256[:16]}-adapter.safetensors"
+    assert (refs[0].sha256, refs[0].size_bytes) == (sha256, 7)
     assert [await blobs.get(ref) for ref in refs] == contents
+    assert await blobs.put("team-a/job", "adapter.safetensors", b"weights") == refs[0]
+    assert len(await blobs.list("team-a")) == 3
 
 
 async def test_a_large_blob_comes_back_whole(blobs: Blobs, tmp_path: Path) -> None:
@@ -53,18 +47,22 @@ async def test_a_large_blob_comes_back_whole(blobs: Blobs, tmp_path: Path) -> No
 
 async def test_a_missing_blob_is_missing(blobs: Blobs, tmp_path: Path) -> None:
     ref = await blobs.put("a", "x", b"1")
-    await blobs.delete(ref.name)
+    for _ in range(2):
+        await blobs.delete(ref.name)
     with pytest.raises(BlobMissing, match=ref.name):
         await blobs.get(ref)
     with pytest.raises(BlobMissing, match=ref.name):
         await blobs.fetch(ref, tmp_path / "x")
 
 
-@pytest.mark.parametrize("name", ["../secret", "a//b", "nothing", "/etc/passwd"])
-async def test_a_name_from_outside_reaches_nothing(blobs: Blobs, name: str) -> None:
+async def test_a_name_from_outside_reaches_nothing_and_one_that_leaves_its_folder_is_a_bug(blobs: Blobs) -> None:
     ref = await blobs.put("a", "x", b"1")
-    with pytest.raises(BlobMissing):
-        await blobs.get(ref.model_copy(update={"name": name}))
+    for name in ("../secret", "a//b", "nothing", "/etc/passwd"):
+        with pytest.raises(BlobMissing):
+            await blobs.get(ref.model_copy(update={"name": name}))
+    for folder, filename in (("..", "x"), ("a", "b/c"), ("", "x"), ("a//b", "x"), ("a/../b", "x"), ("a", "#1")):
+        with pytest.raises(ValueError, match="not a blob name"):
+            await blobs.put(folder, filename, b"1")
 
 
 async def test_bytes_that_are_not_what_was_promised_are_corrupt(blobs: Blobs, tmp_path: Path) -> None:
@@ -90,18 +88,6 @@ async def test_list_names_what_is_below_a_folder(blobs: Blobs) -> None:
     assert await blobs.list("a/b") == await blobs.list("a/b/") == sorted([names[0], names[2]])
     assert await blobs.list("") == sorted(names)
     assert await blobs.list("nowhere") == []
-
-
-async def test_deleting_what_is_not_there_is_no_error(blobs: Blobs) -> None:
-    await blobs.delete("a/nothing")
-
-
-@pytest.mark.parametrize(
-    ("folder", "filename"), [("..", "x"), ("a", "b/c"), ("", "x"), ("a//b", "x"), ("a/../b", "x"), ("a", "#1")]
-)
-async def test_a_name_that_leaves_its_folder_is_a_bug(blobs: Blobs, folder: str, filename: str) -> None:
-    with pytest.raises(ValueError, match="not a blob name"):
-        await blobs.put(folder, filename, b"1")
 
 
 async def test_many_at_once_do_not_disturb_each_other(blobs: Blobs) -> None:

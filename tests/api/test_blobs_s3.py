@@ -39,11 +39,6 @@ async def test_an_adapter_of_a_large_model_is_sent_in_parts_and_is_there_whole(b
     assert await blobs.get(ref) == LARGE
 
 
-async def test_a_listing_of_several_pages_is_whole(blobs: Blobs, bucket: Bucket) -> None:
-    names = [(await blobs.put("team-a", f"{number}", b"1")).name for number in range(7)]
-    assert await blobs.list("team-a") == sorted(names)
-
-
 async def test_a_server_that_is_busy_for_a_moment_is_asked_again(blobs: Blobs, bucket: Bucket) -> None:
     bucket.busy = 2
     ref = await blobs.put("team-a", "x", b"1")
@@ -51,9 +46,7 @@ async def test_a_server_that_is_busy_for_a_moment_is_asked_again(blobs: Blobs, b
     assert bucket.asked["PUT"] == 3
 
 
-async def test_a_key_that_the_server_does_not_know_is_refused_for_good(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_key_that_the_server_does_not_know_is_refused_for_good(bucket, monkeypatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
     with pytest.raises(BlobRefused, match=r"s3://bucket/marlaas refuses .*: grant this process read and write there"):
         await open_blobs("s3://bucket/marlaas").put("team-a", "x", b"1")

@@ -58,11 +58,14 @@ def below(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
-async def test_a_full_disk_says_so_and_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_a_full_disk_says_so_names_the_file_and_leaves_nothing_behind(tmp_path: Path) -> None:
     text = await said(await child(tmp_path / "blobs", "put", handicap="limited"))
     assert text.startswith(f"BlobUnavailable folder {tmp_path}/blobs is full")
     assert "free some space" in text
     assert await open_blobs(tmp_path / "blobs").list("") == []
+    text = await said(await child(tmp_path, "fetch", f"{tmp_path}/here/x", handicap="limited"))
+    assert text.startswith(f"BlobUnavailable file {tmp_path}/here/x is full")
+    assert files(tmp_path / "here") == []
 
 
 async def test_incomplete_files_of_killed_writers_and_empty_folders_are_swept(tmp_path: Path) -> None:
@@ -81,30 +84,15 @@ async def test_incomplete_files_of_killed_writers_and_empty_folders_are_swept(tm
     assert files(tmp_path) == ["other#1"]
 
 
-async def test_a_full_disk_under_a_fetched_file_names_the_file(tmp_path: Path) -> None:
-    text = await said(await child(tmp_path, "fetch", f"{tmp_path}/here/x", handicap="limited"))
-    assert text.startswith(f"BlobUnavailable file {tmp_path}/here/x is full")
-    assert files(tmp_path / "here") == []
-
-
-async def test_a_forbidden_folder_is_refused_for_good() -> None:
+async def test_a_store_that_cannot_be_used_says_why_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BlobRefused, match=r"folder /sys refuses \(.*\): grant this process read and write there"):
         await open_blobs("/sys").put("a", "x", b"1")
-
-
-async def test_a_folder_that_cannot_be_made_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises((BlobRefused, BlobUnavailable), match=f"{tmp_path}/file/blobs"):
         open_blobs(tmp_path / "file" / "blobs")
-
-
-@pytest.mark.parametrize("url", ["ftp://host/x", "http://host/x", "S3:/x://y"])
-async def test_an_unknown_url_says_which_are_known(url: str) -> None:
-    with pytest.raises(BlobRefused, match="s3://"):
-        open_blobs(url)
-
-
-async def test_a_store_without_its_configuration_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for url in ("ftp://host/x", "http://host/x", "S3:/x://y"):
+        with pytest.raises(BlobRefused, match="s3://"):
+            open_blobs(url)
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
     with pytest.raises(BlobRefused, match="Account must be specified"):
         open_blobs("az://container/prefix")

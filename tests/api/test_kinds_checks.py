@@ -51,11 +51,8 @@ def test_what_fits_exactly_is_taken() -> None:
     pool = _pool(adapterSlots=3, maxRank=16, namespaces=["team-a"], rollout={"maxModelLen": 512})
     assert list(check_fit(job, pool)) == []
     assert list(remarks(job, [pool])) == []
-
-
-def test_layers_of_a_model_that_is_not_builtin_are_its_own_business() -> None:
-    job = _job(agents=_agent(targets=["qkv"]))
-    assert list(check_fit(job, _pool(model={"path": "/models/x"}))) == []
+    other_layers = _job(agents=_agent(targets=["qkv"]))
+    assert list(check_fit(other_layers, _pool(model={"path": "/models/x"}))) == [], "a model that is not builtin"
 
 
 @pytest.mark.parametrize("case", CASES["unsupported"].values(), ids=CASES["unsupported"])
@@ -142,11 +139,8 @@ def test_what_is_probably_not_meant_is_remarked(case: dict[str, Any]) -> None:
         {"ratio": "behaviour", "clip": {"high": 0.3}, "correction": {"type": "none"}},
         {"algorithm": "cispo", "clip": {"high": 7}, "correction": {"type": "none"}},
         {"correction": {"type": "none"}, "maxStaleness": 0},
+        {},
     ],
 )
-def test_a_clip_or_no_correction_where_it_means_something_needs_no_remark(training: dict[str, Any]) -> None:
+def test_defaults_and_a_clip_or_no_correction_where_it_means_something_need_no_remark(training: dict[str, Any]) -> None:
     assert list(remarks(_job(training={"steps": 3, **training}), [_pool()])) == []
-
-
-def test_defaults_need_no_remark() -> None:
-    assert list(remarks(_job(), [_pool()])) == []

@@ -1,4 +1,6 @@
-from marlaas_api.last_words import START_MARK, last_words
+import pytest
+
+from marlaas_api.last_words import START_MARK, last_words, visible
 
 OURS = """\
 2026-11-21T09:55:14.123Z INFO rollout-0 marlaas_worker: rollout starts, process 7
@@ -21,26 +23,35 @@ ENGINE = """\
 """
 
 
-def test_a_role_that_says_why_it_ends_is_quoted():
-    assert last_words(OURS) == "adapter rank 64 is above 16"
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (OURS, "adapter rank 64 is above 16"),
+        (ENGINE, "ValueError: No common block size for 16 (CPU_ATTN: [MultipleOf(32)])"),
+        (
+            f"{START_MARK} x\n{OURS}{START_MARK} x\nModuleNotFoundError: No module named 'vllm'\n",
+            "ModuleNotFoundError: No module named 'vllm'",
+        ),
+        (f"{START_MARK} x\none\ntwo\nthree\nfour\n", "two / three / four"),
+        (f"{START_MARK} x\n", "it left nothing in its log"),
+        ("torch.cuda.OutOfMemoryError: CUDA out of memory", "OutOfMemoryError: CUDA out of memory"),
+    ],
+    ids=["a role", "an engine's own error wins", "only the last life counts", "no error", "nothing", "a dotted name"],
+)
+def test_the_error_that_ended_a_process_is_told_in_its_own_words(log: str, words: str) -> None:
+    assert last_words(log) == words
 
 
-def test_an_engines_own_error_wins_over_the_one_that_only_says_that_it_failed():
-    assert last_words(ENGINE) == "ValueError: No common block size for 16 (CPU_ATTN: [MultipleOf(32)])"
-
-
-def test_only_the_last_life_counts():
-    log = f"{START_MARK} rollout-0\n{OURS}{START_MARK} rollout-0\nModuleNotFoundError: No module named 'vllm'\n"
-    assert last_words(log) == "ModuleNotFoundError: No module named 'vllm'"
-
-
-def test_a_process_that_left_no_error_is_told_by_its_last_lines():
-    assert last_words(f"{START_MARK} x\none\ntwo\nthree\nfour\n") == "two / three / four"
-
-
-def test_a_process_that_left_nothing_is_told_too():
-    assert last_words(f"{START_MARK} x\n") == "it left nothing in its log"
-
-
-def test_a_dotted_exception_is_told_by_its_own_name():
-    assert last_words("torch.cuda.OutOfMemoryError: CUDA out of memory") == "OutOfMemoryError: CUDA out of memory"
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain, ünïcode 漢字 😀\n\tand lines", "plain, ünïcode 漢字 😀\n\tand lines"),
+        ("\x1b[2J\x1b]0;title\x07", r"\x1b[2J\x1b]0;title\x07"),
+        ("\x9b31mred", r"\x9b31mred"),
+        ("over\rwritten\x08\x00", r"over\x0dwritten\x08\x00"),
+        ("a\u202eb\u2066c\u2028d", r"a\u202eb\u2066c\u2028d"),
+    ],
+)
+def test_what_a_terminal_would_act_on_is_written_out(text: str, shown: str) -> None:
+    assert visible(text) == shown
+    assert visible(shown) == shown

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -52,45 +51,26 @@ async def test_it_listens_with_jetstream_and_room_for_large_messages(server: Emb
     assert server.url == f"nats://127.0.0.1:{server.port}"
 
 
-async def test_it_collects_garbage_early_unless_the_user_has_chosen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for chosen in ("200", None):
-        monkeypatch.setenv("GOGC", chosen or "")
-        if chosen is None:
-            monkeypatch.delenv("GOGC")
-        async with EmbeddedNats(tmp_path / str(chosen)) as server:
-            assert psutil.Process(server.pid).environ()["GOGC"] == (chosen or "50")
+@pytest.mark.parametrize("chosen", ["200", None])
+async def test_it_collects_garbage_early_unless_the_user_has_chosen(tmp_path: Path, monkeypatch, chosen) -> None:
+    monkeypatch.delenv("GOGC", raising=False)
+    if chosen:
+        monkeypatch.setenv("GOGC", chosen)
+    async with EmbeddedNats(tmp_path) as server:
+        assert psutil.Process(server.pid).environ()["GOGC"] == (chosen or "50")
+        assert os.getpgid(server.pid or 0) != os.getpgid(0), "Ctrl-C does not reach it"
 
 
-async def test_a_given_port_is_used(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    async with EmbeddedNats(tmp_path, port=port):
-        assert (await greeting(port))["port"] == port
-
-
-async def test_a_taken_port_is_named(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        with pytest.raises(ServerFailed, match=f"port {port} of 127.0.0.1 is taken"):
-            await EmbeddedNats(tmp_path, port=port).start()
-
-
-async def test_two_servers_never_share_a_store(server: EmbeddedNats, tmp_path: Path) -> None:
-    with pytest.raises(ServerFailed, match=f"another nats-server uses the store {tmp_path}/nats"):
-        await EmbeddedNats(tmp_path / "nats").start()
-    assert await greeting(server.port)
-
-
-async def test_starting_twice_is_an_error(server: EmbeddedNats) -> None:
-    with pytest.raises(ServerFailed, match="already running"):
-        await server.start()
-
-
-async def test_a_store_that_cannot_be_written_is_named() -> None:
-    with pytest.raises(ServerFailed, match="/sys/nats"):
-        await EmbeddedNats(Path("/sys/nats")).start()
+async def test_a_port_or_a_store_that_is_taken_and_a_second_start_are_errors(server, tmp_path) -> None:
+    for other, words in (
+        (EmbeddedNats(tmp_path / "other", port=server.port), f"port {server.port} of 127.0.0.1 is taken"),
+        (EmbeddedNats(tmp_path / "nats"), f"another nats-server uses the store {tmp_path}/nats"),
+        (EmbeddedNats(Path("/sys/nats")), "/sys/nats"),
+        (server, "already running"),
+    ):
+        with pytest.raises(ServerFailed, match=words):
+            await other.start()
+    assert (await greeting(server.port))["port"] == server.port
 
 
 @pytest.mark.parametrize(
@@ -115,22 +95,15 @@ async def test_killed_and_restarted_it_is_at_the_same_place(server: EmbeddedNats
     assert await greeting(port)
 
 
-async def test_its_death_can_be_awaited(server: EmbeddedNats) -> None:
+async def test_its_death_can_be_awaited_and_stopping_is_graceful_and_can_be_repeated(server: EmbeddedNats) -> None:
     death = asyncio.create_task(server.wait())
     assert server.pid is not None
     os.kill(server.pid, signal.SIGKILL)
     assert await death == -signal.SIGKILL
-
-
-async def test_stopping_is_graceful_and_can_be_repeated(server: EmbeddedNats, tmp_path: Path) -> None:
-    await server.stop()
-    await server.stop()
+    await server.start()
+    for _ in range(2):
+        await server.stop()
     assert "Server Exiting" in server.log_path.read_text()
-
-
-async def test_ctrl_c_does_not_reach_it(server: EmbeddedNats) -> None:
-    assert server.pid is not None
-    assert os.getpgid(server.pid) != os.getpgid(0)
 
 
 async def test_it_dies_with_a_killed_parent(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ def test_an_hour_has_one_mark_the_first():
     assert with_mark(data, total(7), START + 60) == data
     later = with_mark(data, total(7), START + 2400)
     assert list(later) == ["2026-11-01T10Z", "2026-11-01T11Z"]
+    assert [next_mark_s(START), next_mark_s(START + 2400)] == [2400, HOUR_S]
     assert [(mark.at, mark.amounts.trained_tokens) for mark in marks_of(later)] == [(START, 5), (START + 2400, 7)]
 
 
@@ -29,11 +30,6 @@ def test_usage_in_a_status_is_json_whatever_was_recorded():
     """The API server refuses a status with infinity, so that nothing of the job would be shown any more."""
     endless = UsageAmounts(generated_tokens=5, sandbox_s=math.inf, engine_s=math.nan, trainer_s=1.26)
     assert usage_status(endless) == {"generatedTokens": 5, "trainerSeconds": 1.3}
-
-
-def test_the_next_mark_is_due_at_the_next_hour():
-    assert next_mark_s(START) == 2400
-    assert next_mark_s(START + 2400) == HOUR_S
 
 
 def test_marks_are_hourly_for_eight_days_then_daily_for_400():

@@ -26,9 +26,7 @@ rewards_of_a_group = st.lists(st.floats(-10, 10), min_size=2, max_size=16)
         ("leave-one-out", [2.0, 2.0, 2.0], [0.0, 0.0, 0.0]),
     ],
 )
-def test_advantages_are_the_ones_computed_by_hand(
-    estimator: Estimator, rewards: list[float], expected: list[float]
-) -> None:
+def test_advantages_are_the_ones_computed_by_hand(estimator, rewards, expected) -> None:
     assert advantages(estimator, rewards) == pytest.approx(expected, abs=1e-5)
 
 
@@ -59,16 +57,10 @@ def test_what_cannot_be_compared_is_refused(rewards: list[float]) -> None:
         has_signal(rewards)
 
 
-PENALTIES = {1: 0.0, 80: 0.0, 81: -0.05, 90: -0.5, 100: -1.0, 120: -1.0}
-
-
-@pytest.mark.parametrize("num_tokens", PENALTIES)
-def test_the_overlong_penalty_is_the_one_computed_by_hand(num_tokens: int) -> None:
-    assert overlong_penalty(num_tokens, max_tokens=100, last=20) == pytest.approx(PENALTIES[num_tokens])
-    assert overlong_penalty(num_tokens, max_tokens=100, last=0) == 0.0
-
-
-def test_a_penalty_over_all_of_the_budget_and_more_stays_within_one() -> None:
+def test_the_overlong_penalty_is_the_one_computed_by_hand_and_stays_within_one() -> None:
+    for num_tokens, penalty in {1: 0.0, 80: 0.0, 81: -0.05, 90: -0.5, 100: -1.0, 120: -1.0}.items():
+        assert overlong_penalty(num_tokens, max_tokens=100, last=20) == pytest.approx(penalty)
+        assert overlong_penalty(num_tokens, max_tokens=100, last=0) == 0.0
     assert [overlong_penalty(count, max_tokens=8, last=8) for count in (0, 4, 8)] == [0.0, -0.5, -1.0]
     assert overlong_penalty(8, max_tokens=8, last=100) == -1.0
 

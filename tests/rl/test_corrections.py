@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.rl.records import config_of, f64, moved, normalised, random_record, record_of
 
-from marlaas_worker.rl.algorithms import Algorithm, Correction, Ratio
+from marlaas_worker.rl.algorithms import Algorithm, Correction
 from marlaas_worker.rl.corrections import CAPS, Bounds, counted, means_of, weights_of
 from marlaas_worker.rl.losses import LossConfig, TokenRecord, policy_loss
 
@@ -60,9 +60,7 @@ def test_masks_look_at_what_happened_before_the_step_and_not_at_its_own_move() -
 @pytest.mark.parametrize("ratio", ["behaviour", "proximal"])
 @pytest.mark.parametrize("bounds", MASKS, ids=lambda bounds: str(bounds.type))
 @pytest.mark.parametrize("algorithm", NAMES)
-def test_a_masked_token_leaves_the_loss_and_every_denominator(
-    algorithm: Algorithm, bounds: Bounds, ratio: Ratio
-) -> None:
+def test_a_masked_token_leaves_the_loss_and_every_denominator(algorithm, bounds, ratio) -> None:
     record = random_record(seed=2, reference=True)
     keep = counted((record.trainer - record.behaviour).detach(), record.sequences, bounds)
     assert keep is not None

@@ -1,10 +1,11 @@
 """The estimators by hand, and their gradients against that of the exact KL."""
 
 import math
+import sys
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.rl.records import config_of, f64, moved, normalised, record_of
 from torch import Tensor
@@ -16,40 +17,28 @@ LOG2 = math.log(2.0)
 ALL: tuple[KlEstimator, ...] = ("k1", "k2", "k3")
 
 
-@pytest.mark.parametrize(
-    ("estimator", "value", "slope"),
-    [("k1", -LOG2, 1.0 - LOG2), ("k2", LOG2**2 / 2, -LOG2), ("k3", 2.0 - 1.0 - LOG2, -LOG2)],
-)
-def test_value_and_slope_are_the_ones_computed_by_hand(estimator: KlEstimator, value: float, slope: float) -> None:
-    record = record_of([(0.0, [1.0])], [LOG2])  # the reference finds the token twice as likely
-    loss, gradient = normalised(record, config_of("dapo", kl_coefficient=0.5, kl_estimator=estimator))
-    assert loss == pytest.approx(0.5 * value)
-    assert gradient.item() == pytest.approx(0.5 * slope)
-
-
-def test_off_policy_tokens_are_weighed_by_their_ratio() -> None:
-    record = record_of([(0.0, [3.0])], [LOG2])
-    loss, gradient = normalised(record, config_of("dapo", kl_coefficient=1.0))
-    assert loss == pytest.approx(3.0 * (1.0 - LOG2))
-    assert gradient.item() == pytest.approx(-3.0 * LOG2)
-
-
-WEIGHTS = [
-    ("dapo", "behaviour", Bounds("none"), 8.0),
-    ("dapo", "behaviour", Bounds("truncated", 2.0), 2.0),
-    ("dapo", "proximal", Bounds("none"), 2.0),  # pi / pi_prox alone
-    ("dapo", "proximal", Bounds("truncated", 3.0), 6.0),  # pi_prox / mu is 4, held at 3
-    ("gspo", "proximal", Bounds("icepop", 5.0), 8.0),
-    ("cispo", "proximal", Bounds("none"), 5.0),  # its own bound
+BY_HAND = [
+    # of a token that the reference finds twice as likely
+    ("k1", "dapo", "behaviour", Bounds("none"), 1.0, -LOG2, 1.0 - LOG2),
+    ("k2", "dapo", "behaviour", Bounds("none"), 1.0, LOG2**2 / 2, -LOG2),
+    ("k3", "dapo", "behaviour", Bounds("none"), 1.0, 1.0 - LOG2, -LOG2),
+    # weighed by pi / mu = 8, of which pi_prox / mu is 4
+    ("k3", "dapo", "behaviour", Bounds("none"), 8.0, 8.0 * (1.0 - LOG2), -8.0 * LOG2),
+    ("k3", "dapo", "behaviour", Bounds("truncated", 2.0), 8.0, 2.0 * (1.0 - LOG2), -2.0 * LOG2),
+    ("k3", "dapo", "proximal", Bounds("none"), 8.0, 2.0 * (1.0 - LOG2), -2.0 * LOG2),  # pi / pi_prox alone
+    ("k3", "dapo", "proximal", Bounds("truncated", 3.0), 8.0, 6.0 * (1.0 - LOG2), -6.0 * LOG2),  # 4 is held at 3
+    ("k3", "gspo", "proximal", Bounds("icepop", 5.0), 8.0, 8.0 * (1.0 - LOG2), -8.0 * LOG2),
+    ("k3", "cispo", "proximal", Bounds("none"), 8.0, 5.0 * (1.0 - LOG2), -5.0 * LOG2),  # its own bound
 ]
 
 
-@pytest.mark.parametrize(("algorithm", "ratio", "bounds", "weight"), WEIGHTS)
-def test_the_kl_of_a_token_has_the_bounded_weight_of_the_form(algorithm, ratio, bounds, weight: float) -> None:
-    record = moved(record_of([(0.0, [8.0])], [LOG2]), [4.0])
-    loss, gradient = normalised(record, config_of(algorithm, bounds, kl_coefficient=1.0, ratio=ratio))
-    assert loss == pytest.approx(weight * (1.0 - LOG2))
-    assert gradient.item() == pytest.approx(-weight * LOG2)
+@pytest.mark.parametrize(("estimator", "algorithm", "form", "bounds", "ratio", "value", "slope"), BY_HAND)
+def test_value_slope_and_weight_are_the_ones_computed_by_hand(estimator, algorithm, form, bounds, ratio, value, slope):
+    record = moved(record_of([(0.0, [ratio])], [LOG2]), [ratio / 2])
+    config = config_of(algorithm, bounds, kl_coefficient=0.5, kl_estimator=estimator, ratio=form)
+    loss, gradient = normalised(record, config)
+    assert loss == pytest.approx(0.5 * value)
+    assert gradient.item() == pytest.approx(0.5 * slope)
 
 
 def drawn(seed: int) -> tuple[Tensor, ...]:
@@ -85,8 +74,9 @@ def test_the_unbiased_estimators_are_right_on_average(estimator: KlEstimator) ->
 
 
 @given(gap=st.floats(-10, 10))
-def test_k2_and_k3_are_never_negative_and_zero_only_for_equal_policies(gap: float) -> None:
+@example(gap=7.0e-17)  # the logprobs differ by less than rounding: k3 is -1.1e-16
+def test_k2_and_k3_are_up_to_rounding_never_negative_and_zero_only_for_equal_policies(gap: float) -> None:
     for estimator in ("k2", "k3"):
         estimate = kl_estimate(estimator, f64([-1.0]), f64([-1.0 + gap])).item()  # type: ignore[arg-type]
-        assert estimate >= 0.0
+        assert estimate >= -4 * sys.float_info.epsilon
         assert estimate > 0.0 or abs(gap) < 1e-6

@@ -27,9 +27,7 @@ LOG2 = math.log(2.0)
     correction=st.sampled_from(CORRECTIONS),
     ratio=st.sampled_from(["behaviour", "proximal"]),
 )
-def test_dealt_out_to_microbatches_loss_gradient_and_metrics_are_those_of_the_whole(
-    cuts: list[int], algorithm: Algorithm, correction: Bounds, ratio: str
-) -> None:
+def test_dealt_out_to_microbatches_loss_gradient_and_metrics_are_those_of_the_whole(cuts, algorithm, correction, ratio):
     """Segments of one trajectory may be in different micro-batches."""
     config = config_of(algorithm, correction, kl_coefficient=0.1, ratio=ratio)
     whole = random_record(12, seed=1, reference=True)
@@ -46,15 +44,6 @@ def test_dealt_out_to_microbatches_loss_gradient_and_metrics_are_those_of_the_wh
     assert torch.allclose(pieces / sums.denominator, gradient, rtol=1e-12, atol=1e-15)
     assert sums.metrics() == pytest.approx(expected.metrics(), rel=1e-9)
     assert sums.metrics()["loss"] == pytest.approx(expected_loss)
-
-
-def test_the_order_of_tokens_and_the_numbers_of_sequences_do_not_matter() -> None:
-    record, order = random_record(), torch.randperm(len(random_record().trainer), generator=torch.Generator())
-    shuffled = record.where(order)
-    renamed = replace(shuffled, sequences=20 - shuffled.sequences)
-    for algorithm in NAMES:
-        found, sums = policy_loss(renamed, config_of(algorithm))
-        assert found.item() / sums.denominator == pytest.approx(normalised(record, config_of(algorithm))[0])
 
 
 def test_the_metrics_are_the_ones_computed_by_hand() -> None:
@@ -100,14 +89,9 @@ def test_the_entropy_bonus_is_the_one_computed_by_hand_and_weighs_tokens_as_the_
         (slopes,) = torch.autograd.grad(loss, entropies)
         assert (slopes / sums.denominator).tolist() == pytest.approx([-0.1 * weight for weight in weights])
         assert sums.metrics()["entropy"] == pytest.approx(4.0 / 3)
-
-
-def test_what_a_correction_masks_has_no_entropy_bonus() -> None:
-    record = record_of([(1.0, [9.0, 1.0])])
-    entropies = torch.ones(2, dtype=torch.float64, requires_grad=True)
-    masked = config_of("dapo", Bounds("masked-token", 3.0), entropy_coefficient=0.1)
-    loss, _ = policy_loss(replace(record, entropies=entropies), masked)
-    assert torch.autograd.grad(loss, entropies)[0].tolist() == pytest.approx([0.0, -0.1])
+    masked = config_of("dapo", Bounds("masked-token", 2.0), entropy_coefficient=0.1)
+    (slopes,) = torch.autograd.grad(policy_loss(bonus, masked)[0], entropies)
+    assert slopes.tolist() == pytest.approx([0.0, -0.1, -0.1]), "the first token is masked"
 
 
 @pytest.mark.parametrize("algorithm", NAMES)

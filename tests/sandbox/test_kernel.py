@@ -18,7 +18,7 @@ import os, subprocess
 from marlaas_worker.sandbox import kernel
 if os.geteuid() == 0:
     os.setuid(65534)
-    kernel._libc.prctl(4, 1, 0, 0, 0)  # changing the user hides a process as well: undo that
+    kernel.be_like_siblings()  # changing the user hides a process as well: undo that
 look = ["cat", f"/proc/{os.getpid()}/environ"]
 before = subprocess.run(look, capture_output=True).returncode
 kernel.hide_from_siblings()

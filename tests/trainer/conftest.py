@@ -1,16 +1,21 @@
 """What the trainers' tests share: a tiny random model, what samples from it, and a world around trainers."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.random_llama import save_random_llama
-from tests.trainer.harness import TrainerHarness
+from tests.trainer.harness import Apart, TrainerHarness
 from tests.trainer.sampler import VOCABULARY, Sampler
 
 from marlaas_api import failpoints
 from marlaas_worker.trainer.model import BaseModel
+from tests import virtual_time
+
+event_loop_policy = virtual_time.event_loop_policy
 
 
 @pytest.fixture(scope="session")
@@ -50,3 +55,17 @@ async def harness(tiny_model: Path, tmp_path: Path, sampler: Sampler) -> Trainer
     made = TrainerHarness(tiny_model, tmp_path, sampler)
     await made.bus.ensure()
     return made
+
+
+@pytest.fixture(scope="session")
+def apart(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, sampler: Sampler) -> Apart:
+    async def run(play: Callable[[TrainerHarness], Coroutine[Any, Any, Any]]) -> Any:
+        harness = TrainerHarness(tiny_model, tmp_path_factory.mktemp("apart"), sampler)
+        await harness.bus.ensure()
+        return await play(harness)
+
+    def alone(play: Callable[[TrainerHarness], Coroutine[Any, Any, Any]]) -> Any:
+        with asyncio.Runner(loop_factory=virtual_time.VirtualLoop) as runner:
+            return runner.run(run(play))
+
+    return alone

@@ -8,15 +8,14 @@ import pytest
 import torch
 from tests.harness import pool_document
 from tests.trainer.jobs import assignment_of, job
+from tests.trainer.test_learner import away
 
 from marlaas_api.messages import PoolDocument
 from marlaas_api.numeric import trained_bytes
-from marlaas_worker.adapters import write_adapter
 from marlaas_worker.orchestrator.capacity import PoolCapacity, trainer_bytes
 from marlaas_worker.trainer import agent_memory
-from marlaas_worker.trainer.agent_memory import measure, memory_limit, room_bytes
+from marlaas_worker.trainer.agent_memory import measure, memory_limit
 from marlaas_worker.trainer.learner import Learner
-from marlaas_worker.trainer.model import BaseModel
 
 
 @pytest.mark.parametrize(
@@ -34,16 +33,6 @@ def test_the_limit_is_that_of_the_container_in_both_versions_of_cgroups(tmp_path
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     assert memory_limit(tmp_path) == limit
-
-
-@pytest.mark.parametrize(("free", "room"), [(0, 0), (1000, 720), (100, 40), (-5, 1)])
-def test_unknown_is_not_the_same_as_full(free, room):
-    assert room_bytes(free, 100) == room
-
-
-@pytest.fixture
-def model(tiny_model) -> BaseModel:
-    return BaseModel(str(tiny_model), device="cpu")
 
 
 def pool(**fields: object) -> PoolDocument:
@@ -67,28 +56,22 @@ def machine(monkeypatch):
     [(3100, 0, 1600), (None, 0, 3920), (3100, 77, 77), (None, 77, 77), (900, 0, 1)],
     ids=["a container", "no limit: half of the machine", "the runner's", "the runner's, no limit", "no memory left"],
 )
-def test_the_room_is_known_on_every_machine(model, machine, limit, estimate, room):
+def test_the_room_is_known_on_every_machine(base, machine, limit, estimate, room):
     """0.8 x (3100 - 1000 - 100); 0.8 x (10000 / 2 - 100)."""
     machine(limit, 10_000)
-    memory = measure(model, pool(agent_room_bytes=estimate))
+    memory = measure(base, pool(agent_room_bytes=estimate))
     assert (memory.room_bytes, memory.host_bytes) == (room, 0)
 
 
 @pytest.mark.parametrize(("limit", "host_bytes"), [(None, 2500), (5000, 1000), (500, 0)])
 def test_with_an_accelerator_a_quarter_of_the_hosts_free_memory_keeps_versions(
-    model, machine, monkeypatch, limit, host_bytes
+    base, machine, monkeypatch, limit, host_bytes
 ):
     machine(limit, 10_000)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (600, 1000))
-    monkeypatch.setattr(model, "device", torch.device("cuda"))
-    memory = measure(model, pool(agent_room_bytes=77))
+    monkeypatch.setattr(base, "device", torch.device("cuda"))
+    memory = measure(base, pool(agent_room_bytes=77))
     assert (memory.room_bytes, memory.host_bytes) == (400, host_bytes)
-
-
-def test_an_adapter_on_every_layer_needs_what_is_reported_for_its_rank(model):
-    adapter = model.attach(8, 16, ())
-    weights = sum(parameter.numel() for parameter in adapter.parameters.values())
-    assert 8 * measure(model, pool()).bytes_per_rank == 4 * 4 * weights
 
 
 @pytest.mark.parametrize(
@@ -98,29 +81,22 @@ def test_an_adapter_on_every_layer_needs_what_is_reported_for_its_rank(model):
         ({}, {"coefficient": 0.1}, 4),
         ({}, {"coefficient": 0.1, "reference": {"versionsBehind": 1}}, 5),
         ({}, {"reference": {"versionsBehind": 1}}, 4),
-        ({}, {"coefficient": 0.1, "reference": {"path": "/adapters/x"}}, 5),
-        ({"initFrom": {"path": "/adapters/x"}}, {"coefficient": 0.1}, 5),
-        ({"initFrom": {"path": "/adapters/x"}}, {}, 4),
+        ({}, {"coefficient": 0.1, "reference": {"path": "FOLDER"}}, 5),
+        ({"initFrom": {"path": "FOLDER"}}, {"coefficient": 0.1}, 5),
+        ({"initFrom": {"path": "FOLDER"}}, {}, 4),
     ],
 )
-def test_a_kl_reference_that_is_not_the_base_model_is_one_copy_more(agent, kl, copies):
+def test_a_kl_reference_that_is_not_the_base_model_is_one_copy_more(base, tmp_path, agent, kl, copies):
+    path = {"path": str(away(base, tmp_path / "start"))}
+    agent = {"initFrom": path} if agent else {}
+    kl |= {"reference": path} if "path" in kl.get("reference", {}) else {}
     document = job(agent=agent, kl=kl)
     (policy,) = document.spec.agents
     assert trained_bytes(8, document.spec.has_reference_adapter(policy), 4) == 8 * copies
     assert trainer_bytes(document, "tiny", PoolCapacity(8, 16, bytes_per_rank=4)) == 8 * copies
-
-
-@pytest.mark.parametrize("coefficient", [0.0, 0.1])
-@pytest.mark.parametrize("of", ["base model", "initFrom", "path"])
-def test_a_learner_has_a_reference_adapter_if_and_only_if_one_is_counted(model, tmp_path, coefficient, of):
-    adapter = model.attach(8, 16, ())
-    weights = {name: torch.ones_like(tensor) for name, tensor in adapter.tensors().items()}
-    for name, data in write_adapter(weights, adapter.config).items():
-        (tmp_path / name).write_bytes(data)
-    agent = {"initFrom": {"path": str(tmp_path)}} if of == "initFrom" else {}
-    reference = {"path": str(tmp_path)} if of == "path" else {}
-    document = job(agent=agent, kl={"coefficient": coefficient, "reference": reference})
-    learner = Learner(model, assignment_of(document))
+    learner = Learner(base, assignment_of(document))
+    weights = sum(parameter.numel() for parameter in base.attach(8, 16, ()).parameters.values())
+    assert 8 * measure(base, pool()).bytes_per_rank == 4 * 4 * weights
     learner.begin()
-    (policy,) = document.spec.agents
-    assert (learner._reference is not None) == document.spec.has_reference_adapter(policy)
+    follows = "versionsBehind" in kl.get("reference", {})
+    assert follows or (learner._reference is not None) == (copies == 5)

@@ -18,14 +18,8 @@ def steps_of(baselines: Baselines, *steps: dict[str, list[float]]) -> list[dict[
     return found
 
 
-def test_a_baseline_begins_at_the_first_mean_and_moves_by_a_quarter():
-    """0.5; 0.75 * 0.5 + 0.25 * 1 = 0.625; 0.75 * 0.625 + 0.25 * 0 = 0.46875."""
-    steps = ({"": [0.0, 1.0]}, {"": [1.0]}, {"": [0.0, 0.0, 0.0]})
-    assert [one["baseline"] for one in steps_of(Baselines(RUNNING), *steps)] == [0.5, 0.625, 0.46875]
-
-
-def test_each_player_has_its_own_and_one_that_did_not_play_keeps_it():
-    found = steps_of(Baselines(RUNNING), {"": [1.0], "second": [-1.0]}, {"": [0.0]}, {"second": [1.0]})
+def test_each_player_has_its_own_which_begins_at_the_first_mean_and_moves_by_a_quarter_when_it_plays():
+    found = steps_of(Baselines(RUNNING), {"": [2.0, 0.0], "second": [-1.0]}, {"": [0.0]}, {"second": [1.0]})
     assert found == [
         {"baseline": 1.0, "baseline_second": -1.0},
         {"baseline": 0.75, "baseline_second": -1.0},
@@ -59,17 +53,13 @@ def test_candidates_do_not_move_it_and_a_job_that_compares_groups_has_none():
 @pytest.mark.parametrize(("baselines", "expected"), [({}, [2.0, 3.0]), ({"": 0.5, "second": 4.0}, [1.5, -1.0])])
 def test_an_advantage_is_the_reward_minus_the_players_baseline_also_of_one_episode(baselines, expected):
     group = [played(2.0, turn(0)), played(3.0, turn(0), compared_with="second")]
-    weighing = Weighing("standardised", 4, 0, has_baseline=True)
-    (parts,) = weighing.segments([group], baselines)
+    (parts,) = Weighing("standardised", 4, 0, has_baseline=True).segments([group], baselines)
     assert [part.advantage for part in parts] == expected
+    overlong = Weighing("standardised", max_tokens=2, overlong_tokens=2, has_baseline=True)
+    assert overlong.rewards(group) == {"": [1.0], "second": [2.0]}, "the penalty of a long turn is part of the reward"
 
 
 def test_candidates_are_still_compared_with_each_other():
     group = [played(reward, turn(0), compared_with=("", "episode", 0)) for reward in (1.0, 0.0)]
     (parts,) = Weighing("centred", 4, 0, has_baseline=True).segments([group], {"": 9.0})
     assert [part.advantage for part in parts] == [0.5, -0.5]
-
-
-def test_the_penalty_of_a_long_turn_is_part_of_the_reward():
-    weighing = Weighing("centred", max_tokens=2, overlong_tokens=2, has_baseline=True)
-    assert weighing.rewards([played(1.0, turn(0))]) == {"": [0.0]}

@@ -2,16 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.harness import WITHIN_S
 from tests.trainer.fragile import Pass, fragile
-from tests.trainer.harness import TrainerHarness
+from tests.trainer.harness import Apart, TrainerHarness
 from tests.trainer.jobs import job
-from tests.trainer.sampler import Sampler
 
 from marlaas_api import subjects, wire
 from marlaas_api.errors import InvalidInput, first_cause
@@ -27,14 +25,10 @@ FRAIL = {"adapter": {"rank": 16, "alpha": 16}}
 
 
 @pytest.fixture(scope="module")
-async def undisturbed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, sampler: Sampler) -> dict[str, bytes]:
+def undisturbed(apart: Apart) -> dict[str, bytes]:
     """The adapters that the jobs of this file end with, each trained alone."""
-    made = {}
-    for document in (job("sound"), job("frail", agent=FRAIL)):
-        harness = TrainerHarness(tiny_model, tmp_path_factory.mktemp("alone"), sampler)
-        await harness.bus.ensure()
-        (made[document.job],) = await harness.trained(document, steps=STEPS)
-    return made
+    jobs = job("sound"), job("frail", agent=FRAIL)
+    return {one.job: apart(lambda harness, one=one: harness.trained(one, steps=STEPS))[0] for one in jobs}
 
 
 async def reports(harness: TrainerHarness) -> list[ReplicaReport]:
@@ -125,13 +119,11 @@ def at(place: str, error: Exception | None, passes: int) -> Callable[[Pass], boo
 @pytest.mark.parametrize(
     ("place", "error", "passes", "reason"),
     [
-        ("forward", torch.OutOfMemoryError("CUDA out of memory"), 1, "TrainingFailed"),
         ("backward", torch.OutOfMemoryError("CUDA out of memory"), 3, "TrainingFailed"),
         ("forward", RuntimeError("a kernel refused its arguments"), 2, "TrainingFailed"),
-        ("backward", ValueError("a bug"), 2, "TrainingFailed"),
         ("backward", None, 1, "UpdateSkipped"),
     ],
-    ids=["no memory in forward", "no memory in backward", "error in forward", "bug in backward", "not finite"],
+    ids=["no memory in backward", "error in forward", "not finite"],
 )
 async def test_what_goes_wrong_in_one_agents_pass_changes_no_bit_of_anothers_adapter(
     harness, undisturbed, monkeypatch, place, error, passes, reason
@@ -171,19 +163,14 @@ async def test_gradients_that_are_not_finite_leave_version_and_moments_as_they_w
     assert len({made.files["adapter_model.safetensors"].sha256 for made in history[:3]}) == 1
 
 
-@pytest.mark.parametrize("neighbours", [0, 1])
-def test_an_adapter_whose_making_fails_leaves_nothing_behind(base, monkeypatch, neighbours):
-    there = [base.attach(8, 16, ()) for _ in range(neighbours)]
-
+def test_an_adapter_whose_making_fails_leaves_nothing_behind(base, monkeypatch):
     def no_memory(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    for owner, name in ((model, "new_adapter"), (base, "logprobs")):
+    for owner, name in ((model, "new_adapter"), (base, "logprobs")):  # the first adapter's activations are measured
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, no_memory)
-            if name == "logprobs" and neighbours:
-                continue  # only the first adapter's activations are measured
             with pytest.raises(torch.OutOfMemoryError):
                 base.attach(16, 16, ())
-        assert base.adapters == tuple(adapter.name for adapter in there)
+        assert base.adapters == ()
     assert len(base.attach(16, 16, ()).parameters) == 2 * 14

@@ -55,14 +55,6 @@ WHOLE: Log = [ready(0, 0), ready(0, 1), closed(0, 2), ready(1, 0), closed(1, 1)]
 TRAINED = ["uid-t0", "uid-t1", "step 0: uid-t0 uid-t1", "uid-t10", "step 1: uid-t10"]
 
 
-def test_steps_are_trained_in_the_order_of_their_positions():
-    inbox = StepInbox(-1, 0)
-    for message in WHOLE:
-        inbox.add(message)
-    assert drain(inbox) == TRAINED
-    assert (inbox.committed_step, inbox.version) == (1, 2)
-
-
 @given(order=st.permutations(range(len(WHOLE))), repeats=st.lists(st.integers(0, len(WHOLE) - 1), max_size=8))
 def test_in_whatever_order_and_however_often_messages_of_two_steps_come_each_is_trained_once(order, repeats):
     inbox, done = StepInbox(-1, 0), []
@@ -87,16 +79,6 @@ def test_a_step_without_signal_is_skipped_by_number_and_not_by_version():
         inbox.add(message)
     assert drain(inbox) == ["uid-t30", "step 3: uid-t30"]
     assert (inbox.committed_step, inbox.version) == (3, 2)
-
-
-def test_a_step_is_not_due_before_its_closing_says_how_many_groups_it_has():
-    inbox = StepInbox(-1, 0)
-    inbox.add(ready(0, 0))
-    assert drain(inbox) == ["uid-t0"]
-    inbox.add(ready(0, 1))
-    assert drain(inbox) == ["uid-t1"]
-    inbox.add(closed(0, 2))
-    assert drain(inbox) == ["step 0: uid-t0 uid-t1"]
 
 
 @pytest.mark.parametrize(

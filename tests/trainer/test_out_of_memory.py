@@ -27,8 +27,7 @@ async def planned(harness: TrainerHarness, budget: int, **training: Any) -> byte
     return (await other.trained(job(microbatchTokens=budget, **training), steps=STEPS))[0]
 
 
-@pytest.mark.parametrize("place", ["forward", "backward"])
-@pytest.mark.parametrize("algorithm", ["grpo", "reinforce++"])
+@pytest.mark.parametrize(("place", "algorithm"), [("forward", "grpo"), ("backward", "reinforce++")])
 async def test_a_step_with_a_lowered_budget_is_the_step_that_was_planned_with_it(
     harness, monkeypatch, place, algorithm
 ):
@@ -51,27 +50,17 @@ async def test_a_step_with_a_lowered_budget_is_the_step_that_was_planned_with_it
 
 
 async def test_a_later_trainer_goes_on_with_the_lowered_budget_even_if_it_has_more_memory(harness, monkeypatch):
+    """The first one is killed before it commits the budget."""
     document = job(microbatchTokens=PLANNED)
     faults = fragile(monkeypatch, no_room_above(ROOM))
+    passed = kill_at(place := "trainer.commit.before_blobs", 2)
     async with harness.training(document):
         await harness.play(document, 1)
     assert faults.failed
+    assert passed.count(place) > 2
     faults.rule = lambda _: False
     async with harness.trainer("trainer-1"):
         await harness.play(document, 1, first=1)
-    assert await harness.adapter(document) == await planned(harness, FITS)
-
-
-@pytest.mark.parametrize("effect", ["before_blobs", "after_set"])
-async def test_a_trainer_killed_around_the_commit_of_a_lowered_budget_ends_at_the_same_bits(
-    harness, monkeypatch, effect
-):
-    document = job(microbatchTokens=PLANNED)
-    fragile(monkeypatch, no_room_above(ROOM))
-    passed = kill_at(place := f"trainer.commit.{effect}", 2)
-    async with harness.training(document):
-        await harness.play(document, STEPS)
-    assert passed.count(place) > 2
     assert await harness.adapter(document) == await planned(harness, FITS)
 
 
@@ -133,18 +122,12 @@ def chains(*lengths: int) -> list[Row]:
         (1 << 24, chains(12, 16), 16),
         (64, chains(70, 70), 32),
         (2, chains(3, 3), 1),
-        (
-            64,
-            pack_prefix_tree(segments(9, 9, 9), 1 << 20, 64),
-            16,
-        ),  # one row of 21 tokens, of three conversations that can be parted
+        # one row of 21 tokens, of three conversations that can be parted
+        (64, pack_prefix_tree(segments(9, 9, 9), 1 << 20, 64), 16),
     ],
 )
 def test_a_budget_is_halved_until_another_micro_batch_comes_out(budget, rows, lowered):
     assert lowered_budget(budget, rows) == lowered
-
-
-def test_a_row_of_one_conversation_has_no_lower_budget():
     with pytest.raises(RowTooLarge, match="one conversation of 20 tokens"):
         lowered_budget(64, chains(20))
 

@@ -36,9 +36,9 @@ def start(model: Path) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_processes_with_two_threads_compute_the_same_gradient_bytes_while_they_fight_for_the_processor(tiny_model):
-    rivals = (os.cpu_count() or 1) + 1
-    processes = [start(tiny_model) for _ in range(min(rivals, 4))]
+    processes = [start(tiny_model) for _ in range(2)]
     said = [process.communicate()[0].split() for process in processes]
     assert all(words == said[0] for words in said)
     assert said[0][1:] == ["2", "AUTO,STRICT"]

@@ -5,22 +5,19 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest
-import torch
 from tests.harness import WITHIN_S
-from tests.trainer.harness import QUICK, TrainerHarness
+from tests.trainer.harness import TIMING, TrainerHarness
 from tests.trainer.jobs import job
+from tests.trainer.test_learner import away
 
 from marlaas_api.bus import BusUnavailable, Stored
 from marlaas_api.bus_memory import MemoryBus
-from marlaas_api.messages import JobDocument, JobEvent
-from marlaas_worker.adapters import AdapterConfig, write_adapter
-from marlaas_worker.base_model import ModelUnusable
+from marlaas_api.messages import JobDocument
+from marlaas_worker.trainer.model import BaseModel
 
 
-async def failure(harness: TrainerHarness, document: JobDocument) -> JobEvent:
-    """How training failed, on the first and on another trainer; a job beside it goes on."""
-    neighbour = job("neighbour")
+async def test_a_target_that_the_model_lacks_fails_on_each_trainer_and_a_job_beside_it_goes_on(harness):
+    document, neighbour = job(agent={"adapter": {"targets": ["qproj"]}}), job("neighbour")
     await harness.admit(document)
     await harness.admit(neighbour)
     async with harness.trainer():
@@ -29,81 +26,42 @@ async def failure(harness: TrainerHarness, document: JobDocument) -> JobEvent:
         async with harness.trainer("trainer-1"):
             reports = [await harness.report(lambda report: bool(report.broken), f"trainer-{n}") for n in (0, 1)]
     assert all(event.message.endswith(found.broken[f"{document.uid}.policy"]) for found in reports)
-    return event
-
-
-async def test_a_target_that_the_model_lacks_is_named_with_the_nearest_right_ones(harness):
-    event = await failure(harness, job(agent={"adapter": {"targets": ["qproj"]}}))
     assert "'qproj' is not a linear layer" in event.message
     assert "did you mean q_proj" in event.message
 
 
-async def test_an_adapter_to_begin_from_that_is_not_there_is_named(harness, tmp_path):
-    event = await failure(harness, job(agent={"initFrom": {"path": str(tmp_path / "nowhere")}}))
-    assert "no adapter_config.json in the adapter" in event.message
-
-
-def write_ones(folder: Path) -> None:
-    """Write an adapter to begin from."""
-    folder.mkdir()
-    weights = {f"base_model.model.model.layers.0.self_attn.q_proj.lora_{kind}.weight" for kind in "AB"}
-    shapes = {"A": (1, 64), "B": (64, 1)}
-    tensors = {name: torch.ones(shapes[name[-8]]) for name in weights}
-    for name, data in write_adapter(tensors, AdapterConfig(1, 1)).items():
-        (folder / name).write_bytes(data)
-
-
 @contextlib.asynccontextmanager
-async def without_its_adapter(harness: TrainerHarness, folder: Path) -> AsyncIterator[JobDocument]:
+async def without_its_adapter(harness: TrainerHarness, base: BaseModel, folder: Path) -> AsyncIterator[JobDocument]:
     """A job that has failed on a trainer, because the adapter to begin from was not there; now it is."""
-    document = job(agent={"initFrom": {"path": str(folder)}, "adapter": {"rank": 1, "alpha": 1, "targets": ["q_proj"]}})
+    document = job(agent={"initFrom": {"path": str(folder)}})
     await harness.admit(document)
     async with harness.trainer():
         await harness.report(lambda report: bool(report.broken))
-        write_ones(folder)
+        away(base, folder)
         yield document
 
 
-async def test_an_agent_that_failed_is_tried_again_after_a_while_and_then_no_longer_reported(harness, tmp_path):
-    async with without_its_adapter(harness, tmp_path / "adapter") as document:
-        harness.clock.at += 2 * QUICK.fault_s
+async def test_an_agent_that_failed_is_tried_again_after_a_while_and_then_no_longer_reported(harness, base, tmp_path):
+    async with without_its_adapter(harness, base, tmp_path / "adapter") as document:
+        harness.clock.at += 2 * TIMING.fault_s
         await harness.version(document, 0)
         await harness.report(lambda report: not report.broken)
 
 
-async def test_a_job_that_another_trainer_can_train_is_no_longer_reported_as_broken(harness, tmp_path):
-    async with without_its_adapter(harness, tmp_path / "adapter") as document, harness.trainer("trainer-1"):
+async def test_a_job_that_another_trainer_can_train_is_no_longer_reported_as_broken(harness, base, tmp_path):
+    async with without_its_adapter(harness, base, tmp_path / "adapter") as document, harness.trainer("trainer-1"):
         await harness.version(document, 0)
         found = await harness.report(lambda report: not report.broken)
     assert found.refused == ("team-a.sums.policy",)
 
 
-async def test_a_step_for_another_version_fails_the_agent(harness):
+async def test_a_turn_that_is_not_what_its_group_says_fails_the_agent_and_no_version_is_made(harness):
     document = job()
     async with harness.training(document):
-        await harness.assign(document, 0, [0], base_version=3)
-        event = await harness.emitted(document, "TrainingFailed")
-    assert "must be trained at version 3, and policy is at version 0" in event.message
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"uid": "uid-stranger"}, "uid is 'uid-stranger'"),
-        ({"version": 5}, "version is 5"),
-        ({"temperature": 1.0}, "temperature is 1.0"),
-        ({"adapter_sha256": "0" * 64}, "adapter_sha256 is '0000"),
-        ({"logprobs": b"\0\0\0\0"}, "generated tokens with 1 logprobs"),
-    ],
-    ids=["uid", "version", "temperature", "adapter", "logprobs"],
-)
-async def test_a_turn_that_is_not_what_its_group_says_fails_the_agent_and_no_version_is_made(harness, change, text):
-    document = job()
-    async with harness.training(document):
-        harness.tamper = lambda turn: turn.model_copy(update=change) if turn.member == 1 else turn
+        harness.tamper = lambda turn: turn.model_copy(update={"version": 5}) if turn.member == 1 else turn
         await harness.step(document, 0)
         event = await harness.emitted(document, "TrainingFailed")
-    assert text in event.message
+    assert "version is 5" in event.message
     assert (await harness.record(document)).version == 0
 
 
@@ -138,15 +96,9 @@ async def test_a_turn_that_comes_late_is_waited_for_also_after_a_long_outage(har
         monkeypatch.setattr(MemoryBus, "last", in_an_outage)
         await harness.step(document, 0)
         await unreachable.wait()
-        harness.clock.at += 2 * QUICK.missing_turn_s
+        harness.clock.at += 2 * TIMING.missing_turn_s
         monkeypatch.setattr(MemoryBus, "last", after_it)
         await missing.wait()
         for turn in late:
             await harness.publish_turn(turn)
         await harness.version(document, 1)
-
-
-async def test_a_pool_without_a_model_says_where_it_looked(harness, tmp_path):
-    harness.model = tmp_path / "nothing"
-    with pytest.raises(ModelUnusable, match=r"nothing has no base model"):
-        await harness.serve(await harness.context("trainer-0"))

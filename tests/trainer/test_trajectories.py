@@ -48,58 +48,62 @@ def group(*leaves: tuple[int, ...]) -> GroupReady:
     return GroupReady(**names, **place, base_version=4, version=4, trajectories=refs)
 
 
-def cut(*turns: Turn, leaves: tuple[int, ...], untrained: tuple[int, ...] = ()) -> list[tuple[list[int], list[int]]]:
-    """Per segment: its ids, and those of them that are trained."""
-    segments = segments_of({made.turn: made for made in turns}, leaves, 1.0, untrained=untrained)
-    return [(part.ids.tolist(), part.ids[part.generated].tolist()) for part in segments]
-
-
 # segments -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_conversation_is_one_segment_with_all_its_turns_trained():
-    assert cut(turn(0), turn(1, 0), leaves=(1,)) == [([0, 1, 5, 6, 10, 11, 15, 16], [5, 6, 15, 16])]
+FIRST, SECOND = [0, 1, 5, 6], [10, 11, 15, 16]
+THIRD, FOURTH = [20, 21, 25, 26], [30, 31, 35, 36]
+NOTHING = {"prompt_ids": b"", "output_ids": b"", "logprobs": b"", "stop_reason": StopReason.CONTEXT}
+CHAIN = (turn(0), turn(1, 0))
+REWRITTEN = (*CHAIN, turn(2, 1, opens=True), turn(3, 2))
+CHOICE = (*CHAIN, turn(2, 0), turn(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("turns", "leaves", "untrained", "expected"),
+    [
+        (CHAIN, (1,), (), [(FIRST + SECOND, [5, 6, 15, 16])]),
+        (CHAIN, (0, 1), (), [(FIRST + SECOND, [5, 6, 15, 16])]),
+        ((*CHAIN, turn(2, 0)), (1, 2), (), [(FIRST + SECOND, [5, 6, 15, 16]), (FIRST + THIRD, [25, 26])]),
+        (REWRITTEN, (3,), (), [(FIRST + SECOND, [5, 6, 15, 16]), (THIRD + FOURTH, [25, 26, 35, 36])]),
+        ((turn(0, **NOTHING),), (0,), (), []),
+        ((turn(0), turn(1, 0, opens=True, **NOTHING)), (1,), (), [(FIRST, [5, 6])]),
+        ((), (), (), []),
+        (CHOICE, (3,), (1, 2), [(FIRST + THIRD + FOURTH, [5, 6, 35, 36])]),
+        (
+            (*CHOICE, turn(4, 1), turn(5, 1)),
+            (3, 4, 5),
+            (1, 2),
+            [
+                (FIRST + THIRD + FOURTH, [5, 6, 35, 36]),
+                (FIRST + SECOND + [40, 41, 45, 46], [45, 46]),
+                (FIRST + SECOND + [50, 51, 55, 56], [55, 56]),
+            ],
+        ),
+        ((turn(0), turn(1)), (), (0, 1), []),
+    ],
+    ids=[
+        "a conversation is one segment with all its turns trained",
+        "a leaf within another leaf's conversation adds nothing",
+        "a shared beginning is trained once and context afterwards",
+        "a template that rewrote its past ends a segment and opens another",
+        "a prompt that never fitted the context leaves no segment",
+        "also not after others",
+        "a member in which the agent never spoke",
+        "candidates are context of the conversation that goes on from one of them",
+        "if several go on each is context of its own continuation",
+        "an episode of candidates only trains nothing itself",
+    ],
+)
+def test_turns_become_segments_of_which_each_generated_token_is_trained_once(turns, leaves, untrained, expected):
+    segments = segments_of({made.turn: made for made in turns}, leaves, 1.0, untrained=untrained)
+    assert [(part.ids.tolist(), part.ids[part.generated].tolist()) for part in segments] == expected
 
 
 def test_behaviour_logprobs_stand_at_the_tokens_they_belong_to():
     (part,) = segments_of({0: turn(0), 1: turn(1, 0)}, (1,), 2.5)
     assert np.allclose(part.behaviour, [0, 0, -0.5, -0.6, 0, 0, -1.5, -1.6])
     assert (part.advantage, part.version) == (2.5, 4)
-
-
-def test_a_shared_beginning_is_trained_once_and_context_afterwards():
-    shared = turn(0), turn(1, 0), turn(2, 0)
-    assert cut(*shared, leaves=(1, 2)) == [
-        ([0, 1, 5, 6, 10, 11, 15, 16], [5, 6, 15, 16]),
-        ([0, 1, 5, 6, 20, 21, 25, 26], [25, 26]),
-    ]
-
-
-def test_a_template_that_rewrote_its_past_ends_a_segment_and_opens_another():
-    turns = turn(0), turn(1, 0), turn(2, 1, opens=True), turn(3, 2)
-    assert cut(*turns, leaves=(3,)) == [
-        ([0, 1, 5, 6, 10, 11, 15, 16], [5, 6, 15, 16]),
-        ([20, 21, 25, 26, 30, 31, 35, 36], [25, 26, 35, 36]),
-    ]
-
-
-def test_a_leaf_within_another_leafs_conversation_adds_nothing():
-    assert cut(turn(0), turn(1, 0), leaves=(0, 1)) == cut(turn(0), turn(1, 0), leaves=(1,))
-
-
-NOTHING = {"prompt_ids": b"", "output_ids": b"", "logprobs": b"", "stop_reason": StopReason.CONTEXT}
-
-
-def test_a_prompt_that_never_fitted_the_context_leaves_no_segment_and_breaks_nothing():
-    too_long = turn(0, **NOTHING)
-    check_turn(too_long, group((0,)), group((0,)).trajectories[0], EXPECTED)
-    assert cut(too_long, leaves=(0,)) == []
-    rewritten = turn(1, 0, opens=True, **NOTHING)
-    assert cut(turn(0), rewritten, leaves=(1,)) == cut(turn(0), leaves=(0,))
-
-
-def test_a_member_in_which_the_agent_never_spoke_has_no_segments():
-    assert cut(leaves=()) == []
 
 
 @given(data=st.data())
@@ -128,26 +132,6 @@ def check_contexts(part: Segment, turns: dict[int, Turn]) -> None:
         assert not turns[number].opens_segment
 
 
-def test_candidates_are_context_of_the_conversation_that_goes_on_from_one_of_them():
-    turns = (turn(0), turn(1, 0), turn(2, 0), turn(3, 2))
-    whole = [0, 1, 5, 6, 20, 21, 25, 26, 30, 31, 35, 36]
-    assert cut(*turns, leaves=(3,), untrained=(1, 2)) == [(whole, [5, 6, 35, 36])]
-
-
-def test_if_several_candidates_go_on_each_is_context_of_its_own_continuation():
-    turns = (turn(0), turn(1, 0), turn(2, 0), turn(3, 2), turn(4, 1), turn(5, 1))
-    left, right = [0, 1, 5, 6, 10, 11, 15, 16], [0, 1, 5, 6, 20, 21, 25, 26]
-    assert cut(*turns, leaves=(3, 4, 5), untrained=(1, 2)) == [
-        ([*right, 30, 31, 35, 36], [5, 6, 35, 36]),
-        ([*left, 40, 41, 45, 46], [45, 46]),
-        ([*left, 50, 51, 55, 56], [55, 56]),
-    ]
-
-
-def test_an_episode_of_candidates_only_trains_nothing_itself():
-    assert cut(turn(0), turn(1), leaves=(), untrained=(0, 1)) == []
-
-
 async def test_of_a_candidate_only_its_own_turn_is_trained_and_it_is_compared_within_its_choice(harness):
     """Two turns lead to two candidates, 2 and 3; the episode goes on from 3 with turn 4."""
     for made in (turn(0), turn(1, 0), turn(2, 1), turn(3, 1), turn(4, 3)):
@@ -166,14 +150,6 @@ async def test_of_a_candidate_only_its_own_turn_is_trained_and_it_is_compared_wi
 
 
 # checks -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_turn_of_another_agent_than_the_group_names_is_refused():
-    (ref,) = group((0,)).trajectories
-    second = ref.model_copy(update={"agent": "second"})
-    check_turn(turn(0, agent="second"), group((0,)), second, EXPECTED)
-    with pytest.raises(TrajectoryInvalid, match="agent is 'policy', and the group has 'second'"):
-        check_turn(turn(0), group((0,)), second, EXPECTED)
 
 
 @pytest.mark.parametrize(
@@ -210,22 +186,17 @@ def test_a_turn_that_contradicts_its_group_or_itself_is_refused_with_the_contrad
 # reading ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_group_is_read_from_leaves_to_beginnings_and_weighed_by_its_rewards(harness):
+async def test_a_group_is_read_from_leaves_to_beginnings_also_from_the_blobs_and_weighed_by_its_rewards(harness):
     for member in (0, 1):
         ids: dict[str, Any] = {"member": member, "episode": f"uid-t0-{member}-1"}
-        for made in (turn(0, **ids), turn(1, 0, **ids), turn(2, 1, **ids), turn(3, 0, **ids)):
+        for made in (turn(0, **ids), turn(1, 0, **ids), turn(2, 1, **ids)):
             await harness.publish_turn(made)
+        large = await wire.pack(turn(3, 0, text="x" * 1000, **ids), harness.blobs, limit_bytes=500)
+        await harness.bus.publish(f"turn.team-a.sums.uid-t0-{member}-1.3", large)
+    assert harness.blobs.contents
     (segments,) = GRPO.segments([await read_group(harness.bus, harness.blobs, group((2,), (2, 3)), EXPECTED)])
     assert [len(part) for part in segments] == [12, 12, 8]
     assert np.allclose([part.advantage for part in segments], [-1.0, 1.0, 1.0], atol=1e-4)
-
-
-async def test_a_turn_too_large_for_the_bus_is_read_from_the_blobs(harness):
-    large = turn(0, member=0, text="x" * 1000)
-    await harness.bus.publish("turn.team-a.sums.uid-t0-0-1.0", await wire.pack(large, harness.blobs, limit_bytes=500))
-    await harness.publish_turn(turn(0, member=1, episode="uid-t0-1-1"))
-    assert harness.blobs.contents
-    assert len(await read_group(harness.bus, harness.blobs, group((0,), (0,)), EXPECTED)) == 2
 
 
 async def test_a_missing_turn_may_still_come_and_a_wrong_one_never_turns_right(harness):

@@ -19,10 +19,6 @@ def version(name: str, num: int = 1) -> CachedVersion:
     )
 
 
-def test_all_tensors_count() -> None:
-    assert version("a", 3).num_bytes == 4 * 4 * 3
-
-
 def test_a_version_is_found_by_its_manifest_only() -> None:
     cache = VersionCache(100)
     cache.keep("agent", first := version("v1"))
@@ -58,6 +54,7 @@ def test_a_version_that_is_larger_than_the_bound_drops_only_the_earlier_one_of_i
 
 def test_a_bound_of_zero_keeps_none_and_dropping_may_be_repeated() -> None:
     cache = VersionCache()
-    cache.keep("a", version("a"))
+    cache.keep("a", version("a", 3))
+    assert version("a", 3).num_bytes == 4 * 4 * 3, "all tensors count"
     assert cache.find("a", ref("a")) is None
     cache.drop("a")

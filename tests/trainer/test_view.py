@@ -8,7 +8,7 @@ from tests.trainer.jobs import job
 from marlaas_api import subjects
 from marlaas_api.messages import Phase, PolicyRecord
 from marlaas_worker.trainer.assignment import assignments
-from marlaas_worker.trainer.view import TrainerCaches, View, what_decides
+from marlaas_worker.trainer.view import TrainerCaches, View
 
 
 @pytest.mark.parametrize(
@@ -21,34 +21,22 @@ from marlaas_worker.trainer.view import TrainerCaches, View, what_decides
         ({}, {"uid": "uid-earlier"}, False),
         ({}, {"phase": Phase.SUCCEEDED}, False),
         ({}, {"phase": Phase.FAILED}, False),
+        ({"agent": {"poolRef": {"name": "large"}}}, {}, False),
     ],
 )
 def test_wanted_are_the_agents_of_admitted_unfinished_jobs_of_the_pool(job_changes, progress_changes, wanted):
-    document = job().model_copy(update=job_changes)
-    found = assignments([document], {document.ref.key: a_progress(document, **progress_changes)}, "tiny")
-    assert list(found) == (["team-a.sums.policy"] if wanted else [])
+    own = job_changes.get("agent")
+    document = job(agent=own) if own else job().model_copy(update=job_changes)
+    progress = {document.ref.key: a_progress(document, **progress_changes)}
+    assert list(assignments([document], progress, "tiny")) == (["team-a.sums.policy"] if wanted else [])
+    assert bool(assignments([document], progress, "large")) == bool({"pool", "agent"} & job_changes.keys())
     assert assignments([document], {}, "tiny") == {}
-
-
-def test_an_agent_with_a_pool_of_its_own_belongs_to_that_pool():
-    document = job(agent={"poolRef": {"name": "large"}})
-    progress = {document.ref.key: a_progress(document)}
-    assert assignments([document], progress, "tiny") == {}
-    assert list(assignments([document], progress, "large")) == ["team-a.sums.policy"]
 
 
 async def view_of(harness: TrainerHarness) -> View:
     caches = TrainerCaches(harness.bus, "tiny", lambda: None)
     await caches.load()
     return caches.view()
-
-
-def test_a_new_metric_decides_nothing_and_an_admission_does():
-    progress = a_progress(job())
-    assert what_decides(a_progress(job(), step=3, tokens=500)) == what_decides(progress)
-    for changes in ({"admitted": False}, {"uid": "other"}, {"phase": Phase.FAILED}):
-        assert what_decides(a_progress(job(), **changes)) != what_decides(progress)
-    assert what_decides(None) != what_decides(progress)
 
 
 async def test_a_view_has_jobs_records_and_live_trainers_and_leaves_out_agents_with_unreadable_records(harness):

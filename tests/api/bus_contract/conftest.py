@@ -12,6 +12,16 @@ from marlaas_api.bus import Bus
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.bus_nats import connect
 from marlaas_api.nats_server import EmbeddedNats
+from tests import virtual_time
+
+virtual = virtual_time.event_loop_policy
+
+
+@pytest.fixture
+def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
+    """Virtual time for the fake."""
+    is_fake = request.node.callspec.params["dial"] == "memory"
+    return request.getfixturevalue("virtual") if is_fake else asyncio.DefaultEventLoopPolicy()
 
 
 @pytest.fixture(scope="package")
@@ -26,7 +36,7 @@ def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 async def dial(request: pytest.FixtureRequest, nats_url: str) -> AsyncIterator[Connect]:
     """Opens clients of one server."""
     opened: list[Bus] = []
-    memory = MemoryServer()
+    memory = MemoryServer(virtual_time.now)
 
     async def open_one(name: str) -> Bus:
         bus: Bus = memory.connect(name) if request.param == "memory" else await connect(nats_url, name=name)

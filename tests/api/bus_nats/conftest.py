@@ -1,6 +1,7 @@
 """Real servers that a test may kill, hang, fill, or give users to. What every bus promises is in tests/api/bus_contract."""
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,21 +41,27 @@ async def bus(server: EmbeddedNats) -> AsyncIterator[Bus]:
 
 @pytest.fixture
 async def hasty(server: EmbeddedNats, bus: Bus) -> AsyncIterator[Bus]:
-    """A client that gives up soon."""
+    """A client that gives up soon; what it gives up is tried again (`persist`)."""
     link = Link(Dial(server.url, "hasty", answer_s=0.5))
-    await link.open(5)
+    await link.open(60)
     yield NatsBus(link)
     await link.close()
 
 
-@pytest.fixture
-async def guarded(tmp_path: Path) -> AsyncIterator[Callable[[str], str]]:
+@pytest.fixture(scope="package")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
     """A server with users; gives a user's URL."""
-    async with EmbeddedNats(tmp_path / "guarded", extra_config=USERS) as server:
-        admin = await connect(f"nats://admin:secret@127.0.0.1:{server.port}", name="admin")
-        await admin.ensure()
-        await admin.close()
-        yield lambda user: f"nats://{user}:secret@127.0.0.1:{server.port}"
+    server = EmbeddedNats(tmp_path_factory.mktemp("guarded"), extra_config=USERS)
+    asyncio.run(server.start())
+    asyncio.run(ensure(f"nats://admin:secret@127.0.0.1:{server.port}"))
+    yield lambda user: f"nats://{user}:secret@127.0.0.1:{server.port}"
+    asyncio.run(server.stop())
+
+
+async def ensure(url: str) -> None:
+    admin = await connect(url, name="admin")
+    await admin.ensure()
+    await admin.close()
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """What comes and goes with every job leaves nothing on the connection of a role that lives for months."""
 
-import pytest
 from tests.api.bus_nats.patience import EPISODE, EPISODES, soon
 
 from marlaas_api import subjects
@@ -22,9 +21,7 @@ async def test_consumers_made_anew_use_the_inbox_of_the_one_before(bus: NatsBus)
     assert num_subscriptions(bus) == before + 1
 
 
-async def test_the_inboxes_of_consumers_that_nobody_asks_any_more_are_given_up(
-    bus: NatsBus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_inboxes_of_consumers_that_nobody_asks_any_more_are_given_up(bus, monkeypatch) -> None:
     before = num_subscriptions(bus)
     for number in range(10):
         consumer = await bus.consumer(EPISODES, f"team-a_job-{number}", subjects.episode("team-a", f"job-{number}"))

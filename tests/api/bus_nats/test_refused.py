@@ -13,33 +13,25 @@ from marlaas_api.bus_nats import connect
 from marlaas_api.nats_server import EmbeddedNats
 
 
-async def test_a_forbidden_publish_is_refused_by_subject(sandbox: Bus) -> None:
-    assert await sandbox.publish(TASK, b"1") == 1
-    with pytest.raises(BusRefused, match=r'does not let sandbox-1 publish to "episode\.Team-B\.job"'):
-        await soon(sandbox.publish("episode.Team-B.job", b"1"))
-    assert await sandbox.publish(TASK, b"2") == 2
+async def test_a_forbidden_write_or_read_is_refused_by_subject(sandbox: Bus) -> None:
+    first = await sandbox.publish(TASK, b"1")
+    for call, subject in (
+        (sandbox.publish("episode.Team-B.job", b"1"), r'does not let sandbox-1 publish to "episode\.Team-B\.job"'),
+        (sandbox.last(TASKS, TASK), f"DIRECT.GET.TASKS.{TASK}"),
+        (sandbox.replay(TASKS, TASK), r"DIRECT\.GET\.TASKS"),
+        (sandbox.purge(TASKS, TASK), r"STREAM\.PURGE\.TASKS"),
+    ):
+        with pytest.raises(BusRefused, match=subject):
+            await soon(call)
+    assert await sandbox.publish(TASK, b"2") == first + 1
 
 
-async def test_a_forbidden_read_is_refused_by_subject(sandbox: Bus) -> None:
-    await sandbox.publish(TASK, b"1")
-    with pytest.raises(BusRefused, match=f"DIRECT.GET.TASKS.{TASK}"):
-        await soon(sandbox.last(TASKS, TASK))
-    with pytest.raises(BusRefused, match=r"DIRECT\.GET\.TASKS"):
-        await soon(sandbox.replay(TASKS, TASK))
-    with pytest.raises(BusRefused, match=r"STREAM\.PURGE\.TASKS"):
-        await soon(sandbox.purge(TASKS, TASK))
-
-
-async def test_a_forbidden_fetch_is_refused_by_subject(sandbox: Bus) -> None:
+async def test_a_forbidden_fetch_or_watch_is_refused_by_subject(sandbox: Bus) -> None:
     consumer = await sandbox.consumer(TASKS, "team-a_job", TASK)
     for _ in range(2):
         with pytest.raises(BusRefused, match=r"CONSUMER\.MSG\.NEXT\.TASKS\.team-a_job"):
             await soon(consumer.fetch(1, 60))
-
-
-async def test_a_forbidden_watch_is_refused_by_subject(sandbox: Bus) -> None:
-    bucket = await sandbox.bucket(subjects.JOBS)
-    async with bucket.watch() as entries:
+    async with (await sandbox.bucket(subjects.JOBS)).watch() as entries:
         with pytest.raises(BusRefused, match=r"DIRECT\.GET\.KV_jobs"):
             await soon(anext(entries))
 
@@ -65,7 +57,7 @@ async def test_an_inbox_of_its_own_has_to_be_said(guarded: Callable[[str], str])
     with pytest.raises(BusRefused, match='listen to "_INBOX'):
         await soon(connect(guarded("deaf"), name="deaf"))
     bus = await connect(guarded("deaf"), name="deaf", inbox_prefix="_INBOX_deaf")
-    assert await bus.publish(TASK, b"1") == 1
+    assert await bus.publish(TASK, b"1") > 0
     assert bus.new_inbox().startswith("_INBOX_deaf.")
     await bus.close()
 
@@ -76,15 +68,12 @@ async def test_wrong_credentials_are_refused_at_once(guarded: Callable[[str], st
     assert "guess" not in str(refused.value)
 
 
-async def test_a_missing_credentials_file_is_named(server: EmbeddedNats, tmp_path: Path) -> None:
+async def test_a_missing_credentials_file_is_named_and_what_is_no_url_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BusRefused, match=f"{tmp_path}/user.creds"):
-        await connect(server.url, name="x", creds=tmp_path / "user.creds")
-
-
-@pytest.mark.parametrize("url", ["nats://", "nats://host:port"])
-async def test_what_is_no_url_is_refused(url: str) -> None:
-    with pytest.raises(BusRefused, match="cannot connect to NATS"):
-        await soon(connect(url, name="x", connect_timeout_s=60))
+        await connect("nats://127.0.0.1:9", name="x", creds=tmp_path / "user.creds")
+    for url in ("nats://", "nats://host:port"):
+        with pytest.raises(BusRefused, match="cannot connect to NATS"):
+            await soon(connect(url, name="x", connect_timeout_s=60))
 
 
 async def test_a_server_without_jetstream_says_so(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ for tokens sampled from pi itself,
 
     k1 = l                      unbiased, of either sign, noisy
     k2 = l^2 / 2                biased, small, never negative
-    k3 = exp(-l) - 1 + l        unbiased and never negative
+    k3 = exp(-l) - 1 + l        unbiased and, up to rounding, never negative
 
 Unbiased values do not imply unbiased *gradients*. The gradient of KL(pi || ref) is E_pi[l grad(log pi)].
 Differentiating an estimator at sampled tokens gives another result for two of the three:

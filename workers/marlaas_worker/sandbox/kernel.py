@@ -4,7 +4,6 @@ Where the kernel lacks `/proc/*/children`, descendants are not found and only pr
 """
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import resource
@@ -13,30 +12,20 @@ import socket
 import struct
 import time
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_DUMPABLE = 4
-_PR_SET_CHILD_SUBREAPER = 36
+from marlaas_api.prctl import adopt_orphans, die_with_parent, let_others_look
+
+__all__ = ["adopt_orphans", "die_with_parent"]
+
 _CPUCLOCK_SCHED = 2
 """With a process id, it makes the id of the process's CPU clock, as `clock_getcpuclockid` does."""
 _RESERVE = 2
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _PART_BYTES = 64 << 10
-_libc = ctypes.CDLL(None)
-
-
-def adopt_orphans() -> None:
-    """Make this process the subreaper of its descendants: orphans become its children instead of init's."""
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def die_with_parent() -> None:
-    """Make the kernel kill this process when its parent exits."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def outlive_parent() -> None:
     """Undo `die_with_parent`."""
-    _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+    die_with_parent(False)
 
 
 def hide_from_siblings() -> None:
@@ -44,12 +33,12 @@ def hide_from_siblings() -> None:
 
     It does not protect from root, so a sandbox should not run as root.
     """
-    _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    let_others_look(False)
 
 
 def be_like_siblings() -> None:
     """Undo `hide_from_siblings`, which a forked process inherits."""
-    _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+    let_others_look(True)
 
 
 def die_with_connection(connection: socket.socket) -> None:

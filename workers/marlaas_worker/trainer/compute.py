@@ -1,4 +1,4 @@
-"""The one thread that uses torch; agents take turns on it, in the order of `turns`.
+"""The one thread that uses torch; agents take turns on it, in the order of `Compute.queue`.
 
 All of the trainer's work on the device runs here, so this module also separates errors of the device from errors of a
 job (`device_errors`).
@@ -47,7 +47,7 @@ NOBODY = ComputeAccount()
 class Compute:
     """A dedicated compute thread, shared fairly.
 
-    turns: the order of waiting work.
+    queue: the order of waiting work.
     busy_s, busy_s_by_job: seconds of work so far, in total and by job uid.
     lost: text of the error that made the device unusable for this process; empty while it works.
     The event loop stays free and keeps leases alive, however long a pass takes.
