@@ -35,12 +35,6 @@ def _own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_start, "_LOCK", tmp_path / "loading.lock")
 
 
-@has_autogroups
-async def test_an_environment_that_computes_little_has_a_full_share(harness: SandboxHarness) -> None:
-    (episode,) = await harness.play("shares:share")
-    assert episode.metrics == {"session": 0.0, "process": 0.0}
-
-
 def _change_share(niceness: int) -> None:
     """Change the share of the session of this process. Retry: without CAP_SYS_ADMIN, the kernel allows ten changes a second in all."""
     deadline = time.monotonic() + 30.0
@@ -99,7 +93,7 @@ def test_the_share_is_low_while_more_is_used_than_allowed_and_until_half_a_burst
 @has_autogroups
 async def test_an_environment_that_begins_a_session_gets_no_full_share(harness: SandboxHarness) -> None:
     (episode,) = await harness.play("shares:escapes")
-    assert episode.metrics == {"fresh": 0.0, "later": LOW_SHARE}
+    assert episode.metrics == {"session": LOW_SHARE}
 
 
 @has_autogroups
@@ -112,19 +106,14 @@ async def test_one_environment_at_a_time_is_loaded_with_a_full_share(
 
 
 @has_autogroups
-async def test_an_environment_that_is_loaded_beside_another_has_a_low_share(harness: SandboxHarness) -> None:
-    with server_start.loads_alone():
+@pytest.mark.parametrize("beside", [True, False], ids=["beside another", "for longer than it may"])
+async def test_an_environment_that_is_loaded_beside_another_or_for_long_has_a_low_share(
+    harness: SandboxHarness, monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    monkeypatch.setattr(server_start, "FULL_SHARE_S", 3600.0 if beside else 0.0)
+    with server_start.loads_alone() if beside else contextlib.nullcontext():
         (episode,) = await harness.play("shares:Loads", args={"until_low": True})
     assert episode.metrics["last"] == LOW_SHARE, "`first` is full if it begins before the share is set"
-
-
-@has_autogroups
-async def test_a_full_share_ends_although_the_environment_is_still_loading(
-    harness: SandboxHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server_start, "FULL_SHARE_S", 6.0)  # more than a process needs to begin
-    (episode,) = await harness.play("shares:Loads", args={"until_low": True})
-    assert episode.metrics == {"first": 0.0, "last": LOW_SHARE}
 
 
 def test_one_process_at_a_time_loads_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,11 +136,8 @@ async def test_a_kernel_without_shares_is_noted_in_the_log(
     assert "niceness alone applies" in caplog.text
 
 
-def test_the_share_of_an_unknown_process_is_full() -> None:
+def test_an_engine_has_a_full_share_while_agents_outnumber_its_slots_and_so_has_an_unknown_process() -> None:
     assert share_of(0) == FULL_SHARE
-
-
-def test_an_engine_has_a_full_share_while_agents_outnumber_its_slots() -> None:
     assert [engine_share(number, 16) for number in (0, 1, 16, 17, 100)] == [COMPUTE_SHARE] * 3 + [FULL_SHARE] * 2
 
 

@@ -37,11 +37,6 @@ def test_leaves_are_the_turns_from_which_none_goes_on_in_whatever_order_they_cam
     assert ledger(*(turns[place] for place in order)).leaves() == {"a": (3, 6), "b": (4, 3 * BRANCH_TURNS + 1)}
 
 
-def test_one_agent_alone_counts_its_turns_from_0():
-    book = TurnLedger(("policy",), 4)
-    assert [book.number("policy", own) for own in range(3)] == [0, 1, 2]
-
-
 @pytest.mark.parametrize("parent", [1, 2, 7])
 def test_an_agent_goes_on_from_its_own_turns_only(parent):
     with pytest.raises(BadChildMessage, match="not one of its turns"):
@@ -106,14 +101,6 @@ def test_the_ending_of_turns_that_were_begun_together_is_that_of_the_last_number
         book.begin(asked("a", number))
     for number in order:
         book.end(asked("a", number), StopReason.LENGTH if number == 2 else StopReason.STOP)
-    assert book.ending(scored()) is Ending.MAX_TOKENS
-
-
-def test_the_ending_of_agents_that_take_turns_is_that_of_the_last_turn():
-    book = TurnLedger(AGENTS, 9)
-    for agent, number, stop in (("a", 0, StopReason.STOP), ("a", 1, StopReason.STOP), ("b", 0, StopReason.LENGTH)):
-        book.begin(asked(agent, number))
-        book.end(asked(agent, number), stop)
     assert book.ending(scored()) is Ending.MAX_TOKENS
 
 
@@ -223,14 +210,6 @@ def test_the_order_of_choices_is_that_of_their_turns_whichever_part_began_first(
         ((3 * BRANCH_TURNS,), (1.0,)),
         ((6 * BRANCH_TURNS,), (2.0,)),
     ]
-
-
-def test_a_choice_tells_the_turn_that_its_candidates_follow():
-    book = TurnLedger(AGENTS, 9)
-    for one in (asked("a", 0), candidate(BRANCH_TURNS, parent=0), candidate(2 * BRANCH_TURNS, parent=0)):
-        assert book.begin(one)
-        book.end(one, StopReason.STOP)
-    assert [(one.parent, one.turns) for one in book.choices()] == [(0, (3 * BRANCH_TURNS, 6 * BRANCH_TURNS))]
 
 
 @pytest.mark.parametrize("other", [candidate(1, agent="b"), candidate(1, parent=0)], ids=["agent", "state"])

@@ -122,7 +122,8 @@ async def test_a_request_that_waits_is_kept_alive_and_the_wait_does_not_count(cl
 
     beating = asyncio.create_task(beats())
     asking = asyncio.create_task(client.generate(request(), 0.1))
-    await rollout.until(lambda: len(rollout.kept) == 3)
+    async with asyncio.timeout(WAIT_S):
+        await rollout.until(lambda: len(rollout.kept) == 3)
     beating.cancel()
     await rollout.answer_open()
     assert (await asking).text == "1"
