@@ -234,6 +234,11 @@ def test_a_manifest_without_a_job_is_nothing_to_run(manifest: Write) -> None:
     assert len(load([path], runnable=False).pools) == 1
 
 
+def test_a_pool_that_is_exactly_full_needs_no_remark(manifest: Write) -> None:
+    path = manifest(_more_jobs("b", "c"), "adapterSlots: 3\n  rollout: {agentsPerSlot: 1}")
+    assert load([path]).notes == ()
+
+
 BIG = "apiVersion: marlaas.dev/v1alpha1\nkind: ModelPool\nmetadata: {name: big}\nspec: {model: {builtin: tiny}}"
 NOTES: dict[tuple[Edit, ...], list[str]] = {
     ((TENANT_KIND, "apiVersion: v1\nkind: Namespace"),): ["9: skipped Namespace 'red': it is not a MARLaaS kind"],

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tests.environment.playing import first_task, play, said
 
-from marlaas.environment import Message, Split, Task
+from marlaas.environment import Split, Task
 from marlaas.environment_types import TurnRequest
 from marlaas.envs.loading import resolve
 from marlaas.envs.playing import Outcome
@@ -64,11 +64,6 @@ def test_calculator_does_not_pay_for_a_right_guess_or_a_wrong_result() -> None:
         assert play("calculator", {}, answer)[0].rewards == {"policy": 0.0}
 
 
-def test_calling_for_ever_runs_out_of_turns() -> None:
-    outcome, _ = play("calculator", {}, lambda _: "calc: 1+1", max_turns=8)
-    assert (outcome.ending, outcome.rewards) == ("max_turns", {"policy": 0.0})
-
-
 def test_the_tools_latency_is_real_and_counted() -> None:
     assert play("calculator", {"tool_latency_s": 0.1}, with_the_tool)[0].tool_s >= 0.1
 
@@ -116,14 +111,6 @@ def test_reasoning_gym_can_pay_for_form() -> None:
         for answer in (right_sum, lambda r: f"It is {right_sum(r)}.", lambda _: "-99", lambda _: "It is -99.")
     ]
     assert rewards == [1.0, 0.625, 0.125, 0.0]
-
-
-def test_reasoning_gym_adds_a_system_prompt_and_a_suffix() -> None:
-    args = {**SUMS, "system": "Be brief.", "suffix": "\nIn a tag.", "answer": "tag"}
-    outcome, channel = play("reasoning-gym", args, lambda r: f"<answer>{right_sum(r)}</answer>")
-    system, user = channel.asked[0].request.append
-    assert (system, str(user.content).endswith("=\nIn a tag.")) == (Message("system", "Be brief."), True)  # type: ignore[union-attr]
-    assert outcome.metrics == {"correct": 1.0, "formed": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -126,11 +126,6 @@ def test_an_agent_that_one_cannot_be_is_named(words: list[str], message: str) ->
     assert str(invoke("play", "solver-verifier", *words)[2]) == message
 
 
-def test_a_reply_with_an_equals_sign_is_a_reply(own: Callable[[str], str]) -> None:
-    name = own("def play(task, agent):\n    return float(agent.say('?').text == 'x=3')\n")
-    assert "reward of policy 1" in invoke("play", name, "-r", "x=3")[1]
-
-
 def test_an_environment_that_raises_shows_its_traceback(own: Callable[[str], str]) -> None:
     code, output, _ = invoke("play", own("def play(task, agent):\n    return agent.say('x').txt\n"), "--reply", "a")
     assert code == 1

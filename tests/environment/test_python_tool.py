@@ -6,7 +6,6 @@ import pytest
 from tests.environment import playing
 
 from marlaas.environment_types import TurnRequest
-from marlaas.envs.extraction import program
 from marlaas.envs.loading import resolve
 from marlaas.envs.locked.program import Ran
 from marlaas.envs.playing import Outcome, play_episode
@@ -92,19 +91,3 @@ def test_a_machine_that_cannot_lock_up_is_never_the_policys_doing(monkeypatch: p
 )
 def test_what_is_told_is_cut_and_never_empty(ran: Ran, max_chars: int, text: str) -> None:
     assert tool_output(ran, max_chars) == text
-
-
-@pytest.mark.parametrize(
-    ("reply", "code"),
-    [
-        ("```python\na\nb\n```", "a\nb"),
-        ("```py\na\n``` then ```Python\nb\n```", "b"),
-        ("<python>a</python>", "a"),
-        ("```python\nnever closed", None),
-        ("```\n42\n```", None),
-        ("```bash\nls\n```", None),
-        ("42", None),
-    ],
-)
-def test_programs_are_found(reply: str, code: str | None) -> None:
-    assert program(reply) == code

@@ -44,16 +44,6 @@ def test_each_agent_has_the_reward_and_metrics_of_its_trace():
     assert verdict.append[-1].content == f"{draft.append[-1].content} {channel.asked[0].reply.text}: right or wrong?"
 
 
-def test_an_agent_that_runs_several_times_has_the_mean_of_its_rewards():
-    replies = iter(["wrong", "right"])
-
-    def alternate(request) -> str:
-        return next(replies) if request.agent == "verifier" else answers(request)
-
-    outcome, _ = played(PROOF | {"settings": {"drafts": 2}}, alternate)
-    assert outcome.rewards == {"solver": 1.0, "verifier": 0.25}
-
-
 AT_ONCE = PROOF | {"settings": {"drafts": 2, "at_once": True}}
 
 
@@ -62,12 +52,6 @@ def test_agents_that_an_environment_runs_at_the_same_time_speak_at_the_same_time
     state = EpisodeState(("solver", "verifier"), channel)
     play_episode(resolve(NAME, AT_ONCE).create(), Task(Split.TRAIN, 0, 7), state)
     assert channel.numbers() == {"solver": [(0, None), (1, None)]}
-
-
-def test_in_a_strict_job_they_wait_for_each_other():
-    outcome, channel = played(AT_ONCE, answers)
-    assert outcome.rewards == {"solver": 1.0, "verifier": 0.0}
-    assert [one.request.number for one in channel.asked] == [0, 1]
 
 
 def test_an_environment_of_the_library_plays_a_taskset():
@@ -80,11 +64,6 @@ def test_an_environment_of_the_library_plays_a_taskset():
     outcome, channel = played(args, talk, "assistant", "user")
     assert [one.request.agent for one in channel.asked] == ["user", "assistant", "user"]
     assert outcome.metrics["assistant/user_turns"] == 2.0
-
-
-def test_running_out_of_turns_ends_the_episode_scored():
-    outcome, _ = played(PROOF | {"settings": {"drafts": 2}}, answers, max_turns=1)
-    assert outcome.ending == "max_turns"
 
 
 def test_its_agents_are_known_before_a_job_starts():

@@ -104,10 +104,6 @@ def test_an_overlong_reply_is_punished_where_the_algorithm_does_so(members):
     assert found == pytest.approx([reward / math.sqrt(2 / 3) for reward in (1.0, -1.0, 0.0)], abs=1e-5)
 
 
-def test_what_a_group_alone_cannot_tell_is_not_made_up(members):
-    assert comparison_of(_spec("reinforce++")).of_members(members, POLICY, None) == []
-
-
 def test_with_a_running_mean_an_advantage_is_the_difference_to_the_mean_before_the_step(ref, episode, turn):
     """The metrics of a step have the mean after it; a step that trains nothing changes none, and groups may have one member."""
     agents = [

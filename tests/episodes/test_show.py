@@ -8,7 +8,6 @@ from marlaas.episodes.selection import Played
 from marlaas.episodes.show import as_json, rich
 from marlaas_api.last_words import visible
 from marlaas_api.messages import ChatMessage, Choice, Ending, FaultClass
-from marlaas_api.names import Split
 
 
 def _text(one: Played, **options: bool) -> str:
@@ -82,14 +81,6 @@ def test_what_did_not_go_well_is_said(episode, turn):
     assert "reward" not in text
 
 
-def test_a_held_out_episode_and_a_rewritten_past_are_named(episode, turn):
-    one = episode(2, 0, split=Split.EVAL, group="uid-1-e2v3")
-    record = joined(one, [turn(one, 0), turn(one, 1, opens_segment=True)])
-    text = _text(Played("a/b", record))
-    assert "held out" in text
-    assert "new segment: the chat template changed earlier text" in text
-
-
 def test_what_a_model_wrote_cannot_drive_the_terminal(episode, turn):
     one = episode(fault=None)
     played = Played("a/b", joined(one, [turn(one, text="\x1b]0;owned\x07 \x1b[2J[bold]not markup[/bold]")]))
@@ -98,13 +89,3 @@ def test_what_a_model_wrote_cannot_drive_the_terminal(episode, turn):
     assert "\\x1b]0;owned\\x07" in text
     assert "[bold]not markup[/bold]" in text
     assert visible("a\tb\nc\r\x9b") == "a\tb\nc\\x0d\\x9b"
-
-
-def test_machines_get_one_line_with_everything(episode, turn):
-    one = episode(1, 0)
-    line = as_json(Played("a/b", joined(one, [turn(one)]), 2, {"policy": (1.0,)}, {"policy": 0.5}))
-    told = json.loads(line)
-    assert "\n" not in line
-    assert (told["job"], told["step"], told["advantages"]) == ("a/b", 2, {"policy": 0.5})
-    assert told["turns"][0]["output_ids"] == [7, 8, 9]
-    assert told["turns"][0]["stop_reason"] == "stop"
