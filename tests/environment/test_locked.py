@@ -132,7 +132,7 @@ def test_installed_packages_cannot_be_read() -> None:
 IGNORING = "try: signal.signal(number, signal.SIG_IGN)\n    except OSError: pass"
 TOO_LONG = "it took longer than 0.5 s"
 STOPPED = [
-    ("import time\nprint('zzz')\ntime.sleep(10**6)", IMPATIENT, TOO_LONG, 4),
+    ("import time\ntime.sleep(10**6)", IMPATIENT, TOO_LONG, 0),
     ("import os, signal\nos.close(1); os.close(2)\nwhile True: signal.pause()", IMPATIENT, TOO_LONG, 0),
     (f"import signal\nfor number in range(1, 32):\n    {IGNORING}\nwhile True: signal.pause()", IMPATIENT, TOO_LONG, 0),
     ("while True: pass", Limits(cpu_s=1, wall_s=600), "it used more processor time or memory than it may", 0),

@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from tests.sandbox.conftest import SandboxHarness
 
 from marlaas_api.messages import Ending
@@ -23,6 +24,7 @@ ATTACKS = [
 ENDS = ("PermissionError", "MemoryError", "[stopped: it printed", "[stopped: it took longer")
 
 
+@pytest.mark.processes
 async def test_every_attack_is_the_policys_doing_and_harms_no_episode(tmp_path) -> None:
     harness, heard = SandboxHarness(tmp_path), {}
 

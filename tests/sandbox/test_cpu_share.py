@@ -64,6 +64,7 @@ async def test_an_environment_has_the_share_of_its_supervisor(harness: SandboxHa
 
 
 @has_autogroups
+@pytest.mark.processes
 async def test_an_environment_that_computes_for_long_gets_a_low_share(
     harness: SandboxHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +107,7 @@ async def test_one_environment_at_a_time_is_loaded_with_a_full_share(
 
 
 @has_autogroups
+@pytest.mark.processes
 @pytest.mark.parametrize("beside", [True, False], ids=["beside another", "for longer than it may"])
 async def test_an_environment_that_is_loaded_beside_another_or_for_long_has_a_low_share(
     harness: SandboxHarness, monkeypatch: pytest.MonkeyPatch, beside: bool

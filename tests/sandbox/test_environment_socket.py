@@ -17,6 +17,8 @@ from marlaas_api.messages import FaultClass, JobDocument
 from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.server_start import ChildrenConfig, connect_server
 
+pytestmark = pytest.mark.processes
+
 MEMORY_BYTES = 1 << 29
 
 

@@ -13,6 +13,8 @@ from marlaas_worker.sandbox import attempt, server, service
 from marlaas_worker.sandbox.server import Server
 from marlaas_worker.sandbox.turns import TurnClient, TurnWaited
 
+pytestmark = pytest.mark.processes
+
 FAULTS = {
     "raises": ["Traceback", 'secret["reward"]', "KeyError: 'reward'"],
     "exits": ["called exit(3)", "sys.exit(3)"],

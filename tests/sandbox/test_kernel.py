@@ -9,7 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from marlaas_worker.sandbox.channel import encode_frame
+
+pytestmark = pytest.mark.processes
 
 KINDS = (socket.SOCK_SEQPACKET, socket.SOCK_STREAM)
 """Of the fork server's connection to the supervisor, and of a child's."""

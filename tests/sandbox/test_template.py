@@ -24,6 +24,8 @@ from marlaas_worker.sandbox.seclusion import clean_variables
 from marlaas_worker.sandbox.server import Child
 from marlaas_worker.sandbox.server_start import ChildrenConfig, start_server
 
+pytestmark = pytest.mark.processes
+
 START = {"split": "train", "index": 3, "seed": 5, "agents": ["policy"]}
 
 
