@@ -9,7 +9,7 @@ from bench import multitenant_figures as figures
 from bench import multitenant_report as reports
 from bench.multitenant_engine import EngineTotals
 from bench.multitenant_figures import Events
-from bench.multitenant_workload import MODES, Mode, Workload, manifests
+from bench.multitenant_workload import MODES, Mode, Workload
 from tests.bench.raw_events import BEGIN, turn, write_job
 
 from marlaas_worker.rollout.engine_progress import EngineCounts
@@ -76,13 +76,6 @@ def test_processor_time_is_that_between_first_turn_and_last_step(events: Events)
     assert figures.cpu_s(events) == pytest.approx({"rollout": 2.6, "sandbox": 2.8})
 
 
-def test_memory_is_the_peak_between_first_turn_and_last_step(events: Events) -> None:
-    assert figures.memory_bytes(events) == {"rollout": 5 << 20, "sandbox": 1 << 20}
-    assert figures.peak_memory_bytes(events) == {"rollout": 9 << 20, "sandbox": 1 << 20}
-    short = replace(events, jobs={"team-1/job-01": events.jobs["team-1/job-01"]}, usage=tuple(USAGE[:1] + USAGE[2:]))
-    assert figures.memory_bytes(short) == {"rollout": 9 << 20}, "no sample from 2 to 6 s: the nearest to 4 s"
-
-
 def test_the_bounds_are_the_jobs_own_pace_and_the_processor(events: Events) -> None:
     assert figures.cpu_bound(events, cores=2) == pytest.approx(2 * 3 / 5.4)
     assert figures.bound_of_others(events, num_jobs=8, rate_of_one=0.1, cores=2) == pytest.approx(0.8)
@@ -119,12 +112,3 @@ def test_rounds_are_compared_in_pairs(events: Events) -> None:
     slow = replace(events, jobs={name: replace(job, steps=job.steps[-1:]) for name, job in events.jobs.items()})
     text = reports.rates(Workload(2, 0.4, 2), {mode("A"): [events, events], mode("D"): [events, slow]}, cores=2)
     assert row(text, "D-strict")[3:5] == ["0.25 (0.20 to 0.30)", "1.17 (0.93 to 1.40)"]
-
-
-def test_modes_differ_only_in_staleness_and_in_what_runs_at_once() -> None:
-    workload = Workload(8, 0.4, 6)
-    jobs = {mode: [one for one in manifests(workload, mode, 16) if one["kind"] == "RLJob"] for mode in MODES}
-    for one, found in jobs.items():
-        assert len(found) == 8
-        assert {job["spec"]["training"].pop("maxStaleness") for job in found} == {0 if one.strict else 1}
-    assert len({json.dumps(found) for found in jobs.values()}) == 1

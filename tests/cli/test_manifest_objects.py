@@ -118,16 +118,6 @@ def test_a_right_manifest_is_loaded_in_the_order_of_the_files(manifest: Write) -
     assert loaded.notes == ()
 
 
-def test_objects_of_several_files_belong_together(manifest: Write, tmp_path: Path) -> None:
-    pool, _, job = manifest().read_text(encoding="utf-8").split("---\n")
-    (tmp_path / "pool.yaml").write_text(pool, encoding="utf-8")
-    (tmp_path / "job.yaml").write_text(job, encoding="utf-8")
-    assert len(load(["pool.yaml", "job.yaml"]).jobs) == 1
-    alone = r"^job.yaml:5: spec.poolRef.name: no ModelPool 'tiny' in these files; add the file that defines it$"
-    with pytest.raises(InvalidManifest, match=alone):
-        load(["job.yaml"])
-
-
 def test_a_cluster_may_have_the_pool_that_the_files_lack(manifest: Write, tmp_path: Path) -> None:
     job = manifest().read_text(encoding="utf-8").split("---\n")[2]
     (tmp_path / "job.yaml").write_text(job, encoding="utf-8")
@@ -158,13 +148,6 @@ def test_a_pool_that_only_an_agent_names_has_to_exist_too(complaints: Complaints
     team = TEAM.replace("name: big", f"name: {pool}").replace("q_prj", "q_proj")
     assert complaints(team) == [
         f"job.yaml:20: spec.agents[1].poolRef.name: no ModelPool '{pool}' of agent 'reader' in these files{hint}"
-    ]
-
-
-def test_a_cluster_may_have_the_pool_that_an_agent_names(manifest: Write) -> None:
-    notes = load([manifest(TEAM)], runnable=False).notes
-    assert [str(note) for note in notes] == [
-        "job.yaml:20: spec.agents[1].poolRef.name: ModelPool 'big' of agent 'reader' is not in these files; the job is not checked against it"
     ]
 
 

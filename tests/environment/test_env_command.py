@@ -115,17 +115,6 @@ def test_one_is_any_agent_and_a_script_plays_the_others() -> None:
     assert (code, "turn limit reached" in output) == (0, True), "the solver has no replies"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--as", "judge"], "--as judge: this agent is none of the agents solver, verifier"),
-        (["--as", "solver", "-r", "solver=14"], "--as solver: this agent has replies of --reply"),
-    ],
-)
-def test_an_agent_that_one_cannot_be_is_named(words: list[str], message: str) -> None:
-    assert str(invoke("play", "solver-verifier", *words)[2]) == message
-
-
 def test_an_environment_that_raises_shows_its_traceback(own: Callable[[str], str]) -> None:
     code, output, _ = invoke("play", own("def play(task, agent):\n    return agent.say('x').txt\n"), "--reply", "a")
     assert code == 1

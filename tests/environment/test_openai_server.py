@@ -9,7 +9,6 @@ from typing import Any
 
 import openai
 import pytest
-from openai import OpenAI
 from tests.environment.servers import ADD, CALL, create, opened, user
 
 from marlaas.environment import Message, Reply, StopReason
@@ -53,15 +52,6 @@ def test_what_the_agent_rewrote_is_a_new_conversation() -> None:
     assert asked[1].request.append == (Message("user", "one"), Message("assistant", "a"), Message("user", "two"))
 
 
-def test_several_choices_are_siblings_from_each_of_which_it_goes_on_or_branches() -> None:
-    with opened("a", "b", "c", "d", "e") as (_, client, asked):
-        choices = create(client, user("one"), n=3).choices
-        create(client, user("one"), choices[1].message, user("two"))
-        create(client, user("one"), choices[1].message, user("three"))
-    assert [choice.message.content for choice in choices] == ["a", "b", "c"]
-    assert [one.request.parent for one in asked] == [None, None, None, 1, 1]
-
-
 def test_the_model_is_the_agent() -> None:
     with opened("p", "s", "s2", agents=("proposer", "solver")) as (_, client, asked):
         create(client, user("x"), model="proposer")
@@ -97,14 +87,6 @@ def test_a_closed_server_leaves_no_thread_and_no_port() -> None:
         urllib.request.urlopen(f"{url}/models")
     with pytest.raises(RuntimeError, match="the server is not running"):
         _ = server.base_url
-
-
-def test_a_client_finds_the_server_by_its_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    with opened("a") as (server, _, _):
-        for name, value in server.variables.items():
-            monkeypatch.setenv(name, value)
-        with OpenAI() as client:
-            assert create(client, user("x")).choices[0].message.content == "a"
 
 
 def test_the_server_imports_nothing_heavy() -> None:

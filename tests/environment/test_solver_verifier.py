@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +11,7 @@ from marlaas.envs.loading import resolve
 from marlaas.envs.playing import Outcome, play_episode
 from marlaas.envs.scripted import RecordedReplies
 from marlaas.envs.solver_verifier import one_digit_off
-from marlaas.manifest import load
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "agents" / "solver-verifier.yaml"
 Asked = dict[str, list[TurnRequest]]
 
 
@@ -100,15 +97,3 @@ def test_a_wrong_draft_differs_in_one_digit() -> None:
             other = one_digit_off(number, rng)
             assert sum(a != b for a, b in zip(number, other, strict=True)) == 1
             assert other[0] != "0"
-
-
-def test_the_example_is_valid_and_its_verifier_has_settings_of_its_own() -> None:
-    manifest = load([EXAMPLE], runnable=True)
-    assert [str(note) for note in manifest.notes] == []
-    (job,) = manifest.jobs
-    solver, verifier = job.spec.agents
-    assert (solver.name, verifier.name) == ("solver", "verifier")
-    assert solver.training is None
-    assert solver.adapter.rank < verifier.adapter.rank
-    assert verifier.training is not None
-    assert verifier.training.optimizer is not None

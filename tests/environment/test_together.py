@@ -147,12 +147,6 @@ def test_what_would_make_an_episode_depend_on_its_threads_is_refused(code: Calla
         code(agents_of(OrderedReplies()))
 
 
-def test_a_job_that_promises_no_exact_results_may_speak_in_any_thread():
-    channel = OrderedReplies()
-    in_a_thread(agents_of(channel, is_strict=False))
-    assert channel.numbers() == {"a": [(0, None)]}
-
-
 def test_turns_beyond_the_limit_are_refused_at_the_same_time_and_their_numbers_are_used_again():
     """Open turns never share a number, and numbers do not grow with the number of refusals."""
     channel = OrderedReplies(max_turns=1)
