@@ -1,7 +1,7 @@
 """`bench neighbours`: where a step's time goes, and ratios to peers, against numbers by hand."""
 
 import pytest
-from bench.neighbours import PARTS, Steps, parts, plan, ratio_rows
+from bench.neighbours import PARTS, Steps, parts, ratio_rows
 
 from marlaas.episodes.record import EpisodeRecord, TurnRecord
 from marlaas_api.names import Split
@@ -23,13 +23,6 @@ def test_the_parts_of_a_step_are_those_of_its_slowest_episode_and_the_time_after
     # Elsewhere: 2.0 - 2·0.5 - 2·0.25 - 0.4 = 0.1, and 1.1 in the second step. The third has no episode on record.
     wanted = {"engine": 1.0, "before it": 0.5, "tools": 0.4, "elsewhere": 0.6, "after the episode": 1.0}
     assert found == pytest.approx(wanted)
-
-
-def test_every_attack_has_a_peer_of_its_own_before_it():
-    assert plan(["flood", "nobody", "many", "peer"]) == ["nobody", "peer", "many", "peer", "flood"]
-    assert plan(["giant"]) == ["peer", "giant"]
-    assert plan(["peer", "nobody"]) == ["nobody", "peer"]
-    assert plan(["nobody"]) == ["nobody"]
 
 
 def test_ratios_over_rounds_are_of_all_steps_with_an_interval():

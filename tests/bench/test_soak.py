@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from bench import soak, soak_figures
+from bench import soak_figures
 from bench.multitenant_figures import Events, JobEvents
 from bench.soak_figures import Slope
 from tests.bench.raw_events import BEGIN, turn
@@ -44,7 +44,3 @@ def test_slopes_have_the_error_of_the_least_squares_line() -> None:
     assert math.isnan(soak_figures.slope([(1.0, 1.0)]).value)
     assert math.isnan(soak_figures.slope([]).value)
     assert soak_figures.kib(soak_figures.slope([(0.0, 1.0), (1.0, 2.0)])) == ""
-
-
-def test_both_workloads_have_the_same_episodes() -> None:
-    assert (soak.steps_of(200, 10_000), soak.steps_of(20, 10_000)) == (7, 63)

@@ -235,13 +235,3 @@ NOTES: dict[tuple[Edit, ...], list[str]] = {
 @pytest.mark.parametrize(("edits", "notes"), NOTES.items())
 def test_what_is_right_and_may_surprise_is_noted(manifest: Write, edits: tuple[Edit, ...], notes: list[str]) -> None:
     assert [str(note) for note in load([manifest(*edits)]).notes] == [f"job.yaml:{note}" for note in notes]
-
-
-def test_what_only_a_cluster_or_only_a_local_run_can_do_is_a_note_to_whoever_submits_it(manifest: Write) -> None:
-    (note,) = load([manifest(IMAGE)], runnable=False).notes
-    assert str(note).startswith("job.yaml:19: spec.environment.image: container images need a cluster")
-    path = manifest("export: {path: out, trackers: [wandb]}")
-    assert [str(note) for note in load([path], runnable=False).cluster_notes] == [
-        f"job.yaml:22: spec.export.{key}: only `marlaas run` supports it; a cluster ignores it"
-        for key in ("path", "trackers")
-    ]

@@ -1,42 +1,14 @@
 """An `async def play`: turns are awaited, parts are tasks, and numbers, limits and errors are those of the same code in threads."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.environment.channels import AFTER, FIRST, SECOND, Meeting, OrderedReplies
-from tests.environment.playing import first_task, played
+from tests.environment.playing import played
 
 from marlaas.environment import Agents, Task
-from marlaas.envs.loading import resolve
-from marlaas.envs.playing import play_episode
-from marlaas.episode_state import EpisodeState
 from marlaas_api.errors import InvalidInput
-
-MODULE = """
-import asyncio
-
-async def play(task, agent, bonus=0.0):
-    await asyncio.sleep(0)
-    return len((await agent.say("hi")).text) + bonus
-
-class Game:
-    async def play(self, task, agents):
-        return {name: float((await agent.ask([{"role": "user", "content": name}])).turn) for name, agent in agents.items()}
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "args", "names", "rewards"),
-    [("play", {"bonus": 1.5}, ["policy"], {"policy": 8.5}), ("Game", {}, ["a", "b"], {"a": 0.0, "b": 0.0})],
-)
-def test_functions_and_classes_may_be_async(tmp_path: Path, monkeypatch, name, args, names, rewards):
-    (tmp_path / "own_async.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    environment = resolve(f"own_async:{name}", args).create()
-    state = EpisodeState(names, OrderedReplies(), is_strict=True)
-    assert play_episode(environment, first_task(), state).rewards == rewards
 
 
 def threads(task: Task, agents: Agents) -> float:

@@ -132,20 +132,3 @@ def test_running_out_of_turns_ends_the_episode_scored(code: Any) -> None:
     outcome, channel = play(code, "a", "b", "c", "d", max_turns=2)
     assert (outcome.ending, outcome.rewards) == ("max_turns", {"policy": 0.5})
     assert len(channel.asked) == (1 if code is framework else 2), "of several choices all are generated, or none"
-
-
-def test_an_agent_may_handle_the_limit_itself_and_another_error_after_it_is_the_environments() -> None:
-    def careful(task: Task, agent: Agent) -> float:
-        with agent.openai() as server, client_of(server) as client, pytest.raises(openai.PermissionDeniedError):
-            create(client, user("on"), n=3)
-        return 0.75
-
-    def careless(task: Task, agent: Agent) -> None:
-        with agent.openai() as server, client_of(server) as client:
-            with pytest.raises(openai.PermissionDeniedError):
-                create(client, user("on"), n=3)
-            {}["missing"]
-
-    assert play(careful, "a", max_turns=1)[0].rewards == {"policy": 0.75}
-    with pytest.raises(KeyError):
-        play(careless, "a", max_turns=1)

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.environment.channels import Meeting
 
 from marlaas.environment import Split, Task
 from marlaas.envs.loading import resolve
@@ -42,16 +41,6 @@ def test_each_agent_has_the_reward_and_metrics_of_its_trace():
     draft, verdict = (one.request for one in channel.asked)
     assert (draft.agent, verdict.agent) == ("solver", "verifier")
     assert verdict.append[-1].content == f"{draft.append[-1].content} {channel.asked[0].reply.text}: right or wrong?"
-
-
-AT_ONCE = PROOF | {"settings": {"drafts": 2, "at_once": True}}
-
-
-def test_agents_that_an_environment_runs_at_the_same_time_speak_at_the_same_time_in_an_asynchronous_job():
-    channel = Meeting(2)
-    state = EpisodeState(("solver", "verifier"), channel)
-    play_episode(resolve(NAME, AT_ONCE).create(), Task(Split.TRAIN, 0, 7), state)
-    assert channel.numbers() == {"solver": [(0, None), (1, None)]}
 
 
 def test_an_environment_of_the_library_plays_a_taskset():

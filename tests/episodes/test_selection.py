@@ -72,12 +72,6 @@ def test_the_wanted_ones_come_in_the_wanted_order(records, around, choice, indic
     assert [(one.record.index, one.record.member) for one in found] == indices
 
 
-def test_random_ones_are_drawn_from_all_and_differ_by_the_draw(records, around):
-    one = EpisodeFilter(order=EpisodeOrder.RANDOM, limit=1)
-    draws = [chosen(placed(records, around), one, random.Random(seed)) for seed in range(40)]
-    assert {found.record.episode for (found,) in draws} == {record.episode for record in records}
-
-
 def _spec(algorithm: str, **training: object) -> JobSpec:
     body = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "rollout": {"maxTokens": 10}}
     return job_spec(RLJobSpec.model_validate({**body, "training": {"steps": 3, "algorithm": algorithm, **training}}))

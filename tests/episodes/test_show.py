@@ -1,13 +1,12 @@
 import io
-import json
 
 from rich.console import Console
 
 from marlaas.episodes.record import joined
 from marlaas.episodes.selection import Played
-from marlaas.episodes.show import as_json, rich
+from marlaas.episodes.show import rich
 from marlaas_api.last_words import visible
-from marlaas_api.messages import ChatMessage, Choice, Ending, FaultClass
+from marlaas_api.messages import ChatMessage, Ending, FaultClass
 
 
 def _text(one: Played, **options: bool) -> str:
@@ -29,18 +28,6 @@ def test_an_episode_shows_every_turn_tool_answer_and_what_it_earned(episode, tur
     assert "tool_calls 1" in text
     assert "ids 7 8 9" not in text
     assert "ids 7 8 9" in _text(Played("team-b/calculator", record), tokens=True), "token ids are shown on request"
-
-
-def test_a_candidate_shows_its_own_reward(episode, turn):
-    one = episode(choices=[Choice(agent="policy", turns=(1, 2), rewards=(0.5, 0.25))])
-    record = joined(one, [turn(one, 0), turn(one, 1, "first"), turn(one, 2, "second")])
-    played = Played("a/b", record, candidates={("policy", 1): 0.125})
-    text = _text(played)
-    assert "policy: first  [stop, 3 tokens, candidate with reward 0.5, advantage +0.12]" in text
-    assert "policy: second  [stop, 3 tokens, candidate with reward 0.25]" in text
-    told = json.loads(as_json(played))
-    assert told["candidate_advantages"] == [{"agent": "policy", "turn": 1, "advantage": 0.125}]
-    assert text.count("candidate") == 2
 
 
 def test_an_episode_of_two_agents_shows_who_spoke_and_whose_reward_and_advantage(episode, turn):

@@ -93,17 +93,6 @@ def test_the_ending_of_parts_depends_on_their_order_and_not_on_their_pace(order)
     assert book.ending(scored()) is Ending.COMPLETED
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)])
-def test_the_ending_of_turns_that_were_begun_together_is_that_of_the_last_number(order):
-    """Several choices of one request, or candidates within a part."""
-    book = TurnLedger(AGENTS, 9)
-    for number in range(3):
-        book.begin(asked("a", number))
-    for number in order:
-        book.end(asked("a", number), StopReason.LENGTH if number == 2 else StopReason.STOP)
-    assert book.ending(scored()) is Ending.MAX_TOKENS
-
-
 @pytest.mark.parametrize(
     ("ended", "fault", "by_policy"),
     [
@@ -152,12 +141,6 @@ def test_the_exit_of_a_child_determines_the_fault(ended, fault, by_policy):
 def test_messages_of_a_child_are_validated(body):
     with pytest.raises(BadChildMessage):
         parse(body, ("a",))
-
-
-def test_valid_messages_are_parsed():
-    message = parse(b'{"kind":"score","rewards":{"a":1},"metrics":{"n":2},"ending":"completed","tool_s":0}', ("a",))
-    assert isinstance(message, ScoreMessage)
-    assert message.rewards == {"a": 1.0}
 
 
 def test_an_agent_that_the_task_may_not_call_has_no_turn_and_the_agents_are_named_before_the_first_one():
