@@ -1,4 +1,4 @@
-"""Figures of processes that the fork server reads from /proc, and the removal of an episode's folder."""
+"""Figures of processes that the fork server reads from /proc, and the name of an episode's folder."""
 
 import os
 import subprocess
