@@ -217,6 +217,13 @@ def test_a_manifest_without_a_job_is_nothing_to_run(manifest: Write) -> None:
     assert len(load([path], runnable=False).pools) == 1
 
 
+def test_an_object_that_is_given_twice_word_for_word_is_refused_too(manifest: Write, tmp_path: Path) -> None:
+    job = manifest().read_text(encoding="utf-8").split("---\n")[2]
+    (tmp_path / "copy.yaml").write_text(job, encoding="utf-8")
+    with pytest.raises(InvalidManifest, match=r"RLJob 'team-a/sums' is already defined at job.yaml:14"):
+        load(["job.yaml", "copy.yaml"])
+
+
 def test_a_pool_that_is_exactly_full_needs_no_remark(manifest: Write) -> None:
     path = manifest(_more_jobs("b", "c"), "adapterSlots: 3\n  rollout: {agentsPerSlot: 1}")
     assert load([path]).notes == ()
