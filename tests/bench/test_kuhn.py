@@ -2,12 +2,11 @@
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from bench import agents, kuhn_runs
+from bench import kuhn_runs
 from bench.kuhn import SETS, Policy, average, best_response, nash_conv, value
-from bench.runs import changed, kept
+from bench.runs import changed
 
 ALL = tuple(known for own in SETS for known in own)
 UNIFORM = dict.fromkeys(ALL, 0.5)
@@ -45,14 +44,6 @@ def test_always_betting_can_be_exploited_by_a_third_of_a_chip_on_each_side() -> 
     assert [best_response(bets, player) for player in range(2)] == pytest.approx([1 / 3, 1 / 3])
 
 
-def test_always_passing_loses_the_ante_to_a_bet() -> None:
-    assert nash_conv(dict.fromkeys(ALL, 0.0)) == 2
-
-
-def test_no_pure_profile_can_be_exploited_by_less_than_a_third() -> None:
-    assert min(nash_conv({**a, **b}) for a in pure(0) for b in pure(1)) == pytest.approx(1 / 3)
-
-
 def test_a_best_response_is_the_best_of_all_pure_strategies() -> None:
     mixed = {known: (number * 7 % 11) / 10 for number, known in enumerate(ALL)}
     assert best_response(mixed, 0) == pytest.approx(max(value(mixed | plan) for plan in pure(0)))
@@ -74,38 +65,6 @@ def test_an_average_plays_like_a_version_drawn_before_each_game(player: int) -> 
     versions = [{known: (number * k % 9) / 8 for number, known in enumerate(SETS[player])} for k in (1, 2, 5)]
     drawn = sum(value(UNIFORM | version) for version in versions) / 3
     assert value(UNIFORM | average(versions)) == pytest.approx(drawn)
-
-
-def found(*profiles: Policy) -> dict[str, object]:
-    policies = {
-        agent: [{known: profile[known] for known in own} for profile in profiles]
-        for agent, own in zip(("first", "second"), SETS, strict=True)
-    }
-    return {"seconds": 61.2, "policies": policies}
-
-
-@pytest.mark.parametrize(
-    ("last", "told"),
-    [(equilibrium(0), "met, also 0.20"), (UNIFORM, "missed")],
-)
-def test_a_row_averages_the_last_half_of_the_steps(last: Policy, told: str) -> None:
-    """Of four steps the last two count: not the uniform versions before them."""
-    row = kuhn_runs.row(1, found(UNIFORM, UNIFORM, UNIFORM, last, last))
-    end = f"{nash_conv(last):.3f}"
-    assert row == [1, 4, "0.917", end, end, f"{value(last):.3f}", "61", told]
-    assert len(row) == len(kuhn_runs.HEADERS)
-
-
-def test_the_curves_are_drawn(tmp_path: Path) -> None:
-    kuhn_runs.draw({0: found(UNIFORM, equilibrium(0)), 1: found(UNIFORM, UNIFORM)}, tmp_path / "kuhn.png")
-    assert (tmp_path / "kuhn.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_results_that_are_kept_are_shown_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept(tmp_path / "kuhn-3.json", changed(kuhn_runs.EXAMPLE, None, None), lambda: found(UNIFORM, equilibrium(0)))
-    agents.main(["--only", "kuhn", "--seeds", "3", "--out", str(tmp_path), "--pictures", str(tmp_path)])
-    assert "| 3 | 1 | 0.917 | 0.000 | 0.000 | -0.056 | 61 | met, also 0.20 |" in capsys.readouterr().out
-    assert [path.name for path in tmp_path.glob("*.png")] == ["kuhn.png"]
 
 
 def test_the_example_plays_every_deal_equally_often() -> None:

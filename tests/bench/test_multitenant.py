@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 from bench import multitenant_figures as figures
-from bench import multitenant_pictures as pictures
 from bench import multitenant_report as reports
-from bench.multitenant_engine import EngineTotals, totals_in
+from bench.multitenant_engine import EngineTotals
 from bench.multitenant_figures import Events
-from bench.multitenant_workload import MODES, Mode, Workload, manifests
+from bench.multitenant_workload import MODES, Mode, Workload
 from tests.bench.raw_events import BEGIN, turn, write_job
 
 from marlaas_worker.rollout.engine_progress import EngineCounts
@@ -71,23 +70,10 @@ def test_rates_count_from_the_first_turn_to_the_last_step(events: Events) -> Non
     assert figures.first_results_s(events) == pytest.approx([5.0, 6.0])
 
 
-def test_jobs_that_have_not_begun_are_left_out(events: Events, tmp_path: Path) -> None:
-    write_job(tmp_path, "team-2/job-02", [], [(turn(2.0, engine_s=1.0),)])
-    write_job(tmp_path, "team-3/job-03", [1.0], [])
-    assert figures.load(tmp_path) == events
-
-
 def test_processor_time_is_that_between_first_turn_and_last_step(events: Events) -> None:
     # The first turn is a fifth of the way between the samples at -1 and 4 s: 20.4 and 0.2 s were used by then.
     assert figures.start_cpu_s(events) == pytest.approx({"rollout": 20.4, "sandbox": 0.2})
     assert figures.cpu_s(events) == pytest.approx({"rollout": 2.6, "sandbox": 2.8})
-
-
-def test_memory_is_the_peak_between_first_turn_and_last_step(events: Events) -> None:
-    assert figures.memory_bytes(events) == {"rollout": 5 << 20, "sandbox": 1 << 20}
-    assert figures.peak_memory_bytes(events) == {"rollout": 9 << 20, "sandbox": 1 << 20}
-    short = replace(events, jobs={"team-1/job-01": events.jobs["team-1/job-01"]}, usage=tuple(USAGE[:1] + USAGE[2:]))
-    assert figures.memory_bytes(short) == {"rollout": 9 << 20}, "no sample from 2 to 6 s: the nearest to 4 s"
 
 
 def test_the_bounds_are_the_jobs_own_pace_and_the_processor(events: Events) -> None:
@@ -105,26 +91,6 @@ def test_reloads_are_shares_of_the_engines_time_and_of_its_busy_time(events: Eve
     """Two re-loads of 0.25 s take 5 % of 10 s, and 10 % of the 5 s in which the engine computes. The six first loads do not count."""
     assert events.engine == EngineTotals(2, 1000, 4, 80, num_loads=8, load_s=2.0, num_reloads=2, reload_s=0.5)
     assert figures.reload_shares(events) == pytest.approx((0.05, 0.1))
-
-
-def test_a_role_that_ended_without_its_totals_leaves_them_unknown(events: Events, tmp_path: Path) -> None:
-    log = rollout_log(num_reloads=1)
-    assert totals_in(log + log) == EngineTotals(2, 1000, 4, 80, num_loads=8, load_s=2.0, num_reloads=2, reload_s=0.5)
-    for unknown in ("=== start rollout-1 (tiny) at\n" + log, "=== start rollout-0 (tiny) at\n", ""):
-        assert totals_in(unknown) is None
-    (tmp_path / "run" / ".state" / "logs" / "rollout-2.tiny.log").write_text("=== start rollout-2 (tiny) at\n")
-    found = figures.load(tmp_path)
-    assert found.engine is None
-    assert figures.reload_shares(found) is None
-
-
-def test_the_table_of_engines_has_the_start_the_reloads_and_the_queues(events: Events) -> None:
-    """Turns waited for 1 s of 10. The first turn began to wait at 0 s."""
-    assert figures.start_s(events) == pytest.approx(20.5)
-    unknown = replace(events, engine=None, command_at=None)
-    text = reports.engines({mode("D"): [events], mode("O"): [unknown]})
-    assert row(text, "D-strict") == ["D-strict", "20.5", "8 / 2", "5.00%", "10.00%", "0.1", "0.20%", "5%"]
-    assert row(text, "O-strict-one-by-one") == ["O-strict-one-by-one", *[""] * 4, "0.1", "", ""]
 
 
 def test_jains_index_and_percentiles() -> None:
@@ -146,79 +112,3 @@ def test_rounds_are_compared_in_pairs(events: Events) -> None:
     slow = replace(events, jobs={name: replace(job, steps=job.steps[-1:]) for name, job in events.jobs.items()})
     text = reports.rates(Workload(2, 0.4, 2), {mode("A"): [events, events], mode("D"): [events, slow]}, cores=2)
     assert row(text, "D-strict")[3:5] == ["0.25 (0.20 to 0.30)", "1.17 (0.93 to 1.40)"]
-
-
-def test_costs_are_of_an_episode_and_of_a_turn(events: Events) -> None:
-    """2.8 s of sandboxes and 2.6 s of the engine, four episodes, five turns; 20.6 s before the first turn."""
-    found = row(reports.costs({mode("D"): [events]}), "D-strict")
-    assert found == [
-        "D-strict",
-        "700.0 / 560.0",
-        "650.0 / 520.0",
-        *["0.0 / 0.0"] * 5,
-        "1350.0 / 1080.0",
-        "1.25",
-        "21",
-    ]
-
-
-def test_memory_has_a_column_for_each_number_of_jobs(events: Events) -> None:
-    larger = replace(events, usage=({"at": BEGIN + 4, "cpu_s": {}, "pss_bytes": {"rollout": 50 << 20}},))
-    found = {
-        Workload(1, 0.4, 2): {mode("D"): [events], mode("A"): [events]},
-        Workload(32, 0.4, 2): {mode("D"): [larger]},
-        Workload(32, 1.0, 2): {mode("D"): [events]},
-    }
-    text = reports.memory({workload: reports.outlines(one) for workload, one in found.items()})
-    assert "| mode | role | 1 job | 32 jobs |" in text
-    assert "| D-strict | rollout | 5 (9) | 50 (50) |" in text
-    assert "| D-strict | all | 6 (10) | 50 (50) |" in text
-    assert "A-strict" not in text
-
-
-def test_comparisons_are_paired_by_round_with_other_modes_and_fewer_jobs() -> None:
-    def made(letter: str, *rates: float) -> dict[Mode, list[reports.Outline]]:
-        return {mode(letter): [reports.Outline(rate, {}, {}) for rate in rates]}
-
-    found = {
-        Workload(8, 0.4, 2): made("A", 1.0, 2.0) | made("D", 4.0, 6.0),
-        Workload(32, 0.4, 2): made("A", 1.0, 1.0) | made("C", 2.0, 2.0) | made("O", 0.5, 0.5) | made("D", 8.0, 6.0),
-    }
-    lines = reports.comparisons(found).splitlines()
-    assert (
-        lines[0]
-        == "| jobs | tools | mode | × A-strict | × C-strict | × O-strict-one-by-one | × O-strict-together | × 8 jobs |"
-    )
-    assert lines[2] == "| 8 | 0.4 s | D-strict | 3.50 (3.00 to 4.00) |  |  |  |  |"
-    assert lines[3] == (
-        "| 32 | 0.4 s | D-strict | 7.00 (6.00 to 8.00) | 3.50 (3.00 to 4.00) | 14.00 (12.00 to 16.00) |  | 1.50 (1.00 to 2.00) |"
-    )
-
-
-def test_modes_differ_only_in_staleness_and_in_what_runs_at_once() -> None:
-    workload = Workload(8, 0.4, 6)
-    jobs = {mode: [one for one in manifests(workload, mode, 16) if one["kind"] == "RLJob"] for mode in MODES}
-    for one, found in jobs.items():
-        assert len(found) == 8
-        assert {job["spec"]["training"].pop("maxStaleness") for job in found} == {0 if one.strict else 1}
-    assert len({json.dumps(found) for found in jobs.values()}) == 1
-
-
-def test_workloads_that_differ_have_other_folders() -> None:
-    plain = Workload(8, 0.4, 6)
-    others = [replace(plain, weights=(1.0, 1.0, 2.0, 4.0)), replace(plain, max_seqs=16), replace(plain, seed=1)]
-    assert len({str(one) for one in [plain, *others]}) == 4
-    assert str(others[0]) == "8x6-0.4s-seed0-weights1-1-2-4"
-    assert not any(":" in str(one) for one in others), "a folder on PYTHONPATH"
-    pool = manifests(others[1], mode("D"), 16)[0]
-    assert pool["spec"]["rollout"]["maxNumSeqs"] == 16
-
-
-def test_pictures_are_drawn(events: Events, tmp_path: Path) -> None:
-    found = {
-        Workload(jobs, wait, 2): reports.outlines({mode("A"): [events, events], mode("D"): [events]})
-        for jobs in (8, 32)
-        for wait in (0.0, 0.4)
-    }
-    pictures.draw_rates(found, tmp_path / "rates.png")
-    assert (tmp_path / "rates.png").read_bytes()[:4] == b"\x89PNG"

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 from bench import changed_run, multitenant_shares
-from bench.fairness import Log, report, windows
+from bench.fairness import Log, windows
 from bench.multitenant_figures import Events, load
-from bench.multitenant_pictures import draw_occupancy, draw_tenants
-from bench.multitenant_shares import ShareDriver, log_of, targets
+from bench.multitenant_shares import log_of, targets
 from tests.bench.raw_events import turn, write_job
 
-from marlaas_api.messages import StepOutcome, StepRecord
 from marlaas_worker.rollout.engine_meter import Account
 from marlaas_worker.rollout.supervised_engine import RequestLimiter
 
@@ -47,15 +45,6 @@ def test_only_tenants_that_waited_throughout_a_window_are_compared(events: Event
     assert window.services == {"team-0": 10.0, "team-1": 0.0}
 
 
-def test_episodes_that_outlast_the_run_are_told(events: Events, capsys) -> None:
-    assert multitenant_shares._checked(events) is events
-    assert capsys.readouterr().out == ""
-    for job in events.jobs.values():
-        long = tuple(episode.model_copy(update={"duration_s": 31.0}) for episode in job.episodes)
-        multitenant_shares._checked(replace(events, jobs={"a": replace(job, episodes=long)}))
-    assert "the longest episode took 31 s" in capsys.readouterr().out
-
-
 def log(first: int, second: int, seconds: int = 60) -> Log:
     served = [
         (float(at), tenant, cost)
@@ -80,22 +69,6 @@ def test_targets_are_ratios_to_first_come_first_served() -> None:
         .splitlines()[0]
         .startswith("largest difference against first come, first served: 53%")
     )
-
-
-def test_without_a_window_nothing_is_claimed() -> None:
-    empty = {name: Log([], {"team-0": [(0.0, 60.0)]}) for name in multitenant_shares.MODES}
-    assert targets([empty], WEIGHTS, 60.0).startswith("no window in which two tenants had queued requests")
-    assert report({"by weight": empty["by weight"]}, WEIGHTS, 60.0).splitlines()[-1] == "| by weight | 0 | 0 |  |  |  |"
-
-
-def test_a_run_ends_after_the_measured_time(tmp_path: Path) -> None:
-    driver = ShareDriver(2, seconds=-multitenant_shares.TAIL_S)
-    write_job(tmp_path, "team-0/job-00", [1.0], [])
-    assert not driver.look(tmp_path / "run"), "a job has no file"
-    write_job(tmp_path, "team-1/job-01", [], [])
-    assert not driver.look(tmp_path / "run"), "a job has made no step"
-    (tmp_path / "run" / "team-1" / "job-01" / "steps.jsonl").write_text("{}\n")
-    assert driver.look(tmp_path / "run")
 
 
 async def order(limiter: RequestLimiter) -> list[str]:
@@ -123,31 +96,3 @@ async def test_first_come_first_served_takes_requests_in_the_order_of_their_arri
         monkeypatch.setattr(RequestLimiter, name, getattr(RequestLimiter, name))  # restored after the test
     changed_run.first_come()
     assert await order(RequestLimiter(1)) == arrived
-
-
-def test_pictures_are_drawn(events: Events, tmp_path: Path) -> None:
-    for name in events.jobs:
-        steps = [
-            StepRecord(
-                namespace="n",
-                job="j",
-                uid="u",
-                step=number,
-                outcome=StepOutcome.COMMITTED,
-                version=number + 1,
-                at=at,
-                wall_s=1.0,
-                reward_mean=0.0,
-                reward_std=0.0,
-                indices=(),
-                num_groups=1,
-                num_episodes=1,
-                metrics={"train_s": 0.5},
-            )
-            for number, at in enumerate(events.jobs[name].steps)
-        ]
-        path = tmp_path / "run" / name / "steps.jsonl"
-        path.write_text("".join(f"{step.model_dump_json()}\n" for step in steps))
-    draw_tenants(tmp_path, (1.0, 4.0), tmp_path / "shares.png")
-    draw_occupancy({"A": tmp_path, "D": tmp_path}, tmp_path / "occupancy.png")
-    assert {(tmp_path / f"{name}.png").read_bytes()[:4] for name in ("shares", "occupancy")} == {b"\x89PNG"}

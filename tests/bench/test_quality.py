@@ -1,7 +1,7 @@
 """`bench quality`: the paired difference of held-out rewards, against numbers by hand."""
 
 from bench.multitenant_figures import Events, JobEvents
-from bench.quality import evals, mode_of, row
+from bench.quality import evals, row
 
 
 def test_the_difference_is_paired_by_job():
@@ -16,8 +16,3 @@ def test_the_difference_is_paired_by_job():
 def test_evaluations_before_and_after_training_count():
     events = Events({"team-0/job-00": JobEvents("team-0", (), (), (0.1, 0.5, 0.8))})
     assert evals(events) == {"team-0/job-00": (0.1, 0.8)}
-
-
-def test_only_asynchronous_jobs_are_compared():
-    assert [(mode_of(letter).strict, mode_of(letter).together) for letter in "BD"] == [(False, False), (False, True)]
-    assert mode_of("B").evals == mode_of("D").evals == 64

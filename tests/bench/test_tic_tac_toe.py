@@ -1,12 +1,8 @@
 """Exact results of tic-tac-toe against known numbers, and what `bench agents` makes of them."""
 
-from pathlib import Path
-
 import pytest
-from bench import tic_tac_toe_runs
-from bench.runs import documents
 from bench.tic_tac_toe import best_moves, boards, minimax, perfect, results, uniform
-from bench.tic_tac_toe_runs import both_marks, draw, random_rows, rows, variant
+from bench.tic_tac_toe_runs import random_rows, rows
 
 from marlaas.envs.tic_tac_toe import EMPTY
 
@@ -46,21 +42,7 @@ def test_what_is_missing_from_a_policys_probabilities_is_illegal():
     assert results(taken, "x", uniform).illegal == 1.0, "its second move is taken by itself"
 
 
-def test_both_marks_count_half():
-    one, other = (results(RANDOM, mark, perfect) for mark in "xo")
-    assert both_marks(RANDOM, perfect).lost == pytest.approx((one.lost + other.lost) / 2)
-
-
-def test_the_variant_without_past_opponents_is_the_same_job_without_them():
-    manifests = documents(tic_tac_toe_runs.EXAMPLE)
-    _, job = variant(manifests, "self")
-    assert [agent["name"] for agent in job["spec"]["agents"]] == ["x", "o"]
-    assert job["spec"]["environment"] == {"name": "tic-tac-toe"}
-    assert job["spec"]["training"] == manifests[1]["spec"]["training"]
-    assert variant(manifests, "past") == manifests
-
-
-def test_the_table_and_the_picture(tmp_path: Path):
+def test_the_table_has_the_first_and_the_last_evaluation():
     by_step = [[0, 0.2, 0.1, 0.3, 0.4], [10, 0.7, 0.2, 0.1, 0.0]]
     found = {"seconds": 1.0, "results": {"random": by_step, "perfect": by_step}}
     first, _ = rows("self", 3, found)
@@ -68,5 +50,3 @@ def test_the_table_and_the_picture(tmp_path: Path):
     against_random, against_perfect = random_rows()
     assert [float(one) for one in against_random[5:]] == [0.0, 0.437, 0.127, 0.437, 0.0]
     assert [float(one) for one in against_perfect[5:]] == [-0.873, 0.0, 0.127, 0.873, 0.0]
-    draw({("past", 0): found, ("self", 0): found}, tmp_path / "drawn.png")
-    assert (tmp_path / "drawn.png").stat().st_size > 5000

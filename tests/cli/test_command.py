@@ -91,19 +91,6 @@ def test_a_right_manifest_is_one_line_per_object(manifest: Write) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("model", "text"),
-    [
-        ("{hub: {id: Qwen/Qwen3-0.6B, revision: abc}}", "Qwen/Qwen3-0.6B at abc"),
-        ("{pvc: {claimName: models, path: /qwen}}", "/qwen on volume models"),
-        ("{path: /models/qwen}", "/models/qwen"),
-    ],
-)
-def test_a_pools_line_says_where_its_model_is(manifest: Write, model: str, text: str) -> None:
-    result = invoke("validate", str(manifest(f"model: {model}")))
-    assert f"ModelPool tiny: {text}; 1 engine" in result.output
-
-
 def test_a_bad_manifest_is_told_on_standard_error_with_exit_code_2(
     manifest: Write, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,15 +20,6 @@ def test_an_example_is_right_and_needs_no_remark(paths: list[Path]) -> None:
     assert [str(note) for note in manifest.notes] == []
 
 
-def test_the_crowd_is_32_jobs_of_four_tenants_with_weights_for_fewer_slots() -> None:
-    manifest = load(MANY, runnable=True)
-    (pool,) = manifest.pools
-    assert len(manifest.jobs) == 32 > pool.spec.adapter_slots
-    weights = {tenant.metadata.name: tenant.spec.weight for tenant in manifest.tenants}
-    assert weights == {"amber": 4, "blue": 1, "green": 2, "red": 1}
-    assert {job.metadata.namespace for job in manifest.jobs} == weights.keys()
-
-
 def test_the_quickstart_trains_two_jobs_of_two_tenants_at_once() -> None:
     manifest = load([next(path for path in EXAMPLES if path.name == "quickstart.yaml")])
     assert [f"{job.metadata.namespace}/{job.metadata.name}" for job in manifest.jobs] == [

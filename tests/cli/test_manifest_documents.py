@@ -135,19 +135,6 @@ def test_a_file_that_is_no_manifest_is_told_from_the_others(manifest: Write, tmp
     assert str(caught.value) == line
 
 
-def test_files_that_cannot_be_read_are_all_told(manifest: Write, tmp_path: Path) -> None:
-    manifest()
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(InvalidManifest) as caught:
-        load(["jobs.yaml", "folder", "nowhere/x.yaml", "job.yaml/x"])
-    assert str(caught.value).splitlines() == [
-        "jobs.yaml: no such file; did you mean job.yaml?",
-        "folder: a folder; name its files, for example folder/*.yaml",
-        "nowhere/x.yaml: no such file",
-        "job.yaml/x: cannot be read: Not a directory",
-    ]
-
-
 def test_a_byte_order_mark_is_no_part_of_the_text(manifest: Write) -> None:
     path = manifest()
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())

@@ -16,27 +16,21 @@ TABLE = {
     "training: {steps: 3, stepz: 4}": "21: spec.training.stepz: unknown field; did you mean 'steps'?",
     "poolRef: {name: tiny, xyz: 1}": "18: spec.poolRef.xyz: unknown field; 'spec.poolRef' takes name",
     "rollout: {group_size: 4}": "20: spec.rollout.group_size: unknown field; did you mean 'groupSize'?",
-    "rollout: {groups: }": "20: spec.rollout.groups: unknown field; did you mean 'groupSize'?",
     "rank: 8": "22: spec.rank: unknown field; did you mean 'spec.agents[].adapter.rank'?",
     "metadata: {name: sums, namespcae: team-a}": "16: metadata.namespcae: unknown field; did you mean 'namespace'?",
-    "metadata: {name: sums, namespace: team-a}\nmetadatas: 1": "17: metadatas: unknown field; did you mean 'metadata'?",
     "rollout: {groupSize:16}": "20: spec.rollout['groupSize:16']: unknown field; write a space after the colon: 'groupSize: 16'",
     "training: {steps: 3, learning_rate: 1e-4}": (
         "21: spec.training.learning_rate: unknown field; did you mean 'spec.training.optimizer.learningRate'?"
     ),
     # Values of another type
     'training: {steps: "3"}': f"21: spec.training.steps: {WHOLE} the text '3'; remove the quotes",
-    "training: {steps: many}": f"21: spec.training.steps: {WHOLE} the text 'many'",
     "training: {steps: 1.5}": f"21: spec.training.steps: {WHOLE} 1.5",
-    "training: {steps: yes}": f"21: spec.training.steps: {WHOLE} true",
     "poolRef: {name: 7}": "18: spec.poolRef.name: expected text, found 7; put it in quotes",
     "suspend: maybe": "22: spec.suspend: expected true or false, found the text 'maybe'",
     "training: [steps, 3]": (
         f"21: spec.training: {MAPPING} a list; 'spec.training' takes algorithm, steps, groupsPerStep, microbatchTokens, "
         "optimizer, maxStaleness, maxRefill, ratio, clip, baseline, kl, entropy, correction, overlong, data and seed"
     ),
-    "poolRef: tiny": f"18: spec.poolRef: {MAPPING} the text 'tiny'; 'spec.poolRef' takes name",
-    "agents: {name: policy}": "22: spec.agents: expected a list, found a mapping",
     # Values that are missing
     "training: {steps: }": (
         "21: spec.training.steps: required, but missing (Number of optimizer steps to train; may be raised later)"
@@ -44,10 +38,6 @@ TABLE = {
     "metadata: {namespace: team-a}": (
         "16: metadata.name: required, but missing (Name of the object: lower-case letters, digits and '-', at most 63, "
         "no dots (it is part of subjects))"
-    ),
-    "agents: []": "22: spec.agents: must have at least 1 entry, found 0",
-    "agents: [{trainable: true}]": (
-        "22: spec.agents[0].name: required, but missing (Name of the agent, by which environments request its turns)"
     ),
     ("training: {steps: 3}", "suspend: true"): (
         "17: spec.training: required, but missing (Algorithm, loss, optimizer and data)"
@@ -57,51 +47,32 @@ TABLE = {
     "rollout: {groupSize: 1}": (
         "20: spec.rollout.groupSize: groupSize 1 has nothing to compare a reward with; set at least 2, or training.baseline.type: running-mean"
     ),
-    "rollout: {temperature: 0.001}": "20: spec.rollout.temperature: must be at least 0.01, found 0.001",
     "training: {steps: 3, optimizer: {learningRate: 0}}": (
         "21: spec.training.optimizer.learningRate: must be more than 0, found 0"
     ),
-    "training: {steps: 3, maxStaleness: 17}": "21: spec.training.maxStaleness: must be at most 16, found 17",
     "training: {steps: 3, clip: {low: 1}}": "21: spec.training.clip.low: must be less than 1, found 1",
     "training: {steps: 3, algorithm: gropo}": (
         "21: spec.training.algorithm: must be one of grpo, dr-grpo, dapo, gspo, rloo, reinforce++, cispo; found 'gropo'; "
         "did you mean 'grpo'?"
     ),
-    "agents: [{name: policy, adapter: {rank: 12}}]": (
-        f"22: spec.agents[0].adapter.rank: must be one of {RANKS}; found 12"
-    ),
-    "training: {steps: 3, optimizer: {betas: [0.9, 0.99, 0.999]}}": (
-        "21: spec.training.optimizer.betas: must have at most 2 entries, found 3"
-    ),
     "metadata: {name: my.sums, namespace: team-a}": f"16: metadata.name: must be {LABEL}; found 'my.sums'",
-    f"metadata: {{name: {'a' * 64}}}": "16: metadata.name: must have at most 63 characters, found 64",
     "environment: {name: reverse, memory: 512MB}": (
         "19: spec.environment.memory: must be a quantity, for example 512Mi, 2 or 0.5; found '512MB'"
-    ),
-    "environment: {name: reverse, memory: 0.5}": (
-        "19: spec.environment.memory: expected text, found 0.5; put it in quotes"
     ),
     "agents: [{name: policy, adapter: {targets: [self_attn.q_proj]}}]": (
         "22: spec.agents[0].adapter.targets[0]: must be the last component of a linear layer's name, for example q_proj; "
         "found 'self_attn.q_proj'"
     ),
     "environment: {name: games/guess.py}": f"19: spec.environment.name: {ENVIRONMENT_NAME}; found 'games/guess.py'",
-    "model: {hub: {id: 'https://hub/x/y'}}": (
-        "5: spec.model.hub.id: must be a repository of the hub, for example Qwen/Qwen3-0.6B; found 'https://hub/x/y'"
-    ),
     # Values that stand twice, or exclude or need each other
     "agents: [{name: policy, adapter: {targets: [q_proj, k_proj, q_proj]}}]": (
         "22: spec.agents[0].adapter.targets: 'q_proj' is listed twice"
     ),
     "agents: [{name: policy}, {name: policy}]": "17: spec: agents must have different names",
-    "environment: {name: reverse, secretRefs: [{name: a}, {name: a}]}": (
-        "19: spec.environment: secretRefs must have different names"
-    ),
     ("namespaces: [team-a]", "namespaces: [team-a, team-a]"): "12: spec.namespaces: 'team-a' is listed twice",
     "environment: {name: reverse, image: games, entrypoint: [play]}": (
         "19: spec.environment: give exactly one of name and image; found both"
     ),
-    "environment: {replicas: 2}": "19: spec.environment: give exactly one of name and image; found neither",
     "environment: {image: games}": "19: spec.environment: image needs entrypoint, the command that serves the environment",
     "environment: {name: reverse, entrypoint: [play]}": (
         "19: spec.environment: entrypoint needs image: it is the command that runs in the image"
@@ -112,23 +83,12 @@ TABLE = {
     "model: {builtin: tiny, path: /x}": (
         "5: spec.model: give exactly one of builtin, path, pvc and hub; found builtin and path"
     ),
-    "model: {}": "5: spec.model: give exactly one of builtin, path, pvc and hub; found none",
     # The order of a job's data
     "training: {steps: 3, data: {skip: {}}}": (
         "21: spec.training.data: skip needs tasks: an endless stream contains every task once, so none can be skipped"
     ),
     "training: {steps: 3, data: {order: shuffled}}": (
         "21: spec.training.data: order: shuffled needs tasks: an endless stream has no order to shuffle"
-    ),
-    "training: {steps: 3, data: {tasks: 0}}": "21: spec.training.data.tasks: must be at least 1, found 0",
-    "training: {steps: 3, data: {tasks: 4, skip: {maxShare: 1}}}": (
-        "21: spec.training.data.skip.maxShare: must be less than 1, found 1"
-    ),
-    "training: {steps: 3, data: {tasks: 4, order: shufled}}": (
-        "21: spec.training.data.order: must be one of sequential, shuffled; found 'shufled'; did you mean 'shuffled'?"
-    ),
-    "training: {steps: 3, data: {tasks: 4, skip: {pases: 2}}}": (
-        "21: spec.training.data.skip.pases: unknown field; did you mean 'passes'?"
     ),
 }
 RIGHT_DATA = ["{}", "{tasks: 5}", "{tasks: 5, order: shuffled}", "{tasks: 5, skip: {}}", "{tasks: 1, skip: {maxShare: 0.9}}"]  # fmt: skip

@@ -1,7 +1,6 @@
 """Whatever stands in a manifest, the answer is a sentence with a line, never a traceback."""
 
 import copy
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,7 @@ def _findings(text: str) -> list[str]:
     return [str(finding) for finding in objects.errors]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(bodies())
 def test_a_mutated_object_is_taken_or_told_with_a_line(body: Any) -> None:
     for line in _findings(yaml.safe_dump(body, allow_unicode=True)):
@@ -73,15 +72,8 @@ def test_a_mutated_object_is_taken_or_told_with_a_line(body: Any) -> None:
         assert "Input should" not in line
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.text(alphabet=st.sampled_from(list("ab:- \n\t{}[]&*!<>'\"#?|%@\\1.~")), max_size=40))
 def test_any_text_is_taken_or_told(text: str) -> None:
     for line in _findings(text):
-        assert LINE.match(line) or line == "fuzz.yaml: contains no objects", line
-
-
-@settings(max_examples=100, deadline=None)
-@given(bodies())
-def test_json_is_yaml_too(body: Any) -> None:
-    for line in _findings(json.dumps(body)):
         assert LINE.match(line) or line == "fuzz.yaml: contains no objects", line

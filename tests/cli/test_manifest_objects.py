@@ -118,16 +118,6 @@ def test_a_right_manifest_is_loaded_in_the_order_of_the_files(manifest: Write) -
     assert loaded.notes == ()
 
 
-def test_objects_of_several_files_belong_together(manifest: Write, tmp_path: Path) -> None:
-    pool, _, job = manifest().read_text(encoding="utf-8").split("---\n")
-    (tmp_path / "pool.yaml").write_text(pool, encoding="utf-8")
-    (tmp_path / "job.yaml").write_text(job, encoding="utf-8")
-    assert len(load(["pool.yaml", "job.yaml"]).jobs) == 1
-    alone = r"^job.yaml:5: spec.poolRef.name: no ModelPool 'tiny' in these files; add the file that defines it$"
-    with pytest.raises(InvalidManifest, match=alone):
-        load(["job.yaml"])
-
-
 def test_a_cluster_may_have_the_pool_that_the_files_lack(manifest: Write, tmp_path: Path) -> None:
     job = manifest().read_text(encoding="utf-8").split("---\n")[2]
     (tmp_path / "job.yaml").write_text(job, encoding="utf-8")
@@ -158,13 +148,6 @@ def test_a_pool_that_only_an_agent_names_has_to_exist_too(complaints: Complaints
     team = TEAM.replace("name: big", f"name: {pool}").replace("q_prj", "q_proj")
     assert complaints(team) == [
         f"job.yaml:20: spec.agents[1].poolRef.name: no ModelPool '{pool}' of agent 'reader' in these files{hint}"
-    ]
-
-
-def test_a_cluster_may_have_the_pool_that_an_agent_names(manifest: Write) -> None:
-    notes = load([manifest(TEAM)], runnable=False).notes
-    assert [str(note) for note in notes] == [
-        "job.yaml:20: spec.agents[1].poolRef.name: ModelPool 'big' of agent 'reader' is not in these files; the job is not checked against it"
     ]
 
 
@@ -234,6 +217,18 @@ def test_a_manifest_without_a_job_is_nothing_to_run(manifest: Write) -> None:
     assert len(load([path], runnable=False).pools) == 1
 
 
+def test_an_object_that_is_given_twice_word_for_word_is_refused_too(manifest: Write, tmp_path: Path) -> None:
+    job = manifest().read_text(encoding="utf-8").split("---\n")[2]
+    (tmp_path / "copy.yaml").write_text(job, encoding="utf-8")
+    with pytest.raises(InvalidManifest, match=r"RLJob 'team-a/sums' is already defined at job.yaml:14"):
+        load(["job.yaml", "copy.yaml"])
+
+
+def test_a_pool_that_is_exactly_full_needs_no_remark(manifest: Write) -> None:
+    path = manifest(_more_jobs("b", "c"), "adapterSlots: 3\n  rollout: {agentsPerSlot: 1}")
+    assert load([path]).notes == ()
+
+
 BIG = "apiVersion: marlaas.dev/v1alpha1\nkind: ModelPool\nmetadata: {name: big}\nspec: {model: {builtin: tiny}}"
 NOTES: dict[tuple[Edit, ...], list[str]] = {
     ((TENANT_KIND, "apiVersion: v1\nkind: Namespace"),): ["9: skipped Namespace 'red': it is not a MARLaaS kind"],
@@ -247,13 +242,3 @@ NOTES: dict[tuple[Edit, ...], list[str]] = {
 @pytest.mark.parametrize(("edits", "notes"), NOTES.items())
 def test_what_is_right_and_may_surprise_is_noted(manifest: Write, edits: tuple[Edit, ...], notes: list[str]) -> None:
     assert [str(note) for note in load([manifest(*edits)]).notes] == [f"job.yaml:{note}" for note in notes]
-
-
-def test_what_only_a_cluster_or_only_a_local_run_can_do_is_a_note_to_whoever_submits_it(manifest: Write) -> None:
-    (note,) = load([manifest(IMAGE)], runnable=False).notes
-    assert str(note).startswith("job.yaml:19: spec.environment.image: container images need a cluster")
-    path = manifest("export: {path: out, trackers: [wandb]}")
-    assert [str(note) for note in load([path], runnable=False).cluster_notes] == [
-        f"job.yaml:22: spec.export.{key}: only `marlaas run` supports it; a cluster ignores it"
-        for key in ("path", "trackers")
-    ]

@@ -61,22 +61,6 @@ def test_a_preempted_job_waits_since_it_was_stopped_for_the_job_that_ends_next(o
     assert "the next running job to end is team-a/other, in about 2 m 30 s. There is nothing to do." in said
 
 
-def test_a_job_that_waits_for_places_says_how_many_jobs_have_to_end(out: Path) -> None:
-    """The pool admits 16 agents: 8 slots of 2 agents."""
-    team = [{"name": f"agent-{number}"} for number in range(8)]
-    large = job_document("large", created_at=1000.0, spec={**STEPS, "agents": team})
-    others = [job_document(f"team-{number}", created_at=1000.0, spec={**STEPS, "agents": team}) for number in range(2)]
-    waits = {"phase": Phase.QUEUED, "admitted": False, "reason": "WaitingForSlots"}
-    running = [
-        a_progress(one, reason="Training", step=10 * number, started_at=1000.0, admitted_s=60.0, at=1060.0, steps=40)
-        for number, one in enumerate([*others, JOB], start=1)
-    ]
-    leave(out, a_progress(large, **waits, at=1060.0), *running, jobs=(large, *others, JOB))
-    said = why(out, "large")
-    assert "the next running job of 3 to end is team-a/sums, in about 20 s." in said
-    assert "its 8 agents have room once 2 of them have ended, in about 1 m 00 s." in said
-
-
 def test_a_job_that_was_never_admitted_waits_since_its_creation_and_the_advice_is_about_the_run(out: Path) -> None:
     waits = {"phase": Phase.QUEUED, "admitted": False, "reason": "WaitingForPool"}
     leave(out, a_progress(JOB, **waits, at=1060.0))
@@ -123,11 +107,6 @@ def test_a_failed_job_and_one_that_the_run_gave_up_say_why(out: Path) -> None:
     said = why(out, "other")
     assert "RoleFailed: A process that the job needs failed and is not restarted." in said
     assert "Message: trainer-0 exited 5 times." in said
-
-
-def test_a_run_that_was_killed_has_left_no_state(out: Path) -> None:
-    leave(out)
-    assert why(out).endswith("The run ended without writing the state of team-a/sums, of which 0 steps are recorded.")
 
 
 @pytest.mark.parametrize(

@@ -163,12 +163,6 @@ def test_an_agent_of_several_is_chosen_by_name(team: Path, options: tuple[str, .
         raise invoke("chat", str(team), *options, "-p", "x").exception
 
 
-def test_usage_has_a_line_of_each_policy_of_several(team: Path) -> None:
-    lines = invoke("usage", str(team)).stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["TENANT", "a", "a/one", "solver", "critic"]
-    assert set(json.loads(invoke("usage", str(team), "--json").stdout)["agents"]) == {"solver", "critic"}
-
-
 def test_lines_from_a_pipe_are_answered_side_by_side(trained: Path) -> None:
     typed = "reverse: hello\n\n/new\nreverse: hello\n"
     result = invoke("chat", str(trained), "--greedy", "--max-tokens", "8", typed=typed)

@@ -1,6 +1,6 @@
 """Playing a named environment with a function as the policy, and a function as an environment."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from inspect import iscoroutinefunction
 from typing import Any
 
@@ -40,3 +40,21 @@ def played(code: Callable[..., Any], channel: OrderedReplies | None = None, *, i
     """Play `code` as the environment of the agents a and b."""
     state = EpisodeState(["a", "b"], channel or OrderedReplies(), is_strict=is_strict)
     return play_episode(Environment(code, True, is_async=iscoroutinefunction(code)), first_task(), state)
+
+
+def play_moves(
+    name: str, args: dict[str, Any], agents: Sequence[str], replies: Iterable[str], task: Task
+) -> tuple[Outcome, list[tuple[str, str]]]:
+    """Play a game with these replies, each in a conversation of its own; return also each turn's agent and message."""
+    left, told = iter(replies), []
+
+    def answer(request: TurnRequest) -> str:
+        assert request.parent is None, "each turn is a conversation of its own"
+        (message,) = request.append
+        assert isinstance(message, Message)
+        told.append((request.agent, message.content))
+        return next(left)
+
+    outcome = play_episode(resolve(name, args).create(), task, EpisodeState(agents, RecordedReplies(answer, 5)))
+    assert list(left) == [], "the game ended before the last reply"
+    return outcome, told

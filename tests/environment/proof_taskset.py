@@ -1,7 +1,5 @@
 """A taskset with an environment of two agents, as its author would write it for `verifiers`; it knows nothing of MARLaaS."""
 
-import asyncio
-
 import verifiers.v1 as vf
 
 __all__ = ["ProofEnv", "Sums"]
@@ -28,7 +26,6 @@ class ProofConfig(vf.EnvConfig):
     solver: vf.AgentConfig = vf.AgentConfig()
     verifier: vf.AgentConfig = vf.AgentConfig()
     drafts: int = 1
-    at_once: bool = False
 
 
 class ProofEnv(vf.Env[ProofConfig]):
@@ -36,9 +33,6 @@ class ProofEnv(vf.Env[ProofConfig]):
         agents.verifier.trainable = False
 
     async def run(self, task, agents):
-        if self.config.at_once:
-            await asyncio.gather(*(agents.solver.run(task) for _ in range(self.config.drafts)))
-            return
         for _ in range(self.config.drafts):
             draft = await agents.solver.run(task)
             text = draft.branches[-1].messages[-1].content
@@ -46,8 +40,6 @@ class ProofEnv(vf.Env[ProofConfig]):
             await agents.verifier.run(vf.Task(vf.TaskData(idx=0, prompt=question)))
 
     async def finalize(self, task, episode):
-        if self.config.at_once:
-            return
         for draft, verdict in zip(episode.traces[::2], episode.traces[1::2], strict=True):
             said = str(verdict.branches[-1].messages[-1].content)
             verdict.record_reward("found", float((said == "right") == (draft.reward == 1.0)), weight=0.5)

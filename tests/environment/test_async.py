@@ -1,43 +1,14 @@
 """An `async def play`: turns are awaited, parts are tasks, and numbers, limits and errors are those of the same code in threads."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.environment.channels import AFTER, FIRST, SECOND, Meeting, OrderedReplies
-from tests.environment.playing import first_task, played
+from tests.environment.playing import played
 
-from marlaas import async_environment
 from marlaas.environment import Agents, Task
-from marlaas.envs.loading import Environment, resolve
-from marlaas.envs.playing import play_episode
-from marlaas.episode_state import EpisodeState
 from marlaas_api.errors import InvalidInput
-
-MODULE = """
-import asyncio
-
-async def play(task, agent, bonus=0.0):
-    await asyncio.sleep(0)
-    return len((await agent.say("hi")).text) + bonus
-
-class Game:
-    async def play(self, task, agents):
-        return {name: float((await agent.ask([{"role": "user", "content": name}])).turn) for name, agent in agents.items()}
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "args", "names", "rewards"),
-    [("play", {"bonus": 1.5}, ["policy"], {"policy": 8.5}), ("Game", {}, ["a", "b"], {"a": 0.0, "b": 0.0})],
-)
-def test_functions_and_classes_may_be_async(tmp_path: Path, monkeypatch, name, args, names, rewards):
-    (tmp_path / "own_async.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    environment = resolve(f"own_async:{name}", args).create()
-    state = EpisodeState(names, OrderedReplies(), is_strict=True)
-    assert play_episode(environment, first_task(), state).rewards == rewards
 
 
 def threads(task: Task, agents: Agents) -> float:
@@ -126,16 +97,6 @@ def test_turns_really_are_open_at_the_same_time(code, is_strict, numbers):
     assert {agent: [number for number, _ in turns] for agent, turns in channel.numbers().items()} == numbers
 
 
-async def nested(task: Task, agents: Any) -> None:
-    async with agents.together(), agents.together():
-        pass
-
-
-async def in_the_main_line(task: Task, agents: Any) -> None:
-    async with agents.together():
-        await agents.a.say("hi")
-
-
 async def one_conversation_in_two_parts(task: Task, agents: Any) -> None:
     async with agents.together() as at_once:
         at_once.run(agents.a.say, "one")
@@ -150,8 +111,6 @@ async def a_task_within_a_part(task: Task, agents: Any) -> None:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (nested, "already runs at the same time"),
-        (in_the_main_line, "spoken to in its parts"),
         (one_conversation_in_two_parts, "give each its own by `begin` or `fork`"),
         (gathered, "in a task that the episode does not know"),
         (gathered_in_one_agent, "in a task that the episode does not know"),
@@ -197,43 +156,3 @@ def test_the_first_parts_error_is_raised_and_all_parts_have_ended():
     with pytest.raises(KeyError, match="first"):
         played(both)
     assert ended == ["first", str(AFTER)]
-
-
-def test_a_part_that_waits_for_a_later_one_is_not_waited_for_where_parts_run_one_after_another(monkeypatch):
-    monkeypatch.setattr(async_environment, "PATIENCE_S", 0.01)
-
-    async def both(task: Task, agents: Any) -> float:
-        spoken = asyncio.Event()
-
-        async def second() -> None:
-            await agents.b.say("x")
-            spoken.set()
-
-        async with agents.together() as at_once:
-            at_once.run(spoken.wait)
-            at_once.run(second)
-        return 1.0
-
-    state = EpisodeState(["a", "b"], OrderedReplies(), in_order=True)
-    assert play_episode(Environment(both, True, is_async=True), first_task(), state).rewards["a"] == 1.0
-
-
-def test_a_server_opened_in_a_part_speaks_for_that_part():
-    """So clients of chat completions have an order, also in a strict job."""
-    import openai
-
-    async def ask(agent) -> str:
-        with agent.openai() as server:
-            async with openai.AsyncOpenAI(base_url=server.base_url, api_key=server.api_key) as client:
-                message = {"role": "user", "content": "hi"}
-                reply = await client.chat.completions.create(model=agent.name, messages=[message])
-                return reply.choices[0].message.content
-
-    async def both(task: Task, agents: Any) -> None:
-        async with agents.together() as at_once:
-            for agent in agents.values():
-                at_once.run(ask, agent)
-
-    channel = Meeting(2)
-    played(both, channel)
-    assert channel.numbers() == {"a": [(FIRST, None)], "b": [(SECOND, None)]}

@@ -8,7 +8,6 @@ from tests.environment.channels import FIRST, SECOND, Held, OrderedReplies
 from tests.environment.playing import played
 
 from marlaas.environment import Task, ToolError, TurnLimit
-from marlaas.envs.playing import explain
 
 
 def test_a_turn_that_has_begun_is_part_of_the_episode_also_if_its_task_is_cancelled():
@@ -72,11 +71,6 @@ async def in_a_group(task: Task, agents: Any) -> None:
         group.create_task(until_the_limit(task, agents))
 
 
-async def in_a_part(task: Task, agents: Any) -> None:
-    async with agents.together() as at_once:
-        at_once.run(until_the_limit, task, agents)
-
-
 async def broken_tool(task: Task, agents: Any) -> None:
     agents.a.reward = 0.25
     async with agents.a.tool():
@@ -89,20 +83,13 @@ async def slow_tool(task: Task, agents: Any) -> None:
         await asyncio.Event().wait()
 
 
-async def limit_and_tool(task: Task, agents: Any) -> None:
-    agents.a.reward = 0.25
-    raise BaseExceptionGroup("both", [TurnLimit("x"), BaseExceptionGroup("in it", [ToolError("y")])])
-
-
 @pytest.mark.parametrize(
     ("code", "ending"),
     [
         (until_the_limit, "max_turns"),
-        (in_a_part, "max_turns"),
         (in_a_group, "max_turns"),
         (broken_tool, "tool_error"),
         (slow_tool, "tool_error"),
-        (limit_and_tool, "tool_error"),
     ],
 )
 def test_what_the_policy_causes_is_scored(code, ending):
@@ -128,15 +115,3 @@ def test_an_error_of_the_environment_beside_the_limit_is_a_fault():
 
     with pytest.raises(BaseExceptionGroup, match="both"):
         played(mixed)
-
-
-def test_a_traceback_begins_at_the_environments_own_code():
-    async def broken(task: Task, agents: Any) -> float:
-        await agents.a.say("hi")
-        return {}["missing"]
-
-    with pytest.raises(KeyError) as caught:
-        played(broken)
-    text = explain(caught.value)
-    assert "test_async_endings.py" in text
-    assert not [name for name in ("playing.py", "async_environment.py", "runners.py", "base_events.py") if name in text]

@@ -30,22 +30,6 @@ def test_candidates_continue_one_state_in_any_order_of_arrival_and_the_chosen_go
     assert marked == {0: None, FIRST: 0, SECOND: 0, THIRD: 0, AFTER: None, AFTER + 1: None}
 
 
-def test_several_candidates_go_on_one_after_another_or_at_the_same_time():
-    channel = OrderedReplies(("a", 6 * BRANCH_TURNS), ("a", 5 * BRANCH_TURNS))
-    agents = agents_of(channel)
-    left, _, right = agents.a.branch("act", 3)
-    left.go_on().say("then")
-    last = right.go_on()
-    last.say("then")
-    other = left.go_on()
-    with agents.together() as at_once:
-        at_once.run(last.say, "left")
-        at_once.run(other.say, "right")
-    a, b = 5 * BRANCH_TURNS, 6 * BRANCH_TURNS
-    assert channel.numbers()["a"][3:] == [(AFTER, FIRST), (AFTER + 1, THIRD), (a, AFTER + 1), (b, FIRST)]
-    assert [one.choice for one in channel.requests] == [0, 0, 0, None, None, None, None]
-
-
 def test_candidates_are_sampled_at_the_same_time():
     assert len(agents_of(Meeting(3)).a.branch("act", 3)) == 3
 
@@ -95,12 +79,6 @@ def test_within_a_part_candidates_count_as_turns_and_all_or_none_are_given():
     ]
 
 
-def test_messages_may_be_an_iterator_and_each_candidate_gets_all_of_them():
-    channel = OrderedReplies()
-    agents_of(channel).a.branch(iter([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]), 2)
-    assert [len(request.append) for request in channel.requests] == [2, 2]
-
-
 def test_a_part_may_not_branch_a_conversation_to_which_another_part_speaks():
     agents, spoken = agents_of(OrderedReplies()), threading.Event()
 
@@ -127,21 +105,6 @@ def test_a_part_may_not_branch_a_conversation_to_which_another_part_speaks():
 def test_a_choice_has_two_to_sixteen_candidates(n):
     with pytest.raises(ValueError, match=f"`branch` gives 2 to 16 candidates, not {n}"):
         agents_of(OrderedReplies()).a.branch("act", n)
-
-
-def test_in_strict_mode_an_undeclared_thread_may_not_branch():
-    agents, errors = agents_of(OrderedReplies()), []
-
-    def branch() -> None:
-        try:
-            agents.a.branch("act", 2)
-        except InvalidInput as error:
-            errors.append(str(error))
-
-    thread = threading.Thread(target=branch)
-    thread.start()
-    thread.join()
-    assert "a thread that the episode does not know" in errors[0]
 
 
 def rewarded(*rewards):

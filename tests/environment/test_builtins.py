@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tests.environment.playing import first_task, play, said
 
-from marlaas.environment import Message, Split, Task
+from marlaas.environment import Split, Task
 from marlaas.environment_types import TurnRequest
 from marlaas.envs.loading import resolve
 from marlaas.envs.playing import Outcome
@@ -32,12 +32,6 @@ def test_reverse_wants_the_word_reversed() -> None:
     assert play("reverse", {}, lambda request: reversed_word(request) + "x")[0].rewards == {"policy": 0.0}
 
 
-def test_reverse_can_give_a_share() -> None:
-    args = {"partial": True, "min_length": 4, "max_length": 4}
-    outcome, _ = play("reverse", args, lambda request: reversed_word(request)[:3] + "?")
-    assert (outcome.rewards, outcome.metrics) == ({"policy": 0.75}, {"exact": 0.0})
-
-
 def test_calculator_pays_for_a_right_result_that_came_from_the_tool() -> None:
     outcome, channel = play("calculator", {}, with_the_tool)
     assert outcome.rewards == {"policy": 1.0}
@@ -62,11 +56,6 @@ def test_calculator_does_not_pay_for_a_right_guess_or_a_wrong_result() -> None:
         lambda request: with_the_tool(request) if said(request).endswith("=?") else "123456",
     ):
         assert play("calculator", {}, answer)[0].rewards == {"policy": 0.0}
-
-
-def test_calling_for_ever_runs_out_of_turns() -> None:
-    outcome, _ = play("calculator", {}, lambda _: "calc: 1+1", max_turns=8)
-    assert (outcome.ending, outcome.rewards) == ("max_turns", {"policy": 0.0})
 
 
 def test_the_tools_latency_is_real_and_counted() -> None:
@@ -116,14 +105,6 @@ def test_reasoning_gym_can_pay_for_form() -> None:
         for answer in (right_sum, lambda r: f"It is {right_sum(r)}.", lambda _: "-99", lambda _: "It is -99.")
     ]
     assert rewards == [1.0, 0.625, 0.125, 0.0]
-
-
-def test_reasoning_gym_adds_a_system_prompt_and_a_suffix() -> None:
-    args = {**SUMS, "system": "Be brief.", "suffix": "\nIn a tag.", "answer": "tag"}
-    outcome, channel = play("reasoning-gym", args, lambda r: f"<answer>{right_sum(r)}</answer>")
-    system, user = channel.asked[0].request.append
-    assert (system, str(user.content).endswith("=\nIn a tag.")) == (Message("system", "Be brief."), True)  # type: ignore[union-attr]
-    assert outcome.metrics == {"correct": 1.0, "formed": 1.0}
 
 
 @pytest.mark.parametrize(

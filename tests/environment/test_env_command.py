@@ -48,12 +48,6 @@ def test_arguments_are_yaml() -> None:
     assert parsed_args(["a=1", "b=x y", "c={d: [true]}", "e=f=g"]) == parsed
 
 
-@pytest.mark.parametrize("word", ["novalue", "=1", "a=[1"])
-def test_arguments_that_are_none(word: str) -> None:
-    with pytest.raises(InvalidInput, match="--args"):
-        parsed_args([word])
-
-
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     """Writes `play` into a module of this folder; returns the environment's name."""
@@ -113,22 +107,6 @@ def test_one_is_any_agent_and_a_script_plays_the_others() -> None:
     assert (code, "reward of verifier 0" in output) == (0, True), output
     code, output, _ = invoke(*words[:-2], typed="right\nwrong\n")
     assert (code, "turn limit reached" in output) == (0, True), "the solver has no replies"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--as", "judge"], "--as judge: this agent is none of the agents solver, verifier"),
-        (["--as", "solver", "-r", "solver=14"], "--as solver: this agent has replies of --reply"),
-    ],
-)
-def test_an_agent_that_one_cannot_be_is_named(words: list[str], message: str) -> None:
-    assert str(invoke("play", "solver-verifier", *words)[2]) == message
-
-
-def test_a_reply_with_an_equals_sign_is_a_reply(own: Callable[[str], str]) -> None:
-    name = own("def play(task, agent):\n    return float(agent.say('?').text == 'x=3')\n")
-    assert "reward of policy 1" in invoke("play", name, "-r", "x=3")[1]
 
 
 def test_an_environment_that_raises_shows_its_traceback(own: Callable[[str], str]) -> None:

@@ -3,33 +3,17 @@
 import string
 
 import pytest
+from tests.environment.playing import play_moves
 
-from marlaas.environment import Message, Split, Task
-from marlaas.environment_types import TurnRequest
+from marlaas.environment import Split, Task
 from marlaas.envs.kuhn_poker import BET, DEALS, PASS, PLAYERS, move_of
-from marlaas.envs.loading import resolve
-from marlaas.envs.playing import Outcome, play_episode
-from marlaas.envs.scripted import RecordedReplies
-from marlaas.episode_state import EpisodeState
+from marlaas.envs.playing import Outcome
 
 KING_JACK, JACK_KING = DEALS.index(("king", "jack")), DEALS.index(("jack", "king"))
 
 
 def play(index: int, *replies: str, split: Split = Split.TRAIN) -> tuple[Outcome, list[tuple[str, str]]]:
-    """Play a task with these replies; return also each turn's agent and all that it was told."""
-    left, told = iter(replies), []
-
-    def answer(request: TurnRequest) -> str:
-        assert request.parent is None, "each turn is a conversation of its own"
-        (message,) = request.append
-        assert isinstance(message, Message)
-        told.append((request.agent, message.content))
-        return next(left)
-
-    state = EpisodeState(PLAYERS, RecordedReplies(answer, 2))
-    outcome = play_episode(resolve("kuhn-poker", {}).create(), Task(split, index, 7), state)
-    assert list(left) == [], "the game ended before the last reply"
-    return outcome, told
+    return play_moves("kuhn-poker", {}, PLAYERS, replies, Task(split, index, 7))
 
 
 @pytest.mark.parametrize(

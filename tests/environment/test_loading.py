@@ -3,7 +3,6 @@ from pathlib import Path
 import pytest
 
 from marlaas.environment import Agents, Split, Task
-from marlaas.envs import BUILTINS
 from marlaas.envs.loading import resolve
 from marlaas.envs.scripted import ScriptedReplies
 from marlaas.episode_state import EpisodeState
@@ -63,11 +62,6 @@ def worth(name: str, args: dict[str, object], *agents: str) -> object:
 )
 def test_a_function_or_class_is_given_its_arguments_and_agents(name, args, agents, reward) -> None:
     assert worth(name, args, *agents) == reward
-
-
-def test_every_builtin_is_found() -> None:
-    found = [resolve(name, {"dataset": "chain_sum"} if "gym" in name else {}).name for name in BUILTINS]
-    assert found == list(BUILTINS)
 
 
 @pytest.mark.parametrize(

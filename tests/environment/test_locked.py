@@ -90,11 +90,15 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("line", REFUSED.values(), ids=REFUSED.keys())
-def test_a_program_is_refused(line: str) -> None:
-    ran = run(line)
-    assert ran.output.splitlines()[-1].startswith("PermissionError"), ran
-    assert (ran.exit_code, ran.stopped) == (1, None)
+def test_a_program_is_refused_whatever_it_tries() -> None:
+    ran = run(
+        f"for line in {list(REFUSED.values())!r}:",
+        "    try: exec(line, {})",
+        "    except BaseException as error: print(type(error).__name__)",
+        "    else: print('allowed')",
+    )
+    assert dict(zip(REFUSED, ran.output.splitlines(), strict=True)) == dict.fromkeys(REFUSED, "PermissionError")
+    assert ran.is_ok
 
 
 def test_a_system_call_without_python_is_refused_as_well() -> None:
@@ -132,7 +136,7 @@ def test_installed_packages_cannot_be_read() -> None:
 IGNORING = "try: signal.signal(number, signal.SIG_IGN)\n    except OSError: pass"
 TOO_LONG = "it took longer than 0.5 s"
 STOPPED = [
-    ("import time\nprint('zzz')\ntime.sleep(10**6)", IMPATIENT, TOO_LONG, 4),
+    ("import time\ntime.sleep(10**6)", IMPATIENT, TOO_LONG, 0),
     ("import os, signal\nos.close(1); os.close(2)\nwhile True: signal.pause()", IMPATIENT, TOO_LONG, 0),
     (f"import signal\nfor number in range(1, 32):\n    {IGNORING}\nwhile True: signal.pause()", IMPATIENT, TOO_LONG, 0),
     ("while True: pass", Limits(cpu_s=1, wall_s=600), "it used more processor time or memory than it may", 0),

@@ -45,25 +45,6 @@ def test_requests_of_an_asynchronous_job_are_sampled_at_the_same_time():
     assert channel.numbers() == {"a": [(0, None), (1, 0)], "b": [(0, None), (1, 0)]}
 
 
-def test_conversations_of_one_agent_at_the_same_time_go_on_each_from_its_own_turns():
-    channel = Meeting(3)
-
-    async def three(client: AsyncOpenAI) -> Any:
-        async def talk(number: int) -> list[str]:
-            messages: list[Any] = [user(str(number))]
-            for _ in range(2):
-                reply = (await client.chat.completions.create(model="a", messages=messages)).choices[0].message
-                messages += [reply, user("and")]
-            return [messages[1].content, messages[3].content]
-
-        return await asyncio.gather(*map(talk, range(3)))
-
-    texts = served(channel, three)
-    turns = dict(channel.numbers()["a"])
-    assert sorted(turns) == list(range(6))
-    assert [turns[int(second[1:])] for _, second in texts] == [int(first[1:]) for first, _ in texts]
-
-
 def test_in_a_strict_job_a_request_beside_another_one_is_refused_in_words():
     """Their order would be that of arrival."""
     channel = Held()

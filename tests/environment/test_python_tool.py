@@ -6,7 +6,6 @@ import pytest
 from tests.environment import playing
 
 from marlaas.environment_types import TurnRequest
-from marlaas.envs.extraction import program
 from marlaas.envs.loading import resolve
 from marlaas.envs.locked.program import Ran
 from marlaas.envs.playing import Outcome, play_episode
@@ -56,17 +55,14 @@ def test_an_answer_needs_no_program_unless_it_is_asked_for() -> None:
 
 def test_what_a_program_breaks_is_told_and_the_episode_goes_on() -> None:
     outcome, heard = play(
-        block("import socket; socket.socket()"),
-        block("import time; print('soon'); time.sleep(99)"),
-        block("x = 1"),
-        block("import sys; sys.exit(2)"),
-        "1",
-        cpu_s=1,
+        block("import socket; socket.socket()"), block("x = 1"), block("import sys; sys.exit(2)"), "1"
     )
     assert heard[1].endswith("PermissionError: [Errno 1] Operation not permitted")
-    assert heard[2:] == ["soon\n[stopped: it took longer than 4 s]", "[no output]", "[exit code 2]"]
-    assert (outcome.ending, outcome.metrics["programs"]) == ("completed", 4.0)
-    assert (outcome.metrics["programs_failed"], outcome.metrics["programs_stopped"]) == (3.0, 1.0)
+    assert heard[2:] == ["[no output]", "[exit code 2]"]
+    assert (outcome.ending, outcome.metrics["programs"], outcome.metrics["programs_failed"]) == ("completed", 3.0, 2.0)
+    outcome, heard = play(block("import time; time.sleep(10**6)"), "1", cpu_s=1)
+    assert heard[1] == "[stopped: it took longer than 4 s]"
+    assert (outcome.ending, outcome.metrics["programs_stopped"]) == ("completed", 1.0)
 
 
 def test_a_machine_that_cannot_lock_up_is_never_the_policys_doing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,19 +88,3 @@ def test_a_machine_that_cannot_lock_up_is_never_the_policys_doing(monkeypatch: p
 )
 def test_what_is_told_is_cut_and_never_empty(ran: Ran, max_chars: int, text: str) -> None:
     assert tool_output(ran, max_chars) == text
-
-
-@pytest.mark.parametrize(
-    ("reply", "code"),
-    [
-        ("```python\na\nb\n```", "a\nb"),
-        ("```py\na\n``` then ```Python\nb\n```", "b"),
-        ("<python>a</python>", "a"),
-        ("```python\nnever closed", None),
-        ("```\n42\n```", None),
-        ("```bash\nls\n```", None),
-        ("42", None),
-    ],
-)
-def test_programs_are_found(reply: str, code: str | None) -> None:
-    assert program(reply) == code

@@ -33,10 +33,6 @@ def len_of_text(*, reply: Reply) -> int:
     return len(reply.text)
 
 
-def test_a_part_is_given_what_it_names() -> None:
-    assert Rubric((1, same)).score(reply=Reply("a"), truth="a", factor=0.25, unused=1).reward == 0.25
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [

@@ -12,14 +12,13 @@ import pytest
 
 import marlaas
 import marlaas.environment
-from marlaas.environment import Agent, Agents, Message, Reply, Score, Split, StopReason, Task, ToolError, TurnLimit
+from marlaas.environment import Agent, Agents, Message, Reply, Score, Split, StopReason, Task, TurnLimit
 from marlaas.environment_types import TurnRequest, UnknownAgent
 from marlaas.envs.loading import resolve
 from marlaas.envs.playing import InvalidScore, explain
 from marlaas.envs.scripted import RecordedReplies
 from marlaas.episode_state import EpisodeState
 from marlaas_api import messages
-from marlaas_api.errors import InvalidInput
 from marlaas_api.names import split_of
 
 
@@ -135,19 +134,6 @@ def test_a_tool_that_the_policy_breaks_or_holds_too_long_is_scored(play, breaks:
     assert (outcome.ending, outcome.rewards, channel.num_tools) == ("tool_error", {"policy": 0.1}, 1)
 
 
-def test_an_environment_may_tell_the_policy_that_its_tool_broke(play) -> None:
-    def use(task: Task, agent: Agent) -> float:
-        try:
-            with agent.tool():
-                raise KeyError("x")
-        except ToolError as error:
-            return float(agent.say(str(error)).text)
-
-    outcome, channel = play(use, "1")
-    assert (outcome.ending, outcome.rewards) == ("completed", {"policy": 1.0})
-    assert channel.asked[0].request.append == (Message("user", "KeyError: 'x'"),)
-
-
 def test_time_in_tools_is_counted_without_the_turns_in_them() -> None:
     class Slow(RecordedReplies):
         def turn(self, request: TurnRequest) -> Reply:
@@ -220,10 +206,3 @@ def test_what_is_held_out_is_never_trained_on() -> None:
     held_out = {Task(Split.EVAL, n, 2).draw(draw) for n in range(2000)}
     assert not trained & held_out
     assert all(split_of(repr(number)) == Split.EVAL for number in held_out)
-
-
-def test_an_environment_with_too_few_tasks_says_so() -> None:
-    only = "always the same"
-    missing = next(split for split in Split if split != split_of(only))
-    with pytest.raises(InvalidInput, match="too few different tasks"):
-        Task(missing, 0, 0).draw(lambda rng: only, text=str)

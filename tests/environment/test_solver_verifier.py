@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -11,11 +10,8 @@ from marlaas.environment_types import TurnRequest
 from marlaas.envs.loading import resolve
 from marlaas.envs.playing import Outcome, play_episode
 from marlaas.envs.scripted import RecordedReplies
-from marlaas.envs.solver_verifier import first_word, one_digit_off
-from marlaas.manifest import load
-from marlaas_api.errors import InvalidInput
+from marlaas.envs.solver_verifier import one_digit_off
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "agents" / "solver-verifier.yaml"
 Asked = dict[str, list[TurnRequest]]
 
 
@@ -81,14 +77,6 @@ def test_the_solvers_reward_depends_on_its_own_answer_alone() -> None:
             assert outcome.rewards["solver"] == outcome.metrics["solved"] == solved
 
 
-def test_both_agents_get_the_same_sum_and_each_draft_is_judged_in_a_conversation_of_its_own() -> None:
-    _, asked = played(0, "", judge)
-    (right, wrong), (question,) = drafts(0), asked["solver"]
-    assert last(question) == f"Calculate {right.rpartition(' = ')[0]}."
-    assert wrong.rpartition(" = ")[0] == right.rpartition(" = ")[0]
-    assert [(one.parent, one.max_tokens) for one in asked["verifier"]] == [(None, 4)] * 2
-
-
 @pytest.mark.parametrize("split", list(Split))
 def test_of_each_tasks_drafts_one_is_right_and_the_other_wrong(split: Split) -> None:
     for index in range(64):
@@ -109,27 +97,3 @@ def test_a_wrong_draft_differs_in_one_digit() -> None:
             other = one_digit_off(number, rng)
             assert sum(a != b for a, b in zip(number, other, strict=True)) == 1
             assert other[0] != "0"
-
-
-@pytest.mark.parametrize(
-    ("reply", "word"), [("Right!", "right"), (" **wrong**\nno", "wrong"), ("wrongly", "wrongly"), ("12", ""), ("", "")]
-)
-def test_the_first_word_of_a_reply(reply: str, word: str) -> None:
-    assert first_word(reply) == word
-
-
-def test_sums_too_small_to_have_held_out_ones_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="max_operand is 2; expected 9 to 999"):
-        resolve("solver-verifier", {"max_operand": 2}).create()
-
-
-def test_the_example_is_valid_and_its_verifier_has_settings_of_its_own() -> None:
-    manifest = load([EXAMPLE], runnable=True)
-    assert [str(note) for note in manifest.notes] == []
-    (job,) = manifest.jobs
-    solver, verifier = job.spec.agents
-    assert (solver.name, verifier.name) == ("solver", "verifier")
-    assert solver.training is None
-    assert solver.adapter.rank < verifier.adapter.rank
-    assert verifier.training is not None
-    assert verifier.training.optimizer is not None

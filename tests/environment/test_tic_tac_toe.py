@@ -3,15 +3,13 @@
 import random
 
 import pytest
+from tests.environment.playing import play_moves
 
-from marlaas.environment import Message, Split, Task
-from marlaas.environment_types import TurnRequest
+from marlaas.environment import Split, Task
 from marlaas.envs import tic_tac_toe
 from marlaas.envs.loading import resolve
-from marlaas.envs.playing import Outcome, play_episode
-from marlaas.envs.scripted import RecordedReplies
+from marlaas.envs.playing import Outcome
 from marlaas.envs.tic_tac_toe import EMPTY, free, has_won, opening, to_move
-from marlaas.episode_state import EpisodeState
 from marlaas_api.errors import InvalidInput
 
 
@@ -22,21 +20,7 @@ def _from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def play(replies: str, index: int = 0, **args: str) -> tuple[Outcome, list[tuple[str, str]]]:
-    """Play a task with these replies of one character; return also each turn's agent and message."""
-    left, told = iter(replies), []
-
-    def answer(request: TurnRequest) -> str:
-        (message,) = request.append
-        assert isinstance(message, Message)
-        assert request.parent is None, "each turn is a conversation of its own"
-        told.append((request.agent, message.content))
-        return next(left)
-
-    names = ["x", "o", *args.values()]
-    state = EpisodeState(names, RecordedReplies(answer, 5))
-    outcome = play_episode(resolve("tic-tac-toe", args).create(), Task(Split.TRAIN, index, 7), state)
-    assert list(left) == [], "the game ended before the last reply"
-    return outcome, told
+    return play_moves("tic-tac-toe", args, ["x", "o", *args.values()], replies, Task(Split.TRAIN, index, 7))
 
 
 @pytest.mark.usefixtures("_from_the_start")

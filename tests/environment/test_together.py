@@ -93,42 +93,9 @@ def test_the_first_parts_error_is_raised_and_all_parts_have_ended():
     assert agents.a.say("on").turn == AFTER
 
 
-def test_an_error_within_the_block_waits_for_the_parts():
-    agents = agents_of(OrderedReplies())
-    may_end, ended = threading.Event(), threading.Event()
-
-    def part():
-        assert may_end.wait(30)
-        ended.set()
-
-    def fails():
-        with agents.together() as at_once:
-            at_once.run(part)
-            may_end.set()
-            raise RuntimeError("mine")
-
-    with pytest.raises(RuntimeError, match="mine"):
-        fails()
-    assert ended.is_set()
-
-
-def test_a_result_is_known_after_the_block():
-    agents = agents_of(OrderedReplies())
-    with agents.together() as at_once:
-        part = at_once.run(agents.a.say, "hi")
-        with pytest.raises(RuntimeError, match="after the `with` block"):
-            _ = part.result
-    assert part.result.text == f"a{FIRST}"
-
-
 def nested(agents: Agents) -> None:
     with agents.together() as outer:
         outer.run(lambda: agents.together().__enter__())
-
-
-def nested_in_the_main_line(agents: Agents) -> None:
-    with agents.together(), agents.together():
-        pass
 
 
 def in_the_main_line(agents: Agents) -> None:
@@ -169,7 +136,6 @@ def in_a_thread(agents: Agents) -> None:
     ("code", "words"),
     [
         (nested, "already runs at the same time"),
-        (nested_in_the_main_line, "already runs at the same time"),
         (in_the_main_line, "spoken to in its parts"),
         (one_conversation_twice, "give each its own by `begin` or `fork`"),
         (too_many_parts, f"at most {MAX_BRANCHES} parts"),
@@ -179,18 +145,6 @@ def in_a_thread(agents: Agents) -> None:
 def test_what_would_make_an_episode_depend_on_its_threads_is_refused(code: Callable[[Agents], None], words: str):
     with pytest.raises(InvalidInput, match=words):
         code(agents_of(OrderedReplies()))
-
-
-def test_a_part_starts_no_parts():
-    agents = agents_of(OrderedReplies())
-    with pytest.raises(InvalidInput, match="`run` within a part is not supported"), agents.together() as at_once:
-        at_once.run(lambda: at_once.run(agents.a.say, "x"))
-
-
-def test_a_job_that_promises_no_exact_results_may_speak_in_any_thread():
-    channel = OrderedReplies()
-    in_a_thread(agents_of(channel, is_strict=False))
-    assert channel.numbers() == {"a": [(0, None)]}
 
 
 def test_turns_beyond_the_limit_are_refused_at_the_same_time_and_their_numbers_are_used_again():

@@ -52,11 +52,6 @@ def test_a_held_out_task_is_never_trained_on() -> None:
     assert not prompts(Split.TRAIN) & prompts(Split.EVAL)
 
 
-def test_a_taskset_that_is_not_there_is_named() -> None:
-    with pytest.raises(InvalidInput, match="no_such_taskset"):
-        resolve(NAME, {"taskset": "no-such-taskset"}).create()
-
-
 def test_without_the_library_the_way_to_get_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "marlaas.verifiers", raising=False)
     monkeypatch.setitem(sys.modules, "verifiers.v1", None)

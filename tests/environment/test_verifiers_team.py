@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.environment.channels import Meeting
 
 from marlaas.environment import Split, Task
 from marlaas.envs.loading import resolve
@@ -44,32 +43,6 @@ def test_each_agent_has_the_reward_and_metrics_of_its_trace():
     assert verdict.append[-1].content == f"{draft.append[-1].content} {channel.asked[0].reply.text}: right or wrong?"
 
 
-def test_an_agent_that_runs_several_times_has_the_mean_of_its_rewards():
-    replies = iter(["wrong", "right"])
-
-    def alternate(request) -> str:
-        return next(replies) if request.agent == "verifier" else answers(request)
-
-    outcome, _ = played(PROOF | {"settings": {"drafts": 2}}, alternate)
-    assert outcome.rewards == {"solver": 1.0, "verifier": 0.25}
-
-
-AT_ONCE = PROOF | {"settings": {"drafts": 2, "at_once": True}}
-
-
-def test_agents_that_an_environment_runs_at_the_same_time_speak_at_the_same_time_in_an_asynchronous_job():
-    channel = Meeting(2)
-    state = EpisodeState(("solver", "verifier"), channel)
-    play_episode(resolve(NAME, AT_ONCE).create(), Task(Split.TRAIN, 0, 7), state)
-    assert channel.numbers() == {"solver": [(0, None), (1, None)]}
-
-
-def test_in_a_strict_job_they_wait_for_each_other():
-    outcome, channel = played(AT_ONCE, answers)
-    assert outcome.rewards == {"solver": 1.0, "verifier": 0.0}
-    assert [one.request.number for one in channel.asked] == [0, 1]
-
-
 def test_an_environment_of_the_library_plays_a_taskset():
     def talk(request) -> str:
         if request.agent == "assistant":
@@ -80,11 +53,6 @@ def test_an_environment_of_the_library_plays_a_taskset():
     outcome, channel = played(args, talk, "assistant", "user")
     assert [one.request.agent for one in channel.asked] == ["user", "assistant", "user"]
     assert outcome.metrics["assistant/user_turns"] == 2.0
-
-
-def test_running_out_of_turns_ends_the_episode_scored():
-    outcome, _ = played(PROOF | {"settings": {"drafts": 2}}, answers, max_turns=1)
-    assert outcome.ending == "max_turns"
 
 
 def test_its_agents_are_known_before_a_job_starts():

@@ -74,12 +74,6 @@ def test_a_kill_between_compressing_and_removing_shows_nothing_twice(tmp_path, e
     assert [one.member for one in read(tmp_path)] == [0]
 
 
-def test_nothing_is_kept_when_nothing_is_asked_for(tmp_path, episode):
-    EpisodeWriter(tmp_path / "job", 0).append([joined(episode(), [])])
-    assert not (tmp_path / "job").exists()
-    assert list(read(tmp_path / "job")) == []
-
-
 def test_a_tail_gives_what_came_since_also_when_a_part_is_closed_meanwhile(tmp_path, episode, monkeypatch):
     kept = EpisodeWriter(tmp_path)
 

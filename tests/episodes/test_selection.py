@@ -72,12 +72,6 @@ def test_the_wanted_ones_come_in_the_wanted_order(records, around, choice, indic
     assert [(one.record.index, one.record.member) for one in found] == indices
 
 
-def test_random_ones_are_drawn_from_all_and_differ_by_the_draw(records, around):
-    one = EpisodeFilter(order=EpisodeOrder.RANDOM, limit=1)
-    draws = [chosen(placed(records, around), one, random.Random(seed)) for seed in range(40)]
-    assert {found.record.episode for (found,) in draws} == {record.episode for record in records}
-
-
 def _spec(algorithm: str, **training: object) -> JobSpec:
     body = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "rollout": {"maxTokens": 10}}
     return job_spec(RLJobSpec.model_validate({**body, "training": {"steps": 3, "algorithm": algorithm, **training}}))
@@ -102,10 +96,6 @@ def test_an_overlong_reply_is_punished_where_the_algorithm_does_so(members):
     third = members[0].model_copy(update={"rewards": {"policy": 0.0}})
     found = comparison_of(_spec("dapo", overlong={"tokens": 4})).of_members([*members, third], POLICY, None)
     assert found == pytest.approx([reward / math.sqrt(2 / 3) for reward in (1.0, -1.0, 0.0)], abs=1e-5)
-
-
-def test_what_a_group_alone_cannot_tell_is_not_made_up(members):
-    assert comparison_of(_spec("reinforce++")).of_members(members, POLICY, None) == []
 
 
 def test_with_a_running_mean_an_advantage_is_the_difference_to_the_mean_before_the_step(ref, episode, turn):

@@ -1,14 +1,12 @@
 import io
-import json
 
 from rich.console import Console
 
 from marlaas.episodes.record import joined
 from marlaas.episodes.selection import Played
-from marlaas.episodes.show import as_json, rich
+from marlaas.episodes.show import rich
 from marlaas_api.last_words import visible
-from marlaas_api.messages import ChatMessage, Choice, Ending, FaultClass
-from marlaas_api.names import Split
+from marlaas_api.messages import ChatMessage, Ending, FaultClass
 
 
 def _text(one: Played, **options: bool) -> str:
@@ -30,18 +28,6 @@ def test_an_episode_shows_every_turn_tool_answer_and_what_it_earned(episode, tur
     assert "tool_calls 1" in text
     assert "ids 7 8 9" not in text
     assert "ids 7 8 9" in _text(Played("team-b/calculator", record), tokens=True), "token ids are shown on request"
-
-
-def test_a_candidate_shows_its_own_reward(episode, turn):
-    one = episode(choices=[Choice(agent="policy", turns=(1, 2), rewards=(0.5, 0.25))])
-    record = joined(one, [turn(one, 0), turn(one, 1, "first"), turn(one, 2, "second")])
-    played = Played("a/b", record, candidates={("policy", 1): 0.125})
-    text = _text(played)
-    assert "policy: first  [stop, 3 tokens, candidate with reward 0.5, advantage +0.12]" in text
-    assert "policy: second  [stop, 3 tokens, candidate with reward 0.25]" in text
-    told = json.loads(as_json(played))
-    assert told["candidate_advantages"] == [{"agent": "policy", "turn": 1, "advantage": 0.125}]
-    assert text.count("candidate") == 2
 
 
 def test_an_episode_of_two_agents_shows_who_spoke_and_whose_reward_and_advantage(episode, turn):
@@ -82,14 +68,6 @@ def test_what_did_not_go_well_is_said(episode, turn):
     assert "reward" not in text
 
 
-def test_a_held_out_episode_and_a_rewritten_past_are_named(episode, turn):
-    one = episode(2, 0, split=Split.EVAL, group="uid-1-e2v3")
-    record = joined(one, [turn(one, 0), turn(one, 1, opens_segment=True)])
-    text = _text(Played("a/b", record))
-    assert "held out" in text
-    assert "new segment: the chat template changed earlier text" in text
-
-
 def test_what_a_model_wrote_cannot_drive_the_terminal(episode, turn):
     one = episode(fault=None)
     played = Played("a/b", joined(one, [turn(one, text="\x1b]0;owned\x07 \x1b[2J[bold]not markup[/bold]")]))
@@ -98,13 +76,3 @@ def test_what_a_model_wrote_cannot_drive_the_terminal(episode, turn):
     assert "\\x1b]0;owned\\x07" in text
     assert "[bold]not markup[/bold]" in text
     assert visible("a\tb\nc\r\x9b") == "a\tb\nc\\x0d\\x9b"
-
-
-def test_machines_get_one_line_with_everything(episode, turn):
-    one = episode(1, 0)
-    line = as_json(Played("a/b", joined(one, [turn(one)]), 2, {"policy": (1.0,)}, {"policy": 0.5}))
-    told = json.loads(line)
-    assert "\n" not in line
-    assert (told["job"], told["step"], told["advantages"]) == ("a/b", 2, {"policy": 0.5})
-    assert told["turns"][0]["output_ids"] == [7, 8, 9]
-    assert told["turns"][0]["stop_reason"] == "stop"

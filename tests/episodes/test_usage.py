@@ -5,7 +5,7 @@ from tests.harness import a_progress, job_document
 
 from marlaas.episodes.record import joined
 from marlaas.episodes.usage import sums_by_tenant, usage_of
-from marlaas_api.messages import Choice, FaultClass, Meter, StepOutcome, StepRecord, UsageAmounts
+from marlaas_api.messages import FaultClass, Meter, StepOutcome, StepRecord, UsageAmounts
 from marlaas_api.messages.agent_settings import PolicySettings
 from marlaas_api.names import Split, eval_group
 from marlaas_api.wire import pack_ids
@@ -50,24 +50,6 @@ def records(ref, play):
         play(8000, 7, 0, 0.25, **held_out),
         play(90000, 3, 0, 1.0),  # of a step that has not finished
     ]
-
-
-def test_turns_of_frozen_agents_and_of_choices_are_counted_by_their_use(document, episode, turn, steps):
-    """Group 0 has no advantage but that of its candidates; agent judge is frozen."""
-    (policy,) = document.spec.agents
-    agents = (policy, policy.model_copy(update={"name": "judge", "trainable": False}))
-    document = document.model_copy(update={"spec": document.spec.model_copy(update={"agents": agents})})
-
-    def played(index: int, member: int, *choices: Choice):
-        one = episode(index, member, 1.0, choices=choices)
-        ids = [pack_ids(list(range(size))) for size in (3, 20)]
-        return joined(one, [turn(one, n, agent=agents[n].name, output_ids=own) for n, own in enumerate(ids)])
-
-    chosen = Choice(agent="policy", turns=(4, 6), rewards=(0.0, 1.0))
-    records = [played(0, 0, chosen), played(0, 1), played(1, 0), played(1, 1)]
-    stale_free = [steps[0].model_copy(update={"num_dropped": 0, "dropped_tokens": 0})]
-    amounts = usage_of(document, records, stale_free, None).amounts
-    assert (amounts.trained_tokens, amounts.zero_variance_tokens, amounts.frozen_tokens) == (6, 6, 80)
 
 
 def test_a_group_may_train_one_policy_and_not_another(document, episode, turn, steps):
@@ -141,11 +123,6 @@ def test_tokens_of_engines_that_are_in_no_episode_are_told(document, records, st
 
 def test_an_episode_that_is_read_twice_counts_once(document, records, steps):
     assert usage_of(document, [*records, *records], steps, None) == usage_of(document, records, steps, None)
-
-
-def test_a_group_of_one_member_without_a_fault_trains_nothing(document, play, steps):
-    amounts = usage_of(document, [play(3, 0, 0, 1.0)], steps, None).amounts
-    assert (amounts.trained_tokens, amounts.zero_variance_tokens, amounts.stale_tokens) == (0, 3, 0)
 
 
 def test_tenants_have_the_sum_of_their_jobs(document, records, steps):

@@ -3,8 +3,6 @@
 import re
 import xml.etree.ElementTree as ET
 
-import pytest
-
 from marlaas.plots.figure import draw, page
 from marlaas.plots.series import EVAL, REWARD, Curve, JobCurves, Timeline
 from marlaas.plots.shares import TenantShares
@@ -14,14 +12,8 @@ JOBS = [JobCurves(f"team/<{name}>", CURVES) for name in ("first", "second")]
 TIMES = [Timeline("team/<first>", 0.0, 60.0, ((0.0, 30.0),), (), None)]
 
 
-@pytest.mark.parametrize("times", [[], TIMES])
-@pytest.mark.parametrize("jobs", [JOBS, [JobCurves("nothing yet")]])
-def test_a_png_is_drawn_of_whatever_there_is(jobs, times):
-    assert draw(jobs, times).startswith(b"\x89PNG\r\n\x1a\n")
-
-
-def test_the_same_runs_give_the_same_picture():
-    assert draw(JOBS, TIMES, "svg") == draw(JOBS, TIMES, "svg")
+def test_a_png_is_drawn_of_a_job_that_has_nothing_yet():
+    assert draw([JobCurves("nothing yet")], []).startswith(b"\x89PNG\r\n\x1a\n")
 
 
 def test_the_picture_names_jobs_panels_and_shares():
@@ -42,9 +34,8 @@ def test_the_page_is_one_file_that_loads_nothing_and_escapes_names():
     assert "@import" not in text
 
 
-@pytest.mark.parametrize(("num_jobs", "rows"), [(32, "team-3/job-31"), (96, "team-3 (24 jobs)")])
-def test_many_jobs_are_grouped_by_tenant_and_keep_a_bounded_height(num_jobs, rows):
-    tenants = [f"team-{number % 4}" for number in range(num_jobs)]
+def test_many_jobs_are_grouped_by_tenant_and_keep_a_bounded_height():
+    tenants = [f"team-{number % 4}" for number in range(96)]
     names = [f"{tenant}/job-{number}" for number, tenant in enumerate(tenants)]
     jobs = [JobCurves(name, CURVES, tenant) for name, tenant in zip(names, tenants, strict=True)]
     times = [
@@ -54,8 +45,8 @@ def test_many_jobs_are_grouped_by_tenant_and_keep_a_bounded_height(num_jobs, row
     shares = [TenantShares(name, 2.0, 0.0, 5.0, (0.5, float("nan")), (0.25, 0.25), 0.5, 0.25) for name in tenants[:4]]
     root = ET.fromstring(draw(jobs, times, "svg", shares))
     texts = [element.text or "" for element in root.iter()]
-    assert rows in texts
+    assert "team-3 (24 jobs)" in texts
     assert "team-0, weight 2: received 50%, entitled 25%" in texts
-    assert sum(text == "team-0/job-0" for text in texts) == (num_jobs == 32), "the legend names tenants, not jobs"
+    assert "team-0/job-0" not in texts, "the legend names tenants, not jobs"
     assert any(text.startswith("trainer: ") and "not recorded" in text for text in texts)
     assert float(root.attrib["height"].removesuffix("pt")) < 24 * 72

@@ -12,9 +12,7 @@ from marlaas.plots.series import (
     PANELS,
     REWARD,
     STALENESS,
-    Curve,
     job_curves,
-    reward_curve,
     reward_range,
     timeline,
     union,
@@ -86,19 +84,6 @@ def test_each_trained_agent_has_curves_of_its_own():
     assert values["one, solver"] == [0.25, 0.1, 80.0 / 8, 1.5, 0.5]
     assert math.isnan(values["one, second"][0])
     assert values["one, second"][1:] == [0.5, 80.0 / 8, 1.5, 0.0]
-
-
-@pytest.mark.parametrize(("coefficient", "value"), [(0.0, 0.1), (0.5, 0.2)])
-def test_kl_is_towards_version_0_where_the_job_pays_for_it(coefficient, value):
-    steps = [step(0, metrics={"behaviour_kl": 0.1, "kl": 0.2})]
-    assert job_curves("one", document(kl={"coefficient": coefficient}), steps, [])[0].curves[KL].ys == [value]
-
-
-def test_the_band_of_the_reward_is_its_standard_error_and_stays_within_the_rewards():
-    low, high = reward_curve([step(0, 0.5, 0.4), step(1, 0.99, 0.099)]).edges()
-    assert low[0] == pytest.approx(0.5 - 0.4 / 4)
-    assert high == pytest.approx([0.6, 1.0])
-    assert Curve(()).edges() == ([], [])
 
 
 @pytest.mark.parametrize(

@@ -22,21 +22,3 @@ def uses_a_tool(task, agent):
         answer = {"role": "tool", "content": "3", "tool_call_id": message["tool_calls"][0]["id"]}
         second = _post(server, messages=[*asked, message, answer], tools=[TOOL])
         return {"policy": float(second["choices"][0]["message"]["content"]) + first["usage"]["prompt_tokens"]}
-
-
-def begins_with_a_call(task, agent):
-    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
-    said = {"role": "assistant", "content": None, "tool_calls": [call]}
-    with agent.openai() as server:
-        _post(server, messages=[said, {"role": "tool", "content": "3", "tool_call_id": "c1", "name": "add"}])
-    return 0.0
-
-
-def goes_on_for_ever(task, agent):
-    agent.reward = 0.5
-    with agent.openai() as server:
-        while True:
-            try:
-                _post(server, messages=[{"role": "user", "content": "on"}])
-            except urllib.error.HTTPError as error:
-                raise RuntimeError(json.load(error)["error"]["code"]) from None

@@ -28,8 +28,11 @@ from marlaas_api.names import Split, derive_seed, train_group
 from marlaas_api.wire import decode, decode_as, encode
 from marlaas_worker.role import RoleContext
 from marlaas_worker.sandbox import service
+from marlaas_worker.sandbox.child_messages import TurnMessage
+from marlaas_worker.sandbox.server import Child
 from marlaas_worker.sandbox.server_start import ChildrenConfig
 from marlaas_worker.sandbox.service import serve
+from marlaas_worker.sandbox.session import ChildSession
 from marlaas_worker.sandbox.turns import TurnTimeouts
 
 Answer = Callable[[GenerateRequest], list[GenerateReply]]
@@ -50,6 +53,7 @@ class Rollout:
         self.cancelled: list[CancelRequest] = []
         self.kept: list[KeepRequest] = []
         self.changed = asyncio.Event()
+        self._open: dict[str, tuple[GenerateRequest, str]] = {}
 
     @staticmethod
     def result(request: GenerateRequest, text: str, stop: StopReason = StopReason.STOP) -> GenerateReply:
@@ -76,8 +80,20 @@ class Rollout:
             return
         assert isinstance(message, GenerateRequest)
         self.requests.append(message)
+        self._open[f"{message.episode}.{message.turn}"] = message, request.reply
+        await self._reply(message, request.reply)
+
+    async def answer_open(self, answer: Answer | None = None) -> None:
+        """Answer requests like this from now on, by default with the reply `1`, and those that are open at once."""
+        self.answer = answer or (lambda request: [self.result(request, "1")])
+        for message, inbox in list(self._open.values()):
+            await self._reply(message, inbox)
+
+    async def _reply(self, message: GenerateRequest, inbox: str) -> None:
         for reply in self.answer(message):
-            await self.bus.send(request.reply, encode(reply))
+            if reply.phase in (ReplyPhase.RESULT, ReplyPhase.FAILED):
+                self._open.pop(reply.request, None)
+            await self.bus.send(inbox, encode(reply))
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something that requests bring about."""
@@ -87,14 +103,20 @@ class Rollout:
 
 
 class SandboxHarness(Harness):
-    """One job and what it needs; `open` runs a sandbox for it."""
+    """One job and what it needs; `open` runs a sandbox for it. The bus's clock goes on by `later` only."""
 
     def __init__(self, scratch: Path) -> None:
         super().__init__(scratch)
+        self.at = 1000.0
+        self.server.clock = lambda: self.at
         self.rollout = Rollout(self.server)
         self.timeouts = QUICK_RETRIES
-        self.load_timeout_s: float | None = 60.0
-        """How long the environment may take to load, however little an episode may take; None: as long as an episode."""
+        self.load_timeout_s = 60.0
+        """How long the environment may take to load, however little an episode may take."""
+
+    def later(self, seconds: float) -> None:
+        self.at += seconds
+        self.server.wake()
 
     def document(self, name: str, *, agents: tuple[str, ...] = ("policy",), **environment: object) -> JobDocument:
         spec = {"agents": [{"name": agent} for agent in agents], "rollout": {"maxTurns": 4}}
@@ -171,8 +193,20 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SandboxHarness:
 
     def with_time_to_load(context: RoleContext, document: JobDocument, socket: Path | None) -> ChildrenConfig:
         """On a slow machine an episode's small time is over before a fork server has even started."""
-        config = configured(context, document, socket)
-        return config if made.load_timeout_s is None else replace(config, load_timeout_s=made.load_timeout_s)
+        return replace(configured(context, document, socket), load_timeout_s=made.load_timeout_s)
 
     monkeypatch.setattr(service, "_children_config", with_time_to_load)
     return made
+
+
+@pytest.fixture
+def _time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An episode's time is over once it has said "from here on"."""
+    answer = ChildSession._answer
+
+    async def last(session: ChildSession, child: Child, asked: TurnMessage) -> None:
+        await answer(session, child, asked)
+        if "from here on" in str(asked.append):
+            session._left_s = 0.0
+
+    monkeypatch.setattr(ChildSession, "_answer", last)

@@ -1,7 +1,9 @@
 """Environments that do what environments do on bad days. Imported by sandbox children only."""
 
 import ctypes
+import json
 import os
+import random
 import signal
 import socket
 import stat
@@ -27,13 +29,12 @@ def raises(task, agent):
 
 
 def hangs(task, agent):
-    def deep_inside():
-        time.sleep(1000)
-
-    deep_inside()
+    agent.say("from here on")
+    time.sleep(1000)
 
 
 def spins(task, agent):
+    agent.say("from here on")
     while True:
         pass
 
@@ -116,14 +117,16 @@ def closes_everything(task, agent):
     time.sleep(1000)
 
 
-def floods(task, agent, end=True):
-    line = "noise " * 1000
+def floods(task, agent):
     for _ in range(300):
-        sys.stdout.write(line)
-    if not end:
-        while True:
-            sys.stdout.write(line)
+        sys.stdout.write("noise " * 1000)
     raise RuntimeError("after the flood")
+
+
+def floods_for_ever(task, agent):
+    agent.say("from here on")
+    while True:
+        sys.stdout.write("noise " * 1000)
 
 
 def forks_a_lot(task, agent):
@@ -133,12 +136,43 @@ def forks_a_lot(task, agent):
     time.sleep(1000)
 
 
-def is_bad_in_turn(task, agent):
-    """The supervisor's answer tells which member this is: even ones go wrong, each in its own way."""
-    member = int(agent.say("which?").text)
-    if member % 2 == 0:
-        [is_killed, eats_memory, hangs, forks_a_lot][member // 2](task, agent)
+def in_its_tool(play):
+    """Do in a tool, with a reward, what another environment does outside of one."""
+
+    def play_in_its_tool(task, agent):
+        agent.reward = 0.25
+        with agent.tool():
+            play(task, agent)
+
+    return play_in_its_tool
+
+
+def trusts_the_policy(task, agent):
+    raise ValueError("the policy wrote nonsense")
+
+
+breaks_in_its_tool = in_its_tool(trusts_the_policy)
+dies_in_its_tool = in_its_tool(ends_at_once)
+closes_everything_in_its_tool = in_its_tool(closes_everything)
+hangs_in_its_tool = in_its_tool(hangs)
+eats_memory_in_its_tool = in_its_tool(leaks)
+is_killed_in_its_tool = in_its_tool(is_killed)
+
+
+def is_killed_in_its_tool_while_the_fork_server_is_stopped(task, agent, file=""):
+    Path(file).write_text(str(os.getppid()))
+    with agent.tool():
+        os.kill(os.getppid(), signal.SIGSTOP)
+        is_killed(task, agent)
+
+
+def is_fine(task, agent):
     return 1.0
+
+
+def does_what_it_is_told(task, agent):
+    """The policy's first reply names what it does. It waits as long as it likes for that reply."""
+    return globals()[agent.say("what?").text](task, agent)
 
 
 def leaves_daemons(task, agent, file=""):
@@ -168,10 +202,6 @@ def leaves_a_thread(task, agent):
 
 def returns_nan(task, agent):
     return float("nan")
-
-
-def ignores_what_lies_at_home(task, agent):
-    return float(sys.flags.no_user_site)
 
 
 def paints_the_terminal(task, agent):
@@ -227,25 +257,13 @@ def fails_twice(task, agent):
     return 1.0
 
 
-def tells_its_variables(task, agent):
-    agent.say("\n".join(sorted(os.environ)))
-    return float(Path("/proc/self/environ").read_text().count("SECRET"))
-
-
-def tells_its_randomness(task, agent):
-    import random
-
-    agent.say(f"{task.rng.random()} {random.random()} {hash('text')} {os.environ['TMPDIR']}")
-    return 1.0
-
-
 def stops_the_fork_server(task, agent):
     os.kill(os.getppid(), signal.SIGSTOP)
     return 1.0
 
 
-class Loaded:
-    """Loads once, plays often."""
+class Tells:
+    """Loads once, plays often, and tells what it finds in its process."""
 
     def __init__(self):
         global NUM_IMPORTS
@@ -255,7 +273,17 @@ class Loaded:
 
     def play(self, task, agent):
         self.num_plays += 1
-        agent.say(f"{self.pid} {NUM_IMPORTS} {self.num_plays}")
+        found = {
+            "loads": NUM_IMPORTS,
+            "plays": self.num_plays,
+            "loaded_in": self.pid,
+            "variables": sorted(os.environ),
+            "secrets": Path("/proc/self/environ").read_text().count("SECRET"),
+            "is_home_imported": not sys.flags.no_user_site,
+            "randomness": f"{task.rng.random()} {random.random()} {hash('text')}",
+            "folder": os.environ["TMPDIR"],
+        }
+        agent.say(json.dumps(found))
         return 1.0
 
 

@@ -1,6 +1,5 @@
 """The child's end of its connection: several threads wait for turns, and one of them reads for all."""
 
-import random
 import socket
 import sys
 import threading
@@ -73,31 +72,3 @@ def test_all_waiting_threads_learn_that_the_connection_is_closed():
         thread.join(20)
     ours.close()
     assert len(errors) == 3
-
-
-def test_every_answer_reaches_its_thread_in_any_order():
-    ours, theirs = socket.socketpair()
-    channel = SupervisorChannel(ours)
-    num, texts = 100, {}
-
-    def speak(number: int) -> None:
-        texts[number] = channel.turn(TurnRequest("a", None, "x", number=number)).text
-
-    threads = [threading.Thread(target=speak, args=(number,), daemon=True) for number in range(num)]
-    for thread in threads:
-        thread.start()
-    theirs.settimeout(20)
-    asked = [receive_frame(theirs)["number"] for _ in threads]
-    random.Random(3).shuffle(asked)
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        for number in asked:
-            theirs.sendall(answer("a", number))
-        for thread in threads:
-            thread.join(20)
-    finally:
-        sys.setswitchinterval(before)
-        theirs.close()
-        ours.close()
-    assert texts == {number: f"a{number}" for number in range(num)}

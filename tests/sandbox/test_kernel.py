@@ -1,18 +1,16 @@
 """What is asked of Linux, seen from outside: who may look, and who outlives whom."""
 
-import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
-from marlaas_worker.sandbox.channel import encode_frame
+import pytest
 
-KINDS = (socket.SOCK_SEQPACKET, socket.SOCK_STREAM)
-"""Of the fork server's connection to the supervisor, and of a child's."""
+pytestmark = pytest.mark.processes
+
 SPY = """
 import os, subprocess
 from marlaas_worker.sandbox import kernel
@@ -67,36 +65,3 @@ def assert_gone(handles):
         os.close(handle)
         assert gone
     assert len(handles) == 3
-
-
-def test_nothing_outlives_a_supervisor_that_is_killed_before_it_has_read_all_reports(tmp_path):
-    """The kernel then reports a reset connection, once, instead of its end."""
-    (ours, theirs), (channel, childs) = (socket.socketpair(socket.AF_UNIX, kind) for kind in KINDS)
-    readable, writable = os.pipe()
-    with subprocess.Popen(
-        [sys.executable, "-m", "marlaas_worker.sandbox.forkserver", str(theirs.fileno())],
-        stdin=subprocess.PIPE,
-        pass_fds=[theirs.fileno()],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
-    ) as server:
-        theirs.close()
-        config = {"name": "rogues:hangs_with_a_child", "args": {}, "agents": ["policy"], "memory_bytes": 1 << 29}
-        given = {"scratch": str(tmp_path), "secluded": None, "given": {}}
-        server.stdin.write(json.dumps(config | given).encode())
-        server.stdin.close()
-        assert json.loads(ours.recv(4096)) == {"report": "ready"}
-        order = json.dumps({"order": "fork", "number": 0}).encode()
-        socket.send_fds(ours, [order], [childs.fileno(), writable])
-        start = {"split": "train", "index": 0, "seed": 0, "agents": ["policy"], "temperature": 1.0}
-        channel.sendall(encode_frame(start))
-        printed = b""
-        while not printed.endswith(b"ready"):
-            printed += os.read(readable, 4096)
-        handles = [os.pidfd_open(int(pid)) for pid in printed.split()[:3]]
-        ours.close()
-        assert_gone(handles)
-    for descriptor in (channel, childs):
-        descriptor.close()
-    os.close(readable)
-    os.close(writable)
-    assert server.returncode == 0

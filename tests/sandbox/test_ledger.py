@@ -37,11 +37,6 @@ def test_leaves_are_the_turns_from_which_none_goes_on_in_whatever_order_they_cam
     assert ledger(*(turns[place] for place in order)).leaves() == {"a": (3, 6), "b": (4, 3 * BRANCH_TURNS + 1)}
 
 
-def test_one_agent_alone_counts_its_turns_from_0():
-    book = TurnLedger(("policy",), 4)
-    assert [book.number("policy", own) for own in range(3)] == [0, 1, 2]
-
-
 @pytest.mark.parametrize("parent", [1, 2, 7])
 def test_an_agent_goes_on_from_its_own_turns_only(parent):
     with pytest.raises(BadChildMessage, match="not one of its turns"):
@@ -98,25 +93,6 @@ def test_the_ending_of_parts_depends_on_their_order_and_not_on_their_pace(order)
     assert book.ending(scored()) is Ending.COMPLETED
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)])
-def test_the_ending_of_turns_that_were_begun_together_is_that_of_the_last_number(order):
-    """Several choices of one request, or candidates within a part."""
-    book = TurnLedger(AGENTS, 9)
-    for number in range(3):
-        book.begin(asked("a", number))
-    for number in order:
-        book.end(asked("a", number), StopReason.LENGTH if number == 2 else StopReason.STOP)
-    assert book.ending(scored()) is Ending.MAX_TOKENS
-
-
-def test_the_ending_of_agents_that_take_turns_is_that_of_the_last_turn():
-    book = TurnLedger(AGENTS, 9)
-    for agent, number, stop in (("a", 0, StopReason.STOP), ("a", 1, StopReason.STOP), ("b", 0, StopReason.LENGTH)):
-        book.begin(asked(agent, number))
-        book.end(asked(agent, number), stop)
-    assert book.ending(scored()) is Ending.MAX_TOKENS
-
-
 @pytest.mark.parametrize(
     ("ended", "fault", "by_policy"),
     [
@@ -165,12 +141,6 @@ def test_the_exit_of_a_child_determines_the_fault(ended, fault, by_policy):
 def test_messages_of_a_child_are_validated(body):
     with pytest.raises(BadChildMessage):
         parse(body, ("a",))
-
-
-def test_valid_messages_are_parsed():
-    message = parse(b'{"kind":"score","rewards":{"a":1},"metrics":{"n":2},"ending":"completed","tool_s":0}', ("a",))
-    assert isinstance(message, ScoreMessage)
-    assert message.rewards == {"a": 1.0}
 
 
 def test_an_agent_that_the_task_may_not_call_has_no_turn_and_the_agents_are_named_before_the_first_one():
@@ -223,14 +193,6 @@ def test_the_order_of_choices_is_that_of_their_turns_whichever_part_began_first(
         ((3 * BRANCH_TURNS,), (1.0,)),
         ((6 * BRANCH_TURNS,), (2.0,)),
     ]
-
-
-def test_a_choice_tells_the_turn_that_its_candidates_follow():
-    book = TurnLedger(AGENTS, 9)
-    for one in (asked("a", 0), candidate(BRANCH_TURNS, parent=0), candidate(2 * BRANCH_TURNS, parent=0)):
-        assert book.begin(one)
-        book.end(one, StopReason.STOP)
-    assert [(one.parent, one.turns) for one in book.choices()] == [(0, (3 * BRANCH_TURNS, 6 * BRANCH_TURNS))]
 
 
 @pytest.mark.parametrize("other", [candidate(1, agent="b"), candidate(1, parent=0)], ids=["agent", "state"])

@@ -9,37 +9,24 @@ from marlaas_api.messages import Ending, FaultClass, GenerateReply, GenerateRequ
 from marlaas_api.names import BRANCH_TURNS
 
 
-async def test_turns_name_their_parents_and_leaves_are_where_branches_end(harness):
-    document = harness.document("parts:TwoAgents", agents=("proposer", "solver"))
-    (episode,) = await harness.play_document(document)
-    asked = [(request.agent, request.turn, request.parent) for request in harness.rollout.requests]
-    assert asked == [
-        ("proposer", 0, None),
-        ("solver", 1, None),
-        ("solver", 3, 1),
-        ("solver", 5, 1),
-        ("proposer", 2, None),
-    ]
-    assert episode.leaves == {"proposer": (0, 2), "solver": (3, 5)}
-    assert episode.rewards == {"proposer": 0.25, "solver": 1.0}
-
-
-async def test_a_request_names_the_replica_that_replied_last_to_one_of_its_agent_and_group(harness):
+async def test_turns_name_their_parents_and_the_last_replica_and_leaves_are_where_branches_end(harness):
     document = harness.document("parts:TwoAgents", agents=("proposer", "solver"))
 
     def answer(request):
-        reply = harness.rollout.result(request, "1")
-        return [reply.model_copy(update={"replica": f"of-turn-{request.turn}"})]
+        return [harness.rollout.result(request, "1").model_copy(update={"replica": f"of-turn-{request.turn}"})]
 
     harness.rollout.answer = answer
-    await harness.play_document(document)
-    assert [(request.turn, request.last_replica) for request in harness.rollout.requests] == [
-        (0, ""),
-        (1, ""),
-        (3, "of-turn-1"),
-        (5, "of-turn-3"),
-        (2, "of-turn-0"),
+    (episode,) = await harness.play_document(document)
+    asked = [(one.agent, one.turn, one.parent, one.last_replica) for one in harness.rollout.requests]
+    assert asked == [
+        ("proposer", 0, None, ""),
+        ("solver", 1, None, ""),
+        ("solver", 3, 1, "of-turn-1"),
+        ("solver", 5, 1, "of-turn-3"),
+        ("proposer", 2, None, "of-turn-0"),
     ]
+    assert episode.leaves == {"proposer": (0, 2), "solver": (3, 5)}
+    assert episode.rewards == {"proposer": 0.25, "solver": 1.0}
 
 
 def after(*names: tuple[str, int]) -> Callable[[SandboxHarness], Answer]:
@@ -65,12 +52,11 @@ A, B = 2 * BRANCH_TURNS, 4 * BRANCH_TURNS + 1
 """Numbers of the first turns of two parts: of agent a in the first and b in the second."""
 
 
-@pytest.mark.parametrize("name", ["both_at_once", "both_in_tasks"])
 @pytest.mark.parametrize(
     "order", [[("a", A), ("a", A + 2), ("b", B), ("b", B + 2)], [("b", B), ("b", B + 2), ("a", A), ("a", A + 2)]]
 )
-async def test_turns_of_parts_are_open_at_the_same_time_and_named_by_the_order_of_the_parts(harness, order, name):
-    document = harness.document(f"parts:{name}", agents=("a", "b"))
+async def test_turns_of_parts_are_open_at_the_same_time_and_named_by_the_order_of_the_parts(harness, order):
+    document = harness.document("parts:both_at_once", agents=("a", "b"))
     harness.rollout.answer = after(*order)(harness)
     (episode,) = await harness.play_document(document)
     assert sorted((request.agent, request.turn, request.parent) for request in harness.rollout.requests) == [
@@ -83,49 +69,12 @@ async def test_turns_of_parts_are_open_at_the_same_time_and_named_by_the_order_o
     assert episode.leaves == {"a": (A + 2,), "b": (B + 2,)}
 
 
-async def test_an_asynchronous_job_has_as_many_turns_at_the_same_time_as_its_environment_has_tasks(harness):
-    num = 40
-
-    def answer(request: GenerateRequest) -> list[GenerateReply]:
-        if len(harness.rollout.requests) < num:
-            return []
-        return [harness.rollout.result(one, "1") for one in harness.rollout.requests]
-
-    harness.rollout.answer = answer
-    document = harness.document("parts:many_at_once", args={"turns": num})
-    rollout = document.spec.rollout.model_copy(update={"max_turns": num})
-    document = document.model_copy(update={"spec": document.spec.model_copy(update={"rollout": rollout})})
-    (episode,) = await harness.play_document(document)
-    assert (episode.fault, episode.fault_text) == (None, "")
-    assert episode.rewards == {"policy": sum(range(num))}
-    assert episode.leaves == {"policy": tuple(range(num))}
-
-
-async def test_candidates_for_which_too_few_turns_are_left_are_not_generated(harness):
-    """A recorded candidate without a reward would not be trained, and no error would say so."""
-    (episode,) = await harness.play("parts:chooses_beyond_the_limit")
-    assert (episode.fault, episode.ending, episode.num_turns) == (None, Ending.MAX_TURNS, 4)
-    assert [(choice.turns, choice.rewards) for choice in episode.choices] == [
-        ((BRANCH_TURNS, BRANCH_TURNS + 1), (0.0, 0.0))
-    ]
-    assert episode.leaves == {"policy": (BRANCH_TURNS + 1, BRANCH_TURNS + 2, BRANCH_TURNS + 3)}
-
-
 async def test_an_agent_that_floods_has_its_turns_and_the_others_keep_their_rewards(harness):
     document = harness.document("parts:floods_one_by_one", agents=("steady", "silent", "flood"))
     (episode,) = await harness.play_document(document)
     assert (episode.fault, episode.ending, episode.num_turns) == (None, Ending.MAX_TURNS, 5)
     assert episode.rewards == {"steady": 0.5, "silent": 0.0, "flood": 0.25}
     assert {agent: len(leaves) for agent, leaves in episode.leaves.items()} == {"steady": 1, "flood": 1}
-
-
-async def test_an_agent_that_floods_in_parts_is_a_fault_of_the_environment(harness):
-    document = harness.document("parts:floods_in_parts", agents=("steady", "flood"))
-    (episode,) = await harness.play_document(document)
-    assert episode.fault is FaultClass.ENV
-    assert (
-        "'flood' has had 64 turns in parts that run at the same time, 16 times rollout.maxTurns" in episode.fault_text
-    )
 
 
 async def test_a_turn_that_fails_beside_another_ends_the_episode_and_the_other_is_cancelled(harness):
@@ -142,12 +91,15 @@ async def test_a_turn_that_fails_beside_another_ends_the_episode_and_the_other_i
     assert [cancel.episode for cancel in harness.rollout.cancelled] == [episode.episode]
 
 
-async def test_a_child_that_dies_while_two_turns_are_open_is_a_fault_of_its_own(harness):
-    document = harness.document("parts:dies_at_once", agents=("a", "b"))
+async def test_a_child_that_dies_while_two_turns_are_open_is_a_fault_of_its_own(harness, tmp_path):
+    document = harness.document("parts:dies_at_once", agents=("a", "b"), args={"file": str(tmp_path / "both are open")})
     harness.rollout.answer = lambda request: []
-    (episode,) = await harness.play_document(document)
+    async with harness.open(document):
+        await harness.put_task(harness.task(document))
+        await harness.rollout.until(lambda: {request.agent for request in harness.rollout.requests} == {"a", "b"})
+        (tmp_path / "both are open").touch()
+        (episode,) = await harness.episodes(1)
     assert episode.fault is FaultClass.ENV
-    assert {request.agent for request in harness.rollout.requests} == {"a", "b"}
     assert {cancel.agent for cancel in harness.rollout.cancelled} == {"a", "b"}
 
 

@@ -1,4 +1,4 @@
-"""Figures of processes that the fork server reads from /proc, and the removal of an episode's folder."""
+"""Figures of processes that the fork server reads from /proc, and the name of an episode's folder."""
 
 import os
 import subprocess
@@ -59,24 +59,6 @@ def test_a_process_that_has_exited_has_no_memory_and_no_children() -> None:
     )
 
 
-def test_a_list_of_children_longer_than_one_read_is_read_to_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernel, "_PART_BYTES", 4)
-    (tmp_path / "children").write_text("101 102 103 ")
-    assert kernel._read(str(tmp_path / "children")) == b"101 102 103 "
-
-
-def test_an_episodes_folder_is_removed_whether_it_is_empty_or_not(tmp_path: Path) -> None:
-    empty, full = tmp_path / "empty", tmp_path / "full"
-    empty.mkdir()
-    (full / "below").mkdir(parents=True)
-    (full / "below" / "file").write_text("left over")
-    for folder in (empty, full, tmp_path / "missing"):
-        forkserver._remove(str(folder))
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("started", [HOLDS], indirect=True)
 def test_the_cpu_time_of_a_process_grows_only_while_it_runs(started: int) -> None:
     own = kernel.cpu_time_ns(os.getpid())
@@ -93,19 +75,13 @@ def test_a_process_that_shares_a_cpu_waits_for_it() -> None:
     spin = [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"]
     both = [subprocess.Popen(spin) for _ in range(2)]
     try:
-        while not all(kernel.cpu_wait_ns(one.pid) > 200_000_000 for one in both):
+        while not all(kernel.cpu_wait_ns(one.pid) > 20_000_000 for one in both):
             time.sleep(0.05)
     finally:
         for one in both:
             one.kill()
             one.wait()
     assert kernel.cpu_wait_ns(both[0].pid) == 0, "it has ended"
-
-
-def test_a_process_that_does_not_exist_has_no_cpu_time() -> None:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    assert kernel.cpu_time_ns(process.pid) < 0
 
 
 def test_an_episodes_folder_gets_another_name_if_an_earlier_episode_has_taken_its_own(

@@ -1,18 +1,27 @@
 """The supervisor: claims, publishes, acks, drains, survives; and what environment code may know."""
 
 import asyncio
+import json
 import os
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.killing import kill_at
 
 from marlaas_api import failpoints, subjects
-from marlaas_api.messages import TaskMessage
+from marlaas_api.bus import BusUnavailable
+from marlaas_api.messages import ChatMessage, Ending, TaskMessage
 from marlaas_api.wire import decode_as
-from marlaas_worker.sandbox import places
+from marlaas_worker.sandbox import attempt, places, service, session
+from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.seclusion import clean_variables, given_variables
+from marlaas_worker.sandbox.server import Child
+from marlaas_worker.sandbox.server_start import ChildrenConfig, start_server
+from marlaas_worker.sandbox.turns import LEASE_S
 
 
 @pytest.fixture(autouse=True)
@@ -21,23 +30,28 @@ def _no_failpoint() -> Iterator[None]:
     failpoints.hook = None
 
 
-async def all_acked(harness) -> None:
-    """Told to stop, a sandbox has settled what it claimed; nothing is left in the work queue then."""
-    assert await harness.num_tasks() == 0
+def num_asking(harness) -> int:
+    return len({request.episode for request in harness.rollout.requests})
 
 
-async def crash(harness, document) -> None:
-    """Run a sandbox on one task of three members until it dies."""
+async def test_a_group_is_played_published_and_its_task_acked(harness):
+    episodes = await harness.play("asks", group_size=4, args={"turns": 3})
+    assert await harness.num_tasks() == 0, "told to stop, a sandbox has settled what it claimed"
+    assert [(one.member, one.episode) for one in episodes] == [(member, f"u1-t0-{member}-1") for member in range(4)]
+    for one in episodes:
+        assert (one.fault, one.rewards, one.ending) == (None, {"policy": 1.0}, Ending.COMPLETED)
+        assert (one.num_turns, one.leaves, one.split, one.index) == (3, {"policy": (2,)}, "train", 0)
+    request = next(one for one in harness.rollout.requests if (one.member, one.turn) == (1, 0))
+    assert (request.namespace, request.job, request.uid, request.agent) == ("team-a", "job", "u1", "policy")
+    assert (request.group, request.episode, request.parent) == ("u1-t0", "u1-t0-1-1", None)
+    assert request.append == (ChatMessage(role="user", content="train 0 0"),)
+    assert (request.max_tokens, request.deadline_s) == (None, LEASE_S)
+
+
+async def play_until_it_dies(harness, document):
     async with harness.open(document, "first"):
         await harness.put_task(harness.task(document, group_size=3))
         await asyncio.Event().wait()
-
-
-async def test_a_task_is_acked_when_all_its_members_are_published(harness):
-    document = harness.document("rogues:asks")
-    episodes = await harness.play_document(document, 4)
-    await all_acked(harness)
-    assert {episode.member for episode in episodes} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("place", ["sandbox.episode.after_publish", "sandbox.task.before_ack"])
@@ -45,35 +59,31 @@ async def test_a_crash_between_publishing_and_acking_loses_and_repeats_nothing(h
     document = harness.document("rogues:asks")
     kill_at(place)
     with pytest.raises(BaseExceptionGroup):
-        await crash(harness, document)
+        await play_until_it_dies(harness, document)
     assert await harness.num_tasks() == 1
-    later = harness.server.clock() + 11.0
-    harness.server.clock = lambda: later
-    harness.server.wake()
+    harness.later(subjects.TASK_ACK_WAIT_S + 1.0)
     async with harness.open(document, "second"):
         episodes = await harness.episodes(3)
-    await all_acked(harness)
-    stored = await harness.bus.replay(subjects.EPISODES, "episode.*.*")
-    assert len(stored) == 3
+    assert await harness.num_tasks() == 0
+    assert len(await harness.bus.replay(subjects.EPISODES, "episode.*.*")) == 3
     assert {episode.member for episode in episodes} == {0, 1, 2}
 
 
 async def test_told_to_stop_it_gives_back_what_does_not_end_soon(harness, monkeypatch):
-    monkeypatch.setattr("marlaas_worker.sandbox.service.DRAIN_S", 0.1)
+    monkeypatch.setattr(service, "DRAIN_S", 0.0)
     harness.rollout.answer = lambda request: [harness.rollout.beat(request)]
     document = harness.document("rogues:asks")
     async with harness.open(document, "first"):
         await harness.put_task(harness.task(document))
         await harness.rollout.until(lambda: len(harness.rollout.requests) > 0)
     assert [cancel.episode for cancel in harness.rollout.cancelled] == ["u1-t0-0-1"]
-    harness.rollout.answer = lambda request: [harness.rollout.result(request, "1")]
-    async with harness.open(document, "second"):
-        (episode,) = await harness.episodes(1)
-    assert episode.rewards == {"policy": 1.0}
+    (delivery,) = await (await harness.open_tasks()).fetch(1, 0.0)
+    assert delivery.num_delivered == 2
 
 
-async def test_told_to_stop_it_finishes_what_ends_soon(harness):
-    document = harness.document("calculator", args={"tool_latency_s": 0.5})
+async def test_told_to_stop_it_finishes_what_ends_soon(harness, monkeypatch):
+    monkeypatch.setattr(service, "DRAIN_S", 3600.0)
+    document = harness.document("calculator", args={"tool_latency_s": 0.05})
     harness.rollout.answer = lambda request: [harness.rollout.result(request, "1" if request.turn else "calc: 1+1")]
     async with harness.open(document) as context:
         await harness.put_task(harness.task(document))
@@ -81,139 +91,122 @@ async def test_told_to_stop_it_finishes_what_ends_soon(harness):
         context.stop.set()
         (episode,) = await harness.episodes(1)
     assert (episode.fault, episode.num_turns) == (None, 2)
-    assert 0.5 <= episode.tool_s <= episode.duration_s
+    assert 0.05 <= episode.tool_s <= episode.duration_s
     assert await harness.num_tasks() == 0
 
 
-async def test_as_many_episodes_as_allowed_run_at_once_and_no_more(harness):
-    running: set[str] = set()
-    most = 0
+async def test_a_sandbox_that_waits_for_tasks_stops_at_once_and_plays_the_one_that_comes(harness, monkeypatch):
+    monkeypatch.setattr(service, "_FETCH_S", 3600.0)
+    (episode,) = await harness.play("asks")
+    assert episode.fault is None
 
-    def answer(request):
-        nonlocal most
-        running.discard(request.episode) if request.turn else running.add(request.episode)
-        most = max(most, len(running))
-        return [harness.rollout.result(request, "1")] if most == 3 else []
 
-    harness.rollout.answer = answer
-    document = harness.document("rogues:asks", args={"turns": 2}, concurrency=3)
+async def test_as_many_episodes_as_allowed_run_at_once_and_other_tasks_are_left_to_other_sandboxes(harness):
+    harness.rollout.answer = lambda request: []
+    document = harness.document("rogues:asks", concurrency=3)
     async with harness.open(document):
         for index in range(3):
             await harness.put_task(harness.task(document, index, group_size=4))
-        assert all(episode.fault is None for episode in await harness.episodes(12))
-    assert most == 3
-
-
-async def test_tasks_are_left_to_sandboxes_that_have_a_place(harness):
-    harness.rollout.answer = lambda request: []
-    document = harness.document("rogues:asks", concurrency=2)
-    async with harness.open(document):
-        for index in range(3):
-            await harness.put_task(harness.task(document, index, group_size=2))
-        await harness.rollout.until(lambda: len({request.episode for request in harness.rollout.requests}) == 2)
-        other = await harness.open_tasks()
-        left = await other.fetch(3, 0.2)
+        await harness.rollout.until(lambda: num_asking(harness) == 3)
+        left = await (await harness.open_tasks()).fetch(3, 0.0)
         assert [decode_as(TaskMessage, delivery.stored.data).index for delivery in left] == [1, 2]
-        harness.rollout.answer = lambda request: [harness.rollout.result(request, "1")]
-        await harness.episodes(2)
-
-
-def num_asking(harness) -> int:
-    return len({request.episode for request in harness.rollout.requests})
-
-
-async def test_at_first_few_episodes_run_at_once_and_after_the_first_end_all(harness, monkeypatch):
-    monkeypatch.setattr(places, "FIRST_EPISODES", 2)
-    monkeypatch.setattr(places, "FIRST_S", 3600.0)
-    harness.rollout.answer = lambda request: []
-    document = harness.document("rogues:asks", concurrency=6)
-    async with harness.open(document):
-        for index in range(4):
-            await harness.put_task(harness.task(document, index, group_size=2))
-        await harness.rollout.until(lambda: num_asking(harness) == 2)
-        (left,) = await (await harness.open_tasks()).fetch(1, 0.2)
-        assert decode_as(TaskMessage, left.stored.data).index == 1
-        await left.nak()
-        first = harness.rollout.requests[0].episode
-
-        def answer(request):
-            return [harness.rollout.result(request, "1")] if request.episode == first else []
-
-        harness.rollout.answer = answer
-        await harness.rollout.until(lambda: num_asking(harness) == 7)
-        harness.rollout.answer = lambda request: [harness.rollout.result(request, "1")]
-        await harness.episodes(8)
-
-
-async def test_if_the_first_episodes_take_long_the_others_begin_without_an_end(harness, monkeypatch):
-    monkeypatch.setattr(places, "FIRST_EPISODES", 1)
-    monkeypatch.setattr(places, "FIRST_S", 0.01)
-    harness.rollout.answer = lambda request: []
-    document = harness.document("rogues:asks", concurrency=4)
-    async with harness.open(document):
-        await harness.put_task(harness.task(document, group_size=4))
-        await harness.rollout.until(lambda: num_asking(harness) == 4)
-        harness.rollout.answer = lambda request: [harness.rollout.result(request, "1")]
+        assert num_asking(harness) == 3
+        await harness.rollout.answer_open()
         await harness.episodes(4)
 
 
-async def test_tasks_of_a_past_job_of_the_same_name_are_forgotten(harness):
-    document = harness.document("rogues:asks")
-    await harness.bus.ensure()
-    await harness.submit(document)
+async def test_at_first_few_episodes_run_at_once_and_after_the_first_all(harness, monkeypatch):
+    monkeypatch.setattr(places, "FIRST_EPISODES", 2)
+    monkeypatch.setattr(places, "FIRST_S", 3600.0)
+    harness.rollout.answer = lambda request: []
+    document = harness.document("rogues:asks", concurrency=4)
     async with harness.open(document):
-        await harness.put_task(harness.task(document.model_copy(update={"uid": "u0"})))
+        await harness.put_task(harness.task(document, group_size=5))
+        await harness.rollout.until(lambda: num_asking(harness) == 2)
+        first = harness.rollout.requests[0].episode
+        await harness.rollout.answer_open(
+            lambda request: [harness.rollout.result(request, "1")] if request.episode == first else []
+        )
+        await harness.rollout.until(lambda: num_asking(harness) == 5)
+        await harness.rollout.answer_open()
+        await harness.episodes(5)
+
+
+@pytest.mark.parametrize(("uid", "left"), [("u0", 0), ("u2", 1)], ids=["a past job", "the next job"])
+async def test_tasks_of_a_past_job_of_the_same_name_are_forgotten_and_those_of_the_next_one_left_alone(
+    harness, uid, left
+):
+    document = harness.document("rogues:asks")
+    other = document.model_copy(update={"uid": uid})
+    await harness.bus.ensure()
+    await harness.submit(other if left else document)
+    async with harness.open(document):
+        await harness.put_task(harness.task(other))
         await harness.bus.publish("task.team-a.job", b"garbage")
         await harness.put_task(harness.task(document))
         (episode,) = await harness.episodes(1)
-    await all_acked(harness)
-    assert episode.uid == "u1"
+    assert (episode.uid, await harness.num_tasks()) == ("u1", left)
 
 
-async def test_tasks_of_the_next_job_of_the_same_name_are_left_alone(harness):
-    document = harness.document("rogues:asks")
-    await harness.bus.ensure()
-    await harness.submit(document.model_copy(update={"uid": "u2"}))
-    async with harness.open(document):
-        await harness.put_task(harness.task(document.model_copy(update={"uid": "u2"})))
+async def test_an_episode_waits_for_the_bus_and_is_published(harness, monkeypatch):
+    monkeypatch.setattr(service, "_PAUSE_S", 0.01)
+    document, failures = harness.document("rogues:asks"), iter(range(3))
+    async with harness.open(document) as context:
+        publish = context.bus.publish
+
+        async def unavailable_at_first(*arguments, **options):
+            if next(failures, None) is not None:
+                raise BusUnavailable("restarting")
+            return await publish(*arguments, **options)
+
+        monkeypatch.setattr(context.bus, "publish", unavailable_at_first)
         await harness.put_task(harness.task(document))
-        await harness.episodes(1)
-    assert await harness.num_tasks() == 1
-
-
-async def test_an_episode_waits_for_the_bus(harness):
-    document = harness.document("rogues:asks")
-
-    def vanish(request):
-        harness.server.available = False
-        asyncio.get_running_loop().call_later(0.2, setattr, harness.server, "available", True)
-        return []
-
-    async with harness.open(document):
-        harness.rollout.answer = vanish
-        await harness.put_task(harness.task(document))
-        await harness.rollout.until(lambda: len(harness.rollout.requests) > 0)
-        harness.rollout.answer = lambda request: [harness.rollout.result(request, "1")]
-        await harness.rollout.until(lambda: len(harness.rollout.requests) > 1)
         (episode,) = await harness.episodes(1)
     assert episode.rewards == {"policy": 1.0}
+    assert await harness.num_tasks() == 0
 
 
-async def test_an_environment_is_loaded_once_and_every_episode_has_its_own_copy(harness):
-    await harness.play("Loaded", group_size=4)
-    told = {str(request.append[0].content) for request in harness.rollout.requests}
-    assert len(told) == 1
-    assert told.pop().endswith(" 1 1")
+async def test_waiting_for_an_engine_counts_neither_against_the_turn_nor_against_the_episode(harness, monkeypatch):
+    """While the turn waits, the supervisor's clock goes on by more than the whole episode may take."""
+    ahead = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead))
+    for module in (attempt, session):
+        monkeypatch.setattr(module, "time", clock)
+    harness.rollout.answer = lambda request: [harness.rollout.beat(request)]
+    document = harness.document("rogues:asks", turn_timeout_seconds=0.1)
+    async with harness.open(document):
+        await harness.put_task(harness.task(document))
+        await harness.rollout.until(lambda: len(harness.rollout.requests) > 0)
+        ahead.append(1e6)
+        await harness.rollout.answer_open()
+        (episode,) = await harness.episodes(1)
+    assert (episode.fault, episode.prior_faults, episode.rewards) == (None, (), {"policy": 1.0})
+    assert episode.duration_s >= 1e6
 
 
-async def test_environment_code_sees_no_credential_and_its_own_secrets(harness, monkeypatch):
+@pytest.fixture
+async def told(harness, monkeypatch) -> list[dict[str, object]]:
+    """What each episode of a group finds in its process."""
     for name in ("NATS_CREDS_SECRET", "AWS_SECRET_ACCESS_KEY", "MARLAAS_NATS_SECRET"):
         monkeypatch.setenv(name, "hidden")
     monkeypatch.setenv("MARLAAS_ENVIRONMENT_JUDGE_SECRET", "meant for it")
-    (episode,) = await harness.play("tells_its_variables")
-    variables = str(harness.rollout.requests[0].append[0].content).split("\n")
-    assert [name for name in variables if "SECRET" in name] == ["JUDGE_SECRET"]
-    assert episode.rewards == {"policy": 0.0}, "a secret that the process was started with"
+    episodes = await harness.play("Tells", group_size=3)
+    assert [episode.rewards for episode in episodes] == [{"policy": 1.0}] * 3
+    return [json.loads(request.append[0].content) for request in harness.rollout.requests]
+
+
+async def test_an_episode_has_a_copy_of_its_own_and_no_credential_and_the_groups_randomness(told, tmp_path):
+    assert {(one["loads"], one["plays"]) for one in told} == {(1, 1)}, "loaded once, and every episode has its own copy"
+    assert len({one["loaded_in"] for one in told}) == 1
+    assert {str([name for name in one["variables"] if "SECRET" in name]) for one in told} == {"['JUDGE_SECRET']"}
+    assert {one["secrets"] for one in told} == {0}, "secrets that the process was started with"
+    assert {one["is_home_imported"] for one in told} == {False}
+    assert len({one["randomness"] for one in told}) == 1
+    folders = {Path(one["folder"]) for one in told}
+    assert len(folders) == 3
+    assert all(folder.is_relative_to(tmp_path) and not folder.exists() for folder in folders)
+    with pytest.raises(ProcessLookupError):
+        os.kill(told[0]["loaded_in"], 0)  # nothing of the sandbox is left when it ends
 
 
 def test_only_harmless_variables_are_inherited():
@@ -230,30 +223,27 @@ async def test_no_code_of_a_tenant_runs_before_the_credential_is_hidden(harness,
     for name in ("sitecustomize.py", "usercustomize.py"):
         (tmp_path / "early" / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     monkeypatch.setenv("MARLAAS_ENVIRONMENT_PYTHONPATH", str(tmp_path / "early"))
-    await harness.play("tells_its_variables")
-    assert "PYTHONPATH" in str(harness.rollout.requests[0].append[0].content).split("\n")
+    await harness.play("Tells")
+    assert "PYTHONPATH" in json.loads(harness.rollout.requests[0].append[0].content)["variables"]
     assert not (tmp_path / "ran").exists()
 
 
-async def test_what_an_episode_left_at_home_is_imported_by_no_later_fork_server(harness):
-    (episode,) = await harness.play("ignores_what_lies_at_home")
-    assert episode.rewards == {"policy": 1.0}
+async def test_a_play_that_is_cancelled_again_while_its_child_dies_leaves_none_of_its_pipes_open(tmp_path):
+    config = ChildrenConfig("reverse", {}, 1 << 29, 30.0, tmp_path, clean_variables(os.environ))
+    children = Children(partial(start_server, config))
+    forked: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
 
+    async def play() -> None:
+        async with children.child() as child:
+            forked.set_result(child)
+            await asyncio.Event().wait()
 
-async def test_members_of_a_group_find_the_same_randomness_and_their_own_folder(harness, tmp_path):
-    await harness.play("tells_its_randomness", group_size=3)
-    told = [str(request.append[0].content).rsplit(" ", 1) for request in harness.rollout.requests]
-    assert len({numbers for numbers, _ in told}) == 1
-    folders = {Path(folder) for _, folder in told}
-    assert len(folders) == 3
-    assert all(folder.is_relative_to(tmp_path) and not folder.exists() for folder in folders)
-
-
-async def test_nothing_of_the_sandbox_is_left_when_it_ends(harness):
-    document = harness.document("rogues:Loaded")
-    async with harness.open(document):
-        await harness.put_task(harness.task(document))
-        await harness.episodes(1)
-    pid = str(harness.rollout.requests[0].append[0].content).split()[0]
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(pid), 0)
+    playing = asyncio.create_task(play())
+    child = await forked
+    playing.cancel()
+    await asyncio.sleep(0)
+    playing.cancel()
+    await asyncio.wait({playing})
+    assert child.writer.is_closing()
+    await child.ended
+    await children.close()

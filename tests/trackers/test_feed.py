@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from marlaas.trackers.feed import DeliveryLedger, TrackerFeed, TrackerPaths
-from marlaas.trackers.seam import MemoryTracker, require, rows, settings
+from marlaas.trackers.seam import MemoryTracker, require, rows
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import AgentStep
 
@@ -54,14 +54,6 @@ def test_rows_of_several_agents_have_each_ones_reward_version_and_metrics_of_the
     assert found == {"reward/train/solver": 0.75, "step/version/solver": 3.0, "step/version/judge": 0.0}
     trained = {name: value for name, value in second.values.items() if name.startswith("train/")}
     assert trained == {"train/solver/entropy": 1.5, "train/solver/loss": 0.25, "train/judge/entropy": 0.5}
-
-
-def test_settings_are_flat_and_named_as_in_the_manifest(document):
-    flat = settings(document("mlflow"))
-    assert flat["training.optimizer.learningRate"] == 1e-4
-    assert flat["agents.0.name"] == "policy"
-    assert flat["export.trackers.0"] == "mlflow"
-    assert not any(isinstance(value, dict | list) for value in flat.values())
 
 
 async def test_every_record_is_told_once_also_over_a_restart(office, document, steps, evaluation):
