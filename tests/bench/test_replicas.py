@@ -2,9 +2,9 @@
 
 import asyncio
 
-from bench.fairness import VirtualLoop
 from bench.replica_figures import Observed, rates
 from bench.simulated_pool import Bandwidth
+from bench.virtual_time import VirtualLoop
 
 from marlaas_api.messages import ReplicaReport
 
