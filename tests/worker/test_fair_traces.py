@@ -153,7 +153,7 @@ TENANTS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32), st.lists(TENANTS, min_size=2, max_size=4), st.sampled_from([0.0, ROOM / 4, ROOM]))
 def test_the_bound_holds_however_episodes_wait_and_requests_are_passed(
     seed: int, tenants: list[Tenant], max_passed: float

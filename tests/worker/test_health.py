@@ -69,19 +69,23 @@ async def raw(port: int, request: bytes) -> bytes:
     return answer
 
 
-async def test_a_worker_lives_before_it_is_ready():
-    metrics = Metrics()
+async def test_a_worker_lives_before_it_is_ready_and_has_no_other_pages():
+    """The endpoints run in the role's own event loop; a process that can do nothing more asks for its restart."""
+    loops: list[asyncio.AbstractEventLoop] = []
+    metrics = Metrics(alive=lambda: not loops.append(asyncio.get_running_loop()))  # type: ignore[func-returns-value]
     async with health_server(0, metrics) as port:
         assert await get(port, "/livez") == (200, "ok\n")
+        assert loops == [asyncio.get_running_loop()]
         assert await get(port, "/readyz") == (503, "not ready\n")
         metrics.ready = lambda: True
         assert await get(port, "/readyz?verbose") == (200, "ok\n")
         assert await get(port, "/readyz", "HEAD") == (200, "")
-
-
-async def test_a_worker_whose_process_can_do_nothing_more_asks_for_its_restart():
-    metrics = Metrics(alive=lambda: False)
-    async with health_server(0, metrics) as port:
+        for path, method, status in (("/", "GET", 404), ("/secrets", "GET", 404), ("/livez", "POST", 405)):
+            assert (await get(port, path, method))[0] == status
+        with pytest.raises(InvalidInput, match=f"--health {port}: .*in use"):
+            async with health_server(port, Metrics()):
+                pass
+    async with health_server(0, Metrics(alive=lambda: False)) as port:
         assert await get(port, "/livez") == (503, "not alive\n")
 
 
@@ -106,14 +110,6 @@ def test_samples_of_one_name_stand_together_and_labels_are_escaped():
     )
 
 
-@pytest.mark.parametrize(
-    ("path", "method", "status"), [("/", "GET", 404), ("/secrets", "GET", 404), ("/livez", "POST", 405)]
-)
-async def test_there_is_nothing_else(path, method, status):
-    async with health_server(0, Metrics()) as port:
-        assert (await get(port, path, method))[0] == status
-
-
 @pytest.mark.parametrize("request_", [b"hello\r\n\r\n", b"\xff\xff /livez HTTP/1.1\r\n\r\n", b"GET /" + b"x" * 16384])
 async def test_what_is_no_request_is_refused_and_harms_nobody(request_):
     async with health_server(0, Metrics()) as port:
@@ -127,21 +123,6 @@ async def test_a_client_that_sends_no_complete_request_is_disconnected(sent, mon
     monkeypatch.setattr(health, "REQUEST_S", 0.05)
     async with health_server(0, Metrics()) as port, asyncio.timeout(10):
         assert await raw(port, sent) == b""
-
-
-async def test_endpoints_run_in_the_roles_own_event_loop():
-    loops: list[asyncio.AbstractEventLoop] = []
-    metrics = Metrics(alive=lambda: not loops.append(asyncio.get_running_loop()))  # type: ignore[func-returns-value]
-    async with health_server(0, metrics) as port:
-        assert await get(port, "/livez") == (200, "ok\n")
-    assert loops == [asyncio.get_running_loop()]
-
-
-async def test_a_taken_port_is_an_error_that_names_it():
-    async with health_server(0, Metrics()) as port:
-        with pytest.raises(InvalidInput, match=f"--health {port}: .*in use"):
-            async with health_server(port, Metrics()):
-                pass
 
 
 @contextlib.asynccontextmanager
@@ -169,6 +150,7 @@ async def until(port: int, path: str, condition: Callable[[int, str], bool]) -> 
     return answer[1]
 
 
+@pytest.mark.processes
 async def test_a_leader_and_its_standby_are_ready_until_the_bus_goes(tmp_path):
     async with (
         EmbeddedNats(tmp_path / "nats") as server,

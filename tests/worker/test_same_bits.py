@@ -41,11 +41,8 @@ def asked(**variables: str) -> str:
     return done.stdout.strip()
 
 
-def test_a_role_asks_before_anything_that_computes_is_imported():
+def test_a_role_asks_before_anything_that_computes_is_imported_and_what_the_user_has_set_stays():
     assert asked() == "AUTO,STRICT FALSE"
-
-
-def test_what_the_user_has_set_stays():
     assert asked(MKL_CBWR="AVX2") == "AVX2 FALSE"
 
 
