@@ -46,6 +46,7 @@ def test_steps_are_full_fresh_and_in_order_and_every_group_ends_in_one_record(do
         for name, trained in harness.trained.items():
             in_records = sum(record.agents[name].num_groups for record in harness.records)
             assert len(trained) == len(set(trained)) == in_records, seed
+            assert staleness or trained == sorted(trained), seed
             closed = [one.step for one in harness.written if isinstance(one, StepClosed) and one.agent == name]
             assert set(closed) == {0, 1, 2, 3}, seed
             assert deaths or len(closed) == 4, seed

@@ -18,7 +18,7 @@ from tests.orchestrator.remains import (
 )
 
 from marlaas_api import failpoints, subjects
-from marlaas_api.messages import JobDocument, Phase, PolicyRecord
+from marlaas_api.messages import Phase, PolicyRecord
 
 SEAMS = ("after_messages", "after_blobs", "after_policy", "after_rounds", "after_usage", "after_level")
 
@@ -144,15 +144,3 @@ async def test_a_document_that_took_the_place_of_the_deleted_one_stays(harness, 
         await harness.progress(new, lambda progress: True)
     assert await document_of(harness, new) == new
     assert not [name for name in await all_there_is(harness) if name.startswith("blob")]
-
-
-async def test_a_job_that_was_found_unable_to_go_on_fails_with_those_words(harness, document):
-    verdict = {"reason": "BackoffLimitExceeded", "message": "sandbox sums-sandbox crashed 7 times: exit code 1"}
-    job = document()
-    await fill(harness, job)
-    await harness.submit(JobDocument.model_validate({**job.model_dump(), "verdict": verdict}))
-    async with harness.orchestrating():
-        level = await harness.progress(job, lambda progress: progress.phase is Phase.FAILED)
-    assert (level.reason, level.message, level.admitted) == (verdict["reason"], verdict["message"], False)
-    assert level.versions == {"policy": 3}, "what it had reached stays"
-    assert level.finished_at is not None

@@ -3,14 +3,13 @@
 import re
 
 import pytest
-from tests.harness import a_progress, changed, identity
+from tests.harness import changed, identity
 from tests.orchestrator.harness import OrchestratorHarness, run_to_end
 
 from marlaas_api.messages import Meter, Phase, PolicyRecord, ReplicaReport, StepOutcome, StepRecord, UsageAmounts
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.recorded_totals import History
 from marlaas_worker.orchestrator.reports import ending
-from marlaas_worker.orchestrator.usage import LATE_S, has_just_ended, late
 
 
 def ended(document, names: str, versions: dict[str, int], usage: dict[str, UsageAmounts]) -> str:
@@ -87,15 +86,3 @@ async def test_use_that_a_replica_reports_after_the_end_of_a_job_counts(harness:
         last = await harness.progress(job, lambda found: found.accelerator_s > 0)
     assert (last.phase, last.finished_at, last.accelerator_s) == (Phase.SUCCEEDED, ended.finished_at, 2.5)
     assert last.amounts.unrecorded_tokens == 40
-
-
-def test_late_use_counts_once_and_only_shortly_after_the_end(document):
-    job = document()
-    ended = a_progress(job, phase=Phase.SUCCEEDED, finished_at=100.0, tokens_per_s=7.0)
-    assert not has_just_ended(a_progress(job, phase=Phase.RUNNING), 101.0)
-    assert has_just_ended(ended, 101.0)
-    assert not has_just_ended(ended, 101.0 + LATE_S)
-    reports = [a_report(job.uid, 2.5)]
-    counted = late(ended, reports, 101.0)
-    assert (counted.accelerator_s, counted.tokens, counted.tokens_per_s, counted.usage) == (2.5, 40, 7.0, {})
-    assert late(counted, reports, 102.0) == counted

@@ -5,11 +5,10 @@ from tests.harness import an_episode, identity
 
 from marlaas_api.messages import AgentStep, EvalRecord, EvalSample, FaultClass, PolicyRecord, ReplicaReport, StepRecord
 from marlaas_api.messages.job_spec import EvaluationSettings
-from marlaas_worker.orchestrator.evaluation import EvaluationSchedule, best, due
+from marlaas_worker.orchestrator.evaluation import best, due
 from marlaas_worker.orchestrator.faults import RETURN_S, FaultWatch, GivenUp
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.recorded_totals import History
-from marlaas_worker.orchestrator.restarts import PAUSE_S, JobRestarts
 from marlaas_worker.orchestrator.step_records import EvaluationEnd, eval_record
 
 NAN = float("nan")
@@ -21,10 +20,6 @@ def test_evaluations_come_first_last_and_every_so_often(finished, expected):
     assert due(EvaluationSettings(every=10, tasks=64), finished, steps=25) is expected
 
 
-def test_no_held_out_tasks_no_evaluation():
-    assert not due(EvaluationSettings(every=1, tasks=0), 0, steps=5)
-
-
 def test_an_agent_that_is_a_step_ahead_is_no_reason_for_a_second_evaluation_after_the_same_step(document):
     job = document(agents=[{"name": "a"}, {"name": "b"}])
     evaluated = EvalRecord(**identity(job), step=0, version=0, at=1.0, reward_mean=0.5, num_episodes=2)
@@ -32,16 +27,6 @@ def test_an_agent_that_is_a_step_ahead_is_no_reason_for_a_second_evaluation_afte
         policies = {"a": PolicyRecord(uid=job.uid, version=ahead), "b": PolicyRecord(uid=job.uid, version=0)}
         run = JobState(job, History(evaluations=known, policies=policies)).due_evaluation()
         assert (run is not None) is (known == ())
-
-
-def test_a_due_step_whose_version_is_evaluated_already_causes_no_evaluation_of_the_next_version(document):
-    spec, schedule = EvaluationSettings(every=10, tasks=4), EvaluationSchedule(["a"], strict=False)
-    known = {7: EvalRecord(**identity(document()), step=10, version=7, at=1.0, reward_mean=0.5, num_episodes=2)}
-    schedule.note(spec, 20, 100, {"a": 7})
-    assert schedule.next(4, known, 20, {"a": 7}) is None
-    assert schedule.next(4, known, 25, {"a": 8}) is None
-    schedule.note(spec, 30, 100, {"a": 8})
-    assert schedule.next(4, known, 30, {"a": 8}).version == 8
 
 
 def test_in_strict_mode_an_evaluation_is_of_the_versions_after_the_recorded_steps(document):
@@ -130,22 +115,6 @@ def test_promotion_takes_the_last_or_the_best_the_later_of_equals_and_none_that_
     assert best(rewards, last, which) == promoted
 
 
-def test_an_environment_that_always_fails_fails_the_job_in_its_own_words(document, play):
-    watch = FaultWatch(window=8, max_share=0.5, at_least=2)
-    first, second = play(document(), 0, (None, None))
-    watch.add(first)
-    assert watch.verdict() is None
-    watch.add(second)
-    assert watch.verdict() == "100% of the last 2 episodes were lost to faults; the last one: env: KeyError: 'x'"
-
-
-def test_faults_within_the_stated_share_fail_nobody(document, play):
-    watch = FaultWatch(window=4, max_share=0.5, at_least=2)
-    for episode in [*play(document(), 0, (None, None)), *play(document(), 1, (1.0, 1.0))]:
-        watch.add(episode)
-    assert watch.verdict() is None
-
-
 def misfit(document, index: int):
     fault = {"fault": FaultClass.ENV, "fault_text": "the job lacks \x1b[2Jcritic", "is_permanent": True}
     return an_episode(document, index, 0, **fault)
@@ -168,22 +137,6 @@ def test_an_environment_that_has_worked_is_not_given_up_because_one_sandbox_cann
             watch.add(misfit(job, index))
         assert watch.permanent == ""
         assert "100% of the last 2 episodes were lost to faults" in (watch.verdict() or "")
-
-
-def test_what_a_job_has_on_record_tells_that_its_environment_has_worked(document):
-    job = document()
-    evaluated = EvalRecord(**identity(job), step=0, version=0, at=1.0, reward_mean=0.5, num_episodes=2)
-    for evaluations in ((), (evaluated,)):
-        state = JobState(job, History(evaluations=evaluations))
-        state.faults.add(misfit(job, 0))
-        assert bool(state.faults.permanent) is (evaluations == ())
-
-
-def test_a_fault_is_told_without_what_a_terminal_would_obey(document, play):
-    """It ends in the job's status, and so in the terminal of whoever lists jobs."""
-    watch = FaultWatch(window=2, max_share=0.5, at_least=1)
-    watch.add(play(document(), 0, (None, None))[0].model_copy(update={"fault_text": "\x1b[2Jall is well"}))
-    assert watch.verdict() == r"100% of the last 1 episodes were lost to faults; the last one: env: \x1b[2Jall is well"
 
 
 def trainer(name: str, broken: bool, pool: str = "tiny", agent: str = "policy") -> ReplicaReport:
@@ -234,21 +187,3 @@ def test_a_trainer_that_gave_the_job_up_before_its_pool_was_changed_is_asked_aga
     given_up.words(job, [trainer("t0", False), trainer("t1", True)], 1000.0)
     assert given_up.words(job, [trainer("t0", True)], 1001.0) is None
     assert given_up.words(job, [trainer("t0", True), trainer("t1", False)], 1002.0) is None
-
-
-def test_a_job_may_die_twice_between_two_steps_and_pauses_each_time():
-    restarts = JobRestarts()
-    assert restarts.note("ill", 4, now=10.0)
-    assert restarts.is_pausing("ill", 10.0)
-    assert not restarts.is_pausing("ill", 10.0 + PAUSE_S)
-    assert not restarts.is_pausing("ill", 3.0), "the clock was set back"
-    assert not restarts.is_pausing("well", 10.0)
-    assert restarts.note("ill", 4, now=20.0)
-    assert not restarts.note("ill", 4, now=30.0)
-
-
-def test_a_finished_step_ends_the_row_and_a_job_that_is_gone_is_forgotten():
-    restarts = JobRestarts()
-    assert [restarts.note("ill", finished, 0.0) for finished in (4, 4, 5, 5, 5)] == [True, True, True, True, False]
-    restarts.keep({"well"})
-    assert restarts.note("ill", 5, 0.0)

@@ -2,8 +2,8 @@
 
 import pytest
 from tests.harness import a_progress, changed, working
-from tests.orchestrator.harness import OrchestratorHarness, a_job, final, mixed, run_to_end, running
-from tests.orchestrator.test_admission import of, one, scene
+from tests.orchestrator.harness import OrchestratorHarness, a_job, final, mixed, run_to_end
+from tests.orchestrator.test_admission import one, scene
 
 from marlaas_api import subjects
 from marlaas_api.messages import JobDocument, Phase, PolicyRecord, ReplicaReport
@@ -58,15 +58,6 @@ def test_a_job_without_agents_on_its_own_pool_waits_in_the_queue_of_the_others()
         "pool big admits"
         in one(lone, [a_job("holder", agents=[{"name": "b", "poolRef": {"name": "big"}}])], pools={"big": ROOM}).message
     )
-
-
-@pytest.mark.parametrize("tenants", [("x", "x"), ("x", "y")])
-def test_two_jobs_that_need_each_others_pools_are_admitted_one_after_the_other(tenants):
-    jobs = [of(team("first", created_at=1), tenants[0]), of(team("second", "big", "tiny", created_at=2), tenants[1])]
-    queue = AdmissionQueue()
-    assert [queue.decide(scene(jobs, pools=BOTH)).admissions[job.uid].admitted for job in jobs] == [True, False]
-    assert not queue.decide(scene(jobs[1:], jobs[:1], pools=BOTH)).admissions[jobs[1].uid].admitted
-    assert queue.decide(scene(jobs[1:], pools=BOTH)).admissions[jobs[1].uid].admitted
 
 
 def test_replicas_of_one_name_in_two_pools_are_counted_apart():
@@ -160,28 +151,3 @@ async def test_a_job_waits_for_workers_of_a_pool_that_disappear_and_goes_on_when
             ended = await harness.progress(job, final)
     assert (ended.phase, ended.versions) == (Phase.SUCCEEDED, {"a": 3, "b": 3})
     assert len(await harness.steps(job)) == 3
-
-
-@pytest.mark.parametrize(
-    ("role", "name", "worker", "reason"),
-    [
-        ("rollout", "rollout-0", "rollout replica", "WaitingForPool"),
-        ("trainer", "t0", "trainer", "WaitingForTrainer"),
-    ],
-)
-async def test_a_deadline_that_passes_while_workers_of_a_pool_are_away_says_so_and_keeps_the_versions(
-    harness: OrchestratorHarness, role: str, name: str, worker: str, reason: str
-):
-    job, lost = team(), subjects.replica_key(role, "big", name)
-    harness.pause_after = 2  # both agents have trained one step
-    async with running(harness, job, mixed):
-        await harness.progress(job, lambda level: level.step == 1)
-        await (await harness.bus.bucket(subjects.REPLICAS)).delete(lost)
-        await harness.progress(job, lambda level: level.reason == reason)
-        await harness.submit(changed(job, active_deadline_seconds=0.001))
-        ended = await harness.progress(job, final)
-    assert (ended.phase, ended.reason, ended.versions) == (Phase.FAILED, "DeadlineExceeded", {"a": 1, "b": 1})
-    assert ended.message == (
-        "still running after 0.001 s of being admitted (activeDeadlineSeconds); "
-        f"no {worker} of pool big (agent b) is ready"
-    )

@@ -10,7 +10,6 @@ from marlaas_worker.orchestrator.quota import (
     Pacing,
     QuotaMessages,
     Quotas,
-    RateLimit,
 )
 
 
@@ -43,30 +42,11 @@ def test_a_quota_refuses_what_would_exceed_it_with_both_numbers(document, quota,
     assert quotas.refusal(document("three")) == words
 
 
-def test_a_tenant_without_a_quota_is_never_refused(document):
-    quotas = Quotas({}, [document("one")], {})
-    assert quotas.refusal(document("two")) == ""
-    assert quotas.running("team-a") == frozenset()
-
-
-def test_a_job_that_is_admitted_in_this_round_counts_in_it(document):
-    quotas = Quotas({"team-a": TenantQuota(jobs=1)}, [], {})
-    assert quotas.refusal(document("one")) == ""
-    quotas.add(document("one"))
-    assert quotas.refusal(document("two")) == "over quota: 1 of 1 jobs"
-    assert quotas.running("team-a") == {"uid-one"}
-
-
 def test_the_message_names_the_job_that_is_nearest_to_its_end(document):
     near, far = document("near"), document("far")
     running = {"n": progress_of(near, step=38), "f": progress_of(far, step=1)}
     text = QuotaMessages().message(document("waits"), "over quota: 2 of 2 jobs", running, 0.0)
     assert text == "over quota: 2 of 2 jobs; waits for team-a/near, 38 of 40 steps"
-
-
-@pytest.mark.parametrize("running", [{}, {"x": None}])
-def test_without_a_running_job_the_message_names_none(document, running):
-    assert QuotaMessages().message(document(), "over quota", running, 0.0) == "over quota"
 
 
 def test_steps_change_a_message_at_most_every_ten_seconds_unless_other_jobs_run(document):
@@ -89,19 +69,6 @@ def test_of_thousands_of_jobs_only_the_first_few_follow_the_steps(document):
     running = {"uid": progress_of(document("runs"))}
     texts = [messages.message(document(f"j{n}"), "over", running, 0.0) for n in range(100)]
     assert [text != "over" for text in texts] == [True] * NUM_DETAILED + [False] * (100 - NUM_DETAILED)
-
-
-def test_a_rate_is_over_while_more_than_a_windows_allowance_is_used_up():
-    limit = RateLimit()
-    limit.use(0.0, 10.0, 0.0)
-    limit.use(10.0 * TOKEN_WINDOW_S, 10.0, 0.0)
-    assert not limit.is_over(10.0, TOKEN_WINDOW_S)
-    limit.use(50.0, 10.0, 0.0)
-    assert limit.is_over(10.0, TOKEN_WINDOW_S)
-    limit.use(0.0, 10.0, 5.0)
-    assert not limit.is_over(10.0, TOKEN_WINDOW_S)
-    limit.use(0.0, 10.0, 1.0)
-    assert limit.level == 600.0, "a clock that was set back allows nothing"
 
 
 class Meter:
@@ -169,14 +136,6 @@ def test_a_pause_of_a_rate_without_a_known_end_says_so():
     for meter in (Meter(tokens_per_second=0.0), Meter(tokens_per_second=1.0)):
         meter.run(1, 1e9)
         assert meter.pacing.reason("a").endswith("in more than 24 hours")
-
-
-def test_a_tenant_whose_quota_is_taken_away_goes_on_at_once():
-    meter = Meter(tokens_per_second=1.0)
-    meter.run(100, 50.0)
-    assert meter.pacing.reason("a")
-    meter.pacing.update({}, {}, meter.now)
-    assert not meter.pacing.reason("a")
 
 
 def test_a_tenant_that_has_no_job_for_a_while_comes_back_to_what_is_left_of_its_level():

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from marlaas_api.messages import GroupOutcome, GroupReady, GroupUnused, StepClosed, TrajectoryRef, UsageAmounts
 from marlaas_api.names import JobRef, train_group
-from marlaas_api.wire import encode
 from marlaas_worker.orchestrator.experience import AgentGroup, CompleteGroup
 from marlaas_worker.orchestrator.steps import Assembly, StepRules
 
@@ -76,11 +75,6 @@ def test_no_group_is_given_out_for_which_no_step_has_a_place():
     assert steps.want(0) == 4, "one more closes this step, and the next one has three places"
 
 
-def test_credits_never_exceed_what_is_left_to_train():
-    steps = Assembly(REF, ASYNC, recorded=2, versions={"policy": 2})
-    assert steps.want(0) == 2
-
-
 def test_strict_mode_gives_out_one_round_at_a_time_and_only_at_the_current_version():
     steps = fresh(STRICT)
     assert steps.want(0) == 2
@@ -138,28 +132,6 @@ def test_a_step_without_any_signal_is_a_no_op_that_makes_no_version_and_gives_th
     assert (steps.open.step, steps.open.agents["policy"].base_version) == (1, 0)
 
 
-def test_a_no_op_is_recorded_only_after_the_steps_before_it():
-    steps = fresh(ASYNC)
-    for one in (group(0), group(1), flat(2), flat(3), flat(4), flat(5)):
-        steps.resolve(one, {"policy": 0})
-    assert steps.recordable({"policy": -1}) is None
-    first = steps.recordable({"policy": 0})
-    steps.recorded(first, {"policy": 1})
-    second = steps.recordable({"policy": 0})
-    assert second.no_op
-
-
-def test_nothing_opens_after_the_last_step():
-    steps = Assembly(REF, STRICT, recorded=2, versions={"policy": 2})
-    steps.resolve(group(0), {"policy": 2})
-    steps.resolve(group(1), {"policy": 2})
-    assert steps.open is None
-    assert steps.want(0) == 0
-    draft = steps.recordable({"policy": 2})
-    steps.recorded(draft, {"policy": 3})
-    assert steps.resolve(group(2), {"policy": 2}) == [], "nothing counts it any more"
-
-
 @given(
     rules=st.builds(StepRules, st.integers(1, 3), st.integers(0, 2), st.integers(0, 2), st.integers(1, 4)),
     groups=st.lists(st.tuples(st.sampled_from(list(GroupOutcome)), st.integers(0, 3)), max_size=20),
@@ -185,20 +157,6 @@ def test_restored_from_any_part_of_its_log_an_assembly_decides_as_if_it_had_neve
         assert resumed.drafts == whole.drafts, f"cut after {cut}"
 
 
-def test_the_log_of_recorded_steps_changes_nothing():
-    whole, log = fresh(ASYNC), []
-    for index in range(3):
-        log += whole.resolve(group(index), {"policy": 0})
-    draft = whole.recordable({"policy": 0})
-    whole.recorded(draft, {"policy": 1})
-    resumed = Assembly(REF, ASYNC, recorded=1, versions={"policy": 1})
-    resumed.restore(log)
-    assert resumed.drafts == whole.drafts
-    over = Assembly(REF, ASYNC, recorded=3, versions={"policy": 3})
-    over.restore(log)
-    assert over.drafts == []
-
-
 def test_a_group_that_ended_after_the_last_step_stays_in_it_when_the_job_is_given_more_steps():
     short, long = (StepRules(groups_per_step=1, max_staleness=1, max_refill=0, steps=steps) for steps in (1, 2))
     first, again = fresh(short), fresh(long)
@@ -212,15 +170,6 @@ def test_a_log_that_leaves_out_the_end_of_a_step_is_refused():
         log += whole.resolve(group(index), {"policy": 0})
     with pytest.raises(AssertionError, match="a decision of step 1, and step 0 is not closed"):
         fresh(STRICT).restore(one for one in log if not isinstance(one, StepClosed))
-
-
-def test_the_message_of_a_group_without_signal_is_small():
-    trajectories = tuple(TrajectoryRef(member=i, episode=f"e{i}", leaves=(0,), reward=1.0) for i in range(8))
-    one = CompleteGroup(
-        0, train_group(REF, 0), {"policy": AgentGroup(trajectories, GroupOutcome.FLAT, (1.0,) * 8)}, Counter()
-    )
-    (message,) = fresh(STRICT).resolve(one, {"policy": 0})
-    assert len(encode(message)) < 200
 
 
 def test_what_ends_after_the_last_step_is_closed_is_counted_in_it_and_not_trained():

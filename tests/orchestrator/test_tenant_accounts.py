@@ -69,18 +69,6 @@ async def test_uids_of_deleted_jobs_are_kept_only_while_their_progress_may_exist
     assert account.removed.trained_tokens == 21
 
 
-async def test_a_write_that_fails_is_repeated(harness):
-    bus = await harness.connect("orchestrator")
-    accounts = TenantAccounts(bus)
-    harness.refuse_every = 1
-    with pytest.raises(BusUnavailable):
-        await accounts.close(a_level("a", 1), {"uid-a"})
-    harness.refuse_every = 0
-    await accounts.close(a_level("a", 1), {"uid-a"})
-    await accounts.save([], 100.0)
-    assert accounts.totals()["acme"].trained_tokens == 1
-
-
 async def test_unchanged_totals_are_not_written_again_and_changed_ones_not_too_often(harness):
     accounts = TenantAccounts(harness.bus)
     bucket = await harness.bus.bucket(subjects.TENANTS)
@@ -96,13 +84,6 @@ async def test_unchanged_totals_are_not_written_again_and_changed_ones_not_too_o
     assert await revision() == first
     await accounts.save([a_level("a", 2)], 300.0)
     assert await revision() > first
-
-
-async def test_a_record_that_cannot_be_parsed_counts_as_absent(harness):
-    await (await harness.bus.bucket(subjects.TENANTS)).put(subjects.tenant_usage_key("acme"), b"of another release")
-    accounts = TenantAccounts(harness.bus)
-    await accounts.load()
-    assert accounts.totals() == {}
 
 
 @pytest.mark.parametrize("seam", ALL_SEAMS)

@@ -5,14 +5,12 @@ from tests.harness import a_progress
 from tests.orchestrator.harness import OrchestratorHarness, mixed, running
 
 from marlaas_api import subjects
-from marlaas_api.messages import JobDocument, PastUses, Phase, Progress, TenantQuota, UsageAmounts
-from marlaas_api.wire import decode_as, encode
+from marlaas_api.messages import JobDocument, PastUses, Phase, TenantQuota, UsageAmounts
+from marlaas_api.wire import decode_as
 from marlaas_worker.orchestrator import quota, tenants
-from marlaas_worker.orchestrator.admission import AdmissionQueue, AdmissionScene
-from marlaas_worker.orchestrator.admission_inputs import stored_bytes, terms_of
-from marlaas_worker.orchestrator.capacity import PoolCapacity
+from marlaas_worker.orchestrator.admission import AdmissionQueue
+from marlaas_worker.orchestrator.admission_inputs import terms_of
 from marlaas_worker.orchestrator.progress_store import ProgressStore
-from marlaas_worker.orchestrator.shares import HALF_LIFE_S
 from marlaas_worker.orchestrator.tenants import TenantUse
 
 
@@ -92,18 +90,6 @@ async def test_use_of_a_job_that_ends_between_two_rounds_counts_for_its_tenants_
     assert use.pacing.reason("team-a")
 
 
-def test_after_the_last_job_has_ended_past_use_only_decays(document):
-    job, queue = document(), AdmissionQueue()
-    pools = {"tiny": PoolCapacity(slots=6, max_rank=16, max_model_len=2048, agents=3)}
-    queue.advance(0.0)
-    for now, holding in ((0.0, [job]), (100.0, [])):
-        queue.decide(AdmissionScene([], holding, [0.0] * len(holding), pools, now=now))
-        queue.advance(now + 100.0)
-    used = queue.past.of("team-a")
-    queue.advance(200.0 + HALF_LIFE_S)
-    assert 0 < queue.past.of("team-a") == pytest.approx(used / 2)
-
-
 async def test_past_use_is_written_and_read_by_the_next_orchestrator(
     harness: OrchestratorHarness, document, monkeypatch
 ):
@@ -159,28 +145,3 @@ def test_while_a_tenants_documents_differ_the_last_written_one_counts(document):
     assert terms_of([(7, new), (3, old)])["team-a"].quota == TenantQuota(jobs=2)
     assert terms_of([(7, old), (9, new), (8, old)])["team-a"].quota == TenantQuota(jobs=2)
     assert terms_of([(1, document())])["team-a"].weight == 1.0
-
-
-def test_the_bytes_of_ended_jobs_count_while_their_documents_are_there(document):
-    jobs = [document("a"), document("b"), document("c").model_copy(update={"tenant": "other"})]
-    known = {
-        job.uid: Progress(
-            namespace="team-a",
-            job=job.job,
-            uid=job.uid,
-            phase=Phase.SUCCEEDED,
-            admitted=False,
-            reason="Finished",
-            steps=1,
-            usage={"policy": UsageAmounts(stored_bytes=5)},
-        )
-        for job in jobs
-    }
-    assert stored_bytes(jobs, known) == {"team-a": 10, "other": 5}
-    assert stored_bytes(jobs, {}) == {}
-
-
-def test_old_documents_have_no_quota(document):
-    old = {key: value for key, value in document().model_dump().items() if key != "tenant_quota"}
-    assert JobDocument.model_validate(old).tenant_quota == TenantQuota()
-    assert decode_as(JobDocument, encode(limited(document(), storage="4Gi"))).tenant_quota.storage == "4Gi"
