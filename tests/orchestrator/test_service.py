@@ -44,6 +44,8 @@ async def test_a_job_runs_to_its_end_every_index_once_every_step_full(harness, d
     stored = await harness.bus.replay(subjects.STEPS, "eval.team-a.sums.*")
     evaluated = [decode_as(EvalRecord, one.data).step for one in stored]
     assert evaluated == [0, 2, 4, 5] if staleness == 0 else (evaluated[0], evaluated[-1]) == (0, 5)
+    reader = await harness.bus.position(subjects.EPISODES, subjects.consumer("team-a", job.job, "orchestrator"))
+    assert staleness or reader.num_behind == 0, "each episode is acked"
 
 
 async def test_asynchronous_agents_train_later_groups_while_an_earlier_one_is_played(harness, document):
