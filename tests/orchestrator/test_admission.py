@@ -161,6 +161,15 @@ def test_the_place_of_a_preempted_job_is_kept_for_the_preemptor_until_the_victim
     assert again.decide(scene([new], holding, LATER + RECONSIDER_S)).preempted == said, "and nothing more"
 
 
+def test_a_free_place_is_kept_for_the_preemptor_that_needs_it_beside_those_of_its_victims(document):
+    queue, holding, pools = AdmissionQueue(), several(document, 3), {"tiny": PoolCapacity(6, 16, agents=4)}
+    new = of(document("new", agents=[{"name": "a"}, {"name": "b"}], created_at=99), "team-b")
+    assert queue.decide(scene([new], holding, LATER, pools=pools)).preempted.keys() == {"team-a-j2"}
+    other = of(document("x", created_at=1), "team-c")
+    assert admitted(queue.decide(scene([new, other], holding, LATER, pools=pools))) == set()
+    assert admitted(queue.decide(scene([new, other], holding[:2], LATER, pools=pools))) == {new.uid}
+
+
 @pytest.mark.parametrize("during", [1, 2], ids=["it was smaller", "it becomes smaller meanwhile"])
 def test_a_smaller_pool_displaces_nobody_and_the_preemptor_has_the_place_of_its_victim(document, during):
     """One of two replicas restarts while six jobs run on them."""

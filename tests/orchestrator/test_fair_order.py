@@ -7,7 +7,7 @@ from tests.orchestrator.demands import demand, names, order_of
 
 from marlaas_worker.orchestrator.shares import ENTRY_S, HALF_LIFE_S, Holdings, PastUse
 
-relaxed = settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+relaxed = settings(max_examples=150, suppress_health_check=list(HealthCheck))
 
 
 def admitted(waiting, total=6, **given_):
@@ -24,6 +24,11 @@ def test_first_come_first_served_within_a_tenant_whatever_the_name_and_the_order
 def test_tenants_without_a_share_go_by_the_age_of_their_next_job_and_jobs_of_one_second_by_name():
     jobs = [demand("y", "b", created_at=5), demand("x", "a", created_at=5), demand("w", "c", created_at=4)]
     assert admitted(jobs) == ["w", "x", "y"]
+
+
+def test_tenants_go_by_their_share_after_admission():
+    large, small = demand("large", "a", 2, created_at=1), demand("small", "b", created_at=2)
+    assert admitted([large, small], total=6) == ["small", "large"]
 
 
 def test_shares_are_divided_by_weights():
