@@ -139,15 +139,6 @@ def test_a_quota_holds_within_one_round(document):
     assert admitted(AdmissionQueue().decide(scene(jobs, tenants=terms))) == {jobs[0].uid, jobs[1].uid}
 
 
-def test_a_decision_is_not_made_again_until_something_changes_or_time_passes(document):
-    queue, jobs = AdmissionQueue(), several(document, 4)
-    first = queue.decide(scene(jobs))
-    assert queue.decide(scene(jobs, now=RECONSIDER_S - 1)) is first
-    assert queue.decide(scene(jobs, now=RECONSIDER_S)) is not first
-    again = queue.decide(scene(jobs, now=RECONSIDER_S))
-    assert queue.decide(scene(jobs[1:], now=RECONSIDER_S)) is not again
-
-
 def test_the_place_of_a_preempted_job_is_kept_for_the_preemptor_until_the_victim_has_stopped(document):
     queue, holding = AdmissionQueue(), several(document, 3)
     new, other = of(document("new", created_at=99), "team-b"), of(document("x", created_at=1), "team-c")

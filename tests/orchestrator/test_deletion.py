@@ -18,7 +18,7 @@ from tests.orchestrator.remains import (
 )
 
 from marlaas_api import failpoints, subjects
-from marlaas_api.messages import Phase, PolicyRecord
+from marlaas_api.messages import Phase, PolicyRecord, TenantUsage, UsageAmounts
 
 SEAMS = ("after_messages", "after_blobs", "after_policy", "after_rounds", "after_usage", "after_level")
 
@@ -61,14 +61,22 @@ async def test_a_kept_adapter_is_the_published_one_and_nothing_else(harness, age
 
 @pytest.mark.parametrize("retention", ["keep", "delete"])
 @pytest.mark.parametrize("seam", SEAMS)
-async def test_killed_between_any_two_effects_the_end_is_the_same(harness, seam, retention):
-    job = doomed(retention)
-    await fill(harness, job, {"phase": Phase.SUCCEEDED, "promoted": {"policy": 1}})
+async def test_killed_between_any_two_effects_the_end_is_the_same_and_the_usage_stays_its_tenants(
+    harness, seam, retention
+):
+    """Also what replicas report after the last write of its progress: the job is deleted while it runs."""
+    job, used = doomed(retention), {"policy": UsageAmounts(generated_tokens=30, trained_tokens=30)}
+    told = {"usage": used, "tokens": 40, "counted": {"tiny/rollout-0": (40, 1.0)}, "tenant": "acme"}
+    await fill(harness, job, {"phase": Phase.RUNNING, "promoted": {"policy": 1}, **told})
+    await harness.put_report(job_tokens={job.uid: 47}, job_engine_s={job.uid: 3.5})
     kill_at(place := f"orchestrator.delete.{seam}")
     left = await deleted(harness, job)
     assert harness.deaths == [place]
     assert len(left) == (3 if retention == "keep" else 0)
     assert all("policy/v1/" in name for name in left)
+    account = await harness.get(TenantUsage, subjects.TENANTS, subjects.tenant_usage_key("acme"))
+    assert (account.removed.trained_tokens, account.removed.unrecorded_tokens) == (30, 17)
+    assert (account.removed.engine_s, account.removed.generated_tokens) == (2.5, 47)
 
 
 @pytest.mark.parametrize("num_deleted", range(1, 13))

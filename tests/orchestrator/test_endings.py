@@ -39,11 +39,6 @@ def test_an_agent_without_a_new_version_is_explained(document, usage, why):
     assert text == f"1 steps, versions a 1, b 0; not trained: b ({why})"
 
 
-def test_agents_that_have_learned_and_jobs_of_one_agent_need_no_explanation(document):
-    assert ended(document, "ab", {"a": 1, "b": 1}, {}) == "1 steps, versions a 1, b 1"
-    assert ended(document, "a", {"a": 0}, {}) == "1 steps, version 0"
-
-
 LOST = "all its turns were lost to faults"
 
 

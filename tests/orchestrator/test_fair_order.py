@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.orchestrator.demands import demand, names, order_of
 
-from marlaas_worker.orchestrator.shares import ENTRY_S, HALF_LIFE_S, Holdings, PastUse
+from marlaas_worker.orchestrator.shares import HALF_LIFE_S, PastUse
 
 relaxed = settings(max_examples=150, suppress_health_check=list(HealthCheck))
 
@@ -159,22 +159,3 @@ def test_past_use_is_the_share_over_time_and_halves_every_half_life():
     assert past.of("a") == pytest.approx(before / 2)
     past.advance(5.0, {"a": 1.0})
     assert past.of("a") == pytest.approx(before / 2), "a clock that was set back adds nothing"
-
-
-def test_each_entry_counts_at_once_and_a_refund_takes_it_back():
-    past = PastUse()
-    past.enter("a", 0.25)
-    past.enter("a", 0.25)
-    assert past.of("a") == 0.5 * ENTRY_S
-    past.refund("a", 0.25)
-    past.refund("a", 9.0)
-    assert past.of("a") == 0.0
-
-
-def test_a_tenant_holds_nothing_once_its_jobs_have_left():
-    holdings = Holdings({("tiny", "adapter slots"): 4}, {"a": 2.0})
-    job = demand("x", "a", 2)
-    holdings.take(job)
-    assert (holdings.dominant("a"), holdings.share("a"), holdings.share_after(job)) == (0.5, 0.25, 0.5)
-    holdings.take(job, -1)
-    assert holdings.share("a") == 0.0

@@ -159,21 +159,6 @@ async def test_a_preemption_cuts_the_last_play_of_each_open_member_without_an_ep
     assert (decided.preempted_tokens, decided.open_tokens) == (11_000, 12)
 
 
-async def test_turns_are_read_once_and_those_of_later_groups_with_them(metering, record, harness, monkeypatch):
-    """Those that come after their member was counted are forgotten: they would add up until each episode is read on its own."""
-    monkeypatch.setattr(metering_module, "MAX_PLAYS", 4)
-    for index in range(2):
-        await metering.of_groups([complete(await record(index, 0, 1), await record(index, 1, 2))])
-        await record(index, 0, 5, attempt=2)
-    await metering.of_groups([complete(await record(2, 0, 1), await record(2, 1, 2))])
-    third, fourth = [complete(await record(index, 0, 4), await record(index, 1, 8)) for index in (3, 4)]
-    metering.keep({third.name}, ())
-    await metering.of_groups([third])
-    metering.keep((), ("t4",))
-    await harness.bus.purge(subjects.TURNS, subjects.turn("*", "*", "*", "*"))
-    assert (await policy_amounts(metering, [fourth]))[4].generated_tokens == 12
-
-
 async def test_a_turn_that_cannot_be_read_does_not_fail_the_job_and_an_episode_counts_once(metering, record, harness):
     one = await record(0, 0, 1)
     await harness.bus.publish(subjects.turn(one.namespace, one.job, one.episode, 1), b"not a message")

@@ -12,7 +12,7 @@ from marlaas_worker.orchestrator.admission import AdmissionQueue
 from marlaas_worker.orchestrator.capacity import PoolCapacity
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.recorded_totals import History
-from marlaas_worker.orchestrator.reports import dated, ending, training_pools
+from marlaas_worker.orchestrator.reports import dated, ending
 from marlaas_worker.orchestrator.usage import JobUsage
 
 ROOM = PoolCapacity(slots=2, max_rank=16, agents=1)
@@ -51,15 +51,6 @@ def test_what_a_pool_lacks_is_told_with_its_agents(pools, message):
     assert (one(team(), pools=pools).reason, one(team(), pools=pools).message) == ("WaitingForPool", message)
 
 
-def test_a_job_without_agents_on_its_own_pool_waits_in_the_queue_of_the_others():
-    lone = a_job(agents=[{"name": "b", "poolRef": {"name": "big"}}])
-    assert one(lone, pools={"big": ROOM}).admitted
-    assert (
-        "pool big admits"
-        in one(lone, [a_job("holder", agents=[{"name": "b", "poolRef": {"name": "big"}}])], pools={"big": ROOM}).message
-    )
-
-
 def test_replicas_of_one_name_in_two_pools_are_counted_apart():
     def report(pool: str, tokens: int) -> ReplicaReport:
         return ReplicaReport(role="rollout", pool=pool, replica="rollout-0", job_tokens={"u": tokens})
@@ -73,26 +64,6 @@ def test_replicas_of_one_name_in_two_pools_are_counted_apart():
 async def test_a_job_of_two_pools_runs_to_its_end(harness: OrchestratorHarness):
     ended = await run_to_end(harness, team())
     assert (ended.phase, ended.step, ended.versions) == (Phase.SUCCEEDED, 3, {"a": 3, "b": 3})
-
-
-@pytest.mark.parametrize("older", ["tiny-first", "big-first"])
-async def test_two_jobs_with_room_for_one_run_in_the_order_of_their_age(harness: OrchestratorHarness, older: str):
-    harness.kv_tokens = 1
-    pair = (
-        team("tiny-first", created_at=older != "tiny-first"),
-        team("big-first", "big", "tiny", created_at=older != "big-first"),
-    )
-    first, second = sorted(pair, key=lambda job: job.created_at)
-    for job in pair:
-        await harness.report(job, -1)
-        await harness.submit(job)
-    work = [role for job in pair for role in (harness.play(job, mixed), harness.train(job))]
-    async with working(harness.keep("orchestrator", service.serve), *work):
-        queued = await harness.progress(second, lambda level: not level.admitted)
-        assert queued.reason == "WaitingForMemory"
-        ended = [await harness.progress(job, final) for job in (first, second)]
-    assert [one.phase for one in ended] == [Phase.SUCCEEDED, Phase.SUCCEEDED]
-    assert ended[0].finished_at <= ended[1].admitted_at
 
 
 def test_a_deadline_before_version_0_names_the_pool_whose_trainer_has_not_published_it():
@@ -110,14 +81,6 @@ def test_the_time_of_a_reason_is_that_of_its_first_report_until_the_job_has_anot
     assert dated(a_progress(job, **waits | {"at": 9.0}), first).reason_at == 5.0
     paused = first.model_copy(update={"admitted": False, "reason_at": None})
     assert dated(a_progress(job, **waits | {"at": 9.0}), paused).reason_at == 9.0
-
-
-def test_a_job_needs_the_trainers_of_trainable_agents_until_its_last_step():
-    agents = [{"name": "a"}, {"name": "b", "poolRef": {"name": "big"}, "trainable": False}]
-    state = JobState(a_job(agents=agents), History())
-    assert training_pools(state) == {"tiny"}
-    state.finished = 3
-    assert training_pools(state) == set()
 
 
 @pytest.mark.parametrize(

@@ -21,26 +21,6 @@ def marks(*numbers: int) -> PurgeMarks:
     return made
 
 
-@pytest.mark.parametrize(
-    ("recorder", "at_once", "expected", "left"),
-    [
-        (None, False, 20, 1),
-        (None, True, 30, 0),
-        (Position(9, 40), False, None, 3),
-        (Position(10, 30), False, 10, 2),
-        (Position(25, 5), True, 20, 1),
-        (Position(7, 0), True, 30, 0),
-    ],
-    ids=["no recorder", "tight", "nothing read", "one step read", "tight, two steps read", "all read"],
-)
-def test_the_newest_mark_that_is_due_and_read_is_purged(recorder, at_once, expected, left):
-    made = marks(10, 20, 30)
-    mark = made.due(recorder, 0.0, at_once=at_once)
-    if mark is not None:
-        made.purged(mark)
-    assert (mark and mark.turns, len(made.waiting)) == (expected, left)
-
-
 def test_a_recorder_that_acks_nothing_for_ten_minutes_is_not_waited_for():
     made = marks(10, 20, 30)
     assert made.due(Position(5, 9), 100.0, at_once=True) is None

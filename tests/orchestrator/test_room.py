@@ -37,22 +37,6 @@ def test_bounds(total, claims, expected):
     assert bounds(total, claims) == expected
 
 
-def test_the_sum_of_all_bounds_never_exceeds_the_stream_unless_what_is_out_does():
-    for seed in range(500):
-        chance = random.Random(seed)
-        total = chance.randint(0, 1000)
-        claims = {
-            str(number): claim(
-                chance.choice([0, 0, chance.randint(0, 300)]), chance.randint(1, 400), chance.randint(0, 900)
-            )
-            for number in range(chance.randint(1, 12))
-        }
-        granted = bounds(total, claims)
-        assert sum(granted.values()) <= max(total, sum(one.reserved for one in claims.values())), seed
-        for uid, one in claims.items():
-            assert granted[uid] == 0 or granted[uid] >= max(one.held, one.step), seed
-
-
 class Job:
     """Gives out groups step by step as its share lets it; of a step's groups some have no signal and are drawn anew."""
 

@@ -88,13 +88,6 @@ def test_the_credit_of_all_active_tenants_together_is_bounded():
     assert queue.usage("a") == 100 - 10.0 / 4
 
 
-def test_usage_of_an_idle_tenant_is_what_it_would_begin_with():
-    queue = after_a_tool_call(0.0)
-    assert queue.usage("b") == pytest.approx(50 / 3), "it is ahead of the active one"
-    assert queue.usage("new") == pytest.approx(40 / 3)
-    assert queue.usage("a", "another job") == queue.usage("a", "job") == 0
-
-
 def test_agents_of_a_job_share_its_service():
     queue: FairQueue[str] = FairQueue()
     for number in range(20):
@@ -130,16 +123,15 @@ def test_memory_is_bounded_by_what_is_active():
         assert len(queue._root.below) <= 2, "an account has the weight too"
 
 
-def test_a_request_that_does_not_fit_is_passed_for_a_bounded_amount_then_waited_for():
+def test_a_request_that_does_not_fit_is_passed_for_a_bounded_amount_by_all_together_then_waited_for():
     queue: FairQueue[str] = FairQueue(max_passed=25)
     queue.push(("a", "job"), "giant", cost=1, size=100)
     for number in range(5):
-        queue.push(("b", "job"), f"b{number}", cost=10, size=10)
-    assert [ticket.item for _ in range(2) if (ticket := queue.pop(room=50))] == ["b0", "b1"]
+        queue.push((f"t{number}", "job"), f"t{number}", cost=10, size=10)
+    assert [ticket.item for _ in range(2) if (ticket := queue.pop(room=50))] == ["t0", "t1"]
     assert queue.pop(room=50) is None, "30 would pass it"
-    giant = queue.pop(room=100)
-    assert giant.item == "giant"
-    assert [ticket.item for _ in range(3) if (ticket := queue.pop(room=50))] == ["b2", "b3", "b4"]
+    assert queue.pop(room=100).item == "giant"
+    assert [ticket.item for _ in range(3) if (ticket := queue.pop(room=50))] == ["t2", "t3", "t4"]
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])

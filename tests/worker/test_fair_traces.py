@@ -10,7 +10,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -163,31 +162,3 @@ def test_the_bound_holds_however_episodes_wait_and_requests_are_passed(
     for _ in range(600):
         trace.round()
         intervals.check()
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_tenant_of_giant_requests_gets_its_share_although_small_ones_pass_them(seed: int) -> None:
-    tenants = {"giant": Tenant(1.0, 8, 300, 0), "small": Tenant(1.0, 60, 20, 0)}
-    trace = Trace(seed, tenants)
-    for _ in range(5000):
-        trace.round()
-    assert trace.served["small"] + trace.served["giant"] > 0
-    assert abs(trace.served["small"] - trace.served["giant"]) <= 2 * (trace.cost + 2 * trace.error + ROOM) + ROOM
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_tenant_whose_episodes_hang_cannot_have_the_room_for_long_afterwards(seed: int) -> None:
-    """It keeps its episodes open and asks for little for 2,000 rounds, and then for much."""
-    tenants = {"busy": Tenant(1.0, 60, 20, 0), "hangs": Tenant(1.0, 4, 1, 50)}
-    trace = Trace(seed, tenants)
-    for _ in range(2000):
-        trace.round()
-    trace.tenants["hangs"] = Tenant(1.0, 60, 20, 0)
-    for episode in range(4, 60):
-        trace.due[trace.now].append(("hangs", episode, 0))
-    before = dict(trace.served)
-    assert before["busy"] > 50 * before["hangs"]
-    for _ in range(300):
-        trace.round()
-    gained = {name: trace.served[name] - before[name] for name in tenants}
-    assert gained["hangs"] - gained["busy"] <= trace.queue.max_credit / 2 + 2 * (20 + 2 * trace.error)
