@@ -2,7 +2,7 @@
 
 import pytest
 from tests.harness import a_progress, changed, working
-from tests.orchestrator.harness import OrchestratorHarness, a_job, final, mixed, run_to_end
+from tests.orchestrator.harness import OrchestratorHarness, a_job, final, mixed
 from tests.orchestrator.test_admission import one, scene
 
 from marlaas_api import subjects
@@ -59,11 +59,6 @@ def test_replicas_of_one_name_in_two_pools_are_counted_apart():
     for tokens in (100, 200):
         usage.see([report("tiny", tokens), report("big", 10)], float(tokens))
     assert usage.totals()["tokens"] == 210
-
-
-async def test_a_job_of_two_pools_runs_to_its_end(harness: OrchestratorHarness):
-    ended = await run_to_end(harness, team())
-    assert (ended.phase, ended.step, ended.versions) == (Phase.SUCCEEDED, 3, {"a": 3, "b": 3})
 
 
 def test_a_deadline_before_version_0_names_the_pool_whose_trainer_has_not_published_it():

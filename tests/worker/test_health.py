@@ -20,32 +20,13 @@ from marlaas_api.nats_server import EmbeddedNats
 from marlaas_worker.health import families, health_server
 from marlaas_worker.metrics import Metrics, Sample, of_report
 
-METRICS = """\
-# HELP marlaas_ready 1 while this worker does its work.
-# TYPE marlaas_ready gauge
-marlaas_ready 0.0
-# HELP marlaas_bus_connected 1 while connected to the bus.
-# TYPE marlaas_bus_connected gauge
-marlaas_bus_connected 0.0
-# HELP marlaas_bus_breaks_total Connections to the bus that broke.
-# TYPE marlaas_bus_breaks_total counter
-marlaas_bus_breaks_total 0.0
-# HELP marlaas_trainer_busy_seconds_total Seconds of work since the start.
-# TYPE marlaas_trainer_busy_seconds_total counter
-marlaas_trainer_busy_seconds_total 1.5
-# HELP marlaas_trainer_wall_seconds_total Seconds since the start.
-# TYPE marlaas_trainer_wall_seconds_total counter
-marlaas_trainer_wall_seconds_total 60.0
-# HELP marlaas_trainer_running Requests in the batch, or agents bound.
-# TYPE marlaas_trainer_running gauge
-marlaas_trainer_running 1.0
-# HELP marlaas_trainer_broken_jobs Jobs that this worker has given up for now.
-# TYPE marlaas_trainer_broken_jobs gauge
-marlaas_trainer_broken_jobs 0.0
-# HELP marlaas_trainer_job_seconds_total Seconds of work by job.
-# TYPE marlaas_trainer_job_seconds_total counter
-marlaas_trainer_job_seconds_total{job="sums",namespace="team-a"} 1.25
-"""
+METRICS = (
+    "# HELP marlaas_bus_connected 1 while connected to the bus.\n# TYPE marlaas_bus_connected gauge\nmarlaas_bus_connected 0.0",
+    "# TYPE marlaas_trainer_busy_seconds_total counter\nmarlaas_trainer_busy_seconds_total 1.5",
+    "marlaas_trainer_wall_seconds_total 60.0",
+    "marlaas_trainer_running 1.0",
+    'marlaas_trainer_job_seconds_total{job="sums",namespace="team-a"} 1.25',
+)
 
 
 async def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
@@ -95,7 +76,9 @@ async def test_figures_are_those_of_the_moment():
     )
     metrics = Metrics(samples=lambda: of_report(report, {"u": JobRef("team-a", "sums", "u")}))
     async with health_server(0, metrics) as port:
-        assert await get(port, "/metrics") == (200, METRICS)
+        status, page = await get(port, "/metrics")
+        assert (status, [text for text in METRICS if f"{text}\n" not in page]) == (200, [])
+        assert page.count("marlaas_trainer_job_seconds_total{") == 1, "a job that has no document is left out"
         report = report.model_copy(update={"busy_s": 2.5})
         assert "marlaas_trainer_busy_seconds_total 2.5\n" in (await get(port, "/metrics"))[1]
 
