@@ -1,4 +1,4 @@
-"""When a job is evaluated, which version is promoted, and what fails a job: faults, trainers that gave it up, crashes in a row."""
+"""When a job is evaluated, which version is promoted, and what fails a job: faults, and trainers that gave it up."""
 
 import pytest
 from tests.harness import an_episode, identity
@@ -18,7 +18,6 @@ from marlaas_worker.orchestrator.evaluation import best, due
 from marlaas_worker.orchestrator.faults import RETURN_S, FaultWatch, GivenUp
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.recorded_totals import History
-from marlaas_worker.orchestrator.restarts import PAUSE_S, JobRestarts
 from marlaas_worker.orchestrator.step_records import EvaluationEnd, eval_record
 
 NAN = float("nan")
@@ -178,14 +177,3 @@ def test_a_trainer_that_is_being_replaced_may_still_take_the_job_and_one_that_st
     given_up.words(job, [trainer("t0", False), trainer("t1", False)], 1000.0)
     assert given_up.words(job, [trainer("t0", True)], 1000.0 + RETURN_S - 1) is None
     assert given_up.words(job, [trainer("t0", True)], 1000.0 + RETURN_S) == WORDS
-
-
-def test_a_job_may_crash_twice_between_two_steps_and_pauses_each_time():
-    restarts = JobRestarts()
-    assert restarts.note("ill", 4, now=10.0)
-    assert restarts.is_pausing("ill", 10.0)
-    assert not restarts.is_pausing("ill", 10.0 + PAUSE_S)
-    assert not restarts.is_pausing("ill", 3.0), "the clock was set back"
-    assert [restarts.note("ill", finished, 20.0) for finished in (4, 5, 5, 5)] == [True, True, True, False]
-    restarts.keep({"well"})
-    assert restarts.note("ill", 5, 0.0), "a job that is gone is forgotten"

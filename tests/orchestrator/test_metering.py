@@ -89,17 +89,6 @@ async def test_usage_is_counted_for_the_policy_that_was_played(harness, document
     } == expected
 
 
-async def test_a_group_has_the_tokens_of_all_turns_of_its_episodes(metering, record):
-    group = complete(await record(3, 0, 1, 2), await record(3, 1, 40))
-    assert await metering.of_groups([group]) == {
-        3: {
-            "policy": UsageAmounts(
-                prompt_tokens=60, cached_tokens=48, generated_tokens=43, open_tokens=43, engine_s=0.75, sandbox_s=1.0
-            )
-        }
-    }
-
-
 @pytest.mark.parametrize("most_plays", [metering_module.MAX_PLAYS, 0])
 @pytest.mark.parametrize("repeated_attempt", [2, 7])
 async def test_tokens_of_faults_of_earlier_attempts_and_of_repeated_plays_are_told_apart(
@@ -164,13 +153,6 @@ async def test_a_turn_that_cannot_be_read_does_not_fail_the_job_and_an_episode_c
     await harness.bus.publish(subjects.turn(one.namespace, one.job, one.episode, 1), b"not a message")
     (amounts,) = (await policy_amounts(metering, [complete(one, one, await record(0, 1, 10))])).values()
     assert (amounts.generated_tokens, amounts.repeated_tokens) == (11, 0)
-
-
-async def test_held_out_episodes_are_counted_as_an_evaluation(metering, record):
-    one, broken = await record(0, 0, 1), await record(1, 0, 10)
-    broken = broken.model_copy(update={"fault": FaultClass.INFRA})
-    amounts = (await metering.of_evaluation([one, broken]))["policy"]
-    assert (amounts.evaluation_tokens, amounts.failed_tokens, amounts.generated_tokens) == (1, 10, 11)
 
 
 def test_a_step_has_the_seconds_of_its_own_manifest_also_if_the_trainer_has_committed_later_ones(document, play):

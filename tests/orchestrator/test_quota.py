@@ -4,7 +4,7 @@ import pytest
 from tests.harness import a_progress
 
 from marlaas_api.messages import TenantQuota
-from marlaas_worker.orchestrator.quota import REFRESH_S, TOKEN_WINDOW_S, Pacing, QuotaMessages, Quotas
+from marlaas_worker.orchestrator.quota import TOKEN_WINDOW_S, Pacing, QuotaMessages, Quotas
 
 
 @pytest.mark.parametrize(
@@ -35,20 +35,6 @@ def test_the_message_names_the_job_that_is_nearest_to_its_end(document):
     text = QuotaMessages().message(document("waits"), "over quota", running, 0.0)
     assert text == "over quota; waits for team-a/near, 38 of 40 steps"
     assert QuotaMessages().message(document("waits"), "over quota", {"x": None}, 0.0) == "over quota"
-
-
-def test_steps_change_a_message_at_most_every_ten_seconds_unless_other_jobs_run(document):
-    messages, job = QuotaMessages(), document("runs")
-
-    def at(now: float, step: int, uid: str = "uid") -> str:
-        messages.begin()
-        return messages.message(document("waits"), "over", {uid: a_progress(job, step=step, steps=40)}, now)
-
-    assert at(0.0, 1).endswith("1 of 40 steps")
-    assert at(REFRESH_S - 1, 2).endswith("1 of 40 steps")
-    assert at(REFRESH_S, 3).endswith("3 of 40 steps")
-    assert at(REFRESH_S + 1, 4, "another").endswith("4 of 40 steps")
-    assert at(0.0, 5, "another").endswith("5 of 40 steps"), "the clock was set back"
 
 
 class Meter:

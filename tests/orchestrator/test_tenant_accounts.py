@@ -11,7 +11,6 @@ from tests.orchestrator.harness import final, mixed
 from marlaas_api import failpoints, subjects
 from marlaas_api.bus import BusRefused, BusUnavailable
 from marlaas_api.messages import JobVerdict, Progress, TenantUsage, UsageAmounts
-from marlaas_worker.orchestrator import tenant_accounts
 from marlaas_worker.orchestrator.owned_job import OwnedJob
 from marlaas_worker.orchestrator.progress_store import ProgressStore
 from marlaas_worker.orchestrator.running_jobs import RunningJobs
@@ -75,7 +74,6 @@ async def until_consumers_are_deleted(role: Awaitable[None]) -> None:
 async def test_a_step_that_is_recorded_just_before_its_job_is_stopped_is_charged(
     harness, document, monkeypatch, change, num_failures
 ):
-    monkeypatch.setattr(tenant_accounts, "WRITE_S", 0.0)
     job, submitted, stopped, failed = document(steps=9), [], [], []
     put, end = ProgressStore.put, RunningJobs.stop
 

@@ -5,8 +5,7 @@ from tests.orchestrator.harness import OrchestratorHarness, mixed, running
 
 from marlaas_api import subjects
 from marlaas_api.messages import JobDocument, PastUses, Phase, TenantQuota, UsageAmounts
-from marlaas_api.wire import decode_as
-from marlaas_worker.orchestrator import quota, tenants
+from marlaas_worker.orchestrator import quota
 from marlaas_worker.orchestrator.admission import AdmissionQueue
 from marlaas_worker.orchestrator.admission_inputs import terms_of
 from marlaas_worker.orchestrator.progress_store import ProgressStore
@@ -109,22 +108,6 @@ async def test_past_use_that_cannot_be_read_counts_as_none(harness):
     queue = AdmissionQueue()
     await TenantUse(harness.bus, queue, ProgressStore(harness.bus)).load()
     assert queue.past.use == {}
-
-
-async def test_without_use_nothing_is_written_and_otherwise_twice_a_minute(harness):
-    queue = AdmissionQueue()
-    use = TenantUse(harness.bus, queue, ProgressStore(harness.bus))
-    await use.save(100.0)
-    bucket = await harness.bus.bucket(subjects.TENANTS)
-    assert await bucket.get(subjects.PAST_USE) is None
-    queue.past.enter("a", 1.0)
-    await use.save(100.0)
-    queue.past.enter("a", 1.0)
-    await use.save(100.0 + tenants.WRITE_S - 1)
-    entry = await bucket.get(subjects.PAST_USE)
-    assert decode_as(PastUses, entry.data) == PastUses(use={"a": 60.0}, at=100.0)
-    await use.save(100.0 + tenants.WRITE_S)
-    assert decode_as(PastUses, (await bucket.get(subjects.PAST_USE)).data).use == {"a": 120.0}
 
 
 def test_while_a_tenants_documents_differ_the_last_written_one_counts(document):

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from tests.harness import WITHIN_S
 
 from marlaas_api import health
 from marlaas_api.errors import InvalidInput
@@ -127,7 +128,7 @@ async def orchestrator(url: str, folder: Path, name: str) -> AsyncIterator[tuple
 
 
 async def until(port: int, path: str, condition: Callable[[int, str], bool]) -> str:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WITHIN_S):
         while not condition(*(answer := await get(port, path))):  # noqa: ASYNC110 - of a process, nobody tells
             await asyncio.sleep(0.1)
     return answer[1]
