@@ -108,7 +108,7 @@ async def test_a_solved_job_finishes_with_counted_steps_and_no_new_version(harne
         ({"fault_text": "the job lacks the agent critic", "is_permanent": True}, "InvalidEnvironment", "the job lacks"),
     ],
 )
-async def test_an_environment_that_always_fails_or_does_not_fit_fails_the_job_in_its_own_words(
+async def test_an_environment_that_always_fails_fails_the_job_with_its_own_words(
     harness, document, fault, reason, words
 ):
     harness.fault = fault
@@ -154,7 +154,7 @@ def by_hand(groups: int, evaluations: int) -> UsageAmounts:
     [*((staleness, (passed,)) for staleness in (0, 1) for passed in (1, 3, 5)), (0, range(1, 99, 2))],
 )
 @pytest.mark.parametrize("seam", SEAMS)
-async def test_killed_between_any_two_effects_it_goes_on_without_losing_doubling_or_charging_twice(
+async def test_killed_between_any_two_effects_it_goes_on_without_losing_or_doubling(
     harness, document, seam, passes, staleness
 ):
     harness.meter, harness.turn_bytes = Meter(prompt_tokens=20, cached_tokens=16, output_tokens=5), 8
@@ -173,6 +173,7 @@ async def test_killed_between_any_two_effects_it_goes_on_without_losing_doubling
     log = await harness.bus.replay(subjects.GROUPS, subjects.group("team-a", job.job, "policy"))
     assert len(log) == 1, "the decisions of recorded steps are purged, but for what the next compare-and-set names"
     assert (level.faults, level.usage["policy"].trained_tokens) == ({"env": 1}, 60)
+    assert records[1].reward_mean == 0.6 or staleness, "the fault is not scored"
     if staleness == 0:
         assert sorted(indices) == list(range(8))
         assert level.usage == {"policy": by_hand(groups=8, evaluations=3)}

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -162,3 +163,21 @@ def test_the_bound_holds_however_episodes_wait_and_requests_are_passed(
     for _ in range(600):
         trace.round()
         intervals.check()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tenant_whose_episodes_hang_cannot_have_the_room_for_long_afterwards(seed: int) -> None:
+    """It keeps its episodes open and asks for little for 2,000 rounds, and then for much."""
+    tenants = {"busy": Tenant(1.0, 60, 20, 0), "hangs": Tenant(1.0, 4, 1, 50)}
+    trace = Trace(seed, tenants)
+    for _ in range(2000):
+        trace.round()
+    trace.tenants["hangs"] = Tenant(1.0, 60, 20, 0)
+    for episode in range(4, 60):
+        trace.due[trace.now].append(("hangs", episode, 0))
+    before = dict(trace.served)
+    assert before["busy"] > 50 * before["hangs"]
+    for _ in range(300):
+        trace.round()
+    gained = {name: trace.served[name] - before[name] for name in tenants}
+    assert gained["hangs"] - gained["busy"] <= trace.queue.max_credit / 2 + 2 * (20 + 2 * trace.error)
