@@ -9,6 +9,9 @@ from tests.orchestrator.harness import OrchestratorHarness, a_job
 
 from marlaas_api import failpoints
 from marlaas_api.messages import Episode, FaultClass, JobDocument
+from tests import virtual_time
+
+event_loop_policy = virtual_time.event_loop_policy
 
 
 @pytest.fixture

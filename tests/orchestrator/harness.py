@@ -27,6 +27,7 @@ from marlaas_api.messages import (
 from marlaas_api.names import PREEMPTION_STRIDE, Split, episode_id
 from marlaas_api.wire import decode, decode_as, encode
 from marlaas_worker.orchestrator import service
+from tests import virtual_time
 
 ADMITTED = "orchestrator.admit.after_level"
 """Passed once in a job's life; the other seams again and again."""
@@ -39,6 +40,8 @@ SEAMS = (
     "orchestrator.forget.after_groups",
     "orchestrator.forget.after_turns",
 )
+TRAIN_S = 0.2
+"""Virtual seconds of an optimizer step: while something is always ready, virtual time stands still, and no timer fires."""
 
 Rewards = Callable[[TaskMessage, int], float | None]
 
@@ -72,7 +75,7 @@ class OrchestratorHarness(Harness):
     """Indices of training groups that the sandbox does not play yet."""
 
     def __init__(self, scratch: Path, **fields: Any) -> None:
-        super().__init__(scratch, **fields)
+        super().__init__(scratch, **({} if "dial" in fields else {"clock": virtual_time.now}) | fields)
         self.trained: list[tuple[int, tuple[str, ...]]] = []
         self.generated: Counter[str] = Counter()
         self.may_train = asyncio.Event()
@@ -159,6 +162,7 @@ class OrchestratorHarness(Harness):
     async def commit(
         self, trained: JobAgent, record: PolicyRecord, closed: StepClosed | None, names: tuple[str, ...]
     ) -> PolicyRecord:
+        await asyncio.sleep(TRAIN_S)
         document = trained.document
         version, step = record.version + 1, closed.step if closed else -1
         made = {"step": step, "parent": record.manifest, "consumed": names, "metrics": self.step_metrics}

@@ -53,45 +53,49 @@ def admitted(decision: AdmissionDecision) -> set[str]:
     return {uid for uid, verdict in decision.admissions.items() if verdict.admitted}
 
 
-def test_a_job_that_fits_is_admitted(document):
-    assert one(document()).admitted
+SIZE = {"agents": 3, "trainer_bytes": 15 << 20, "bytes_per_rank": 1 << 20}
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "pools", "reason", "words"),
     [
-        ({"rank": 32}, "has adapter rank 32, and maxRank is 16 in a replica of pool tiny"),
-        ({"maxStaleness": 5}, "needs 7 adapter slots (maxStaleness + 2 for each agent), and there are 6 in a replica"),
+        ({"rank": 32}, POOL, "WaitingForPool", "has adapter rank 32, and maxRank is 16 in a replica of pool tiny"),
+        ({"maxStaleness": 5}, POOL, "WaitingForPool", "needs 7 adapter slots (maxStaleness + 2 for each agent), and"),
+        (
+            {},
+            {"tiny": PoolCapacity(6, 16, 256, agents=3)},
+            "WaitingForPool",
+            "has maxTokens 256, and maxModelLen is 256",
+        ),
+        (
+            {"rank": 16},
+            {"tiny": PoolCapacity(6, 16, **SIZE)},
+            "WaitingForPool",
+            "needs 16 MiB of trainer memory for its",
+        ),
+        ({}, {}, "WaitingForPool", "no rollout replica of pool tiny is ready yet"),
+        ({"suspend": True}, POOL, "Suspended", "spec.suspend is true"),
     ],
 )
-def test_what_the_replicas_that_serve_now_cannot_do_is_waited_for_with_both_numbers(document, settings, words):
-    verdict = one(document(**settings))
-    assert (verdict.admitted, verdict.reason) == (False, "WaitingForPool")
+def test_what_a_job_cannot_do_on_the_replicas_that_serve_now_is_waited_for_with_both_numbers(
+    document, settings, pools, reason, words
+):
+    verdict = one(document(**settings), pools=pools)
+    assert (verdict.admitted, verdict.reason) == (False, reason)
     assert words in verdict.message
 
 
-@pytest.mark.parametrize(("longest", "admits"), [(0, True), (128, False), (129, True)])
-def test_a_reply_that_leaves_no_room_for_a_prompt_in_a_replica_of_now_waits(document, longest, admits):
-    job = document()
-    rollout = job.spec.rollout.model_copy(update={"max_tokens": 128})
-    job = job.model_copy(update={"spec": job.spec.model_copy(update={"rollout": rollout})})
-    assert one(job, pools={"tiny": PoolCapacity(6, 16, longest, agents=3)}).admitted is admits
-
-
-def test_a_job_whose_optimizer_no_trainer_has_room_for_is_never_admitted(document):
-    pool = PoolCapacity(6, 16, agents=3, trainer_bytes=15 << 20, bytes_per_rank=1 << 20)
-    verdict = one(document(rank=16), pools={"tiny": pool})
-    assert verdict.reason == "WaitingForPool"
-    assert (
-        "needs 16 MiB of trainer memory for its adapters and their optimizer, and 15 MiB are there" in verdict.message
-    )
+@pytest.mark.parametrize("longest", [0, 257])
+def test_a_conversation_of_unknown_length_or_with_room_for_a_prompt_is_no_hindrance(document, longest):
+    assert one(document(), pools={"tiny": PoolCapacity(6, 16, longest, agents=3)}).admitted
 
 
 def test_agents_that_take_turns_outnumber_the_slots_and_the_next_job_is_queued(document):
-    holding = several(document, 3)
-    verdict = one(document("three"), holding)
-    assert (verdict.admitted, verdict.reason) == (False, "WaitingForSlots")
-    assert "pool tiny admits 3 agents at once" in verdict.message
+    """It is queued also if the running jobs hold more than their pool has now."""
+    for number in (3, 5):
+        verdict = one(document("late"), several(document, number))
+        assert (verdict.admitted, verdict.reason) == (False, "WaitingForSlots")
+        assert "pool tiny admits 3 agents at once" in verdict.message
 
 
 def test_a_neighbours_adapters_never_take_a_trainer_out_of_memory(document):
@@ -99,27 +103,8 @@ def test_a_neighbours_adapters_never_take_a_trainer_out_of_memory(document):
     early = [document(name, rank=16) for name in ("one", "two")]
     assert one(document("late", rank=8), early, pools={"tiny": pool}).admitted
     verdict = one(document("late", rank=16), early, pools={"tiny": pool})
-    assert (verdict.reason, verdict.message) == (
-        "WaitingForMemory",
-        "running jobs use too much of the trainer memory of pool tiny",
-    )
-
-
-def test_jobs_of_one_round_do_not_share_a_place(document):
-    jobs = several(document, 4)
-    assert admitted(AdmissionQueue().decide(scene(jobs))) == {job.uid for job in jobs[:3]}
-
-
-def test_jobs_that_are_admitted_keep_more_than_their_pool_has_now(document):
-    assert not one(document("late"), several(document, 5)).admitted
-
-
-def test_a_pool_without_a_replica_is_waited_for(document):
-    assert one(document(), pools={}).reason == "WaitingForPool"
-
-
-def test_a_suspended_job_waits_whatever_is_free(document):
-    assert one(document(suspend=True)).reason == "Suspended"
+    words = "running jobs use too much of the trainer memory of pool tiny"
+    assert (verdict.reason, verdict.message) == ("WaitingForMemory", words)
 
 
 def test_a_job_of_another_pool_or_one_that_cannot_run_gives_its_turn_to_nobody(document):
@@ -154,40 +139,26 @@ def test_a_quota_holds_within_one_round(document):
     assert admitted(AdmissionQueue().decide(scene(jobs, tenants=terms))) == {jobs[0].uid, jobs[1].uid}
 
 
-def test_a_raised_quota_counts_in_the_next_round(document):
-    queue, jobs = AdmissionQueue(), several(document, 2)
-    small, large = ({"team-a": TenantTerms(quota=TenantQuota(jobs=number))} for number in (1, 2))
-    assert len(admitted(queue.decide(scene(jobs, tenants=small)))) == 1
-    assert len(admitted(queue.decide(scene(jobs, tenants=large)))) == 2
-
-
-def test_a_decision_is_not_made_again_until_something_changes_or_time_passes(document):
-    queue, jobs = AdmissionQueue(), several(document, 4)
-    first = queue.decide(scene(jobs))
-    assert queue.decide(scene(jobs, now=RECONSIDER_S - 1)) is first
-    assert queue.decide(scene(jobs, now=RECONSIDER_S)) is not first
-    again = queue.decide(scene(jobs, now=RECONSIDER_S))
-    assert queue.decide(scene(jobs[1:], now=RECONSIDER_S)) is not again
-
-
-def test_a_new_tenants_job_preempts_the_youngest_job_of_the_tenant_with_all_places(document):
-    holding, new = several(document, 3), of(document("new", created_at=99), "team-b")
-    decision = AdmissionQueue().decide(scene([new], holding, LATER))
-    assert not decision.admissions[new.uid].admitted
-    assert decision.preempted == {
-        "team-a-j2": "preempted by tenant team-b (team-b-1/new), whose share is smaller; it resumes where it stopped when there is room"
-    }
-
-
 def test_the_place_of_a_preempted_job_is_kept_for_the_preemptor_until_the_victim_has_stopped(document):
     queue, holding = AdmissionQueue(), several(document, 3)
     new, other = of(document("new", created_at=99), "team-b"), of(document("x", created_at=1), "team-c")
     said = queue.decide(scene([new], holding, LATER)).preempted
+    words = "preempted by tenant team-b (team-b-1/new), whose share is smaller; it resumes where it stopped when there is room"
+    assert said == {"team-a-j2": words}
     during = queue.decide(scene([new, other], holding[:2], LATER, pools={"tiny": PoolCapacity(6, 16, agents=3)}))
     assert admitted(during) == {new.uid}
     again = AdmissionQueue()
     again.decide(scene([new], holding, LATER))
     assert again.decide(scene([new], holding, LATER + RECONSIDER_S)).preempted == said, "and nothing more"
+
+
+def test_a_free_place_is_kept_for_the_preemptor_that_needs_it_beside_those_of_its_victims(document):
+    queue, holding, pools = AdmissionQueue(), several(document, 3), {"tiny": PoolCapacity(6, 16, agents=4)}
+    new = of(document("new", agents=[{"name": "a"}, {"name": "b"}], created_at=99), "team-b")
+    assert queue.decide(scene([new], holding, LATER, pools=pools)).preempted.keys() == {"team-a-j2"}
+    other = of(document("x", created_at=1), "team-c")
+    assert admitted(queue.decide(scene([new, other], holding, LATER, pools=pools))) == set()
+    assert admitted(queue.decide(scene([new, other], holding[:2], LATER, pools=pools))) == {new.uid}
 
 
 @pytest.mark.parametrize("during", [1, 2], ids=["it was smaller", "it becomes smaller meanwhile"])
@@ -202,19 +173,6 @@ def test_a_smaller_pool_displaces_nobody_and_the_preemptor_has_the_place_of_its_
     assert (admitted(stopped), stopped.preempted) == ({new.uid}, {})
     later = queue.decide(scene([other, holding[5]], [*holding[:5], new], 2 * LATER, pools=half))
     assert (admitted(later), later.preempted) == (set(), {})
-
-
-def test_victims_go_on_when_the_job_that_needed_their_place_is_gone(document):
-    queue, holding, new = AdmissionQueue(), several(document, 3), of(document("new"), "team-b")
-    assert queue.decide(scene([new], holding, LATER)).preempted
-    assert queue.decide(scene([], holding, LATER)).preempted == {}
-
-
-def test_a_preempted_job_says_so_until_it_is_admitted_again(document):
-    waits, holding = document("waits"), [of(one, "team-b") for one in several(document, 3)]
-    said = progress_of(waits, phase=Phase.QUEUED, admitted=False, reason="Preempted", message="by tenant x")
-    verdict = one(waits, holding, progress_of=lambda ref: said if ref == waits.ref else None)
-    assert (verdict.reason, verdict.message) == ("Preempted", "by tenant x")
 
 
 def test_an_entry_is_charged_and_refunded_when_the_job_is_preempted(document):
@@ -232,3 +190,4 @@ def test_a_job_that_makes_room_is_not_charged_for_the_time_that_it_needs_to_stop
     queue.decide(scene([new], holding, LATER))
     queue.advance(LATER + 3.0)
     assert queue.past.of("team-a") == pytest.approx(3.0 * 2 / 3, rel=0.01)
+    assert queue.decide(scene([], holding, LATER)).preempted == {}, "victims go on when nobody needs their place"

@@ -26,12 +26,6 @@ def told(one: DataOrder, *results: tuple[int, Difficulty]) -> DataOrder:
     return one
 
 
-def test_an_endless_stream_counts_up():
-    visits, walk = order(None).take(Walk(), 3)
-    assert (visits, walk) == ([0, 1, 2], Walk(3))
-    assert [order(None).task(visit) for visit in (0, 5, 10**9)] == [0, 5, 10**9]
-
-
 def test_a_set_is_passed_through_again_and_again():
     assert [order(3).task(visit) for visit in range(7)] == [0, 1, 2, 0, 1, 2, 0]
 

@@ -1,14 +1,11 @@
-"""Deleting jobs: on a real nats-server with a folder of blobs, and on the fakes with a kill between any two effects."""
+"""Deleting jobs, on the harnesss: what is kept, and the same end with a kill between any two effects."""
 
 import asyncio
-import base64
-from collections.abc import AsyncIterator, Callable, Coroutine
-from pathlib import Path
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 from tests.killing import Killed, kill_at
-from tests.orchestrator.harness import OrchestratorHarness
 from tests.orchestrator.remains import (
     TEAM,
     all_there_is,
@@ -18,36 +15,14 @@ from tests.orchestrator.remains import (
     doomed,
     fill,
     is_forgotten,
-    neighbours,
 )
 
 from marlaas_api import failpoints, subjects
-from marlaas_api.blobs_store import open_blobs
-from marlaas_api.bus_nats import connect
-from marlaas_api.messages import JobDocument, Phase, PolicyRecord
-from marlaas_api.nats_server import EmbeddedNats
-from marlaas_worker.orchestrator import deletion
+from marlaas_api.messages import Phase, PolicyRecord, TenantUsage, UsageAmounts
 
 SEAMS = ("after_messages", "after_blobs", "after_policy", "after_rounds", "after_usage", "after_level")
 
 PUBLISHED = ("manifest", "adapter_model.safetensors", "adapter_config.json")
-
-
-@pytest.fixture
-async def real(tmp_path: Path) -> AsyncIterator[OrchestratorHarness]:
-    async with EmbeddedNats(tmp_path / "nats") as server:
-        blobs = open_blobs(tmp_path / "blobs")
-        made = OrchestratorHarness(tmp_path, dial=lambda name: connect(server.url, name=name), blobs=blobs)
-        made.bus = await made.connect("test")
-        await made.bus.ensure()
-        yield made
-        await made.bus.close()
-
-
-@pytest.fixture
-def fake(harness: OrchestratorHarness, monkeypatch: pytest.MonkeyPatch) -> OrchestratorHarness:
-    monkeypatch.setattr(deletion, "ROUND_S", 0.02)
-    return harness
 
 
 def once(place: str, work: Callable[[], Coroutine[Any, Any, None]]) -> list[asyncio.Task[None]]:
@@ -62,28 +37,6 @@ def once(place: str, work: Callable[[], Coroutine[Any, Any, None]]) -> list[asyn
     return begun
 
 
-async def test_everything_of_a_deleted_job_is_gone_and_its_neighbours_are_untouched(real):
-    for other in neighbours():
-        await fill(real, other)
-    before = await all_there_is(real)
-    team = doomed(agents=TEAM)
-    await fill(real, team)
-    assert await deleted(real, team) == before
-    link = real.bus._jetstream
-    for stream, kept in ((subjects.EPISODES, 3), (subjects.TASKS, 3), (subjects.GROUPS, 3)):
-        names = (await link.api(f"CONSUMER.NAMES.{stream}", "list consumers"))["consumers"]
-        assert not [name for name in names if name.startswith("team-a_sums_")]
-        assert len(names) == kept
-
-
-async def test_a_removed_key_leaves_no_trace_for_ever(real):
-    await fill(real, doomed())
-    await deleted(real, doomed())
-    request = {"last_by_subj": "$KV.jobs.team-a.sums"}
-    answer = await real.bus._jetstream.api("STREAM.MSG.GET.KV_jobs", "read a marker", request)
-    assert b"Nats-TTL: 1h" in base64.b64decode(answer["message"]["hdrs"])
-
-
 @pytest.mark.parametrize(
     ("agents", "level", "kept"),
     [
@@ -95,34 +48,42 @@ async def test_a_removed_key_leaves_no_trace_for_ever(real):
         (TEAM, {"phase": Phase.RUNNING, "versions": {"policy": 0, "critic": 3}}, {"critic": 3}),
     ],
 )
-async def test_a_kept_adapter_is_the_published_one_and_nothing_else(fake, agents, level, kept):
+async def test_a_kept_adapter_is_the_published_one_and_nothing_else(harness, agents, level, kept):
     job = doomed("keep", agents)
-    await fill(fake, job, level)
-    left = await deleted(fake, job)
+    await fill(harness, job, level)
+    left = await deleted(harness, job)
     folders = [f"blob team-a/sums/uid-sums/{agent}/v{version}/" for agent, version in kept.items()]
     assert sorted(name.split("-", 3)[-1] for name in left) == sorted([*PUBLISHED] * len(kept))
     assert [sum(name.startswith(folder) for name in left) for folder in folders] == [len(PUBLISHED)] * len(kept)
-    contents = list(fake.blobs.contents.values())
+    contents = list(harness.blobs.contents.values())
     assert all(f"adapter_model.safetensors {version}".encode() in contents for version in kept.values())
 
 
 @pytest.mark.parametrize("retention", ["keep", "delete"])
 @pytest.mark.parametrize("seam", SEAMS)
-async def test_killed_between_any_two_effects_the_end_is_the_same(fake, seam, retention):
-    job = doomed(retention)
-    await fill(fake, job, {"phase": Phase.SUCCEEDED, "promoted": {"policy": 1}})
+async def test_killed_between_any_two_effects_the_end_is_the_same_and_the_usage_stays_its_tenants(
+    harness, seam, retention
+):
+    """Also what replicas report after the last write of its progress: the job is deleted while it runs."""
+    job, used = doomed(retention), {"policy": UsageAmounts(generated_tokens=30, trained_tokens=30)}
+    told = {"usage": used, "tokens": 40, "counted": {"tiny/rollout-0": (40, 1.0)}, "tenant": "acme"}
+    await fill(harness, job, {"phase": Phase.RUNNING, "promoted": {"policy": 1}, **told})
+    await harness.put_report(job_tokens={job.uid: 47}, job_engine_s={job.uid: 3.5})
     kill_at(place := f"orchestrator.delete.{seam}")
-    left = await deleted(fake, job)
-    assert fake.deaths == [place]
+    left = await deleted(harness, job)
+    assert harness.deaths == [place]
     assert len(left) == (3 if retention == "keep" else 0)
     assert all("policy/v1/" in name for name in left)
+    account = await harness.get(TenantUsage, subjects.TENANTS, subjects.tenant_usage_key("acme"))
+    assert (account.removed.trained_tokens, account.removed.unrecorded_tokens) == (30, 17)
+    assert (account.removed.engine_s, account.removed.generated_tokens) == (2.5, 47)
 
 
 @pytest.mark.parametrize("num_deleted", range(1, 13))
-async def test_killed_while_blobs_go_the_published_adapter_stays(fake, num_deleted):
+async def test_killed_while_blobs_go_the_published_adapter_stays(harness, num_deleted):
     job = doomed("keep")
-    await fill(fake, job, {"phase": Phase.SUCCEEDED, "promoted": {"policy": 1}})
-    delete, count = fake.blobs.delete, 0
+    await fill(harness, job, {"phase": Phase.SUCCEEDED, "promoted": {"policy": 1}})
+    delete, count = harness.blobs.delete, 0
 
     async def dying(name: str) -> None:
         nonlocal count
@@ -131,75 +92,63 @@ async def test_killed_while_blobs_go_the_published_adapter_stays(fake, num_delet
             raise Killed(name)
         await delete(name)
 
-    fake.blobs.delete = dying
-    left = await deleted(fake, job)
-    assert len(fake.deaths) == 1
+    harness.blobs.delete = dying
+    left = await deleted(harness, job)
+    assert len(harness.deaths) == 1
     assert sorted(name.split("-", 3)[-1] for name in left) == sorted(PUBLISHED)
-    assert b"adapter_model.safetensors 1" in fake.blobs.contents.values()
+    assert b"adapter_model.safetensors 1" in harness.blobs.contents.values()
 
 
-async def test_a_job_that_only_waited_is_gone_at_once(fake, document):
-    await fake.submit(document())
-    async with fake.orchestrating():
-        await fake.progress(document(), lambda progress: True)
-        await fake.submit(doomed())
-        await is_forgotten(fake, document())
-    assert await all_there_is(fake) == set()
+async def test_a_job_that_only_waited_is_gone_at_once(harness, document):
+    await harness.submit(document())
+    async with harness.orchestrating():
+        await harness.progress(document(), lambda progress: True)
+        await harness.submit(doomed())
+        await is_forgotten(harness, document())
+    assert await all_there_is(harness) == set()
 
 
-async def test_what_a_trainer_writes_too_late_goes_as_well(fake):
-    await fill(fake, job := doomed())
+async def test_what_a_trainer_writes_too_late_goes_as_well(harness):
+    await fill(harness, job := doomed())
 
     async def write() -> None:
-        await fake.put_policy(await commit(fake, job, PolicyRecord(uid=job.uid, version=3)), job)
+        await harness.put_policy(await commit(harness, job, PolicyRecord(uid=job.uid, version=3)), job)
 
     late = once("orchestrator.delete.after_policy", write)
-    assert await deleted(fake, job) == set()
+    assert await deleted(harness, job) == set()
     assert late
 
 
-async def test_a_trainer_that_still_has_the_job_in_hand_is_waited_for(fake):
-    await fill(fake, job := doomed())
-    await fake.put_report("trainer", "t0", bound=("team-a.sums.uid-sums.policy@v3",))
-    async with fake.orchestrating():
-        holds = asyncio.create_task(is_forgotten(fake, job))
+async def test_a_trainer_that_still_has_the_job_in_hand_is_waited_for(harness):
+    await fill(harness, job := doomed())
+    await harness.put_report("trainer", "t0", bound=("team-a.sums.uid-sums.policy@v3",))
+    async with harness.orchestrating():
+        holds = asyncio.create_task(is_forgotten(harness, job))
         await asyncio.sleep(0)
         assert not holds.done()
-        assert await document_of(fake, job) is not None
-        replicas = await fake.bus.bucket(subjects.REPLICAS)
+        assert await document_of(harness, job) is not None
+        replicas = await harness.bus.bucket(subjects.REPLICAS)
         await replicas.delete(subjects.replica_key("trainer", "tiny", "t0"))
         await holds
-    assert await all_there_is(fake) == set()
+    assert await all_there_is(harness) == set()
 
 
-async def test_a_new_job_of_the_name_begins_only_when_nothing_of_the_old_one_is_left_but_its_adapter(fake, document):
-    await fill(fake, document(agents=TEAM))
-    await fake.submit(new := document(suspend=True).model_copy(update={"uid": "uid-new"}))
-    async with fake.orchestrating():
-        await fake.progress(new, lambda progress: True)
-    left = await all_there_is(fake)
+async def test_a_new_job_of_the_name_begins_only_when_nothing_of_the_old_one_is_left_but_its_adapter(harness, document):
+    await fill(harness, document(agents=TEAM))
+    await harness.submit(new := document(suspend=True).model_copy(update={"uid": "uid-new"}))
+    async with harness.orchestrating():
+        await harness.progress(new, lambda progress: True)
+    left = await all_there_is(harness)
     assert {name for name in left if not name.startswith("blob")} == {"jobs team-a.sums", "progress team-a.sums"}
-    assert await document_of(fake, new) == new
+    assert await document_of(harness, new) == new
     assert {name.split("-", 3)[-1] for name in left if name.startswith("blob")} == set(PUBLISHED)
 
 
-async def test_a_document_that_took_the_place_of_the_deleted_one_stays(fake, document):
-    await fill(fake, doomed())
+async def test_a_document_that_took_the_place_of_the_deleted_one_stays(harness, document):
+    await fill(harness, doomed())
     new = document(suspend=True).model_copy(update={"uid": "uid-new"})
-    once("orchestrator.delete.after_level", lambda: fake.submit(new))
-    async with fake.orchestrating():
-        await fake.progress(new, lambda progress: True)
-    assert await document_of(fake, new) == new
-    assert not [name for name in await all_there_is(fake) if name.startswith("blob")]
-
-
-async def test_a_job_that_was_found_unable_to_go_on_fails_with_those_words(fake, document):
-    verdict = {"reason": "BackoffLimitExceeded", "message": "sandbox sums-sandbox crashed 7 times: exit code 1"}
-    job = document()
-    await fill(fake, job)
-    await fake.submit(JobDocument.model_validate({**job.model_dump(), "verdict": verdict}))
-    async with fake.orchestrating():
-        level = await fake.progress(job, lambda progress: progress.phase is Phase.FAILED)
-    assert (level.reason, level.message, level.admitted) == (verdict["reason"], verdict["message"], False)
-    assert level.versions == {"policy": 3}, "what it had reached stays"
-    assert level.finished_at is not None
+    once("orchestrator.delete.after_level", lambda: harness.submit(new))
+    async with harness.orchestrating():
+        await harness.progress(new, lambda progress: True)
+    assert await document_of(harness, new) == new
+    assert not [name for name in await all_there_is(harness) if name.startswith("blob")]

@@ -1,16 +1,13 @@
 """What a job says at its end."""
 
-import re
-
 import pytest
-from tests.harness import a_progress, changed, identity
+from tests.harness import identity
 from tests.orchestrator.harness import OrchestratorHarness, run_to_end
 
-from marlaas_api.messages import Meter, Phase, PolicyRecord, ReplicaReport, StepOutcome, StepRecord, UsageAmounts
+from marlaas_api.messages import Phase, PolicyRecord, ReplicaReport, StepOutcome, StepRecord, UsageAmounts
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.recorded_totals import History
 from marlaas_worker.orchestrator.reports import ending
-from marlaas_worker.orchestrator.usage import LATE_S, has_just_ended, late
 
 
 def ended(document, names: str, versions: dict[str, int], usage: dict[str, UsageAmounts]) -> str:
@@ -40,38 +37,6 @@ def test_an_agent_without_a_new_version_is_explained(document, usage, why):
     assert text == f"1 steps, versions a 1, b 0; not trained: b ({why})"
 
 
-def test_agents_that_have_learned_and_jobs_of_one_agent_need_no_explanation(document):
-    assert ended(document, "ab", {"a": 1, "b": 1}, {}) == "1 steps, versions a 1, b 1"
-    assert ended(document, "a", {"a": 0}, {}) == "1 steps, version 0"
-
-
-LOST = "all its turns were lost to faults"
-
-
-@pytest.mark.parametrize(
-    ("max_fault_share", "reason", "words"),
-    [
-        (
-            0.5,
-            "TooManyFaults",
-            r"100% of the last \d episodes were lost to faults; the last one: env: critic: KeyError",
-        ),
-        (1.0, "Finished", rf"1 steps, versions solver 0, critic 0; not trained: solver \({LOST}\), critic \({LOST}\)"),
-    ],
-)
-async def test_an_agent_that_breaks_every_episode_of_its_team_is_explained_at_the_end_of_the_job(
-    harness: OrchestratorHarness, document, max_fault_share, reason, words
-):
-    harness.meter = Meter(prompt_tokens=1, output_tokens=5)
-    harness.fault = {"fault_text": "critic: KeyError"}
-    job = document(agents=[{"name": "solver"}, {"name": "critic"}], steps=1)
-    environment = job.spec.environment.model_copy(update={"max_fault_share": max_fault_share})
-    level = await run_to_end(harness, changed(job, environment=environment), lambda task, member: None)
-    assert (level.reason, level.versions) == (reason, {"solver": 0, "critic": 0})
-    assert re.fullmatch(words, level.message), level.message
-    assert level.faults["env"] >= 2
-
-
 def a_report(uid: str, engine_s: float) -> ReplicaReport:
     role = {"role": "rollout", "pool": "tiny", "replica": "rollout-0"}
     return ReplicaReport(
@@ -87,15 +52,3 @@ async def test_use_that_a_replica_reports_after_the_end_of_a_job_counts(harness:
         last = await harness.progress(job, lambda found: found.accelerator_s > 0)
     assert (last.phase, last.finished_at, last.accelerator_s) == (Phase.SUCCEEDED, ended.finished_at, 2.5)
     assert last.amounts.unrecorded_tokens == 40
-
-
-def test_late_use_counts_once_and_only_shortly_after_the_end(document):
-    job = document()
-    ended = a_progress(job, phase=Phase.SUCCEEDED, finished_at=100.0, tokens_per_s=7.0)
-    assert not has_just_ended(a_progress(job, phase=Phase.RUNNING), 101.0)
-    assert has_just_ended(ended, 101.0)
-    assert not has_just_ended(ended, 101.0 + LATE_S)
-    reports = [a_report(job.uid, 2.5)]
-    counted = late(ended, reports, 101.0)
-    assert (counted.accelerator_s, counted.tokens, counted.tokens_per_s, counted.usage) == (2.5, 40, 7.0, {})
-    assert late(counted, reports, 102.0) == counted

@@ -5,7 +5,6 @@ import pytest
 from tests.harness import an_episode, changed, identity, working
 from tests.orchestrator.harness import final, mixed, running
 
-from marlaas_api import subjects
 from marlaas_api.bus import Stored
 from marlaas_api.messages import Choice, Episode, FaultClass, Phase, PolicyRecord, TaskMessage
 from marlaas_api.names import Split, eval_group
@@ -154,27 +153,17 @@ async def test_a_job_whose_episodes_are_too_large_fails_because_of_its_environme
     assert "lower their number" in failed.message
 
 
-@pytest.mark.parametrize("rewards", [(1.7e308, 1.7e308), (1e30, -1e30), (1e30, 1e30)])
-async def test_rewards_beyond_all_measure_end_no_orchestrator(harness, document, rewards) -> None:
+@pytest.mark.parametrize(
+    ("rewards", "words"),
+    [((1.7e308, 1.7e308), "not a number between -1e+30 and 1e+30"), ((1e30, -1e30), ""), ((1e30, 1e30), "")],
+)
+async def test_rewards_beyond_all_measure_fail_their_own_job_and_no_other(harness, document, rewards, words) -> None:
     mine, poisoned = document(), document("poisoned", steps=1)
     async with running(harness, poisoned, lambda task, member: rewards[member]):
         await harness.submit(mine)
         async with working(harness.play(mine, mixed), harness.train(mine)):
             ended = await harness.progress(poisoned, final)
             level = await harness.progress(mine, final)
-    assert ended.phase is (Phase.FAILED if 1.7e308 in rewards else Phase.SUCCEEDED)
-    assert level.phase is Phase.SUCCEEDED
-
-
-async def test_an_episode_that_no_sandbox_writes_fails_its_own_job_and_no_other(harness, document, episode) -> None:
-    mine, poisoned = document(), document("poisoned")
-    group = f"{poisoned.uid}-t0"
-    bad = episode(job="poisoned", uid=poisoned.uid, group=group, episode=f"{group}-1-1", index=0, rewards={})
-    async with running(harness, mine, mixed):
-        await harness.submit(poisoned)
-        await harness.bus.publish(subjects.episode("team-a", "poisoned"), encode(bad))
-        failed = await harness.progress(poisoned, final)
-        level = await harness.progress(mine, final)
-    assert failed.phase is Phase.FAILED
-    assert "no reward for policy" in failed.message
+    assert (ended.phase is Phase.FAILED) is bool(words)
+    assert words in ended.message
     assert level.phase is Phase.SUCCEEDED

@@ -123,15 +123,6 @@ def test_a_hundred_jobs_at_once_delay_another_tenants_job_by_no_more_than_a_mini
     assert found.started_at["late"] - 500.0 <= TICK_S
 
 
-def test_without_preemption_the_other_tenant_has_the_next_place_that_is_free():
-    found = Simulation(16, {}, preempts=False)
-    for number in range(100):
-        found.add(f"many{number:03d}", "attacker", 60.0 + number % 16)
-    found.arrive_at(10.0, "early", "victim", 60.0)
-    found.run_until(400.0)
-    assert found.started_at["early"] <= 60.0 + TICK_S
-
-
 def test_a_tenant_that_comes_and_goes_with_short_jobs_gains_nothing():
     """Its share is zero whenever it comes; its past use and its entries are not."""
     found = Simulation(1, {}, preempts=False)

@@ -62,9 +62,11 @@ async def test_a_key_is_written_replaced_deleted_and_written_again(server):
         assert await stored(server) == data
 
 
-async def test_one_that_was_replaced_overwrites_nothing_and_deletes_nothing(server):
+async def test_one_that_was_replaced_or_has_not_read_a_key_overwrites_nothing_and_deletes_nothing(server):
     old, new = fenced(server), fenced(server, "orchestrator-1")
     await old.put(KEY, b"Running")
+    with pytest.raises(LostLease):
+        await new.put(KEY, b"Queued")
     await new.entries()
     await new.put(KEY, b"Succeeded")
     for late in (old.put(KEY, b"Running, step 7"), old.delete(KEY)):
@@ -76,26 +78,23 @@ async def test_one_that_was_replaced_overwrites_nothing_and_deletes_nothing(serv
         await old.put(KEY, b"Running, step 7")
 
 
-async def test_one_that_has_not_read_a_key_does_not_overwrite_it(server):
-    await fenced(server).put(KEY, b"Succeeded")
-    with pytest.raises(LostLease):
-        await fenced(server, "orchestrator-1").put(KEY, b"Queued")
-    assert await stored(server) == b"Succeeded"
-
-
+@pytest.mark.parametrize(
+    "unanswered", [[b"1"], [b"1", b"2"], [None], [b"1", None]], ids=["a write", "two", "a deletion", "both"]
+)
+@pytest.mark.parametrize("after", [b"3", None], ids=["then a write", "then a deletion"])
 @pytest.mark.parametrize("present", [False, True])
-async def test_its_own_writes_without_an_answer_are_replaced(server, answers, present):
+async def test_its_own_writes_without_an_answer_are_replaced(server, answers, present, unanswered, after):
     bucket = fenced(server)
     if present:
         await bucket.put(KEY, b"0")
     answers(False)
-    for data in (b"1", b"2"):
+    for data in unanswered if present else filter(None, unanswered):
         with pytest.raises(BusUnavailable):
-            await bucket.put(KEY, data)
+            await (bucket.delete(KEY) if data is None else bucket.put(KEY, data))
     answers(True)
-    await bucket.put(KEY, b"3")
-    await bucket.put(KEY, b"4")
-    assert await stored(server) == b"4"
+    for data in (after, b"4"):
+        await (bucket.delete(KEY) if data is None else bucket.put(KEY, data))
+        assert await stored(server) == data
 
 
 async def test_after_a_write_without_an_answer_another_ones_write_still_counts(server, answers):
@@ -105,33 +104,6 @@ async def test_after_a_write_without_an_answer_another_ones_write_still_counts(s
         await bucket.put(KEY, b"1")
     answers(True)
     await (await server.connect("other").bucket(subjects.PROGRESS)).put(KEY, b"of another")
-    with pytest.raises(LostLease):
-        await bucket.put(KEY, b"2")
-    with pytest.raises(LostLease):
-        await bucket.delete(KEY)
-
-
-async def test_a_deletion_without_an_answer_may_be_followed_by_a_write(server, answers):
-    bucket = fenced(server)
-    await bucket.put(KEY, b"1")
-    answers(False)
-    with pytest.raises(BusUnavailable):
-        await bucket.delete(KEY)
-    answers(True)
-    await bucket.put(KEY, b"2")
-    assert await stored(server) == b"2"
-
-
-async def test_a_deletion_without_an_answer_may_be_repeated_and_a_write_without_one_deleted(server, answers):
-    bucket = fenced(server)
-    await bucket.put(KEY, b"1")
-    answers(False)
-    with pytest.raises(BusUnavailable):
-        await bucket.put(KEY, b"2")
-    with pytest.raises(BusUnavailable):
-        await bucket.delete(KEY)
-    answers(True)
-    await bucket.delete(KEY)
-    assert await stored(server) is None
-    await bucket.put(KEY, b"3")
-    assert await stored(server) == b"3"
+    for late in (bucket.put(KEY, b"2"), bucket.delete(KEY)):
+        with pytest.raises(LostLease):
+            await late

@@ -1,13 +1,14 @@
 """The leader lease: given back at a stop, and a sign that another orchestrator leads makes this one read everything again."""
 
+import re
+
 import pytest
-from tests.harness import a_progress
+from tests.harness import a_progress, identity
 from tests.orchestrator.harness import OrchestratorHarness, final, mixed, running
 
 from marlaas_api import subjects
-from marlaas_api.messages import Phase
+from marlaas_api.messages import Phase, StepClosed
 from marlaas_api.wire import encode
-from marlaas_worker.orchestrator import lease, service
 from marlaas_worker.orchestrator.lease import KEY, LeaderLease
 
 
@@ -29,19 +30,28 @@ async def test_a_lease_that_another_replica_has_taken_stays_its_own(harness: Orc
     assert not await LeaderLease(await harness.context("orchestrator-2")).hold()
 
 
-async def test_an_orchestrator_that_finds_another_ones_progress_reads_everything_again_and_goes_on(
-    harness: OrchestratorHarness, document, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("written", ["bucket progress", "GROUPS log", "ledger"])
+async def test_an_orchestrator_that_finds_another_ones_writes_reads_everything_again_and_goes_on(
+    harness: OrchestratorHarness, document, caplog: pytest.LogCaptureFixture, written: str
 ) -> None:
-    for module in (lease, service):
-        monkeypatch.setattr(module, "RENEW_S", 0.05)
     job = document(steps=3)
     harness.pause_after = 1
     async with running(harness, job, mixed):
         before = await harness.progress(job, lambda level: level.step == 1)
-        foreign = a_progress(job, phase=Phase.RUNNING, step=before.step, started_at=before.started_at, admitted_s=77.0)
-        await (await harness.bus.bucket(subjects.PROGRESS)).put(job.ref.key, encode(foreign))
+        if written == "bucket progress":
+            ran = {"step": before.step, "started_at": before.started_at, "admitted_s": 77.0}
+            await harness.put(subjects.PROGRESS, job.ref.key, a_progress(job, phase=Phase.RUNNING, **ran))
+        elif written == "GROUPS log":
+            names = identity(job) | {"uid": "uid-other", "agent": "policy"}
+            closed = StepClosed(**names, step=9, base_version=9, num_groups=0)
+            await harness.bus.publish(subjects.group("team-a", job.job, "policy"), encode(closed))
+        else:
+            bucket = await harness.bus.bucket(subjects.LEDGER)
+            await bucket.put(job.ref.key, (await bucket.get(job.ref.key)).data)
         harness.may_train.set()
         level = await harness.progress(job, final)
     assert (level.phase, level.step, harness.deaths) == (Phase.SUCCEEDED, 3, [])
-    assert "another orchestrator has written to the bucket progress; reading everything again" in caplog.text
-    assert level.admitted_s >= 77.0, "it goes on from what it has read"
+    assert re.search(
+        rf"another orchestrator (has written to|wrote) the {written}; reading everything again", caplog.text
+    )
+    assert written != "bucket progress" or level.admitted_s >= 77.0, "it goes on from what it has read"

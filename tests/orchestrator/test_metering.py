@@ -1,9 +1,7 @@
-"""What jobs used: figures computed by hand, and the same totals wherever the orchestrator is killed."""
+"""What jobs used: figures computed by hand."""
 
 import pytest
 from tests.harness import a_manifest, a_turn, an_episode, identity
-from tests.killing import kill_at
-from tests.orchestrator.harness import SEAMS, run_to_end
 
 from marlaas_api import subjects
 from marlaas_api.messages import (
@@ -13,11 +11,10 @@ from marlaas_api.messages import (
     Meter,
     PolicyRecord,
     ReplicaReport,
-    TaskMessage,
     UsageAmounts,
 )
 from marlaas_api.messages.agent_settings import AgentSettings, PolicySettings
-from marlaas_api.names import PREEMPTION_STRIDE, Split, episode_id
+from marlaas_api.names import PREEMPTION_STRIDE, episode_id
 from marlaas_api.wire import encode
 from marlaas_worker.orchestrator import metering as metering_module
 from marlaas_worker.orchestrator import reports, step_records
@@ -62,43 +59,34 @@ async def policy_amounts(metering: Metering, groups: list[CompleteGroup]) -> dic
     return {index: amounts["policy"] for index, amounts in (await metering.of_groups(groups)).items()}
 
 
-async def test_what_an_agent_used_is_counted_for_it_and_seconds_in_equal_parts(harness, document, record):
-    context = await harness.context("orchestrator")
-    metering = Metering(
-        context.bus, context.blobs, document().ref, [AgentSettings(name=name) for name in ("policy", "critic")]
-    )
-    group = complete(await record(0, 0, 1, agent="critic"), await record(0, 1, 10))
-    (amounts,) = (await metering.of_groups([group])).values()
-    assert {name: (one.generated_tokens, one.sandbox_s) for name, one in amounts.items()} == {
-        "policy": (10, 0.5),
-        "critic": (1, 0.5),
-    }
+PLAYS = [
+    AgentSettings(name="policy"),
+    AgentSettings(name="second", policy=PolicySettings(of="policy")),
+    AgentSettings(name="past", policy=PolicySettings(of="policy", versions="past")),
+]
 
 
-async def test_what_a_player_used_counts_for_the_policy_and_past_versions_are_not_trained(harness, document, record):
+@pytest.mark.parametrize(
+    ("players", "speakers", "expected"),
+    [
+        ([AgentSettings(name="policy")], ("critic", "policy"), {"policy": (10, 10, 0, 1.0)}),
+        (
+            [AgentSettings(name=name) for name in ("policy", "critic")],
+            ("critic", "policy"),
+            {"policy": (10, 10, 0, 0.5), "critic": (1, 1, 0, 0.5)},
+        ),
+        (PLAYS, ("second", "past"), {"policy": (11, 1, 10, 1.0)}),
+    ],
+    ids=["of other agents nothing", "each its own, and seconds in equal parts", "players for the policy"],
+)
+async def test_usage_is_counted_for_the_policy_that_was_played(harness, document, record, players, speakers, expected):
     context = await harness.context("orchestrator")
-    players = [
-        AgentSettings(name="policy"),
-        AgentSettings(name="second", policy=PolicySettings(of="policy")),
-        AgentSettings(name="past", policy=PolicySettings(of="policy", versions="past")),
-    ]
     metering = Metering(context.bus, context.blobs, document().ref, players)
-    group = complete(await record(0, 0, 1, agent="second"), await record(0, 1, 10, agent="past"))
+    group = complete(await record(0, 0, 1, agent=speakers[0]), await record(0, 1, 10, agent=speakers[1]))
     (amounts,) = (await metering.of_groups([group])).values()
-    assert amounts.keys() == {"policy"}
-    used = amounts["policy"]
-    assert (used.generated_tokens, used.open_tokens, used.frozen_tokens, used.sandbox_s) == (11, 1, 10, 1.0)
-
-
-async def test_a_group_has_the_tokens_of_all_turns_of_its_episodes(metering, record):
-    group = complete(await record(3, 0, 1, 2), await record(3, 1, 40))
-    assert await metering.of_groups([group]) == {
-        3: {
-            "policy": UsageAmounts(
-                prompt_tokens=60, cached_tokens=48, generated_tokens=43, open_tokens=43, engine_s=0.75, sandbox_s=1.0
-            )
-        }
-    }
+    assert {
+        name: (one.generated_tokens, one.open_tokens, one.frozen_tokens, one.sandbox_s) for name, one in amounts.items()
+    } == expected
 
 
 @pytest.mark.parametrize("most_plays", [metering_module.MAX_PLAYS, 0])
@@ -160,103 +148,11 @@ async def test_a_preemption_cuts_the_last_play_of_each_open_member_without_an_ep
     assert (decided.preempted_tokens, decided.open_tokens) == (11_000, 12)
 
 
-async def test_turns_are_read_once_and_those_of_later_groups_with_them(metering, record, harness, monkeypatch):
-    """Those that come after their member was counted are forgotten: they would add up until each episode is read on its own."""
-    monkeypatch.setattr(metering_module, "MAX_PLAYS", 4)
-    for index in range(2):
-        await metering.of_groups([complete(await record(index, 0, 1), await record(index, 1, 2))])
-        await record(index, 0, 5, attempt=2)
-    await metering.of_groups([complete(await record(2, 0, 1), await record(2, 1, 2))])
-    third, fourth = [complete(await record(index, 0, 4), await record(index, 1, 8)) for index in (3, 4)]
-    metering.keep({third.name}, ())
-    await metering.of_groups([third])
-    metering.keep((), ("t4",))
-    await harness.bus.purge(subjects.TURNS, subjects.turn("*", "*", "*", "*"))
-    assert (await policy_amounts(metering, [fourth]))[4].generated_tokens == 12
-
-
-async def test_a_play_that_was_cut_is_found_whatever_the_number_of_its_attempt(metering, record):
-    """One turn that waits raises it by 33 at `maxAttempts: 3`."""
-    for member, attempt in enumerate((34, 41)):
-        await record(0, member, 10, attempt=attempt)
-    ended = [await record(0, member, 1, attempt=PREEMPTION_STRIDE + 1, num_preemptions=1) for member in range(2)]
-    (amounts,) = (await policy_amounts(metering, [complete(*ended)])).values()
-    assert (amounts.preempted_tokens, amounts.charged_tokens) == (20, 2)
-
-
-async def test_with_too_many_open_plays_each_episode_is_read_on_its_own(metering, record, monkeypatch):
-    monkeypatch.setattr("marlaas_worker.orchestrator.metering.MAX_PLAYS", 3)
-    groups = [complete(await record(index, 0, 1), await record(index, 1, 2 + index)) for index in range(3)]
-    assert [one.generated_tokens for one in (await policy_amounts(metering, groups)).values()] == [3, 4, 5]
-
-
-async def test_an_episode_that_is_delivered_twice_counts_once(metering, record):
-    one, other = await record(0, 0, 1), await record(0, 1, 10)
-    (amounts,) = (await policy_amounts(metering, [complete(one, one, other)])).values()
-    assert (amounts.generated_tokens, amounts.repeated_tokens) == (11, 0)
-
-
-async def test_turns_of_other_agents_do_not_count(metering, record):
-    group = complete(await record(0, 0, 1, agent="critic"), await record(0, 1, 10))
-    assert (await policy_amounts(metering, [group]))[0].generated_tokens == 10
-
-
-async def test_a_turn_that_cannot_be_read_does_not_fail_the_job(metering, record, harness):
+async def test_a_turn_that_cannot_be_read_does_not_fail_the_job_and_an_episode_counts_once(metering, record, harness):
     one = await record(0, 0, 1)
     await harness.bus.publish(subjects.turn(one.namespace, one.job, one.episode, 1), b"not a message")
-    (amounts,) = (await policy_amounts(metering, [complete(one, await record(0, 1, 10))])).values()
-    assert amounts.generated_tokens == 11
-
-
-async def test_held_out_episodes_are_counted_as_an_evaluation(metering, record):
-    one, broken = await record(0, 0, 1), await record(1, 0, 10)
-    broken = broken.model_copy(update={"fault": FaultClass.INFRA})
-    amounts = (await metering.of_evaluation([one, broken]))["policy"]
-    assert (amounts.evaluation_tokens, amounts.failed_tokens, amounts.generated_tokens) == (1, 10, 11)
-
-
-def uneven(task: TaskMessage, member: int) -> float | None:
-    """Group 0 has no signal, one member of group 3 has a fault, and all others are to be trained."""
-    if task.split is Split.TRAIN and task.index == 3 and member:
-        return None
-    return float(member == 0 or task.index == 0)
-
-
-def by_hand(groups: int, evaluations: int) -> UsageAmounts:
-    """Usage of a run of `uneven` whose episodes have one turn of 5 tokens. Evaluations have two tasks."""
-    trained = 5 * 2 * (groups - 2)
-    return UsageAmounts(
-        prompt_tokens=20 * 2 * (groups + evaluations),
-        cached_tokens=16 * 2 * (groups + evaluations),
-        generated_tokens=5 * 2 * (groups + evaluations),
-        trained_tokens=trained,
-        evaluation_tokens=5 * 2 * evaluations,
-        zero_variance_tokens=5 * 2 + 5,
-        failed_tokens=5,
-        trainer_s=1.5 * 3,
-    )
-
-
-@pytest.mark.parametrize("passes", [1, 3, 5])
-@pytest.mark.parametrize("seam", SEAMS)
-async def test_wherever_the_orchestrator_is_killed_the_usage_is_that_of_a_run_without_kills(
-    harness, document, seam, passes
-):
-    harness.meter, harness.turn_bytes = Meter(prompt_tokens=20, cached_tokens=16, output_tokens=5), 8
-    job = document(steps=3)
-    passed = kill_at(seam, passes)
-    level = await run_to_end(harness, job, uneven)
-    assert harness.deaths == [seam] * (passed.count(seam) >= passes)
-    assert level.usage == {"policy": by_hand(groups=8, evaluations=3)}
-    assert JobState(job, History(steps=tuple(await harness.steps(job)))).recorded.usage["policy"].trained_tokens == 60
-
-
-async def test_killed_at_every_few_effects_the_usage_is_still_exact(harness, document):
-    harness.meter, harness.turn_bytes = Meter(prompt_tokens=20, cached_tokens=16, output_tokens=5), 8
-    kill_at("orchestrator.assign.after_log", *range(1, 100, 2))
-    level = await run_to_end(harness, document(steps=3), uneven)
-    assert len(harness.deaths) > 3
-    assert level.usage == {"policy": by_hand(groups=8, evaluations=3)}
+    (amounts,) = (await policy_amounts(metering, [complete(one, one, await record(0, 1, 10))])).values()
+    assert (amounts.generated_tokens, amounts.repeated_tokens) == (11, 0)
 
 
 def test_a_step_has_the_seconds_of_its_own_manifest_also_if_the_trainer_has_committed_later_ones(document, play):

@@ -52,6 +52,10 @@ def test_usage_is_told_by_agent_and_by_tenant_and_open_tokens_are_not() -> None:
     ]
     assert 'marlaas_tenant_stored_bytes{tenant="acme"} 99.0' in page
     assert not [line for line in page if 'use="open"' in line]
+    standby = exposition(families(samples([running], leads=False, tenants={"acme": all_used})))
+    assert "marlaas_orchestrator_leads 0.0" in standby
+    assert "job=" not in standby
+    assert "tenant=" not in standby
 
 
 def test_each_agent_of_a_team_has_its_reward_evaluation_staleness_and_version_and_a_player_no_version() -> None:
@@ -70,12 +74,3 @@ def test_each_agent_of_a_team_has_its_reward_evaluation_staleness_and_version_an
         f'marlaas_agent_staleness{{agent="solver",{job}}} 1.5',
         f'marlaas_agent_version{{agent="solver",{job}}} 7.0',
     ]
-
-
-def test_a_standby_knows_no_jobs() -> None:
-    page = exposition(
-        families(samples([level("a", Phase.RUNNING, admitted=True)], leads=False, tenants={"x": UsageAmounts()}))
-    )
-    assert "marlaas_orchestrator_leads 0.0" in page
-    assert 'job="' not in page
-    assert 'tenant="' not in page

@@ -2,8 +2,8 @@
 
 import pytest
 from tests.harness import a_progress, changed, working
-from tests.orchestrator.harness import OrchestratorHarness, a_job, final, mixed, run_to_end, running
-from tests.orchestrator.test_admission import of, one, scene
+from tests.orchestrator.harness import OrchestratorHarness, a_job, final, mixed
+from tests.orchestrator.test_admission import one, scene
 
 from marlaas_api import subjects
 from marlaas_api.messages import JobDocument, Phase, PolicyRecord, ReplicaReport
@@ -12,7 +12,7 @@ from marlaas_worker.orchestrator.admission import AdmissionQueue
 from marlaas_worker.orchestrator.capacity import PoolCapacity
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.recorded_totals import History
-from marlaas_worker.orchestrator.reports import dated, ending, training_pools
+from marlaas_worker.orchestrator.reports import dated, ending
 from marlaas_worker.orchestrator.usage import JobUsage
 
 ROOM = PoolCapacity(slots=2, max_rank=16, agents=1)
@@ -51,24 +51,6 @@ def test_what_a_pool_lacks_is_told_with_its_agents(pools, message):
     assert (one(team(), pools=pools).reason, one(team(), pools=pools).message) == ("WaitingForPool", message)
 
 
-def test_a_job_without_agents_on_its_own_pool_waits_in_the_queue_of_the_others():
-    lone = a_job(agents=[{"name": "b", "poolRef": {"name": "big"}}])
-    assert one(lone, pools={"big": ROOM}).admitted
-    assert (
-        "pool big admits"
-        in one(lone, [a_job("holder", agents=[{"name": "b", "poolRef": {"name": "big"}}])], pools={"big": ROOM}).message
-    )
-
-
-@pytest.mark.parametrize("tenants", [("x", "x"), ("x", "y")])
-def test_two_jobs_that_need_each_others_pools_are_admitted_one_after_the_other(tenants):
-    jobs = [of(team("first", created_at=1), tenants[0]), of(team("second", "big", "tiny", created_at=2), tenants[1])]
-    queue = AdmissionQueue()
-    assert [queue.decide(scene(jobs, pools=BOTH)).admissions[job.uid].admitted for job in jobs] == [True, False]
-    assert not queue.decide(scene(jobs[1:], jobs[:1], pools=BOTH)).admissions[jobs[1].uid].admitted
-    assert queue.decide(scene(jobs[1:], pools=BOTH)).admissions[jobs[1].uid].admitted
-
-
 def test_replicas_of_one_name_in_two_pools_are_counted_apart():
     def report(pool: str, tokens: int) -> ReplicaReport:
         return ReplicaReport(role="rollout", pool=pool, replica="rollout-0", job_tokens={"u": tokens})
@@ -77,31 +59,6 @@ def test_replicas_of_one_name_in_two_pools_are_counted_apart():
     for tokens in (100, 200):
         usage.see([report("tiny", tokens), report("big", 10)], float(tokens))
     assert usage.totals()["tokens"] == 210
-
-
-async def test_a_job_of_two_pools_runs_to_its_end(harness: OrchestratorHarness):
-    ended = await run_to_end(harness, team())
-    assert (ended.phase, ended.step, ended.versions) == (Phase.SUCCEEDED, 3, {"a": 3, "b": 3})
-
-
-@pytest.mark.parametrize("older", ["tiny-first", "big-first"])
-async def test_two_jobs_with_room_for_one_run_in_the_order_of_their_age(harness: OrchestratorHarness, older: str):
-    harness.kv_tokens = 1
-    pair = (
-        team("tiny-first", created_at=older != "tiny-first"),
-        team("big-first", "big", "tiny", created_at=older != "big-first"),
-    )
-    first, second = sorted(pair, key=lambda job: job.created_at)
-    for job in pair:
-        await harness.report(job, -1)
-        await harness.submit(job)
-    work = [role for job in pair for role in (harness.play(job, mixed), harness.train(job))]
-    async with working(harness.keep("orchestrator", service.serve), *work):
-        queued = await harness.progress(second, lambda level: not level.admitted)
-        assert queued.reason == "WaitingForMemory"
-        ended = [await harness.progress(job, final) for job in (first, second)]
-    assert [one.phase for one in ended] == [Phase.SUCCEEDED, Phase.SUCCEEDED]
-    assert ended[0].finished_at <= ended[1].admitted_at
 
 
 def test_a_deadline_before_version_0_names_the_pool_whose_trainer_has_not_published_it():
@@ -119,14 +76,6 @@ def test_the_time_of_a_reason_is_that_of_its_first_report_until_the_job_has_anot
     assert dated(a_progress(job, **waits | {"at": 9.0}), first).reason_at == 5.0
     paused = first.model_copy(update={"admitted": False, "reason_at": None})
     assert dated(a_progress(job, **waits | {"at": 9.0}), paused).reason_at == 9.0
-
-
-def test_a_job_needs_the_trainers_of_trainable_agents_until_its_last_step():
-    agents = [{"name": "a"}, {"name": "b", "poolRef": {"name": "big"}, "trainable": False}]
-    state = JobState(a_job(agents=agents), History())
-    assert training_pools(state) == {"tiny"}
-    state.finished = 3
-    assert training_pools(state) == set()
 
 
 @pytest.mark.parametrize(
@@ -160,28 +109,3 @@ async def test_a_job_waits_for_workers_of_a_pool_that_disappear_and_goes_on_when
             ended = await harness.progress(job, final)
     assert (ended.phase, ended.versions) == (Phase.SUCCEEDED, {"a": 3, "b": 3})
     assert len(await harness.steps(job)) == 3
-
-
-@pytest.mark.parametrize(
-    ("role", "name", "worker", "reason"),
-    [
-        ("rollout", "rollout-0", "rollout replica", "WaitingForPool"),
-        ("trainer", "t0", "trainer", "WaitingForTrainer"),
-    ],
-)
-async def test_a_deadline_that_passes_while_workers_of_a_pool_are_away_says_so_and_keeps_the_versions(
-    harness: OrchestratorHarness, role: str, name: str, worker: str, reason: str
-):
-    job, lost = team(), subjects.replica_key(role, "big", name)
-    harness.pause_after = 2  # both agents have trained one step
-    async with running(harness, job, mixed):
-        await harness.progress(job, lambda level: level.step == 1)
-        await (await harness.bus.bucket(subjects.REPLICAS)).delete(lost)
-        await harness.progress(job, lambda level: level.reason == reason)
-        await harness.submit(changed(job, active_deadline_seconds=0.001))
-        ended = await harness.progress(job, final)
-    assert (ended.phase, ended.reason, ended.versions) == (Phase.FAILED, "DeadlineExceeded", {"a": 1, "b": 1})
-    assert ended.message == (
-        "still running after 0.001 s of being admitted (activeDeadlineSeconds); "
-        f"no {worker} of pool big (agent b) is ready"
-    )

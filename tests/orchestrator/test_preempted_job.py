@@ -24,7 +24,6 @@ from marlaas_api.messages import (
     StepRecord,
 )
 from marlaas_worker.orchestrator import giving_way
-from marlaas_worker.orchestrator.giving_way import Stops
 
 
 @pytest.fixture
@@ -113,37 +112,9 @@ async def test_an_orchestrator_that_dies_while_a_job_stops_decides_again(harness
             await harness.progress(other, lambda level: level.admitted)
 
 
-def test_a_job_that_is_told_twice_to_give_way_has_its_time_once():
-    stops = Stops()
-    assert stops.give_way("for x", 10.0)
-    assert not stops.give_way("for y", 20.0)
-    assert (stops.any, stops.since) == ("for y", 10.0)
-    assert not stops.is_over(None, 20.0), "its records are not read yet"
-    assert stops.is_over(None, 10.0 + giving_way.DRAIN_S)
-    assert stops.give_way("", 30.0)
-    assert not stops.is_over(None, 99.0)
-
-
 async def left_of(harness: OrchestratorHarness, job: JobDocument) -> list[str]:
     """Everything that names the job."""
     return sorted(name for name in await all_there_is(harness) if job.ref.key in name or job.uid in name)
-
-
-async def test_a_job_that_is_deleted_while_it_is_preempted_leaves_nothing_and_disturbs_nobody(harness, document):
-    job, other = document(steps=9), heavy(document())
-    harness.pause_after = 2
-    await harness.report(job, -1)
-    async with harness.orchestrating():
-        async with workers(harness, job):  # a job that is not admitted has none
-            await harness.submit(job)
-            await outweighed(harness, job, other)
-            await until_preempted(harness, job)
-        await harness.progress(other, lambda level: level.admitted)
-        assert await left_of(harness, job)
-        await harness.submit(deleted(job))
-        await is_forgotten(harness, job)
-        assert await left_of(harness, job) == []
-        assert (await harness.progress(other, lambda level: True)).admitted
 
 
 async def test_a_job_that_is_deleted_before_it_has_stopped_makes_room_at_once(harness, document):

@@ -9,7 +9,7 @@ from tests.orchestrator.demands import demand, names, order_of
 
 from marlaas_worker.orchestrator.preemption import MIN_RUN_S, RunningJob, preemptions
 
-relaxed = settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+relaxed = settings(max_examples=150, suppress_health_check=list(HealthCheck))
 NOW = 1000.0
 
 
@@ -25,16 +25,6 @@ def several(tenant, number, units=1, **fields):
     return [demand(f"{tenant}{n}", tenant, units, created_at=float(n), **fields) for n in range(number)]
 
 
-def test_the_youngest_job_of_the_tenant_furthest_over_its_share_makes_room():
-    holding = [*several("a", 2), *several("b", 4)]
-    assert exchange([demand("new", "c")], holding, 6) == [("new", ["b3"])]
-
-
-def test_of_that_tenant_the_lowest_priority_goes_first():
-    holding = [*several("b", 3), demand("low", "b", priority=-1)]
-    assert exchange([demand("new", "c")], holding, 4) == [("new", ["low"])]
-
-
 @pytest.mark.parametrize(("held", "makes_room"), [(1, False), (2, False), (3, True)])
 def test_only_a_tenant_whose_share_is_above_that_of_the_other_after_its_admission_makes_room(held, makes_room):
     """a would have 2 of 3 (or 4, 5); b has 1, 2 or 3."""
@@ -48,30 +38,50 @@ def test_shares_count_by_weight():
     assert exchange([demand("new", "b")], holding, 4, weights={"a": 3.0}) == [("new", ["a3"])]
 
 
-def test_a_job_is_never_preempted_by_its_own_tenant():
-    assert exchange([demand("urgent", "a", priority=99)], several("a", 4), 4) == []
-
-
 @pytest.mark.parametrize(("ran_s", "makes_room"), [(MIN_RUN_S - 1, False), (MIN_RUN_S, True)])
 def test_no_job_is_preempted_before_its_minimum_run_time(ran_s, makes_room):
     assert bool(exchange([demand("new", "b")], several("a", 4), 4, since=NOW - ran_s)) is makes_room
 
 
-def test_nothing_is_preempted_in_vain():
-    """The new job needs 4. a has 3 jobs, and b's single one is not over its share."""
-    holding = [*several("a", 3), demand("b0", "b", 1)]
-    assert exchange([demand("new", "c", 4)], holding, 4) == []
+LARGE = [demand("large", "a", 4, created_at=1), demand("z", "a", 1)]
+SPARED = [demand("old", "a", 4, created_at=1), demand("young", "a", 1, created_at=2), demand("z", "b", 3)]
 
 
-def test_a_victim_whose_room_turns_out_not_to_be_needed_is_spared():
-    holding = [demand("old", "a", 4, created_at=1), demand("young", "a", 1, created_at=2), demand("z", "b", 3)]
-    assert exchange([demand("new", "c", 3)], holding, 8) == [("new", ["old"])]
-
-
-def test_several_new_jobs_share_the_room_of_one_large_victim():
-    holding = [demand("large", "a", 4, created_at=1), demand("z", "a", 1)]
-    new = [demand("x", "b", 1, created_at=5), demand("y", "c", 1, created_at=6)]
-    assert exchange(new, holding, 5) == [("x", ["large"])]
+@pytest.mark.parametrize(
+    ("waiting", "holding", "total", "expected"),
+    [
+        ([demand("new", "c")], [*several("a", 2), *several("b", 4)], 6, [("new", ["b3"])]),
+        ([demand("new", "c")], [*several("b", 3), demand("low", "b", priority=-1)], 4, [("new", ["low"])]),
+        ([demand("urgent", "a", priority=99)], several("a", 4), 4, []),
+        ([demand("new", "c", 4)], [*several("a", 3), demand("b0", "b")], 4, []),
+        ([demand("new", "c", 3)], SPARED, 8, [("new", ["old"])]),
+        ([demand("x", "b", created_at=5), demand("y", "c", created_at=6)], LARGE, 5, [("x", ["large"])]),
+        (
+            [demand("large", "c", 5, created_at=1), demand("small", "b", created_at=2)],
+            several("a", 4),
+            5,
+            [("small", ["a3"])],
+        ),
+        (
+            [demand("x", "b", created_at=20), demand("y", "c", 2, created_at=21)],
+            several("a", 8),
+            4,
+            [("x", ["a7"]), ("y", ["a6", "a5"])],
+        ),
+    ],
+    ids=[
+        "the youngest job of the tenant furthest over its share",
+        "of that tenant the lowest priority first",
+        "never one of its own tenant",
+        "nothing in vain: b is not over its share",
+        "a victim whose room is not needed is spared",
+        "several share the room of one large victim",
+        "free units are kept for the guarded job",
+        "in a smaller pool each has victims of its own",
+    ],
+)
+def test_who_makes_room_for_whom(waiting, holding, total, expected):
+    assert exchange(waiting, holding, total) == expected
 
 
 def test_a_job_over_quota_preempts_nothing():
@@ -79,21 +89,9 @@ def test_a_job_over_quota_preempts_nothing():
     assert exchange([new], several("a", 4), 4, over_quota=[new]) == []
 
 
-def test_free_units_are_kept_for_the_guarded_job():
-    """c's job waits for all 5 and is guarded, with 1 free. b's must have its unit from a victim."""
-    holding = several("a", 4)
-    waiting = [demand("large", "c", 5, created_at=1), demand("small", "b", 1, created_at=2)]
-    assert exchange(waiting, holding, 5) == [("small", ["a3"])]
-
-
 @pytest.mark.parametrize("total", [8, 4, 1], ids=["a whole pool", "a replica restarts", "most replicas are gone"])
 def test_a_job_displaces_what_it_needs_itself_and_never_what_a_smaller_pool_lacks(total):
     assert exchange([demand("new", "b")], several("a", 8), total) == [("new", ["a7"])]
-
-
-def test_in_a_smaller_pool_each_of_several_jobs_has_victims_of_its_own():
-    waiting = [demand("x", "b", created_at=20), demand("y", "c", 2, created_at=21)]
-    assert exchange(waiting, several("a", 8), 4) == [("x", ["a7"]), ("y", ["a6", "a5"])]
 
 
 jobs = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 4), st.integers(-1, 1)), min_size=1, max_size=16)

@@ -1,23 +1,10 @@
 """Quotas: what they refuse, what the messages say and how rarely they change, and when a tenant's jobs pause."""
 
 import pytest
+from tests.harness import a_progress
 
-from marlaas_api.messages import JobDocument, Phase, Progress, TenantQuota
-from marlaas_worker.orchestrator.quota import (
-    NUM_DETAILED,
-    REFRESH_S,
-    TOKEN_WINDOW_S,
-    Pacing,
-    QuotaMessages,
-    Quotas,
-    RateLimit,
-)
-
-
-def progress_of(document: JobDocument, step: int = 12, steps: int = 40, **fields) -> Progress:
-    known = {"phase": Phase.RUNNING, "admitted": True, "reason": "Training"}
-    identity = {"namespace": document.namespace, "job": document.job, "uid": document.uid}
-    return Progress(**identity, step=step, steps=steps, **{**known, **fields})
+from marlaas_api.messages import TenantQuota
+from marlaas_worker.orchestrator.quota import TOKEN_WINDOW_S, Pacing, QuotaMessages, Quotas
 
 
 @pytest.mark.parametrize(
@@ -38,70 +25,16 @@ def progress_of(document: JobDocument, step: int = 12, steps: int = 40, **fields
     ],
 )
 def test_a_quota_refuses_what_would_exceed_it_with_both_numbers(document, quota, words):
-    holding = [document("one"), document("two")]
-    quotas = Quotas({"team-a": TenantQuota(**quota)}, holding, {"team-a": 3 << 30})
+    quotas = Quotas({"team-a": TenantQuota(**quota)}, [document("one"), document("two")], {"team-a": 3 << 30})
     assert quotas.refusal(document("three")) == words
-
-
-def test_a_tenant_without_a_quota_is_never_refused(document):
-    quotas = Quotas({}, [document("one")], {})
-    assert quotas.refusal(document("two")) == ""
-    assert quotas.running("team-a") == frozenset()
-
-
-def test_a_job_that_is_admitted_in_this_round_counts_in_it(document):
-    quotas = Quotas({"team-a": TenantQuota(jobs=1)}, [], {})
-    assert quotas.refusal(document("one")) == ""
-    quotas.add(document("one"))
-    assert quotas.refusal(document("two")) == "over quota: 1 of 1 jobs"
-    assert quotas.running("team-a") == {"uid-one"}
+    assert quotas.refusal(document("x").model_copy(update={"tenant": "without-a-quota"})) == ""
 
 
 def test_the_message_names_the_job_that_is_nearest_to_its_end(document):
-    near, far = document("near"), document("far")
-    running = {"n": progress_of(near, step=38), "f": progress_of(far, step=1)}
-    text = QuotaMessages().message(document("waits"), "over quota: 2 of 2 jobs", running, 0.0)
-    assert text == "over quota: 2 of 2 jobs; waits for team-a/near, 38 of 40 steps"
-
-
-@pytest.mark.parametrize("running", [{}, {"x": None}])
-def test_without_a_running_job_the_message_names_none(document, running):
-    assert QuotaMessages().message(document(), "over quota", running, 0.0) == "over quota"
-
-
-def test_steps_change_a_message_at_most_every_ten_seconds_unless_other_jobs_run(document):
-    messages, job = QuotaMessages(), document("runs")
-
-    def at(now: float, step: int, uid: str = "uid") -> str:
-        messages.begin()
-        return messages.message(document("waits"), "over", {uid: progress_of(job, step=step)}, now)
-
-    assert at(0.0, 1).endswith("1 of 40 steps")
-    assert at(REFRESH_S - 1, 2).endswith("1 of 40 steps")
-    assert at(REFRESH_S, 3).endswith("3 of 40 steps")
-    assert at(REFRESH_S + 1, 4, "another").endswith("4 of 40 steps")
-    assert at(0.0, 5, "another").endswith("5 of 40 steps"), "the clock was set back"
-
-
-def test_of_thousands_of_jobs_only_the_first_few_follow_the_steps(document):
-    messages = QuotaMessages()
-    messages.begin()
-    running = {"uid": progress_of(document("runs"))}
-    texts = [messages.message(document(f"j{n}"), "over", running, 0.0) for n in range(100)]
-    assert [text != "over" for text in texts] == [True] * NUM_DETAILED + [False] * (100 - NUM_DETAILED)
-
-
-def test_a_rate_is_over_while_more_than_a_windows_allowance_is_used_up():
-    limit = RateLimit()
-    limit.use(0.0, 10.0, 0.0)
-    limit.use(10.0 * TOKEN_WINDOW_S, 10.0, 0.0)
-    assert not limit.is_over(10.0, TOKEN_WINDOW_S)
-    limit.use(50.0, 10.0, 0.0)
-    assert limit.is_over(10.0, TOKEN_WINDOW_S)
-    limit.use(0.0, 10.0, 5.0)
-    assert not limit.is_over(10.0, TOKEN_WINDOW_S)
-    limit.use(0.0, 10.0, 1.0)
-    assert limit.level == 600.0, "a clock that was set back allows nothing"
+    running = {name: a_progress(document(name), step=step, steps=40) for name, step in (("near", 38), ("far", 1))}
+    text = QuotaMessages().message(document("waits"), "over quota", running, 0.0)
+    assert text == "over quota; waits for team-a/near, 38 of 40 steps"
+    assert QuotaMessages().message(document("waits"), "over quota", {"x": None}, 0.0) == "over quota"
 
 
 class Meter:
@@ -128,63 +61,47 @@ def test_a_tenant_below_its_rates_never_pauses():
 
 
 @pytest.mark.parametrize(
-    ("quota", "words"),
+    ("quota", "allowed", "words"),
     [
-        (
-            {"tokens_per_second": 100.0},
-            "over quota of tenant a: more than 100 tokens a second on average; it begins no new tasks until the average is lower, in about 1 minute",
-        ),
-        (
-            {"trainer_seconds_per_hour": 900.0},
-            "over quota of tenant a: more than 900 trainer seconds an hour on average; it begins no new tasks until the average is lower, in about 1 minute",
-        ),
+        ({"tokens_per_second": 100.0}, 100.0 * 3600, "100 tokens a second"),
+        ({"trainer_seconds_per_hour": 900.0}, 900.0, "900 trainer seconds an hour"),
     ],
 )
-def test_a_tenant_above_a_rate_pauses_until_its_average_is_the_rate(quota, words):
-    meter = Meter(**quota)
+def test_a_tenant_above_a_rate_pauses_until_its_average_is_the_rate(quota, allowed, words):
+    meter, which = Meter(**quota), "trainer_seconds_per_hour" in quota
     meter.run(3600, 400.0, 1.0)
-    before = meter.total
+    before = meter.total[which]
     meter.run(3600, 400.0, 1.0)
-    gained = [after - was for after, was in zip(meter.total, before, strict=True)]
-    used, allowed = (gained[0], 100.0 * 3600) if "tokens_per_second" in quota else (gained[1], 900.0)
-    assert used == pytest.approx(allowed, rel=0.02)
+    assert meter.total[which] - before == pytest.approx(allowed, rel=0.02)
     while not meter.pacing.reason("a"):
         meter.run(1, 400.0, 1.0)
-    assert meter.pacing.reason("a") == words
+    begins = "it begins no new tasks until the average is lower, in about 1 minute"
+    assert meter.pacing.reason("a") == f"over quota of tenant a: more than {words} on average; {begins}"
 
 
 @pytest.mark.parametrize(
-    ("seconds_over", "words"),
-    [(50, "1 minute"), (119, "2 minutes"), (600, "10 minutes"), (1801, "2 hours"), (86400, "24 hours")],
+    ("rate", "seconds_over", "words"),
+    [
+        (2.0, 50, "in about 1 minute"),
+        (2.0, 119, "in about 2 minutes"),
+        (2.0, 600, "in about 10 minutes"),
+        (2.0, 1801, "in about 2 hours"),
+        (2.0, 86400, "in about 24 hours"),
+        (1.0, 1e9, "in more than 24 hours"),
+        (0.0, 1e9, "in more than 24 hours"),
+    ],
 )
-def test_the_message_of_a_rate_says_roughly_how_long_its_pause_is(seconds_over, words):
-    meter = Meter(tokens_per_second=2.0)
-    meter.run(1, 2 * (TOKEN_WINDOW_S + seconds_over))
-    assert meter.pacing.reason("a").endswith(f"until the average is lower, in about {words}")
-    meter.run(1)
-    assert "tokens a second" in meter.pacing.reason("a")
-
-
-def test_a_pause_of_a_rate_without_a_known_end_says_so():
-    for meter in (Meter(tokens_per_second=0.0), Meter(tokens_per_second=1.0)):
-        meter.run(1, 1e9)
-        assert meter.pacing.reason("a").endswith("in more than 24 hours")
-
-
-def test_a_tenant_whose_quota_is_taken_away_goes_on_at_once():
-    meter = Meter(tokens_per_second=1.0)
-    meter.run(100, 50.0)
-    assert meter.pacing.reason("a")
-    meter.pacing.update({}, {}, meter.now)
-    assert not meter.pacing.reason("a")
+def test_the_message_of_a_rate_says_roughly_how_long_its_pause_is(rate, seconds_over, words):
+    meter = Meter(tokens_per_second=rate)
+    meter.run(1, (rate or 1.0) * (TOKEN_WINDOW_S + seconds_over))
+    assert meter.pacing.reason("a").endswith(f"until the average is lower, {words}")
 
 
 def test_a_tenant_that_has_no_job_for_a_while_comes_back_to_what_is_left_of_its_level():
     meter = Meter(tokens_per_second=1.0)
     meter.run(1, 2 * TOKEN_WINDOW_S + 10)
-    meter.pacing.update({}, {}, meter.now + TOKEN_WINDOW_S)
-    meter.pacing.update({"a": meter.quota}, {}, meter.now + TOKEN_WINDOW_S)
-    assert meter.pacing.reason("a")
-    meter.pacing.update({}, {}, meter.now + 2 * TOKEN_WINDOW_S + 10)
-    meter.pacing.update({"a": meter.quota}, {}, meter.now)
-    assert not meter.pacing.reason("a"), "an empty level is forgotten"
+    for away_s, pauses in ((TOKEN_WINDOW_S, True), (2 * TOKEN_WINDOW_S + 10, False)):
+        meter.pacing.update({}, {}, meter.now + away_s)
+        assert not meter.pacing.reason("a"), "it has no quota"
+        meter.pacing.update({"a": meter.quota}, {}, meter.now)
+        assert bool(meter.pacing.reason("a")) is pauses, "time does not run backwards, and an empty level is forgotten"

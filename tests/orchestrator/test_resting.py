@@ -53,13 +53,6 @@ async def test_tasks_come_again_with_the_same_seed_in_groups_of_their_own_and_re
     assert told == easy | {(task, Difficulty.VARIED) for task in (3, 4, 5)}
 
 
-async def test_a_job_whose_tasks_never_rest_keeps_no_account_of_them(harness, document):
-    _, steps, level = await play(harness, document(steps=3, data={"tasks": 2}))
-    assert level.skipped_solved == 0
-    assert all(step.outcomes == () for step in steps)
-    assert [index for step in steps for index in step.indices] == list(range(sum(len(s.indices) for s in steps)))
-
-
 @pytest.mark.parametrize(
     ("seam", "passes"), [(ADMITTED, 1), *((seam, n) for seam in SEAMS if seam != ADMITTED for n in (1, 3, 7))]
 )

@@ -9,7 +9,18 @@ from tests.killing import kill_at
 from tests.orchestrator.harness import SEAMS, OrchestratorHarness, final, mixed, run_to_end, running
 
 from marlaas_api import bucket_cache, failpoints, subjects
-from marlaas_api.messages import Episode, EvalRecord, GroupReady, JobDocument, Phase, Pin, StepOutcome, TaskMessage
+from marlaas_api.messages import (
+    Episode,
+    EvalRecord,
+    GroupReady,
+    JobDocument,
+    Meter,
+    Phase,
+    Pin,
+    StepOutcome,
+    TaskMessage,
+    UsageAmounts,
+)
 from marlaas_api.names import Split, train_group
 from marlaas_api.wire import decode_as
 from marlaas_worker.orchestrator.job_state import JobState
@@ -33,6 +44,8 @@ async def test_a_job_runs_to_its_end_every_index_once_every_step_full(harness, d
     stored = await harness.bus.replay(subjects.STEPS, "eval.team-a.sums.*")
     evaluated = [decode_as(EvalRecord, one.data).step for one in stored]
     assert evaluated == [0, 2, 4, 5] if staleness == 0 else (evaluated[0], evaluated[-1]) == (0, 5)
+    reader = await harness.bus.position(subjects.EPISODES, subjects.consumer("team-a", job.job, "orchestrator"))
+    assert staleness or reader.num_behind == 0, "each episode is acked"
 
 
 async def test_asynchronous_agents_train_later_groups_while_an_earlier_one_is_played(harness, document):
@@ -61,13 +74,10 @@ async def test_asynchronous_agents_train_later_groups_while_an_earlier_one_is_pl
 
 
 async def test_faults_of_training_are_counted_from_the_records_and_so_across_orchestrators(harness, document):
-    job = document(steps=3)
     harness.step_metrics = {"loss": 0.5, "out_of_memory": 2.0, "skipped_update": 0.0}
-    level = await run_to_end(harness, job)
-    assert level.training_faults == {"out-of-memory": 6}
-    assert JobState(job, History(steps=tuple(await harness.steps(job)))).recorded.training_faults == {
-        "out-of-memory": 6
-    }
+    level = await run_to_end(harness, job := document(steps=3))
+    known = JobState(job, History(steps=tuple(await harness.steps(job))))
+    assert level.training_faults == known.recorded.training_faults == {"out-of-memory": 6}
 
 
 async def test_a_replica_of_the_bus_that_loses_sight_of_a_document_cancels_no_job(
@@ -81,32 +91,30 @@ async def test_a_replica_of_the_bus_that_loses_sight_of_a_document_cancels_no_jo
         await blind_bus()
         progress = await harness.progress(job, final)
     assert (progress.phase, progress.step) == (Phase.SUCCEEDED, 5)
-    assert sum(line.startswith("admitted job") for line in caplog.messages) == 1, (
-        "the job was not cancelled and taken up again"
-    )
+    assert sum(line.startswith("admitted job") for line in caplog.messages) == 1, "it was not taken up again"
 
 
 async def test_a_solved_job_finishes_with_counted_steps_and_no_new_version(harness, document):
-    job = document(steps=3)
-    level = await run_to_end(harness, job, lambda task, member: 1.0)
+    level = await run_to_end(harness, job := document(steps=3), lambda task, member: 1.0)
     assert (level.phase, level.step, level.versions) == (Phase.SUCCEEDED, 3, {"policy": 0})
-    assert [record.outcome for record in await harness.steps(job)] == [StepOutcome.NO_OP] * 3
-    assert [record.num_zero_variance for record in await harness.steps(job)] == [4, 4, 4]
+    records = await harness.steps(job)
+    assert [(one.outcome, one.num_zero_variance) for one in records] == [(StepOutcome.NO_OP, 4)] * 3
 
 
-async def test_an_environment_that_always_fails_fails_the_job_with_its_own_words(harness, document):
-    job = document()
-    level = await run_to_end(harness, job, lambda task, member: None)
-    assert (level.phase, level.reason) == (Phase.FAILED, "TooManyFaults")
-    assert "ZeroDivisionError: in play" in level.message
-
-
-async def test_an_environment_that_does_not_fit_the_job_fails_it_at_once_with_its_own_words(harness, document):
-    job = document()
-    harness.fault = {"fault_text": "the job lacks the agent critic", "is_permanent": True}
-    level = await run_to_end(harness, job, lambda task, member: None)
-    assert (level.phase, level.reason) == (Phase.FAILED, "InvalidEnvironment")
-    assert level.message == "the job lacks the agent critic"
+@pytest.mark.parametrize(
+    ("fault", "reason", "words"),
+    [
+        ({"fault_text": "ZeroDivisionError: in play"}, "TooManyFaults", "ZeroDivisionError: in play"),
+        ({"fault_text": "the job lacks the agent critic", "is_permanent": True}, "InvalidEnvironment", "the job lacks"),
+    ],
+)
+async def test_an_environment_that_always_fails_fails_the_job_with_its_own_words(
+    harness, document, fault, reason, words
+):
+    harness.fault = fault
+    level = await run_to_end(harness, document(), lambda task, member: None)
+    assert (level.phase, level.reason) == (Phase.FAILED, reason)
+    assert words in level.message
 
 
 @pytest.mark.parametrize(("admitted_s", "reason"), [(10.0, "Finished"), (4000.0, "DeadlineExceeded")])
@@ -120,39 +128,55 @@ async def test_time_in_which_a_job_is_queued_or_suspended_does_not_count_against
     assert (level.reason, level.admitted_s >= admitted_s) == (reason, True)
 
 
-async def test_faults_are_masked_counted_and_not_scored(harness, document):
-    job = document(steps=2)
-
-    def faulty(task: TaskMessage, member: int) -> float | None:
-        if task.split is Split.TRAIN and task.index == 0:
-            return None
-        return float(member == 0)
-
-    level = await run_to_end(harness, job, faulty)
-    assert level.phase is Phase.SUCCEEDED
-    assert level.faults == {"env": 2}
-    assert all("t0" not in name.rsplit("-", 1)[1] for name in harness.trained_groups)
-    assert (await harness.steps(job))[0].reward_mean == 0.5
+def uneven(task: TaskMessage, member: int) -> float | None:
+    """Group 0 has no signal, one member of group 3 has a fault, and all others are to be trained."""
+    if task.split is Split.TRAIN and task.index == 3 and member:
+        return None
+    return float(member == 0 or task.index == 0)
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
-@pytest.mark.parametrize("passes", [1, 3, 5])
+def by_hand(groups: int, evaluations: int) -> UsageAmounts:
+    """Usage of a run of `uneven` whose episodes have one turn of 5 tokens. Evaluations have two tasks."""
+    return UsageAmounts(
+        prompt_tokens=20 * 2 * (groups + evaluations),
+        cached_tokens=16 * 2 * (groups + evaluations),
+        generated_tokens=5 * 2 * (groups + evaluations),
+        trained_tokens=5 * 2 * (groups - 2),
+        evaluation_tokens=5 * 2 * evaluations,
+        zero_variance_tokens=5 * 2 + 5,
+        failed_tokens=5,
+        trainer_s=1.5 * 3,
+    )
+
+
+@pytest.mark.parametrize(
+    ("staleness", "passes"),
+    [*((staleness, (passed,)) for staleness in (0, 1) for passed in (1, 3, 5)), (0, range(1, 99, 2))],
+)
 @pytest.mark.parametrize("seam", SEAMS)
 async def test_killed_between_any_two_effects_it_goes_on_without_losing_or_doubling(
     harness, document, seam, passes, staleness
 ):
+    harness.meter, harness.turn_bytes = Meter(prompt_tokens=20, cached_tokens=16, output_tokens=5), 8
     job = document(maxStaleness=staleness, steps=3)
-    passed = kill_at(seam, passes)
-    level = await run_to_end(harness, job)
-    assert harness.deaths == [seam] * (passed.count(seam) >= passes)
+    passed = kill_at(seam, *passes)
+    level = await run_to_end(harness, job, uneven)
+    assert harness.deaths == [seam] * sum(number <= passed.count(seam) for number in passes)
     assert (level.phase, level.step, level.versions) == (Phase.SUCCEEDED, 3, {"policy": 3})
     names = harness.trained_groups
     assert len(names) == len(set(names)) == 6
     records = await harness.steps(job)
     assert [record.step for record in records] == [0, 1, 2]
-    assert sorted(index for record in records for index in record.indices) == list(range(6))
+    indices = [index for record in records for index in record.indices]
+    assert len(indices) == len(set(indices)) >= 8
+    assert all(f"t{index}" not in name for index in (0, 3) for name in names), "no signal, and a fault"
     log = await harness.bus.replay(subjects.GROUPS, subjects.group("team-a", job.job, "policy"))
-    assert len(log) == 1, "the decisions of recorded steps are purged"
+    assert len(log) == 1, "the decisions of recorded steps are purged, but for what the next compare-and-set names"
+    assert (level.faults, level.usage["policy"].trained_tokens) == ({"env": 1}, 60)
+    assert records[1].reward_mean == 0.6 or staleness, "the fault is not scored"
+    if staleness == 0:
+        assert sorted(indices) == list(range(8))
+        assert level.usage == {"policy": by_hand(groups=8, evaluations=3)}
 
 
 @pytest.mark.parametrize("deaths", [2, 1000])

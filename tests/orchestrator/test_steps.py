@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from marlaas_api.messages import GroupOutcome, GroupReady, GroupUnused, StepClosed, TrajectoryRef, UsageAmounts
 from marlaas_api.names import JobRef, train_group
-from marlaas_api.wire import encode
 from marlaas_worker.orchestrator.experience import AgentGroup, CompleteGroup
 from marlaas_worker.orchestrator.steps import Assembly, StepRules
 
@@ -60,25 +59,17 @@ def test_what_would_be_too_stale_is_dropped_and_counted():
     assert steps.open.agents["policy"].base_version == 2
 
 
-def test_credits_bound_what_is_outstanding():
+def test_credits_bound_what_is_outstanding_and_no_group_is_given_out_for_which_no_step_has_a_place():
     steps = fresh(ASYNC)
-    assert steps.want(0) == 4
-    assert steps.want(3) == 1
+    assert (steps.want(0), steps.want(3)) == (4, 1)
     steps.resolve(group(0), {"policy": 0})
     assert steps.want(3) == 0
-
-
-def test_no_group_is_given_out_for_which_no_step_has_a_place():
+    assert Assembly(REF, ASYNC, recorded=2, versions={"policy": 2}).want(0) == 2, "what is left to train"
     steps = fresh(StepRules(groups_per_step=3, max_staleness=1, max_refill=0, steps=2))
     assert steps.want(0) == 6
-    steps.resolve(flat(0), {"policy": 0})
-    steps.resolve(flat(1), {"policy": 0})
+    for index in range(2):
+        steps.resolve(flat(index), {"policy": 0})
     assert steps.want(0) == 4, "one more closes this step, and the next one has three places"
-
-
-def test_credits_never_exceed_what_is_left_to_train():
-    steps = Assembly(REF, ASYNC, recorded=2, versions={"policy": 2})
-    assert steps.want(0) == 2
 
 
 def test_strict_mode_gives_out_one_round_at_a_time_and_only_at_the_current_version():
@@ -120,44 +111,18 @@ def test_groups_without_signal_are_drawn_anew_within_a_bound_and_then_the_step_g
     steps.resolve(flat(2), {"policy": 0})
     assert steps.want(0) == 1
     _, closed = steps.resolve(flat(3), {"policy": 0})
-    assert isinstance(closed, StepClosed)
-    assert closed.num_groups == 1
+    assert (type(closed), closed.num_groups) == (StepClosed, 1)
     assert [one.index for one in steps.drafts[0].resolved] == [0, 1, 2, 3]
 
 
 def test_a_step_without_any_signal_is_a_no_op_that_makes_no_version_and_gives_the_trainer_nothing():
     steps = fresh(STRICT)
     *unused, closed = (message for index in range(4) for message in steps.resolve(flat(index), {"policy": 0}))
-    assert [(one.index, one.outcome, one.rewards) for one in unused if isinstance(one, GroupUnused)] == [
-        (index, GroupOutcome.FLAT, (1.0, 1.0)) for index in range(4)
-    ]
-    assert isinstance(closed, StepClosed)
-    assert (closed.step, closed.num_groups) == (0, 0)
-    draft = steps.recordable({"policy": -1})
-    assert draft.no_op
+    found = [(type(one), one.index, one.outcome, one.rewards) for one in unused]
+    assert found == [(GroupUnused, index, GroupOutcome.FLAT, (1.0, 1.0)) for index in range(4)]
+    assert (type(closed), closed.step, closed.num_groups) == (StepClosed, 0, 0)
+    assert steps.recordable({"policy": -1}).no_op
     assert (steps.open.step, steps.open.agents["policy"].base_version) == (1, 0)
-
-
-def test_a_no_op_is_recorded_only_after_the_steps_before_it():
-    steps = fresh(ASYNC)
-    for one in (group(0), group(1), flat(2), flat(3), flat(4), flat(5)):
-        steps.resolve(one, {"policy": 0})
-    assert steps.recordable({"policy": -1}) is None
-    first = steps.recordable({"policy": 0})
-    steps.recorded(first, {"policy": 1})
-    second = steps.recordable({"policy": 0})
-    assert second.no_op
-
-
-def test_nothing_opens_after_the_last_step():
-    steps = Assembly(REF, STRICT, recorded=2, versions={"policy": 2})
-    steps.resolve(group(0), {"policy": 2})
-    steps.resolve(group(1), {"policy": 2})
-    assert steps.open is None
-    assert steps.want(0) == 0
-    draft = steps.recordable({"policy": 2})
-    steps.recorded(draft, {"policy": 3})
-    assert steps.resolve(group(2), {"policy": 2}) == [], "nothing counts it any more"
 
 
 @given(
@@ -185,27 +150,6 @@ def test_restored_from_any_part_of_its_log_an_assembly_decides_as_if_it_had_neve
         assert resumed.drafts == whole.drafts, f"cut after {cut}"
 
 
-def test_the_log_of_recorded_steps_changes_nothing():
-    whole, log = fresh(ASYNC), []
-    for index in range(3):
-        log += whole.resolve(group(index), {"policy": 0})
-    draft = whole.recordable({"policy": 0})
-    whole.recorded(draft, {"policy": 1})
-    resumed = Assembly(REF, ASYNC, recorded=1, versions={"policy": 1})
-    resumed.restore(log)
-    assert resumed.drafts == whole.drafts
-    over = Assembly(REF, ASYNC, recorded=3, versions={"policy": 3})
-    over.restore(log)
-    assert over.drafts == []
-
-
-def test_a_group_that_ended_after_the_last_step_stays_in_it_when_the_job_is_given_more_steps():
-    short, long = (StepRules(groups_per_step=1, max_staleness=1, max_refill=0, steps=steps) for steps in (1, 2))
-    first, again = fresh(short), fresh(long)
-    again.restore([message for index in range(2) for message in first.resolve(group(index), {"policy": 0})])
-    assert [[one.index for one in draft.resolved] for draft in again.drafts] == [[0, 1], []]
-
-
 def test_a_log_that_leaves_out_the_end_of_a_step_is_refused():
     whole, log = fresh(STRICT), []
     for index in range(3):
@@ -214,20 +158,14 @@ def test_a_log_that_leaves_out_the_end_of_a_step_is_refused():
         fresh(STRICT).restore(one for one in log if not isinstance(one, StepClosed))
 
 
-def test_the_message_of_a_group_without_signal_is_small():
-    trajectories = tuple(TrajectoryRef(member=i, episode=f"e{i}", leaves=(0,), reward=1.0) for i in range(8))
-    one = CompleteGroup(
-        0, train_group(REF, 0), {"policy": AgentGroup(trajectories, GroupOutcome.FLAT, (1.0,) * 8)}, Counter()
-    )
-    (message,) = fresh(STRICT).resolve(one, {"policy": 0})
-    assert len(encode(message)) < 200
-
-
-def test_what_ends_after_the_last_step_is_closed_is_counted_in_it_and_not_trained():
-    steps = fresh(StepRules(groups_per_step=1, max_staleness=1, max_refill=0, steps=1))
-    steps.resolve(group(0), {"policy": 0})
-    assert steps.open is None
-    assert [type(message) for message in steps.resolve(group(1), {"policy": 0})] == [GroupUnused]
-    (last,) = steps.drafts
-    assert [one.index for one in last.resolved] == [0, 1]
-    assert ([one.index for one in last.agents["policy"].dropped], len(last.agents["policy"].assigned)) == ([1], 1)
+def test_what_ends_after_the_last_step_is_closed_is_counted_in_it_also_if_the_job_is_given_more_steps():
+    short, long = (StepRules(groups_per_step=1, max_staleness=1, max_refill=0, steps=steps) for steps in (1, 2))
+    first, again = fresh(short), fresh(long)
+    log = [message for index in range(2) for message in first.resolve(group(index), {"policy": 0})]
+    assert [type(message) for message in log] == [GroupReady, StepClosed, GroupUnused]
+    assert (first.open, first.want(0)) == (None, 0)
+    assert [one.index for one in first.drafts[0].agents["policy"].dropped] == [1]
+    again.restore(log)
+    assert [[one.index for one in draft.resolved] for draft in again.drafts] == [[0, 1], []]
+    first.recorded(first.recordable({"policy": 0}), {"policy": 1})
+    assert first.resolve(group(2), {"policy": 1}) == [], "nothing counts it any more"

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from tests.harness import identity, working
 from tests.killing import kill_at
-from tests.orchestrator.harness import final, mixed, run_to_end, running
+from tests.orchestrator.harness import final, mixed, running
 
 from marlaas_api import subjects
 from marlaas_api.messages import JobVerdict, Phase, TaskMessage
@@ -56,13 +56,6 @@ async def test_turns_are_forgotten_once_their_step_is_on_record(harness, documen
             most = max(most, len(await turns_of(harness, job)))
         await harness.progress(job, final)
     assert most <= 3 * 4 + 2, "of two groups of two a step: the open step, the one before it, an evaluation"
-
-
-async def test_groups_of_steps_on_record_are_forgotten(harness, document):
-    job = document(steps=30, maxStaleness=1)
-    await run_to_end(harness, job)
-    log = await harness.bus.replay(subjects.GROUPS, subjects.group("team-a", job.job, "policy"))
-    assert len(log) == 1, "the last message stays: it is what the next compare-and-set names"
 
 
 async def test_a_failed_job_leaves_no_tasks_although_its_orchestrator_is_killed_right_after_the_last_progress(

@@ -1,7 +1,6 @@
 """What an orchestrator makes of a job that another one has left half-way, perhaps long ago."""
 
 import contextlib
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -12,6 +11,7 @@ from marlaas_api import subjects
 from marlaas_api.messages import GroupReady, JobAgent, JobDocument, Phase, Pin, PolicyRecord, TaskMessage
 from marlaas_api.names import eval_group, train_group
 from marlaas_api.wire import decode_as, encode
+from tests import virtual_time
 
 
 @contextlib.asynccontextmanager
@@ -59,7 +59,7 @@ async def test_what_the_queue_still_holds_is_not_put_there_again(harness, docume
         return mixed(task, member)
 
     async with given_out(harness, job):
-        harness.server.clock = lambda: time.monotonic() + 121  # longer than the queue remembers what it was given
+        harness.server.clock = lambda: virtual_time.now() + 121  # longer than the queue remembers what it was given
         await harness.report(job, 0)
         async with harness.orchestrating():
             await pinned_again(harness, subjects.pin_key("team-a", job.job, "policy", eval_group(job.ref, 1, 0)))

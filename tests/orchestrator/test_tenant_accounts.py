@@ -6,20 +6,15 @@ from collections.abc import Awaitable
 
 import pytest
 from tests.harness import a_progress, job_document, working
-from tests.killing import kill_at
 from tests.orchestrator.harness import final, mixed
-from tests.orchestrator.remains import deleted, doomed, fill
 
 from marlaas_api import failpoints, subjects
 from marlaas_api.bus import BusRefused, BusUnavailable
-from marlaas_api.messages import JobVerdict, Phase, Progress, TenantUsage, UsageAmounts
-from marlaas_worker.orchestrator import deletion, tenant_accounts
+from marlaas_api.messages import JobVerdict, Progress, TenantUsage, UsageAmounts
 from marlaas_worker.orchestrator.owned_job import OwnedJob
 from marlaas_worker.orchestrator.progress_store import ProgressStore
 from marlaas_worker.orchestrator.running_jobs import RunningJobs
 from marlaas_worker.orchestrator.tenant_accounts import TenantAccounts, summed
-
-ALL_SEAMS = ("after_messages", "after_blobs", "after_policy", "after_rounds", "after_usage", "after_level")
 
 
 def a_level(job: str, trained: int, tenant: str = "acme", **fields: object) -> Progress:
@@ -69,64 +64,6 @@ async def test_uids_of_deleted_jobs_are_kept_only_while_their_progress_may_exist
     assert account.removed.trained_tokens == 21
 
 
-async def test_a_write_that_fails_is_repeated(harness):
-    bus = await harness.connect("orchestrator")
-    accounts = TenantAccounts(bus)
-    harness.refuse_every = 1
-    with pytest.raises(BusUnavailable):
-        await accounts.close(a_level("a", 1), {"uid-a"})
-    harness.refuse_every = 0
-    await accounts.close(a_level("a", 1), {"uid-a"})
-    await accounts.save([], 100.0)
-    assert accounts.totals()["acme"].trained_tokens == 1
-
-
-async def test_unchanged_totals_are_not_written_again_and_changed_ones_not_too_often(harness):
-    accounts = TenantAccounts(harness.bus)
-    bucket = await harness.bus.bucket(subjects.TENANTS)
-
-    async def revision() -> int:
-        return (await bucket.get(subjects.tenant_usage_key("acme"))).revision
-
-    await accounts.save([a_level("a", 1)], 100.0)
-    first = await revision()
-    await accounts.save([a_level("a", 2)], 101.0)
-    assert await revision() == first
-    await accounts.save([a_level("a", 1)], 200.0)
-    assert await revision() == first
-    await accounts.save([a_level("a", 2)], 300.0)
-    assert await revision() > first
-
-
-async def test_a_record_that_cannot_be_parsed_counts_as_absent(harness):
-    await (await harness.bus.bucket(subjects.TENANTS)).put(subjects.tenant_usage_key("acme"), b"of another release")
-    accounts = TenantAccounts(harness.bus)
-    await accounts.load()
-    assert accounts.totals() == {}
-
-
-@pytest.mark.parametrize("seam", ALL_SEAMS)
-async def test_wherever_the_deletion_of_a_job_is_killed_its_usage_stays_its_tenants(harness, monkeypatch, seam):
-    """Also what replicas report after the last write of its progress: the job is deleted while it runs."""
-    monkeypatch.setattr(deletion, "ROUND_S", 0.02)
-    monkeypatch.setattr(tenant_accounts, "WRITE_S", 0.0)
-    used = {"policy": UsageAmounts(generated_tokens=30, trained_tokens=30)}
-    job = doomed()
-    running = {"phase": Phase.RUNNING, "tenant": "acme", "usage": used}
-    await fill(harness, job, {**running, "tokens": 40, "counted": {"tiny/rollout-0": (40, 1.0)}})
-    await harness.put_report(job_tokens={job.uid: 47}, job_engine_s={job.uid: 3.5})
-    kill_at(place := f"orchestrator.delete.{seam}")
-    await deleted(harness, job)
-    assert harness.deaths == [place]
-    account = await harness.get(TenantUsage, subjects.TENANTS, subjects.tenant_usage_key("acme"))
-    assert (account.removed.trained_tokens, account.removed.unrecorded_tokens) == (30, 17)
-    assert account.removed.engine_s == 2.5
-    accounts = TenantAccounts(harness.bus)
-    await accounts.load()
-    await accounts.save([], 1e9)
-    assert accounts.totals()["acme"].generated_tokens == 47
-
-
 async def until_consumers_are_deleted(role: Awaitable[None]) -> None:
     with contextlib.suppress(BusRefused):
         await role
@@ -137,7 +74,6 @@ async def until_consumers_are_deleted(role: Awaitable[None]) -> None:
 async def test_a_step_that_is_recorded_just_before_its_job_is_stopped_is_charged(
     harness, document, monkeypatch, change, num_failures
 ):
-    monkeypatch.setattr(tenant_accounts, "WRITE_S", 0.0)
     job, submitted, stopped, failed = document(steps=9), [], [], []
     put, end = ProgressStore.put, RunningJobs.stop
 

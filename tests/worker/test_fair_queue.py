@@ -1,9 +1,8 @@
 """Fairness as the module states it: the bound over random traces, the lift, work conservation, and what gains nothing."""
 
-import itertools
 import math
 import random
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 
 import pytest
 from hypothesis import given, settings
@@ -33,23 +32,16 @@ def test_jobs_of_a_tenant_share_its_service():
     assert served == ["long0", "short0", "short1", "short2", "long1", "short3"]
 
 
-def test_the_real_cost_replaces_the_estimate():
+def test_the_real_cost_replaces_the_estimate_and_a_removed_request_costs_nothing():
     queue: FairQueue[str] = FairQueue()
     queue.open(("a", "job"))
-    queue.push(("a", "job"), "x", cost=10)
-    ticket = queue.pop()
-    assert queue.usage("a") == 10
-    queue.settle(ticket, 4)
-    assert queue.usage("a") == 4
-
-
-def test_a_removed_request_costs_nothing_and_is_not_served():
-    queue: FairQueue[str] = FairQueue()
-    first, second = (queue.push(("a", "job"), item, cost=5) for item in "xy")
+    first, second = (queue.push(("a", "job"), item, cost=10) for item in "xy")
     queue.remove(first)
     assert len(queue) == 1
     assert queue.pop() is second
-    assert queue.usage("a") == 5
+    assert queue.usage("a") == 10
+    queue.settle(second, 4)
+    assert queue.usage("a") == 4
 
 
 def test_an_idle_tenant_saves_up_no_credit():
@@ -96,13 +88,6 @@ def test_the_credit_of_all_active_tenants_together_is_bounded():
     assert queue.usage("a") == 100 - 10.0 / 4
 
 
-def test_usage_of_an_idle_tenant_is_what_it_would_begin_with():
-    queue = after_a_tool_call(0.0)
-    assert queue.usage("b") == pytest.approx(50 / 3), "it is ahead of the active one"
-    assert queue.usage("new") == pytest.approx(40 / 3)
-    assert queue.usage("a", "another job") == queue.usage("a", "job") == 0
-
-
 def test_agents_of_a_job_share_its_service():
     queue: FairQueue[str] = FairQueue()
     for number in range(20):
@@ -113,25 +98,18 @@ def test_agents_of_a_job_share_its_service():
     assert served == ["flood0", "single", "calm", "flood1"]
 
 
-def test_use_elsewhere_counts_for_active_tenants_only():
+def test_use_elsewhere_counts_for_active_tenants_only_and_usage_beyond_the_others_is_not_forgiven_by_leaving():
     queue: FairQueue[str] = FairQueue()
     queue.open(("a", "job"))
     queue.charge(("a",), 30.0)
     queue.charge(("b",), 1000.0)
-    assert queue.usage("a") == 30
-    assert queue.usage("a", "job") == 0
+    assert (queue.usage("a"), queue.usage("a", "job")) == (30, 0)
     queue.open(("b", "job"))
     assert queue.usage("b") == 30
-
-
-def test_usage_beyond_the_others_is_not_forgiven_by_leaving():
-    queue: FairQueue[str] = FairQueue()
-    queue.open(("a", "job"))
-    queue.open(("b", "job"))
     queue.charge(("b", "job"), 50)
     queue.close(("b", "job"))
     queue.open(("b", "job"))
-    assert queue.usage("b") == 50
+    assert queue.usage("b") == 80
 
 
 def test_memory_is_bounded_by_what_is_active():
@@ -145,16 +123,15 @@ def test_memory_is_bounded_by_what_is_active():
         assert len(queue._root.below) <= 2, "an account has the weight too"
 
 
-def test_a_request_that_does_not_fit_is_passed_for_a_bounded_amount_then_waited_for():
+def test_a_request_that_does_not_fit_is_passed_for_a_bounded_amount_by_all_together_then_waited_for():
     queue: FairQueue[str] = FairQueue(max_passed=25)
     queue.push(("a", "job"), "giant", cost=1, size=100)
     for number in range(5):
-        queue.push(("b", "job"), f"b{number}", cost=10, size=10)
-    assert [ticket.item for _ in range(2) if (ticket := queue.pop(room=50))] == ["b0", "b1"]
+        queue.push((f"t{number}", "job"), f"t{number}", cost=10, size=10)
+    assert [ticket.item for _ in range(2) if (ticket := queue.pop(room=50))] == ["t0", "t1"]
     assert queue.pop(room=50) is None, "30 would pass it"
-    giant = queue.pop(room=100)
-    assert giant.item == "giant"
-    assert [ticket.item for _ in range(3) if (ticket := queue.pop(room=50))] == ["b2", "b3", "b4"]
+    assert queue.pop(room=100).item == "giant"
+    assert [ticket.item for _ in range(3) if (ticket := queue.pop(room=50))] == ["t2", "t3", "t4"]
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
@@ -163,66 +140,44 @@ def test_a_weight_that_is_no_positive_number_is_refused(weight):
         FairQueue[str]().push(("a", "job"), "x", cost=1, weight=weight)
 
 
-class Trace:
-    """Random service: tenants f and g always have queued requests; others come and go."""
-
-    def __init__(self, seed: int, weights: dict[str, float], most_in_flight: int) -> None:
-        self.random = random.Random(seed)
-        self.queue: FairQueue[float] = FairQueue()
-        self.weights, self.most_in_flight = weights, most_in_flight
-        self.num_queued: Counter[str] = Counter()
-        self.in_flight: deque[Ticket[float]] = deque()
-        self.served: defaultdict[str, float] = defaultdict(float)
-        self.errors: defaultdict[str, float] = defaultdict(float)
-        self.largest_cost = self.largest_error = 0.0
-
-    def keep_queued(self, tenant: str) -> None:
-        """Give the tenant ten queued requests in random jobs, with estimates that may be wrong by any factor up to 8."""
-        while self.num_queued[tenant] < 10:
-            cost = float(self.random.randint(1, 100))
-            estimate = cost * 2 ** self.random.uniform(-3, 3)
-            path = tenant, f"job-{self.random.randint(0, 3)}"
-            self.queue.push(path, cost, cost=estimate, weight=self.weights[tenant])
-            self.num_queued[tenant] += 1
-
-    def step(self) -> None:
-        """Serve one request and end a random number of requests in flight."""
-        ticket = self.queue.pop()
-        tenant = ticket.path[0]
-        self.num_queued[tenant] -= 1
-        self.in_flight.append(ticket)
-        self.served[tenant] += ticket.item
-        self.errors[tenant] += abs(ticket.charged - ticket.item)
-        self.largest_cost = max(self.largest_cost, ticket.item)
-        self.largest_error = max(self.largest_error, *self.errors.values())
-        while len(self.in_flight) > self.random.randint(0, self.most_in_flight):
-            ended = self.in_flight.popleft()
-            self.errors[ended.path[0]] -= abs(ended.charged - ended.item)
-            self.queue.settle(ended, ended.item)
-
-
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100)
 @given(
     seed=st.integers(0, 2**32),
-    f=st.floats(0.1, 10),
-    g=st.floats(0.1, 10),
+    weights=st.fixed_dictionaries({"f": st.floats(0.1, 10), "g": st.floats(0.1, 10), "other": st.just(1.0)}),
     most_in_flight=st.integers(0, 20),
 )
-def test_the_services_of_two_busy_tenants_differ_by_no_more_than_the_bound(seed, f, g, most_in_flight):
-    trace = Trace(seed, {"f": f, "g": g, "other": 1.0}, most_in_flight)
+def test_the_services_of_two_busy_tenants_differ_by_no_more_than_the_bound(seed, weights, most_in_flight):
+    """f and g always have ten queued requests, with estimates that may be wrong by any factor up to 8; others come and go."""
+    draw, queue, in_flight = random.Random(seed), FairQueue[float](), deque[Ticket[float]]()
+    num_queued, served, errors = Counter[str](), Counter[str](), Counter[str]()
+    largest_cost = largest_error = 0.0
     for number in range(300):
-        trace.keep_queued("f")
-        trace.keep_queued("g")
-        if trace.random.random() < 0.1:
-            trace.queue.push(("other", f"job-{number}"), 50.0, cost=50.0)
-        trace.step()
-        difference = abs(trace.served["f"] / f - trace.served["g"] / g)
+        for tenant in "fg":
+            while num_queued[tenant] < 10:
+                cost = float(draw.randint(1, 100))
+                path = tenant, f"job-{draw.randint(0, 3)}"
+                queue.push(path, cost, cost=cost * 2 ** draw.uniform(-3, 3), weight=weights[tenant])
+                num_queued[tenant] += 1
+        if draw.random() < 0.1:
+            queue.push(("other", f"job-{number}"), 50.0, cost=50.0)
+        ticket = queue.pop()
+        tenant = ticket.path[0]
+        num_queued[tenant] -= 1
+        in_flight.append(ticket)
+        served[tenant] += ticket.item
+        errors[tenant] += abs(ticket.charged - ticket.item)
+        largest_cost, largest_error = max(largest_cost, ticket.item), max(largest_error, *errors.values())
+        while len(in_flight) > draw.randint(0, most_in_flight):
+            ended = in_flight.popleft()
+            errors[ended.path[0]] -= abs(ended.charged - ended.item)
+            queue.settle(ended, ended.item)
+        difference = abs(served["f"] / weights["f"] - served["g"] / weights["g"])
         # the estimate of the request that was just served is in flight too
-        bound = (trace.largest_cost + trace.largest_error) * (1 / f + 1 / g)
+        bound = (largest_cost + largest_error) * (1 / weights["f"] + 1 / weights["g"])
         assert difference <= bound * (1 + 1e-9)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32), num_jobs=st.integers(1, 100))
 def test_many_jobs_gain_a_tenant_nothing(seed, num_jobs):
     chosen = random.Random(seed)
@@ -235,30 +190,3 @@ def test_many_jobs_gain_a_tenant_nothing(seed, num_jobs):
         ticket = queue.pop()
         served[ticket.path[0]] += int(ticket.charged)
     assert abs(served["one"] - served["many"]) <= 18
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    sizes=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 100)), min_size=1, max_size=60),
-    max_passed=st.integers(0, 200),
-)
-def test_it_conserves_work_and_passes_nobody_for_more_than_allowed(sizes, max_passed):
-    queue: FairQueue[int] = FairQueue(max_passed)
-    tickets = [queue.push((tenant, "job"), number, cost=size, size=size) for number, (tenant, size) in enumerate(sizes)]
-    room, running = 100.0, deque[Ticket[int]]()
-    waiting: dict[int, float] = {}
-    for _ in itertools.repeat(None, 10 * len(tickets)):
-        head = queue._waiting
-        ticket = queue.pop(room)
-        if ticket is not None:
-            room -= ticket.size
-            running.append(ticket)
-            if head is not None and head is not ticket:
-                waiting[head.item] = waiting.get(head.item, 0.0) + ticket.size
-        elif running:
-            room += running[0].size
-            queue.settle(running[0], running.popleft().charged)
-        else:
-            break
-    assert len(queue) == 0, "with all room free, something fits"
-    assert all(passed <= max_passed for passed in waiting.values())

@@ -153,7 +153,7 @@ TENANTS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32), st.lists(TENANTS, min_size=2, max_size=4), st.sampled_from([0.0, ROOM / 4, ROOM]))
 def test_the_bound_holds_however_episodes_wait_and_requests_are_passed(
     seed: int, tenants: list[Tenant], max_passed: float
@@ -163,16 +163,6 @@ def test_the_bound_holds_however_episodes_wait_and_requests_are_passed(
     for _ in range(600):
         trace.round()
         intervals.check()
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_tenant_of_giant_requests_gets_its_share_although_small_ones_pass_them(seed: int) -> None:
-    tenants = {"giant": Tenant(1.0, 8, 300, 0), "small": Tenant(1.0, 60, 20, 0)}
-    trace = Trace(seed, tenants)
-    for _ in range(5000):
-        trace.round()
-    assert trace.served["small"] + trace.served["giant"] > 0
-    assert abs(trace.served["small"] - trace.served["giant"]) <= 2 * (trace.cost + 2 * trace.error + ROOM) + ROOM
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -1,6 +1,5 @@
 """The init container: each kind of model, twice, at once, and every failure's last words."""
 
-import json
 import os
 import subprocess
 import sys
@@ -14,82 +13,94 @@ from marlaas.models import prepare
 from marlaas_api.documents import pool_spec
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import PoolDocument
+from marlaas_worker.prepare import main
 
 
 class Pod:
     """One init container: its files, and the variables that it sees."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+        self.folder, self._patch, self._capfd = folder, monkeypatch, capfd
         self.pool_file, self.out = folder / "pool.json", folder / "scratch" / "pool.json"
-        self.variables: dict[str, str] = {}
+        self.arguments = ["--pool-file", str(self.pool_file), "--out", str(self.out)]
+        self.set(HF_HUB_DISABLE_PROGRESS_BARS="1", HF_HOME=str(folder / "hf"))
+
+    def set(self, **variables: str) -> None:
+        for name, value in variables.items():
+            self._patch.setenv(name, value)
 
     def give(self, **model: object) -> None:
         spec = pool_spec(ModelPoolSpec.model_validate({"model": model}))
         self.pool_file.write_text(PoolDocument(name="small", model_path="", spec=spec).model_dump_json(by_alias=True))
 
+    def run(self) -> tuple[int, str]:
+        """Exit code and the last line, in this process."""
+        code = main(self.arguments)
+        return code, self._capfd.readouterr().err.strip().rpartition("\n")[2]
+
     def start(self) -> subprocess.Popen[str]:
-        environment = {"PATH": os.environ["PATH"], "HF_HUB_DISABLE_PROGRESS_BARS": "1", **self.variables}
-        environment["PYTHONPATH"] = ":".join(filter(None, sys.path))
-        command = [sys.executable, "-m", "marlaas_worker.prepare", "--pool-file", self.pool_file, "--out", self.out]
+        environment = os.environ | {"PYTHONPATH": ":".join(filter(None, sys.path))}
+        command = [sys.executable, "-m", "marlaas_worker.prepare", *self.arguments]
         return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
-    def run(self) -> tuple[int, str]:
-        """Exit code and the last line."""
+    def run_process(self) -> tuple[int, str]:
         process = self.start()
         _, words = process.communicate(timeout=120)
         return process.returncode, words.strip().rpartition("\n")[2]
 
     @property
     def model_path(self) -> str:
-        return PoolDocument.model_validate(json.loads(self.out.read_text())).model_path
+        return PoolDocument.model_validate_json(self.out.read_text()).model_path
 
 
 @pytest.fixture
-def pod(tmp_path: Path) -> Pod:
-    return Pod(tmp_path)
+def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Pod:
+    return Pod(tmp_path, monkeypatch, capfd)
 
 
 def test_a_folder_of_the_machine_is_looked_for_and_the_pool_is_otherwise_the_same(pod):
     folder = write_model(pod.folder / "model")
     pod.give(path=str(folder))
-    assert pod.run() == (0, f"pool small: the model is in {folder}")
+    for _ in range(2):
+        assert pod.run() == (0, f"pool small: the model is in {folder}"), "once more changes nothing"
     before, after = (PoolDocument.model_validate_json(file.read_text()) for file in (pod.pool_file, pod.out))
     assert after == before.model_copy(update={"model_path": str(folder)})
-    assert pod.run()[0] == 0, "once more changes nothing"
-    assert pod.model_path == str(folder)
 
 
 def test_a_volume_is_looked_into_where_it_is_mounted(pod):
     folder = write_model(pod.folder / "mount" / "models" / "a")
-    pod.variables["MARLAAS_MODEL_MOUNT"] = str(pod.folder / "mount")
+    pod.set(MARLAAS_MODEL_MOUNT=str(pod.folder / "mount"))
     pod.give(pvc={"claimName": "models", "path": "/models/a"})
     assert pod.run()[0] == 0
     assert pod.model_path == str(folder)
 
 
+@pytest.mark.processes
 def test_a_builtin_model_is_there_once_for_pods_that_start_at_once(pod):
     folder = prepare("tiny")
-    pod.variables["MARLAAS_CACHE"] = str(folder.parent.parent)
+    pod.set(MARLAAS_CACHE=str(folder.parent.parent))
     pod.give(builtin="tiny")
     pods = [pod.start() for _ in range(2)]
     assert [(one.communicate(timeout=200), one.returncode)[1] for one in pods] == [0, 0]
     assert pod.model_path == str(folder)
 
 
-def test_a_model_of_the_hub_is_fetched_with_the_token_into_the_shared_cache(pod):
-    pod.variables["MARLAAS_CACHE"] = str(pod.folder / "cache")
+@pytest.mark.processes
+def test_a_model_of_the_hub_is_fetched_with_the_token_into_the_shared_cache(pod, monkeypatch):
+    """In processes of their own: the hub's library reads its settings once."""
+    monkeypatch.delenv("HF_HOME")
+    pod.set(MARLAAS_CACHE=str(pod.folder / "cache"))
     pod.give(hub={"id": "some/model", "revision": COMMIT})
     with serving("some/model", write_model(pod.folder / "at-the-hub")) as hub:
         hub.private = "secret"
-        pod.variables["HF_ENDPOINT"] = hub.url
-        code, words = pod.run()
+        pod.set(HF_ENDPOINT=hub.url)
+        code, words = pod.run_process()
         assert code == 2
         assert words.startswith(f"model some/model@{COMMIT} is gated on the hub: ")
-        pod.variables["HF_TOKEN"] = "secret"
-        assert pod.run()[0] == 0
+        pod.set(HF_TOKEN="secret")
+        assert pod.run_process()[0] == 0
     assert Path(pod.model_path).is_relative_to(pod.folder / "cache" / "huggingface")
-    assert pod.run()[0] == 0, "what was fetched needs no hub any more"
+    assert pod.run_process()[0] == 0, "what was fetched needs no hub any more"
 
 
 @pytest.mark.parametrize(
@@ -98,23 +109,17 @@ def test_a_model_of_the_hub_is_fetched_with_the_token_into_the_shared_cache(pod)
         ({"path": "/nowhere/model"}, "no base model in /nowhere/model: the folder does not exist"),
         ({"path": "/usr"}, "no base model in /usr: it has no config.json; a folder in Hugging Face format is expected"),
         ({"builtin": "tinny"}, "builtin model 'tinny' does not exist; "),
-        (
-            {"pvc": {"claimName": "m"}},
-            "the model lies on a PersistentVolumeClaim: set MARLAAS_MODEL_MOUNT to the folder",
-        ),
+        ({"pvc": {"claimName": "m"}}, "the model lies on a PersistentVolumeClaim: set MARLAAS_MODEL_MOUNT to the"),
+        (None, "--pool-file {}: No such file or directory"),
+        ({}, "--pool-file {} is no PoolDocument: "),
     ],
 )
 def test_what_only_a_person_can_mend_is_said_in_the_last_line(pod, model, words):
-    pod.give(**model)
+    if model:
+        pod.give(**model)
+    elif model == {}:
+        pod.pool_file.write_text("{}")
     code, said = pod.run()
     assert code == 2
-    assert said.startswith(words)
+    assert said.startswith(words.format(pod.pool_file))
     assert not pod.out.exists()
-
-
-def test_a_pool_file_that_is_none_is_said_in_the_last_line(pod):
-    assert pod.run() == (2, f"--pool-file {pod.pool_file}: No such file or directory")
-    pod.pool_file.write_text("{}")
-    code, said = pod.run()
-    assert code == 2
-    assert said.startswith(f"--pool-file {pod.pool_file} is no PoolDocument: ")

@@ -44,6 +44,7 @@ def test_without_a_home_there_is_one_below_scratch(tmp_path, monkeypatch):
     assert getpass.getuser() == os.environ.get("LOGNAME", "somebody")
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become a user that no password file knows")
 def test_a_user_that_nobody_knows_can_use_torchs_compiler():
     with tempfile.TemporaryDirectory() as scratch:

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import sys
 from marlaas_worker.__main__ import main
@@ -41,14 +43,13 @@ def asked(**variables: str) -> str:
     return done.stdout.strip()
 
 
-def test_a_role_asks_before_anything_that_computes_is_imported():
+@pytest.mark.processes
+def test_a_role_asks_before_anything_that_computes_is_imported_and_what_the_user_has_set_stays():
     assert asked() == "AUTO,STRICT FALSE"
-
-
-def test_what_the_user_has_set_stays():
     assert asked(MKL_CBWR="AVX2") == "AVX2 FALSE"
 
 
+@pytest.mark.processes
 def test_a_product_has_the_same_bits_wherever_its_matrices_lie_in_memory():
     """Shapes of an adapter of rank 8. Without being asked, MKL gives some of them several results on most processors."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MKL_")}
