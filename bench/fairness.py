@@ -14,7 +14,6 @@ import asyncio
 import itertools
 import math
 import random
-import selectors
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -23,6 +22,7 @@ from typing import Any
 from bench import options
 from bench.multitenant_figures import jain
 from bench.runs import table
+from bench.virtual_time import VirtualLoop
 from marlaas_worker.rollout.accounts import Account
 from marlaas_worker.rollout.engine import Began, unheard
 from marlaas_worker.rollout.request_limiter import RequestLimiter
@@ -89,29 +89,6 @@ def windows(log: Log, weights: dict[str, float], end: float) -> list[Window]:
         if len(busy) > 1:
             found.append(Window(tokens))
     return found
-
-
-class VirtualSelector(selectors.SelectSelector):
-    """Selector of an event loop that never waits: time jumps to the next timer."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        ready = super().select(0)
-        if not ready and timeout:
-            self.now += timeout
-        return ready
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """Event loop in simulated time."""
-
-    def __init__(self) -> None:
-        self._virtual = VirtualSelector()
-        super().__init__(self._virtual)
-
-    def time(self) -> float:
-        return self._virtual.now
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from bench.fairness import VirtualLoop
+from bench.virtual_time import VirtualLoop
 from bench.replica_figures import Observed, rates
 from bench.simulated_pool import Bandwidth
 

@@ -11,7 +11,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import pytest
-from bench.fairness import KV_TOKENS, MAX_SEQS, Engine, VirtualLoop
+from bench.fairness import KV_TOKENS, MAX_SEQS, Engine
+from bench.virtual_time import VirtualLoop
 
 from marlaas_worker.rollout.accounts import OPEN_S, Account
 from marlaas_worker.rollout.engine_meter import EngineMeter
