@@ -7,14 +7,11 @@ from typing import Any
 import pytest
 from tests.rollout.service.asking import Job
 
-from marlaas_api.messages import GenerateReply, GenerateRequest, ReplyPhase
-from marlaas_worker.rollout import requests
+from marlaas_api.messages import GenerateRequest, ReplyPhase
 
 AGENTS = ("solver", "verifier")
 SPEAKERS = ("solver", "verifier", "solver")
 KV_TOKENS = 32
-
-pytestmark = pytest.mark.usefixtures("brief_quanta")
 
 
 def used(role: Any) -> tuple[int, float, int]:
@@ -40,9 +37,8 @@ async def begin(harness: Any, engine: Any) -> Job:
 
 @pytest.mark.parametrize("limits", [{"max_num_seqs": 1}, {"kv_tokens": KV_TOKENS}], ids=["one place", "KV of one"])
 async def test_a_turn_that_waits_for_its_agents_version_leaves_the_room_for_one_to_the_other_turns(
-    harness: Any, make_engine: Callable[..., Any], roles: list[Any], monkeypatch: pytest.MonkeyPatch, limits: Any
+    harness: Any, make_engine: Callable[..., Any], roles: list[Any], limits: Any
 ) -> None:
-    monkeypatch.setattr(requests, "HEARTBEAT_S", 0.01)
     engine = make_engine(limits={"slots": 1, **limits})
     job = await begin(harness, engine)
     during, generate = list[tuple[int, float, int]](), engine.generate
@@ -53,10 +49,9 @@ async def test_a_turn_that_waits_for_its_agents_version_leaves_the_room_for_one_
 
     engine.generate = watched
 
-    async def say(index: int, number: int) -> GenerateReply:
-        reply: GenerateReply = await harness.ask(turn(job, index, number))
-        assert (reply.phase, used(roles[0])) == (ReplyPhase.RESULT, (0, 0.0, 0)), reply.error
-        return reply
+    async def say(index: int, number: int) -> None:
+        await harness.result(turn(job, index, number))
+        assert used(roles[0]) == (0, 0.0, 0)
 
     await say(0, 0)
     await harness.pin(turn(job, 0, 1), 1)
@@ -82,7 +77,7 @@ async def test_with_room_for_one_turn_and_one_adapter_two_episodes_of_a_team_tak
 
     async def play(index: int) -> None:
         for number in range(len(SPEAKERS)):
-            assert (await harness.ask(turn(job, index, number))).phase is ReplyPhase.RESULT
+            await harness.result(turn(job, index, number))
             ended.append((index, number))
 
     async with asyncio.TaskGroup() as episodes:
