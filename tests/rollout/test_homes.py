@@ -7,7 +7,6 @@ import pytest
 from tests.harness import job_document
 
 from marlaas_api.messages import JobAgent, ReplicaReport
-from marlaas_worker.rollout.engine_meter import recent_tokens
 from marlaas_worker.rollout.homes import MIN_PART, _costs, homes
 
 NUM_SEQS = 64
@@ -124,14 +123,6 @@ def test_an_agent_without_tokens_counts_a_little_and_without_any_tokens_all_coun
         for one in agents
     }
     assert _costs(agents, loads, ()) == loads
-
-
-def test_tokens_count_half_after_a_minute_and_are_forgotten():
-    recent = recent_tokens()
-    recent.add({"a": 100}, 0.0)
-    recent.add({"b": 8, "a": 10}, 60.0)
-    assert recent.at(60.0) == {"a": 60.0, "b": 8.0}
-    assert recent.at(300.0) == {"a": 3.75}
 
 
 def test_an_agent_stays_where_its_adapter_is():

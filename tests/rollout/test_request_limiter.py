@@ -1,17 +1,10 @@
-"""The pure parts: who is next, who owns what, who is charged, what is tried again."""
+"""Places in the engine: who is next, which episodes are open, and a request that runs alone."""
 
 import asyncio
 import contextlib
 from collections import Counter
 
-import pytest
-
-from marlaas_api.blobs import BlobRefused
-from marlaas_api.bus import BusRefused
-from marlaas_api.errors import Permanent, Retryable
 from marlaas_worker.rollout.accounts import OPEN_S, Account
-from marlaas_worker.rollout.engine_meter import EngineMeter
-from marlaas_worker.rollout.load_retries import FIRST_WAIT_S, LONGEST_WAIT_S, Retries
 from marlaas_worker.rollout.request_limiter import RequestLimiter
 
 
@@ -132,15 +125,6 @@ async def test_requests_of_a_job_take_turns_by_agent():
     assert Counter(served[:10])["calm"] >= 2
 
 
-def test_the_estimate_is_the_90th_percentile_of_recent_outputs_and_at_first_the_maximum():
-    limiter = RequestLimiter(1)
-    assert limiter.outputs.expected_tokens("job", 128) == 128
-    for num_tokens in range(1, 11):
-        limiter.outputs.note("job", num_tokens)
-    assert limiter.outputs.expected_tokens("job", 128) == 10
-    assert limiter.outputs.expected_tokens("job", 4) == 4
-
-
 async def test_a_place_whose_owner_gave_up_goes_to_the_next():
     limiter = RequestLimiter(1)
     entered: list[str] = []
@@ -162,54 +146,51 @@ async def test_a_place_whose_owner_gave_up_goes_to_the_next():
     leave.set()
     await asyncio.gather(*visits, return_exceptions=True)
     assert entered == ["first", "last"]
-    async with asyncio.timeout(10), limiter.place(account("after all"), 1, 0):
-        pass
-    assert limiter.num_waiting == 0
+    async with limiter.place(account("after all"), 1, 0):
+        assert limiter.num_waiting == 0
 
 
-def test_shares_of_the_engines_time_add_up_to_the_time_it_was_busy():
-    meter = EngineMeter()
-    a = meter.enter(10.0)
-    b = meter.enter(12.0)
-    meter.leave(a, "one", 16.0)
-    meter.leave(b, "two", 17.0)
-    meter.advance(100.0)
-    c = meter.enter(100.0)
-    meter.leave(c, "one", 101.0)
-    assert meter.busy_s == pytest.approx(8.0)
-    assert meter.job_engine_s == pytest.approx({"one": 2.0 + 2.0 + 1.0, "two": 2.0 + 1.0})
+async def test_a_lone_request_waits_for_the_others_and_admits_none_until_it_ends():
+    limiter, seen = RequestLimiter(4), list[str]()
+    first, lone = asyncio.Event(), asyncio.Event()
+
+    async def run(name: str, until: asyncio.Event) -> None:
+        async with limiter.place(account("job"), 1, 0):
+            seen.append(name)
+            await until.wait()
+
+    async def run_alone() -> None:
+        with limiter.episodes.request(account("job"), "episode"):
+            async with limiter.alone(account("job")) as place:
+                seen.append("lone")
+                place.cost = 30.0
+                await lone.wait()
+
+    async with asyncio.TaskGroup() as group:
+        for work in (run("first", first), run_alone(), run("later", first)):
+            group.create_task(work)
+            await asyncio.sleep(0)
+        assert seen == ["first"]
+        first.set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert seen == ["first", "lone"]
+        lone.set()
+    assert seen == ["first", "lone", "later"]
+    assert limiter.usage("team-a") == 30.0
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        Retryable("away"),
-        BlobRefused("token expired"),
-        BusRefused("no permission"),
-        RuntimeError("no thread"),
-        OSError(),
-    ],
-)
-def test_what_may_succeed_later_is_tried_again_ever_more_rarely(error):
-    retries = Retries()
-    waits = []
-    for _ in range(12):
-        failure = retries.failed("v1", error, 100.0)
-        waits.append(failure.retry_at - 100.0)
-    assert waits[:3] == pytest.approx([FIRST_WAIT_S, 2 * FIRST_WAIT_S, 4 * FIRST_WAIT_S])
-    assert waits[-1] == pytest.approx(LONGEST_WAIT_S)
-    assert not retries.may_try("v1", 109.0)
-    assert retries.may_try("v1", 110.1)
-    assert retries.next_in_s(["v0", "v1"], 109.0) == pytest.approx(1.0)
-    retries.succeeded("v1")
-    assert retries.next_in_s(["v1"], 109.0) is None
+async def test_a_lone_request_that_is_cancelled_lets_the_others_in():
+    limiter = RequestLimiter(4)
 
+    async def run_alone() -> None:
+        async with limiter.alone(account("job")):
+            await asyncio.Event().wait()
 
-@pytest.mark.parametrize("error", [Permanent("corrupt"), KeyError("adapter_model.safetensors")])
-def test_what_never_succeeds_is_refused_until_everything_begins_anew(error):
-    retries = Retries()
-    assert retries.failed("v1", error, 0.0).retry_at is None
-    assert not retries.may_try("v1", 1e9)
-    assert retries.next_in_s(["v1"], 0.0) is None
-    retries.clear()
-    assert retries.may_try("v1", 0.0)
+    async with limiter.place(account("job"), 1, 0):
+        lone = asyncio.create_task(run_alone())
+        await asyncio.sleep(0)
+        lone.cancel()
+        await asyncio.wait({lone})
+        async with limiter.place(account("job"), 1, 0):
+            pass
