@@ -8,7 +8,7 @@ from marlaas_api import subjects
 from marlaas_api.bucket_cache import REREAD_S
 from marlaas_worker.rollout.accounts import GONE_S, OPEN_S
 
-NUM_JOBS, AT_ONCE = 200, 10
+NUM_JOBS, AT_ONCE = 40, 10
 
 
 def sizes(role: Any) -> dict[str, int]:
@@ -52,7 +52,7 @@ async def play(harness: Any, number: int) -> None:
         await (await harness.bus.bucket(bucket)).delete(key)
 
 
-async def test_after_200_short_jobs_nothing_of_them_is_left(
+async def test_after_40_short_jobs_nothing_of_them_is_left(
     harness: Any, make_engine: Callable[..., Any], roles: list[Any]
 ) -> None:
     await harness.replica(engine=make_engine(limits={"slots": AT_ONCE}))
