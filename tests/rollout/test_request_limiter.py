@@ -27,24 +27,6 @@ async def test_the_limiter_admits_no_more_requests_than_its_capacity():
     assert (most, inside, limiter.num_waiting) == (3, 0, 0)
 
 
-async def test_free_places_go_to_tenants_by_weight_however_many_jobs_and_requests_one_has():
-    limiter, served = RequestLimiter(1), Counter[str]()
-    many = [account(f"job-{number}", "many") for number in range(20)]
-    few = [account("job", "few", 3.0)]
-
-    async def visit(who: Account) -> None:
-        async with limiter.place(who, 10, 0) as place:
-            await asyncio.sleep(0)
-            place.cost = 10.0
-            if limiter.num_waiting >= 60:
-                served[who.tenant] += 1
-
-    visits = [visit(who) for _ in range(4) for who in many]
-    visits += [visit(who) for _ in range(60) for who in few]
-    await asyncio.gather(*visits)
-    assert abs(served["few"] / 3 - served["many"]) <= 2
-
-
 async def test_a_request_costs_what_its_holder_says_and_not_the_estimate():
     limiter = RequestLimiter(1)
     with limiter.episodes.request(account("a"), "a-1"):
@@ -97,17 +79,6 @@ async def test_an_episode_whose_request_waits_for_its_version_is_open_for_as_lon
             await visits.visit("b", f"b-{number}", 100.0)
         assert visits.limiter.usage("a") == 0
         assert len(visits.limiter.episodes) == 2, "those of `b` that ended long ago are closed"
-
-
-async def test_each_agent_of_an_episode_is_open_by_itself():
-    visits, episodes = Visits(), 0
-    for agent in ("solver", "critic", "solver"):
-        with visits.limiter.episodes.request(Account("a", 1.0, "job", agent), "a-1"):
-            episodes = max(episodes, len(visits.limiter.episodes))
-    assert episodes == 2
-    visits.now = OPEN_S + 1
-    visits.limiter.episodes.close_old()
-    assert len(visits.limiter.episodes) == 0
 
 
 async def test_requests_of_a_job_take_turns_by_agent():

@@ -130,24 +130,6 @@ async def test_an_engine_that_applies_its_slots_passes_and_is_left_empty(harness
         await harness.load(publish(seed))
 
 
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        (
-            Deaf,
-            r"slot 1 of 6: a large random adapter moves the logprobs by 0\.00e\+00, expected at least 1\.00e-03: it is not applied",
-        ),
-        (LastSlotDeaf, r"slot 6 of 6: .* it is not applied"),
-        (Leaking, r"slot 1 of 6: with an adapter of zeros .* another slot's adapter is applied to these rows"),
-    ],
-)
-async def test_slots_that_are_not_applied_to_their_own_rows_are_found(reference, run_test, fault, words):
-    await reference.start()
-    with pytest.raises(SelfTestFailed, match=words):
-        await run_test(fault(reference))
-    await run_test(reference)
-
-
 async def test_a_base_model_that_is_not_the_trainers_is_found(reference, run_test, calibration):
     await reference.start()
     moved = [Probe(ids=probe.ids, logprobs=pack_logprobs(np.full(23, -1.0))) for probe in calibration.probes]
