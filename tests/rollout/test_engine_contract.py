@@ -78,7 +78,9 @@ async def test_generations_begin_once_each_and_more_prompts_than_fit_into_one_st
     assert harness.engine.limits.kv_tokens >= harness.engine.limits.max_model_len
     drawn = await asyncio.gather(
         *(
-            harness.engine.generate(f"b{n}", adapter, np.resize(np.roll(IDS, n), 100), sampling(n, 20), partial(begun.append, n))
+            harness.engine.generate(
+                f"b{n}", adapter, np.resize(np.roll(IDS, n), 100), sampling(n, 20), partial(begun.append, n)
+            )
             for n in range(16)
         )
     )

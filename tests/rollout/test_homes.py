@@ -65,19 +65,6 @@ def test_an_agent_that_needs_several_replicas_stays_where_it_is_and_its_load_cou
         assert counts[free] >= 10
 
 
-def test_a_part_of_an_agent_moves_when_its_replica_has_too_many_others():
-    large = agent("large", groups=8, size=8)
-    others = [agent(f"j{number}", groups=8) for number in range(4)]
-    reports = [report("rollout-0", large, *others), report("rollout-1", large), report("rollout-2")]
-    placed = homes([large, *others], REPLICAS, 32, reports)
-    loads = Counter[str]()
-    for one in (large, *others):
-        for replica in placed.of(one.policy_key):
-            loads[replica] += one.document.spec.open_episodes // len(placed.of(one.policy_key))
-    assert len(placed.of(large.policy_key)) == 2
-    assert loads == {"rollout-0": 64, "rollout-1": 64, "rollout-2": 64}
-
-
 def test_an_agent_is_where_its_newest_version_is():
     """A replica that it has left keeps older versions until their slots are needed."""
     one = agent("a")

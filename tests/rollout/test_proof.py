@@ -129,7 +129,7 @@ async def test_a_file_that_this_machine_cannot_read_says_nothing_about_the_versi
 
 async def test_a_pointer_to_another_versions_manifest_is_refused(harness, publish):
     published, stale = publish(3, 2), publish(3, 1)
-    with pytest.raises(ProofFailed, match="@v2.*@v1") as failure:
+    with pytest.raises(ProofFailed, match=r"@v2.*@v1") as failure:
         await load_proven(harness.engine, stale.manifest, harness.slot_for(published))
     assert failure.value.check is Check.IDENTITY
 
@@ -158,9 +158,7 @@ async def test_a_later_version_with_the_weights_of_the_one_before_it_is_as_good_
 async def test_the_tolerance_is_the_manifests(harness, publish):
     published = publish(3)
     moved = with_probes(published, lambda logprobs: logprobs + 0.01)
-    await load_proven(
-        harness.engine, moved.model_copy(update={"probe_tolerance": 0.02}), harness.slot_for(published)
-    )
+    await load_proven(harness.engine, moved.model_copy(update={"probe_tolerance": 0.02}), harness.slot_for(published))
 
 
 class Silent:

@@ -81,12 +81,6 @@ def test_a_layer_with_a_small_weight_is_multiplied_by_torch_and_a_large_one_as_v
     torch.testing.assert_close(method.apply(layer, x), x @ expected.T)
 
 
-def test_vllm_chooses_the_product_of_other_types():
-    layer = nn.Linear(64, 64, bias=False, dtype=torch.bfloat16).requires_grad_(requires_grad=False)
-    UnquantizedLinearMethod().process_weights_after_loading(layer)
-    assert layer.cpu_linear is not nn.functional.linear
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_numbas_llvm_binding_is_hidden_only_while_vllm_looks_through_all_modules(fails):
     import llvmlite.binding.ffi

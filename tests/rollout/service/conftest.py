@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import virtual_time
 from tests.rollout.service.harness import RolloutHarness
 from tests.rollout.service.scripted import LIMITS, ScriptedEngine
 
 from marlaas_worker.rollout import service
+from tests import virtual_time
 
 TOO_LONG_S = 7200.0
 event_loop_policy = virtual_time.event_loop_policy

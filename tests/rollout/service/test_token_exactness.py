@@ -38,7 +38,21 @@ from marlaas_worker.trainer.weighing import segments_of
 MEMBERS = 2
 FORGETFUL = "forgetful"
 MAX_TURNS = 6
-WORDS = ("reverse: ", "abc", "3 + 4", " is", "\n", "  ", "é", "</think>", "<tool_call>", "<|end|>", "<|im_end|>", "the", " ")
+WORDS = (
+    "reverse: ",
+    "abc",
+    "3 + 4",
+    " is",
+    "\n",
+    "  ",
+    "é",
+    "</think>",
+    "<tool_call>",
+    "<|end|>",
+    "<|im_end|>",
+    "the",
+    " ",
+)
 TOOL = json.dumps({"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}})
 THINKS = (
     "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"

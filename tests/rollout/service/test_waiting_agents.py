@@ -1,6 +1,5 @@
 """No turn holds a place, KV cache or a slot while it waits for another agent, so teams play on an engine with room for one turn."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -65,28 +64,3 @@ async def test_a_turn_that_waits_for_its_agents_version_leaves_the_room_for_one_
     await say(0, 2)
     assert {(places, versions) for places, _, versions in during} == {(1, 1)}
     assert max(tokens for _, tokens, _ in during) >= KV_TOKENS
-
-
-async def test_with_room_for_one_turn_and_one_adapter_two_episodes_of_a_team_take_turns(
-    harness: Any, make_engine: Callable[..., Any], roles: list[Any]
-) -> None:
-    engine = make_engine(limits={"slots": 1, "max_num_seqs": 1, "kv_tokens": KV_TOKENS})
-    engine.open.clear()
-    job = await begin(harness, engine)
-    ended = list[tuple[int, int]]()
-
-    async def play(index: int) -> None:
-        for number in range(len(SPEAKERS)):
-            await harness.result(turn(job, index, number))
-            ended.append((index, number))
-
-    async with asyncio.TaskGroup() as episodes:
-        for index in range(2):
-            episodes.create_task(play(index))
-        await harness.until(lambda: roles[0]._engine.limiter.num_waiting == 1)
-        assert used(roles[0]) == (1, KV_TOKENS, 1)
-        engine.open.set()
-    assert used(roles[0]) == (0, 0.0, 0)
-    first, second = (ended.index((index, 0)) for index in range(2))
-    assert max(first, second) < min(ended.index((index, 1)) for index in range(2)), "their turns alternate"
-    assert {call.adapter.name for call in engine.calls} == {job.adapter(0, name).engine_name for name in AGENTS}
