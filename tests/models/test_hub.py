@@ -18,6 +18,7 @@ from marlaas.models import CacheFull, inspect, prepare
 from marlaas.models import hub as models_hub
 from marlaas.models.hub import fetch
 
+pytestmark = pytest.mark.processes
 NAME = "some/tiny"
 FETCH = """
 import json, sys

@@ -18,6 +18,7 @@ from marlaas_api.messages import Turn
 from marlaas_api.nats_server import EmbeddedNats
 from marlaas_worker.rollout.turn_log import TurnLog
 
+pytestmark = pytest.mark.processes
 (TURNS,) = [spec for spec in subjects.STREAMS if spec.name == subjects.TURNS]
 SMALL = replace(TURNS, max_bytes=64_000)
 """It takes six turns."""

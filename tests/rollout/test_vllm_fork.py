@@ -61,6 +61,8 @@ time.sleep(600)
 """
 
 
+@pytest.mark.processes
+@pytest.mark.slow
 def test_a_forked_core_keeps_no_connection_no_wakeup_and_no_threads_of_the_role_and_ends_with_it() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     command = [sys.executable, "-c", ROLE, f"127.0.0.1:{listener.getsockname()[1]}"]

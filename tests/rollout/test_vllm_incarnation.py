@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,8 @@ OWNER = (
 )
 
 
+@pytest.mark.processes
+@pytest.mark.slow
 def test_a_new_engine_process_has_our_kernels_and_does_not_outlive_an_owner_that_was_killed():
     """Also if its main module imports the extension before vLLM."""
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
@@ -134,6 +137,7 @@ async def test_an_engine_that_cannot_start_says_why_in_its_workers_words(small_m
 async def test_a_start_that_is_cancelled_leaves_no_process(vllm, small_model, pool, tmp_path):
     from marlaas_worker.rollout.vllm_engine import VllmEngine
 
+    resource_tracker.ensure_running()  # Python starts this process with the first one that it spawns, and keeps it.
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     engine = VllmEngine(small_model, pool, frozenset(), tmp_path)
     starting = asyncio.create_task(engine.start())
