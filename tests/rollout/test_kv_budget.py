@@ -79,33 +79,6 @@ async def test_a_request_queued_for_a_larger_cache_enters_the_empty_engine() -> 
     assert entered == ["first", "large"]
 
 
-async def test_a_large_request_is_passed_for_at_most_one_cache_of_tokens() -> None:
-    limiter, entered = RequestLimiter(100, kv_tokens=320), list[str]()
-    hold, done = asyncio.Event(), asyncio.Event()
-
-    async def run(name: str, tokens: int, until: asyncio.Event) -> None:
-        async with limiter.place(account(name[0]), tokens, 0, tokens):
-            entered.append(name)
-            await until.wait()
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(run("a", 64, hold))
-        await asyncio.sleep(0)
-        group.create_task(run("large", 320, done))
-        for number in range(30):
-            await asyncio.sleep(0)
-            group.create_task(run(f"s{number}", 32, done))
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert entered == ["a", *(f"s{number}" for number in range(8))], "the cache is full"
-        done.set()
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert entered[-1] == "s9", "ten requests of 32 tokens passed it; the queue now waits for it"
-        hold.set()
-    assert entered[11] == "large"
-
-
 def test_a_reservation_is_whole_blocks_and_never_more_than_the_budget() -> None:
     budget = KvBudget(2, 1000)
     assert [budget.size(tokens) for tokens in (0, 1, BLOCK_TOKENS, BLOCK_TOKENS + 1, 5000)] == [0, 32, 32, 64, 1000]

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections import Counter
 
 from marlaas_worker.rollout.accounts import OPEN_S, Account
 from marlaas_worker.rollout.request_limiter import RequestLimiter
@@ -79,21 +78,6 @@ async def test_an_episode_whose_request_waits_for_its_version_is_open_for_as_lon
             await visits.visit("b", f"b-{number}", 100.0)
         assert visits.limiter.usage("a") == 0
         assert len(visits.limiter.episodes) == 2, "those of `b` that ended long ago are closed"
-
-
-async def test_requests_of_a_job_take_turns_by_agent():
-    limiter, served = RequestLimiter(1), list[str]()
-
-    async def visit(agent: str, job: str = "team") -> None:
-        async with limiter.place(Account("a", 1.0, job, agent), 10, 0) as place:
-            await asyncio.sleep(0)
-            place.cost = 10.0
-            served.append(agent or job)
-
-    calls = [visit("floods") for _ in range(50)]
-    await asyncio.gather(*calls, *(visit("calm") for _ in range(5)), *(visit("", "other job") for _ in range(5)))
-    assert Counter(served[:20]) == {"floods": 10, "calm": 5, "other job": 5}, served[:20]
-    assert Counter(served[:10])["calm"] >= 2
 
 
 async def test_a_place_whose_owner_gave_up_goes_to_the_next():

@@ -10,7 +10,7 @@ import pytest
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import ReplyPhase, StopReason
 from marlaas_api.names import episode_id
-from marlaas_worker.rollout import generation, supervised_engine
+from marlaas_worker.rollout import supervised_engine
 from marlaas_worker.rollout.engine import EngineDown
 from marlaas_worker.rollout.self_test import SelfTestFailed
 from marlaas_worker.rollout.service import serve_engine
@@ -117,21 +117,6 @@ async def test_a_prompt_that_always_ends_the_engine_does_so_three_times_in_all_a
     companions = Counter(text for death in deaths for text in death if "poison" not in text)
     assert max(companions.values(), default=0) <= 1
     assert deaths[-1] == {text for text in deaths[-1] if "poison" in text}, "it was alone"
-
-
-async def test_a_request_outside_the_engine_has_no_part_in_its_death(harness, make_engine, monkeypatch):
-    monkeypatch.setattr(generation, "MAX_ENGINE_FAILURES", 1)
-    engine = make_engine(limits={"max_num_seqs": 1})
-    engine.open.clear()
-    _, job = await harness.serving(engine)
-    async with harness.asking(job.request()) as inside:
-        await engine.called.wait()
-        async with harness.asking(job.request(index=1, append="another prompt")) as outside:
-            await outside.until_it_says("it waited for a place in the engine")
-            engine.die()
-            assert "the engine failed 1 times" in (await inside.end()).error
-            engine.open.set()
-            assert (await outside.end()).phase is ReplyPhase.RESULT
 
 
 async def test_a_request_that_waits_for_its_version_after_a_failure_delays_no_other_retry(harness, shut_engine):
