@@ -137,10 +137,10 @@ async def request_all(harness: WeightsHarness, jobs: list[Job]) -> dict[str, Gro
             if draw.random() < 0.5:
                 pinned = draw.randint(0, first)
                 await harness.pin(requests[0], pinned)
-            await asyncio.gather(*(client.generate(request, 60.0) for request in requests))
+            await asyncio.gather(*(client.generate(request, 600.0) for request in requests))
             groups[requests[0].group] = GroupVersions(first, newest[job.uid, agent], pinned)
 
-    async with TurnClient(harness.bus, TurnTimeouts(silence_s=5.0)) as client:
+    async with TurnClient(harness.bus, TurnTimeouts(silence_s=60.0)) as client:
         await asyncio.gather(*(play(client) for _ in range(CLIENTS)))
     return groups
 

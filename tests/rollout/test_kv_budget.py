@@ -68,7 +68,7 @@ async def test_a_request_queued_for_a_larger_cache_enters_the_empty_engine() -> 
             entered.append(name)
             await hold.wait()
 
-    async with asyncio.timeout(10.0), asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         group.create_task(run("first", 32))
         await asyncio.sleep(0)
         group.create_task(run("large", 512))
