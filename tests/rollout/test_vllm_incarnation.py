@@ -199,6 +199,8 @@ async def test_an_engine_that_is_killed_serves_again_as_before_and_one_that_hang
 
     for process in second:
         process.send_signal(signal.SIGSTOP)
+        while process.status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)
     hanging = asyncio.create_task(vllm.generate("hangs", adapters[0], PROMPT, LONG))
     monkeypatch.setattr(vllm, "_answer_bound_s", 0.1)
     assert not await vllm.healthy()
