@@ -18,6 +18,7 @@ from marlaas.models import CacheFull, inspect, prepare
 from marlaas.models import hub as models_hub
 from marlaas.models.hub import fetch
 
+pytestmark = pytest.mark.processes
 NAME = "some/tiny"
 FETCH = """
 import json, sys
@@ -86,43 +87,35 @@ def test_a_hub_that_is_busy_for_a_moment_delays_and_no_more(hub: Hub, fetched) -
     assert pauses == [1.0, 2.0]
 
 
-def test_a_hub_that_stays_broken_is_given_up_after_a_bound(hub: Hub, fetched) -> None:
-    hub.refusals = [(500, "")] * 100
-    _, (kind, text), pauses, found = fetched(hub.url)
-    assert (kind, pauses, found) == ("HubUnavailable", [1.0, 2.0, 4.0], None)
-    assert f"model {NAME}@main cannot be fetched from the hub (it answers 500, after 4 attempts)" in text
-
-
-def test_a_hub_that_is_not_there(fetched) -> None:
-    with serving(NAME, Path("/nowhere")) as gone:
-        url = gone.url
-    _, (kind, text), pauses, _ = fetched(url)
-    assert (kind, len(pauses)) == ("HubUnavailable", 3)
-    assert "(it does not answer, after 4 attempts)" in text
-    advice = "connect this machine to the network, set HF_ENDPOINT to a hub that it can reach, or use a folder (path)"
-    assert f"{advice} or a builtin" in text
-
-
-def test_offline_by_choice_is_said_to_be_so(hub: Hub, fetched, tmp_path: Path) -> None:
-    _, (kind, text), pauses, _ = fetched(hub.url, HF_HUB_OFFLINE="1")
-    assert (kind, pauses, hub.asked) == ("HubUnavailable", [], [])
-    assert f"is not in the hub's cache {tmp_path}/hf/hub, and HF_HUB_OFFLINE forbids downloads" in text
-
-
 DENIED = "or denies access to it: check the name, and if the model is private, set HF_TOKEN"
+ADVICE = "connect this machine to the network, set HF_ENDPOINT to a hub that it can reach, or use a folder (path)"
+REFUSED = {
+    "it stays broken": (
+        "HubUnavailable",
+        f"model {NAME}@main cannot be fetched from the hub (it answers 500, after 4 attempts)",
+    ),
+    "it is not there": ("HubUnavailable", f"{ADVICE} or a builtin"),
+    "offline by choice": ("HubUnavailable", "hf/hub, and HF_HUB_OFFLINE forbids downloads"),
+    "no such model": ("UnknownModel", f"the hub has no model some/tyni@main, {DENIED}"),
+    "no such revision": ("UnknownModel", "the hub has no revision some/tiny@v9; give a branch, a tag or a commit"),
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "revision", "said"),
-    [
-        ("some/tyni", "main", f"the hub has no model some/tyni@main, {DENIED}"),
-        (NAME, "v9", "the hub has no revision some/tiny@v9; give a branch, a tag or a commit"),
-    ],
-)
-def test_what_the_hub_does_not_have_is_not_asked_for_twice(hub: Hub, fetched, name, revision, said) -> None:
-    _, (kind, text), pauses, _ = fetched(hub.url, name, revision)
-    assert (kind, pauses) == ("UnknownModel", [])
-    assert text.startswith(said)
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_model_that_cannot_be_fetched_is_told_with_what_to_do(hub: Hub, fetched, case: str) -> None:
+    hub.refusals = [(500, "")] * (100 * (case == "it stays broken"))
+    if case == "it is not there":
+        hub.shutdown()
+        hub.server_close()
+    name, revision = NAME if case != "no such model" else "some/tyni", "v9" if case == "no such revision" else "main"
+    offline = {"HF_HUB_OFFLINE": "1"} if case == "offline by choice" else {}
+    _, (kind, text), pauses, found = fetched(hub.url, name, revision, **offline)
+    wanted, words = REFUSED[case]
+    assert (kind, words in text, found) == (wanted, True, None), text
+    assert pauses == ([1.0, 2.0, 4.0] if case in ("it stays broken", "it is not there") else []), (
+        "it is not asked twice in vain"
+    )
+    assert hub.asked == [] if offline else hub.asked or case == "it is not there"
 
 
 def test_a_gated_model_needs_the_token_of_somebody_who_may_read_it(hub: Hub, fetched) -> None:

@@ -80,7 +80,7 @@ def test_it_is_right_often_enough_to_learn_and_seldom_enough_to_have_something_t
 
     torch.manual_seed(0)
     assert 0.15 < share(Player(folder, greedy=False)) < 0.40
-    assert share(Player(folder, greedy=True)) > 0.95, "its best reply is almost always right"
+    assert share(Player(folder, greedy=True)) > 0.9, "its best reply is almost always right"
 
 
 @pytest.mark.slow

@@ -2,14 +2,11 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-from tests.harness import a_turn
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from marlaas_api.messages import ChatMessage, StopReason, Turn
-from marlaas_api.wire import pack_ids, pack_logprobs
+from marlaas_api.messages import ChatMessage, StopReason
 from marlaas_worker.rollout.conversation import Conversation, Prompt, conclude, read_reply
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 
@@ -20,7 +17,6 @@ CHATML = (
 FORGETS_REASONING = CHATML.replace("m.content", "m.content.split('</think>')[-1]")
 TRIMS = CHATML.replace("m.content", "m.content | trim")
 COUNTS_MESSAGES = "{{ messages | length }}" + CHATML
-WORDS = ["tool", "three", "plus", " 14", "\n", " ", "é", "</think>", "stop", "<|im_end|>", "the", " answer"]
 
 
 def bpe(template: str | None) -> PretrainedTokenizer:
@@ -57,24 +53,3 @@ def reply_to(
 
 def say(tokenizer: PretrainedTokenizer, text: str, end: str = "<|im_end|>") -> list[int]:
     return [*tokenizer.encode(text), *tokenizer.encode(end)]
-
-
-def recorded(
-    number: int,
-    parent: int | None,
-    append: tuple[ChatMessage, ...] | str,
-    prompt: Prompt,
-    output: list[int],
-    stop: StopReason,
-    text: str,
-) -> Turn:
-    names = {"namespace": "team", "job": "job", "uid": "u", "group": "u-t0", "episode": "u-t0-0-1"}
-    said = {"append": append, "text": text, "opens_segment": prompt.draft.opens_segment, "stop_reason": stop}
-    ids = {"prompt_ids": pack_ids(prompt.appended), "output_ids": pack_ids(output)}
-    return a_turn(number, parent, **names, **said, **ids, logprobs=pack_logprobs([0.0] * len(output)))
-
-
-def assert_same(one: Conversation, other: Conversation) -> None:
-    assert np.array_equal(one.ids, other.ids)
-    for name in ("tools", "history", "reply", "text", "end", "full"):
-        assert getattr(one, name) == getattr(other, name), name

@@ -176,7 +176,7 @@ async def vllm(small_model: Path, pool: PoolSpec, tmp_path_factory: pytest.TempP
     folder = tmp_path_factory.mktemp("vllm")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "compiled"))
-        engine = VllmEngine(small_model, pool, END_IDS, folder, answer_bound_s=10, may_fork=True)
+        engine = VllmEngine(small_model, pool, END_IDS, folder, answer_bound_s=600.0, may_fork=True)
         await engine.start()
         yield engine
         await engine.stop()

@@ -65,14 +65,6 @@ def test_the_tensors_of_vllm_keep_their_values_and_what_is_written_to_them_later
     assert outputs[0].tolist() == [RANK * INPUTS] * WIDTHS[0] + [0] * WIDTHS[1]
 
 
-def test_only_long_runs_of_neighbouring_rows_take_matrix_products():
-    rows = group_rows(torch.tensor([1, -1, *[5] * MIN_RUN, 1, 0, 5, -1, *[0] * (MIN_RUN - 1)]))
-    assert rows.runs == [(5, slice(2, 2 + MIN_RUN))]
-    single = MIN_RUN + 2
-    assert rows.rows.tolist() == [0, single, single + 1, single + 2, *range(single + 4, single + 3 + MIN_RUN)]
-    assert rows.slots.tolist() == [1, 1, 0, 5, *[0] * (MIN_RUN - 1)]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rank", [3, 8])
 def test_the_result_of_a_row_does_not_depend_on_the_other_rows_of_a_batch(dtype, rank):

@@ -19,7 +19,7 @@ from marlaas_worker.rollout.engine_meter import EngineMeter
 from marlaas_worker.rollout.kv_budget import Place
 from marlaas_worker.rollout.request_limiter import RequestLimiter
 
-MAX_TOKENS, SECONDS = 128, 120.0
+MAX_TOKENS, SECONDS = 128, 60.0
 
 
 @dataclass(frozen=True)
@@ -162,14 +162,10 @@ def attacked(attack: str, **changes: bool) -> Run:
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_an_attacker_gets_no_more_than_the_bound_while_the_other_tenant_waits(attack: str) -> None:
-    run = attacked(attack)
-    assert run.worst <= run.bound
-
-
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_first_come_first_served_would_give_the_attacker_more(attack: str) -> None:
-    run = attacked(attack, is_fair=False)
-    assert run.worst > run.bound
+    """First come, first served would give it more."""
+    fair, unfair = attacked(attack), attacked(attack, is_fair=False)
+    assert fair.worst <= fair.bound
+    assert unfair.worst > unfair.bound
 
 
 def test_cancelled_turns_that_cost_nothing_would_give_the_attacker_more() -> None:

@@ -1,21 +1,10 @@
 """What a chat template does to the past is known beforehand; tools are part of it."""
 
 import pytest
-from tests.rollout.chats import (
-    CHATML,
-    COUNTS_MESSAGES,
-    FORGETS_REASONING,
-    TRIMS,
-    assert_same,
-    bpe,
-    recorded,
-    reply_to,
-    say,
-    user,
-)
+from tests.rollout.chats import CHATML, COUNTS_MESSAGES, FORGETS_REASONING, TRIMS, bpe, reply_to, say, user
 
-from marlaas_api.messages import ChatMessage, StopReason, ToolCallMessage
-from marlaas_worker.rollout.conversation import BadAppend, conclude, extend, read_reply, restore
+from marlaas_api.messages import ChatMessage, ToolCallMessage
+from marlaas_worker.rollout.conversation import BadAppend, extend
 from marlaas_worker.rollout.templates import rewritten
 
 
@@ -70,15 +59,6 @@ def test_tools_are_shown_from_when_they_are_given_and_others_are_another_past():
     without = extend(tokenizer, said, user("plus"), ())
     assert without.draft.opens_segment
     assert not without.draft.text.startswith("[")
-
-
-def test_tools_of_a_recorded_turn_are_those_of_its_conversation():
-    tokenizer = bpe(SHOWS_TOOLS)
-    prompt = extend(tokenizer, None, user("three"), (TOOL,))
-    output = say(tokenizer, "plus")
-    text = read_reply(tokenizer, output, StopReason.STOP)
-    turn = recorded(0, None, user("three"), prompt, output, StopReason.STOP, text).model_copy(update={"tools": (TOOL,)})
-    assert_same(restore(tokenizer, None, turn), conclude(prompt, text, output, StopReason.STOP))
 
 
 def test_calls_that_were_written_are_rendered_with_arguments_as_an_object():

@@ -1,6 +1,7 @@
 """What every engine keeps, the real one and its fake alike. Names are promises; figures are of the small random model in float32."""
 
 import asyncio
+from functools import partial
 
 import numpy as np
 import pytest
@@ -61,17 +62,6 @@ async def test_two_adapters_in_one_batch_do_not_mix(harness, publish):
         assert np.abs(own - np.array(completion.logprobs)).max() < 1e-3
 
 
-async def test_an_engine_says_of_every_generation_once_that_it_begins(harness, publish):
-    adapter, begun = await harness.load(publish(1)), list[int]()
-    many = (
-        harness.engine.generate(f"b{n}", adapter, PROMPT, sampling(n, 20), lambda n=n: begun.append(n))
-        for n in range(4)
-    )
-    drawn = await asyncio.gather(*many)
-    assert sorted(begun) == [0, 1, 2, 3]
-    assert all(len(completion.output_ids) == len(completion.logprobs) > 1 for completion in drawn)
-
-
 async def test_an_end_token_ends_a_generation_and_counts(harness, publish):
     adapter = await harness.load(publish(1))
     many = await asyncio.gather(
@@ -81,6 +71,21 @@ async def test_an_end_token_ends_a_generation_and_counts(harness, publish):
     assert ended
     assert all(completion.output_ids[-1] == 1 for completion in ended)
     assert all(1 not in completion.output_ids[:-1] for completion in many)
+
+
+async def test_generations_begin_once_each_and_more_prompts_than_fit_into_one_step_are_served(harness, publish):
+    adapter, begun = await harness.load(publish(1)), list[int]()
+    assert harness.engine.limits.kv_tokens >= harness.engine.limits.max_model_len
+    drawn = await asyncio.gather(
+        *(
+            harness.engine.generate(
+                f"b{n}", adapter, np.resize(np.roll(IDS, n), 100), sampling(n, 20), partial(begun.append, n)
+            )
+            for n in range(16)
+        )
+    )
+    assert sorted(begun) == list(range(16))
+    assert all(len(completion.output_ids) == len(completion.logprobs) > 0 for completion in drawn)
 
 
 async def test_a_generation_stops_at_its_budget_or_at_the_end_of_the_window(harness, publish):
@@ -94,20 +99,11 @@ async def test_a_generation_stops_at_its_budget_or_at_the_end_of_the_window(harn
     assert (none.output_ids, none.stop_reason) == ((), StopReason.CONTEXT)
 
 
-async def test_more_prompts_than_fit_into_one_engine_step_are_served(harness, publish):
+async def test_ids_that_the_model_does_not_know_are_refused_before_they_reach_it(harness, publish):
     adapter = await harness.load(publish(1))
-    prompts = [np.resize(np.roll(IDS, n), 100) for n in range(16)]
-    drawn = await asyncio.gather(
-        *(harness.engine.generate(f"p{n}", adapter, prompt, sampling(n, 3)) for n, prompt in enumerate(prompts))
-    )
-    assert all(completion.output_ids for completion in drawn)
-
-
-@pytest.mark.parametrize("ids", [[], [3, -1], [3, 96]])
-async def test_ids_that_the_model_does_not_know_are_refused_before_they_reach_it(harness, publish, ids):
-    adapter = await harness.load(publish(1))
-    with pytest.raises(PromptInvalid):
-        await harness.engine.generate("bad", adapter, np.array(ids, dtype=np.int32), sampling())
+    for ids in ([], [3, -1], [3, 96]):
+        with pytest.raises(PromptInvalid):
+            await harness.engine.generate("bad", adapter, np.array(ids, dtype=np.int32), sampling())
     assert len(await harness.engine.score(adapter, IDS)) == len(IDS) - 1
 
 
@@ -137,18 +133,13 @@ async def test_the_base_and_what_is_not_loaded_are_never_served(harness, publish
             await call
 
 
-async def test_an_unloaded_adapter_is_gone(harness, publish):
-    adapter = await harness.load(publish(1))
-    await harness.engine.unload(adapter)
-    with pytest.raises(LoadFailed, match="not loaded"):
-        await harness.engine.digest(adapter)
-    await harness.engine.unload(adapter)
-
-
-async def test_a_version_can_come_back_under_another_number(harness, publish):
+async def test_an_unloaded_adapter_is_gone_and_can_come_back_under_another_number(harness, publish):
     published = publish(1)
     first = await harness.load(published)
     digest, scores = await harness.engine.digest(first), await harness.engine.score(first, IDS)
+    await harness.engine.unload(first)
+    with pytest.raises(LoadFailed, match="not loaded"):
+        await harness.engine.digest(first)
     await harness.engine.unload(first)
     again = await harness.load(published)
     assert await harness.engine.digest(again) == digest
@@ -204,9 +195,3 @@ async def test_a_prompt_that_was_seen_is_found_in_the_cache_only_by_the_same_ver
     assert first.cached_tokens == other.cached_tokens == 0
     assert again.cached_tokens in (0, 64)
     assert np.abs(np.array(again.logprobs) - np.array(first.logprobs)).max() < 1e-3
-
-
-async def test_an_engine_says_how_many_tokens_its_kv_cache_holds(harness):
-    limits = harness.engine.limits
-    assert limits.kv_tokens >= limits.max_model_len
-    assert await harness.engine.healthy()

@@ -115,8 +115,3 @@ def test_each_incarnation_has_new_counters_and_the_engine_the_sum(
     assert second.read() == EngineCounts(), "a process of the first incarnation does not count here"
     second.cells[Cell.STEPS], second.cells[Cell.QUEUED] = 2, 1
     assert second.read().after(first.read()) == EngineCounts(steps=8, queued=1)
-
-
-def test_counts_tell_how_often_the_engines_own_queue_and_cache_were_needed():
-    counts = EngineCounts(steps=40, queued_steps=2, requests=1000, preemptions=1)
-    assert str(counts) == "the engine preempted 1 of 1000 requests; 2 of 40 batches had no room for all requests"

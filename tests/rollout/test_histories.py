@@ -2,7 +2,7 @@
 
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus_memory import MemoryServer
-from marlaas_api.messages import ChatMessage, GenerateRequest, Meter, StopReason, Turn
+from marlaas_api.messages import ChatMessage, GenerateRequest
 from marlaas_worker.rollout.conversation import NO_IDS, Conversation
 from marlaas_worker.rollout.turn_log import Histories, TurnLog, key_of
 
@@ -41,21 +41,6 @@ def test_a_linear_conversation_needs_one_place(chatml):
     assert len(histories) == 2048
 
 
-async def test_a_conversation_with_branches_is_restored_once_and_then_kept(chatml):
-    bus = MemoryServer().connect("rollout")
-    await bus.ensure()
-    log = TurnLog(bus, MemoryBlobs())
-    histories = Histories(chatml, log)
-    for number in range(2):
-        await log.record(recorded(number))
-        histories.keep(key_of(recorded(number), number), conversation("x"), number - 1 if number else None)
-    second = asked(0).model_copy(update={"turn": 2})
-    assert not histories.knows_parent(second)
-    assert (await histories.parent(second)) is not None
-    histories.keep(key_of(second, 2), conversation("x"), 0)
-    assert histories.knows_parent(asked(0).model_copy(update={"turn": 3}))
-
-
 def test_the_conversations_of_a_job_that_is_gone_are_dropped(chatml):
     histories = Histories(chatml, TurnLog(MemoryServer().connect("rollout"), MemoryBlobs()), bytes_kept=10_000)
     histories.keep(key_of(asked(0), 0), conversation("x"))
@@ -63,25 +48,3 @@ def test_the_conversations_of_a_job_that_is_gone_are_dropped(chatml):
     assert len(histories) == 1
     histories.forget({"u"})
     assert (len(histories), histories._left_bytes) == (0, 10_000)
-
-
-def recorded(number: int) -> Turn:
-    request = asked(0).model_copy(update={"turn": number, "parent": number - 1 if number else None})
-    return Turn(
-        **request.model_dump(
-            include={"namespace", "job", "uid", "agent", "group", "member", "episode", "turn", "parent"}
-        ),
-        append=(ChatMessage(role="user", content="x"),),
-        version=0,
-        adapter_sha256="",
-        opens_segment=number == 0,
-        prompt_ids=b"",
-        output_ids=b"",
-        logprobs=b"",
-        text="y",
-        stop_reason=StopReason.LENGTH,
-        temperature=1.0,
-        meter=Meter(prompt_tokens=1, output_tokens=0),
-        replica="r",
-        at=0.0,
-    )

@@ -7,7 +7,6 @@ import pytest
 from tests.harness import job_document
 
 from marlaas_api.messages import JobAgent, ReplicaReport
-from marlaas_worker.rollout.engine_meter import recent_tokens
 from marlaas_worker.rollout.homes import MIN_PART, _costs, homes
 
 NUM_SEQS = 64
@@ -66,19 +65,6 @@ def test_an_agent_that_needs_several_replicas_stays_where_it_is_and_its_load_cou
         assert counts[free] >= 10
 
 
-def test_a_part_of_an_agent_moves_when_its_replica_has_too_many_others():
-    large = agent("large", groups=8, size=8)
-    others = [agent(f"j{number}", groups=8) for number in range(4)]
-    reports = [report("rollout-0", large, *others), report("rollout-1", large), report("rollout-2")]
-    placed = homes([large, *others], REPLICAS, 32, reports)
-    loads = Counter[str]()
-    for one in (large, *others):
-        for replica in placed.of(one.policy_key):
-            loads[replica] += one.document.spec.open_episodes // len(placed.of(one.policy_key))
-    assert len(placed.of(large.policy_key)) == 2
-    assert loads == {"rollout-0": 64, "rollout-1": 64, "rollout-2": 64}
-
-
 def test_an_agent_is_where_its_newest_version_is():
     """A replica that it has left keeps older versions until their slots are needed."""
     one = agent("a")
@@ -124,14 +110,6 @@ def test_an_agent_without_tokens_counts_a_little_and_without_any_tokens_all_coun
         for one in agents
     }
     assert _costs(agents, loads, ()) == loads
-
-
-def test_tokens_count_half_after_a_minute_and_are_forgotten():
-    recent = recent_tokens()
-    recent.add({"a": 100}, 0.0)
-    recent.add({"b": 8, "a": 10}, 60.0)
-    assert recent.at(60.0) == {"a": 60.0, "b": 8.0}
-    assert recent.at(300.0) == {"a": 3.75}
 
 
 def test_an_agent_stays_where_its_adapter_is():

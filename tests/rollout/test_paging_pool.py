@@ -17,10 +17,7 @@ from marlaas_worker.rollout.reload_pace import MAX_RELOAD_SHARE, ReloadPace
 
 @dataclass
 class Agent:
-    """An agent of the simulated pool: `members` episodes at a time, each of three turns with a tool call after it.
-
-    has_opponent: the second turn of each episode is sampled by a past version, which is drawn for each version (`opponent`).
-    """
+    """An agent of the simulated pool: `members` episodes at a time, each of three turns with a tool call after it."""
 
     name: str
     tenant: str
@@ -28,8 +25,6 @@ class Agent:
     is_strict: bool
     version: int = 0
     num_ended: int = 0
-    has_opponent: bool = False
-    opponent: str = ""
 
     @property
     def newest(self) -> str:
@@ -50,15 +45,12 @@ class Pool:
     yielding: frozenset[str] = frozenset()
     proven: set[str] = field(default_factory=set)
     usage: Counter[str] = field(default_factory=Counter)
-    knows_calls: bool = True
     mean_load_s: float = 0.02
-    mean_tool_s: float = 0.4
     failures: float = 0.0
     served: set[str] = field(default_factory=set)
     is_short: bool = False
     busy_reload_s: float = 0.0
     longest_wait_s: float = 0.0
-    num_turns: int = 0
     review_at: float = float("inf")
     order: "count[int]" = field(default_factory=count)
 
@@ -90,7 +82,6 @@ class Pool:
             return
         assert version in self.proven
         self.served.add(version)
-        self.num_turns += 1
         self.change(version, num_running=slot.num_running + 1)
         self.after(self.random.uniform(0.05, 0.6), lambda: self.end_turn(agent, version, number))
 
@@ -98,18 +89,13 @@ class Pool:
         self.change(version, num_running=self.slots[version].num_running - 1)
         self.wake(version)
         self.usage[agent.tenant] += self.random.randint(10, 60)
-        tool_s = self.random.lognormvariate(math.log(self.mean_tool_s), 0.5)
+        tool_s = self.random.lognormvariate(math.log(0.4), 0.5)
         if number < 2:
-            if agent.has_opponent:
-                version = agent.opponent if number == 0 and agent.opponent else agent.newest
             self.after(tool_s, lambda: self.turn(agent, version, number + 1))
             return
         agent.num_ended += 1
         if agent.num_ended % 16 == 0:
             agent.version += 1
-            if agent.has_opponent:
-                past = self.random.randint(max(0, agent.version - 3), agent.version - 1)
-                agent.opponent = f"{agent.name}@{past}"
             self.review_at = self.now
         train_s = self.random.uniform(1, 8) if agent.is_strict and agent.num_ended % agent.members == 0 else 0.0
         self.after(tool_s + train_s, lambda: self.turn(agent, agent.newest, 0))
@@ -122,12 +108,11 @@ class Pool:
 
     def review(self) -> None:
         newest = {agent.newest: agent for agent in self.agents}
-        called = {agent.opponent for agent in self.agents if self.knows_calls}
         residents = [
             replace(
                 one,
-                is_current=one.name in newest or one.name in called,
-                is_strict=self.is_strict(one.name) and one.name not in called,
+                is_current=one.name in newest,
+                is_strict=self.agent(one.name).is_strict,
                 usage=self.usage[self.tenant(one.name)],
                 has_served=one.name in self.served,
                 is_yielding=one.name in self.yielding,
@@ -184,11 +169,13 @@ class Pool:
         for request in requests:
             request()
 
+    @property
+    def oldest_wait_s(self) -> float:
+        """The longest time for which a version was or is waited for."""
+        return max([self.longest_wait_s, *(self.now - wait.since for wait, _ in self.waits.values())])
+
     def change(self, name: str, **changes: Any) -> None:
         self.slots[name] = replace(self.slots[name], **{"used_at": self.now, **changes})
-
-    def is_strict(self, name: str) -> bool:
-        return self.agent(name).is_strict
 
     def tenant(self, name: str) -> str:
         return self.agent(name).tenant
@@ -217,7 +204,7 @@ class PoolOfStrictJobs(Pool):
         self.wake(version)
         self.usage[agent.tenant] += self.random.randint(10, 60)
         if number < 2 and self.random.random() < 0.5:
-            tool_s = self.random.lognormvariate(math.log(self.mean_tool_s), 0.5)
+            tool_s = self.random.lognormvariate(math.log(0.4), 0.5)
             self.after(tool_s, lambda: self.turn(agent, version, number + 1))
             return
         self.num_open[agent.name] -= 1
@@ -230,64 +217,30 @@ class PoolOfStrictJobs(Pool):
         self.after(0.05, lambda: self.begin(agent))
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_32_strict_jobs_on_16_slots_advance_alike(seed: int) -> None:
+@pytest.mark.parametrize("failures", [0.0, 0.5])
+def test_32_strict_jobs_on_16_slots_advance_alike_also_if_loads_fail(failures: float) -> None:
     """If new versions drove out those in use, whose re-loads are limited, some steps would wait for a minute, while other jobs go on."""
     agents = [Agent(f"agent-{number}", f"tenant-{number % 4}", 8, is_strict=True) for number in range(32)]
-    pool = PoolOfStrictJobs(seed, 16, agents, mean_load_s=0.06)
+    pool = PoolOfStrictJobs(0, 16, agents, mean_load_s=0.06, failures=failures)
     pool.run(60)
     steps = [agent.version for agent in agents]
     assert min(steps) >= 0.6 * max(steps)
-    assert max([pool.longest_wait_s, *(pool.now - wait.since for wait, _ in pool.waits.values())]) < 12
+    assert pool.oldest_wait_s < (15 if failures else 12)
     assert pool.pace.num_loads > sum(steps), "versions take turns on the slots"
     assert pool.busy_reload_s <= MAX_RELOAD_SHARE * pool.now
 
 
-def test_with_more_agents_than_slots_and_long_tools_reloads_keep_to_their_share_and_nobody_starves() -> None:
-    """Each version is idle for longer than it keeps its slot, so that nearly each turn needs a re-load that was not expected."""
-    agents = [Agent(f"agent-{number}", f"tenant-{number % 4}", 2, is_strict=False) for number in range(48)]
-    pool = Pool(0, 16, agents, mean_tool_s=20.0, mean_load_s=0.06)
-    pool.run(300)
-    assert pool.pace.num_reloads > 50
-    assert pool.busy_reload_s <= 1.1 * MAX_RELOAD_SHARE * pool.now
-    assert max([pool.longest_wait_s, *(pool.now - wait.since for wait, _ in pool.waits.values())]) < 60
-
-
-def test_failed_loads_take_nothing_of_the_time_for_reloads() -> None:
-    agents = [Agent(f"agent-{number}", f"tenant-{number % 4}", 8, is_strict=True) for number in range(32)]
-    pool = PoolOfStrictJobs(0, 16, agents, mean_load_s=0.06, failures=0.5)
-    pool.run(60)
-    assert min(agent.version for agent in agents) >= 0.6 * max(agent.version for agent in agents)
-    assert max([pool.longest_wait_s, *(pool.now - wait.since for wait, _ in pool.waits.values())]) < 15
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_32_agents_on_6_slots_all_proceed_and_reloads_take_at_most_two_percent(seed: int) -> None:
-    chosen = random.Random(seed)
+def test_32_agents_on_6_slots_all_proceed_and_reloads_take_at_most_two_percent() -> None:
+    chosen = random.Random(1)
     agents = [
         Agent(f"agent-{number}", f"tenant-{number % 4}", chosen.randint(1, 8), is_strict=chosen.random() < 0.3)
         for number in range(32)
     ]
-    pool = Pool(seed, 6, agents)
+    pool = Pool(1, 6, agents)
     pool.run(400)
-    oldest_s = max((pool.now - wait.since for wait, _ in pool.waits.values()), default=0.0)
     assert pool.pace.num_reloads > 20, "it pages"
     assert pool.busy_reload_s <= MAX_RELOAD_SHARE * pool.now
     most_waiting = 3 * len(agents)  # an agent has up to three versions in use, and each may wait for a re-load
-    assert max(pool.longest_wait_s, oldest_s) <= most_waiting * pool.pace.quantum_s + 10
+    assert pool.oldest_wait_s <= most_waiting * pool.pace.quantum_s + 10
     assert max(pool.usage.values()) <= 1.05 * min(pool.usage.values()), "tenants share the slots too"
     assert min(agent.num_ended for agent in agents) > 0
-
-
-def test_past_versions_that_open_steps_call_keep_their_slots_like_the_newest_ones() -> None:
-    """Else such an agent loads its opponent again more often, and advances more slowly."""
-    pools = []
-    for knows_calls in (True, False):
-        agents = [Agent(f"agent-{number}", "tenant", 4, True, has_opponent=True) for number in range(16)]
-        pools.append(Pool(0, 16, agents, knows_calls=knows_calls))
-        pools[-1].run(120)
-    known, unknown = pools
-    assert known.pace.num_reloads < 0.8 * unknown.pace.num_reloads
-    assert known.num_turns > 1.05 * unknown.num_turns
-    for pool in pools:
-        assert pool.longest_wait_s < 20

@@ -2,11 +2,13 @@
 
 import asyncio
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from tests.rollout.conftest import Published
 
 from marlaas_api.messages import Manifest
 from marlaas_api.wire import pack_logprobs, unpack_logprobs
@@ -17,19 +19,19 @@ from marlaas_worker.rollout.proof import Check, ProofFailed, load_proven
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PROMPT = np.array([5, 9, 23, 40], dtype=np.int32)
+Attack = Callable[[Callable[..., Published], Path], tuple[Manifest, Path]]
+"""Returns the manifest that is committed, and the folder that reaches the engine."""
 
 
-def copy_of(published: Any, folder: Path) -> Path:
+def copy_of(published: Published, folder: Path) -> Path:
     return Path(shutil.copytree(published.folder, folder / "copy"))
 
 
-async def refused(harness: Any, manifest: Manifest, adapter: LoadedAdapter) -> ProofFailed:
-    """The failure; the adapter is out of the engine and serves nothing."""
-    with pytest.raises(ProofFailed) as failure:
-        await load_proven(harness.engine, manifest, adapter)
-    with pytest.raises(LoadFailed, match="not loaded"):
-        await harness.engine.generate("after", adapter, PROMPT, Sampling(1.0, 1, 0))
-    return failure.value
+def with_probes(published: Published, change: Callable[[Any], Any]) -> Manifest:
+    """The manifest with other logprobs of its probe."""
+    probe = published.manifest.probes[0]
+    changed = pack_logprobs(change(unpack_logprobs(probe.logprobs)).astype(np.float32))
+    return published.manifest.model_copy(update={"probes": (probe.model_copy(update={"logprobs": changed}),)})
 
 
 async def test_what_was_published_is_proven_and_then_serves(harness, publish):
@@ -42,15 +44,78 @@ async def test_what_was_published_is_proven_and_then_serves(harness, publish):
         assert (await harness.engine.generate("served", adapter, PROMPT, Sampling(1.0, 1, 0))).output_ids
 
 
-async def test_a_corrupted_file_is_found_by_its_sha256(harness, publish, tmp_path):
-    published = publish(3)
-    folder = copy_of(published, tmp_path)
+def a_corrupted_file(publish, tmp_path):
+    folder = copy_of(publish(3), tmp_path)
     data = bytearray((folder / TENSORS_FILE).read_bytes())
     data[-5] ^= 1
     (folder / TENSORS_FILE).write_bytes(data)
-    failure = await refused(harness, published.manifest, harness.slot_for(published, folder))
-    assert failure.check is Check.FILES
-    assert TENSORS_FILE in str(failure)
+    return publish(3).manifest, folder
+
+
+def a_missing_file(publish, tmp_path):
+    folder = copy_of(publish(3), tmp_path)
+    (folder / CONFIG_FILE).unlink()
+    return publish(3).manifest, folder
+
+
+def another_adapter_of_equal_shape(publish, tmp_path):
+    return publish(3).manifest, publish(4).folder
+
+
+def another_adapter_whose_files_pass(publish, tmp_path):
+    other = publish(4)
+    return publish(3).manifest.model_copy(update={"files": other.manifest.files}), other.folder
+
+
+def a_neighbouring_version_that_probes_cannot_tell(publish, tmp_path):
+    stale = publish(3, 1, 1e-5)
+    return publish(3, 2, 1e-5).manifest.model_copy(update={"files": stale.manifest.files}), stale.folder
+
+
+def no_digest_for_the_engines_dtype(publish, tmp_path):
+    published = publish(3)
+    return published.manifest.model_copy(update={"tensor_digests": {}}), published.folder
+
+
+def no_probes(publish, tmp_path):
+    published = publish(3)
+    return published.manifest.model_copy(update={"probes": ()}), published.folder
+
+
+def logprobs_unlike_the_trainers(publish, tmp_path):
+    published = publish(3)
+    return with_probes(published, lambda logprobs: logprobs + 0.01), published.folder
+
+
+def logprobs_that_are_no_numbers(publish, tmp_path):
+    published = publish(3)
+    return with_probes(published, lambda logprobs: logprobs * float("nan")), published.folder
+
+
+@pytest.mark.parametrize(
+    ("attack", "check", "words"),
+    [
+        (a_corrupted_file, Check.FILES, "has sha256"),
+        (a_missing_file, Check.FILES, CONFIG_FILE),
+        (another_adapter_of_equal_shape, Check.FILES, "has sha256"),
+        (another_adapter_whose_files_pass, Check.DIGEST, "of the engine has digest"),
+        (a_neighbouring_version_that_probes_cannot_tell, Check.DIGEST, "of the engine has digest"),
+        (no_digest_for_the_engines_dtype, Check.DIGEST, "expected None for float32"),
+        (no_probes, Check.PROBES, "the manifest has no probes"),
+        (logprobs_unlike_the_trainers, Check.PROBES, "1.00e-02 over 31 tokens, the tolerance in float32 is 1.00e-03"),
+        (logprobs_that_are_no_numbers, Check.PROBES, "nan over 31 tokens"),
+    ],
+)
+async def test_an_attack_is_found_and_the_engine_serves_nothing_of_it(
+    harness, publish, tmp_path, attack: Attack, check, words
+):
+    manifest, folder = attack(publish, tmp_path)
+    adapter = LoadedAdapter(manifest.adapter.engine_name, harness.next_slot(), folder)
+    with pytest.raises(ProofFailed) as failure:
+        await load_proven(harness.engine, manifest, adapter)
+    assert (failure.value.check, words in str(failure.value)) == (check, True), str(failure.value)
+    with pytest.raises(LoadFailed, match="not loaded"):
+        await harness.engine.generate("after", adapter, PROMPT, Sampling(1.0, 1, 0))
 
 
 async def test_a_file_that_this_machine_cannot_read_says_nothing_about_the_version(harness, publish, tmp_path):
@@ -62,41 +127,15 @@ async def test_a_file_that_this_machine_cannot_read_says_nothing_about_the_versi
         await load_proven(harness.engine, published.manifest, harness.slot_for(published, folder))
 
 
-async def test_another_adapter_of_equal_shape_is_found_by_its_sha256(harness, publish):
-    published, other = publish(3), publish(4)
-    failure = await refused(harness, published.manifest, harness.slot_for(published, other.folder))
-    assert failure.check is Check.FILES
-
-
-async def test_another_adapter_of_equal_shape_is_found_in_the_slot_even_if_its_files_pass(harness, publish):
-    published, other = publish(3), publish(4)
-    forged = published.manifest.model_copy(update={"files": other.manifest.files})
-    failure = await refused(harness, forged, harness.slot_for(published, other.folder))
-    assert failure.check is Check.DIGEST
-    assert published.manifest.tensor_digests["float32"] in str(failure)
-
-
-async def test_a_neighbouring_version_is_found_although_probes_cannot_tell_it(harness, publish):
-    published = publish(3, 2, 1e-5)
-    stale = publish(3, 1, 1e-5)
-    forged = published.manifest.model_copy(update={"files": stale.manifest.files})
-    failure = await refused(harness, forged, harness.slot_for(published, stale.folder))
-    assert failure.check is Check.DIGEST
-    unseen = forged.model_copy(update={"tensor_digests": stale.manifest.tensor_digests})
-    await load_proven(harness.engine, unseen, harness.slot_for(published, stale.folder))
-
-
 async def test_a_pointer_to_another_versions_manifest_is_refused(harness, publish):
     published, stale = publish(3, 2), publish(3, 1)
-    failure = await refused(harness, stale.manifest, harness.slot_for(published))
-    assert failure.check is Check.IDENTITY
-    assert "@v1" in str(failure)
-    assert "@v2" in str(failure)
+    with pytest.raises(ProofFailed, match=r"@v2.*@v1") as failure:
+        await load_proven(harness.engine, stale.manifest, harness.slot_for(published))
+    assert failure.value.check is Check.IDENTITY
 
 
-@pytest.mark.parametrize("rename", [lambda name: name.replace("model.layers", "model.decoder.layers")])
-async def test_an_adapter_whose_module_names_match_nothing_is_refused(harness, publish, rename):
-    published = publish(3, rename=rename)
+async def test_an_adapter_whose_module_names_match_nothing_is_refused(harness, publish):
+    published = publish(3, rename=lambda name: name.replace("model.layers", "model.decoder.layers"))
     adapter = harness.slot_for(published)
     with pytest.raises((ProofFailed, LoadFailed)):
         await load_proven(harness.engine, published.manifest, adapter)
@@ -116,38 +155,10 @@ async def test_a_later_version_with_the_weights_of_the_one_before_it_is_as_good_
             await harness.engine.unload(adapter)
 
 
-async def test_logprobs_unlike_the_trainers_are_refused_with_the_numbers(harness, publish):
+async def test_the_tolerance_is_the_manifests(harness, publish):
     published = publish(3)
-    probe = published.manifest.probes[0]
-    moved = probe.model_copy(update={"logprobs": pack_logprobs(unpack_logprobs(probe.logprobs) + np.float32(0.01))})
-    forged = published.manifest.model_copy(update={"probes": (moved,)})
-    failure = await refused(harness, forged, harness.slot_for(published))
-    assert failure.check is Check.PROBES
-    assert "1.00e-02 over 31 tokens, the tolerance in float32 is 1.00e-03" in str(failure)
-    await load_proven(harness.engine, forged.model_copy(update={"probe_tolerance": 0.02}), harness.slot_for(published))
-
-
-async def test_a_manifest_without_probes_or_without_the_engines_dtype_proves_nothing(harness, publish):
-    published = publish(3)
-    for update, check in (({"probes": ()}, Check.PROBES), ({"tensor_digests": {}}, Check.DIGEST)):
-        forged = published.manifest.model_copy(update=update)
-        assert (await refused(harness, forged, harness.slot_for(published))).check is check
-
-
-async def test_a_load_that_fails_after_four_good_ones_disturbs_none_of_them(harness, publish, tmp_path):
-    good = [await harness.load(publish(seed)) for seed in range(4)]
-    running = [
-        asyncio.create_task(harness.engine.generate(f"g{n}", adapter, PROMPT, Sampling(1.0, 30, n)))
-        for n, adapter in enumerate(good)
-    ]
-    fifth = publish(5)
-    folder = copy_of(fifth, tmp_path)
-    (folder / CONFIG_FILE).unlink()
-    broken = harness.slot_for(fifth, folder)
-    assert (await refused(harness, fifth.manifest, broken)).check is Check.FILES
-    with pytest.raises(LoadFailed, match=CONFIG_FILE):
-        await harness.engine.load(broken)
-    assert all(completion.output_ids for completion in await asyncio.gather(*running))
+    moved = with_probes(published, lambda logprobs: logprobs + 0.01)
+    await load_proven(harness.engine, moved.model_copy(update={"probe_tolerance": 0.02}), harness.slot_for(published))
 
 
 class Silent:

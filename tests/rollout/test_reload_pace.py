@@ -6,7 +6,7 @@ import pytest
 from tests.rollout.pages import LONG_AGO, NOW, idle, in_use, pace_of, plan, waiting
 
 from marlaas_worker.rollout.paging import PageDemand, Resident, Urgency, plan_pages
-from marlaas_worker.rollout.reload_pace import EXPECTED_S, MAX_CREDIT, MAX_QUANTUM_S, MIN_QUANTUM_S, ReloadPace
+from marlaas_worker.rollout.reload_pace import EXPECTED_S, MAX_CREDIT, MAX_QUANTUM_S, MIN_QUANTUM_S
 
 
 def test_versions_in_use_yield_only_as_far_as_there_is_time_for_their_reloads() -> None:
@@ -84,13 +84,6 @@ def test_versions_that_no_request_waits_for_are_loaded_again_only_if_there_is_ti
     assert plan(9, busy, demands[1], pace=pace).load == ()
 
 
-def test_a_reload_that_delays_no_request_takes_no_time() -> None:
-    pace = pace_of(0.02)
-    pace.room_s(NOW, 0)
-    pace.note("w", 0.02, NOW, is_reload=True, is_free=True)
-    assert pace.room_s(NOW, 0) == pytest.approx(0.02)
-
-
 def test_while_reloads_exceed_their_share_versions_that_are_idle_for_seconds_keep_their_slots() -> None:
     def evicted(one: Resident, *, owes: bool) -> bool:
         pace = pace_of(0.02)
@@ -118,14 +111,6 @@ def test_after_any_number_of_reloads_there_is_time_again_within_a_bound() -> Non
             pace.note(name, 0.06, now, is_reload=True)
     assert pace.room_s(now, 0) >= -MAX_CREDIT * 0.06
     assert plan_pages(1, [in_use("a")], [waiting("w")], pace, now + (MAX_CREDIT + 1) * 3.0 + 0.1).yielding == {"a"}
-
-
-def test_there_is_time_for_one_reload_at_the_first_load() -> None:
-    pace = ReloadPace()
-    assert plan(1, [], pace=pace).load == ()
-    pace.note("first", 0.02, NOW, is_reload=False)
-    assert pace.delay_s(NOW, 0, 1) == 0
-    assert pace.delay_s(NOW, 0, 2) > 0
 
 
 def test_a_slow_reload_delays_the_next_by_a_bounded_time() -> None:

@@ -14,7 +14,7 @@ from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import tensor_digest, write_adapter
 from marlaas_worker.calibration import draw_adapter, fingerprint
 from marlaas_worker.rollout import self_test
-from marlaas_worker.rollout.engine import LoadedAdapter, LoadFailed
+from marlaas_worker.rollout.engine import LoadedAdapter
 from marlaas_worker.rollout.self_test import Expected, SelfTestFailed, judge
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -66,60 +66,43 @@ def run_test(calibration: Calibration, tmp_path: Path, slot_ids: Callable[[], in
 
 
 class Faulty:
-    """An engine in front of a good one, with a fault in how it applies its slots."""
+    """An engine in front of a good one that scores another adapter than asked. Its digests are right all the same.
 
-    def __init__(self, engine: Any) -> None:
-        self._engine, self.limits = engine, engine.limits
-        self.load, self.unload = engine.load, engine.unload
+    instead: chooses the adapter, given the one that was asked for.
+    """
+
+    def __init__(self, engine: Any, instead: "Callable[[Faulty, LoadedAdapter], LoadedAdapter]") -> None:
+        self._engine, self.limits, self._instead = engine, engine.limits, instead
+        self.loaded: list[LoadedAdapter] = []
+
+    async def load(self, adapter: LoadedAdapter) -> None:
+        await self._engine.load(adapter)
+        self.loaded.append(adapter)
+
+    async def unload(self, adapter: LoadedAdapter) -> None:
+        await self._engine.unload(adapter)
+        if adapter in self.loaded:
+            self.loaded.remove(adapter)
 
     async def score(self, adapter: LoadedAdapter, ids: npt.NDArray[np.int32]) -> Scores:
-        scores: Scores = await self._engine.score(adapter, ids)
+        scores: Scores = await self._engine.score(self._instead(self, adapter), ids)
         return scores
 
-
-class Deaf(Faulty):
-    """Serves the base whatever its slots hold: the digests are right all the same."""
-
-    async def score(self, adapter: LoadedAdapter, ids: npt.NDArray[np.int32]) -> Scores:
-        return await super().score(self.zero, ids) if ".large." in adapter.name else await super().score(adapter, ids)
-
-    def __init__(self, engine: Any) -> None:
-        super().__init__(engine)
-        self.load = self._load
-
-    async def _load(self, adapter: LoadedAdapter) -> None:
-        await self._engine.load(adapter)
-        if adapter.name.startswith("self-test.zero."):
-            self.zero = adapter
+    def find(self, kind: str) -> LoadedAdapter | None:
+        return next((one for one in self.loaded if f".{kind}." in one.name), None)
 
 
-class LastSlotDeaf(Deaf):
-    """Its last slot alone is not applied."""
-
-    async def score(self, adapter: LoadedAdapter, ids: npt.NDArray[np.int32]) -> Scores:
-        last = adapter.name.endswith(f".large.{self.limits.slots - 1}")
-        return await super().score(adapter, ids) if last else await self._engine.score(adapter, ids)  # type: ignore[no-any-return]
+def deaf(engine: Faulty, adapter: LoadedAdapter) -> LoadedAdapter:
+    return engine.find("zero") or adapter
 
 
-class Leaking(Faulty):
-    """A loaded adapter reaches the rows of others too."""
+def deaf_in_the_last_slot(engine: Faulty, adapter: LoadedAdapter) -> LoadedAdapter:
+    return deaf(engine, adapter) if adapter.name.endswith(f".large.{engine.limits.slots - 1}") else adapter
 
-    def __init__(self, engine: Any) -> None:
-        super().__init__(engine)
-        self.large: LoadedAdapter | None = None
-        self.load, self.unload = self._load, self._unload
 
-    async def score(self, adapter: LoadedAdapter, ids: npt.NDArray[np.int32]) -> Scores:
-        return await super().score(self.large or adapter, ids)
-
-    async def _load(self, adapter: LoadedAdapter) -> None:
-        await self._engine.load(adapter)
-        if ".large." in adapter.name:
-            self.large = adapter
-
-    async def _unload(self, adapter: LoadedAdapter) -> None:
-        self.large = None if adapter == self.large else self.large
-        await self._engine.unload(adapter)
+def leaking(engine: Faulty, adapter: LoadedAdapter) -> LoadedAdapter:
+    """The large adapter reaches the rows of others too."""
+    return engine.find("large") or adapter
 
 
 async def test_an_engine_that_applies_its_slots_passes_and_is_left_empty(harness, run_test, publish, tmp_path):
@@ -128,24 +111,6 @@ async def test_an_engine_that_applies_its_slots_passes_and_is_left_empty(harness
     assert not (tmp_path / "files").exists()
     for seed in range(harness.engine.limits.slots):
         await harness.load(publish(seed))
-
-
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        (
-            Deaf,
-            r"slot 1 of 6: a large random adapter moves the logprobs by 0\.00e\+00, expected at least 1\.00e-03: it is not applied",
-        ),
-        (LastSlotDeaf, r"slot 6 of 6: .* it is not applied"),
-        (Leaking, r"slot 1 of 6: with an adapter of zeros .* another slot's adapter is applied to these rows"),
-    ],
-)
-async def test_slots_that_are_not_applied_to_their_own_rows_are_found(reference, run_test, fault, words):
-    await reference.start()
-    with pytest.raises(SelfTestFailed, match=words):
-        await run_test(fault(reference))
-    await run_test(reference)
 
 
 async def test_a_base_model_that_is_not_the_trainers_is_found(reference, run_test, calibration):
@@ -159,19 +124,6 @@ async def test_an_adapter_that_is_drawn_otherwise_than_by_the_trainer_is_found(r
     other = calibration.self_test.model_copy(update={"seed": 2})
     with pytest.raises(SelfTestFailed, match="run both with one version of torch"):
         await run_test(reference, self_test=other)
-
-
-async def test_an_engine_that_refuses_the_adapter_fails_with_its_words(reference, run_test):
-    class Refusing(Faulty):
-        def __init__(self, engine: Any) -> None:
-            super().__init__(engine)
-            self.load = self._load
-
-        async def _load(self, adapter: LoadedAdapter) -> None:
-            raise LoadFailed("no such layer")
-
-    with pytest.raises(SelfTestFailed, match="refuses the test's adapter: no such layer"):
-        await run_test(Refusing(reference))
 
 
 @pytest.mark.parametrize(

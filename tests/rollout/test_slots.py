@@ -6,7 +6,7 @@ import pytest
 from tests.harness import a_manifest, job_document
 
 from marlaas_worker.rollout.engine import LoadedAdapter, LoadFailed, Residents
-from marlaas_worker.rollout.slot_table import NoFreeSlot, SlotTable
+from marlaas_worker.rollout.slot_table import SlotTable
 from marlaas_worker.rollout.slots import CALLED_S, Held, PastCalls, ProvenVersions
 
 NOWHERE = Path("nowhere")
@@ -51,12 +51,6 @@ def test_numbers_are_never_used_twice_not_even_after_a_restart():
     table.ready(again)
     table.release(first)
     assert table.acquire("a1") == again
-
-
-def test_no_slot_is_given_twice():
-    table = table_with(1, "a1")
-    with pytest.raises(NoFreeSlot, match="all 1"):
-        table.begin("b1", NOWHERE)
 
 
 async def test_requests_in_the_engines_queue_do_not_keep_a_slot_and_lose_a_version_that_is_revoked():
@@ -110,16 +104,6 @@ def test_what_an_engine_remembers_of_a_past_load_is_one_bit():
     for number in (1, 4321, 8000):
         with pytest.raises(LoadFailed, match="used before"):
             residents.admit(held("a", number))
-
-
-def test_an_engine_keeps_what_is_used_and_serves_only_what_it_holds():
-    residents = Residents(2)
-    residents.admit(held("a", 1))
-    with residents.using(held("a", 1)), pytest.raises(LoadFailed, match="still runs 1"):
-        residents.remove(held("a", 1))
-    with pytest.raises(LoadFailed, match="not loaded"), residents.using(held("b", 1)):
-        pass
-    assert residents.remove(held("a", 1))
 
 
 def test_a_request_that_ends_after_a_restart_disturbs_nothing():

@@ -58,34 +58,25 @@ def run(engine: VllmEngine, incarnation: Incarnation) -> None:
     engine._incarnation = incarnation  # type: ignore[assignment]
 
 
-async def test_an_engine_whose_counters_move_without_an_answer_is_healthy(engine: VllmEngine) -> None:
-    run(engine, Incarnation(answers=False, tokens=1, busy_bound_s=SHORT_S))
-    assert [await engine.healthy() for _ in range(3)] == [True, True, True]
+@pytest.mark.parametrize(
+    ("incarnation", "num_calls", "reason"),
+    [
+        ({"tokens": 1, "busy_bound_s": SHORT_S}, 2, ""),  # its counters move
+        ({"cpu_step_s": 60.0}, 2, ""),  # it computes within the bound of one step
+        ({"cpu_step_s": 60.0, "busy_bound_s": SHORT_S}, 2, "uses the CPU, but has made no progress"),
+        ({}, 0, "neither answered nor computed"),  # even if nothing waits for it
+    ],
+)
+async def test_an_engine_that_does_not_answer_is_judged_by_its_progress(
+    engine: VllmEngine, incarnation: dict[str, Any], num_calls: int, reason: str
+) -> None:
+    made = Incarnation(answers=False, **incarnation)
+    made.num_calls = num_calls
+    run(engine, made)
+    assert await engine.healthy() is not bool(reason)
+    assert reason in (made.down.result() if reason else "")
+    assert [await engine.healthy() for _ in range(2)] == [not reason] * 2
     assert (engine.limits.kv_tokens, engine.limits.step_tokens) == (64, 512)
-
-
-async def test_an_engine_that_computes_without_an_answer_is_healthy_within_the_bound_of_one_step(
-    engine: VllmEngine,
-) -> None:
-    run(engine, Incarnation(answers=False, cpu_step_s=60.0))
-    assert [await engine.healthy() for _ in range(3)] == [True, True, True]
-
-
-async def test_an_engine_that_uses_the_cpu_for_longer_than_a_step_takes_is_down(engine: VllmEngine) -> None:
-    incarnation = Incarnation(answers=False, cpu_step_s=60.0, busy_bound_s=SHORT_S)
-    run(engine, incarnation)
-    assert not await engine.healthy()
-    assert "uses the CPU, but has made no progress" in incarnation.down.result()
-
-
-async def test_an_engine_that_neither_answers_nor_computes_is_down_even_if_nothing_waits_for_it(
-    engine: VllmEngine,
-) -> None:
-    incarnation = Incarnation(answers=False)
-    incarnation.num_calls = 0
-    run(engine, incarnation)
-    assert not await engine.healthy()
-    assert "neither answered nor computed" in incarnation.down.result()
 
 
 async def test_an_engine_that_answers_and_computes_but_makes_no_progress_is_down(

@@ -46,11 +46,6 @@ def test_an_error_that_the_engine_survived_is_not_what_it_died_of(tmp_path):
     assert first_error(log, survived) == "RuntimeError: out of blocks"
 
 
-def test_a_log_without_errors_has_no_last_words(tmp_path):
-    (tmp_path / "vllm.log").write_text("@@INFO 10:00 7 vllm.x: all is well\n")
-    assert first_error(tmp_path / "vllm.log") == first_error(tmp_path / "none.log") == ""
-
-
 @pytest.mark.parametrize(
     ("words", "meaning"),
     [
@@ -90,10 +85,9 @@ def test_adapters_may_have_every_linear_layer_but_head_and_embedding(small_model
 
 
 def test_dtype_and_threads_are_chosen_by_the_machine_unless_the_pool_says():
-    assert choose_dtype("auto", gpu=True) == "bfloat16"
-    assert choose_dtype("auto", gpu=False) == "float32"
-    assert choose_dtype("bfloat16", gpu=False) == "bfloat16"
-    assert choose_threads(3, 8) == 3
+    chosen = [choose_dtype("auto", gpu=True), choose_dtype("auto", gpu=False), choose_dtype("bfloat16", gpu=False)]
+    assert chosen == ["bfloat16", "float32", "bfloat16"]
+    assert (choose_threads(3, 8), choose_threads(None, 8), choose_threads(None, 1)) == (3, 7, 1)
 
 
 def test_a_folder_without_a_model_and_tensor_parallelism_are_refused_with_what_to_do(pool, small_model, tmp_path):

@@ -1,6 +1,7 @@
 """A job with the requests of its sandbox, and the replies to a request."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,21 +77,22 @@ class Asked:
         return [reply.phase for reply in self.heard if reply.phase is not ReplyPhase.HEARTBEAT]
 
     async def until(self, phase: ReplyPhase) -> GenerateReply:
-        while not any(reply.phase is phase for reply in self.heard):
-            self.more.clear()
-            await self.more.wait()
-        return next(reply for reply in self.heard if reply.phase is phase)
+        return await self._next(0, lambda reply: reply.phase is phase)
 
     async def until_it_says(self, doing: str) -> GenerateReply:
         """The first heartbeat from now on that says that the request does this."""
-        num = len(self.heard)
+        return await self._next(
+            len(self.heard), lambda reply: reply.phase is ReplyPhase.HEARTBEAT and doing in reply.doing
+        )
+
+    async def _next(self, first: int, wanted: Callable[[GenerateReply], bool]) -> GenerateReply:
         while True:
-            for reply in self.heard[num:]:
-                if reply.phase is ReplyPhase.HEARTBEAT and doing in reply.doing:
+            for reply in self.heard[first:]:
+                if wanted(reply):
                     return reply
             self.more.clear()
             await self.more.wait()
 
     async def end(self) -> GenerateReply:
         await self.over.wait()
-        return self.heard[-1]
+        return next(reply for reply in self.heard if reply.phase in (ReplyPhase.RESULT, ReplyPhase.FAILED))

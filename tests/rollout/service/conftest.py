@@ -1,36 +1,31 @@
-"""Fixtures of the rollout role's tests: replicas on a memory bus or on a real server, and engines for them."""
+"""Fixtures of the rollout role's tests: replicas on a memory bus in virtual time, and engines for them."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.rollout.service.harness import NatsRolloutHarness, RolloutHarness
+from tests.rollout.service.harness import RolloutHarness
 from tests.rollout.service.scripted import LIMITS, ScriptedEngine
 
-from marlaas_api.bus_nats import connect
-from marlaas_api.nats_server import EmbeddedNats
-from marlaas_worker.rollout import reload_pace, service
+from marlaas_worker.rollout import service
+from tests import virtual_time
+
+TOO_LONG_S = 7200.0
+event_loop_policy = virtual_time.event_loop_policy
+monotonic = virtual_time.monotonic
 
 
 @pytest.fixture
-async def harness(tmp_path: Path) -> AsyncIterator[RolloutHarness]:
-    made = RolloutHarness(tmp_path)
+async def harness(tmp_path: Path, monotonic: None) -> AsyncIterator[RolloutHarness]:
+    made = RolloutHarness(tmp_path, clock=virtual_time.now)
     await made.bus.ensure()
+    loop = asyncio.get_running_loop()
+    loop.call_later(TOO_LONG_S, loop.stop)  # A role's timers would let a test wait for ever.
     yield made
     await made.close()
-
-
-@pytest.fixture
-async def nats_harness(tmp_path: Path) -> AsyncIterator[NatsRolloutHarness]:
-    async with EmbeddedNats(tmp_path / "nats") as nats:
-        made = NatsRolloutHarness(tmp_path, dial=lambda name: connect(nats.url, name=name))
-        made.nats, made.bus = nats, await made.connect("test")
-        await made.bus.ensure()
-        yield made
-        await made.close()
-        await made.bus.close()
 
 
 @pytest.fixture
@@ -64,10 +59,3 @@ def roles(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(service, "_Rollout", Recorded)
     return roles
-
-
-@pytest.fixture
-def brief_quanta(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a version lose its slot as soon as another one needs it."""
-    for bound in ("MIN_QUANTUM_S", "MAX_QUANTUM_S"):
-        monkeypatch.setattr(reload_pace, bound, 0.01)

@@ -25,10 +25,10 @@ from marlaas_api.messages import (
     PolicyRecord,
     Probe,
     ReplicaReport,
+    ReplyPhase,
     Turn,
 )
 from marlaas_api.names import AdapterRef
-from marlaas_api.nats_server import EmbeddedNats
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import read_adapter, tensor_digests
 from marlaas_worker.role import RoleContext
@@ -174,6 +174,18 @@ class RolloutHarness(Harness):
                 if asked.heard:
                     return await asked.end()
 
+    async def result(self, request: GenerateRequest, of: str | None = None) -> GenerateReply:
+        """Ask, and return the result, which must not be a failure."""
+        reply = await self.ask(request, of)
+        assert reply.phase is ReplyPhase.RESULT, reply.error
+        return reply
+
+    async def failure(self, request: GenerateRequest, of: str | None = "rollout-0") -> GenerateReply:
+        """Ask, and return the failure."""
+        reply = await self.ask(request, of)
+        assert reply.phase is ReplyPhase.FAILED
+        return reply
+
     async def turn(self, request: GenerateRequest) -> Turn | None:
         subject = subjects.turn(request.namespace, request.job, request.episode, request.turn)
         stored = await self.bus.last(subjects.TURNS, subject)
@@ -192,9 +204,3 @@ class RolloutHarness(Harness):
             replica.engine.open.set()
             if not replica.task.done():
                 await replica.kill()
-
-
-class NatsRolloutHarness(RolloutHarness):
-    """The same on a real nats-server, which can be killed."""
-
-    nats: EmbeddedNats

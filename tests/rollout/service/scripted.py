@@ -98,6 +98,7 @@ class ScriptedEngine:
     called: asyncio.Event = field(default_factory=asyncio.Event)
     starts: int = 0
     _held: dict[LoadedAdapter, Path] = field(default_factory=dict)
+    _begun: list[Began] = field(default_factory=list)
     _down: asyncio.Future[str] | None = None
 
     async def start(self) -> None:
@@ -157,6 +158,7 @@ class ScriptedEngine:
             raise LoadFailed(f"{adapter.name} is not loaded")
         self.calls.append(Call(adapter, prompt_ids.tolist(), sampling))
         self.called.set()
+        self._begun.append(began)
         if not self.queues:
             began()
         if self.deaths:
@@ -168,6 +170,11 @@ class ScriptedEngine:
         ids = CharacterTokenizer().encode(self.reply)[: sampling.max_tokens]
         stop = StopReason.STOP if ids[-1] == END else StopReason.LENGTH
         return Completion(tuple(ids), tuple(-0.5 for _ in ids), stop)
+
+    def begin_all(self) -> None:
+        """Report the first tokens of the requests in the engine's own queue."""
+        for began in self._begun:
+            began()
 
     async def healthy(self) -> bool:
         return self._down is not None and not self._down.done()

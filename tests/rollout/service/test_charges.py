@@ -9,8 +9,6 @@ from tests.harness import Harness
 from marlaas_api import subjects
 from marlaas_api.messages import ReplicaReport, ReplyPhase
 from marlaas_api.names import PREEMPTION_STRIDE, episode_id
-from marlaas_worker.rollout.accounts import OtherReplicas
-from marlaas_worker.rollout.engine_meter import DecodeTime
 
 REPLY_TOKENS = 4
 
@@ -102,28 +100,6 @@ async def test_a_turn_that_the_engine_never_gets_costs_nothing(harness: Any, mak
     assert len(engine.calls) == 1
     found = await harness.report("rollout-0", lambda report: report.tenant_tokens)
     assert found.tenant_tokens == {"team": len(engine.calls[0].prompt_ids) + REPLY_TOKENS}
-
-
-def test_unfinished_generations_are_estimated_from_the_recent_time_of_a_token() -> None:
-    decode = DecodeTime()
-    assert decode.tokens_in(0.0, 100) == 1
-    for _ in range(200):
-        decode.note(5.0, 50)
-        decode.note(0.0, 0)
-    assert decode.tokens_in(0.95, 100) == 10
-    assert decode.tokens_in(60.0, 100) == 100
-
-
-def test_only_the_growth_of_another_replicas_totals_counts() -> None:
-    others = OtherReplicas()
-    assert others.growth("a", {"t": 1000}) == {}, "its use before this replica began to listen"
-    assert others.growth("a", {"t": 1030, "u": 5}) == {"t": 30, "u": 5}
-    assert others.growth("a", {"t": 1030, "u": 5}) == {}
-    assert others.growth("b", {"t": 7}) == {}
-    assert others.growth("a", {"t": 10}) == {}, "it was restarted"
-    assert others.growth("a", {"t": 15, "u": 2}) == {"t": 5, "u": 2}
-    others.forget("a")
-    assert others.growth("a", {"t": 2000}) == {}, "its report was gone for a while"
 
 
 async def test_an_episode_is_open_while_its_request_waits_for_its_version(harness: Any, roles: list[Any]) -> None:

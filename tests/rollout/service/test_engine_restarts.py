@@ -1,42 +1,62 @@
+"""An engine that fails: its requests, its restarts and its self-test; and prompts that end it each time."""
+
 import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import ReplyPhase, StopReason
-from marlaas_worker.rollout import generation, requests, supervised_engine
+from marlaas_api.names import episode_id
+from marlaas_worker.rollout import supervised_engine
 from marlaas_worker.rollout.engine import EngineDown
 from marlaas_worker.rollout.self_test import SelfTestFailed
 from marlaas_worker.rollout.service import serve_engine
+from marlaas_worker.rollout.supervised_engine import SupervisedEngine
+
+MakeEngine = Callable[..., Any]
 
 
-async def test_requests_outlive_the_engine(harness, make_engine):
-    engine = make_engine(deaths=1)
-    _, job = await harness.serving(engine)
-    reply = await harness.ask(job.request())
-    assert (reply.phase, reply.text) == (ReplyPhase.RESULT, "yes")
-    assert engine.starts == 2
-    assert engine.loads == [job.adapter(0).engine_name] * 2
+async def ended(replica: Any, error: type[Exception], words: str) -> None:
+    """Wait until a role has ended with an error."""
+    with pytest.raises(BaseExceptionGroup) as found:
+        await replica.task
+    assert found.group_contains(error, match=words, depth=None)
+
+
+async def test_requests_outlive_the_engine_and_cause_one_restart(harness, shut_engine):
+    _, job = await harness.serving(shut_engine)
+    asked = [asyncio.ensure_future(harness.result(job.request(index=index))) for index in range(8)]
+    await harness.until(lambda: len(shut_engine.calls) == 8)
+    shut_engine.open.set()
+    shut_engine.die("they killed it")
+    assert {reply.text for reply in await asyncio.gather(*asked)} == {"yes"}
+    assert shut_engine.starts == 2
+    assert shut_engine.loads == [job.adapter(0).engine_name] * 2
     report = await harness.report("rollout-0", lambda report: report.restarts == 1 and len(report.verified) > 0)
     assert (report.ready, report.verified) == (True, (job.adapter(0).engine_name,))
-    event = await harness.emitted(job.document, "EngineRestarted")
-    assert "this request killed it" in event.message
+    assert "they killed it" in (await harness.emitted(job.document, "EngineRestarted")).message
 
 
-async def test_many_requests_that_see_one_death_cause_one_restart(harness, shut_engine):
-    _, job = await harness.serving(shut_engine)
-    asked = [asyncio.ensure_future(harness.ask(job.request(index=index))) for index in range(8)]
-    while len(shut_engine.calls) < 8:
-        shut_engine.called.clear()
-        await shut_engine.called.wait()
-    shut_engine.open.set()
-    shut_engine.die()
-    assert all(reply.phase is ReplyPhase.RESULT for reply in await asyncio.gather(*asked))
-    assert shut_engine.starts == 2
+async def test_a_report_of_a_failure_counts_only_for_the_incarnation_that_failed(make_engine: MakeEngine) -> None:
+    async def passes(engine: Any) -> None:
+        assert engine
+
+    failures: list[str] = []
+    engine = SupervisedEngine(make_engine(), passes, failures.append, lambda: None)
+    await engine.start()
+    for incarnation, reason in ((0, "first"), (0, "first again"), (1, "it is down already")):
+        engine.report(incarnation, reason)
+    await engine.restart()
+    engine.report(0, "first, by a call that ended late")
+    assert (failures, engine.up) == (["first"], True)
+    engine.report(1, "second")
+    assert (failures, engine.up) == (["first", "second"], False)
 
 
-async def test_a_request_under_which_the_engine_always_dies_is_refused(harness, make_engine, monkeypatch):
-    monkeypatch.setattr(supervised_engine, "RESTART_BACKOFF_S", (0.0,))
+async def test_a_request_under_which_the_engine_always_dies_is_refused(harness, make_engine):
     engine = make_engine(deaths=3)
     _, job = await harness.serving(engine)
     generate = engine.generate
@@ -47,43 +67,87 @@ async def test_a_request_under_which_the_engine_always_dies_is_refused(harness, 
         return await generate(*arguments)
 
     engine.generate = beside_one_beyond_the_context
-    reply = await harness.ask(job.request())
-    assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, False)
-    assert (
-        reply.error
-        == "the engine failed 3 times while it ran the prompt of turn uid1-t0-0-1.0; last: this request killed it"
-    )
+    reply = await harness.failure(job.request())
+    words = "the engine failed 3 times while it ran the prompt of turn uid1-t0-0-1.0; last: this request killed it"
+    assert (reply.retryable, reply.error) == (False, words)
     assert len(engine.calls) == 3
     assert not reply.stops_engine, "the engine generated nothing else: it may fail for another reason"
-    assert (await harness.ask(job.request())).phase is ReplyPhase.RESULT
+    await harness.result(job.request())
 
 
-async def test_a_request_outside_the_engine_has_no_part_in_its_death(harness, make_engine, monkeypatch):
-    monkeypatch.setattr(generation, "MAX_ENGINE_FAILURES", 1)
-    monkeypatch.setattr(requests, "HEARTBEAT_S", 0.01)
-    engine = make_engine(limits={"max_num_seqs": 1})
-    engine.open.clear()
-    _, job = await harness.serving(engine)
-    async with harness.asking(job.request()) as inside:
-        await engine.called.wait()
-        async with harness.asking(job.request(index=1, append="another prompt")) as outside:
-            await outside.until_it_says("it waited for a place in the engine")
-            engine.die()
-            assert "the engine failed 1 times" in (await inside.end()).error
-            engine.open.set()
-            assert (await outside.end()).phase is ReplyPhase.RESULT
+@pytest.mark.parametrize("places", [64, 2], ids=["places for all", "two places"])
+async def test_a_prompt_that_always_ends_the_engine_does_so_three_times_in_all_and_hits_every_other_at_most_once(
+    harness: Any, make_engine: MakeEngine, places: int
+) -> None:
+    engine = make_engine(limits={"max_num_seqs": places})
+    inside, deaths = Counter[str](), list[set[str]]()
+    generate = engine.generate
+
+    async def fatal(request: str, adapter: Any, prompt_ids: Any, *arguments: Any) -> Any:
+        text = "".join(map(chr, prompt_ids))
+        inside[text] += 1
+        down = engine._down
+        try:
+            await asyncio.sleep(0.02)
+            if down.done():
+                raise EngineDown(down.result())
+            if "poison" in text:
+                deaths.append(set(+inside))
+                engine.die("poison")
+            return await generate(request, adapter, prompt_ids, *arguments)
+        finally:
+            inside[text] -= 1
+
+    engine.generate = fatal
+    await harness.replica(engine=engine)
+    sender, other = await harness.job("sender"), await harness.job("other")
+    for job in (sender, other):
+        await harness.ask(job.request(index=50))  # until the replica listens
+    poison = {"append": "poison", "deadline_s": 300.0}
+    members = [sender.request(member=member, **poison) for member in range(3)]
+    others = [other.request(index=index, append=f"good {index}", deadline_s=300.0) for index in range(10)]
+    replies = await asyncio.gather(*(harness.ask(request) for request in (*members, *others)))
+    bad, good = replies[:3], replies[3:]
+    bad.append(await harness.ask(sender.request(episode=episode_id(members[0].group, 0, 2), **poison)))
+    assert {(reply.phase, reply.retryable) for reply in bad} == {(ReplyPhase.FAILED, False)}
+    assert bad[-1].stops_engine, "others were generated meanwhile"
+    assert all("the engine failed 3 times while it ran the prompt of turn" in reply.error for reply in bad)
+    assert [reply.phase for reply in good] == [ReplyPhase.RESULT] * 10, [reply.error for reply in good if reply.error]
+    assert len(deaths) <= 3 + sum(not reply.stops_engine for reply in bad)
+    companions = Counter(text for death in deaths for text in death if "poison" not in text)
+    assert max(companions.values(), default=0) <= 1
+    assert deaths[-1] == {text for text in deaths[-1] if "poison" in text}, "it was alone"
 
 
-async def test_an_idle_engine_that_hangs_is_noticed(harness, make_engine, monkeypatch):
-    monkeypatch.setattr(supervised_engine, "HEALTH_CHECK_S", 0.01)
+async def test_a_request_that_waits_for_its_version_after_a_failure_delays_no_other_retry(harness, shut_engine):
+    await harness.replica(engine=shut_engine)
+    waiting, other = await harness.job("waiting"), await harness.job("other")
+    load, hangs = shut_engine.load, asyncio.Event()
+
+    async def hang(adapter: Any) -> Any:
+        if adapter.name == waiting.adapter(0).engine_name and shut_engine.starts > 1:
+            hangs.set()
+            await asyncio.Event().wait()
+        return await load(adapter)
+
+    shut_engine.load = hang
+    async with harness.asking(waiting.request()) as first, harness.asking(other.request()) as second:
+        await harness.until(lambda: len(shut_engine.calls) == 2)
+        shut_engine.open.set()
+        shut_engine.die()
+        await hangs.wait()
+        assert (await second.end()).phase is ReplyPhase.RESULT
+        assert not first.over.is_set()
+
+
+async def test_an_idle_engine_that_hangs_is_noticed(harness, make_engine):
     engine = make_engine()
     _, job = await harness.serving(engine)
+    name = job.adapter(0).engine_name
     await harness.verified("rollout-0", job.adapter(0))
     engine.die("hangs")
-    await harness.report(
-        "rollout-0", lambda report: report.restarts == 1 and job.adapter(0).engine_name in report.verified
-    )
-    assert (await harness.ask(job.request())).phase is ReplyPhase.RESULT
+    await harness.report("rollout-0", lambda report: report.restarts == 1 and name in report.verified)
+    await harness.result(job.request())
 
 
 async def test_nothing_is_loaded_if_the_engine_fails_again_before_the_loads_begin(harness, make_engine, roles):
@@ -125,52 +189,44 @@ async def test_while_its_engine_is_down_a_replica_leaves_episodes_to_others(harn
     await harness.ask(job.request(index=50, deadline_s=0.05), of="rollout-0")
     await harness.report("rollout-0", lambda report: not report.ready)
     for index in range(6):
-        assert (await harness.ask(job.request(index=index))).replica == "rollout-1"
+        assert (await harness.result(job.request(index=index))).replica == "rollout-1"
     assert replica.engine.calls == []
 
 
-async def test_an_engine_that_does_not_come_back_ends_the_role_with_its_words(harness, make_engine, monkeypatch):
-    monkeypatch.setattr(supervised_engine, "RESTART_BACKOFF_S", (0.0, 0.0))
-
+async def test_an_engine_that_does_not_come_back_ends_the_role_with_its_words(harness, make_engine):
     async def refuses() -> None:
         raise Permanent("no memory")
 
     engine = make_engine(deaths=1)
     replica, job = await harness.serving(engine)
     engine.restart = refuses
+    begun = asyncio.get_running_loop().time()
     async with harness.asking(job.request()):
-        with pytest.raises(BaseExceptionGroup) as ended:
-            await replica.task
-    assert ended.group_contains(Permanent, match="no memory", depth=None)
+        await ended(replica, Permanent, "no memory")
+    assert asyncio.get_running_loop().time() - begun >= sum(supervised_engine.RESTART_BACKOFF_S)
 
 
-@pytest.mark.parametrize("incarnation", ["first", "second"])
+@pytest.mark.parametrize("incarnation", [1, 2])
 async def test_an_engine_that_fails_its_self_test_never_serves_and_ends_the_role(harness, make_engine, incarnation):
     """It is not started again within the process: the same engine would fail again, and nobody would hear of it."""
-    engine = make_engine(applies=incarnation == "second")
+    engine = make_engine(applies=incarnation == 2)
     await harness.calibrate(engine)
     replica = await harness.begin("rollout-0", engine)
-    if incarnation == "second":
+    if incarnation == 2:
         await harness.report("rollout-0", lambda report: report.ready)
         engine.applies = False
         engine.die()
         job = await harness.job()
         async with harness.asking(job.request()):  # the first to notice
-            with pytest.raises(BaseExceptionGroup) as ended:
-                await replica.task
+            await ended(replica, SelfTestFailed, r"slot 1 of 4: .* it is not applied")
     else:
-        with pytest.raises(BaseExceptionGroup) as ended:
-            await replica.task
-    assert ended.group_contains(SelfTestFailed, match=r"slot 1 of 4: .* it is not applied", depth=None)
-    assert engine.starts == (1 if incarnation == "first" else 2)
-    assert engine.calls == []
+        await ended(replica, SelfTestFailed, r"slot 1 of 4: .* it is not applied")
+    assert (engine.starts, engine.calls) == (incarnation, [])
 
 
 @pytest.mark.parametrize("incarnation", [1, 2])
-async def test_an_engine_that_hangs_in_its_self_test_is_noticed(harness, make_engine, monkeypatch, incarnation):
+async def test_an_engine_that_hangs_in_its_self_test_is_noticed(harness, make_engine, incarnation):
     """The first one ends the role, which is restarted; a later one is started again."""
-    monkeypatch.setattr(supervised_engine, "HEALTH_CHECK_S", 0.01)
-    monkeypatch.setattr(supervised_engine, "RESTART_BACKOFF_S", (0.0, 0.0))
     engine, hangs = make_engine(), asyncio.Event()
     score, healthy = engine.score, engine.healthy
 
@@ -189,10 +245,7 @@ async def test_an_engine_that_hangs_in_its_self_test_is_noticed(harness, make_en
     await harness.calibrate(engine)
     replica = await harness.begin("rollout-0", engine)
     if incarnation == 1:
-        await harness.until(replica.task.done)
-        with pytest.raises(BaseExceptionGroup) as ended:
-            await replica.task
-        assert ended.group_contains(EngineDown, match="hangs", depth=None)
+        await ended(replica, EngineDown, "hangs")
     else:
         await harness.report("rollout-0", lambda report: report.ready)
         engine.die()

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from marlaas_api.messages import Manifest, ReplyPhase
+from marlaas_api.messages import Manifest
 from marlaas_api.names import AdapterRef
 from marlaas_worker.rollout import reload_pace
 from marlaas_worker.rollout.adapter_cache import AdapterCache
 
-pytestmark = pytest.mark.usefixtures("brief_quanta")
+MakeEngine = Callable[..., Any]
 
 
 def count_scores(engine: Any) -> list[str]:
@@ -31,24 +31,32 @@ def count_scores(engine: Any) -> list[str]:
     return scored
 
 
+def loads_of(replica: Any) -> tuple[float, float]:
+    """The number of loads, and of re-loads among them, by the metrics."""
+    samples = {sample.name: sample.value for sample in replica.context.metrics.all_samples()}
+    return samples["marlaas_rollout_loads_total"], samples["marlaas_rollout_reloads_total"]
+
+
 async def test_an_evicted_version_is_proven_by_its_digest_when_it_comes_back(
-    harness: Any, make_engine: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    harness: Any, make_engine: MakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    engine = make_engine(limits={"slots": 1})
+    twisted: list[Path] = []
+    engine = make_engine(limits={"slots": 1}, twist=lambda folder: twisted[0] if twisted else folder)
     scored = count_scores(engine)
     replica = await harness.replica(engine=engine)
     jobs = [await harness.job(name) for name in ("a", "b")]
     for index in range(2):
         for job in jobs:
-            assert (await harness.ask(job.request(index=index))).phase is ReplyPhase.RESULT
+            await harness.result(job.request(index=index))
     names = [job.adapter(0).engine_name for job in jobs]
     assert engine.loads == [*names, *names]
     assert scored == names
-    samples = {sample.name: sample.value for sample in replica.context.metrics.all_samples()}
-    assert samples["marlaas_rollout_loads_total"] == 4
-    assert samples["marlaas_rollout_reloads_total"] == 2
-    assert 0 < samples["marlaas_rollout_reload_seconds_total"] < samples["marlaas_rollout_load_seconds_total"]
+    assert loads_of(replica) == (4, 2)
+    await harness.publish(jobs[0], 7)
+    twisted.append(harness.scratch / "published" / jobs[0].adapter(7).engine_name)
+    refused = await harness.failure(jobs[0].request(index=2))
+    assert ("digest check failed" in refused.error, refused.retryable) == (True, False)
     await replica.stop()
     assert re.search(
         r"4 loads of adapter versions took [\d.]+ s of the engine's time; 2 of them were re-loads", caplog.text
@@ -56,7 +64,7 @@ async def test_an_evicted_version_is_proven_by_its_digest_when_it_comes_back(
 
 
 async def test_a_prefetched_version_that_lost_its_slot_before_its_first_request_is_no_reload(
-    harness: Any, make_engine: Callable[..., Any]
+    harness: Any, make_engine: MakeEngine
 ) -> None:
     """Many jobs begin at once on few slots: first versions that were prefetched and evicted must not use up the time of re-loads."""
     engine = make_engine(limits={"slots": 1})
@@ -64,103 +72,70 @@ async def test_a_prefetched_version_that_lost_its_slot_before_its_first_request_
     replica = await harness.replica(engine=engine)
     prefetched, other = [await harness.job(name) for name in ("a", "b")]
     for job in (other, prefetched):
-        assert (await harness.ask(job.request())).phase is ReplyPhase.RESULT
+        await harness.result(job.request())
     first, second = prefetched.adapter(0).engine_name, other.adapter(0).engine_name
     assert engine.loads == [first, second, first]
     assert scored == [first, second], "it was proven before, so its digest proves it"
-    samples = {sample.name: sample.value for sample in replica.context.metrics.all_samples()}
-    assert samples["marlaas_rollout_loads_total"] == 3
-    assert samples["marlaas_rollout_reloads_total"] == 0
+    assert loads_of(replica) == (3, 0)
 
 
 async def test_versions_that_no_request_uses_do_not_take_the_slots_from_each_other(
-    harness: Any, make_engine: Callable[..., Any]
+    harness: Any, make_engine: MakeEngine
 ) -> None:
     """Three agents in use whose next versions share two slots, before any request for these."""
     engine = make_engine(limits={"slots": 2})
     await harness.replica(engine=engine)
     jobs = [await harness.job(name) for name in ("a", "b", "c")]
     for job in jobs:
-        assert (await harness.ask(job.request())).phase is ReplyPhase.RESULT
+        await harness.result(job.request())
     for job in jobs:
-        await harness.commit_verified(job, 1)
+        await harness.commit(job, 1)
+    await harness.until(lambda: len(engine.loads) == 5)
     for index in range(1, 100):
-        assert (await harness.ask(jobs[-1].request(index=index))).phase is ReplyPhase.RESULT
-    assert sorted(name for name in engine.loads if name.endswith("v1")) == [job.adapter(1).engine_name for job in jobs]
+        await harness.result(jobs[-1].request(index=index))
+    newest = [name for name in engine.loads if name.endswith("v1")]
+    assert newest == [job.adapter(1).engine_name for job in jobs[:2]], (
+        "each once; the third one's group may use version 0"
+    )
 
 
-async def test_a_version_that_comes_back_with_other_tensors_is_refused(
-    harness: Any, make_engine: Callable[..., Any]
-) -> None:
-    twisted: list[Path] = []
-    engine = make_engine(limits={"slots": 1}, twist=lambda folder: twisted[0] if twisted else folder)
-    await harness.replica(engine=engine)
-    first, second = [await harness.job(name) for name in ("a", "b")]
-    await harness.ask(first.request())
-    await harness.ask(second.request())
-    await harness.publish(first, 7)
-    twisted.append(harness.scratch / "published" / first.adapter(7).engine_name)
-    reply = await harness.ask(first.request(index=1))
-    assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, False)
-    assert "digest check failed" in reply.error
-
-
-async def test_after_a_restart_of_the_engine_a_version_is_probed_again(
-    harness: Any, make_engine: Callable[..., Any]
-) -> None:
+async def test_after_a_restart_of_the_engine_a_version_is_probed_again(harness: Any, make_engine: MakeEngine) -> None:
     engine = make_engine(deaths=1)
     scored = count_scores(engine)
-    await harness.replica(engine=engine)
-    job = await harness.job()
-    assert (await harness.ask(job.request())).phase is ReplyPhase.RESULT
+    _, job = await harness.serving(engine)
+    await harness.result(job.request())
     assert scored == [job.adapter(0).engine_name] * 2
 
 
 class HeldUnloads:
     """The unloads of an engine, which end when `release` is set.
 
-    begun: names, in order. held: those not ended. first: set when one has begun.
+    held: those that have begun and not ended. first: set when one has begun.
     """
 
-    def __init__(self, engine: Any, num: int = 0) -> None:
-        self.begun: list[str] = []
+    def __init__(self, engine: Any) -> None:
         self.held: list[str] = []
         self.first = asyncio.Event()
         self.release = asyncio.Event()
-        self._engine, self._num, self._unload = engine, num, engine.unload
+        self._unload = engine.unload
         engine.unload = self.unload
 
     async def unload(self, adapter: Any) -> None:
         if not adapter.name.startswith("self-test."):
-            self.begun.append(adapter.name)
             self.held.append(adapter.name)
             self.first.set()
-            if len(self.begun) == self._num:
-                self.release.set()
             await self.release.wait()
             self.held.remove(adapter.name)
         await self._unload(adapter)
 
 
-async def test_versions_are_evicted_at_the_same_time(harness: Any, make_engine: Callable[..., Any]) -> None:
-    """An engine answers calls between two steps: one eviction after another would take a step each."""
-    engine = make_engine(limits={"slots": 2})
-    await harness.replica(engine=engine)
-    jobs = [await harness.job(name) for name in ("a", "b", "c", "d")]
-    unloads = HeldUnloads(engine, num=2)
-    async with asyncio.timeout(20):
-        replies = await asyncio.gather(*(harness.ask(job.request()) for job in jobs[2:]))
-    assert [reply.phase for reply in replies] == [ReplyPhase.RESULT] * 2
-    assert len(unloads.begun) == 2
-
-
 async def test_a_version_that_is_asked_for_while_it_is_evicted_is_loaded_after_its_files_are_removed(
-    harness: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    harness: Any, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine(limits={"slots": 2})
     await harness.replica(engine=engine)
     jobs = [await harness.job(name) for name in ("a", "b", "c")]
-    unloads, read_of = HeldUnloads(engine), AdapterCache.manifest
+    unloads, read_of, fetch_of = HeldUnloads(engine), AdapterCache.manifest, AdapterCache.fetch
     fetched_early: list[str] = []
 
     async def read(self: AdapterCache, adapter: AdapterRef) -> Manifest:
@@ -169,15 +144,13 @@ async def test_a_version_that_is_asked_for_while_it_is_evicted_is_loaded_after_i
             unloads.release.set()
         return await read_of(self, adapter)
 
-    fetch_of = AdapterCache.fetch
-
     async def fetch(self: AdapterCache, manifest: Manifest) -> Path:
         fetched_early.extend({manifest.adapter.engine_name} & {*unloads.held})
         return await fetch_of(self, manifest)
 
     monkeypatch.setattr(AdapterCache, "manifest", read)
     monkeypatch.setattr(AdapterCache, "fetch", fetch)
-    async with asyncio.timeout(20), asyncio.TaskGroup() as asked:
+    async with asyncio.TaskGroup() as asked:
         asked.create_task(harness.ask(jobs[-1].request()))
         await unloads.first.wait()
         (evicted,) = (job for job in jobs if job.adapter(0).engine_name in unloads.held)
@@ -187,46 +160,31 @@ async def test_a_version_that_is_asked_for_while_it_is_evicted_is_loaded_after_i
 
 
 OPPONENT = {"name": "opponent", "policy": {"of": "policy", "versions": "past"}}
-STRICT = {"training": {"steps": 3, "maxStaleness": 0}}
 
 
-async def test_a_past_version_that_the_open_step_calls_keeps_its_slot_between_turns(
-    harness: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("caller", ["the open step", "an evaluation"])
+async def test_a_past_version_that_is_called_keeps_its_slot_between_turns(
+    harness: Any, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, caller: str
 ) -> None:
     """The newest version of the strict job yields to the other job; if the past one counted as superseded, it would."""
+    monkeypatch.setattr(reload_pace, "MIN_QUANTUM_S", 0.0)
     monkeypatch.setattr(reload_pace, "MAX_QUANTUM_S", 0.0)
     engine = make_engine(limits={"slots": 2})
     await harness.replica(engine=engine)
-    job = await harness.job(agents=[{"name": "policy"}, OPPONENT], **STRICT)
-    await harness.commit(job, 1)
-    own, against = job.request(), job.request(agent="opponent", turn=1, parent=None)
-    await harness.pin(own, 1)
-    await harness.pin(against, 0)
-    for request in (own, against):
-        assert (await harness.ask(request)).phase is ReplyPhase.RESULT
-    assert [(await harness.turn(one)).version for one in (own, against)] == [1, 0]
-    engine.unloads.clear()
-    assert (await harness.ask((await harness.job("other")).request())).phase is ReplyPhase.RESULT
-    assert engine.unloads == [job.adapter(1).engine_name]
-
-
-async def test_a_version_under_evaluation_keeps_its_slot_after_the_next_one_was_committed(
-    harness: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reload_pace, "MAX_QUANTUM_S", 0.0)
-    engine = make_engine(limits={"slots": 2})
-    await harness.replica(engine=engine)
-    job = await harness.job(**STRICT)
+    job = await harness.job(agents=[{"name": "policy"}, OPPONENT], training={"steps": 3, "maxStaleness": 0})
     group = f"{job.uid}-e3v0"
-    evaluated = job.request(group=group, episode=f"{group}-0-1")
-    await harness.pin(evaluated, 0)
-    assert (await harness.ask(evaluated)).phase is ReplyPhase.RESULT
+    past = {
+        "the open step": job.request(agent="opponent", turn=1, parent=None),
+        "an evaluation": job.request(group=group, episode=f"{group}-0-1"),
+    }[caller]
+    await harness.pin(past, 0)
+    await harness.result(past)
     await harness.commit_verified(job, 1)
-    training = job.request()
-    await harness.pin(training, 1)
-    later = evaluated.model_copy(update={"turn": 1, "parent": 0})
-    for request in (training, later):
-        assert (await harness.ask(request)).phase is ReplyPhase.RESULT
+    own, later = job.request(), past.model_copy(update={"turn": past.turn + 2, "parent": past.turn})
+    await harness.pin(own, 1)
+    for request in (own, later):
+        await harness.result(request)
+    assert [(await harness.turn(one)).version for one in (own, later)] == [1, 0]
     assert engine.unloads == []
-    assert (await harness.ask((await harness.job("other")).request())).phase is ReplyPhase.RESULT
+    await harness.result((await harness.job("other")).request())
     assert engine.unloads == [job.adapter(1).engine_name]

@@ -1,6 +1,7 @@
-"""Token in, token out, through the whole of it: 1,000 random episodes, from the requests of a sandbox to the segments of a trainer.
+"""Token in, token out, through the whole of it: 500 random episodes, from the requests of a sandbox to the segments of a trainer.
 
-What is compared was written down by neither side: what the engine was fed and what it drew.
+What is compared was written down by neither side: what the engine was fed and what it drew. Now and then the replica forgets its
+conversations, as after a failover, and restores them from their records.
 """
 
 import asyncio
@@ -8,7 +9,7 @@ import contextlib
 import json
 import random
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,7 +38,7 @@ from marlaas_worker.trainer.weighing import segments_of
 MEMBERS = 2
 FORGETFUL = "forgetful"
 MAX_TURNS = 6
-WORDS = [
+WORDS = (
     "reverse: ",
     "abc",
     "3 + 4",
@@ -51,7 +52,7 @@ WORDS = [
     "<|im_end|>",
     "the",
     " ",
-]
+)
 TOOL = json.dumps({"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}})
 THINKS = (
     "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
@@ -60,6 +61,13 @@ THINKS = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """A template that drops reasoning from its past, as some do, and shows tools."""
+
+
+def forget(role: Any) -> None:
+    """Empty a role's cache of conversations."""
+    histories = role._histories
+    for key in list(histories._kept):
+        histories._drop(key)
 
 
 def tokenizer_of(name: str) -> PretrainedTokenizer:
@@ -82,6 +90,7 @@ class DrawingEngine(ScriptedEngine):
     tokenizer: PretrainedTokenizer | None = None
     vocabulary: int = 0
     drawn: dict[str, list[Drawn]] = field(default_factory=lambda: defaultdict(list))
+    forget: Callable[[], None] = lambda: None
 
     async def generate(
         self,
@@ -92,6 +101,8 @@ class DrawingEngine(ScriptedEngine):
         began: Began = unheard,
     ) -> Completion:
         rng = random.Random(sampling.seed)
+        if rng.random() < 0.3:
+            self.forget()
         room = min(sampling.max_tokens, self.limits.max_model_len - len(prompt_ids))
         ids = [one for _ in range(rng.randint(0, 5)) for one in self._some(rng)]
         if rng.random() < 0.7:
@@ -203,15 +214,14 @@ def assert_trained_as_drawn(drawn: list[Drawn], trained: list[Segment]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "num_episodes", "max_model_len"),
-    [("tiny", 400, 100), ("smollm2-135m-instruct", 400, 100), (FORGETFUL, 200, 100)],
+    ("name", "num_episodes"),
+    [("tiny", 200), ("smollm2-135m-instruct", 100), (FORGETFUL, 200)],
 )
-async def test_what_was_generated_is_what_is_trained_token_for_token(harness, name, num_episodes, max_model_len):
+async def test_what_was_generated_is_what_is_trained_token_for_token(harness, roles, name, num_episodes):
     tokenizer = await asyncio.to_thread(tokenizer_of, name)
     vocabulary = len(tokenizer._tokenizer)
-    engine = DrawingEngine(
-        limits=replace(LIMITS, max_model_len=max_model_len), tokenizer=tokenizer, vocabulary=vocabulary
-    )
+    limits = replace(LIMITS, max_model_len=100)
+    engine = DrawingEngine(limits=limits, tokenizer=tokenizer, vocabulary=vocabulary, forget=lambda: forget(roles[0]))
     job = await harness.job(rollout={"maxTokens": 64})
     num_rewritten = full = 0
     async with serving(harness, tokenizer, engine), TurnClient(harness.bus, TurnTimeouts(silence_s=0.5)) as client:

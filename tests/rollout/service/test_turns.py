@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from tests.rollout.service.scripted import CharacterTokenizer
@@ -11,6 +12,7 @@ from marlaas_api.messages import ChatMessage, ReplyPhase, StopReason
 from marlaas_api.wire import encode, unpack_ids, unpack_logprobs
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.health import families
+from marlaas_worker.rollout.templates import REASON
 
 
 async def test_a_turn_is_recorded_and_then_answered(harness):
@@ -20,12 +22,14 @@ async def test_a_turn_is_recorded_and_then_answered(harness):
         reply = await asked.end()
     assert asked.without_heartbeats == [ReplyPhase.ACCEPTED, ReplyPhase.RESULT]
     assert (reply.text, reply.stop_reason, reply.num_tokens) == ("yes", StopReason.STOP, 4)
-    turn = await harness.turn(request)
-    assert unpack_ids(turn.prompt_ids).tolist() == replica.engine.calls[0].prompt_ids
+    turn, fed = await harness.turn(request), replica.engine.calls[0].prompt_ids
+    assert unpack_ids(turn.prompt_ids).tolist() == fed
     assert unpack_ids(turn.output_ids).tolist() == [*map(ord, "yes"), 1]
     assert unpack_logprobs(turn.logprobs).tolist() == [-0.5] * 4
     assert (turn.version, turn.opens_segment, turn.text, turn.replica) == (0, True, "yes", "rollout-0")
-    assert turn.meter.prompt_tokens == len(replica.engine.calls[0].prompt_ids)
+    assert turn.meter.prompt_tokens == len(fed)
+    (tensors,) = (name for name in harness.blobs.contents if name.endswith(TENSORS_FILE))
+    assert turn.adapter_sha256[:16] == tensors.rsplit("/", 1)[1][:16], "the bytes of the version that answered"
 
 
 async def test_a_replica_says_that_it_is_ready_and_what_it_generated_for_whom(harness):
@@ -46,18 +50,8 @@ async def test_a_replica_says_that_it_is_ready_and_what_it_generated_for_whom(ha
         "queued_steps_total": "3.0",
         "queue": "1.0",
     }
-    replica.context.stop.set()
-    await replica.task
+    await replica.stop()
     assert not metrics.ready()
-
-
-async def test_the_record_names_the_bytes_of_the_version_that_answered(harness):
-    _, job = await harness.serving()
-    request = job.request()
-    await harness.ask(request)
-    turn = await harness.turn(request)
-    files = [name for name in harness.blobs.contents if name.endswith(TENSORS_FILE)]
-    assert turn.adapter_sha256[:16] == files[0].rsplit("/", 1)[1][:16]
 
 
 async def test_sampling_follows_from_the_job_and_never_from_the_request(harness):
@@ -69,26 +63,22 @@ async def test_sampling_follows_from_the_job_and_never_from_the_request(harness)
     assert (first.seed, second.seed) == (2291511271023518619, 1594335443364747636), "they never change"
 
 
-async def test_a_conversation_goes_on_with_its_own_ids(harness):
-    replica, job = await harness.serving()
-    for number in range(3):
-        await harness.ask(job.request(turn=number))
-    turns = [await harness.turn(job.request(turn=number)) for number in range(3)]
+async def test_a_conversation_goes_on_with_its_own_ids_also_in_branches_and_on_another_replica(harness):
+    first, job = await harness.serving()
+    for number in range(2):
+        await harness.result(job.request(turn=number))
+    await harness.result(job.request(turn=2, parent=0, append="left~"))
+    root, linear, branch = (call.prompt_ids for call in first.engine.calls)
+    said = [*map(ord, "yes"), 1]
+    assert branch == [*root, *said, *map(ord, "left"), 1]
+    await first.kill()
+    second = await harness.replica("rollout-1")
+    await harness.result(job.request(turn=3, parent=1), of="rollout-1")
+    turns = [await harness.turn(job.request(turn=number)) for number in (0, 1, 3)]
     assert [turn.opens_segment for turn in turns] == [True, False, False]
-    fed: list[int] = []
-    for turn, call in zip(turns, replica.engine.calls, strict=True):
-        fed += unpack_ids(turn.prompt_ids).tolist()
-        assert call.prompt_ids == fed
-        fed += unpack_ids(turn.output_ids).tolist()
-
-
-async def test_conversations_branch(harness):
-    replica, job = await harness.serving()
-    await harness.ask(job.request(turn=0))
-    await harness.ask(job.request(turn=1))
-    await harness.ask(job.request(turn=2, parent=0, append="left~"))
-    root, _, branch = replica.engine.calls
-    assert branch.prompt_ids == [*root.prompt_ids, *map(ord, "yes"), 1, *map(ord, "left"), 1]
+    appended = [unpack_ids(turn.prompt_ids).tolist() for turn in turns]
+    assert linear == [*appended[0], *said, *appended[1]]
+    assert second.engine.calls[0].prompt_ids == [*linear, *said, *appended[2]]
 
 
 async def test_a_template_that_rewrites_its_past_opens_a_segment(harness, make_engine):
@@ -127,64 +117,36 @@ async def test_one_jobs_long_texts_keep_a_thread_for_everybody_else(harness, mon
             await one.until(ReplyPhase.ACCEPTED)
         late = other.request(index=1, append=f"other{'x' * 20_000}")
         asked.append(await open_asks.enter_async_context(harness.asking(late)))
-        async with asyncio.timeout(10):
-            assert (await began.get()).startswith("other")
+        assert (await began.get()).startswith("other")
         gate.set()
         ends = [await one.end() for one in asked]
     assert {reply.stop_reason for reply in ends} == {StopReason.CONTEXT}
 
 
-async def test_a_prompt_beyond_the_context_window_ends_the_policys_episode(harness):
-    replica, job = await harness.serving()
-    long = job.request(append=(ChatMessage(role="user", content="x" * 2000),))
-    reply = await harness.ask(long)
-    assert (reply.phase, reply.stop_reason, reply.num_tokens) == (ReplyPhase.RESULT, StopReason.CONTEXT, 0)
-    turn = await harness.turn(long)
-    assert (turn.prompt_ids, turn.output_ids, turn.opens_segment) == (b"", b"", True)
-    after = await harness.ask(job.request(turn=1))
-    assert after.stop_reason is StopReason.CONTEXT
-    assert replica.engine.calls == []
+def long(letter: str) -> tuple[ChatMessage, ...]:
+    return (ChatMessage(role="user", content=letter * 200_000),)
 
 
-async def test_a_failed_over_conversation_is_restored_from_its_records(harness):
-    first, job = await harness.serving()
-    await harness.ask(job.request(turn=0))
-    await harness.ask(job.request(turn=1))
-    await first.kill()
-    second = await harness.replica("rollout-1")
-    reply = await harness.ask(job.request(turn=2), of="rollout-1")
-    assert reply.phase is ReplyPhase.RESULT
-    before = [*first.engine.calls[1].prompt_ids, *map(ord, "yes"), 1]
-    fed = second.engine.calls[0].prompt_ids
-    appended = unpack_ids((await harness.turn(job.request(turn=2))).prompt_ids).tolist()
-    assert fed == before + appended
-
-
-async def test_a_full_context_stays_full_after_a_failover(harness):
-    first, job = await harness.serving()
-    await harness.ask(job.request(append=(ChatMessage(role="user", content="x" * 2000),)))
-    await first.kill()
-    await harness.replica("rollout-1")
-    reply = await harness.ask(job.request(turn=1), of="rollout-1")
-    assert reply.stop_reason is StopReason.CONTEXT
-
-
-@pytest.mark.parametrize("append", ["x" * 200_000, (ChatMessage(role="user", content="x" * 200_000),)])
-async def test_what_no_context_holds_is_not_recorded_either_and_asked_again_it_is_the_same(harness, append):
+@pytest.mark.parametrize(("append", "other"), [("x" * 200_000, "y" * 200_000), (long("x"), long("y"))])
+async def test_a_prompt_beyond_the_context_window_ends_the_policys_episode_and_is_not_recorded(harness, append, other):
     """It costs nothing in the engine, and the log of turns is everybody's: full, it forgets what others have not trained yet."""
     first, job = await harness.serving()
     request = job.request(append=append, tools=("{}",))
-    assert (await harness.ask(request)).stop_reason is StopReason.CONTEXT
+    reply = await harness.result(request)
+    assert (reply.stop_reason, reply.num_tokens) == (StopReason.CONTEXT, 0)
     turn = await harness.turn(request)
+    assert (turn.prompt_ids, turn.output_ids, turn.opens_segment) == (b"", b"", True)
     assert len(encode(turn)) < 4096
     assert "xxx… [200002 characters that did not fit the context window" in str(turn.append)
+    after = job.request(turn=1, append="and now~")
+    assert (await harness.result(after)).stop_reason is StopReason.CONTEXT
     await first.kill()
-    await harness.replica("rollout-1")
-    assert (await harness.ask(request, of="rollout-1")).stop_reason is StopReason.CONTEXT
-    other = job.request(
-        append="y" * 200_000 if isinstance(append, str) else (ChatMessage(role="user", content="y" * 200_000),)
-    )
-    assert "another play has this name" in (await harness.ask(other, of="rollout-1")).error
+    second = await harness.replica("rollout-1")
+    for one in (request, after, job.request(turn=2, append="and now~")):
+        assert (await harness.result(one, of="rollout-1")).stop_reason is StopReason.CONTEXT
+    refused = await harness.failure(job.request(append=other), of="rollout-1")
+    assert "another play has this name" in refused.error
+    assert first.engine.calls == second.engine.calls == []
 
 
 @pytest.mark.parametrize(
@@ -196,8 +158,8 @@ async def test_what_no_context_holds_is_not_recorded_either_and_asked_again_it_i
 )
 async def test_what_a_template_does_not_show_is_not_recorded_by_the_megabyte(harness, hidden):
     replica, job = await harness.serving()
-    reply = await harness.ask(job.request(**hidden), of="rollout-0")
-    assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, False)
+    reply = await harness.failure(job.request(**hidden))
+    assert not reply.retryable
     assert "the model's chat template shows little of them" in reply.error
     assert replica.engine.calls == []
 
@@ -206,43 +168,51 @@ LONG = "1" * 40_000
 """In a name that becomes a subject, the server hangs up on who sends it."""
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"uid": "old"}, "has uid uid1"),
-        ({"job": "nobody"}, "there is no job"),
-        ({"agent": "critic"}, "has no agent 'critic'"),
-        ({"group": "uid1-x"}, "not a group name"),
-        ({"group": "other-t0", "episode": "other-t0-0-1"}, "not of job uid"),
-        ({"episode": "uid1-t1-0-1"}, "is not of member 0"),
-        ({"episode": "uid1-t0-0-1.*"}, "is not of member 0"),
-        ({"member": 1, "episode": "uid1-t0-0-1"}, "is not of member 1"),
-        ({"group": f"uid1-{LONG}-t0", "episode": f"uid1-{LONG}-t0-0-1"}, "is not of job uid uid1"),
-        ({"group": f"uid1-t{LONG}", "episode": f"uid1-t{LONG}-0-1"}, "not a group name"),
-        ({"episode": f"uid1-t0-0-{LONG}"}, "is not of member 0"),
-        ({"member": -1, "episode": "uid1-t0--1-1"}, "member -1 of a group"),
-        ({"member": 10**9, "episode": "uid1-t0-1000000000-1"}, "member 1000000000 of a group"),
-        ({"turn": 10**9}, "turn 1000000000 is out of range"),
-        ({"turn": -1}, "turn -1 is out of range"),
-        ({"turn": 2, "parent": 2}, "cannot follow"),
-        ({"turn": 2, "parent": 1}, "turn 1 of episode uid1-t0-0-1 is not recorded"),
-        ({"max_tokens": 0}, "at least 1"),
-        ({"append": ""}, "nothing to generate from"),
-        ({"append": ()}, "no messages"),
-    ],
-)
-async def test_what_can_never_be_served_is_refused_for_good(harness, changes, words):
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"uid": "old"}, "has uid uid1"),
+    ({"job": "nobody"}, "there is no job"),
+    ({"agent": "critic"}, "has no agent 'critic'"),
+    ({"group": "uid1-x"}, "not a group name"),
+    ({"group": "other-t0", "episode": "other-t0-0-1"}, "not of job uid"),
+    ({"episode": "uid1-t1-0-1"}, "is not of member 0"),
+    ({"episode": "uid1-t0-0-1.*"}, "is not of member 0"),
+    ({"member": 1, "episode": "uid1-t0-0-1"}, "is not of member 1"),
+    ({"group": f"uid1-{LONG}-t0", "episode": f"uid1-{LONG}-t0-0-1"}, "is not of job uid uid1"),
+    ({"group": f"uid1-t{LONG}", "episode": f"uid1-t{LONG}-0-1"}, "not a group name"),
+    ({"episode": f"uid1-t0-0-{LONG}"}, "is not of member 0"),
+    ({"member": -1, "episode": "uid1-t0--1-1"}, "member -1 of a group"),
+    ({"member": 10**9, "episode": "uid1-t0-1000000000-1"}, "member 1000000000 of a group"),
+    ({"turn": 10**9}, "turn 1000000000 is out of range"),
+    ({"turn": -1}, "turn -1 is out of range"),
+    ({"turn": 2, "parent": 2}, "cannot follow"),
+    ({"turn": 2, "parent": 1}, "turn 1 of episode uid1-t0-0-1 is not recorded"),
+    ({"max_tokens": 0}, "at least 1"),
+    ({"append": ""}, "nothing to generate from"),
+    ({"append": ()}, "no messages"),
+]
+
+
+async def test_what_can_never_be_served_is_refused_for_good(harness):
     replica, job = await harness.serving()
-    reply = await harness.ask(job.request(**changes), of="rollout-0")
-    assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, False)
-    assert words in reply.error
-    assert len(reply.error) < 1000
+    for changes, words in REFUSED:
+        reply = await harness.failure(job.request(**changes))
+        assert not reply.retryable, changes
+        assert words in reply.error
+        assert len(reply.error) < 1000
     assert replica.engine.calls == []
 
 
 async def test_a_job_that_is_not_admitted_may_ask_again(harness):
     _, job = await harness.serving(admitted=False)
-    refused = await harness.ask(job.request(), of="rollout-0")
-    assert (refused.phase, refused.retryable, refused.waits) == (ReplyPhase.FAILED, True, True)
+    refused = await harness.failure(job.request())
+    assert (refused.retryable, refused.waits) == (True, True)
     await harness.admit(job)
-    assert (await harness.ask(job.request(), of="rollout-0")).phase is ReplyPhase.RESULT
+    await harness.result(job.request(), of="rollout-0")
+
+
+async def test_a_job_hears_that_the_template_rewrites_its_past(harness):
+    await harness.replica(trims=True)
+    job = await harness.job()
+    event = await harness.emitted(job.document, REASON)
+    assert event.ref == job.document.ref
+    assert "rewrites its past after a reply with spaces" in event.message

@@ -1,4 +1,7 @@
+"""Which version serves a request: only proven ones, and for a group the one to which it is pinned."""
+
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ from marlaas_api import failpoints, subjects, wire
 from marlaas_api.blobs import BlobRefused, BlobUnavailable
 from marlaas_api.messages import Manifest, ReplyPhase
 from marlaas_worker.adapters import TENSORS_FILE
-from marlaas_worker.rollout import reload_pace, requests
+from marlaas_worker.rollout import reload_pace
 
 
 async def test_a_new_version_is_verified_before_anybody_asks_for_it(harness):
@@ -22,71 +25,75 @@ async def test_a_new_version_is_verified_before_anybody_asks_for_it(harness):
     assert replica.engine.loads == [job.adapter(0).engine_name, job.adapter(1).engine_name]
 
 
-async def refused(harness: Any, job: Any, version: int) -> str:
-    """Ask for a version that must not be served; return why."""
-    request = job.request(index=99)
-    await harness.pin(request, version)
-    reply = await harness.ask(request)
-    assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, False)
-    assert await harness.turn(request) is None
-    assert (await harness.emitted(job.document, "VersionRefused")).message.endswith(
-        reply.error.partition("is refused: ")[2]
-    )
-    return str(reply.error)
+# Versions 1 that must never be served, with the reason.
+Spoil = Callable[[Any, Any, Any], Awaitable[str]]
 
 
-async def test_a_version_that_the_engine_refuses_is_never_served(harness, make_engine):
-    engine = make_engine(refuse="@v1")
-    _, job = await harness.serving(engine)
-    await harness.verified("rollout-0", job.adapter(0))
+async def refused_by_the_engine(harness: Any, engine: Any, job: Any) -> str:
+    engine.refuse = "@v1"
     await harness.commit(job, 1)
-    assert "the engine does not like it" in await refused(harness, job, 1)
-    assert engine.calls == []
-    assert (await harness.ask(job.request())).phase is ReplyPhase.RESULT
-    assert engine.calls[0].adapter.name == job.adapter(0).engine_name
+    return "the engine does not like it"
 
 
-async def test_corrupt_files_are_never_served(harness):
-    _, job = await harness.serving()
+async def with_corrupt_files(harness: Any, engine: Any, job: Any) -> str:
     ref = await harness.publish(job, 1)
     name = next(name for name in harness.blobs.contents if "/v1/" in name and name.endswith(TENSORS_FILE))
     harness.blobs.contents[name] = harness.blobs.contents[name][:-1] + b"!"
     await harness.commit(job, 1, ref)
-    assert "sha256" in await refused(harness, job, 1)
+    return "sha256"
 
 
-async def test_another_adapter_of_equal_shape_in_the_slot_is_never_served(harness, make_engine):
+async def with_another_adapter_in_the_slot(harness: Any, engine: Any, job: Any) -> str:
     def swapped(folder: Path) -> Path:
         return folder.parent / job.adapter(0).engine_name if folder.name.endswith("@v1") else folder
 
-    engine = make_engine(twist=swapped)
-    _, job = await harness.serving(engine)
-    await harness.verified("rollout-0", job.adapter(0))
+    engine.twist = swapped
     await harness.commit(job, 1)
-    assert "digest check failed" in await refused(harness, job, 1)
-    assert engine.unloads == [job.adapter(1).engine_name]
+    return "digest check failed"
 
 
-async def test_a_stale_pointer_is_never_served(harness):
-    _, job = await harness.serving()
-    ref = await harness.publish(job, 1)
-    await harness.commit(job, 2, ref)
-    why = await refused(harness, job, 2)
-    assert f"points to the manifest of {job.adapter(1)}" in why
+async def with_a_stale_pointer(harness: Any, engine: Any, job: Any) -> str:
+    await harness.commit(job, 1, await harness.publish(job, 0))
+    return f"points to the manifest of {job.adapter(0)}"
 
 
-async def test_another_jobs_manifest_is_never_served(harness):
-    await harness.replica()
-    job, other = await harness.job(), await harness.job("other")
+async def with_another_jobs_manifest(harness: Any, engine: Any, job: Any) -> str:
+    other = await harness.job("other")
     await harness.commit(job, 1, await harness.publish(other, 1))
-    assert f"points to the manifest of {other.adapter(1)}" in await refused(harness, job, 1)
+    return f"points to the manifest of {other.adapter(1)}"
 
 
-async def test_probes_that_disagree_are_never_served(harness):
-    _, job = await harness.serving()
+async def with_probes_that_disagree(harness: Any, engine: Any, job: Any) -> str:
     another = wire.decode_as(Manifest, await harness.blobs.get(await harness.publish(job, 1, seed=5)))
     await harness.commit(job, 1, await harness.publish(job, 1, seed=1, probes=another.probes))
-    assert "probes check failed" in await refused(harness, job, 1)
+    return "probes check failed"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        refused_by_the_engine,
+        with_corrupt_files,
+        with_another_adapter_in_the_slot,
+        with_a_stale_pointer,
+        with_another_jobs_manifest,
+        with_probes_that_disagree,
+    ],
+)
+async def test_a_version_is_never_served(harness, spoil: Spoil):
+    replica, job = await harness.serving()
+    await harness.verified("rollout-0", job.adapter(0))
+    words = await spoil(harness, replica.engine, job)
+    request = job.request(index=99)
+    await harness.pin(request, 1)
+    reply = await harness.failure(request, of=None)
+    assert (words in reply.error, reply.retryable) == (True, False), reply.error
+    event = await harness.emitted(job.document, "VersionRefused")
+    assert event.message.endswith(reply.error.partition("is refused: ")[2])
+    assert await harness.turn(request) is None
+    assert job.adapter(1).engine_name not in {held.name for held in replica.engine._held}
+    await harness.result(job.request())
+    assert [call.adapter.name for call in replica.engine.calls] == [job.adapter(0).engine_name]
 
 
 @pytest.mark.parametrize("failure", [BlobUnavailable("the store is away"), BlobRefused("its token has expired")])
@@ -98,24 +105,14 @@ async def test_a_version_whose_files_cannot_be_had_now_is_tried_again(harness, f
     await harness.commit(job, 1, ref)
     request = job.request()
     await harness.pin(request, 1)
-    assert (await harness.ask(job.request(index=1))).phase is ReplyPhase.RESULT
+    explained = await harness.failure(job.request(member=1, deadline_s=0.2), of=None)
+    assert (explained.retryable, str(failure) in explained.error) == (True, True)
+    await harness.result(job.request(index=1))
     async with harness.asking(request) as asked:
         await asked.until(ReplyPhase.ACCEPTED)
         harness.blobs.failure = None
         assert (await asked.end()).phase is ReplyPhase.RESULT
     assert (await harness.turn(request)).version == 1
-
-
-async def test_a_load_that_may_succeed_later_is_explained_at_the_deadline(harness, make_engine):
-    engine = make_engine()
-    await harness.replica(engine=engine)
-    engine.loads_fail_by = BlobUnavailable("no space left")  # the self-test's adapters were loaded
-    job = await harness.job()
-    await harness.until(lambda: engine.failed_loads > 0)
-    request = job.request(deadline_s=0.2)
-    await harness.pin(request, 0)
-    reply = await harness.ask(request)
-    assert (reply.retryable, "no space left" in reply.error) == (True, True)
 
 
 async def test_an_older_version_is_found_through_its_successors(harness, make_engine):
@@ -126,16 +123,13 @@ async def test_an_older_version_is_found_through_its_successors(harness, make_en
     await harness.replica(engine=engine)
     request = job.request()
     await harness.pin(request, 1)
-    await harness.ask(request)
+    await harness.result(request)
     assert (await harness.turn(request)).version == 1
     assert engine.calls[0].adapter.name == job.adapter(1).engine_name
 
 
-async def test_a_version_that_is_pinned_before_its_commit_is_waited_for_without_a_slot(
-    harness, make_engine, monkeypatch
-):
+async def test_a_version_that_is_pinned_before_its_commit_is_waited_for_without_a_slot(harness, make_engine):
     """A failed load would be tried again only after a pause, and would have taken the slot of another version."""
-    monkeypatch.setattr(requests, "HEARTBEAT_S", 0.05)
     engine = make_engine(limits={"slots": 1})
     await harness.replica(engine=engine)
     job = await harness.job()
@@ -145,22 +139,14 @@ async def test_a_version_that_is_pinned_before_its_commit_is_waited_for_without_
     await harness.pin(before, 0)
     async with harness.asking(request) as asked:
         await asked.until_it_says("its trainer has not committed it yet")
-        assert (await harness.ask(before)).phase is ReplyPhase.RESULT
+        await harness.result(before)
         await harness.commit(job, 1)
         assert (await asked.end()).phase is ReplyPhase.RESULT
     assert [(await harness.turn(one)).version for one in (before, request)] == [0, 1]
     assert engine.loads == [job.adapter(version).engine_name for version in (0, 1)]
 
 
-async def test_one_slot_serves_many_jobs_in_turn(harness, make_engine):
-    await harness.replica(engine=make_engine(limits={"slots": 1}))
-    jobs = [await harness.job(f"job-{number}") for number in range(3)]
-    asked = [harness.ask(job.request(index=index)) for index in range(4) for job in jobs]
-    assert all(reply.phase is ReplyPhase.RESULT for reply in await asyncio.gather(*asked))
-
-
 async def test_a_version_that_always_runs_gives_way_to_one_that_waits(harness, shut_engine, monkeypatch):
-    monkeypatch.setattr(requests, "HEARTBEAT_S", 0.05)
     for bound in ("MIN_QUANTUM_S", "MAX_QUANTUM_S"):
         monkeypatch.setattr(reload_pace, bound, 0.0)
     monkeypatch.setattr(reload_pace, "MAX_RELOAD_SHARE", 100.0)  # A re-load always has its time.
@@ -187,12 +173,10 @@ async def test_a_group_keeps_the_version_of_its_first_turn(harness, staleness):
     _, job = await harness.serving(training={"steps": 1, "maxStaleness": staleness})
     await harness.ask(job.request(turn=0))
     await harness.commit_verified(job, 1)
-    await harness.ask(job.request(turn=1))
-    await harness.ask(job.request(member=3))
-    await harness.ask(job.request(index=1))
-    turns = [await harness.turn(job.request(turn=1)), await harness.turn(job.request(member=3))]
-    assert [turn.version for turn in turns] == [0, 0]
-    assert (await harness.turn(job.request(index=1))).version == 1
+    later = [job.request(turn=1), job.request(member=3), job.request(index=1)]
+    for request in later:
+        await harness.ask(request)
+    assert [(await harness.turn(request)).version for request in later] == [0, 0, 1]
 
 
 async def test_a_group_keeps_the_version_to_which_a_replica_pinned_it_before_it_was_killed(harness, monkeypatch):
@@ -226,19 +210,15 @@ async def test_two_replicas_pin_a_group_to_one_version(harness, make_engine):
     assert [(await harness.turn(job.request(member=member))).version for member in (0, 1)] == [0, 0]
 
 
-async def test_in_strict_mode_only_the_orchestrators_pin_counts(harness):
-    _, job = await harness.serving(training={"steps": 1, "maxStaleness": 0})
+@pytest.mark.parametrize(("staleness", "token"), [(0, "t0"), (1, "e3v0")])
+async def test_in_strict_mode_and_evaluations_only_the_orchestrators_pin_counts(harness, staleness, token):
+    _, job = await harness.serving(training={"steps": 1, "maxStaleness": staleness})
     await harness.commit_verified(job, 1)
-    unpinned = await harness.ask(job.request())
+    group = f"{job.uid}-{token}"
+    request = job.request(group=group, episode=f"{group}-0-1")
+    unpinned = await harness.failure(request, of=None)
     assert (unpinned.retryable, unpinned.waits, "has no pin yet" in unpinned.error) == (True, False, True)
-    await harness.pin(job.request(), 0)
-    await harness.ask(job.request())
-    assert (await harness.turn(job.request())).version == 0
-
-
-async def test_an_evaluation_group_is_never_pinned_by_a_replica(harness):
-    _, job = await harness.serving()
-    group = f"{job.uid}-e3v0"
-    reply = await harness.ask(job.request(group=group, episode=f"{group}-0-1"))
-    assert "has no pin yet" in reply.error
     assert await (await harness.bus.bucket(subjects.PINS)).entries() == []
+    await harness.pin(request, 0)
+    await harness.result(request)
+    assert (await harness.turn(request)).version == 0

@@ -1,20 +1,16 @@
 """No turn holds a place, KV cache or a slot while it waits for another agent, so teams play on an engine with room for one turn."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from tests.rollout.service.asking import Job
 
-from marlaas_api.messages import GenerateReply, GenerateRequest, ReplyPhase
-from marlaas_worker.rollout import requests
+from marlaas_api.messages import GenerateRequest, ReplyPhase
 
 AGENTS = ("solver", "verifier")
 SPEAKERS = ("solver", "verifier", "solver")
 KV_TOKENS = 32
-
-pytestmark = pytest.mark.usefixtures("brief_quanta")
 
 
 def used(role: Any) -> tuple[int, float, int]:
@@ -40,9 +36,8 @@ async def begin(harness: Any, engine: Any) -> Job:
 
 @pytest.mark.parametrize("limits", [{"max_num_seqs": 1}, {"kv_tokens": KV_TOKENS}], ids=["one place", "KV of one"])
 async def test_a_turn_that_waits_for_its_agents_version_leaves_the_room_for_one_to_the_other_turns(
-    harness: Any, make_engine: Callable[..., Any], roles: list[Any], monkeypatch: pytest.MonkeyPatch, limits: Any
+    harness: Any, make_engine: Callable[..., Any], roles: list[Any], limits: Any
 ) -> None:
-    monkeypatch.setattr(requests, "HEARTBEAT_S", 0.01)
     engine = make_engine(limits={"slots": 1, **limits})
     job = await begin(harness, engine)
     during, generate = list[tuple[int, float, int]](), engine.generate
@@ -53,10 +48,9 @@ async def test_a_turn_that_waits_for_its_agents_version_leaves_the_room_for_one_
 
     engine.generate = watched
 
-    async def say(index: int, number: int) -> GenerateReply:
-        reply: GenerateReply = await harness.ask(turn(job, index, number))
-        assert (reply.phase, used(roles[0])) == (ReplyPhase.RESULT, (0, 0.0, 0)), reply.error
-        return reply
+    async def say(index: int, number: int) -> None:
+        await harness.result(turn(job, index, number))
+        assert used(roles[0]) == (0, 0.0, 0)
 
     await say(0, 0)
     await harness.pin(turn(job, 0, 1), 1)
@@ -70,28 +64,3 @@ async def test_a_turn_that_waits_for_its_agents_version_leaves_the_room_for_one_
     await say(0, 2)
     assert {(places, versions) for places, _, versions in during} == {(1, 1)}
     assert max(tokens for _, tokens, _ in during) >= KV_TOKENS
-
-
-async def test_with_room_for_one_turn_and_one_adapter_two_episodes_of_a_team_take_turns(
-    harness: Any, make_engine: Callable[..., Any], roles: list[Any]
-) -> None:
-    engine = make_engine(limits={"slots": 1, "max_num_seqs": 1, "kv_tokens": KV_TOKENS})
-    engine.open.clear()
-    job = await begin(harness, engine)
-    ended = list[tuple[int, int]]()
-
-    async def play(index: int) -> None:
-        for number in range(len(SPEAKERS)):
-            assert (await harness.ask(turn(job, index, number))).phase is ReplyPhase.RESULT
-            ended.append((index, number))
-
-    async with asyncio.TaskGroup() as episodes:
-        for index in range(2):
-            episodes.create_task(play(index))
-        await harness.until(lambda: roles[0]._engine.limiter.num_waiting == 1)
-        assert used(roles[0]) == (1, KV_TOKENS, 1)
-        engine.open.set()
-    assert used(roles[0]) == (0, 0.0, 0)
-    first, second = (ended.index((index, 0)) for index in range(2))
-    assert max(first, second) < min(ended.index((index, 1)) for index in range(2)), "their turns alternate"
-    assert {call.adapter.name for call in engine.calls} == {job.adapter(0, name).engine_name for name in AGENTS}

@@ -34,12 +34,12 @@ class RequestLimiter:
         prefill: prompts that the engine computes now.
     """
 
-    def __init__(self, max_seqs: int, clock: Callable[[], float] = time.monotonic, kv_tokens: int = 0) -> None:
+    def __init__(self, max_seqs: int, clock: Callable[[], float] | None = None, kv_tokens: int = 0) -> None:
         self.budget = KvBudget(max_seqs, kv_tokens)
         self.outputs = RecentOutputs()
         self.prefill = PrefillShares()
         self._queue: FairQueue[_Entry] = FairQueue()
-        self.episodes = OpenEpisodes(self._queue, clock)
+        self.episodes = OpenEpisodes(self._queue, clock or time.monotonic)
         self.set_kv_tokens(kv_tokens)
         self._num_inside = 0
         self._empty = asyncio.Event()
