@@ -9,6 +9,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -157,6 +158,8 @@ def _find(name: str) -> object:
 
 
 def _import(name: str, module_name: str) -> object:
+    if module_name.partition(".")[0] in sys.stdlib_module_names:
+        raise InvalidInput(f"environment {name!r}: {module_name} is a module of Python itself; rename yours")
     try:
         return importlib.import_module(module_name)
     except Exception as error:
