@@ -21,7 +21,7 @@ from marlaas.cli.app import FAILED, complain
 from marlaas.environment import Reply, Task, TurnLimit
 from marlaas.environment_types import TurnRequest, UnknownAgent
 from marlaas.envs import BUILTINS
-from marlaas.envs.loading import resolve
+from marlaas.envs.loading import refuse_shadows, resolve
 from marlaas.envs.playing import UNSCORED, Outcome, explain, play_episode
 from marlaas.episode_state import EpisodeState
 from marlaas_api.errors import InvalidInput
@@ -118,6 +118,8 @@ def play(
 
     Exit code: 0 played, 1 the environment raised an exception, 2 the name or an argument is invalid.
     """
+    if ":" in name:
+        refuse_shadows(Path.cwd())
     sys.path.insert(0, os.getcwd())  # noqa: PTH109  # what Python itself would put there
     arguments = parsed_args(args or [])
     console = _console()

@@ -96,11 +96,11 @@ async def _run(request: RunRequest, display: Display) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """Jobs, pools, and the folders of environment modules."""
+    """Jobs, pools, and the folders of the jobs' manifests by key."""
 
     jobs: tuple[JobDocument, ...]
     pools: tuple[PoolDocument, ...]
-    modules: tuple[Path, ...]
+    modules: dict[str, Path]
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +252,7 @@ class _Run:
             parts.folder.write_record(before)
             raise
         for job in found.written:
-            parts.launcher.add(job, change.folders)
+            parts.launcher.add(job, change.folders.get(job.ref.key))
         watch.replace(found.jobs)
         parts.recorder.replace(found.jobs)
         await parts.recorder.forget([job.ref for job in found.cancelled])
