@@ -174,12 +174,13 @@ class _Run:
         async with message_server(folder, self._existing(), guard) as server:
             self._cancelled = await withdraw(server.bus, self._cancelled)
             await announce(server.bus, content.jobs)
+            pools = {pool.name: pool for pool in content.pools}
             launcher = Launcher(
                 folder,
                 server.url,
                 server.credentials,
                 guard,
-                {pool.name: pool for pool in content.pools},
+                pools,
                 {job.ref.key: job for job in content.jobs},
                 content.modules,
                 self._request.role_command,
@@ -188,7 +189,7 @@ class _Run:
             recorder = Recorder(folder, server.bus, blobs, content.jobs, self._request.episodes_bytes)
             feed = TrackerFeed(TrackerPaths(folder.state, lambda job: folder.job(job.ref)), self._display.note)
             curves = CurveDrawer(guard)
-            collector = Collector(folder, server.bus, blobs, feed.add, curves.add)
+            collector = Collector(folder, server.bus, blobs, feed.add, curves.add, pools)
             watch = JobWatch(server.bus, collector, self._display, content.jobs, content.pools)
             async with curves:
                 async with launcher.with_parent() as forking:
