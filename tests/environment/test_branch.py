@@ -8,8 +8,9 @@ from tests.environment.channels import FIRST, SECOND, Meeting, OrderedReplies, a
 from marlaas.environment import Agents, TurnLimit
 from marlaas.environment_types import Split, Task
 from marlaas.envs.loading import Environment
-from marlaas.envs.playing import InvalidScore, play_episode
+from marlaas.envs.playing import play_episode
 from marlaas.episode_state import EpisodeState
+from marlaas.scores import InvalidScore
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import BRANCH_TURNS
 

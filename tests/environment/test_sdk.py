@@ -15,9 +15,10 @@ import marlaas.environment
 from marlaas.environment import Agent, Agents, Message, Reply, Score, Split, StopReason, Task, TurnLimit
 from marlaas.environment_types import TurnRequest, UnknownAgent
 from marlaas.envs.loading import resolve
-from marlaas.envs.playing import InvalidScore, explain
+from marlaas.envs.playing import explain
 from marlaas.envs.scripted import RecordedReplies
 from marlaas.episode_state import EpisodeState
+from marlaas.scores import InvalidScore
 from marlaas_api import messages
 from marlaas_api.names import split_of
 

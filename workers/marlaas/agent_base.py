@@ -1,13 +1,14 @@
 """What agents have in common, whether their turns are awaited (`marlaas.async_environment`) or not (`marlaas.environment`)."""
 
 import contextlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from marlaas.environment_types import Message, Reply, ToolError, TurnLimit, TurnRequest, UnknownAgent
+from marlaas.chat_messages import message_of, tool_text
+from marlaas.environment_types import InvalidTurn, Message, Reply, ToolError, TurnLimit, TurnRequest, UnknownAgent
 from marlaas.episode_state import EpisodeState, OpenTurn
+from marlaas.scores import number
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import MAX_TURNS_FACTOR
 
@@ -34,12 +35,15 @@ class AgentBase:
 
     @property
     def reward(self) -> float:
-        """Reward so far. It is the agent's result when `play` returns None, or when a TurnLimit or ToolError ends the episode."""
+        """Reward so far. It is the agent's result when `play` returns None, or when a TurnLimit or ToolError ends the episode.
+
+        Setting it raises InvalidScore for what is not a finite number.
+        """
         return self._episode.rewards[self.name]
 
     @reward.setter
     def reward(self, value: float) -> None:
-        self._episode.rewards[self.name] = value
+        self._episode.reward(self.name, value)
 
     def openai(self) -> "OpenAIServer":
         """Return a context manager that serves the agents to chat-completions clients, each as the model of its name (docs/how-to/openai.md)."""
@@ -66,16 +70,16 @@ class AgentBase:
         max_tokens: int | None,
         tools: Iterable[Mapping[str, Any]] | None = None,
     ) -> TurnRequest:
-        given = (messages,) if isinstance(messages, Message) else messages
-        append = tuple(one if isinstance(one, Message) else Message(**one) for one in given)
+        given = (messages,) if isinstance(messages, Message | Mapping) else messages
+        append = tuple(message_of(one) for one in given)
         if not append:
-            raise ValueError(f"agent {self.name!r}: `ask` needs at least one message")
-        shown = None if tools is None else tuple(json.dumps(tool, ensure_ascii=False) for tool in tools)
+            raise InvalidTurn(f"agent {self.name!r}: `ask` needs at least one message")
+        shown = None if tools is None else tuple(tool_text(tool) for tool in tools)
         return TurnRequest(self.name, self._parent, append, max_tokens, shown)
 
     def _raw(self, text: str, max_tokens: int | None) -> TurnRequest:
         if not text:
-            raise ValueError(f"agent {self.name!r}: `complete` needs a text that is not empty")
+            raise InvalidTurn(f"agent {self.name!r}: `complete` needs a text that is not empty")
         return TurnRequest(self.name, self._parent, text, max_tokens)
 
     @contextlib.contextmanager
@@ -94,9 +98,11 @@ class AgentBase:
         return reply
 
     def _new_choice(self, prompt: Prompt, n: int, max_tokens: int | None) -> tuple[int, TurnRequest]:
-        """Return the number of a new choice, and the request for each of its `n` candidates. Raises ValueError."""
+        """Return the number of a new choice, and the request for each of its `n` candidates. Raises InvalidTurn."""
         if not _FEWEST <= n <= MAX_TURNS_FACTOR:
-            raise ValueError(f"agent {self.name!r}: `branch` gives {_FEWEST} to {MAX_TURNS_FACTOR} candidates, not {n}")
+            raise InvalidTurn(
+                f"agent {self.name!r}: `branch` gives {_FEWEST} to {MAX_TURNS_FACTOR} candidates, not {n}"
+            )
         self._claim()
         request = self._asked(Message("user", prompt) if isinstance(prompt, str) else prompt, max_tokens)
         number = self._episode.begin_choice()
@@ -148,13 +154,22 @@ class Candidate(Generic[A]):
 
     Attributes:
         reply: the reply.
-        reward: of this candidate; 0 unless it is set.
     """
 
     def __init__(self, agent: A, reply: Reply) -> None:
         self.reply = reply
-        self.reward = 0.0
+        self._reward = 0.0
         self._agent = agent
+
+    @property
+    def reward(self) -> float:
+        """Reward of this candidate; 0 unless it is set. Setting it raises InvalidScore for what is not a finite number."""
+        return self._reward
+
+    @reward.setter
+    def reward(self, value: float) -> None:
+        self._reward = number(value, "the reward of a candidate")
+        self._agent._episode.is_rewarded = True
 
     @property
     def text(self) -> str:
@@ -168,10 +183,10 @@ class Candidate(Generic[A]):
 
 @contextlib.contextmanager
 def as_tool_error() -> Iterator[None]:
-    """Turn an exception in a tool call of the policy into a ToolError."""
+    """Turn an exception in a tool call of the policy into a ToolError. The SDK's own errors are the environment's, also there."""
     try:
         yield
-    except (TurnLimit, ToolError):
+    except (TurnLimit, ToolError, InvalidInput):
         raise
     except (Exception, SystemExit) as error:
         raise ToolError(f"{type(error).__name__}: {error}") from error

@@ -29,16 +29,15 @@ is played again, and the fault is counted. This module imports the standard libr
 """
 
 import contextlib
-import signal
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from types import FrameType
 from typing import Any
 
 from marlaas.agent_base import AgentBase, AgentsBase, Candidate, Prompt, as_tool_error
 from marlaas.branches import Together
 from marlaas.environment_types import Message, Reply, Score, Task, ToolCall, ToolError, TurnLimit, TurnRequest
 from marlaas.episode_state import EpisodeState
+from marlaas.time_limit import time_limit
 from marlaas_api.names import Split, StopReason
 
 __all__ = [
@@ -83,10 +82,12 @@ class Agent(AgentBase):
         max_tokens: int | None = None,
         tools: Iterable[Mapping[str, Any]] | None = None,
     ) -> Reply:
-        """Append messages (`Message`, or a dict with role and content) and return the agent's reply. Raises TurnLimit.
+        """Append messages (`Message`, or a mapping as in the chat-completions API) and return the agent's reply.
 
         `tools` replaces the functions that the chat template shows, each as `{"type": "function", "function":
-        {…}}`. None leaves them unchanged.
+        {…}}`, or as the bare function. None leaves them unchanged.
+
+        Raises: TurnLimit, InvalidTurn.
         """
         return self._turn(self._asked(messages, max_tokens, tools))
 
@@ -105,7 +106,7 @@ class Agent(AgentBase):
             prompt: a user message's text, or messages as for `ask`.
             n: 2 to 16.
 
-        Raises: TurnLimit, ValueError.
+        Raises: TurnLimit, InvalidTurn.
         """
         choice, request = self._new_choice(prompt, n, max_tokens)
         if not self._episode.may_divide:
@@ -119,10 +120,12 @@ class Agent(AgentBase):
         """Run a tool call of the policy: an exception inside this context becomes a ToolError.
 
         The policy is also charged when the process exits inside this context, when the call takes longer than
-        `timeout_s` (main thread only), or when the episode's time runs out. Time spent inside adds to the episode's
-        `tool_s`.
+        `timeout_s`, or when the episode's time runs out. Time spent inside adds to the episode's `tool_s`.
+
+        In the main thread the limit also interrupts a call that waits. In another thread, as in a part of `together`, it
+        interrupts Python code, but a call that waits (`time.sleep`, a request) only when it returns.
         """
-        with self._episode.tool_call(), as_tool_error(), _alarm(timeout_s):
+        with self._episode.tool_call(), as_tool_error(), time_limit(timeout_s):
             yield
 
     def together(self) -> AbstractContextManager[Together]:
@@ -132,22 +135,3 @@ class Agent(AgentBase):
     def _turn(self, request: TurnRequest) -> Reply:
         with self._opened(request) as turn:
             return self._continued(turn())
-
-
-@contextlib.contextmanager
-def _alarm(timeout_s: float | None) -> Iterator[None]:
-    """Raise TimeoutError in the main thread after `timeout_s` seconds. None sets no limit."""
-    if timeout_s is None:
-        yield
-        return
-
-    def ring(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError(f"the tool took longer than {timeout_s:g} s")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, timeout_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

@@ -22,6 +22,10 @@ class ToolError(Exception):
     """A tool failed because of the policy's input. If `play` does not catch it, the episode ends and is scored."""
 
 
+class InvalidTurn(InvalidInput, ValueError):
+    """The environment asks for a turn that no policy could take. It is a fault of the environment, also within a tool call."""
+
+
 class UnknownAgent(InvalidInput):
     """The environment names an agent that the job lacks. It would do so in every play, so the job fails at once."""
 
@@ -47,9 +51,9 @@ class Message:
 
     def __post_init__(self) -> None:
         if self.role not in _ROLES:
-            raise ValueError(f"a message's role is one of {', '.join(_ROLES)}, not {self.role!r}")
+            raise InvalidTurn(f"a message's role is one of {', '.join(_ROLES)}, not {self.role!r}")
         if not isinstance(self.content, str):
-            raise TypeError(f"a message's content is text, not {type(self.content).__name__}")
+            raise InvalidTurn(f"a message's content is text, not {type(self.content).__name__}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +69,13 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Result of an episode: a reward for all agents or by agent name, and metrics to record. Values are between -1e30 and 1e30."""
+    """Result of an episode: a reward for all agents or by agent name, and metrics to record. Values are between -1e30 and 1e30.
 
-    reward: float | Mapping[str, float]
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    A reward that is None leaves the episode unscored. A metric that is None or NaN does not apply to the episode, and is left out.
+    """
+
+    reward: float | Mapping[str, float] | None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

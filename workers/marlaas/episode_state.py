@@ -9,7 +9,9 @@ from functools import partial
 from typing import Protocol
 
 from marlaas.branches import Branch, Together, at_once
+from marlaas.chat_messages import encodable, encodable_append
 from marlaas.environment_types import Channel, Reply, TurnLimit, TurnRequest
+from marlaas.scores import number
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import MAX_BRANCHES
 
@@ -38,8 +40,10 @@ class EpisodeState:
         in_order: parts run one after another, because one person or script speaks for all agents.
 
     Attributes:
+        rewards: of the agents so far. is_rewarded: one of them, or a candidate, was set.
         may_speak: the agents that the task calls.
         choices: by number, the candidates of each choice.
+        num_replaced: requests in which a lone surrogate, which no tokenizer takes, was replaced.
         tool_s: seconds in tools, without the time that turns within a tool call take.
     """
 
@@ -53,10 +57,12 @@ class EpisodeState:
         in_order: bool = False,
     ) -> None:
         self.rewards = dict.fromkeys(names, 0.0)
+        self.is_rewarded = False
         self.may_speak = frozenset(self.rewards)
         self.choices: dict[int, Sequence[Rewarded]] = {}
         self.temperature = temperature
         self.is_strict, self.in_order = is_strict, in_order
+        self.num_replaced = 0
         self.tool_s = 0.0
         self._channel = channel
         self._waited_s = 0.0
@@ -78,6 +84,11 @@ class EpisodeState:
         self.may_speak = frozenset(agents)
         if len(self.may_speak) < len(self.rewards):
             self._channel.may_call([name for name in self.rewards if name in self.may_speak])
+
+    def reward(self, name: str, value: float) -> None:
+        """Set an agent's reward. Raises InvalidScore."""
+        self.rewards[name] = number(value, f"the reward of {name!r}")
+        self.is_rewarded = True
 
     def turn(self, request: TurnRequest) -> Reply:
         """Have the caller's next turn generated. Raises TurnLimit."""
@@ -115,8 +126,16 @@ class EpisodeState:
             if self.is_strict and branch.num_open:
                 raise InvalidInput(f"two turns were asked for at the same time: {_ARBITRARY}")
             numbers, before = branch.take(agent, num)
+            request = self._encodable(request)
         requests = (replace(request, number=number, num_before=before) for number in numbers)
         return [partial(self._generate, one, branch) for one in requests]
+
+    def _encodable(self, request: TurnRequest) -> TurnRequest:
+        """Return the request with texts that UTF-8 can encode. Count a request whose texts were changed."""
+        tools = None if request.tools is None else tuple(encodable(tool) for tool in request.tools)
+        changed = replace(request, append=encodable_append(request.append), tools=tools)
+        self.num_replaced += changed != request
+        return changed
 
     def _generate(self, request: TurnRequest, branch: Branch) -> Reply:
         started, is_taken = time.monotonic(), True

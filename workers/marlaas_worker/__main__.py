@@ -132,7 +132,9 @@ def _role(options: argparse.Namespace, context: RoleContext) -> Awaitable[None]:
         case _:
             from marlaas_worker.sandbox.service import serve as sandbox
 
-            return sandbox(context, _job(options), environment_socket=options.environment_socket)
+            return sandbox(
+                context, _job(options), environment_socket=options.environment_socket, modules=options.modules
+            )
 
 
 def _pool(options: argparse.Namespace) -> PoolDocument:
@@ -162,6 +164,9 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="PATH",
         help="where the environment's own container listens (sandbox)",
+    )
+    parser.add_argument(
+        "--modules", type=Path, metavar="DIR", help="where the environment's modules are searched first (sandbox)"
     )
     parser.add_argument(
         "--share-cpu",

@@ -11,12 +11,14 @@ from marlaas_api.names import Split
 class FaultClass(StrEnum):
     """Faults that the policy did not cause; such an attempt is never scored.
 
+    UNSCORED: the environment gave no reward. It is not played again: the environment decided so.
     WAITED: the attempt was given up because a turn waited too long for a place in an engine. It is always repeated, so
     this class occurs in `prior_faults` only.
     """
 
     INFRA = "infra"
     ENV = "env"
+    UNSCORED = "unscored"
     WAITED = "waited"
 
 
@@ -47,7 +49,8 @@ class Episode(JobMessage):
 
     leaves: by agent, the last turn of each of its conversations. may_speak: the agents that the task may call
     (`agents_of` of the environment); empty: all. prior_faults: faults of earlier attempts at this member. is_permanent:
-    the fault is one that every play of the job would have, so it is not repeated.
+    the fault is one that every play of the job would have, so it is not repeated. tool_error: text of the failed tool that ended
+    the episode.
     """
 
     group: str
@@ -60,6 +63,7 @@ class Episode(JobMessage):
     is_permanent: bool = False
     prior_faults: tuple[FaultClass, ...] = ()
     ending: Ending = Ending.COMPLETED
+    tool_error: str = ""
     rewards: dict[str, float] = Field(default_factory=dict)
     metrics: dict[str, float] = Field(default_factory=dict)
     leaves: dict[str, tuple[Integer, ...]] = Field(default_factory=dict)

@@ -1,5 +1,6 @@
 """The command: its tree of subcommands, of which only the requested one is imported, and errors as sentences and exit codes."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from marlaas.cli.standard_files import open_closed_descriptors
 from marlaas_api.errors import InvalidInput, MarlaasError
 
 HELP = """Reinforcement learning of LLMs for many tenants at once.
@@ -155,6 +157,7 @@ def plugin() -> None:
 
 
 def _run(called: str) -> None:
+    open_closed_descriptors()
     try:
         build(sys.argv[1:])(prog_name=called)
     except KeyboardInterrupt:  # while modules load; commands handle it themselves
@@ -232,9 +235,10 @@ def exit_code_of(error: Exception) -> int | None:
 
 
 def complain(text: str) -> None:
-    """Write to standard error, without Rich, so that paths and lines are not wrapped."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+    """Write to standard error, without Rich, so that paths and lines are not wrapped. Without a reader the text is dropped."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
 
 
 def _close_output() -> None:

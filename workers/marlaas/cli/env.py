@@ -19,10 +19,10 @@ from rich.text import Text
 from marlaas.chat.conversations import conversation_line, speaker_name
 from marlaas.cli.app import FAILED, complain
 from marlaas.environment import Reply, Task, TurnLimit
-from marlaas.environment_types import TurnRequest
+from marlaas.environment_types import TurnRequest, UnknownAgent
 from marlaas.envs import BUILTINS
-from marlaas.envs.loading import resolve
-from marlaas.envs.playing import Outcome, explain, play_episode
+from marlaas.envs.loading import refuse_shadows, resolve
+from marlaas.envs.playing import UNSCORED, Outcome, explain, play_episode
 from marlaas.episode_state import EpisodeState
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import Split, derive_seed
@@ -118,17 +118,19 @@ def play(
 
     Exit code: 0 played, 1 the environment raised an exception, 2 the name or an argument is invalid.
     """
+    if ":" in name:
+        refuse_shadows(Path.cwd())
     sys.path.insert(0, os.getcwd())  # noqa: PTH109  # what Python itself would put there
     arguments = parsed_args(args or [])
     console = _console()
+    code = resolve(name, arguments)
+    names = agent or list(code.needed_agents()) or ["policy"]
+    code.check_agents(names)
+    channel = _TerminalChannel(console, _AgentReplies(names, reply, played_as, _typed(console)), max_turns)
     try:
-        code = resolve(name, arguments)
-        names = agent or list(code.needed_agents()) or ["policy"]
-        code.check_agents(names)
-        channel = _TerminalChannel(console, _AgentReplies(names, reply, played_as, _typed(console)), max_turns)
         environment, state = code.create(), EpisodeState(names, channel, in_order=True)
         outcome = play_episode(environment, Task(split, index, derive_seed(seed, split.value, index)), state)
-    except InvalidInput:
+    except UnknownAgent:
         raise
     except (Exception, SystemExit) as error:
         complain(explain(error))
@@ -270,8 +272,10 @@ def _show(console: Console, outcome: Outcome, num_turns: int) -> None:
     table.add_row("seconds in tools", f"{outcome.tool_s:.2f}")
     console.print()
     console.print(table)
-    if outcome.ending == "completed" and not outcome.is_said:
-        complain("`play` returned None and set no reward, so the reward is 0. Is a `return` missing?")
+    if outcome.tool_error:
+        console.print(Text(f"tool error: {outcome.tool_error}", style="dim"))
+    if not outcome.is_scored:
+        complain(UNSCORED)
 
 
 def _described(parameter: inspect.Parameter) -> str:

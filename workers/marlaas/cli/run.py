@@ -1,12 +1,14 @@
 """`marlaas run`: turn the command line into a run, and its result into an exit code."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated, cast
 
 import typer
 
 from marlaas.cli.app import INVALID, complain
+from marlaas.cli.standard_files import LossyOutput
 from marlaas.episodes.files import DEFAULT_BYTES
 from marlaas.local.credentials import keep_to_oneself
 from marlaas.local.display import choose
@@ -68,6 +70,8 @@ def run(
     progress. Writes summary.json into the output folder and, for each job, its adapter (a PEFT folder), learning curve, records, episodes
     and logs. `marlaas episodes DIR`, `marlaas plot DIR` and `marlaas chat DIR` show them, during the run and afterwards.
 
+    Without a reader of its output (`| head`, a closed pipe) the run goes on silently. A signal that the parent ignores stays ignored (`nohup`).
+
     Ctrl-C drains the run, and the same command continues it later; a second Ctrl-C ends it at once. A killed run can be continued too.
 
     Exit code: 0 every job succeeded, 1 a job did not succeed, 2 the input must be changed first (the error says how), 130 stopped by Ctrl-C.
@@ -88,7 +92,7 @@ def run(
     again = _again(files, options, json)
     request = RunRequest(tuple(files), folder, seed, nats, creds, again)
     request = replace(request, episodes_bytes=keep << 20, replicas=replicas, trainers=trainers)
-    display = choose(json)
+    display = choose(json, cast(IO[str], LossyOutput(sys.stdout)))
     keep_to_oneself()
     try:
         code = run_jobs(request, display)

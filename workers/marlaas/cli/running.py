@@ -20,7 +20,7 @@ def submit_to_run(folder: Path, files: Sequence[str]) -> None:
     for note in wanted.notes:
         typer.echo(note)
     paths = tuple(str(Path(file).absolute()) for file in files if file != "-")
-    folders = tuple(path.absolute() for path in wanted.folders)
+    folders = {key: path.absolute() for key, path in wanted.folders.items()}
     _ask(folder, RunChange(jobs=wanted.jobs, folders=folders, files=paths))
 
 

@@ -9,9 +9,11 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from marlaas.agent_base import AgentBase
@@ -157,6 +159,8 @@ def _find(name: str) -> object:
 
 
 def _import(name: str, module_name: str) -> object:
+    if module_name.partition(".")[0] in sys.stdlib_module_names:
+        raise InvalidInput(f"environment {name!r}: {module_name} is a module of Python itself; rename yours")
     try:
         return importlib.import_module(module_name)
     except Exception as error:
@@ -214,6 +218,21 @@ def _hints(target: Callable[..., Any]) -> dict[str, Any]:
 def _takes_all(play: Callable[..., Any], *, has_self: bool) -> bool:
     """Whether the second parameter is `agents`. has_self: `self` is among the parameters."""
     return list(inspect.signature(play).parameters)[1 + has_self] == "agents"
+
+
+def refuse_shadows(folder: Path) -> None:
+    """Raise InvalidInput if a module in a folder that is searched first has the name of one of Python's, which it would replace."""
+    found = {
+        path.stem if path.suffix == ".py" else path.name: path.name for path in folder.glob("*") if _is_module(path)
+    }
+    for name in sorted(sys.stdlib_module_names & found.keys()):
+        raise InvalidInput(
+            f"{found[name]} in {folder} has the name of a module of Python itself, and libraries would import it instead; rename it"
+        )
+
+
+def _is_module(path: Path) -> bool:
+    return path.suffix == ".py" or (path / "__init__.py").is_file()
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

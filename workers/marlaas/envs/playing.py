@@ -3,9 +3,8 @@
 Runs in the sandbox's child process and in `marlaas env play`. Independent of the bus and of processes.
 """
 
-import math
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,12 +13,16 @@ from typing import Literal
 from marlaas.environment import Agents, Score, Task, ToolError, TurnLimit
 from marlaas.environment_types import UnknownAgent
 from marlaas.envs.loading import Environment
-from marlaas.episode_state import EpisodeState, Rewarded
+from marlaas.episode_state import EpisodeState
+from marlaas.scores import metrics, number
+from marlaas_api.errors import first_cause
 
-MAX_METRICS = 128
-MAX_METRIC_NAME = 64
-MAX_NUMBER = 1e30
-"""Largest absolute value of a reward or a metric, so that their squares and sums stay finite."""
+REPLACED = "replaced_surrogates"
+"""The metric that counts requests in which a lone surrogate was replaced; an episode without one lacks it."""
+UNSCORED = (
+    "`play` returned None and set no reward, so the episode is unscored: it is left out of its group and of all means. "
+    "Is a `return` missing?"
+)
 
 _OUR_FILES = (
     "marlaas/environment.py",
@@ -31,42 +34,44 @@ _OUR_FILES = (
 )
 
 
-class InvalidScore(Exception):
-    """The return value of `play` is not a valid score."""
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A scored episode. `ending` is what the environment can see of its end.
+    """An episode that was played. `ending` is what the environment can see of its end.
 
-    `choices`: by number, the candidates' rewards. `is_said`: `play` returned a value other than None, or gave an agent a reward other than 0.
+    `tool_error`: the text of the ToolError that ended the episode. `choices`: by number, the candidates' rewards. `is_scored`: a reward was returned or set, or the policy ended the episode.
     """
 
     rewards: dict[str, float]
     metrics: dict[str, float]
     ending: Literal["completed", "max_turns", "tool_error"]
     tool_s: float
-    is_said: bool = True
+    tool_error: str = ""
+    is_scored: bool = True
     choices: dict[int, list[float]] = field(default_factory=dict)
 
 
 def play_episode(environment: Environment, task: Task, state: EpisodeState) -> Outcome:
     """Play an episode to its end. Raises InvalidScore, UnknownAgent, and exceptions of the environment that the policy did not cause."""
-    ending: Literal["completed", "max_turns", "tool_error"] = "completed"
-    returned: object = None
     state.limit(environment.agents_of(task, tuple(state.rewards)))
+    returned: object = None
+    end: TurnLimit | ToolError | None = None
     try:
         returned = _returned(environment, task, state)
-    except TurnLimit:
-        ending = "max_turns"
-    except ToolError:
-        ending = "tool_error"
+    except (TurnLimit, ToolError) as error:
+        end = error
     except BaseExceptionGroup as group:
-        ending = _ending_of(group)
+        end = _end_of(group)
     score = _score(returned, state.rewards)
-    is_said = returned is not None or any(state.rewards.values())
-    rewards, metrics = _rewards(score, state.rewards), _metrics(score.metrics)
-    return Outcome(rewards, metrics, ending, state.tool_s, is_said, _choices(state.choices))
+    is_given = score.reward is not None and score.reward is not state.rewards
+    return Outcome(
+        rewards=_rewards(score.reward, state.rewards),
+        metrics=metrics(score.metrics) | ({REPLACED: float(state.num_replaced)} if state.num_replaced else {}),
+        ending="completed" if end is None else "max_turns" if isinstance(end, TurnLimit) else "tool_error",
+        tool_s=state.tool_s,
+        tool_error=str(end) if isinstance(end, ToolError) else "",
+        is_scored=end is not None or is_given or state.is_rewarded,
+        choices={at: [candidate.reward for candidate in candidates] for at, candidates in state.choices.items()},
+    )
 
 
 def _returned(environment: Environment, task: Task, state: EpisodeState) -> object:
@@ -77,12 +82,15 @@ def _returned(environment: Environment, task: Task, state: EpisodeState) -> obje
     return play_async(partial(environment.play, task), state)
 
 
-def _ending_of(group: BaseExceptionGroup[BaseException]) -> Literal["max_turns", "tool_error"]:
-    """Return the ending of an episode whose tasks have failed together (asyncio.TaskGroup). Raises the group if the policy did not cause it all."""
-    _, others = group.split((TurnLimit, ToolError))
+def _end_of(group: BaseExceptionGroup[BaseException]) -> TurnLimit | ToolError:
+    """Return the end of an episode whose tasks have failed together (asyncio.TaskGroup). Raises the group if the policy did not cause it all."""
+    causes, others = group.split((TurnLimit, ToolError))
     if others is not None:
         raise group
-    return "tool_error" if group.subgroup(ToolError) is not None else "max_turns"
+    failed = group.subgroup(ToolError)
+    end = first_cause(failed or group)
+    assert isinstance(end, TurnLimit | ToolError), causes
+    return end
 
 
 def explain(error: BaseException) -> str:
@@ -113,43 +121,17 @@ def _score(returned: object, earned: Mapping[str, float]) -> Score:
         return Score(earned)
     if isinstance(returned, Mapping):
         return Score(returned)
-    return Score(_number(returned, "the reward"))
+    return Score(number(returned, "the reward"))
 
 
-def _rewards(score: Score, earned: Mapping[str, float]) -> dict[str, float]:
-    """Return every agent's reward. An agent that the mapping leaves out keeps the reward it has earned."""
-    if not isinstance(score.reward, Mapping):
-        return dict.fromkeys(earned, _number(score.reward, "the reward"))
-    unknown = sorted(set(score.reward) - set(earned))
+def _rewards(reward: object, earned: Mapping[str, float]) -> dict[str, float]:
+    """Return every agent's reward. An agent that the mapping leaves out keeps the reward it has earned; None leaves out all."""
+    if reward is None:
+        return dict(earned)
+    if not isinstance(reward, Mapping):
+        return dict.fromkeys(earned, number(reward, "the reward"))
+    unknown = sorted(set(reward) - set(earned))
     if unknown:
         raise UnknownAgent(f"a reward for {unknown[0]!r}, but the job's agents are {', '.join(earned)}")
-    given = {**earned, **score.reward}
-    return {name: _number(reward, f"the reward of {name!r}") for name, reward in given.items()}
-
-
-def _choices(choices: Mapping[int, Sequence[Rewarded]]) -> dict[int, list[float]]:
-    return {
-        number: [_number(candidate.reward, "the reward of a candidate") for candidate in candidates]
-        for number, candidates in choices.items()
-    }
-
-
-def _metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    if len(metrics) > MAX_METRICS:
-        raise InvalidScore(f"{len(metrics)} metrics; an episode has at most {MAX_METRICS}")
-    for name in metrics:
-        if not isinstance(name, str) or not 1 <= len(name) <= MAX_METRIC_NAME or not name.isprintable():
-            raise InvalidScore(f"a metric's name is 1 to {MAX_METRIC_NAME} printable characters, not {name!r:.80}")
-    return {name: _number(value, f"metric {name!r}") for name, value in metrics.items()}
-
-
-def _number(value: object, what: str) -> float:
-    try:
-        number = float(value)  # type: ignore[arg-type]  # numpy's scalars are numbers too
-    except OverflowError:  # an integer too large for a float
-        number = math.inf
-    except (TypeError, ValueError):
-        raise InvalidScore(f"{what} is {value!r:.80}; expected a number") from None
-    if isinstance(value, str) or not abs(number) <= MAX_NUMBER:
-        raise InvalidScore(f"{what} is {value!r:.80}; expected a finite number from {-MAX_NUMBER:g} to {MAX_NUMBER:g}")
-    return number
+    given = {**earned, **reward}
+    return {name: number(value, f"the reward of {name!r}") for name, value in given.items()}

@@ -67,6 +67,7 @@ class EpisodeRecord(_Kept):
     rewards: dict[str, float] = {}
     metrics: dict[str, float] = {}
     ending: Ending = Ending.COMPLETED
+    tool_error: str = ""
     fault: FaultClass | None = None
     fault_text: str = ""
     prior_faults: tuple[FaultClass, ...] = ()
@@ -111,7 +112,19 @@ def joined(episode: Episode, turns: Sequence[Turn]) -> EpisodeRecord:
     """Join an episode with its turns, given in any order; those of several agents are sorted by their time."""
     order = sorted(turns, key=lambda turn: (turn.at, turn.turn) if _are_several(turns) else (0.0, turn.turn))
     kept = tuple(_turn(turn) for turn in order)
-    same = ("episode", "group", "split", "index", "member", "rewards", "metrics", "ending", "fault", "fault_text")
+    same = (
+        "episode",
+        "group",
+        "split",
+        "index",
+        "member",
+        "rewards",
+        "metrics",
+        "ending",
+        "tool_error",
+        "fault",
+        "fault_text",
+    )
     fields = {name: getattr(episode, name) for name in (*same, "prior_faults", "duration_s", "tool_s", "choices")}
     return EpisodeRecord(**fields, at=max((turn.at for turn in kept), default=0.0), turns=kept)
 

@@ -110,6 +110,7 @@ def _verdict(one: Played) -> Text:
         text.append(f"reward{_of(agent, record.rewards)} {reward:g}", style="bold")
         text.append(_standing(one, agent), style="dim")
     extras = [_ENDINGS[record.ending]] if record.ending in _ENDINGS else []
+    extras += [visible(record.tool_error)] if record.tool_error else []
     extras += [f"{visible(name)} {value:g}" for name, value in record.metrics.items()]
     extras += [f"played again after {' and '.join(record.prior_faults)}"] if record.prior_faults else []
     return text.append(f"{' · '.join(extras)}\n", style="dim")

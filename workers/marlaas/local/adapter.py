@@ -1,16 +1,23 @@
 """Fetch a published adapter from the blob store into a PEFT folder."""
 
+import json
 import shutil
 from pathlib import Path
 
 from marlaas.local.folder import replace_folder, translated
-from marlaas.manifest.references import objection
+from marlaas.manifest.references import CONFIG, objection
 from marlaas_api import subjects
 from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import InvalidInput
-from marlaas_api.messages import JobDocument, Manifest, PolicyRecord
+from marlaas_api.messages import JobDocument, Manifest, PolicyRecord, PoolDocument
 from marlaas_api.wire import decode_as
+
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
+    *("vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json"),
+)
+"""Files of a model's folder that `AutoTokenizer` reads."""
 
 
 async def find(bus: Bus, blobs: Blobs, document: JobDocument, agent: str, version: int) -> Manifest | None:
@@ -33,15 +40,36 @@ async def find(bus: Bus, blobs: Blobs, document: JobDocument, agent: str, versio
     return None
 
 
-async def fetch(blobs: Blobs, manifest: Manifest, target: Path) -> None:
-    """Write the adapter's files as a folder, completely or not at all. Raises InvalidInput, and the errors of `Blobs.fetch`."""
+async def fetch(blobs: Blobs, manifest: Manifest, target: Path, pool: PoolDocument | None = None) -> None:
+    """Write the adapter's files as a folder, completely or not at all. Raises InvalidInput, and the errors of `Blobs.fetch`.
+
+    pool: its base model's name and tokenizer are added, so that PEFT, transformers and vLLM open the folder alone.
+    """
     partial = target.with_name(f".{target.name}.partial")
     with translated(target):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     for name, ref in manifest.files.items():
         await blobs.fetch(ref, partial / name)
+    if pool is not None:
+        with translated(target):
+            complete(partial, pool)
     replace_folder(partial, target)
+
+
+def complete(folder: Path, pool: PoolDocument) -> None:
+    """Write the base model's name into an adapter's configuration, as loaders need it, and its tokenizer beside it.
+
+    The name is the hub's id and revision, or the model's folder on this machine.
+    """
+    hub = pool.spec.model.hub
+    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    config["base_model_name_or_path"] = hub.id if hub is not None else str(Path(pool.model_path).absolute())
+    config["revision"] = hub.revision if hub is not None else None
+    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    for name in TOKENIZER_FILES:
+        if (Path(pool.model_path) / name).is_file():
+            shutil.copyfile(Path(pool.model_path) / name, folder / name)
 
 
 def export(adapter: Path, path: str, part: str) -> None:

@@ -25,14 +25,14 @@ _POLL_S = 0.1
 class RunChange(BaseModel):
     """One change.
 
-    jobs: documents of jobs to add or edit. folders: in which their environments may lie. files: their manifests.
+    jobs: documents of jobs to add or edit. folders: of their manifests, by key. files: their manifests.
     suspend: by job key, whether the job shall be suspended. cancel: keys of jobs to end and forget. asks_progress: change
     nothing, and answer with the jobs' progress.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     jobs: tuple[JobDocument, ...] = ()
-    folders: tuple[Path, ...] = ()
+    folders: dict[str, Path] = {}
     files: tuple[str, ...] = ()
     suspend: dict[str, bool] = {}
     cancel: tuple[str, ...] = ()

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from marlaas.local.results import Failure, JobResult, summary
 from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import InvalidInput
-from marlaas_api.messages import EvalRecord, JobDocument, Phase, Progress, StepRecord
+from marlaas_api.messages import EvalRecord, JobDocument, Phase, PoolDocument, Progress, StepRecord
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def _ignore_curve(request: CurveRequest) -> None:
 class Collector:
     """Updates the output folder from the bus. Errors of the bus and the store are raised to the caller, and retried later.
 
-    on_curve: called when a job's curve is to be drawn; its records are written.
+    on_curve: called when a job's curve is to be drawn; its records are written. pools: of the run, by name.
     """
 
     folder: OutFolder
@@ -42,6 +42,7 @@ class Collector:
     blobs: Blobs
     on_records: RecordListener = _ignore_records
     on_curve: Callable[[CurveRequest], None] = _ignore_curve
+    pools: Mapping[str, PoolDocument] = field(default_factory=dict)
     _records: dict[str, RecordFile] = field(default_factory=dict)
     _seen: dict[str, tuple[object, ...]] = field(default_factory=dict)
     _drawn: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -106,7 +107,8 @@ class Collector:
             return
         part = "" if len(document.spec.agents) == 1 else agent
         folder = self.folder.job(document.ref) / "adapter" / part
-        await adapter.fetch(self.blobs, manifest, folder)
+        pool = next((document.pool_of(one) for one in document.spec.agents if one.name == agent), document.pool)
+        await adapter.fetch(self.blobs, manifest, folder, self.pools.get(pool))
         if result.phase is Phase.SUCCEEDED and document.spec.export.path is not None:
             adapter.export(folder, document.spec.export.path, part)
         self._published.add(key)

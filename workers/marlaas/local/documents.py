@@ -3,7 +3,7 @@
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from marlaas.manifest import load
@@ -20,16 +20,16 @@ _APART_S = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """Jobs, pools and module folders of a run.
+    """Jobs and pools of a run.
 
     jobs: with new uids and creation times, which apply to new jobs only.
     pools: only pools that the jobs use.
-    folders: folders that may hold environment modules.
+    folders: by key of a job, the folder of its manifest, in which its modules are searched.
     """
 
     jobs: tuple[JobDocument, ...]
     pools: tuple[ModelPool, ...]
-    folders: tuple[Path, ...] = ()
+    folders: dict[str, Path] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -44,7 +44,7 @@ def read(files: Sequence[str], seed: int | None) -> DesiredState:
     return DesiredState(
         jobs,
         tuple(pool for pool in manifest.pools if pool.metadata.name in used),
-        manifest.folders,
+        {job.ref.key: folder for job, folder in zip(jobs, manifest.folders, strict=True)},
         tuple(str(note) for note in manifest.notes),
     )
 

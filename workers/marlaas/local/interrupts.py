@@ -17,7 +17,10 @@ class Interrupted(Exception):
 
 
 class Interrupts:
-    """Sets `first`, then `second`, on Ctrl-C, SIGTERM or SIGHUP. A third signal exits at once; the watchdog then cleans up."""
+    """Sets `first`, then `second`, on Ctrl-C, SIGTERM or SIGHUP. A third signal exits at once; the watchdog then cleans up.
+
+    A signal that the parent has set to be ignored (`nohup`, a shell's background commands) stays ignored.
+    """
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
@@ -27,12 +30,13 @@ class Interrupts:
     def listening(self) -> Iterator[None]:
         """Handle the signals while the context is open."""
         loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
+        heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        for number in heard:
             loop.add_signal_handler(number, self._note)
         try:
             yield
         finally:
-            for number in _SIGNALS:
+            for number in heard:
                 loop.remove_signal_handler(number)
 
     def _note(self) -> None:

@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
@@ -81,10 +81,8 @@ class Launcher:
     """Starts roles.
 
     command: command line of a role; the role's name follows. jobs: by key; pools: by name.
-    modules: folders in which a sandbox finds users' environments. late_modules: those of jobs that were added later, which
-    the common parent does not have. parent: forks sandboxes (`with_parent`); None: every role is a process of its own.
-    apart: keys of jobs that need one of `late_modules`; their sandboxes are not forked. sandboxes: job keys of the running
-    sandboxes, by process id.
+    modules: by key of a job, the folder of its manifest, in which its sandbox searches modules first. parent: forks sandboxes
+    (`with_parent`); None: every role is a process of its own. sandboxes: job keys of the running sandboxes, by process id.
     """
 
     folder: OutFolder
@@ -93,20 +91,16 @@ class Launcher:
     watchdog: Watchdog
     pools: Mapping[str, PoolDocument]
     jobs: dict[str, JobDocument]
-    modules: Sequence[Path] = ()
+    modules: dict[str, Path] = field(default_factory=dict)
     command: tuple[str, ...] = ROLE_COMMAND
     parent: SandboxParent | None = None
-    late_modules: list[Path] = field(default_factory=list)
-    apart: set[str] = field(default_factory=set)
     sandboxes: dict[int, str] = field(default_factory=dict)
 
-    def add(self, job: JobDocument, modules: Sequence[Path]) -> None:
-        """Add a job, or a newer document of one, and the folders of its environment's modules."""
+    def add(self, job: JobDocument, modules: Path | None) -> None:
+        """Add a job with the folder of its manifest, or a newer document of a job, whose folder stays."""
         known = self.jobs.get(job.ref.key)
-        late = [path for path in modules if path not in self.modules]
-        if late and (known is None or known.uid != job.uid):
-            self.apart.add(job.ref.key)
-            self.late_modules.extend(path for path in late if path not in self.late_modules)
+        if modules is not None and (known is None or known.uid != job.uid):
+            self.modules[job.ref.key] = modules
         self.jobs[job.ref.key] = job
 
     @contextlib.asynccontextmanager
@@ -124,7 +118,7 @@ class Launcher:
         # -s: episodes of earlier sandboxes could write below HOME.
         command = (*ROLE_COMMAND[:1], "-s", *ROLE_COMMAND[1:])
         with log:
-            async with sandbox_parent(command, log, self._environment(in_sandbox=True), self.watchdog) as parent:
+            async with sandbox_parent(command, log, self._environment(), self.watchdog) as parent:
                 yield replace(self, parent=parent)
 
     async def start(self, spec: ProcessSpec) -> RoleProcess:
@@ -152,7 +146,7 @@ class Launcher:
 
     async def _started(self, spec: ProcessSpec, log: IO[bytes], handed: Handed) -> RoleProcess:
         arguments = [spec.role, *self._arguments(spec, handed)]
-        if spec.role == "sandbox" and self.parent is not None and spec.job not in self.apart:
+        if spec.role == "sandbox" and self.parent is not None:
             try:
                 return await self.parent.fork(arguments, log, handed.descriptors)
             except ParentLost as error:
@@ -164,7 +158,7 @@ class Launcher:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=self._environment(in_sandbox=bool(spec.job)),
+            env=self._environment(),
             start_new_session=True,
         )
         if spec.role == "trainer":
@@ -196,15 +190,12 @@ class Launcher:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             return file.read().decode(errors="replace")
 
-    def _environment(self, in_sandbox: bool) -> dict[str, str]:
+    def _environment(self) -> dict[str, str]:
         added = {
             "MARLAAS_PARENT_PID": str(os.getpid()),
             "PYTHONUNBUFFERED": "1",
             "TMPDIR": str(self.watchdog.temporary),
         }
-        if in_sandbox:
-            places = [*map(str, (*self.modules, *self.late_modules)), *filter(None, [os.environ.get("PYTHONPATH")])]
-            added["PYTHONPATH"] = os.pathsep.join(places)
         return {**os.environ, **added}
 
     def _arguments(self, spec: ProcessSpec, handed: Handed) -> list[str]:
@@ -220,6 +211,7 @@ class Launcher:
             str(scratch),
             *(["--creds", str(handed.path)] if handed.path is not None else []),
             *(["--share-cpu"] if spec.role == "rollout" else []),
+            *self._modules(spec),
         ]
         document = self.jobs.get(spec.job) or self.pools.get(spec.pool)
         if document is None:
@@ -228,6 +220,12 @@ class Launcher:
         path = self.folder.documents / f"{flag[2:-5]}.{spec.job or spec.pool}.json"
         write(path, document.model_dump_json(indent=1).encode())
         return [*arguments, flag, str(path)]
+
+    def _modules(self, spec: ProcessSpec) -> list[str]:
+        """Return the arguments by which a sandbox finds an environment of the user's own beside the job's manifest."""
+        folder = self.modules.get(spec.job)
+        name = self.jobs[spec.job].spec.environment.name if folder is not None else None
+        return ["--modules", str(folder)] if name is not None and ":" in name else []
 
     async def sweep(self, process: RoleProcess) -> int:
         """Wait until a role exits, kill its remaining children, and return its exit code."""

@@ -96,11 +96,11 @@ async def _run(request: RunRequest, display: Display) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """Jobs, pools, and the folders of environment modules."""
+    """Jobs, pools, and the folders of the jobs' manifests by key."""
 
     jobs: tuple[JobDocument, ...]
     pools: tuple[PoolDocument, ...]
-    modules: tuple[Path, ...]
+    modules: dict[str, Path]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +174,13 @@ class _Run:
         async with message_server(folder, self._existing(), guard) as server:
             self._cancelled = await withdraw(server.bus, self._cancelled)
             await announce(server.bus, content.jobs)
+            pools = {pool.name: pool for pool in content.pools}
             launcher = Launcher(
                 folder,
                 server.url,
                 server.credentials,
                 guard,
-                {pool.name: pool for pool in content.pools},
+                pools,
                 {job.ref.key: job for job in content.jobs},
                 content.modules,
                 self._request.role_command,
@@ -188,7 +189,7 @@ class _Run:
             recorder = Recorder(folder, server.bus, blobs, content.jobs, self._request.episodes_bytes)
             feed = TrackerFeed(TrackerPaths(folder.state, lambda job: folder.job(job.ref)), self._display.note)
             curves = CurveDrawer(guard)
-            collector = Collector(folder, server.bus, blobs, feed.add, curves.add)
+            collector = Collector(folder, server.bus, blobs, feed.add, curves.add, pools)
             watch = JobWatch(server.bus, collector, self._display, content.jobs, content.pools)
             async with curves:
                 async with launcher.with_parent() as forking:
@@ -252,7 +253,7 @@ class _Run:
             parts.folder.write_record(before)
             raise
         for job in found.written:
-            parts.launcher.add(job, change.folders)
+            parts.launcher.add(job, change.folders.get(job.ref.key))
         watch.replace(found.jobs)
         parts.recorder.replace(found.jobs)
         await parts.recorder.forget([job.ref for job in found.cancelled])

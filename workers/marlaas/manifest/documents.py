@@ -4,6 +4,7 @@ Scalars are parsed as Kubernetes parses them (`3e-4` is a number, `010` is eight
 manifest means the same here and on a cluster. Duplicate keys, which most parsers silently overwrite, are errors.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -51,6 +52,29 @@ for _tag, _pattern, _first in _RESOLVERS:
     _Loader.add_implicit_resolver(_tag, re.compile(_pattern), list(_first))
 
 
+_SURROGATES = re.compile(r"(?<!\\)((?:\\\\)*)\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})")
+"""A pair of surrogates in JSON: one character beyond U+FFFF."""
+
+
+def _as_yaml(text: str) -> str:
+    """Return a text that YAML parses as JSON parses it, if it is JSON; else the text. Lines stay the same.
+
+    JSON may be indented with tabs, and has a pair of `\\u` escapes for one character beyond U+FFFF.
+    """
+    if not text.lstrip().startswith(("{", "[")):
+        return text
+    try:
+        json.loads(text)
+    except ValueError:
+        return text
+    return _SURROGATES.sub(_joined, text).replace("\t", " ")  # a tab is never part of a JSON string
+
+
+def _joined(found: re.Match[str]) -> str:
+    high, low = int(found[2], 16), int(found[3], 16)
+    return found[1] + chr(0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00))
+
+
 class YamlError(InvalidInput):
     """The text is not valid YAML for a manifest. `line` counts from 1."""
 
@@ -80,7 +104,7 @@ def read_documents(text: str) -> Iterator[Document]:
         YamlError: not YAML, a duplicate key, or values that JSON cannot hold.
     """
     try:
-        for node in yaml.compose_all(text, Loader=_Loader):
+        for node in yaml.compose_all(_as_yaml(text), Loader=_Loader):
             reader = _Reader()
             value = reader.read(node, ())
             if value is not None:

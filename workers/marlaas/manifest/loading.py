@@ -25,7 +25,7 @@ from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
 class LoadedManifest:
     """Valid objects, checked individually and together, in the order of the files.
 
-    folders: distinct folders of the jobs' files, searched for environment modules.
+    folders: of the jobs' files, one for each job.
     notes: findings that are not errors; cluster_notes: those that matter for a submission.
     placed: every object with its place and its source.
     """
@@ -98,7 +98,7 @@ def _manifest(contents: ManifestObjects, placed: Sequence[Placed[Kind]]) -> Load
         pools=tuple(pool.object for pool in contents.pools),
         tenants=tuple(tenant.object for tenant in contents.tenants),
         jobs=tuple(job.object for job in contents.jobs),
-        folders=tuple(dict.fromkeys(job.source.folder for job in contents.jobs)),
+        folders=tuple(job.source.folder for job in contents.jobs),
         placed=tuple(placed),
     )
 

@@ -1,5 +1,6 @@
 """Read the files named on a command line and parse their YAML documents into MARLaaS objects. Each error becomes a finding."""
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,19 +27,30 @@ class File:
     text: str
 
 
+_pipes: dict[object, bytes] = {}
+"""What was read from pipes, by the stream or the path: they give their content once, and a run reads its manifests again."""
+
+
 def read_files(paths: Sequence[str]) -> Iterator[File | Finding]:
-    """Yield for every path its text, or a finding with the error. `-` is standard input."""
+    """Yield for every path its text, or a finding with the error. `-` is standard input; a path may be a pipe (`<(…)`)."""
     for path in paths:
-        if path == STDIN:
-            yield _decoded(_STDIN_LABEL, Path.cwd(), sys.stdin.buffer.read(_MAX_BYTES + 1))
-        else:
-            yield _read_file(path)
+        yield _read_standard_input() if path == STDIN else _read_file(path)
+
+
+def _read_standard_input() -> File | Finding:
+    stream = sys.stdin.buffer
+    if stream not in _pipes:
+        _pipes[stream] = stream.read(_MAX_BYTES + 1)
+    return _decoded(_STDIN_LABEL, Path.cwd(), _pipes[stream])
 
 
 def _read_file(path: str) -> File | Finding:
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
+        if Path(path).is_fifo():
+            if path not in _pipes:
+                _pipes[path] = _bytes(path)
+            return _decoded(path, Path.cwd(), _pipes[path])
+        data = _bytes(path)
     except FileNotFoundError:
         return Finding(path, 0, "", f"no such file{_similar(Path(path))}")
     except IsADirectoryError:
@@ -46,6 +58,11 @@ def _read_file(path: str) -> File | Finding:
     except OSError as error:
         return Finding(path, 0, "", f"cannot be read: {error.strerror}")
     return _decoded(path, Path(path).resolve().parent, data)
+
+
+def _bytes(path: str) -> bytes:
+    with Path(path).open("rb") as file:
+        return file.read(_MAX_BYTES + 1)
 
 
 def _decoded(label: str, folder: Path, data: bytes) -> File | Finding:
@@ -65,6 +82,7 @@ def _similar(path: Path) -> str:
     return f"; did you mean {path.with_name(found)}?" if found else ""
 
 
+_PLACEHOLDER = re.compile(r"\{\{.{0,60}?\}\}")
 _BY_NAME = {kind.__name__: kind for kind in KINDS}
 _OURS = f"the kinds are {listed(_BY_NAME)}"
 
@@ -91,10 +109,16 @@ def read_objects(file: File, objects: Objects) -> None:
             for source, body in _bodies(file, document):
                 _read_one(source, body, objects)
     except YamlError as error:
-        objects.errors.append(Finding(file.label, error.line, "", str(error)))
+        objects.errors.append(Finding(file.label, error.line, "", f"{error}{_template_hint(file.text)}"))
     else:
         if not documents:
             objects.errors.append(Finding(file.label, 0, "", "contains no objects"))
+
+
+def _template_hint(text: str) -> str:
+    """Return a hint if a text has placeholders of a template engine."""
+    found = _PLACEHOLDER.search(text)
+    return f"; {found[0]} is a placeholder of a template: render the template first" if found else ""
 
 
 def _bodies(file: File, document: Document) -> Iterator[tuple[Source, Any]]:

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from marlaas.envs import BUILTINS
+from marlaas.envs.loading import refuse_shadows
 from marlaas.manifest.findings import Finding, Placed
+from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import RLJob
 from marlaas_api.kinds.agent import AgentSpec
 from marlaas_api.kinds.problems import Loc, Problem
@@ -102,6 +104,12 @@ def check_environments(jobs: Iterable[Placed[RLJob]], timeout_s: float = TIMEOUT
     named = [job for job in jobs if job.object.spec.environment.name is not None]
     for folder, together in groupby(sorted(named, key=_folder), key=_folder):
         batch = list(together)
+        try:
+            refuse_shadows(folder)
+        except InvalidInput as error:
+            own = [job for job in batch if ":" in str(job.object.spec.environment.name)]
+            yield from (job.source.finding(Problem(("spec", "environment"), str(error))) for job in own)
+            batch = [job for job in batch if job not in own]
         for job, complaint in zip(batch, _complaints(folder, batch, timeout_s), strict=False):
             if complaint is not None:
                 yield job.source.finding(Problem(_where(job.object), complaint))
@@ -133,9 +141,9 @@ def _complaints(folder: Path, jobs: Sequence[Placed[RLJob]], timeout_s: float) -
 
 def _ask(folder: Path, given: str, timeout_s: float) -> tuple[list[str], str]:
     """Return the child's answers, and how it ended."""
-    path = os.pathsep.join([str(folder), str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     child = subprocess.Popen(
-        [sys.executable, "-m", "marlaas.environment_check"],
+        [sys.executable, "-P", "-m", "marlaas.environment_check"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

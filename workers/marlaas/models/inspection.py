@@ -3,18 +3,17 @@
 Standard library only, and takes a few milliseconds, because `marlaas validate` uses it.
 """
 
-import json
 import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marlaas.models.errors import NotAModel
+from marlaas.models.damage import refuse_damaged
+from marlaas.models.weight_files import read_json, tensors
 
 _NOT_ADAPTED = re.compile(r"embed|head$|experts|router|\bgate$|\bwte$|\bwpe$")
-_LARGEST_HEADER = 100 * 2**20
 _WEIGHT = ".weight"
 
 
@@ -49,11 +48,13 @@ def inspect(folder: Path) -> ModelFacts:
     """Inspect a folder in Hugging Face format.
 
     Raises:
-        NotAModel: config.json or a header cannot be read, or no weights are in safetensors format.
+        NotAModel: config.json or a header cannot be read, no weights are in safetensors format, or the model is damaged.
     """
-    config = _json(folder / "config.json")
+    config = read_json(folder / "config.json")
     text = config.get("text_config")
-    shapes = dict(_shapes(folder))
+    found = list(tensors(folder))
+    refuse_damaged(folder, config, found)
+    shapes = {one.name: one.shape for one in found}
     settings = text if isinstance(text, dict) else config
     positions = settings.get("max_position_embeddings")
     return ModelFacts(
@@ -80,53 +81,3 @@ def _linear_layers(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[tuple[
         if key.endswith(_WEIGHT) and len(shape) == 2 and not _NOT_ADAPTED.search(module):
             found.setdefault(module.rpartition(".")[2], []).append((shape[0], shape[1]))
     return {name: tuple(found[name]) for name in sorted(found)}
-
-
-def _shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    for file in _files(folder):
-        for key, entry in _header(file).items():
-            if key != "__metadata__":
-                yield key, tuple(int(size) for size in entry["shape"])
-
-
-def _files(folder: Path) -> list[Path]:
-    """Return the weight files: those of the index, else model.safetensors, else all safetensors files.
-
-    A folder may hold a second copy of the weights under other names. Raises NotAModel if there are none.
-    """
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        return [folder / name for name in sorted(set(_json(index).get("weight_map", {}).values()))]
-    single = folder / "model.safetensors"
-    files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise NotAModel(
-            f"no base model in {folder}: its weights are not in safetensors format, the only supported format"
-        )
-    return files
-
-
-def _header(file: Path) -> dict[str, Any]:
-    try:
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(length)) if 0 < length <= _LARGEST_HEADER else None
-    except FileNotFoundError:
-        raise NotAModel(
-            f"no base model in {file.parent}: {file.name} is missing; the download may be incomplete"
-        ) from None
-    except (OSError, ValueError):
-        header = None
-    if not isinstance(header, dict):
-        raise NotAModel(f"no base model in {file.parent}: {file.name} is damaged: it has no safetensors header")
-    return header
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise NotAModel(f"no base model in {file.parent}: {file.name} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise NotAModel(f"no base model in {file.parent}: {file.name} is not a JSON object")
-    return found

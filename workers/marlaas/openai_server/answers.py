@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from marlaas.chat_messages import canonical
 from marlaas.environment import Message, Reply, StopReason, ToolCall
-from marlaas.openai_server.chat_request import canonical
 
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
@@ -47,7 +47,7 @@ def _parsed_call(given: Any) -> ToolCall:
     name, arguments = given["name"], given["arguments"] if "arguments" in given else given["parameters"]
     if not isinstance(name, str) or not name:
         raise ValueError("the name must be text")
-    return ToolCall(name, canonical(arguments if isinstance(arguments, str) else json.dumps(arguments)))
+    return ToolCall(name, canonical(arguments))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,13 @@ The job determines sampling. A field that would change the sampled distribution,
 reproduce it, is rejected with a reason. So is an unknown field: nothing is ignored silently.
 """
 
-import json
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from marlaas.environment import Message, ToolCall
+from marlaas.chat_messages import read_message, tool_text
+from marlaas.environment_types import InvalidTurn, Message
 
 TURN_LIMIT = "turn_limit"
 
@@ -78,7 +79,6 @@ _SERVED = {
     *("max_completion_tokens", "max_tokens", "messages", "model", "n", "stream", "stream_options", "temperature"),
     "tools",
 }
-_ROLES = {"developer": "system"} | {role: role for role in ("system", "user", "assistant", "tool")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +154,10 @@ def _tools(given: object) -> tuple[str, ...]:
 
 
 def _tool(given: Any) -> str:
-    function = given.get("function") if isinstance(given, dict) and given.get("type") == "function" else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+    if not isinstance(given, dict) or given.get("type") != "function":
         raise RequestError('a tool must be {"type": "function", "function": {"name": …}}', param="tools")
-    return json.dumps(given, ensure_ascii=False)
+    with _as_request_error("tools"):
+        return tool_text(given)
 
 
 def _messages(given: object) -> tuple[Message, ...]:
@@ -167,44 +167,16 @@ def _messages(given: object) -> tuple[Message, ...]:
 
 
 def _message(given: object, where: str) -> Message:
-    fields: dict[str, Any] = given if isinstance(given, dict) else {}
-    role = _ROLES.get(str(fields.get("role")))
-    if role is None:
-        raise RequestError(f"{where}: the role must be one of {', '.join(_ROLES)}", param=where)
-    calls = fields.get("tool_calls") or []
-    if not isinstance(calls, list):
-        raise RequestError(f"{where}: tool_calls must be a list", param=where)
-    name, answered = (_text(fields.get(key) or "", f"{where}.{key}") or None for key in ("name", "tool_call_id"))
-    return Message(
-        role, _content(fields.get("content"), where), name, tuple(_call(one, where) for one in calls), answered
-    )
+    with _as_request_error(where):
+        return read_message(given, where)
 
 
-def _content(given: object, where: str) -> str:
-    """Return the text, or the joined text of several parts."""
-    if given is None or isinstance(given, str):
-        return given or ""
-    parts: list[Any] = given if isinstance(given, list) else [given]
-    if not all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
-        raise RequestError(f"{where}: content must be text", param=where)
-    return "".join(_text(part.get("text"), where) for part in parts)
-
-
-def _call(given: Any, where: str) -> ToolCall:
+@contextlib.contextmanager
+def _as_request_error(where: str) -> Iterator[None]:
     try:
-        function = given["function"]
-        return ToolCall(str(function["name"]), canonical(function["arguments"]), str(given.get("id") or ""))
-    except (AttributeError, KeyError, TypeError, ValueError):
-        text = f"{where}: a tool call needs an id and a function with a name and its arguments as JSON"
-        raise RequestError(text, param=where) from None
-
-
-def canonical(arguments: str) -> str:
-    """Return the arguments in canonical JSON, because clients parse and print them again. Raises ValueError unless it is an object."""
-    parsed = json.loads(arguments)
-    if not isinstance(parsed, dict):
-        raise ValueError("the arguments must be a JSON object")
-    return json.dumps(parsed, ensure_ascii=False)
+        yield
+    except InvalidTurn as error:
+        raise RequestError(str(error), param=where) from None
 
 
 def _text(given: object, where: str) -> str:

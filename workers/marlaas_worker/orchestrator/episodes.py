@@ -58,9 +58,9 @@ def read_episode(stored: Stored, document: JobDocument) -> Episode | None:
 def slim(episode: Episode) -> Episode:
     """Return an episode with only what decisions, usage and samples of evaluations need."""
     if episode.split is Split.TRAIN:
-        return episode.model_copy(update={"fault_text": "", "metrics": {}})
+        return episode.model_copy(update={"fault_text": "", "tool_error": "", "metrics": {}})
     last = {agent: leaves[-1:] for agent, leaves in episode.leaves.items()}
-    return episode.model_copy(update={"fault_text": "", "leaves": last, "choices": ()})
+    return episode.model_copy(update={"fault_text": "", "tool_error": "", "leaves": last, "choices": ()})
 
 
 class KeptSizes:
@@ -131,8 +131,9 @@ def _worth(episode: Episode, document: JobDocument) -> str | None:
         return f"conversations of {uncalled[0]!r}, which the task may not call"
     if not all(abs(number) <= MAX_NUMBER for number in (*episode.rewards.values(), *episode.metrics.values())):
         return f"a reward or metric that is not a number between -{MAX_NUMBER:g} and {MAX_NUMBER:g}"
-    if len(episode.metrics) > MAX_METRICS or len(episode.fault_text) > MAX_FAULT_CHARACTERS:
-        return f"{len(episode.metrics)} metrics and {len(episode.fault_text)} characters about a fault"
+    num_characters = max(len(episode.fault_text), len(episode.tool_error))
+    if len(episode.metrics) > MAX_METRICS or num_characters > MAX_FAULT_CHARACTERS:
+        return f"{len(episode.metrics)} metrics and {num_characters} characters about a fault"
     unreadable = (name for name in episode.metrics if len(name) > MAX_METRIC_NAME or not name.isprintable())
     return next((f"a metric named {name!r}" for name in unreadable), None)
 

@@ -7,7 +7,7 @@ from typing import Any
 from marlaas_api import names
 from marlaas_api.messages import Ending, Episode, FaultClass, JobDocument, TaskMessage
 from marlaas_worker.sandbox.children import Children
-from marlaas_worker.sandbox.faults import Fault, bounded_text
+from marlaas_worker.sandbox.faults import Fault, bounded
 from marlaas_worker.sandbox.ledger import TurnLedger
 from marlaas_worker.sandbox.server import BrokenEnvironment, ForkServerLost
 from marlaas_worker.sandbox.session import ChildSession
@@ -47,7 +47,7 @@ class Attempt:
             self.is_retryable = fault.is_retryable
             result = {
                 "fault": fault.fault,
-                "fault_text": bounded_text(fault),
+                "fault_text": bounded(str(fault)),
                 "is_permanent": fault.is_permanent,
             }
         ended = {"prior_faults": prior_faults, "duration_s": time.monotonic() - started}
@@ -65,11 +65,12 @@ class Attempt:
                 "rewards": score.rewards,
                 "metrics": score.metrics,
                 "tool_s": score.tool_s,
+                "tool_error": bounded(score.tool_error),
                 **_turns(session.ledger),
             }
         except Fault as fault:
             if fault.by_policy and session.ledger.tool_rewards is not None:
-                return self._tool_error(session.ledger.tool_rewards)
+                return self._tool_error(session.ledger.tool_rewards, bounded(str(fault)))
             printed = output.text() if output is not None else ""
             text = f"{fault}\noutput: {printed}" if printed else str(fault)
             raise Fault(fault.fault, text, is_permanent=fault.is_permanent, is_retryable=fault.is_retryable) from fault
@@ -78,9 +79,9 @@ class Attempt:
         except ForkServerLost as error:
             raise Fault(FaultClass.INFRA, str(error)) from error
 
-    def _tool_error(self, rewards: dict[str, float]) -> dict[str, Any]:
+    def _tool_error(self, rewards: dict[str, float], text: str) -> dict[str, Any]:
         ledger = self._session.ledger
-        known = {"rewards": rewards, "metrics": {}, "tool_s": self._session.tool_s}
+        known = {"rewards": rewards, "metrics": {}, "tool_s": self._session.tool_s, "tool_error": text}
         return {"ending": Ending.TOOL_ERROR, **known, **_turns(ledger)}
 
 

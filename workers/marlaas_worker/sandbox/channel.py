@@ -11,6 +11,7 @@ from _thread import LockType, allocate_lock  # without `threading`, a fork copie
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from marlaas.chat_messages import encodable
 from marlaas.environment import Message, Reply, StopReason, TurnLimit
 from marlaas.environment_types import TurnRequest
 
@@ -106,7 +107,7 @@ class SupervisorChannel:
 
 def encode_frame(message: dict[str, Any]) -> bytes:
     """Encode a message as a frame. Raises BadFrame when it is too long."""
-    body = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
+    body = encodable(json.dumps(message, ensure_ascii=False, separators=(",", ":"))).encode()
     if len(body) > MAX_FRAME_BYTES:
         raise BadFrame(f"a message of {len(body)} bytes; a turn or a score has at most {MAX_FRAME_BYTES}")
     return _LENGTH.pack(len(body)) + body

@@ -64,14 +64,17 @@ def played(environment: Environment, connection: socket.socket) -> dict[str, Any
         channel, temperature = SupervisorChannel(connection), start.get("temperature", 1.0)
         state = EpisodeState(start["agents"], channel, temperature, is_strict=start.get("is_strict", False))
         outcome = play_episode(environment, task, state)
-        message = {
+        message: dict[str, Any] = {
             "kind": "score",
             "rewards": outcome.rewards,
             "metrics": outcome.metrics,
             "ending": outcome.ending,
             "tool_s": outcome.tool_s,
+            "tool_error": outcome.tool_error[-MAX_FAULT_TEXT:],
             "choices": [{"number": number, "rewards": rewards} for number, rewards in outcome.choices.items()],
         }
+        if not outcome.is_scored:
+            message = {"kind": "unscored"}
     except UnknownAgent as error:
         message = {"kind": "fault", "text": str(error)[-MAX_FAULT_TEXT:], "is_permanent": True}
     except BaseException as error:  # also exit() and KeyboardInterrupt: report everything to the supervisor
@@ -108,9 +111,15 @@ def _settle(output: int, confinement: Confinement) -> None:
 
 
 def _seed_everything(task: Task) -> None:
-    """Seed the global generators from the task alone, so that all members of a group get the same content."""
+    """Seed the global generators from the task alone, so that all members of a group get the same content.
+
+    Those of libraries that the environment has loaded are seeded too; torch's would otherwise be the same in every episode.
+    """
     seed = derive_seed(task.seed, "global", task.split, task.index)
     random.seed(seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed % 2**32)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(seed)

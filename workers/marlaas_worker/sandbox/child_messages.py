@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter
 
-from marlaas.envs.playing import MAX_METRIC_NAME, MAX_METRICS, MAX_NUMBER
+from marlaas.scores import MAX_METRIC_NAME, MAX_METRICS, MAX_NUMBER
 from marlaas_api.messages import ChatMessage
 from marlaas_api.names import BRANCH_TURNS, MAX_BRANCHES
 from marlaas_api.numeric import LARGEST_INTEGER
@@ -69,10 +69,17 @@ class ScoreMessage(_Message):
 
     kind: Literal["score"]
     rewards: _Rewards
-    metrics: Annotated[dict[_Name, _Number], Field(max_length=MAX_METRICS)]
+    metrics: Annotated[dict[_Name, _Number], Field(max_length=MAX_METRICS + 1)]  # with `REPLACED`
     ending: Literal["completed", "max_turns", "tool_error"]
     tool_s: Annotated[FiniteFloat, Field(ge=0)]
+    tool_error: str = ""
     choices: Annotated[list[ChoiceMessage], Field(max_length=MAX_BRANCHES)] = []
+
+
+class UnscoredMessage(_Message):
+    """End of an episode to which the environment gave no reward."""
+
+    kind: Literal["unscored"]
 
 
 class FaultMessage(_Message):
@@ -83,5 +90,5 @@ class FaultMessage(_Message):
     is_permanent: bool = False
 
 
-ChildMessage = AgentsMessage | TurnMessage | ToolMessage | ScoreMessage | FaultMessage
+ChildMessage = AgentsMessage | TurnMessage | ToolMessage | ScoreMessage | UnscoredMessage | FaultMessage
 CHILD_MESSAGES: TypeAdapter[ChildMessage] = TypeAdapter(Annotated[ChildMessage, Field(discriminator="kind")])

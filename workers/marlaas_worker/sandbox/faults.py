@@ -54,12 +54,12 @@ def fault_of_exit(ended: Ended, memory: str) -> Fault:
     return Fault(FaultClass.ENV, text, by_policy=True)
 
 
-def bounded_text(fault: Fault) -> str:
-    """Return the beginning and most of the end of a fault's text, with control characters escaped.
+def bounded(text: str) -> str:
+    """Return the beginning and most of the end of a text of the environment, with control characters escaped.
 
     The text ends up in statuses, and so in terminals of people of other namespaces.
     """
-    text = visible(str(fault))
+    text = visible(text)
     if len(text) <= _MAX_TEXT:
         return text
     return f"{text[:_BEGINNING]}\n[…]\n{text[-(_MAX_TEXT - _BEGINNING) :]}"

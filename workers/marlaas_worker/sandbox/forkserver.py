@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marlaas.envs.loading import Environment, resolve
+from marlaas.envs.loading import Environment, refuse_shadows, resolve
 from marlaas.envs.playing import explain
 from marlaas_api.cpu_shares import FULL_SHARE, LOW_SHARE, set_share, share_of
 from marlaas_api.errors import InvalidInput
@@ -243,6 +243,9 @@ def _send(control: socket.socket, report: dict[str, Any]) -> None:
 
 def _load(config: dict[str, Any]) -> Environment:
     kernel.limit_memory(config["memory_bytes"])
+    if modules := config.get("modules"):
+        refuse_shadows(Path(modules))
+        search_first(modules)
     code = resolve(config["name"], config["args"])
     code.check_agents(config["agents"])
     return code.create()
@@ -281,6 +284,12 @@ def serve_configured(control: socket.socket, config: dict[str, Any]) -> None:
     os.environ.update(config["given"])
     kernel.die_with_parent()  # the socket is not read while the environment is imported
     load_and_serve(control, config, outlive)
+
+
+def search_first(folder: str) -> None:
+    """Search a folder's modules before all others, in this process and in Python processes that it starts."""
+    sys.path.insert(0, folder)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
 
 
 def main() -> None:

@@ -48,6 +48,7 @@ class ChildrenConfig:
         secluded: path that no child may read (`seclusion`); None: no path.
         given: more variables, set after the process is secluded.
         agents: names of the job's agents.
+        modules: folder in which the environment's modules are searched first; None: only on PYTHONPATH.
         template: takes requests for fork servers (`template`); None: each is started by exec.
     """
 
@@ -61,6 +62,7 @@ class ChildrenConfig:
     given: Mapping[str, str] = field(default_factory=dict)
     template: socket.socket | None = None
     agents: tuple[str, ...] = ("policy",)
+    modules: Path | None = None
 
 
 async def start_server(config: ChildrenConfig) -> Server:
@@ -124,6 +126,7 @@ async def _begun(config: ChildrenConfig) -> tuple[_Ends, LocalServerProcess | Fo
         "scratch": str(config.scratch),
         "secluded": str(config.secluded) if config.secluded is not None else None,
         "given": dict(config.given),
+        "modules": str(config.modules) if config.modules is not None else None,
     }
     with _in_memory(setup) as configuration:
         if config.template is not None:

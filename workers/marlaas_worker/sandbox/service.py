@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -50,17 +51,19 @@ async def serve(
     document: JobDocument,
     timeouts: TurnTimeouts = TURN_TIMEOUTS,
     environment_socket: Path | None = None,
+    modules: Path | None = None,
 ) -> None:
     """Play the job's tasks until `context.stop`, then finish those that end within `DRAIN_S` and nak the others.
 
     environment_socket: socket of the environment's own container; None for a builtin environment.
+    modules: folder in which the environment's modules are searched first.
 
     Raises:
         InvalidInput: the job's environment cannot be loaded by this sandbox.
     """
     kernel.hide_from_siblings()
     kernel.open_many_files()
-    config = _children_config(context, document, environment_socket)
+    config = replace(_children_config(context, document, environment_socket), modules=modules)
     children = Children(
         partial(start_server, config)
         if environment_socket is None

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from marlaas.envs.playing import UNSCORED
 from marlaas_api.messages import (
     FaultClass,
     GenerateRequest,
@@ -29,6 +30,7 @@ from marlaas_worker.sandbox.child_messages import (
     ScoreMessage,
     ToolMessage,
     TurnMessage,
+    UnscoredMessage,
 )
 from marlaas_worker.sandbox.faults import Fault, fault_of_exit
 from marlaas_worker.sandbox.ledger import BadChildMessage, TurnLedger
@@ -117,6 +119,8 @@ class ChildSession:
                         self.ledger.tool_rewards = message.rewards if message.is_open else None
                     case FaultMessage():
                         raise Fault(FaultClass.ENV, message.text, is_permanent=message.is_permanent)
+                    case UnscoredMessage():
+                        raise Fault(FaultClass.UNSCORED, UNSCORED, is_retryable=False)
                     case ScoreMessage():
                         self._reward(message)
                         child.ended.remove_done_callback(close_late)
