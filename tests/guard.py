@@ -93,7 +93,7 @@ def _children() -> tuple[set[str], int]:
     return running, resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt
 
 
-@dataclass
+@dataclass(eq=False)
 class Guard:
     """Runs failed tests once more and decides whether the run passes; runs in pytest's main process."""
 
