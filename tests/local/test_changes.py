@@ -1,9 +1,7 @@
 """Jobs are added, edited, suspended, resumed and cancelled while a run goes on."""
 
-import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.harness import a_progress, job_document
@@ -12,7 +10,6 @@ from tests.harness import changed as edited
 from marlaas.local import changes
 from marlaas.local.changes import ChangeAnswer, RunChange, ask, changed, take
 from marlaas.local.folder import OutFolder, hold
-from marlaas.local.processes import Launcher, Watchdog
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import JobDocument, Phase
 
@@ -112,19 +109,3 @@ def test_a_question_for_the_progress_is_answered_and_changes_nothing(tmp_path: P
         (folder.changes / "1.json").write_text(RunChange(asks_progress=True).model_dump_json())
         assert take(folder, lambda: (known,)) == []
         assert ChangeAnswer.model_validate_json((folder.changes / "1.answer").read_bytes()).progress == (known,)
-
-
-def test_the_sandboxes_of_jobs_whose_modules_came_later_are_no_forks_of_the_common_parent(tmp_path: Path) -> None:
-    third, fourth, nothing = job_document("third"), job_document("fourth"), Any
-    jobs, guard = {FIRST.ref.key: FIRST}, Watchdog(nothing, tmp_path)  # type: ignore[arg-type]
-    launcher = Launcher(OutFolder(tmp_path), "", nothing, guard, {}, jobs, [Path("/a")])  # type: ignore[arg-type]
-    launcher.add(SECOND, [Path("/a")])
-    launcher.add(third, [Path("/a"), Path("/b")])
-    launcher.add(fourth, [Path("/b")])
-    launcher.add(edited(FIRST, priority=1), [Path("/c")])
-    assert launcher.apart == {third.ref.key, fourth.ref.key}
-    assert launcher.late_modules == [Path("/b")]
-    assert launcher.jobs[FIRST.ref.key].spec.priority == 1
-    launcher.add(job_document("first", uid="of the next job of this name"), [Path("/c")])
-    assert launcher.apart == {FIRST.ref.key, third.ref.key, fourth.ref.key}
-    assert launcher._environment(in_sandbox=True)["PYTHONPATH"].split(os.pathsep)[:3] == ["/a", "/b", "/c"]

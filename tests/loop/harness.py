@@ -118,7 +118,7 @@ class Loop(Harness):
         models: Mapping[str, Path],
         scratch: Path,
         *,
-        slots: int = 64,
+        slots: int = 16,
         trainers: int = 1,
         half: Collection[str] = (),
         **rollout: object,

@@ -16,12 +16,14 @@ TEAM = ("solver", "verifier")
 UNRULY = ("steady", "faulty", "silent", "flood")
 
 
-def document(name: str = "reverse", *, seed: int = 7, environment: str = "reverse", **training: object) -> JobDocument:
-    """A small strict job on the pool `tiny`."""
+def document(
+    name: str = "reverse", *, seed: int = 7, environment: str = "reverse", tokens: int = 16, **training: object
+) -> JobDocument:
+    """A small strict job on the pool `tiny`. tokens: of a reply, at most; the tasks of `teams` need few."""
     settings = {"steps": 2, "groupsPerStep": 2, "maxStaleness": 0, "microbatchTokens": 512, "maxRefill": 2} | training
     spec = {
         "environment": {"name": environment, "concurrency": 8},
-        "rollout": {"groupSize": 4, "maxTokens": 16, "maxTurns": 4},
+        "rollout": {"groupSize": 4, "maxTokens": tokens, "maxTurns": 4},
         "training": settings | {"optimizer": {"learningRate": 1e-3}},
         "evaluation": {"tasks": 2, "every": 100},
     }
@@ -42,7 +44,7 @@ def played(job: JobDocument, environment: str, **args: str) -> dict[str, object]
 
 def team(environment: str = "teams:at_once", **training: object) -> JobDocument:
     """A job of two agents on tasks that all train something."""
-    job = document("team", environment=environment, maxRefill=0, **training)
+    job = document("team", environment=environment, tokens=4, maxRefill=0, **training)
     (agent,) = job.spec.agents
     return named("team", job, agents=tuple(agent.model_copy(update={"name": name}) for name in TEAM))
 
@@ -67,7 +69,7 @@ def self_play() -> JobDocument:
 
     A group has one member. The baseline of each role is the running mean of its rewards.
     """
-    job = document("self", environment="teams:at_once", maxRefill=0, steps=3)
+    job = document("self", tokens=4, environment="teams:at_once", maxRefill=0, steps=3)
     (policy,) = job.spec.agents
     second = policy.model_copy(update={"name": "second", "policy": PolicySettings(of="policy")})
     past = PolicySettings(of="policy", versions="past", window=1)
@@ -79,7 +81,7 @@ def self_play() -> JobDocument:
 
 def judged(judge: Path) -> JobDocument:
     """A frozen agent, which plays the adapter in this folder, and one that learns."""
-    job = document("judged", environment="teams:once", maxRefill=0)
+    job = document("judged", tokens=4, environment="teams:once", maxRefill=0)
     (learner,) = job.spec.agents
     frozen = learner.model_copy(update={"name": "judge", "trainable": False, "init_from": FolderRef(path=str(judge))})
     return named("judged", job, agents=(frozen, learner))
@@ -87,7 +89,7 @@ def judged(judge: Path) -> JobDocument:
 
 def candidates() -> JobDocument:
     """An agent that branches, and goes on with the better candidates."""
-    job = document("choose", environment="teams:choose", maxRefill=0)
+    job = document("choose", tokens=4, environment="teams:choose", maxRefill=0)
     return changed(job, rollout=job.spec.rollout.model_copy(update={"max_turns": 5}))
 
 
@@ -99,7 +101,7 @@ def again() -> JobDocument:
 
 def unruly(name: str, max_fault_share: float) -> JobDocument:
     """A job of four agents. Every second task ends in a fault."""
-    job = document(name, environment="teams:unruly", maxRefill=8)
+    job = document(name, environment="teams:unruly", tokens=4, maxRefill=8)
     (agent,) = job.spec.agents
     agents = tuple(agent.model_copy(update={"name": one}) for one in UNRULY)
     limits = {"max_attempts": 2, "max_fault_share": max_fault_share}

@@ -10,7 +10,7 @@ from marlaas_api import subjects
 from marlaas_api.messages import Phase
 from marlaas_api.messages.usage import total
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 ACCOUNTED = ("team", "solo", "bases", "again", "late")
 """Jobs among the killed ones whose agents all have policies of their own, which they train."""

@@ -1,8 +1,6 @@
 """What a person sees of one real run (`tour`): the jobs learn, nothing is lost or doubled by kills, and everything looked for is there."""
 
 import hashlib
-import math
-import random
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +8,15 @@ import psutil
 import pytest
 from tests.loop import tour as played
 from tests.loop.harness import Ended
-from tests.loop.tour import ADDED, CANCELLED, LEARNING, STEPS, TEAM, VICTIMS, Tour
+from tests.loop.tour import ADDED, CANCELLED, HELD_OUT, LEARNING, STEPS, TEAM, Tour
 
 from marlaas.episodes.files import read_all
+from marlaas.episodes.record import TurnRecord
 from marlaas.episodes.usage import usage_of
 from marlaas.local.records import open_jobs
 from marlaas_api.names import Split
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.engine, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="session")
@@ -64,12 +63,9 @@ def test_the_team_makes_the_adapters_that_it_makes_undisturbed(tour: Tour, undis
 
 
 def test_killed_roles_are_restarted(tour: Tour) -> None:
-    notes = "\n".join(tour.notes())
-    for victim in VICTIMS:
-        name = victim.replace(".", " (") + ")" if "." in victim else victim
-        if victim != "nats-server":
-            assert f"{name}" in notes
-    assert notes.count("killed by SIGKILL; it restarts") >= len(VICTIMS) - 1
+    said = [note for note in tour.notes() if "killed by SIGKILL; it restarts" in note]
+    for name in ("sandbox-0 (team-a/exact)", "orchestrator", "trainer-0 (exact)", "rollout-0 (exact)"):
+        assert any(note.startswith(name) for note in said), said
 
 
 def test_a_job_is_suspended_and_resumed_one_is_added_and_one_cancelled(tour: Tour) -> None:
@@ -115,27 +111,8 @@ def test_nothing_is_left_running_and_no_temporary_file(tour: Tour) -> None:
     assert list(tour.temporary.iterdir()) == []
 
 
-# the adapter elsewhere ------------------------------------------------------------------------------------------------
-
-
-def right_answers(model: Path, number: int = 24) -> list[tuple[np.ndarray, int]]:
-    """Conversations with the right reply: token ids [T], and how many of them are the prompt."""
-    from transformers import AutoTokenizer
-
-    tokenizer, rng = AutoTokenizer.from_pretrained(model), random.Random(0)
-    found = []
-    for _ in range(number):
-        word = "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(3, 5)))
-        messages = [{"role": "user", "content": f"reverse: {word}"}]
-        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        ids = tokenizer(prompt + word[::-1] + tokenizer.eos_token, add_special_tokens=False)["input_ids"]
-        length = len(tokenizer(prompt, add_special_tokens=False)["input_ids"])
-        found.append((np.array(ids, dtype=np.int64), length))
-    return found
-
-
-def peft_logprobs(model: Path, adapter: Path | None, cases: list[tuple[np.ndarray, int]]) -> list[np.ndarray]:
-    """Logprobs of the replies, in transformers and peft."""
+def peft_logprobs(model: Path, adapter: Path | None, turns: list[TurnRecord]) -> np.ndarray:
+    """The logprobs of the replies in transformers and peft, one after the other."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -144,28 +121,22 @@ def peft_logprobs(model: Path, adapter: Path | None, cases: list[tuple[np.ndarra
     if adapter is not None:
         policy = PeftModel.from_pretrained(policy, str(adapter)).eval()
     rows = []
-    for ids, length in cases:
-        tokens = torch.from_numpy(ids)
+    for turn in turns:
+        tokens = torch.tensor([[*turn.prompt_ids, *turn.output_ids]])
         with torch.no_grad():
-            logits = policy(tokens[None]).logits[0, :-1]
-        rows.append(logits.log_softmax(-1).gather(-1, tokens[1:, None])[length - 1 :, 0].numpy())
-    return rows
+            logprobs = policy(tokens).logits[0, :-1].log_softmax(-1)
+        rows.append(logprobs.gather(-1, tokens[0, 1:, None])[len(turn.prompt_ids) - 1 :, 0].numpy())
+    return np.concatenate(rows)
 
 
-def test_the_adapter_is_a_plain_peft_folder_that_shows_the_behaviour_and_what_vllm_sampled(
-    tour: Tour, tiny_model: Path
-) -> None:
-    adapter, cases = tour.out / LEARNING[0] / "adapter", right_answers(tiny_model)
-    before, after = (
-        sum(math.exp(float(row.sum())) for row in peft_logprobs(tiny_model, folder, cases)) / len(cases)
-        for folder in (None, adapter)
+def test_the_adapter_is_a_plain_peft_folder_of_the_policy_that_vllm_sampled(tour: Tour, tiny_model: Path) -> None:
+    """The replies to held-out tasks, after the last step. Without the adapter, they have other logprobs."""
+    episodes = [one for one in read_all(tour.out / LEARNING[0]) if one.split is Split.EVAL]
+    turns = [one.turns[0] for one in episodes if one.turns[0].version == STEPS["reverse"]]
+    assert len(turns) == HELD_OUT
+    sampled = np.concatenate([turn.logprobs for turn in turns[:24]])
+    in_peft, without = (
+        peft_logprobs(tiny_model, path, turns[:24]) for path in (tour.out / LEARNING[0] / "adapter", None)
     )
-    assert after >= before + 0.2
-    last = STEPS["reverse"]
-    (*_, episodes) = [
-        [one for one in read_all(tour.out / LEARNING[0]) if one.split is Split.EVAL and one.turns[0].version == last]
-    ]
-    turns = [one.turns[0] for one in episodes[:24]]
-    sampled = [(np.array([*turn.prompt_ids, *turn.output_ids]), len(turn.prompt_ids)) for turn in turns]
-    for turn, row in zip(turns, peft_logprobs(tiny_model, adapter, sampled), strict=True):
-        np.testing.assert_allclose(turn.logprobs, row, atol=1e-3)
+    assert np.abs(in_peft - sampled).max() < 1e-3
+    assert np.abs(without - sampled).max() > 0.1

@@ -14,7 +14,7 @@ from marlaas_api.messages import Phase
 from marlaas_worker.trainer import assignment
 from marlaas_worker.trainer.commit import AgentLease, PolicyKey, VersionContents
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 Disturb = Callable[[PolicyKey, AgentLease], Awaitable[None]]
 

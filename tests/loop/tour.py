@@ -21,6 +21,7 @@ import psutil
 import yaml
 from tests.loop import jobs
 from tests.loop.harness import ENVIRONMENTS
+from tests.loop.runs import exact_team
 from typer.testing import CliRunner
 
 from marlaas.cli.app import build
@@ -38,12 +39,6 @@ TEAM, ADDED, CANCELLED = "team-a/exact", "team-c/added", "team-a/cancelled"
 VICTIMS = ("sandbox", "orchestrator", "nats-server", "trainer-0.exact", "rollout-0.exact")
 """Processes that are killed one after another, each when the team has finished another step."""
 ENGINE = "rollout-0.tiny"
-
-
-def exact_team() -> JobDocument:
-    """A strict team whose run outlasts the kills."""
-    job = jobs.named("exact", jobs.team("teams:once", steps=len(VICTIMS) + 2))
-    return job.model_copy(update={"pool": "exact"})
 
 
 def manifest_of(job: JobDocument) -> dict[str, Any]:
@@ -75,7 +70,6 @@ class Tour:
     lines: list[dict[str, Any]] = field(default_factory=list)
     codes: list[int] = field(default_factory=list)
     said: dict[str, str] = field(default_factory=dict)
-    mark: int = 0
 
     def progress(self, job: str) -> list[dict[str, Any]]:
         """All lines of a job's progress."""
@@ -105,9 +99,12 @@ def play(folder: Path) -> Tour:
     tour.temporary.mkdir()
     options = ["--out", str(tour.out), "--seed", str(SEED), "--json"]
     with _run(tour, [sys.executable, "-m", "marlaas", "run", str(manifest), *options]) as process:
+        _until(tour, process, lambda: _step(tour, CANCELLED) >= 1)
+        _command(tour, "cancel", "cancelled")
         _kill_each(tour, process)
-        _change(tour, process, added)
-        _until(tour, process, lambda: all(_step(tour, job) >= 3 for job in LEARNING) and _has_ended(tour, TEAM))
+        _command(tour, "submit", str(added))
+        _suspend(tour, process)
+        _until(tour, process, lambda: _may_stop(tour))
         _kill(process, ENGINE)
         process.send_signal(signal.SIGINT)
     (again,) = (note for note in tour.notes() if note.startswith("to continue: "))
@@ -128,7 +125,7 @@ def _quickstart() -> str:
 
 
 def _others() -> list[JobDocument]:
-    return [exact_team(), small_job(CANCELLED, 500)]
+    return [exact_team("exact"), small_job(CANCELLED, 500)]
 
 
 @contextlib.contextmanager
@@ -176,6 +173,11 @@ def _has_ended(tour: Tour, job: str) -> bool:
     return _phase(tour, job) in ("Succeeded", "Failed")
 
 
+def _may_stop(tour: Tour) -> bool:
+    """Whether both jobs are in the middle of their learning, and the others have ended."""
+    return all(_step(tour, job) >= 3 for job in LEARNING) and all(_has_ended(tour, job) for job in (TEAM, ADDED))
+
+
 def _kill_each(tour: Tour, process: "subprocess.Popen[str]") -> None:
     for number, victim in enumerate(VICTIMS, 1):
         _until(tour, process, lambda number=number: _step(tour, TEAM) >= number)
@@ -204,17 +206,13 @@ def _names(process: psutil.Process) -> list[str]:
     return [line[line.index("marlaas_worker") + 1], Path(folder).name]
 
 
-def _change(tour: Tour, process: "subprocess.Popen[str]", added: Path) -> None:
-    """Suspend, resume, add and cancel jobs, each time by the command of a user."""
-    _until(tour, process, lambda: _step(tour, LEARNING[0]) >= 1)
-    _command(tour, "suspend", "reverse")
-    _until(tour, process, lambda: _phase(tour, LEARNING[0]) == "Suspended")
-    _command(tour, "submit", str(added))
-    _command(tour, "cancel", "cancelled")
-    _command(tour, "why", "reverse")
-    _command(tour, "resume", "reverse")
-    _until(tour, process, lambda: _phase(tour, LEARNING[0]) == "Running")
-    _until(tour, process, lambda: _has_ended(tour, ADDED))
+def _suspend(tour: Tour, process: "subprocess.Popen[str]") -> None:
+    """Suspend a job, and resume it."""
+    job = LEARNING[0]
+    _until(tour, process, lambda: _step(tour, job) >= 1)
+    for command, phase in (("suspend", "Suspended"), ("why", "Suspended"), ("resume", "Running")):
+        _command(tour, command, "reverse")
+        _until(tour, process, lambda phase=phase: _phase(tour, job) == phase)
 
 
 def _command(tour: Tour, *words: str) -> None:
