@@ -51,7 +51,7 @@ def test_the_tokens_of_every_recorded_turn_count_once_by_their_use(jobs: list[En
             recorded = job.recorded(agent)
             recorded.check(counted, job.steps, job.consumed(agent), group_size)
             assert recorded.num_tokens >= counted.generated_tokens > 0
-            assert counted.trained_tokens == sum(step.usage[agent].trained_tokens for step in job.steps)
+            assert counted.trained_tokens == sum(trained.get(agent, 0) for trained in job.trained)
         generated = total(job.progress.usage.values()).generated_tokens
         rest = max(0, job.progress.tokens - generated)
         assert job.progress.amounts.unrecorded_tokens == rest - min(rest, job.progress.preempted_tokens)
