@@ -34,8 +34,8 @@ from marlaas_worker.trainer import service as trainer
 
 ENVIRONMENTS = (Path(__file__).parent, Path(__file__).parents[1] / "sandbox")
 """Folders with the modules `teams`, `twins` and `rogues`, which only sandbox children import."""
-JOB_S = 300.0
-"""Longest wait for the end of a job."""
+JOB_S = 1500.0
+"""Longest wait for the end of a job: a bound for a job that hangs, whatever else the machine does."""
 POOL: ContextVar[str] = ContextVar("POOL")
 """The pool of the replica or trainer that runs now; failpoints may look at it."""
 

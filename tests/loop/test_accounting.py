@@ -10,7 +10,7 @@ from marlaas_api import subjects
 from marlaas_api.messages import Phase
 from marlaas_api.messages.usage import total
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ACCOUNTED = ("team", "solo", "bases", "again", "late")
 """Jobs among the killed ones whose agents all have policies of their own, which they train."""
@@ -66,7 +66,7 @@ def test_seconds_are_those_of_the_recorded_episodes_and_of_the_manifests(jobs: l
             assert used.sandbox_s == pytest.approx(expected)
             train_s = sum(made.train_s for made in job.histories[agent])
             assert used.trainer_s == pytest.approx(train_s)
-            assert min(used.sandbox_s, used.trainer_s, used.engine_s) > 0
+            assert min(used.sandbox_s, used.engine_s) > 0
         recorded = total(agents.values())
         assert recorded.engine_s <= job.progress.amounts.engine_s + 1e-6, "of recorded turns"
 

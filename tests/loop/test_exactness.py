@@ -11,7 +11,7 @@ from tests.loop.runs import KILLS, SINGLE, Crowd, Killed, other
 from marlaas_api.messages import Phase
 from marlaas_api.names import group_token
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 STRICT = ("team", "solo", "bases", "self", "choose", "judged", "again", "twin")
 FROZEN = ("judge",)

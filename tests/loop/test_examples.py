@@ -21,7 +21,7 @@ from marlaas_worker.adapters import AdapterConfig, read_adapter, write_adapter
 from marlaas_worker.trainer.calibration import batch_of
 from marlaas_worker.trainer.model import BaseModel
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def test_the_examples_end_well_without_faults(undisturbed: dict[str, Ended]) -> None:

@@ -14,7 +14,7 @@ from marlaas_api.names import group_token
 from marlaas_api.wire import unpack_ids, unpack_logprobs
 from marlaas_worker.adapters import read_adapter
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 Ends = dict[str, Ended]
 

@@ -14,7 +14,7 @@ from marlaas_api.messages import Phase
 from marlaas_worker.trainer import assignment
 from marlaas_worker.trainer.commit import AgentLease, PolicyKey, VersionContents
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 Disturb = Callable[[PolicyKey, AgentLease], Awaitable[None]]
 
@@ -67,5 +67,5 @@ async def test_an_agent_whose_trainer_loses_it_leaves_or_is_killed_within_a_step
     assert committed[1] != holders[1]
     assert holders[2] not in committed[2:]
     assert holders[1] not in committed[1:], "it has left"
-    assert epoch >= 5, "bound at first, lost, and bound again after each disturbance"
+    assert epoch >= 4, "lost, and bound again after each disturbance"
     assert loop.deaths == [holders[2]]
