@@ -2,20 +2,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.harness import a_progress, identity, job_document
 from tests.local.runs import Place, placed
 
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bus
 from marlaas_api.bus_memory import MemoryServer
-from marlaas_api.documents import job_spec
-from marlaas_api.kinds import RLJobSpec
-from marlaas_api.messages import EvalRecord, EvalSample, JobDocument, Phase, Progress, StepOutcome, StepRecord
-
-Documents = Callable[..., JobDocument]
-
-
-def identity(document: JobDocument) -> dict[str, str]:
-    return {"namespace": document.namespace, "job": document.job, "uid": document.uid}
+from marlaas_api.messages import EvalRecord, EvalSample, JobDocument, Progress, StepOutcome, StepRecord
 
 
 @pytest.fixture
@@ -37,15 +30,11 @@ def blobs() -> MemoryBlobs:
 
 
 @pytest.fixture
-def document() -> Documents:
+def document() -> Callable[..., JobDocument]:
     """A job of three steps on pool `tiny`; `spec` overrides parts of its spec, by camelCase name."""
 
     def build(name: str = "reverse", spec: dict[str, object] | None = None, **fields: object) -> JobDocument:
-        content = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 3}}
-        body = {"namespace": "team-a", "job": name, "uid": f"uid-{name}", "pool": "tiny", "tenant": "team-a"}
-        return JobDocument.model_validate(
-            {**body, "spec": job_spec(RLJobSpec.model_validate({**content, **(spec or {})})), **fields}
-        )
+        return job_document(name, spec={"training": {"steps": 3}, **(spec or {})}, **fields)
 
     return build
 
@@ -53,13 +42,7 @@ def document() -> Documents:
 @pytest.fixture
 def progress_of() -> Callable[..., Progress]:
     """The progress of a document's job: running and admitted, unless `fields` change that."""
-
-    def build(document: JobDocument, **fields: object) -> Progress:
-        admitted = {"phase": Phase.RUNNING, "admitted": True, "reason": "Admitted"}
-        body = {"generation": document.generation, "steps": document.spec.training.steps}
-        return Progress.model_validate({**identity(document), **body, **admitted, **fields})
-
-    return build
+    return lambda document, **fields: a_progress(document, **{"generation": document.generation, **fields})
 
 
 @pytest.fixture

@@ -71,10 +71,11 @@ class Run:
         """Everything alive that this runner or its children started."""
         return [process for process in psutil.process_iter() if mark_of(process) == self.mark]
 
-    def named(self, word: str) -> psutil.Process:
-        """The one process whose command line has this word."""
-        (found,) = [process for process in self.processes() if word in process.cmdline()]
-        return found
+    def role(self, role: str, job: str = "reverse") -> psutil.Process:
+        """The process of a role; of several sandboxes the one of this job."""
+        found = [process for process in self.processes() if role in process.cmdline()]
+        (one,) = [process for process in found if role != "sandbox" or f"{job}.json" in " ".join(process.cmdline())]
+        return one
 
 
 def mark_of(process: psutil.Process) -> str | None:

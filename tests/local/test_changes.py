@@ -1,21 +1,15 @@
 """Jobs are added, edited, suspended, resumed and cancelled while a run goes on."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.harness import a_progress, job_document
 from tests.harness import changed as edited
-from tests.local.runs import JOB, POOL, Place
 
 from marlaas.local import changes
 from marlaas.local.changes import ChangeAnswer, RunChange, ask, changed, take
 from marlaas.local.folder import OutFolder, hold
-from marlaas.local.processes import Launcher, Watchdog
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import JobDocument, Phase
 
@@ -115,64 +109,3 @@ def test_a_question_for_the_progress_is_answered_and_changes_nothing(tmp_path: P
         (folder.changes / "1.json").write_text(RunChange(asks_progress=True).model_dump_json())
         assert take(folder, lambda: (known,)) == []
         assert ChangeAnswer.model_validate_json((folder.changes / "1.answer").read_bytes()).progress == (known,)
-
-
-def test_the_sandboxes_of_jobs_whose_modules_came_later_are_no_forks_of_the_common_parent(tmp_path: Path) -> None:
-    third, fourth, nothing = job_document("third"), job_document("fourth"), Any
-    jobs, guard = {FIRST.ref.key: FIRST}, Watchdog(nothing, tmp_path)  # type: ignore[arg-type]
-    launcher = Launcher(OutFolder(tmp_path), "", nothing, guard, {}, jobs, [Path("/a")])  # type: ignore[arg-type]
-    launcher.add(SECOND, [Path("/a")])
-    launcher.add(third, [Path("/a"), Path("/b")])
-    launcher.add(fourth, [Path("/b")])
-    launcher.add(edited(FIRST, priority=1), [Path("/c")])
-    assert launcher.apart == {third.ref.key, fourth.ref.key}
-    assert launcher.late_modules == [Path("/b")]
-    assert launcher.jobs[FIRST.ref.key].spec.priority == 1
-    launcher.add(job_document("first", uid="of the next job of this name"), [Path("/c")])
-    assert launcher.apart == {FIRST.ref.key, third.ref.key, fourth.ref.key}
-    assert launcher._environment(in_sandbox=True)["PYTHONPATH"].split(os.pathsep)[:3] == ["/a", "/b", "/c"]
-
-
-def marlaas(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "marlaas", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-
-
-def test_a_job_is_added_and_another_cancelled_while_the_run_goes_on(place: Place) -> None:
-    added, out = place.folder / "added.yaml", str(place.out)
-    added.write_text(POOL % (place.folder / "model") + JOB % ("second", 2))
-    place.script(pause_at=1)
-    run = place.start()
-    run.until(type="progress", step=1)
-    said = marlaas("why", "reverse", "--run", out)
-    assert said.stdout.startswith("team-a/reverse has been running for "), said.stderr
-    assert ", at step 1 of 3, version 1, " in said.stdout
-    assert "Admitted: The job is admitted to its pool" in said.stdout
-    done = marlaas("submit", str(added), "--run", out)
-    assert (done.returncode, done.stdout) == (0, "team-a/second: added\n"), done.stderr
-    run.told_of(type="progress", job="team-a/second", step=1)
-    assert "--run excludes --watch" in marlaas("submit", str(added), "--run", out, "--watch").stderr
-    refused = marlaas("suspend", "third", "--run", out)
-    assert refused.returncode == 2
-    assert "has no job third: its jobs are team-a/reverse, team-a/second" in refused.stderr
-    for command, told, phase in (("suspend", "suspended", Phase.SUSPENDED), ("resume", "resumed", Phase.RUNNING)):
-        done = marlaas(command, "reverse", "--run", out)
-        assert (done.returncode, done.stdout) == (0, f"team-a/reverse: {told}\n"), done.stderr
-        run.until(type="progress", job="team-a/reverse", phase=phase)
-    done = marlaas("cancel", "reverse", "--run", out)
-    assert (done.returncode, done.stdout.split(";")[0]) == (0, "team-a/reverse: cancelled"), done.stderr
-    place.go()
-    assert run.end() == 0
-    assert list(place.summary()) == ["team-a/second"]
-    assert place.steps("second") == [0, 1]
-    assert place.steps("reverse") == [0]
-    assert [job.ref.name for job in OutFolder(place.out).read_record().cancelled] == ["reverse"]
-    said = marlaas("why", "second", "--run", out).stdout
-    assert re.match(r"team-a/second succeeded .* ago, at step 2 of 2, version 2, ", said)
-    late = marlaas("resume", "second", "--run", out)
-    assert late.returncode == 2
-    assert "no `marlaas run` uses" in late.stderr
-    place.write(second=2, reverse=3)
-    again = place.start()
-    assert again.end() == 2, "a new job does not write into the files of the cancelled one"
-    assert "has the files of a cancelled job" in str(again.told[-1]["message"])

@@ -10,6 +10,8 @@ import pytest
 from marlaas.local.curves import CURVE_FILE, CurveDrawer, CurveRequest
 from marlaas_api.cpu_shares import FULL_SHARE, LEAST_SHARE, share_of
 
+pytestmark = pytest.mark.processes
+
 LEAST = LEAST_SHARE if Path("/proc/self/autogroup").exists() else FULL_SHARE
 """Share of a process that no job waits for, where the kernel has shares of sessions."""
 
@@ -42,33 +44,20 @@ def request_of(tmp_path, document, step, evaluation) -> Callable[[str], CurveReq
     return recorded
 
 
-def _is_drawn(folder: Path) -> bool:
-    path = folder / CURVE_FILE
-    return path.exists() and path.read_bytes().startswith(b"\x89PNG")
-
-
-async def test_all_requested_curves_are_drawn_also_those_requested_meanwhile(request_of):
-    sessions, requests = Sessions(), [request_of(name) for name in ("a", "b", "c")]
-    async with CurveDrawer(sessions) as curves:
-        for request in requests:
-            curves.add(request)
-        await curves.drain()
-    assert all(_is_drawn(request.folder) for request in requests)
-    assert not sessions.open
-    assert set(sessions.shares) == {LEAST}, "its imports take most of its time"
-
-
-async def test_a_curve_that_cannot_be_drawn_is_logged_and_the_others_are_drawn(request_of, caplog):
-    broken, good = request_of("broken"), request_of("good")
+async def test_all_requested_curves_are_drawn_but_one_that_cannot_be_is_logged(request_of, caplog):
+    """Also those that are requested while others are drawn."""
+    sessions, first, broken, last = Sessions(), request_of("first"), request_of("broken"), request_of("last")
     (broken.folder / "steps.jsonl").write_text("no record\n")
     with caplog.at_level(logging.WARNING):
-        async with CurveDrawer(Sessions()) as curves:
-            curves.add(broken)
-            curves.add(good)
+        async with CurveDrawer(sessions) as curves:
+            for request in (first, broken, last):
+                curves.add(request)
             await curves.drain()
-    assert not (broken.folder / CURVE_FILE).exists()
-    assert _is_drawn(good.folder)
+    assert [(one.folder / CURVE_FILE).exists() for one in (first, broken, last)] == [True, False, True]
+    assert (last.folder / CURVE_FILE).read_bytes().startswith(b"\x89PNG")
     assert "team-a/broken" in caplog.text
+    assert not sessions.open
+    assert set(sessions.shares) == {LEAST}, "its imports take most of its time"
 
 
 async def test_a_run_that_is_interrupted_does_not_wait_for_curves(request_of):

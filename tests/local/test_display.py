@@ -4,7 +4,7 @@ import json
 import pytest
 from rich.console import Console
 
-from marlaas.local.display import PLAIN_PERIOD_S, JsonDisplay, LiveDisplay, PlainDisplay, choose, failures, table
+from marlaas.local.display import PLAIN_PERIOD_S, LiveDisplay, PlainDisplay, choose, failures, table
 from marlaas.local.report import Report
 from marlaas.local.results import JobResult
 from marlaas.local.table import JobView
@@ -29,11 +29,6 @@ def _plain(clock=None):
     return PlainDisplay(Console(file=out, width=200, color_system=None), clock or Clock()), out
 
 
-def test_where_the_output_goes_decides_how_it_looks():
-    assert isinstance(choose(True, io.StringIO()), JsonDisplay)
-    assert isinstance(choose(False, io.StringIO()), PlainDisplay)
-
-
 def test_plain_lines_come_at_a_change_of_phase_and_once_a_period(document, progress_of):
     clock = Clock()
     display, out = _plain(clock)
@@ -53,7 +48,7 @@ def test_what_is_waited_for_is_told_once_although_its_seconds_run():
 
 def test_json_lines_are_one_object_per_change(document, progress_of):
     out = io.StringIO()
-    display = JsonDisplay(out)
+    display = choose(True, out)
     display.waiting("starting")
     for step in (1, 1, 2):
         display.jobs([JobView(document(), progress_of(document(), step=step), eta_s=1.0 + step)])

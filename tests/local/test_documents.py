@@ -77,12 +77,17 @@ def test_a_job_that_is_taken_up_again_keeps_its_uid_generation_and_place_in_the_
 
 
 @pytest.mark.parametrize(
-    "change", [{"training": {"steps": 5}}, {"priority": 7}, {"suspend": True}, {"activeDeadlineSeconds": 60}]
+    "change",
+    [
+        *({"spec": spec} for spec in ({"training": {"steps": 5}}, {"priority": 7}, {"suspend": True})),
+        {"spec": {"activeDeadlineSeconds": 60}},
+        {"tenant_weight": 4.0},
+    ],
 )
 def test_what_may_change_makes_a_new_generation_of_the_same_job(document, change):
-    (merged,) = merge([document(uid="first")], [document(spec=change, uid="second")])
+    (merged,) = merge([document(uid="first")], [document(**change, uid="second")])
     assert (merged.uid, merged.generation) == ("first", 2)
-    assert merged.spec == document(spec=change).spec
+    assert merged.spec == document(**change).spec
 
 
 @pytest.mark.parametrize("change", [{"ttlSecondsAfterFinished": 60}, {"backoffLimit": 1}], ids=str)
@@ -123,11 +128,6 @@ def test_only_a_change_of_what_is_played_or_trained_concerns_the_loop(document, 
 
 def test_of_what_may_change_while_a_job_runs_only_the_number_of_steps_concerns_its_loop():
     assert set(NOT_LOOP) == CHANGEABLE - {"training.steps"}
-
-
-def test_a_new_weight_of_the_tenant_makes_a_new_generation(document):
-    (merged,) = merge([document()], [document(tenant_weight=4.0)])
-    assert merged.generation == 2
 
 
 @pytest.mark.parametrize(

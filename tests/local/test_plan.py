@@ -32,15 +32,12 @@ def _by_key(*all_progress):
     return {progress_of.ref.key: progress_of for progress_of in all_progress}
 
 
-def test_before_anything_is_admitted_the_pool_and_the_orchestrator_run(document):
-    specs = desired([_pool(rollout=2)], [document()], {})
-    assert _keys(specs) == ["orchestrator", "rollout-0.tiny", "rollout-1.tiny", "trainer-0.tiny"]
-
-
-def test_an_admitted_job_has_its_sandboxes(document, progress_of):
+def test_pool_and_orchestrator_run_before_anything_is_admitted_and_then_the_sandboxes_too(document, progress_of):
     job = document(spec={"environment": {"name": "reverse", "replicas": 2}})
-    specs = desired([_pool()], [job], _by_key(progress_of(job)))
-    assert _keys(specs)[3:] == ["sandbox-0.team-a.reverse", "sandbox-1.team-a.reverse"]
+    workers = ["orchestrator", "rollout-0.tiny", "rollout-1.tiny", "trainer-0.tiny"]
+    assert _keys(desired([_pool(rollout=2)], [job], {})) == workers
+    sandboxes = ["sandbox-0.team-a.reverse", "sandbox-1.team-a.reverse"]
+    assert _keys(desired([_pool(rollout=2)], [job], _by_key(progress_of(job)))) == [*workers, *sandboxes]
 
 
 @pytest.mark.parametrize(
@@ -58,17 +55,16 @@ def test_progress_of_an_earlier_job_of_the_same_name_counts_for_nothing(document
     assert keys == ["orchestrator", "rollout-0.tiny", "trainer-0.tiny"]
 
 
-def test_nothing_runs_once_every_job_is_settled(document, progress_of):
-    other = document("other")
-    all_progress = _by_key(progress_of(document(), phase=Phase.FAILED), progress_of(other, phase=Phase.SUCCEEDED))
-    assert desired([_pool()], [document(), other], all_progress) == ()
-
-
-def test_a_pool_that_no_running_job_uses_does_not_run(document, progress_of):
-    all_progress = _by_key(progress_of(document(), phase=Phase.SUCCEEDED))
-    big = document("other", pool="big")
-    keys = _keys(desired([_pool(), _pool("big")], [document(), big], all_progress))
-    assert keys == ["orchestrator", "rollout-0.big", "trainer-0.big"]
+def test_nothing_runs_once_every_job_is_settled_and_no_pool_that_no_running_job_uses(document, progress_of):
+    big, ended = document("other", pool="big"), progress_of(document(), phase=Phase.FAILED)
+    pools = [_pool(), _pool("big")]
+    assert _keys(desired(pools, [document(), big], _by_key(ended))) == [
+        "orchestrator",
+        "rollout-0.big",
+        "trainer-0.big",
+    ]
+    all_ended = _by_key(ended, progress_of(big, phase=Phase.SUCCEEDED))
+    assert desired(pools, [document(), big], all_ended) == ()
 
 
 def test_the_pools_of_all_agents_run_and_a_pool_without_an_agent_does_not(document, progress_of):

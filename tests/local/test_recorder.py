@@ -1,177 +1,247 @@
+"""The recorder of episodes, and its turns: read once for many episodes, and again for an episode whose turns are not there."""
+
 import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import cast
 
 import pytest
-from tests.local.conftest import identity
+from tests.harness import a_turn, an_episode, job_document
 
 from marlaas.episodes.files import read
 from marlaas.local import recorder
-from marlaas.local.folder import hold
-from marlaas.local.recorder import Recorder, consumer_name
+from marlaas.local.folder import OutFolder, hold
+from marlaas.local.recorder import Recorder, TurnReader, consumer_name
 from marlaas_api import subjects
 from marlaas_api.blobs_memory import MemoryBlobs
-from marlaas_api.bus import Bus, BusUnavailable
+from marlaas_api.bus import Bus, BusUnavailable, Stored
+from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.bus_memory.consumers import MemoryConsumer
-from marlaas_api.messages import ChatMessage, Episode, JobDocument, Meter, StopReason, Turn
-from marlaas_api.names import Split, episode_id, train_group
-from marlaas_api.wire import encode, pack, pack_ids, pack_logprobs
+from marlaas_api.messages import Episode, JobDocument, Turn
+from marlaas_api.wire import encode, pack
+
+JOB = job_document()
+EPISODES = subjects.episode(JOB.namespace, JOB.job)
 
 
-def _episode(job: JobDocument, member: int) -> tuple[Episode, Turn]:
-    group = train_group(job.ref, 4)
-    body = {**identity(job), "group": group, "member": member, "episode": episode_id(group, member, 1)}
-    append = (ChatMessage(role="user", content="hello"),)
-    place = {"agent": "policy", "turn": 0, "parent": None, "version": 2, "adapter_sha256": "", "opens_segment": True}
-    ids = {"prompt_ids": pack_ids([1]), "output_ids": pack_ids([5, 6]), "logprobs": pack_logprobs([-1.0, -2.0])}
-    reply = {"text": f"reply {member}", "stop_reason": StopReason.STOP, "temperature": 1.0, "replica": "rollout-0"}
-    turn = Turn(**body, **place, **ids, **reply, append=append, meter=Meter(prompt_tokens=1, output_tokens=2), at=50.0)
-    return Episode(**body, split=Split.TRAIN, index=4, rewards={"policy": 1.0}, num_turns=1), turn
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[OutFolder]:
+    with hold(tmp_path) as held:
+        yield held
 
 
-async def _publish_episodes(bus: Bus, job: JobDocument, *members: int, payload=encode) -> None:
+def played(member: int, number: int = 0, num_turns: int = 1, job: JobDocument = JOB) -> tuple[Episode, Turn]:
+    """An episode, and one of its turns."""
+    episode = an_episode(job, member=member, num_turns=num_turns, rewards={"policy": 1.0})
+    names = {"uid": job.uid, "group": episode.group, "member": member, "episode": episode.episode}
+    return episode, a_turn(number, version=2, text=f"{member}.{number}", at=50.0, **names)
+
+
+async def publish_turns(bus: Bus, member: int, *numbers: int, job: JobDocument = JOB) -> Episode:
+    for number in numbers:
+        episode, turn = played(member, number, len(numbers), job)
+        await bus.publish(subjects.turn(job.namespace, job.job, episode.episode, number), encode(turn))
+    return episode
+
+
+async def publish(bus: Bus, *members: int, job: JobDocument = JOB) -> None:
     for member in members:
-        episode, turn = _episode(job, member)
-        name = subjects.turn(job.namespace, job.job, episode.episode, 0)
-        await bus.publish(name, encode(turn))
-        data = payload(episode)
-        await bus.publish(subjects.episode(job.namespace, job.job), await data if asyncio.iscoroutine(data) else data)
+        episode = await publish_turns(bus, member, 0, job=job)
+        await bus.publish(subjects.episode(job.namespace, job.job), encode(episode))
 
 
-async def _recorded(folder, bus, *jobs, blobs=None, at_once=False) -> Recorder:
+async def recorded(folder: OutFolder, bus: Bus, *, at_once: bool = False) -> Recorder:
     """Record all published episodes."""
-    made = Recorder(folder, bus, blobs or MemoryBlobs(), jobs)
+    made = Recorder(folder, bus, MemoryBlobs(), (JOB,))
     made.stop(at_once=at_once)
     await made.run()
     return made
 
 
-async def test_episodes_are_written_with_their_turns_as_they_end(bus, tmp_path, document):
-    job = document()
-    with hold(tmp_path) as folder:
-        await _publish_episodes(bus, job, 0, 1)
-        await _recorded(folder, bus, job)
-        kept = list(read(folder.job(job.ref)))
-    assert [one.member for one in kept] == [0, 1]
-    assert [one.turns[0].text for one in kept] == ["reply 0", "reply 1"]
-    assert kept[0].versions == {"policy": 2}
+def members(folder: OutFolder, job: JobDocument = JOB) -> list[int]:
+    return [one.member for one in read(folder.job(job.ref))]
 
 
-async def test_a_runner_that_was_killed_before_its_ack_writes_nothing_twice(server, bus, tmp_path, document):
-    job = document()
-    name = subjects.episode(job.namespace, job.job)
-    with hold(tmp_path) as folder:
-        await _publish_episodes(bus, job, 0, 1)
-        await _recorded(folder, bus, job)
-        await bus.delete_consumer(subjects.EPISODES, consumer_name(job.ref))
-        consumer = await bus.consumer(subjects.EPISODES, consumer_name(job.ref), name)
-        assert consumer is not None
-        await _publish_episodes(bus, job, 2)
-        await _recorded(folder, bus, job)
-        lines = (folder.job(job.ref) / "episodes.jsonl").read_bytes().splitlines()
-    assert len(lines) == 3
+async def test_episodes_are_written_with_their_turns_as_they_end(folder: OutFolder, bus: Bus) -> None:
+    await publish(bus, 0, 1)
+    await recorded(folder, bus)
+    kept = list(read(folder.job(JOB.ref)))
+    assert [(one.member, one.turns[0].text, one.versions) for one in kept] == [
+        (0, "0.0", {"policy": 2}),
+        (1, "1.0", {"policy": 2}),
+    ]
 
 
-async def test_an_acked_episode_is_not_read_again(bus, tmp_path, document):
-    job = document()
-    with hold(tmp_path) as folder:
-        await _publish_episodes(bus, job, 0)
-        await _recorded(folder, bus, job)
-        (folder.job(job.ref) / "episodes.jsonl").unlink()
-        await _publish_episodes(bus, job, 1)
-        await _recorded(folder, bus, job)
-        assert [one.member for one in read(folder.job(job.ref))] == [1]
+async def test_a_runner_that_was_killed_before_its_ack_writes_nothing_twice(folder: OutFolder, bus: Bus) -> None:
+    await publish(bus, 0, 1)
+    await recorded(folder, bus)
+    await bus.delete_consumer(subjects.EPISODES, consumer_name(JOB.ref))
+    assert await bus.consumer(subjects.EPISODES, consumer_name(JOB.ref), EPISODES) is not None
+    await publish(bus, 2)
+    await recorded(folder, bus)
+    assert len((folder.job(JOB.ref) / "episodes.jsonl").read_bytes().splitlines()) == 3
 
 
-async def test_an_episode_too_large_for_the_bus_is_read_from_its_claim(bus, blobs, tmp_path, document):
-    job = document()
-    with hold(tmp_path) as folder:
-        await _publish_episodes(bus, job, 0, payload=lambda episode: pack(episode, blobs, 1))
-        await _recorded(folder, bus, job, blobs=blobs)
-        assert [one.member for one in read(folder.job(job.ref))] == [0]
+async def test_an_acked_episode_is_not_read_again(folder: OutFolder, bus: Bus) -> None:
+    await publish(bus, 0)
+    await recorded(folder, bus)
+    (folder.job(JOB.ref) / "episodes.jsonl").unlink()
+    await publish(bus, 1)
+    await recorded(folder, bus)
+    assert members(folder) == [1]
 
 
-async def test_episodes_of_an_earlier_job_and_what_nobody_can_read_are_passed_over(bus, tmp_path, document):
-    job = document()
-    with hold(tmp_path) as folder:
-        await _publish_episodes(bus, document(uid="earlier"), 0)
-        await bus.publish(subjects.episode(job.namespace, job.job), b"nonsense")
-        await _publish_episodes(bus, job, 1)
-        await _recorded(folder, bus, job)
-        assert [one.member for one in read(folder.job(job.ref))] == [1]
+async def test_an_episode_too_large_for_the_bus_is_read_from_its_claim(folder: OutFolder, bus: Bus) -> None:
+    blobs = MemoryBlobs()
+    await bus.publish(EPISODES, await pack(await publish_turns(bus, 0, 0), blobs, 1))
+    made = Recorder(folder, bus, blobs, (JOB,))
+    made.stop()
+    await made.run()
+    assert members(folder) == [0]
 
 
-async def test_a_job_that_is_over_leaves_no_consumer(server, bus, tmp_path, document):
-    job = document()
-    with hold(tmp_path) as folder:
-        recorder = await _recorded(folder, bus, job)
-        await recorder.forget([job.ref])
-        await recorder.forget([job.ref])
-        server.available = False
-        await recorder.forget([job.ref])
-        server.available = True
+async def test_episodes_of_an_earlier_job_and_those_that_cannot_be_read_are_skipped(
+    folder: OutFolder, bus: Bus
+) -> None:
+    await publish(bus, 0, job=job_document(uid="earlier"))
+    await bus.publish(EPISODES, b"nonsense")
+    await publish(bus, 1)
+    await recorded(folder, bus)
+    assert members(folder) == [1]
 
 
-async def test_nothing_is_asked_of_the_bus_when_nothing_is_to_be_kept(bus, tmp_path, document):
-    job = document()
-    with hold(tmp_path) as folder:
-        await _publish_episodes(bus, job, 0)
-        await Recorder(folder, bus, MemoryBlobs(), [job], max_bytes=0).run()
-        assert not folder.job(job.ref).exists()
+async def test_a_job_that_is_over_leaves_no_consumer(folder: OutFolder, bus: Bus, server: MemoryServer) -> None:
+    made = await recorded(folder, bus)
+    for server.available in (True, True, False):
+        await made.forget([JOB.ref])
+        assert server.streams[subjects.EPISODES].consumers == {}
 
 
-async def test_jobs_that_come_later_are_recorded_and_those_that_are_gone_no_longer(server, bus, tmp_path, document):
-    first, second = document("first"), document("second")
-    with hold(tmp_path) as folder:
-        reader = Recorder(folder, bus, MemoryBlobs(), [first])
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(reader.run())
-            await _publish_episodes(bus, first, 0)
-            await _until_recorded(bus, first)
-            reader.replace([second])
-            await _publish_episodes(bus, second, 1)
-            await _until_recorded(bus, second)
-            await _publish_episodes(bus, first, 2)
-            reader.stop()
-        assert [one.member for one in read(folder.job(second.ref))] == [1]
-        assert [one.member for one in read(folder.job(first.ref))] == [0]
+async def test_nothing_is_asked_of_the_bus_when_nothing_is_to_be_kept(folder: OutFolder, bus: Bus) -> None:
+    await publish(bus, 0)
+    await Recorder(folder, bus, MemoryBlobs(), [JOB], max_bytes=0).run()
+    assert not folder.job(JOB.ref).exists()
 
 
-async def test_episodes_that_a_killed_recorder_had_claimed_are_read_before_the_end(server, bus, tmp_path, document):
-    job = document()
-    name = subjects.episode(job.namespace, job.job)
-    with hold(tmp_path) as folder:
-        await _publish_episodes(bus, job, 0, 1)
-        killed = await bus.consumer(subjects.EPISODES, consumer_name(job.ref), name, ack_wait_s=1.0)
-        assert len(await killed.fetch(64, 1.0)) == 2
-        await (await _recorded(folder, bus, job)).forget([job.ref])
-        assert [one.member for one in read(folder.job(job.ref))] == [0, 1]
-        assert server.stream(subjects.EPISODES).consumers == {}
+async def test_jobs_that_come_later_are_recorded_and_those_that_are_gone_no_longer(
+    folder: OutFolder, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "GATHER_S", 0.0)
+    second = job_document("second")
+    reader = Recorder(folder, bus, MemoryBlobs(), [JOB])
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(reader.run())
+        await publish(bus, 0)
+        await until(lambda: members(folder) == [0])
+        reader.replace([second])
+        await publish(bus, 1, job=second)
+        await until(lambda: members(folder, second) == [1])
+        await publish(bus, 2)
+        reader.stop()
+    assert members(folder) == [0]
+
+
+async def until(wanted: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60.0):
+        while not wanted():  # noqa: ASYNC110 - a file tells nobody of a change
+            await asyncio.sleep(0.01)
+
+
+async def test_episodes_that_a_killed_recorder_had_claimed_are_read_before_the_end(folder: OutFolder) -> None:
+    now = [0.0]
+    server = MemoryServer(lambda: now[0])
+    bus = server.connect("test")
+    await bus.ensure()
+    await publish(bus, 0, 1)
+    killed = await bus.consumer(subjects.EPISODES, consumer_name(JOB.ref), EPISODES)
+    assert len(await killed.fetch(64, 1.0)) == 2
+    now[0] += 60.0
+    await (await recorded(folder, bus)).forget([JOB.ref])
+    assert members(folder) == [0, 1]
+    assert server.stream(subjects.EPISODES).consumers == {}
 
 
 @pytest.mark.parametrize("at_once", [False, True])
 async def test_the_consumer_stays_if_episodes_could_not_be_read(
-    server, bus, tmp_path, document, monkeypatch, caplog, at_once
-):
-    monkeypatch.setattr(recorder, "LAST_S", 1e6 if at_once else 0.5)
-    job, fetch = document(), MemoryConsumer.fetch
+    folder: OutFolder,
+    bus: Bus,
+    server: MemoryServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    at_once: bool,
+) -> None:
+    monkeypatch.setattr(recorder, "LAST_S", 1e6 if at_once else 0.0)
 
     async def unavailable(*_: object) -> object:
         raise BusUnavailable("not now")
 
-    with hold(tmp_path) as folder:
-        await _publish_episodes(bus, job, 0)
-        monkeypatch.setattr(MemoryConsumer, "fetch", unavailable)
-        await (await _recorded(folder, bus, job, at_once=at_once)).forget([job.ref])
-        assert "some of its last episodes were not read" in caplog.text
-        monkeypatch.setattr(MemoryConsumer, "fetch", fetch)
-        await (await _recorded(folder, bus, job)).forget([job.ref])
-        assert [one.member for one in read(folder.job(job.ref))] == [0]
-        assert server.stream(subjects.EPISODES).consumers == {}
+    await publish(bus, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryConsumer, "fetch", unavailable)
+        await (await recorded(folder, bus, at_once=at_once)).forget([JOB.ref])
+    assert "some of its last episodes were not read" in caplog.text
+    await (await recorded(folder, bus)).forget([JOB.ref])
+    assert members(folder) == [0]
+    assert server.stream(subjects.EPISODES).consumers == {}
 
 
-async def _until_recorded(bus: Bus, job: JobDocument) -> None:
-    async with asyncio.timeout(30.0):
-        while True:
-            position = await bus.position(subjects.EPISODES, consumer_name(job.ref))
-            if position is not None and position.num_behind == 0:
-                return
-            await asyncio.sleep(0)
+# turns ---------------------------------------------------------------------------------------------------------------
+
+
+class CountingBus:
+    """A bus that counts the reads of streams."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self.read: list[str] = []
+
+    async def replay(self, stream: str, subject: str, start: int = 1) -> list[Stored]:
+        self.read.append(subject)
+        return await self._bus.replay(stream, subject, start)
+
+    async def pages(self, stream: str, subject: str, start: int = 1) -> AsyncIterator[list[Stored]]:
+        yield await self.replay(stream, subject, start)
+
+
+@pytest.fixture
+def counting(bus: Bus) -> CountingBus:
+    return CountingBus(bus)
+
+
+@pytest.fixture
+def reader(counting: CountingBus) -> TurnReader:
+    return TurnReader(cast("Bus", counting), MemoryBlobs(), JOB.ref)
+
+
+async def texts(reader: TurnReader, *episodes: Episode) -> list[list[str]]:
+    return [[turn.text for turn in await reader.of(episode)] for episode in episodes]
+
+
+async def test_the_turns_of_many_episodes_are_read_at_once_and_each_only_once(
+    bus: Bus, counting: CountingBus, reader: TurnReader
+) -> None:
+    first, second = await publish_turns(bus, 0, 0, 1), await publish_turns(bus, 1, 0, 1)
+    await reader.read_new()
+    assert await texts(reader, first, second) == [["0.0", "0.1"], ["1.0", "1.1"]]
+    third = await publish_turns(bus, 2, 0)
+    await reader.read_new()
+    assert await texts(reader, third) == [["2.0"]]
+    assert counting.read == [f"turn.{JOB.ref.key}.*.*"] * 2
+
+
+async def test_turns_that_are_not_kept_are_read_for_their_episode(bus: Bus, reader: TurnReader) -> None:
+    episode = await publish_turns(bus, 0, 0, 1)
+    await reader.read_new()
+    assert await texts(reader, episode, episode) == [["0.0", "0.1"]] * 2, "recorded again: its ack was lost"
+
+
+async def test_turns_without_an_episode_are_dropped_beyond_a_size(
+    bus: Bus, counting: CountingBus, reader: TurnReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "MAX_KEPT_BYTES", 2 * len(encode(played(0)[1])) + 10)
+    oldest, _, newest = [await publish_turns(bus, member, 0) for member in range(3)]
+    await reader.read_new()
+    assert await texts(reader, newest) == [["2.0"]]
+    assert len(counting.read) == 1
+    assert await texts(reader, oldest) == [["0.0"]]
+    assert len(counting.read) == 2

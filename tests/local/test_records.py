@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from marlaas.local.folder import RunRecord, hold, write
+from marlaas.local.folder import OutFolder, RunRecord, hold, write
 from marlaas.local.records import RecordFile, open_job, open_jobs, read_line
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, BusUnavailable
@@ -153,3 +153,18 @@ def test_what_cannot_be_opened_is_told(out, tmp_path):
     (out / "team-a" / "reverse" / "steps.jsonl").write_text("nonsense\n")
     with pytest.raises(InvalidInput, match=r"steps.jsonl has a line"):
         open_job(out, "reverse").steps()
+
+
+def test_a_file_of_records_is_replaced_only_if_it_changes(tmp_path, document, step) -> None:
+    folder, job = OutFolder(tmp_path), document()
+    file = RecordFile(job.ref)
+    file.write(folder)
+    steps, evals = (folder.job(job.ref) / name for name in ("steps.jsonl", "evals.jsonl"))
+    before = evals.stat().st_ino
+    file.add(step(job, 0))
+    file.write(folder)
+    assert len(steps.read_bytes().splitlines()) == 1
+    assert evals.stat().st_ino == before
+    steps.unlink()
+    file.write(folder)
+    assert len(steps.read_bytes().splitlines()) == 1

@@ -1,144 +1,246 @@
-"""The runner as a process: what it ends with, what it starts again, and what it gives up."""
+"""The runner as a process, around a real nats-server, with scripted roles: one story of runs in one folder, and runs that fail."""
 
+import contextlib
 import json
 import os
-from collections.abc import Iterator
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
-from tests.local.runs import Place, Run, placed
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tests.local.runs import JOB, POOL, Place, Run, mark_of, placed
 
+from marlaas.local.folder import OutFolder
+from marlaas_api.bus_users import BusKeys, OrchestratorUser, mint, server_config
 from marlaas_api.cpu_shares import COMPUTE_SHARE, share_of
+from marlaas_api.nats_server import EmbeddedNats
 
-JOBS = {"reverse": 3, "spell": 2}
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+HAS_SHARES = Path("/proc/self/autogroup").exists()
+SECRET = re.compile(r"\bS[AOU][A-Z2-7]{50,}")
+ROLES = ("orchestrator", "rollout", "trainer", "sandbox")
+FIRST, KILLED, LONGER = 3, 4, 5
+"""Steps of `reverse` at first, when its runner is killed, and at last."""
+STEPS = {"reverse": FIRST, "spell": 3, "other": 3, "added": 2}
+"""Of the jobs that end. `other` is another tenant's, and `added` is submitted while the run goes on."""
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """A run of two jobs that has ended; not to be changed."""
-    with placed(tmp_path_factory.mktemp("finished")) as here:
-        here.write(**JOBS)
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A folder in which a run was killed, changed and stopped, continued, killed with its runner, and ended."""
+    with placed(tmp_path_factory.mktemp("story")) as here:
         (here.folder / "games.py").touch()
-        run = here.start()
-        assert run.end() == 0
-        assert run.processes() == []
+        stop_a_run(here)
+        continue_it(here)
+        kill_the_runner(here)
         yield here
 
 
-def test_a_run_ends_with_everything_a_person_wants_of_its_jobs(finished: Place) -> None:
-    done = {"phase": "Succeeded", "steps": 3, "policyVersion": 3, "wallSeconds": 60.0}
-    rest = {"evalBefore": 0.25, "evalAfter": 0.75, "faults": {"env": 1}, "trainingFaults": {}}
-    assert finished.summary()["team-a/reverse"] == {**done, **rest}
-    assert (finished.steps(), finished.steps("spell")) == ([0, 1, 2], [0, 1])
-    job = finished.out / "team-a" / "spell"
-    assert (job / "adapter" / "adapter_config.json").read_text() == '{"r": 8}'
-    assert (job / "curve.png").read_bytes().startswith(b"\x89PNG")
-    assert [json.loads(line)["version"] for line in (job / "evals.jsonl").read_text().splitlines()] == [0, 2]
-    assert f"playing team-a/spell of {finished.folder / 'games.py'}" in (job / "logs" / "sandbox-0.log").read_text()
-    assert "trainer starts" in (job / "logs" / "trainer-0.tiny.log").read_text()
-
-
-def test_what_is_told_as_json_is_one_object_per_change_and_a_summary_at_the_end(finished: Place) -> None:
-    told = finished.runs[0].told
-    levels = [line for line in told if line["type"] == "progress" and line["job"] == "team-a/reverse"]
-    assert len(levels) == len({json.dumps(line, sort_keys=True) for line in levels})
-    assert (levels[-1]["phase"], levels[-1]["step"], levels[-1]["steps"]) == ("Succeeded", 3, 3)
-    assert told[-1]["type"] == "summary"
-    assert told[-1]["jobs"] == finished.summary()
-
-
-def test_a_finished_run_prints_its_summary_again_and_starts_nothing(finished: Place) -> None:
-    again = finished.start()
-    assert again.end() == 0
-    assert [line["type"] for line in again.told] == ["note", "summary"]
-    assert again.told[-1]["jobs"] == finished.summary()
-
-
-def test_a_manifest_that_changed_too_much_is_refused_before_anything_starts(finished: Place) -> None:
-    finished.write(**{**JOBS, "reverse": 2})
-    run = finished.start()
-    assert run.end() == 2
-    finished.write(**JOBS)
-    assert [line["type"] for line in run.told] == ["error"]
-    assert "spec.training.steps was 3 and is now 2" in str(run.told[0]["message"])
-
-
-@pytest.mark.parametrize("role", ["orchestrator", "rollout", "trainer", "sandbox"])
-def test_a_role_that_is_killed_is_started_again_and_nothing_is_counted_twice(place: Place, role: str) -> None:
-    place.script(pause_at=2)
-    run = place.start()
-    run.told_of(type="progress", step=2)
-    run.told_of(type="status", message="training")
-    run.named(role).kill()
-    told = run.until(type="note")
-    assert f"{role if role == 'orchestrator' else role + '-0'}" in told["message"]
-    assert "killed by SIGKILL; it restarts" in told["message"]
-    place.go()
-    assert run.end() == 0
-    assert place.steps() == [0, 1, 2]
-
-
-def shares_of(run: Run, *roles: str) -> dict[str, int]:
-    """The niceness of the roles' sessions."""
-    return {role: int(Path(f"/proc/{run.named(role).pid}/autogroup").read_text().split()[-1]) for role in roles}
-
-
-@pytest.mark.skipif(
-    not Path("/proc/self/autogroup").exists(),
-    reason="this kernel has no CPU shares of sessions (CONFIG_SCHED_AUTOGROUP)",
-)
-def test_the_trainer_has_a_smaller_share_of_the_cpu_and_the_engine_chooses_its_own(place: Place) -> None:
-    place.script(pause_at=2)
-    run = place.start()
-    run.told_of(type="progress", step=2)
-    run.told_of(type="status", message="training")
-    shares = {"orchestrator": 0, "rollout": 0, "trainer": COMPUTE_SHARE, "sandbox": 0}
-    assert shares_of(run, *shares) == shares
-    assert "--share-cpu" in run.named("rollout").cmdline()
-    place.go()
-    assert run.end() == 0
-
-
-@pytest.mark.skipif(
-    not Path("/proc/self/autogroup").exists() or os.geteuid() != 0,
-    reason="shares of the CPU by tenant need root and a kernel with shares of sessions (CONFIG_SCHED_AUTOGROUP)",
-)
-def test_a_tenants_sandboxes_share_the_cpu_however_many_they_are(place: Place) -> None:
-    place.write(reverse=3, spell=3, other=3)
+def write_jobs(place: Place, **steps: int) -> None:
+    """Write the manifest; `reverse` is told to a tracker, and `other` belongs to another tenant."""
+    place.write(**steps)
     manifest = place.folder / "jobs.yaml"
-    manifest.write_text(
-        manifest.read_text().replace("name: other, namespace: team-a", "name: other, namespace: team-b")
-    )
+    text = manifest.read_text().replace("training:", "export: {trackers: [tensorboard]}\n  training:", 1)
+    manifest.write_text(text.replace("name: other, namespace: team-a", "name: other, namespace: team-b"))
+
+
+def refused(place: Place, words: str) -> None:
+    """A run is refused before anything starts."""
+    run = place.start()
+    assert run.end() == 2
+    assert [line["type"] for line in run.told] == ["error"]
+    assert words in str(run.told[0]["message"])
+
+
+def stop_a_run(place: Place) -> None:
+    """Each role is killed and started again, jobs are changed, and Ctrl-C drains."""
+    write_jobs(place, **{name: steps for name, steps in STEPS.items() if name != "added"}, extra=3)
     place.script(pause_at=2)
     run = place.start()
     for job in ("team-a/reverse", "team-a/spell", "team-b/other"):
         run.told_of(type="progress", job=job, step=2)
-    sandboxes = [one for one in run.processes() if "sandbox" in one.cmdline()]
-    tenants = {one.pid: "team-b" if "other" in " ".join(one.cmdline()) else "team-a" for one in sandboxes}
-    assert sorted((tenant, share_of(pid)) for pid, tenant in tenants.items()) == [
-        ("team-a", 3),  # a half of the weight
-        ("team-a", 3),
-        ("team-b", 0),
-    ]
-    place.go()
-    assert run.end() == 0
+    run.told_of(type="status", message="training")
+    assert_shares(run)
+    assert_no_secrets(place, run)
+    refused(place, f"process {run.process.pid}")
+    kill_roles(place, run)
+    change(place, run)
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 130
+    assert run.processes() == []
+    assert "trainer has drained" in place.log("trainer-0.tiny.log")
+    assert any("to continue later, run: marlaas run" in str(line.get("message")) for line in run.told)
+    assert place.summary()["team-a/reverse"]["phase"] == "Running"
 
 
-def test_the_message_server_is_started_again_where_it_was(place: Place) -> None:
-    place.script(pause_at=2)
-    run = place.start()
-    run.until(type="progress", step=2)
+def assert_shares(run: Run) -> None:
+    """The trainer has a smaller share of the CPU, the engine chooses its own, and a tenant's sandboxes share one."""
+    assert "--share-cpu" in run.role("rollout").cmdline()
+    if HAS_SHARES:
+        shares = {"orchestrator": 0, "rollout": 0, "trainer": COMPUTE_SHARE}
+        assert {role: share_of(run.role(role).pid) for role in shares} == shares
+    if HAS_SHARES and os.geteuid() == 0:
+        jobs = ("reverse", "spell", "extra", "other")
+        first, second, third, other = (share_of(run.role("sandbox", job).pid) for job in jobs)
+        assert first == second == third > other == 0
+
+
+def assert_no_secrets(place: Place, run: Run) -> None:
+    """No secret lies where others look: in command lines, variables and files."""
+    said = [" ".join([*process.cmdline(), *process.environ().values()]) for process in run.processes()]
+    for root, _, names in os.walk(place.folder):
+        for path in (Path(root, name) for name in names):
+            with contextlib.suppress(FileNotFoundError):  # a temporary file
+                said += [path.read_bytes().decode(errors="replace")] if path.is_file() else []
+    assert len(said) > 20
+    assert not [text for text in said if SECRET.search(text)]
+
+
+def kill_roles(place: Place, run: Run) -> None:
+    """Kill each role and wait until it is at work again, of which it leaves a file; then kill the nats-server."""
+    (temporary,) = (path.parent for path in place.temporary.glob("*/rollout.at-work"))
+    marks = {role: temporary / f"{role}.at-work" for role in ("rollout", "trainer")}
+    marks |= {"sandbox": place.folder / "reverse.played", "orchestrator": place.folder / "orchestrator.connected"}
+    for role in ROLES:
+        victim = run.role(role)
+        victim.suspend()  # so that it does not make the file again
+        marks[role].unlink()
+        victim.kill()
+        told = run.until(type="note")["message"]
+        assert (role if role == "orchestrator" else f"{role}-0") in told
+        assert "killed by SIGKILL; it restarts" in told
+        until(marks[role].exists)
     (server,) = [process for process in run.processes() if process.name() == "nats-server"]
     server.kill()
+
+
+def until(wanted: Callable[[], bool]) -> None:
+    """Wait for another process's work."""
+    last = time.monotonic() + 120
+    while not wanted():
+        assert time.monotonic() < last
+        time.sleep(0.02)
+
+
+def command(place: Place, *words: str, code: int = 0) -> str:
+    """Call `marlaas` for the run; return what it prints."""
+    line = [sys.executable, "-m", "marlaas", *words, "--run", str(place.out)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr
+
+
+def change(place: Place, run: Run) -> None:
+    """Add a job, suspend, resume and cancel others."""
+    said = command(place, "why", "reverse")
+    assert said.startswith("team-a/reverse has been running for ")
+    assert ", at step 2 of 3, version 2, " in said
+    added = place.folder / "added.yaml"
+    added.write_text(POOL % (place.folder / "model") + JOB % ("added", STEPS["added"]))
+    assert command(place, "submit", str(added)) == "team-a/added: added\n"
+    run.told_of(type="progress", job="team-a/added", phase="Succeeded")
+    assert "has no job nowhere: its jobs are team-a/reverse, " in command(place, "suspend", "nowhere", code=2)
+    for name, told, phase in (("suspend", "suspended", "Suspended"), ("resume", "resumed", "Running")):
+        assert command(place, name, "reverse") == f"team-a/reverse: {told}\n"
+        run.until(type="progress", job="team-a/reverse", phase=phase)
+    assert command(place, "cancel", "extra").startswith("team-a/extra: cancelled;")
+    assert [job.ref.name for job in OutFolder(place.out).read_record().cancelled] == ["extra"]
+
+
+def continue_it(place: Place) -> None:
+    """The same command goes on. Once more, it prints the summary and starts nothing; manifests that do not fit are refused."""
+    refused(place, "job team-a/added was started in this output folder and is missing from the manifests")
+    write_jobs(place, **STEPS, extra=3)
+    refused(place, "has the files of a cancelled job")
+    write_jobs(place, **STEPS)
     place.go()
+    run = place.start()
     assert run.end() == 0
-    assert place.steps() == [0, 1, 2]
+    assert run.processes() == []
+    assert any("tensorboard --logdir" in str(line.get("message")) for line in run.told)
+    again = place.start()
+    assert again.end() == 0
+    assert [line["type"] for line in again.told] == ["note", "summary"]
+    assert again.told[-1]["jobs"] == place.summary()
+    write_jobs(place, **STEPS | {"reverse": FIRST - 1})
+    refused(place, "spec.training.steps was 3 and is now 2")
+
+
+def kill_the_runner(place: Place) -> None:
+    """More steps take a finished job further. Nothing outlives a runner that is killed, and the same command goes on."""
+    assert place.steps() == list(range(FIRST))
+    write_jobs(place, **STEPS | {"reverse": LONGER})
+    (place.folder / "go").unlink()
+    place.script(pause_at=KILLED)
+    run = place.start()
+    run.until(type="progress", job="team-a/reverse", step=KILLED)
+    everything = [process for process in run.processes() if process.pid != run.process.pid]
+    assert len(everything) >= 7
+    run.process.kill()
+    run.process.wait()
+    psutil.wait_procs([process for process in everything if mark_of(process)], timeout=60)
+    assert [process for process in everything if mark_of(process)] == []
+    place.go()
+    assert place.start().end() == 0
+
+
+def test_the_runs_end_with_everything_a_person_wants_of_the_jobs(ended: Place) -> None:
+    done = {"phase": "Succeeded", "steps": 3, "policyVersion": 3, "wallSeconds": 60.0}
+    rest = {"evalBefore": 0.25, "evalAfter": 0.75, "faults": {"env": 1}, "trainingFaults": {}}
+    assert ended.summary()["team-a/spell"] == {**done, **rest}
+    job = ended.out / "team-a" / "spell"
+    assert (job / "adapter" / "adapter_config.json").read_text() == '{"r": 8}'
+    assert (job / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert [json.loads(line)["version"] for line in (job / "evals.jsonl").read_text().splitlines()] == [0, 3]
+    assert f"playing team-a/spell of {ended.folder / 'games.py'}" in (job / "logs" / "sandbox-0.log").read_text()
+    assert "trainer starts" in (job / "logs" / "trainer-0.tiny.log").read_text()
+
+
+def test_every_step_is_recorded_and_told_to_the_tracker_once(ended: Place) -> None:
+    """However often the run is stopped and killed. The files of the cancelled job stay."""
+    expected = {"reverse": LONGER, "spell": 3, "added": 2, "extra": 2}
+    assert {name: ended.steps(name) for name in expected} == {name: [*range(n)] for name, n in expected.items()}
+    assert "team-a/extra" not in ended.summary()
+    events = EventMultiplexer().AddRunsFromDirectory(str(ended.out / "team-a" / "reverse" / "tensorboard"))
+    events.Reload()
+    assert sorted(event.step for event in events.Tensors(".", "reward/train")) == list(range(1, LONGER + 1))
+    assert sorted(event.step for event in events.Tensors(".", "reward/held_out")) == [0, FIRST, LONGER]
+
+
+def test_every_role_connects_as_itself(ended: Place) -> None:
+    names = [path.stem for path in ended.folder.glob("*.connected")]
+    users = {name.rpartition(".")[0] if name.startswith("sandbox") else name for name in names}
+    sandboxes = {f"sandbox.team-a.{job}" for job in ("reverse", "spell", "extra", "added")} | {"sandbox.team-b.other"}
+    assert users == {"orchestrator", "rollout.tiny", "trainer.tiny", *sandboxes}
+
+
+def test_commands_for_a_run_that_has_ended_say_so(ended: Place) -> None:
+    assert "no `marlaas run` uses" in command(ended, "resume", "spell", code=2)
+    said = command(ended, "why", "added")
+    assert re.match(r"team-a/added succeeded .* ago, at step 2 of 2, version 2, ", said)
+
+
+def test_ctrl_c_twice_ends_everything_at_once(place: Place) -> None:
+    place.script(pause_at=1, stubborn=True)
+    run = place.start()
+    run.until(type="progress", step=1)
+    run.process.send_signal(signal.SIGINT)
+    run.until(type="note")
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 130
+    assert run.processes() == []
 
 
 def test_a_role_that_always_dies_is_given_up_with_its_own_words(place: Place) -> None:
     place.script(rollout={"how": "raise", "text": "No common block size for 16", "times": 99})
-    run = place.start()
-    assert run.end() == 1
+    assert place.start().end() == 1
     entry = place.summary()["team-a/reverse"]
     assert (entry["phase"], entry["reason"]) == ("Failed", "RoleFailed")
     last_words = "ValueError: No common block size for 16; not restarted after 3 exits in a row"
@@ -146,21 +248,33 @@ def test_a_role_that_always_dies_is_given_up_with_its_own_words(place: Place) ->
     assert "Traceback" in place.log("rollout-0.tiny.log")
 
 
-def test_what_only_a_person_can_mend_is_given_up_at_once_and_goes_on_when_it_is_mended(place: Place) -> None:
-    place.script(trainer={"how": "invalid", "text": "adapter rank 64 is above 16", "times": 1})
-    assert place.start().end() == 1
-    assert "adapter rank 64 is above 16; not restarted" in place.summary()["team-a/reverse"]["message"]
-    assert place.log("trainer-0.tiny.log").count("=== start") == 1
-    assert place.start().end() == 0
-    assert place.summary()["team-a/reverse"]["phase"] == "Succeeded"
-
-
-def test_a_job_whose_sandbox_cannot_run_fails_while_the_others_go_on(place: Place) -> None:
+def test_what_only_a_person_can_mend_fails_one_job_at_once_and_goes_on_when_it_is_mended(place: Place) -> None:
     place.write(reverse=3, spell=2)
     place.script(sandbox={"how": "invalid", "text": "no such environment", "times": 1}, pause_at=1)
     run = place.start()
     run.until(type="note")
     place.go()
     assert run.end() == 1
-    phases = {name: entry["phase"] for name, entry in place.summary().items()}
-    assert sorted(phases.values()) == ["Failed", "Succeeded"]
+    (failed,) = [entry for entry in place.summary().values() if entry["phase"] == "Failed"]
+    assert "no such environment; not restarted" in str(failed["message"])
+    assert sorted(entry["phase"] for entry in place.summary().values()) == ["Failed", "Succeeded"]
+    assert place.start().end() == 0
+    assert {entry["phase"] for entry in place.summary().values()} == {"Succeeded"}
+
+
+async def test_a_server_that_is_there_already_takes_the_persons_credentials_and_is_left_running(
+    place: Place, tmp_path: Path
+) -> None:
+    keys = BusKeys.make()
+    async with EmbeddedNats(tmp_path / "nats", extra_config=server_config(keys)) as server:
+        without = place.start(server.url)
+        assert without.end() == 2
+        assert "rejects marlaas run" in str(without.told[-1]["message"])
+        creds = tmp_path / "runner.creds"
+        creds.write_text(mint(keys, OrchestratorUser(), time.time()))
+        assert place.start(server.url, str(creds)).end() == 0
+        assert server.pid is not None
+        place.out = tmp_path / "other"
+        other = place.start(server.url, str(creds))
+        assert other.end() == 2
+        assert "already has a job team-a/reverse of another run" in str(other.told[-1]["message"])

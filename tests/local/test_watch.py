@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.harness import working
-from tests.local.conftest import identity
+from tests.harness import identity, working
 
 from marlaas.local.adapter import export, fetch, find
 from marlaas.local.collection import Collector

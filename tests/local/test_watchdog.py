@@ -1,12 +1,17 @@
+import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
 from marlaas.local.processes import watchdog
 from marlaas.local.watchdog import kill_session, session_members, watch
+
+pytestmark = pytest.mark.processes
 
 TREE = """
 import subprocess, sys, time
@@ -16,7 +21,7 @@ time.sleep(600)
 
 
 @pytest.fixture
-def tree():
+def tree() -> Iterator["subprocess.Popen[bytes]"]:
     """A session of two processes; the second has left its parent's process group."""
     with subprocess.Popen([sys.executable, "-c", TREE], stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout.readline() == b"up\n"
@@ -24,9 +29,13 @@ def tree():
         kill_session(process.pid)
 
 
-def test_a_session_ends_with_everything_in_it(tree):
+@pytest.mark.parametrize("is_leader_killed", [False, True])
+def test_a_session_ends_with_everything_in_it(tree: "subprocess.Popen[bytes]", is_leader_killed: bool) -> None:
     inside = [psutil.Process(pid) for pid in session_members(tree.pid)]
     assert len(inside) == 2
+    if is_leader_killed:
+        tree.kill()
+        tree.wait()
     kill_session(tree.pid)
     tree.wait()
     psutil.wait_procs(inside, timeout=30)
@@ -34,32 +43,20 @@ def test_a_session_ends_with_everything_in_it(tree):
     assert os.getpid() in session_members(os.getsid(0)), "our own session is not touched"
 
 
-def test_what_a_killed_leader_leaves_is_still_in_its_session(tree):
-    tree.kill()
-    tree.wait()
-    (left,) = (psutil.Process(pid) for pid in session_members(tree.pid))
-    kill_session(tree.pid)
-    psutil.wait_procs([left], timeout=30)
-    assert session_members(tree.pid) == []
-
-
-def test_the_watchdog_keeps_only_sessions_that_have_not_ended():
+def test_the_watchdog_keeps_only_sessions_that_have_not_ended() -> None:
     assert watch(["+10\n", "+11\n", "-10\n", "+12\n"]) == {11, 12}
 
 
-def test_the_watchdog_kills_the_sessions_of_a_killed_runner(tree, tmp_path):
+def test_the_watchdog_kills_the_sessions_of_a_killed_runner(tree: "subprocess.Popen[bytes]", tmp_path: Path) -> None:
     (tmp_path / "left" / "by-an-engine").mkdir(parents=True)
     command = [sys.executable, "-m", "marlaas.local.watchdog", str(tmp_path / "left")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
-        process.stdin.write(f"+{tree.pid}\n".encode())
-        process.stdin.close()
-        assert process.wait() == 0
+    assert subprocess.run(command, input=f"+{tree.pid}\n".encode(), check=False).returncode == 0
     tree.wait()
     assert session_members(tree.pid) == []
     assert not (tmp_path / "left").exists()
 
 
-async def test_a_runner_whose_watchdog_was_killed_cleans_up_itself(tree):
+async def test_a_runner_whose_watchdog_was_killed_cleans_up_itself(tree: "subprocess.Popen[bytes]") -> None:
     async with watchdog() as guard:
         guard.add(tree.pid)
         (guard.temporary / "by-an-engine").touch()
@@ -67,6 +64,6 @@ async def test_a_runner_whose_watchdog_was_killed_cleans_up_itself(tree):
         await guard._process.wait()
         guard.add(12345678)  # the pipe has no reader any more
         guard.remove(12345678)
-    tree.wait()
+    await asyncio.to_thread(tree.wait)
     assert session_members(tree.pid) == []
     assert not guard.temporary.exists()

@@ -1,13 +1,17 @@
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
+import torch
+from tests.loop import runs
+from tests.loop.harness import Ended
 from tests.random_llama import save_random_llama
 
 from marlaas.models import prepare
 from marlaas.models.tokenizer import END, PAD, VOCABULARY, save_tokenizer
-from marlaas_api import subjects
-from marlaas_worker.sandbox import service as sandbox
+from marlaas_worker.adapters import AdapterConfig, write_adapter
+from marlaas_worker.trainer.model import BaseModel
 
 
 @pytest.fixture(scope="session")
@@ -16,7 +20,7 @@ def tiny_model() -> Path:
 
 
 @pytest.fixture(scope="session")
-def other_model(tmp_path_factory) -> Path:
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A smaller Llama than `tiny`, with random weights; its characters have other ids."""
     folder = tmp_path_factory.mktemp("other-model")
     save_tokenizer(folder, 512)
@@ -41,8 +45,36 @@ def other_model(tmp_path_factory) -> Path:
     )
 
 
-@pytest.fixture(autouse=True)
-def _tasks_come_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task whose sandbox died is delivered again after three seconds instead of ten; who plays it says so ten times as often as that."""
-    monkeypatch.setattr(subjects, "TASK_ACK_WAIT_S", 3.0)
-    monkeypatch.setattr(sandbox, "BEAT_S", 0.3)
+@pytest.fixture(scope="session")
+def models(tiny_model: Path, other_model: Path) -> dict[str, Path]:
+    """The base models by pool."""
+    return {"tiny": tiny_model, "other": other_model}
+
+
+@pytest.fixture(scope="session")
+def judge(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random adapter."""
+    folder, draw = tmp_path_factory.mktemp("judge"), torch.Generator().manual_seed(4)
+    parameters = BaseModel(str(tiny_model)).attach(8, 16, ()).parameters
+    tensors = {name: 0.05 * torch.randn(value.shape, generator=draw) for name, value in parameters.items()}
+    for name, data in write_adapter(tensors, AdapterConfig(8, 16)).items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def undisturbed(models: dict[str, Path], judge: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """The ends of jobs to which nothing happened, by name."""
+    return asyncio.run(runs.undisturbed(models, tmp_path_factory.mktemp("undisturbed"), judge))
+
+
+@pytest.fixture(scope="session")
+def killed(models: dict[str, Path], judge: Path, tmp_path_factory: pytest.TempPathFactory) -> runs.Killed:
+    """The same strict jobs, and an asynchronous one, while roles were killed at every failpoint."""
+    return asyncio.run(runs.killed(models, tmp_path_factory.mktemp("killed"), judge))
+
+
+@pytest.fixture(scope="session")
+def crowd(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> runs.Crowd:
+    """The team among jobs that joined, left, failed and were preempted."""
+    return asyncio.run(runs.crowd(tiny_model, tmp_path_factory.mktemp("crowd")))

@@ -1,24 +1,30 @@
 """The whole loop in one process: every real role over an in-memory bus, with the reference engine and the tiny model.
 
-A role can be killed between any two effects (`kill_at`), and is restarted under its own name, as a pod would be.
+A role can be killed between any two effects, and is restarted under its own name, as a pod would be.
 Environment code still runs in processes of its own.
 """
 
 import asyncio
-import hashlib
+import contextlib
+import os
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.harness import Harness, Serve, job_document, pool_document
-from tests.killing import Killed, kill_at
+import pytest
+from tests.harness import Harness, Serve, pool_document
+from tests.killing import Killed
+from tests.loop.recorded import Recorded
 
-from marlaas_api import failpoints
-from marlaas_api.messages import JobDocument, Manifest, Phase, PoolDocument, Progress, StepRecord
+from marlaas_api import failpoints, subjects, wire
+from marlaas_api.blobs import BlobRef
+from marlaas_api.bus import Request
+from marlaas_api.messages import Episode, JobDocument, Manifest, PoolDocument, Progress, StepRecord, Turn
+from marlaas_api.names import group_token
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.orchestrator import service as orchestrator
 from marlaas_worker.role import RoleContext
@@ -26,37 +32,75 @@ from marlaas_worker.rollout import service as rollout
 from marlaas_worker.sandbox import service as sandbox
 from marlaas_worker.trainer import service as trainer
 
-
-def document(name: str = "reverse", *, seed: int = 7, environment: str = "reverse", **training: object) -> JobDocument:
-    """A small job on the pool `tiny`."""
-    settings = {"steps": 2, "groupsPerStep": 2, "maxStaleness": 0, "microbatchTokens": 512, "maxRefill": 2} | training
-    spec = {
-        "environment": {"name": environment, "concurrency": 8},
-        "rollout": {"groupSize": 4, "maxTokens": 16, "maxTurns": 4},
-        "training": settings | {"optimizer": {"learningRate": 1e-3}},
-        "evaluation": {"tasks": 2, "every": 100},
-    }
-    uid = hashlib.sha256(f"{name}{seed}".encode()).hexdigest()[:12]
-    return job_document(name, uid=uid, seed=seed, spec=spec)
-
-
+ENVIRONMENTS = (Path(__file__).parent, Path(__file__).parents[1] / "sandbox")
+"""Folders with the modules `teams`, `twins` and `rogues`, which only sandbox children import."""
+JOB_S = 1500.0
+"""Longest wait for the end of a job: a bound for a job that hangs, whatever else the machine does."""
 POOL: ContextVar[str] = ContextVar("POOL")
 """The pool of the replica or trainer that runs now; failpoints may look at it."""
 
 
-def kill_at_each(places: Mapping[str, int], pool: str = "") -> list[str]:
-    """Kill a role once at each of several failpoints, on the pass with the given number; return where it was killed.
+@dataclass(frozen=True)
+class Ended:
+    """A job that has ended, with all turns and episodes that were ever stored.
 
-    Of two tasks of a role that are killed at the same time, `Harness.deaths` may name one only: the role's end cancels the other.
-    pool: only passes of its roles count.
+    histories: by policy, the manifests of all versions, the oldest first. newest: the blob of the last one. files: its adapter.
+    """
+
+    document: JobDocument
+    progress: Progress
+    steps: list[StepRecord]
+    histories: dict[str, list[Manifest]]
+    newest: dict[str, BlobRef]
+    files: dict[str, dict[str, bytes]]
+    turns: list[Turn]
+    episodes: list[Episode]
+
+    @property
+    def manifests(self) -> dict[str, list[BlobRef]]:
+        """The blobs of the manifests, by policy."""
+        parents = {
+            name: [one.parent for one in found if one.parent is not None] for name, found in self.histories.items()
+        }
+        return {name: [*refs, self.newest[name]] for name, refs in parents.items()}
+
+    @property
+    def weights(self) -> dict[str, list[str]]:
+        """The sha256 of the weights of every version, the oldest first, by policy."""
+        return {name: [one.files[TENSORS_FILE].sha256 for one in found] for name, found in self.histories.items()}
+
+    @property
+    def trained(self) -> list[dict[str, int]]:
+        """Of each step, the trained tokens by policy."""
+        return [{name: used.trained_tokens for name, used in step.usage.items()} for step in self.steps]
+
+    @property
+    def training_turns(self) -> list[Turn]:
+        """The turns of training groups."""
+        return [turn for turn in self.turns if group_token(turn.group).startswith("t")]
+
+    def consumed(self, agent: str) -> list[str]:
+        """The names of the groups that trained an agent."""
+        return [group for manifest in self.histories[agent] for group in manifest.consumed]
+
+    def recorded(self, agent: str) -> Recorded:
+        """The turns of an agent."""
+        return Recorded(agent, [turn for turn in self.turns if turn.agent == agent], self.episodes)
+
+
+def kill_at_each(places: Mapping[str, Collection[int]]) -> list[str]:
+    """Kill a role at each of several failpoints, on the passes with the given numbers; return where it was killed.
+
+    A place may end with `@POOL`: only passes of that pool's roles count. Of two tasks of a role that are killed at the same
+    time, `Harness.deaths` may name one only: the role's end cancels the other.
     """
     passed, killed = Counter[str](), list[str]()
 
     def hook(name: str) -> None:
-        if not pool or POOL.get("") == pool:
-            passed[name] += 1
-            if passed[name] == places.get(name):
-                killed.append(name)
+        for place in (name, f"{name}@{POOL.get('')}"):
+            passed[place] += 1
+            if passed[place] in places.get(place, ()):
+                killed.append(place)
                 raise Killed(name)
 
     failpoints.hook = hook
@@ -64,38 +108,62 @@ def kill_at_each(places: Mapping[str, int], pool: str = "") -> list[str]:
 
 
 class Loop(Harness):
-    """Roles as tasks. Use as an async context manager."""
+    """Roles as tasks. Use as an async context manager.
+
+    `Killed` sandboxes leave claimed tasks, which are delivered again at once, and never because time has passed.
+    """
 
     def __init__(
         self,
-        model: Path,
+        models: Mapping[str, Path],
         scratch: Path,
         *,
         slots: int = 16,
-        also: Mapping[str, Path] | None = None,
         trainers: int = 1,
+        half: Collection[str] = (),
         **rollout: object,
     ) -> None:
-        """also: the base models of more pools, each with workers of its own; all pools have the same settings. trainers: of each pool."""
+        """models: base models by pool. trainers: of each pool. half: pools that compute in bfloat16. rollout: settings of each pool."""
         super().__init__(scratch)
-        self._num_trainers = trainers
-        self._stops: dict[str, asyncio.Event] = {}
         engine = {"engine": "reference", "dtype": "float32", "maxModelLen": 256} | rollout
+        self._num_trainers = trainers
         self.pools = [
-            pool_document(base, name, adapterSlots=slots, maxRank=8, rollout=engine)
-            for name, base in {"tiny": model, **(also or {})}.items()
+            pool_document(
+                model,
+                name,
+                adapterSlots=slots,
+                maxRank=8,
+                rollout=engine | ({"dtype": "bfloat16"} if name in half else {}),
+            )
+            for name, model in models.items()
         ]
+        self._stops: dict[str, asyncio.Event] = {}
         self._keepers: list[asyncio.Task[None]] = []
+        self._open = contextlib.AsyncExitStack()
+        self._turns: list[bytes] = []
+        self._episodes: dict[int, bytes] = {}
 
     async def __aenter__(self) -> "Loop":
+        patch = self._open.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(subjects, "TASK_ACK_WAIT_S", 2 * JOB_S)
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, ENVIRONMENTS)))
         await self.bus.ensure()
-        self._keep("orchestrator", lambda c: orchestrator.serve(c))
+        await self._open.enter_async_context(self.bus.listen("turn.>", self._keep_turn))
+        await self._open.enter_async_context(self.bus.listen("episode.>", self._keep_episodes))
+        self._keep("orchestrator", orchestrator.serve)
         for pool in self.pools:
             await self._serve(pool)
         return self
 
+    async def __aexit__(self, *_: object) -> None:
+        failpoints.hook = None
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await self._open.aclose()
+
     async def _serve(self, pool: PoolDocument) -> None:
-        """Start the workers of a pool; transformers cannot load two models at once in one process."""
+        """Start the workers of a pool. With several trainers, wait until all are ready: they then share the agents."""
 
         async def sample_on(context: RoleContext) -> None:
             POOL.set(pool.name)
@@ -106,18 +174,20 @@ class Loop(Harness):
             await trainer.serve(context, pool)
 
         self._keep("rollout-0", sample_on)
-        await self.reported(lambda report: "calibrate" in report.reason, "rollout", "rollout-0", pool.name)
         for number in range(self._num_trainers):
-            name, is_last = f"trainer-{number}", number == self._num_trainers - 1
-            self._keep(name, train_on)
-            if self._num_trainers > 1 or not (is_last and pool is self.pools[-1]):
-                await self.reported(lambda report: report.ready, "trainer", name, pool.name)
+            self._keep(f"trainer-{number}", train_on)
+        if self._num_trainers > 1:
+            for number in range(self._num_trainers):
+                await self.reported(lambda report: report.ready, "trainer", f"trainer-{number}", pool.name)
 
-    async def __aexit__(self, *_: object) -> None:
-        failpoints.hook = None
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+    async def _keep_turn(self, turn: Request) -> None:
+        """Keep a stored turn, which the orchestrator purges."""
+        self._turns.append(turn.data)
+
+    async def _keep_episodes(self, _: Request) -> None:
+        """Read the stream, which drops a second play of a member although it is published."""
+        start = max(self._episodes, default=0) + 1
+        self._episodes |= {one.sequence: one.data for one in await self.bus.replay("EPISODES", "episode.>", start)}
 
     async def context(self, name: str, **fields: Any) -> RoleContext:
         """A context with a scratch folder of its own."""
@@ -132,55 +202,48 @@ class Loop(Harness):
         """Ask a role to stop, of the last pool if several have one; if it is killed, it is not started again."""
         self._stops[name].set()
 
-    async def ended(self, name: str) -> None:
-        """Wait until a role has stopped."""
-        (keeper,) = (task for task in self._keepers if task.get_name() == name)
-        await keeper
-        self._keepers.remove(keeper)
-
     async def submit(self, job: JobDocument) -> None:
         """Give a job to the loop, with a sandbox of its own."""
         await super().submit(job)
-        self._keep(f"sandbox-{job.job}", lambda c: sandbox.serve(c, job))
+        consumer = subjects.consumer(job.namespace, job.job, "sandbox")
 
-    async def finished(self, job: JobDocument, timeout_s: float = 240.0) -> Progress:
-        """Wait for the job's end. Raises whatever ended a role for good, should one end."""
-        end = asyncio.create_task(self.progress(job, lambda progress: progress.phase.final, 2 * timeout_s))
-        await asyncio.wait([end, *self._keepers], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        for keeper in self._keepers:
-            if keeper.done():
-                keeper.result()
-        if not end.done():
-            end.cancel()
-            raise TimeoutError(f"{job.ref} has not ended after {timeout_s:g} s")
+        async def play(context: RoleContext) -> None:
+            if (state := self.server.stream(subjects.TASKS).consumers.get(consumer)) is not None:
+                state.pending = dict.fromkeys(state.pending, self.server.clock())  # of the sandbox that was killed
+            await sandbox.serve(context, job)
+
+        self._keep(f"sandbox-{job.job}", play)
+
+    async def finished(self, job: JobDocument) -> Progress:
+        """Wait for the job's end, and stop its sandbox. Raises whatever ended a role for good, should one end."""
+        end = asyncio.create_task(self.progress(job, lambda progress: progress.phase.final, JOB_S))
+        while not end.done():
+            await asyncio.wait([end, *self._keepers], return_when=asyncio.FIRST_COMPLETED)
+            for keeper in [one for one in self._keepers if one.done()]:
+                self._keepers.remove(keeper)
+                keeper.result()  # raises what ended the role
+        self.stop(f"sandbox-{job.job}")
         return end.result()
 
-    async def manifests(self, job: JobDocument) -> list[Manifest]:
-        """All versions of its first agent, oldest first."""
-        return (await self.history(job, job.spec.agents[0].name))[::-1]
+    async def ended(self, job: JobDocument) -> Ended:
+        """Wait for the job's end, and read all that it has left."""
+        progress = await self.finished(job)
+        names = [agent.name for agent in job.spec.policies]
+        histories = {name: (await self.history(job, name))[::-1] for name in names}
+        newest = {name: ref for name in names if (ref := (await self.record(job, name)).manifest) is not None}
+        files = {
+            name: {file: await self.blobs.get(ref) for file, ref in history[-1].files.items()}
+            for name, history in histories.items()
+        }
+        turns = [await wire.unpack(data, self.blobs) for data in self._turns]
+        episodes = [wire.decode_as(Episode, data) for _, data in sorted(self._episodes.items())]
+        own = [one for one in turns if isinstance(one, Turn) and one.uid == job.uid]
+        played = [one for one in episodes if one.uid == job.uid]
+        return Ended(job, progress, await self.steps(job), histories, newest, files, own, played)
 
-
-async def weights_of(loop: Loop, job: JobDocument) -> dict[str, list[str]]:
-    """Return the sha256 of the weights of every version, the oldest first, of each agent."""
-    histories = {agent.name: await loop.history(job, agent.name) for agent in job.spec.agents}
-    return {name: [one.files[TENSORS_FILE].sha256 for one in history[::-1]] for name, history in histories.items()}
-
-
-async def train(loop: Loop, job: JobDocument, timeout_s: float = 240.0) -> tuple[list[str], list[StepRecord]]:
-    """Run a job to its end; return the sha256 of the weights of every version of its first agent, and the step records."""
-    await loop.submit(job)
-    level = await loop.finished(job, timeout_s)
-    assert level.phase is Phase.SUCCEEDED, f"{level.reason}: {level.message}"
-    weights = await weights_of(loop, job)
-    return weights[job.spec.agents[0].name], await loop.steps(job)
-
-
-async def run(
-    model: Path, folder: Path, job: JobDocument, *kill: Any, **rollout: object
-) -> tuple[list[str], list[StepRecord], list[str]]:
-    """Run a job in a loop of its own, with kills at a failpoint (`kill_at`); also return where roles died."""
-    async with Loop(model, folder, **rollout) as loop:
-        if kill:
-            kill_at(*kill)
-        weights, steps = await train(loop, job)
-        return weights, steps, loop.deaths
+    async def play(self, jobs: Iterable[JobDocument]) -> dict[str, Ended]:
+        """Run jobs at the same time; return their ends by name."""
+        jobs = list(jobs)
+        for job in jobs:
+            await self.submit(job)
+        return {job.job: await self.ended(job) for job in jobs}

@@ -1,158 +1,103 @@
-"""Strict mode with the engine fake: the same seed gives the same adapter, bit for bit, whatever happens around it."""
+"""Strict mode with the reference engine: a job makes the same adapters, bit for bit, whatever happens around it."""
 
-import asyncio
-import os
-import random
 from collections import Counter
-from pathlib import Path
 
 import pytest
-from tests.harness import Harness, changed
-from tests.loop.harness import Loop, document, run, train, weights_of
-from tests.loop.test_agents import run as run_team
-from tests.loop.test_agents import team
+from tests.loop import runs
+from tests.loop.harness import Ended
+from tests.loop.jobs import TEAM
+from tests.loop.runs import KILLS, SINGLE, Crowd, Killed, other
 
-from marlaas_api import subjects, wire
-from marlaas_api.messages import JobDocument, JobEvent, StepRecord
-from marlaas_api.reasons import Reason
-from marlaas_worker.orchestrator import preemption
+from marlaas_api.messages import Phase
+from marlaas_api.names import group_token
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-
-@pytest.fixture(scope="session")
-def undisturbed(tiny_model, tmp_path_factory):
-    """What a run gives when nothing happens to it."""
-    return asyncio.run(run(tiny_model, tmp_path_factory.mktemp("undisturbed"), document()))
+STRICT = ("team", "solo", "bases", "self", "choose", "judged", "again", "twin")
+FROZEN = ("judge",)
+METRICS = ("tokens", "loss", "grad_norm")
 
 
-async def test_the_same_seed_twice_is_the_same_adapter_at_every_version(tiny_model, tmp_path, undisturbed):
-    weights, steps, _ = await run(tiny_model, tmp_path, document())
-    assert weights == undisturbed[0]
-    assert len(set(weights)) == 3, "every step changed something"
-    assert [step.reward_mean for step in steps] == [step.reward_mean for step in undisturbed[1]]
+def test_roles_were_killed_at_every_failpoint(killed: Killed) -> None:
+    assert Counter(killed.places) == {place: len(passes) for place, passes in KILLS.items()}
 
 
-async def test_in_bfloat16_too_a_run_that_was_killed_gives_the_adapter_of_one_that_was_not(tiny_model, tmp_path):
-    weights, _, _ = await run(tiny_model, tmp_path / "first", document(), dtype="bfloat16")
-    killed, _, deaths = await run(
-        tiny_model, tmp_path / "second", document(), "trainer.commit.after_blobs", dtype="bfloat16"
-    )
-    assert len(deaths) == 1
-    assert killed == weights
-    assert len(set(weights)) == 3
+@pytest.mark.parametrize("name", STRICT)
+def test_killed_at_every_effect_a_job_makes_the_same_adapters_from_the_same_tasks(
+    undisturbed: dict[str, Ended], killed: Killed, name: str
+) -> None:
+    """The team also speaks in asyncio tasks instead of threads. `solo` is computed in bfloat16, `bases` on two base models."""
+    one, again = undisturbed[name], killed.jobs[name]
+    assert [found.progress.phase for found in (one, again)] == [Phase.SUCCEEDED] * 2, again.progress.message
+    assert again.weights == one.weights
+    for agent, versions in one.weights.items():
+        assert len(set(versions)) == (1 if agent in FROZEN else 1 + len(one.steps)), "every step changed the policy"
+    played = [
+        [(step.step, step.outcome, step.indices, step.outcomes, step.skipped_solved) for step in found.steps]
+        for found in (one, again)
+    ]
+    assert played[1] == played[0]
+    assert again.trained == one.trained
 
 
-async def test_another_seed_is_another_adapter(tiny_model, tmp_path, undisturbed):
-    weights, _, _ = await run(tiny_model, tmp_path, document(seed=8))
-    assert weights[-1] != undisturbed[0][-1]
+def said(job: Ended) -> dict[tuple[str, int, int], dict[str, object]]:
+    """The training turns of the plays that count, without the names of the plays, and what they cost."""
+    last = {(one.group, one.member): one.episode for one in job.episodes}
+    aside = {"meter", "at", "replica", "job", "uid", "group", "episode"}
+    return {
+        (group_token(turn.group), turn.member, turn.turn): turn.model_dump(exclude=aside)
+        for turn in job.training_turns
+        if last[turn.group, turn.member] == turn.episode
+    }
 
 
-NUM_OTHERS, SLOTS, EARLY = 31, 7, 5
-SINGLE = 2
-"""A strict job among the early ones."""
+def test_an_openai_agent_trains_on_the_very_turns_of_its_native_twin(
+    undisturbed: dict[str, Ended], killed: Killed
+) -> None:
+    """It was also killed at every effect."""
+    native, chat = said(undisturbed["twin"]), said(killed.jobs["twin"])
+    assert chat == native
+    assert {turn["parent"] for turn in native.values()} >= {None, 0, 1}, "conversations went on, in both branches"
 
 
-def other(number: int) -> JobDocument:
-    """A small job, the early ones of the same tenant as ours; every sixth one has an environment that always fails."""
-    environment = "rogues:raises" if number % 6 == 5 else "reverse"
-    steps = 4 if number < EARLY else 1 + number % 2
-    training = {"steps": steps, "groupsPerStep": 1, "maxStaleness": number % 2, "maxRefill": 0}
-    made = document(f"other-{number}", seed=number, environment=environment, **training)
-    small = {"rollout": made.spec.rollout.model_copy(update={"group_size": 2, "max_turns": 1})}
-    tenant = "team-a" if number < EARLY else f"team-{'bcd'[number % 3]}"
-    return changed(made, **small).model_copy(update={"namespace": tenant, "tenant": tenant})
+def test_another_seed_is_another_adapter(undisturbed: dict[str, Ended]) -> None:
+    assert undisturbed["eight"].weights["policy"][-1] != undisturbed["solo"].weights["policy"][-1]
 
 
-async def play(loop: Loop, number: int) -> str:
-    """Run one of the others; every sixth one leaves once it is admitted. Return why it ended."""
-    job = other(number)
-    await loop.submit(job)
-    if number % 6 != 4 or number < EARLY:
-        return (await loop.finished(job, 300)).reason
-    await loop.progress(job, lambda progress: progress.admitted or progress.phase.final)
-    await Harness.submit(loop, job.model_copy(update={"deleted": True, "generation": 3}))
-    return "left"
+@pytest.mark.parametrize("speaker", TEAM)
+def test_an_agent_learns_the_same_bits_as_in_a_job_of_its_own(undisturbed: dict[str, Ended], speaker: str) -> None:
+    """Both speak in every episode, independently. The other one is frozen and silent in the job that it is compared with."""
+    assert undisturbed[f"only-{speaker}"].weights[speaker] == undisturbed["team"].weights[speaker]
 
 
-async def crowd(loop: Loop, draw: random.Random) -> Counter[str]:
-    """Let the others join at random moments; return why they ended."""
-    going: set[asyncio.Task[str]] = set()
-    ended: Counter[str] = Counter()
-    for number in draw.sample(range(EARLY, NUM_OTHERS), NUM_OTHERS - EARLY):
-        going.add(asyncio.create_task(play(loop, number)))
-        if len(going) > draw.randrange(2, 12):
-            done, going = await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
-            ended.update(task.result() for task in done)
-    ended.update(await asyncio.gather(*going))
-    return ended
+def test_each_agents_step_in_micro_batches_is_its_step_in_one_batch(undisturbed: dict[str, Ended]) -> None:
+    """The first step, which samples the same tokens. Its sums differ in rounding only."""
+    (parts,), whole = undisturbed["parts"].steps, undisturbed["team"].steps[0]
+    for name in TEAM:
+        assert parts.metrics[f"{name}/microbatches"] > whole.metrics[f"{name}/microbatches"] == 1
+        for metric in METRICS:
+            expected = pytest.approx(whole.metrics[f"{name}/{metric}"], rel=1e-4, abs=1e-6)
+            assert parts.metrics[f"{name}/{metric}"] == expected
 
 
-async def test_among_31_others_that_join_leave_fail_and_are_preempted_adapters_are_the_same_as_alone(
-    tiny_model, tmp_path, monkeypatch
-):
+def test_what_sampled_is_what_trained(undisturbed: dict[str, Ended], killed: Killed) -> None:
+    """The trainer's logprobs of the sampled tokens are the engine's, on another base model for each agent too."""
+    jobs = [undisturbed["team"], undisturbed["bases"], killed.jobs["bases"], killed.jobs["late"]]
+    steps = [one.metrics for job in jobs for found in job.histories.values() for one in found if one.version == 1]
+    assert len(steps) == 8
+    assert max(metrics["logprob_gap"] for metrics in steps) < 1e-4
+
+
+def test_among_others_that_join_leave_fail_and_are_preempted_adapters_are_the_same_as_alone(
+    undisturbed: dict[str, Ended], crowd: Crowd
+) -> None:
     """Those of a team whose agents speak at the same time, and of one of the others."""
-    folders = Path(__file__).parent, Path(__file__).parents[1] / "sandbox"
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, folders)), prepend=os.pathsep)
-    job = team(steps=3).model_copy(update={"created_at": 1.0})  # the youngest of its tenant yields first
-    alone, steps, _ = await run_team(tiny_model, tmp_path / "alone", job)
-    single, _, _ = await run(tiny_model, tmp_path / "single", other(SINGLE))
-    monkeypatch.setattr(preemption, "MIN_RUN_S", 0.0)
-    async with Loop(tiny_model, tmp_path / "crowd", slots=SLOTS, agentsPerSlot=1) as loop:
-        early = [asyncio.create_task(play(loop, number)) for number in range(EARLY)]
-        for number in range(EARLY):
-            await loop.progress(other(number), lambda progress: progress.admitted)
-        ours = asyncio.create_task(train(loop, job, 300))
-        await loop.progress(job, lambda progress: progress.admitted)
-        ended = await crowd(loop, random.Random(3))
-        _, beside = await ours
-        weights, beside_single = await weights_of(loop, job), await weights_of(loop, other(SINGLE))
-        ended.update(await asyncio.gather(*early))
-        events = [wire.decode_as(JobEvent, one.data) for one in await loop.bus.replay(subjects.EVENTS, "event.>")]
-    assert (weights, beside_single) == (alone, {"policy": single})
-    assert [step.reward_mean for step in beside] == [step.reward_mean for step in steps]
-    assert [len(set(versions)) for versions in weights.values()] == [4, 4]
-    assert ended == {"Finished": 22, "left": 4, "TooManyFaults": 5}
-    assert {event.job for event in events if event.reason == Reason.PREEMPTED} > {job.job}
-
-
-SEAMS = [
-    "trainer.commit.before_blobs",
-    "trainer.commit.after_blobs",
-    "trainer.commit.after_manifest",
-    "trainer.commit.after_set",
-    "trainer.commit.after_acks",
-    "orchestrator.issue.after_ledger",
-    "orchestrator.issue.after_task",
-    "orchestrator.assign.after_log",
-    "orchestrator.record.after_step",
-    "sandbox.episode.after_publish",
-    "sandbox.task.before_ack",
-]
-
-
-@pytest.mark.parametrize("seam", SEAMS)
-async def test_killed_at_a_seam_and_resumed_it_is_the_same_adapter(tiny_model, tmp_path, undisturbed, seam):
-    weights, steps, deaths = await run(tiny_model, tmp_path, document(), seam)
-    assert deaths == [seam]
-    assert weights == undisturbed[0]
-    assert [step.step for step in steps] == [0, 1]
-    assert [step.indices for step in steps] == [step.indices for step in undisturbed[1]]
-    assert [trained_tokens(step) for step in steps] == [trained_tokens(step) for step in undisturbed[1]]
-    assert all(trained_tokens(step) > 0 for step in steps)
-
-
-def trained_tokens(step: StepRecord) -> int:
-    return step.usage["policy"].trained_tokens
-
-
-async def test_every_token_that_was_trained_was_sampled_by_the_version_on_record(tiny_model, tmp_path):
-    job = document(maxStaleness=1, steps=3)
-    async with Loop(tiny_model, tmp_path) as loop:
-        _, steps = await train(loop, job)
-        manifests = await loop.manifests(job)
-    assert all(0 <= step.staleness_max <= 1 for step in steps)
-    assert manifests[1].metrics["logprob_gap"] < 1e-4
-    assert all(step.metrics["train_s"] > 0 for step in steps)
-    consumed = [name for manifest in manifests for name in manifest.consumed]
-    assert len(consumed) == len(set(consumed))
+    team, single = crowd.jobs["team"], other(SINGLE).job
+    assert {name: versions[:3] for name, versions in team.weights.items()} == undisturbed["team"].weights
+    assert [len(set(versions)) for versions in team.weights.values()] == [4, 4]
+    assert [step.reward_mean for step in team.steps[:2]] == [step.reward_mean for step in undisturbed["team"].steps]
+    assert crowd.jobs[single].weights == undisturbed[single].weights
+    num_left, num_failed = len(runs.LEFT), len(runs.FAILS)
+    finished = runs.NUM_OTHERS - num_left - num_failed
+    assert crowd.reasons == {"Finished": finished, "left": num_left, "TooManyFaults": num_failed}
+    assert crowd.preempted > {"team"}

@@ -1,0 +1,104 @@
+"""How roles are started, and when their credentials are closed."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from tests.harness import changed, job_document
+
+from marlaas.local.credentials import CredentialSource, LocalIssuer, OneForAll
+from marlaas.local.folder import OutFolder, hold
+from marlaas.local.plan import ProcessSpec
+from marlaas.local.processes import Launcher, Watchdog
+from marlaas.local.sandbox_parent import ParentLost, SandboxParent
+from marlaas.local.supervisor import Supervisor
+from marlaas_api.bus_users import BusKeys
+
+pytestmark = pytest.mark.processes
+
+FIRST, SECOND, THIRD, FOURTH = (job_document(name) for name in ("first", "second", "third", "fourth"))
+WAIT = (sys.executable, "-c", "import time; time.sleep(600)")
+
+
+class NoProcess:
+    """A watchdog's process that hears nothing."""
+
+    stdin = None
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[OutFolder]:
+    with hold(tmp_path / "out") as held:
+        yield held
+
+
+def launcher_of(
+    folder: OutFolder, *command: str, credentials: CredentialSource | None = None, modules: tuple[Path, ...] = ()
+) -> Launcher:
+    """A launcher of two jobs' roles."""
+    guard = Watchdog(cast("asyncio.subprocess.Process", NoProcess()), folder.root)
+    jobs = {job.ref.key: job for job in (FIRST, SECOND)}
+    return Launcher(folder, "nats://none", credentials or OneForAll(None), guard, {}, jobs, modules, command)
+
+
+def sandbox(job: Any, number: int = 0) -> ProcessSpec:
+    return ProcessSpec("sandbox", f"sandbox-{number}", job=job.ref.key)
+
+
+def test_sandboxes_of_jobs_whose_modules_came_later_are_no_forks_of_the_common_parent(folder: OutFolder) -> None:
+    launcher = launcher_of(folder, modules=(Path("/a"),))
+    launcher.add(SECOND, [Path("/a")])
+    launcher.add(THIRD, [Path("/a"), Path("/b")])
+    launcher.add(FOURTH, [Path("/b")])
+    launcher.add(changed(FIRST, priority=1), [Path("/c")])
+    assert launcher.apart == {THIRD.ref.key, FOURTH.ref.key}
+    assert launcher.late_modules == [Path("/b")]
+    assert launcher.jobs[FIRST.ref.key].spec.priority == 1
+    launcher.add(job_document("first", uid="of the next job of this name"), [Path("/c")])
+    assert launcher.apart == {FIRST.ref.key, THIRD.ref.key, FOURTH.ref.key}
+    assert launcher._environment(in_sandbox=True)["PYTHONPATH"].split(os.pathsep)[:3] == ["/a", "/b", "/c"]
+
+
+class LostParent:
+    """A common parent that has exited."""
+
+    async def fork(self, *_: object) -> None:
+        raise ParentLost("it has exited")
+
+
+async def test_a_sandbox_starts_as_a_process_of_its_own_once_the_parent_is_lost(folder: OutFolder) -> None:
+    launcher = launcher_of(folder, sys.executable, "-c", "import sys; print(sys.argv[1])")
+    async with launcher.with_parent() as same:
+        assert same is launcher  # a role command of a test has no common parent
+    process = await replace(launcher, parent=cast("SandboxParent", LostParent())).start(sandbox(FIRST))
+    assert await process.wait() == 0
+    lines = launcher.log(sandbox(FIRST)).read_text().splitlines()
+    assert lines[1:] == ["a process of its own, not a fork of the sandboxes' common parent: it has exited", "sandbox"]
+
+
+def open_credentials() -> int:
+    """Count this process's open files with credentials."""
+    files = [file.readlink() for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+    return sum("marlaas-credentials" in str(file) for file in files)
+
+
+async def test_credentials_of_a_job_are_closed_once_all_its_sandboxes_have_ended(folder: OutFolder) -> None:
+    first, again, second = sandbox(FIRST), sandbox(FIRST, 1), sandbox(SECOND)
+    with closing(LocalIssuer(BusKeys.make())) as issuer:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+            supervisor = Supervisor(launcher_of(folder, *WAIT, credentials=issuer), tasks)
+            kept = []
+            for wanted in ([first, again, second], [again, second], [second], []):
+                supervisor.changed.clear()
+                await supervisor.reconcile(wanted, ())
+                if len(wanted) < 3:
+                    await supervisor.changed.wait()
+                    await supervisor.reconcile(wanted, ())
+                kept.append(open_credentials())
+    assert kept == [2, 2, 1, 0]

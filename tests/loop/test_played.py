@@ -1,0 +1,134 @@
+"""What plays and what is trained: second roles, past versions, candidates, resting tasks and unruly agents."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.loop.harness import Ended
+from tests.loop.jobs import TEAM, UNRULY
+from tests.trainer.sampler import Sampler
+
+from marlaas_api.messages import Phase, Turn
+from marlaas_api.names import group_token
+from marlaas_api.wire import unpack_ids, unpack_logprobs
+from marlaas_worker.adapters import read_adapter
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+Ends = dict[str, Ended]
+
+
+def test_two_roles_play_the_newest_version_and_the_opponent_the_one_before(undisturbed: Ends) -> None:
+    job = undisturbed["self"]
+    step_of = {index: record.step for record in job.steps for index in record.indices}
+    played = {
+        (turn.agent, step_of[int(group_token(turn.group)[1:])], turn.version, turn.adapter_sha256)
+        for turn in job.training_turns
+    }
+    digest = {version: sha256 for agent, _, version, sha256 in played if agent == "policy"}
+    expected = {(agent, step, step) for agent in ("policy", "second") for step in range(3)}
+    expected |= {("opponent", step, max(0, step - 1)) for step in range(3)}
+    assert played == {(agent, step, version, digest[version]) for agent, step, version in expected}
+
+
+def test_the_policy_has_all_versions_and_the_record_has_each_role(undisturbed: Ends) -> None:
+    for record in undisturbed["self"].steps:
+        assert record.version == record.step + 1
+        versions = {name: one.version for name, one in record.agents.items()}
+        assert versions == dict.fromkeys(("policy", "second", "opponent"), record.version)
+        assert record.usage.keys() == {"policy"}
+        used = record.usage["policy"]
+        assert 0 < used.frozen_tokens < used.trained_tokens, "only the opponent's tokens are frozen"
+
+
+@pytest.mark.parametrize(("agent", "metric"), [("policy", "baseline"), ("second", "baseline_second")])
+def test_the_baseline_of_groups_of_one_is_the_running_mean_of_a_roles_rewards(
+    undisturbed: Ends, agent: str, metric: str
+) -> None:
+    steps = undisturbed["self"].steps
+    first, second, third = (record.agents[agent].reward_mean for record in steps)
+    mean = first
+    expected = [mean, mean := 0.5 * mean + 0.5 * second, 0.5 * mean + 0.5 * third]
+    assert [record.metrics[metric] for record in steps] == pytest.approx(expected)
+
+
+def test_the_better_candidates_go_on(undisturbed: Ends) -> None:
+    turns = undisturbed["choose"].training_turns
+    assert {turn.append[-1].content for turn in turns} >= {"act", "act again", "end"}
+    ends = Counter(turn.episode for turn in turns if turn.append[-1].content == "end")
+    assert set(ends.values()) == {2}, "of each episode, two candidates of the last choice go on"
+
+
+def test_a_frozen_judge_plays_the_adapter_that_it_was_given_to_the_end(
+    undisturbed: Ends, tiny_model: Path, judge: Path
+) -> None:
+    """Its recorded logprobs are those of plain transformers with the adapter merged into the weights."""
+    job = undisturbed["judged"]
+    said = [turn for turn in job.training_turns if turn.agent == "judge"]
+    assert {turn.version for turn in job.training_turns if turn.agent == "policy"} == {0, 1}
+    assert {(turn.version, turn.adapter_sha256) for turn in said} == {(0, *job.weights["judge"])}
+    tensors, config = read_adapter(judge)
+    sampler, gaps = Sampler(tiny_model), []
+    for adapter in (tensors, {}):
+        sampler.merge(adapter, config.scaling)
+        gaps.append(max(largest_gap(sampler, turn) for turn in said))
+    assert gaps[0] < 1e-3 < 0.1 < gaps[1]
+
+
+def largest_gap(sampler: Sampler, turn: Turn) -> float:
+    """Return how far the logprobs of a turn without parent are from the sampler's, at most."""
+    prompt_ids, output_ids = unpack_ids(turn.prompt_ids), unpack_ids(turn.output_ids)
+    rows = sampler.logprobs([*prompt_ids, *output_ids], turn.temperature)[len(prompt_ids) - 1 :]
+    said = zip(rows, output_ids, unpack_logprobs(turn.logprobs), strict=False)  # after the last token, one more row
+    return max(abs(float(row[token]) - logprob) for row, token, logprob in said)
+
+
+def test_tasks_come_again_and_some_rest(undisturbed: Ends) -> None:
+    steps = undisturbed["again"].steps
+    played = [one.index for step in steps for one in step.outcomes]
+    assert len(played) > len(set(played))
+    assert set(played) <= set(range(4))
+    assert sum(step.skipped_solved + step.skipped_hopeless for step in steps) > 0
+
+
+def test_each_agent_is_trained_on_its_own_base_model(undisturbed: Ends, other_model: Path) -> None:
+    histories = undisturbed["bases"].histories
+    sizes = {name: history[-1].files["adapter_model.safetensors"].size_bytes for name, history in histories.items()}
+    assert sizes["verifier"] < sizes["solver"]
+    assert json.loads((other_model / "config.json").read_text())["hidden_size"] == 64
+
+
+def test_an_asynchronous_team_keeps_its_staleness(killed) -> None:  # type: ignore[no-untyped-def]
+    """Each agent's first step was committed once a group of the second one played the version before it."""
+    steps = killed.jobs["late"].steps
+    assert [step.staleness_max for step in steps][:2] == [0, 1]
+    assert steps[2].staleness_max <= 1
+    assert all(steps[1].agents[name].staleness_mean > 0 for name in TEAM)
+
+
+def test_the_others_learn_and_the_end_says_why_two_have_not(undisturbed: Ends) -> None:
+    """One agent always fails, one is never called, and one floods."""
+    progress, steps = undisturbed["unruly"].progress, undisturbed["unruly"].steps
+    assert (progress.phase, progress.reason) == (Phase.SUCCEEDED, "Finished"), progress.message
+    assert progress.versions == {"steady": 2, "faulty": 0, "silent": 0, "flood": 2}
+    assert progress.message == (
+        "2 steps, versions steady 2, faulty 0, silent 0, flood 2; "
+        "not trained: faulty (all its turns were lost to faults), silent (never called)"
+    )
+    assert set(progress.faults) == {"env"}
+    groups = [index for step in steps for index in step.indices]
+    assert progress.faults["env"] >= 2 * 4 * sum(index % 2 for index in groups), "each of 4 members is played twice"
+    for step in steps:
+        assert [step.agents[name].num_groups for name in UNRULY] == [2, 0, 0, 2]
+    usage = progress.usage
+    assert usage["flood"].failed_tokens == 0, "it spoke in no task with a fault"
+    assert usage["flood"].trained_tokens > usage["steady"].trained_tokens > 0
+    assert usage["faulty"].generated_tokens == usage["faulty"].failed_tokens + usage["faulty"].repeated_tokens > 0
+
+
+def test_too_many_faults_end_the_job_with_the_last_one(undisturbed: Ends) -> None:
+    progress = undisturbed["too-unruly"].progress
+    assert (progress.phase, progress.reason) == (Phase.FAILED, "TooManyFaults")
+    assert "the last one: env: " in progress.message
+    assert "KeyError: 'nothing'" in progress.message

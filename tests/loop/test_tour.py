@@ -1,0 +1,142 @@
+"""What a person sees of one real run (`tour`): the jobs learn, nothing is lost or doubled by kills, and everything looked for is there."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from tests.loop import tour as played
+from tests.loop.harness import Ended
+from tests.loop.tour import ADDED, CANCELLED, HELD_OUT, LEARNING, STEPS, TEAM, Tour
+
+from marlaas.episodes.files import read_all
+from marlaas.episodes.record import TurnRecord
+from marlaas.episodes.usage import usage_of
+from marlaas.local.records import open_jobs
+from marlaas_api.names import Split
+
+pytestmark = [pytest.mark.engine, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="session")
+def tour(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Tour:
+    """One real run of vLLM and all other processes, stopped once and continued."""
+    return played.play(tmp_path_factory.mktemp("tour"))
+
+
+def test_it_is_stopped_by_ctrl_c_and_the_same_command_ends_it_well(tour: Tour) -> None:
+    assert tour.codes == [130, 0], tour.lines[-3:]
+    assert {name: job["phase"] for name, job in tour.summary.items()} == dict.fromkeys(
+        (*LEARNING, TEAM, ADDED), "Succeeded"
+    )
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_a_job_learns(tour: Tour, name: str) -> None:
+    job = tour.summary[name]
+    assert job["steps"] == STEPS[name.rpartition("/")[2]]
+    assert job["evalBefore"] <= 0.45
+    assert job["evalAfter"] >= job["evalBefore"] + 0.2
+
+
+@pytest.mark.parametrize("name", [*LEARNING, TEAM, ADDED])
+def test_every_task_is_in_one_step_and_every_step_in_one_record(tour: Tour, name: str) -> None:
+    """Whatever was killed, suspended and stopped in between."""
+    steps = tour.steps(name)
+    assert [step["step"] for step in steps] == list(range(tour.summary[name]["steps"]))
+    indices = [index for step in steps for index in step["indices"]]
+    assert sorted(indices) == list(range(len(indices)))
+    assert [step["version"] for step in steps] == sorted(step["version"] for step in steps)
+
+
+def test_the_team_makes_the_adapters_that_it_makes_undisturbed(tour: Tour, undisturbed: dict[str, Ended]) -> None:
+    """In one process, to which nothing happens, and beside other jobs."""
+    expected = undisturbed["exact"]
+    for agent, versions in expected.weights.items():
+        weights = (tour.out / TEAM / "adapter" / agent / "adapter_model.safetensors").read_bytes()
+        assert hashlib.sha256(weights).hexdigest() == versions[-1]
+    for step, record in zip(expected.steps, tour.steps(TEAM), strict=True):
+        assert (record["indices"], record["reward_mean"]) == ([*step.indices], step.reward_mean)
+        trained = {name: used["trained_tokens"] for name, used in record["usage"].items()}
+        assert trained == {name: used.trained_tokens for name, used in step.usage.items()}
+
+
+def test_killed_roles_are_restarted(tour: Tour) -> None:
+    said = [note for note in tour.notes() if "killed by SIGKILL; it restarts" in note]
+    for name in ("sandbox-0 (team-a/exact)", "orchestrator", "trainer-0 (exact)", "rollout-0 (exact)"):
+        assert any(note.startswith(name) for note in said), said
+
+
+def test_a_job_is_suspended_and_resumed_one_is_added_and_one_cancelled(tour: Tour) -> None:
+    assert tour.said["suspend"] == "team-a/reverse: suspended\n"
+    assert tour.said["resume"] == "team-a/reverse: resumed\n"
+    assert tour.said["submit"].endswith("team-c/added: added\n")
+    assert tour.said["cancel"].startswith("team-a/cancelled: cancelled")
+    assert "suspended" in tour.said["why"]
+    assert CANCELLED not in tour.summary
+    assert (tour.out / CANCELLED).is_dir()
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_what_sampled_is_what_trained_at_version_0(tour: Tour, name: str) -> None:
+    first = tour.steps(name)[0]
+    assert first["staleness_max"] == 0
+    assert first["metrics"]["logprob_gap"] <= 1e-4
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_everything_a_person_looks_for_is_there(tour: Tour, name: str) -> None:
+    folder = tour.out / name
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    files = {path.name for path in (folder / "adapter").iterdir()}
+    assert files >= {"adapter_model.safetensors", "adapter_config.json"}
+    assert len(list((folder / "logs").iterdir())) >= 4
+
+
+def test_every_recorded_token_is_in_an_episode_and_in_the_usage(tour: Tour) -> None:
+    for one in open_jobs(tour.out):
+        used = usage_of(one.document, read_all(one.folder), one.steps(), one.progress).amounts
+        assert one.progress is not None
+        assert 0 < used.trained_tokens <= used.generated_tokens < used.prompt_tokens
+        assert used.evaluation_tokens > 0
+        steps = [agent for step in one.steps() for agent in step.usage.values()]
+        assert one.progress.amounts.trained_tokens == used.trained_tokens == sum(part.trained_tokens for part in steps)
+        assert one.progress.faults == {}, "kills are none"
+
+
+def test_nothing_is_left_running_and_no_temporary_file(tour: Tour) -> None:
+    lines = [" ".join(one.info["cmdline"] or []) for one in psutil.process_iter(["cmdline"])]
+    assert not [line for line in lines if str(tour.out) in line]
+    assert list(tour.temporary.iterdir()) == []
+
+
+def peft_logprobs(model: Path, adapter: Path | None, turns: list[TurnRecord]) -> np.ndarray:
+    """The logprobs of the replies in transformers and peft, one after the other."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    if adapter is not None:
+        policy = PeftModel.from_pretrained(policy, str(adapter)).eval()
+    rows = []
+    for turn in turns:
+        tokens = torch.tensor([[*turn.prompt_ids, *turn.output_ids]])
+        with torch.no_grad():
+            logprobs = policy(tokens).logits[0, :-1].log_softmax(-1)
+        rows.append(logprobs.gather(-1, tokens[0, 1:, None])[len(turn.prompt_ids) - 1 :, 0].numpy())
+    return np.concatenate(rows)
+
+
+def test_the_adapter_is_a_plain_peft_folder_of_the_policy_that_vllm_sampled(tour: Tour, tiny_model: Path) -> None:
+    """The replies to held-out tasks, after the last step. Without the adapter, they have other logprobs."""
+    episodes = [one for one in read_all(tour.out / LEARNING[0]) if one.split is Split.EVAL]
+    turns = [one.turns[0] for one in episodes if one.turns[0].version == STEPS["reverse"]]
+    assert len(turns) == HELD_OUT
+    sampled = np.concatenate([turn.logprobs for turn in turns[:24]])
+    in_peft, without = (
+        peft_logprobs(tiny_model, path, turns[:24]) for path in (tour.out / LEARNING[0] / "adapter", None)
+    )
+    assert np.abs(in_peft - sampled).max() < 1e-3
+    assert np.abs(without - sampled).max() > 0.1

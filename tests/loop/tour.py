@@ -1,0 +1,222 @@
+"""One real run, as a user has it: `marlaas run` with vLLM, a nats-server and all roles as processes, changed, killed, stopped and continued.
+
+Two jobs learn on a pool with vLLM. A strict team of a pool with the reference engine makes exact adapters: while it trains, a
+process of each kind is killed. A job is suspended and resumed, one is added, and one is cancelled. The run is stopped by Ctrl-C
+after its engine was killed, and continued by the same command.
+"""
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+from tests.loop import jobs
+from tests.loop.harness import ENVIRONMENTS
+from tests.loop.runs import exact_team
+from typer.testing import CliRunner
+
+from marlaas.cli.app import build
+from marlaas_api.messages import JobDocument
+
+QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
+HEAD = {"apiVersion": "marlaas.dev/v1alpha1"}
+SEED = 7
+STEPS = {"reverse": 12, "calculator": 10}
+"""Steps of the jobs of the quickstart, which has more."""
+HELD_OUT = 160
+"""More tasks than in the quickstart, so that their draw does not decide: a standard deviation of 0.04 at 0.5."""
+LEARNING = ("team-a/reverse", "team-b/calculator")
+TEAM, ADDED, CANCELLED = "team-a/exact", "team-c/added", "team-a/cancelled"
+VICTIMS = ("sandbox", "orchestrator", "nats-server", "trainer-0.exact", "rollout-0.exact")
+"""Processes that are killed one after another, each when the team has finished another step."""
+ENGINE = "rollout-0.tiny"
+
+
+def manifest_of(job: JobDocument) -> dict[str, Any]:
+    """A job as a tenant would write it."""
+    spec = job.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True) | {"poolRef": {"name": job.pool}}
+    return HEAD | {"kind": "RLJob", "metadata": {"name": job.job, "namespace": job.namespace}, "spec": spec}
+
+
+def exact_pool() -> dict[str, Any]:
+    """The builtin model with the reference engine."""
+    rollout = {"engine": "reference", "dtype": "float32", "maxModelLen": 256}
+    spec = {"model": {"builtin": "tiny"}, "adapterSlots": 16, "maxRank": 8, "rollout": rollout}
+    return HEAD | {"kind": "ModelPool", "metadata": {"name": "exact"}, "spec": spec}
+
+
+def small_job(name: str, steps: int) -> JobDocument:
+    """A job on the pool `exact`; name: `namespace/name`."""
+    namespace, _, own = name.partition("/")
+    job = jobs.document(own, steps=steps, groupsPerStep=1, maxRefill=0)
+    return job.model_copy(update={"pool": "exact", "namespace": namespace})
+
+
+@dataclass
+class Tour:
+    """What a tour has seen. lines: of both runs. codes: their exit codes. said: what commands printed, by their names."""
+
+    out: Path
+    temporary: Path
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    codes: list[int] = field(default_factory=list)
+    said: dict[str, str] = field(default_factory=dict)
+
+    def progress(self, job: str) -> list[dict[str, Any]]:
+        """All lines of a job's progress."""
+        return [line for line in self.lines if line["type"] == "progress" and line["job"] == job]
+
+    def notes(self) -> list[str]:
+        """All sentences about the runs."""
+        return [str(line["message"]) for line in self.lines if line["type"] == "note"]
+
+    @property
+    def summary(self) -> dict[str, dict[str, Any]]:
+        """The summary's jobs."""
+        found: dict[str, dict[str, Any]] = json.loads((self.out / "summary.json").read_text())["jobs"]
+        return found
+
+    def steps(self, job: str) -> list[dict[str, Any]]:
+        """The records of a job's steps."""
+        return [json.loads(line) for line in (self.out / job / "steps.jsonl").read_text().splitlines()]
+
+
+def play(folder: Path) -> Tour:
+    """Play the tour."""
+    manifest, added = folder / "tour.yaml", folder / "added.yaml"
+    manifest.write_text(_quickstart() + yaml.safe_dump_all([exact_pool(), *map(manifest_of, _others())]))
+    added.write_text(yaml.safe_dump_all([exact_pool(), manifest_of(small_job(ADDED, 1))]))
+    tour = Tour(folder / "out", folder / "temporary")
+    tour.temporary.mkdir()
+    options = ["--out", str(tour.out), "--seed", str(SEED), "--json"]
+    with _run(tour, [sys.executable, "-m", "marlaas", "run", str(manifest), *options]) as process:
+        _until(tour, process, lambda: _step(tour, CANCELLED) >= 1)
+        _command(tour, "cancel", "cancelled")
+        _kill_each(tour, process)
+        _command(tour, "submit", str(added))
+        _suspend(tour, process)
+        _until(tour, process, lambda: _may_stop(tour))
+        _kill(process, ENGINE)
+        process.send_signal(signal.SIGINT)
+    (again,) = (note for note in tour.notes() if note.startswith("to continue: "))
+    _, *arguments = shlex.split(again.removeprefix("to continue: "))
+    with _run(tour, [sys.executable, "-m", "marlaas", *arguments]):
+        pass
+    return tour
+
+
+def _quickstart() -> str:
+    """The quickstart with fewer steps and more held-out tasks, which are played at the beginning and at the end."""
+    objects = list(yaml.safe_load_all(QUICKSTART.read_text()))
+    for job in objects:
+        if job["kind"] == "RLJob":
+            job["spec"]["training"]["steps"] = STEPS[job["metadata"]["name"]]
+            job["spec"]["evaluation"] = {"every": 1000, "tasks": HELD_OUT}
+    return yaml.safe_dump_all(objects) + "---\n"
+
+
+def _others() -> list[JobDocument]:
+    return [exact_team("exact"), small_job(CANCELLED, 500)]
+
+
+@contextlib.contextmanager
+def _run(tour: Tour, command: list[str]) -> Iterator["subprocess.Popen[str]"]:
+    """Start a run; read its lines to its end, and keep its exit code."""
+    places = os.pathsep.join(map(str, ENVIRONMENTS))
+    env = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(tour.temporary), "PYTHONPATH": places}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+        try:
+            yield process
+            for _ in _lines(tour, process):
+                pass
+        finally:
+            process.kill()
+    tour.codes.append(process.returncode)
+
+
+def _lines(tour: Tour, process: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
+    assert process.stdout is not None
+    for text in process.stdout:
+        tour.lines.append(json.loads(text))
+        yield tour.lines[-1]
+
+
+def _until(tour: Tour, process: "subprocess.Popen[str]", wanted: Any) -> None:
+    """Read the run's lines until they are as wanted."""
+    if wanted():
+        return
+    for _ in _lines(tour, process):
+        if wanted():
+            return
+    raise AssertionError(f"the run has ended: {tour.lines[-5:]}")
+
+
+def _step(tour: Tour, job: str) -> int:
+    """The job's last step that was told; -1 before it has any progress."""
+    return max((int(line.get("step", -1)) for line in tour.progress(job)), default=-1)
+
+
+def _phase(tour: Tour, job: str) -> str:
+    return str(tour.progress(job)[-1]["phase"]) if tour.progress(job) else ""
+
+
+def _has_ended(tour: Tour, job: str) -> bool:
+    return _phase(tour, job) in ("Succeeded", "Failed")
+
+
+def _may_stop(tour: Tour) -> bool:
+    """Whether both jobs are in the middle of their learning, and the others have ended."""
+    return all(_step(tour, job) >= 3 for job in LEARNING) and all(_has_ended(tour, job) for job in (TEAM, ADDED))
+
+
+def _kill_each(tour: Tour, process: "subprocess.Popen[str]") -> None:
+    for number, victim in enumerate(VICTIMS, 1):
+        _until(tour, process, lambda number=number: _step(tour, TEAM) >= number)
+        assert not _has_ended(tour, TEAM), f"the team has ended before {victim} was killed"
+        _kill(process, victim)
+
+
+def _kill(process: "subprocess.Popen[str]", name: str) -> None:
+    """kill -9 a role, by its name or its replica's and its pool's, or the nats-server."""
+    found = [one for one in psutil.Process(process.pid).children(recursive=True) if name in _names(one)]
+    assert found, f"{name} does not run"
+    for one in found:
+        with contextlib.suppress(psutil.NoSuchProcess):  # sandboxes end with the process that forked them
+            one.send_signal(signal.SIGKILL)
+
+
+def _names(process: psutil.Process) -> list[str]:
+    """The names of a process: a role's and the one of its folder, which is the replica's, or the program's."""
+    try:
+        line = process.cmdline()
+    except psutil.Error:
+        return []
+    if "marlaas_worker" not in line:
+        return [Path(one).name for one in line[:1]]
+    folder = line[line.index("--scratch") + 1] if "--scratch" in line else ""
+    return [line[line.index("marlaas_worker") + 1], Path(folder).name]
+
+
+def _suspend(tour: Tour, process: "subprocess.Popen[str]") -> None:
+    """Suspend a job, and resume it."""
+    job = LEARNING[0]
+    _until(tour, process, lambda: _step(tour, job) >= 1)
+    for command, phase in (("suspend", "Suspended"), ("why", "Suspended"), ("resume", "Running")):
+        _command(tour, command, "reverse")
+        _until(tour, process, lambda phase=phase: _phase(tour, job) == phase)
+
+
+def _command(tour: Tour, *words: str) -> None:
+    arguments = [*words, "--run", str(tour.out)]
+    done = CliRunner().invoke(build(arguments), arguments)
+    assert done.exit_code == 0, done.output
+    tour.said[words[0]] = done.output
