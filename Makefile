@@ -13,7 +13,7 @@ export RUFF_CACHE_DIR ?= $(CACHE)/ruff
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes would compile torch, transformers and vllm anew
 STAMP := .venv/.installed-$(ACCEL)
 
-.PHONY: help demo demo-tiny test test-fast explore check lint bench crds lock setup clean
+.PHONY: help demo demo-tiny test test-fast explore check lint bench soak crds lock setup clean
 
 help:  ## Show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ lint: setup  ## Mend what a machine can mend
 
 bench: setup  ## Measure: every figure of the README and the notes (about an hour and a half)
 	$(BIN)/python -m bench
+
+soak: setup  ## Run two hundred short jobs one after another, and show each process's memory (an hour)
+	$(BIN)/python -m bench soak
 
 crds: setup  ## Generate crds/ and the generated pages: fields, reasons, measurements, guarantees
 	$(BIN)/python -m tools.crd crds

@@ -16,12 +16,18 @@ import pytest
 from marlaas_e2e.fixtures import cluster
 from marlaas_e2e.handle import ClusterHandle
 from marlaas_e2e.platform import NAMESPACE, Platform, model_cache, platform_archives, tenant
+from tests import guard
 
 __all__ = ["cluster"]
 
 AHEAD = 3
 """Files whose objects are applied before the files before them have been checked."""
 _STAGES: pytest.StashKey[dict[str, float]] = pytest.StashKey()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Run a scenario that fails by chance once more, on the same cluster."""
+    guard.register(config)
 
 
 @pytest.fixture(scope="session")
