@@ -56,7 +56,7 @@ lint: setup  ## Mend what a machine can mend
 bench: setup  ## Measure: every figure of the README and the notes (about an hour and a half)
 	$(BIN)/python -m bench
 
-soak: setup  ## Run two hundred short jobs one after another, and show each process's memory (an hour)
+soak: setup  ## Run two hundred short jobs one after another, and show each process's memory (hours)
 	$(BIN)/python -m bench soak
 
 crds: setup  ## Generate crds/ and the generated pages: fields, reasons, measurements, guarantees

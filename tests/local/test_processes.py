@@ -1,7 +1,6 @@
 """How roles are started, and when their credentials are closed."""
 
 import asyncio
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.harness import changed, job_document
+from tests.harness import job_document
 
 from marlaas.local.credentials import CredentialSource, LocalIssuer, OneForAll
 from marlaas.local.folder import OutFolder, hold
@@ -39,30 +38,34 @@ def folder(tmp_path: Path) -> Iterator[OutFolder]:
 
 
 def launcher_of(
-    folder: OutFolder, *command: str, credentials: CredentialSource | None = None, modules: tuple[Path, ...] = ()
+    folder: OutFolder,
+    *command: str,
+    credentials: CredentialSource | None = None,
+    modules: dict[str, Path] | None = None,
 ) -> Launcher:
     """A launcher of two jobs' roles."""
     guard = Watchdog(cast("asyncio.subprocess.Process", NoProcess()), folder.root)
     jobs = {job.ref.key: job for job in (FIRST, SECOND)}
-    return Launcher(folder, "nats://none", credentials or OneForAll(None), guard, {}, jobs, modules, command)
+    return Launcher(folder, "nats://none", credentials or OneForAll(None), guard, {}, jobs, modules or {}, command)
 
 
 def sandbox(job: Any, number: int = 0) -> ProcessSpec:
     return ProcessSpec("sandbox", f"sandbox-{number}", job=job.ref.key)
 
 
-def test_sandboxes_of_jobs_whose_modules_came_later_are_no_forks_of_the_common_parent(folder: OutFolder) -> None:
-    launcher = launcher_of(folder, modules=(Path("/a"),))
-    launcher.add(SECOND, [Path("/a")])
-    launcher.add(THIRD, [Path("/a"), Path("/b")])
-    launcher.add(FOURTH, [Path("/b")])
-    launcher.add(changed(FIRST, priority=1), [Path("/c")])
-    assert launcher.apart == {THIRD.ref.key, FOURTH.ref.key}
-    assert launcher.late_modules == [Path("/b")]
-    assert launcher.jobs[FIRST.ref.key].spec.priority == 1
-    launcher.add(job_document("first", uid="of the next job of this name"), [Path("/c")])
-    assert launcher.apart == {FIRST.ref.key, THIRD.ref.key, FOURTH.ref.key}
-    assert launcher._environment(in_sandbox=True)["PYTHONPATH"].split(os.pathsep)[:3] == ["/a", "/b", "/c"]
+OWN = {"environment": {"name": "game:play"}}
+
+
+def test_each_sandbox_is_told_the_folder_of_its_own_jobs_manifest(folder: OutFolder) -> None:
+    first, second = (job_document(name, spec=OWN) for name in ("first", "added"))
+    launcher = launcher_of(folder, modules={first.ref.key: Path("/a")})
+    launcher.add(first, Path("/of a change of it"))
+    launcher.add(second, Path("/b"))
+    launcher.add(THIRD, Path("/of a builtin environment"))
+    told = {job.ref.name: launcher._modules(sandbox(job)) for job in (first, second, THIRD)}
+    assert told == {"first": ["--modules", "/a"], "added": ["--modules", "/b"], "third": []}
+    launcher.add(job_document("first", uid="of the next job of this name", spec=OWN), Path("/c"))
+    assert launcher._modules(sandbox(first)) == ["--modules", "/c"]
 
 
 class LostParent:
