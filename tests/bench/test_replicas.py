@@ -2,9 +2,9 @@
 
 import asyncio
 
-from bench.virtual_time import VirtualLoop
 from bench.replica_figures import Observed, rates
 from bench.simulated_pool import Bandwidth
+from bench.virtual_time import VirtualLoop
 
 from marlaas_api.messages import ReplicaReport
 
@@ -53,17 +53,3 @@ def test_running_requests_share_the_tokens_of_an_engine():
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(run())
     assert ends == {"short": 2.0, "long": 3.5}
-
-
-def test_a_cancelled_request_leaves_its_share_to_the_others():
-    async def run() -> float:
-        bandwidth = Bandwidth(10.0)
-        cancelled = asyncio.create_task(bandwidth.take(1000))
-        other = asyncio.create_task(bandwidth.take(15))
-        await asyncio.sleep(1.0)
-        cancelled.cancel()
-        await other
-        return asyncio.get_running_loop().time()
-
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        assert round(runner.run(run()), 3) == 2.0

@@ -4,9 +4,9 @@ import asyncio
 import time
 
 import pytest
-from tests import virtual_time
 
 from marlaas_api.bus_memory import MemoryServer
+from tests import virtual_time
 
 event_loop_policy = virtual_time.event_loop_policy
 monotonic = virtual_time.monotonic
