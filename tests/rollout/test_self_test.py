@@ -14,7 +14,7 @@ from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import tensor_digest, write_adapter
 from marlaas_worker.calibration import draw_adapter, fingerprint
 from marlaas_worker.rollout import self_test
-from marlaas_worker.rollout.engine import LoadedAdapter
+from marlaas_worker.rollout.engine import LoadedAdapter, LoadFailed
 from marlaas_worker.rollout.self_test import Expected, SelfTestFailed, judge
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -111,6 +111,31 @@ async def test_an_engine_that_applies_its_slots_passes_and_is_left_empty(harness
     assert not (tmp_path / "files").exists()
     for seed in range(harness.engine.limits.slots):
         await harness.load(publish(seed))
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (deaf, r"slot 1 of 6: .* moves the logprobs by 0\.00e\+00, expected at least 1\.00e-03: it is not applied"),
+        (deaf_in_the_last_slot, r"slot 6 of 6: .* it is not applied"),
+        (leaking, r"slot 1 of 6: with an adapter of zeros .* another slot's adapter is applied to these rows"),
+    ],
+)
+async def test_slots_that_are_not_applied_to_their_own_rows_are_found(reference, run_test, fault, words):
+    await reference.start()
+    with pytest.raises(SelfTestFailed, match=words):
+        await run_test(Faulty(reference, fault))
+    await run_test(reference)
+
+
+async def test_an_engine_that_refuses_the_adapter_fails_with_its_words(reference, run_test):
+    async def refuse(adapter: LoadedAdapter) -> None:
+        raise LoadFailed("no such layer")
+
+    engine = Faulty(reference, deaf)
+    engine.load = refuse
+    with pytest.raises(SelfTestFailed, match="refuses the test's adapter: no such layer"):
+        await run_test(engine)
 
 
 async def test_a_base_model_that_is_not_the_trainers_is_found(reference, run_test, calibration):
