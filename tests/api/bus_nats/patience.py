@@ -14,7 +14,7 @@ EPISODE, TASK = subjects.episode("team-a", "job"), subjects.task("team-a", "job"
 
 async def soon(awaitable: Awaitable[T]) -> T:
     """What ends on any machine that does not hang."""
-    return await asyncio.wait_for(awaitable, 120)
+    return await asyncio.wait_for(awaitable, 60)
 
 
 async def persist(call: Callable[[], Awaitable[T]]) -> T:
