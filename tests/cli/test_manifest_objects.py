@@ -114,7 +114,7 @@ def test_a_right_manifest_is_loaded_in_the_order_of_the_files(manifest: Write) -
     assert [pool.metadata.name for pool in loaded.pools] == ["tiny"]
     assert [tenant.metadata.name for tenant in loaded.tenants] == ["red"]
     assert [job.metadata.name for job in loaded.jobs] == ["sums", "products"]
-    assert loaded.folders == (Path.cwd().resolve(),)
+    assert loaded.folders == (Path.cwd().resolve(),) * 2
     assert loaded.notes == ()
 
 

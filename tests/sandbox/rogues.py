@@ -212,8 +212,30 @@ def returns_too_much(task, agent):
     return 1.7e308
 
 
+def forgets_its_reward(task, agent):
+    """No reward was returned or set."""
+
+
+def limits_a_tool_in_a_thread(task, agent):
+    """A part of the episode, in a thread, whose tool has a time limit: it is not over."""
+    with agent.together() as at_once:
+        part = at_once.run(_checked, agent)
+    return part.result
+
+
+def _checked(agent):
+    with agent.tool(timeout_s=3600):
+        return 1.0
+
+
+def sets_no_number_in_a_tool(task, agent):
+    with agent.tool():
+        agent.reward = "high"
+    return 1.0
+
+
 def earns_too_much_in_a_tool(task, agent):
-    agent.reward = 1.7e308
+    agent._episode.rewards[agent.name] = 1.7e308  # not by the SDK, which would refuse it
     with agent.tool():
         pass
     return 1.0

@@ -25,6 +25,8 @@ FAULTS = {
     "paints_the_terminal": [r"\x1b]52;c;ZXZpbA==\x07\x1b[2Jall is well\u202e"],
     "returns_too_much": ["1.7e+308", "from -1e+30 to 1e+30"],
     "earns_too_much_in_a_tool": ["invalid message", "less than or equal to 1000000"],
+    "sets_no_number_in_a_tool": ["the reward of 'policy' is 'high'; expected a number"],
+    "forgets_its_reward": ["returned None and set no reward"],
     "writes_garbage": ["invalid message"],
     "writes_a_lot": ["invalid message"],
     "claims_a_foreign_turn": ["turn 5, which is not one of its turns"],
@@ -41,7 +43,7 @@ FAULTS = {
 """What an environment does, and what the text of its fault says."""
 POLICYS = ("breaks_in_its_tool", "dies_in_its_tool", "closes_everything_in_its_tool", "eats_memory_in_its_tool")
 """What is scored, because the policy may have caused it in a tool call."""
-HARMLESS = ("is_fine", "comes_back_twice", "leaves_a_thread")
+HARMLESS = ("is_fine", "comes_back_twice", "leaves_a_thread", "limits_a_tool_in_a_thread")
 
 
 async def played_in_turn(harness, document: JobDocument, names: list[str]) -> dict[str, Episode]:
@@ -61,12 +63,15 @@ async def test_what_an_environment_does_is_a_fault_of_its_own_or_the_policys_and
     episodes = await played_in_turn(harness, document, [*FAULTS, *POLICYS, *HARMLESS])
     for name, words in FAULTS.items():
         text = episodes[name].fault_text
-        assert (episodes[name].fault, episodes[name].rewards) == (FaultClass.ENV, {}), name
+        fault = FaultClass.UNSCORED if name == "forgets_its_reward" else FaultClass.ENV
+        assert (episodes[name].fault, episodes[name].rewards) == (fault, {}), name
         assert not [word for word in words if word not in text], text
         assert len(text) < 12_000
     scored = {name: (episodes[name].ending, episodes[name].rewards) for name in (*POLICYS, *HARMLESS)}
     of_policy = dict.fromkeys(POLICYS, (Ending.TOOL_ERROR, {"policy": 0.25}))
     assert scored == of_policy | dict.fromkeys(HARMLESS, (Ending.COMPLETED, {"policy": 1.0}))
+    assert "ValueError: the policy wrote nonsense" in episodes["breaks_in_its_tool"].tool_error
+    assert "exit status" in episodes["dies_in_its_tool"].tool_error
 
 
 @pytest.mark.usefixtures("_time_is_over")
