@@ -66,13 +66,14 @@ def small_job(name: str, steps: int) -> JobDocument:
 
 @dataclass
 class Tour:
-    """What a tour has seen. lines: of both runs. codes: their exit codes. said: what commands printed, by their names."""
+    """What a tour has seen. lines: of both runs. codes: their exit codes. said: what commands printed, by their names. killed: in this order."""
 
     out: Path
     temporary: Path
     lines: list[dict[str, Any]] = field(default_factory=list)
     codes: list[int] = field(default_factory=list)
     said: dict[str, str] = field(default_factory=dict)
+    killed: list[str] = field(default_factory=list)
 
     def progress(self, job: str) -> list[dict[str, Any]]:
         """All lines of a job's progress."""
@@ -103,7 +104,7 @@ def play(folder: Path) -> Tour:
     options = ["--out", str(tour.out), "--seed", str(SEED), "--json"]
     with _run(tour, [sys.executable, "-m", "marlaas", "run", str(manifest), *options]) as process:
         _do_all(tour, process, _rules(tour, process, added))
-        _kill(process, ENGINE)
+        _kill(tour, process, ENGINE)
         process.send_signal(signal.SIGINT)
     (again,) = (note for note in tour.notes() if note.startswith("to continue: "))
     _, *arguments = shlex.split(again.removeprefix("to continue: "))
@@ -178,14 +179,14 @@ def _rules(tour: Tour, process: "subprocess.Popen[str]", added: Path) -> list[Ru
     rules: list[Rule] = [(lambda: _step(tour, CANCELLED) >= 1, lambda: _command(tour, "cancel", "cancelled"))]
     for number, name in enumerate(VICTIMS, 1):
         is_due = partial(lambda number: _step(tour, TEAM) >= number and not _has_ended(tour, TEAM), number)
-        rules.append((is_due, partial(_kill, process, name)))
+        rules.append((is_due, partial(_kill, tour, process, name)))
     learning, *_ = LEARNING
 
     def may_resume() -> bool:
-        return "why" in tour.said and all(_has_ended(tour, job) for job in (TEAM, ADDED))
+        return "why" in tour.said and [*VICTIMS] == tour.killed
 
     def may_stop() -> bool:
-        return "resume" in tour.said and _step(tour, learning) >= 4
+        return "resume" in tour.said and _step(tour, learning) >= 4 and not _has_ended(tour, learning)
 
     return [
         *rules,
@@ -197,13 +198,14 @@ def _rules(tour: Tour, process: "subprocess.Popen[str]", added: Path) -> list[Ru
     ]
 
 
-def _kill(process: "subprocess.Popen[str]", name: str) -> None:
+def _kill(tour: Tour, process: "subprocess.Popen[str]", name: str) -> None:
     """kill -9 a role, by its name or its replica's and its pool's, or the nats-server."""
     found = [one for one in psutil.Process(process.pid).children(recursive=True) if name in _names(one)]
     assert found, f"{name} does not run"
     for one in found:
         with contextlib.suppress(psutil.NoSuchProcess):  # sandboxes end with the process that forked them
             one.send_signal(signal.SIGKILL)
+    tour.killed.append(name)
 
 
 def _names(process: psutil.Process) -> list[str]:
