@@ -102,6 +102,19 @@ def test_the_jobs_of_a_run_queue_in_the_order_of_their_manifests():
     assert all(before.created_at < after.created_at for before, after in pairwise(jobs))
 
 
+def test_a_run_is_continued_with_the_files_of_submit_which_name_its_pool_again(tmp_path):
+    pool = "apiVersion: marlaas.dev/v1alpha1\nkind: ModelPool\nmetadata: {name: tiny}\nspec: {model: {builtin: tiny}%s}\n---\n"
+    job = "apiVersion: marlaas.dev/v1alpha1\nkind: RLJob\nmetadata: {name: %s}\nspec:\n  poolRef: {name: tiny}\n"
+    job += "  environment: {name: reverse}\n  training: {steps: 1}\n"
+    files = [tmp_path / name for name in ("first.yaml", "added.yaml", "other.yaml")]
+    for file, setting in zip(files, ("", "", ", maxRank: 8"), strict=True):
+        file.write_text(pool % setting + job % file.stem)
+    found = read([str(file) for file in files[:2]], None)
+    assert ([pool.metadata.name for pool in found.pools], len(found.jobs)) == (["tiny"], 2)
+    with pytest.raises(InvalidInput, match=r"other.yaml:3: metadata.name: ModelPool 'tiny' is already defined"):
+        read([str(file) for file in files], None)
+
+
 LOOP = [{"training": {"steps": 5}}, {"rollout": {"maxTokens": 7}}]
 NOT_LOOP = {
     "priority": 7,

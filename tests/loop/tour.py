@@ -12,8 +12,9 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ HELD_OUT = 160
 """More tasks than in the quickstart, so that their draw does not decide: a standard deviation of 0.04 at 0.5."""
 LEARNING = ("team-a/reverse", "team-b/calculator")
 TEAM, ADDED, CANCELLED = "team-a/exact", "team-c/added", "team-a/cancelled"
+Rule = tuple[Callable[[], bool], Callable[[], None]]
+"""A condition, and an action."""
 VICTIMS = ("sandbox", "orchestrator", "nats-server", "trainer-0.exact", "rollout-0.exact")
 """Processes that are killed one after another, each when the team has finished another step."""
 ENGINE = "rollout-0.tiny"
@@ -63,13 +66,14 @@ def small_job(name: str, steps: int) -> JobDocument:
 
 @dataclass
 class Tour:
-    """What a tour has seen. lines: of both runs. codes: their exit codes. said: what commands printed, by their names."""
+    """What a tour has seen. lines: of both runs. codes: their exit codes. said: what commands printed, by their names. killed: in this order."""
 
     out: Path
     temporary: Path
     lines: list[dict[str, Any]] = field(default_factory=list)
     codes: list[int] = field(default_factory=list)
     said: dict[str, str] = field(default_factory=dict)
+    killed: list[str] = field(default_factory=list)
 
     def progress(self, job: str) -> list[dict[str, Any]]:
         """All lines of a job's progress."""
@@ -99,13 +103,8 @@ def play(folder: Path) -> Tour:
     tour.temporary.mkdir()
     options = ["--out", str(tour.out), "--seed", str(SEED), "--json"]
     with _run(tour, [sys.executable, "-m", "marlaas", "run", str(manifest), *options]) as process:
-        _until(tour, process, lambda: _step(tour, CANCELLED) >= 1)
-        _command(tour, "cancel", "cancelled")
-        _kill_each(tour, process)
-        _command(tour, "submit", str(added))
-        _suspend(tour, process)
-        _until(tour, process, lambda: _may_stop(tour))
-        _kill(process, ENGINE)
+        _do_all(tour, process, _rules(tour, process, added))
+        _kill(tour, process, ENGINE)
         process.send_signal(signal.SIGINT)
     (again,) = (note for note in tour.notes() if note.startswith("to continue: "))
     _, *arguments = shlex.split(again.removeprefix("to continue: "))
@@ -150,14 +149,16 @@ def _lines(tour: Tour, process: "subprocess.Popen[str]") -> Iterator[dict[str, A
         yield tour.lines[-1]
 
 
-def _until(tour: Tour, process: "subprocess.Popen[str]", wanted: Any) -> None:
-    """Read the run's lines until they are as wanted."""
-    if wanted():
-        return
+def _do_all(tour: Tour, process: "subprocess.Popen[str]", rules: list[Rule]) -> None:
+    """Read the run's lines until all actions are done, each once its condition holds; one a line."""
     for _ in _lines(tour, process):
-        if wanted():
+        due = next((rule for rule in rules if rule[0]()), None)
+        if due is not None:
+            due[1]()
+            rules.remove(due)
+        if not rules:
             return
-    raise AssertionError(f"the run has ended: {tour.lines[-5:]}")
+    raise AssertionError(f"the run has ended, and {len(rules)} actions are left: {tour.lines[-5:]}")
 
 
 def _step(tour: Tour, job: str) -> int:
@@ -173,25 +174,38 @@ def _has_ended(tour: Tour, job: str) -> bool:
     return _phase(tour, job) in ("Succeeded", "Failed")
 
 
-def _may_stop(tour: Tour) -> bool:
-    """Whether both jobs are in the middle of their learning, and the others have ended."""
-    return all(_step(tour, job) >= 3 for job in LEARNING) and all(_has_ended(tour, job) for job in (TEAM, ADDED))
+def _rules(tour: Tour, process: "subprocess.Popen[str]", added: Path) -> list[Rule]:
+    """What is done, and when: kills while the team trains, and changes of the other jobs."""
+    rules: list[Rule] = [(lambda: _step(tour, CANCELLED) >= 1, lambda: _command(tour, "cancel", "cancelled"))]
+    for number, name in enumerate(VICTIMS, 1):
+        is_due = partial(lambda number: _step(tour, TEAM) >= number and not _has_ended(tour, TEAM), number)
+        rules.append((is_due, partial(_kill, tour, process, name)))
+    learning, *_ = LEARNING
+
+    def may_resume() -> bool:
+        return "why" in tour.said and [*VICTIMS] == tour.killed
+
+    def may_stop() -> bool:
+        return "resume" in tour.said and _step(tour, learning) >= 4 and not _has_ended(tour, learning)
+
+    return [
+        *rules,
+        (lambda: _step(tour, TEAM) >= 1, lambda: _command(tour, "submit", str(added))),
+        (lambda: _step(tour, learning) >= 1, lambda: _command(tour, "suspend", "reverse")),
+        (lambda: _phase(tour, learning) == "Suspended", lambda: _command(tour, "why", "reverse")),
+        (may_resume, lambda: _command(tour, "resume", "reverse")),
+        (may_stop, lambda: None),
+    ]
 
 
-def _kill_each(tour: Tour, process: "subprocess.Popen[str]") -> None:
-    for number, victim in enumerate(VICTIMS, 1):
-        _until(tour, process, lambda number=number: _step(tour, TEAM) >= number)
-        assert not _has_ended(tour, TEAM), f"the team has ended before {victim} was killed"
-        _kill(process, victim)
-
-
-def _kill(process: "subprocess.Popen[str]", name: str) -> None:
+def _kill(tour: Tour, process: "subprocess.Popen[str]", name: str) -> None:
     """kill -9 a role, by its name or its replica's and its pool's, or the nats-server."""
     found = [one for one in psutil.Process(process.pid).children(recursive=True) if name in _names(one)]
     assert found, f"{name} does not run"
     for one in found:
         with contextlib.suppress(psutil.NoSuchProcess):  # sandboxes end with the process that forked them
             one.send_signal(signal.SIGKILL)
+    tour.killed.append(name)
 
 
 def _names(process: psutil.Process) -> list[str]:
@@ -204,15 +218,6 @@ def _names(process: psutil.Process) -> list[str]:
         return [Path(one).name for one in line[:1]]
     folder = line[line.index("--scratch") + 1] if "--scratch" in line else ""
     return [line[line.index("marlaas_worker") + 1], Path(folder).name]
-
-
-def _suspend(tour: Tour, process: "subprocess.Popen[str]") -> None:
-    """Suspend a job, and resume it."""
-    job = LEARNING[0]
-    _until(tour, process, lambda: _step(tour, job) >= 1)
-    for command, phase in (("suspend", "Suspended"), ("why", "Suspended"), ("resume", "Running")):
-        _command(tour, command, "reverse")
-        _until(tour, process, lambda phase=phase: _phase(tour, job) == phase)
 
 
 def _command(tour: Tour, *words: str) -> None:

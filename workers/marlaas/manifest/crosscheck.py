@@ -32,6 +32,18 @@ class ManifestObjects:
     jobs: tuple[Placed[RLJob], ...]
 
 
+def distinct(placed: Iterable[Placed[Kind]]) -> list[Placed[Kind]]:
+    """Return the objects without the pools and tenants that a later file repeats as they are.
+
+    The file of `marlaas submit` names its pool again, and the run is continued with all of its files.
+    """
+    found: list[Placed[Kind]] = []
+    for here in placed:
+        if isinstance(here.object, RLJob) or all(here.object != there.object for there in found):
+            found.append(here)
+    return found
+
+
 def duplicates(placed: Sequence[Placed[Kind]]) -> Iterator[Finding]:
     """Yield a finding for each object with the same identity as an earlier one."""
     first: dict[tuple[str, str, str], Placed[Kind]] = {}

@@ -8,6 +8,7 @@ from marlaas.manifest.crosscheck import (
     ManifestObjects,
     advice,
     claims,
+    distinct,
     duplicates,
     local_advice,
     misfits,
@@ -82,6 +83,7 @@ def _read(paths: Sequence[str]) -> tuple[list[str], Objects]:
             read_objects(item, objects)
         else:
             objects.errors.append(item)
+    objects.placed = distinct(objects.placed)
     return labels, objects
 
 
