@@ -45,6 +45,7 @@ def _role(role, *more, url="nats://127.0.0.1:1", scratch):
     )
 
 
+@pytest.mark.processes
 def test_a_role_whose_server_does_not_answer_crashes_and_says_so(tmp_path):
     done = _role("orchestrator", scratch=tmp_path)
     assert done.returncode == 1
@@ -52,6 +53,7 @@ def test_a_role_whose_server_does_not_answer_crashes_and_says_so(tmp_path):
     assert "127.0.0.1:1" in done.stderr
 
 
+@pytest.mark.processes
 def test_a_role_whose_runner_is_gone_already_does_not_begin(tmp_path, monkeypatch):
     monkeypatch.setenv("MARLAAS_PARENT_PID", "1")
     assert _role("orchestrator", scratch=tmp_path).returncode == -9
@@ -71,6 +73,7 @@ def test_a_role_limits_its_memory_unless_the_user_has_chosen(role, variable, val
         assert os.environ[variable] == (chosen or value)
 
 
+@pytest.mark.processes
 def test_a_sandbox_carries_no_torch():
     code = (
         "import sys, marlaas_worker.__main__, marlaas_worker.sandbox.service\n"
