@@ -7,7 +7,6 @@ must correct (`InvalidInput`).
 import argparse
 import asyncio
 import contextlib
-import ctypes
 import faulthandler
 import logging
 import os
@@ -24,11 +23,10 @@ from marlaas_api.blobs_store import open_blobs
 from marlaas_api.bus_nats import connect
 from marlaas_api.errors import InvalidInput, MarlaasError, first_cause
 from marlaas_api.messages import JobDocument, PoolDocument
+from marlaas_api.prctl import die_with_parent
 from marlaas_worker.metrics import Metrics
 from marlaas_worker.process_setup import ask_for_the_same_bits, freeze_heap, make_home, set_memory_variables
 from marlaas_worker.role import RoleContext
-
-_PR_SET_PDEATHSIG = 1
 
 
 class OneRecordFormatter(logging.Formatter):
@@ -190,7 +188,7 @@ def _die_with_parent() -> None:
     parent = os.environ.get("MARLAAS_PARENT_PID")
     if parent is None or sys.platform != "linux":
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     if os.getppid() != int(parent):
         os.kill(os.getpid(), signal.SIGKILL)
 

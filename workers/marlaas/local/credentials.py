@@ -5,9 +5,7 @@ as its supervisor and could read it there. `docs/reference/bus.md` lists the rem
 """
 
 import asyncio
-import ctypes
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,9 +14,9 @@ from pathlib import Path
 from typing import Protocol
 
 from marlaas_api.bus_users import BusKeys, BusUser, mint, renew_at
+from marlaas_api.prctl import let_others_look
 
 _LOOK_S = 60.0
-_PR_SET_DUMPABLE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +109,7 @@ class LocalIssuer:
 
 def keep_to_oneself() -> None:
     """Prevent other processes of this user from reading this process's memory and open files (Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    let_others_look(False)
 
 
 def _nameless() -> int:
