@@ -24,6 +24,11 @@ JOB = job_document()
 EPISODES = subjects.episode(JOB.namespace, JOB.job)
 
 
+@pytest.fixture(autouse=True)
+def _nothing_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "LAST_S", 0.0)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[OutFolder]:
     with hold(tmp_path) as held:
@@ -170,7 +175,7 @@ async def test_the_consumer_stays_if_episodes_could_not_be_read(
     caplog: pytest.LogCaptureFixture,
     at_once: bool,
 ) -> None:
-    monkeypatch.setattr(recorder, "LAST_S", 1e6 if at_once else 0.0)
+    monkeypatch.setattr(recorder, "LAST_S", 1e6 * at_once)
 
     async def unavailable(*_: object) -> object:
         raise BusUnavailable("not now")

@@ -78,6 +78,8 @@ def stop_a_run(place: Place) -> None:
     assert "trainer has drained" in place.log("trainer-0.tiny.log")
     assert any("to continue later, run: marlaas run" in str(line.get("message")) for line in run.told)
     assert place.summary()["team-a/reverse"]["phase"] == "Running"
+    cancelled = OutFolder(place.out).read_record().cancelled
+    assert [job.ref.name for job in cancelled] == ["extra"], "withdrawn, and not deleted by an orchestrator yet"
 
 
 def assert_shares(run: Run) -> None:
@@ -151,7 +153,6 @@ def change(place: Place, run: Run) -> None:
         assert command(place, name, "reverse") == f"team-a/reverse: {told}\n"
         run.until(type="progress", job="team-a/reverse", phase=phase)
     assert command(place, "cancel", "extra").startswith("team-a/extra: cancelled;")
-    assert [job.ref.name for job in OutFolder(place.out).read_record().cancelled] == ["extra"]
 
 
 def continue_it(place: Place) -> None:

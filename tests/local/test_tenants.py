@@ -53,10 +53,6 @@ def test_failed_jobs_come_first_and_finished_ones_last(views):
     assert phases == [Phase.FAILED, *[Phase.RUNNING] * 5, Phase.QUEUED, Phase.SUCCEEDED]
 
 
-def test_few_jobs_are_rows_of_their_own(views):
-    assert rows(views[:8], room=3) == tuple(views[:8])
-
-
 @pytest.mark.parametrize(("room", "num_jobs"), [(100, 32), (36, 32), (35, 24), (24, 16), (12, 4), (2, 4)])
 def test_rows_fit_into_the_room_but_every_tenant_shows_a_job(views, room, num_jobs):
     found = rows(views, room)
@@ -65,6 +61,7 @@ def test_rows_fit_into_the_room_but_every_tenant_shows_a_job(views, room, num_jo
     omitted = sum(row.num for row in found if isinstance(row, OmittedJobs))
     assert num_jobs + omitted == len(views)
     assert sum(isinstance(row, TenantView) for row in found) == 4
+    assert rows(views[:8], room) == tuple(views[:8]), "few jobs are rows of their own"
 
 
 def test_the_bar_marks_the_entitled_share(views):
@@ -117,16 +114,10 @@ def test_shares_so_far_count_tokens_by_the_shares_that_held_while_they_were_gene
     meter.see(views)
     assert meter.sums == {}
     # team-0 generates the next 300 tokens and ends; it was entitled to an eighth of them
-    ended = {"phase": Phase.SUCCEEDED}
+    first, ended = [view.document.tenant == "team-0" for view in views], {"phase": Phase.SUCCEEDED}
+    more = [300 if view.document.uid == "team-0-job-2" else 0 for view in views]
     meter.see(
-        [
-            _later(
-                view,
-                300 if view.document.uid == "team-0-job-2" else 0,
-                ended if view.document.tenant == "team-0" else {},
-            )
-            for view in views
-        ]
+        [_later(view, *later, ended if over else {}) for view, *later, over in zip(views, more, first, strict=True)]
     )
     assert meter.sums["team-0"] == SharesSoFar(300, 300 / 8, 300)
     assert meter.sums["team-3"] == SharesSoFar(0, 300 / 2, 300)
@@ -153,12 +144,8 @@ def test_the_closing_report_of_many_jobs_names_each_once_and_ends_with_the_tenan
     assert len(lines) < 32 + 4 + 8 + 4 * 8
 
 
-def test_the_report_of_few_jobs_has_the_tenants_if_there_are_several(views):
-    def report(*names):
-        few = [view for view in views if view.document.tenant in names and view.document.job == "job-2"]
-        return "\n".join(
-            rendered(Report([JobResult(one.document, one.progress) for one in few], Path("runs/few")).rich())
-        )
-
-    assert "BY WEIGHT" in report("team-0", "team-1")
-    assert "BY WEIGHT" not in report("team-0")
+@pytest.mark.parametrize(("names", "is_told"), [({"team-0", "team-1"}, True), ({"team-0"}, False)])
+def test_the_report_of_few_jobs_has_the_tenants_if_there_are_several(views, names, is_told):
+    few = [view for view in views if view.document.tenant in names and view.document.job == "job-2"]
+    report = Report([JobResult(one.document, one.progress) for one in few], Path("runs/few"))
+    assert ("BY WEIGHT" in "\n".join(rendered(report.rich()))) is is_told

@@ -5,14 +5,16 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load
 from tests.loop.harness import Ended
 from tests.loop.jobs import TEAM, UNRULY
+from tests.loop.runs import Killed
 from tests.trainer.sampler import Sampler
 
 from marlaas_api.messages import Phase, Turn
 from marlaas_api.names import group_token
 from marlaas_api.wire import unpack_ids, unpack_logprobs
-from marlaas_worker.adapters import read_adapter
+from marlaas_worker.adapters import TENSORS_FILE, read_adapter
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -92,14 +94,15 @@ def test_tasks_come_again_and_some_rest(undisturbed: Ends) -> None:
     assert sum(step.skipped_solved + step.skipped_hopeless for step in steps) > 0
 
 
-def test_each_agent_is_trained_on_its_own_base_model(undisturbed: Ends, other_model: Path) -> None:
-    histories = undisturbed["bases"].histories
-    sizes = {name: history[-1].files["adapter_model.safetensors"].size_bytes for name, history in histories.items()}
-    assert sizes["verifier"] < sizes["solver"]
-    assert json.loads((other_model / "config.json").read_text())["hidden_size"] == 64
+def test_each_agent_is_trained_on_its_own_base_model(undisturbed: Ends, models: dict[str, Path]) -> None:
+    tensor = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    files = undisturbed["bases"].files
+    widths = [load(files[name][TENSORS_FILE])[tensor].shape[1] for name in TEAM]
+    configs = [json.loads((models[pool] / "config.json").read_text()) for pool in ("tiny", "other")]
+    assert widths == [config["hidden_size"] for config in configs] == [128, 64]
 
 
-def test_an_asynchronous_team_keeps_its_staleness(killed) -> None:  # type: ignore[no-untyped-def]
+def test_an_asynchronous_team_keeps_its_staleness(killed: Killed) -> None:
     """Each agent's first step was committed once a group of the second one played the version before it."""
     steps = killed.jobs["late"].steps
     assert [step.staleness_max for step in steps][:2] == [0, 1]

@@ -97,7 +97,8 @@ class Tour:
 def play(folder: Path) -> Tour:
     """Play the tour."""
     manifest, added = folder / "tour.yaml", folder / "added.yaml"
-    manifest.write_text(_quickstart() + yaml.safe_dump_all([exact_pool(), *map(manifest_of, _others())]))
+    jobs_of_exact = exact_team("exact"), small_job(CANCELLED, 500)
+    manifest.write_text(_quickstart() + yaml.safe_dump_all([exact_pool(), *map(manifest_of, jobs_of_exact)]))
     added.write_text(yaml.safe_dump_all([exact_pool(), manifest_of(small_job(ADDED, 1))]))
     tour = Tour(folder / "out", folder / "temporary")
     tour.temporary.mkdir()
@@ -106,6 +107,7 @@ def play(folder: Path) -> Tour:
         _do_all(tour, process, _rules(tour, process, added))
         _kill(tour, process, ENGINE)
         process.send_signal(signal.SIGINT)
+    manifest.write_text(_quickstart() + yaml.safe_dump_all([exact_pool(), manifest_of(jobs_of_exact[0])]))
     (again,) = (note for note in tour.notes() if note.startswith("to continue: "))
     _, *arguments = shlex.split(again.removeprefix("to continue: "))
     with _run(tour, [sys.executable, "-m", "marlaas", *arguments]):
@@ -121,10 +123,6 @@ def _quickstart() -> str:
             job["spec"]["training"]["steps"] = STEPS[job["metadata"]["name"]]
             job["spec"]["evaluation"] = {"every": 1000, "tasks": HELD_OUT}
     return yaml.safe_dump_all(objects) + "---\n"
-
-
-def _others() -> list[JobDocument]:
-    return [exact_team("exact"), small_job(CANCELLED, 500)]
 
 
 @contextlib.contextmanager
