@@ -1,15 +1,19 @@
 import asyncio
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from marlaas.local import processes
 from marlaas.local.processes import watchdog
 from marlaas.local.watchdog import kill_session, session_members, watch
+from marlaas_api.errors import InvalidInput
 
 pytestmark = pytest.mark.processes
 
@@ -67,3 +71,32 @@ async def test_a_runner_whose_watchdog_was_killed_cleans_up_itself(tree: "subpro
     await asyncio.to_thread(tree.wait)
     assert session_members(tree.pid) == []
     assert not guard.temporary.exists()
+
+
+@pytest.fixture
+def long_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A TMPDIR as batch systems set it."""
+    folder = tmp_path.joinpath(*["scratch-of-a-project-on-a-parallel-file-system"] * 3)
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+async def test_the_folder_has_a_path_for_sockets_also_in_a_long_tmpdir_and_goes(long_folder: Path) -> None:
+    async with watchdog() as guard:
+        (guard.temporary / "file").touch()
+        (made,) = long_folder.iterdir()
+        assert [path.name for path in made.iterdir()] == ["file"]
+        address = guard.temporary / ("x" * 37)  # as long as vLLM's names
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(address))
+    assert not list(long_folder.iterdir())
+    assert not guard.temporary.is_symlink()
+
+
+async def test_a_tmpdir_that_is_too_long_is_refused_with_the_numbers(long_folder: Path, monkeypatch) -> None:
+    monkeypatch.setattr(processes, "SHORT_FOLDERS", (Path("/nowhere"),))
+    with pytest.raises(InvalidInput, match=r"TMPDIR is .* its path is too long .at most 64.* set TMPDIR"):
+        async with watchdog():
+            pass
+    assert not list(long_folder.iterdir())

@@ -19,6 +19,7 @@ from marlaas.local.sandbox_parent import ForkedProcess, ParentLost, SandboxParen
 from marlaas.local.watchdog import clean_up, kill_session
 from marlaas_api.bus_users import BusUser, OrchestratorUser, RolloutUser, SandboxUser, TrainerUser
 from marlaas_api.cpu_shares import COMPUTE_SHARE, set_share, shares_by_tenant
+from marlaas_api.errors import InvalidInput
 from marlaas_api.last_words import START_MARK
 from marlaas_api.messages import JobDocument, PoolDocument
 
@@ -27,6 +28,11 @@ ROLE_COMMAND = (sys.executable, "-P", "-m", "marlaas_worker")
 TAIL_BYTES = 256 << 10
 
 RoleProcess = asyncio.subprocess.Process | ForkedProcess
+
+
+MAX_FOLDER_BYTES = 64
+"""Longest path of the folder for temporary files: a socket's path has at most 107 bytes, and vLLM's names take 37 of them."""
+SHORT_FOLDERS = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
 
 
 class Watchdog:
@@ -53,10 +59,35 @@ class Watchdog:
                 self._process.stdin.write(line.encode())
 
 
+def short_folder() -> Path:
+    """Make a folder for temporary files in TMPDIR; a link to it if its path is too long for sockets, as batch systems set it.
+
+    Raises:
+        InvalidInput: there is no place for the link.
+    """
+    made = Path(tempfile.mkdtemp(prefix="marlaas-"))
+    if len(os.fsencode(made)) <= MAX_FOLDER_BYTES:
+        return made
+    for place in SHORT_FOLDERS:
+        link = place / made.name
+        with contextlib.suppress(OSError):
+            link.symlink_to(made)
+            return link
+    made.rmdir()
+    raise InvalidInput(
+        f"TMPDIR is {made.parent}: with {len(os.fsencode(made))} bytes, its path is too long for the engine's sockets "
+        f"(at most {MAX_FOLDER_BYTES}), and no link can be made in {SHORT_FOLDERS[0]}; set TMPDIR to a folder with a shorter path"
+    )
+
+
 @contextlib.asynccontextmanager
 async def watchdog() -> AsyncIterator[Watchdog]:
-    """Start the watchdog. Leaving the context stops it, and the sessions that are still registered."""
-    temporary = Path(tempfile.mkdtemp(prefix="marlaas-"))
+    """Start the watchdog. Leaving the context stops it, and the sessions that are still registered.
+
+    Raises:
+        InvalidInput: the path of the folder for temporary files is too long for sockets.
+    """
+    temporary = short_folder()
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

@@ -66,10 +66,12 @@ def main() -> None:
 
 
 def clean_up(sessions: Iterable[int], temporary: Path) -> None:
-    """Kill the processes of these sessions, then remove the folder for temporary files."""
+    """Kill the processes of these sessions, then remove the folder for temporary files, and the link to it if there is one."""
     for session in sessions:
         kill_session(session)
-    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.rmtree(temporary.resolve(), ignore_errors=True)
+    if temporary.is_symlink():
+        temporary.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
