@@ -99,7 +99,9 @@ async def report(context: RoleContext, role: str, pool: str) -> None:
     await engine.wait()
 
 
-async def sandbox(context: RoleContext, document: JobDocument, environment_socket: Path | None = None) -> None:
+async def sandbox(
+    context: RoleContext, document: JobDocument, environment_socket: Path | None = None, modules: Path | None = None
+) -> None:
     misbehave("sandbox")
     tell_who()
     games = importlib.util.find_spec("games")

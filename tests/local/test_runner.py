@@ -197,7 +197,8 @@ def test_the_runs_end_with_everything_a_person_wants_of_the_jobs(ended: Place) -
     rest = {"evalBefore": 0.25, "evalAfter": 0.75, "faults": {"env": 1}, "trainingFaults": {}}
     assert ended.summary()["team-a/spell"] == {**done, **rest}
     job = ended.out / "team-a" / "spell"
-    assert (job / "adapter" / "adapter_config.json").read_text() == '{"r": 8}'
+    config = json.loads((job / "adapter" / "adapter_config.json").read_text())
+    assert (config["r"], Path(config["base_model_name_or_path"]).name) == (8, "model")
     assert (job / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert [json.loads(line)["version"] for line in (job / "evals.jsonl").read_text().splitlines()] == [0, 3]
     assert f"playing team-a/spell of {ended.folder / 'games.py'}" in (job / "logs" / "sandbox-0.log").read_text()

@@ -159,7 +159,12 @@ class Requests:
         self._characters[active.request.ref.key] += _size(active.request)
         self._idle.clear()
         name = f"turn {request_id(active.request.episode, active.request.turn)}"
-        active.task = task = self._tasks.create_task(self._run(active), name=name)
+        work = self._run(active)
+        try:
+            active.task = task = self._tasks.create_task(work, name=name)
+        except RuntimeError:  # the role is being stopped
+            work.close()
+            raise
         self._running.add(task)
         task.add_done_callback(lambda _: self._on_done(active, task))
 
