@@ -5,7 +5,6 @@ job's sandbox has played, in this run or one before: a test that has seen a step
 """
 
 import asyncio
-import importlib.util
 import itertools
 import json
 import os
@@ -104,8 +103,7 @@ async def sandbox(
 ) -> None:
     misbehave("sandbox")
     tell_who()
-    games = importlib.util.find_spec("games")
-    sys.stdout.write(f"playing {document.ref} of {games.origin if games else 'nowhere'}\n")
+    sys.stdout.write(f"playing {document.ref}\n")
     sys.stdout.flush()
     SCRIPT.with_name(f"{document.job}.played").touch()
     await context.stop.wait()

@@ -36,7 +36,6 @@ STEPS = {"reverse": FIRST, "spell": 3, "other": 3, "added": 2}
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A folder in which a run was killed, changed and stopped, continued, killed with its runner, and ended."""
     with placed(tmp_path_factory.mktemp("story")) as here:
-        (here.folder / "games.py").touch()
         stop_a_run(here)
         continue_it(here)
         kill_the_runner(here)
@@ -201,7 +200,6 @@ def test_the_runs_end_with_everything_a_person_wants_of_the_jobs(ended: Place) -
     assert (config["r"], Path(config["base_model_name_or_path"]).name) == (8, "model")
     assert (job / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert [json.loads(line)["version"] for line in (job / "evals.jsonl").read_text().splitlines()] == [0, 3]
-    assert f"playing team-a/spell of {ended.folder / 'games.py'}" in (job / "logs" / "sandbox-0.log").read_text()
     assert "trainer starts" in (job / "logs" / "trainer-0.tiny.log").read_text()
 
 

@@ -118,6 +118,9 @@ class SandboxHarness(Harness):
         self.at += seconds
         self.server.wake()
 
+    modules: Path | None = None
+    """The folder of the job's manifest."""
+
     def document(self, name: str, *, agents: tuple[str, ...] = ("policy",), **environment: object) -> JobDocument:
         spec = {"agents": [{"name": agent} for agent in agents], "rollout": {"maxTurns": 4}}
         played = {"name": name, "max_attempts": 1, **environment}
@@ -157,7 +160,7 @@ class SandboxHarness(Harness):
         await self.open_tasks()
         context = await self.context(name)
         async with self.rollout_role(*(agent.name for agent in document.spec.agents)), asyncio.TaskGroup() as group:
-            group.create_task(serve(context, document, self.timeouts, socket))
+            group.create_task(serve(context, document, self.timeouts, socket, self.modules))
             try:
                 yield context
             finally:

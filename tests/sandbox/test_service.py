@@ -247,3 +247,22 @@ async def test_a_play_that_is_cancelled_again_while_its_child_dies_leaves_none_o
     assert child.writer.is_closing()
     await child.ended
     await children.close()
+
+
+async def test_each_sandbox_finds_the_environment_in_the_folder_of_its_own_manifest(harness, tmp_path, monkeypatch):
+    for name, reward in (("ours", 1.0), ("elsewhere", 0.0)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "game.py").write_text(f"def play(task, agent):\n    return {reward}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"), prepend=os.pathsep)
+    harness.modules = tmp_path / "ours"
+    (episode,) = await harness.play("game:play")
+    assert episode.rewards == {"policy": 1.0}
+
+
+async def test_a_module_beside_the_manifest_that_would_replace_one_of_pythons_is_refused(harness, tmp_path):
+    (tmp_path / "calendar.py").touch()
+    harness.modules = tmp_path
+    (episode,) = await harness.play("is_fine")
+    assert episode.is_permanent
+    assert "calendar.py in" in episode.fault_text
+    assert "has the name of a module of Python itself" in episode.fault_text
