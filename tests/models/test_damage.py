@@ -108,9 +108,24 @@ def test_a_damaged_model_is_refused_with_the_file_that_is_wrong(folder, name):
         split,
         lambda folder: configure(folder, auto_map={"AutoConfig": "x.X"}),
         fill("model.layers.0.mlp.down_proj.weight", 0.0),
+        lambda folder: configure(folder, num_hidden_layers=1),
     ],
-    ids=["whole", "shards", "own code of a known type", "one matrix of zeros"],
+    ids=["whole", "shards", "own code of a known type", "one matrix of zeros", "a layer that predicts further tokens"],
 )
 def test_an_unusual_but_whole_model_is_accepted(folder, change):
     change(folder)
     assert inspect(folder).num_parameters == sum(np.prod(shape) for shape in SHAPES.values())
+
+
+@pytest.mark.parametrize("setting", [{"block_configs": [{}, {}]}, {"use_cla": True}, {"num_kv_shared_layers": 1}])
+def test_layers_may_differ_if_the_configuration_says_so(folder, setting):
+    change_weights(folder, lambda weights: weights.pop(Q1))
+    configure(folder, **setting)
+    assert inspect(folder).num_layers == 2
+
+
+def test_a_malformed_entry_of_a_header_is_damage(folder):
+    header = json.dumps({"x": {"dtype": "F32", "shape": [1]}}).encode()
+    (folder / WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(NotAModel, match="its header's entry 'x' is malformed"):
+        inspect(folder)

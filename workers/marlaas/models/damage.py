@@ -88,12 +88,21 @@ def _missing(settings: Mapping[str, Any], matrices: Sequence[Tensor]) -> Iterato
     if isinstance(num_layers, int) and len(main) < num_layers:
         absent = min(set(range(num_layers)) - set(main), default=len(main))
         yield f"its weight files hold {len(main)} of {num_layers} layers ({prefix}{absent} is missing); the download may be incomplete"
-    if settings.get("num_kv_shared_layers"):
-        return  # later layers use the keys and values of earlier ones
-    for at, names in sorted(main.items()):
-        fuller = next((other for other in main.values() if names < other), None)
+    if _has_different_layers(settings):
+        return
+    last = num_layers if isinstance(num_layers, int) else len(main)  # a layer after it predicts further tokens
+    own = {at: names for at, names in sorted(main.items()) if at < last}
+    for at, names in own.items():
+        fuller = next((other for other in own.values() if names < other), None)
         if fuller is not None:
             yield f"its weight files lack {prefix}{at}.{min(fuller - names)}; the download may be incomplete"
+
+
+def _has_different_layers(settings: Mapping[str, Any]) -> bool:
+    """Whether layers of the model may have different weights: by a setting of each layer, or because some share keys and values."""
+    num_layers = settings.get("num_hidden_layers")
+    by_layer = any(isinstance(value, list) and len(value) == num_layers for value in settings.values())
+    return by_layer or bool(settings.get("num_kv_shared_layers") or settings.get("use_cla"))
 
 
 def _wrong_vocabulary(settings: Mapping[str, Any], tensors: Sequence[Tensor]) -> Iterator[str]:

@@ -131,13 +131,23 @@ def _read(file: Path) -> Iterator[Tensor]:
     size, expected = file.stat().st_size, start
     for name, entry in header.items():
         if name != "__metadata__":
-            begin, end = (start + int(at) for at in entry["data_offsets"])
-            expected = max(expected, end)
-            yield Tensor(name, tuple(int(length) for length in entry["shape"]), str(entry["dtype"]), file, begin, end)
+            tensor = _tensor(name, entry, file, start)
+            expected = max(expected, tensor.end)
+            yield tensor
     if size != expected:
         raise NotAModel(
             f"no base model in {file.parent}: {file.name} has {size} bytes, and its header says {expected}; fetch it again"
         )
+
+
+def _tensor(name: str, entry: Any, file: Path, start: int) -> Tensor:
+    try:
+        begin, end = (start + int(at) for at in entry["data_offsets"])
+        return Tensor(name, tuple(int(length) for length in entry["shape"]), str(entry["dtype"]), file, begin, end)
+    except (KeyError, TypeError, ValueError):
+        raise NotAModel(
+            f"no base model in {file.parent}: {file.name} is damaged: its header's entry {name!r} is malformed"
+        ) from None
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:
