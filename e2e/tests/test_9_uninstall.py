@@ -11,7 +11,7 @@ TEAM = "team-m"
 RUNNING, PAUSED = "endless", "paused"
 OURS = ("app.kubernetes.io/name=marlaas", "app.kubernetes.io/managed-by=marlaas-operator")
 OF_THE_TESTS = {"kube-root-ca.crt", "default", "python-environment", "model-cache", "registry-login"}
-"""What is in the release's namespace without the release: Kubernetes' own, and what these tests made."""
+"""Objects in the release's namespace that do not belong to the release: Kubernetes' own, and those of these tests."""
 KEPT = {f"{RELEASE}-blobs", f"data-{RELEASE}-nats-0"}
 """The claims of adapters and bus."""
 DELETE_DATA = (

@@ -1,4 +1,4 @@
-"""Manifests as other programs hand them over: from pipes, as JSON, and templates that nobody rendered."""
+"""Manifests from pipes, manifests as JSON, and unrendered templates."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Which rewards and metrics are accepted, wherever they are given, and what an episode without a reward is."""
+"""Accepted rewards and metrics, for every way of giving them, and unscored episodes."""
 
 import math
 

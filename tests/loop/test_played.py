@@ -1,4 +1,4 @@
-"""What plays and what is trained: second roles, past versions, candidates, resting tasks and unruly agents."""
+"""Second roles, past versions, candidates, resting tasks and unruly agents: which versions play, and which turns are trained."""
 
 import json
 from collections import Counter

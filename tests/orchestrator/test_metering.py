@@ -1,4 +1,4 @@
-"""What jobs used: figures computed by hand."""
+"""Usage of jobs, compared with figures computed by hand."""
 
 import pytest
 from tests.harness import a_manifest, a_turn, an_episode, identity

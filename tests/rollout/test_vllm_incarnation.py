@@ -58,7 +58,7 @@ def test_the_watch_is_for_vllms_processes_only(monkeypatch):
 
 
 def compiled_here() -> list[Path]:
-    """What torch's compiler has left where the engine has it put things."""
+    """Files of torch's compiler in the engine's cache folder."""
     return [file for file in Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).rglob("*") if file.is_file()]
 
 

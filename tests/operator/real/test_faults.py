@@ -1,4 +1,4 @@
-"""Whatever the API server answers, and whatever happens to its connections: the operator gets there."""
+"""The operator reaches the desired state after faults of the API server and of its connections."""
 
 from collections.abc import Callable, Mapping
 
