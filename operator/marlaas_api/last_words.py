@@ -27,6 +27,7 @@ _EXCEPTION = re.compile(
     r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Refused|Unavailable|Input)): (?P<text>\S.*)$"
 )
 _OUR_CRASH = re.compile(r"^\S+ CRITICAL \S+ \S+: (?P<text>.+)$")
+_RECORD = re.compile(r"^\S+Z [A-Z]+ \S+ \S+: ")
 _WRAPPERS = (
     "Engine core initialization failed",
     "EngineCore failed to start",
@@ -45,6 +46,12 @@ def last_words(log: str) -> str:
         return crash[:MAX_CHARS]
     cause = next((text for line in lines if (text := _exception(line)) and not _is_wrapper(text)), "")
     return (cause or crash or _tail(lines))[:MAX_CHARS]
+
+
+def last_line(log: str) -> str:
+    """Return the text of the last line that the last process in this log wrote; empty if it wrote none."""
+    lines = _last_life(log)
+    return _RECORD.sub("", _PREFIX.sub("", lines[-1])).strip()[:MAX_CHARS] if lines else ""
 
 
 def _last_life(log: str) -> list[str]:

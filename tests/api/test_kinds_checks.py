@@ -84,7 +84,7 @@ def test_images_secrets_and_volumes_need_a_cluster() -> None:
     assert [str(problem) for problem in (*check_local(image), *check_local(secret))] == [
         "spec.environment.image: container images need a cluster; for `marlaas run`, set name instead: a builtin environment or "
         "module:attribute",
-        "spec.environment.secretRefs: Secrets need a cluster; for `marlaas run`, remove secretRefs and set the environment variables in your shell",
+        "spec.environment.secretRefs: Secrets need a cluster; for `marlaas run`, remove secretRefs and set MARLAAS_ENVIRONMENT_NAME=value in your shell for each variable: the environment finds it as NAME",
     ]
     volume = _pool(model={"pvc": {"claimName": "models"}})
     assert _told(check_local_pool(volume)) == [

@@ -1,6 +1,6 @@
 import pytest
 
-from marlaas_api.last_words import START_MARK, last_words, visible
+from marlaas_api.last_words import START_MARK, last_line, last_words, visible
 
 OURS = """\
 2026-11-21T09:55:14.123Z INFO rollout-0 marlaas_worker: rollout starts, process 7
@@ -40,6 +40,11 @@ ENGINE = """\
 )
 def test_the_error_that_ended_a_process_is_told_in_its_own_words(log: str, words: str) -> None:
     assert last_words(log) == words
+
+
+def test_the_last_line_is_told_without_its_time_and_source() -> None:
+    assert last_line(f"{START_MARK} x\n2026-11-21T09:55:14.123Z INFO rollout-0 marlaas_worker: loading\n") == "loading"
+    assert last_line(f"{ENGINE}{START_MARK} x\n") == ""
 
 
 @pytest.mark.parametrize(

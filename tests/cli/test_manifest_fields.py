@@ -47,8 +47,8 @@ TABLE = {
     "rollout: {groupSize: 1}": (
         "20: spec.rollout.groupSize: groupSize 1 has nothing to compare a reward with; set at least 2, or training.baseline.type: running-mean"
     ),
-    "training: {steps: 3, optimizer: {learningRate: 0}}": (
-        "21: spec.training.optimizer.learningRate: must be more than 0, found 0"
+    "training: {steps: 3, optimizer: {learningRate: -0.1}}": (
+        "21: spec.training.optimizer.learningRate: must be at least 0, found -0.1"
     ),
     "training: {steps: 3, clip: {low: 1}}": "21: spec.training.clip.low: must be less than 1, found 1",
     "training: {steps: 3, algorithm: gropo}": (
@@ -65,6 +65,9 @@ TABLE = {
     ),
     "environment: {name: games/guess.py}": f"19: spec.environment.name: {ENVIRONMENT_NAME}; found 'games/guess.py'",
     # Values that stand twice, or exclude or need each other
+    "agents: [{name: policy, adapter: {targets: all-linear}}]": (
+        "22: spec.agents[0].adapter.targets: all-linear is what leaving it out means: remove targets to adapt all linear layers"
+    ),
     "agents: [{name: policy, adapter: {targets: [q_proj, k_proj, q_proj]}}]": (
         "22: spec.agents[0].adapter.targets: 'q_proj' is listed twice"
     ),

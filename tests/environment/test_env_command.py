@@ -116,6 +116,18 @@ def test_an_environment_that_raises_shows_its_traceback(own: Callable[[str], str
     assert "not scored" in output
 
 
+def test_an_environment_finds_the_variables_that_it_finds_in_a_job(
+    own: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = own("import os\n\ndef play(task, agent):\n    return float(os.environ['JUDGE_KEY'])\n")
+    monkeypatch.setenv("JUDGE_KEY", "1")
+    code, output, _ = invoke("play", name, "--reply", "x")
+    assert (code, "set MARLAAS_ENVIRONMENT_JUDGE_KEY instead" in output) == (1, True)
+    monkeypatch.setenv("MARLAAS_ENVIRONMENT_JUDGE_KEY", "0.5")
+    code, output, _ = invoke("play", name, "--reply", "x")
+    assert (code, "reward of policy 0.5" in " ".join(output.split())) == (0, True), output
+
+
 @pytest.mark.parametrize(
     ("end", "is_told"), [("float(reply == 'x')", True), ("return 0.0", False), ("agent.reward = 0.5", False)]
 )

@@ -89,3 +89,13 @@ def test_a_jobs_folder_shows_the_logs_of_all_roles_that_serve_it(tmp_path, docum
         for _ in range(2):
             folder.link_logs(document().ref)
         assert (tmp_path / "team-a" / "reverse" / "logs" / "orchestrator.log").read_text() == "hello"
+
+
+def test_a_file_system_without_symbolic_links_serves_too(tmp_path, document, monkeypatch):
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "symlink", refused)
+    with hold(tmp_path) as folder:
+        (folder.logs / "orchestrator.log").touch()
+        folder.link_logs(document().ref)

@@ -13,8 +13,8 @@ from tests.harness import job_document
 
 from marlaas.local.credentials import CredentialSource, LocalIssuer, OneForAll
 from marlaas.local.folder import OutFolder, hold
-from marlaas.local.plan import ProcessSpec
-from marlaas.local.processes import Launcher, Watchdog
+from marlaas.local.plan import MAX_NEVER_READY, MAX_START_S, ProcessSpec
+from marlaas.local.processes import Launcher, Watchdog, own_variables
 from marlaas.local.sandbox_parent import ParentLost, SandboxParent
 from marlaas.local.supervisor import Supervisor
 from marlaas_api.bus_users import BusKeys
@@ -68,6 +68,16 @@ def test_each_sandbox_is_told_the_folder_of_its_own_jobs_manifest(folder: OutFol
     assert launcher._modules(sandbox(first)) == ["--modules", "/c"]
 
 
+def test_variables_of_the_shell_for_other_programs_do_not_reach_the_roles() -> None:
+    dropped = (
+        "PYTHONWARNINGS PYTHONOPTIMIZE PYTHONSTARTUP VLLM_PORT VLLM_DP_RANK MASTER_ADDR RANK LOCAL_RANK WORLD_SIZE"
+    )
+    kept = (
+        "PATH PYTHONPATH PYTHONDONTWRITEBYTECODE VLLM_CACHE_ROOT HF_HOME CUDA_VISIBLE_DEVICES MARLAAS_ENVIRONMENT_RANK"
+    )
+    assert list(own_variables(dict.fromkeys(f"{dropped} {kept}".split(), "x"))) == kept.split()
+
+
 class LostParent:
     """A common parent that has exited."""
 
@@ -105,3 +115,19 @@ async def test_credentials_of_a_job_are_closed_once_all_its_sandboxes_have_ended
                     await supervisor.reconcile(wanted, ())
                 kept.append(open_credentials())
     assert kept == [2, 2, 1, 0]
+
+
+async def test_a_worker_that_does_not_become_ready_is_ended_and_given_up_with_the_limit(folder: OutFolder) -> None:
+    engine, now = ProcessSpec("rollout", "rollout-0", pool="tiny"), [0.0]
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        supervisor = Supervisor(launcher_of(folder, *WAIT), tasks, lambda: now[0])
+        for _ in range(MAX_NEVER_READY):
+            assert supervisor.given_up() == ()
+            supervisor.changed.clear()
+            await supervisor.reconcile([engine], ())
+            now[0] += MAX_START_S
+            await supervisor.reconcile([engine], ())
+            await supervisor.changed.wait()
+            now[0] += MAX_START_S
+        ((_, why),) = supervisor.given_up()
+    assert "rollout-0 (tiny) exited: killed, because it was not ready after 30 m 00 s" in why

@@ -154,6 +154,8 @@ def test_processes_that_start_or_have_exited_are_told_before_anything_else():
     starting = [ProcessState(ROLLOUT, 10.0, False), ProcessState(TRAINER, started_at=0.0, ready=True)]
     line = status_line(starting, [], now=33.0)
     assert line == "starting the engine of rollout-0 (tiny); the first time takes about a minute (23 s)"
+    slow = ProcessState(ROLLOUT, 1.0, False, last_line="loading shard 3 of 4")
+    assert status_line([slow], [], now=121.0).endswith("(2 m 00 s; its log: loading shard 3 of 4)")
     dead = ProcessState(ROLLOUT, None, False, restarts=2, last_words="ValueError: no memory", next_start_at=12.0)
     line = status_line([ProcessState(TRAINER, 0.0, False), dead], [], now=10.0)
     assert line == "rollout-0 (tiny) exited: ValueError: no memory; it restarts in 2 s (exit 2 in a row)"

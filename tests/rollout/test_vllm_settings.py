@@ -5,7 +5,7 @@ import json
 import pytest
 from safetensors.torch import load_file
 
-from marlaas_api.errors import Permanent, Retryable
+from marlaas_api.errors import InvalidInput, Permanent, Retryable
 from marlaas_worker.adapters import choose_dtype
 from marlaas_worker.device_errors import OutOfMemory
 from marlaas_worker.rollout import vllm_settings as vllm_settings_module
@@ -19,6 +19,7 @@ from marlaas_worker.rollout.vllm_settings import (
     environment,
     first_error,
     longest_silence_s,
+    start_failure,
     vllm_settings,
     write_log_config,
 )
@@ -35,6 +36,20 @@ def test_the_last_words_are_the_first_error_not_what_followed_from_it(tmp_path):
         "Exception: WorkerProc initialization failed due to an exception in a background process.\n"
     )
     assert first_error(log) == "ValueError: Available memory on node 0 (1.0/2.0 GiB) is less than requested"
+
+
+@pytest.mark.parametrize(
+    ("words", "is_lasting"),
+    [
+        ("ValueError: 'aimv2' is already used by a Transformers config", True),
+        ("pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig", True),
+        ("ValueError: Free memory on device (1.0/2.0 GiB) on startup is less than desired", False),
+        ("torch.OutOfMemoryError: CUDA out of memory.", False),
+        ("RuntimeError: Address already in use", False),
+    ],
+)
+def test_a_start_that_would_fail_again_is_tried_once(tmp_path, words, is_lasting):
+    assert isinstance(start_failure(words, tmp_path), InvalidInput) == is_lasting
 
 
 def test_an_error_that_the_engine_survived_is_not_what_it_died_of(tmp_path):

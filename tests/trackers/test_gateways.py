@@ -1,6 +1,7 @@
 """The libraries themselves, without a network: what was told lies where the gateway says."""
 
 import os
+import shlex
 import time
 from pathlib import Path
 
@@ -46,7 +47,8 @@ def test_tensorboard_reads_back_every_figure_at_its_step(document, steps, evalua
 def test_mlflow_goes_on_with_the_run_of_the_job(document, steps, evaluation, tmp_path):
     from mlflow import MlflowClient
 
-    _told("mlflow", document, tmp_path, steps, evaluation)
+    tracker = _told("mlflow", document, tmp_path, steps, evaluation)
+    assert shlex.split(tracker.where)[-2:] == ["--backend-store-uri", (tmp_path / "mlruns").as_uri()]
     client = MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
     (run,) = client.search_runs([client.get_experiment_by_name("marlaas").experiment_id])
     assert run.info.status == "FINISHED"

@@ -8,12 +8,12 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from marlaas_api.errors import Permanent
+from marlaas_api.errors import InvalidInput
 
 _one_at_a_time = threading.Lock()
 
 
-class ModelUnusable(Permanent):
+class ModelUnusable(InvalidInput):
     """The base model cannot be loaded, or computes something that the trainer cannot reproduce."""
 
 

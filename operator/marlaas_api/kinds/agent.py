@@ -2,10 +2,9 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from marlaas_api.kinds.base import Distinct, DnsLabel, PathText, Spec, list_map, matching, rules
-from marlaas_api.kinds.modelpool import Rank
 from marlaas_api.kinds.objective import EntropySpec
 from marlaas_api.kinds.optimizer import AgentOptimizer
 
@@ -21,6 +20,15 @@ _POLICY_IS_ANOTHERS = (
 )
 
 
+def _no_all_linear(value: object) -> object:
+    """Refuse PEFT's word for all linear layers, which is the default here."""
+    if value == "all-linear" or (isinstance(value, (list, tuple)) and "all-linear" in value):
+        raise ValueError("all-linear is what leaving it out means: remove targets to adapt all linear layers")
+    return (
+        tuple(value) if isinstance(value, list) else value
+    )  # strict: pydantic takes a list from JSON, but not from a validator
+
+
 class PoolRef(Spec):
     """Reference to a ModelPool by name."""
 
@@ -30,8 +38,11 @@ class PoolRef(Spec):
 class AdapterSpec(Spec):
     """The LoRA adapter that is trained. Its scale is alpha / rank; choose a power of two, which is exact in every dtype."""
 
-    rank: Rank = Field(
-        8, description="Rank of the LoRA matrices; at most the pool's maxRank. 8 is enough for most RL tasks."
+    rank: int = Field(
+        8,
+        ge=1,
+        le=512,
+        description="Rank of the LoRA matrices; at most the pool's maxRank. 8 is enough for most RL tasks.",
     )
     alpha: int = Field(
         16,
@@ -39,7 +50,7 @@ class AdapterSpec(Spec):
         le=4096,
         description="LoRA alpha. The adapter's output is scaled by alpha / rank; the defaults give 2.",
     )
-    targets: Distinct[LayerName] = Field(
+    targets: Annotated[Distinct[LayerName], BeforeValidator(_no_all_linear)] = Field(
         (),
         max_length=64,
         description="Linear layers to adapt, each by the last component of its module name, for example q_proj; empty adapts all linear layers.",

@@ -60,7 +60,7 @@ def check_local(job: RLJob) -> Iterator[Problem]:
     if job.spec.environment.secret_refs:
         yield Problem(
             (*environment, "secretRefs"),
-            "Secrets need a cluster; for `marlaas run`, remove secretRefs and set the environment variables in your shell",
+            "Secrets need a cluster; for `marlaas run`, remove secretRefs and set MARLAAS_ENVIRONMENT_NAME=value in your shell for each variable: the environment finds it as NAME",
         )
 
 

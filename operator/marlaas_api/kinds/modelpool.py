@@ -33,7 +33,8 @@ def _no_truth(value: object) -> object:
     return value
 
 
-Rank = Annotated[Literal[1, 8, 16, 32, 64, 128, 256, 320, 512], BeforeValidator(_no_truth)]
+MaxRank = Annotated[Literal[1, 8, 16, 32, 64, 128, 256, 320, 512], BeforeValidator(_no_truth)]
+"""Ranks that vLLM can reserve for a slot; an adapter of any lower rank fits."""
 
 
 class HubModel(Spec):
@@ -231,7 +232,7 @@ class ModelPoolSpec(Spec):
         description="Number of adapter versions that one engine holds at once. Agents take turns on the slots (rollout.agentsPerSlot), but "
         "the versions of one agent, maxStaleness + 2, must fit together.",
     )
-    max_rank: Rank = Field(
+    max_rank: MaxRank = Field(
         16,
         description="Maximum adapter rank. Every slot reserves engine memory for this rank, so set it no higher than needed.",
     )

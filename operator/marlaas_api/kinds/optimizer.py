@@ -24,9 +24,9 @@ class OptimizerSpec(Spec):
     )
     learning_rate: float = Field(
         1e-4,
-        gt=0,
+        ge=0,
         le=10,
-        description="Peak learning rate. LoRA needs about ten times the learning rate of full fine-tuning.",
+        description="Peak learning rate. LoRA needs about ten times the learning rate of full fine-tuning. 0 changes no weight: it measures a run without training.",
     )
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant",
@@ -69,7 +69,7 @@ class OptimizerSpec(Spec):
 class AgentOptimizer(Spec):
     """Optimizer settings of one agent. An absent field has the value of the job's `training.optimizer`."""
 
-    learning_rate: float | None = Field(None, gt=0, le=10, description="Peak learning rate. Absent: the job's.")
+    learning_rate: float | None = Field(None, ge=0, le=10, description="Peak learning rate. Absent: the job's.")
     schedule: Literal["constant", "linear", "cosine"] | None = Field(
         None, description="Learning rate after the warm-up. Absent: the job's."
     )

@@ -1,10 +1,12 @@
 """`marlaas env`: look at environments and try them by hand; a person or a script is the policy, nothing is trained."""
 
+import contextlib
 import inspect
 import itertools
 import os
+import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from threading import Lock
@@ -21,13 +23,14 @@ from marlaas.cli.app import FAILED, complain
 from marlaas.environment import Reply, Task, TurnLimit
 from marlaas.environment_types import TurnRequest, UnknownAgent
 from marlaas.envs import BUILTINS
-from marlaas.envs.loading import refuse_shadows, resolve
+from marlaas.envs.loading import EnvironmentCode, refuse_shadows, resolve
 from marlaas.envs.playing import UNSCORED, Outcome, explain, play_episode
 from marlaas.episode_state import EpisodeState
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import Split, derive_seed
 
 MAX_TURNS = 8
+_OF_TERMINAL = ("TERM", "COLORTERM", "COLUMNS", "LINES", "NO_COLOR", "TMPDIR")
 _ENDINGS = {
     "completed": "completed",
     "max_turns": "turn limit reached: scored with the rewards so far",
@@ -123,22 +126,29 @@ def play(
     sys.path.insert(0, os.getcwd())  # noqa: PTH109  # what Python itself would put there
     arguments = parsed_args(args or [])
     console = _console()
-    code = resolve(name, arguments)
-    names = agent or list(code.needed_agents()) or ["policy"]
-    code.check_agents(names)
-    channel = _TerminalChannel(console, _AgentReplies(names, reply, played_as, _typed(console)), max_turns)
+    with _variables_of_a_job() as dropped:
+        code = resolve(name, arguments)
+        names = agent or list(code.needed_agents()) or ["policy"]
+        code.check_agents(names)
+        channel = _TerminalChannel(console, _AgentReplies(names, reply, played_as, _typed(console)), max_turns)
+        task = Task(split, index, derive_seed(seed, split.value, index))
+        outcome = _played(code, task, EpisodeState(names, channel, in_order=True), dropped)
+    _show(console, outcome, channel.num_turns)
+
+
+def _played(code: EnvironmentCode, task: Task, state: EpisodeState, dropped: Collection[str]) -> Outcome:
+    """Play the episode. Exits if the environment raises an exception. dropped: variables that it does not find."""
     try:
-        environment, state = code.create(), EpisodeState(names, channel, in_order=True)
-        outcome = play_episode(environment, Task(split, index, derive_seed(seed, split.value, index)), state)
+        return play_episode(code.create(), task, state)
     except UnknownAgent:
         raise
     except (Exception, SystemExit) as error:
         complain(explain(error))
+        complain_of_variables(dropped, explain(error))
         complain(
             "The environment raised an exception. In a job this is a fault: the episode is played again and not scored."
         )
         raise typer.Exit(FAILED) from None
-    _show(console, outcome, channel.num_turns)
 
 
 @app.command("serve", epilog="Example: `marlaas env serve my_environment:play`", no_args_is_help=True)
@@ -154,6 +164,30 @@ def serve(name: Name, socket: Socket) -> None:
     environment_server.settle_variables()
     sys.path.insert(0, os.getcwd())  # noqa: PTH109  # what Python itself would put there
     environment_server.serve(name, socket)
+
+
+@contextlib.contextmanager
+def _variables_of_a_job() -> Iterator[frozenset[str]]:
+    """Give this process the variables that an environment finds in a job, and those of the terminal; yield the names of the others."""
+    from marlaas_worker.sandbox.seclusion import clean_variables, given_variables
+
+    own = dict(os.environ)
+    kept = {name: own[name] for name in _OF_TERMINAL if name in own}
+    os.environ.clear()
+    os.environ.update({**kept, **clean_variables(own), **given_variables(own)})
+    try:
+        yield frozenset(name for name in own if name not in os.environ)
+    finally:
+        os.environ.clear()
+        os.environ.update(own)
+
+
+def complain_of_variables(dropped: Collection[str], text: str) -> None:
+    """Say how to pass a variable that an error's text names, and that environments do not find."""
+    for name in sorted(set(re.findall(r"\w+", text)).intersection(dropped)):
+        complain(
+            f"{name} of your shell does not reach an environment, here and in a job; set MARLAAS_ENVIRONMENT_{name} instead"
+        )
 
 
 def parsed_args(given: Iterable[str]) -> dict[str, Any]:

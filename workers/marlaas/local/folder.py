@@ -25,6 +25,7 @@ MIN_FREE_BYTES = 256 << 20
 """Required free disk: a run of the smallest job writes about this much (NATS store, adapters, logs)."""
 _LOCK_ATTEMPTS, _LOCK_PAUSE_S = 5, 0.02
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 
 
 class RunRecord(BaseModel):
@@ -109,14 +110,14 @@ class OutFolder:
         write(self.state / "run.json", record.model_dump_json(indent=1).encode())
 
     def link_logs(self, ref: JobRef) -> None:
-        """Link the logs of the roles that serve all jobs into the job's own folder."""
+        """Link the logs of the roles that serve all jobs into the job's own folder, if its file system has symbolic links."""
         folder = self.job(ref) / "logs"
         with translated(folder):
             folder.mkdir(parents=True, exist_ok=True)
             known = {one.name for one in folder.iterdir()}
             for log in self.logs.glob("*.log"):
                 if log.name not in known:
-                    (folder / log.name).symlink_to(os.path.relpath(log, folder))
+                    _link(folder / log.name, os.path.relpath(log, folder))
 
 
 @contextlib.contextmanager
@@ -207,6 +208,15 @@ def translated(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InvalidInput(_sentence(path, error)) from error
+
+
+def _link(path: Path, target: str) -> None:
+    """Make a symbolic link, except on a file system that has none (FAT, some network shares)."""
+    try:
+        path.symlink_to(target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
 
 
 def _sentence(path: Path, error: OSError) -> str:

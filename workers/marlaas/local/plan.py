@@ -99,6 +99,8 @@ def _sandboxes(document: JobDocument, progress: Progress | None) -> Iterator[Pro
         yield ProcessSpec("sandbox", f"sandbox-{index}", job=document.ref.key)
 
 
+MAX_START_S = 1800.0
+"""Longest start of a pool's worker, as in a cluster (its startup probe): loading a large model takes minutes."""
 MIN_READY_S = 30.0
 MAX_NEVER_READY = 3
 MAX_SHORT = 8

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -27,6 +28,10 @@ ROLE_COMMAND = (sys.executable, "-P", "-m", "marlaas_worker")
 """-P keeps the current folder off the import path of roles."""
 TAIL_BYTES = 256 << 10
 
+_OF_OTHERS = re.compile(
+    r"PYTHON(?!(PATH|HOME|PYCACHEPREFIX|DONTWRITEBYTECODE|NOUSERSITE|UTF8|IOENCODING)$).*"  # PYTHONWARNINGS=error ends vLLM
+    r"|VLLM_(PORT|HOST_IP|DP_.*)|MASTER_(ADDR|PORT)|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|TORCHELASTIC_.*"  # of a distributed program
+)
 RoleProcess = asyncio.subprocess.Process | ForkedProcess
 
 
@@ -57,6 +62,11 @@ class Watchdog:
         if self._process.stdin is not None:
             with contextlib.suppress(ConnectionError):
                 self._process.stdin.write(line.encode())
+
+
+def own_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the shell's variables for a role, without those that were set for another program and would change or end a role."""
+    return {name: value for name, value in variables.items() if not _OF_OTHERS.fullmatch(name)}
 
 
 def short_folder() -> Path:
@@ -227,7 +237,7 @@ class Launcher:
             "PYTHONUNBUFFERED": "1",
             "TMPDIR": str(self.watchdog.temporary),
         }
-        return {**os.environ, **added}
+        return {**own_variables(os.environ), **added}
 
     def _arguments(self, spec: ProcessSpec, handed: Handed) -> list[str]:
         scratch = self.folder.scratch / spec.key

@@ -6,21 +6,25 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from marlaas.local.plan import ProcessRun, ProcessSpec, RestartBackoff, after, is_ready
+from marlaas.local.plan import MAX_START_S, ProcessRun, ProcessSpec, RestartBackoff, after, is_ready
 from marlaas.local.processes import Launcher, RoleProcess, ask_to_end, kill
-from marlaas.local.table import ProcessState
-from marlaas_api.last_words import last_words
+from marlaas.local.table import ProcessState, duration
+from marlaas_api.last_words import last_line, last_words
 from marlaas_api.messages import ReplicaReport
 
 GRACE_S = 20.0
 """Time for a role to drain. Killing it afterwards loses nothing, just as a crash loses nothing."""
+SLOW_START_S = 90.0
+"""A start that takes longer is shown with the last line of its log."""
+EXIT_OVERDUE = 1
+"""Exit code by which a process counts that was killed because it did not become ready: it is given up after a few of them."""
 IDLE_GRACE_S = 2.0
 """The same once every job is settled: nothing is left to drain, and an engine takes long to exit."""
 
 
 @dataclass(slots=True)
 class _ManagedProcess:
-    """A role process across its restarts. `process` is None between two runs; `asked`: SIGTERM was sent."""
+    """A role process across its restarts. `process` is None between two runs; `asked`: SIGTERM was sent; `overdue`: killed, because it did not become ready."""
 
     spec: ProcessSpec
     process: RoleProcess | None = None
@@ -29,14 +33,21 @@ class _ManagedProcess:
     ready_at: float | None = None
     wanted: bool = True
     asked: bool = False
+    overdue: bool = False
     backoff: RestartBackoff = field(default_factory=RestartBackoff)
     next_start_at: float = 0.0
     last_words: str = ""
 
-    def state(self) -> ProcessState:
+    def started_s(self, now: float) -> float:
+        """Return the seconds since its start if it is not ready, else 0."""
+        return now - self.started_at if self.process is not None and self.ready_at is None else 0.0
+
+    def state(self, last_line: str) -> ProcessState:
         started_at = self.started_at if self.process is not None else None
         ready = self.ready_at is not None and self.process is not None
-        return ProcessState(self.spec, started_at, ready, self.backoff.in_a_row, self.last_words, self.next_start_at)
+        return ProcessState(
+            self.spec, started_at, ready, self.backoff.in_a_row, self.last_words, self.next_start_at, last_line
+        )
 
 
 class Supervisor:
@@ -61,12 +72,17 @@ class Supervisor:
         for key, spec in wanted.items():
             managed = self._processes.setdefault(key, _ManagedProcess(spec))
             self._note_ready(managed, reports)
+            self._end_overdue(managed)
             if managed.process is None and not managed.backoff.gives_up and self._now() >= managed.next_start_at:
                 await self._start(managed)
 
     def states(self) -> tuple[ProcessState, ...]:
-        """Return the states of the wanted processes."""
-        return tuple(managed.state() for managed in self._processes.values() if managed.wanted)
+        """Return the states of the wanted processes. A start that takes long has the last line of its log."""
+        return tuple(
+            managed.state(self._last_line(managed) if managed.started_s(self._now()) >= SLOW_START_S else "")
+            for managed in self._processes.values()
+            if managed.wanted
+        )
 
     def given_up(self) -> tuple[tuple[ProcessSpec, str], ...]:
         """Return the processes that were given up, each with a sentence about the reason."""
@@ -100,7 +116,8 @@ class Supervisor:
 
     async def _start(self, managed: _ManagedProcess) -> None:
         managed.process = await self._launcher.start(managed.spec)
-        managed.started_at, managed.ready_at, managed.asked = self._now(), None, False
+        managed.started_at, managed.ready_at = self._now(), None
+        managed.asked = managed.overdue = False
         managed.watcher = self._tasks.create_task(
             self._watch(managed, managed.process), name=f"watch {managed.spec.key}"
         )
@@ -135,14 +152,20 @@ class Supervisor:
         if is_ready(managed.spec, managed.started_at, reports, self._now()):
             managed.ready_at = self._now()
 
+    def _end_overdue(self, managed: _ManagedProcess) -> None:
+        if managed.process is not None and managed.started_s(self._now()) >= MAX_START_S:
+            managed.overdue = True
+            kill(managed.process)
+
     async def _watch(self, managed: _ManagedProcess, process: RoleProcess) -> None:
         exit_code = await self._launcher.sweep(process)
         now = self._now()
         managed.process, managed.watcher = None, None
         if managed.wanted and not managed.asked:
-            managed.backoff = after(managed.backoff, ProcessRun(now, managed.ready_at, exit_code))
+            code = EXIT_OVERDUE if managed.overdue else exit_code
+            managed.backoff = after(managed.backoff, ProcessRun(now, managed.ready_at, code))
             managed.next_start_at = now + managed.backoff.delay_s
-            managed.last_words = self._last_words(managed.spec, exit_code)
+            managed.last_words = self._last_words(managed, exit_code)
             self._news.append(self._exit_text(managed))
         self.changed.set()
 
@@ -153,7 +176,13 @@ class Supervisor:
         after = f" after {managed.backoff.in_a_row} exits in a row" if managed.backoff.in_a_row > 1 else ""
         return f"{text}; not restarted{after} (log: {self._launcher.log(managed.spec)})"
 
-    def _last_words(self, spec: ProcessSpec, exit_code: int) -> str:
+    def _last_words(self, managed: _ManagedProcess, exit_code: int) -> str:
+        if managed.overdue:
+            limit, line = duration(MAX_START_S), self._last_line(managed)
+            return f"killed, because it was not ready after {limit}; its last words: {line or 'none'}"
         if exit_code < 0:
             return f"killed by {signal.Signals(-exit_code).name}"
-        return last_words(self._launcher.log_tail(spec))
+        return last_words(self._launcher.log_tail(managed.spec))
+
+    def _last_line(self, managed: _ManagedProcess) -> str:
+        return last_line(self._launcher.log_tail(managed.spec))

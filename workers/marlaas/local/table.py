@@ -251,7 +251,7 @@ _STARTING = {
 class ProcessState:
     """State of a role process. `started_at` is None between two runs of it.
 
-    `last_words` holds the reason of the last exit; `restarts` counts consecutive bad runs.
+    `last_words` holds the reason of the last exit; `restarts` counts consecutive bad runs. `last_line` of its log, if its start takes long.
     """
 
     spec: ProcessSpec
@@ -260,6 +260,7 @@ class ProcessState:
     restarts: int = 0
     last_words: str = ""
     next_start_at: float = 0.0
+    last_line: str = ""
 
 
 def status_line(processes: Sequence[ProcessState], views: Sequence[JobView], now: float) -> str:
@@ -280,7 +281,8 @@ def _exited(state: ProcessState, now: float) -> str:
 
 def _start(state: ProcessState, now: float) -> str:
     text = _STARTING.get(state.spec.role, "starting {name}").format(name=str(state.spec))
-    return f"{text} ({duration(now - (state.started_at or now))})"
+    said = f"; its log: {state.last_line}" if state.last_line else ""
+    return f"{text} ({duration(now - (state.started_at or now))}{said})"
 
 
 def _jobs(views: Sequence[JobView]) -> str:

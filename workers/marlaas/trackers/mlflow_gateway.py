@@ -4,6 +4,8 @@ Without a URI, the store is a folder beside the job's files.
 """
 
 import os
+import shlex
+from importlib.util import find_spec
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -23,11 +25,16 @@ class MlflowTracker:
     def __init__(self, client: MlflowClient, run: Run, uri: str) -> None:
         self._client = client
         self._run_id = run.info.run_id
+        self._experiment_id = run.info.experiment_id
         self._uri = uri
 
     @property
     def where(self) -> str:
-        return f"mlflow ui --backend-store-uri {self._uri} (run {self._run_id})"
+        if self._uri.startswith(("http:", "https:")):
+            return f"{self._uri}/#/experiments/{self._experiment_id}/runs/{self._run_id}"
+        install = "" if find_spec("flask") else "pip install mlflow && "  # mlflow-skinny has no server
+        allow = "MLFLOW_ALLOW_FILE_STORE=true " if self._uri.startswith("file:") else ""
+        return f"{install}{allow}mlflow ui --backend-store-uri {shlex.quote(self._uri)}"
 
     def log(self, number: int, row: MetricRow) -> None:
         at_ms = round(row.at * 1000)

@@ -1,5 +1,6 @@
 """Gateway to TensorBoard's own writer: event files in the job's folder, for `tensorboard --logdir DIR`."""
 
+import shlex
 from pathlib import Path
 
 from tensorboard.summary import Writer  # type: ignore[import-untyped]
@@ -17,7 +18,7 @@ class TensorBoardTracker:
 
     @property
     def where(self) -> str:
-        return f"tensorboard --logdir {self._folder}"
+        return f"tensorboard --logdir {shlex.quote(str(self._folder))}"
 
     def log(self, number: int, row: MetricRow) -> None:
         for name, value in row.values.items():

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from marlaas_api.errors import Permanent, Retryable
+from marlaas_api.errors import InvalidInput, Permanent, Retryable
 from marlaas_api.messages import StopReason
 from marlaas_worker.calibration import fingerprint
 from marlaas_worker.rollout.engine_progress import EngineCounts
@@ -248,22 +248,22 @@ class ModelFolder:
 
 
 def read_base_model(folder: Path) -> ModelFolder:
-    """Read `config.json` and fingerprint the weights. Raises Permanent that names the missing part."""
+    """Read `config.json` and fingerprint the weights. Raises InvalidInput that names the missing part."""
     try:
         fields: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:
-        raise Permanent(f"no base model in {folder}: {error}; see `marlaas models list`") from error
+        raise InvalidInput(f"no base model in {folder}: {error}; see `marlaas models list`") from error
     text = {**fields, **fields.get("text_config", {})}
     try:
         base = fingerprint(folder)
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Permanent(
+        raise InvalidInput(
             f"the weights in {folder} are not safetensors files: {error!r}; fetch the model again"
         ) from error
     try:
         return ModelFolder(folder, base, int(text["vocab_size"]), int(text["max_position_embeddings"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise Permanent(f"{folder / 'config.json'} does not describe a causal language model: {error!r}") from error
+        raise InvalidInput(f"{folder / 'config.json'} does not describe a causal language model: {error!r}") from error
 
 
 def check_ids(ids: npt.NDArray[np.int32], vocab_size: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
-from marlaas_api.errors import Permanent
+from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import ChatMessage, ToolCallMessage
 from marlaas_worker.rollout.conversation import BadAppend
 
@@ -21,7 +21,7 @@ _ANY_TOOL = json.dumps(
 )
 
 
-class TokenizerUnreadable(Permanent):
+class TokenizerUnreadable(InvalidInput):
     """The pool's model folder has no tokenizer that transformers can load."""
 
 

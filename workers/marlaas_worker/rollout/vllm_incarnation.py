@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import psutil
 
-from marlaas_api.errors import Permanent
 from marlaas_worker.rollout import vllm_extension
 from marlaas_worker.rollout.engine import EngineDown, PromptInvalid, unless_down
 from marlaas_worker.rollout.engine_progress import (
@@ -36,6 +35,7 @@ from marlaas_worker.rollout.vllm_settings import (
     first_error,
     longest_silence_s,
     num_threads,
+    start_failure,
     write_log_config,
 )
 
@@ -151,7 +151,10 @@ class _Built:
 
 
 async def start_incarnation(settings: VllmSettings, forks: bool) -> EngineIncarnation:
-    """Start vLLM. Raises Permanent with the error text of the process that failed.
+    """Start vLLM.
+
+    Raises:
+        InvalidInput, Permanent: with the error text of the process that failed (`start_failure`).
 
     forks: fork the core process from this one (`vllm_fork`), instead of starting it anew.
 
@@ -187,7 +190,7 @@ def _build(settings: VllmSettings, forks: bool) -> _Built:
         except Exception as error:
             _close_sockets(error.__traceback__)
             words = first_error(settings.log) or str(error)
-    raise Permanent(f"vLLM did not start: {words} (its log: {settings.log})")
+    raise start_failure(words, settings.log)
 
 
 def _construct(arguments: dict[str, Any], start_method: str) -> Any:

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from marlaas_api.errors import Permanent
+from marlaas_api.errors import InvalidInput, Permanent
 from marlaas_api.messages.pool_spec import PoolSpec
 from marlaas_api.numeric import quantity
 from marlaas_worker.adapters import choose_dtype
@@ -65,9 +65,9 @@ class VllmSettings:
 
 
 def vllm_settings(model: ModelFolder, spec: PoolSpec, scratch: Path) -> VllmSettings:
-    """Choose the settings that the pool leaves open. Raises Permanent if the pool's spec is not supported."""
+    """Choose the settings that the pool leaves open. Raises InvalidInput if the pool's spec is not supported."""
     if spec.tensor_parallel_size > 1:
-        raise Permanent("tensorParallelSize above 1: slots cannot yet be proven under tensor parallelism; use 1")
+        raise InvalidInput("tensorParallelSize above 1: slots cannot yet be proven under tensor parallelism; use 1")
     limits = EngineLimits(
         slots=spec.adapter_slots,
         max_rank=spec.max_rank,
@@ -146,12 +146,12 @@ def adaptable_layers(model: Path) -> set[str]:
     """Return the names of the linear layers (`q_proj`) that adapters may have.
 
     These are all linear layers but embeddings, head, routers and experts, read from the shapes in the model's
-    safetensors headers. Raises Permanent if there are none.
+    safetensors headers. Raises InvalidInput if there are none.
     """
     weights = (name.removesuffix(".weight") for name, shape in _shapes(model) if len(shape) == 2)
     names = {weight.rpartition(".")[2] for weight in weights if is_adaptable(weight)}
     if not names:
-        raise Permanent(f"no linear layers in the *.safetensors of {model}; MARLaaS serves models in that format")
+        raise InvalidInput(f"no linear layers in the *.safetensors of {model}; MARLaaS serves models in that format")
     return names
 
 
@@ -210,4 +210,26 @@ def first_error(log: Path, since: int = 0) -> str:
     return errors[0].partition(": ")[2].strip() if errors else ""
 
 
+def start_failure(words: str, log: Path) -> Permanent:
+    """Return the error of a start that failed. It is InvalidInput if a further start would fail in the same way.
+
+    words: vLLM's own error. A lack of memory may end, and what is no error of Python may be anything.
+    """
+    kind, text = words.partition(":")[0].rpartition(".")[2], f"vLLM did not start: {words} (its log: {log})"
+    return Permanent(text) if "memory" in words.lower() or kind not in _LASTING else InvalidInput(text)
+
+
+_LASTING = frozenset(
+    {
+        "AttributeError",
+        "ImportError",
+        "KeyError",
+        "ModuleNotFoundError",
+        "NotImplementedError",
+        "SafetensorError",
+        "TypeError",
+        "ValidationError",
+        "ValueError",
+    }
+)
 _LOUD = ("ERROR", "CRITICAL", "FATAL")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from marlaas_api import subjects, wire
-from marlaas_api.errors import Permanent
+from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import AdaptedLayer, Calibration, PoolDocument, Probe, SelfTestSpec
 from marlaas_api.names import derive_seed
 from marlaas_api.wire import pack_ids, pack_logprobs
@@ -86,7 +86,7 @@ _SIZES = (0.1, 0.2, 0.3, 0.5, 1.0, 2.0)
 layer to layer with a larger adapter."""
 
 
-class CalibrationFailed(Permanent):
+class CalibrationFailed(InvalidInput):
     """Rounding moves the base model's logprobs as far as any adapter does, so the self-test could not detect a wrong engine."""
 
 
