@@ -21,7 +21,7 @@ from marlaas_worker.adapters import (
 )
 
 MODULES = ("model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj", "model.layers.1.self_attn.q_proj")
-CONFIG = AdapterConfig(rank=4, alpha=8, base_model="tiny")
+CONFIG = AdapterConfig(rank=4, alpha=8, base_model="team/tiny", revision="9f2c")
 
 
 def random_tensors(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -56,6 +56,7 @@ def test_peft_reads_the_config(tmp_path):
     config = LoraConfig.from_pretrained(str(tmp_path))
     assert (config.r, config.lora_alpha, set(config.target_modules)) == (4, 8, {"q_proj", "down_proj"})
     assert (config.bias, config.task_type) == ("none", "CAUSAL_LM")
+    assert (config.base_model_name_or_path, config.revision) == ("team/tiny", "9f2c")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -64,11 +64,12 @@ class AdapterInvalid(Permanent):
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """Settings of all modules of an adapter. `base_model` is the name that PEFT displays, not an identity."""
+    """Settings of all modules of an adapter. base_model, revision: by which loaders (AutoPeft, vLLM) find the base model; not an identity."""
 
     rank: int
     alpha: int
     base_model: str = ""
+    revision: str | None = None
 
     @property
     def scaling(self) -> float:
@@ -102,6 +103,7 @@ def write_adapter(tensors: Tensors, config: AdapterConfig) -> dict[str, bytes]:
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     targets = sorted({parse_name(name)[0].rsplit(".", 1)[-1] for name in tensors})
     fields = {**_FIXED, "base_model_name_or_path": config.base_model, "r": config.rank, "lora_alpha": config.alpha}
+    fields |= {"revision": config.revision} if config.revision else {}
     document = json.dumps({**fields, "target_modules": targets}, indent=2, sort_keys=True) + "\n"
     return {TENSORS_FILE: write_tensors(plain, {"format": "pt"}), CONFIG_FILE: document.encode()}
 
@@ -215,4 +217,5 @@ def _read_config(data: bytes) -> AdapterConfig:
         raise AdapterInvalid(
             f"{CONFIG_FILE} has rank {rank} and alpha {alpha}; both must be whole numbers, rank from 1"
         )
-    return AdapterConfig(rank, int(alpha), str(fields.get("base_model_name_or_path") or ""))
+    base_model, revision = fields.get("base_model_name_or_path") or "", fields.get("revision")
+    return AdapterConfig(rank, int(alpha), str(base_model), str(revision) if revision else None)

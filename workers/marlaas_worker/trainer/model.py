@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from marlaas_api.messages.pool_spec import HubSource
 from marlaas_worker.adapters import DTYPES, AdapterConfig, choose_dtype
 from marlaas_worker.base_model import load_base_model
 from marlaas_worker.trainer.architecture import check_head, example, linear_layers, shares_prefixes
@@ -44,6 +45,7 @@ class BaseModel:
         activation_bytes: if a micro-batch's activations need more memory, its layers are recomputed in the
             backward pass. The results are bitwise equal, and a step takes up to half longer. None: never recompute.
         dtype: None: float32 on a CPU, bfloat16 on a GPU.
+        hub: the model's repository, which adapters name as their base; None: they have the folder's name.
 
     Raises:
         ModelUnusable: the folder cannot be read, or the architecture changes its logits after the head.
@@ -56,10 +58,11 @@ class BaseModel:
         activation_bytes: int | None = None,
         *,
         dtype: torch.dtype | None = None,
+        hub: HubSource | None = None,
     ) -> None:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         compute_reproducibly(self.device)
-        self._name = Path(path).name
+        self._name, self._hub = Path(path).name, hub
         dtype = dtype or DTYPES[choose_dtype("auto", self.device.type != "cpu")]
         self._model: Any = load_base_model(Path(path), dtype).to(self.device)
         self._decoder, self._head = self._model.get_decoder(), self._model.get_output_embeddings()
@@ -110,7 +113,8 @@ class BaseModel:
         wanted = self._resolve(targets)
         layers = {name: layer for name, layer in self._layers.items() if name.rsplit(".", 1)[-1] in wanted}
         name = f"adapter{next(self._numbers)}"
-        adapter = new_adapter(name, AdapterConfig(rank, alpha, self._name), layers, self.device)
+        base = (self._hub.id, self._hub.revision) if self._hub is not None else (self._name,)
+        adapter = new_adapter(name, AdapterConfig(rank, alpha, *base), layers, self.device)
         if not self._recompute.bytes_per_token:
             self._measure_activations(adapter)
         self._attached[name] = adapter

@@ -54,7 +54,9 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
     try:
         activation_bytes = int(quantity(pool.spec.trainer.activation_bytes))
         dtype = DTYPES[engine_dtype(pool)]
-        model = await compute.run(lambda: BaseModel(pool.model_path, activation_bytes=activation_bytes, dtype=dtype))
+        model = await compute.run(
+            lambda: BaseModel(pool.model_path, activation_bytes=activation_bytes, dtype=dtype, hub=pool.spec.model.hub)
+        )
         log.info("loaded base model %s as %s", pool.model_path, engine_dtype(pool))
         calibration = await compute.run(lambda: calibrate(model, pool))
         timing = timing or Timing()
