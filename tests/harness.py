@@ -34,6 +34,7 @@ from marlaas_api.messages import (
     PoolDocument,
     Progress,
     ReplicaReport,
+    StepOutcome,
     StepRecord,
     StopReason,
     Turn,
@@ -116,6 +117,13 @@ def an_episode(document: JobDocument, index: int = 0, member: int = 0, **fields:
     group = train_group(document.ref, index)
     place = {"group": group, "split": Split.TRAIN, "index": index, "member": member}
     return Episode(**{**identity(document), **place, "episode": episode_id(group, member, 1), **fields})
+
+
+def a_step(of: Any, step: int, **fields: Any) -> StepRecord:
+    """The record of a committed step of one group, which has the step's number."""
+    figures = {"at": 1.0, "wall_s": 1.0, "reward_mean": 0.5, "reward_std": 0.5, "num_groups": 1, "num_episodes": 2}
+    made = {"step": step, "version": step + 1, "outcome": StepOutcome.COMMITTED, "indices": (step,)}
+    return StepRecord(**{**identity(of), **made, **figures, **fields})
 
 
 def a_turn(turn: int = 0, parent: int | None = None, **fields: Any) -> Turn:

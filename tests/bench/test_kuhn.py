@@ -4,9 +4,7 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from bench import kuhn_runs
 from bench.kuhn import SETS, Policy, average, best_response, nash_conv, value
-from bench.runs import changed
 
 ALL = tuple(known for own in SETS for known in own)
 UNIFORM = dict.fromkeys(ALL, 0.5)
@@ -37,13 +35,6 @@ def test_uniform_play_has_the_known_values() -> None:
     assert nash_conv(UNIFORM) == pytest.approx(11 / 12)
 
 
-def test_always_betting_can_be_exploited_by_a_third_of_a_chip_on_each_side() -> None:
-    """The best response passes a jack (-1 instead of -2), is even with a queen and wins 2 with a king: (-1 + 0 + 2) / 3."""
-    bets = dict.fromkeys(ALL, 1.0)
-    assert value(bets) == 0
-    assert [best_response(bets, player) for player in range(2)] == pytest.approx([1 / 3, 1 / 3])
-
-
 def test_a_best_response_is_the_best_of_all_pure_strategies() -> None:
     mixed = {known: (number * 7 % 11) / 10 for number, known in enumerate(ALL)}
     assert best_response(mixed, 0) == pytest.approx(max(value(mixed | plan) for plan in pure(0)))
@@ -58,17 +49,3 @@ def test_an_average_weighs_a_version_by_its_own_moves_to_the_information_set() -
     assert average([dict.fromkeys(SETS[0], 1.0)] * 2)["king pass bet"] == 1, (
         "an information set that no version reaches"
     )
-
-
-@pytest.mark.parametrize("player", [0, 1])
-def test_an_average_plays_like_a_version_drawn_before_each_game(player: int) -> None:
-    versions = [{known: (number * k % 9) / 8 for number, known in enumerate(SETS[player])} for k in (1, 2, 5)]
-    drawn = sum(value(UNIFORM | version) for version in versions) / 3
-    assert value(UNIFORM | average(versions)) == pytest.approx(drawn)
-
-
-def test_the_example_plays_every_deal_equally_often() -> None:
-    _, job = changed(kuhn_runs.EXAMPLE, None, None)
-    assert job["spec"]["training"]["groupsPerStep"] % 6 == 0
-    assert job["spec"]["evaluation"]["tasks"] % 6 == 0
-    assert job["spec"]["rollout"]["maxTokens"] == 1, "the policies are computed for the first token"

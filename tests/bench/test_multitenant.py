@@ -1,19 +1,67 @@
-"""Figures of `bench multitenant` against numbers computed by hand from raw events as a run writes them."""
+"""Figures of `bench multitenant` by hand, from raw events as a run writes them."""
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from bench import changed_run
 from bench import multitenant_figures as figures
 from bench import multitenant_report as reports
 from bench.multitenant_engine import EngineTotals
-from bench.multitenant_figures import Events
+from bench.multitenant_figures import Events, load
+from bench.multitenant_shares import log_of
 from bench.multitenant_workload import MODES, Mode, Workload
-from tests.bench.raw_events import BEGIN, turn, write_job
 
+from marlaas.episodes.record import EpisodeRecord, TurnRecord
+from marlaas_api.messages import StopReason
+from marlaas_api.names import Split
+from marlaas_worker.rollout.engine_meter import Account
 from marlaas_worker.rollout.engine_progress import EngineCounts
 from marlaas_worker.rollout.reload_pace import ReloadPace
+from marlaas_worker.rollout.supervised_engine import RequestLimiter
+
+BEGIN = 1000.0
+
+
+def turn(end: float, engine_s: float, queue_s: float = 0.0, tokens: int = 2, version: int = 0) -> TurnRecord:
+    """A turn with a prompt of three tokens. end: seconds after BEGIN."""
+    return TurnRecord(
+        agent="policy",
+        turn=0,
+        version=version,
+        append="x",
+        text="y",
+        stop_reason=StopReason.STOP,
+        prompt_ids=(1,) * 3,
+        num_prompt_tokens=3,
+        output_ids=(1,) * tokens,
+        engine_s=engine_s,
+        queue_s=queue_s,
+        at=BEGIN + end,
+    )
+
+
+def write_job(folder: Path, name: str, steps: list[float], plays: list[tuple[TurnRecord, ...]]) -> None:
+    job = folder / "run" / name
+    job.mkdir(parents=True)
+    (job / "steps.jsonl").write_text("".join(json.dumps({"at": BEGIN + at}) + "\n" for at in steps))
+    (job / "evals.jsonl").write_text(json.dumps({"reward_mean": 0.5}) + "\n")
+    episodes = [
+        EpisodeRecord(
+            episode=f"e{number}",
+            group=f"g{number}",
+            split=Split.TRAIN,
+            index=number,
+            member=0,
+            at=turns[-1].at,
+            turns=turns,
+        )
+        for number, turns in enumerate(plays)
+    ]
+    (job / "episodes.jsonl").write_text("".join(f"{one.model_dump_json(exclude_defaults=True)}\n" for one in episodes))
+
 
 USAGE = [
     {"at": BEGIN - 1, "cpu_s": {"rollout": 20.0}, "pss_bytes": {"rollout": 9 << 20}},
@@ -64,31 +112,19 @@ def row(text: str, name: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_rates_count_from_the_first_turn_to_the_last_step(events: Events) -> None:
+def test_rates_processor_time_and_shares_are_those_between_the_first_turn_and_the_last_step(events: Events) -> None:
     assert figures.rate_together(events) == pytest.approx(3 / 10)
     assert figures.rate_one_by_one(events) == pytest.approx(3 / (10 + 4))
     assert figures.first_results_s(events) == pytest.approx([5.0, 6.0])
-
-
-def test_processor_time_is_that_between_first_turn_and_last_step(events: Events) -> None:
     # The first turn is a fifth of the way between the samples at -1 and 4 s: 20.4 and 0.2 s were used by then.
     assert figures.start_cpu_s(events) == pytest.approx({"rollout": 20.4, "sandbox": 0.2})
     assert figures.cpu_s(events) == pytest.approx({"rollout": 2.6, "sandbox": 2.8})
-
-
-def test_the_bounds_are_the_jobs_own_pace_and_the_processor(events: Events) -> None:
     assert figures.cpu_bound(events, cores=2) == pytest.approx(2 * 3 / 5.4)
     assert figures.bound_of_others(events, num_jobs=8, rate_of_one=0.1, cores=2) == pytest.approx(0.8)
     assert figures.bound_of_others(events, num_jobs=32, rate_of_one=0.1, cores=2) == pytest.approx(2 * 3 / 5.4)
-
-
-def test_the_engines_share_does_not_count_turns_twice(events: Events) -> None:
     assert figures.busy_share(events) == pytest.approx(5 / 10)
-    assert figures.occupancy(events) == pytest.approx(5 / 5)
-
-
-def test_reloads_are_shares_of_the_engines_time_and_of_its_busy_time(events: Events) -> None:
-    """Two re-loads of 0.25 s take 5 % of 10 s, and 10 % of the 5 s in which the engine computes. The six first loads do not count."""
+    assert figures.occupancy(events) == pytest.approx(5 / 5), "turns at the same time count once"
+    # Two re-loads of 0.25 s take 5 % of 10 s, and 10 % of the 5 s in which the engine computes; first loads do not count.
     assert events.engine == EngineTotals(2, 1000, 4, 80, num_loads=8, load_s=2.0, num_reloads=2, reload_s=0.5)
     assert figures.reload_shares(events) == pytest.approx((0.05, 0.1))
 
@@ -99,16 +135,59 @@ def test_jains_index_and_percentiles() -> None:
     assert figures.percentile([3.0, 1.0, 2.0, 4.0], 0.5) == 2.0
 
 
-def test_the_table_of_rates_has_both_bounds(events: Events) -> None:
-    text = reports.rates(Workload(2, 0.4, 2), {one: [events] for one in MODES}, cores=2)
-    assert len(text.splitlines()) == 2 + len(MODES)
-    wanted = ["2", "0.4 s", "D-strict", "0.30", "1.40", "0.43", "70%", "1.11", "27%", "5.0 / 6.0 s", "50%", "1.0"]
-    assert row(text, "D-strict") == wanted
-    assert row(text, "A-strict")[5:10] == [""] * 5, "jobs one after another have no bounds"
-
-
 def test_rounds_are_compared_in_pairs(events: Events) -> None:
     """The second round of D has half of A's rate of that round; a ratio of medians would be 1.05."""
     slow = replace(events, jobs={name: replace(job, steps=job.steps[-1:]) for name, job in events.jobs.items()})
     text = reports.rates(Workload(2, 0.4, 2), {mode("A"): [events, events], mode("D"): [events, slow]}, cores=2)
     assert row(text, "D-strict")[3:5] == ["0.25 (0.20 to 0.30)", "1.17 (0.93 to 1.40)"]
+
+
+WEIGHTS = {"team-0": 1.0, "team-1": 4.0}
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Events:
+    """The measured time begins at 2 s, when the second job has made its first step.
+
+    team-0 waits from 1 to 9 s, from 9.5 to 40 s and from 42 to 100 s; team-1 waits from 2 to 100 s.
+    """
+    first = [(turn(10.0, 1.0, queue_s=8.0),), (turn(41.0, 1.0, queue_s=30.5),), (turn(101.0, 1.0, queue_s=58.0),)]
+    write_job(tmp_path, "team-0/job-00", [1.0, 50.0], first)
+    late = turn(130.0, 1.0, tokens=70, queue_s=27.0).model_copy(update={"num_cached_tokens": 2})
+    second = [(turn(102.0, 2.0, queue_s=98.0, tokens=17),), (late,)]
+    write_job(tmp_path, "team-1/job-01", [2.0, 120.0], second)
+    return load(tmp_path)
+
+
+def test_service_and_idle_times_are_since_every_job_has_made_a_step(waiting: Events) -> None:
+    log = log_of(waiting, 110.0)
+    assert log.served == [(8.0, "team-0", 5), (39.0, "team-0", 5), (99.0, "team-0", 5), (100.0, "team-1", 20)]
+    # A gap of half a second, from 9 to 9.5 s, is none. team-1's request for the turn that ended after the time waited from 102 s on.
+    assert log.idle == {"team-0": [(38.0, 40.0), (98.0, 110.0)], "team-1": [(98.0, 100.0)]}
+
+
+async def order(limiter: RequestLimiter) -> list[str]:
+    """The tenants of six requests in the order in which they enter an engine with one place; all asked while it was full."""
+    entered: list[str] = []
+
+    async def ask(tenant: str, number: int) -> None:
+        account = Account(tenant, WEIGHTS[tenant], f"job-{tenant}")
+        async with limiter.place(account, 5, 5) as place:
+            entered.append(tenant)
+            place.cost = 10.0
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as group:
+        for tenant in WEIGHTS:
+            for number in range(3):
+                group.create_task(ask(tenant, number))
+    return entered
+
+
+async def test_first_come_first_served_takes_requests_in_the_order_of_their_arrival(monkeypatch) -> None:
+    arrived = ["team-0"] * 3 + ["team-1"] * 3
+    assert await order(RequestLimiter(1)) != arrived
+    for name in ("place", "alone"):
+        monkeypatch.setattr(RequestLimiter, name, getattr(RequestLimiter, name))  # restored after the test
+    changed_run.first_come()
+    assert await order(RequestLimiter(1)) == arrived

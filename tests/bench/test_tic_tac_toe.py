@@ -2,7 +2,6 @@
 
 import pytest
 from bench.tic_tac_toe import best_moves, boards, minimax, perfect, results, uniform
-from bench.tic_tac_toe_runs import random_rows, rows
 
 from marlaas.envs.tic_tac_toe import EMPTY
 
@@ -40,13 +39,3 @@ def test_what_is_missing_from_a_policys_probabilities_is_illegal():
     assert found.value == pytest.approx(found.won - found.lost - found.illegal)
     taken = {board: {"5": 1.0} for board in boards()}
     assert results(taken, "x", uniform).illegal == 1.0, "its second move is taken by itself"
-
-
-def test_the_table_has_the_first_and_the_last_evaluation():
-    by_step = [[0, 0.2, 0.1, 0.3, 0.4], [10, 0.7, 0.2, 0.1, 0.0]]
-    found = {"seconds": 1.0, "results": {"random": by_step, "perfect": by_step}}
-    first, _ = rows("self", 3, found)
-    assert first == ["newest version only", 3, 10, "random", "-0.500", "0.600", "0.700", "0.200", "0.100", "0.000"]
-    against_random, against_perfect = random_rows()
-    assert [float(one) for one in against_random[5:]] == [0.0, 0.437, 0.127, 0.437, 0.0]
-    assert [float(one) for one in against_perfect[5:]] == [-0.873, 0.0, 0.127, 0.873, 0.0]

@@ -2,6 +2,7 @@ import math
 import random
 
 import pytest
+from tests.harness import a_step, job_document
 
 from marlaas.episodes.record import joined
 from marlaas.episodes.selection import (
@@ -13,26 +14,23 @@ from marlaas.episodes.selection import (
     comparison_of,
     placed,
 )
-from marlaas_api.documents import job_spec
-from marlaas_api.kinds import RLJobSpec
-from marlaas_api.messages import Choice, FaultClass, JobSpec, StepOutcome, StepRecord
+from marlaas_api.messages import Choice, FaultClass, JobSpec, StepRecord
 from marlaas_api.messages.agent_settings import AgentSettings, PolicySettings, RewardShare
 from marlaas_api.names import Split, eval_group
 from marlaas_api.wire import pack_ids
 
+REVERSE = job_document("reverse", uid="uid-1")
 POLICY = AgentSettings(name="policy")
 CENTRED = Comparison("centred")
 
 
-def _step(ref, number: int, *indices: int) -> StepRecord:
-    body = {"namespace": ref.namespace, "job": ref.name, "uid": ref.uid, "step": number, "version": number + 1}
-    figures = {"at": 1.0, "wall_s": 1.0, "reward_mean": 0.5, "reward_std": 0.5, "num_groups": 1, "num_episodes": 2}
-    return StepRecord(**body, **figures, outcome=StepOutcome.COMMITTED, indices=indices)
+def _step(number: int, *indices: int) -> StepRecord:
+    return a_step(REVERSE, number, indices=indices)
 
 
 @pytest.fixture
 def around(ref):
-    return JobContext("team-a/reverse", 2, CENTRED, (_step(ref, 0, 0, 2), _step(ref, 1, 1)), (POLICY,))
+    return JobContext("team-a/reverse", 2, CENTRED, (_step(0, 0, 2), _step(1, 1)), (POLICY,))
 
 
 @pytest.fixture
@@ -73,8 +71,8 @@ def test_the_wanted_ones_come_in_the_wanted_order(records, around, choice, indic
 
 
 def _spec(algorithm: str, **training: object) -> JobSpec:
-    body = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "rollout": {"maxTokens": 10}}
-    return job_spec(RLJobSpec.model_validate({**body, "training": {"steps": 3, "algorithm": algorithm, **training}}))
+    own = {"steps": 3, "algorithm": algorithm, **training}
+    return job_document(spec={"rollout": {"maxTokens": 10}, "training": own}).spec
 
 
 @pytest.fixture
@@ -98,7 +96,7 @@ def test_an_overlong_reply_is_punished_where_the_algorithm_does_so(members):
     assert found == pytest.approx([reward / math.sqrt(2 / 3) for reward in (1.0, -1.0, 0.0)], abs=1e-5)
 
 
-def test_with_a_running_mean_an_advantage_is_the_difference_to_the_mean_before_the_step(ref, episode, turn):
+def test_with_a_running_mean_an_advantage_is_the_difference_to_the_mean_before_the_step(episode, turn):
     """The metrics of a step have the mean after it; a step that trains nothing changes none, and groups may have one member."""
     agents = [
         AgentSettings(name="a"),
@@ -106,7 +104,7 @@ def test_with_a_running_mean_an_advantage_is_the_difference_to_the_mean_before_t
         AgentSettings(name="b"),
     ]
     means = [{"a/baseline": 0.5, "a/baseline_second": -0.25, "b/baseline": 2.0}, {}, {"a/baseline": 9.0}]
-    steps = [_step(ref, number, number).model_copy(update={"metrics": own}) for number, own in enumerate(means)]
+    steps = [_step(number, number).model_copy(update={"metrics": own}) for number, own in enumerate(means)]
     records = []
     for index in range(4):
         one = episode(index, 0, rewards={"a": 1.0, "second": 1.0, "b": 1.0})
@@ -116,7 +114,7 @@ def test_with_a_running_mean_an_advantage_is_the_difference_to_the_mean_before_t
     later = {"a": 0.5, "second": 1.25, "b": -1.0}
     assert [dict(one.advantages) for one in found] == [{"a": 1.0, "second": 1.0, "b": 1.0}, later, later, {}]
     alone = [AgentSettings(name="a")]
-    steps = [_step(ref, number, number).model_copy(update={"metrics": {"baseline": 0.25}}) for number in range(2)]
+    steps = [_step(number, number).model_copy(update={"metrics": {"baseline": 0.25}}) for number in range(2)]
     found = placed(records[:2], JobContext("team-a/reverse", 1, comparison_of(spec), steps, alone))
     assert [dict(one.advantages) for one in found] == [{"a": 1.0}, {"a": 0.75}]
 

@@ -1,11 +1,11 @@
 """The usage of a job equals numbers that were computed by hand."""
 
 import pytest
-from tests.harness import a_progress, job_document
+from tests.harness import a_progress, a_step, job_document
 
 from marlaas.episodes.record import joined
 from marlaas.episodes.usage import sums_by_tenant, usage_of
-from marlaas_api.messages import FaultClass, Meter, StepOutcome, StepRecord, UsageAmounts
+from marlaas_api.messages import FaultClass, Meter, UsageAmounts
 from marlaas_api.messages.agent_settings import PolicySettings
 from marlaas_api.names import Split, eval_group
 from marlaas_api.wire import pack_ids
@@ -17,12 +17,9 @@ def document():
 
 
 @pytest.fixture
-def steps(ref):
+def steps(document):
     """One step with groups 0, 1 and 2. Group 2 was too stale; it has two episodes of 5 tokens."""
-    body = {"namespace": ref.namespace, "job": ref.name, "uid": ref.uid, "step": 0, "version": 1, "at": 1.0}
-    figures = {"wall_s": 1.0, "reward_mean": 0.5, "reward_std": 0.5, "num_groups": 1, "num_episodes": 6}
-    dropped = {"num_dropped": 1, "dropped_tokens": 10}
-    return [StepRecord(**body, **figures, **dropped, outcome=StepOutcome.COMMITTED, indices=(0, 1, 2))]
+    return [a_step(document, 0, num_episodes=6, num_dropped=1, dropped_tokens=10, indices=(0, 1, 2))]
 
 
 @pytest.fixture
@@ -50,21 +47,6 @@ def records(ref, play):
         play(8000, 7, 0, 0.25, **held_out),
         play(90000, 3, 0, 1.0),  # of a step that has not finished
     ]
-
-
-def test_a_group_may_train_one_policy_and_not_another(document, episode, turn, steps):
-    (policy,) = document.spec.agents
-    agents = (policy, policy.model_copy(update={"name": "critic"}))
-    document = document.model_copy(update={"spec": document.spec.model_copy(update={"agents": agents})})
-    records = []
-    for member in range(2):
-        one = episode(0, member, rewards={"policy": float(member), "critic": 1.0})
-        ids = [pack_ids(list(range(size))) for size in (3, 20)]
-        records.append(joined(one, [turn(one, n, agent=agents[n].name, output_ids=own) for n, own in enumerate(ids)]))
-    stale_free = [steps[0].model_copy(update={"num_dropped": 0, "dropped_tokens": 0})]
-    row = usage_of(document, records, stale_free, None)
-    assert (row.amounts.trained_tokens, row.amounts.zero_variance_tokens) == (6, 40)
-    assert (row.agents["policy"].trained_tokens, row.agents["critic"].zero_variance_tokens) == (6, 40)
 
 
 def test_the_parts_of_the_agents_are_the_whole_and_a_player_counts_for_its_policy(document, episode, turn, steps):
@@ -103,6 +85,7 @@ def test_every_generated_token_is_counted_once_by_what_became_of_it(document, re
     assert amounts.wasted_tokens == 70 + 10 + 600 + 700
     assert (amounts.prompt_tokens, amounts.cached_tokens) == (200, 160)
     assert amounts.sandbox_s == pytest.approx(10 * 0.5)
+    assert usage_of(document, [*records, *records], steps, None).amounts == amounts, "an episode that is read twice"
 
 
 def test_tokens_of_engines_that_are_in_no_episode_are_told(document, records, steps):
@@ -119,10 +102,6 @@ def test_tokens_of_engines_that_are_in_no_episode_are_told(document, records, st
     assert (amounts.charged_tokens, amounts.charged_engine_s) == (100000 - 117, 0.75)
     fewer = usage_of(document, records, steps, a_progress(document, tokens=5)).amounts
     assert (fewer.generated_tokens, fewer.unrecorded_tokens) == (99383, 0), "recorded turns are certain"
-
-
-def test_an_episode_that_is_read_twice_counts_once(document, records, steps):
-    assert usage_of(document, [*records, *records], steps, None) == usage_of(document, records, steps, None)
 
 
 def test_tenants_have_the_sum_of_their_jobs(document, records, steps):

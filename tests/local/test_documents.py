@@ -4,15 +4,7 @@ from pathlib import Path
 import pytest
 from tests.models.model_folders import write_model
 
-from marlaas.local.documents import (
-    CHANGEABLE,
-    differences,
-    merge,
-    pool_documents,
-    read,
-    refuse_other_models,
-    scaled,
-)
+from marlaas.local.documents import CHANGEABLE, differences, merge, pool_documents, read, refuse_other_models, scaled
 from marlaas.models import inspect
 from marlaas.models.memory import PoolUse, agent_rooms
 from marlaas_api.documents import job_document, pool_spec

@@ -4,13 +4,7 @@ import itertools
 
 import pytest
 
-from marlaas.models.curriculum import (
-    calculator_task,
-    evaluate,
-    requested_expression,
-    reverse_task,
-    tool_reply,
-)
+from marlaas.models.curriculum import calculator_task, evaluate, requested_expression, reverse_task, tool_reply
 from marlaas.models.demonstrations import NO_MISTAKES, Mistakes, calculator_demonstration, reverse_demonstration
 from marlaas.models.tokenizer import TemplateMessage
 from marlaas_api.names import Split

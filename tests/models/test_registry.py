@@ -4,16 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from marlaas.models import (
-    MissingPackage,
-    NotAModel,
-    UnknownModel,
-    list_models,
-    prepare,
-    prepared,
-    registry,
-    resolve,
-)
+from marlaas.models import MissingPackage, NotAModel, UnknownModel, list_models, prepare, prepared, registry, resolve
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelSpec
 

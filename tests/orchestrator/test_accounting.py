@@ -1,14 +1,256 @@
-"""Whatever happens in whatever order, and wherever the orchestrator dies: steps are full, fresh and in order, every group ends in one record,
-no turn that is to be trained is purged, and neither the log of assignments nor the turns grow with what is on record."""
+"""A job's records under random schedules of its orchestrator, sandbox and trainers, with kills between any two effects."""
 
 import random
+from collections import Counter
+from collections.abc import Container
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.orchestrator.accounting import GROUP_SIZE, AccountingHarness, RestartingHarness
+from tests.harness import a_manifest, identity
+from tests.killing import Killed
 
-from marlaas_api.messages import StepClosed
+from marlaas_api.messages import (
+    Episode,
+    FaultClass,
+    GroupLogEntry,
+    GroupReady,
+    JobDocument,
+    Manifest,
+    PolicyRecord,
+    StepClosed,
+    UsageAmounts,
+)
+from marlaas_api.messages.agent_settings import AgentSettings
+from marlaas_api.names import Split, episode_id, train_group
+from marlaas_worker.orchestrator.job_state import JobState
+from marlaas_worker.orchestrator.recorded_totals import History
+from marlaas_worker.orchestrator.step_records import Around, step_record
+
+GROUP_SIZE = 2
+
+
+class AccountingHarness:
+    """A job's records, and an orchestrator, sandbox and trainers that take turns by chance; `deaths` is how likely one is at each effect.
+
+    Each trained policy has a trainer of its own, which may be late. If the job has several agents, an episode calls each that
+    its task may call, with the probability `calls`.
+    """
+
+    def __init__(self, document: JobDocument, chance: random.Random, deaths: float) -> None:
+        self.document, self.chance, self.deaths = document, chance, deaths
+        self.faults, self.flats = chance.choice([0, 0.1, 0.4]), chance.choice([0, 0.3, 0.9])
+        self.calls = {agent.name: chance.choice([1, 0.7, 0.3, 0]) for agent in document.spec.agents}
+        self.names = [agent.name for agent in document.spec.policies]
+        self.trained_agents = [agent.name for agent in document.spec.policies if agent.trainable]
+        self.rules = document.spec.training
+        self.records, self.episodes, self.ledger = [], [], None
+        self.logs = {name: [] for name in self.names}
+        self.policies = {name: PolicyRecord(uid=document.uid, version=0) for name in self.names}
+        self.pins, self.queue = {}, set()
+        self.members, self.trained, self.written = Counter(), {name: [] for name in self.names}, []
+        self.turns, self.last_turn, self.num_waits = {}, 0, 0
+        self.called, self.draws = {}, {}
+        self.take_up()
+
+    def take_up(self) -> None:
+        log = tuple(message for name in self.names for message in self.logs[name])
+        history = History(tuple(self.records), (), log, self.ledger, dict(self.policies))
+        self.state, self.mark = JobState(self.document, history), 1
+        for episode in self.episodes:
+            self.state.add_episode(episode)
+        for index in sorted(self.state.groups.in_flight - set(self.state.groups.complete)):
+            self.give_out(index)
+
+    def effect(self) -> None:
+        if self.chance.random() < self.deaths:
+            raise Killed
+
+    def give_out(self, index: int) -> None:
+        if self.state.strict:
+            for name, version in self.state.assembly.next_versions.items():
+                self.pins.setdefault((name, index), version)
+        for name, version in self.state.tasks.past.versions.items():
+            self.pins.setdefault((name, index), version)
+        if not self.members[index]:
+            self.queue.add(index)
+
+    def orchestrate(self) -> None:
+        state = self.state
+        state.policies.update(self.policies)
+        self.write(state.assembly.close_if_due())
+        ready = [(self.sampled_from(group.index), group) for group in state.groups.resolvable(in_order=state.strict)]
+        for versions, group in state.assembly.in_order(ready):
+            used = UsageAmounts(generated_tokens=1 + group.index, open_tokens=1 + group.index)
+            self.write(state.resolve(group, versions, dict.fromkeys(self.names, used)))
+        while (draft := state.assembly.recordable(state.committed)) is not None:
+            manifests = {
+                name: self.manifest(name, draft.step, part.base_version + 1)
+                for name, part in draft.agents.items()
+                if not part.no_op
+            }
+            around = Around(0.0, 0.0, state.tasks.new_skips(state.recorded.skips), state.tasks.outcomes(draft.resolved))
+            record = step_record(self.document, draft, manifests, around)
+            if len(self.records) == record.step:
+                self.records.append(record)
+            self.effect()
+            state.record(record)
+            self.ledger = state.ledger()
+            self.effect()
+            for name, log in self.logs.items():
+                self.logs[name] = [one for one in log if one.step > record.step] or log[-1:]
+                self.effect()
+            due, self.mark = self.mark, state.turns_from(self.last_turn)
+            self.turns = {member: sequence for member, sequence in self.turns.items() if sequence >= due}
+            self.effect()
+            self.write(state.assembly.close_if_due())
+        needed = state.assembly.needed_versions(len(state.groups.in_flight))
+        is_fresh = state.strict or all(needed[name] <= record.version for name, record in self.policies.items())
+        if state.assembly.want(len(state.groups.in_flight)) and is_fresh:
+            indices = state.take_indices(state.assembly.want(len(state.groups.in_flight)), self.last_turn)
+            self.ledger, past = state.ledger(), state.tasks.past
+            assert self.draws.setdefault(past.step, past.versions) == past.versions, "one draw of past versions a step"
+            self.effect()
+            for index in indices:
+                self.give_out(index)
+                self.effect()
+
+    def sampled_from(self, index: int) -> dict[str, int]:
+        return {name: self.pins.get((name, index), record.version) for name, record in self.policies.items()}
+
+    def write(self, messages: list[GroupLogEntry]) -> None:
+        for message in messages:
+            self.logs[message.agent].append(message)
+            self.written.append(message)
+            self.effect()
+
+    def play(self) -> None:
+        if not self.queue:
+            return
+        index = self.chance.choice(sorted(self.queue))
+        group, member = train_group(self.document.ref, index), self.members[index]
+        may_speak = self.may_speak(index)
+        called = self.draw_called(may_speak)
+        for agent in called:
+            is_waiting = self.pins.get((agent.pinned_as, index), 0) > self.policies[agent.policy_name].version
+            if is_waiting:
+                assert not agent.plays_past, "a past version is committed when it is drawn"
+                self.num_waits += 1  # a turn waits for the commit of its policy
+                return
+        self.last_turn += 1
+        self.turns[index, member] = self.last_turn
+        self.called[index, member] = {agent.name for agent in called if agent.trainable}
+        for agent in called:
+            lag = self.chance.choice([0, 0, 0, 1, 2])
+            self.pins.setdefault((agent.pinned_as, index), max(0, self.policies[agent.policy_name].version - lag))
+        fault = FaultClass.ENV if self.chance.random() < self.faults else None
+        rewards = {
+            name: 1.0 if random.Random(f"{index} {number}").random() < self.flats else float(member)
+            for number, name in enumerate(may_speak)
+        }
+        names = identity(self.document) | {"group": group, "split": Split.TRAIN, "index": index, "member": member}
+        ended = {} if fault else {"rewards": rewards, "leaves": {agent.name: (0,) for agent in called}}
+        ended["may_speak"] = may_speak
+        self.episodes.append(Episode(**names, episode=episode_id(group, member, 1), fault=fault, **ended))
+        self.members[index] += 1
+        if self.members[index] == GROUP_SIZE:
+            self.queue.discard(index)
+        self.state.add_episode(self.episodes[-1])
+
+    def may_speak(self, index: int) -> tuple[str, ...]:
+        """The agents that a task may call, as `agents_of` would say: of every second task of a team a subset, else all."""
+        names = [agent.name for agent in self.document.spec.agents]
+        if index % 2 or len(names) == 1:
+            return tuple(names)
+        draw = random.Random(f"{index}")
+        return tuple(draw.sample(names, draw.randint(1, len(names))))
+
+    def draw_called(self, may_speak: Container[str]) -> list[AgentSettings]:
+        agents = self.document.spec.agents
+        if len(agents) == 1:
+            return list(agents)
+        return [one for one in agents if one.name in may_speak and self.chance.random() < self.calls[one.name]]
+
+    def train(self) -> None:
+        """One agent's trainer commits the next step that is closed for it."""
+        name = self.chance.choice(self.trained_agents)
+        policy, log = self.policies[name], self.logs[name]
+        closed = min(
+            (one for one in log if isinstance(one, StepClosed) and one.num_groups and one.step > policy.step),
+            key=lambda one: one.step,
+            default=None,
+        )
+        if closed is None:
+            return
+        groups = [one for one in log if isinstance(one, GroupReady) and one.step == closed.step]
+        assert [group.position for group in groups] == list(range(closed.num_groups))
+        assert 1 <= closed.num_groups <= self.rules.groups_per_step
+        assert {closed.base_version, *(group.base_version for group in groups)} == {policy.version}
+        assert all(0 <= group.staleness <= self.rules.max_staleness for group in groups)
+        for group in groups:
+            for trajectory in group.trajectories:
+                assert (group.index, trajectory.member) in self.turns
+                assert (trajectory.agent or name) in self.called[group.index, trajectory.member]
+        self.trained[name] += [group.index for group in groups]
+        self.policies[name] = policy.model_copy(update={"version": policy.version + 1, "step": closed.step})
+
+    def live(self) -> None:
+        for _ in range(20_000):
+            try:
+                self.chance.choice([self.orchestrate] * 2 + [self.play] * 4 + [self.train] * len(self.trained_agents))()
+                if self.state.training_over:
+                    return
+                if self.chance.random() < self.deaths / 4:
+                    raise Killed
+            except Killed:
+                self.take_up()
+        raise AssertionError("nothing goes on any more")
+
+    def manifest(self, agent: str, step: int, version: int) -> Manifest:
+        return a_manifest(self.document, version, agent=agent, step=step)
+
+
+class RestartingHarness(AccountingHarness):
+    """Everything but the orchestrator goes on as it would without restarts, which find no episodes of resolved groups.
+
+    kills: numbers of effects, from 0.
+    """
+
+    def __init__(self, document: JobDocument, seed: int, kills: Container[int]) -> None:
+        self.kills, self.num_effects = kills, 0
+        super().__init__(document, random.Random(seed), 0.0)
+
+    def effect(self) -> None:
+        self.num_effects += 1
+        if self.num_effects - 1 in self.kills:
+            raise Killed
+
+    def take_up(self) -> None:
+        decided = Counter(message.index for message in self.written if not isinstance(message, StepClosed))
+        self.episodes = [one for one in self.episodes if decided[one.index] < len(self.names)]
+        try:
+            super().take_up()
+        except Killed:
+            self.take_up()
+
+    def orchestrate(self) -> None:
+        try:
+            super().orchestrate()
+        except Killed:
+            self.take_up()
+            self.orchestrate()
+
+    def results(self) -> tuple[object, ...]:
+        return (
+            self.written,
+            self.records,
+            self.state.tasks.walk,
+            self.trained,
+            self.pins,
+            self.state.fault_totals(),
+            self.state.recorded.usage,
+        )
+
 
 ROLES = [
     {"name": "a0"},

@@ -1,8 +1,12 @@
 """Verdicts on waiting jobs: admitted, or queued with a reason; and which decisions last from round to round."""
 
 import pytest
+from tests.harness import working
+from tests.orchestrator.harness import OrchestratorHarness, a_job, final, mixed
 
-from marlaas_api.messages import JobDocument, Phase, Progress, TenantQuota
+from marlaas_api import subjects
+from marlaas_api.messages import JobDocument, Phase, TenantQuota
+from marlaas_worker.orchestrator import service
 from marlaas_worker.orchestrator.admission import (
     RECONSIDER_S,
     Admission,
@@ -44,11 +48,6 @@ def several(document, number: int, tenant: str = "team-a") -> list[JobDocument]:
     return [of(document(f"j{n}", created_at=n), tenant) for n in range(number)]
 
 
-def progress_of(document: JobDocument, **fields) -> Progress:
-    known = {"phase": Phase.RUNNING, "admitted": True, "reason": "Training", "steps": 40, "step": 12}
-    return Progress(namespace=document.namespace, job=document.job, uid=document.uid, **{**known, **fields})
-
-
 def admitted(decision: AdmissionDecision) -> set[str]:
     return {uid for uid, verdict in decision.admissions.items() if verdict.admitted}
 
@@ -85,11 +84,6 @@ def test_what_a_job_cannot_do_on_the_replicas_that_serve_now_is_waited_for_with_
     assert words in verdict.message
 
 
-@pytest.mark.parametrize("longest", [0, 257])
-def test_a_conversation_of_unknown_length_or_with_room_for_a_prompt_is_no_hindrance(document, longest):
-    assert one(document(), pools={"tiny": PoolCapacity(6, 16, longest, agents=3)}).admitted
-
-
 def test_agents_that_take_turns_outnumber_the_slots_and_the_next_job_is_queued(document):
     """It is queued also if the running jobs hold more than their pool has now."""
     for number in (3, 5):
@@ -105,32 +99,6 @@ def test_a_neighbours_adapters_never_take_a_trainer_out_of_memory(document):
     verdict = one(document("late", rank=16), early, pools={"tiny": pool})
     words = "running jobs use too much of the trainer memory of pool tiny"
     assert (verdict.reason, verdict.message) == ("WaitingForMemory", words)
-
-
-def test_a_job_of_another_pool_or_one_that_cannot_run_gives_its_turn_to_nobody(document):
-    early = [
-        of(document("rests", created_at=1, suspend=True), "mine"),
-        of(document("too-large", created_at=2, maxStaleness=9), "mine"),
-        of(document("elsewhere", created_at=3), "mine").model_copy(update={"pool": "other"}),
-    ]
-    first, late = of(document("first", created_at=4), "other"), of(document("late", created_at=5, priority=9), "mine")
-    pool = {"tiny": PoolCapacity(6, 16, agents=1)}
-    assert admitted(AdmissionQueue().decide(scene([late, first, *early], pools=pool))) == {first.uid}
-
-
-def test_an_unknown_tenant_has_weight_1_and_no_quota(document):
-    weights = {"rich": TenantTerms(weight=2.0)}
-    jobs = [*several(document, 3, "rich"), *several(document, 3, "unknown")]
-    found = admitted(AdmissionQueue().decide(scene(jobs, tenants=weights)))
-    assert found == {"rich-j0", "rich-j1", "unknown-j0"}
-
-
-def test_a_job_over_quota_is_queued_with_both_numbers_and_the_job_that_it_waits_for(document):
-    running, waits = several(document, 2)
-    terms = {"team-a": TenantTerms(quota=TenantQuota(jobs=1))}
-    verdict = one(waits, [running], tenants=terms, progress_of=lambda ref: progress_of(running))
-    assert (verdict.admitted, verdict.reason) == (False, "OverQuota")
-    assert verdict.message == "over quota: 1 of 1 jobs; waits for team-a-1/j0, 12 of 40 steps"
 
 
 def test_a_quota_holds_within_one_round(document):
@@ -152,15 +120,6 @@ def test_the_place_of_a_preempted_job_is_kept_for_the_preemptor_until_the_victim
     assert again.decide(scene([new], holding, LATER + RECONSIDER_S)).preempted == said, "and nothing more"
 
 
-def test_a_free_place_is_kept_for_the_preemptor_that_needs_it_beside_those_of_its_victims(document):
-    queue, holding, pools = AdmissionQueue(), several(document, 3), {"tiny": PoolCapacity(6, 16, agents=4)}
-    new = of(document("new", agents=[{"name": "a"}, {"name": "b"}], created_at=99), "team-b")
-    assert queue.decide(scene([new], holding, LATER, pools=pools)).preempted.keys() == {"team-a-j2"}
-    other = of(document("x", created_at=1), "team-c")
-    assert admitted(queue.decide(scene([new, other], holding, LATER, pools=pools))) == set()
-    assert admitted(queue.decide(scene([new, other], holding[:2], LATER, pools=pools))) == {new.uid}
-
-
 @pytest.mark.parametrize("during", [1, 2], ids=["it was smaller", "it becomes smaller meanwhile"])
 def test_a_smaller_pool_displaces_nobody_and_the_preemptor_has_the_place_of_its_victim(document, during):
     """One of two replicas restarts while six jobs run on them."""
@@ -175,19 +134,55 @@ def test_a_smaller_pool_displaces_nobody_and_the_preemptor_has_the_place_of_its_
     assert (admitted(later), later.preempted) == (set(), {})
 
 
-def test_an_entry_is_charged_and_refunded_when_the_job_is_preempted(document):
-    queue, [job] = AdmissionQueue(), several(document, 1)
-    queue.decide(scene([job]))
-    queue.entered(job)
-    assert queue.past.of("team-a") == pytest.approx(60 / 3)
-    queue.left(job)
-    assert queue.past.of("team-a") == 0.0
+ROOM = PoolCapacity(slots=2, max_rank=16, agents=1)
+BOTH = {"tiny": ROOM, "big": ROOM}
 
 
-def test_a_job_that_makes_room_is_not_charged_for_the_time_that_it_needs_to_stop(document):
-    queue, holding, new = AdmissionQueue(), several(document, 3), of(document("new"), "team-b")
-    queue.advance(LATER)
-    queue.decide(scene([new], holding, LATER))
-    queue.advance(LATER + 3.0)
-    assert queue.past.of("team-a") == pytest.approx(3.0 * 2 / 3, rel=0.01)
-    assert queue.decide(scene([], holding, LATER)).preempted == {}, "victims go on when nobody needs their place"
+def team(name: str = "team", pool: str = "tiny", other: str = "big", **fields) -> JobDocument:
+    """A job of the agents `a` on its own pool and `b` on another."""
+    agents = [{"name": "a"}, {"name": "b", "poolRef": {"name": other}}]
+    return a_job(name, agents=agents, **fields).model_copy(update={"pool": pool})
+
+
+def test_a_job_is_admitted_to_all_its_pools_or_to_none():
+    assert one(team(), pools=BOTH).admitted
+    holder = a_job("holder").model_copy(update={"pool": "big"})
+    verdict = one(team(), [holder], pools=BOTH)
+    assert (verdict.admitted, verdict.reason) == (False, "WaitingForSlots")
+    assert "pool big (agent b) admits 1 agents at once" in verdict.message
+    waiting = [team(created_at=1), a_job("alone", created_at=2)]
+    admissions = AdmissionQueue().decide(scene(waiting, [holder], pools=BOTH)).admissions
+    assert [admissions[job.uid].admitted for job in waiting] == [False, False], "the place on tiny is kept for it"
+
+
+@pytest.mark.parametrize(
+    ("role", "name", "reason", "missing"),
+    [
+        ("rollout", "rollout-0", "WaitingForPool", "no rollout replica of pool big (agent b) is ready"),
+        ("trainer", "t0", "WaitingForTrainer", "no trainer of pool big (agent b) is ready"),
+    ],
+)
+async def test_a_job_waits_for_workers_of_a_pool_that_disappear_and_goes_on_when_they_are_back(
+    harness: OrchestratorHarness, role: str, name: str, reason: str, missing: str
+):
+    job, lost = team(), subjects.replica_key(role, "big", name)
+    harness.pause_after = 2  # both agents have trained one step
+    await harness.report_pool("tiny", job, -1)
+    await harness.submit(job)
+    roles = harness.keep("orchestrator", service.serve), harness.play(job, mixed)
+    async with working(*roles):
+        waits = await harness.progress(job, lambda level: level.reason == "WaitingForPool")
+        assert (waits.admitted, waits.message) == (False, "no rollout replica of pool big (agent b) is ready yet")
+        async with working(harness.train(job)):
+            await harness.progress(job, lambda level: level.step == 1)
+            await (await harness.bus.bucket(subjects.REPLICAS)).delete(lost)
+            waits = await harness.progress(job, lambda level: level.reason == reason)
+            assert (waits.phase, waits.admitted, waits.step) == (Phase.RUNNING, True, 1)
+            assert waits.message == f"{missing}; the job goes on when one is"
+            assert waits.admitted_at < waits.reason_at <= waits.at
+            harness.may_train.set()
+            await harness.report_pool("big", job, 1)
+            await harness.put_report("trainer", "t0", pool="big")
+            ended = await harness.progress(job, final)
+    assert (ended.phase, ended.versions) == (Phase.SUCCEEDED, {"a": 3, "b": 3})
+    assert len(await harness.steps(job)) == 3

@@ -7,8 +7,8 @@ import pytest
 from tests.harness import changed
 from tests.orchestrator.harness import OrchestratorHarness
 
-from marlaas_api import failpoints, subjects
-from marlaas_api.messages import JobDocument, Phase, PolicyRecord
+from marlaas_api import subjects
+from marlaas_api.messages import JobDocument, Phase
 
 WHOLE_POOL = 6
 """maxStaleness of a job whose versions fill all 8 slots."""
@@ -52,16 +52,6 @@ async def test_an_edit_that_does_not_concern_the_loop_neither_displaces_nor_rest
         assert (loop(first) is before) is (part != "steps")
 
 
-async def test_a_deadline_that_is_set_while_the_job_runs_ends_it(harness, rivals):
-    first, second = rivals
-    async with harness.orchestrating():
-        await one_runs(harness, first, second)
-        await harness.submit(changed(first, active_deadline_seconds=1e-9))
-        level = await harness.progress(first, lambda level: level.phase.final)
-        assert level.reason == "DeadlineExceeded"
-        await harness.progress(second, lambda level: level.admitted)
-
-
 @pytest.mark.parametrize("slots", [8, 4], ids=["as before", "fewer slots than it holds"])
 async def test_a_restart_of_the_orchestrator_displaces_nobody(harness, rivals, slots):
     first, second = rivals
@@ -74,29 +64,6 @@ async def test_a_restart_of_the_orchestrator_displaces_nobody(harness, rivals, s
         assert not (await harness.progress(third, lambda level: True)).admitted, "the new one has decided"
         assert (await harness.progress(first, lambda level: True)).admitted
         assert not (await harness.progress(second, lambda level: True)).admitted
-
-
-async def test_a_job_that_rests_after_an_error_of_ours_keeps_its_slots(harness, rivals):
-    first, second = rivals
-    died = 0
-
-    def hook(name: str) -> None:
-        nonlocal died
-        task = asyncio.current_task()
-        if task is not None and task.get_name() == f"job {first.ref}" and died == 0:
-            died += 1
-            raise OverflowError("nobody foresaw it")
-
-    failpoints.hook = hook
-    async with harness.orchestrating():
-        await one_runs(harness, first, second)
-        dies = loop(first)
-        await harness.put_policy(PolicyRecord(uid=first.uid, version=0, epoch=1, holder="t"), first)
-        await asyncio.wait([dies])
-        await harness.submit(third := of(first, "team-0"))
-        assert not (await harness.progress(third, lambda level: True)).admitted
-    assert died == 1
-    assert not (await harness.progress(second, lambda level: True)).admitted
 
 
 async def test_a_job_whose_document_cannot_be_read_any_more_runs_on_and_keeps_its_slots(harness, rivals):

@@ -17,8 +17,6 @@ from marlaas_worker.orchestrator.capacity import (
     PoolCapacity,
     Space,
     capacities,
-    totals,
-    trainer_bytes,
 )
 
 relaxed = settings(max_examples=150, suppress_health_check=list(HealthCheck))
@@ -69,11 +67,6 @@ def test_a_job_needs_trainer_memory_by_its_rank(document, rank, room, bytes_per_
     assert need_of(document(rank=rank), capacity)[TRAINER_MEMORY] == units
 
 
-def test_a_frozen_agent_needs_no_trainer_memory(document):
-    job = document(agents=[{"name": "judge", "trainable": False}])
-    assert trainer_bytes(job, "tiny", PoolCapacity(8, 16, bytes_per_rank=4)) == 0
-
-
 @pytest.mark.parametrize(("kv_tokens", "tokens"), [(4000, 1024), (800, 800)])
 def test_the_working_set_is_one_reply_for_each_episode_at_once_and_at_most_one_whole_cache(document, kv_tokens, tokens):
     """2 groups of 2 episodes, 256 tokens each; four agents take turns on a slot, so the cache counts four times."""
@@ -81,29 +74,6 @@ def test_the_working_set_is_one_reply_for_each_episode_at_once_and_at_most_one_w
     total = min(4 * kv_tokens, GRAIN)
     assert need_of(document(), capacity)[KV_CACHE] == -(-tokens * total // (4 * kv_tokens))
     assert total >= 4 * need_of(document(), capacity)[KV_CACHE] - 4
-
-
-def test_every_job_fits_alone_however_units_are_rounded(document):
-    capacity = PoolCapacity(
-        8, 16, agents=1, kv_tokens=999, shared_kv_tokens=999, trainer_bytes=10**9, bytes_per_rank=62_500_000
-    )
-    space = Space(totals({"tiny": capacity}))
-    demands = Demands()
-    demands.update({"tiny": capacity})
-    assert space.lacks(demands.of(document(rank=16))) == []
-
-
-def test_a_demand_is_computed_again_for_a_new_document_or_capacity(document):
-    demands, job = Demands(), document()
-    demands.update({"tiny": PoolCapacity(8, 16, agents=8)})
-    first = demands.of(job)
-    assert demands.of(job) is first
-    assert demands.of(job.model_copy()) is not first
-    demands.update({"tiny": PoolCapacity(8, 16, agents=9)})
-    assert demands.of(job) is not first
-    demands.update({})
-    assert demands.of(job).need == {}
-    assert demands.share_of(job) == 0.0
 
 
 @relaxed

@@ -1,6 +1,5 @@
 """Which task comes next: orders that are seeded and whole, and rest for tasks that teach nothing, within a bound."""
 
-import itertools
 import random
 
 import pytest
@@ -26,22 +25,9 @@ def told(one: DataOrder, *results: tuple[int, Difficulty]) -> DataOrder:
     return one
 
 
-def test_a_set_is_passed_through_again_and_again():
-    assert [order(3).task(visit) for visit in range(7)] == [0, 1, 2, 0, 1, 2, 0]
-
-
 @given(size=st.integers(1, 200), seed=st.integers(0, 2**63 - 1))
 def test_a_shuffled_pass_has_every_task_once(size, seed):
     assert sorted(permuted(offset, size, seed) for offset in range(size)) == list(range(size))
-
-
-def test_every_pass_and_every_seed_shuffles_anew():
-    def passes(seed: int) -> list[tuple[int, ...]]:
-        one = order(32, "shuffled", seed)
-        return [tuple(one.task(visit) for visit in range(begin, begin + 32)) for begin in (0, 32)]
-
-    assert len({*passes(1), *passes(2)}) == 4
-    assert passes(1) == passes(1)
 
 
 def test_shuffling_favours_no_place():
@@ -70,30 +56,11 @@ def test_a_task_rests_once_its_last_groups_agreed_without_variance(after, result
     assert told(order(4, after=after, passes=2), *results).rests(8) is rests
 
 
-def test_a_task_rests_for_its_passes_and_is_then_tried_again():
-    one = told(order(4, passes=2), (1, HOPELESS))
-    assert [one.rests(visit) for visit in (5, 9, 13, 17)] == [HOPELESS, HOPELESS, None, None]
-    assert one.rests(6) is None, "that is another task"
-
-
-def test_results_count_once_and_in_any_order():
-    results = [(0, SOLVED), (4, SOLVED), (8, VARIED), (12, HOPELESS), (16, HOPELESS)]
-    verdicts = {told(order(4, after=2, passes=9), *some, *some).rests(20) for some in itertools.permutations(results)}
-    assert verdicts == {HOPELESS}
-
-
 def test_what_rests_is_left_out_and_counted_by_why():
     one = told(order(4, passes=1, maxShare=0.9), (0, VARIED), (1, SOLVED), (2, HOPELESS), (3, VARIED))
     visits, walk = one.take(Walk(4), 2)
     assert visits == [4, 7]
     assert walk == Walk(next_visit=8, in_pass=2, solved=1, hopeless=1)
-
-
-def test_even_if_everything_is_solved_no_more_than_the_share_is_skipped_at_any_point():
-    one = told(order(10, passes=9, maxShare=0.5), *((visit, SOLVED) for visit in range(10)))
-    visits, walk = one.take(Walk(10), 10)
-    assert visits == [10, 12, 14, 16, 18, 20, 22, 24, 26, 28]
-    assert walk == Walk(next_visit=29, in_pass=4, solved=9)
 
 
 @given(

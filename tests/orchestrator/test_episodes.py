@@ -2,11 +2,10 @@
 
 import ormsgpack
 import pytest
-from tests.harness import an_episode, changed, identity, working
-from tests.orchestrator.harness import final, mixed, running
+from tests.harness import an_episode, changed, identity
 
 from marlaas_api.bus import Stored
-from marlaas_api.messages import Choice, Episode, FaultClass, Phase, PolicyRecord, TaskMessage
+from marlaas_api.messages import Choice, Episode, FaultClass, PolicyRecord, TaskMessage
 from marlaas_api.names import Split, eval_group
 from marlaas_api.wire import encode
 from marlaas_worker.orchestrator import episodes
@@ -53,12 +52,9 @@ HELD_OUT = {"split": Split.EVAL, "index": 1, "group": "uid-sums-e1v1", "episode"
     ("fields", "words"),
     [
         ({"namespace": "team-b"}, "names the job team-b/sums"),
-        ({"job": "other"}, "names the job team-a/other"),
         ({"group": "garbage"}, "not a group name"),
         ({"group": "uid-other-t3", "episode": "uid-other-t3-1-1"}, "group 'uid-other-t3'"),
         ({"split": Split.EVAL}, "with split eval"),
-        ({"index": -1}, "index -1"),
-        ({"group": f"uid-sums-{'x' * 99}-t3", "episode": f"uid-sums-{'x' * 99}-t3-1-1"}, "group 'uid-sums-x"),
         ({**HELD_OUT, "index": 4}, "with split eval and index 4"),
         ({**HELD_OUT, "group": "uid-sums-e9999v1", "episode": "uid-sums-e9999v1-0-1", "index": 9999}, "index 9999"),
         ({**HELD_OUT, "member": 1, "episode": "uid-sums-e1v1-1-1"}, "member 1"),
@@ -68,23 +64,16 @@ HELD_OUT = {"split": Split.EVAL, "index": 1, "group": "uid-sums-e1v1", "episode"
         ({"rewards": {}}, "no reward for policy"),
         ({"rewards": {"policy": float("nan")}}, "not a number between"),
         ({"metrics": {"x": float("inf")}}, "not a number between"),
-        ({"rewards": {"policy": -1.7e308}}, "not a number between -1e.30 and 1e.30"),
         ({"group": "uid-sums-t5v3", "episode": "uid-sums-t5v3-1-1"}, "not a group name"),
-        ({"group": f"uid-sums-t{'9' * 5000}", "episode": f"uid-sums-t{'9' * 5000}-1-1"}, "not a group name"),
         ({"rewards": {"policy": 0.5, "x" * 1000: 1.0}}, "not an agent of the job"),
         ({"may_speak": ("critic",)}, "'critic', which is not an agent of the job"),
         ({"leaves": {"policy": (0,), "critic": (0,)}}, "'critic', which is not an agent"),
         ({"metrics": {"\x1b[2Jx": 1.0}}, r"a metric named '\\x1b\[2Jx'"),
-        ({"metrics": {"x" * 1000: 1.0}}, "a metric named 'xxx"),
-        ({"num_turns": -1}, "-1 turns"),
         ({"num_turns": 10**6}, "1000000 turns"),
         ({"prior_faults": (FaultClass.INFRA,) * 1000}, "after 1000 faults"),
         ({"duration_s": float("nan")}, "a time of nan s"),
-        ({"duration_s": 1.7e308}, r"a time of 1.7e\+308 s"),
-        ({"tool_s": -1.0}, "-1.0 s in tools"),
         ({"tool_s": 30 * 86400.0 + 1}, "2592001.0 s in tools"),
         ({"leaves": {"policy": tuple(range(10_000))}}, "10000 conversations"),
-        ({"leaves": {"policy": (-1,)}}, "end at turns"),
         ({"leaves": {"policy": (0, 0)}}, "2 conversations of agent 'policy' that end at turns"),
         ({"may_speak": ("policy", "policy")}, "2 agents that the task may call, some of them twice"),
         ({"choices": (chosen("policy"),)}, r"candidates of agent 'policy' at turns \(\)"),
@@ -140,30 +129,3 @@ def test_a_job_keeps_episodes_up_to_a_bound_until_their_step_or_evaluation_is_on
     play(1, *range(67))
     with pytest.raises(EpisodesTooLarge, match="take 1 MiB, more than the 1 MiB that the orchestrator keeps"):
         play(2, 0)
-
-
-async def test_a_job_whose_episodes_are_too_large_fails_because_of_its_environment(
-    harness, document, monkeypatch
-) -> None:
-    monkeypatch.setattr(episodes, "MAX_KEPT_BYTES", -1)
-    job = document()
-    async with running(harness, job, mixed):
-        failed = await harness.progress(job, final)
-    assert (failed.phase, failed.reason) == (Phase.FAILED, "InvalidEnvironment")
-    assert "lower their number" in failed.message
-
-
-@pytest.mark.parametrize(
-    ("rewards", "words"),
-    [((1.7e308, 1.7e308), "not a number between -1e+30 and 1e+30"), ((1e30, -1e30), ""), ((1e30, 1e30), "")],
-)
-async def test_rewards_beyond_all_measure_fail_their_own_job_and_no_other(harness, document, rewards, words) -> None:
-    mine, poisoned = document(), document("poisoned", steps=1)
-    async with running(harness, poisoned, lambda task, member: rewards[member]):
-        await harness.submit(mine)
-        async with working(harness.play(mine, mixed), harness.train(mine)):
-            ended = await harness.progress(poisoned, final)
-            level = await harness.progress(mine, final)
-    assert (ended.phase is Phase.FAILED) is bool(words)
-    assert words in ended.message
-    assert level.phase is Phase.SUCCEEDED

@@ -1,26 +1,31 @@
 """When a job is evaluated, which version is promoted, and what fails a job: faults, and trainers that gave it up."""
 
 import pytest
-from tests.harness import an_episode, identity
+from tests.harness import a_step, an_episode, changed, identity
+from tests.orchestrator.harness import a_job
 
 from marlaas_api.messages import (
     AgentStep,
+    Episode,
     EvalRecord,
-    EvalSample,
     FaultClass,
+    IssueLedger,
     JobDocument,
+    Phase,
     PolicyRecord,
     ReplicaReport,
     StepRecord,
 )
 from marlaas_api.messages.job_spec import EvaluationSettings
-from marlaas_worker.orchestrator.evaluation import best, due
+from marlaas_api.names import Split
+from marlaas_worker.orchestrator.evaluation import EvaluationRun, due
 from marlaas_worker.orchestrator.faults import RETURN_S, FaultWatch, GivenUp
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.recorded_totals import History
-from marlaas_worker.orchestrator.step_records import EvaluationEnd, eval_record
+from marlaas_worker.orchestrator.reports import progress
+from marlaas_worker.orchestrator.step_records import Around, EvaluationEnd, eval_record, step_record
+from marlaas_worker.orchestrator.usage import AdmittedTime, JobUsage
 
-NAN = float("nan")
 WORDS = "turn 3 carries version 9"
 PAIR = [{"name": "a"}, {"name": "b"}]
 
@@ -33,7 +38,7 @@ def test_evaluations_come_first_last_and_every_so_often_if_tasks_are_held_out(ta
     assert due(EvaluationSettings(every=10, tasks=tasks), finished, steps=25) is expected
 
 
-def evaluated(job: JobDocument) -> EvalRecord:
+def first_evaluation(job: JobDocument) -> EvalRecord:
     return EvalRecord(**identity(job), step=0, version=0, at=1.0, reward_mean=0.5, num_episodes=2)
 
 
@@ -42,37 +47,7 @@ def policies(job: JobDocument, **versions: int) -> dict[str, PolicyRecord]:
 
 
 def step_of(job: JobDocument, step: int, version: int) -> StepRecord:
-    figures = {"at": 1.0, "wall_s": 1.0, "reward_mean": 0.5, "reward_std": 0.5, "num_groups": 1, "num_episodes": 2}
-    agents = {"policy": AgentStep(outcome="committed", version=version)}
-    place = {"step": step, "version": version, "indices": (step,), "agents": agents}
-    return StepRecord(**identity(job), **figures, **place, outcome="committed")
-
-
-def test_in_strict_mode_an_evaluation_is_of_the_versions_after_the_recorded_steps_and_made_once(document):
-    """An agent may have committed the next step when the orchestrator comes back, or when an evaluation was put off."""
-    job = document(agents=PAIR)
-    for ahead in (0, 1):
-        run = JobState(job, History(policies=policies(job, a=ahead, b=0))).due_evaluation()
-        assert (run.version, run.versions) == (0, {"a": 0, "b": 0})
-        again = History(evaluations=(evaluated(job),), policies=policies(job, a=ahead, b=0))
-        assert JobState(job, again).due_evaluation() is None
-
-
-def test_an_evaluation_that_a_restart_finds_after_further_steps_is_of_its_own_step_and_the_next_one_is_due(document):
-    """Recorded under the step of the restart, it would count as that step's evaluation, which would then never be made."""
-    job = document(steps=2, maxStaleness=1, groupsPerStep=1)
-    begun = JobState(job, History(policies=policies(job, policy=0)))
-    begun.begin_evaluation(begun.due_evaluation(), 0)
-    steps = tuple(step_of(job, step, step + 1) for step in range(2))
-    state = JobState(job, History(steps=steps, ledger=begun.ledger(), policies=policies(job, policy=2)))
-    assert (state.evaluation.version, state.evaluation.step) == (0, 0)
-    sample = EvalSample(index=0, prompt="2 + 2 =", reply="4" * 1000, reward=1.0)
-    ended = eval_record(job, state.evaluation, EvaluationEnd(1.0, (sample,), {}))
-    state.record_evaluation(ended)
-    for one in (state, JobState(job, History(evaluations=(ended,)))):
-        assert (one.evaluations[0].step, one.evaluations[0].samples) == (0, ()), "samples are for people"
-    last = state.due_evaluation()
-    assert (last.version, last.step) == (2, 2)
+    return a_step(job, step, version=version, agents={"policy": AgentStep(outcome="committed", version=version)})
 
 
 @pytest.mark.parametrize(("staleness", "expected"), [(0, [(0, 0), (2, 2), (3, 4)]), (1, [(0, 0), (3, 4)])])
@@ -91,22 +66,6 @@ def test_no_evaluation_is_skipped_if_steps_pass_before_it_is_asked_for(document,
             break
         made.append(eval_record(job, run, EvaluationEnd(1.0, (), {})))
     assert [(one.version, one.step) for one in made] == expected
-
-
-@pytest.mark.parametrize(
-    ("rewards", "last", "which", "promoted"),
-    [
-        ({0: 0.2, 5: 0.9, 9: 0.9, 12: 0.4}, 12, "last", 12),
-        ({0: 0.2, 5: 0.9, 9: 0.9, 12: 0.4}, 12, "best", 9),
-        ({}, 3, "best", 3),
-        ({0: NAN, 5: 0.9, 9: 0.4}, 9, "best", 5),
-        ({0: NAN, 5: NAN}, 7, "best", 7),
-    ],
-)
-def test_promotion_takes_the_last_or_the_best_the_later_of_equals_and_none_that_was_lost_to_faults(
-    rewards, last, which, promoted
-):
-    assert best(rewards, last, which) == promoted
 
 
 def test_faults_within_the_stated_share_fail_nobody_and_beyond_it_the_last_one_is_told_without_control_characters(
@@ -131,7 +90,7 @@ def test_an_environment_that_does_not_fit_the_job_fails_it_at_once_unless_it_has
         an_episode(job, index, 0, fault=FaultClass.ENV, fault_text="lacks \x1b[2Jcritic", is_permanent=True)
         for index in (1, 2)
     ]
-    known = JobState(job, History(evaluations=(evaluated(job),))).faults
+    known = JobState(job, History(evaluations=(first_evaluation(job),))).faults
     fresh, running = FaultWatch(window=8, max_share=1.0, at_least=8), FaultWatch(window=2, max_share=0.5, at_least=2)
     running.add(play(job, 0, (1.0,))[0])
     for watch, permanent in ((fresh, r"lacks \x1b[2Jcritic"), (known, ""), (running, "")):
@@ -144,20 +103,6 @@ def test_an_environment_that_does_not_fit_the_job_fails_it_at_once_unless_it_has
 def trainer(name: str, broken: bool, pool: str = "tiny", agent: str = "policy") -> ReplicaReport:
     key = f"uid-sums.{agent}"
     return ReplicaReport(role="trainer", pool=pool, replica=name, broken={key: WORDS} if broken else {})
-
-
-@pytest.mark.parametrize(
-    ("reports", "words"),
-    [
-        ([], None),
-        ([trainer("t0", True)], WORDS),
-        ([trainer("t0", True), trainer("t1", False)], None),
-        ([trainer("t0", True), trainer("t1", True)], WORDS),
-        ([trainer("t0", False), trainer("x", True, pool="other")], None),
-    ],
-)
-def test_a_job_is_given_up_when_every_trainer_of_its_pool_says_so(document, reports, words):
-    assert GivenUp().words(document(), reports, 0.0) == words
 
 
 def test_a_team_is_given_up_when_every_trainer_of_one_of_its_pools_says_so_of_the_same_agent(document):
@@ -177,3 +122,77 @@ def test_a_trainer_that_is_being_replaced_may_still_take_the_job_and_one_that_st
     given_up.words(job, [trainer("t0", False), trainer("t1", False)], 1000.0)
     assert given_up.words(job, [trainer("t0", True)], 1000.0 + RETURN_S - 1) is None
     assert given_up.words(job, [trainer("t0", True)], 1000.0 + RETURN_S) == WORDS
+
+
+def played(job: JobDocument, index: int, member: int, reward: float, *spoke: str, **fields: object) -> Episode:
+    """An episode with one reward for all agents, in which some of them spoke."""
+    names = [agent.name for agent in job.spec.agents]
+    leaves = {name: (names.index(name),) for name in spoke}
+    return an_episode(job, index, member, **{"rewards": dict.fromkeys(names, reward), "leaves": leaves, **fields})
+
+
+def evaluated(job: JobDocument, *episodes: Episode) -> tuple[float, dict[str, float]]:
+    run = EvaluationRun(0, 0, len(episodes), dict.fromkeys([agent.name for agent in job.spec.agents], 0))
+    for episode in episodes:
+        run.add(episode.model_copy(update={"split": Split.EVAL}))
+    record = eval_record(job, run, EvaluationEnd(1.0, (), {}))
+    return record.reward_mean, record.rewards
+
+
+def recorded(job: JobDocument, *episodes: Episode) -> StepRecord:
+    """The record of a step whose groups are these episodes'."""
+    policies = {agent.name: PolicyRecord(uid=job.uid, version=0) for agent in job.spec.policies}
+    indices = tuple(sorted({episode.index for episode in episodes}))
+    ledger = IssueLedger(**identity(job), next_index=len(indices), open=indices)
+    state = JobState(job, History(ledger=ledger, policies=policies))
+    for episode in episodes:
+        state.add_episode(episode)
+    for index in indices:
+        state.resolve(state.groups.complete[index], dict.fromkeys(policies, 0))
+    return step_record(job, state.assembly.drafts[0], {}, Around(0.0, 1.0))
+
+
+def test_an_agents_mean_is_over_the_tasks_that_may_call_it_and_each_episode_counts_once_for_the_team():
+    job = a_job(agents=[{"name": "x"}, {"name": "o"}])
+    of_x = [
+        played(job, 0, member, 0.0, "x", rewards={"x": reward, "o": 9.0}, may_speak=("x",))
+        for member, reward in enumerate((1.0, 0.0))
+    ]
+    of_both = [played(job, 1, member, 0.0, "x", "o", rewards={"x": 0.5, "o": 1.0}) for member in range(2)]
+    record = recorded(job, *of_x, *of_both)
+    assert {name: part.reward_mean for name, part in record.agents.items()} == {"x": 0.5, "o": 1.0}
+    assert record.reward_mean == (1.0 + 0.0 + 0.75 + 0.75) / 4, "the mean of the agents' means is 0.75"
+    assert record.num_episodes == 4
+    assert evaluated(job, of_x[0], of_both[0]) == ((1.0 + 0.75) / 2, {"x": 0.75, "o": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("promote", "rewards", "promoted"),
+    [
+        ("last", {0: 0.1, 3: 0.9, 5: 0.4}, {"x": 3, "o": 2}),
+        ("best", {0: 0.1, 3: 0.9, 5: 0.4}, {"x": 2, "o": 1}),
+        ("best", {0: 0.9, 3: 0.2, 5: 0.4}, {"x": 0, "o": 0}),
+        ("best", {0: 0.1, 3: 0.9, 5: 0.9}, {"x": 3, "o": 2}),
+        ("best", {0: 0.1, 3: 0.9}, {"x": 2, "o": 1}),
+    ],
+)
+def test_the_agents_of_a_team_are_promoted_together_by_the_best_mean_of_the_team(promote, rewards, promoted):
+    """In the evaluation at version 5, the agent `o` alone was best."""
+    job = a_job(agents=[{"name": "x"}, {"name": "o"}])
+    job = changed(job, evaluation=job.spec.evaluation.model_copy(update={"promote": promote}))
+    evaluated_at = {0: {"x": 0, "o": 0}, 3: {"x": 2, "o": 1}, 5: {"x": 3, "o": 2}}
+    evaluations = [
+        EvalRecord(
+            **identity(job),
+            **{"step": version, "version": version, "at": 1.0, "reward_mean": mean, "num_episodes": 2},
+            versions=evaluated_at[version],
+            rewards={"x": 0.0, "o": 1.0} if version == 5 else {"x": mean, "o": mean},
+        )
+        for version, mean in rewards.items()
+    ]
+    policies = {name: PolicyRecord(uid=job.uid, version=version) for name, version in evaluated_at[5].items()}
+    state = JobState(job, History(evaluations=tuple(evaluations), policies=policies))
+    ended = (Phase.SUCCEEDED, "Finished", "")
+    found = progress(state, JobUsage(job.uid), AdmittedTime(0.0, 0.0, 0.0), ended, 1.0)
+    assert found.promoted == promoted
+    assert found.adapters == {name: f"team-a/sums/uid-sums/{name}/v{promoted[name]}" for name in promoted}

@@ -29,9 +29,6 @@ class Simulation:
     started_at: dict[str, float] = field(default_factory=dict)
     held_s: dict[str, float] = field(default_factory=dict)
 
-    def add(self, name: str, tenant: str, run_s: float, units: int = 1) -> None:
-        heapq.heappush(self.arrivals, (self.now, name, demand(name, tenant, units, created_at=self.now), run_s))
-
     def arrive_at(self, at: float, name: str, tenant: str, run_s: float, units: int = 1) -> None:
         heapq.heappush(self.arrivals, (at, name, demand(name, tenant, units, created_at=at), run_s))
 
@@ -102,20 +99,10 @@ def test_at_saturation_shares_follow_the_weights():
         assert jain(gained) >= 0.95, (total, preempts, gained)
 
 
-def test_no_place_stays_empty_while_a_job_waits():
-    found = saturated(16, 100.0)
-    for _ in range(80):
-        found.step()
-        assert len(found.waiting) > 16
-        assert sum(found.held_s.values()) == 16 * found.now, (
-            "jobs end between two rounds, and others begin in the second"
-        )
-
-
 def test_a_hundred_jobs_at_once_delay_another_tenants_job_by_no_more_than_a_minimum_run_time():
     found = Simulation(16, {})
     for number in range(100):
-        found.add(f"many{number:03d}", "attacker", 3600.0)
+        found.arrive_at(0.0, f"many{number:03d}", "attacker", 3600.0)
     found.arrive_at(10.0, "early", "victim", 600.0)
     found.arrive_at(500.0, "late", "victim", 600.0)
     found.run_until(700.0)

@@ -1,15 +1,20 @@
 """The leader lease: given back at a stop, and a sign that another orchestrator leads makes this one read everything again."""
 
 import re
+from collections.abc import Awaitable, Callable
 
 import pytest
 from tests.harness import a_progress, identity
 from tests.orchestrator.harness import OrchestratorHarness, final, mixed, running
 
 from marlaas_api import subjects
+from marlaas_api.bus import BusUnavailable
+from marlaas_api.bus_memory import MemoryServer
+from marlaas_api.bus_memory.buckets import MemoryBucket
 from marlaas_api.messages import Phase, StepClosed
 from marlaas_api.wire import encode
-from marlaas_worker.orchestrator.lease import KEY, LeaderLease
+from marlaas_worker.orchestrator.fenced_bucket import FencedBucket
+from marlaas_worker.orchestrator.lease import KEY, LeaderLease, LostLease
 
 
 async def test_a_lease_whose_last_renewal_was_not_answered_is_given_back(harness: OrchestratorHarness) -> None:
@@ -55,3 +60,81 @@ async def test_an_orchestrator_that_finds_another_ones_writes_reads_everything_a
         rf"another orchestrator (has written to|wrote) the {written}; reading everything again", caplog.text
     )
     assert written != "bucket progress" or level.admitted_s >= 77.0, "it goes on from what it has read"
+
+
+JOB_KEY = "team-a.sums"
+
+
+def fenced(server: MemoryServer, name: str = "orchestrator-0") -> FencedBucket:
+    return FencedBucket(server.connect(name), subjects.PROGRESS)
+
+
+async def stored(server: MemoryServer) -> bytes | None:
+    entry = await (await server.connect("reader").bucket(subjects.PROGRESS)).get(JOB_KEY)
+    return None if entry is None else entry.data
+
+
+@pytest.fixture
+def unanswered(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Writes are stored, and not answered while this list has an item."""
+    found: list[bool] = []
+
+    def wrapped(call: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
+        async def write(*args: object) -> object:
+            result = await call(*args)
+            if found:
+                raise BusUnavailable("no answer")
+            return result
+
+        return write
+
+    for name in ("create", "update", "delete"):
+        monkeypatch.setattr(MemoryBucket, name, wrapped(getattr(MemoryBucket, name)))
+    return found
+
+
+async def test_one_that_was_replaced_or_has_not_read_a_key_overwrites_nothing_and_deletes_nothing(harness):
+    old, new = fenced(harness.server), fenced(harness.server, "orchestrator-1")
+    await old.put(JOB_KEY, b"Running")
+    with pytest.raises(LostLease):
+        await new.put(JOB_KEY, b"Queued")
+    await new.entries()
+    await new.put(JOB_KEY, b"Succeeded")
+    for late in (old.put(JOB_KEY, b"Running, step 7"), old.delete(JOB_KEY)):
+        with pytest.raises(LostLease, match=r"team-a\.sums: another orchestrator has written to the bucket progress"):
+            await late
+    assert await stored(harness.server) == b"Succeeded"
+    await new.delete(JOB_KEY)
+    with pytest.raises(LostLease):
+        await old.put(JOB_KEY, b"Running, step 7")
+
+
+@pytest.mark.parametrize(
+    "writes", [[b"1"], [b"1", b"2"], [None], [b"1", None]], ids=["a write", "two", "a deletion", "both"]
+)
+@pytest.mark.parametrize("after", [b"3", None], ids=["then a write", "then a deletion"])
+@pytest.mark.parametrize("present", [False, True])
+async def test_its_own_writes_without_an_answer_are_replaced(harness, unanswered, present, writes, after):
+    bucket = fenced(harness.server)
+    if present:
+        await bucket.put(JOB_KEY, b"0")
+    unanswered.append(True)
+    for data in writes if present else filter(None, writes):
+        with pytest.raises(BusUnavailable):
+            await (bucket.delete(JOB_KEY) if data is None else bucket.put(JOB_KEY, data))
+    unanswered.clear()
+    for data in (after, b"4"):
+        await (bucket.delete(JOB_KEY) if data is None else bucket.put(JOB_KEY, data))
+        assert await stored(harness.server) == data
+
+
+async def test_after_a_write_without_an_answer_another_ones_write_still_counts(harness, unanswered):
+    bucket = fenced(harness.server)
+    unanswered.append(True)
+    with pytest.raises(BusUnavailable):
+        await bucket.put(JOB_KEY, b"1")
+    unanswered.clear()
+    await (await harness.server.connect("other").bucket(subjects.PROGRESS)).put(JOB_KEY, b"of another")
+    for late in (bucket.put(JOB_KEY, b"2"), bucket.delete(JOB_KEY)):
+        with pytest.raises(LostLease):
+            await late

@@ -1,7 +1,7 @@
 """The orchestrator's figures, as Prometheus reads them."""
 
 from marlaas_api.health import exposition
-from marlaas_api.messages import AgentProgress, Phase, Progress, UsageAmounts
+from marlaas_api.messages import Phase, Progress, UsageAmounts
 from marlaas_worker.health import families
 from marlaas_worker.orchestrator.metrics import samples
 
@@ -16,20 +16,23 @@ def test_jobs_are_counted_by_phase_and_those_that_run_have_figures_of_their_own(
     running = level("a", Phase.RUNNING, admitted=True, step=3, tokens=70, reward=0.25, **faults)
     found = samples([running, level("b", Phase.QUEUED), level("c", Phase.QUEUED)], leads=True)
     page = exposition(families(found)).splitlines()
-    assert "marlaas_orchestrator_leads 1.0" in page
-    assert 'marlaas_jobs{phase="Queued"} 2.0' in page
-    assert 'marlaas_jobs{phase="Failed"} 0.0' in page
-    assert [line for line in page if 'job="' in line] == [
-        'marlaas_job_steps_total{job="a",namespace="team-a"} 3.0',
-        'marlaas_job_tokens_total{job="a",namespace="team-a"} 70.0',
-        'marlaas_job_accelerator_seconds_total{job="a",namespace="team-a"} 0.0',
-        'marlaas_job_outstanding_groups{job="a",namespace="team-a"} 0.0',
-        'marlaas_job_staleness{job="a",namespace="team-a"} 0.0',
-        'marlaas_job_reward{job="a",namespace="team-a"} 0.25',
-        'marlaas_job_faults_total{class="env",job="a",namespace="team-a"} 2.0',
-        'marlaas_job_faults_total{class="infra",job="a",namespace="team-a"} 1.0',
-        'marlaas_job_training_faults_total{class="non-finite",job="a",namespace="team-a"} 4.0',
+    own = {
+        "steps_total": 3.0,
+        "tokens_total": 70.0,
+        "accelerator_seconds_total": 0.0,
+        "outstanding_groups": 0.0,
+        "staleness": 0.0,
+        "reward": 0.25,
+    }
+    names = 'job="a",namespace="team-a"'
+    expected = [f"marlaas_job_{name}{{{names}}} {value}" for name, value in own.items()]
+    expected += [
+        f'marlaas_job_faults_total{{class="{kind}",{names}}} {n}' for kind, n in (("env", 2.0), ("infra", 1.0))
     ]
+    expected += [f'marlaas_job_training_faults_total{{class="non-finite",{names}}} 4.0']
+    assert [line for line in page if 'job="' in line] == expected
+    head = {"marlaas_orchestrator_leads 1.0", 'marlaas_jobs{phase="Queued"} 2.0', 'marlaas_jobs{phase="Failed"} 0.0'}
+    assert head <= set(page)
 
 
 def test_usage_is_told_by_agent_and_by_tenant_and_open_tokens_are_not() -> None:
@@ -56,21 +59,3 @@ def test_usage_is_told_by_agent_and_by_tenant_and_open_tokens_are_not() -> None:
     assert "marlaas_orchestrator_leads 0.0" in standby
     assert "job=" not in standby
     assert "tenant=" not in standby
-
-
-def test_each_agent_of_a_team_has_its_reward_evaluation_staleness_and_version_and_a_player_no_version() -> None:
-    agents = {
-        "solver": AgentProgress(reward=0.5, eval_before=0.0, eval_last=0.75, staleness=1.5),
-        "second": AgentProgress(),
-    }
-    running = level("a", Phase.RUNNING, admitted=True, reward=0.25, versions={"solver": 7}, agents=agents)
-    page = exposition(families(samples([running, level("b", Phase.QUEUED, agents=agents)], leads=True))).splitlines()
-    job = 'job="a",namespace="team-a"'
-    assert f"marlaas_job_reward{{{job}}} 0.25" in page
-    assert sorted(line for line in page if line.startswith("marlaas_agent_")) == [
-        f'marlaas_agent_evaluation{{agent="solver",{job}}} 0.75',
-        f'marlaas_agent_reward{{agent="solver",{job}}} 0.5',
-        f'marlaas_agent_staleness{{agent="second",{job}}} 0.0',
-        f'marlaas_agent_staleness{{agent="solver",{job}}} 1.5',
-        f'marlaas_agent_version{{agent="solver",{job}}} 7.0',
-    ]

@@ -1,34 +1,98 @@
-"""A preempted job stops at a step boundary, is queued with the reason, and resumes as if nothing had happened."""
+"""Jobs of two tenants in a pool that has room for one of them: the second one preempts the first."""
 
 import asyncio
+import contextlib
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.harness import changed
+from tests.harness import changed, working
+from tests.killing import kill_at
 from tests.orchestrator.harness import OrchestratorHarness, final, mixed
-from tests.orchestrator.preempting import (
-    OneJobAtATime,
-    deleted,
-    heavy,
-    outweighed,
-    preempting,
-    undisturbed,
-    until_preempted,
-    workers,
-)
-from tests.orchestrator.remains import all_there_is, is_forgotten
+from tests.orchestrator.test_admitted import of
+from tests.orchestrator.test_deletion import is_forgotten
 
-from marlaas_api.messages import (
-    JobDocument,
-    Phase,
-    StepRecord,
-)
-from marlaas_worker.orchestrator import giving_way
+from marlaas_api import subjects
+from marlaas_api.messages import JobDocument, Meter, Phase, Progress, StepRecord, TaskMessage, TenantUsage, UsageAmounts
+from marlaas_api.wire import decode_as
+from marlaas_worker.orchestrator import giving_way, preemption
+from marlaas_worker.orchestrator.job_tasks import JobTasks
+
+
+class OneJobAtATime(OrchestratorHarness):
+    """An engine whose KV cache one job fills, and that reports the tokens which it has generated, and which a preemption cut."""
+
+    meter, turn_bytes = Meter(prompt_tokens=20, cached_tokens=16, output_tokens=5, share_s=0.5), 8
+
+    def __init__(self, scratch: Path) -> None:
+        super().__init__(scratch)
+        self.cut: Counter[str] = Counter()
+
+    async def put_report(self, role: str = "rollout", replica: str = "rollout-0", **fields: Any) -> None:
+        used = {"job_tokens": self.generated, "job_engine_s": seconds(self.generated)}
+        cut = {"job_preempted_tokens": self.cut, "job_preempted_engine_s": seconds(self.cut)}
+        await super().put_report(role, replica, **{**fields, "kv_tokens": 1, **used, **cut})
+
+    async def charged(self, job: JobDocument) -> UsageAmounts:
+        """The usage of a job that has ended, with what the engine reports last; without its time of admission."""
+        await self.report(job, job.spec.training.steps)
+        level = await self.progress(job, lambda level: level.phase.final and level.tokens >= self.generated[job.uid])
+        return level.amounts.model_copy(update={"admitted_s": 0.0})
+
+
+def seconds(tokens: Counter[str]) -> dict[str, float]:
+    return {uid: number / 10 for uid, number in tokens.items()}
+
+
+async def another(scratch: Path) -> OneJobAtATime:
+    made = OneJobAtATime(scratch)
+    await made.bus.ensure()
+    return made
 
 
 @pytest.fixture
 async def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OneJobAtATime:
-    return await preempting(tmp_path, monkeypatch)
+    """A harness in which jobs may be preempted as soon as they run."""
+    monkeypatch.setattr(preemption, "MIN_RUN_S", 0.0)
+    return await another(tmp_path)
+
+
+def workers(
+    harness: OrchestratorHarness, document: JobDocument, *, sandbox: bool = True
+) -> contextlib.AbstractAsyncContextManager[None]:
+    """The job's trainer and sandbox."""
+    return working(harness.train(document), *([harness.play(document, mixed)] if sandbox else []))
+
+
+def heavy(document: JobDocument) -> JobDocument:
+    """A job of a tenant of weight 2: in a pool of one job, its share is half of that of a tenant of weight 1."""
+    return of(document, "team-b").model_copy(update={"job": "other", "tenant_weight": 2.0})
+
+
+async def outweighed(harness: OrchestratorHarness, job: JobDocument, other: JobDocument) -> None:
+    """Submit the other job in the middle of the third step; the trainer waits until the orchestrator has decided."""
+    await harness.progress(job, lambda level: level.step >= 2)
+    await harness.submit(other)
+    await harness.progress(other, lambda level: level.reason == "WaitingForMemory")
+    harness.may_train.set()
+
+
+async def undisturbed(scratch: Path, job: JobDocument) -> tuple[OneJobAtATime, UsageAmounts]:
+    harness = await another(scratch / "undisturbed")
+    await harness.report(job, -1)
+    async with harness.orchestrating(), workers(harness, job):
+        await harness.submit(job)
+        await harness.progress(job, final)
+        return harness, await harness.charged(job)
+
+
+async def until_preempted(harness: OrchestratorHarness, job: JobDocument) -> Progress:
+    return await harness.progress(job, lambda level: level.reason == "Preempted")
+
+
+def deleted(job: JobDocument) -> JobDocument:
+    return changed(job).model_copy(update={"deleted": True})
 
 
 def said(steps: list[StepRecord]) -> list[tuple[object, ...]]:
@@ -63,70 +127,83 @@ async def test_a_strict_job_trains_the_same_groups_in_the_same_steps_whether_it_
     assert said(await harness.steps(job)) == said(await alone.steps(job))
 
 
-async def test_a_preempted_asynchronous_job_resumes_and_trains_no_group_twice(harness, document):
-    job, other = document(steps=9, maxStaleness=2), heavy(document())
-    harness.pause_after = 2
-    await harness.report(job, -1)
-    async with harness.orchestrating(), workers(harness, job):
-        await harness.submit(job)
-        await outweighed(harness, job, other)
-        await until_preempted(harness, job)
-        await harness.progress(other, lambda level: level.admitted)
-        await harness.submit(changed(other, suspend=True))
-        level = await harness.progress(job, final)
-    assert (level.phase, level.step) == (Phase.SUCCEEDED, 9)
-    groups = [group for _, names in harness.trained for group in names]
-    assert len(groups) == len(set(groups)) == 18
+async def issued_again(harness: OrchestratorHarness) -> None:
+    """Wait until only tasks that were issued after the preemption are in the queue."""
+
+    async def queued() -> set[int]:
+        stored = await harness.bus.replay(subjects.TASKS, subjects.task("*", "*"))
+        return {decode_as(TaskMessage, one.data).num_preemptions for one in stored}
+
+    while await queued() != {1}:
+        await harness.server.change(0.02, None)
 
 
-async def test_a_job_goes_on_when_the_one_that_needed_its_place_has_gone_before_it_stopped(harness, document):
+def without_cut(used: UsageAmounts) -> UsageAmounts:
+    """The charged part of a usage."""
+    charged = {"generated_tokens": used.charged_tokens, "engine_s": used.charged_engine_s}
+    return used.model_copy(update={**charged, "preempted_tokens": 0, "preempted_engine_s": 0.0})
+
+
+async def test_what_is_not_finished_in_time_is_played_after_the_next_admission_and_what_was_cut_is_not_charged(
+    harness, document, tmp_path, monkeypatch
+):
+    """The orchestrator is killed before it removes the tasks of the preempted job."""
+    monkeypatch.setattr(giving_way, "DRAIN_S", 0.0)
+    kill_at("orchestrator.preempt.after_progress")
     job, other = document(steps=3), heavy(document())
+    alone, usage = await undisturbed(tmp_path, job)
+    task = JobTasks(job).train(0)
     await harness.report(job, -1)
     async with harness.orchestrating():
         await harness.submit(job)
         async with workers(harness, job, sandbox=False):
             await harness.progress(job, lambda level: level.num_outstanding > 0)
+            await harness.play_member(job, task, 0, mixed)
+            await harness.record_turn(task, 1)  # this attempt fails by itself
+            for turn in (0, 1):
+                await harness.record_turn(task, 1, attempt=2, turn=turn)
+            await harness.report(job, 0)
+            await harness.progress(job, lambda level: level.tokens > 0)
             await harness.submit(other)
-            await harness.progress(other, lambda level: level.reason == "WaitingForMemory")
-            await harness.submit(changed(other, suspend=True))
-            await harness.progress(other, lambda level: level.phase is Phase.SUSPENDED)
-            player = asyncio.create_task(harness.play(job, mixed))
-            level = await harness.progress(job, final)
-            player.cancel()
-    assert level.phase is Phase.SUCCEEDED
-
-
-async def test_an_orchestrator_that_dies_while_a_job_stops_decides_again(harness, document, monkeypatch):
-    job, other = document(steps=3), heavy(document())
-    await harness.report(job, -1)
-    async with workers(harness, job, sandbox=False):
-        async with harness.orchestrating("one"):
-            await harness.submit(job)
-            await harness.progress(job, lambda level: level.num_outstanding > 0)
-            await harness.submit(other)
-            await harness.progress(other, lambda level: level.reason == "WaitingForMemory")
-        assert (await harness.progress(job, lambda level: True)).admitted
-        monkeypatch.setattr(giving_way, "DRAIN_S", 0.0)
-        async with harness.orchestrating("two"):
-            await until_preempted(harness, job)
+            level = await until_preempted(harness, job)
+            assert level.step == 0
+            harness.generated[job.uid] += 20  # the next turn of the second attempt is cancelled
+            harness.cut[job.uid] += 20
             await harness.progress(other, lambda level: level.admitted)
+            await harness.submit(changed(other, suspend=True))
+            await harness.progress(job, lambda level: level.admitted)
+            await issued_again(harness)
+            player = asyncio.create_task(harness.play(job, mixed))
+            assert (await harness.progress(job, final)).phase is Phase.SUCCEEDED
+            charged = await harness.charged(job)
+            player.cancel()
+    failed = UsageAmounts(prompt_tokens=20, cached_tokens=16, generated_tokens=5, failed_tokens=5, engine_s=0.5)
+    assert without_cut(charged) == usage + failed
+    assert (charged.preempted_tokens, charged.preempted_engine_s) == (2 * 5 + 20, 3.0)
+    assert harness.deaths == ["orchestrator.preempt.after_progress"]
+    assert sorted(harness.trained) == sorted(alone.trained)
 
 
-async def left_of(harness: OrchestratorHarness, job: JobDocument) -> list[str]:
-    """Everything that names the job."""
-    return sorted(name for name in await all_there_is(harness) if job.ref.key in name or job.uid in name)
-
-
-async def test_a_job_that_is_deleted_before_it_has_stopped_makes_room_at_once(harness, document):
-    """Its groups are being played, so without the deletion it would be preempted only after the time to drain."""
+async def test_of_a_preempted_job_that_is_deleted_what_was_cut_is_not_charged(harness, document, monkeypatch):
+    monkeypatch.setattr(giving_way, "DRAIN_S", 0.0)
     job, other = document(steps=3), heavy(document())
+    task = JobTasks(job).train(0)
     await harness.report(job, -1)
-    async with harness.orchestrating(), workers(harness, job, sandbox=False):
+    async with harness.orchestrating():
         await harness.submit(job)
-        await harness.progress(job, lambda level: level.num_outstanding > 0)
-        await harness.submit(other)
-        await harness.progress(other, lambda level: level.reason == "WaitingForMemory")
-        await harness.submit(deleted(job))
+        async with workers(harness, job, sandbox=False):
+            await harness.progress(job, lambda level: level.num_outstanding > 0)
+            await harness.play_member(job, task, 0, mixed)
+            for turn in (0, 1):
+                await harness.record_turn(task, 1, turn=turn)
+            await harness.report(job, 0)
+            await harness.progress(job, lambda level: level.tokens == 15)
+            await harness.submit(other)
+            amounts = (await until_preempted(harness, job)).amounts
+        assert (amounts.preempted_tokens, amounts.open_tokens, amounts.charged_engine_s) == (10, 5, 0.5)
         await harness.progress(other, lambda level: level.admitted)
+        await harness.submit(deleted(job))
         await is_forgotten(harness, job)
-        assert await left_of(harness, job) == []
+        account = await harness.get(TenantUsage, subjects.TENANTS, subjects.tenant_usage_key(job.tenant))
+    assert (account.removed.generated_tokens, account.removed.charged_tokens) == (15, 5)
+    assert (account.removed.engine_s, account.removed.charged_engine_s) == (1.5, 0.5)

@@ -1,10 +1,15 @@
 """Quotas: what they refuse, what the messages say and how rarely they change, and when a tenant's jobs pause."""
 
 import pytest
-from tests.harness import a_progress
+from tests.orchestrator.harness import OrchestratorHarness, mixed, running
 
-from marlaas_api.messages import TenantQuota
-from marlaas_worker.orchestrator.quota import TOKEN_WINDOW_S, Pacing, QuotaMessages, Quotas
+from marlaas_api import subjects
+from marlaas_api.messages import JobDocument, PastUses, Phase, TenantQuota
+from marlaas_worker.orchestrator import quota
+from marlaas_worker.orchestrator.admission import AdmissionQueue
+from marlaas_worker.orchestrator.progress_store import ProgressStore
+from marlaas_worker.orchestrator.quota import Pacing, Quotas
+from marlaas_worker.orchestrator.tenants import TenantUse
 
 
 @pytest.mark.parametrize(
@@ -28,13 +33,6 @@ def test_a_quota_refuses_what_would_exceed_it_with_both_numbers(document, quota,
     quotas = Quotas({"team-a": TenantQuota(**quota)}, [document("one"), document("two")], {"team-a": 3 << 30})
     assert quotas.refusal(document("three")) == words
     assert quotas.refusal(document("x").model_copy(update={"tenant": "without-a-quota"})) == ""
-
-
-def test_the_message_names_the_job_that_is_nearest_to_its_end(document):
-    running = {name: a_progress(document(name), step=step, steps=40) for name, step in (("near", 38), ("far", 1))}
-    text = QuotaMessages().message(document("waits"), "over quota", running, 0.0)
-    assert text == "over quota; waits for team-a/near, 38 of 40 steps"
-    assert QuotaMessages().message(document("waits"), "over quota", {"x": None}, 0.0) == "over quota"
 
 
 class Meter:
@@ -79,29 +77,60 @@ def test_a_tenant_above_a_rate_pauses_until_its_average_is_the_rate(quota, allow
     assert meter.pacing.reason("a") == f"over quota of tenant a: more than {words} on average; {begins}"
 
 
-@pytest.mark.parametrize(
-    ("rate", "seconds_over", "words"),
-    [
-        (2.0, 50, "in about 1 minute"),
-        (2.0, 119, "in about 2 minutes"),
-        (2.0, 600, "in about 10 minutes"),
-        (2.0, 1801, "in about 2 hours"),
-        (2.0, 86400, "in about 24 hours"),
-        (1.0, 1e9, "in more than 24 hours"),
-        (0.0, 1e9, "in more than 24 hours"),
-    ],
-)
-def test_the_message_of_a_rate_says_roughly_how_long_its_pause_is(rate, seconds_over, words):
-    meter = Meter(tokens_per_second=rate)
-    meter.run(1, (rate or 1.0) * (TOKEN_WINDOW_S + seconds_over))
-    assert meter.pacing.reason("a").endswith(f"until the average is lower, {words}")
+def limited(document: JobDocument, **limits) -> JobDocument:
+    return document.model_copy(update={"tenant_quota": TenantQuota(**limits), "tenant_weight": 3.0})
 
 
-def test_a_tenant_that_has_no_job_for_a_while_comes_back_to_what_is_left_of_its_level():
-    meter = Meter(tokens_per_second=1.0)
-    meter.run(1, 2 * TOKEN_WINDOW_S + 10)
-    for away_s, pauses in ((TOKEN_WINDOW_S, True), (2 * TOKEN_WINDOW_S + 10, False)):
-        meter.pacing.update({}, {}, meter.now + away_s)
-        assert not meter.pacing.reason("a"), "it has no quota"
-        meter.pacing.update({"a": meter.quota}, {}, meter.now)
-        assert bool(meter.pacing.reason("a")) is pauses, "time does not run backwards, and an empty level is forgotten"
+async def test_a_quota_queues_a_job_and_a_raised_one_admits_it_without_restarting_the_first(harness, document):
+    await harness.put_report(slots=8, max_rank=16)
+    first, second = limited(document("first"), jobs=1), limited(document("second", created_at=1.0), jobs=1)
+    async with harness.orchestrating():
+        await harness.submit(first)
+        await harness.progress(first, lambda level: level.admitted)
+        await harness.submit(second)
+        level = await harness.progress(second, lambda level: level.reason == "OverQuota")
+        assert (level.phase, level.admitted) == (Phase.QUEUED, False)
+        assert level.message == "over quota: 1 of 1 jobs; waits for team-a/first, 0 of 3 steps"
+        began = (await harness.progress(first, lambda level: True)).admitted_at
+        await harness.submit(limited(second, jobs=2))
+        await harness.progress(second, lambda level: level.admitted)
+        assert (await harness.progress(first, lambda level: True)).admitted_at == began
+
+
+async def test_a_quota_of_trainer_time_pauses_a_job_and_never_fails_it(harness, document, monkeypatch):
+    """Each step takes 1.5 s of the trainer, which waits in each step until the test lets it go on."""
+    monkeypatch.setattr(quota, "TRAINER_WINDOW_S", 1.0)
+    job, step_by_step = limited(document(steps=4), trainer_seconds_per_hour=1.0), True
+
+    def rewards(task, member):
+        if step_by_step:
+            harness.may_train.clear()
+        return mixed(task, member)
+
+    async with running(harness, job, rewards):
+        await harness.progress(job, lambda level: level.num_outstanding > 0)
+        harness.may_train.set()
+        level = await harness.progress(job, lambda level: level.reason == "OverQuota")
+        assert (level.phase, level.admitted) == (Phase.RUNNING, True)
+        assert "over quota of tenant team-a: more than 1 trainer seconds an hour" in level.message
+        assert 0 < level.step < 4
+        step_by_step = False
+        harness.may_train.set()
+        await harness.submit(limited(job))
+        level = await harness.progress(job, lambda level: level.phase.final)
+    assert (level.phase, level.trainer_s) == (Phase.SUCCEEDED, 6.0)
+
+
+async def test_past_use_is_written_and_read_by_the_next_orchestrator(harness: OrchestratorHarness, document):
+    await harness.put_report(slots=8, max_rank=16, kv_tokens=1)
+    job = document()
+    async with harness.orchestrating("one"):
+        await harness.submit(job)
+        await harness.progress(job, lambda level: level.admitted)
+        record = await harness.wait_for(PastUses, subjects.TENANTS, subjects.PAST_USE, lambda found: found.use)
+    assert record.use["team-a"] >= 60.0, "its entry, at least"
+    queue = AdmissionQueue()
+    use = TenantUse(harness.bus, queue, ProgressStore(harness.bus))
+    await use.load()
+    assert queue.past.of("team-a") >= record.use["team-a"]
+    assert queue.past.at is not None

@@ -5,29 +5,14 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from marlaas_api import subjects
-from marlaas_api.bus import BusUnavailable, Position
+from marlaas_api.bus import BusUnavailable
 from marlaas_api.bus_memory import MemoryBus, MemoryServer
 from marlaas_api.messages import ReplicaReport
 from marlaas_api.names import JobRef
-from marlaas_worker.orchestrator.retention import PATIENCE_S, Leftovers, PurgeMark, PurgeMarks, Retention
+from marlaas_worker.orchestrator.retention import Leftovers, Retention
 
 REF = JobRef("team-a", "sums", "u1")
 EPISODES, TURNS = subjects.episode("team-a", "sums"), subjects.turn("team-a", "sums", "*", "*")
-
-
-def marks(*numbers: int) -> PurgeMarks:
-    made = PurgeMarks()
-    made.waiting = [PurgeMark(number, number, number) for number in numbers]
-    return made
-
-
-def test_a_recorder_that_acks_nothing_for_ten_minutes_is_not_waited_for():
-    made = marks(10, 20, 30)
-    assert made.due(Position(5, 9), 100.0, at_once=True) is None
-    assert made.due(Position(6, 8), 50.0 + PATIENCE_S, at_once=True) is None, "it acks, if slowly"
-    assert made.due(Position(6, 8), 50.0 + 2 * PATIENCE_S, at_once=True) is None
-    mark = made.due(Position(6, 8), 51.0 + 2 * PATIENCE_S, at_once=True)
-    assert mark.turns == 30
 
 
 class Streams:
@@ -133,28 +118,3 @@ async def test_a_turn_that_is_recorded_after_its_jobs_end_goes_when_a_replica_re
         await streams.leftovers.note([reported(number)], idle)
         await streams.leftovers.look()
         assert await streams.left() == (left, 0)
-
-
-async def test_the_totals_of_a_replica_that_dies_count_as_changed(streams):
-    streams.leftovers.ended(0, REF)
-    for reports, left in (([reported(5)], 0), ([reported(5)], 1), ([], 0)):
-        await streams.leftovers.note(reports, {"u1"})
-        await streams.leftovers.look()
-        assert await streams.left() == (left, 0)
-        if left == 0 and reports:
-            await streams.record(1)  # recorded before it died, and not reported
-
-
-async def test_turns_of_an_ended_job_that_come_during_a_purge_are_purged_too(streams, monkeypatch):
-    purge, first = MemoryBus.purge, await streams.record(0)
-    streams.leftovers.ended(first, REF)
-
-    async def purge_late(bus: MemoryBus, name: str, subject: str, up_to: int | None = None) -> None:
-        await purge(bus, name, subject, up_to)
-        if up_to == first + 1:
-            streams.leftovers.ended(await streams.record(1), REF)
-
-    monkeypatch.setattr(MemoryBus, "purge", purge_late)
-    for _ in range(2):
-        await streams.leftovers.look()
-    assert await streams.left() == (0, 0)

@@ -103,32 +103,6 @@ def test_a_step_that_exceeds_the_stream_is_said_with_its_numbers_and_not_given_o
     assert "5 of 100 MiB in use, of which one job may have 75: lower groupsPerStep" in share.why
 
 
-@pytest.mark.parametrize("max_bytes", [-1, 1 << 16, 8 << 30])
-def test_before_an_episode_is_measured_a_job_may_begin_on_any_stream(document, max_bytes):
-    _, share = share_of(document, max_bytes, known=0)
-    assert share.take(0, 2, evaluating=False) == 2
-
-
-def test_what_nobody_claims_is_not_given_out_and_an_evaluation_waits_for_room(document):
-    room, share = share_of(document, 200, 40, maxRefill=0)
-    assert room.total == 150 - 40
-    assert share.take(0, 2, evaluating=False) == 2, "two groups of two and an evaluation of two are 60 bytes"
-    room.state = StreamState(0, 100, 200)
-    assert room.total == 150 - 40, "60 of the 100 bytes are claimed"
-    room, share = share_of(document, 200, 150)
-    assert not share.may_evaluate(0)
-    assert share.why
-    room.state = StreamState(0, 0, 200)
-    assert share.may_evaluate(0)
-
-
-@pytest.mark.parametrize(("agents", "number"), [(("a",), 0), (("a", "b"), 2)])
-def test_a_strict_job_of_several_agents_may_issue_a_step_beside_the_one_before(document, agents, number):
-    _, share = share_of(document, 10_000, maxRefill=0, agents=[{"name": name} for name in agents])
-    assert share.take(0, 2, evaluating=False) == 2
-    assert share.take(2, 2, evaluating=False) == number
-
-
 def test_the_size_of_an_episode_is_the_most_of_the_last_measurements():
     size = EpisodeSize()
     size.see(0.0, 1000.0, 10)

@@ -85,24 +85,6 @@ def test_strict_mode_gives_out_one_round_at_a_time_and_only_at_the_current_versi
     assert steps.open.agents["policy"].base_version == 1
 
 
-def test_in_strict_mode_a_step_of_several_agents_is_issued_before_the_commits_and_closed_after_them():
-    def pair(index: int, *trained: str) -> CompleteGroup:
-        own = {name: (group if name in trained else flat)(index).agents["policy"] for name in ("a", "b")}
-        return CompleteGroup(index, train_group(REF, index), own, Counter())
-
-    steps = Assembly(REF, STRICT, recorded=0, versions={"a": 0, "b": 0})
-    for index in range(2):
-        steps.resolve(pair(index, "a"), {"a": 0, "b": 0})
-    assert (steps.want(0), steps.next_versions) == (2, {"a": 1, "b": 0}), "b is not trained in step 0"
-    assert steps.recordable({"a": -1, "b": -1}) is None
-    messages = [message for index in (2, 3) for message in steps.resolve(pair(index, "a", "b"), {"a": 1, "b": 0})]
-    assert {type(message) for message in messages} == {GroupReady}
-    assert (steps.want(0), steps.close_if_due()) == (0, []), "a has not committed step 0"
-    steps.recorded(steps.recordable({"a": 0, "b": -1}), {"a": 1, "b": 0})
-    assert [(one.agent, one.base_version) for one in steps.close_if_due()] == [("a", 1), ("b", 0)]
-    assert (steps.want(0), steps.next_versions) == (2, {"a": 2, "b": 1})
-
-
 def test_groups_without_signal_are_drawn_anew_within_a_bound_and_then_the_step_goes_with_what_it_has():
     steps = fresh(STRICT)
     steps.resolve(flat(0), {"policy": 0})
@@ -156,16 +138,3 @@ def test_a_log_that_leaves_out_the_end_of_a_step_is_refused():
         log += whole.resolve(group(index), {"policy": 0})
     with pytest.raises(AssertionError, match="a decision of step 1, and step 0 is not closed"):
         fresh(STRICT).restore(one for one in log if not isinstance(one, StepClosed))
-
-
-def test_what_ends_after_the_last_step_is_closed_is_counted_in_it_also_if_the_job_is_given_more_steps():
-    short, long = (StepRules(groups_per_step=1, max_staleness=1, max_refill=0, steps=steps) for steps in (1, 2))
-    first, again = fresh(short), fresh(long)
-    log = [message for index in range(2) for message in first.resolve(group(index), {"policy": 0})]
-    assert [type(message) for message in log] == [GroupReady, StepClosed, GroupUnused]
-    assert (first.open, first.want(0)) == (None, 0)
-    assert [one.index for one in first.drafts[0].agents["policy"].dropped] == [1]
-    again.restore(log)
-    assert [[one.index for one in draft.resolved] for draft in again.drafts] == [[0, 1], []]
-    first.recorded(first.recordable({"policy": 0}), {"policy": 1})
-    assert first.resolve(group(2), {"policy": 1}) == [], "nothing counts it any more"

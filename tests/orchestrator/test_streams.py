@@ -3,14 +3,12 @@
 import asyncio
 from dataclasses import replace
 
-from tests.harness import identity, working
+from tests.harness import working
 from tests.killing import kill_at
 from tests.orchestrator.harness import final, mixed, running
 
 from marlaas_api import subjects
-from marlaas_api.messages import JobVerdict, Phase, TaskMessage
-from marlaas_api.names import Split
-from marlaas_worker.orchestrator.records import Records
+from marlaas_api.messages import JobVerdict, Phase
 
 TURN_BYTES = 1000
 
@@ -73,18 +71,3 @@ async def test_a_failed_job_leaves_no_tasks_although_its_orchestrator_is_killed_
         queued = harness.server.stream(subjects.TASKS).by_subject
         await harness.until(lambda: not queued.get(subjects.task("team-a", job.job)))
     assert (level.phase, passed.count("orchestrator.end.after_progress")) == (Phase.FAILED, 1)
-
-
-async def test_tasks_that_the_end_of_a_job_has_purged_are_queued_again_if_more_steps_are_asked_for_soon(
-    harness, document
-):
-    job = document()
-    task = TaskMessage(**identity(job), group="uid-sums-t0", split=Split.TRAIN, index=0, seed=1, group_size=2)
-    context, more = await harness.context("orchestrator"), job.model_copy(update={"generation": 2})
-    first, second = Records(context, job), Records(context, more)
-    for _ in range(2):
-        await first.publish_task(task)
-    assert len(await tasks_of(harness, job)) == 1, "a duplicate is dropped"
-    await first.forget_tasks()
-    await second.publish_task(task)
-    assert len(await tasks_of(harness, job)) == 1

@@ -1,29 +1,30 @@
 """Use of jobs from the totals that replicas report: each token once, whatever is restarted."""
 
 import pytest
-from tests.harness import a_progress
+from tests.harness import a_progress, a_turn, an_episode, identity, job_document
+from tests.orchestrator.harness import OrchestratorHarness, run_to_end
 
-from marlaas_api.messages import Phase, Progress, ReplicaReport, UsageAmounts
+from marlaas_api import subjects
+from marlaas_api.messages import Episode, Meter, Phase, Progress, ReplicaReport, UsageAmounts
+from marlaas_api.messages.agent_settings import AgentSettings, PolicySettings
+from marlaas_api.names import PREEMPTION_STRIDE, episode_id
 from marlaas_api.wire import decode_as, encode
-from marlaas_worker.orchestrator import reports
-from marlaas_worker.orchestrator.progress_store import ProgressStore
-from marlaas_worker.orchestrator.usage import AdmittedTime, JobUsage
+from marlaas_worker.orchestrator import metering as metering_module
+from marlaas_worker.orchestrator.experience import CompleteGroup, Experience
+from marlaas_worker.orchestrator.metering import Metering
+from marlaas_worker.orchestrator.tenant_accounts import TenantAccounts, summed
+from marlaas_worker.orchestrator.usage import JobUsage
 
 
 def test_a_job_that_goes_on_counts_every_total_of_a_replica_once(document):
     """Replicas report totals since their start, in which its published progress is contained in part."""
 
     def report(replica: str, tokens: int) -> ReplicaReport:
-        return ReplicaReport(
-            role="rollout",
-            pool="tiny",
-            replica=replica,
-            job_tokens={job.uid: tokens},
-            job_engine_s={job.uid: tokens / 10},
-            agent_slot_s={job.uid: {"policy": tokens / 5, "critic": tokens / 2}},
-            job_preempted_tokens={job.uid: tokens // 2},
-            job_preempted_engine_s={job.uid: tokens / 20},
-        )
+        used = {"job_tokens": tokens, "job_engine_s": tokens / 10}
+        cut = {"job_preempted_tokens": tokens // 2, "job_preempted_engine_s": tokens / 20}
+        slots = {"agent_slot_s": {"policy": tokens / 5, "critic": tokens / 2}}
+        figures = {name: {job.uid: value} for name, value in (used | cut | slots).items()}
+        return ReplicaReport(role="rollout", pool="tiny", replica=replica, **figures)
 
     job = document()
     first = JobUsage.of(job.uid, None)
@@ -48,35 +49,8 @@ def test_a_job_that_goes_on_counts_every_total_of_a_replica_once(document):
     assert (between.tokens.total, between.engine_s.total) == (1570, 157.0), "used while no orchestrator was there"
     restarted = JobUsage.of(job.uid, before)
     restarted.see([report("rollout-0", 40)], 1.0)
-    assert (restarted.tokens.total, restarted.preempted_tokens.total, restarted.preempted_engine_s.total) == (
-        1040,
-        520,
-        52.0,
-    )
-
-
-async def test_a_quota_of_tokens_counts_no_token_twice_when_a_job_is_preempted_and_resumes(harness, document):
-    job, store = document(), ProgressStore(harness.bus)
-    running = a_progress(job, tenant="team-a", tokens=50, admitted_at=1.0)
-    preempted = reports.preempted(job, running, UsageAmounts(generated_tokens=3), "by tenant x")
-    resumed = reports.admitted(job, preempted, AdmittedTime.of(preempted, 9.0))
-    decided = UsageAmounts(generated_tokens=4, preempted_tokens=4)  # of these, 3 were known at the preemption
-    cut = {"usage": {"policy": decided}, "preempted_tokens": 6}
-    for level in (running, preempted, resumed, resumed.model_copy(update={"tokens": 80, **cut})):
-        await store.put(level)
-    assert store.take_gained() == {"team-a": (70.0, 0.0)}, "without those that the preemption cut"
-
-
-def test_each_preemption_adds_what_it_cuts_to_what_is_known_of_earlier_ones(document):
-    """Also if those were counted only when their groups were decided."""
-    decided = UsageAmounts(generated_tokens=500, preempted_tokens=500, engine_s=5.0, preempted_engine_s=5.0)
-    level = a_progress(document(), tokens=1000, accelerator_s=10.0, usage={"policy": decided})
-    for number, cut in enumerate((300, 40), start=1):
-        used = UsageAmounts(generated_tokens=cut, engine_s=cut / 100)
-        level = reports.preempted(document(), level, used, "by tenant x")
-        assert level.num_preemptions == number
-    assert (level.amounts.preempted_tokens, level.amounts.charged_tokens) == (840, 160)
-    assert level.amounts.preempted_engine_s == pytest.approx(8.4)
+    assert (restarted.tokens.total, restarted.preempted_tokens.total) == (1040, 520)
+    assert restarted.preempted_engine_s.total == 52.0
 
 
 def test_what_the_engines_generated_beyond_the_records_is_open_until_the_job_ends(document):
@@ -108,3 +82,133 @@ def test_what_the_engines_generated_beyond_the_records_is_open_until_the_job_end
     assert (late.charged_tokens, late.charged_engine_s) == (100, 1.5), "an Episode that came late is charged"
     fewer = a_progress(document(), **told | {"tokens": 5}).amounts
     assert (fewer.generated_tokens, fewer.open_tokens) == (30, 0), "recorded turns are certain"
+
+
+async def test_use_that_a_replica_reports_after_the_end_of_a_job_counts(harness: OrchestratorHarness, document):
+    job = document()
+    ended = await run_to_end(harness, job)
+    used = {"job_tokens": {job.uid: 40}, "job_engine_s": {job.uid: 2.5}, "agent_slot_s": {job.uid: {"policy": 99.0}}}
+    await harness.put_report(**used)
+    async with harness.orchestrating():
+        last = await harness.progress(job, lambda found: found.accelerator_s > 0)
+    assert (last.phase, last.finished_at, last.accelerator_s) == (Phase.SUCCEEDED, ended.finished_at, 2.5)
+    assert last.amounts.unrecorded_tokens == 40
+
+
+@pytest.fixture
+async def record(harness, document):
+    """Record the turns of one play; tokens: generated by each. Every prompt has 20 tokens, 16 of them cached."""
+
+    async def turns(index: int, member: int, *tokens: int, attempt: int = 1, **fields: str | int) -> Episode:
+        one = an_episode(document(), index, member, duration_s=0.5, rewards={"policy": float(member)})
+        one = one.model_copy(update={"episode": episode_id(one.group, member, attempt)})
+        for number, generated in enumerate(tokens):
+            meter = Meter(prompt_tokens=20, cached_tokens=16, output_tokens=generated, share_s=0.25)
+            place = {"group": one.group, "member": member, "episode": one.episode}
+            turn = a_turn(number, number - 1 if number else None, **identity(one), **place, meter=meter, **fields)
+            await harness.bus.publish(subjects.turn(one.namespace, one.job, one.episode, number), encode(turn))
+        return one
+
+    return turns
+
+
+def complete(*episodes: Episode, size: int = 2) -> CompleteGroup:
+    experience = Experience((AgentSettings(name="policy"),), size)
+    *_, group = (experience.add(episode) for episode in episodes)
+    assert group is not None
+    return group
+
+
+async def used_of(harness, document, players, group: CompleteGroup) -> dict[str, UsageAmounts]:
+    context = await harness.context("orchestrator")
+    (amounts,) = (await Metering(context.bus, context.blobs, document.ref, players).of_groups([group])).values()
+    return dict(amounts)
+
+
+PLAYS = [
+    AgentSettings(name="policy"),
+    AgentSettings(name="second", policy=PolicySettings(of="policy")),
+    AgentSettings(name="past", policy=PolicySettings(of="policy", versions="past")),
+]
+
+
+@pytest.mark.parametrize(
+    ("players", "speakers", "expected"),
+    [
+        ([AgentSettings(name="policy")], ("critic", "policy"), {"policy": (10, 10, 0, 1.0)}),
+        (
+            [AgentSettings(name=name) for name in ("policy", "critic")],
+            ("critic", "policy"),
+            {"policy": (10, 10, 0, 0.5), "critic": (1, 1, 0, 0.5)},
+        ),
+        (PLAYS, ("second", "past"), {"policy": (11, 1, 10, 1.0)}),
+    ],
+    ids=["of other agents nothing", "each its own, and seconds in equal parts", "players for the policy"],
+)
+async def test_usage_is_counted_for_the_policy_that_was_played(harness, document, record, players, speakers, expected):
+    group = complete(await record(0, 0, 1, agent=speakers[0]), await record(0, 1, 10, agent=speakers[1]))
+    used = (await used_of(harness, document(), players, group)).items()
+    found = {name: (one.generated_tokens, one.open_tokens, one.frozen_tokens, one.sandbox_s) for name, one in used}
+    assert found == expected
+
+
+@pytest.mark.parametrize("most_plays", [metering_module.MAX_PLAYS, 0])
+async def test_of_the_plays_before_each_preemption_the_last_one_was_cut_and_the_others_failed(
+    harness, document, record, monkeypatch, most_plays
+):
+    """A preemption is one that the rollout role has recorded, whatever the names of attempts say."""
+    monkeypatch.setattr(metering_module, "MAX_PLAYS", most_plays)
+    await record(0, 0, 1, attempt=1)
+    await record(0, 0, 10, 20, attempt=2)
+    await record(0, 0, 100, attempt=PREEMPTION_STRIDE + 1, num_preemptions=1)
+    await record(0, 0, 1000, attempt=2 * PREEMPTION_STRIDE + 1, num_preemptions=2)
+    one = await record(0, 0, 7, attempt=2 * PREEMPTION_STRIDE + 2, num_preemptions=2)
+    await record(0, 1, 10_000, attempt=1)
+    feigned = await record(0, 1, 8, attempt=PREEMPTION_STRIDE + 1)
+    ended = await record(0, 2, 9)
+    again = await record(0, 2, 100_000, attempt=PREEMPTION_STRIDE + 1, num_preemptions=1)
+    amounts = (await used_of(harness, document(), PLAYS[:1], complete(one, ended, again, feigned, size=3)))["policy"]
+    assert amounts.open_tokens == 7 + 8 + 9
+    assert amounts.failed_tokens == 1 + 1000 + 10_000
+    assert amounts.preempted_tokens == 10 + 20 + 100 + 100_000
+    assert (amounts.repeated_tokens, amounts.charged_tokens) == (0, 24 + 11_001)
+    assert (amounts.engine_s, amounts.preempted_engine_s) == (10 * 0.25, 4 * 0.25)
+    assert (amounts.prompt_tokens, amounts.cached_tokens) == (6 * 20, 6 * 16), "without plays that were cut"
+
+
+def a_level(job: str, trained: int, tenant: str = "acme", **fields: object) -> Progress:
+    used = UsageAmounts(generated_tokens=trained, trained_tokens=trained, trainer_s=1.0, stored_bytes=99)
+    return a_progress(job_document(job), tenant=tenant, usage={"policy": used}, trainer_s=1.0, **fields)
+
+
+async def test_the_totals_of_tenants_are_the_sums_of_their_jobs(harness):
+    levels = [a_level("a", 1), a_level("b", 20, tokens=25), a_level("c", 300, "team-a"), a_level("d", 4000, "")]
+    totals = {name: account.total for name, account in summed({}, levels).items()}
+    assert list(totals) == ["acme", "namespace/team-a", "team-a"]
+    assert (totals["acme"].trained_tokens, totals["acme"].open_tokens) == (21, 5)
+    assert totals["acme"].trainer_s == 2.0
+    assert totals["team-a"].trained_tokens == 300
+    assert totals["namespace/team-a"].trained_tokens == 4000, "without a Tenant, the namespace is a tenant of its own"
+    everything = sum((level.amounts for level in levels), UsageAmounts())
+    assert sum(totals.values(), UsageAmounts()) == everything
+    accounts = TenantAccounts(harness.bus)
+    await accounts.save(levels, 100.0)
+    await accounts.load()
+    assert accounts.totals() == totals
+
+
+async def test_a_deleted_job_counts_once_however_often_its_deletion_is_repeated(harness):
+    gone, stays = a_level("a", 1, tokens=8, admitted_s=3.0), a_level("b", 20)
+    accounts = TenantAccounts(harness.bus)
+    await accounts.save([gone, stays], 100.0)
+    assert accounts.totals()["acme"].open_tokens == 7
+    for _ in range(2):
+        await accounts.close(gone, {"uid-a", "uid-b"})
+    await accounts.save([gone, stays], 200.0)
+    restarted = TenantAccounts(harness.bus)
+    await restarted.load()
+    await restarted.close(gone, {"uid-a", "uid-b"})
+    await restarted.save([stays], 200.0)
+    total = restarted.totals()["acme"]
+    assert (total.trained_tokens, total.open_tokens, total.unrecorded_tokens, total.generated_tokens) == (21, 0, 7, 28)
+    assert (total.stored_bytes, total.admitted_s, total.trainer_s) == (99, 3.0, 2.0)

@@ -12,10 +12,6 @@ JOBS = [JobCurves(f"team/<{name}>", CURVES) for name in ("first", "second")]
 TIMES = [Timeline("team/<first>", 0.0, 60.0, ((0.0, 30.0),), (), None)]
 
 
-def test_a_png_is_drawn_of_a_job_that_has_nothing_yet():
-    assert draw([JobCurves("nothing yet")], []).startswith(b"\x89PNG\r\n\x1a\n")
-
-
 def test_the_picture_names_jobs_panels_and_shares():
     text = " ".join(element.text or "" for element in ET.fromstring(draw(JOBS, TIMES, "svg")).iter())
     shares = ("engine, 50 %", "environment, 0 %", "trainer, not recorded")

@@ -66,13 +66,6 @@ def test_kl_in_the_reward_has_the_gradient_of_the_exact_reverse_kl_in_expectatio
     assert torch.allclose(estimate, -exact, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k3"])
-def test_the_unbiased_estimators_are_right_on_average(estimator: KlEstimator) -> None:
-    _, policy, reference, _ = drawn(7)
-    exact = (policy.exp() * (policy - reference)).sum()
-    assert (policy.exp() * kl_estimate(estimator, policy, reference)).sum().item() == pytest.approx(exact.item())
-
-
 @given(gap=st.floats(-10, 10))
 @example(gap=7.0e-17)  # the logprobs differ by less than rounding: k3 is -1.1e-16
 def test_k2_and_k3_are_up_to_rounding_never_negative_and_zero_only_for_equal_policies(gap: float) -> None:

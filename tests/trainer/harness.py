@@ -2,14 +2,14 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.torch import load
-from tests.harness import Harness, a_turn, identity, pool_document
+from tests.harness import Harness, a_turn, identity, job_document, pool_document
 from tests.trainer.sampler import VOCABULARY, Sampler
 from torch import Tensor
 
@@ -33,6 +33,7 @@ from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.role import RoleContext
 from marlaas_worker.trainer import service
+from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.rows import Segment
 from marlaas_worker.trainer.shared import Timing
 from marlaas_worker.trainer.trajectories import Expectation, read_group
@@ -224,3 +225,19 @@ class TrainerHarness(Harness):
                 group = await read_group(self.bus, self.blobs, message, expected)
                 found += weighing(document.spec).segments([group])
         return found
+
+
+def job(name: str = "sums", *, agent: Mapping[str, Any] | None = None, **training: Any) -> JobDocument:
+    """A small strict job on the pool `tiny`."""
+    small = {"steps": 4, "groupsPerStep": 2, "maxStaleness": 0, "microbatchTokens": 64}
+    spec = {
+        "agents": [{"name": "policy", "adapter": {"rank": 8, "alpha": 16}, **(agent or {})}],
+        "rollout": {"groupSize": 3, "temperature": 0.8},
+        "training": {**small, "optimizer": {"learningRate": 3e-3}, **training},
+        "checkpoint": {"keep": 1},
+    }
+    return job_document(name, seed=3, spec=spec)
+
+
+def assignment_of(document: JobDocument) -> Assignment:
+    return Assignment(document, document.spec.agents[0])

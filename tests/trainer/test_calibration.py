@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tests.harness import pool_document
-from tests.trainer.jobs import job
+from tests.trainer.harness import job
 
 from marlaas_api import subjects
 from marlaas_api.messages import Calibration

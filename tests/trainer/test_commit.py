@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from tests.harness import WITHIN_S, changed
 from tests.killing import Killed, kill_at
-from tests.trainer.harness import Apart, TrainerHarness
-from tests.trainer.jobs import assignment_of, job
+from tests.trainer.harness import Apart, TrainerHarness, assignment_of, job
 
 from marlaas_api import failpoints, subjects, wire
 from marlaas_api.blobs import BlobRef, BlobUnavailable
@@ -105,22 +104,6 @@ async def test_killed_at_every_single_place_in_turn_a_trainer_still_gets_there(h
     failpoints.hook = hook
     assert await play(harness) == undisturbed
     assert {name for name, _ in seen} == {name for name, _ in PLACES} - {"trainer.commit.after_acks"}  # died before
-
-
-async def test_killed_after_every_commit_a_reference_that_follows_the_policy_is_the_same_again(harness, tmp_path):
-    kl = {"coefficient": 0.5, "addedTo": "reward", "reference": {"versionsBehind": 1}}
-    expected = await play(await harness.another(), kl=kl)
-    seen: set[int] = set()
-
-    def hook(name: str) -> None:
-        versions = num_versions(harness)
-        if name == "trainer.commit.after_set" and versions not in seen:
-            seen.add(versions)
-            raise Killed
-
-    failpoints.hook = hook
-    assert await play(harness, kl=kl) == expected
-    assert len(seen) == STEPS + 1
 
 
 # leases -------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
-"""One step against a slow loop over plain transformers and peft, and a learner's state out and in."""
+"""One optimizer step as a slow loop over plain transformers and peft, against which the trainer's step is compared."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,21 +8,66 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.rl.papers import FORMS
-from tests.trainer.jobs import assignment_of, job
+from tests.rl.papers import CAP, FORMS
+from tests.trainer.harness import assignment_of, job
 from tests.trainer.sampler import VOCABULARY
-from tests.trainer.slow_step import TEMPERATURE, slow_step
+from torch import Tensor
 
-from marlaas_api.messages.job_spec import TrainingSettings
+from marlaas_api.messages.job_spec import OptimizerSettings
 from marlaas_worker.adapters import AdapterConfig, tensor_name, write_adapter
-from marlaas_worker.rl.algorithms import ALGORITHMS
-from marlaas_worker.rl.corrections import Bounds
-from marlaas_worker.trainer.batching import collate, pack
-from marlaas_worker.trainer.learner import Learner, loss_config
+from marlaas_worker.trainer.batching import pack
+from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.lora import WeightsMismatch
 from marlaas_worker.trainer.model import BaseModel
-from marlaas_worker.trainer.optimizer import StateInvalid, TrainingState, read_state, write_state
-from marlaas_worker.trainer.rows import Segment, chain, pack_prefix_tree
+from marlaas_worker.trainer.optimizer import StateInvalid, TrainingState, learning_rate, read_state, update, write_state
+from marlaas_worker.trainer.rows import Segment, pack_prefix_tree
+
+TEMPERATURE = 0.8
+
+
+def owner_of(part: Segment, parts: list[Segment]) -> int:
+    """The reply that a segment belongs to: its own unless it names a trajectory."""
+    return part.trajectory if part.trajectory_tokens is not None else parts.index(part)
+
+
+def slow_step(
+    folder: Path, weights: dict[str, Tensor], parts: list[Segment], settings: dict[str, Any]
+) -> tuple[dict[str, Tensor], float]:
+    """Token by token, segment by segment, without padding; the loss as its paper writes it."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    layers = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    config = LoraConfig(r=8, lora_alpha=16, target_modules=layers, lora_dropout=0.0)
+    model: Any = get_peft_model(AutoModelForCausalLM.from_pretrained(folder), config).eval()
+    named = {name.replace(".default", ""): value for name, value in model.named_parameters() if "lora_" in name}
+    with torch.no_grad():
+        for name, value in named.items():
+            value.copy_(weights[name])
+    replies: dict[int, Any] = {}
+    penalty, bonus, num_replies = torch.zeros(()), torch.zeros(()), len({owner_of(part, parts) for part in parts})
+    for part in parts:
+        logits = model(input_ids=torch.tensor([part.ids.tolist()])).logits[0] / TEMPERATURE
+        with torch.no_grad(), model.disable_adapter():
+            reference = (model(input_ids=torch.tensor([part.ids.tolist()])).logits[0] / TEMPERATURE).log_softmax(-1)
+        places = np.flatnonzero(part.generated).tolist()
+        pi = [logits[place - 1].log_softmax(-1)[int(part.ids[place])] for place in places]
+        mu = [float(part.behaviour[place]) for place in places]
+        reply = replies.setdefault(owner_of(part, parts), ([], [], [], part.advantage))
+        for values, more in zip(reply, (pi, mu, [float(p.detach()) for p in pi]), strict=False):
+            values.extend(more)
+        for place, p, m in zip(places, pi, mu, strict=True):
+            gap = p.detach() - reference[place - 1, int(part.ids[place])]
+            weight = (p.detach() - m).exp().clamp(max=CAP if settings["ratio"] == "proximal" else 1e9)
+            penalty = penalty + weight * gap * p / (part.num_trajectory_tokens * num_replies)
+            spread = logits[place - 1].log_softmax(-1)
+            bonus = bonus - (spread.exp() * spread).sum() / (part.num_trajectory_tokens * num_replies)
+    batch = list(replies.values())
+    objective = FORMS[settings["ratio"]][settings["algorithm"]](batch) + settings["entropy"] * bonus
+    (settings["kl"] * penalty - objective).backward()
+    norm = float(torch.nn.utils.clip_grad_norm_(named.values(), settings["max_norm"]))
+    torch.optim.AdamW(named.values(), lr=settings["rate"], weight_decay=0.0).step()
+    return {name: value.detach().clone() for name, value in named.items()}, norm
 
 
 def segments(seed: int, count: int = 6) -> list[Segment]:
@@ -120,21 +166,6 @@ def test_a_step_in_microbatches_is_the_step_of_the_whole_batch(base, algorithm, 
         assert all(torch.allclose(found[name], value, atol=2e-4) for name, value in whole.items())
 
 
-def test_a_job_has_its_algorithms_bounds_unless_it_gives_its_own():
-    plain = loss_config(TrainingSettings(steps=1, algorithm="dapo"), 40)
-    assert (plain.rule, plain.clip_low, plain.clip_high, plain.budget) == (ALGORITHMS["dapo"], 0.2, 0.28, 40)
-    assert plain.correction == Bounds("truncated", 2.0, 0.5)
-    assert (plain.ratio, plain.kl_estimator, plain.entropy_coefficient) == ("proximal", "k3", 0.0)
-    assert loss_config(TrainingSettings(steps=1, algorithm="cispo"), 40).correction.type == "none"
-    assert loss_config(TrainingSettings(steps=1, ratio="behaviour"), 40).ratio == "behaviour"
-    in_reward = {"steps": 1, "kl": {"coefficient": 0.1, "addedTo": "reward"}}
-    config = loss_config(TrainingSettings.model_validate(in_reward), 40)
-    assert (config.kl_coefficient, config.kl_estimator) == (0.0, "k1")
-    given = {"steps": 1, "algorithm": "cispo", "clip": {"high": 1.0}, "correction": {"type": "icepop", "floor": 0.25}}
-    config = loss_config(TrainingSettings.model_validate(given), 40)
-    assert (config.clip_low, config.clip_high, config.correction) == (1.0, 1.0, Bounds("icepop", 5.0, 0.25))
-
-
 def test_an_agents_own_settings_train_as_those_of_a_job_with_the_same(base):
     """Two steps with the agent's rate, clip of the gradient and entropy give the bits of a job that has them for all."""
     own = {"optimizer": {"learningRate": 1e-3, "maxGradNorm": 0.5}, "entropy": {"coefficient": 0.2}}
@@ -221,21 +252,6 @@ def test_a_kl_reference_of_another_rank_is_refused_with_both_numbers(base, tmp_p
         learner_of(base, kl=kl).begin()
 
 
-def test_kl_by_trajectory_is_what_the_engine_said_over_the_reference_summed_over_its_segments(base):
-    parts = paired(segments(2))
-    learner = learner_of(base, kl={"coefficient": 0.1, "addedTo": "reward"})
-    learner.begin()  # the zero adapter is version 0: the policy is its own reference
-    logprobs = [base.logprobs(None, collate([chain(part)]), TEMPERATURE).tolist() for part in parts]
-    gaps = [float(part.behaviour[part.generated].sum()) - sum(mine) for part, mine in zip(parts, logprobs, strict=True)]
-    expected = [gaps[at] + gaps[at + 1] for at in range(0, len(gaps), 2)]
-    full, rest = pack([], pack_prefix_tree(parts, 384, 36), 36)
-    found = sum(learner.kl_by_trajectory(batch, 3) for batch in [*full, rest])
-    assert len(full) > 0
-    assert list(found) == pytest.approx(expected, rel=1e-4)  # type: ignore[call-overload]
-    metrics = step(learner, parts)
-    assert metrics["kl"] == pytest.approx(sum(gaps) / metrics["tokens"], rel=1e-4)
-
-
 def test_a_state_that_is_damaged_or_of_another_adapter_is_refused(base):
     with pytest.raises(StateInvalid, match="cannot be read"):
         read_state(b"nonsense")
@@ -245,3 +261,96 @@ def test_a_state_that_is_damaged_or_of_another_adapter_is_refused(base):
     name = tensor_name("model.layers.0.self_attn.q_proj", "A")
     with pytest.raises(StateInvalid, match="lacks the moments of"):
         learner.restore({}, TrainingState(num_updates=1, first_moments={name: torch.zeros(8, 64)}))
+
+
+HALF_ROOT_2 = math.sqrt(2) / 2
+
+
+@pytest.mark.parametrize(
+    ("spec", "num_steps", "rates"),
+    [
+        ({}, 4, [1, 1, 1, 1]),
+        ({"warmup_steps": 4}, 6, [0.25, 0.5, 0.75, 1, 1, 1]),
+        ({"schedule": "linear"}, 4, [1, 0.75, 0.5, 0.25]),
+        ({"schedule": "linear", "warmup_steps": 2}, 6, [0.5, 1, 1, 0.75, 0.5, 0.25]),
+        ({"min_learning_rate_ratio": 0.2}, 2, [1, 1]),  # an agent without decay, in a job that has a floor
+        ({"schedule": "linear", "min_learning_rate_ratio": 0.2}, 4, [1, 0.8, 0.6, 0.4]),
+        ({"schedule": "cosine"}, 4, [1, 0.5 + HALF_ROOT_2 / 2, 0.5, 0.5 - HALF_ROOT_2 / 2]),
+        ({"schedule": "cosine", "warmup_steps": 1}, 4, [1, 1, 0.75, 0.25]),  # cos(60°) = 1/2
+        ({"schedule": "cosine", "min_learning_rate_ratio": 0.5, "warmup_steps": 1}, 4, [1, 1, 0.875, 0.625]),
+        ({"schedule": "linear", "warmup_steps": 9}, 3, [1 / 9, 2 / 9, 3 / 9]),  # a job that ends before its peak
+    ],
+)
+def test_a_step_has_the_rate_of_its_schedule(spec, num_steps, rates):
+    optimizer = OptimizerSettings.model_validate({"learning_rate": 1.0, **spec})
+    assert [learning_rate(optimizer, number, num_steps) for number in range(num_steps)] == pytest.approx(rates)
+
+
+def test_a_job_that_is_given_more_steps_goes_on_at_the_rate_of_the_longer_job():
+    optimizer = OptimizerSettings(learning_rate=1.0, schedule="linear")
+    assert [learning_rate(optimizer, number, 4) for number in (2, 3)] == [0.5, 0.25]
+    assert [learning_rate(optimizer, number, 8) for number in (4, 5)] == [0.5, 0.375]
+    assert learning_rate(optimizer, 8, 8) == learning_rate(optimizer, 9, 8) == 0.0
+
+
+def test_epsilon_is_added_to_the_root_of_the_second_moment():
+    weights, gradients = torch.nn.Parameter(torch.zeros(3)), torch.tensor([3.0, -1.0, 0.5])
+    weights.grad = 2 * gradients
+    optimizer = torch.optim.AdamW([weights], eps=0.5, weight_decay=0.0)
+    assert update(optimizer, 2, 0.1, 1e9) == pytest.approx(math.sqrt(9 + 1 + 0.25))
+    # bias-corrected moments of a first step are g and g^2: the step is rate g / (|g| + epsilon)
+    assert weights.tolist() == pytest.approx([-0.1 * 3 / 3.5, 0.1 * 1 / 1.5, -0.1 * 0.5 / 1.0])
+
+
+@pytest.mark.parametrize(("epsilon", "largest"), [(1e-8, 2.5e-3), (1.0, 1.25e-3)])
+def test_a_step_is_taken_at_the_rate_that_its_metrics_record_and_with_the_jobs_epsilon(base, epsilon, largest):
+    """AdamW's first step is rate |g| / (|g| + epsilon), and the gradient's norm is clipped to 1."""
+    learner = learner_of(base, steps=4, optimizer={"learningRate": 1e-2, "schedule": "linear", "epsilon": epsilon})
+    learner.begin()
+    before = learner.weights()
+    assert step(learner, segments(0), 3)["learning_rate"] == pytest.approx(2.5e-3)
+    moved = max((value - before[name]).abs().max().item() for name, value in learner.weights().items())
+    assert moved == pytest.approx(largest, rel=1e-3) if epsilon < 1 else moved < largest
+
+
+# gradients that are not finite --------------------------------------------------------------------------------------
+
+
+def broken(value: float = float("nan")) -> list[Segment]:
+    return [Segment(part.ids, part.generated, part.behaviour, 0, value) for part in segments(0)]
+
+
+def everything(learner: Learner) -> bytes:
+    """Weights, moments and counts of updates; not the counts of skipped steps."""
+    state = learner.state(0, ())
+    kept = TrainingState(
+        num_updates=state.num_updates, first_moments=state.first_moments, second_moments=state.second_moments
+    )
+    return write_state(kept) + b"".join(value.numpy().tobytes() for value in learner.weights().values())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -3e38])
+def test_a_step_whose_gradient_is_not_finite_changes_nothing_and_leaves_no_trace(base, value):
+    disturbed, straight = learner_of(base), learner_of(base)
+    for learner in (disturbed, straight):
+        learner.begin()
+        step(learner, segments(1), 0)
+    before = everything(disturbed)
+    metrics = step(disturbed, broken(value), 1)
+    assert metrics["skipped_update"] == 1.0
+    assert "grad_norm" not in metrics
+    assert all(math.isfinite(each) for each in metrics.values())
+    assert everything(disturbed) == before
+    assert [step(learner, segments(2), 2)["skipped_update"] for learner in (disturbed, straight)] == [0.0, 0.0]
+    assert everything(disturbed) == everything(straight)
+
+
+def test_a_state_of_an_earlier_release_counts_nothing_and_lowers_nothing(base):
+    data = write_state(TrainingState(step=4, token_budget=32, num_skipped=2))
+    written = b'"num_updates": 0, "token_budget": 32, "num_skipped": 2'
+    assert written in data
+    earlier = read_state(data.replace(written, b'"num_updates": 0' + b" " * (len(written) - 16)))
+    assert (earlier.step, earlier.token_budget, earlier.num_skipped) == (4, 0, 0)
+    learner = learner_of(base)
+    learner.restore({}, earlier)
+    assert learner.token_budget == 64

@@ -137,25 +137,3 @@ def test_gradients_of_a_16_bit_layers_adapter_are_float32_and_those_of_autograd_
     for found, value in zip(ours, expected, strict=True):
         assert found.dtype == torch.float32
         assert torch.allclose(found, value, rtol=1e-2, atol=1e-2)
-
-
-def test_the_gradients_of_all_matrices_are_parts_of_one_buffer_until_they_are_dropped() -> None:
-    layer = nn.Linear(7, 5).requires_grad_(False)
-    active = ActiveAdapter()
-    active.adapter = adapter = new_adapter("one", AdapterConfig(3, 6), {"layer": layer}, torch.device("cpu"))
-    adapt_layers(nn.ModuleList([layer]), {"layer": layer}, active)
-    nn.init.normal_(adapter.flat)
-    assert all(bool(matrix.any()) for matrix in adapter.parameters.values())
-    hidden = torch.randn(4, 7)
-    layer(hidden).sum().backward()
-    alone = {name: matrix.grad.clone() for name, matrix in adapter.parameters.items() if matrix.grad is not None}
-    adapter.drop_gradients()
-    adapter.collect_gradients()
-    for _ in range(2):
-        layer(hidden).sum().backward()
-        adapter.collect_gradients()
-    assert adapter.flat.grad is not None
-    for name, part in adapter.parts(adapter.flat.grad).items():
-        assert torch.equal(part, 2 * alone[name])
-    adapter.drop_gradients()
-    assert adapter.flat.grad is None

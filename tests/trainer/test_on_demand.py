@@ -2,25 +2,20 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection
-from functools import partial
+from collections.abc import AsyncIterator
 from pathlib import Path
-from random import Random
 
 import pytest
 from tests.harness import WITHIN_S
-from tests.trainer.harness import TrainerHarness
-from tests.trainer.jobs import job
+from tests.trainer.harness import TrainerHarness, job
 
 from marlaas_api import subjects
 from marlaas_api.bus import BusRefused, Entry
 from marlaas_api.bus_memory import MemoryBus
 from marlaas_api.bus_memory.buckets import MemoryBucket
-from marlaas_api.messages import JobDocument, Phase, ReplicaReport
+from marlaas_api.messages import JobDocument, Phase
 from marlaas_worker.reporter import Reporter
-from marlaas_worker.trainer import view
-from marlaas_worker.trainer.commit import AgentLease, PolicyKey
-from marlaas_worker.trainer.compute_queue import ComputeQueue
+from marlaas_worker.trainer.commit import PolicyKey
 
 
 def jobs(num: int) -> list[JobDocument]:
@@ -58,40 +53,6 @@ async def test_a_trainer_that_joins_takes_over_its_share_and_each_agent_ends_whe
     assert [(await harness.record(document)).holder for document in documents] == [""] * 4
 
 
-async def test_no_more_agents_leave_than_have_to_while_their_measured_costs_change_and_none_within_a_step(
-    harness: TrainerHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    random, documents = Random(0), jobs(8)
-
-    def measured(agents: Collection[str], _: object) -> dict[str, float]:
-        return {key: random.uniform(0.99, 1.01) for key in agents}
-
-    def is_after(wall_s: float, found: ReplicaReport) -> bool:
-        return found.wall_s > wall_s
-
-    monkeypatch.setattr(view, "recent_costs", measured)
-    for document in documents:
-        await harness.admit(document)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
-        for document in documents:
-            await harness.version(document, 0)
-            await harness.assign(document, 0, [0])
-        async with harness.trainer("trainer-1"):
-            await harness.report(lambda _: True, "trainer-1")
-            wall_s = 0.0
-            for _ in range(10):  # a decision is made between two reports; no agent can leave within its step
-                wall_s = (await harness.report(partial(is_after, wall_s))).wall_s
-            for document in documents:
-                await harness.assign(document, 0, [1])
-                await harness.close(document, 0, 2)
-                await harness.version(document, 1)
-            await bound(harness, "trainer-0", 4)
-            await bound(harness, "trainer-1", 4)
-            assert sum([(await harness.record(document)).epoch for document in documents]) == 4
-    (moved, *_) = [one for one in documents if (await harness.record(one)).epoch]
-    assert await harness.adapter(moved) == await alone(harness, tmp_path, moved, 1)
-
-
 @contextlib.asynccontextmanager
 async def doomed_trainer(harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """The trainer `trainer-1`, which is killed at the end: a killed process releases and withdraws nothing."""
@@ -108,44 +69,6 @@ async def doomed_trainer(harness: TrainerHarness, monkeypatch: pytest.MonkeyPatc
         doomed.cancel()
         with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
             await doomed
-
-
-async def test_agents_of_a_killed_trainer_go_to_the_others_after_the_grace_period(harness, monkeypatch) -> None:
-    documents = jobs(4)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
-        async with doomed_trainer(harness, monkeypatch):
-            for document in documents:
-                await harness.admit(document)
-            await bound(harness, "trainer-0", 2)
-            await bound(harness, "trainer-1", 2)
-        held = [(await harness.record(document)).holder for document in documents]
-        assert sorted(held) == ["trainer-0", "trainer-0", "trainer-1", "trainer-1"]
-        clock = asyncio.create_task(harness.let_time_pass())
-        await bound(harness, "trainer-0", 4)
-        clock.cancel()
-        for document in documents:
-            await harness.play(document, 1)
-
-
-async def test_a_lease_whose_release_failed_is_given_back_to_the_trainer_that_has_to_train_the_agent(
-    harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    documents, failed, release = jobs(2), list[str](), PolicyKey.release
-
-    async def fail_once(self: PolicyKey, lease: AgentLease) -> None:
-        if failed:
-            await release(self, lease)
-        failed.append(lease.record.holder)
-
-    monkeypatch.setattr(PolicyKey, "release", fail_once)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
-        for document in documents:
-            await harness.admit(document)
-        await bound(harness, "trainer-0", 2)
-        async with harness.trainer("trainer-1"):
-            await bound(harness, "trainer-1", 1)
-            await bound(harness, "trainer-0", 1)
-    assert failed[0] == "trainer-0"
 
 
 @pytest.mark.parametrize("successor", ["trainer-1", "trainer-2"], ids=["restarted", "another"])
@@ -182,22 +105,3 @@ async def test_what_the_bus_refuses_a_trainer_is_not_the_jobs_fault(harness, mon
         monkeypatch.setattr(MemoryBucket, "get_from_leader", read)
         harness.clock.at += 1e7
         await harness.play(document, 1)
-
-
-async def test_a_tenants_weight_takes_effect_without_a_new_bind_and_an_invalid_one_never(harness, monkeypatch) -> None:
-    document, seen = job(), []
-    own = ComputeQueue.set_weight
-
-    def note(queue: ComputeQueue[object], tenant: str, weight: float) -> None:
-        own(queue, tenant, weight)
-        seen.append(weight)
-
-    monkeypatch.setattr(ComputeQueue, "set_weight", note)
-    await harness.admit(document)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
-        await harness.version(document, 0)
-        for weight in (3.0, 0.0):
-            await harness.admit(document.model_copy(update={"tenant_weight": weight}))
-            await harness.play(document, 1, first=0 if weight else 1)
-    assert set(seen) == {1.0, 3.0}
-    assert (await harness.record(document)).epoch == 0

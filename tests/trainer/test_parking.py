@@ -1,24 +1,33 @@
 """More agents than the trainer's memory has room for: each ends with the bits that it has when all fit."""
 
 import asyncio
+import random
 from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
-from tests.harness import WITHIN_S
+import torch
+from tests.harness import WITHIN_S, pool_document
 from tests.killing import kill_at
-from tests.trainer.harness import TrainerHarness
-from tests.trainer.jobs import job
+from tests.trainer.harness import Clock, TrainerHarness, assignment_of, job
+from tests.trainer.test_learner import away
 
 from marlaas_api.blobs import BlobRef
-from marlaas_api.messages import GroupReady, JobDocument
+from marlaas_api.messages import GroupReady, PoolDocument
+from marlaas_api.numeric import trained_bytes
+from marlaas_worker.orchestrator.capacity import PoolCapacity, trainer_bytes
 from marlaas_worker.trainer import agent_memory
 from marlaas_worker.trainer.agent import AgentTrainer
-from marlaas_worker.trainer.agent_memory import AgentMemory
-from marlaas_worker.trainer.compute import NOBODY, Compute
-from marlaas_worker.trainer.compute_queue import ComputeAccount
+from marlaas_worker.trainer.agent_memory import AgentMemory, measure, memory_limit
 from marlaas_worker.trainer.intake import StepInbox
+from marlaas_worker.trainer.learner import Learner
+from marlaas_worker.trainer.optimizer import TrainingState
 from marlaas_worker.trainer.residence import Residence
-from marlaas_worker.trainer.version_cache import CachedVersion
+from marlaas_worker.trainer.room import QUANTUM_S, AgentRoom, Pause
+from marlaas_worker.trainer.version_cache import CachedVersion, VersionCache
 
 
 def parked(harness: TrainerHarness, name: str = "trainer-0") -> dict[str, float]:
@@ -60,17 +69,6 @@ def room_for(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(agent_memory, "measure", lambda *_: AgentMemory(num * 8, 1, host_bytes))
 
     return give
-
-
-async def test_agents_that_do_not_fit_together_end_as_they_do_when_all_fit(harness, room_for, parks) -> None:
-    documents = [job(f"job-{number}") for number in range(4)]
-    other = await harness.another()
-    expected = await other.trained(*documents, steps=3)
-    assert not parks
-    room_for(2)
-    async with asyncio.timeout(WITHIN_S):
-        assert await harness.trained(*documents, steps=3) == expected
-    assert parks.total() >= 2
 
 
 async def test_a_step_that_waits_for_groups_is_begun_again_for_an_agent_that_can_commit(harness, room_for, monkeypatch):
@@ -129,46 +127,211 @@ async def test_restored_from_host_memory_agents_have_the_bits_that_they_have_fro
     assert bool(reads) == (host_bytes == 1)
 
 
-async def rebound(harness: TrainerHarness, document: JobDocument) -> None:
-    """Train a job's first version, and release it."""
-    async with harness.training(document):
-        pass
-    await harness.admit(document, admitted=False)
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({}, None),
+        ({"memory.max": "max\n"}, None),
+        ({"memory.max": "1048576\n"}, 1048576),
+        ({"memory/memory.limit_in_bytes": "1048576"}, 1048576),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712"}, None),
+    ],
+)
+def test_the_limit_is_that_of_the_container_in_both_versions_of_cgroups(tmp_path, files, limit):
+    (tmp_path / "memory").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert memory_limit(tmp_path) == limit
 
 
-async def test_a_rebound_agent_without_work_takes_no_memory(harness: TrainerHarness, room_for, parks) -> None:
-    resting, busy = job("resting"), job("busy")
-    await rebound(harness, resting)
-    room_for(1)
-    async with harness.training(busy), asyncio.timeout(WITHIN_S):
-        await harness.admit(resting)
-        await harness.report(lambda found: len(found.bound) == 2)
-        await harness.play(busy, 1)
-        assert not parks
-        await harness.play(resting, 1)
-        await harness.play(busy, 1, first=1)
-    assert parks.total() >= 2
+def pool(**fields: object) -> PoolDocument:
+    return pool_document(Path("m"), trainer={"activationBytes": "100"}).model_copy(update=fields)
 
 
-async def test_an_agent_that_waits_for_memory_goes_to_another_trainer_at_once(harness, room_for, monkeypatch) -> None:
-    """The agent that has the memory computes for long, and does not leave it meanwhile. Of two equal agents the first by name moves."""
-    busy, waits = job("busy"), job("a")
-    computes, goes_on, run = asyncio.Event(), asyncio.Event(), Compute.run
+@pytest.mark.parametrize(
+    ("device", "limit", "estimate", "expected"),
+    [
+        ("cpu", 3100, 0, (1600, 0)),
+        ("cpu", None, 0, (3920, 0)),
+        ("cpu", 3100, 77, (77, 0)),
+        ("cpu", 900, 0, (1, 0)),
+        ("cuda", None, 77, (400, 2500)),
+        ("cuda", 5000, 77, (400, 1000)),
+        ("cuda", 500, 77, (400, 0)),
+    ],
+    ids=["container", "half of the machine", "the runner's", "no memory left", "accelerator", "in a container", "full"],
+)
+def test_the_room_is_known_on_every_machine(base, monkeypatch, device, limit, estimate, expected):
+    """0.8 x (3100 - 1000 - 100); 0.8 x (10000 / 2 - 100). With an accelerator a quarter of the host's free memory keeps versions."""
+    monkeypatch.setattr(agent_memory, "memory_limit", lambda: limit)
+    monkeypatch.setattr(agent_memory, "resident_bytes", lambda: 1000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (600, 1000))
+    monkeypatch.setattr(base, "device", torch.device(device))
+    memory = measure(base, pool(agent_room_bytes=estimate))
+    assert (memory.room_bytes, memory.host_bytes) == expected
 
-    async def long(compute: Compute, work, account: ComputeAccount = NOBODY, num_tokens: int = 0):
-        if num_tokens and account.job == busy.uid:
-            computes.set()
-            await goes_on.wait()
-        return await run(compute, work, account, num_tokens)
 
-    monkeypatch.setattr(Compute, "run", long)
-    room_for(1)
-    async with harness.training(busy), asyncio.timeout(WITHIN_S):
-        await harness.step(busy, 0)
-        await computes.wait()
-        await harness.admit(waits)
-        await harness.committed(waits, lambda record: record.holder == "trainer-0")
-        async with harness.trainer("trainer-1"):
-            record = await harness.version(waits, 0)
-            goes_on.set()
-            assert record.holder == "trainer-1"
+@pytest.mark.parametrize(
+    ("agent", "kl", "copies"),
+    [
+        ({}, {}, 4),
+        ({}, {"coefficient": 0.1}, 4),
+        ({}, {"coefficient": 0.1, "reference": {"versionsBehind": 1}}, 5),
+        ({}, {"reference": {"versionsBehind": 1}}, 4),
+        ({}, {"coefficient": 0.1, "reference": {"path": "FOLDER"}}, 5),
+        ({"initFrom": {"path": "FOLDER"}}, {"coefficient": 0.1}, 5),
+        ({"initFrom": {"path": "FOLDER"}}, {}, 4),
+    ],
+)
+def test_a_kl_reference_that_is_not_the_base_model_is_one_copy_more(base, tmp_path, agent, kl, copies):
+    path = {"path": str(away(base, tmp_path / "start"))}
+    agent = {"initFrom": path} if agent else {}
+    kl |= {"reference": path} if "path" in kl.get("reference", {}) else {}
+    document = job(agent=agent, kl=kl)
+    (policy,) = document.spec.agents
+    assert trained_bytes(8, document.spec.has_reference_adapter(policy), 4) == 8 * copies
+    assert trainer_bytes(document, "tiny", PoolCapacity(8, 16, bytes_per_rank=4)) == 8 * copies
+    learner = Learner(base, assignment_of(document))
+    weights = sum(parameter.numel() for parameter in base.attach(8, 16, ()).parameters.values())
+    assert 8 * measure(base, pool()).bytes_per_rank == 4 * 4 * weights
+    learner.begin()
+    follows = "versionsBehind" in kl.get("reference", {})
+    assert follows or (learner._reference is not None) == (copies == 5)
+
+
+def version_ref(name: str) -> BlobRef:
+    return BlobRef(name=name, sha256=name[-1] * 64, size_bytes=1)
+
+
+def held(name: str, num: int = 1) -> CachedVersion:
+    """A version of 16 bytes for each number."""
+    tensors = {"w": torch.zeros(num)}
+    return CachedVersion(
+        version_ref(name), tensors, TrainingState(first_moments=tensors, second_moments=tensors, initial=tensors)
+    )
+
+
+def kept(cache: VersionCache, names: str) -> str:
+    return "".join(name for name in names if cache.find(name, version_ref(name)))
+
+
+def test_versions_are_kept_within_the_bound_and_the_least_recently_used_one_is_dropped_first() -> None:
+    cache = VersionCache(48)
+    for name in "abc":
+        cache.keep(name, held(name))
+    assert kept(cache, "a") == "a"
+    cache.keep("d", held("d"))
+    assert kept(cache, "abcd") == "acd"
+    assert cache.find("a", version_ref("c")) is None, "the very version that is asked for"
+    cache.keep("e", held("e", 2))
+    assert kept(cache, "acde") == "de"
+    cache.keep("d", held("large", 4))
+    assert cache.find("d", version_ref("d")) is cache.find("d", version_ref("large")) is None
+    cache.keep("f", held("f"))
+    assert kept(cache, "ef") == "ef", "the dropped bytes are free again"
+
+
+class Room(AgentRoom):
+    """A room for 10 with a clock of its own; `woken`: how often each agent was woken."""
+
+    def __init__(self) -> None:
+        self.clock, self.woken = Clock(), Counter[str]()
+        super().__init__(10, self.clock)
+
+    def asks(self, agent: str, need: int, is_due: bool = False) -> bool:
+        return self.enter(agent, need, is_due, lambda: self.woken.update([agent]))
+
+
+@pytest.fixture
+def room() -> Room:
+    return Room()
+
+
+def test_agents_without_work_leave_first_and_of_them_the_one_that_entered_first(room: Room) -> None:
+    for agent in "abc":
+        assert room.asks(agent, 3)
+        room.clock.at += QUANTUM_S
+    assert [room.pause("a", Pause.AFTER_STEP), room.pause("b", Pause.BETWEEN_STEPS)] == [False, False]
+    room.pause("c", Pause.BETWEEN_STEPS)
+    assert not room.asks("d", 4)
+    assert room.woken == {"b": 1}
+    assert room.pause("b", Pause.BETWEEN_STEPS)
+    room.leave("b")
+    assert room.woken == {"b": 1, "d": 1}
+    assert room.asks("d", 4)
+
+
+def test_due_agents_enter_before_those_that_came_earlier_and_one_that_withdraws_lets_the_next_one_in(room: Room):
+    assert room.asks("a", 10)
+    assert not any(room.asks(agent, 10, is_due) for agent, is_due in (("b", False), ("c", False), ("d", True)))
+    room.leave("a")
+    assert room.woken == {"d": 1}
+    assert [room.asks("b", 10), room.asks("d", 10, is_due=True)] == [False, True]
+    room.leave("d")
+    room.leave("b")
+    assert (room.woken["b"], room.woken["c"]) == (1, 1)
+    assert room.asks("c", 10)
+
+
+@dataclass
+class Agent:
+    """An agent that trains steps of some groups, as `AgentTrainer` does."""
+
+    name: str
+    room: AgentRoom
+    need: int
+    num_groups: int
+    is_here: bool = False
+    taken: int = 0
+    arrived: int = 0
+    committed: int = 0
+    begun_again: int = 0
+
+    @property
+    def is_due(self) -> bool:
+        return self.arrived == self.num_groups
+
+    @property
+    def has_work(self) -> bool:
+        return self.arrived > 0 and (self.taken < self.arrived or self.is_due)
+
+    def turn(self) -> None:
+        """What it does when it is woken."""
+        if self.is_here and self.room.pause(self.name, self._pause()):
+            self.begun_again += self.taken > 0
+            self.taken, self.is_here = 0, False
+            self.room.leave(self.name)
+        if not self.is_here and self.arrived:
+            self.is_here = self.room.enter(self.name, self.need, self.is_due, lambda: None)
+        if self.is_here and self.has_work:
+            self._work()
+
+    def _pause(self) -> Pause:
+        if self.taken:
+            return Pause.BUSY if self.has_work else Pause.WITHIN_STEP
+        return Pause.AFTER_STEP if self.has_work else Pause.BETWEEN_STEPS
+
+    def _work(self) -> None:
+        if self.taken < self.arrived:
+            self.taken += 1
+        else:
+            self.committed, self.taken, self.arrived = self.committed + 1, 0, 0
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_random_schedules_end_and_never_overfill_the_room(seed: int) -> None:
+    """A group of a step arrives only after all agents have committed the step before, so agents wait for one another."""
+    chance, clock = random.Random(seed), Clock()
+    size, num_steps = chance.randint(5, 12), 6
+    room = AgentRoom(size, clock)
+    agents = [Agent(str(at), room, chance.randint(1, size), chance.randint(1, 4)) for at in range(chance.randint(2, 7))]
+    for _ in range(20_000):
+        clock.at += chance.random() * QUANTUM_S
+        agent, behind = chance.choice(agents), min(one.committed for one in agents)
+        if chance.random() < 0.3 and agent.committed == behind < num_steps and not agent.is_due:
+            agent.arrived += 1
+        agent.turn()
+        assert sum(one.need for one in agents if one.is_here) <= size
+    assert {one.committed for one in agents} == {num_steps}
+    assert sum(one.begun_again for one in agents) <= num_steps * len(agents)

@@ -77,13 +77,6 @@ def test_nothing_is_shared_where_attention_would_cost_more_than_it_saves():
     assert len(pack_prefix_tree([segment([1, 2, 3]), segment([4, 2, 3])], 1 << 20, 1 << 20)) == 2, "strangers"
 
 
-def test_short_segments_come_first_and_equal_ones_as_they_were():
-    rows = pack_prefix_tree(
-        [segment([1] * 9, 1.0), segment([2] * 4, 2.0), segment([3] * 9, 3.0), segment([4] * 2, 4.0)], 0, 100
-    )
-    assert [float(planted.advantages[0]) for planted in rows] == [4.0, 2.0, 1.0, 3.0]
-
-
 # micro-batches ------------------------------------------------------------------------------------------------------
 
 
@@ -132,9 +125,3 @@ def test_in_a_shared_row_a_token_sees_its_ancestors_and_itself_and_padding_only_
     assert seen == [[0], [0, 1], [0, 1, 2], [0, 1, 3], [0, 1, 3, 4], [5]]
     assert (batch.sees[1] == np.tri(6, dtype=np.bool_)).all()
     assert batch.sequences.tolist() == [0, 1, 2, 2], "the generated tokens of a segment are one sequence"
-
-
-def test_segments_without_generated_tokens_make_an_empty_microbatch():
-    silent = Segment(np.array([1, 2], np.int32), np.zeros(2, np.bool_), np.zeros(2, np.float32), 0, 1.0)
-    batch = collate([chain(silent)])
-    assert len(batch.before) == len(batch.targets) == len(batch.behaviour) == len(batch.advantages) == 0

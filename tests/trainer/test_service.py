@@ -1,19 +1,25 @@
 """The role as a whole: what it publishes, whom it trains, and that nobody disturbs anybody."""
 
+import asyncio
+import contextlib
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
-from tests.trainer.jobs import assignment_of, job
+from tests.harness import WITHIN_S
+from tests.trainer.harness import TIMING, TrainerHarness, assignment_of, job
 from tests.trainer.test_learner import away
 
+from marlaas_api.bus import BusUnavailable, Stored
+from marlaas_api.bus_memory import MemoryBus
 from marlaas_api.health import exposition
-from marlaas_api.messages import TrajectoryRef
-from marlaas_api.names import episode_id, train_group
+from marlaas_api.messages import GroupReady, JobDocument
 from marlaas_worker.adapters import has_effect, read_adapter
 from marlaas_worker.calibration import NUM_FLOAT32_PROBES
 from marlaas_worker.health import families
 from marlaas_worker.rl.advantages import advantages
+from marlaas_worker.trainer.intake import StepInbox
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.optimizer import TrainingState
 from marlaas_worker.trainer.rows import chain
@@ -83,14 +89,6 @@ async def test_kl_in_the_reward_is_subtracted_before_rewards_are_compared(harnes
     assert made[2].metrics["kl"] == pytest.approx(costs / tokens, rel=1e-3)
 
 
-async def test_truncated_episodes_are_filtered_counted_and_teach_nothing(harness):
-    document = job(overlong={"filter": True})
-    before = await harness.trained(document, steps=0)
-    assert await harness.trained(document, steps=1) == before  # every turn of this world is cut off
-    metrics = (await harness.history(document))[0].metrics
-    assert (metrics["overlong_filtered"], metrics["tokens"], metrics["grad_norm"]) == (6.0, 0.0, 0.0)
-
-
 @pytest.mark.parametrize("has_adapter", [False, True], ids=["of the base model", "of an adapter"])
 async def test_a_frozen_agent_gets_version_zero_and_is_let_go(harness, base, tmp_path, has_adapter):
     given = away(base, tmp_path / "judge") if has_adapter else None
@@ -116,35 +114,143 @@ async def test_agents_trained_in_turn_end_exactly_where_each_ends_alone(harness)
         assert await (await harness.another()).trained(document) == [among_others]
 
 
-async def test_rewards_that_are_compared_across_a_step_wait_for_its_end_and_teach_between_groups(harness):
-    gradients = {}
-    for algorithm in ("grpo", "reinforce++"):
-        document = job(algorithm.strip("+"), algorithm=algorithm, maxStaleness=1)
-        await harness.admit(document)
-        async with harness.trainer():
-            await harness.version(document, 0)
-            for position in (0, 1):  # everybody right in one group, everybody wrong in the other
-                episodes = [episode_id(train_group(document.ref, position), member, 1) for member in range(3)]
-                refs = tuple(
-                    TrajectoryRef(member=member, episode=episode, leaves=(0,), reward=float(position))
-                    for member, episode in enumerate(episodes)
-                )
-                await harness.assign(document, 0, [position], trajectories=refs)
-            await harness.close(document, 0, 2)
-            await harness.version(document, 1)
-        gradients[algorithm] = (await harness.history(document))[0].metrics["grad_norm"]
-    assert gradients["grpo"] == 0.0
-    assert gradients["reinforce++"] > 0.0
+AGENTS = ("solver", "verifier")
+STEPS, GROUPS = 2, 3
+IN_ORDER, BACKWARDS = (0, 1, 2, None), (None, 2, 1, 0)
+"""A step's positions, and None for its end, in the order in which they are logged."""
 
 
-async def test_groups_of_the_next_step_that_come_early_wait_for_it(harness):
-    document = job(maxStaleness=1)
+def team() -> JobDocument:
+    made = job(groupsPerStep=GROUPS)
+    (agent,) = made.spec.agents
+    agents = tuple(agent.model_copy(update={"name": name}) for name in AGENTS)
+    return made.model_copy(update={"spec": made.spec.model_copy(update={"agents": agents})})
+
+
+async def log(
+    harness: TrainerHarness,
+    document: JobDocument,
+    step: int,
+    entries: Sequence[int | None],
+    taken: asyncio.Queue[GroupReady] | None = None,
+) -> None:
+    """Log a step of both agents. taken: log nothing more before a group is taken."""
+    for position in entries:
+        for name in AGENTS:
+            if position is None:
+                await harness.close(document, step, GROUPS, step, agent=name)
+            else:
+                await harness.assign(document, step, [position], agent=name)
+                if taken is not None:
+                    assert (await taken.get()).agent == name
+
+
+async def versions(harness: TrainerHarness, document: JobDocument, version: int) -> None:
+    for name in AGENTS:
+        await harness.version(document, version, name)
+
+
+async def adapters(harness: TrainerHarness, document: JobDocument) -> dict[str, bytes]:
+    return {name: await harness.adapter(document, name) for name in AGENTS}
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[GroupReady]:
+    """Groups whose gradients are summed."""
+    found, take = asyncio.Queue[GroupReady](), StepInbox.take
+
+    def observed(inbox: StepInbox, group: GroupReady) -> None:
+        take(inbox, group)
+        found.put_nowait(group)
+
+    monkeypatch.setattr(StepInbox, "take", observed)
+    return found
+
+
+async def test_strict_agents_have_the_same_bits_however_their_groups_come(harness, taken):
+    """Each step is sampled from the version before it; a group's place in the sum is its position."""
+    found, document = [], team()
+    for entries, one_by_one in ((IN_ORDER, taken), (BACKWARDS, None)):
+        trainers = await harness.another()
+        async with trainers.training(document), asyncio.timeout(WITHIN_S):
+            for step in range(STEPS):
+                await log(trainers, document, step, entries, one_by_one)
+                await versions(trainers, document, step + 1)
+        found.append(await adapters(trainers, document))
     async with harness.training(document):
-        await harness.assign(document, 0, [0, 1])
-        await harness.assign(document, 1, [0, 1], base_version=1)
-        await harness.close(document, 0, 2)
-        await harness.close(document, 1, 2, base_version=1)
-        await harness.version(document, 2)
-    second, first, _ = await harness.history(document)
-    assert (first.consumed, second.consumed) == (("uid-sums-t0", "uid-sums-t1"), ("uid-sums-t2", "uid-sums-t3"))
-    assert second.metrics["logprob_gap"] > 1e-4 > first.metrics["logprob_gap"]  # one version stale, and so off policy
+        pass
+    for step in range(STEPS):
+        await log(harness, document, step, IN_ORDER)
+        async with harness.trainer():  # it reads them all at once
+            await versions(harness, document, step + 1)
+    found.append(await adapters(harness, document))
+    assert found[0] == found[1] == found[2]
+    assert len(set(found[0].values())) == 2
+
+
+@pytest.mark.parametrize("by", ["itself", "another"])
+async def test_an_agent_that_failed_is_trained_again_later_or_elsewhere_and_then_no_longer_reported(
+    harness, base, tmp_path, by
+):
+    """The adapter to begin from is not there at first."""
+    document = job(agent={"initFrom": {"path": str(tmp_path / "adapter")}})
+    await harness.admit(document)
+    async with harness.trainer(), contextlib.AsyncExitStack() as others:
+        await harness.report(lambda report: bool(report.broken))
+        away(base, tmp_path / "adapter")
+        if by == "itself":
+            harness.clock.at += 2 * TIMING.fault_s
+        else:
+            await others.enter_async_context(harness.trainer("trainer-1"))
+        await harness.version(document, 0)
+        found = await harness.report(lambda report: not report.broken)
+    assert found.refused == (() if by == "itself" else ("team-a.sums.policy",))
+
+
+async def test_a_turn_that_is_not_what_its_group_says_fails_the_agent_and_no_version_is_made(harness):
+    document = job()
+    async with harness.training(document):
+        harness.tamper = lambda turn: turn.model_copy(update={"version": 5}) if turn.member == 1 else turn
+        await harness.step(document, 0)
+        event = await harness.emitted(document, "TrainingFailed")
+    assert "version is 5" in event.message
+    assert (await harness.record(document)).version == 0
+
+
+async def test_a_turn_that_stays_missing_fails_the_agent(harness):
+    document = job()
+    async with harness.training(document):
+        harness.tamper = lambda turn: None if turn.member == 1 else turn
+        await harness.assign(document, 0, [0])
+        clock = asyncio.create_task(harness.let_time_pass())
+        event = await harness.emitted(document, "TrainingFailed")
+        clock.cancel()
+    assert "turn.team-a.sums.uid-sums-t0-1-1.0 is not recorded" in event.message
+
+
+async def test_a_turn_that_comes_late_is_waited_for_also_after_a_long_outage(harness, monkeypatch):
+    document, last = job(), MemoryBus.last
+    unreachable, missing = asyncio.Event(), asyncio.Event()
+
+    async def in_an_outage(bus: MemoryBus, stream: str, subject: str) -> None:
+        unreachable.set()
+        raise BusUnavailable("the bus cannot be reached")
+
+    async def after_it(bus: MemoryBus, stream: str, subject: str) -> Stored | None:
+        found = await last(bus, stream, subject)
+        if found is None:
+            missing.set()
+        return found
+
+    async with harness.training(document), asyncio.timeout(WITHIN_S):
+        late = []
+        harness.tamper = lambda turn: late.append(turn) if turn.member == 1 else turn
+        monkeypatch.setattr(MemoryBus, "last", in_an_outage)
+        await harness.step(document, 0)
+        await unreachable.wait()
+        harness.clock.at += 2 * TIMING.missing_turn_s
+        monkeypatch.setattr(MemoryBus, "last", after_it)
+        await missing.wait()
+        for turn in late:
+            await harness.publish_turn(turn)
+        await harness.version(document, 1)

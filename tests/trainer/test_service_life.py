@@ -1,22 +1,13 @@
 """Life and end of a job, as its trainer sees them."""
 
-import asyncio
-import threading
-from typing import Any
-
 import pytest
-from tests.harness import WITHIN_S, changed, identity
-from tests.trainer.harness import TIMING
-from tests.trainer.jobs import job
+from tests.harness import changed, identity
+from tests.trainer.harness import job
 
 from marlaas_api import subjects, wire
 from marlaas_api.bus import Delivery
 from marlaas_api.bus_memory.consumers import MemoryConsumer
 from marlaas_api.messages import GroupLogEntry, GroupUnused, Phase
-from marlaas_worker.trainer.calibration import calibrate
-from marlaas_worker.trainer.compute import Compute
-from marlaas_worker.trainer.service import Trainer
-from marlaas_worker.trainer.shared import TrainerDependencies
 
 
 async def test_a_drained_trainer_leaves_the_old_version_true_and_the_next_one_goes_on(harness):
@@ -59,36 +50,6 @@ async def test_only_an_edit_that_concerns_the_training_binds_the_agent_anew(harn
     assert (await harness.record(document)).epoch == binds - 1
 
 
-async def test_a_job_let_go_of_while_it_is_bound_leaves_no_adapter_on_the_model(harness, base):
-    mine, other = job("mine"), job("other")
-    context = await harness.context("trainer-0")
-    compute, before = Compute(1), set(base.adapters)
-    dependencies = TrainerDependencies(context, base, compute, TIMING, calibrate(base, harness.pool))
-    running = asyncio.create_task(Trainer(dependencies, "tiny").run())
-    attach, began, gate, loop = base.attach, asyncio.Event(), threading.Event(), asyncio.get_running_loop()
-
-    def slowly(*arguments: Any) -> Any:
-        loop.call_soon_threadsafe(began.set)
-        gate.wait()
-        return attach(*arguments)
-
-    async with asyncio.timeout(WITHIN_S):
-        base.attach = slowly  # type: ignore[method-assign]
-        await harness.admit(mine)
-        await began.wait()
-        base.attach = attach  # type: ignore[method-assign]
-        await harness.admit(mine, phase=Phase.SUCCEEDED)
-        await harness.admit(other)  # it is bound by a later look at the jobs
-        await harness.committed(other, lambda record: record.holder == "trainer-0")
-        gate.set()
-        await harness.version(other, 0)
-        assert len(set(base.adapters) - before) == 1
-        context.stop.set()
-        await running
-    compute.close()
-    assert set(base.adapters) == before
-
-
 async def test_a_job_that_is_over_leaves_no_consumer_and_one_that_is_drained_does(harness):
     over, drained = job("over"), job("drained")
     async with harness.trainer():
@@ -104,15 +65,6 @@ async def test_a_job_that_is_over_leaves_no_consumer_and_one_that_is_drained_doe
         await harness.admit(last := job("last"))
         await harness.play(last, 1)
         assert list(consumers) == ["team-a_last_policy_trainer"], "that of the drained one is deleted now"
-
-
-async def test_a_consumer_that_somebody_deletes_is_made_again(harness):
-    document = job()
-    async with harness.training(document):
-        await harness.play(document, 1)
-        await harness.bus.delete_consumer(subjects.GROUPS, "team-a_sums_policy_trainer")
-        await harness.play(document, 1, first=1)
-    assert (await harness.record(document)).epoch == 0
 
 
 async def test_a_step_whose_messages_are_lost_with_the_connection_is_read_from_the_log(harness, monkeypatch):

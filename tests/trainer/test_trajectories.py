@@ -1,6 +1,5 @@
 """Turns to segments: every generated token once, in its context, and nothing that contradicts itself."""
 
-import asyncio
 import itertools
 from typing import Any
 
@@ -11,18 +10,19 @@ from hypothesis import strategies as st
 from tests.harness import a_turn
 
 from marlaas_api import wire
-from marlaas_api.bus import BusUnavailable
-from marlaas_api.messages import GroupReady, StopReason, TrajectoryRef, Turn
+from marlaas_api.messages import Ending, GroupReady, StopReason, TrajectoryRef, Turn
+from marlaas_api.messages.job_spec import BaselineSettings
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.trainer.rows import Segment
 from marlaas_worker.trainer.trajectories import (
     Expectation,
+    Trajectory,
     TrajectoryInvalid,
     TurnMissing,
     check_turn,
     read_group,
 )
-from marlaas_worker.trainer.weighing import Weighing, segments_of
+from marlaas_worker.trainer.weighing import Baselines, Weighing, segments_of
 
 IDS = {"uid": "uid", "group": "uid-t0", "episode": "uid-t0-0-1"}
 EXPECTED = Expectation(1.0, 1000, {4: "a" * 64})
@@ -208,25 +208,125 @@ async def test_a_missing_turn_may_still_come_and_a_wrong_one_never_turns_right(h
         await read_group(harness.bus, harness.blobs, group((0,), (0,)), EXPECTED)
 
 
-async def test_a_read_of_which_a_part_has_failed_ends_when_it_is_cancelled(harness, monkeypatch):
-    """The other parts are still being read, or end, when the cancellation arrives."""
-    failed, ended = asyncio.Event(), asyncio.Event()
+def played(reward: float, *turns: Turn, compared_with: str = "") -> Trajectory:
+    leaves = (max(made.turn for made in turns),)
+    return Trajectory({made.turn: made for made in turns}, leaves, reward, compared_with=compared_with)
 
-    async def last(stream: str, subject: str) -> None:
-        if "t0-0-1" in subject:
-            failed.set()
-            raise BusUnavailable("the bus cannot be reached")
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await ended.wait()
 
-    monkeypatch.setattr(harness.bus, "last", last)
-    reading = asyncio.create_task(read_group(harness.bus, harness.blobs, group((0,), (0,)), EXPECTED))
-    await failed.wait()
-    for _ in range(10):  # whatever follows from the failure
-        await asyncio.sleep(0)
-    reading.cancel()
-    asyncio.get_running_loop().call_soon(ended.set)
-    with pytest.raises(asyncio.CancelledError):
-        await reading
+def test_rewards_are_compared_across_all_groups_that_are_given_together():
+    one, two = [played(1.0, turn(0)), played(0.0, turn(0))], [played(1.0, turn(0)), played(1.0, turn(0))]
+    centred = Weighing("centred", 4, 0)
+    apart = [part.advantage for group in (one, two) for part in centred.segments([group])[0]]
+    together = [[part.advantage for part in parts] for parts in centred.segments([one, two])]
+    assert apart == [0.5, -0.5, 0.0, 0.0]
+    assert together == [[0.25, -0.75], [0.25, 0.25]]
+
+
+@pytest.mark.parametrize("how", ["in a row", "mixed", "apart"])
+def test_the_rewards_of_each_agent_are_compared_with_its_own_mean_and_deviation(how):
+    """Rewards 1, 0, 0 have mean 1/3 and deviation sqrt(2)/3; 10, 20, 30 have mean 20 and deviation 10 sqrt(2/3): Dr. MAS."""
+    first = [played(reward, turn(0)) for reward in (1.0, 0.0, 0.0)]
+    second = [played(reward, turn(0), compared_with="second") for reward in (10.0, 20.0, 30.0)]
+    mixed = [member for pair in zip(first, second, strict=True) for member in pair]
+    groups = {"in a row": [[*first, *second]], "mixed": [mixed], "apart": [first, second]}[how]
+    weighed = [Weighing("standardised", 4, 0).segments([group])[0] for group in groups]
+    found = [part.advantage for parts in weighed for part in parts]
+    if how == "mixed":
+        found = [*found[::2], *found[1::2]]
+    assert found == pytest.approx([2**0.5, -(0.5**0.5), -(0.5**0.5), -(1.5**0.5), 0.0, 1.5**0.5], abs=1e-5)
+
+
+def test_every_segment_has_its_trajectorys_advantage_and_knows_how_many_tokens_it_generated():
+    rewritten = Trajectory({0: turn(0), 1: turn(1, 0), 2: turn(2, 1, opens=True)}, (2,), 1.0)
+    (parts,) = Weighing("centred", 4, 0).segments([[rewritten, played(0.0, turn(0))]])
+    assert [int(part.generated.sum()) for part in parts] == [4, 2, 2]
+    assert [part.num_trajectory_tokens for part in parts] == [6, 6, 2]
+    assert [part.trajectory for part in parts] == [0, 0, 1]
+    assert [part.advantage for part in parts] == [0.5, 0.5, -0.5]
+
+
+LONG = {"stop_reason": StopReason.LENGTH}
+
+
+@pytest.mark.parametrize(
+    ("member", "is_truncated"),
+    [
+        (played(0.0, turn(0), turn(1, 0)), False),
+        (played(0.0, turn(0, **LONG), turn(1, 0)), False),  # cut off, and the conversation went on
+        (played(0.0, turn(0), turn(1, 0, **LONG)), True),
+        (played(0.0, turn(0), turn(1, 0, stop_reason=StopReason.CONTEXT)), True),
+        (Trajectory({0: turn(0), 1: turn(1, 0, **LONG), 2: turn(2, 0)}, (1, 2), 0.0), True),  # one of two conversations
+        (Trajectory({0: turn(0)}, (0,), 0.0, Ending.MAX_TURNS), True),
+        (Trajectory({0: turn(0)}, (0,), 0.0, Ending.TOOL_ERROR), False),
+        (Trajectory({}, (), 0.0), False),
+    ],
+)
+def test_an_episode_is_truncated_when_a_limit_ended_it(member, is_truncated):
+    assert member.is_truncated == is_truncated
+
+
+def test_the_overlong_filter_leaves_truncated_episodes_out_and_compares_their_rewards_all_the_same():
+    group = [played(1.0, turn(0)), played(0.0, turn(0, **LONG)), played(0.0, turn(0))]
+    (kept,) = Weighing("leave-one-out", 4, 0, filter_overlong=True).segments([group])
+    (every,) = Weighing("leave-one-out", 4, 0).segments([group])
+    assert [part.advantage for part in every] == [1.0, -0.5, -0.5]
+    assert [(part.advantage, part.trajectory) for part in kept] == [(1.0, 0), (-0.5, 2)]
+
+
+def test_a_turn_near_the_bound_costs_reward_however_short_the_others():
+    long = turn(1, 0, output_ids=pack_ids([1, 2, 3]), logprobs=pack_logprobs([-1.0, -1.0, -1.0]))
+    group = [played(1.0, turn(0), long), played(1.0, turn(0), turn(1, 0))]
+    (parts,) = Weighing("centred", max_tokens=4, overlong_tokens=2).segments([group])
+    assert [part.advantage for part in parts] == [-0.25, 0.25]  # rewards 1 - 1/2 and 1
+
+
+RUNNING = BaselineSettings(type="running-mean", decay=0.75)
+
+
+def steps_of(baselines: Baselines, *steps: dict[str, list[float]]) -> list[dict[str, float]]:
+    found = []
+    for rewards in steps:
+        baselines.note(rewards)
+        found.append(baselines.finish_step())
+    return found
+
+
+def test_each_player_has_its_own_which_begins_at_the_first_mean_and_moves_by_a_quarter_when_it_plays():
+    found = steps_of(Baselines(RUNNING), {"": [2.0, 0.0], "second": [-1.0]}, {"": [0.0]}, {"second": [1.0]})
+    assert found == [
+        {"baseline": 1.0, "baseline_second": -1.0},
+        {"baseline": 0.75, "baseline_second": -1.0},
+        {"baseline": 0.75, "baseline_second": -0.5},
+    ]
+
+
+def test_a_restart_takes_the_values_from_the_versions_metrics_and_repeats_the_step():
+    first = Baselines(RUNNING)
+    (metrics,) = steps_of(first, {"": [1.0], "second": [3.0]})
+    again = Baselines(RUNNING)
+    again.restore({"loss": 1.0, **metrics})
+    again.note({"": [99.0]})
+    again.rewind()
+    assert again.values == first.values == {"": 1.0, "second": 3.0}
+    assert steps_of(again, {"": [0.0]}) == steps_of(first, {"": [0.0]})
+
+
+def test_candidates_do_not_move_it_and_a_job_that_compares_groups_has_none():
+    baselines = Baselines(RUNNING)
+    baselines.note({"": [1.0], ("", "episode", 0): [5.0, 6.0]})
+    assert baselines.finish_step() == {"baseline": 1.0}
+    plain = Baselines(BaselineSettings())
+    plain.note({"": [1.0]})
+    assert plain.finish_step() == {}
+    assert not plain._step, "rewards of a job without baselines are not kept"
+    plain.restore({"baseline": 1.0})
+    assert plain.values == {}
+
+
+@pytest.mark.parametrize(("baselines", "expected"), [({}, [2.0, 3.0]), ({"": 0.5, "second": 4.0}, [1.5, -1.0])])
+def test_an_advantage_is_the_reward_minus_the_players_baseline_also_of_one_episode(baselines, expected):
+    group = [played(2.0, turn(0)), played(3.0, turn(0), compared_with="second")]
+    (parts,) = Weighing("standardised", 4, 0, has_baseline=True).segments([group], baselines)
+    assert [part.advantage for part in parts] == expected
+    overlong = Weighing("standardised", max_tokens=2, overlong_tokens=2, has_baseline=True)
+    assert overlong.rewards(group) == {"": [1.0], "second": [2.0]}, "the penalty of a long turn is part of the reward"

@@ -1,0 +1,87 @@
+"""Figures of several measurements, by hand."""
+
+import math
+
+import pytest
+from bench import quality, soak_figures
+from bench.neighbours import PARTS, parts
+from bench.replica_figures import Observed, rates
+from bench.rounds import bootstrap
+from bench.soak_figures import Slope
+
+from marlaas.episodes.record import EpisodeRecord, TurnRecord
+from marlaas_api.messages import ReplicaReport
+from marlaas_api.names import Split
+
+
+def test_the_interval_holds_the_ratio_and_is_a_point_without_noise():
+    assert bootstrap([[3.0, 3.0]], [[2.0, 2.0]]) == (1.5, 1.5)
+    low, high = bootstrap([[2.0, 2.1, 1.9, 2.2], [2.0, 2.3, 1.8, 2.0]], [[1.0, 1.1, 0.9, 1.0], [1.0, 1.2, 0.8, 1.0]])
+    assert 1.5 < low < 2.0 < high < 2.5
+
+
+def test_the_difference_is_paired_by_job():
+    alone = {"a": (0.1, 0.9), "b": (0.3, 0.7)}
+    together = {"b": (0.3, 0.65), "a": (0.1, 0.93)}
+    found = quality.row("0", alone, together)
+    # Differences 0.03 and -0.05: mean -0.01, standard deviation 0.08 / √2, standard error 0.04.
+    assert found == ["0", "2", "0.200", "0.800", "0.790", "-0.0100", "0.0400", "met"]
+    assert quality.row("0", alone, {job: (0.0, after + 0.021) for job, (_, after) in alone.items()})[-1] == "missed"
+
+
+def episode(index: int, duration_s: float, split: Split = Split.TRAIN) -> EpisodeRecord:
+    turn = TurnRecord(
+        agent="policy", turn=0, version=0, append="", text="", stop_reason="stop", queue_s=0.25, engine_s=0.5
+    )
+    group = f"u1-t{index}"
+    names = {"episode": f"{group}-0-1", "group": group, "split": split, "index": index, "member": 0}
+    return EpisodeRecord(**names, duration_s=duration_s, tool_s=0.4, turns=(turn, turn))
+
+
+def test_the_parts_of_a_step_are_those_of_its_slowest_episode_and_the_time_after_it():
+    records = [{"indices": [0, 1], "wall_s": 3.0}, {"indices": [2], "wall_s": 4.0}, {"indices": [7], "wall_s": 99.0}]
+    episodes = [episode(0, 1.9), episode(1, 2.0), episode(2, 3.0), episode(2, 9.0, Split.EVAL)]
+    found = dict(zip(PARTS, parts(records, episodes), strict=True))
+    # Elsewhere: 2.0 - 2·0.5 - 2·0.25 - 0.4 = 0.1, and 1.1 in the second step. The third has no episode on record.
+    wanted = {"engine": 1.0, "before it": 0.5, "tools": 0.4, "elsewhere": 0.6, "after the episode": 1.0}
+    assert found == pytest.approx(wanted)
+
+
+def report(name: str, busy_s: float, wall_s: float, **fields: object) -> ReplicaReport:
+    return ReplicaReport(role=name.partition("-")[0], pool="tiny", replica=name, busy_s=busy_s, wall_s=wall_s, **fields)
+
+
+def observed(at: float, cpu_s: float, *reports: ReplicaReport) -> Observed:
+    return Observed(at, cpu_s, {one.replica: one for one in reports})
+
+
+def test_rates_are_the_differences_of_two_moments():
+    before = observed(
+        100.0,
+        5.0,
+        report("rollout-0", 10.0, 20.0, job_tokens={"a": 500, "b": 900}),
+        report("rollout-1", 10.0, 20.0),
+        report("trainer-0", 4.0, 20.0),
+    )
+    after = observed(
+        110.0,
+        9.0,
+        report("rollout-0", 20.0, 30.0, job_tokens={"a": 510, "b": 900}),
+        report("rollout-1", 15.0, 30.0, job_tokens={"a": 90, "c": 5}),
+        report("trainer-0", 6.0, 30.0, bound=("x", "y")),
+    )
+    found = rates(before, after, [[99.0, 101.0, 105.0, 109.0], [100.0, 110.0], [104.0]])
+    assert found.steps_per_s == 2 / 8 + 1 / 10, "a job with one commit has no rate"
+    assert (found.tokens_per_s, found.engines_busy, found.trainers_busy, found.cpu_cores) == (10.5, 0.75, 0.2, 0.4)
+    assert found.spread == "0 + 2 / 2", "b generated nothing in between"
+
+
+def test_slopes_have_the_error_of_the_least_squares_line() -> None:
+    assert soak_figures.slope([(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)]) == Slope(2.0, 0.0)
+    # Residuals 0.5, -1, 0.5 around 0.5 + 2.5 x: a variance of 1.5 / 1, and 2 of the xs.
+    found = soak_figures.slope([(0.0, 1.0), (1.0, 2.0), (2.0, 6.0)])
+    assert (found.value, found.error) == pytest.approx((2.5, math.sqrt(1.5 / 2)))
+    assert math.isnan(soak_figures.slope([(0.0, 1.0), (1.0, 2.0)]).error)
+    assert math.isnan(soak_figures.slope([(1.0, 1.0)]).value)
+    assert math.isnan(soak_figures.slope([]).value)
+    assert soak_figures.kib(soak_figures.slope([(0.0, 1.0), (1.0, 2.0)])) == ""

@@ -1,0 +1,176 @@
+"""Who may train an agent."""
+
+from collections.abc import Mapping
+
+import pytest
+from tests.harness import WITHIN_S, a_manifest, a_progress
+from tests.trainer.harness import TrainerHarness, job
+
+from marlaas_api import subjects, wire
+from marlaas_api.blobs import BlobRef, sha256_hex
+from marlaas_api.blobs_memory import MemoryBlobs
+from marlaas_api.messages import Phase, PolicyRecord, ReplicaReport
+from marlaas_worker.adapters import TENSORS_FILE
+from marlaas_worker.trainer.assignment import GRACE_S, Absences, assignments, bound_record, may_bind
+from marlaas_worker.trainer.recent_work import HALF_LIFE_S, MIN_PART, PRIOR_S, RecentWork, recent_costs
+from marlaas_worker.trainer.versions import known_adapters
+from marlaas_worker.trainer.view import TrainerCaches, View
+
+MANIFEST = BlobRef(name="m", sha256="0" * 64, size_bytes=1)
+HELD = PolicyRecord(uid="uid", version=3, manifest=MANIFEST, epoch=5, holder="trainer-0", step=4)
+
+
+@pytest.mark.parametrize(
+    ("record", "gone", "allowed"),
+    [
+        (None, False, True),
+        (HELD.model_copy(update={"uid": "earlier"}), False, True),
+        (HELD.model_copy(update={"holder": "trainer-1"}), False, True),
+        (HELD.model_copy(update={"holder": ""}), False, True),
+        (HELD, True, True),
+        (HELD, False, False),
+    ],
+    ids=["nobody", "another job", "itself", "released", "holder gone", "holder alive"],
+)
+def test_an_agent_may_be_bound_if_nobody_alive_holds_it_for_this_job(record, gone, allowed):
+    assert may_bind(record, "uid", "trainer-1", gone) == allowed
+
+
+def test_a_bind_bumps_the_epoch_keeps_what_is_true_and_begins_afresh_for_another_job_of_the_name():
+    assert bound_record(HELD, "uid", "trainer-1") == HELD.model_copy(update={"epoch": 6, "holder": "trainer-1"})
+    assert bound_record(HELD, "new", "trainer-1") == PolicyRecord(uid="new", epoch=6, holder="trainer-1")
+    assert bound_record(None, "new", "trainer-1") == PolicyRecord(uid="new", epoch=0, holder="trainer-1")
+
+
+def test_a_holder_is_gone_once_it_has_been_absent_for_the_whole_grace_period_without_a_break():
+    absences = Absences()
+    absences.observe({"a", "b"}, {"b"}, 100.0)
+    assert not absences.gone("a", 100.0 + GRACE_S - 0.1)
+    assert absences.gone("a", 100.0 + GRACE_S)
+    assert not absences.gone("b", 1e9)
+    absences.observe({"a"}, {"a"}, 103.0)
+    absences.observe({"a"}, set(), 104.0)
+    assert not absences.gone("a", 103.0 + GRACE_S)
+    absences.forget()
+    absences.observe({"a"}, set(), 200.0)
+    assert not absences.gone("a", 200.0), "what was not seen during an outage counts for nothing"
+
+
+@pytest.mark.parametrize(
+    ("job_changes", "progress_changes", "wanted"),
+    [
+        ({}, {}, True),
+        ({"deleted": True}, {}, False),
+        ({"pool": "large"}, {}, False),
+        ({}, {"admitted": False}, False),
+        ({}, {"uid": "uid-earlier"}, False),
+        ({}, {"phase": Phase.SUCCEEDED}, False),
+        ({}, {"phase": Phase.FAILED}, False),
+        ({"agent": {"poolRef": {"name": "large"}}}, {}, False),
+    ],
+)
+def test_wanted_are_the_agents_of_admitted_unfinished_jobs_of_the_pool(job_changes, progress_changes, wanted):
+    own = job_changes.get("agent")
+    document = job(agent=own) if own else job().model_copy(update=job_changes)
+    progress = {document.ref.key: a_progress(document, **progress_changes)}
+    assert list(assignments([document], progress, "tiny")) == (["team-a.sums.policy"] if wanted else [])
+    assert bool(assignments([document], progress, "large")) == bool({"pool", "agent"} & job_changes.keys())
+    assert assignments([document], {}, "tiny") == {}
+
+
+async def view_of(harness: TrainerHarness) -> View:
+    caches = TrainerCaches(harness.bus, "tiny", lambda: None)
+    await caches.load()
+    return caches.view()
+
+
+async def test_a_view_has_jobs_records_and_live_trainers_and_leaves_out_agents_with_unreadable_records(harness):
+    good, bad = job("good"), job("bad")
+    for document in (good, bad):
+        await harness.admit(document)
+    record = PolicyRecord(uid=good.uid, epoch=2, holder="trainer-7")
+    await harness.put_policy(record, good)
+    await (await harness.bus.bucket(subjects.POLICY)).put(harness.policy_key(bad), b"nonsense")
+    await (await harness.bus.bucket(subjects.JOBS)).put("team-a.worse", b"nonsense")
+    replicas = await harness.bus.bucket(subjects.REPLICAS)
+    for key in (("trainer", "tiny", "trainer-7"), ("trainer", "large", "trainer-8"), ("rollout", "tiny", "rollout-0")):
+        await replicas.put(subjects.replica_key(*key), b"a report")
+    view = await view_of(harness)
+    assert list(view.wanted) == ["team-a.good.policy"]
+    assert view.known["team-a.good.policy"].record == record
+    assert view.live == {"trainer-7"}
+    assert view.holders == {"trainer-7"}
+
+
+COSTS = {"a": 0.08, "b": 0.04, "c": 0.02, "d": 0.01}
+"""Seconds of computation per second."""
+LONG = 100 * HALF_LIFE_S
+
+
+def test_work_counts_half_after_ten_minutes_so_an_agent_that_pauses_between_steps_is_not_idle() -> None:
+    work = RecentWork(0.0)
+    work.advance({"a": 64.0}, ["a"], 100.0)
+    assert work.advance({"a": 64.0}, ["a"], 100.0 + HALF_LIFE_S)["a"] == (32.0, 50.0 + HALF_LIFE_S)
+    assert work.advance({"a": 64.0}, [], 100.0 + 2 * HALF_LIFE_S)["a"] == (16.0, 325.0)
+    assert work.advance({"a": 64.0}, [], LONG) == {}
+
+
+def test_a_new_agent_counts_as_the_mean_and_one_without_work_a_little() -> None:
+    work = {"a": (90.0, 1000.0), "idle": (0.0, 1000.0)}
+    found = recent_costs(["a", "idle", "new"], [work])
+    mean = 90.0 / 2000.0
+    assert found["new"] == pytest.approx(mean)
+    assert found["idle"] == pytest.approx(MIN_PART * mean)
+    assert found["a"] == pytest.approx((90.0 + PRIOR_S * mean) / (1000.0 + PRIOR_S))
+    assert recent_costs(["a", "b"], [{"a": (0.0, 1000.0)}]) == {"a": 1.0, "b": 1.0}
+    assert recent_costs(["a", "b"], []) == {"a": 1.0, "b": 1.0}
+    assert recent_costs([], [work]) == {}
+
+
+async def placed(harness: TrainerHarness, names: str, on: Mapping[str, str]) -> dict[str, str]:
+    """Who has which agent, as two trainers compute it, which report that all agents have their costs. on: the holders."""
+    documents = {name: job(name) for name in names}
+    keys = {name: harness.policy_key(document) for name, document in documents.items()}
+    for name, document in documents.items():
+        await harness.put(subjects.JOBS, document.ref.key, document)
+        await harness.put(subjects.PROGRESS, document.ref.key, a_progress(document))
+        await harness.put_policy(PolicyRecord(uid=document.uid, holder=on[name]), document)
+    for trainer in ("trainer-0", "trainer-1"):
+        work = {keys[name]: (COSTS[name] * LONG, LONG) for name in names if on[name] == trainer}
+        report = ReplicaReport(role="trainer", pool="tiny", replica=trainer, agent_work=work)
+        await harness.put(subjects.REPLICAS, subjects.replica_key("trainer", "tiny", trainer), report)
+    caches = TrainerCaches(harness.bus, "tiny", lambda: None)
+    await caches.load()
+    view = caches.view()
+    found = {trainer: view.placed_on(trainer, ()) for trainer in ("trainer-0", "trainer-1")}
+    return {name: trainer for name in names for trainer, agents in found.items() if keys[name] in agents}
+
+
+async def test_two_trainers_divide_agents_by_their_cost_and_no_agent_moves_again(harness: TrainerHarness) -> None:
+    """8 + 4 and 2 + 1 become 8 and 4 + 2 + 1, though each trainer has two agents before."""
+    first = {"a": "trainer-0", "b": "trainer-0", "c": "trainer-1", "d": "trainer-1"}
+    after = await placed(harness, "abcd", first)
+    assert after == {"a": "trainer-0", "b": "trainer-1", "c": "trainer-1", "d": "trainer-1"}
+    assert await placed(harness, "abcd", after) == after
+
+
+async def test_trainers_report_the_work_of_their_agents(harness: TrainerHarness) -> None:
+    document = job()
+    async with harness.training(document):
+        await harness.play(document, 1)
+        key = harness.policy_key(document)
+        report = await harness.report(lambda found: key in found.agent_work and found.agent_work[key][0] > 0)
+        busy_s, bound_s = report.agent_work[key]
+        assert 0 < busy_s < bound_s < WITHIN_S
+
+
+@pytest.mark.parametrize(("num_before", "known"), [(0, {3}), (1, {2, 3}), (2, {1, 2, 3}), (9, {1, 2, 3})])
+async def test_adapters_are_known_for_as_many_versions_as_groups_may_be_stale(num_before, known):
+    """Version 0 has no manifest any more."""
+    blobs, parent = MemoryBlobs(), BlobRef(name="gone", sha256="0" * 64, size_bytes=1)
+    for version in (1, 2, 3):
+        files = {TENSORS_FILE: BlobRef(name="x", sha256=sha256_hex(b"%d" % version), size_bytes=1)}
+        manifest = a_manifest(job(), version, parent=parent, files=files)
+        parent = await blobs.put("a", "manifest", wire.encode(manifest))
+    found = await known_adapters(blobs, manifest, num_before)
+    assert found == {version: sha256_hex(b"%d" % version) for version in known}
