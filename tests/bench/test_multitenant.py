@@ -1,26 +1,21 @@
 """Figures of `bench multitenant` by hand, from raw events as a run writes them."""
 
-import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bench import changed_run
 from bench import multitenant_figures as figures
 from bench import multitenant_report as reports
 from bench.multitenant_engine import EngineTotals
-from bench.multitenant_figures import Events, load
-from bench.multitenant_shares import log_of
+from bench.multitenant_figures import Events
 from bench.multitenant_workload import MODES, Mode, Workload
 
 from marlaas.episodes.record import EpisodeRecord, TurnRecord
 from marlaas_api.messages import StopReason
 from marlaas_api.names import Split
-from marlaas_worker.rollout.engine_meter import Account
 from marlaas_worker.rollout.engine_progress import EngineCounts
 from marlaas_worker.rollout.reload_pace import ReloadPace
-from marlaas_worker.rollout.supervised_engine import RequestLimiter
 
 BEGIN = 1000.0
 
@@ -140,54 +135,3 @@ def test_rounds_are_compared_in_pairs(events: Events) -> None:
     slow = replace(events, jobs={name: replace(job, steps=job.steps[-1:]) for name, job in events.jobs.items()})
     text = reports.rates(Workload(2, 0.4, 2), {mode("A"): [events, events], mode("D"): [events, slow]}, cores=2)
     assert row(text, "D-strict")[3:5] == ["0.25 (0.20 to 0.30)", "1.17 (0.93 to 1.40)"]
-
-
-WEIGHTS = {"team-0": 1.0, "team-1": 4.0}
-
-
-@pytest.fixture
-def waiting(tmp_path: Path) -> Events:
-    """The measured time begins at 2 s, when the second job has made its first step.
-
-    team-0 waits from 1 to 9 s, from 9.5 to 40 s and from 42 to 100 s; team-1 waits from 2 to 100 s.
-    """
-    first = [(turn(10.0, 1.0, queue_s=8.0),), (turn(41.0, 1.0, queue_s=30.5),), (turn(101.0, 1.0, queue_s=58.0),)]
-    write_job(tmp_path, "team-0/job-00", [1.0, 50.0], first)
-    late = turn(130.0, 1.0, tokens=70, queue_s=27.0).model_copy(update={"num_cached_tokens": 2})
-    second = [(turn(102.0, 2.0, queue_s=98.0, tokens=17),), (late,)]
-    write_job(tmp_path, "team-1/job-01", [2.0, 120.0], second)
-    return load(tmp_path)
-
-
-def test_service_and_idle_times_are_since_every_job_has_made_a_step(waiting: Events) -> None:
-    log = log_of(waiting, 110.0)
-    assert log.served == [(8.0, "team-0", 5), (39.0, "team-0", 5), (99.0, "team-0", 5), (100.0, "team-1", 20)]
-    # A gap of half a second, from 9 to 9.5 s, is none. team-1's request for the turn that ended after the time waited from 102 s on.
-    assert log.idle == {"team-0": [(38.0, 40.0), (98.0, 110.0)], "team-1": [(98.0, 100.0)]}
-
-
-async def order(limiter: RequestLimiter) -> list[str]:
-    """The tenants of six requests in the order in which they enter an engine with one place; all asked while it was full."""
-    entered: list[str] = []
-
-    async def ask(tenant: str, number: int) -> None:
-        account = Account(tenant, WEIGHTS[tenant], f"job-{tenant}")
-        async with limiter.place(account, 5, 5) as place:
-            entered.append(tenant)
-            place.cost = 10.0
-            await asyncio.sleep(0)
-
-    async with asyncio.TaskGroup() as group:
-        for tenant in WEIGHTS:
-            for number in range(3):
-                group.create_task(ask(tenant, number))
-    return entered
-
-
-async def test_first_come_first_served_takes_requests_in_the_order_of_their_arrival(monkeypatch) -> None:
-    arrived = ["team-0"] * 3 + ["team-1"] * 3
-    assert await order(RequestLimiter(1)) != arrived
-    for name in ("place", "alone"):
-        monkeypatch.setattr(RequestLimiter, name, getattr(RequestLimiter, name))  # restored after the test
-    changed_run.first_come()
-    assert await order(RequestLimiter(1)) == arrived

@@ -1,18 +1,18 @@
 from collections.abc import Callable
 
 import pytest
+from tests.harness import a_turn, an_episode, identity, job_document
 
-from marlaas_api.messages import ChatMessage, Episode, Meter, StopReason, Turn
-from marlaas_api.names import JobRef, Split, episode_id, train_group
+from marlaas_api.messages import ChatMessage, Episode, Meter, Turn
+from marlaas_api.names import JobRef, episode_id, train_group
 from marlaas_api.wire import pack_ids, pack_logprobs
 
-REF = JobRef("team-a", "reverse", "uid-1")
-IDENTITY = {"namespace": REF.namespace, "job": REF.name, "uid": REF.uid}
+REVERSE = job_document("reverse", uid="uid-1")
 
 
 @pytest.fixture
 def ref() -> JobRef:
-    return REF
+    return REVERSE.ref
 
 
 @pytest.fixture
@@ -20,11 +20,10 @@ def episode() -> Callable[..., Episode]:
     """A scored episode of a training group; fields override."""
 
     def build(index: int = 0, member: int = 0, reward: float = 1.0, attempt: int = 1, **fields: object) -> Episode:
-        group = str(fields.pop("group", train_group(REF, index)))
-        place = {"group": group, "member": member, "episode": episode_id(group, member, attempt), "index": index}
+        group = str(fields.pop("group", train_group(REVERSE.ref, index)))
         played = {"leaves": {"policy": (0,)}, "num_turns": 1, "duration_s": 0.5, "rewards": {"policy": reward}}
-        body = {**IDENTITY, **place, **played, "split": Split.TRAIN}
-        return Episode.model_validate({**body, **fields})
+        names = {"group": group, "episode": episode_id(group, member, attempt)}
+        return an_episode(REVERSE, index, member, **{**names, **played, **fields})
 
     return build
 
@@ -34,18 +33,13 @@ def turn() -> Callable[..., Turn]:
     """A turn of an episode; fields override."""
 
     def build(episode: Episode, number: int = 0, text: str = "olleh", **fields: object) -> Turn:
-        place = {"group": episode.group, "member": episode.member, "episode": episode.episode, "turn": number}
-        ids = {"prompt_ids": pack_ids([1, 2, number]), "output_ids": pack_ids([7, 8, 9])}
-        body = {
-            **{**IDENTITY, **place, **ids, "agent": "policy", "version": 3, "adapter_sha256": "0" * 64},
-            "parent": number - 1 if number else None,
-            "opens_segment": number == 0,
-            "append": (ChatMessage(role="user", content=f"spell {number}"),),
-            "logprobs": pack_logprobs([-0.123456, -1.0, 0.0]),
-            **{"text": text, "stop_reason": StopReason.STOP, "temperature": 1.0, "replica": "rollout-0"},
-            "meter": Meter(prompt_tokens=3, output_tokens=3, queue_s=0.1, engine_s=0.2, share_s=0.125),
-            "at": 100.0 + number,
-        }
-        return Turn.model_validate({**body, **fields})
+        place = {"group": episode.group, "member": episode.member, "episode": episode.episode, "text": text}
+        tokens = {"prompt_ids": pack_ids([1, 2, number]), "output_ids": pack_ids([7, 8, 9]), "version": 3}
+        tokens |= {"logprobs": pack_logprobs([-0.123456, -1.0, 0.0]), "at": 100.0 + number}
+        meter = Meter(prompt_tokens=3, output_tokens=3, queue_s=0.1, engine_s=0.2, share_s=0.125)
+        said = {"append": (ChatMessage(role="user", content=f"spell {number}"),), "meter": meter}
+        return a_turn(
+            number, number - 1 if number else None, **{**identity(REVERSE), **place, **tokens, **said, **fields}
+        )
 
     return build

@@ -23,15 +23,9 @@ def demand(
     also: str = "",
 ) -> JobDemand:
     """A job that needs this many adapter slots of a pool, and as many of the pool `also`."""
-    document = JobDocument(
-        namespace=f"{tenant}-1",
-        job=name,
-        uid=f"{tenant}-{name}",
-        created_at=created_at,
-        pool=pool,
-        tenant=tenant,
-        spec=SPEC.model_copy(update={"priority": priority}),
-    )
+    spec = SPEC.model_copy(update={"priority": priority})
+    place = {"namespace": f"{tenant}-1", "job": name, "uid": f"{tenant}-{name}", "tenant": tenant, "pool": pool}
+    document = JobDocument(**place, created_at=created_at, spec=spec)
     return JobDemand(document, {(name, SLOTS): units for name in (pool, also) if name})
 
 
@@ -43,12 +37,8 @@ def order_of(
     over_quota: Iterable[JobDemand] = (),
 ) -> tuple[FairOrder, list[JobDemand]]:
     """A round of admissions, and the list to which it adds the admitted jobs. totals: slots by pool."""
-    amounts, held, known, refused = (
-        {(pool, SLOTS): units for pool, units in totals.items()},
-        list(holding),
-        weights or {},
-        list(over_quota),
-    )
+    amounts = {(pool, SLOTS): units for pool, units in totals.items()}
+    held, known, refused = list(holding), weights or {}, list(over_quota)
     admitted: list[JobDemand] = []
     order = FairOrder(
         Space(amounts, held),

@@ -23,16 +23,8 @@ LATER = 10 * MIN_RUN_S
 
 
 def scene(waiting, holding=(), now: float = 0.0, **fields) -> AdmissionScene:
-    return AdmissionScene(
-        **{
-            "waiting": list(waiting),
-            "holding": list(holding),
-            "since": [0.0] * len(holding),
-            "pools": POOL,
-            "now": now,
-            **fields,
-        }
-    )
+    jobs = {"waiting": list(waiting), "holding": list(holding), "since": [0.0] * len(holding)}
+    return AdmissionScene(**{**jobs, "pools": POOL, "now": now, **fields})
 
 
 def one(document, holding=(), **fields) -> Admission:
@@ -118,20 +110,6 @@ def test_the_place_of_a_preempted_job_is_kept_for_the_preemptor_until_the_victim
     again = AdmissionQueue()
     again.decide(scene([new], holding, LATER))
     assert again.decide(scene([new], holding, LATER + RECONSIDER_S)).preempted == said, "and nothing more"
-
-
-@pytest.mark.parametrize("during", [1, 2], ids=["it was smaller", "it becomes smaller meanwhile"])
-def test_a_smaller_pool_displaces_nobody_and_the_preemptor_has_the_place_of_its_victim(document, during):
-    """One of two replicas restarts while six jobs run on them."""
-    whole, half = ({"tiny": PoolCapacity(6, 16, agents=number)} for number in (6, 3))
-    queue, holding = AdmissionQueue(), several(document, 6)
-    new, other = of(document("new", created_at=99), "team-b"), of(document("x", created_at=100), "team-a")
-    first = queue.decide(scene([new, other], holding, LATER, pools=half if during == 1 else whole))
-    assert first.preempted.keys() == {"team-a-j5"}
-    stopped = queue.decide(scene([new, other, holding[5]], holding[:5], LATER + 1, pools=half))
-    assert (admitted(stopped), stopped.preempted) == ({new.uid}, {})
-    later = queue.decide(scene([other, holding[5]], [*holding[:5], new], 2 * LATER, pools=half))
-    assert (admitted(later), later.preempted) == (set(), {})
 
 
 ROOM = PoolCapacity(slots=2, max_rank=16, agents=1)

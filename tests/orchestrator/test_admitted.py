@@ -79,28 +79,6 @@ async def test_a_job_whose_document_cannot_be_read_any_more_runs_on_and_keeps_it
     assert not (await harness.progress(second, lambda level: True)).admitted
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-async def test_the_queue_is_by_creation_time_also_over_restarts_and_priority_crosses_no_tenant(
-    harness, rivals, restarted
-):
-    first, second = rivals
-    early = changed(of(second, "team-q"), priority=-7).model_copy(update={"created_at": 5.0})
-    late = second.model_copy(update={"created_at": 6.0})
-    async with harness.orchestrating("one"):
-        await one_runs(harness, first, late)
-        await harness.submit(early)
-        await harness.progress(early, lambda level: level.reason == "WaitingForMemory")
-        if not restarted:
-            await harness.submit(changed(first, suspend=True))
-            await harness.progress(early, lambda level: level.admitted)
-            assert (await harness.progress(first, lambda level: True)).phase is Phase.SUSPENDED
-    if restarted:
-        await harness.submit(changed(first, suspend=True))
-        async with harness.orchestrating("two"):
-            await harness.progress(early, lambda level: level.admitted)
-    assert not (await harness.progress(late, lambda level: True)).admitted
-
-
 async def test_what_only_the_replicas_of_before_a_pools_change_cannot_do_is_waited_for(harness, document):
     await harness.put_report(slots=8, max_rank=16, kv_tokens=1)
     await harness.put_report(replica="rollout-1", slots=16, max_rank=64, kv_tokens=1)

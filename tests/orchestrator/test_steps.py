@@ -2,11 +2,7 @@
 
 from collections import Counter
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from marlaas_api.messages import GroupOutcome, GroupReady, GroupUnused, StepClosed, TrajectoryRef, UsageAmounts
+from marlaas_api.messages import GroupOutcome, GroupUnused, StepClosed, TrajectoryRef, UsageAmounts
 from marlaas_api.names import JobRef, train_group
 from marlaas_worker.orchestrator.experience import AgentGroup, CompleteGroup
 from marlaas_worker.orchestrator.steps import Assembly, StepRules
@@ -23,29 +19,12 @@ def group(index: int, outcome: GroupOutcome = GroupOutcome.SIGNAL) -> CompleteGr
     return CompleteGroup(index, train_group(REF, index), own, Counter({"env": 2 - len(rewards)}))
 
 
-def played(one: CompleteGroup) -> UsageAmounts:
-    return UsageAmounts(generated_tokens=one.index, open_tokens=one.index)
-
-
 def flat(index: int) -> CompleteGroup:
     return group(index, GroupOutcome.FLAT)
 
 
 def fresh(rules: StepRules) -> Assembly:
     return Assembly(REF, rules, recorded=0, versions={"policy": 0})
-
-
-def test_a_full_step_closes_and_the_next_one_trains_on_the_version_it_will_make():
-    steps = fresh(ASYNC)
-    assert [type(m) for m in steps.resolve(group(0), {"policy": 0})] == [GroupReady]
-    ready, closed = steps.resolve(group(1), {"policy": 0})
-    assert isinstance(ready, GroupReady)
-    assert (ready.step, ready.base_version, ready.position) == (0, 0, 1)
-    assert isinstance(closed, StepClosed)
-    assert closed.num_groups == 2
-    (third,) = steps.resolve(group(2), {"policy": 0})
-    assert isinstance(third, GroupReady)
-    assert (third.step, third.base_version, third.staleness) == (1, 1, 1)
 
 
 def test_what_would_be_too_stale_is_dropped_and_counted():
@@ -72,19 +51,6 @@ def test_credits_bound_what_is_outstanding_and_no_group_is_given_out_for_which_n
     assert steps.want(0) == 4, "one more closes this step, and the next one has three places"
 
 
-def test_strict_mode_gives_out_one_round_at_a_time_and_only_at_the_current_version():
-    steps = fresh(STRICT)
-    assert steps.want(0) == 2
-    assert steps.want(1) == 0
-    steps.resolve(group(0), {"policy": 0})
-    steps.resolve(group(1), {"policy": 0})
-    assert steps.want(0) == 0, "the next step waits for the commit"
-    draft = steps.recordable({"policy": 0})
-    steps.recorded(draft, {"policy": 1})
-    assert steps.want(0) == 2
-    assert steps.open.agents["policy"].base_version == 1
-
-
 def test_groups_without_signal_are_drawn_anew_within_a_bound_and_then_the_step_goes_with_what_it_has():
     steps = fresh(STRICT)
     steps.resolve(flat(0), {"policy": 0})
@@ -105,36 +71,3 @@ def test_a_step_without_any_signal_is_a_no_op_that_makes_no_version_and_gives_th
     assert (type(closed), closed.step, closed.num_groups) == (StepClosed, 0, 0)
     assert steps.recordable({"policy": -1}).no_op
     assert (steps.open.step, steps.open.agents["policy"].base_version) == (1, 0)
-
-
-@given(
-    rules=st.builds(StepRules, st.integers(1, 3), st.integers(0, 2), st.integers(0, 2), st.integers(1, 4)),
-    groups=st.lists(st.tuples(st.sampled_from(list(GroupOutcome)), st.integers(0, 3)), max_size=20),
-)
-def test_restored_from_any_part_of_its_log_an_assembly_decides_as_if_it_had_never_stopped(rules, groups):
-    """Also from a part that ends between two messages of one decision."""
-    whole = fresh(rules)
-    arrivals = [(group(index, outcome), max(0, index // 2 - lag)) for index, (outcome, lag) in enumerate(groups)]
-    log = [
-        message
-        for one, version in arrivals
-        for message in whole.resolve(one, {"policy": version}, {"policy": played(one)})
-    ]
-    for cut in range(len(log) + 1):
-        resumed = fresh(rules)
-        resumed.restore(log[:cut])
-        again = [*log[:cut], *resumed.close_if_due()]
-        known = {message.index for message in log[:cut] if not isinstance(message, StepClosed)}
-        for one, version in arrivals:
-            if one.index not in known:
-                again += resumed.resolve(one, {"policy": version}, {"policy": played(one)})
-        assert again == log, f"cut after {cut}"
-        assert resumed.drafts == whole.drafts, f"cut after {cut}"
-
-
-def test_a_log_that_leaves_out_the_end_of_a_step_is_refused():
-    whole, log = fresh(STRICT), []
-    for index in range(3):
-        log += whole.resolve(group(index), {"policy": 0})
-    with pytest.raises(AssertionError, match="a decision of step 1, and step 0 is not closed"):
-        fresh(STRICT).restore(one for one in log if not isinstance(one, StepClosed))

@@ -8,8 +8,7 @@ import torch
 from tests.rl.papers import CAP, FORMS
 from tests.rl.records import NONE, config_of, f64, moved, normalised, random_record, record_of
 
-from marlaas_api.kinds import CorrectionSpec, TrainingSpec
-from marlaas_worker.rl.algorithms import ALGORITHMS, Algorithm, Correction, Ratio
+from marlaas_worker.rl.algorithms import Algorithm, Ratio
 from marlaas_worker.rl.corrections import Bounds
 from marlaas_worker.rl.losses import TokenRecord, policy_loss
 
@@ -114,16 +113,3 @@ def test_gspo_takes_a_ratio_for_each_segment_and_weighs_it_by_its_share_of_the_t
 
 
 # the table ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_kinds_the_table_and_the_page_name_the_same_algorithms_and_corrections() -> None:
-    assert tuple(ALGORITHMS) == NAMES == get_args(TrainingSpec.model_fields["algorithm"].annotation)
-    literal = get_args(CorrectionSpec.model_fields["type"].annotation)[0]
-    assert get_args(Correction) == get_args(literal)
-    assert get_args(Ratio) == get_args(TrainingSpec.model_fields["ratio"].annotation)
-
-
-def test_only_what_strict_mode_refuses_compares_across_the_step() -> None:
-    assert [name for name, rule in ALGORITHMS.items() if rule.over == "step"] == ["reinforce++"]
-    with pytest.raises(ValueError, match="allows no statistic over several groups"):
-        TrainingSpec.model_validate({"steps": 1, "algorithm": "reinforce++", "maxStaleness": 0})

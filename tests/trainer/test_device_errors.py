@@ -49,13 +49,12 @@ class Faults:
     failed: list[Pass] = field(default_factory=list)
 
     def at(self, found: Pass) -> bool:
+        broken = True
         try:
             broken = self.rule(found)
-        except Exception:
-            self.failed.append(found)
-            raise
-        if broken:
-            self.failed.append(found)
+        finally:
+            if broken:
+                self.failed.append(found)
         return broken
 
 

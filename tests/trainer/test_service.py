@@ -127,22 +127,14 @@ def team() -> JobDocument:
     return made.model_copy(update={"spec": made.spec.model_copy(update={"agents": agents})})
 
 
-async def log(
-    harness: TrainerHarness,
-    document: JobDocument,
-    step: int,
-    entries: Sequence[int | None],
-    taken: asyncio.Queue[GroupReady] | None = None,
-) -> None:
-    """Log a step of both agents. taken: log nothing more before a group is taken."""
+async def log(harness: TrainerHarness, document: JobDocument, step: int, entries: Sequence[int | None]) -> None:
+    """Log a step of both agents."""
     for position in entries:
         for name in AGENTS:
             if position is None:
                 await harness.close(document, step, GROUPS, step, agent=name)
             else:
                 await harness.assign(document, step, [position], agent=name)
-                if taken is not None:
-                    assert (await taken.get()).agent == name
 
 
 async def versions(harness: TrainerHarness, document: JobDocument, version: int) -> None:
@@ -154,27 +146,23 @@ async def adapters(harness: TrainerHarness, document: JobDocument) -> dict[str, 
     return {name: await harness.adapter(document, name) for name in AGENTS}
 
 
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[GroupReady]:
-    """Groups whose gradients are summed."""
-    found, take = asyncio.Queue[GroupReady](), StepInbox.take
+async def test_strict_agents_have_the_same_bits_however_their_groups_come(harness, monkeypatch):
+    """Each step is sampled from the version before it; a group's place in the sum is its position."""
+    found, document, taken, take = [], team(), asyncio.Queue[GroupReady](), StepInbox.take
 
     def observed(inbox: StepInbox, group: GroupReady) -> None:
         take(inbox, group)
-        found.put_nowait(group)
+        taken.put_nowait(group)
 
     monkeypatch.setattr(StepInbox, "take", observed)
-    return found
-
-
-async def test_strict_agents_have_the_same_bits_however_their_groups_come(harness, taken):
-    """Each step is sampled from the version before it; a group's place in the sum is its position."""
-    found, document = [], team()
-    for entries, one_by_one in ((IN_ORDER, taken), (BACKWARDS, None)):
+    for entries in (IN_ORDER, BACKWARDS):
         trainers = await harness.another()
         async with trainers.training(document), asyncio.timeout(WITHIN_S):
             for step in range(STEPS):
-                await log(trainers, document, step, entries, one_by_one)
+                for position in entries:  # in order, one by one: nothing more is logged before a group is taken
+                    await log(trainers, document, step, [position])
+                    for _ in AGENTS if entries is IN_ORDER and position is not None else ():
+                        await taken.get()
                 await versions(trainers, document, step + 1)
         found.append(await adapters(trainers, document))
     async with harness.training(document):
