@@ -1,4 +1,4 @@
-"""Jobs of two tenants in a pool that has room for one of them: the second one preempts the first."""
+"""A preempted job stops at a step boundary, resumes as if nothing had happened, and is not charged for what was cut."""
 
 import asyncio
 import contextlib

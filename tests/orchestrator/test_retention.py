@@ -1,4 +1,4 @@
-"""What is purged when: one step late, and not before the recorder has read it, unless the recorder is dead or the stream is tight."""
+"""What is purged when: one step late, and not before the recorder has read it, unless the stream is tight."""
 
 from collections.abc import Awaitable, Callable
 

@@ -13,27 +13,14 @@ from marlaas_api.messages import JobVerdict, Phase
 TURN_BYTES = 1000
 
 
-async def shrink(harness, max_bytes: int) -> None:
-    """A stream of turns that holds this much."""
-    (spec,) = [spec for spec in subjects.STREAMS if spec.name == subjects.TURNS]
-    harness.server.streams[subjects.TURNS].spec = replace(spec, max_bytes=max_bytes)
-
-
-async def turns_of(harness, job) -> list[str]:
-    return [one.subject for one in await harness.bus.replay(subjects.TURNS, subjects.turn("team-a", job.job, "*", "*"))]
-
-
-async def tasks_of(harness, job) -> list[str]:
-    return [one.subject for one in await harness.bus.replay(subjects.TASKS, subjects.task("team-a", job.job))]
-
-
 async def test_a_neighbours_turns_never_push_out_those_of_a_job_that_waits_for_its_trainer(harness, document):
     harness.turn_bytes = TURN_BYTES
     slow, busy = document("slow", maxStaleness=1), document("busy", steps=40)
     harness.may_train.clear()
     async with running(harness, slow, mixed):
         await harness.progress(slow, lambda level: level.num_outstanding == 4 and level.eval_last is not None)
-        await shrink(harness, 40 * TURN_BYTES)
+        turns = harness.server.streams[subjects.TURNS]
+        turns.spec = replace(turns.spec, max_bytes=40 * TURN_BYTES)
         always = asyncio.Event()
         always.set()
         async with working(harness.play(busy, mixed), harness.train(busy, always)):
@@ -51,7 +38,8 @@ async def test_turns_are_forgotten_once_their_step_is_on_record(harness, documen
     async with running(harness, job, mixed):
         for step in range(30):
             await harness.progress(job, lambda level, step=step: level.step >= step)
-            most = max(most, len(await turns_of(harness, job)))
+            turns = await harness.bus.replay(subjects.TURNS, subjects.turn("team-a", job.job, "*", "*"))
+            most = max(most, len(turns))
         await harness.progress(job, final)
     assert most <= 3 * 4 + 2, "of two groups of two a step: the open step, the one before it, an evaluation"
 
@@ -64,7 +52,7 @@ async def test_a_failed_job_leaves_no_tasks_although_its_orchestrator_is_killed_
     passed = kill_at("orchestrator.end.after_progress")
     async with running(harness, job, mixed):
         await harness.progress(job, lambda level: level.num_outstanding == 4)
-        assert await tasks_of(harness, job)
+        assert await harness.bus.replay(subjects.TASKS, subjects.task("team-a", job.job))
         why = JobVerdict(reason="PoolRemoved", message="the pool tiny is gone")
         await harness.submit(job.model_copy(update={"verdict": why, "generation": 2}))
         level = await harness.progress(job, final)

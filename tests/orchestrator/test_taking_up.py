@@ -41,12 +41,6 @@ async def played(harness: OrchestratorHarness, job: JobDocument, member: int, ve
     await harness.bus.publish(subjects.episode("team-a", job.job), encode(ended))
 
 
-async def first_group(harness: OrchestratorHarness, job: JobDocument) -> GroupReady:
-    consumer = await harness.bus.consumer(subjects.GROUPS, "reader", subjects.group("team-a", job.job, "policy"))
-    (delivery, *_) = await consumer.fetch(1, 30.0)
-    return decode_as(GroupReady, delivery.stored.data)
-
-
 async def pinned_again(harness: OrchestratorHarness, key: str) -> int:
     """Forget a pin, and wait until it is made anew; its version."""
     await (await harness.bus.bucket(subjects.PINS)).delete(key)
@@ -79,7 +73,9 @@ async def test_a_group_half_played_keeps_its_version_although_its_pin_has_expire
         async with harness.orchestrating():
             await harness.progress(job, lambda level: level.versions == {"policy": 1})
             await played(harness, job, 1, version=0)
-            ready = await first_group(harness, job)
+            reader = await harness.bus.consumer(subjects.GROUPS, "reader", subjects.group("team-a", job.job, "policy"))
+            (delivery, *_) = await reader.fetch(1, 30.0)
+            ready = decode_as(GroupReady, delivery.stored.data)
     assert (ready.group, ready.version, ready.base_version) == (train_group(job.ref, 0), 0, 1)
 
 

@@ -1,4 +1,4 @@
-"""Use of jobs from the totals that replicas report: each token once, whatever is restarted."""
+"""Usage: each token once, by the policy that was played, whatever is restarted; a tenant's is the sum over its jobs, deleted ones included."""
 
 import pytest
 from tests.harness import a_progress, a_turn, an_episode, identity, job_document

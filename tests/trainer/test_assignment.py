@@ -14,7 +14,7 @@ from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.trainer.assignment import GRACE_S, Absences, assignments, bound_record, may_bind
 from marlaas_worker.trainer.recent_work import HALF_LIFE_S, MIN_PART, PRIOR_S, RecentWork, recent_costs
 from marlaas_worker.trainer.versions import known_adapters
-from marlaas_worker.trainer.view import TrainerCaches, View
+from marlaas_worker.trainer.view import TrainerCaches
 
 MANIFEST = BlobRef(name="m", sha256="0" * 64, size_bytes=1)
 HELD = PolicyRecord(uid="uid", version=3, manifest=MANIFEST, epoch=5, holder="trainer-0", step=4)
@@ -78,12 +78,6 @@ def test_wanted_are_the_agents_of_admitted_unfinished_jobs_of_the_pool(job_chang
     assert assignments([document], {}, "tiny") == {}
 
 
-async def view_of(harness: TrainerHarness) -> View:
-    caches = TrainerCaches(harness.bus, "tiny", lambda: None)
-    await caches.load()
-    return caches.view()
-
-
 async def test_a_view_has_jobs_records_and_live_trainers_and_leaves_out_agents_with_unreadable_records(harness):
     good, bad = job("good"), job("bad")
     for document in (good, bad):
@@ -95,7 +89,9 @@ async def test_a_view_has_jobs_records_and_live_trainers_and_leaves_out_agents_w
     replicas = await harness.bus.bucket(subjects.REPLICAS)
     for key in (("trainer", "tiny", "trainer-7"), ("trainer", "large", "trainer-8"), ("rollout", "tiny", "rollout-0")):
         await replicas.put(subjects.replica_key(*key), b"a report")
-    view = await view_of(harness)
+    caches = TrainerCaches(harness.bus, "tiny", lambda: None)
+    await caches.load()
+    view = caches.view()
     assert list(view.wanted) == ["team-a.good.policy"]
     assert view.known["team-a.good.policy"].record == record
     assert view.live == {"trainer-7"}

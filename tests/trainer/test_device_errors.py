@@ -1,4 +1,4 @@
-"""A base model that fails where a test says: as a device does, in the middle of a pass, with what it had computed by then."""
+"""A device's errors and its lack of memory are not a job's: what they cost a step, one agent or the process, and that nobody else notices."""
 
 import asyncio
 import weakref

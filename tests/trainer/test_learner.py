@@ -1,4 +1,4 @@
-"""One optimizer step as a slow loop over plain transformers and peft, against which the trainer's step is compared."""
+"""Steps against a slow loop over plain transformers and peft, a learner's state out and in, rates, and gradients that are not finite."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Turns to segments: every generated token once, in its context, and nothing that contradicts itself."""
+"""Turns to segments: every generated token once, in its context, and nothing that contradicts itself; and rewards to advantages."""
 
 import itertools
 from typing import Any
