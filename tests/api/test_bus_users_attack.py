@@ -14,7 +14,7 @@ from typing import Any
 import nats
 import pytest
 from tests.api.attacks import JOBS, MINE, OTHER, acks, api_calls, consumer, targets, wildcards
-from tests.api.harness import BusHarness
+from tests.api.conftest import BusHarness
 
 from marlaas_api import subjects
 from marlaas_api.bus import Request

@@ -1,37 +1,14 @@
 """The permissions of the platform's roles on a real nats-server: what each needs is allowed, and a calibration is its pool's."""
 
-import asyncio
-
 import pytest
 from tests.api.attacks import MINE, consumer
-from tests.api.harness import BusHarness
+from tests.api.conftest import BusHarness
 
 from marlaas_api import subjects
 from marlaas_api.bus_memory.stream import matches
 from marlaas_api.bus_users import OrchestratorUser, RolloutUser, RunnerUser, TrainerUser, permissions
 
 pytestmark = pytest.mark.processes
-
-
-async def test_every_role_of_the_platform_may_read_and_follow_its_buckets(harness: BusHarness) -> None:
-    rollout, trainer, runner = [
-        await harness.connect(user) for user in (RolloutUser("tiny"), TrainerUser("tiny"), RunnerUser())
-    ]
-    for bus, buckets in (
-        (rollout, ("jobs", "progress", "policy", "replicas", "pins")),
-        (trainer, ("jobs", "progress", "policy", "replicas")),
-        (runner, ("jobs", "progress", "policy", "replicas")),
-        (harness.owner, tuple(bucket.name for bucket in subjects.BUCKETS if bucket.name != "calibrations")),
-    ):
-        for name in buckets:
-            bucket = await bus.bucket(name)
-            await bucket.entries()
-            await bucket.get_from_leader("team-a.mine")
-            async with bucket.watch() as changes:
-                if name in ("jobs", "progress", "policy"):
-                    assert (await asyncio.wait_for(anext(changes), 10)).data is not None
-    for bus in (rollout, trainer, runner):
-        await bus.close()
 
 
 async def test_every_role_of_the_platform_may_do_its_work(harness: BusHarness) -> None:

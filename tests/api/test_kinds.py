@@ -1,6 +1,6 @@
 import pytest
 
-from marlaas_api.kinds import RLJob, Tenant
+from marlaas_api.kinds import Tenant
 from marlaas_api.kinds.fields import nearest
 from marlaas_api.kinds.problems import InvalidObject, parse
 from marlaas_api.numeric import quantity
@@ -19,27 +19,6 @@ BODY = {
 )
 def test_a_quantity_has_the_value_that_kubernetes_gives_it(text: str, value: float) -> None:
     assert quantity(text) == pytest.approx(value)
-
-
-def test_a_namespace_that_is_not_given_is_default() -> None:
-    assert parse(RLJob, {**BODY, "metadata": {"name": "sums"}}).metadata.namespace == "default"
-
-
-def test_what_the_api_server_adds_to_an_object_is_no_error() -> None:
-    metadata = {
-        "name": "sums",
-        "uid": "u-1",
-        "generation": 3,
-        "resourceVersion": "7",
-        "creationTimestamp": "2026-01-01T00:00:00Z",
-        "managedFields": [],
-        "finalizers": ["marlaas.dev/cleanup"],
-    }
-    status = {"phase": "Running", "step": 2, "agents": [{"name": "policy", "policyVersion": 2}], "newerField": 1}
-    job = parse(RLJob, {**BODY, "metadata": metadata, "status": status})
-    assert (job.metadata.uid, job.metadata.generation) == ("u-1", 3)
-    assert job.status is not None
-    assert job.status.agents[0].policy_version == 2
 
 
 def test_an_invalid_object_says_everything_at_once() -> None:

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from marlaas_api.nats_server import MAX_PAYLOAD_BYTES, EmbeddedNats, ServerFailed
@@ -49,16 +48,6 @@ async def test_it_listens_with_jetstream_and_room_for_large_messages(server: Emb
     assert info["jetstream"]
     assert info["max_payload"] == MAX_PAYLOAD_BYTES
     assert server.url == f"nats://127.0.0.1:{server.port}"
-
-
-@pytest.mark.parametrize("chosen", ["200", None])
-async def test_it_collects_garbage_early_unless_the_user_has_chosen(tmp_path: Path, monkeypatch, chosen) -> None:
-    monkeypatch.delenv("GOGC", raising=False)
-    if chosen:
-        monkeypatch.setenv("GOGC", chosen)
-    async with EmbeddedNats(tmp_path) as server:
-        assert psutil.Process(server.pid).environ()["GOGC"] == (chosen or "50")
-        assert os.getpgid(server.pid or 0) != os.getpgid(0), "Ctrl-C does not reach it"
 
 
 async def test_a_port_or_a_store_that_is_taken_and_a_second_start_are_errors(server, tmp_path) -> None:

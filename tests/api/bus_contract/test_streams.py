@@ -102,22 +102,6 @@ async def test_pages_are_the_replay_in_parts_that_need_not_fit_in_memory(bus: Bu
     assert max(sum(len(stored.data) for stored in page) for page in pages) <= 24 << 20
 
 
-async def test_replay_of_thousands_is_complete_and_ends_although_more_is_written(bus: Bus, ns: str) -> None:
-    subject = subjects.episode(ns, "job")
-    for start in range(0, 2500, 250):
-        await asyncio.gather(*(bus.publish(subject, b"%d" % number) for number in range(start, start + 250)))
-
-    async def write_on() -> None:
-        while True:
-            await bus.publish(subject, b"more")
-
-    writer = asyncio.create_task(write_on())
-    found = await soon(bus.replay(EPISODES, subject))
-    writer.cancel()
-    assert {stored.data for stored in found} - {b"more"} == {b"%d" % number for number in range(2500)}
-    assert [stored.sequence for stored in found] == sorted(stored.sequence for stored in found)
-
-
 async def test_purge_forgets_a_subject_or_the_part_below_a_sequence(bus: Bus, ns: str) -> None:
     subject, other = subjects.episode(ns, "job"), subjects.episode(ns, "other")
     sequences = [await bus.publish(subject, b"x") for _ in range(4)]

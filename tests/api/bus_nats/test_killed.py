@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
-from tests.api.bus_nats.patience import EPISODE, EPISODES, TASK, TASKS, persist, soon
+from tests.api.bus_nats.patience import EPISODE, EPISODES, persist, soon
 
 from marlaas_api import subjects
-from marlaas_api.bus import Bus, BusUnavailable, Request
+from marlaas_api.bus import Bus, Request
 from marlaas_api.nats_server import EmbeddedNats
 
 pytestmark = pytest.mark.processes
@@ -33,33 +33,6 @@ async def test_nothing_acked_is_lost_when_the_server_is_killed_while_many_publis
     found = await bus.replay(EPISODES, EPISODE)
     assert {stored.data for stored in found} == {b"%d" % number for number in range(2000)}
     assert sorted(sequences) == [stored.sequence for stored in found]
-
-
-async def test_every_task_is_worked_through_kills(server: EmbeddedNats, bus: Bus) -> None:
-    for number in range(300):
-        await bus.publish(TASK, b"%d" % number)
-    milestones = {50: asyncio.Event(), 150: asyncio.Event()}
-    worked: set[bytes] = set()
-
-    async def work() -> None:
-        consumer = await bus.consumer(TASKS, "team-a_job", TASK, ack_wait_s=1.0)
-        while len(worked) < 300:
-            for delivery in await consumer.fetch(7, 1):
-                worked.add(delivery.stored.data)
-                if len(worked) in milestones:
-                    milestones[len(worked)].set()
-                try:
-                    await delivery.ack()
-                except BusUnavailable:
-                    continue
-
-    workers = [asyncio.create_task(work()) for _ in range(3)]
-    for milestone in milestones.values():
-        await soon(milestone.wait())
-        await server.restart()
-    for worker in workers:
-        await soon(worker)
-    assert worked == {b"%d" % number for number in range(300)}
 
 
 async def test_settling_what_a_killed_server_forgot_says_so_at_once(server: EmbeddedNats, bus: Bus) -> None:

@@ -6,23 +6,19 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.operator.policies.scenes import (
-    INSTALLATION,
     NOW,
     container,
     crashed,
     document,
-    modelpool,
     new,
     pod,
     queued,
     repooled,
-    rljob,
     running,
 )
 from tests.operator.policies.test_job_status import conditions, status
 
 from marlaas_operator.pod_facts import first_fault, pod_facts, pod_fault, refusal_of
-from marlaas_operator.policies.job import plan_job
 from marlaas_operator.snapshot import BusState
 
 SCENES = yaml.safe_load(Path(__file__).with_name("faults.yaml").read_text())
@@ -188,11 +184,6 @@ def test_a_running_job_says_who_is_not_there_without_whom_it_makes_no_step(field
     assert (found["phase"], found["reason"], found.get("message")) == ("Running", reason, message)
 
 
-def test_an_orchestrator_that_is_missed_is_looked_at_again_in_time():
-    scene = running(bus=replace(LEADERLESS, leaderless_since=NOW - 1))
-    assert plan_job(scene, INSTALLATION, NOW).requeue_s == 2.0
-
-
 def test_a_job_that_waits_for_its_pool_says_what_the_pool_waits_for():
     waits = new(document=document(), progress=queued("WaitingForPool", "no rollout replica of pool tiny is ready yet"))
     found = status(repooled(waits, pods=(STARTING,)))
@@ -214,12 +205,3 @@ def test_a_queued_job_hears_of_its_pools_trouble_only_if_it_waits_for_the_pool()
     assert status(waits)["reason"] == "ContainerCrashing"
     assert conditions(waits)["Admitted"] == ("False", "WaitingForPool")
     assert status(replace(waits, progress=queued()))["reason"] == "WaitingForSlots"
-
-
-def test_a_queued_job_whose_pool_shrank_below_it_says_so_and_goes_on_when_it_grows():
-    waits = queued("WaitingForPool", "needs 12 adapter slots and there are 8 in a replica that serves now")
-    job = rljob({"training": {"steps": 40, "maxStaleness": 10}})
-    shrunk = new(job=job, document=document(job), progress=waits, on={"pool": modelpool(adapterSlots=8)})
-    [admitted] = [one for one in status(shrunk)["conditions"] if one["type"] == "Admitted"]
-    assert (status(shrunk)["reason"], admitted["reason"]) == ("NeverFits", "NeverFits")
-    assert status(repooled(shrunk, pool=modelpool(adapterSlots=16)))["reason"] == "WaitingForPool"

@@ -10,7 +10,6 @@ from tests.operator.policies.scenes import (
     container,
     crashed,
     document,
-    modelpool,
     new,
     owned_sandbox,
     pod,
@@ -170,22 +169,6 @@ SUSPENDED = running(progress=progress(Phase.SUSPENDED, "Suspended"))
 )
 def test_one_event_for_each_real_transition(before, after, expected):
     assert events(before, after) == expected
-
-
-@pytest.mark.parametrize(
-    ("pool", "reason"),
-    [
-        (modelpool(adapterSlots=1), "NeverFits"),
-        (modelpool(namespaces=["b"]), "NamespaceNotAllowed"),
-        (None, "PoolNotFound"),
-    ],
-)
-def test_a_job_that_its_pool_does_not_allow_is_told_once_with_a_warning_and_its_condition_says_so(pool, reason):
-    misfit = new(on={"pool": pool})
-    found = plan_job(misfit, INSTALLATION, NOW)
-    assert [(event.type, event.reason) for event in found.events] == [("Warning", reason)]
-    assert conditions(misfit)["Admitted"] == ("False", reason)
-    assert events(misfit, misfit) == []
 
 
 def test_a_fault_that_is_a_book_is_clipped_to_what_the_server_takes():

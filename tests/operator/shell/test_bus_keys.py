@@ -7,7 +7,7 @@ import json
 import pytest
 from tests.operator.objects import SYSTEM, installation
 
-from marlaas_api.bus_users import BusKeys, CredentialIssuer
+from marlaas_api.bus_users import BusKeys
 from marlaas_api.errors import InvalidInput
 from marlaas_operator.bus_keys import ensure_keys, renew_platform
 from marlaas_operator.cluster import Body, Target
@@ -80,21 +80,3 @@ async def test_the_platforms_credentials_are_written_once_a_window() -> None:
     later = await cluster.get(SECRET)
     assert later["data"]["orchestrator.creds"] != first["data"]["orchestrator.creds"]
     assert later["data"]["keys.json"] == first["data"]["keys.json"]
-
-
-def test_without_keys_nothing_is_minted() -> None:
-    credentials = CredentialIssuer(None, lambda: NOW)
-    assert credentials.sandbox("team-a", "one", "u1") is None
-    assert credentials.pool("tiny") == {}
-
-
-def test_credentials_of_what_is_gone_are_forgotten() -> None:
-    credentials = CredentialIssuer(BusKeys.make(), lambda: NOW)
-    for name in ("one", "two"):
-        credentials.sandbox("team-a", name, f"uid-{name}")
-        credentials.pool(name)
-    before = credentials.sandbox("team-a", "two", "uid-two")
-    credentials.forget_sandbox("team-a", "one", "uid-one")
-    credentials.forget_pool("one")
-    assert len(credentials._issued) == 3
-    assert credentials.sandbox("team-a", "two", "uid-two") == before

@@ -37,13 +37,6 @@ async def test_a_kind_that_is_not_listed_yet_ends_the_watching_which_is_begun_an
         await watch_once(ignored, gateway, asyncio.Event(), 45.0)
 
 
-async def test_a_watch_that_is_stopped_before_the_api_server_answers_ends(gateway: ApiServer) -> None:
-    halt = asyncio.Event()
-    halt.set()
-    async with asyncio.timeout(10):
-        await watch_once(ignored, gateway, halt, 45.0)
-
-
 def test_every_kind_that_the_operator_knows_has_a_handler() -> None:
     registry = kopf.get_default_registry()
     selectors = {handler.selector for handler in registry._watching.get_all_handlers()}

@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 from tests.operator.objects import job, pool, tenant
-from tests.operator.real.orchestrators import ADMITTED
-from tests.operator.shell.harness import ONE, ServiceHarness, playing, queued_job
+from tests.operator.shell.harness import ONE, ServiceHarness, playing
 
 from marlaas_operator.cluster import Body, Target, target_of
-from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, STATEFULSETS, TENANTS
+from marlaas_operator.cluster.resources import MODELPOOLS, TENANTS
 from tests import virtual_time
 
 event_loop_policy = virtual_time.event_loop_policy
@@ -37,13 +36,6 @@ def said(harness: ServiceHarness, target: Target, condition: str) -> tuple[str, 
     return found.get("reason", ""), found.get("message", "")
 
 
-async def cool(harness: ServiceHarness) -> None:
-    """Break a rule in the job, as if it had been stored before the rule existed."""
-    harness.cluster.checks_rules = False
-    await correct(harness, ONE, **COLD)
-    harness.cluster.checks_rules = True
-
-
 async def correct(harness: ServiceHarness, target: Target, **spec: Any) -> None:
     await harness.cluster.patch(target, {"spec": spec})
 
@@ -57,34 +49,6 @@ async def test_a_job_says_which_field_breaks_which_rule_and_begins_once_it_is_co
         assert said(harness, ONE, "Admitted") == ("InvalidSpec", TOO_COLD)
         await correct(harness, ONE, rollout={"temperature": 1})
         await harness.until(lambda: harness.status().get("reason") == HANDED_OVER, "handed over")
-
-
-async def test_a_running_job_that_cannot_be_read_any_more_says_so_and_keeps_what_it_has() -> None:
-    harness = ServiceHarness()
-    sandbox = Target(DEPLOYMENTS, "team-a", "one-sandbox")
-    async with queued_job(harness) as orchestrator:
-        await orchestrator.say("team-a", "one", **ADMITTED)
-        await harness.until(lambda: sandbox in harness.cluster._objects, "its sandbox")
-        await cool(harness)
-        await harness.until(lambda: harness.status().get("reason") == "InvalidSpec", "told")
-        assert (harness.status()["phase"], TOO_COLD in harness.status()["message"]) == ("Running", True)
-        assert sandbox in harness.cluster._objects
-        await correct(harness, ONE, rollout={"temperature": 1})
-        await harness.until(lambda: harness.status().get("reason") != "InvalidSpec", "told no more")
-
-
-async def test_a_pool_that_is_deleted_waits_for_a_running_job_that_cannot_be_read() -> None:
-    harness = ServiceHarness()
-    engines = Target(STATEFULSETS, "marlaas-system", "tiny-rollout")
-    async with queued_job(harness) as orchestrator:
-        await orchestrator.say("team-a", "one", **ADMITTED)
-        await harness.until(lambda: harness.status(POOL).get("jobs") == 1, "the pool counts it")
-        await cool(harness)
-        await harness.until(lambda: harness.status().get("reason") == "InvalidSpec", "told")
-        await harness.cluster.delete(POOL)
-        await harness.until(lambda: said(harness, POOL, "Deleting")[0] == "InUse", "the pool waits")
-        assert (harness.status(POOL)["jobs"], harness.status(POOL)["slots"]) == (1, "1/16")
-        assert engines in harness.cluster._objects
 
 
 @pytest.mark.parametrize(

@@ -59,17 +59,6 @@ async def test_a_job_that_goes_before_it_has_our_finalizer_leaves_no_document() 
         assert harness.service.cache.get(ONE) is None
 
 
-async def test_of_an_object_whose_successor_was_seen_first_nothing_is_kept() -> None:
-    harness = ServiceHarness()
-    async with queued_job(harness):
-        harness.service.queue.stop()
-        body = await harness.cluster.get(ONE)
-        successor = {**body["metadata"], "uid": "next", "resourceVersion": "1000000"}
-        assert body["metadata"]["uid"] in harness.service._observer._first_seen
-        harness.service.cache.see({**body, "metadata": successor})
-        assert body["metadata"]["uid"] not in harness.service._observer._first_seen
-
-
 async def test_a_list_that_is_refused_for_a_moment_does_not_end_an_operator_that_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -53,16 +53,3 @@ async def test_the_waits_between_watches_that_fail_grow_until_one_has_lasted() -
     story = Story(*(ValueError("again") for _ in range(7)), 0.2, ValueError("again"))
     await story.told_in_the_end(10)
     assert story.waits == [1.0, 2.0, 5.0, 10.0, 20.0, 20.0, 20.0, 0.5, 1.0]
-
-
-async def test_a_watcher_that_waits_for_its_next_try_ends_at_once() -> None:
-    told: asyncio.Queue[str] = asyncio.Queue()
-
-    async def once(halt: asyncio.Event) -> None:
-        raise ValueError("again")
-
-    watcher = asyncio.create_task(Watcher(once, told.put_nowait).run())
-    async with asyncio.timeout(LOOKED_FOR_S):
-        await told.get()
-        watcher.cancel()
-        await asyncio.gather(watcher, return_exceptions=True)

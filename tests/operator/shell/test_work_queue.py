@@ -111,29 +111,3 @@ async def test_stopping_finishes_what_was_begun_and_begins_nothing_more() -> Non
         queue.stop()
         may_end.set()
     assert ended == ["first"]
-
-
-async def test_so_many_are_worked_on_at_once_and_no_more() -> None:
-    running, most = 0, 0
-    left = set(range(10))
-    over = asyncio.Event()
-
-    async def handle(key: int) -> float | None:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0)
-        running -= 1
-        left.discard(key)
-        if not left:
-            over.set()
-        return None
-
-    queue = WorkQueue(handle, now=asyncio.get_running_loop().time, num_workers=3)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(queue.run())
-        for key in range(10):
-            queue.add(key)
-        await over.wait()
-        queue.stop()
-    assert most == 3
