@@ -181,19 +181,6 @@ async def test_without_valid_credentials_nobody_gets_in_and_is_told_why(server, 
 
 
 @pytest.mark.processes
-async def test_new_keys_for_an_old_store_lose_nothing(tmp_path: Path) -> None:
-    for round_ in range(2):
-        keys = BusKeys.make()
-        async with EmbeddedNats(tmp_path / "nats", extra_config=server_config(keys)) as server:
-            runner = await connect(server.url, name="runner", creds=creds(tmp_path, keys, RunnerUser()))
-            await runner.ensure()
-            jobs = await runner.bucket(subjects.JOBS)
-            assert len(await jobs.entries()) == round_
-            await jobs.put("team-a.job", b"1")
-            await runner.close()
-
-
-@pytest.mark.processes
 async def test_an_expiring_token_is_renewed_without_losing_anything(server, keys, tmp_path, caplog) -> None:
     owner = await connect(server.url, name="owner", creds=creds(tmp_path, keys, OrchestratorUser()))
     await owner.ensure()

@@ -78,53 +78,17 @@ def test_each_agent_has_to_fit_its_own_pool(case: dict[str, Any]) -> None:
     assert list(check_fit(job, _pool(maxRank=32))) == [], "the other pool allows it"
 
 
-def test_images_secrets_and_volumes_need_a_cluster() -> None:
-    image = _job(environment={"image": "games:1", "entrypoint": ["play"]})
-    secret = _job(environment={"name": "reverse", "secretRefs": [{"name": "key"}]})
-    assert [str(problem) for problem in (*check_local(image), *check_local(secret))] == [
-        "spec.environment.image: container images need a cluster; for `marlaas run`, set name instead: a builtin environment or "
-        "module:attribute",
-        "spec.environment.secretRefs: Secrets need a cluster; for `marlaas run`, remove secretRefs and set MARLAAS_ENVIRONMENT_NAME=value in your shell for each variable: the environment finds it as NAME",
-    ]
-    volume = _pool(model={"pvc": {"claimName": "models"}})
-    assert _told(check_local_pool(volume)) == [
-        "spec.model.pvc: volumes need a cluster; for `marlaas run`, set path, hub or builtin instead"
-    ]
-    token = _pool(model={"hub": {"id": "a/b", "tokenSecretRef": {"name": "hub"}}})
-    assert _told(check_local_pool(token)) == [
-        "spec.model.hub.tokenSecretRef: Secrets need a cluster; for `marlaas run`, remove tokenSecretRef and set HF_TOKEN in your shell"
-    ]
+@pytest.mark.parametrize("case", CASES["local"].values(), ids=CASES["local"])
+def test_images_secrets_and_volumes_need_a_cluster(case: dict[str, Any]) -> None:
+    found = [*check_local(_job(**case.get("job", {}))), *check_local_pool(_pool(**case.get("pool", {})))]
+    assert _told(found) == [case["says"]]
 
 
 def test_what_a_cluster_follows_and_this_machine_does_without_is_told() -> None:
-    job = _job(
-        backoffLimit=0, environment={"name": "reverse", "cpu": "500m", "imagePullSecrets": [{"name": "registry"}]}
-    )
-    pool = _pool(
-        sandbox={"runtimeClassName": "gvisor"},
-        trainer={
-            "nodeSelector": {"disk": "fast"},
-            "tolerations": [{"operator": "Exists"}],
-            "affinity": {"podAntiAffinity": {}},
-            "priorityClassName": "high",
-            "image": "worker:2",
-            "imagePullSecrets": [{"name": "registry"}],
-        },
-    )
-    told = [*cluster_remarks(job), *pool_remarks(pool)]
+    case = CASES["cluster"]
+    told = [*cluster_remarks(_job(**case["job"])), *pool_remarks(_pool(**case["pool"]))]
     assert {problem.text for problem in told} == {"used only in a cluster; `marlaas run` ignores it"}
-    assert [problem.path for problem in told] == [
-        "spec.environment.imagePullSecrets",
-        "spec.environment.cpu",
-        "spec.backoffLimit",
-        "spec.sandbox",
-        "spec.trainer.nodeSelector",
-        "spec.trainer.tolerations",
-        "spec.trainer.affinity",
-        "spec.trainer.priorityClassName",
-        "spec.trainer.image",
-        "spec.trainer.imagePullSecrets",
-    ]
+    assert [problem.path for problem in told] == case["paths"]
     assert [*cluster_remarks(_job()), *pool_remarks(_pool())] == []
 
 
@@ -133,14 +97,6 @@ def test_what_is_probably_not_meant_is_remarked(case: dict[str, Any]) -> None:
     assert _told(remarks(_job(**case["job"]), [_pool()])) == [case["says"]]
 
 
-@pytest.mark.parametrize(
-    "training",
-    [
-        {"ratio": "behaviour", "clip": {"high": 0.3}, "correction": {"type": "none"}},
-        {"algorithm": "cispo", "clip": {"high": 7}, "correction": {"type": "none"}},
-        {"correction": {"type": "none"}, "maxStaleness": 0},
-        {},
-    ],
-)
+@pytest.mark.parametrize("training", CASES["plain"], ids=str)
 def test_defaults_and_a_clip_or_no_correction_where_it_means_something_need_no_remark(training: dict[str, Any]) -> None:
     assert list(remarks(_job(training={"steps": 3, **training}), [_pool()])) == []

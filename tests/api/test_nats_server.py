@@ -62,16 +62,6 @@ async def test_a_port_or_a_store_that_is_taken_and_a_second_start_are_errors(ser
     assert (await greeting(server.port))["port"] == server.port
 
 
-@pytest.mark.parametrize(
-    "settings", [{"extra_config": "authorization {"}, {"sync_interval": "sometimes"}], ids=["config", "sync_interval"]
-)
-async def test_a_setting_it_does_not_understand_is_quoted(tmp_path: Path, settings: dict[str, str]) -> None:
-    server = EmbeddedNats(tmp_path, **settings)  # type: ignore[arg-type]
-    with pytest.raises(ServerFailed, match="nats-server did not start: nats-server: "):
-        await server.start()
-    assert server.pid is None
-
-
 async def test_killed_and_restarted_it_is_at_the_same_place(server: EmbeddedNats) -> None:
     port, pid = server.port, server.pid
     await server.kill()

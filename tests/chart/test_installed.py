@@ -11,7 +11,7 @@ from tests.operator.objects import job
 from marlaas_e2e.control_plane import ControlPlane
 
 from .conftest import CHART, Document, Helm
-from .releases import OURS, Release, deployment, put, wait_for_admission, wait_until
+from .releases import OURS, Release, wait_for_admission, wait_until
 
 RESERVED = "managed-by=marlaas-operator is reserved for the MARLaaS operator"
 
@@ -90,13 +90,3 @@ def test_a_tenant_cannot_have_a_controller_make_such_a_pod(control_plane_with_ro
     made = {"apiVersion": group, "kind": kind, "metadata": {"name": "forged", "namespace": "team-a"}, "spec": spec}
     said = control_plane_with_roles.refusal("ada", "create", "--dry-run=server", "-f", "-", stdin=json.dumps(made))
     assert RESERVED in said
-
-
-def test_the_controllers_copy_the_operators_label_to_its_pods(control_plane_with_roles: Release) -> None:
-    plane = control_plane_with_roles.plane
-    made = deployment()
-    made["spec"]["template"]["metadata"]["labels"] |= OURS
-    assert put(control_plane_with_roles, made) == ""
-    labelled = ("pods", "-l", "app=x,app.kubernetes.io/managed-by=marlaas-operator", "-o", "name")
-    wait_until(lambda: plane.kubectl("-n", "team-a", "get", *labelled), "a pod with the label")
-    plane.kubectl("-n", "team-a", "delete", "deployment", "greedy-sandbox")

@@ -8,7 +8,6 @@ import pytest
 from tests.crds.table import parts, schema
 
 from marlaas_api.kinds import KINDS, Kind
-from marlaas_api.kinds.base import expected_text
 
 SAYS_NOTHING_IS_MEANT = re.compile(r"Absent|empty|none\b.* by default|Refused:")
 """How a field without a default says what it means that it is not there."""
@@ -50,10 +49,3 @@ def test_what_need_not_be_given_says_what_it_is_then(kind: type[Kind]) -> None:
             assert re.search(r" Default: \S.*\.$", field["description"]), path
         else:
             assert SAYS_NOTHING_IS_MEANT.search(field["description"]), f"{path}: {field['description']}"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_pattern_has_words(kind: type[Kind]) -> None:
-    for path, part in parts(schema(kind)):
-        if "pattern" in part and path.startswith("spec"):
-            assert not expected_text(part["pattern"]).startswith("text like"), path

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import yaml
 from tests.crds.client import Api, problems
-from tests.crds.table import take
 
-from marlaas_api.kinds import KINDS, Kind, RLJob
+from marlaas_api.kinds import KINDS, Kind
 from marlaas_api.kinds.problems import parse
 from marlaas_e2e.control_plane import ControlPlane
 
@@ -71,12 +70,6 @@ def _as_text(spec: Json) -> Json:
 
 
 @pytest.mark.usefixtures("full")
-def test_nulls_in_free_form_arguments_are_stored(api: Api) -> None:
-    environment = api.get("RLJob", "full")["spec"]["environment"]
-    assert environment["args"] == {"words": 5, "hard": True, "seed": None, "tables": [[1, 2], {"a": None}]}
-
-
-@pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_status_is_stored_whole(api: Api, kind: type[Kind]) -> None:
     assert api.get(kind.__name__, "full")["status"] == _fixture(kind, "full")["status"]
@@ -120,9 +113,3 @@ def test_kubectl_get_shows_these_columns(api: Api, name: str) -> None:
 def test_one_word_lists_everything_of_marlaas(plane: ControlPlane) -> None:
     listed = plane.kubectl("get", "marlaas", "-o", "name").split()
     assert sorted(listed) == ["modelpool.marlaas.dev/full", "rljob.marlaas.dev/full", "tenant.marlaas.dev/full"]
-
-
-def test_only_writers_of_the_status_may_write_it(plane: ControlPlane, api: Api) -> None:
-    """What `take` finds of a status that came with a creation: nothing."""
-    body = {**_fixture(RLJob, "full"), "metadata": {"name": "eager"}}
-    assert take(api.create(body, dry=True), "status") is None

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.api.bus_contract.asking import BRIEF, soon, take
+from tests.api.bus_contract.conftest import BRIEF, soon, take
 
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, BusRefused, Entry, RevisionConflict

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.api.bus_contract.asking import Connect, claim, contents, soon
+from tests.api.bus_contract.conftest import Connect, claim, contents, soon
 
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, BusRefused, Consumer, Delivery, Stored

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.api.bus_nats.patience import TASK, TASKS, soon
+from tests.api.bus_nats.conftest import TASK, TASKS, soon
 
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, BusRefused, BusUnavailable, Request

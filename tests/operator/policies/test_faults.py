@@ -139,48 +139,34 @@ STARTING = pod("rollout", container("rollout", running=True), ready=False)
 LEADERLESS = BusState(available=True, since=0.0, leaderless_since=NOW - 4)
 
 
+CRASHED = crashed(component="rollout", name="rollout-1")
+SERVING, OTHER = serving("rollout", "trainer"), pod("rollout", name="rollout-1")
+STARTS = "rollout-0 of pool tiny is starting; the job continues when it is ready"
+NO_TRAINER = "pool tiny has no trainer worker yet; the job continues when it is ready"
+NO_LEADER = (
+    "no orchestrator holds the leader lease; tasks that were issued are still played and trained, and no data is lost"
+)
+
+
 @pytest.mark.parametrize(
-    ("fields", "reason", "message"),
+    ("pods", "reason", "message"),
     [
+        ((STARTING, *serving("trainer")), "RolloutStarting", STARTS),
+        (serving("rollout"), "TrainerStarting", NO_TRAINER),
+        ((STARTING, OTHER, *serving("trainer")), "Training", None),
+        ((CRASHED, *SERVING), "Training", None),
         (
-            {"on": {"pods": (STARTING, *serving("trainer"))}},
-            "RolloutStarting",
-            "rollout-0 of pool tiny is starting; the job continues when it is ready",
-        ),
-        (
-            {"on": {"pods": serving("rollout")}},
-            "TrainerStarting",
-            "pool tiny has no trainer worker yet; the job continues when it is ready",
-        ),
-        ({"on": {"pods": (STARTING, pod("rollout", name="rollout-1"), *serving("trainer"))}}, "Training", None),
-        (
-            {"on": {"pods": (crashed(component="rollout", name="rollout-1"), *serving("rollout", "trainer"))}},
-            "Training",
-            None,
-        ),
-        (
-            {
-                "on": {
-                    "pods": (
-                        crashed(component="rollout", name="rollout-1"),
-                        pod("rollout", deleting=True),
-                        *serving("trainer"),
-                    )
-                }
-            },
+            (CRASHED, pod("rollout", deleting=True), *serving("trainer")),
             "ContainerCrashing",
             "rollout-1 of pool tiny: boom",
         ),
-        (
-            {"bus": LEADERLESS},
-            "WaitingForOrchestrator",
-            "no orchestrator holds the leader lease; tasks that were issued are still played and trained, and no data is lost",
-        ),
-        ({"bus": replace(LEADERLESS, leaderless_since=NOW - 1)}, "Training", None),
+        (LEADERLESS, "WaitingForOrchestrator", NO_LEADER),
+        (replace(LEADERLESS, leaderless_since=NOW - 1), "Training", None),
     ],
 )
-def test_a_running_job_says_who_is_not_there_without_whom_it_makes_no_step(fields, reason, message):
-    found = status(running(**fields))
+def test_a_running_job_says_who_is_not_there_without_whom_it_makes_no_step(pods, reason, message):
+    """pods: of the pool, or the state of the bus."""
+    found = status(running(bus=pods) if isinstance(pods, BusState) else running(on={"pods": pods}))
     assert (found["phase"], found["reason"], found.get("message")) == ("Running", reason, message)
 
 

@@ -3,16 +3,19 @@
 import asyncio
 import base64
 import json
+from pathlib import Path
 
 import pytest
 from tests.operator.objects import SYSTEM, installation
 
 from marlaas_api.bus_users import BusKeys
-from marlaas_api.errors import InvalidInput
+from marlaas_api.errors import InvalidInput, first_cause
+from marlaas_operator import __main__ as process
 from marlaas_operator.bus_keys import ensure_keys, renew_platform
 from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.memory import MemoryCluster
 from marlaas_operator.cluster.resources import CONFIG_MAPS, SECRETS
+from tests import virtual_time
 
 SECRET = Target(SECRETS, SYSTEM, "marlaas-bus")
 DAY_S = 86400.0
@@ -80,3 +83,30 @@ async def test_the_platforms_credentials_are_written_once_a_window() -> None:
     later = await cluster.get(SECRET)
     assert later["data"]["orchestrator.creds"] != first["data"]["orchestrator.creds"]
     assert later["data"]["keys.json"] == first["data"]["keys.json"]
+
+
+event_loop_policy = virtual_time.event_loop_policy
+monotonic = virtual_time.monotonic
+pytestmark = pytest.mark.usefixtures("monotonic")
+
+
+async def test_our_own_credential_that_cannot_be_written_any_more_ends_the_operator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = MemoryCluster(SYSTEM)
+    keys = await ensure_keys(cluster, installation())
+    written: list[str] = []
+
+    def fill(creds: Path, text: str) -> None:
+        if written:
+            raise OSError("no space left on device")
+        written.append(text)
+
+    async def serve() -> None:
+        async with asyncio.timeout(86400), process._renewing(cluster, installation(), keys, tmp_path / "bus.creds"):
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(process, "_write", fill)
+    with pytest.raises(ExceptionGroup) as caught:
+        await serve()
+    assert str(first_cause(caught.value)) == "no space left on device"

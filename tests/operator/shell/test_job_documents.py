@@ -14,7 +14,6 @@ from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import JobDocument, PastUses, Phase, Progress, TenantUsage, UsageAmounts
 from marlaas_api.wire import decode_as, encode
-from marlaas_operator import bus_health
 from marlaas_operator.bus_health import BusHealth
 from marlaas_operator.job_documents import JobDocuments, Stale
 from marlaas_operator.plan import WriteDocument
@@ -130,26 +129,6 @@ async def test_the_usage_of_tenants_is_followed_and_other_keys_of_its_bucket_are
             assert await harness.tenants.get() == "acme"
         assert harness.documents.usage("acme") == used
         assert harness.documents.usage("past-use") is None
-
-
-async def test_a_store_that_takes_no_document_is_no_bus_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running() as (harness, other):
-        assert harness.health.state.leaderless_since is not None
-        await (await other.bucket(subjects.REPLICAS)).put(bus_health.LEADER, b"somebody")
-        async with asyncio.timeout(10):
-            while harness.health.state.leaderless_since is not None:
-                await harness.states.get()
-        monkeypatch.setattr(await harness.documents._jobs_bucket(), "create", full)
-        told = harness.states.qsize()
-        for _ in range(3):
-            with pytest.raises(BusUnavailable):
-                await harness.documents.write(WriteDocument(document(), None))
-        assert harness.health.state.available
-        assert harness.states.qsize() == told
-
-
-async def full(key: str, data: bytes) -> int:
-    raise BusUnavailable("maximum bytes exceeded")
 
 
 async def test_what_is_no_message_of_ours_is_as_if_it_were_not_there_and_is_overwritten() -> None:

@@ -23,7 +23,7 @@ from marlaas_operator.cluster import (
     TooMany,
     Unavailable,
 )
-from marlaas_operator.cluster.resources import RLJOBS
+from marlaas_operator.cluster.resources import DEPLOYMENTS, RLJOBS
 from tests import virtual_time
 
 event_loop_policy = virtual_time.event_loop_policy
@@ -212,3 +212,47 @@ async def test_a_job_goes_although_the_bus_is_away_and_its_document_is_swept_whe
         assert not [one for one in harness.cluster._objects if one.name == "one-sandbox"]
         harness.server.available = True
         await in_time(lambda: not orchestrator.documents)
+
+
+SANDBOX = Target(DEPLOYMENTS, "team-a", "one-sandbox")
+
+
+async def test_a_job_that_goes_before_it_has_our_finalizer_leaves_no_document() -> None:
+    harness = ServiceHarness()
+    await harness.cluster.create(pool("tiny"))
+
+    def vanish(verb: str, target: Target) -> None:
+        if verb == "patch" and target == ONE:
+            harness.cluster._objects.pop(ONE, None)
+
+    harness.cluster.fail = vanish
+    async with playing(harness) as orchestrator:
+        await harness.until(lambda: bool(harness.cluster._objects), "the pool is there")
+        await harness.cluster.create(job("team-a", "one", "tiny"))
+        await harness.until(lambda: ("get", ONE) in harness.cluster.calls, "looked at again")
+        await harness.cluster.create(job("team-a", "two", "tiny"))
+        await harness.until(lambda: harness.status(Target(ONE.resource, "team-a", "two")) != {}, "the next one is told")
+        assert set(orchestrator.documents) == {"team-a.two"}
+        assert harness.service.cache.get(ONE) is None
+
+
+async def test_two_operators_at_once_tell_everything_once_and_leave_nothing() -> None:
+    """A node that is drained lets its operator end while the next one has begun."""
+    harness = ServiceHarness()
+    other = ServiceHarness(harness)
+    await harness.cluster.create(pool("tiny"))
+    await harness.cluster.create(job("team-a", "one", "tiny"))
+    async with playing(harness) as orchestrator, asyncio.TaskGroup() as tasks:
+        tasks.create_task(other.service.run(other.stop))
+        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
+        await orchestrator.say("team-a", "one", **ADMITTED)
+        await harness.until(lambda: SANDBOX in harness.cluster._objects, "its sandbox")
+        await harness.until(lambda: harness.status().get("phase") == "Running", "running")
+        await harness.cluster.delete(ONE)
+        await harness.until(lambda: ONE not in harness.cluster._objects, "gone")
+        other.stop.set()
+    left = [target for target in harness.cluster._objects if target.namespace == "team-a"]
+    told = [harness.cluster._objects[target]["reason"] for target in left]
+    assert sorted(told) == ["Admitted", "Deleting"]
+    outcomes = {outcome for one in (harness, other) for _, outcome in one.service.metrics.reconciles}
+    assert outcomes <= {"ok", "Conflict", "AlreadyExists", "Stale"}
