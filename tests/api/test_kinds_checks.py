@@ -8,7 +8,7 @@ import pytest
 import yaml
 from tests.operator import objects
 
-from marlaas_api.kinds import ModelPool, RLJob
+from marlaas_api.kinds import ModelPool, RLJob, Tenant
 from marlaas_api.kinds.checks import (
     check_fit,
     check_local,
@@ -18,6 +18,9 @@ from marlaas_api.kinds.checks import (
     pool_remarks,
     remarks,
 )
+from marlaas_api.kinds.fields import nearest
+from marlaas_api.kinds.problems import InvalidObject, parse
+from marlaas_api.numeric import quantity
 
 CASES = yaml.safe_load(Path(__file__).with_name("checks.yaml").read_text())
 
@@ -100,3 +103,38 @@ def test_what_is_probably_not_meant_is_remarked(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("training", CASES["plain"], ids=str)
 def test_defaults_and_a_clip_or_no_correction_where_it_means_something_need_no_remark(training: dict[str, Any]) -> None:
     assert list(remarks(_job(training={"steps": 3, **training}), [_pool()])) == []
+
+
+BODY = {
+    "apiVersion": "marlaas.dev/v1alpha1",
+    "kind": "RLJob",
+    "metadata": {"name": "sums", "namespace": "team-a"},
+    "spec": {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 3}},
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("2", 2), ("500m", 0.5), ("0.5", 0.5), ("1k", 1e3), ("512Mi", 512 * 2**20), ("1.5Gi", 1.5 * 2**30), ("3T", 3e12)],
+)
+def test_a_quantity_has_the_value_that_kubernetes_gives_it(text: str, value: float) -> None:
+    assert quantity(text) == pytest.approx(value)
+
+
+def test_an_invalid_object_says_everything_at_once() -> None:
+    body = {**BODY, "kind": "Tenant", "spec": {"namespaces": [], "weight": 0, "wieght": 1}}
+    with pytest.raises(InvalidObject) as caught:
+        parse(Tenant, body)
+    assert str(caught.value).splitlines() == [
+        "spec.namespaces: must have at least 1 entry, found 0",
+        "spec.weight: must be more than 0, found 0",
+        "spec.wieght: unknown field; did you mean 'weight'?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [("max_tokens", "maxTokens"), ("MAXTOKENS", "maxTokens"), ("maxToken", "maxTokens"), ("topk", None), ("", None)],
+)
+def test_the_nearest_name_is_the_one_that_was_probably_meant(name: str, right: str | None) -> None:
+    assert nearest(name, ["maxTokens", "maxTurns", "groupSize"]) == right

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.crds.client import Api, problems
+from tests.crds.conftest import Api, problems
 
 from marlaas_api.kinds import API_VERSION
 from marlaas_e2e.control_plane import ControlPlane

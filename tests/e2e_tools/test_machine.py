@@ -9,7 +9,6 @@ import pytest
 
 from marlaas_e2e.__main__ import UNABLE, main
 from marlaas_e2e.handle import ClusterHandle
-from marlaas_e2e.node import host
 from marlaas_e2e.worker_image import NoRoom, require_room
 
 
@@ -30,17 +29,6 @@ def test_a_kill_that_hits_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(ClusterHandle, "container_pid", lambda *_: ended.pid)
     with pytest.raises(LookupError, match="team-a/pod: container ended by itself"):
         ClusterHandle(Path("kubeconfig"), "ours").kill_container("team-a", "pod", "container")
-
-
-def test_a_container_whose_children_come_and_go_is_still_killed_at_its_first_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    births: dict[int, list[str | None]] = {1: ["5"], 20: ["100"], 21: ["101", None], 22: [None], 30: ["90"]}
-    monkeypatch.setattr(host, "_all_pids", lambda: list(births))
-    monkeypatch.setattr(host, "_in_cgroup", lambda pid, wanted: pid > 1 and wanted == "abc")
-    monkeypatch.setattr(host, "birth_of", lambda pid: births[pid].pop(0))
-    assert host.container_pid("containerd://abc") == 30
-    assert host.container_pid("containerd://gone") is None
 
 
 def test_a_disk_without_room_for_the_worker_image_is_told_before_the_build(tmp_path: Path) -> None:

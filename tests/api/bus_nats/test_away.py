@@ -11,7 +11,7 @@ from tests.api.bus_nats.conftest import EPISODE, EPISODES, TASK, TASKS, persist,
 
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, BusRefused, BusUnavailable, Request
-from marlaas_api.bus_nats import NatsBus, connect, pulls
+from marlaas_api.bus_nats import connect
 from marlaas_api.nats_server import EmbeddedNats
 
 pytestmark = pytest.mark.processes
@@ -143,29 +143,3 @@ async def test_a_watch_hears_of_a_key_that_went_while_it_was_away(server: Embedd
         told = [await soon(anext(entries)) for _ in range(2)]
         while {(entry.key, entry.data) for entry in told[-2:]} != {("team-a.gone", None), ("team-a.stays", b"2")}:
             told.append(await soon(anext(entries)))
-
-
-async def test_a_graceful_stop_is_an_outage_like_any_other_after_which_listeners_hear_again(server, bus) -> None:
-    heard: asyncio.Queue[Request] = asyncio.Queue()
-    async with bus.listen("gen.team-a.>", heard.put, queue="rollout"):
-        await server.stop()
-        waiting = asyncio.create_task(persist(lambda: bus.publish(EPISODE, b"1", message_id="1")))
-        await server.start()
-        assert await soon(waiting) == 1
-        await persist(lambda: bus.send("gen.team-a.job.agent", b"1"))
-        assert (await soon(heard.get())).data == b"1"
-
-
-def num_subscriptions(bus: NatsBus) -> int:
-    return len(bus._link._client._subs)
-
-
-async def test_the_inboxes_of_consumers_that_nobody_asks_any_more_are_given_up(bus, monkeypatch) -> None:
-    before = num_subscriptions(bus)
-    for number in range(10):
-        consumer = await bus.consumer(EPISODES, f"team-a_job-{number}", subjects.episode("team-a", f"job-{number}"))
-        assert await soon(consumer.fetch(1, 0.01)) == []
-    assert num_subscriptions(bus) == before + 10
-    monkeypatch.setattr(pulls, "_IDLE_S", 0.0)
-    assert await soon(consumer.fetch(1, 0.01)) == []
-    assert num_subscriptions(bus) == before + 1

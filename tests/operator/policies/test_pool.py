@@ -126,19 +126,6 @@ def test_before_the_bus_was_read_nothing_new_is_said_of_what_jobs_hold():
     assert "jobs" not in plan(replace(unread, status=None)).status
 
 
-@pytest.mark.parametrize(
-    ("model", "text"),
-    [
-        ({"builtin": "tiny"}, "tiny"),
-        ({"path": "/models/a"}, "/models/a"),
-        ({"pvc": {"claimName": "models", "path": "/a"}}, "models:/a"),
-        ({"hub": {"id": "Qwen/Qwen3-0.6B", "revision": "abc"}}, "Qwen/Qwen3-0.6B@abc"),
-    ],
-)
-def test_the_model_is_named_as_people_know_it(model, text):
-    assert plan(pool_snapshot(pool=modelpool(model=model))).status["model"] == text
-
-
 GOING = (pod("rollout", deleting=True), pod("trainer"))
 BROKEN = (pod("rollout"), crashed(component="trainer"))
 

@@ -8,11 +8,11 @@ import pytest
 from tests.operator.objects import job
 
 from marlaas_api import subjects
-from marlaas_api.bus import Bus, BusUnavailable
+from marlaas_api.bus import Bus
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJobSpec
-from marlaas_api.messages import JobDocument, PastUses, Phase, Progress, TenantUsage, UsageAmounts
+from marlaas_api.messages import JobDocument
 from marlaas_api.wire import decode_as, encode
 from marlaas_operator.bus_health import BusHealth
 from marlaas_operator.job_documents import JobDocuments, Stale
@@ -33,21 +33,14 @@ def document(uid: str = "u1", generation: int = 1) -> JobDocument:
     )
 
 
-def level(step: int = 0) -> Progress:
-    identity = {"namespace": "team-a", "job": "job", "uid": "u1"}
-    return Progress(**identity, phase=Phase.RUNNING, admitted=True, reason="Training", step=step, steps=4)
-
-
 class DocumentsHarness:
-    """Documents on a server that a test may make unavailable."""
+    """Documents on a server."""
 
     def __init__(self) -> None:
         self.server = MemoryServer()
         self.changed: asyncio.Queue[str] = asyncio.Queue()
-        self.tenants: asyncio.Queue[str] = asyncio.Queue()
-        self.states: asyncio.Queue[bool] = asyncio.Queue()
-        self.health = BusHealth(self._state, virtual_time.now)
-        self.documents = JobDocuments(self._open, self.health, self.changed.put_nowait, self.tenants.put_nowait)
+        self.health = BusHealth(lambda: None, virtual_time.now)
+        self.documents = JobDocuments(self._open, self.health, self.changed.put_nowait, lambda tenant: None)
 
     async def other(self) -> Bus:
         bus = self.server.connect("other")
@@ -56,9 +49,6 @@ class DocumentsHarness:
 
     async def _open(self) -> Bus:
         return self.server.connect("operator")
-
-    def _state(self) -> None:
-        self.states.put_nowait(self.health.state.available and self.health.state.synced)
 
 
 @asynccontextmanager
@@ -73,12 +63,6 @@ async def running() -> AsyncIterator[tuple[DocumentsHarness, Bus]]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-async def until(queue: "asyncio.Queue[bool]", value: bool) -> None:
-    async with asyncio.timeout(20):
-        while await queue.get() != value:
-            pass
 
 
 async def test_a_document_is_written_where_the_plan_saw_none_and_replaced_where_it_saw_that_one() -> None:
@@ -101,34 +85,6 @@ async def test_somebody_elses_write_is_noticed_by_the_compare_and_set() -> None:
             await harness.documents.write(WriteDocument(document(), None))
         assert harness.documents.document(KEY) == document("other")
         await harness.documents.write(WriteDocument(document(), document("other")))
-
-
-async def test_a_bus_that_is_away_is_said_to_be_and_refuses_at_once_and_its_mirror_stays() -> None:
-    async with running() as (harness, other):
-        await harness.documents.write(WriteDocument(document(), None))
-        harness.server.available = False
-        await until(harness.states, False)
-        with pytest.raises(BusUnavailable):
-            await harness.documents.write(WriteDocument(document(generation=2), document()))
-        assert harness.documents.document(KEY) == document()
-        harness.server.available = True
-        await until(harness.states, True)
-        await (await other.bucket(subjects.PROGRESS)).put(KEY, encode(level(2)))
-        async with asyncio.timeout(10):
-            while harness.documents.progress(KEY) != level(2):
-                await harness.changed.get()
-
-
-async def test_the_usage_of_tenants_is_followed_and_other_keys_of_its_bucket_are_not() -> None:
-    async with running() as (harness, other):
-        bucket = await other.bucket(subjects.TENANTS)
-        await bucket.put(subjects.PAST_USE, encode(PastUses(use={"acme": 1.0})))
-        used = TenantUsage(tenant="acme", total=UsageAmounts(generated_tokens=7, trained_tokens=7))
-        await bucket.put(subjects.tenant_usage_key("acme"), encode(used))
-        async with asyncio.timeout(10):
-            assert await harness.tenants.get() == "acme"
-        assert harness.documents.usage("acme") == used
-        assert harness.documents.usage("past-use") is None
 
 
 async def test_what_is_no_message_of_ours_is_as_if_it_were_not_there_and_is_overwritten() -> None:
