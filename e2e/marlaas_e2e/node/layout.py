@@ -8,13 +8,12 @@ from string import Template
 from marlaas_e2e.cache import cache_dir
 from marlaas_e2e.images import PAUSE
 from marlaas_e2e.packages import CNI_PLUGINS
+from marlaas_e2e.servers import SERVICE_RANGE
 
 NODE = "node1"
 NODE_ADDRESS = "172.30.0.2"
 POD_RANGE = "10.244.0.0/24"
 DNS_SERVICE = "10.96.0.10"
-OUTSIDE_ADDRESS = "198.51.100.10"  # RFC 5737: stands for the internet
-METADATA_ADDRESS = "169.254.169.254"  # clouds answer credentials there; served here, to be seen blocked
 _CONFIG = Path(__file__).with_name("config")
 API_PORT, ETCD_PORT, ETCD_PEER_PORT = 6443, 2379, 2380
 
@@ -69,6 +68,7 @@ def write_configuration(layout: Layout, **words: str | Path) -> None:
     """Fill in the files of `config/` and write them into the run folder. words: paths that servers know."""
     known = {
         **{"run": layout.run, "store": layout.store, "socket": layout.containerd_socket, "cgroup": layout.cgroup},
+        **{"node_address": NODE_ADDRESS, "services": SERVICE_RANGE},
         **{"pause": PAUSE, "plugins": CNI_PLUGINS, "pod_range": POD_RANGE, "dns_service": DNS_SERVICE},
     }
     for file in _CONFIG.iterdir():

@@ -1,0 +1,79 @@
+"""A bus that is somebody else's: an address, and a Secret with its keys, under the rights and admission policies of the chart for such a bus."""
+
+import asyncio
+import base64
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.operator.objects import SYSTEM, job, pool
+from tests.operator.real.harness import OperatorHarness
+from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
+from tests.operator.real.rights import GROUPS, USER, chart, granted, in_force, install
+
+from marlaas_operator.cluster import Body, Target
+from marlaas_operator.cluster.resources import NETWORK_POLICIES, SECRETS
+
+CREDENTIALS = Target(SECRETS, SYSTEM, "bus-credentials")
+LABEL = {"app.kubernetes.io/managed-by": "marlaas-operator"}
+
+
+@pytest.fixture
+async def external(harness: OperatorHarness, helm: Path) -> OperatorHarness:
+    """The chart's objects, and an installation that finds the bus of the rig as if it were elsewhere; its Secret is not there yet."""
+    install(harness, "external")
+    (told,) = (
+        yaml.safe_load(body["data"]["installation.yaml"]) for body in chart("external") if body["kind"] == "ConfigMap"
+    )
+    assert told["natsPodSelector"] is None
+    (harness.folder / "installation.yaml").write_text(yaml.safe_dump(told | {"natsUrl": harness.nats.url}))
+    await harness.gateway.delete(CREDENTIALS)
+    await harness.gateway.delete(Target(SECRETS, SYSTEM, harness.installation.bus_secret))
+    await granted(harness, CREDENTIALS.name)
+    return harness
+
+
+def keys_secret(harness: OperatorHarness, **labels: str) -> Body:
+    data = {"keys.json": base64.b64encode(json.dumps(harness.keys.dump()).encode()).decode()}
+    metadata = {"name": CREDENTIALS.name, "namespace": SYSTEM, "labels": labels}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
+
+
+def start(harness: OperatorHarness) -> None:
+    harness.start_operator(kubeconfig=harness.plane.user_kubeconfig(USER, GROUPS))
+
+
+async def test_it_names_the_secret_and_the_label_that_are_missing_and_then_runs_jobs_over_a_bus_that_is_elsewhere(
+    external: OperatorHarness, orchestrator: ScriptedOrchestrator
+) -> None:
+    missing = "bus-credentials does not exist; create it with the keys of the external bus under the key keys.json"
+    assert missing in await ended(external)
+
+    await external.gateway.apply(keys_secret(external))
+    await in_force(external, CREDENTIALS)
+    assert "app.kubernetes.io/managed-by=marlaas-operator" in await ended(external)
+    assert set((await external.gateway.get(CREDENTIALS))["data"]) == {"keys.json"}
+
+    await external.gateway.apply(keys_secret(external, **LABEL))
+    await external.gateway.create(pool("tiny"))
+    start(external)
+    await external.gateway.create(job("team-a", "one", "tiny"))
+    await external.phase("team-a", "one", "Queued")
+    await orchestrator.say("team-a", "one", **ADMITTED)
+    await external.phase("team-a", "one", "Running")
+    await external.owns(4)
+    data = (await external.gateway.get(CREDENTIALS))["data"]
+    assert set(data) == {"keys.json", "operator.creds", "orchestrator.creds"}
+    policy = await external.gateway.get(Target(NETWORK_POLICIES, "team-a", "one-sandbox"))
+    _, to_bus = policy["spec"]["egress"]
+    assert [peer["ipBlock"]["cidr"] for peer in to_bus["to"]] == ["10.20.0.0/24"]
+    assert await external.get(Target(SECRETS, SYSTEM, "marlaas-bus")) is None
+    assert "forbidden" not in external.started[-1].log.read_text()
+
+
+async def ended(harness: OperatorHarness) -> str:
+    """The last words of an operator that only a person can help."""
+    start(harness)
+    assert await asyncio.to_thread(harness.started[-1].wait, 60) == 2, harness.words()
+    return harness.started[-1].last_words()
