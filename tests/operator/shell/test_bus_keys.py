@@ -1,4 +1,4 @@
-"""The bus's keys: made once, never overwritten, and what is minted from them."""
+"""The bus's keys: made once, never overwritten; what is minted from them, and written while the operator runs."""
 
 import asyncio
 import base64
@@ -16,6 +16,10 @@ from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.memory import MemoryCluster
 from marlaas_operator.cluster.resources import CONFIG_MAPS, SECRETS
 from tests import virtual_time
+
+event_loop_policy = virtual_time.event_loop_policy
+monotonic = virtual_time.monotonic
+pytestmark = pytest.mark.usefixtures("monotonic")
 
 SECRET = Target(SECRETS, SYSTEM, "marlaas-bus")
 DAY_S = 86400.0
@@ -83,11 +87,6 @@ async def test_the_platforms_credentials_are_written_once_a_window() -> None:
     later = await cluster.get(SECRET)
     assert later["data"]["orchestrator.creds"] != first["data"]["orchestrator.creds"]
     assert later["data"]["keys.json"] == first["data"]["keys.json"]
-
-
-event_loop_policy = virtual_time.event_loop_policy
-monotonic = virtual_time.monotonic
-pytestmark = pytest.mark.usefixtures("monotonic")
 
 
 async def test_our_own_credential_that_cannot_be_written_any_more_ends_the_operator(

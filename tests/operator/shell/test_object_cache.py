@@ -2,6 +2,7 @@
 
 import kopf
 
+import marlaas_operator.handlers  # noqa: F401 - they register themselves
 from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.resources import KINDS, MODELPOOLS, OWNED, PODS, RLJOBS, TENANTS, target_of
 from marlaas_operator.object_cache import ObjectCache, after_bus_change, after_change
