@@ -60,7 +60,6 @@ class ControlPlane:
         """End every process and delete every file; may be called twice."""
         for daemon in (self._controllers, getattr(self, "apiserver", None), getattr(self, "etcd", None)):
             if daemon is not None:
-                daemon.thaw()
                 daemon.kill()
         if hasattr(self, "folder"):
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -87,31 +87,3 @@ class ClusterHandle:
     def _run(self, program: str, arguments: Sequence[str | Path], stdin: str | None, timeout_s: float) -> str:
         path = binaries.ensure([program])[program]
         return run([path, "--kubeconfig", self.kubeconfig, *arguments], stdin, timeout_s)
-
-
-def read_only_folder(namespace: str, name: str, folder: Path) -> list[Object]:
-    """A volume and a claim `name` for a folder of this machine: the Python environment of thin worker images.
-
-    Raises PermissionError if pods, which have a uid of their own, could not read it.
-    """
-    if folder.stat().st_mode & 0o005 != 0o005:
-        raise PermissionError(f"Pods cannot read {folder}: chmod o+rx it")
-    volume = f"{name}-{namespace}"
-    access = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
-    spec = {
-        **access,
-        "capacity": {"storage": "20Gi"},
-        "hostPath": {"path": str(folder), "type": "Directory"},
-        "claimRef": {"namespace": namespace, "name": name},
-        "persistentVolumeReclaimPolicy": "Retain",
-    }
-    claim = {**access, "volumeName": volume, "resources": {"requests": {"storage": "20Gi"}}}
-    return [
-        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume}, "spec": spec},
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": name, "namespace": namespace},
-            "spec": claim,
-        },
-    ]

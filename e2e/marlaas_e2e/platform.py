@@ -18,7 +18,7 @@ from marlaas.models import prepare
 from marlaas_api.nats_server import find_binary
 from marlaas_e2e.api import Object
 from marlaas_e2e.elsewhere import HERE, Elsewhere
-from marlaas_e2e.handle import ClusterHandle, read_only_folder
+from marlaas_e2e.handle import ClusterHandle
 from marlaas_e2e.images import RECIPES, Recipe, archive_of, base_archive, build
 from marlaas_e2e.kubectl import CommandFailed, run
 
@@ -218,6 +218,13 @@ def model_cache() -> list[Object]:
     for body in (volume, claim):
         body["spec"]["accessModes"] = ["ReadWriteMany"]
     return [volume, claim]
+
+
+def read_only_folder(namespace: str, name: str, folder: Path) -> list[dict[str, Any]]:
+    """A volume and a claim for a folder of this machine. Raises PermissionError if pods, of another uid, could not read it."""
+    if folder.stat().st_mode & 0o005 != 0o005:
+        raise PermissionError(f"Pods cannot read {folder}: chmod o+rx it")
+    return manifest("read-only-folder", NAMESPACE=namespace, NAME=name, FOLDER=str(folder))
 
 
 def tenant(namespace: str) -> list[Object]:

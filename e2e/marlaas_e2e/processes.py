@@ -1,6 +1,5 @@
 """Servers as child processes: never outliving the test, and their last words in the error."""
 
-import signal
 import socket
 import subprocess
 import time
@@ -43,14 +42,9 @@ class Daemon:
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone. Nothing if it does not run."""
-        self._end(signal.SIGKILL)
-
-    def stop(self) -> None:
-        """SIGTERM, then SIGKILL after 10 s."""
-        try:
-            self._end(signal.SIGTERM)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(timeout=10)
 
     def wait(self, timeout_s: float) -> int:
         """Its exit code once it has ended by itself. Raises NotReady if it was never started or still runs."""
@@ -60,14 +54,6 @@ class Daemon:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired as error:
             raise NotReady(f"{self.name} still runs after {timeout_s:.0f} s") from error
-
-    def freeze(self) -> None:
-        """SIGSTOP: connections stay open and nothing answers, as behind a dead network."""
-        self._signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """SIGCONT."""
-        self._signal(signal.SIGCONT)
 
     def wait_ready(self, ready: Callable[[], bool], timeout_s: float) -> None:
         """Poll `ready` until it is true. Raises NotReady with the log's end when the process ends or time is up."""
@@ -81,15 +67,6 @@ class Daemon:
 
     def last_words(self, num_lines: int = 15) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-num_lines:]) if self.log.exists() else ""
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None and self.alive:
-            self._process.send_signal(number)
-
-    def _end(self, number: signal.Signals) -> None:
-        self._signal(number)
-        if self._process is not None:
-            self._process.wait(timeout=10)
 
 
 def free_ports(num: int) -> list[int]:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from marlaas_e2e.api import Object
 from marlaas_e2e.cache import cache_dir
 from marlaas_e2e.handle import ClusterHandle
 from marlaas_e2e.images import Recipe, build, image_id
@@ -24,10 +23,7 @@ _CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 _NAME = "worker-image"
 ROOM_GB = 42.0
 """Measured: layers under way and done, the archive, and what the node unpacks. About 14 stay, for the next build."""
-_PROGRAM = """
-import os, torch, vllm, marlaas_worker.__main__, marlaas.cli
-print(f"torch {torch.__version__}, vllm {vllm.__version__}, uid {os.getuid()}, {torch.ones(3).sum():.0f} = 3")
-"""
+_MANIFEST = Path(__file__).with_suffix(".yaml")
 
 
 class NoRoom(Exception):
@@ -40,36 +36,12 @@ def recipe() -> Recipe:
     return Recipe("e2e.local/worker:1", ROOT / "images" / "worker.Dockerfile", ROOT, arguments)
 
 
-def pod() -> Object:
-    """At the restricted level, with nothing but the image: what it needs must be in it."""
-    locked = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
-    writable = [{"name": name, "mountPath": f"/{name}"} for name in ("scratch", "tmp")]
-    container = {
-        "name": "worker",
-        "image": "e2e.local/worker:1",
-        "command": ["python3", "-c", _PROGRAM],
-        "securityContext": locked,
-        "volumeMounts": writable,
-    }
-    spec = {
-        "restartPolicy": "Never",
-        "automountServiceAccountToken": False,
-        "securityContext": {"runAsNonRoot": True, "fsGroup": 10001, "seccompProfile": {"type": "RuntimeDefault"}},
-        "containers": [container],
-        "volumes": [{"name": each["name"], "emptyDir": {}} for each in writable],
-    }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": _NAME, "namespace": _NAME}, "spec": spec}
-
-
 def start(cluster: ClusterHandle) -> str:
     """Run the pod to its end; its words. Raises CommandFailed."""
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": _NAME, "labels": labels}})
+    succeeded = ("--for=jsonpath={.status.phase}=Succeeded", "--timeout=300s")
     try:
-        cluster.apply(pod())
-        cluster.kubectl(
-            "wait", f"pod/{_NAME}", "-n", _NAME, "--for=jsonpath={.status.phase}=Succeeded", "--timeout=300s"
-        )
+        cluster.kubectl("apply", "-f", _MANIFEST)
+        cluster.kubectl("wait", f"pod/{_NAME}", "-n", _NAME, *succeeded)
         return cluster.kubectl("logs", _NAME, "-n", _NAME)
     finally:
         cluster.kubectl("delete", "namespace", _NAME, "--wait=true")

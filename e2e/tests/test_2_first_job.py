@@ -35,28 +35,6 @@ def test_both_teams_jobs_succeed(ended: dict[str, Object]) -> None:
         assert {"evalBefore", "evalLast"} <= status.keys()
 
 
-def test_kubectl_get_shows_what_people_look_for(platform: Platform) -> None:
-    heading, *rows = platform.kubectl("get", "rlj", "-A").splitlines()
-    assert heading.split() == ["NAMESPACE", "NAME", "POOL", "PHASE", "STEP", "REWARD", "VERSION", "REASON", "AGE"]
-    assert any(row.split()[:5] == ["team-a", "reverse", "tiny", "Succeeded", f"{STEPS}/{STEPS}"] for row in rows), rows
-    free = lambda: platform.status("modelpool", "tiny")["slots"] == "0/16"  # noqa: E731
-    platform.until(free, "the slots of both jobs are free")
-    heading, row = platform.kubectl("get", "mp", "tiny").splitlines()
-    assert heading.split() == ["NAME", "MODEL", "ROLLOUT", "TRAINER", "AGENTS", "JOBS", "AGE"]
-    assert row.split()[:6] == ["tiny", "tiny", "1/1", "1/1", "0/16", "0"]
-
-
-def test_describe_tells_each_transition_and_why_tells_the_end(platform: Platform) -> None:
-    text = platform.kubectl("describe", "rljob", "reverse", "-n", "team-a")
-    for word in ("Admitted", "SandboxReady", "Complete", "Succeeded"):
-        assert word in text, text
-    story = [line.split()[1] for line in text.partition("Events:")[2].splitlines()[3:] if line.strip()]
-    assert story == ["Admitted", "SandboxReady", "Finished"], text
-    why = platform.why("reverse", "team-a")
-    assert f"{STEPS}" in why
-    assert "succeeded" in why.lower()
-
-
 def test_a_finished_job_holds_nothing_but_its_adapter(platform: Platform, ended: dict[str, Object]) -> None:
     platform.until(lambda: not platform.owned("team-a"), "the sandbox of a finished job is gone")
     (agent,) = ended["reverse"]["agents"]

@@ -2,8 +2,12 @@
 
 import collections
 
+import pytest
+
 from marlaas_e2e.api import Object
-from marlaas_e2e.platform import Platform, endless, plain_pool, tenant
+from marlaas_e2e.handle import NotHere
+from marlaas_e2e.kubectl import CommandFailed
+from marlaas_e2e.platform import Platform, endless, model_cache, plain_pool, tenant
 
 TEAM = "team-j"
 RETENTIONS = {"kept": "keep", "dropped": "delete"}
@@ -46,3 +50,13 @@ def test_a_job_goes_by_itself_and_its_adapter_as_it_says(platform: Platform) -> 
     files = platform.python("plain-trainer-0", "trainer", program).split()
     assert any(f"/{TEAM}/kept/" in file and file.endswith("adapter_model.safetensors") for file in files), files
     assert not any(f"/{TEAM}/dropped/" in file for file in files), files
+
+
+def test_the_model_comes_from_a_volume_which_no_worker_can_write(platform: Platform) -> None:
+    if not model_cache():
+        raise NotHere("the model's volume is a folder of this machine, which the workers of E2E_WORKER do not see")
+    platform.pool_ready("plain")
+    assert platform.status("modelpool", "plain")["model"].startswith("model-cache:/models/tiny-")
+    for role in ("rollout", "trainer"):
+        with pytest.raises(CommandFailed, match="Read-only file system"):
+            platform.python(f"plain-{role}-0", role, "open('/model/x', 'w')")

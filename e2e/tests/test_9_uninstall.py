@@ -48,11 +48,12 @@ def claims(platform: Platform) -> dict[str, str]:
     return {each["name"]: each["uid"] for each in metadata if each["name"] in KEPT and "deletionTimestamp" not in each}
 
 
-def test_an_upgrade_with_another_value_takes_effect_and_keeps_the_pool(platform: Platform) -> None:
-    before = platform.get("pod", "plain-rollout-0", NAMESPACE)["metadata"]["uid"]
+def test_an_upgrade_with_another_value_takes_effect_and_keeps_the_pool_and_the_bus(platform: Platform) -> None:
+    pods = ("plain-rollout-0", f"{RELEASE}-nats-0")
+    before = [platform.get("pod", pod, NAMESPACE)["metadata"]["uid"] for pod in pods]
     platform.install("--set", "logLevel=DEBUG")
     assert "DEBUG" in platform.get("configmap", f"{RELEASE}-installation", NAMESPACE)["data"]["installation.yaml"]
-    assert platform.get("pod", "plain-rollout-0", NAMESPACE)["metadata"]["uid"] == before
+    assert [platform.get("pod", pod, NAMESPACE)["metadata"]["uid"] for pod in pods] == before
 
 
 def test_uninstalling_leaves_the_kinds_their_objects_and_the_data_only(platform: Platform) -> None:

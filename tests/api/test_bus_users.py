@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from marlaas_api import subjects
-from marlaas_api.bus import Bucket, Bus, BusRefused, BusUnavailable
+from marlaas_api.bus import Bus, BusRefused, BusUnavailable
 from marlaas_api.bus_nats import NatsBus, connect
 from marlaas_api.bus_nats.dial import Dial
 from marlaas_api.bus_nats.link import Link
 from marlaas_api.bus_users import (
     BusKeys,
     BusUser,
-    CredentialsInvalid,
     KeyInvalid,
     OperatorUser,
     OrchestratorUser,
@@ -162,14 +161,6 @@ def test_no_role_of_the_platform_may_do_everything(user: BusUser) -> None:
     assert not any("STREAM.DELETE" in subject or "MSG.DELETE" in subject for subject in may.publish)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "not credentials", "-----BEGIN NATS USER JWT-----\nx\n------END NATS USER JWT------"]
-)
-def test_a_file_that_is_no_credentials_file_is_said_to_be_none(text: str) -> None:
-    with pytest.raises(CredentialsInvalid, match="credentials"):
-        read_credentials(text)
-
-
 # On a real server
 
 
@@ -187,19 +178,6 @@ async def test_without_valid_credentials_nobody_gets_in_and_is_told_why(server, 
     path.write_text("hello")
     with pytest.raises(BusRefused, match=rf"{path} cannot be used: it is not a NATS credentials file"):
         await connect(server.url, name="x", creds=path)
-
-
-@pytest.mark.processes
-async def test_new_keys_for_an_old_store_lose_nothing(tmp_path: Path) -> None:
-    for round_ in range(2):
-        keys = BusKeys.make()
-        async with EmbeddedNats(tmp_path / "nats", extra_config=server_config(keys)) as server:
-            runner = await connect(server.url, name="runner", creds=creds(tmp_path, keys, RunnerUser()))
-            await runner.ensure()
-            jobs = await runner.bucket(subjects.JOBS)
-            assert len(await jobs.entries()) == round_
-            await jobs.put("team-a.job", b"1")
-            await runner.close()
 
 
 @pytest.mark.processes
@@ -234,31 +212,3 @@ async def work(sandbox: Bus, claims) -> None:  # type: ignore[no-untyped-def]
             data = delivery.stored.data
             await sandbox.publish(subjects.episode("team-a", "job"), data, message_id=f"e{data.decode()}")
             await delivery.ack()
-
-
-@pytest.mark.processes
-async def test_who_is_not_renewed_in_time_is_told_why_and_goes_on_once_it_is(server, keys, tmp_path) -> None:
-    owner = await connect(server.url, name="owner", creds=creds(tmp_path, keys, OrchestratorUser()))
-    await owner.ensure()
-    await owner.close()
-    path = tmp_path / "runner.creds"
-    runner = await briefly(server, keys, RunnerUser(), path)
-    jobs = await runner.bucket(subjects.JOBS)
-    async with asyncio.timeout(120):
-        while "expired at" not in (why := await failure(jobs)):
-            pass
-        assert "rejects runner" in why
-        creds(tmp_path, keys, RunnerUser())
-        while await failure(jobs):
-            pass
-    await runner.close()
-
-
-async def failure(jobs: Bucket) -> str:
-    """Why a key cannot be written; empty if it was."""
-    await asyncio.sleep(0.01)
-    try:
-        await jobs.put("team-a.job", b"1")
-    except BusUnavailable as error:
-        return str(error)
-    return ""

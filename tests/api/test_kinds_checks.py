@@ -8,7 +8,7 @@ import pytest
 import yaml
 from tests.operator import objects
 
-from marlaas_api.kinds import ModelPool, RLJob
+from marlaas_api.kinds import ModelPool, RLJob, Tenant
 from marlaas_api.kinds.checks import (
     check_fit,
     check_local,
@@ -18,6 +18,9 @@ from marlaas_api.kinds.checks import (
     pool_remarks,
     remarks,
 )
+from marlaas_api.kinds.fields import nearest
+from marlaas_api.kinds.problems import InvalidObject, parse
+from marlaas_api.numeric import quantity
 
 CASES = yaml.safe_load(Path(__file__).with_name("checks.yaml").read_text())
 
@@ -78,53 +81,17 @@ def test_each_agent_has_to_fit_its_own_pool(case: dict[str, Any]) -> None:
     assert list(check_fit(job, _pool(maxRank=32))) == [], "the other pool allows it"
 
 
-def test_images_secrets_and_volumes_need_a_cluster() -> None:
-    image = _job(environment={"image": "games:1", "entrypoint": ["play"]})
-    secret = _job(environment={"name": "reverse", "secretRefs": [{"name": "key"}]})
-    assert [str(problem) for problem in (*check_local(image), *check_local(secret))] == [
-        "spec.environment.image: container images need a cluster; for `marlaas run`, set name instead: a builtin environment or "
-        "module:attribute",
-        "spec.environment.secretRefs: Secrets need a cluster; for `marlaas run`, remove secretRefs and set MARLAAS_ENVIRONMENT_NAME=value in your shell for each variable: the environment finds it as NAME",
-    ]
-    volume = _pool(model={"pvc": {"claimName": "models"}})
-    assert _told(check_local_pool(volume)) == [
-        "spec.model.pvc: volumes need a cluster; for `marlaas run`, set path, hub or builtin instead"
-    ]
-    token = _pool(model={"hub": {"id": "a/b", "tokenSecretRef": {"name": "hub"}}})
-    assert _told(check_local_pool(token)) == [
-        "spec.model.hub.tokenSecretRef: Secrets need a cluster; for `marlaas run`, remove tokenSecretRef and set HF_TOKEN in your shell"
-    ]
+@pytest.mark.parametrize("case", CASES["local"].values(), ids=CASES["local"])
+def test_images_secrets_and_volumes_need_a_cluster(case: dict[str, Any]) -> None:
+    found = [*check_local(_job(**case.get("job", {}))), *check_local_pool(_pool(**case.get("pool", {})))]
+    assert _told(found) == [case["says"]]
 
 
 def test_what_a_cluster_follows_and_this_machine_does_without_is_told() -> None:
-    job = _job(
-        backoffLimit=0, environment={"name": "reverse", "cpu": "500m", "imagePullSecrets": [{"name": "registry"}]}
-    )
-    pool = _pool(
-        sandbox={"runtimeClassName": "gvisor"},
-        trainer={
-            "nodeSelector": {"disk": "fast"},
-            "tolerations": [{"operator": "Exists"}],
-            "affinity": {"podAntiAffinity": {}},
-            "priorityClassName": "high",
-            "image": "worker:2",
-            "imagePullSecrets": [{"name": "registry"}],
-        },
-    )
-    told = [*cluster_remarks(job), *pool_remarks(pool)]
+    case = CASES["cluster"]
+    told = [*cluster_remarks(_job(**case["job"])), *pool_remarks(_pool(**case["pool"]))]
     assert {problem.text for problem in told} == {"used only in a cluster; `marlaas run` ignores it"}
-    assert [problem.path for problem in told] == [
-        "spec.environment.imagePullSecrets",
-        "spec.environment.cpu",
-        "spec.backoffLimit",
-        "spec.sandbox",
-        "spec.trainer.nodeSelector",
-        "spec.trainer.tolerations",
-        "spec.trainer.affinity",
-        "spec.trainer.priorityClassName",
-        "spec.trainer.image",
-        "spec.trainer.imagePullSecrets",
-    ]
+    assert [problem.path for problem in told] == case["paths"]
     assert [*cluster_remarks(_job()), *pool_remarks(_pool())] == []
 
 
@@ -133,14 +100,41 @@ def test_what_is_probably_not_meant_is_remarked(case: dict[str, Any]) -> None:
     assert _told(remarks(_job(**case["job"]), [_pool()])) == [case["says"]]
 
 
-@pytest.mark.parametrize(
-    "training",
-    [
-        {"ratio": "behaviour", "clip": {"high": 0.3}, "correction": {"type": "none"}},
-        {"algorithm": "cispo", "clip": {"high": 7}, "correction": {"type": "none"}},
-        {"correction": {"type": "none"}, "maxStaleness": 0},
-        {},
-    ],
-)
+@pytest.mark.parametrize("training", CASES["plain"], ids=str)
 def test_defaults_and_a_clip_or_no_correction_where_it_means_something_need_no_remark(training: dict[str, Any]) -> None:
     assert list(remarks(_job(training={"steps": 3, **training}), [_pool()])) == []
+
+
+BODY = {
+    "apiVersion": "marlaas.dev/v1alpha1",
+    "kind": "RLJob",
+    "metadata": {"name": "sums", "namespace": "team-a"},
+    "spec": {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 3}},
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("2", 2), ("500m", 0.5), ("0.5", 0.5), ("1k", 1e3), ("512Mi", 512 * 2**20), ("1.5Gi", 1.5 * 2**30), ("3T", 3e12)],
+)
+def test_a_quantity_has_the_value_that_kubernetes_gives_it(text: str, value: float) -> None:
+    assert quantity(text) == pytest.approx(value)
+
+
+def test_an_invalid_object_says_everything_at_once() -> None:
+    body = {**BODY, "kind": "Tenant", "spec": {"namespaces": [], "weight": 0, "wieght": 1}}
+    with pytest.raises(InvalidObject) as caught:
+        parse(Tenant, body)
+    assert str(caught.value).splitlines() == [
+        "spec.namespaces: must have at least 1 entry, found 0",
+        "spec.weight: must be more than 0, found 0",
+        "spec.wieght: unknown field; did you mean 'weight'?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [("max_tokens", "maxTokens"), ("MAXTOKENS", "maxTokens"), ("maxToken", "maxTokens"), ("topk", None), ("", None)],
+)
+def test_the_nearest_name_is_the_one_that_was_probably_meant(name: str, right: str | None) -> None:
+    assert nearest(name, ["maxTokens", "maxTurns", "groupSize"]) == right

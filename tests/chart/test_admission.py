@@ -52,10 +52,6 @@ def test_the_charts_own_objects_are_not_the_operators_to_change(release: Release
     assert "writes only objects labelled" in release.refusal(OPERATOR, "-n", NAMESPACE, *change)
 
 
-def test_the_operator_may_make_locked_pods(release: Release) -> None:
-    assert put(release, deployment()) == ""
-
-
 def container(ports: list[Document] | None = None, **context: object) -> Document:
     """A container that breaks one rule."""
     locked = {"allowPrivilegeEscalation": False, **context}

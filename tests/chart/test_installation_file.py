@@ -31,17 +31,6 @@ def test_the_bus_is_found_by_name_and_by_labels(render: Render, tmp_path: Path) 
     assert told.nats_pod_selector.items() <= service["spec"]["selector"].items()
 
 
-def test_every_pod_waits_for_the_secret_that_the_operator_makes(documents: list[Document], tmp_path: Path) -> None:
-    told = installation(documents, tmp_path)
-    assert (told.release, told.namespace) == ("marlaas", "marlaas-system")
-    for document in documents:
-        if document["kind"] in {"Deployment", "StatefulSet"} and not document["metadata"]["name"].endswith("-operator"):
-            volumes = document["spec"]["template"]["spec"]["volumes"]
-            secrets = [each["secret"] for each in volumes if "secret" in each]
-            assert [each["secretName"] for each in secrets] == [told.bus_secret]
-            assert not any(each.get("optional") for each in secrets)
-
-
 def test_a_change_of_it_restarts_the_operator(render: Render) -> None:
     def checksum(*options: str) -> object:
         template = find(render("default", *options), "Deployment", "marlaas-operator")["spec"]["template"]

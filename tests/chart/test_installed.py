@@ -4,17 +4,14 @@ Pods do not run here (there is no node): what they do is in e2e/.
 """
 
 import json
-from pathlib import Path
 
 import pytest
-import yaml
 from tests.operator.objects import job
 
 from marlaas_e2e.control_plane import ControlPlane
-from marlaas_operator.uninstall import main as uninstall
 
 from .conftest import CHART, Document, Helm
-from .releases import NAMESPACE, OURS, Release, deployment, put, secret, wait_for_admission, wait_until
+from .releases import OURS, Release, wait_for_admission, wait_until
 
 RESERVED = "managed-by=marlaas-operator is reserved for the MARLaaS operator"
 
@@ -93,95 +90,3 @@ def test_a_tenant_cannot_have_a_controller_make_such_a_pod(control_plane_with_ro
     made = {"apiVersion": group, "kind": kind, "metadata": {"name": "forged", "namespace": "team-a"}, "spec": spec}
     said = control_plane_with_roles.refusal("ada", "create", "--dry-run=server", "-f", "-", stdin=json.dumps(made))
     assert RESERVED in said
-
-
-def test_the_controllers_copy_the_operators_label_to_its_pods(control_plane_with_roles: Release) -> None:
-    plane = control_plane_with_roles.plane
-    made = deployment()
-    made["spec"]["template"]["metadata"]["labels"] |= OURS
-    assert put(control_plane_with_roles, made) == ""
-    labelled = ("pods", "-l", "app=x,app.kubernetes.io/managed-by=marlaas-operator", "-o", "name")
-    wait_until(lambda: plane.kubectl("-n", "team-a", "get", *labelled), "a pod with the label")
-    plane.kubectl("-n", "team-a", "delete", "deployment", "greedy-sandbox")
-
-
-def test_an_upgrade_leaves_the_bus_alone_and_restarts_the_operator_when_it_must(
-    control_plane_with_roles: Release,
-) -> None:
-    release = control_plane_with_roles
-
-    def template(kind: str, name: str) -> object:
-        return json.loads(release.plane.kubectl("-n", NAMESPACE, "get", kind, name, "-o", "json"))["spec"]["template"]
-
-    bus, operator = template("statefulset", "marlaas-nats"), template("deployment", "marlaas-operator")
-    release.call("upgrade", "marlaas", CHART, "--set", "logLevel=DEBUG")
-    assert template("statefulset", "marlaas-nats") == bus
-    assert template("deployment", "marlaas-operator") != operator
-
-
-def test_uninstalling_leaves_the_kinds_and_their_objects_and_no_finalizer(
-    control_plane_with_roles: Release, tmp_path: Path
-) -> None:
-    release = control_plane_with_roles
-    plane = release.plane
-    held = job("team-a", "held", "tiny")
-    held["metadata"]["finalizers"] = ["marlaas.dev/job", "example.com/theirs"]
-    labels = {**OURS, "app.kubernetes.io/instance": "marlaas"}
-    sandbox = {**deployment(), "metadata": {"name": "held-sandbox", "namespace": "team-a", "labels": labels}}
-    credential = secret("held-sandbox", labels)
-    for body in (held, sandbox, credential):
-        plane.kubectl("apply", "-f", "-", stdin=json.dumps(body))
-
-    clean_up_as_the_hook_would(release, tmp_path)
-    release.call("uninstall", "marlaas", "--no-hooks", "--wait")
-
-    kept = json.loads(plane.kubectl("-n", "team-a", "get", "rljob", "held", "-o", "json"))
-    assert kept["metadata"]["finalizers"] == ["example.com/theirs"]
-    assert plane.kubectl("-n", "team-a", "get", "deployments,secrets,networkpolicies,rolebindings", "-o", "name") == (
-        "rolebinding.rbac.authorization.k8s.io/ada\n"
-    )
-    wait_until(lambda: left_of_the_release(plane) == [], "nothing is left of the release")
-
-
-def clean_up_as_the_hook_would(release: Release, folder: Path) -> None:
-    """With the hook's own account: helm makes its rights, and the Job that uses them cannot run without a node."""
-    plane = release.plane
-    hooks = [each for each in yaml.safe_load_all(release.call("get", "hooks", "marlaas")) if each]
-    rights = [
-        each for each in hooks if each["metadata"]["name"].startswith("marlaas-uninstall") and each["kind"] != "Job"
-    ]
-    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(rights))
-    user = f"system:serviceaccount:{NAMESPACE}:marlaas-uninstall"
-    wait_for_the_hooks_rights(release, user)
-    told = json.loads(plane.kubectl("-n", NAMESPACE, "get", "configmap", "marlaas-installation", "-o", "json"))
-    file = folder / "installation.yaml"
-    file.write_text(told["data"]["installation.yaml"])
-    account = plane.user_kubeconfig(user, ["system:serviceaccounts"])
-    assert uninstall(["--installation", str(file), "--kubeconfig", str(account)]) == 0
-    replicas = plane.kubectl(
-        "-n", NAMESPACE, "get", "deployment", "marlaas-operator", "-o", "jsonpath={.spec.replicas}"
-    )
-    assert replicas == "0"
-    plane.kubectl("delete", "-f", "-", stdin=yaml.safe_dump_all(rights))
-
-
-def wait_for_the_hooks_rights(release: Release, user: str) -> None:
-    """One of each of its three bindings: a real hook that is too early is a Job, and tries again."""
-    for right in (
-        ("list", "rljobs.marlaas.dev", "--all-namespaces"),
-        ("delete", "statefulsets.apps", "-n", NAMESPACE),
-        ("patch", "deployments.apps/marlaas-operator", "--subresource=scale", "-n", NAMESPACE),
-    ):
-        wait_until(lambda words=right: not release.refusal(user, "auth", "can-i", *words), f"the hook may {right}")
-
-
-def left_of_the_release(plane: ControlPlane) -> list[str]:
-    """Everything of the release but the data: the kinds, and the claims of adapters and bus."""
-    kinds = plane.kubectl("api-resources", "--verbs=list", "-o", "name").split()
-    listed = [kind for kind in kinds if not kind.startswith(("events", "leases", "endpointslices"))]
-    found = plane.kubectl(
-        "get", ",".join(listed), "--all-namespaces", "-l", "app.kubernetes.io/name=marlaas", "-o", "name"
-    )
-    return [
-        name for name in found.split() if not name.startswith(("customresourcedefinition", "persistentvolumeclaim/"))
-    ]

@@ -42,30 +42,3 @@ def test_outside_the_releases_namespace_the_operator_writes_only_what_a_sandbox_
     kinds = {"rljobs", "modelpools", "tenants", "rljobs/finalizers", "modelpools/finalizers"}
     statuses = {"rljobs/status", "modelpools/status", "tenants/status"}
     assert written - kinds - statuses == {"deployments", "networkpolicies", "serviceaccounts", "secrets", "events"}
-
-
-def test_editors_and_viewers_of_a_namespace_are_that_of_its_rljobs_and_of_nothing_else(render: Render) -> None:
-    aggregated = {}
-    for document in render("default"):
-        labels = document["metadata"].get("labels", {})
-        targets = sorted(key.removeprefix("rbac.authorization.k8s.io/") for key in labels if "aggregate-to" in key)
-        if targets:
-            resources = sorted({resource for rule in document["rules"] for resource in rule["resources"]})
-            aggregated[document["metadata"]["name"]] = (targets, resources)
-    assert aggregated == {
-        "marlaas-rljob-editor": (["aggregate-to-admin", "aggregate-to-edit"], ["rljobs", "rljobs/status"]),
-        "marlaas-rljob-viewer": (["aggregate-to-view"], ["rljobs", "rljobs/status"]),
-        "marlaas-platform-viewer": (
-            ["aggregate-to-view"],
-            ["modelpools", "modelpools/status", "tenants", "tenants/status"],
-        ),
-    }
-
-
-def test_everybody_may_see_the_pools_unless_the_platform_says_otherwise(render: Render) -> None:
-    def open_to_all(documents: list[Document]) -> list[str]:
-        bindings = [document for document in documents if document["kind"] == "ClusterRoleBinding"]
-        return [each["roleRef"]["name"] for each in bindings if each["subjects"][0]["kind"] == "Group"]
-
-    assert open_to_all(render("default")) == ["marlaas-modelpool-viewer"]
-    assert open_to_all(render("bare")) == []

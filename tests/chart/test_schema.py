@@ -1,6 +1,5 @@
 """values.schema.json: what a typing error in values gets to read. Read as documentation: setting, then where and why it is refused."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -28,29 +27,6 @@ def test_a_release_name_that_makes_labels_too_long_is_refused(helm: Helm) -> Non
 def test_lint_finds_nothing(helm: Helm, values: str) -> None:
     done = helm("lint", "--strict", CHART, "--values", VALUES / f"{values}.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-LINE = re.compile(r"^( *)(- )?([A-Za-z]+):")
-
-
-def undocumented(text: str) -> list[str]:
-    """Values that have neither a comment straight above nor values of their own below."""
-    lines = text.splitlines()
-    found = []
-    for number, line in enumerate(lines):
-        key = LINE.match(line)
-        opens = key is not None and line.rstrip().endswith(f"{key[3]}:")
-        above = lines[number - 1].strip() if number else ""
-        if key and not opens and not above.startswith("#"):
-            found.append(line.strip())
-    return found
-
-
-def test_every_value_is_explained_where_it_stands() -> None:
-    text = (CHART / "values.yaml").read_text()
-    # requests and limits are Kubernetes' own words, below an explained `resources`
-    within = [line for line in undocumented(text) if not line.startswith(("requests:", "limits:"))]
-    assert within == []
 
 
 def test_the_schema_and_the_values_name_the_same_things() -> None:

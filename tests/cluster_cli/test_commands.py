@@ -75,23 +75,6 @@ def test_a_command_that_cannot_be_done_says_what_is_wrong(
     assert sentence.replace("namespace NAMESPACE", f"namespace {shell.namespace}") in said.err
 
 
-def test_submit_takes_jobs_alone(shell: Shell) -> None:
-    said = shell.run("submit", "--jobs-only", shell.write(shell.both))
-    assert said.code == 0
-    assert "ModelPool" not in said.out
-    assert shell.kubectl("get", "modelpools", "--ignore-not-found", shell.namespace) == ""
-
-
-def test_submit_reads_standard_input_and_can_watch(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    shell.submit()
-    shell.set_status("rljob", "sums", {"phase": "Succeeded", "reason": "Finished", "step": 8, "steps": 8})
-    with Path(shell.write()).open(encoding="utf-8") as manifest:
-        monkeypatch.setattr(sys, "stdin", manifest)
-        said = shell.run("submit", "--watch", "-")
-    assert said.code == 0
-    assert f"{shell.namespace}/sums: Succeeded, step 8/8" in said.out
-
-
 def test_validate_asks_the_server_and_changes_nothing(shell: Shell) -> None:
     shell.submit()
     assert shell.run("validate", "--server", shell.write()).code == 0

@@ -75,12 +75,6 @@ def test_why_tells_of_every_reason_what_it_means_and_what_to_do(reason: Reason) 
     assert "\n" not in said
 
 
-def test_a_reason_of_a_newer_operator_is_told_in_its_own_words() -> None:
-    said = _said({"status": {"phase": "Queued", "reason": "WaitingForMoonrise", "message": "the moon is down"}})
-    assert "WaitingForMoonrise: This command does not know the reason" in said
-    assert "Message: the moon is down." in said
-
-
 def test_why_hands_no_words_of_a_tenant_to_the_terminal() -> None:
     """Anybody may write events into a namespace of theirs, and the platform team asks why."""
     words = "\x1b]52;c;ZXZpbA==\x07 no room"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.cli.conftest import invoke
 
-from marlaas.cluster.errors import AccessDenied, CommandFailed, ObjectMissing
+from marlaas.cluster.errors import AccessDenied, CommandFailed
 from marlaas.cluster.fetching import Published, fetch, published
 from marlaas.cluster.kubectl import Kubectl
 from marlaas.cluster.published import VersionRequest, pack
@@ -184,23 +184,6 @@ def test_half_an_archive_is_no_adapter(cluster: Callable[..., Kubectl], tmp_path
     assert not (tmp_path / "out").exists()
 
 
-def test_the_working_folder_takes_an_adapter_too_and_a_folder_with_something_else_is_left_alone(
-    cluster: Callable[..., Kubectl], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _archive(tmp_path / "adapter.tar", "adapter_config.json", "adapter_model.safetensors")
-    kubectl = cluster(f"cat {tmp_path}/adapter.tar", [POD])
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    fetch(kubectl, _job(), [NEWEST], Path())
-    assert (tmp_path / "here" / "adapter_config.json").is_file()
-    thesis = tmp_path / "thesis"
-    thesis.mkdir()
-    (thesis / "chapter-1").touch()
-    with pytest.raises(InvalidInput, match="files other than an adapter"):
-        fetch(kubectl, _job(), [NEWEST], thesis)
-    assert (thesis / "chapter-1").exists()
-
-
 def test_who_may_not_look_into_the_pod_is_told_where_the_adapter_lies(
     cluster: Callable[..., Kubectl], tmp_path: Path
 ) -> None:
@@ -209,20 +192,6 @@ def test_who_may_not_look_into_the_pod_is_told_where_the_adapter_lies(
         AccessDenied, match="is in the blob store under a/sums/7, from where the platform team can fetch it"
     ):
         fetch(cluster(f"echo '{refusal}' >&2; exit 1", [POD]), _job(), [NEWEST], tmp_path / "o")
-
-
-def test_the_pods_own_words_are_told_and_nothing_is_written(cluster: Callable[..., Kubectl], tmp_path: Path) -> None:
-    kubectl = cluster(
-        "echo 'job a/sums does not exist on the bus' >&2; echo 'command terminated with exit code 1' >&2; exit 1", [POD]
-    )
-    with pytest.raises(CommandFailed, match=r"^job a/sums does not exist on the bus$"):
-        fetch(kubectl, _job(), [NEWEST], tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_without_an_orchestrator_there_is_nobody_to_ask(cluster: Callable[..., Kubectl], tmp_path: Path) -> None:
-    with pytest.raises(ObjectMissing, match="no orchestrator pod runs"):
-        fetch(cluster("true", []), _job(), [NEWEST], tmp_path / "out")
 
 
 def test_a_pod_elsewhere_that_calls_itself_the_orchestrator_is_never_asked(

@@ -3,15 +3,11 @@
 import csv
 import io
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import invoke
 
 from marlaas_api.kinds.status import unix_seconds
-from marlaas_api.messages import UsageAmounts
 
 Shell = Any
 """The conftest's."""
@@ -140,52 +136,3 @@ def test_a_period_that_makes_no_sense_is_refused(shell: Shell, options: list[str
     said = shell.run("usage", *options)
     assert said.code == 2
     assert reason in said.err.replace("\n", " ")
-
-
-@pytest.fixture
-def two_tenants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kubectl that knows two Tenants with the history of a month, and no others."""
-
-    def write(name: str, body: dict[str, Any]) -> None:
-        (tmp_path / f"{name}.json").write_text(json.dumps(body))
-
-    last = {"promptTokens": 5000, "generatedTokens": 2500, "trainedTokens": 1600, "staleTokens": 300, "openTokens": 600}
-    used = {"engineSeconds": 90, "trainerSeconds": 40.5, "sandboxSeconds": 30, "slotSeconds": 60}
-    used |= {"storedBytes": 3_000_000}
-    months = {
-        "amber": ({"generatedTokens": 500, "openTokens": 500, "storedBytes": 1_000_000}, last | used),
-        "blue": ({"generatedTokens": 100}, {"generatedTokens": 150, "failedTokens": 50, "trainerSeconds": 2}),
-    }
-    tenants = [
-        {"metadata": {"name": name}, "status": {"usage": {}, "usageHistory": f"system/{name}"}} for name in months
-    ]
-    write("tenants", {"items": tenants})
-    for name, (before, after) in months.items():
-        marks = (("2026-01-01T00:00:05", before), ("2026-02-01T00:00:07", after))
-        write(name, {"data": dict(mark(f"{at}+00:00", usage) for at, usage in marks)})
-    program = tmp_path / "kubectl"
-    program.write_text(
-        f'#!/bin/sh\ncase "$2" in tenants*) cat {tmp_path}/tenants.json;; *) cat {tmp_path}/$3.json;; esac\n'
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-
-
-def test_a_period_is_shown_by_tenant_and_as_json_with_every_amount(two_tenants: None) -> None:
-    january = ("usage", "--since", "2026-01-01T00:30Z", "--until", "2026-02-01T01:00")
-    assert [line.rstrip() for line in invoke(*january).output.splitlines()] == [
-        "TENANT  FROM              TO                PROMPT  TOKENS  TRAINED  WASTED  ENGINE  SLOTS  TRAINER  SANDBOX    KEPT",
-        "amber   2026-01-01 00:00  2026-02-01 00:00   5.00k   2.00k      80%     15%     90s    60s      40s      30s  3.00MB",
-        "blue    2026-01-01 00:00  2026-02-01 00:00       0      50       0%    100%       ·      ·       2s        ·       ·",
-        "all                                          5.00k   2.05k      78%     17%     90s    60s      42s      30s  3.00MB",
-    ]
-    counted = {"since": "2026-01-01T00:00:05Z", "until": "2026-02-01T00:00:07Z"}
-    amber = {"prompt_tokens": 5000, "generated_tokens": 2000, "trained_tokens": 1600, "stale_tokens": 300}
-    amber |= {"open_tokens": 100, "wasted_tokens": 300, "stored_bytes": 3_000_000}
-    seconds = {"engine_s": 90.0, "trainer_s": 40.5, "sandbox_s": 30.0, "slot_s": 60.0}
-    blue = {"generated_tokens": 50, "failed_tokens": 50, "wasted_tokens": 50, "trainer_s": 2.0}
-    nothing = UsageAmounts().as_dict()
-    assert [json.loads(line) for line in invoke(*january, "--json").output.splitlines()] == [
-        {"tenant": "amber", **counted, **nothing, **amber, **seconds, "charged_tokens": 2000, "charged_engine_s": 90.0},
-        {"tenant": "blue", **counted, **nothing, **blue, "charged_tokens": 50},
-    ]

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from marlaas.cluster.errors import ClusterSilent
 from marlaas.cluster.watching import ClusterWatch, headline, view
 from marlaas.local.report import Report
 from marlaas.local.table import JobView, agent_cells, cells, cells_of_many
@@ -118,13 +117,6 @@ def test_the_headline_says_what_the_first_stuck_job_waits_for() -> None:
     assert headline(views[:1]) == "1 running"
 
 
-def test_a_silent_cluster_is_said_and_asked_again() -> None:
-    watch, screen = _watch(ClusterSilent("the cluster does not answer"), [_job(phase="Succeeded", reason="Finished")])
-    watch.run(lambda: None)
-    assert screen.waited[0] == "the cluster does not answer; retrying"
-    assert len(screen.shown) == 1
-
-
 def test_a_deleted_job_is_told_once_and_no_longer_shown() -> None:
     watch, screen = _watch(
         [_job(phase="Running", reason="Training"), _job("other", phase="Running")], [_job("other")], []
@@ -145,15 +137,3 @@ def test_a_job_of_a_newer_version_is_told_once_and_disturbs_nobody() -> None:
         "a/new cannot be shown, because another version of MARLaaS wrote it"
     ]
     assert [one.name for one in screen.shown[0]] == ["a/sums"]
-
-
-def test_a_level_keeps_its_time_while_nothing_is_new() -> None:
-    same: dict[str, Any] = {"phase": "Running", "reason": "Training", "step": 3}
-    watch, screen = _watch([_job(**same)], [_job(**same)], [_job(**{**same, "step": 4})])
-    for _ in range(3):
-        watch.round()
-    first, second, third = (shown[0].progress for shown in screen.shown)
-    assert first is second
-    assert third is not None
-    assert first is not None
-    assert third.at > first.at

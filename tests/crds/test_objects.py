@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.crds.client import Api, problems
-from tests.crds.table import take
+from tests.crds.conftest import Api, problems
+from tests.crds.table import parts, schema
 
-from marlaas_api.kinds import KINDS, Kind, RLJob
+from marlaas_api.kinds import KINDS, Kind
 from marlaas_api.kinds.problems import parse
 from marlaas_e2e.control_plane import ControlPlane
 
@@ -71,19 +71,6 @@ def _as_text(spec: Json) -> Json:
     return spec
 
 
-def test_reading_and_writing_back_changes_nothing(api: Api, given: Json) -> None:
-    """An object with its defaults filled in is its own: a level-based writer comes to rest."""
-    once = api.create(given, dry=True)
-    again = api.create({**given, "spec": once["spec"]}, dry=True)
-    assert again["spec"] == once["spec"]
-
-
-@pytest.mark.usefixtures("full")
-def test_nulls_in_free_form_arguments_are_stored(api: Api) -> None:
-    environment = api.get("RLJob", "full")["spec"]["environment"]
-    assert environment["args"] == {"words": 5, "hard": True, "seed": None, "tables": [[1, 2], {"a": None}]}
-
-
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_status_is_stored_whole(api: Api, kind: type[Kind]) -> None:
@@ -125,19 +112,48 @@ def test_kubectl_get_shows_these_columns(api: Api, name: str) -> None:
 
 
 @pytest.mark.usefixtures("full")
-def test_kubectl_prints_a_line_per_job_that_people_can_read(plane: ControlPlane) -> None:
-    heading, line = plane.kubectl("get", "rlj").splitlines()
-    assert heading.split() == ["NAME", "POOL", "PHASE", "STEP", "REWARD", "VERSION", "REASON", "AGE"]
-    assert re.fullmatch(r"full +full +Running +12/200 +0\.412 +12/0 +Training +\d+s", line)
-
-
-@pytest.mark.usefixtures("full")
 def test_one_word_lists_everything_of_marlaas(plane: ControlPlane) -> None:
     listed = plane.kubectl("get", "marlaas", "-o", "name").split()
     assert sorted(listed) == ["modelpool.marlaas.dev/full", "rljob.marlaas.dev/full", "tenant.marlaas.dev/full"]
 
 
-def test_only_writers_of_the_status_may_write_it(plane: ControlPlane, api: Api) -> None:
-    """What `take` finds of a status that came with a creation: nothing."""
-    body = {**_fixture(RLJob, "full"), "metadata": {"name": "eager"}}
-    assert take(api.create(body, dry=True), "status") is None
+SAYS_NOTHING_IS_MEANT = re.compile(r"Absent|empty|none\b.* by default|Refused:")
+"""How a field without a default says what it means that it is not there."""
+
+UNITS = (
+    (re.compile(r"seconds", re.I), "seconds?\\b"),
+    (re.compile(r"bytes$|^memory$|^maxMemory$|^storage$", re.I), "bytes\\b"),
+    (re.compile(r"^cpu$"), "cores\\b"),
+    (re.compile(r"[tT]okens|^maxModelLen$"), "tokens\\b"),
+)
+"""Field names that speak of an amount, and the word that their texts need."""
+
+
+def fields(kind: type[Kind]) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """Every field of spec and status: its path, its schema, whether it must be given."""
+    for path, part in parts(schema(kind)):
+        for name, field in part.get("properties", {}).items():
+            if path.startswith(("spec", "status")):
+                yield f"{path}.{name}", field, name in part.get("required", ())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_field_says_what_it_means_and_every_amount_its_unit(kind: type[Kind]) -> None:
+    for path, field, _ in fields(kind):
+        words, name = field.get("description", ""), path.rpartition(".")[2]
+        units = [unit for known, unit in UNITS if known.search(name)]
+        assert words.strip(), path
+        assert all(re.search(unit, words, re.I) for unit in units), f"{path}: {words}"
+        assert units or not field.get("x-kubernetes-int-or-string"), f"{path}: a quantity of which unit?"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_need_not_be_given_says_what_it_is_then(kind: type[Kind]) -> None:
+    """By a default at the end of its text, or in words; an object that is filled in says it field by field."""
+    for path, field, required in fields(kind):
+        if not path.startswith("spec") or required or field.get("default") == {}:
+            continue
+        if "default" in field:
+            assert re.search(r" Default: \S.*\.$", field["description"]), path
+        else:
+            assert SAYS_NOTHING_IS_MEANT.search(field["description"]), f"{path}: {field['description']}"

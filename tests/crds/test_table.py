@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.crds.client import Api, problems
+from tests.crds.conftest import Api, problems
 from tests.crds.table import (
     TABLES,
     Case,

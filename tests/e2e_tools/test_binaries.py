@@ -59,12 +59,3 @@ def test_without_a_toolchain_the_message_says_what_to_install(tmp_path: Path, mo
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     with pytest.raises(CannotBuild, match="install Go"):
         binaries.ensure(["pause"])
-
-
-def test_another_version_is_another_folder(count: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = binaries.path("pause")
-    modules = tmp_path / "modules"
-    (modules / "pause").mkdir(parents=True)
-    (modules / "pause" / "go.mod").write_text("module changed\n")
-    monkeypatch.setattr(binaries, "MODULES", modules)
-    assert binaries.path("pause") != before

@@ -4,14 +4,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from unittest import SkipTest
 
 import pytest
 
 from marlaas_e2e.__main__ import UNABLE, main
 from marlaas_e2e.handle import ClusterHandle
-from marlaas_e2e.node import host
-from marlaas_e2e.processes import Daemon, NotReady
 from marlaas_e2e.worker_image import NoRoom, require_room
 
 
@@ -26,43 +23,12 @@ def test_without_root_it_says_so_and_somebody_elses_cluster_needs_no_rights_here
     assert main(["able"]) == 0
 
 
-def test_killing_a_container_of_somebody_elses_cluster_skips_the_scenario() -> None:
-    with pytest.raises(SkipTest, match="only seen on the node of this machine"):
-        ClusterHandle(Path("kubeconfig"), "kind-kind").kill_container("team-a", "pod", "container")
-
-
 def test_a_kill_that_hits_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
     monkeypatch.setattr(ClusterHandle, "container_pid", lambda *_: ended.pid)
     with pytest.raises(LookupError, match="team-a/pod: container ended by itself"):
         ClusterHandle(Path("kubeconfig"), "ours").kill_container("team-a", "pod", "container")
-
-
-def test_a_container_whose_children_come_and_go_is_still_killed_at_its_first_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    births: dict[int, list[str | None]] = {1: ["5"], 20: ["100"], 21: ["101", None], 22: [None], 30: ["90"]}
-    monkeypatch.setattr(host, "_all_pids", lambda: list(births))
-    monkeypatch.setattr(host, "_in_cgroup", lambda pid, wanted: pid > 1 and wanted == "abc")
-    monkeypatch.setattr(host, "birth_of", lambda pid: births[pid].pop(0))
-    assert host.container_pid("containerd://abc") == 30
-    assert host.container_pid("containerd://gone") is None
-
-
-def test_a_server_has_an_exit_code_once_it_has_ended(tmp_path: Path) -> None:
-    def daemon(program: str) -> Daemon:
-        return Daemon("server", [sys.executable, "-c", program], tmp_path / "log")
-
-    ended, running = daemon("raise SystemExit(3)"), daemon("import time; time.sleep(3600)")
-    ended.start()
-    assert ended.wait(60) == 3
-    with pytest.raises(NotReady, match="server was never started"):
-        running.wait(60)
-    running.start()
-    with pytest.raises(NotReady, match="server still runs after 0 s"):
-        running.wait(0.1)
-    running.kill()
 
 
 def test_a_disk_without_room_for_the_worker_image_is_told_before_the_build(tmp_path: Path) -> None:

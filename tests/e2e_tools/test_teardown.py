@@ -77,9 +77,9 @@ def harness(folder: Path, story: str, *words: str, context: str = "") -> Iterato
     [
         ("fresh", "", 0, ["up tied", "down"]),
         ("fresh", "", 1, ["up tied", "down"]),
-        ("fresh", "", 5, ["up tied", "down"]),
         ("there already", "", 4, []),
         ("fresh", "kind-kind", 4, []),  # somebody else's cluster
+        ("cannot", "", 1, ["up tied", "down"]),  # it could not come up
     ],
 )
 def test_what_was_brought_up_is_taken_down_whatever_the_command_ends_with_and_that_is_the_answer(
@@ -88,12 +88,6 @@ def test_what_was_brought_up_is_taken_down_whatever_the_command_ends_with_and_th
     with harness(tmp_path, story, "sh", "-c", f"exit {code}", context=context) as run:
         assert run.code() == code
         assert run.diary() == diary
-
-
-def test_it_is_taken_down_when_it_could_not_come_up(tmp_path: Path) -> None:
-    with harness(tmp_path, "cannot", "true") as run:
-        assert run.code() == 1
-        assert run.diary() == ["up tied", "down"]
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])

@@ -1,5 +1,9 @@
 """Small manifests, and the installation that they belong to, for every harness of the operator."""
 
+from pathlib import Path
+
+import yaml
+
 from marlaas_operator.cluster import Body
 from marlaas_operator.installation import Installation
 
@@ -40,3 +44,13 @@ def namespace(name: str) -> Body:
 
 def _object(kind: str, metadata: Body, spec: Body) -> Body:
     return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def kubeconfig(folder: Path, server: str) -> Path:
+    """Of a client of this server, which asks nobody who he is."""
+    config: Body = {"apiVersion": "v1", "kind": "Config", "current-context": "here"}
+    config["contexts"] = [{"name": "here", "context": {"cluster": "here", "user": "anybody"}}]
+    config["clusters"] = [{"name": "here", "cluster": {"server": server}}]
+    config["users"] = [{"name": "anybody", "user": {"token": "x"}}]
+    (folder / "config").write_text(yaml.safe_dump(config))
+    return folder / "config"

@@ -8,8 +8,7 @@ import pytest
 from pydantic import BaseModel, Field
 from tests.crds.table import parts, schema
 
-from marlaas_api.kinds import KINDS, RLJob
-from marlaas_api.messages import Phase
+from marlaas_api.kinds import KINDS
 from tools import crd, structural
 
 CRDS = Path(__file__).parents[2] / "crds"
@@ -24,10 +23,6 @@ def _all_parts() -> Iterator[tuple[str, Schema]]:
 
 def _rules(schema: Schema) -> list[str]:
     return [rule["rule"] for rule in schema.get("x-kubernetes-validations", ())]
-
-
-def test_the_committed_files_are_what_the_kinds_give() -> None:
-    assert crd.stale(CRDS) == []
 
 
 def test_check_fails_on_a_difference_and_passes_after_writing(
@@ -93,12 +88,6 @@ def test_a_fractional_bound_is_left_out_of_the_schema_where_the_server_would_ref
     assert (part["minimum"], part["maximum"]) == (-0.5, 0.5)
 
 
-def test_whole_bounds_need_no_rule() -> None:
-    part = _bounded(gt=0, le=10)
-    assert (part["minimum"], part["exclusiveMinimum"], part["maximum"]) == (0, True, 10)
-    assert _rules(part) == []
-
-
 def test_everything_is_bounded_so_that_rules_have_a_cost_that_the_api_server_can_know() -> None:
     for path, part in _all_parts():
         if part.get("type") == "string" and ".spec" in path:
@@ -116,8 +105,3 @@ def test_a_transition_rule_stands_only_where_the_field_is_always_there() -> None
         for name, child in part.get("properties", {}).items():
             if any("oldSelf" in rule for rule in _rules(child)):
                 assert "default" in child or name in always, f"{path}.{name}"
-
-
-def test_phases_of_the_status_are_those_of_the_progress() -> None:
-    status = schema(RLJob)["properties"]["status"]["properties"]
-    assert status["phase"]["enum"] == [phase.value for phase in Phase]

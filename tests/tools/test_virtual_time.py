@@ -5,7 +5,6 @@ import time
 
 import pytest
 
-from marlaas_api.bus_memory import MemoryServer
 from tests import virtual_time
 
 event_loop_policy = virtual_time.event_loop_policy
@@ -25,17 +24,6 @@ async def test_timers_end_in_their_order_and_at_their_time(monotonic):
         async with asyncio.timeout(3600.0):
             await asyncio.Event().wait()
     assert virtual_time.now() == virtual_time.START + 10800.0
-
-
-async def test_the_bus_in_memory_redelivers_in_virtual_time():
-    bus = MemoryServer(virtual_time.now).connect("test")
-    await bus.ensure()
-    await bus.publish("task.team-a.job", b"1")
-    consumer = await bus.consumer("TASKS", "job", "task.team-a.job", ack_wait_s=600.0)
-    assert len(await consumer.fetch(1, 5.0)) == 1
-    assert await consumer.fetch(1, 5.0) == []
-    assert len(await consumer.fetch(1, 900.0)) == 1
-    assert virtual_time.now() == virtual_time.START + 600.0
 
 
 async def test_time_stands_still_while_a_thread_works():

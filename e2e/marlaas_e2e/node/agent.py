@@ -12,8 +12,7 @@ from pathlib import Path
 
 from marlaas_e2e.api import ApiClient, ApiError
 from marlaas_e2e.node.layout import Layout
-from marlaas_e2e.node.observed import observe
-from marlaas_e2e.node.policies import nft_script
+from marlaas_e2e.node.policies import Network
 from marlaas_e2e.node.servers import api_client
 from marlaas_e2e.node.volumes import folder_of, missing_volumes, released_volumes
 
@@ -33,7 +32,7 @@ class PolicyEnforcer:
         self._applied = ""
 
     def step(self) -> None:
-        script = nft_script(observe(self._client))
+        script = Network.observed(self._client).nft_script()
         if script != self._applied:
             done = subprocess.run(["nft", "-f", "-"], input=script, capture_output=True, text=True)
             if done.returncode != 0:

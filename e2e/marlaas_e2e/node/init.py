@@ -11,21 +11,16 @@ from pathlib import Path
 
 from marlaas_e2e.api import ApiError
 from marlaas_e2e.node.layout import (
-    METADATA_ADDRESS,
     NODE,
-    NODE_ADDRESS,
-    OUTSIDE_ADDRESS,
     Layout,
 )
 from marlaas_e2e.node.servers import NodeServers, api_client
 from marlaas_e2e.node.store import ImageStore
 from marlaas_e2e.processes import Daemon
-from marlaas_e2e.servers import SERVICE_RANGE
 
 _READY_TIMEOUT_S = 180.0
 _PRIVATE = ("/run", "/var/lib/cni", "/var/log")  # else sockets and results of finished pods pile up on the machine
 _OUTSIDE = "outside"
-_NEAR_OUTSIDE = "198.51.100.1"
 
 
 def main() -> None:
@@ -43,8 +38,8 @@ def main() -> None:
 def boot(layout: Layout) -> list[Daemon]:
     """Start everything; raises NotReady with the failing daemon's last words."""
     isolate_mounts()
-    connect_links()
     servers = NodeServers(layout)
+    connect_links(layout)
     first = [servers.containerd(), servers.etcd(), servers.api_server(), outside_world(layout)]
     for daemon in first:
         daemon.start()
@@ -71,34 +66,15 @@ def isolate_mounts() -> None:
     _do("mount", "--make-rshared", "/")
 
 
-def connect_links() -> None:
-    """The node's address, on one end of a veth pair; the other leads to `outside`, a world of two addresses.
+def connect_links(layout: Layout) -> None:
+    """The node's address, on one end of a veth pair; another pair leads to `outside`, a world of two addresses.
 
     There is no default route. The service range needs a route, or the node's own requests to services fail before
     they are translated.
     """
-    _do("ip", "link", "set", "lo", "up")
-    _do("ip", "link", "add", "node0", "type", "veth", "peer", "name", "node0p")
-    _do("ip", "addr", "add", f"{NODE_ADDRESS}/24", "dev", "node0")
-    _do("ip", "link", "set", "node0p", "up")
-    _do("ip", "link", "set", "node0", "up")
-    _do("ip", "route", "add", SERVICE_RANGE, "dev", "node0")
+    _do("ip", "-batch", str(layout.run / "links.ip"))
+    _do("ip", "-n", _OUTSIDE, "-batch", str(layout.run / "outside.ip"))
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
-    _connect_outside()
-
-
-def _connect_outside() -> None:
-    _do("ip", "netns", "add", _OUTSIDE)
-    _do("ip", "link", "add", "out0", "type", "veth", "peer", "name", "eth0", "netns", _OUTSIDE)
-    _do("ip", "addr", "add", f"{_NEAR_OUTSIDE}/24", "dev", "out0")
-    _do("ip", "link", "set", "out0", "up")
-    _do("ip", "route", "add", f"{METADATA_ADDRESS}/32", "via", OUTSIDE_ADDRESS, "dev", "out0")
-    inside = ("ip", "-n", _OUTSIDE)
-    _do(*inside, "link", "set", "lo", "up")
-    _do(*inside, "addr", "add", f"{OUTSIDE_ADDRESS}/24", "dev", "eth0")
-    _do(*inside, "addr", "add", f"{METADATA_ADDRESS}/32", "dev", "lo")
-    _do(*inside, "link", "set", "eth0", "up")
-    _do(*inside, "route", "add", "default", "via", _NEAR_OUTSIDE)
 
 
 def outside_world(layout: Layout) -> Daemon:

@@ -1,23 +1,20 @@
-"""Addresses, folders and configuration files of the node: values and text, nothing runs here."""
+"""Addresses, folders and configuration files of the node; nothing runs here."""
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 
 from marlaas_e2e.cache import cache_dir
-from marlaas_e2e.certificates import KeyPair
 from marlaas_e2e.images import PAUSE
 from marlaas_e2e.packages import CNI_PLUGINS
+from marlaas_e2e.servers import SERVICE_RANGE
 
 NODE = "node1"
 NODE_ADDRESS = "172.30.0.2"
 POD_RANGE = "10.244.0.0/24"
 DNS_SERVICE = "10.96.0.10"
-OUTSIDE_ADDRESS = "198.51.100.10"  # RFC 5737: stands for the internet
-METADATA_ADDRESS = (
-    "169.254.169.254"  # what clouds answer credentials at; served here, so that a test can see it blocked
-)
+_CONFIG = Path(__file__).with_name("config")
 API_PORT, ETCD_PORT, ETCD_PEER_PORT = 6443, 2379, 2380
 
 
@@ -67,85 +64,14 @@ def default_layout() -> Layout:
     return Layout(cache_dir() / "cluster")
 
 
-def containerd_config(layout: Layout) -> str:
-    """`restrict_oom_score_adj`: root in a container may lack the right to lower it, and then no sandbox starts."""
-    return f"""
-version = 2
-root = '{layout.store}'
-state = '{layout.run}/containerd-state'
-[grpc]
-  address = '{layout.containerd_socket}'
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{PAUSE}"
-  restrict_oom_score_adj = true
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "{CNI_PLUGINS}"
-    conf_dir = "{layout.run}/cni"
-"""
-
-
-def cni_config(layout: Layout) -> str:
-    """A bridge and host ports; no masquerading, since nothing leaves the namespace."""
-    addresses = {"type": "host-local", "ranges": [[{"subnet": POD_RANGE}]], "dataDir": f"{layout.run}/cni-ipam"}
-    bridge = {"type": "bridge", "bridge": "cni0", "isDefaultGateway": True, "hairpinMode": True, "ipam": addresses}
-    ports = {"type": "portmap", "capabilities": {"portMappings": True}}
-    return json.dumps({"cniVersion": "0.4.0", "name": "e2e", "plugins": [bridge, ports]})
-
-
-def kubelet_config(layout: Layout, identity: KeyPair) -> str:
-    """`failCgroupV1: false`: this kind of machine still has the first control groups."""
-    pki, run = layout.run / "pki", layout.run
-    content = {
-        "apiVersion": "kubelet.config.k8s.io/v1beta1",
-        "kind": "KubeletConfiguration",
-        "containerRuntimeEndpoint": f"unix://{layout.containerd_socket}",
-        "failCgroupV1": False,
-        "cgroupDriver": "cgroupfs",
-        "cgroupRoot": f"/{layout.cgroup}",
-        "failSwapOn": False,
-        "authentication": {
-            "anonymous": {"enabled": False},
-            "webhook": {"enabled": True},
-            "x509": {"clientCAFile": f"{pki}/ca.crt"},
-        },
-        "authorization": {"mode": "Webhook"},
-        "tlsCertFile": str(identity.certificate),
-        "tlsPrivateKeyFile": str(identity.key),
-        "clusterDomain": "cluster.local",
-        "clusterDNS": [DNS_SERVICE],
-        "resolvConf": f"{run}/resolv.conf",
-        "podLogsDir": f"{run}/podlogs",
-        "volumePluginDir": f"{run}/volplugins",
-        "evictionHard": {
-            "memory.available": "100Mi",
-            "nodefs.available": "1Gi",
-            "imagefs.available": "1Gi",
-            "nodefs.inodesFree": "1%",
-        },
-        "imageGCHighThresholdPercent": 100,
-        "imageGCLowThresholdPercent": 99,
-        "nodeStatusUpdateFrequency": "2s",
-        "syncFrequency": "10s",
-        "kubeAPIQPS": 100,
-        "kubeAPIBurst": 200,
-        "serializeImagePulls": False,
-        "podPidsLimit": 4096,
+def write_configuration(layout: Layout, **words: str | Path) -> None:
+    """Fill in the files of `config/` and write them into the run folder. words: paths that servers know."""
+    known = {
+        **{"run": layout.run, "store": layout.store, "socket": layout.containerd_socket, "cgroup": layout.cgroup},
+        **{"node_address": NODE_ADDRESS, "services": SERVICE_RANGE},
+        **{"pause": PAUSE, "plugins": CNI_PLUGINS, "pod_range": POD_RANGE, "dns_service": DNS_SERVICE},
     }
-    return json.dumps(content, indent=1)
-
-
-def kube_proxy_config(kubeconfig: Path) -> str:
-    """Connection tracking's limits belong to the machine: with 0 they are not written."""
-    content = {
-        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
-        "kind": "KubeProxyConfiguration",
-        "mode": "iptables",
-        "clientConnection": {"kubeconfig": str(kubeconfig)},
-        "clusterCIDR": POD_RANGE,
-        "detectLocalMode": "ClusterCIDR",
-        "bindAddress": "127.0.0.1",
-        "healthzBindAddress": "127.0.0.1:10256",
-        "metricsBindAddress": "127.0.0.1:10249",
-        "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
-    }
-    return json.dumps(content, indent=1)
+    for file in _CONFIG.iterdir():
+        target = layout.run / ("cni" if file.suffix == ".conflist" else "") / file.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(Template(file.read_text()).substitute(known, **words))

@@ -7,155 +7,110 @@ open until the next pass (a fraction of a second).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any
+
+from marlaas_e2e.api import ApiClient, Object
 
 TABLE = "marlaas_e2e"
-Direction = Literal["egress", "ingress"]
-Labels = Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """The other side of a rule: an address block, or pods by their labels and their namespace's (None: the policy's own)."""
-
-    block: str | None = None
-    excepted: tuple[str, ...] = ()
-    pods: Labels = field(default_factory=dict)
-    namespaces: Labels | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Port:
-    """A port by number, or every port of a protocol (number None)."""
-
-    protocol: str = "TCP"
-    number: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """What is allowed: any of the peers (none given: everyone) on any of the ports (none given: all)."""
-
-    peers: tuple[Peer, ...] = ()
-    ports: tuple[Port, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """One NetworkPolicy for the pods with some labels. A direction that it does not isolate has no rules."""
-
-    namespace: str
-    pods: Labels
-    rules: Mapping[Direction, tuple[Rule, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Pod:
-    """A pod with an address of its own."""
-
-    namespace: str
-    address: str
-    labels: Labels = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """All that policies speak of. `namespaces` maps a name to its labels."""
-
-    pods: Sequence[Pod]
-    namespaces: Mapping[str, Labels]
-    policies: Sequence[Policy]
-
-    def matching(self, peer: Peer, policy: Policy) -> list[Pod]:
-        """The pods that a peer without an address block means."""
-        return [pod for pod in self.pods if self._in_scope(pod, peer, policy) and _has(pod.labels, peer.pods)]
-
-    def _in_scope(self, pod: Pod, peer: Peer, policy: Policy) -> bool:
-        if peer.namespaces is None:
-            return pod.namespace == policy.namespace
-        return _has(self.namespaces.get(pod.namespace, {}), peer.namespaces)
-
-
-def _has(labels: Labels, wanted: Labels) -> bool:
-    return wanted.items() <= labels.items()
-
-
-def nft_script(network: Network) -> str:
-    """The whole table anew, in one transaction of `nft -f -`."""
-    pods = sorted(network.pods, key=lambda pod: pod.address)
-    chains = {
-        (direction, pod.address): _chain(network, pod, direction)
-        for direction in _DIRECTIONS
-        for pod in pods
-        if _isolating(network, pod, direction)
-    }
-    lines = [f"table inet {TABLE}", f"delete table inet {TABLE}", f"table inet {TABLE} {{"]
-    for (direction, address), rules in chains.items():
-        lines += _block(_name(direction, address), [*rules, "drop"])
-    for direction in _DIRECTIONS:
-        jumps = [f"ip {_OWN[direction]} {a} jump {_name(direction, a)}" for d, a in chains if d == direction]
-        lines += _block(f"any_{direction}", jumps)
-    lines += _block("forwarded", [_hook("forward"), _KNOWN, "jump any_egress", "jump any_ingress"])
-    lines += _block("received", [_hook("input"), _KNOWN, "jump any_egress"])
-    return "\n".join([*lines, "}"]) + "\n"
-
-
-_DIRECTIONS: tuple[Direction, ...] = ("egress", "ingress")
-_OWN: dict[Direction, str] = {"egress": "saddr", "ingress": "daddr"}
-_OTHER: dict[Direction, str] = {"egress": "daddr", "ingress": "saddr"}
+_SIDES = {"egress": ("to", "saddr", "daddr"), "ingress": ("from", "daddr", "saddr")}
+"""By direction: the key of a rule's peers, and nft's words for the address of the pod and of its peer."""
+_OVER = {"Succeeded", "Failed"}  # their addresses are given to others
 _KNOWN = "ct state established,related accept"
 
 
-def _hook(name: str) -> str:
-    return f"type filter hook {name} priority filter - 5; policy accept;"
+class Network:
+    """All that policies speak of, as the API server lists it."""
+
+    def __init__(self, pods: Sequence[Object], namespaces: Sequence[Object], policies: Sequence[Object]) -> None:
+        self._pods = sorted(filter(_has_address, pods), key=_address)
+        self._namespaces = {each["metadata"]["name"]: each for each in namespaces}
+        self._policies = policies
+
+    @classmethod
+    def observed(cls, client: ApiClient) -> "Network":
+        """Everything in three lists from the server's cache."""
+        kinds = ("/api/v1/pods", "/api/v1/namespaces", "/apis/networking.k8s.io/v1/networkpolicies")
+        return cls(*(client.list(f"{kind}?resourceVersion=0") for kind in kinds))
+
+    def nft_script(self) -> str:
+        """The whole table anew, in one transaction of `nft -f -`. Raises NotImplementedError."""
+        lines = [f"table inet {TABLE}", f"delete table inet {TABLE}", f"table inet {TABLE} {{"]
+        for direction, (_, own, _) in _SIDES.items():
+            jumps = []
+            for pod in self._pods:
+                if policies := [each for each in self._policies if _isolates(each, pod, direction)]:
+                    address, name = _address(pod), f"{direction}_{_address(pod).replace('.', '_')}"
+                    passes = dict.fromkeys(line for policy in policies for line in self._passes(policy, direction))
+                    lines += _chain(name, *passes, "drop")
+                    jumps.append(f"ip {own} {address} jump {name}")
+            lines += _chain(f"any_{direction}", *jumps)
+        hook = "type filter hook {} priority filter - 5; policy accept;"
+        lines += _chain("forwarded", hook.format("forward"), _KNOWN, "jump any_egress", "jump any_ingress")
+        lines += _chain("received", hook.format("input"), _KNOWN, "jump any_egress")
+        return "\n".join([*lines, "}"]) + "\n"
+
+    def _passes(self, policy: Object, direction: str) -> Iterator[str]:
+        """What a policy lets through; `return` goes on to the other direction's chain."""
+        key, _, side = _SIDES[direction]
+        for rule in policy["spec"].get(direction) or ():
+            for peer in rule.get(key) or (None,):
+                for port in rule.get("ports") or (None,):
+                    if (address := self._addresses(peer, policy, side)) is not None:
+                        yield " ".join(filter(None, (address, _port(port), "return")))
+
+    def _addresses(self, peer: Object | None, policy: Object, side: str) -> str | None:
+        """The addresses of a peer in nft's words, empty for everyone; None if there is no such pod."""
+        if peer is None:
+            return ""
+        if block := peer.get("ipBlock"):
+            family = "ip6" if ":" in block["cidr"] else "ip"
+            excepted = ", ".join(block.get("except") or ())
+            return f"{family} {side} {block['cidr']}" + (f" {family} {side} != {{ {excepted} }}" if excepted else "")
+        addresses = ", ".join(_address(pod) for pod in self._pods if self._is_peer(pod, peer, policy))
+        return f"ip {side} {{ {addresses} }}" if addresses else None
+
+    def _is_peer(self, pod: Object, peer: Object, policy: Object) -> bool:
+        namespace, chosen = pod["metadata"]["namespace"], peer.get("namespaceSelector")
+        if chosen is None:
+            in_scope = namespace == policy["metadata"]["namespace"]
+        else:
+            in_scope = _selects(chosen, self._namespaces.get(namespace, {"metadata": {}}))
+        return in_scope and _selects(peer.get("podSelector"), pod)
 
 
-def _name(direction: Direction, address: str) -> str:
-    return f"{direction}_{address.replace('.', '_')}"
+def _has_address(pod: Object) -> bool:
+    """Whether it has an address of its own: it has started, is not over, and is not in the host's network."""
+    status = pod.get("status", {})
+    return bool(status.get("podIP")) and status.get("phase") not in _OVER and not pod["spec"].get("hostNetwork")
 
 
-def _block(name: str, lines: Sequence[str]) -> list[str]:
-    return [f"  chain {name} {{", *(f"    {line}" for line in lines), "  }"]
+def _address(pod: Object) -> str:
+    return str(pod["status"]["podIP"])
 
 
-def _isolating(network: Network, pod: Pod, direction: Direction) -> list[Policy]:
-    return [
-        policy
-        for policy in network.policies
-        if policy.namespace == pod.namespace and direction in policy.rules and _has(pod.labels, policy.pods)
-    ]
+def _isolates(policy: Object, pod: Object, direction: str) -> bool:
+    """`policyTypes` left out means Ingress, and Egress too when it has egress rules."""
+    spec = policy["spec"]
+    types = spec.get("policyTypes") or ["Ingress", *(["Egress"] if spec.get("egress") else [])]
+    here = policy["metadata"]["namespace"] == pod["metadata"]["namespace"] and direction.capitalize() in types
+    return here and _selects(spec.get("podSelector"), pod)
 
 
-def _chain(network: Network, pod: Pod, direction: Direction) -> list[str]:
-    """What is let through for one pod, each line once; `return` goes on to the other direction's chain."""
-    lines = [
-        f"{address} {_port(port)}".strip()
-        for policy in _isolating(network, pod, direction)
-        for rule in policy.rules[direction]
-        for peer in rule.peers or (None,)
-        for port in rule.ports or (None,)
-        for address in _addresses(network, policy, peer, direction)
-    ]
-    return list(dict.fromkeys(f"{line} return".strip() for line in lines))
+def _selects(selector: Mapping[str, Any] | None, body: Object) -> bool:
+    if selector and selector.get("matchExpressions"):
+        raise NotImplementedError(f"expressions in selectors: {selector}")
+    wanted: dict[str, str] = (selector or {}).get("matchLabels") or {}
+    return wanted.items() <= (body["metadata"].get("labels") or {}).items()
 
 
-def _addresses(network: Network, policy: Policy, peer: Peer | None, direction: Direction) -> Iterator[str]:
-    side = _OTHER[direction]
-    if peer is None:
-        yield ""
-    elif peer.block is not None:
-        family = "ip6" if ":" in peer.block else "ip"
-        excepted = f" {family} {side} != {{ {', '.join(peer.excepted)} }}" if peer.excepted else ""
-        yield f"{family} {side} {peer.block}{excepted}"
-    elif pods := network.matching(peer, policy):
-        yield f"ip {side} {{ {', '.join(sorted(pod.address for pod in pods))} }}"
-
-
-def _port(port: Port | None) -> str:
-    if port is None:
+def _port(body: Object | None) -> str:
+    if body is None:
         return ""
-    protocol = port.protocol.lower()
-    if port.number is None:
-        return f"meta l4proto {protocol}"
-    return f"{protocol} dport {port.number}"
+    if isinstance(body.get("port"), str) or "endPort" in body:
+        raise NotImplementedError(f"ports by name and ranges: {body}")
+    protocol = body.get("protocol", "TCP").lower()
+    return f"{protocol} dport {body['port']}" if "port" in body else f"meta l4proto {protocol}"
+
+
+def _chain(name: str, *lines: str) -> list[str]:
+    return [f"  chain {name} {{", *(f"    {line}" for line in lines), "  }"]

@@ -12,10 +12,7 @@ from marlaas_e2e.node.layout import (
     NODE,
     NODE_ADDRESS,
     Layout,
-    cni_config,
-    containerd_config,
-    kube_proxy_config,
-    kubelet_config,
+    write_configuration,
 )
 from marlaas_e2e.processes import Daemon
 from marlaas_e2e.servers import Addresses, Servers
@@ -63,14 +60,16 @@ class NodeServers:
 
     def _write_configuration(self) -> None:
         run = self.layout.run
-        for folder in ("cni", "volumes", "volplugins", "podlogs"):
+        for folder in ("volumes", "volplugins", "podlogs"):
             (run / folder).mkdir(parents=True, exist_ok=True)
         self._kubelet = self.control.authority.client(f"system:node:{NODE}", ["system:nodes"], [NODE_ADDRESS])
         self.control.kubeconfig("admin", ["system:masters"])
-        (run / "containerd.toml").write_text(containerd_config(self.layout))
-        (run / "cni" / "10-e2e.conflist").write_text(cni_config(self.layout))
-        (run / "kubelet.yaml").write_text(kubelet_config(self.layout, self._kubelet))
-        (run / "kube-proxy.yaml").write_text(kube_proxy_config(self.control.kubeconfig("system:kube-proxy")))
+        write_configuration(
+            self.layout,
+            certificate=self._kubelet.certificate,
+            key=self._kubelet.key,
+            proxy_kubeconfig=self.control.kubeconfig("system:kube-proxy"),
+        )
         (run / "resolv.conf").write_text("")  # pods inherit nothing of the machine's
 
     def _daemon(self, name: str, *command: str | Path) -> Daemon:

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.api.bus_contract.asking import BRIEF, Connect, soon, take
+from tests.api.bus_contract.conftest import BRIEF, soon, take
 
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, BusRefused, Entry, RevisionConflict
@@ -27,14 +27,6 @@ async def test_a_key_is_written_overwritten_deleted_and_created_again(bus: Bus, 
     assert marker.revision > second
     third = await bucket.create(key, b"3")
     assert await bucket.get(key) == Entry(key, b"3", third)
-
-
-async def test_only_one_creates_a_key(dial: Connect, ns: str) -> None:
-    key = subjects.pin_key(ns, "job", "agent", "uid-t1")
-    pins = [await (await dial(name)).bucket(subjects.PINS) for name in ("one", "other")]
-    results = await asyncio.gather(*(pin.create(key, b"x") for pin in pins for _ in range(5)), return_exceptions=True)
-    assert sum(isinstance(result, int) for result in results) == 1
-    assert sum(isinstance(result, RevisionConflict) for result in results) == 9
 
 
 async def test_an_update_and_a_deletion_need_the_revision_they_saw(bus: Bus, ns: str) -> None:
@@ -112,11 +104,3 @@ async def test_a_cancelled_wait_of_a_watch_loses_nothing(bus: Bus, ns: str) -> N
                 await asyncio.wait_for(anext(entries), 0.01)
             await bucket.put(f"{ns}.a", b"%d" % number)
             assert await take(entries, 1) == [(f"{ns}.a", b"%d" % number)]
-
-
-async def test_a_bucket_that_is_not_inspected_is_missed_at_its_first_use(bus: Bus, ns: str) -> None:
-    jobs = await bus.bucket(subjects.JOBS, inspected=False)
-    assert await jobs.get(subjects.job_key(ns, "job")) is None
-    nowhere = await bus.bucket("nowhere", inspected=False)
-    with pytest.raises(BusRefused, match="nowhere"):
-        await nowhere.get("key")

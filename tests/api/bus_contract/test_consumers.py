@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.api.bus_contract.asking import Connect, claim, contents, soon
+from tests.api.bus_contract.conftest import Connect, claim, contents, soon
 
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, BusRefused, Consumer, Delivery, Stored
@@ -111,17 +111,6 @@ async def test_no_more_than_max_pending_are_out_at_once(bus: Bus, ns: str) -> No
     assert await soon(consumer.fetch(5, 0.05)) == []
     await held[0].ack()
     assert contents(await soon(consumer.fetch(5, 60))) == [b"3"]
-
-
-async def test_two_fetches_at_once_share_without_losing_any(bus: Bus, ns: str) -> None:
-    subject = subjects.task(ns, "job")
-    consumer = await bus.consumer(TASKS, subjects.consumer(ns, "job"), subject, ack_wait_s=3600)
-    waiting = [asyncio.create_task(consumer.fetch(3, 60)) for _ in range(2)]
-    await asyncio.gather(*(bus.publish(subject, b"%d" % number) for number in range(6)))
-    found = [data for task in waiting for data in contents(await soon(task))]
-    while len(found) < 6:
-        found += contents(await soon(consumer.fetch(10, 60)))
-    assert sorted(found) == [b"%d" % number for number in range(6)]
 
 
 async def test_a_cancelled_fetch_keeps_nothing_to_itself(bus: Bus, ns: str) -> None:

@@ -1,16 +1,37 @@
 """Real servers that a test may kill, hang, fill, or give users to. What every bus promises is in tests/api/bus_contract."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
-from marlaas_api.bus import Bus
+from marlaas_api import subjects
+from marlaas_api.bus import Bus, BusUnavailable
 from marlaas_api.bus_nats import NatsBus, connect
 from marlaas_api.bus_nats.dial import Dial
 from marlaas_api.bus_nats.link import Link
 from marlaas_api.nats_server import EmbeddedNats
+
+T = TypeVar("T")
+EPISODES, TASKS = subjects.EPISODES, subjects.TASKS
+EPISODE, TASK = subjects.episode("team-a", "job"), subjects.task("team-a", "job")
+
+
+async def soon(awaitable: Awaitable[T]) -> T:
+    """What ends on any machine that does not hang."""
+    return await asyncio.wait_for(awaitable, 60)
+
+
+async def persist(call: Callable[[], Awaitable[T]]) -> T:
+    """As callers do: what is Retryable is tried again."""
+    while True:
+        try:
+            return await call()
+        except BusUnavailable:
+            continue
+
 
 USERS = """
 authorization {

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.api.bus_nats.patience import EPISODE, EPISODES, TASK, TASKS, persist, soon
+from tests.api.bus_nats.conftest import EPISODE, EPISODES, TASK, TASKS, persist, soon
 
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, BusRefused, BusUnavailable, Request
@@ -45,25 +45,6 @@ async def test_a_hung_server_is_an_outage(server: EmbeddedNats, hasty: Bus) -> N
     await persist(lambda: hasty.publish(EPISODE, b"1", message_id="1"))
     assert len(await persist(lambda: hasty.replay(EPISODES, EPISODE))) == 1
     assert len(await soon(consumer.fetch(1, 60))) == 1
-
-
-async def test_who_gave_up_listening_to_a_hung_server_takes_nothing_from_others(server: EmbeddedNats, bus: Bus) -> None:
-    assert server.pid is not None
-    heard: asyncio.Queue[Request] = asyncio.Queue()
-
-    async def listen() -> None:
-        async with bus.listen("gen.team-a.>", heard.put, queue="rollout"):
-            pytest.fail("the block began")
-
-    os.kill(server.pid, signal.SIGSTOP)
-    await asyncio.to_thread(os.waitpid, server.pid, os.WUNTRACED)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(listen(), 0.2)
-    os.kill(server.pid, signal.SIGCONT)
-    async with bus.listen("gen.team-a.>", heard.put, queue="rollout"):
-        for number in range(30):
-            await bus.send("gen.team-a.job.agent", b"%d" % number)
-        assert [(await soon(heard.get())).data for _ in range(30)] == [b"%d" % number for number in range(30)]
 
 
 async def test_closing_during_an_outage_ends_everything(server: EmbeddedNats, bus: Bus) -> None:
@@ -115,11 +96,50 @@ async def test_a_full_disk_is_named_and_passes_with_a_restart(server: EmbeddedNa
     assert [len(one.data) for one in stored] == [6, 200_000]
 
 
-async def test_more_unacked_messages_than_the_account_allows_are_refused(tmp_path: Path) -> None:
-    limits = "accounts { A { jetstream: { max_ack_pending: 10 }, users: [{ user: a, password: a }] } }"
-    async with EmbeddedNats(tmp_path, extra_config=limits) as server:
-        bus = await connect(f"nats://a:a@127.0.0.1:{server.port}", name="trainer")
-        await bus.ensure()
-        with pytest.raises(BusRefused, match="max ack pending exceeds system limit of 10"):
-            await bus.consumer(EPISODES, "team-a_job", EPISODE)
-        await bus.close()
+async def test_nothing_acked_is_lost_when_the_server_is_killed_while_many_publish(server, bus) -> None:
+    milestones = {200: asyncio.Event(), 800: asyncio.Event()}
+    done: list[int] = []
+
+    async def publish(number: int) -> int:
+        done.append(await persist(lambda: bus.publish(EPISODE, b"%d" % number, message_id=f"id-{number}")))
+        if len(done) in milestones:
+            milestones[len(done)].set()
+        return done[-1]
+
+    async def publish_all(start: int) -> list[int]:
+        return [await publish(number) for number in range(start, 2000, 8)]
+
+    publishers = [asyncio.create_task(publish_all(start)) for start in range(8)]
+    for milestone in milestones.values():
+        await soon(milestone.wait())
+        await server.restart()
+    sequences = [sequence for task in publishers for sequence in await soon(task)]
+    found = await bus.replay(EPISODES, EPISODE)
+    assert {stored.data for stored in found} == {b"%d" % number for number in range(2000)}
+    assert sorted(sequences) == [stored.sequence for stored in found]
+
+
+async def test_settling_what_a_killed_server_forgot_says_so_at_once(server: EmbeddedNats, bus: Bus) -> None:
+    await bus.publish(EPISODE, b"1")
+    consumer = await bus.consumer(EPISODES, "team-a_job", EPISODE, ack_wait_s=1.0)
+    (delivery,) = await soon(consumer.fetch(1, 60))
+    await server.restart()
+    refused = await asyncio.gather(delivery.ack(), return_exceptions=True)
+    if refused != [None]:
+        assert "delivers it again" in str(refused[0])
+        (again,) = await soon(consumer.fetch(1, 60))
+        await again.ack()
+    assert await soon(consumer.fetch(1, 0.05)) == []
+
+
+async def test_a_watch_hears_of_a_key_that_went_while_it_was_away(server: EmbeddedNats, bus: Bus) -> None:
+    bucket = await bus.bucket(subjects.JOBS)
+    await bucket.put("team-a.gone", b"1")
+    await bucket.put("team-a.stays", b"2")
+    async with bucket.watch("team-a.") as entries:
+        assert {(await soon(anext(entries))).key for _ in range(2)} == {"team-a.gone", "team-a.stays"}
+        await server.restart()
+        await persist(lambda: bucket.delete("team-a.gone"))
+        told = [await soon(anext(entries)) for _ in range(2)]
+        while {(entry.key, entry.data) for entry in told[-2:]} != {("team-a.gone", None), ("team-a.stays", b"2")}:
+            told.append(await soon(anext(entries)))

@@ -5,25 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
+from tests.operator.objects import kubeconfig
 
 from marlaas_e2e.control_plane import ControlPlane
 from marlaas_operator.cluster import NoAnswer
 from marlaas_operator.cluster.api_server import connect
 from marlaas_operator.cluster.resources import KINDS, OWNED, RLJOBS
-
-
-def kubeconfig(folder: Path, server: str) -> Path:
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
-        "clusters": [{"name": "here", "cluster": {"server": server}}],
-        "users": [{"name": "me", "user": {"token": "x"}}],
-    }
-    (folder / "config").write_text(yaml.safe_dump(config))
-    return folder / "config"
 
 
 async def test_nobody_at_home_is_told_from_a_server_in_trouble(tmp_path: Path) -> None:

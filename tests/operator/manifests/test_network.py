@@ -7,7 +7,8 @@ from tests.operator.policies.scenes import INSTALLATION, modelpool
 
 from marlaas_api.messages.job_spec import EgressRule
 from marlaas_operator.manifests.network import from_metrics_readers, to_destinations, to_https
-from marlaas_operator.manifests.pool import Pool, role_objects
+from marlaas_operator.manifests.pods import sandbox_name, stamped, workers_name
+from marlaas_operator.manifests.pool import Pool, pool_document, role_objects
 from marlaas_operator.snapshot import Meta
 
 
@@ -71,3 +72,45 @@ def test_figures_of_workers_are_for_those_whom_the_chart_names_and_nobody_else()
         assert from_metrics_readers(installation, 8081) == ingress
         policy = next(one for one in role_objects(pool, installation, "rollout") if one["kind"] == "NetworkPolicy")
         assert policy["spec"]["ingress"] == ingress
+
+
+def test_a_pool_whose_name_begins_with_a_digit_has_a_service_that_does_not():
+    assert workers_name("7b", "rollout").startswith("p-7b-rollout-")
+    assert workers_name("7b", "rollout") != workers_name("p-7b", "rollout")
+
+
+@pytest.mark.parametrize("made", [sandbox_name, lambda name: workers_name(name, "trainer")])
+def test_long_names_that_differ_at_their_end_stay_different(made):
+    first, second = made("a" * 62 + "b"), made("a" * 62 + "c")
+    assert first != second
+    assert len(first) <= 63
+    assert not made("a" * 42 + "-" * 12 + "b").endswith("-")
+
+
+def test_the_hash_is_that_of_the_desire_whatever_the_order_of_its_keys():
+    one = {"kind": "A", "metadata": {"name": "n", "annotations": {"x": "y"}}, "spec": {"a": 1, "b": 2}}
+    other = {"spec": {"b": 2, "a": 1}, "metadata": {"annotations": {"x": "y"}, "name": "n"}, "kind": "A"}
+    assert stamped(one)["metadata"]["annotations"] == stamped(other)["metadata"]["annotations"]
+    assert stamped(one) != stamped({**one, "spec": {"a": 1, "b": 3}})
+    assert stamped(one)["metadata"]["annotations"]["x"] == "y"
+
+
+@pytest.mark.parametrize(
+    ("model", "path"),
+    [
+        ({"builtin": "tiny"}, ""),
+        ({"hub": {"id": "a/b"}}, ""),
+        ({"path": "/models/a"}, "/models/a"),
+        ({"pvc": {"claimName": "m", "path": "/"}}, "/model"),
+        ({"pvc": {"claimName": "m", "path": "/a/b/"}}, "/model/a/b"),
+    ],
+)
+def test_the_model_lies_where_the_pod_mounts_it_and_otherwise_the_init_container_finds_it(model, path):
+    assert pool_document(modelpool(model=model)).model_path == path
+
+
+@pytest.mark.parametrize(
+    ("workers", "threads"), [({}, None), ({"cpu": "3500m"}, 4), ({"cpu": "100m"}, 1), ({"cpu": "8", "threads": 2}, 2)]
+)
+def test_a_worker_that_asked_for_some_cores_computes_on_as_many(workers, threads):
+    assert pool_document(modelpool(rollout=workers)).spec.rollout.threads == threads

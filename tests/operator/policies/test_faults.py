@@ -6,23 +6,19 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.operator.policies.scenes import (
-    INSTALLATION,
     NOW,
     container,
     crashed,
     document,
-    modelpool,
     new,
     pod,
     queued,
     repooled,
-    rljob,
     running,
 )
 from tests.operator.policies.test_job_status import conditions, status
 
 from marlaas_operator.pod_facts import first_fault, pod_facts, pod_fault, refusal_of
-from marlaas_operator.policies.job import plan_job
 from marlaas_operator.snapshot import BusState
 
 SCENES = yaml.safe_load(Path(__file__).with_name("faults.yaml").read_text())
@@ -143,54 +139,35 @@ STARTING = pod("rollout", container("rollout", running=True), ready=False)
 LEADERLESS = BusState(available=True, since=0.0, leaderless_since=NOW - 4)
 
 
+CRASHED = crashed(component="rollout", name="rollout-1")
+SERVING, OTHER = serving("rollout", "trainer"), pod("rollout", name="rollout-1")
+STARTS = "rollout-0 of pool tiny is starting; the job continues when it is ready"
+NO_TRAINER = "pool tiny has no trainer worker yet; the job continues when it is ready"
+NO_LEADER = (
+    "no orchestrator holds the leader lease; tasks that were issued are still played and trained, and no data is lost"
+)
+
+
 @pytest.mark.parametrize(
-    ("fields", "reason", "message"),
+    ("pods", "reason", "message"),
     [
+        ((STARTING, *serving("trainer")), "RolloutStarting", STARTS),
+        (serving("rollout"), "TrainerStarting", NO_TRAINER),
+        ((STARTING, OTHER, *serving("trainer")), "Training", None),
+        ((CRASHED, *SERVING), "Training", None),
         (
-            {"on": {"pods": (STARTING, *serving("trainer"))}},
-            "RolloutStarting",
-            "rollout-0 of pool tiny is starting; the job continues when it is ready",
-        ),
-        (
-            {"on": {"pods": serving("rollout")}},
-            "TrainerStarting",
-            "pool tiny has no trainer worker yet; the job continues when it is ready",
-        ),
-        ({"on": {"pods": (STARTING, pod("rollout", name="rollout-1"), *serving("trainer"))}}, "Training", None),
-        (
-            {"on": {"pods": (crashed(component="rollout", name="rollout-1"), *serving("rollout", "trainer"))}},
-            "Training",
-            None,
-        ),
-        (
-            {
-                "on": {
-                    "pods": (
-                        crashed(component="rollout", name="rollout-1"),
-                        pod("rollout", deleting=True),
-                        *serving("trainer"),
-                    )
-                }
-            },
+            (CRASHED, pod("rollout", deleting=True), *serving("trainer")),
             "ContainerCrashing",
             "rollout-1 of pool tiny: boom",
         ),
-        (
-            {"bus": LEADERLESS},
-            "WaitingForOrchestrator",
-            "no orchestrator holds the leader lease; tasks that were issued are still played and trained, and no data is lost",
-        ),
-        ({"bus": replace(LEADERLESS, leaderless_since=NOW - 1)}, "Training", None),
+        (LEADERLESS, "WaitingForOrchestrator", NO_LEADER),
+        (replace(LEADERLESS, leaderless_since=NOW - 1), "Training", None),
     ],
 )
-def test_a_running_job_says_who_is_not_there_without_whom_it_makes_no_step(fields, reason, message):
-    found = status(running(**fields))
+def test_a_running_job_says_who_is_not_there_without_whom_it_makes_no_step(pods, reason, message):
+    """pods: of the pool, or the state of the bus."""
+    found = status(running(bus=pods) if isinstance(pods, BusState) else running(on={"pods": pods}))
     assert (found["phase"], found["reason"], found.get("message")) == ("Running", reason, message)
-
-
-def test_an_orchestrator_that_is_missed_is_looked_at_again_in_time():
-    scene = running(bus=replace(LEADERLESS, leaderless_since=NOW - 1))
-    assert plan_job(scene, INSTALLATION, NOW).requeue_s == 2.0
 
 
 def test_a_job_that_waits_for_its_pool_says_what_the_pool_waits_for():
@@ -214,12 +191,3 @@ def test_a_queued_job_hears_of_its_pools_trouble_only_if_it_waits_for_the_pool()
     assert status(waits)["reason"] == "ContainerCrashing"
     assert conditions(waits)["Admitted"] == ("False", "WaitingForPool")
     assert status(replace(waits, progress=queued()))["reason"] == "WaitingForSlots"
-
-
-def test_a_queued_job_whose_pool_shrank_below_it_says_so_and_goes_on_when_it_grows():
-    waits = queued("WaitingForPool", "needs 12 adapter slots and there are 8 in a replica that serves now")
-    job = rljob({"training": {"steps": 40, "maxStaleness": 10}})
-    shrunk = new(job=job, document=document(job), progress=waits, on={"pool": modelpool(adapterSlots=8)})
-    [admitted] = [one for one in status(shrunk)["conditions"] if one["type"] == "Admitted"]
-    assert (status(shrunk)["reason"], admitted["reason"]) == ("NeverFits", "NeverFits")
-    assert status(repooled(shrunk, pool=modelpool(adapterSlots=16)))["reason"] == "WaitingForPool"

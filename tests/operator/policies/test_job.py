@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tests.operator import objects
 from tests.operator.policies.scenes import (
     INSTALLATION,
     META,
@@ -23,10 +24,11 @@ from tests.operator.policies.scenes import (
     tenant,
 )
 
+from marlaas_api.kinds import ModelPool
 from marlaas_api.messages import Phase
 from marlaas_operator.plan import AddFinalizer, Apply, Delete, Plan, WriteDocument
 from marlaas_operator.policies.job import FINALIZER, plan_job
-from marlaas_operator.snapshot import BusState
+from marlaas_operator.snapshot import BusState, JobPool
 
 AWAY = BusState(available=False, since=NOW - 60)
 UNREAD = BusState(available=False, since=NOW - 60, synced=False)
@@ -72,41 +74,26 @@ def test_the_document_says_the_generation_the_tenant_and_the_weight():
     assert (write.document.generation, write.document.tenant, write.document.tenant_weight) == (4, "research", 3)
 
 
-def test_a_raised_step_count_is_written_at_once_and_knows_what_it_replaces():
-    changed = rljob({"training": {"steps": 50}})
-    [write] = plan(running(job=changed, document=document(), owned=owned_sandbox(changed))).actions[:1]
-    assert write == WriteDocument(document(changed), document())
+FROZEN = rljob({"agents": [{"name": "a", "trainable": False}]})
+UNREADABLE = {"pool": None, "problem": "spec.x: no such field"}
+ELSEWHERE, SMALL = modelpool(namespaces=["team-b"]), modelpool(adapterSlots=1)
 
 
 @pytest.mark.parametrize(
-    ("fields", "phase", "reason", "words"),
+    ("fields", "reason", "words"),
     [
-        ({"on": {"pool": None}}, "Queued", "PoolNotFound", "ModelPool 'tiny' does not exist"),
-        (
-            {"on": {"pool": None, "problem": "spec.x: no such field"}},
-            "Queued",
-            "PoolNotFound",
-            "cannot be read (spec.x: no",
-        ),
-        ({"on": {"deleting": True}}, "Queued", "PoolNotFound", "is being deleted"),
-        (
-            {"on": {"pool": modelpool(namespaces=["team-b"])}},
-            "Queued",
-            "NamespaceNotAllowed",
-            "namespace 'team-a' may not use",
-        ),
-        ({"on": {"pool": modelpool(adapterSlots=1)}}, "Queued", "NeverFits", "adapterSlots of ModelPool 'tiny' is 1"),
-        (
-            {"job": rljob({"agents": [{"name": "a", "trainable": False}]})},
-            "Failed",
-            "Unsupported",
-            "no agent of the job is trainable",
-        ),
-        ({"job": None, "problem": "spec.poolRef: required"}, "Queued", "InvalidSpec", "spec.poolRef: required"),
-        ({"document": document(uid="old")}, "Queued", "WaitingForOrchestrator", "an earlier job of the same name"),
+        ({"on": {"pool": None}}, "PoolNotFound", "ModelPool 'tiny' does not exist"),
+        ({"on": UNREADABLE}, "PoolNotFound", "cannot be read (spec.x: no"),
+        ({"on": {"deleting": True}}, "PoolNotFound", "is being deleted"),
+        ({"on": {"pool": ELSEWHERE}}, "NamespaceNotAllowed", "namespace 'team-a' may not use"),
+        ({"on": {"pool": SMALL}}, "NeverFits", "adapterSlots of ModelPool 'tiny' is 1"),
+        ({"job": FROZEN}, "Unsupported", "no agent of the job is trainable"),
+        ({"job": None, "problem": "spec.poolRef: required"}, "InvalidSpec", "spec.poolRef: required"),
+        ({"document": document(uid="old")}, "WaitingForOrchestrator", "an earlier job of the same name"),
     ],
 )
-def test_what_cannot_be_handed_over_gets_no_document_and_is_told_at_once(fields, phase, reason, words):
+def test_what_cannot_be_handed_over_gets_no_document_and_is_told_at_once(fields, reason, words):
+    phase = "Failed" if reason == "Unsupported" else "Queued"
     scene = new(**fields)
     found = plan(scene)
     assert not any(isinstance(action, WriteDocument) and action.document.uid == "u1" for action in found.actions)
@@ -135,14 +122,6 @@ def test_a_job_that_came_a_moment_before_its_pools_update_is_handed_over_after_i
     early = told(new(job=rljob(job), on={"pool": modelpool(**small) if small is not None else None}))
     assert early.status["phase"] == "Queued"
     assert kinds(plan(repooled(early, pool=modelpool(**large))).actions) == ["WriteDocument"]
-
-
-def test_a_job_that_no_pool_could_run_fails_at_once_whether_its_pool_is_there_or_not():
-    frozen = rljob({"agents": [{"name": "a", "trainable": False}]})
-    for pool in (None, modelpool(), modelpool(adapterSlots=1)):
-        failed = told(new(job=frozen, on={"pool": pool}))
-        assert (failed.status["phase"], failed.status["reason"]) == ("Failed", "Unsupported")
-        assert plan(repooled(failed, pool=modelpool(adapterSlots=64))).empty
 
 
 @pytest.mark.parametrize("pool", [modelpool(namespaces=["team-b"]), modelpool(adapterSlots=1), None])
@@ -219,3 +198,60 @@ def test_a_suspended_job_loses_its_sandbox_once_the_orchestrator_has_let_it_go()
     assert plan(told(letting_go)).actions == ()
     resting = replace(letting_go, progress=progress(Phase.SUSPENDED, "Suspended"))
     assert kinds(plan(resting).actions) == ["Delete"]
+
+
+AGENTS = [{"name": "solver"}, {"name": "judge", "poolRef": {"name": "big"}}]
+TEAM = rljob({"agents": AGENTS})
+SERVING = (pod("rollout"), pod("trainer"))
+
+
+def big(**spec):
+    return ModelPool.model_validate(objects.pool("big", **spec))
+
+
+def both(second, first=None):
+    """The state of both both. second: of `big`."""
+    return first or JobPool("tiny", modelpool(), pods=SERVING), second
+
+
+@pytest.mark.parametrize(
+    ("found", "reason", "message"),
+    [
+        (
+            both(JobPool("big", problem="spec.x: no"), JobPool("tiny")),
+            "PoolNotFound",
+            "ModelPool 'tiny' does not exist; ModelPool 'big' of agent 'judge' cannot be read (spec.x: no); the job starts when pools of "
+            "these names exist",
+        ),
+        (
+            both(JobPool("big", big(adapterSlots=2))),
+            "NeverFits",
+            "spec.training.maxStaleness: maxStaleness 1 needs 1 + 2 = 3 adapter slots, and adapterSlots of ModelPool 'big' of agent 'judge' "
+            "is 2; lower maxStaleness or raise the pool's adapterSlots. The job starts once the pool is changed so that it fits",
+        ),
+        (
+            both(JobPool("big", big(namespaces=["team-b"]))),
+            "NamespaceNotAllowed",
+            "metadata.namespace: namespace 'team-a' may not use ModelPool 'big' of agent 'judge', which allows only team-b. The job starts "
+            "once the pool is changed so that it fits",
+        ),
+    ],
+)
+def test_a_job_waits_until_all_its_pools_exist_and_allow_it(found, reason, message):
+    scene = new(job=TEAM, pools=found)
+    told = plan(scene)
+    assert not any(isinstance(action, WriteDocument) for action in told.actions)
+    assert (told.status["phase"], told.status["reason"], told.status["message"]) == ("Queued", reason, message)
+    ready = plan(replace(scene, pools=both(JobPool("big", big()))))
+    assert any(isinstance(action, WriteDocument) for action in ready.actions)
+
+
+def test_workers_of_a_pool_without_agents_of_the_job_do_not_matter_and_its_sandbox_settings_do():
+    job = rljob({"agents": [AGENTS[1]]})
+    scene = running(job=job, owned={}, pools=both(JobPool("big", big(), pods=SERVING), JobPool("tiny", modelpool())))
+    assert plan(scene).status["reason"] == "Training"
+    crashing = running(job=TEAM, pools=both(JobPool("big", big(), pods=(crashed(component="rollout"), pod("trainer")))))
+    assert plan(crashing).status["message"] == "rollout-0 of pool big: boom"
+    bounded = modelpool(sandbox={"runtimeClassName": "gvisor"})
+    scene = replace(scene, pools=both(scene.pools[1], JobPool("tiny", bounded)))
+    assert plan(scene).actions[-1].manifest["spec"]["template"]["spec"]["runtimeClassName"] == "gvisor"

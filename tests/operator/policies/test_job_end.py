@@ -101,13 +101,6 @@ def test_a_verdict_on_which_nobody_has_acted_yet_goes_when_its_limit_is_raised()
     assert all(write.document.verdict == judged.verdict for write in writes), "what has ended stays ended"
 
 
-def test_a_verdict_that_was_given_stands_and_crashes_are_counted_when_pods_are_replaced():
-    judged = document(verdict=JobVerdict(reason="BackoffLimitExceeded", message="often"))
-    scene = running(document=judged, status={"sandboxCrashes": 7})
-    assert not any(isinstance(action, WriteDocument) for action in plan(scene).actions)
-    assert plan(scene).status["sandboxCrashes"] == 7
-
-
 def test_a_deleted_running_job_is_stopped_and_its_sandbox_removed_before_it_goes_and_nothing_is_asked_for_again():
     for parses in ({}, {"job": None, "problem": "?"}):
         found = plan(running(meta=deleted(), **parses))

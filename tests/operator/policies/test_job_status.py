@@ -1,8 +1,10 @@
 """The conditions of a job's status, and its events: one for each transition."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import yaml
 from tests.operator.policies.scenes import (
     INSTALLATION,
     META,
@@ -10,7 +12,6 @@ from tests.operator.policies.scenes import (
     container,
     crashed,
     document,
-    modelpool,
     new,
     owned_sandbox,
     pod,
@@ -20,10 +21,13 @@ from tests.operator.policies.scenes import (
     running,
 )
 
+from marlaas_api.kinds.status import RLJobStatus
 from marlaas_api.messages import Phase
 from marlaas_operator.plan import WriteDocument
 from marlaas_operator.policies.job import plan_job
 from marlaas_operator.snapshot import BusState
+
+FIGURES = yaml.safe_load(Path(__file__).with_name("figures.yaml").read_text())
 
 
 def status(scene, now=NOW):
@@ -172,24 +176,42 @@ def test_one_event_for_each_real_transition(before, after, expected):
     assert events(before, after) == expected
 
 
-@pytest.mark.parametrize(
-    ("pool", "reason"),
-    [
-        (modelpool(adapterSlots=1), "NeverFits"),
-        (modelpool(namespaces=["b"]), "NamespaceNotAllowed"),
-        (None, "PoolNotFound"),
-    ],
-)
-def test_a_job_that_its_pool_does_not_allow_is_told_once_with_a_warning_and_its_condition_says_so(pool, reason):
-    misfit = new(on={"pool": pool})
-    found = plan_job(misfit, INSTALLATION, NOW)
-    assert [(event.type, event.reason) for event in found.events] == [("Warning", reason)]
-    assert conditions(misfit)["Admitted"] == ("False", reason)
-    assert events(misfit, misfit) == []
-
-
 def test_a_fault_that_is_a_book_is_clipped_to_what_the_server_takes():
     found = plan_job(running(progress=progress(Phase.FAILED, "TooManyFaults", message="→" * 99_999)), INSTALLATION, NOW)
     assert len(found.status["message"]) == 4096
     assert all(len(condition["message"]) <= 4096 for condition in found.status["conditions"])
     assert all(len(event.message.encode()) <= 1000 for event in found.events)
+
+
+@pytest.mark.parametrize("case", FIGURES.values(), ids=FIGURES)
+def test_every_figure_of_the_orchestrator_is_in_the_status_of_the_job_and_of_each_agent(case):
+    job = rljob({"agents": case["agents"]} if "agents" in case else None)
+    found = status(running(job=job, progress=progress(**case["progress"])))
+    whole = "observedGeneration" in case["status"]
+    assert {key: found[key] for key in found if key != "conditions" and (whole or key in case["status"])} == case[
+        "status"
+    ]
+    RLJobStatus.model_validate(found)
+
+
+@pytest.mark.parametrize(
+    ("names", "newest", "shown"),
+    [
+        (("a", "b"), {"a": 12, "b": 11}, "12/11"),
+        (("a", "b"), {"b": 0}, "?/0"),
+        (("a", "b"), {}, None),
+        ([f"a{number}" for number in range(16)], {f"a{number}": 90 + number for number in range(16)}, "90-105"),
+    ],
+)
+def test_the_column_version_has_the_version_of_every_policy(names, newest, shown):
+    """A player of another agent's policy has no version of its own."""
+    agents = [*({"name": name} for name in names), {"name": "past", "policy": {"of": names[0], "versions": "past"}}]
+    job = rljob({"agents": agents[:16]})
+    assert status(running(job=job, progress=progress(versions=newest))).get("versions") == shown
+
+
+def test_only_moved_figures_are_not_urgent_and_tell_no_event_and_a_number_that_json_cannot_say_is_left_out():
+    assert "reward" not in status(running(progress=progress(reward=float("nan"))))
+    before = {key: value for key, value in status(running()).items() if value is not None}
+    found = plan_job(running(status=before, progress=progress(tokens=5)), INSTALLATION, NOW + 9)
+    assert (found.status["tokens"], found.urgent, found.events) == (5, False, ())

@@ -7,82 +7,83 @@ import asyncio
 import contextlib
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
-from pathlib import Path
 
 import aiohttp
-import yaml
 from aiohttp import web
 
 from marlaas_e2e.control_plane import ControlPlane
 
 _HOP = {"transfer-encoding", "content-length", "connection", "content-encoding", "host"}
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What happens to a request. status 0: the connection is reset. reason: of the Status object that is answered. gone: a
-    watch is told that its resource version is too old. silent: a watch stays open and says nothing any more."""
-
-    status: int = 0
-    reason: str = ""
-    headers: dict[str, str] = field(default_factory=dict)
-    gone: bool = False
-    silent: bool = False
-
-
-Decide = Callable[[web.Request, bool], Fault | None]
-"""The fault of a request; with True, of a watch that is open already."""
+Fault = Callable[[web.Request], Awaitable[web.StreamResponse]]
+"""What answers a request in the server's place."""
 
 
 def answer(status: int, reason: str, **headers: str) -> Fault:
-    """An answer in the server's place."""
-    return Fault(status, reason, {key.replace("_", "-"): value for key, value in headers.items()})
+    async def fault(_: web.Request) -> web.Response:
+        given = {key.replace("_", "-"): value for key, value in headers.items()}
+        return web.json_response(_status(status, reason), status=status, headers=given)
+
+    return fault
 
 
-RESET = Fault()
-GONE = Fault(gone=True)
-SILENT = Fault(silent=True)
+async def reset(request: web.Request) -> web.Response:
+    """The connection is reset."""
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+async def gone(request: web.Request) -> web.StreamResponse:
+    """A watch is told that its resource version is too old."""
+    response = await _opened(request)
+    await response.write(json.dumps({"type": "ERROR", "object": _status(410, "Expired")}).encode() + b"\n")
+    return response
+
+
+async def silent(request: web.Request) -> web.StreamResponse:
+    """A watch stays open, also one that is open already, and says nothing any more."""
+    response = await _opened(request)
+    await asyncio.Event().wait()  # until the client has had enough: then this handler is cancelled
+    return response
+
+
+async def _opened(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    await response.prepare(request)
+    return response
+
+
+def _status(code: int, reason: str) -> dict[str, object]:
+    words = {"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": reason, "code": code}
+    return words | {"message": f"injected: {HTTPStatus(code).phrase}"}
+
+
+def is_watch(request: web.Request) -> bool:
+    return request.query.get("watch") == "true"
 
 
 class Proxy:
-    """decide: asked of every request; None lets it pass."""
+    """Lets every request pass but for those that a test has a fault for. faults: how often it has struck."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
-        self.decide: Decide = lambda request, is_open: None
+        self._left, self._fault, self._matches = 0, reset, is_watch
         self.faults = 0
         self.url = ""
         self._session: aiohttp.ClientSession | None = None
 
     def times(self, number: int, fault: Fault, matches: Callable[[web.Request], bool]) -> None:
         """The next so many matching requests have this fault; then all is well. Faults are counted from here."""
-        left = [number]
+        self._left, self._fault, self._matches = number, fault, matches
         self.faults = 0
 
-        def decide(request: web.Request, is_open: bool) -> Fault | None:
-            if left[0] <= 0 or not matches(request) or (is_open and not fault.silent):
-                return None
-            left[0] -= 1
-            return fault
-
-        self.decide = decide
-
-    def kubeconfig(self, folder: Path) -> Path:
-        """Of a client that goes through the proxy."""
-        file = folder / "proxy.kubeconfig"
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "proxy", "cluster": {"server": self.url}}],
-            "users": [{"name": "anybody", "user": {"token": "proxied"}}],
-            "contexts": [{"name": "proxy", "context": {"cluster": "proxy", "user": "anybody"}}],
-            "current-context": "proxy",
-        }
-        file.write_text(yaml.safe_dump(config))
-        return file
+    def _strikes(self, request: web.Request) -> bool:
+        found = self._left > 0 and self._matches(request)
+        self._left -= found
+        self.faults += found
+        return found
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["Proxy"]:
@@ -91,12 +92,10 @@ class Proxy:
         app = web.Application(client_max_size=1 << 24)
         app.router.add_route("*", "/{path:.*}", self._handle)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
-        async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=context, limit=0), auto_decompress=False
-        ) as self._session:
+        connector = aiohttp.TCPConnector(ssl=context, limit=0)
+        async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as self._session:
             await runner.setup()
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
             self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
             try:
                 yield self
@@ -104,71 +103,19 @@ class Proxy:
                 await runner.cleanup()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        fault = self.decide(request, False)
-        if fault is None:
-            return await self._forward(request)
-        self.faults += 1
-        if fault.gone:
-            return await _say_gone(request)
-        if fault.silent:
-            return await _say_nothing(request)
-        if fault.status == 0:
-            assert request.transport is not None
-            request.transport.abort()
-            return web.Response()
-        return web.json_response(_status(fault), status=fault.status, headers=fault.headers)
+        return await (self._fault if self._strikes(request) else self._forward)(request)
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         assert self._session is not None
         headers = {key: value for key, value in request.headers.items() if key.lower() not in {*_HOP, "authorization"}}
-        url = f"{self._plane.url}{request.path_qs}"
-        timeout = aiohttp.ClientTimeout(total=None)
-        async with self._session.request(
-            request.method, url, headers=headers, data=await request.read() or None, timeout=timeout
-        ) as upstream:
+        asked = {"headers": headers, "data": await request.read() or None, "timeout": aiohttp.ClientTimeout(total=None)}
+        async with self._session.request(request.method, f"{self._plane.url}{request.path_qs}", **asked) as upstream:
             kept = {key: value for key, value in upstream.headers.items() if key.lower() not in _HOP}
             response = web.StreamResponse(status=upstream.status, headers=kept)
             await response.prepare(request)
             async for chunk in upstream.content.iter_any():
-                if is_watch(request) and self.decide(request, True) is not None:
-                    self.faults += 1
-                    await _hang()
+                if self._fault is silent and is_watch(request) and self._strikes(request):
+                    await asyncio.Event().wait()
                 await response.write(chunk)
             await response.write_eof()
             return response
-
-
-def is_watch(request: web.Request) -> bool:
-    return request.query.get("watch") == "true"
-
-
-def _status(fault: Fault) -> dict[str, object]:
-    words = HTTPStatus(fault.status).phrase
-    return {
-        "apiVersion": "v1",
-        "kind": "Status",
-        "status": "Failure",
-        "message": f"injected: {words}",
-        "reason": fault.reason,
-        "code": fault.status,
-    }
-
-
-async def _say_gone(request: web.Request) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "application/json"})
-    await response.prepare(request)
-    event = {"type": "ERROR", "object": _status(answer(410, "Expired"))}
-    await response.write(json.dumps(event).encode() + b"\n")
-    return response
-
-
-async def _say_nothing(request: web.Request) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "application/json"})
-    await response.prepare(request)
-    await _hang()
-    return response
-
-
-async def _hang() -> None:
-    """Until the client has had enough: then this handler is cancelled."""
-    await asyncio.Event().wait()

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 
 import pytest
 from aiohttp import web
-from tests.operator.objects import job, pool
+from tests.operator.objects import job, kubeconfig, pool
 from tests.operator.real.harness import SANDBOX, OperatorHarness, eventually
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
-from tests.operator.real.proxy import GONE, RESET, SILENT, Fault, Proxy, answer, is_watch
+from tests.operator.real.proxy import Fault, Proxy, answer, gone, is_watch, reset, silent
 
 from marlaas_operator.cluster import Target
 from marlaas_operator.cluster.resources import RLJOBS
@@ -34,18 +34,18 @@ def jobs_watch(request: web.Request) -> bool:
 
 FAULTS: dict[str, tuple[Fault, int, Callable[[web.Request], bool]]] = {
     "503 on everything": (answer(503, "ServiceUnavailable"), 12, anything),
-    "reset on everything": (RESET, 12, anything),
+    "reset on everything": (reset, 12, anything),
     "401 on everything": (answer(401, "Unauthorized"), 12, anything),
     "409 on writes": (answer(409, "Conflict"), 6, any_write),
     "422 on the Deployment": (answer(422, "Invalid"), 1, sandbox_apply),
     "429 on writes": (answer(429, "TooManyRequests", Retry_After="1"), 4, any_write),
     "500 on writes": (answer(500, "InternalError"), 6, any_write),
-    "reset on writes": (RESET, 6, any_write),
-    "410 on watches": (GONE, 10, is_watch),
+    "reset on writes": (reset, 6, any_write),
+    "410 on watches": (gone, 10, is_watch),
     "500 on watches": (answer(500, "InternalError"), 10, is_watch),
-    "reset on watches": (RESET, 10, is_watch),
+    "reset on watches": (reset, 10, is_watch),
     "403 on watches": (answer(403, "Forbidden"), 5, is_watch),
-    "a silent watch": (SILENT, 1, jobs_watch),
+    "a silent watch": (silent, 1, jobs_watch),
 }
 
 
@@ -74,7 +74,7 @@ async def test_faults_pass_one_after_the_other(
 def start(harness: OperatorHarness, proxy: Proxy) -> None:
     if harness.started:
         harness.started[-1].kill()
-    harness.start_operator(kubeconfig=proxy.kubeconfig(harness.folder), variant="hasty", watch_s=WATCH_S)
+    harness.start_operator(kubeconfig=kubeconfig(harness.folder, proxy.url), variant="hasty", watch_s=WATCH_S)
 
 
 def has_sandbox(name: str) -> Callable[[Mapping[str, object]], bool]:

@@ -1,18 +1,25 @@
-"""The bus's keys: made once, never overwritten, and what is minted from them."""
+"""The bus's keys: made once, never overwritten; what is minted from them, and written while the operator runs."""
 
 import asyncio
 import base64
 import json
+from pathlib import Path
 
 import pytest
 from tests.operator.objects import SYSTEM, installation
 
-from marlaas_api.bus_users import BusKeys, CredentialIssuer
-from marlaas_api.errors import InvalidInput
+from marlaas_api.bus_users import BusKeys
+from marlaas_api.errors import InvalidInput, first_cause
+from marlaas_operator import __main__ as process
 from marlaas_operator.bus_keys import ensure_keys, renew_platform
 from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.memory import MemoryCluster
 from marlaas_operator.cluster.resources import CONFIG_MAPS, SECRETS
+from tests import virtual_time
+
+event_loop_policy = virtual_time.event_loop_policy
+monotonic = virtual_time.monotonic
+pytestmark = pytest.mark.usefixtures("monotonic")
 
 SECRET = Target(SECRETS, SYSTEM, "marlaas-bus")
 DAY_S = 86400.0
@@ -82,19 +89,23 @@ async def test_the_platforms_credentials_are_written_once_a_window() -> None:
     assert later["data"]["keys.json"] == first["data"]["keys.json"]
 
 
-def test_without_keys_nothing_is_minted() -> None:
-    credentials = CredentialIssuer(None, lambda: NOW)
-    assert credentials.sandbox("team-a", "one", "u1") is None
-    assert credentials.pool("tiny") == {}
+async def test_our_own_credential_that_cannot_be_written_any_more_ends_the_operator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = MemoryCluster(SYSTEM)
+    keys = await ensure_keys(cluster, installation())
+    written: list[str] = []
 
+    def fill(creds: Path, text: str) -> None:
+        if written:
+            raise OSError("no space left on device")
+        written.append(text)
 
-def test_credentials_of_what_is_gone_are_forgotten() -> None:
-    credentials = CredentialIssuer(BusKeys.make(), lambda: NOW)
-    for name in ("one", "two"):
-        credentials.sandbox("team-a", name, f"uid-{name}")
-        credentials.pool(name)
-    before = credentials.sandbox("team-a", "two", "uid-two")
-    credentials.forget_sandbox("team-a", "one", "uid-one")
-    credentials.forget_pool("one")
-    assert len(credentials._issued) == 3
-    assert credentials.sandbox("team-a", "two", "uid-two") == before
+    async def serve() -> None:
+        async with asyncio.timeout(86400), process._renewing(cluster, installation(), keys, tmp_path / "bus.creds"):
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(process, "_write", fill)
+    with pytest.raises(ExceptionGroup) as caught:
+        await serve()
+    assert str(first_cause(caught.value)) == "no space left on device"

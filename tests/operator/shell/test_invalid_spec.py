@@ -4,22 +4,18 @@ from typing import Any
 
 import pytest
 from tests.operator.objects import job, pool, tenant
-from tests.operator.real.orchestrators import ADMITTED
-from tests.operator.shell.harness import ONE, ServiceHarness, playing, queued_job
+from tests.operator.shell.harness import ServiceHarness, playing
 
 from marlaas_operator.cluster import Body, Target, target_of
-from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, STATEFULSETS, TENANTS
+from marlaas_operator.cluster.resources import TENANTS
 from tests import virtual_time
 
 event_loop_policy = virtual_time.event_loop_policy
 monotonic = virtual_time.monotonic
 pytestmark = pytest.mark.usefixtures("monotonic")
 
-POOL = Target(MODELPOOLS, "", "tiny")
 TENANT = Target(TENANTS, "", "a")
-COLD = {"rollout": {"temperature": 0}}
 HANDED_OVER = "WaitingForPool"
-TOO_COLD = "spec.rollout.temperature: must be at least 0.01, found 0"
 
 
 async def stored(harness: ServiceHarness, *bodies: Body) -> None:
@@ -37,73 +33,32 @@ def said(harness: ServiceHarness, target: Target, condition: str) -> tuple[str, 
     return found.get("reason", ""), found.get("message", "")
 
 
-async def cool(harness: ServiceHarness) -> None:
-    """Break a rule in the job, as if it had been stored before the rule existed."""
-    harness.cluster.checks_rules = False
-    await correct(harness, ONE, **COLD)
-    harness.cluster.checks_rules = True
-
-
 async def correct(harness: ServiceHarness, target: Target, **spec: Any) -> None:
     await harness.cluster.patch(target, {"spec": spec})
 
 
-async def test_a_job_says_which_field_breaks_which_rule_and_begins_once_it_is_corrected() -> None:
-    harness = ServiceHarness()
-    await stored(harness, pool("tiny"), job("team-a", "one", "tiny", **COLD))
-    async with playing(harness):
-        await harness.until(lambda: harness.status().get("reason") == "InvalidSpec", "told")
-        assert (harness.status()["phase"], harness.status()["message"]) == ("Queued", TOO_COLD)
-        assert said(harness, ONE, "Admitted") == ("InvalidSpec", TOO_COLD)
-        await correct(harness, ONE, rollout={"temperature": 1})
-        await harness.until(lambda: harness.status().get("reason") == HANDED_OVER, "handed over")
-
-
-async def test_a_running_job_that_cannot_be_read_any_more_says_so_and_keeps_what_it_has() -> None:
-    harness = ServiceHarness()
-    sandbox = Target(DEPLOYMENTS, "team-a", "one-sandbox")
-    async with queued_job(harness) as orchestrator:
-        await orchestrator.say("team-a", "one", **ADMITTED)
-        await harness.until(lambda: sandbox in harness.cluster._objects, "its sandbox")
-        await cool(harness)
-        await harness.until(lambda: harness.status().get("reason") == "InvalidSpec", "told")
-        assert (harness.status()["phase"], TOO_COLD in harness.status()["message"]) == ("Running", True)
-        assert sandbox in harness.cluster._objects
-        await correct(harness, ONE, rollout={"temperature": 1})
-        await harness.until(lambda: harness.status().get("reason") != "InvalidSpec", "told no more")
-
-
-async def test_a_pool_that_is_deleted_waits_for_a_running_job_that_cannot_be_read() -> None:
-    harness = ServiceHarness()
-    engines = Target(STATEFULSETS, "marlaas-system", "tiny-rollout")
-    async with queued_job(harness) as orchestrator:
-        await orchestrator.say("team-a", "one", **ADMITTED)
-        await harness.until(lambda: harness.status(POOL).get("jobs") == 1, "the pool counts it")
-        await cool(harness)
-        await harness.until(lambda: harness.status().get("reason") == "InvalidSpec", "told")
-        await harness.cluster.delete(POOL)
-        await harness.until(lambda: said(harness, POOL, "Deleting")[0] == "InUse", "the pool waits")
-        assert (harness.status(POOL)["jobs"], harness.status(POOL)["slots"]) == (1, "1/16")
-        assert engines in harness.cluster._objects
+COLD = job("team-a", "one", "tiny", rollout={"temperature": 0})
+SMALL, LIGHT = pool("tiny", adapterSlots=0), tenant("a", "team-a", weight=0)
 
 
 @pytest.mark.parametrize(
-    ("body", "target", "condition", "field", "rule", "right", "then"),
+    ("body", "condition", "wrong", "right", "then"),
     [
-        (pool("tiny", adapterSlots=0), POOL, "Ready", "adapterSlots", "must be at least 1", 8, "RolloutStarting"),
-        (tenant("a", "team-a", weight=0), TENANT, "Active", "weight", "must be more than 0", 2, "Active"),
+        (COLD, "Admitted", "rollout.temperature: must be at least 0.01", {"rollout": {"temperature": 1}}, HANDED_OVER),
+        (SMALL, "Ready", "adapterSlots: must be at least 1", {"adapterSlots": 8}, "RolloutStarting"),
+        (LIGHT, "Active", "weight: must be more than 0", {"weight": 2}, "Active"),
     ],
-    ids=["pool", "tenant"],
+    ids=["job", "pool", "tenant"],
 )
-async def test_a_pool_and_a_tenant_say_which_field_breaks_which_rule_and_serve_once_it_is_corrected(
-    body: Body, target: Target, condition: str, field: str, rule: str, right: int, then: str
+async def test_an_object_says_which_field_breaks_which_rule_and_is_served_once_it_is_corrected(
+    body: Body, condition: str, wrong: str, right: Body, then: str
 ) -> None:
-    harness = ServiceHarness()
-    await stored(harness, body)
+    harness, target = ServiceHarness(), target_of(body)
+    await stored(harness, *([pool("tiny")] if body is COLD else []), body)
     async with playing(harness):
-        wrong = ("InvalidSpec", f"spec.{field}: {rule}, found 0")
-        await harness.until(lambda: said(harness, target, condition) == wrong, "told")
-        await correct(harness, target, **{field: right})
+        told = ("InvalidSpec", f"spec.{wrong}, found 0")
+        await harness.until(lambda: said(harness, target, condition) == told, "told")
+        await correct(harness, target, **right)
         await harness.until(lambda: said(harness, target, condition)[0] == then, "corrected")
 
 

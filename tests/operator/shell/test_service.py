@@ -23,44 +23,12 @@ from marlaas_operator.cluster import (
     TooMany,
     Unavailable,
 )
-from marlaas_operator.cluster.resources import MODELPOOLS, RLJOBS
+from marlaas_operator.cluster.resources import DEPLOYMENTS, RLJOBS
 from tests import virtual_time
 
 event_loop_policy = virtual_time.event_loop_policy
 monotonic = virtual_time.monotonic
 pytestmark = pytest.mark.usefixtures("monotonic")
-
-
-async def test_a_job_is_queued_with_one_status_run_and_forgotten() -> None:
-    harness = ServiceHarness()
-    async with queued_job(harness) as orchestrator:
-        assert harness.count("patch status", "rljobs") == 1
-        await orchestrator.say("team-a", "one", **ADMITTED)
-        await harness.until(lambda: harness.status().get("phase") == "Running", "running")
-        await harness.cluster.delete(ONE)
-        await harness.until(lambda: ONE not in harness.cluster._objects, "gone")
-    left = {target for target in harness.cluster._objects if target.namespace == "team-a"}
-    assert {target.resource.kind for target in left} <= {"Event"}
-
-
-TRANSIENT = {"409": Conflict("x"), "429": TooMany("x", 0.1), "500": Unavailable("x"), "reset": Unavailable("reset")}
-
-
-@pytest.mark.parametrize("error", TRANSIENT.values(), ids=TRANSIENT)
-async def test_what_the_api_server_refuses_for_a_while_is_done_later(error: MarlaasError) -> None:
-    harness = ServiceHarness()
-    left = [3]
-
-    def fail(verb: str, target: Target) -> Exception | None:
-        if left[0] and verb == "patch status" and target == ONE:
-            left[0] -= 1
-            return error
-        return None
-
-    harness.cluster.fail = fail
-    async with queued_job(harness):
-        assert left == [0]
-        assert harness.count("patch status", "rljobs") == 4
 
 
 @pytest.mark.parametrize(
@@ -75,34 +43,6 @@ async def test_what_only_a_person_can_mend_ends_the_start_with_a_sentence(error:
     (only,) = caught.value.exceptions
     assert isinstance(only, InvalidInput)
     assert words in str(only)
-
-
-async def test_a_restart_among_jobs_that_are_as_they_should_be_writes_nothing() -> None:
-    first = ServiceHarness()
-    await first.cluster.create(pool("tiny"))
-    for number in range(20):
-        await first.cluster.create(job("team-a", f"job-{number}", "tiny"))
-    targets = [Target(RLJOBS, "team-a", f"job-{number}") for number in range(20)]
-    async with playing(first):
-        await first.until(lambda: all(first.status(one).get("phase") == "Queued" for one in targets), "all queued")
-    second = ServiceHarness(first)
-    second.cluster.calls.clear()
-    async with playing(second):
-        await in_time(lambda: second.service.metrics.reconciles["RLJob", "ok"] >= 20)
-    assert [
-        call for call in second.cluster.calls if call[0].startswith(("patch", "create")) and call[1] in targets
-    ] == []
-
-
-async def test_what_keeps_failing_is_told_in_the_servers_words_once_it_lasts() -> None:
-    harness = ServiceHarness()
-    harness.cluster.fail = lambda verb, target: Unavailable("webhook down") if in_team(verb, target) else None
-    async with queued_job(harness) as orchestrator:
-        await orchestrator.say("team-a", "one", **ADMITTED)
-        await harness.until(lambda: harness.status().get("reason") == "PodRefused", "told")
-        assert harness.status()["message"] == "webhook down"
-        harness.cluster.fail = lambda verb, target: None
-        await harness.until(lambda: harness.status().get("reason") != "PodRefused", "over")
 
 
 def in_team(verb: str, target: Target) -> bool:
@@ -138,20 +78,6 @@ async def test_a_document_that_the_bus_does_not_take_is_a_job_that_says_so(
         await harness.until(lambda: harness.status().get("reason") == "BusUnavailable", "told")
         assert harness.service.health.state.available
     assert str(error) in harness.status()["message"]
-
-
-async def test_a_server_that_does_not_answer_is_not_asked_for_the_status_as_well() -> None:
-    harness = ServiceHarness()
-    await harness.cluster.create(pool("tiny"))
-    async with playing(harness):
-        await harness.until(lambda: bool(harness.status(Target(MODELPOOLS, "", "tiny"))), "told")
-        harness.service.queue.stop()
-        harness.service.cache.see(await harness.cluster.create(job("team-a", "one", "tiny")))
-        harness.cluster.fail = lambda verb, target: NoAnswer("no route") if target == ONE else None
-        before = len(harness.cluster.calls)
-        with pytest.raises(NoAnswer):
-            await harness.service._reconciler(ONE)
-    assert harness.cluster.calls[before:] == [("patch", ONE)]
 
 
 @pytest.mark.parametrize("write", ["patch", "patch status"], ids=["finalizers", "status"])
@@ -286,3 +212,47 @@ async def test_a_job_goes_although_the_bus_is_away_and_its_document_is_swept_whe
         assert not [one for one in harness.cluster._objects if one.name == "one-sandbox"]
         harness.server.available = True
         await in_time(lambda: not orchestrator.documents)
+
+
+SANDBOX = Target(DEPLOYMENTS, "team-a", "one-sandbox")
+
+
+async def test_a_job_that_goes_before_it_has_our_finalizer_leaves_no_document() -> None:
+    harness = ServiceHarness()
+    await harness.cluster.create(pool("tiny"))
+
+    def vanish(verb: str, target: Target) -> None:
+        if verb == "patch" and target == ONE:
+            harness.cluster._objects.pop(ONE, None)
+
+    harness.cluster.fail = vanish
+    async with playing(harness) as orchestrator:
+        await harness.until(lambda: bool(harness.cluster._objects), "the pool is there")
+        await harness.cluster.create(job("team-a", "one", "tiny"))
+        await harness.until(lambda: ("get", ONE) in harness.cluster.calls, "looked at again")
+        await harness.cluster.create(job("team-a", "two", "tiny"))
+        await harness.until(lambda: harness.status(Target(ONE.resource, "team-a", "two")) != {}, "the next one is told")
+        assert set(orchestrator.documents) == {"team-a.two"}
+        assert harness.service.cache.get(ONE) is None
+
+
+async def test_two_operators_at_once_tell_everything_once_and_leave_nothing() -> None:
+    """A node that is drained lets its operator end while the next one has begun."""
+    harness = ServiceHarness()
+    other = ServiceHarness(harness)
+    await harness.cluster.create(pool("tiny"))
+    await harness.cluster.create(job("team-a", "one", "tiny"))
+    async with playing(harness) as orchestrator, asyncio.TaskGroup() as tasks:
+        tasks.create_task(other.service.run(other.stop))
+        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
+        await orchestrator.say("team-a", "one", **ADMITTED)
+        await harness.until(lambda: SANDBOX in harness.cluster._objects, "its sandbox")
+        await harness.until(lambda: harness.status().get("phase") == "Running", "running")
+        await harness.cluster.delete(ONE)
+        await harness.until(lambda: ONE not in harness.cluster._objects, "gone")
+        other.stop.set()
+    left = [target for target in harness.cluster._objects if target.namespace == "team-a"]
+    told = [harness.cluster._objects[target]["reason"] for target in left]
+    assert sorted(told) == ["Admitted", "Deleting"]
+    outcomes = {outcome for one in (harness, other) for _, outcome in one.service.metrics.reconciles}
+    assert outcomes <= {"ok", "Conflict", "AlreadyExists", "Stale"}

@@ -4,8 +4,30 @@ import asyncio
 
 import pytest
 
-from marlaas_operator.cluster.errors import Conflict, Invalid, TooMany, Unavailable
-from marlaas_operator.work_queue import Schedule, WorkQueue, backoff_s
+from marlaas_api.bus import BusRefused, BusUnavailable
+from marlaas_operator.cluster import (
+    Conflict,
+    Forbidden,
+    Invalid,
+    NoAnswer,
+    NotFound,
+    Target,
+    Terminating,
+    TooMany,
+    Unavailable,
+)
+from marlaas_operator.cluster.resources import RLJOBS
+from marlaas_operator.plan import AddFinalizer, RemoveFinalizer
+from marlaas_operator.work_queue import (
+    LASTING_S,
+    REFUSED_AGAIN_S,
+    FailureBackoff,
+    Schedule,
+    WorkQueue,
+    backoff_s,
+    is_refusal,
+    is_transient,
+)
 
 
 @pytest.fixture
@@ -37,18 +59,6 @@ def test_a_key_comes_again_if_it_was_added_while_it_was_worked_on_or_asked_for_a
     assert (schedule.take(6.9), schedule.take(7.0)) == (None, "a")
 
 
-def test_a_key_that_always_comes_before_the_later_look_it_asked_for_leaves_no_more_than_a_few_behind(
-    schedule: Schedule[str],
-) -> None:
-    schedule.add("quiet", 5000.0)
-    for second in range(1000):
-        schedule.add("busy", float(second))
-        assert schedule.take(float(second)) == "busy"
-        schedule.done("busy", next_at=second + 600.0)
-    assert len(schedule._heap) < 100
-    assert (schedule.take(1598.9), schedule.take(1599.0), schedule.take(5000.0)) == (None, "busy", "quiet")
-
-
 @pytest.mark.parametrize(
     ("error", "waits"),
     [
@@ -71,17 +81,6 @@ def test_a_failed_key_is_left_alone_for_its_wait_whatever_asks_for_it_meanwhile(
     assert (schedule.take(0.1), schedule.take(0.2)) == (None, "a")
     schedule.done("a")
     assert schedule.failures("a") == 0
-
-
-def test_news_of_a_key_that_has_long_failed_is_looked_at_soon(schedule: Schedule[str]) -> None:
-    for at in (0.0, 10.0, 20.0):
-        schedule.add("a", at)
-        schedule.take(at)
-        schedule.failed("a", Invalid("x"), at)
-    schedule.add("a", 41.0)
-    schedule.take(41.0)
-    schedule.add("a", 41.5)
-    assert schedule.failed("a", Invalid("x"), 42.0) == 1.0
 
 
 def test_when_the_server_asks_for_patience_no_other_key_is_begun_either(schedule: Schedule[str]) -> None:
@@ -113,27 +112,46 @@ async def test_stopping_finishes_what_was_begun_and_begins_nothing_more() -> Non
     assert ended == ["first"]
 
 
-async def test_so_many_are_worked_on_at_once_and_no_more() -> None:
-    running, most = 0, 0
-    left = set(range(10))
-    over = asyncio.Event()
+ONE = Target(RLJOBS, "team-a", "one")
+ACTIONS = (AddFinalizer("x"),)
 
-    async def handle(key: int) -> float | None:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0)
-        running -= 1
-        left.discard(key)
-        if not left:
-            over.set()
-        return None
 
-    queue = WorkQueue(handle, now=asyncio.get_running_loop().time, num_workers=3)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(queue.run())
-        for key in range(10):
-            queue.add(key)
-        await over.wait()
-        queue.stop()
-    assert most == 3
+REFUSALS = {Invalid: "PodRefused", Forbidden: "PodRefused", BusRefused: "BusUnavailable"}
+TRANSIENT = dict.fromkeys((Unavailable, NoAnswer, Terminating, NotFound, TooMany, Conflict), "PodRefused")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [*REFUSALS.items(), *TRANSIENT.items(), (BusUnavailable, "BusUnavailable")]
+)
+def test_a_refusal_is_reported_at_once_and_a_transient_error_once_it_has_lasted(kind, reason) -> None:
+    backoff = FailureBackoff()
+    backoff.record(ONE, Unavailable("something else"), 100.0)
+    backoff.record(ONE, kind("no"), 101.0)
+    assert is_refusal(kind("no")) is (kind in REFUSALS)
+    early = backoff.reportable(ONE, 100.0 + LASTING_S - 0.1)
+    assert early == ((reason, "no") if kind in REFUSALS else None)
+    assert backoff.reportable(ONE, 100.0 + LASTING_S) == (reason, "no")
+
+
+def test_a_success_ends_the_failures() -> None:
+    assert [is_transient(kind("no")) for kind in (TooMany, Conflict, NoAnswer, Terminating)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+    backoff = FailureBackoff()
+    backoff.record(ONE, Unavailable("no"), 100.0)
+    assert (backoff.clear(ONE), backoff.clear(ONE)) == (True, False)
+    backoff.record(ONE, Unavailable("no"), 109.0)
+    assert backoff.reportable(ONE, 110.0) is None
+
+
+def test_only_refused_actions_are_deferred_and_only_for_a_while() -> None:
+    backoff = FailureBackoff()
+    backoff.record(ONE, Invalid("no"), 100.0)
+    backoff.defer(ONE, ACTIONS, 100.0)
+    assert backoff.deferred_s(ONE, ACTIONS, 110.0) == REFUSED_AGAIN_S - 10.0
+    assert backoff.deferred_s(ONE, (RemoveFinalizer("x"),), 110.0) is None
+    assert backoff.deferred_s(ONE, ACTIONS, 100.0 + REFUSED_AGAIN_S) is None
+    assert backoff.deferred_s(ONE, ACTIONS, 50.0) is None, "the clock was set back"
