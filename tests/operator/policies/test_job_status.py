@@ -193,3 +193,15 @@ def test_a_fault_that_is_a_book_is_clipped_to_what_the_server_takes():
     assert len(found.status["message"]) == 4096
     assert all(len(condition["message"]) <= 4096 for condition in found.status["conditions"])
     assert all(len(event.message.encode()) <= 1000 for event in found.events)
+
+
+def test_a_job_whose_egress_the_installation_closes_waits_and_one_that_runs_goes_on_without_it():
+    closed = rljob(egress=[{"cidr": "10.96.0.1/32"}, {"cidr": "0.0.0.0/0"}, {"cidr": "fd00::/8"}])
+    text = "egress 10.96.0.1/32 and fd00::/8 is not open to jobs (network.jobEgress of the chart)"
+    waiting = plan_job(new(job=closed), INSTALLATION, NOW)
+    assert not [action for action in waiting.actions if isinstance(action, WriteDocument)]
+    assert (waiting.status["phase"], waiting.status["reason"]) == ("Queued", "EgressNotAllowed")
+    assert waiting.status["message"] == f"{text}; the job starts once it is open"
+    going_on = status(running(job=closed))
+    assert (going_on["phase"], going_on["reason"]) == ("Running", "EgressNotAllowed")
+    assert going_on["message"] == f"{text}; the job continues without it"
