@@ -4,6 +4,7 @@ Another policy can only allow more; RBAC decides who may write policies.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from urllib.parse import urlsplit
 
 from marlaas_api.messages.job_spec import EgressRule
@@ -48,7 +49,7 @@ def to_hub(installation: Installation) -> list[Part]:
 
 def to_destinations(egress: Iterable[EgressRule], installation: Installation) -> list[Part]:
     """Return the rules for the destinations of a job's environment, as far as the installation opens them to jobs."""
-    blocks = _job_blocks(installation)
+    blocks = _blocks(installation.network.job_egress, installation.network.closed_ranges)
     return [
         {"to": peers, **({"ports": _tcp(destination.ports)} if destination.ports else {})}
         for destination in egress
@@ -58,16 +59,18 @@ def to_destinations(egress: Iterable[EgressRule], installation: Installation) ->
 
 def closed_destinations(cidrs: Iterable[str], installation: Installation) -> tuple[str, ...]:
     """Return the ranges of which the installation opens nothing to jobs."""
-    blocks = _job_blocks(installation)
+    blocks = _blocks(installation.network.job_egress, installation.network.closed_ranges)
     return tuple(cidr for cidr in cidrs if not any(part(block, cidr) for block in blocks))
 
 
-def _job_blocks(installation: Installation) -> tuple[Block, ...]:
-    return tuple(opened(installation.network.job_egress, installation.network.closed_ranges))
+@cache
+def _blocks(ranges: tuple[str, ...], closed: tuple[str, ...]) -> tuple[Block, ...]:
+    """Parse the installation's ranges once, not for every job."""
+    return tuple(opened(ranges, closed))
 
 
 def _to_service(service: Destinations, installation: Installation) -> list[Part]:
-    peers = [_peer(block) for block in opened(service.ranges, installation.network.closed_ranges)]
+    peers = list(map(_peer, _blocks(service.ranges, installation.network.closed_ranges)))
     return [{"to": peers, "ports": _tcp(service.ports)}] if peers else []
 
 

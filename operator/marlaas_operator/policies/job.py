@@ -169,9 +169,8 @@ def plan_job(snapshot: JobSnapshot, installation: Installation, now: float) -> P
     """Return the plan for a job. now: unix seconds."""
     if snapshot.meta.deleted_at is not None:
         return _plan_deletion(snapshot, now)
-    if snapshot.job is not None:
-        wanted_ranges = (each.cidr for each in snapshot.job.spec.environment.egress)
-        snapshot = replace(snapshot, closed_egress=closed_destinations(wanted_ranges, installation))
+    if snapshot.job is not None and (egress := snapshot.job.spec.environment.egress):
+        snapshot = replace(snapshot, closed_egress=closed_destinations((each.cidr for each in egress), installation))
     wanted = wanted_document(snapshot, crash_verdict(snapshot))
     write = publish_document(snapshot, wanted)
     due = (expires_s := _expires_s(snapshot, now)) is not None and expires_s <= 0
