@@ -48,7 +48,9 @@ def part(block: Block, wanted: str) -> Block | None:
 
 def contains(network: Network, other: Network) -> bool:
     """Return whether a range contains the whole of another one."""
-    return network.version == other.version and network.prefixlen <= other.prefixlen and other.network_address in network
+    return (
+        network.version == other.version and network.prefixlen <= other.prefixlen and other.network_address in network
+    )
 
 
 def _network(text: str) -> Network:
