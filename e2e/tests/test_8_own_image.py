@@ -67,12 +67,8 @@ print(heard.decode())
 """
 
 
-def begin(platform: Platform) -> list[Object]:
-    """The job may connect to the API server's own address and to nothing else."""
-    address, port = platform.api_server()
-    secret, job = manifest("own-image")
-    job["spec"]["environment"]["egress"] = [{"cidr": f"{address}/32", "ports": [port]}]
-    return [*plain_pool(), *tenant(TEAM), secret, job]
+def begin(_: Platform) -> list[Object]:
+    return [*plain_pool(), *tenant(TEAM), *manifest("own-image")]
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +120,3 @@ def test_the_containers_share_a_socket_and_nothing_else(platform: Platform, pod:
         "shared": ["environment.sock"],
         "uid": 10001,
     }
-
-
-def test_a_sandbox_reaches_what_its_job_opens_and_no_other_port_of_it(platform: Platform, pod: Object) -> None:
-    places = {"API server": platform.api_server(), "kubelet": (pod["status"]["hostIP"], 10250)}
-    assert platform.opened(places, pod["metadata"]["name"], "supervisor", TEAM) == {"API server"}

@@ -147,6 +147,13 @@ _ADMISSION = {
         "Create a new job with a smaller value of the field that the message names, or in a larger pool. Or ask the platform team to change the pool; the job "
         "then starts.",
     ),
+    Reason.EGRESS_NOT_ALLOWED: Text(
+        ReasonStage.WAITING,
+        Actor.TENANT,
+        "The installation opens no address of a range in environment.egress to jobs; the message has the range. The job does not start; one that runs already "
+        "continues without the range.",
+        "Create a new job without the range. Or ask the platform team to add it to network.jobEgress of the chart; the job then starts.",
+    ),
 }
 
 _REFUSALS = {

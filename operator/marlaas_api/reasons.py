@@ -33,6 +33,7 @@ class Reason(StrEnum):
     PREEMPTED = "Preempted"
     NAMESPACE_NOT_ALLOWED = "NamespaceNotAllowed"
     NEVER_FITS = "NeverFits"
+    EGRESS_NOT_ALLOWED = "EgressNotAllowed"
 
     # Specs that can run in no pool.
     UNSUPPORTED = "Unsupported"

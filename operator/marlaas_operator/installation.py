@@ -1,13 +1,14 @@
 """Settings of one release of the chart: a YAML file that is read at start. A change of it restarts the operator."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from marlaas_api.errors import InvalidInput
+from marlaas_operator.address_ranges import PUBLIC, opened
 
 
 class Settings(BaseModel):
@@ -64,6 +65,38 @@ class SandboxSettings(Settings):
     default_cpu: str = "100m"
 
 
+def _openable(text: str) -> str:
+    if text != PUBLIC and not list(opened((text,), ())):
+        raise ValueError(f"{text} is link-local or a cloud's metadata service, which stays closed; remove it")
+    return text
+
+
+Range = Annotated[str, AfterValidator(_openable)]
+"""A CIDR, or `public`: all addresses outside `closed_ranges`."""
+
+
+class Destinations(Settings):
+    """Addresses and TCP ports of a service outside the cluster."""
+
+    ranges: tuple[Range, ...] = (PUBLIC,)
+    ports: tuple[int, ...] = (443,)
+
+
+class NetworkSettings(Settings):
+    """Addresses that pods may reach besides DNS and the bus.
+
+    Attributes:
+        closed_ranges: addresses that `public` does not contain: private ones and the cluster's own.
+        job_egress: ranges that jobs may open with `environment.egress`.
+        store, hub: object store and model hub, for engines and trainers.
+    """
+
+    closed_ranges: tuple[str, ...]
+    job_egress: tuple[Range, ...] = (PUBLIC,)
+    store: Destinations = Field(default_factory=Destinations)
+    hub: Destinations = Field(default_factory=Destinations)
+
+
 class Installation(Settings):
     """One release of the chart.
 
@@ -86,6 +119,7 @@ class Installation(Settings):
     python_environment: PythonEnvironment | None = None
     model_cache: ModelCache = Field(default_factory=ModelCache)
     dns_cidrs: tuple[str, ...] = ()
+    network: NetworkSettings
     metrics_from: tuple[dict[str, Any], ...] = ()
     sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

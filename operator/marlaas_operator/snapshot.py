@@ -108,6 +108,7 @@ class JobSnapshot:
         refusal: message of an error of API server or bus that is permanent (quota, admission, a document that
             is too large) or has lasted; else empty.
         refusal_reason: BusUnavailable for errors of the bus, else PodRefused.
+        closed_egress: ranges of its egress of which the installation opens nothing to jobs.
     """
 
     meta: Meta
@@ -128,6 +129,7 @@ class JobSnapshot:
     deletion_seen_at: float = 0.0
     refusal: str = ""
     refusal_reason: Reason = Reason.POD_REFUSED
+    closed_egress: tuple[str, ...] = ()
 
     @property
     def own_pool(self) -> ModelPool | None:

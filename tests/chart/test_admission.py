@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 import yaml
-from tests.operator.objects import namespace
+from tests.operator.objects import job, namespace
 
 from marlaas_e2e.control_plane import ControlPlane
 
 from .conftest import Document, Helm, Render
-from .releases import NAMESPACE, OPERATOR, OURS, Release, deployment, put, secret, wait_for_admission
+from .releases import NAMESPACE, OPERATOR, OURS, Release, deployment, put, secret, wait_for_admission, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -124,3 +124,75 @@ def test_others_are_not_bothered_by_these_policies(release: Release) -> None:
     release.plane.kubectl("apply", "-f", "-", stdin=json.dumps(secret("others", {})))
     loose = {**deployment(automountServiceAccountToken=True), "metadata": {"name": "web", "namespace": "team-a"}}
     release.plane.kubectl("apply", "-f", "-", stdin=json.dumps(loose))
+
+
+ROLES = "rbac.authorization.k8s.io/v1"
+EDITOR = "ed"
+READABLE = [f"own-{number}" for number in range(16)]
+
+
+def bound(name: str, reference: Document) -> Document:
+    subjects = [{"kind": "User", "name": EDITOR, "apiGroup": "rbac.authorization.k8s.io"}]
+    metadata = {"name": name, "namespace": "team-a"}
+    role = {"apiGroup": "rbac.authorization.k8s.io", **reference}
+    return {"apiVersion": ROLES, "kind": "RoleBinding", "metadata": metadata, "roleRef": role, "subjects": subjects}
+
+
+@pytest.fixture(scope="module")
+def editor(release: Release) -> Release:
+    """`ed` may edit RLJobs of team-a and get the Secrets READABLE; the policies about authors are in force."""
+    rule = {"apiGroups": [""], "resources": ["secrets"], "resourceNames": READABLE, "verbs": ["get"]}
+    role = {"kind": "Role", "metadata": {"name": "own-secrets", "namespace": "team-a"}, "rules": [rule]}
+    edits = bound("edits", {"kind": "ClusterRole", "name": "marlaas-rljob-editor"})
+    reads = bound("reads", {"kind": "Role", "name": "own-secrets"})
+    everything = yaml.safe_dump_all([{"apiVersion": ROLES, **role}, edits, reads])
+    release.plane.kubectl("apply", "-f", "-", stdin=everything)
+    for closed in ({"secretRefs": names(["login"])}, {"imagePullSecrets": names(["login"])}, egress("10.0.0.1/32")):
+        wait_until(lambda body=closed: "environment." in create(release, **body), f"{closed} is refused")
+    wait_until(lambda: create(release, secretRefs=names(READABLE)) == "", "the editor may edit")
+    return release
+
+
+def names(secrets: list[str]) -> list[dict[str, str]]:
+    return [{"name": name} for name in secrets]
+
+
+def egress(*cidrs: str) -> Document:
+    return {"egress": [{"cidr": cidr} for cidr in cidrs]}
+
+
+def create(release: Release, **environment: object) -> str:
+    """What the API server answers the editor who creates a job; a dry run."""
+    body = job("team-a", "sums", "tiny", environment={"image": "x:1", "entrypoint": ["x"], **environment})
+    return release.refusal(EDITOR, "create", "--dry-run=server", "-f", "-", stdin=json.dumps(body))
+
+
+@pytest.mark.parametrize("field", ["secretRefs", "imagePullSecrets"])
+@pytest.mark.parametrize("at", [0, 15])
+def test_an_author_names_no_secret_that_they_may_not_read(editor: Release, field: str, at: int) -> None:
+    named = [*READABLE[:at], "login", *READABLE[at + 1 :]]
+    sentence = (
+        f"environment.{field}: Secret login may not be read by ed in namespace team-a; remove it from the job, or"
+    )
+    assert sentence in create(editor, **{field: names(named)})
+
+
+def test_an_author_names_as_many_secrets_as_a_job_may_have(editor: Release) -> None:
+    assert create(editor, secretRefs=names(READABLE), imagePullSecrets=names(READABLE)) == ""
+
+
+@pytest.mark.parametrize(
+    ("cidrs", "refused"),
+    [
+        (["0.0.0.0/0", "::/0", "8.8.8.8/32", "10.0.0.0/7", "2001:db8::1/64"], ""),
+        (["8.8.8.8/32", "10.96.0.1/32"], "10.96.0.1/32"),
+        (["10.1.2.3/8"], "10.1.2.3/8"),
+        (["172.16.0.0/12", "192.168.1.0/24", "100.64.0.0/10"], "172.16.0.0/12, 192.168.1.0/24, 100.64.0.0/10"),
+        (["127.0.0.1/32", "::1/128", "fd00::/8", "64:ff9b::a00:1/128"], "127.0.0.1/32, ::1/128, fd00::/8, 64:ff9b::a00:1/128"),
+        ([f"{number}.255.255.255/32" for number in range(100, 164)], "127.255.255.255/32"),
+    ],
+)  # fmt: skip
+def test_a_job_opens_nothing_that_the_installation_closes(editor: Release, cidrs: list[str], refused: str) -> None:
+    sentence = f"environment.egress: {refused} is not open to jobs; remove it, or ask the platform team"
+    answer = create(editor, **egress(*cidrs))
+    assert sentence in answer if refused else answer == ""

@@ -17,6 +17,7 @@ PLAIN = {
     "busSecret": "marlaas-bus",
     "blobs": {"url": "file:///var/lib/marlaas/blobs", "claimName": "marlaas-blobs"},
     "workerImage": {"name": "registry.example/marlaas-worker:0.1.0"},
+    "network": {"closedRanges": ["10.0.0.0/8", "172.16.0.0/12", "100.64.0.0/10", "fc00::/7"]},
 }
 
 

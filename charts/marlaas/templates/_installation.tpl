@@ -33,6 +33,11 @@ pythonEnvironment: null
 modelCache:
   claimName: {{ .Values.worker.modelCache.claimName | default nil | toJson }}
 dnsCidrs: {{ toJson .Values.network.dnsCidrs }}
+network:
+  closedRanges: {{ include "marlaas.closedRanges" . }}
+  jobEgress: {{ toJson .Values.network.jobEgress }}
+  store: {{ toJson .Values.network.store }}
+  hub: {{ toJson .Values.network.hub }}
 metricsFrom: {{ toJson .Values.network.metricsFrom }}
 sandbox:
   runtimeClassName: {{ .Values.sandbox.runtimeClassName | default nil | toJson }}

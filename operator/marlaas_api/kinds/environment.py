@@ -81,7 +81,8 @@ class Egress(Spec):
     """One network destination that the environment may reach. All others are denied; link-local and metadata addresses always are."""
 
     cidr: _Cidr = Field(
-        description="Address range, for example 10.1.0.0/16. Link-local and metadata addresses within it stay closed.",
+        description="Address range, for example 203.0.113.0/24. The part that the installation opens to jobs becomes reachable (network.jobEgress of the "
+        "chart: by default, public addresses); a range without such a part is refused. Link-local and metadata addresses stay closed.",
         json_schema_extra=rules(
             ("isCIDR(self)", _NO_RANGE),
             (
@@ -126,7 +127,8 @@ class EnvironmentSpec(Spec):
         None, description="Container image with the environment; needs entrypoint. Absent: name selects it."
     )
     image_pull_secrets: PullSecrets = Field(
-        (), description="Registry credentials for image: Secrets in the job's namespace; none by default."
+        (),
+        description="Registry credentials for image: Secrets in the job's namespace; none by default. The job's author must be allowed to get them.",
     )
     entrypoint: Annotated[tuple[_Argument, ...], Field(max_length=64)] = Field(
         (), description="Command in the image that serves the environment; needed with image. Absent: name is used."
@@ -178,7 +180,7 @@ class EnvironmentSpec(Spec):
     )
     secret_refs: Annotated[tuple[SecretRef, ...], Field(max_length=16)] = Field(
         (),
-        description="Secrets whose keys the environment receives as environment variables; none by default.",
+        description="Secrets whose keys the environment receives as environment variables; none by default. The job's author must be allowed to get them.",
         json_schema_extra=list_map("name"),
     )
 

@@ -3,17 +3,16 @@
 Another policy can only allow more; RBAC decides who may write policies.
 """
 
-import ipaddress
 from collections.abc import Iterable, Mapping
+from functools import cache
 from urllib.parse import urlsplit
 
-from marlaas_api.kinds.environment import CLOSED_RANGES
 from marlaas_api.messages.job_spec import EgressRule
-from marlaas_operator.installation import Installation
+from marlaas_operator.address_ranges import Block, opened, part
+from marlaas_operator.installation import Destinations, Installation
 from marlaas_operator.manifests.pods import Part
 
 _NATS_PORT = 4222
-_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def isolation(pods: Mapping[str, str], egress: Iterable[Part], ingress: Iterable[Part] = ()) -> Part:
@@ -38,23 +37,41 @@ def to_platform(installation: Installation) -> list[Part]:
     return [_to_dns(installation), *_to_bus(installation)]
 
 
-def to_https() -> Part:
-    """Return the rule for model hub and object store: port 443 of any address outside `CLOSED_RANGES`."""
-    blocks = [_block("0.0.0.0/0"), _block("::/0")]
-    return {"to": blocks, "ports": [_port("TCP", 443)]}
+def to_store(installation: Installation) -> list[Part]:
+    """Return the rule for the object store; none if the blobs are on a volume."""
+    return [] if installation.blobs.claim_name else _to_service(installation.network.store, installation)
 
 
-def to_destinations(egress: Iterable[EgressRule]) -> list[Part]:
-    """Return the rules for the destinations of a job's environment."""
-    return [rule for destination in egress for rule in _to_destination(destination)]
+def to_hub(installation: Installation) -> list[Part]:
+    """Return the rule for the model hub."""
+    return _to_service(installation.network.hub, installation)
 
 
-def _to_destination(destination: EgressRule) -> list[Part]:
-    network = ipaddress.ip_network(destination.cidr, strict=False)
-    if any(_holds(closed, network) for closed in CLOSED_RANGES):
-        return []
-    ports = [_port("TCP", port) for port in destination.ports]
-    return [{"to": [_block(str(network))], **({"ports": ports} if ports else {})}]
+def to_destinations(egress: Iterable[EgressRule], installation: Installation) -> list[Part]:
+    """Return the rules for the destinations of a job's environment, as far as the installation opens them to jobs."""
+    blocks = _blocks(installation.network.job_egress, installation.network.closed_ranges)
+    return [
+        {"to": peers, **({"ports": _tcp(destination.ports)} if destination.ports else {})}
+        for destination in egress
+        if (peers := [_peer(one) for block in blocks if (one := part(block, destination.cidr))])
+    ]
+
+
+def closed_destinations(cidrs: Iterable[str], installation: Installation) -> tuple[str, ...]:
+    """Return the ranges of which the installation opens nothing to jobs."""
+    blocks = _blocks(installation.network.job_egress, installation.network.closed_ranges)
+    return tuple(cidr for cidr in cidrs if not any(part(block, cidr) for block in blocks))
+
+
+@cache
+def _blocks(ranges: tuple[str, ...], closed: tuple[str, ...]) -> tuple[Block, ...]:
+    """Parse the installation's ranges once, not for every job."""
+    return tuple(opened(ranges, closed))
+
+
+def _to_service(service: Destinations, installation: Installation) -> list[Part]:
+    peers = list(map(_peer, _blocks(service.ranges, installation.network.closed_ranges)))
+    return [{"to": peers, "ports": _tcp(service.ports)}] if peers else []
 
 
 def _to_dns(installation: Installation) -> Part:
@@ -72,15 +89,13 @@ def _to_bus(installation: Installation) -> list[Part]:
     return [{"to": to, "ports": [_port("TCP", port)]}] if to else []
 
 
-def _block(cidr: str) -> Part:
-    """Return an address range, except the parts in `CLOSED_RANGES` (cloud metadata services)."""
-    network = ipaddress.ip_network(cidr)
-    holes = [str(closed) for closed in CLOSED_RANGES if _holds(network, closed)]
-    return {"ipBlock": {"cidr": cidr, **({"except": holes} if holes else {})}}
+def _peer(block: Block) -> Part:
+    holes = [str(hole) for hole in block.holes]
+    return {"ipBlock": {"cidr": str(block.network), **({"except": holes} if holes else {})}}
 
 
-def _holds(network: _Network, other: _Network) -> bool:
-    return network.version == other.version and network.prefixlen <= other.prefixlen and network.overlaps(other)
+def _tcp(ports: Iterable[int]) -> list[Part]:
+    return [_port("TCP", port) for port in ports]
 
 
 def _port(protocol: str, port: int) -> Part:

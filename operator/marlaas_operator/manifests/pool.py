@@ -69,7 +69,8 @@ def role_secret(pool: Pool, installation: Installation, role: str) -> Manifest:
 def role_objects(pool: Pool, installation: Installation, role: str) -> tuple[Manifest, ...]:
     """Return NetworkPolicy, headless Service, PodDisruptionBudget and StatefulSet of one role."""
     policy = _object(pool, installation, ("networking.k8s.io/v1", "NetworkPolicy"), role)
-    egress = [*network.to_platform(installation), network.to_https()]
+    hub = network.to_hub(installation) if pool.pool.spec.model.hub is not None else []
+    egress = [*network.to_platform(installation), *network.to_store(installation), *hub]
     readers = network.from_metrics_readers(installation, pods.HEALTH_PORT)
     policy["spec"] = network.isolation(_selector(pool, role), egress, readers)
     budget = _object(pool, installation, ("policy/v1", "PodDisruptionBudget"), role)

@@ -74,7 +74,8 @@ def sandbox_objects(sandbox: Sandbox, installation: Installation) -> tuple[Manif
 
 
 def _policy(sandbox: Sandbox, installation: Installation) -> Part:
-    allowed = [*network.to_platform(installation), *network.to_destinations(sandbox.environment.egress)]
+    destinations = network.to_destinations(sandbox.environment.egress, installation)
+    allowed = [*network.to_platform(installation), *destinations]
     policy = _object(sandbox, installation, "networking.k8s.io/v1", "NetworkPolicy")
     return {**policy, "spec": network.isolation(_selector(sandbox), allowed)}
 

@@ -11,6 +11,7 @@ from marlaas_api.kinds.status import RLJobStatus, unix_seconds
 from marlaas_api.messages import JobDocument, JobVerdict, Phase, Progress
 from marlaas_api.reasons import Reason
 from marlaas_operator.installation import Installation
+from marlaas_operator.manifests.network import closed_destinations
 from marlaas_operator.plan import Action, AddFinalizer, DeleteObject, Plan, RemoveFinalizer
 from marlaas_operator.pod_facts import first_fault
 from marlaas_operator.policies import child_reconcile
@@ -168,6 +169,8 @@ def plan_job(snapshot: JobSnapshot, installation: Installation, now: float) -> P
     """Return the plan for a job. now: unix seconds."""
     if snapshot.meta.deleted_at is not None:
         return _plan_deletion(snapshot, now)
+    if snapshot.job is not None and (egress := snapshot.job.spec.environment.egress):
+        snapshot = replace(snapshot, closed_egress=closed_destinations((each.cidr for each in egress), installation))
     wanted = wanted_document(snapshot, crash_verdict(snapshot))
     write = publish_document(snapshot, wanted)
     due = (expires_s := _expires_s(snapshot, now)) is not None and expires_s <= 0

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from marlaas_api.documents import job_document
 from marlaas_api.kinds import RLJob
 from marlaas_api.kinds.checks import check_fit, check_supported, pool_text
+from marlaas_api.kinds.fields import listed
 from marlaas_api.kinds.problems import Problem
 from marlaas_api.messages import JobDocument, JobVerdict, Phase, Progress
 from marlaas_api.reasons import Reason
@@ -65,6 +66,10 @@ def refused(snapshot: JobSnapshot) -> PublishRefusal | None:
     unfit = _pools_missing(snapshot.job, snapshot.pools) or unfit_now(snapshot)
     if unfit is not None:
         return unfit
+    if snapshot.closed_egress:
+        return PublishRefusal(
+            Phase.QUEUED, Reason.EGRESS_NOT_ALLOWED, f"{_closed(snapshot)}; the job starts once it is open"
+        )
     if snapshot.unread_tenant:  # published now, the job would run without the Tenant's quota
         text = (
             f"Tenant '{snapshot.unread_tenant}' of this namespace cannot be read; the job starts once it is corrected"
@@ -103,6 +108,10 @@ def unfit_now(snapshot: JobSnapshot) -> PublishRefusal | None:
     foreign = problems[0].loc[0] == "metadata"
     text = f"{_sentences(problems)}. The job starts once the pool is changed so that it fits"
     return PublishRefusal(Phase.QUEUED, Reason.NAMESPACE_NOT_ALLOWED if foreign else Reason.NEVER_FITS, text)
+
+
+def _closed(snapshot: JobSnapshot) -> str:
+    return f"egress {listed(snapshot.closed_egress)} is not open to jobs (network.jobEgress of the chart)"
 
 
 def _pools_missing(job: RLJob, pools: Iterable[JobPool]) -> PublishRefusal | None:
@@ -188,7 +197,12 @@ def status_summary(snapshot: JobSnapshot, now: float) -> StatusSummary | None:
     """Return the summary of a job; None if there is no new information."""
     progress = snapshot.own_progress
     if progress is not None:
-        return _fault(snapshot, progress, now) or _unparsed(snapshot, progress) or _activity(snapshot, progress)
+        return (
+            _fault(snapshot, progress, now)
+            or _unparsed(snapshot, progress)
+            or _cut_off(snapshot, progress)
+            or _activity(snapshot, progress)
+        )
     if is_over(snapshot) or snapshot.progress_unread:
         return None
     refusal = refused(snapshot)
@@ -247,6 +261,14 @@ def _unparsed(snapshot: JobSnapshot, progress: Progress) -> StatusSummary | None
         return None
     text = f"{snapshot.problem}; until this is corrected, the job continues with its last valid spec"
     return StatusSummary(progress.phase, Reason.INVALID_SPEC, text)
+
+
+def _cut_off(snapshot: JobSnapshot, progress: Progress) -> StatusSummary | None:
+    """Return the summary for a job whose egress the installation closed after it was published."""
+    if not snapshot.closed_egress or progress.phase.final:
+        return None
+    text = f"{_closed(snapshot)}; the job continues without it"
+    return StatusSummary(progress.phase, Reason.EGRESS_NOT_ALLOWED, text)
 
 
 def _absent(snapshot: JobSnapshot, progress: Progress, now: float) -> StatusSummary | None:

@@ -1,15 +1,24 @@
-"""What a job's egress opens, and that it never opens the addresses where clouds hand out credentials."""
+"""What a job's egress opens: what the installation opens to jobs, and never the addresses where clouds hand out credentials."""
 
 import ipaddress
 
 import pytest
+from pydantic import ValidationError
+from tests.operator.objects import installation
 from tests.operator.policies.scenes import INSTALLATION, modelpool
 
 from marlaas_api.messages.job_spec import EgressRule
-from marlaas_operator.manifests.network import from_metrics_readers, to_destinations, to_https
+from marlaas_operator.manifests.network import closed_destinations, from_metrics_readers, to_destinations
 from marlaas_operator.manifests.pods import sandbox_name, stamped, workers_name
 from marlaas_operator.manifests.pool import Pool, pool_document, role_objects
 from marlaas_operator.snapshot import Meta
+
+NETWORK = {"closedRanges": ["10.0.0.0/8", "10.96.0.0/16", "fc00::/7"]}
+
+
+def opening(*ranges):
+    """An installation that opens these ranges to jobs."""
+    return installation(network={**NETWORK, "jobEgress": ranges})
 
 
 def reaches(rules, address, port):
@@ -25,42 +34,76 @@ def reaches(rules, address, port):
 
 
 @pytest.mark.parametrize(
-    ("cidr", "ports", "address", "port", "open_"),
+    ("allowed", "cidr", "ports", "address", "port", "open_"),
     [
-        ("10.1.0.0/16", (443,), "10.1.2.3", 443, True),
-        ("10.1.0.0/16", (443,), "10.1.2.3", 80, False),
-        ("10.1.0.0/16", (), "10.1.2.3", 6443, True),
-        ("10.1.0.0/16", (), "10.2.0.1", 443, False),
-        ("10.1.2.3/16", (), "10.1.0.1", 443, True),
-        ("0.0.0.0/0", (80,), "198.51.100.10", 80, True),
-        ("0.0.0.0/0", (80,), "169.254.169.254", 80, False),
-        ("169.254.0.0/15", (80,), "169.254.169.254", 80, False),
-        ("::/0", (), "fe80::1", 80, False),
-        ("::/0", (), "2001:db8::1", 80, True),
-        ("0.0.0.0/0", (), "168.63.129.16", 80, False),
-        ("168.63.0.0/16", (), "168.63.129.16", 32526, False),
-        ("168.63.0.0/16", (), "168.63.129.17", 80, True),
-        ("100.64.0.0/10", (), "100.100.100.200", 80, False),
-        ("0.0.0.0/0", (), "192.0.0.192", 80, False),
-        ("::/0", (), "fd00:ec2::254", 80, False),
-        ("fd00::/8", (), "fd20:ce::254", 80, False),
-        ("fd00::/8", (), "fd20:ce::253", 80, True),
+        ("10.0.0.0/8", "10.1.0.0/16", (443,), "10.1.2.3", 443, True),
+        ("10.0.0.0/8", "10.1.0.0/16", (443,), "10.1.2.3", 80, False),
+        ("10.0.0.0/8", "10.1.0.0/16", (), "10.1.2.3", 6443, True),
+        ("10.0.0.0/8", "10.1.0.0/16", (), "10.2.0.1", 443, False),
+        ("10.0.0.0/8", "10.1.2.3/16", (), "10.1.0.1", 443, True),
+        ("10.0.0.0/8", "10.96.0.0/16", (), "10.96.0.1", 443, False),
+        ("10.0.0.0/8", "10.0.0.0/8", (), "10.96.0.1", 443, False),
+        ("10.96.7.0/24", "0.0.0.0/0", (), "10.96.7.1", 443, True),
+        ("10.96.7.0/24", "10.96.7.1/32", (), "10.96.7.1", 443, True),
+        ("10.96.7.0/24", "0.0.0.0/0", (), "10.96.8.1", 443, False),
+        ("10.96.7.0/24", "0.0.0.0/0", (), "198.51.100.10", 443, False),
+        ("public", "10.1.0.0/16", (), "10.1.2.3", 443, False),
+        ("public", "8.0.0.0/6", (), "10.1.2.3", 443, False),
+        ("public", "8.0.0.0/6", (), "11.1.2.3", 443, True),
+        ("public", "fd00::/8", (), "fd00::1", 443, False),
+        ("public", "0.0.0.0/0", (80,), "198.51.100.10", 80, True),
+        ("public", "0.0.0.0/0", (80,), "169.254.169.254", 80, False),
+        ("public", "169.254.0.0/15", (80,), "169.254.169.254", 80, False),
+        ("public", "::/0", (), "fe80::1", 80, False),
+        ("public", "::/0", (), "2001:db8::1", 80, True),
+        ("public", "168.63.0.0/16", (), "168.63.129.16", 32526, False),
+        ("public", "168.63.0.0/16", (), "168.63.129.17", 80, True),
+        ("100.64.0.0/10", "100.64.0.0/10", (), "100.100.100.200", 80, False),
+        ("public", "0.0.0.0/0", (), "192.0.0.192", 80, False),
+        ("fc00::/7", "::/0", (), "fd00:ec2::254", 80, False),
+        ("fc00::/7", "fd00::/8", (), "fd20:ce::254", 80, False),
+        ("fc00::/7", "fd00::/8", (), "fd20:ce::253", 80, True),
+        ("public", "169.254.169.254/32", (), "169.254.169.254", 80, False),
+        ("public", "fe80::/64", (), "fe80::1", 80, False),
     ],
 )
-def test_egress_opens_what_it_names_but_no_metadata_address(cidr, ports, address, port, open_):
-    assert reaches(to_destinations([EgressRule(cidr=cidr, ports=ports)]), address, port) is open_
+def test_egress_opens_what_it_names_as_far_as_the_installation_opens_it_to_jobs(
+    allowed, cidr, ports, address, port, open_
+):
+    installation = opening(allowed)
+    opened = to_destinations([EgressRule(cidr=cidr, ports=ports)], installation)
+    assert reaches(opened, address, port) is open_
+    assert bool(opened) is not bool(closed_destinations([cidr], installation))
 
 
-@pytest.mark.parametrize("cidr", ["169.254.169.254/32", "169.254.0.0/16", "fe80::/64", "168.63.129.16/32"])
-def test_a_metadata_range_that_slipped_past_validation_opens_nothing(cidr):
-    assert to_destinations([EgressRule.model_construct(cidr=cidr, ports=())]) == []
+def test_no_installation_opens_a_metadata_service():
+    with pytest.raises(ValidationError, match="is link-local or a cloud"):
+        opening("169.254.169.0/24")
 
 
-def test_workers_reach_the_hub_by_https_and_no_metadata_address():
-    assert reaches([to_https()], "198.51.100.10", 443)
-    assert not reaches([to_https()], "198.51.100.10", 80)
-    for metadata in ("169.254.169.254", "168.63.129.16", "fd00:ec2::254"):
-        assert not reaches([to_https()], metadata, 443)
+def test_workers_reach_store_and_hub_on_their_ports_and_nothing_in_the_cluster():
+    def egress(source, **given):
+        pool = Pool(Meta(name="tiny", uid="p1"), modelpool(model=source), {"rollout": "creds", "trainer": "creds"})
+        policy = next(
+            one for one in role_objects(pool, installation(**given), "trainer") if one["kind"] == "NetworkPolicy"
+        )
+        return [rule for rule in policy["spec"]["egress"] if any("ipBlock" in peer for peer in rule["to"])]
+
+    store = {"blobs": {"url": "s3://bucket"}}
+    assert egress({"builtin": "tiny"}) == []
+    for source, given in (({"hub": {"id": "a/b"}}, {}), ({"builtin": "tiny"}, store)):
+        assert reaches(egress(source, **given), "198.51.100.10", 443)
+        for address, port in (
+            ("198.51.100.10", 80),
+            ("10.96.0.1", 443),
+            ("169.254.169.254", 443),
+            ("fd00:ec2::254", 443),
+        ):
+            assert not reaches(egress(source, **given), address, port)
+    minio = {"ranges": ["10.20.0.0/24"], "ports": [9000]}
+    private = egress({"builtin": "tiny"}, **store, network={**NETWORK, "store": minio})
+    assert reaches(private, "10.20.0.5", 9000)
+    assert not reaches(private, "198.51.100.10", 443)
 
 
 def test_figures_of_workers_are_for_those_whom_the_chart_names_and_nobody_else():
@@ -68,9 +111,9 @@ def test_figures_of_workers_are_for_those_whom_the_chart_names_and_nobody_else()
     named = INSTALLATION.model_copy(update={"metrics_from": (monitoring,)})
     rule = {"from": [monitoring], "ports": [{"protocol": "TCP", "port": 8081}]}
     pool = Pool(Meta(name="tiny", uid="p1"), modelpool(), {"rollout": "creds", "trainer": "creds"})
-    for installation, ingress in ((INSTALLATION, []), (named, [rule])):
-        assert from_metrics_readers(installation, 8081) == ingress
-        policy = next(one for one in role_objects(pool, installation, "rollout") if one["kind"] == "NetworkPolicy")
+    for installed, ingress in ((INSTALLATION, []), (named, [rule])):
+        assert from_metrics_readers(installed, 8081) == ingress
+        policy = next(one for one in role_objects(pool, installed, "rollout") if one["kind"] == "NetworkPolicy")
         assert policy["spec"]["ingress"] == ingress
 
 

@@ -215,3 +215,15 @@ def test_only_moved_figures_are_not_urgent_and_tell_no_event_and_a_number_that_j
     before = {key: value for key, value in status(running()).items() if value is not None}
     found = plan_job(running(status=before, progress=progress(tokens=5)), INSTALLATION, NOW + 9)
     assert (found.status["tokens"], found.urgent, found.events) == (5, False, ())
+
+
+def test_a_job_whose_egress_the_installation_closes_waits_and_one_that_runs_goes_on_without_it():
+    closed = rljob(egress=[{"cidr": "10.96.0.1/32"}, {"cidr": "0.0.0.0/0"}, {"cidr": "fd00::/8"}])
+    text = "egress 10.96.0.1/32 and fd00::/8 is not open to jobs (network.jobEgress of the chart)"
+    waiting = plan_job(new(job=closed), INSTALLATION, NOW)
+    assert not [action for action in waiting.actions if isinstance(action, WriteDocument)]
+    assert (waiting.status["phase"], waiting.status["reason"]) == ("Queued", "EgressNotAllowed")
+    assert waiting.status["message"] == f"{text}; the job starts once it is open"
+    going_on = status(running(job=closed))
+    assert (going_on["phase"], going_on["reason"]) == ("Running", "EgressNotAllowed")
+    assert going_on["message"] == f"{text}; the job continues without it"
