@@ -1,4 +1,4 @@
-"""A hub on 127.0.0.1 that speaks as much of the hub's protocol as fetching a model needs, and refuses as it is told to."""
+"""A hub on 127.0.0.1 that speaks as much of the hub's protocol as fetching a model needs."""
 
 import contextlib
 import hashlib
@@ -9,25 +9,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 COMMIT = "c" * 40
-REVISIONS = ("main", "v1", COMMIT)
 
 
 class Hub(ThreadingHTTPServer):
-    """One model. refusals: what the next questions about the model are answered with, (status, error code) each; codes as the hub's
-    X-Error-Code has them. private: to be read with this token alone."""
+    """One model, at one commit. private: to be read with this token alone."""
 
     daemon_threads = True
 
     def __init__(self, name: str, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
         self.name, self.folder = name, folder
-        self.refusals: list[tuple[int, str]] = []
         self.private: str | None = None
-        self.asked: list[str] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -38,34 +31,20 @@ class Answer(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        hub, path = self.server, self.path.partition("?")[0]
-        hub.asked.append(f"{self.command} {path}")
-        if hub.refusals and path.startswith("/api/models/"):
-            self._refuse(*hub.refusals.pop(0))
-        elif not path.removeprefix("/api/models").startswith(f"/{hub.name}/"):
-            self._refuse(401, "RepoNotFound")
-        elif hub.private and self.headers.get("Authorization") != f"Bearer {hub.private}":
-            self._refuse(403, "GatedRepo")
+        hub = self.server
+        path = self.path.partition("?")[0].removeprefix("/api/models").removeprefix(f"/{hub.name}/")
+        kind, _, file = path.split("/", 2) if path.count("/") > 1 else (*path.split("/"), "")
+        if hub.private and self.headers.get("Authorization") != f"Bearer {hub.private}":
+            self._send(b"{}", {"X-Error-Code": "GatedRepo"}, 403)
+        elif kind == "revision":
+            self._send(json.dumps({"id": hub.name, "sha": COMMIT, "siblings": []}).encode())
+        elif kind == "tree":
+            files = {one.name: one.read_bytes() for one in sorted(hub.folder.iterdir())}
+            entries = [{"path": name, "size": len(data), "oid": _oid(data)} for name, data in files.items()]
+            self._send(json.dumps([{"type": "file", **entry} for entry in entries]).encode())
         else:
-            self._answer(path)
-
-    def _answer(self, path: str) -> None:
-        parts = path.removeprefix("/api/models").removeprefix(f"/{self.server.name}/").split("/", 2)
-        if parts[1] not in REVISIONS:
-            self._refuse(404, "RevisionNotFound")
-        elif parts[0] == "revision":
-            self._send(json.dumps({"id": self.server.name, "sha": COMMIT, "siblings": []}).encode())
-        elif parts[0] == "tree":
-            self._send(json.dumps([self._entry(file) for file in sorted(self.server.folder.iterdir())]).encode())
-        else:
-            data = (self.server.folder / parts[2]).read_bytes()
+            data = (hub.folder / file).read_bytes()
             self._send(data, {"X-Repo-Commit": COMMIT, "ETag": f'"{_oid(data)}"'})
-
-    def _entry(self, file: Path) -> dict[str, object]:
-        return {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": _oid(file.read_bytes())}
-
-    def _refuse(self, status: int, code: str) -> None:
-        self._send(b"{}", {"X-Error-Code": code} if code else {}, status)
 
     def _send(self, data: bytes, headers: dict[str, str] | None = None, status: int = 200) -> None:
         self.send_response(status)

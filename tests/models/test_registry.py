@@ -4,16 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from marlaas.models import (
-    MissingPackage,
-    NotAModel,
-    UnknownModel,
-    list_models,
-    prepare,
-    prepared,
-    registry,
-    resolve,
-)
+from marlaas.models import MissingPackage, NotAModel, UnknownModel, list_models, prepare, prepared, registry, resolve
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelSpec
 
@@ -22,13 +13,6 @@ from marlaas_api.kinds import ModelSpec
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("MARLAAS_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-def a_model(folder: Path, *names: str) -> Path:
-    folder.mkdir()
-    for name in names:
-        (folder / name).touch()
-    return folder
 
 
 def test_the_package_is_light() -> None:
@@ -61,23 +45,19 @@ def test_another_recipe_is_another_folder(monkeypatch: pytest.MonkeyPatch, own_c
     assert all(folder.parent == own_cache / "models" and folder.name.startswith("tiny-") for folder in folders)
 
 
-@pytest.mark.parametrize(
-    ("names", "missing"),
-    [
-        (None, "the folder does not exist"),
-        (["model.safetensors", "tokenizer.json"], "it has no config.json"),
-        (["config.json", "tokenizer.json"], "it has no weights"),
-        (["config.json", "model.safetensors"], "it has no tokenizer"),
-    ],
-)
-def test_a_folder_that_is_no_model(tmp_path: Path, names: list[str] | None, missing: str) -> None:
-    folder = tmp_path / "m" if names is None else a_model(tmp_path / "m", *names)
-    with pytest.raises(NotAModel, match=f"no base model in {folder}: {missing}"):
-        resolve(ModelSpec(path=str(folder)))
-
-
-def test_a_folder_of_ones_own_is_taken_as_it_is_and_a_volume_needs_a_cluster(tmp_path: Path) -> None:
-    folder = a_model(tmp_path / "m", "config.json", "model.safetensors", "tokenizer.json")
+def test_a_folder_of_ones_own_is_taken_as_it_is_only_if_it_is_a_model_and_a_volume_needs_a_cluster(tmp_path):
+    folder = tmp_path / "m"
+    for name, missing in (
+        ("", "the folder does not exist"),
+        ("config.json", "it has no config.json"),
+        ("model.safetensors", "it has no weights"),
+        ("tokenizer.json", "it has no tokenizer"),
+    ):
+        with pytest.raises(NotAModel, match=f"no base model in {folder}: {missing}"):
+            resolve(ModelSpec(path=str(folder)))
+        folder.mkdir(exist_ok=True)
+        if name:
+            (folder / name).touch()
     assert resolve(ModelSpec(path=str(folder))) == folder
     with pytest.raises(NotAModel, match="needs a cluster"):
         resolve(ModelSpec.model_validate({"pvc": {"claimName": "models", "path": "m"}}))

@@ -47,19 +47,15 @@ def test_a_generated_turn_is_the_rendered_one(tokenizer: Any, conversation: list
     assert render(tokenizer, conversation, prompt=True) + generated == whole
 
 
-def test_an_assistant_writes_its_words_and_the_end_of_its_turn() -> None:
-    ids, written = encode([TemplateMessage("user", "hi"), TemplateMessage("assistant", "yo")])
+def test_an_assistant_writes_its_words_and_the_end_of_its_turn_and_other_characters_are_one_unknown_token(tokenizer):
+    ids, written = encode([TemplateMessage("user", "hé"), TemplateMessage("assistant", "yo")])
     assert [index for index, mine in zip(ids, written, strict=True) if mine] == [VOCABULARY[t] for t in ("y", "o", END)]
+    assert ids[2] == VOCABULARY[UNKNOWN]
+    assert tokenizer.encode("aé☃b") == [VOCABULARY[t] for t in ("a", UNKNOWN, UNKNOWN, "b")]
 
 
-def test_special_tokens_are_single_and_the_end_of_turn_ends_generation(tokenizer: Any) -> None:
+def test_special_tokens_are_single_and_the_end_of_turn_ends_generation(tokenizer):
     for token in (END, *(f"<|{role}|>" for role in ROLES)):
         assert tokenizer.encode(token) == [VOCABULARY[token]]
-    assert tokenizer.eos_token == END
-    assert tokenizer.bos_token is None
+    assert (tokenizer.eos_token, tokenizer.bos_token) == (END, None)
     assert tokenizer.decode(tokenizer.encode(f"a{END}"), skip_special_tokens=True) == "a"
-
-
-def test_other_characters_are_one_unknown_token_each(tokenizer: Any) -> None:
-    assert tokenizer.encode("aé☃b") == [VOCABULARY[t] for t in ("a", UNKNOWN, UNKNOWN, "b")]
-    assert encode([TemplateMessage("user", "é")])[0][1] == VOCABULARY[UNKNOWN]

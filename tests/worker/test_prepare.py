@@ -19,55 +19,52 @@ from marlaas_worker.prepare import main
 class Pod:
     """One init container: its files, and the variables that it sees."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, folder, monkeypatch, capfd):
         self.folder, self._patch, self._capfd = folder, monkeypatch, capfd
         self.pool_file, self.out = folder / "pool.json", folder / "scratch" / "pool.json"
         self.arguments = ["--pool-file", str(self.pool_file), "--out", str(self.out)]
         self.set(HF_HUB_DISABLE_PROGRESS_BARS="1", HF_HOME=str(folder / "hf"))
 
-    def set(self, **variables: str) -> None:
+    def set(self, **variables):
         for name, value in variables.items():
             self._patch.setenv(name, value)
 
-    def give(self, **model: object) -> None:
+    def give(self, **model):
         spec = pool_spec(ModelPoolSpec.model_validate({"model": model}))
         self.pool_file.write_text(PoolDocument(name="small", model_path="", spec=spec).model_dump_json(by_alias=True))
 
-    def run(self) -> tuple[int, str]:
+    def run(self):
         """Exit code and the last line, in this process."""
         code = main(self.arguments)
         return code, self._capfd.readouterr().err.strip().rpartition("\n")[2]
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self):
         environment = os.environ | {"PYTHONPATH": ":".join(filter(None, sys.path))}
         command = [sys.executable, "-m", "marlaas_worker.prepare", *self.arguments]
         return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
-    def run_process(self) -> tuple[int, str]:
+    def run_process(self):
         process = self.start()
         _, words = process.communicate(timeout=120)
         return process.returncode, words.strip().rpartition("\n")[2]
 
     @property
-    def model_path(self) -> str:
+    def model_path(self):
         return PoolDocument.model_validate_json(self.out.read_text()).model_path
 
 
 @pytest.fixture
-def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Pod:
+def pod(tmp_path, monkeypatch, capfd):
     return Pod(tmp_path, monkeypatch, capfd)
 
 
-def test_a_folder_of_the_machine_is_looked_for_and_the_pool_is_otherwise_the_same(pod):
+def test_a_folder_of_the_machine_or_of_a_mounted_volume_is_looked_for_and_the_pool_is_otherwise_the_same(pod):
     folder = write_model(pod.folder / "model")
     pod.give(path=str(folder))
     for _ in range(2):
         assert pod.run() == (0, f"pool small: the model is in {folder}"), "once more changes nothing"
     before, after = (PoolDocument.model_validate_json(file.read_text()) for file in (pod.pool_file, pod.out))
     assert after == before.model_copy(update={"model_path": str(folder)})
-
-
-def test_a_volume_is_looked_into_where_it_is_mounted(pod):
     folder = write_model(pod.folder / "mount" / "models" / "a")
     pod.set(MARLAAS_MODEL_MOUNT=str(pod.folder / "mount"))
     pod.give(pvc={"claimName": "models", "path": "/models/a"})

@@ -25,17 +25,12 @@ print(os.environ["HOME"], getpass.getuser(), default_cache_dir())
 """
 
 
-def test_where_there_is_a_home_nothing_is_touched(tmp_path, monkeypatch):
-    home = tmp_path / "home"
-    home.mkdir()
-    monkeypatch.setenv("HOME", str(home))
+def test_without_a_home_there_is_one_below_scratch_and_otherwise_nothing_is_touched(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     before = dict(os.environ)
     make_home(tmp_path / "scratch")
     assert dict(os.environ) == before
     assert not (tmp_path / "scratch").exists()
-
-
-def test_without_a_home_there_is_one_below_scratch(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "gone"))
     monkeypatch.setenv("USER", "somebody")
     make_home(tmp_path / "scratch")
