@@ -3,7 +3,6 @@
 import math
 import random
 from collections import Counter
-from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import pytest
@@ -33,7 +32,7 @@ def drawn(seed: int, *, with_parts: bool) -> tuple[dict[str, AgentLoad], list[st
     return agents, workers
 
 
-def held(agents: Mapping[str, AgentLoad], placed: Mapping[str, str]) -> dict[str, AgentLoad]:
+def held(agents, placed):
     """The agents when every worker has taken what it was given."""
     return {name: replace(agent, holder=placed[name]) for name, agent in agents.items()}
 
@@ -42,23 +41,19 @@ def equal(num: int) -> dict[str, AgentLoad]:
     return {f"team.job-{number}.policy": AgentLoad() for number in range(num)}
 
 
-def assert_within_bound(agents: Mapping[str, AgentLoad], placed: Mapping[str, str], workers: Collection[str]) -> None:
-    found = Counter(dict.fromkeys(workers, 0.0))
-    for name, worker in placed.items():
-        found[worker] += agents[name].cost
-    mean, largest = sum(found.values()) / len(workers), max((agent.cost for agent in agents.values()), default=0.0)
-    assert max(found.values()) <= (1 + EPSILON) * mean + largest + 1e-9
-
-
 @pytest.mark.parametrize("with_parts", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_agent_is_placed_within_the_bound_its_parts_apart_and_the_placement_stays_and_depends_on_no_order(
-    seed: int, with_parts: bool
-) -> None:
+    seed, with_parts
+):
     agents, workers = drawn(seed, with_parts=with_parts)
     placed = place(agents, workers)
     assert placed.keys() == agents.keys()
-    assert_within_bound(agents, placed, workers)
+    loads = Counter(dict.fromkeys(workers, 0.0))
+    for name, worker in placed.items():
+        loads[worker] += agents[name].cost
+    mean, largest = sum(loads.values()) / len(workers), max((agent.cost for agent in agents.values()), default=0.0)
+    assert max(loads.values()) <= (1 + EPSILON) * mean + largest + 1e-9
     pairs = [(agents[name].whole, worker) for name, worker in placed.items() if agents[name].whole]
     assert len(pairs) == len(set(pairs))
     assert place(held(agents, placed), workers) == placed
@@ -70,10 +65,8 @@ def test_small_changes_of_cost_move_nothing(seed: int) -> None:
     agents, workers = drawn(seed, with_parts=False)
     first = place({name: replace(agent, holder="") for name, agent in agents.items()}, workers)
     draw = random.Random(seed)
-    changed = {
-        name: replace(agent, cost=agent.cost * draw.uniform(0.97, 1.03)) for name, agent in held(agents, first).items()
-    }
-    assert place(changed, workers) == first
+    now = held(agents, first).items()
+    assert place({name: replace(one, cost=one.cost * draw.uniform(0.97, 1.03)) for name, one in now}, workers) == first
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 4, 8])
