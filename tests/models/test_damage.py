@@ -24,7 +24,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A model of two layers with small random weights."""
     generator = np.random.default_rng(0)
     save_file({name: generator.normal(size=shape).astype("f4") for name, shape in SHAPES.items()}, tmp_path / WEIGHTS)
@@ -33,17 +33,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def configure(folder: Path, **config: object) -> None:
+def configure(folder, **config):
     (folder / "config.json").write_text(json.dumps(CONFIG | config))
 
 
-def change_weights(folder: Path, change: Callable[[dict[str, np.ndarray]], object]) -> None:
+def change_weights(folder, change):
     weights = load_file(folder / WEIGHTS)
     change(weights)
     save_file(weights, folder / WEIGHTS)
 
 
-def split(folder: Path, *, index: bool = True, second: bool = True, keep: int = 9) -> None:
+def split(folder, *, index=True, second=True, keep=9):
     """Cut the weights into two shards."""
     weights = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
@@ -56,17 +56,17 @@ def split(folder: Path, *, index: bool = True, second: bool = True, keep: int = 
         (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
 
 
-def truncate(folder: Path) -> None:
+def truncate(folder):
     data = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(data[:-9])
 
 
-def write_entry(folder: Path) -> None:
+def write_entry(folder):
     header = json.dumps({"x": {"dtype": "F32", "shape": [1]}}).encode()
     (folder / WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header)
 
 
-def fill(name: str, value: float) -> Callable[[Path], None]:
+def fill(name, value):
     return lambda folder: change_weights(folder, lambda weights: weights[name].fill(value))
 
 

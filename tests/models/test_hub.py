@@ -1,16 +1,12 @@
-"""What is said when the hub does not give a model; the hub's client itself raises each error. `test_prepare` fetches over HTTP."""
+"""What is said when the hub does not give a model; the hub's client itself raises each error."""
 
 import errno
 import os
-import subprocess
-import sys
 
 import httpx2
 import pytest
 from huggingface_hub import constants
 from huggingface_hub.utils import hf_raise_for_status
-from tests.models.hub_server import serving
-from tests.models.model_folders import write_model
 
 from marlaas.models import CacheFull, hub
 from marlaas.models.errors import CacheUnusable, HubUnavailable, UnknownModel
@@ -89,31 +85,3 @@ def test_a_hub_that_is_busy_for_a_moment_delays_and_no_more(monkeypatch, tmp_pat
     failures, pauses = [429, 500], []
     monkeypatch.setattr(hub, "_download", lambda *_: answered(failures.pop(0)) if failures else tmp_path)
     assert (hub.fetch("some/tiny", "main", pauses.append), pauses) == (tmp_path, [1.0, 2.0])
-
-
-MANIFEST = """
-apiVersion: marlaas.dev/v1alpha1
-kind: ModelPool
-metadata: {name: fetched}
-spec: {model: {hub: {id: some/tiny}}}
----
-apiVersion: marlaas.dev/v1alpha1
-kind: RLJob
-metadata: {name: reverse, namespace: team-a}
-spec: {poolRef: {name: fetched}, agents: [{name: policy, adapter: {targets: [qproj]}}], environment: {name: reverse}, training: {steps: 1}}
-"""
-
-
-@pytest.mark.processes
-def test_a_model_that_had_to_be_fetched_is_looked_into_before_anything_is_started(tmp_path):
-    manifest = tmp_path / "job.yaml"
-    manifest.write_text(MANIFEST)
-    with serving("some/tiny", write_model(tmp_path / "at-the-hub")) as one:
-        variables = {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": one.url, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        command = [sys.executable, "-m", "marlaas", "run", str(manifest), "--out", str(tmp_path / "out")]
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        done = subprocess.run(command, env=os.environ | variables, **streams, text=True, check=False)
-    assert done.returncode == 2, done.stdout
-    assert "job.yaml:10:" in done.stdout
-    assert "did you mean 'q_proj'?" in " ".join(done.stdout.split())
-    assert not list((tmp_path / "out").rglob("*.log"))

@@ -1,7 +1,5 @@
 """The estimate against numbers worked out by hand, and limits read from files as the kernel writes them."""
 
-from pathlib import Path
-
 import pytest
 from tests.models.model_folders import write_model
 
@@ -21,18 +19,17 @@ from marlaas.models.memory import (
 )
 from marlaas_api.documents import job_spec
 from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
-from marlaas_api.messages import JobSpec
 
 KIB = 1024
 GIB = 2**30
 LARGE = {"model.embed_tokens.weight": (2**20, 2**10), "model.layers.0.mlp.up_proj.weight": (2**16, 2**15)}
 
 
-def pool(**spec: object) -> ModelPoolSpec:
+def pool(**spec):
     return ModelPoolSpec.model_validate({"model": {"path": "m"}, "adapterSlots": 3, "maxRank": 8} | spec)
 
 
-def job(tokens: int, *adapters: tuple[int, list[str]], **settings: object) -> JobSpec:
+def job(tokens, *adapters, **settings):
     agents = [
         {"name": f"a{number}", "adapter": {"rank": rank, "alpha": 2 * rank, "targets": targets}}
         for number, (rank, targets) in enumerate(adapters)
@@ -42,7 +39,7 @@ def job(tokens: int, *adapters: tuple[int, list[str]], **settings: object) -> Jo
     return job_spec(RLJobSpec.model_validate(spec))
 
 
-def small(folder: Path):
+def small(folder):
     """Layers of 8 to 8 and 32 to 8, twice; embeddings of 100 tokens."""
     return inspect(write_model(folder / "m", vocab_size=100, hidden_size=8, num_hidden_layers=2))
 

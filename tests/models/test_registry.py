@@ -1,6 +1,5 @@
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -10,18 +9,18 @@ from marlaas_api.kinds import ModelSpec
 
 
 @pytest.fixture
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("MARLAAS_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
-def test_the_package_is_light() -> None:
+def test_the_package_is_light():
     code = "import sys, marlaas.models; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert not {"torch", "transformers", "numpy", "pydantic", "asyncio", "huggingface_hub"} & set(modules)
 
 
-def test_a_model_is_prepared_only_on_request(own_cache: Path) -> None:
+def test_a_model_is_prepared_only_on_request(own_cache):
     assert [prepared(model.name) for model in list_models()] == [None, None]
     assert not own_cache.exists()
 
@@ -30,14 +29,14 @@ def test_a_model_is_prepared_only_on_request(own_cache: Path) -> None:
     ("name", "hint"),
     [("tny", "did you mean 'tiny'"), ("SmolLM2_135M", "did you mean 'smollm2"), ("gpt", "the builtin models are")],
 )
-def test_an_unknown_name_is_answered_with_the_nearest(name: str, hint: str) -> None:
+def test_an_unknown_name_is_answered_with_the_nearest(name, hint):
     with pytest.raises(UnknownModel, match=hint) as caught:
         prepare(name)
     assert isinstance(caught.value, InvalidInput)
     assert "tiny and smollm2-135m-instruct" in str(caught.value)
 
 
-def test_another_recipe_is_another_folder(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+def test_another_recipe_is_another_folder(monkeypatch, own_cache):
     recipe = registry._RECIPES["tiny"]
     other = registry._Recipe(recipe.model, recipe.build, recipe.sources[1:])
     folders = {registry._folder(recipe), registry._folder(other)}
@@ -63,7 +62,7 @@ def test_a_folder_of_ones_own_is_taken_as_it_is_only_if_it_is_a_model_and_a_volu
         resolve(ModelSpec.model_validate({"pvc": {"claimName": "models", "path": "m"}}))
 
 
-def test_a_package_that_is_not_here_is_named(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+def test_a_package_that_is_not_here_is_named(monkeypatch, own_cache):
     for package in ("torch", "huggingface_hub"):
         monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules, "marlaas.models.tiny", raising=False)

@@ -1,7 +1,6 @@
 """The model that the project trains itself: what it can do before reinforcement learning, and that training is exact."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -58,7 +57,7 @@ def calculated_share(player):
 
 
 @pytest.fixture(scope="module")
-def folder() -> Path:
+def folder():
     return prepare("tiny")
 
 
@@ -73,7 +72,7 @@ def test_it_is_right_often_enough_to_learn_and_seldom_enough_to_have_something_t
 
 
 @pytest.mark.slow
-def test_its_folder_is_what_engines_and_trainers_load(folder: Path) -> None:
+def test_its_folder_is_what_engines_and_trainers_load(folder):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -8,7 +8,7 @@ from marlaas_worker.tensor_file import write_tensors
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
 
 
-def tensors() -> dict[str, torch.Tensor]:
+def tensors():
     draw = torch.Generator().manual_seed(1)
     shapes = {"b.x": (3, 4), "a": (5,), "layers.10.w": (1, 1), "layers.2.w": (0, 7), "umläut": (2, 3)}
     return {
@@ -18,14 +18,14 @@ def tensors() -> dict[str, torch.Tensor]:
     }
 
 
-def test_the_bytes_are_those_of_the_library() -> None:
+def test_the_bytes_are_those_of_the_library():
     made = tensors()
     for metadata in (None, {"format": "pt"}):
         assert write_tensors(made, metadata) == save(made, metadata=metadata)
         assert write_tensors(dict(reversed(made.items())), metadata) == save(made, metadata=metadata)
 
 
-def test_parts_of_one_buffer_and_transposed_tensors_are_written_by_value() -> None:
+def test_parts_of_one_buffer_and_transposed_tensors_are_written_by_value():
     flat = torch.arange(12.0)
     made = {"left": flat[:6].view(2, 3), "right": flat[6:].view(3, 2).T}
     found = load(write_tensors(made))
