@@ -1,8 +1,6 @@
 """Model folders for tests: right in every byte that is read, with no weights behind the headers."""
 
 import json
-from collections.abc import Mapping
-from pathlib import Path
 
 SHAPES = {
     "model.embed_tokens.weight": (100, 8),
@@ -17,14 +15,14 @@ SHAPES = {
 CONFIG = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 512}
 
 
-def write_header(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def write_header(file, shapes):
     """A safetensors file that ends after its header."""
     entries = {name: {"dtype": "BF16", "shape": list(shape), "data_offsets": [0, 0]} for name, shape in shapes.items()}
     header = json.dumps({"__metadata__": {"format": "pt"}} | entries).encode()
     file.write_bytes(len(header).to_bytes(8, "little") + header)
 
 
-def write_model(folder: Path, shapes: Mapping[str, tuple[int, ...]] = SHAPES, **config: object) -> Path:
+def write_model(folder, shapes=SHAPES, **config):
     """A folder that `marlaas.models.inspect` takes for a model."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG | config))

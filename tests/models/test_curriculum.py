@@ -2,8 +2,6 @@
 
 import itertools
 
-import pytest
-
 from marlaas.models.curriculum import calculator_task, evaluate, requested_expression, reverse_task, tool_reply
 from marlaas.models.demonstrations import NO_MISTAKES, Mistakes, calculator_demonstration, reverse_demonstration
 from marlaas.models.tokenizer import TemplateMessage
@@ -14,12 +12,12 @@ NOISY_SEEDS = range(3000)
 NOISY = Mistakes(letter=0.25, untooled=0.5, call=0.4, result=0.3)
 
 
-def test_a_seed_names_the_same_task_for_ever() -> None:
+def test_a_seed_names_the_same_task_for_ever():
     assert [reverse_task(Split.TRAIN, seed).word for seed in (0, 1, 2**63 - 1)] == ["ynbi", "szy", "vuez"]
     assert [calculator_task(Split.EVAL, seed).expression for seed in (0, 1, 2**63 - 1)] == ["34*63", "64-61", "30+72"]
 
 
-def test_held_out_tasks_are_never_trained_on() -> None:
+def test_held_out_tasks_are_never_trained_on():
     for draw in (reverse_task, calculator_task):
         trained = {draw(Split.TRAIN, seed).prompt for seed in SEEDS}
         held_out = {draw(Split.EVAL, seed).prompt for seed in SEEDS}
@@ -38,19 +36,15 @@ VALUES = {"12+34": 46, "12 - 34": -22, "-3*4": -12, "99*99": 9801, "1--1": 2}
 NO_VALUES = ["12+", "1+2+3", "2**9", "1/2", "9999999999+1", "__import__('os')", ""]
 
 
-@pytest.mark.parametrize("reply", REQUESTED)
-def test_what_a_reply_asks_the_calculator(reply: str) -> None:
-    assert requested_expression(reply) == REQUESTED[reply]
+def test_what_a_reply_asks_the_calculator_which_knows_three_operations_and_no_code():
+    assert {reply: requested_expression(reply) for reply in REQUESTED} == REQUESTED
+    for expression in (*VALUES, *NO_VALUES):
+        value = VALUES.get(expression)
+        assert evaluate(expression) == value, expression
+        assert tool_reply(expression) == ("error" if value is None else str(value))
 
 
-@pytest.mark.parametrize("expression", [*VALUES, *NO_VALUES])
-def test_the_calculator_knows_three_operations_and_no_code(expression: str) -> None:
-    value = VALUES.get(expression)
-    assert evaluate(expression) == value
-    assert tool_reply(expression) == ("error" if value is None else str(value))
-
-
-def test_without_mistakes_every_reply_is_right() -> None:
+def test_without_mistakes_every_reply_is_right():
     for seed in range(100):
         word, sum_ = reverse_task(Split.TRAIN, seed), calculator_task(Split.TRAIN, seed)
         said = (("user", word.prompt), ("assistant", word.answer))
@@ -60,25 +54,19 @@ def test_without_mistakes_every_reply_is_right() -> None:
         assert calculator_demonstration(seed, NO_MISTAKES) == [TemplateMessage(*one) for one in said]
 
 
-def test_mistakes_come_at_their_rates() -> None:
-    replies = [
-        (reverse_task(Split.TRAIN, seed).answer, reverse_demonstration(seed, NOISY)[1].content) for seed in NOISY_SEEDS
-    ]
-    letters = [a == b for answer, reply in replies for a, b in zip(answer, reply, strict=True)]
+def test_mistakes_come_at_their_rates_and_the_tool_tells_what_it_was_asked():
+    replies = [(reverse_task(Split.TRAIN, seed).answer, reverse_demonstration(seed, NOISY)[1]) for seed in NOISY_SEEDS]
+    letters = [a == b for answer, reply in replies for a, b in zip(answer, reply.content, strict=True)]
     assert abs(sum(letters) / len(letters) - (1 - 0.25 * 25 / 26)) < 0.02
-    calculations = [calculator_demonstration(seed, NOISY) for seed in NOISY_SEEDS]
-    called = [talk for talk in calculations if requested_expression(talk[1].content) is not None]
-    assert abs(len(called) / len(calculations) - 0.5) < 0.03
+    talks = [calculator_demonstration(seed, NOISY) for seed in NOISY_SEEDS]
+    called = [talk for talk in talks if requested_expression(talk[1].content) is not None]
+    assert abs(len(called) / len(talks) - 0.5) < 0.03
     last = [talk[-1].content == talk[-2].content for talk in called if len(talk) == 4]
     assert abs(sum(last) / len(last) - (1 - 0.3 * 0.9)) < 0.03
-
-
-def test_the_tool_tells_what_it_was_asked_and_an_error_is_followed_by_the_right_call() -> None:
-    talks = [calculator_demonstration(seed, NOISY) for seed in NOISY_SEEDS]
     assert any(talk[2].content == "error" for talk in talks if len(talk) > 2)
     for seed, talk in zip(NOISY_SEEDS, talks, strict=True):
         for asked, told in itertools.pairwise(talk):
             if told.role == "tool":
                 assert told.content == tool_reply(requested_expression(asked.content) or "")
         if len(talk) > 4:
-            assert talk[3].content == calculator_task(Split.TRAIN, seed).call
+            assert talk[3].content == calculator_task(Split.TRAIN, seed).call, "an error is followed by the right call"

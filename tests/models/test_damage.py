@@ -24,7 +24,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A model of two layers with small random weights."""
     generator = np.random.default_rng(0)
     save_file({name: generator.normal(size=shape).astype("f4") for name, shape in SHAPES.items()}, tmp_path / WEIGHTS)
@@ -33,17 +33,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def configure(folder: Path, **config: object) -> None:
+def configure(folder, **config):
     (folder / "config.json").write_text(json.dumps(CONFIG | config))
 
 
-def change_weights(folder: Path, change: Callable[[dict[str, np.ndarray]], object]) -> None:
+def change_weights(folder, change):
     weights = load_file(folder / WEIGHTS)
     change(weights)
     save_file(weights, folder / WEIGHTS)
 
 
-def split(folder: Path, *, index: bool = True, second: bool = True, keep: int = 9) -> None:
+def split(folder, *, index=True, second=True, keep=9):
     """Cut the weights into two shards."""
     weights = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
@@ -56,17 +56,28 @@ def split(folder: Path, *, index: bool = True, second: bool = True, keep: int = 
         (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
 
 
-def truncate(folder: Path) -> None:
+def truncate(folder):
     data = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(data[:-9])
 
 
-def fill(name: str, value: float) -> Callable[[Path], None]:
+def write_entry(folder):
+    header = json.dumps({"x": {"dtype": "F32", "shape": [1]}}).encode()
+    (folder / WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+def fill(name, value):
     return lambda folder: change_weights(folder, lambda weights: weights[name].fill(value))
 
 
 Q1 = "model.layers.1.self_attn.q_proj.weight"
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "empty": (lambda folder: (folder / WEIGHTS).write_bytes(b""), f"{WEIGHTS} is damaged"),
+    "no header": (lambda folder: (folder / WEIGHTS).write_bytes(b"\xff" * 8), f"{WEIGHTS} is damaged"),
+    "header": (lambda folder: (folder / WEIGHTS).write_bytes(b"\x02\0\0\0\0\0\0\0{x"), f"{WEIGHTS} is damaged"),
+    "entry": (write_entry, "its header's entry 'x' is malformed"),
+    "configuration": (lambda folder: (folder / "config.json").write_text("{"), "config.json cannot be read"),
+    "list": (lambda folder: (folder / "config.json").write_text("[]"), "config.json is not a JSON object"),
     "truncated": (truncate, f"{WEIGHTS} has .* bytes, and its header says"),
     "pointer": (lambda folder: (folder / WEIGHTS).write_bytes(POINTER), f"{WEIGHTS} is a Git LFS pointer"),
     "tokenizer's pointer": (lambda folder: (folder / "tokenizer.json").write_bytes(POINTER), "tokenizer.json is a Git"),
@@ -122,10 +133,3 @@ def test_layers_may_differ_if_the_configuration_says_so(folder, setting):
     change_weights(folder, lambda weights: weights.pop(Q1))
     configure(folder, **setting)
     assert inspect(folder).num_layers == 2
-
-
-def test_a_malformed_entry_of_a_header_is_damage(folder):
-    header = json.dumps({"x": {"dtype": "F32", "shape": [1]}}).encode()
-    (folder / WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(NotAModel, match="its header's entry 'x' is malformed"):
-        inspect(folder)

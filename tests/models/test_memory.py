@@ -1,7 +1,5 @@
 """The estimate against numbers worked out by hand, and limits read from files as the kernel writes them."""
 
-from pathlib import Path
-
 import pytest
 from tests.models.model_folders import write_model
 
@@ -21,18 +19,17 @@ from marlaas.models.memory import (
 )
 from marlaas_api.documents import job_spec
 from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
-from marlaas_api.messages import JobSpec
 
 KIB = 1024
 GIB = 2**30
 LARGE = {"model.embed_tokens.weight": (2**20, 2**10), "model.layers.0.mlp.up_proj.weight": (2**16, 2**15)}
 
 
-def pool(**spec: object) -> ModelPoolSpec:
+def pool(**spec):
     return ModelPoolSpec.model_validate({"model": {"path": "m"}, "adapterSlots": 3, "maxRank": 8} | spec)
 
 
-def job(tokens: int, *adapters: tuple[int, list[str]], **settings: object) -> JobSpec:
+def job(tokens, *adapters, **settings):
     agents = [
         {"name": f"a{number}", "adapter": {"rank": rank, "alpha": 2 * rank, "targets": targets}}
         for number, (rank, targets) in enumerate(adapters)
@@ -42,7 +39,12 @@ def job(tokens: int, *adapters: tuple[int, list[str]], **settings: object) -> Jo
     return job_spec(RLJobSpec.model_validate(spec))
 
 
-def test_weights_cache_and_adapters_of_both_roles(tmp_path: Path) -> None:
+def small(folder):
+    """Layers of 8 to 8 and 32 to 8, twice; embeddings of 100 tokens."""
+    return inspect(write_model(folder / "m", vocab_size=100, hidden_size=8, num_hidden_layers=2))
+
+
+def test_weights_cache_and_adapters_of_both_roles(tmp_path):
     facts = inspect(write_model(tmp_path / "m", LARGE))
     engine, trainer = demands(facts, pool(rollout={"dtype": "bfloat16", "kvCacheBytes": "1Gi", "replicas": 2}))
     adapter = 8 * (2**16 + 2**15)
@@ -54,17 +56,13 @@ def test_weights_cache_and_adapters_of_both_roles(tmp_path: Path) -> None:
     assert list(engine.parts) == ["weights as 32-bit numbers", "adapters", "process"], "it has no KV cache"
 
 
-def test_a_trainer_holds_every_agents_optimizer_and_the_widest_micro_batch_of_all_jobs(tmp_path: Path) -> None:
-    """Layers of 8 to 8 and 32 to 8, twice; embeddings of 100 tokens."""
-    facts = inspect(write_model(tmp_path / "m", vocab_size=100, hidden_size=8, num_hidden_layers=2))
+def test_a_trainer_holds_every_agents_optimizer_and_the_widest_micro_batch_of_all_jobs(tmp_path):
+    facts = small(tmp_path)
     jobs = [job(256, (8, ["q_proj"]), (1, [])), job(512, (8, ["down_proj"]))]
     sizes = [2 * 8 * (8 + 8), 2 * 1 * (16 + 40), 2 * 8 * (8 + 32)]
     assert sizes == [256, 112, 640]
     linear = 2 * (8 + 8 + 8) + 2 * (32 + 8 + 8)
-    for dtype, number, norms, head, heap in (
-        ("float32", 4, 0, 0, 1.17),
-        ("bfloat16", 2, 4 * 8 * 2, 4 * 100 * 8, 1.35),
-    ):
+    for dtype, number, norms, head, heap in (("float32", 4, 0, 0, 1.17), ("bfloat16", 2, 64, 4 * 100 * 8, 1.35)):
         _, trainer = demands(facts, pool(rollout={"dtype": dtype}), jobs)
         assert list(trainer.parts.values()) == [
             facts.num_parameters * number,
@@ -76,16 +74,16 @@ def test_a_trainer_holds_every_agents_optimizer_and_the_widest_micro_batch_of_al
     assert two.parts["adapters and optimizer"] == 4 * (4 * 504 + 8 * 640)
 
 
-def test_a_kl_reference_that_is_no_base_model_is_a_copy_more(tmp_path: Path) -> None:
-    facts = inspect(write_model(tmp_path / "m", hidden_size=8, num_hidden_layers=2))
+def test_a_kl_reference_that_is_no_base_model_is_a_copy_more(tmp_path):
+    facts = small(tmp_path)
     behind = {"kl": {"coefficient": 0.1, "reference": {"versionsBehind": 2}}}
     sizes = [demands(facts, pool(), [job(256, (8, ["q_proj"]), **kl)])[1].parts for kl in ({}, behind)]
     assert [one["adapters and optimizer"] for one in sizes] == [4 * (4 + 8) * 256, 4 * (5 + 8) * 256]
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_trainers_share_what_all_workers_leave_of_the_machines_memory(tmp_path: Path, replicas: int) -> None:
-    facts = inspect(write_model(tmp_path / "m", hidden_size=8, num_hidden_layers=2))
+def test_trainers_share_what_all_workers_leave_of_the_machines_memory(tmp_path, replicas):
+    facts = small(tmp_path)
     one, two = pool(trainer={"replicas": replicas}), pool()
     needed = [*demands(facts, one), *demands(facts, two)]
     agents = sum(each.workers * each.parts.get("adapters and optimizer", 0) for each in needed)
@@ -95,8 +93,8 @@ def test_trainers_share_what_all_workers_leave_of_the_machines_memory(tmp_path: 
 
 
 @pytest.mark.parametrize("free", [0, 10 * GIB])
-def test_a_trainer_has_room_for_every_single_job_however_little_is_free_now(tmp_path: Path, free: int) -> None:
-    facts = inspect(write_model(tmp_path / "m", hidden_size=8, num_hidden_layers=2))
+def test_a_trainer_has_room_for_every_single_job_however_little_is_free_now(tmp_path, free):
+    facts = small(tmp_path)
     jobs = [job(256, (8, ["q_proj"]), (8, ["q_proj"])), job(256, (8, ["q_proj"]))]
     least = agent_rooms([PoolUse(facts, pool(), jobs), PoolUse(facts, pool())], 0)
     assert least == [4 * 4 * 2 * 256, 4 * 4 * facts.adapter_parameters(8)]
@@ -104,15 +102,15 @@ def test_a_trainer_has_room_for_every_single_job_however_little_is_free_now(tmp_
     assert (rooms == least) is (free == 0)
 
 
-def test_activations_that_would_be_recomputed_take_what_the_pool_allows_or_what_is_kept_then(tmp_path: Path) -> None:
-    facts = inspect(write_model(tmp_path / "m", hidden_size=8, num_hidden_layers=2))
+def test_activations_that_would_be_recomputed_take_what_the_pool_allows_or_what_is_kept_then(tmp_path):
+    facts = small(tmp_path)
     kept = 4 * 1000 * (2 * (8 + 8 + 8) + 2 * (32 + 8 + 8))
     assert kept == 576_000
     for most, expected in (("600k", 576_000), ("500k", 500_000), ("1k", 4 * 1000 * 8 * 2 + 288_000)):
         assert activation_bytes(facts, pool(trainer={"activationBytes": most}), 8, 1000) == expected
 
 
-def test_a_model_that_does_not_fit_is_told_in_one_sentence_with_the_numbers(tmp_path: Path) -> None:
+def test_a_model_that_does_not_fit_is_told_in_one_sentence_with_the_numbers(tmp_path):
     needed = demands(inspect(write_model(tmp_path / "m", LARGE)), pool())
     told = shortage(needed, 16 * GIB)
     assert told is not None
@@ -124,41 +122,35 @@ def test_a_model_that_does_not_fit_is_told_in_one_sentence_with_the_numbers(tmp_
     assert shortage(needed, 30 * GIB) is None
 
 
-def kernel(folder: Path, group: str = "0::/a/b\n", **limits: str) -> tuple[Path, Path]:
-    proc, cgroups = folder / "proc", folder / "cgroup"
-    (proc / "self").mkdir(parents=True)
-    (proc / "meminfo").write_text("MemTotal:  4000 kB\nMemFree: 1000 kB\nMemAvailable:  3000 kB\nHugePages_Total: 0\n")
-    (proc / "self" / "cgroup").write_text(group)
-    for name, text in limits.items():
-        file = cgroups / name.replace("__", "/") / "memory.max"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    return proc, cgroups
-
-
 LIMITS = [
-    ({}, 4000, 3000),
-    ({"a": "max\n"}, 4000, 3000),
-    ({"a__b": f"{3500 * KIB}\n"}, 3500, 3000),
-    ({"a": f"{2000 * KIB}\n", "a__b": f"{3500 * KIB}\n"}, 2000, 2000),  # an outer group's
-    ({"other": "1\n"}, 4000, 3000),
+    ("0::/a/b\n", {}, 4000, 3000),
+    ("0::/a/b\n", {"a/memory.max": "max\n"}, 4000, 3000),
+    ("0::/a/b\n", {"a/b/memory.max": f"{3500 * KIB}\n"}, 3500, 3000),
+    (
+        "0::/a/b\n",
+        {"a/memory.max": f"{2000 * KIB}\n", "a/b/memory.max": f"{3500 * KIB}\n"},
+        2000,
+        2000,
+    ),  # an outer group's
+    ("0::/a/b\n", {"other/memory.max": "1\n"}, 4000, 3000),
+    ("4:memory:/docker/x\n", {"memory/memory.limit_in_bytes": f"{1000 * KIB}\n"}, 1000, 1000),  # the older groups
 ]
 
 
-@pytest.mark.parametrize(("limits", "limit", "free"), LIMITS)
-def test_memory_is_the_machines_or_the_tightest_groups(tmp_path: Path, limits, limit: int, free: int) -> None:
-    assert machine(*kernel(tmp_path, **limits)) == Machine(limit * KIB, free * KIB)
-
-
-def test_the_older_groups_limit_counts_too(tmp_path: Path) -> None:
-    proc, cgroups = kernel(tmp_path, "4:memory:/docker/x\n")
-    (cgroups / "memory").mkdir(parents=True)
-    (cgroups / "memory" / "memory.limit_in_bytes").write_text(f"{1000 * KIB}\n")
-    assert machine(proc, cgroups) == Machine(1000 * KIB, 1000 * KIB)
+@pytest.mark.parametrize(("group", "files", "limit", "free"), LIMITS)
+def test_memory_is_the_machines_or_the_tightest_groups(tmp_path, group, files, limit, free):
+    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal:  4000 kB\nMemFree: 1000 kB\nMemAvailable:  3000 kB\nHugePages_Total: 0\n")
+    (proc / "self" / "cgroup").write_text(group)
+    for name, text in files.items():
+        (cgroups / name).parent.mkdir(parents=True, exist_ok=True)
+        (cgroups / name).write_text(text)
+    assert machine(proc, cgroups) == Machine(limit * KIB, free * KIB)
     assert machine(tmp_path / "none") is None, "the kernel tells nothing"
 
 
-def test_an_accelerator_is_seen_by_its_device(tmp_path: Path) -> None:
+def test_an_accelerator_is_seen_by_its_device(tmp_path):
     assert not has_gpu(tmp_path)
     (tmp_path / "nvidia0").touch()
     assert has_gpu(tmp_path)

@@ -1,6 +1,5 @@
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -10,25 +9,18 @@ from marlaas_api.kinds import ModelSpec
 
 
 @pytest.fixture
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("MARLAAS_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
-def a_model(folder: Path, *names: str) -> Path:
-    folder.mkdir()
-    for name in names:
-        (folder / name).touch()
-    return folder
-
-
-def test_the_package_is_light() -> None:
+def test_the_package_is_light():
     code = "import sys, marlaas.models; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert not {"torch", "transformers", "numpy", "pydantic", "asyncio", "huggingface_hub"} & set(modules)
 
 
-def test_a_model_is_prepared_only_on_request(own_cache: Path) -> None:
+def test_a_model_is_prepared_only_on_request(own_cache):
     assert [prepared(model.name) for model in list_models()] == [None, None]
     assert not own_cache.exists()
 
@@ -37,14 +29,14 @@ def test_a_model_is_prepared_only_on_request(own_cache: Path) -> None:
     ("name", "hint"),
     [("tny", "did you mean 'tiny'"), ("SmolLM2_135M", "did you mean 'smollm2"), ("gpt", "the builtin models are")],
 )
-def test_an_unknown_name_is_answered_with_the_nearest(name: str, hint: str) -> None:
+def test_an_unknown_name_is_answered_with_the_nearest(name, hint):
     with pytest.raises(UnknownModel, match=hint) as caught:
         prepare(name)
     assert isinstance(caught.value, InvalidInput)
     assert "tiny and smollm2-135m-instruct" in str(caught.value)
 
 
-def test_another_recipe_is_another_folder(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+def test_another_recipe_is_another_folder(monkeypatch, own_cache):
     recipe = registry._RECIPES["tiny"]
     other = registry._Recipe(recipe.model, recipe.build, recipe.sources[1:])
     folders = {registry._folder(recipe), registry._folder(other)}
@@ -52,29 +44,25 @@ def test_another_recipe_is_another_folder(monkeypatch: pytest.MonkeyPatch, own_c
     assert all(folder.parent == own_cache / "models" and folder.name.startswith("tiny-") for folder in folders)
 
 
-@pytest.mark.parametrize(
-    ("names", "missing"),
-    [
-        (None, "the folder does not exist"),
-        (["model.safetensors", "tokenizer.json"], "it has no config.json"),
-        (["config.json", "tokenizer.json"], "it has no weights"),
-        (["config.json", "model.safetensors"], "it has no tokenizer"),
-    ],
-)
-def test_a_folder_that_is_no_model(tmp_path: Path, names: list[str] | None, missing: str) -> None:
-    folder = tmp_path / "m" if names is None else a_model(tmp_path / "m", *names)
-    with pytest.raises(NotAModel, match=f"no base model in {folder}: {missing}"):
-        resolve(ModelSpec(path=str(folder)))
-
-
-def test_a_folder_of_ones_own_is_taken_as_it_is_and_a_volume_needs_a_cluster(tmp_path: Path) -> None:
-    folder = a_model(tmp_path / "m", "config.json", "model.safetensors", "tokenizer.json")
+def test_a_folder_of_ones_own_is_taken_as_it_is_only_if_it_is_a_model_and_a_volume_needs_a_cluster(tmp_path):
+    folder = tmp_path / "m"
+    for name, missing in (
+        ("", "the folder does not exist"),
+        ("config.json", "it has no config.json"),
+        ("model.safetensors", "it has no weights"),
+        ("tokenizer.json", "it has no tokenizer"),
+    ):
+        with pytest.raises(NotAModel, match=f"no base model in {folder}: {missing}"):
+            resolve(ModelSpec(path=str(folder)))
+        folder.mkdir(exist_ok=True)
+        if name:
+            (folder / name).touch()
     assert resolve(ModelSpec(path=str(folder))) == folder
     with pytest.raises(NotAModel, match="needs a cluster"):
         resolve(ModelSpec.model_validate({"pvc": {"claimName": "models", "path": "m"}}))
 
 
-def test_a_package_that_is_not_here_is_named(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+def test_a_package_that_is_not_here_is_named(monkeypatch, own_cache):
     for package in ("torch", "huggingface_hub"):
         monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules, "marlaas.models.tiny", raising=False)

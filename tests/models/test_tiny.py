@@ -1,16 +1,13 @@
 """The model that the project trains itself: what it can do before reinforcement learning, and that training is exact."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from marlaas.models import list_models, prepare
 from marlaas.models.curriculum import calculator_task, requested_expression, reverse_task, tool_reply
 from marlaas.models.demonstrations import Mistakes
-from marlaas.models.tiny import Recipe, build_tiny, train
+from marlaas.models.tiny import Recipe, build_tiny
 from marlaas.models.tokenizer import END, PAD, VOCABULARY, TemplateMessage, encode
 from marlaas_api.names import Split
 
@@ -22,60 +19,51 @@ NUM_HELD_OUT = 512
 class Player:
     """Samples replies of a model at temperature 1, many conversations at once."""
 
-    def __init__(self, folder: Path, greedy: bool) -> None:
+    def __init__(self, folder, greedy):
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        self._model: Any = AutoModelForCausalLM.from_pretrained(folder)
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        self._greedy = greedy
+        self._model = AutoModelForCausalLM.from_pretrained(folder)
+        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._sampling = {"do_sample": False} if greedy else {"do_sample": True, "top_k": 0, "temperature": 1.0}
 
-    def reply(self, conversations: Sequence[Sequence[TemplateMessage]]) -> list[str]:
+    def reply(self, conversations):
         import torch
 
         prompts = [[*encode(conversation)[0], VOCABULARY["<|assistant|>"]] for conversation in conversations]
         width = max(map(len, prompts))
         ids = torch.tensor([[VOCABULARY[PAD]] * (width - len(prompt)) + prompt for prompt in prompts])
-        sampling = {"do_sample": False} if self._greedy else {"do_sample": True, "top_k": 0, "temperature": 1.0}
         mask = (ids != VOCABULARY[PAD]).long()
-        whole = self._model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=16, **sampling)
+        whole = self._model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=16, **self._sampling)
         return [text.split(END)[0] for text in self._tokenizer.batch_decode(whole[:, width:])]
 
 
-def asked(task: Any) -> list[TemplateMessage]:
-    return [TemplateMessage("user", task.prompt)]
-
-
-def reversed_share(player: Player) -> float:
+def reversed_share(player):
     tasks = [reverse_task(Split.EVAL, seed) for seed in range(NUM_HELD_OUT)]
-    replies = player.reply([asked(task) for task in tasks])
+    replies = player.reply([[TemplateMessage("user", task.prompt)] for task in tasks])
     return sum(reply == task.answer for task, reply in zip(tasks, replies, strict=True)) / NUM_HELD_OUT
 
 
-def calculated_share(player: Player) -> float:
+def calculated_share(player):
     """Share of the tasks that are right after one call and one reply, which is all that most episodes take."""
     tasks = [calculator_task(Split.EVAL, seed) for seed in range(NUM_HELD_OUT)]
-    replies = player.reply([asked(task) for task in tasks])
+    replies = player.reply([[TemplateMessage("user", task.prompt)] for task in tasks])
     calls = [(task, reply) for task, reply in zip(tasks, replies, strict=True) if requested_expression(reply)]
-    talks = [
-        [
-            *asked(task),
-            TemplateMessage("assistant", call),
-            TemplateMessage("tool", tool_reply(call.removeprefix("calc: "))),
-        ]
+    said = [
+        (("user", task.prompt), ("assistant", call), ("tool", tool_reply(call.removeprefix("calc: "))))
         for task, call in calls
     ]
-    right = [reply == task.answer for (task, _), reply in zip(calls, player.reply(talks), strict=True)]
-    return sum(right) / NUM_HELD_OUT
+    answers = player.reply([[TemplateMessage(*one) for one in talk] for talk in said])
+    return sum(answer == task.answer for (task, _), answer in zip(calls, answers, strict=True)) / NUM_HELD_OUT
 
 
 @pytest.fixture(scope="module")
-def folder() -> Path:
+def folder():
     return prepare("tiny")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [reversed_share, calculated_share])
-def test_it_is_right_often_enough_to_learn_and_seldom_enough_to_have_something_to_learn(folder: Path, share) -> None:
+def test_it_is_right_often_enough_to_learn_and_seldom_enough_to_have_something_to_learn(folder, share):
     import torch
 
     torch.manual_seed(0)
@@ -84,7 +72,7 @@ def test_it_is_right_often_enough_to_learn_and_seldom_enough_to_have_something_t
 
 
 @pytest.mark.slow
-def test_its_folder_is_what_engines_and_trainers_load(folder: Path) -> None:
+def test_its_folder_is_what_engines_and_trainers_load(folder):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -97,30 +85,22 @@ def test_its_folder_is_what_engines_and_trainers_load(folder: Path) -> None:
     assert size == pytest.approx(next(m.size_bytes for m in list_models() if m.name == "tiny"), rel=0.1)
 
 
-def test_training_is_a_function_of_the_recipe(tmp_path: Path) -> None:
-    def weights(name: str, recipe: Recipe) -> bytes:
-        (tmp_path / name).mkdir()
-        build_tiny(tmp_path / name, lambda share: None, recipe)
-        return (tmp_path / name / "model.safetensors").read_bytes()
-
-    first = weights("first", SHORT)
-    assert weights("again", SHORT) == first
-    for name, other in (("seed", replace(SHORT, seed=1)), ("noise", replace(SHORT, mistakes=NOISIER))):
-        assert weights(name, other) != first
-
-
-def test_training_leaves_the_callers_randomness_and_threads_alone(tmp_path: Path) -> None:
+def test_training_is_a_function_of_the_recipe_and_leaves_the_callers_randomness_and_threads_alone(tmp_path):
     import torch
+
+    def weights(name, recipe):
+        (tmp_path / name).mkdir()
+        shares = []
+        build_tiny(tmp_path / name, shares.append, recipe)
+        assert shares == [0.25, 0.5, 0.75, 1.0]
+        return (tmp_path / name / "model.safetensors").read_bytes()
 
     torch.manual_seed(7)
     expected, num_threads = torch.rand(3), torch.get_num_threads()
     torch.manual_seed(7)
-    build_tiny(tmp_path, lambda share: None, SHORT)
+    first = weights("first", SHORT)
     assert torch.equal(torch.rand(3), expected)
     assert torch.get_num_threads() == num_threads
-
-
-def test_progress_goes_from_nothing_to_all() -> None:
-    shares: list[float] = []
-    train(SHORT, shares.append)
-    assert shares == [0.25, 0.5, 0.75, 1.0]
+    assert weights("again", SHORT) == first
+    for name, other in (("seed", replace(SHORT, seed=1)), ("noise", replace(SHORT, mistakes=NOISIER))):
+        assert weights(name, other) != first

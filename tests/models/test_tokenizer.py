@@ -1,5 +1,4 @@
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +11,7 @@ CONVERSATION = st.lists(st.builds(TemplateMessage, st.sampled_from(ROLES), TEXT)
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def tokenizer(tmp_path_factory):
     from transformers import AutoTokenizer
 
     folder: Path = tmp_path_factory.mktemp("tokenizer")
@@ -20,46 +19,42 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def render(tokenizer: Any, conversation: list[TemplateMessage], prompt: bool = False) -> list[int]:
+def render(tokenizer, conversation, prompt=False):
     messages = [{"role": message.role, "content": message.content} for message in conversation]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
 @given(text=TEXT)
-def test_a_character_is_a_token_and_nothing_is_lost(tokenizer: Any, text: str) -> None:
+def test_a_character_is_a_token_and_nothing_is_lost(tokenizer, text):
     ids = tokenizer.encode(text)
     assert len(ids) == len(text)
     assert tokenizer.decode(ids) == text
 
 
 @given(conversation=CONVERSATION)
-def test_pretraining_reads_what_the_template_writes_message_by_message(tokenizer, conversation) -> None:
+def test_pretraining_reads_what_the_template_writes_message_by_message(tokenizer, conversation):
     assert render(tokenizer, conversation) == encode(conversation)[0]
     one_by_one = [token for message in conversation for token in render(tokenizer, [message])]
     assert render(tokenizer, conversation) == one_by_one
 
 
 @given(conversation=CONVERSATION, reply=TEXT)
-def test_a_generated_turn_is_the_rendered_one(tokenizer: Any, conversation: list[TemplateMessage], reply: str) -> None:
+def test_a_generated_turn_is_the_rendered_one(tokenizer, conversation, reply):
     generated = [*tokenizer.encode(reply), tokenizer.eos_token_id]
     whole = render(tokenizer, [*conversation, TemplateMessage("assistant", reply)])
     assert render(tokenizer, conversation, prompt=True) + generated == whole
 
 
-def test_an_assistant_writes_its_words_and_the_end_of_its_turn() -> None:
-    ids, written = encode([TemplateMessage("user", "hi"), TemplateMessage("assistant", "yo")])
+def test_an_assistant_writes_its_words_and_the_end_of_its_turn_and_other_characters_are_one_unknown_token(tokenizer):
+    ids, written = encode([TemplateMessage("user", "hé"), TemplateMessage("assistant", "yo")])
     assert [index for index, mine in zip(ids, written, strict=True) if mine] == [VOCABULARY[t] for t in ("y", "o", END)]
+    assert ids[2] == VOCABULARY[UNKNOWN]
+    assert tokenizer.encode("aé☃b") == [VOCABULARY[t] for t in ("a", UNKNOWN, UNKNOWN, "b")]
 
 
-def test_special_tokens_are_single_and_the_end_of_turn_ends_generation(tokenizer: Any) -> None:
+def test_special_tokens_are_single_and_the_end_of_turn_ends_generation(tokenizer):
     for token in (END, *(f"<|{role}|>" for role in ROLES)):
         assert tokenizer.encode(token) == [VOCABULARY[token]]
-    assert tokenizer.eos_token == END
-    assert tokenizer.bos_token is None
+    assert (tokenizer.eos_token, tokenizer.bos_token) == (END, None)
     assert tokenizer.decode(tokenizer.encode(f"a{END}"), skip_special_tokens=True) == "a"
-
-
-def test_other_characters_are_one_unknown_token_each(tokenizer: Any) -> None:
-    assert tokenizer.encode("aé☃b") == [VOCABULARY[t] for t in ("a", UNKNOWN, UNKNOWN, "b")]
-    assert encode([TemplateMessage("user", "é")])[0][1] == VOCABULARY[UNKNOWN]

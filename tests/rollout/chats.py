@@ -1,13 +1,11 @@
 """Tokenizers with chat templates of every kind, and what is said with them."""
 
-from collections.abc import Sequence
-
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from marlaas_api.messages import ChatMessage, StopReason
-from marlaas_worker.rollout.conversation import Conversation, Prompt, conclude, read_reply
+from marlaas_worker.rollout.conversation import conclude, read_reply
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 
 CHATML = (
@@ -19,7 +17,7 @@ TRIMS = CHATML.replace("m.content", "m.content | trim")
 COUNTS_MESSAGES = "{{ messages | length }}" + CHATML
 
 
-def bpe(template: str | None) -> PretrainedTokenizer:
+def bpe(template):
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -41,15 +39,13 @@ def bpe(template: str | None) -> PretrainedTokenizer:
     )
 
 
-def user(content: str) -> tuple[ChatMessage, ...]:
+def user(content):
     return (ChatMessage(role="user", content=content),)
 
 
-def reply_to(
-    tokenizer: PretrainedTokenizer, prompt: Prompt, output: Sequence[int], stop: StopReason = StopReason.STOP
-) -> Conversation:
+def reply_to(tokenizer, prompt, output, stop=StopReason.STOP):
     return conclude(prompt, read_reply(tokenizer, output, stop), output, stop)
 
 
-def say(tokenizer: PretrainedTokenizer, text: str, end: str = "<|im_end|>") -> list[int]:
+def say(tokenizer, text, end="<|im_end|>"):
     return [*tokenizer.encode(text), *tokenizer.encode(end)]

@@ -3,7 +3,7 @@
 import pytest
 
 from marlaas_api.names import AdapterRef
-from marlaas_worker.rollout.accounts import GONE_S, GoneJobs, OtherReplicas
+from marlaas_worker.rollout.accounts import GONE_S, GoneJobs
 from marlaas_worker.rollout.engine_meter import DecodeTime, EngineMeter, recent_tokens
 from marlaas_worker.rollout.slot_seconds import SlotSeconds
 
@@ -29,7 +29,7 @@ def test_tokens_count_half_after_a_minute_and_are_forgotten():
     assert recent.at(300.0) == {"a": 3.75}
 
 
-def test_unfinished_generations_are_estimated_from_the_recent_time_of_a_token() -> None:
+def test_unfinished_generations_are_estimated_from_the_recent_time_of_a_token():
     decode = DecodeTime()
     assert decode.tokens_in(0.0, 100) == 1
     for _ in range(200):
@@ -39,19 +39,7 @@ def test_unfinished_generations_are_estimated_from_the_recent_time_of_a_token() 
     assert decode.tokens_in(60.0, 100) == 100
 
 
-def test_only_the_growth_of_another_replicas_totals_counts() -> None:
-    others = OtherReplicas()
-    assert others.growth("a", {"t": 1000}) == {}, "its use before this replica began to listen"
-    assert others.growth("a", {"t": 1030, "u": 5}) == {"t": 30, "u": 5}
-    assert others.growth("a", {"t": 1030, "u": 5}) == {}
-    assert others.growth("b", {"t": 7}) == {}
-    assert others.growth("a", {"t": 10}) == {}, "it was restarted"
-    assert others.growth("a", {"t": 15, "u": 2}) == {"t": 5, "u": 2}
-    others.forget("a")
-    assert others.growth("a", {"t": 2000}) == {}, "its report was gone for a while"
-
-
-def test_totals_are_kept_for_a_minute_after_the_document_is_gone() -> None:
+def test_totals_are_kept_for_a_minute_after_the_document_is_gone():
     gone = GoneJobs()
     for present, counted, now, expired in (
         (["a", "b"], ["a"], 0.0, set()),
@@ -67,33 +55,26 @@ def test_totals_are_kept_for_a_minute_after_the_document_is_gone() -> None:
         assert gone.expired(present, counted, now) == expired, now
 
 
-def version(uid: str, number: int, agent: str = "policy") -> AdapterRef:
+def version(uid, number, agent="policy"):
     return AdapterRef("team-a", "sums", uid, agent, number)
 
 
-def test_every_version_counts_for_its_agent_from_its_load_until_its_slot_is_free():
+def test_every_version_counts_for_its_agent_from_its_load_until_its_slot_is_free_and_a_job_that_is_gone_leaves_nothing():
     seconds = SlotSeconds()
-    seconds.begin(version("a", 1), 10.0)
-    seconds.begin(version("a", 2), 12.0)
-    seconds.begin(version("a", 1, "critic"), 12.5)
-    seconds.begin(version("b", 1), 13.0)
+    for uid, number, agent, now in (
+        ("a", 1, "policy", 10),
+        ("a", 2, "policy", 12),
+        ("a", 1, "critic", 12.5),
+        ("b", 1, "policy", 13),
+    ):
+        seconds.begin(version(uid, number, agent), now)
     assert seconds.totals(14.0) == {"a": {"policy": 6.0, "critic": 1.5}, "b": {"policy": 1.0}}
-    seconds.end(version("a", 1).engine_name, 15.0)
-    seconds.end(version("a", 1).engine_name, 99.0)
+    for now in (15.0, 99.0):
+        seconds.end(version("a", 1).engine_name, now)
     assert seconds.totals(16.0) == {"a": {"policy": 9.0, "critic": 3.5}, "b": {"policy": 3.0}}
-
-
-def test_an_engine_that_stops_ends_all_and_a_job_that_is_gone_leaves_nothing():
-    seconds = SlotSeconds()
-    seconds.begin(version("a", 1), 10.0)
-    seconds.begin(version("b", 1), 10.0)
-    seconds.end_all(11.0)
-    assert seconds.totals(20.0) == {"a": {"policy": 1.0}, "b": {"policy": 1.0}}
-    seconds.begin(version("a", 1), 20.0)
-    seconds.end(version("a", 1).engine_name, 22.0)
-    assert seconds.totals(30.0) == {"a": {"policy": 3.0}, "b": {"policy": 1.0}}
+    seconds.end_all(17.0)
+    assert seconds.totals(20.0) == {"a": {"policy": 10.0, "critic": 4.5}, "b": {"policy": 4.0}}
     seconds.begin(version("a", 2), 25.0)
-    seconds.begin(version("a", 2, "critic"), 25.0)
     seconds.forget(["a"])
     seconds.end(version("a", 2).engine_name, 29.0)
-    assert seconds.totals(30.0) == {"b": {"policy": 1.0}}
+    assert seconds.totals(30.0) == {"b": {"policy": 4.0}}

@@ -18,13 +18,10 @@ def _stacked(rank=RANK, dtype=torch.float32):
     [
         [0, 0, 0, 0],
         [2, 2, 0, 0],
-        [0, 1, 0, 2],
         [-1, 1, -1, 1],
         [-1, -1, -1, -1],
-        [3, -1, 0, 1],
         [11, -1, 0, 11],
         [3, -1, 0, 3, 3] * 8,
-        [0, 3] * 24,
         [-1] * 3 + [4] * MIN_RUN + [1, 4, -1] + [1] * MIN_RUN + [0],
         [4] * MIN_RUN + [2, 2] + [4] * MIN_RUN,
     ],
@@ -56,8 +53,7 @@ def test_the_tensors_of_vllm_keep_their_values_and_what_is_written_to_them_later
     before = [tensor.clone() for tensor in (*a, *b)]
     adapters = stacked_adapters(a, b)
     assert all(torch.equal(now, then) for now, then in zip((*a, *b), before, strict=True))
-    assert adapters.a.is_contiguous()
-    assert adapters.b.is_contiguous()
+    assert (adapters.a.is_contiguous(), adapters.b.is_contiguous()) == (True, True)
     a[0][2, 0], b[0][2, 0] = torch.ones(RANK, INPUTS), torch.ones(WIDTHS[0], RANK)
     b[1][2] = 0
     outputs = torch.zeros(2, sum(WIDTHS))

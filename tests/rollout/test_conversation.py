@@ -1,49 +1,66 @@
-"""What a turn appends to a conversation, and what its reply leaves there."""
+"""What a turn appends to a conversation, what its reply leaves there, and what a chat template does to the past."""
 
 import pytest
-from tests.rollout.chats import COUNTS_MESSAGES, FORGETS_REASONING, TRIMS, bpe, reply_to, say, user
+from tests.rollout.chats import CHATML, COUNTS_MESSAGES, FORGETS_REASONING, TRIMS, bpe, reply_to, say, user
 
 from marlaas.models.tokenizer import VOCABULARY, save_tokenizer
-from marlaas_api.messages import ChatMessage, StopReason
+from marlaas_api.messages import ChatMessage, StopReason, ToolCallMessage
 from marlaas_worker.rollout.conversation import BadAppend, extend, read_reply
+from marlaas_worker.rollout.templates import rewritten
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer, TokenizerUnreadable
 
+LAST = "(m.content if loop.index > messages | length - 2 else m.content | upper)"
+SHOWS_TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}" + CHATML.replace(
+    "<|im_end|>\n{% endfor %}",
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.arguments.a }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}",
+)
 
-def test_the_first_turn_is_the_rendered_template(chatml):
-    prompt = extend(chatml, None, user("three plus 14"))
-    assert prompt.draft.opens_segment
-    rendered = "<|im_start|>user\nthree plus 14<|im_end|>\n<|im_start|>assistant\n"
-    assert prompt.ids.tolist() == chatml.encode(rendered)
+TOOL = '{"type": "function", "function": {"name": "add", "parameters": {}}}'
 
 
-def test_after_an_end_token_only_what_the_template_adds_is_appended(chatml):
-    first = extend(chatml, None, user("three"))
-    second = extend(chatml, reply_to(chatml, first, say(chatml, "the tool")), user("plus"))
+def opened(tokenizer, append="three"):
+    """The prompt of a conversation's first turn."""
+    return extend(tokenizer, None, user(append))
+
+
+USER_PLUS = "<|im_start|>user\nplus<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "stop", "appended"),
+    [
+        ("the tool<|im_end|>", StopReason.STOP, f"\n{USER_PLUS}"),
+        ("the to", StopReason.LENGTH, f"<|im_end|>\n{USER_PLUS}"),
+    ],
+)
+def test_the_first_turn_is_the_rendered_template_and_then_only_what_the_template_adds_is_appended(
+    chatml, said, stop, appended
+):
+    """A reply that was cut by its length is closed by the template."""
+    first, output = opened(chatml), chatml.encode(said)
+    assert first.draft.opens_segment
+    assert first.ids.tolist() == chatml.encode("<|im_start|>user\nthree<|im_end|>\n<|im_start|>assistant\n")
+    second = extend(chatml, reply_to(chatml, first, output, stop), user("plus"))
     assert not second.draft.opens_segment
-    assert second.appended.tolist() == chatml.encode("\n<|im_start|>user\nplus<|im_end|>\n<|im_start|>assistant\n")
-    assert second.past.tolist() == [*first.ids.tolist(), *say(chatml, "the tool")]
+    assert second.appended.tolist() == chatml.encode(appended)
+    assert second.past.tolist() == [*first.ids.tolist(), *output]
+    another_end = reply_to(chatml, first, say(chatml, "tool", "<|endoftext|>"))
+    assert extend(chatml, another_end, user("plus")).draft.opens_segment
 
 
-def test_a_reply_cut_by_length_is_closed_by_the_template_as_prompt(chatml):
-    cut = reply_to(chatml, extend(chatml, None, user("three")), chatml.encode("the to"), StopReason.LENGTH)
-    prompt = extend(chatml, cut, user("plus"))
-    closing = "<|im_end|>\n<|im_start|>user\nplus<|im_end|>\n<|im_start|>assistant\n"
+def test_raw_text_is_appended_verbatim_and_chat_goes_on_after_it_only_within_a_reply(chatml):
+    first = extend(chatml, None, "three plus")
+    assert first.ids.tolist() == chatml.encode("three plus")
+    begun = reply_to(chatml, first, say(chatml, " 14"))
+    second = extend(chatml, begun, "<|im_end|> the")
+    assert not second.draft.opens_segment
+    assert second.appended.tolist() == chatml.encode("<|im_end|> the")
+    with pytest.raises(BadAppend, match="began as raw text"):
+        extend(chatml, begun, user("plus"))
+    cut = reply_to(chatml, opened(chatml), chatml.encode("the"), StopReason.LENGTH)
+    prompt = extend(chatml, reply_to(chatml, extend(chatml, cut, " answer:"), say(chatml, " 14")), user("plus"))
     assert not prompt.draft.opens_segment
-    assert prompt.appended.tolist() == chatml.encode(closing)
-
-
-def test_generated_ids_are_kept_even_if_their_text_would_be_tokenised_otherwise(chatml):
-    letter_by_letter = [token for letter in "the tool" for token in chatml.encode(letter)]
-    assert letter_by_letter != chatml.encode("the tool")
-    output = [*letter_by_letter, *chatml.encode("<|im_end|>")]
-    prompt = extend(chatml, reply_to(chatml, extend(chatml, None, user("three")), output), user("plus"))
-    assert not prompt.draft.opens_segment
-    assert prompt.past.tolist()[-len(output) :] == output
-
-
-def test_another_end_token_than_the_templates_opens_a_segment(chatml):
-    ended = reply_to(chatml, extend(chatml, None, user("three")), say(chatml, "tool", "<|endoftext|>"))
-    assert extend(chatml, ended, user("plus")).draft.opens_segment
+    assert prompt.draft.history[1].content == "the answer: 14"
 
 
 @pytest.mark.parametrize(
@@ -64,35 +81,6 @@ def test_a_template_that_rewrites_its_past_opens_a_segment_with_a_whole_prompt(t
     history = (*user("plus"), ChatMessage(role="assistant", content=reply), *user("14"))
     if opens:
         assert prompt.ids.tolist() == tokenizer.encode(tokenizer.render(history))
-
-
-def test_raw_text_is_appended_verbatim(chatml):
-    first = extend(chatml, None, "three plus")
-    assert first.ids.tolist() == chatml.encode("three plus")
-    second = extend(chatml, reply_to(chatml, first, say(chatml, " 14")), "<|im_end|> the")
-    assert not second.draft.opens_segment
-    assert second.appended.tolist() == chatml.encode("<|im_end|> the")
-
-
-def test_chat_goes_on_after_raw_text_within_a_reply(chatml):
-    cut = reply_to(chatml, extend(chatml, None, user("three")), chatml.encode("the"), StopReason.LENGTH)
-    forced = reply_to(chatml, extend(chatml, cut, " answer:"), say(chatml, " 14"))
-    prompt = extend(chatml, forced, user("plus"))
-    assert not prompt.draft.opens_segment
-    assert prompt.draft.history[1].content == "the answer: 14"
-
-
-def test_chat_after_a_conversation_that_began_as_raw_text_is_refused(chatml):
-    begun = reply_to(chatml, extend(chatml, None, "three"), say(chatml, "14"))
-    with pytest.raises(BadAppend, match="began as raw text"):
-        extend(chatml, begun, user("plus"))
-
-
-def test_nothing_to_generate_from_is_refused(chatml):
-    with pytest.raises(BadAppend, match="nothing to generate from"):
-        extend(chatml, None, "")
-    with pytest.raises(BadAppend):
-        extend(chatml, None, ())
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):
@@ -120,3 +108,50 @@ def test_room_counts_what_was_and_what_is_appended(tiny):
     overflow = reply_to(tiny, first, [], StopReason.CONTEXT)
     assert overflow.full
     assert extend(tiny, overflow, "x").room(10_000) == 0
+
+
+@pytest.mark.parametrize(
+    ("template", "num_found", "words"),
+    [
+        (CHATML, 0, ""),
+        (FORGETS_REASONING, 1, "reasoning"),
+        (TRIMS, 1, "spaces"),
+        (COUNTS_MESSAGES, 4, "any reply"),
+        (CHATML.replace("m.content", LAST), 4, "any reply"),
+        (None, 0, ""),
+    ],
+)
+def test_a_template_that_rewrites_its_past_is_told_beforehand(template, num_found, words):
+    found = rewritten(bpe(template))
+    assert len(found) == num_found
+    assert words in " ".join(found)
+
+
+def test_tools_are_shown_from_when_they_are_given_and_others_are_another_past():
+    tokenizer = bpe(SHOWS_TOOLS)
+    first = extend(tokenizer, None, user("three"), (TOOL,))
+    assert first.draft.text.startswith('[{"type": "function"')
+    said = reply_to(tokenizer, first, say(tokenizer, '<tool_call>{"name": "add"}</tool_call>'))
+    same = extend(tokenizer, said, user("plus"))
+    assert (same.draft.opens_segment, same.draft.tools) == (False, (TOOL,))
+    assert extend(tokenizer, said, user("plus"), (TOOL,)).ids.tolist() == same.ids.tolist()
+    without = extend(tokenizer, said, user("plus"), ())
+    assert (without.draft.opens_segment, without.draft.text.startswith("[")) == (True, False)
+    call = ToolCallMessage(name="add", arguments='{"a": 14}', id="c1")
+    written = ChatMessage(role="assistant", content="", tool_calls=(call,))
+    answer = ChatMessage(role="tool", content="3", tool_call_id="c1")
+    assert "<tool_call>14</tool_call>" in extend(tokenizer, None, (*user("x"), written, answer)).draft.text
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "words"),
+    [
+        ("{{ raise_exception('only users') }}", (), "only users"),
+        (None, (), "no chat template"),
+        (CHATML, (TOOL,), "shows no tools"),
+        (SHOWS_TOOLS, ("{",), "refuses these messages"),
+    ],
+)
+def test_a_template_says_itself_why_it_refuses(template, tools, words):
+    with pytest.raises(BadAppend, match=words):
+        extend(bpe(template), None, user("three"), tools)

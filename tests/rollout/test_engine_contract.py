@@ -15,27 +15,25 @@ PROMPT = np.array([5, 9, 23, 40, 7, 61, 12], dtype=np.int32)
 IDS = np.arange(2, 50, dtype=np.int32)
 
 
-def sampling(seed: int = 1, max_tokens: int = 12, temperature: float = 1.0) -> Sampling:
-    return Sampling(temperature=temperature, max_tokens=max_tokens, seed=seed)
+def sampling(seed=1, max_tokens=12, temperature=1.0):
+    return Sampling(temperature, max_tokens, seed)
 
 
-async def test_scores_equal_those_of_transformers_and_peft(harness, publish, score_with_peft):
-    published = publish(1)
-    adapter = await harness.load(published)
-    gap = np.abs(await harness.engine.score(adapter, IDS) - score_with_peft(published.folder, IDS))
-    assert gap.mean() < 1e-4
-    assert gap.max() < 1e-3
+def with_prompt(drawn):
+    return np.concatenate([PROMPT, np.array(drawn.output_ids, dtype=np.int32)])
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-async def test_logprobs_of_drawn_tokens_are_those_of_transformers_and_peft_at_the_temperature(
+async def test_scores_equal_those_of_transformers_and_peft_also_of_drawn_tokens_at_the_temperature(
     harness, publish, hf_logprobs, temperature
 ):
     published = publish(1)
     adapter = await harness.load(published)
+    gap = np.abs(await harness.engine.score(adapter, IDS) - hf_logprobs(published.folder, IDS, 1.0))
+    assert gap.mean() < 1e-4
+    assert gap.max() < 1e-3
     drawn = await harness.engine.generate("t", adapter, PROMPT, sampling(temperature=temperature))
-    ids = np.concatenate([PROMPT, np.array(drawn.output_ids, dtype=np.int32)])
-    expected = hf_logprobs(published.folder, ids, temperature)[len(PROMPT) - 1 :]
+    expected = hf_logprobs(published.folder, with_prompt(drawn), temperature)[len(PROMPT) - 1 :]
     assert len(drawn.logprobs) == len(drawn.output_ids)
     assert np.abs(np.array(drawn.logprobs) - expected).max() < 1e-3
 
@@ -47,19 +45,26 @@ async def test_the_adapter_changes_the_answer_and_a_zero_adapter_is_the_base(har
     assert np.abs(await harness.engine.score(trained, IDS) - base).mean() > 0.05
 
 
-async def test_two_adapters_in_one_batch_do_not_mix(harness, publish):
-    one, two = await harness.load(publish(1)), await harness.load(publish(2))
-    alone = [await harness.engine.score(adapter, IDS) for adapter in (one, two)]
-    assert np.abs(alone[0] - alone[1]).mean() > 0.05
-    drawn = [harness.engine.generate(f"m{n}", (one, two)[n % 2], PROMPT, sampling(n)) for n in range(8)]
-    scored = [harness.engine.score(adapter, IDS) for adapter in (one, two)]
-    together = await asyncio.gather(*scored, *drawn)
-    for before, after in zip(alone, together[:2], strict=True):
-        assert np.abs(before - after).max() < 1e-4
-    for n, completion in enumerate(together[2:]):
-        ids = np.concatenate([PROMPT, np.array(completion.output_ids, dtype=np.int32)])
-        own = (await harness.engine.score((one, two)[n % 2], ids))[len(PROMPT) - 1 :]
-        assert np.abs(own - np.array(completion.logprobs)).max() < 1e-3
+async def test_adapters_that_take_turns_on_the_slots_in_one_batch_do_not_mix(harness, publish, hf_logprobs):
+    """Eight adapters on six slots, four in use at a time: what each draws is what transformers and PEFT score under it."""
+    published, places = [publish(seed) for seed in range(8)], asyncio.Semaphore(4)
+
+    async def use(number):
+        async with places:
+            adapter = await harness.load(published[number % 8])
+            drawn = [harness.engine.generate(f"m{number}.{n}", adapter, PROMPT, sampling(n)) for n in range(3)]
+            score, *drawn = await asyncio.gather(harness.engine.score(adapter, IDS), *drawn)
+            await harness.engine.unload(adapter)
+        return score, drawn
+
+    used = await asyncio.gather(*map(use, range(24)))
+    expected = [hf_logprobs(one.folder, IDS, 1.0) for one in published]
+    assert np.abs(expected[0] - expected[1]).mean() > 0.05
+    for number, (score, drawn) in enumerate(used):
+        assert np.abs(score - expected[number % 8]).max() < 1e-3
+        for one in drawn:
+            own = hf_logprobs(published[number % 8].folder, with_prompt(one), 1.0)[len(PROMPT) - 1 :]
+            assert np.abs(own - np.array(one.logprobs)).max() < 1e-3
 
 
 async def test_an_end_token_ends_a_generation_and_counts(harness, publish):
@@ -76,14 +81,12 @@ async def test_an_end_token_ends_a_generation_and_counts(harness, publish):
 async def test_generations_begin_once_each_and_more_prompts_than_fit_into_one_step_are_served(harness, publish):
     adapter, begun = await harness.load(publish(1)), list[int]()
     assert harness.engine.limits.kv_tokens >= harness.engine.limits.max_model_len
-    drawn = await asyncio.gather(
-        *(
-            harness.engine.generate(
-                f"b{n}", adapter, np.resize(np.roll(IDS, n), 100), sampling(n, 20), partial(begun.append, n)
-            )
-            for n in range(16)
-        )
-    )
+    prompts = [np.resize(np.roll(IDS, n), 100) for n in range(16)]
+    drawn = [
+        harness.engine.generate(f"b{n}", adapter, prompt, sampling(n, 20), partial(begun.append, n))
+        for n, prompt in enumerate(prompts)
+    ]
+    drawn = await asyncio.gather(*drawn)
     assert sorted(begun) == list(range(16))
     assert all(len(completion.output_ids) == len(completion.logprobs) > 0 for completion in drawn)
 
@@ -110,9 +113,8 @@ async def test_ids_that_the_model_does_not_know_are_refused_before_they_reach_it
 async def test_cancelling_ends_a_request_and_frees_its_adapter(harness, publish):
     adapter = await harness.load(publish(1))
     for attempt in range(100):  # one that has ended by the time cannot be cancelled
-        running = asyncio.create_task(
-            harness.engine.generate(f"gone{attempt}", adapter, PROMPT, sampling(attempt, 100))
-        )
+        drawn = harness.engine.generate(f"gone{attempt}", adapter, PROMPT, sampling(attempt, 100))
+        running = asyncio.create_task(drawn)
         await harness.engine.score(adapter, IDS)
         if running.cancel():
             break
@@ -156,34 +158,23 @@ async def test_full_slots_refuse_another_adapter_and_evict_nothing(harness, publ
     await harness.load(publish(9))
 
 
-async def test_an_adapter_in_use_is_not_unloaded(harness, publish):
+async def test_a_refused_load_leaves_other_requests_running_and_an_adapter_in_use_is_not_unloaded(
+    harness, publish, tmp_path
+):
     adapter = await harness.load(publish(1))
-    running = asyncio.create_task(harness.engine.generate("busy", adapter, PROMPT, sampling(0, 60)))
+    drawn = [harness.engine.generate(f"r{n}", adapter, PROMPT, sampling(n, 40)) for n in range(4)]
+    running = [asyncio.create_task(one) for one in drawn]
     await asyncio.sleep(0)
-    with pytest.raises(LoadFailed, match="still runs 1"):
+    with pytest.raises(LoadFailed, match="still runs 4"):
         await harness.engine.unload(adapter)
-    assert (await running).output_ids
-
-
-async def test_a_refused_load_leaves_other_requests_running(harness, publish, tmp_path):
-    adapter = await harness.load(publish(1))
-    running = [
-        asyncio.create_task(harness.engine.generate(f"r{n}", adapter, PROMPT, sampling(n, 40))) for n in range(4)
-    ]
-    await asyncio.sleep(0)
     missing = LoadedAdapter("missing", harness.next_slot(), tmp_path / "nothing")
-    with pytest.raises(LoadFailed, match="missing"):
-        await harness.engine.load(missing)
-    with pytest.raises(LoadFailed, match="not loaded"):
-        await harness.engine.generate("bare", missing, PROMPT, sampling())
-    completions = await asyncio.gather(*running)
-    assert all(completion.output_ids for completion in completions)
+    for refused, words in ((missing, "missing"), (harness.slot_for(publish(9, rank=16)), "16")):
+        with pytest.raises(LoadFailed, match=words):
+            await harness.engine.load(refused)
+        with pytest.raises(LoadFailed, match="not loaded"):
+            await harness.engine.generate("bare", refused, PROMPT, sampling())
+    assert all(completion.output_ids for completion in await asyncio.gather(*running))
     assert await harness.engine.healthy()
-
-
-async def test_a_rank_above_the_engines_is_refused_with_the_number(harness, wide_adapter):
-    with pytest.raises(LoadFailed, match="16"):
-        await harness.engine.load(LoadedAdapter("wide", harness.next_slot(), wide_adapter))
 
 
 async def test_a_prompt_that_was_seen_is_found_in_the_cache_only_by_the_same_version(harness, publish):

@@ -1,83 +1,70 @@
-"""Places in the engine: who is next, which episodes are open, and a request that runs alone."""
+"""Places in the engine: who is next, which episodes are open, a request that runs alone, and the room that requests reserve."""
 
 import asyncio
 import contextlib
+import math
+from collections import Counter
 
 from marlaas_worker.rollout.accounts import OPEN_S, Account
+from marlaas_worker.rollout.kv_budget import BLOCK_TOKENS, KvBudget, Place, RecentOutputs
 from marlaas_worker.rollout.request_limiter import RequestLimiter
 
 
-def account(job: str, tenant: str = "team-a", weight: float = 1.0) -> Account:
+def account(job, tenant="team-a", weight=1.0):
     return Account(tenant, weight, job)
 
 
-async def test_the_limiter_admits_no_more_requests_than_its_capacity():
-    limiter, inside, most = RequestLimiter(3), 0, 0
+async def test_no_more_requests_enter_than_the_batch_and_the_cache_hold_and_a_request_costs_what_its_holder_says():
+    limiter, inside, most = RequestLimiter(3, kv_tokens=128), Counter(), Counter()
 
-    async def visit(number: int) -> None:
-        nonlocal inside, most
-        async with limiter.place(account(f"job-{number % 4}"), 1, 0):
-            inside += 1
-            most = max(most, inside)
+    async def visit(job, num_tokens):
+        async with limiter.place(account(job), 5, 0, num_tokens) as place:
+            inside.update(requests=1, tokens=num_tokens)
+            most.update({name: max(0, value - most[name]) for name, value in inside.items()})
+            assert limiter.budget.num_reserved <= 128
             await asyncio.sleep(0)
-            inside -= 1
+            inside.subtract(requests=1, tokens=num_tokens)
+            place.cost = 50.0
 
-    await asyncio.gather(*(visit(number) for number in range(40)))
-    assert (most, inside, limiter.num_waiting) == (3, 0, 0)
-
-
-async def test_a_request_costs_what_its_holder_says_and_not_the_estimate():
-    limiter = RequestLimiter(1)
     with limiter.episodes.request(account("a"), "a-1"):
         with contextlib.suppress(RuntimeError):
             async with limiter.place(account("a"), 5, 0):
                 raise RuntimeError("the engine refused it")
-        assert limiter.usage("team-a") == 0
-        async with limiter.place(account("a"), 5, 0) as place:
-            place.cost = 50.0
-        assert limiter.usage("team-a") == 50
+        assert limiter.usage("team-a") == 0, "and not the estimate"
+        await asyncio.gather(*(visit(f"job-{number % 4}", 32 * (1 + number % 2)) for number in range(40)))
+        assert limiter.usage("team-a") == 40 * 50
+    assert most == {"requests": 3, "tokens": 128}
+    assert (limiter.num_waiting, limiter.budget.num_reserved) == (0, 0)
 
 
-class Visits:
-    """Requests of two tenants, one after another, on a clock of their own. The engine is never full; `num_kv` tokens fit."""
+async def test_an_episode_is_open_while_its_request_waits_and_for_a_while_after_its_last_request_has_ended():
+    now = [0.0]
+    limiter = RequestLimiter(1, clock=lambda: now[0])
 
-    def __init__(self, num_kv: int = 0) -> None:
-        self.now = 0.0
-        self.limiter = RequestLimiter(1, clock=lambda: self.now, kv_tokens=num_kv)
-
-    async def visit(self, tenant: str, episode: str, cost: float, takes_s: float = 0.0) -> None:
-        who = account(f"job-{tenant}", tenant)
-        with self.limiter.episodes.request(who, episode):
-            async with self.limiter.place(who, 1, 0) as place:
-                self.now += takes_s
+    async def visit(tenant, episode, cost, takes_s=0.0):
+        who = account("job", tenant)
+        with limiter.episodes.request(who, episode):
+            before = limiter.usage(tenant)
+            async with limiter.place(who, 1, 0) as place:
+                now[0] += takes_s
                 place.cost = cost
+        return before
 
-    async def returns(self, tenant: str, episode: str) -> float:
-        """The usage with which a tenant waits for a place for its next turn."""
-        with self.limiter.episodes.request(account(f"job-{tenant}", tenant), episode):
-            return self.limiter.usage(tenant)
-
-
-async def test_an_episode_counts_as_open_for_a_while_after_its_last_request_has_ended():
-    visits = Visits()
-    await visits.visit("a", "a-1", 1.0, takes_s=2 * OPEN_S)
+    await visit("a", "a-1", 1.0, takes_s=2 * OPEN_S)
     for number in range(3):
-        await visits.visit("b", f"b-{number}", 100.0)
-    visits.now += OPEN_S - 1
-    assert await visits.returns("a", "a-1") == 1, "its episode waits for a tool, and keeps its credit"
-    visits.now += OPEN_S + 1
-    await visits.visit("b", "b-4", 100.0)
-    assert await visits.returns("a", "a-2") == 401, "lifted to the usage of the active tenant"
-
-
-async def test_an_episode_whose_request_waits_for_its_version_is_open_for_as_long_as_it_waits():
-    visits = Visits()
-    with visits.limiter.episodes.request(account("job-a", "a"), "a-1"):
+        await visit("b", f"b-{number}", 100.0)
+    now[0] += OPEN_S - 1
+    assert await visit("a", "a-1", 0.0) == 1, "its episode waited for a tool, and keeps its credit"
+    now[0] += OPEN_S + 1
+    await visit("b", "b-4", 100.0)
+    assert await visit("a", "a-2", 0.0) == 401, "lifted to the usage of the active tenant"
+    with limiter.episodes.request(account("job", "c"), "c-1"):  # it waits for its version
+        lifted = limiter.usage("c")
         for number in range(3):
-            visits.now += 2 * OPEN_S
-            await visits.visit("b", f"b-{number}", 100.0)
-        assert visits.limiter.usage("a") == 0
-        assert len(visits.limiter.episodes) == 2, "those of `b` that ended long ago are closed"
+            now[0] += 2 * OPEN_S
+            await visit("b", f"b-{number}", 100.0)
+        assert limiter.usage("c") == lifted
+        assert len(limiter.episodes) == 2, "those that ended long ago are closed"
 
 
 async def test_a_place_whose_owner_gave_up_goes_to_the_next():
@@ -85,7 +72,7 @@ async def test_a_place_whose_owner_gave_up_goes_to_the_next():
     entered: list[str] = []
     leave = asyncio.Event()
 
-    async def visit(name: str) -> None:
+    async def visit(name):
         async with limiter.place(account(name), 1, 0):
             entered.append(name)
             await leave.wait()
@@ -105,16 +92,16 @@ async def test_a_place_whose_owner_gave_up_goes_to_the_next():
         assert limiter.num_waiting == 0
 
 
-async def test_a_lone_request_waits_for_the_others_and_admits_none_until_it_ends():
-    limiter, seen = RequestLimiter(4), list[str]()
+async def test_a_lone_request_waits_for_the_others_and_admits_none_until_it_ends_or_is_cancelled():
+    limiter, seen = RequestLimiter(4), []
     first, lone = asyncio.Event(), asyncio.Event()
 
-    async def run(name: str, until: asyncio.Event) -> None:
+    async def run(name, until):
         async with limiter.place(account("job"), 1, 0):
             seen.append(name)
             await until.wait()
 
-    async def run_alone() -> None:
+    async def run_alone():
         with limiter.episodes.request(account("job"), "episode"):
             async with limiter.alone(account("job")) as place:
                 seen.append("lone")
@@ -133,19 +120,100 @@ async def test_a_lone_request_waits_for_the_others_and_admits_none_until_it_ends
         lone.set()
     assert seen == ["first", "lone", "later"]
     assert limiter.usage("team-a") == 30.0
-
-
-async def test_a_lone_request_that_is_cancelled_lets_the_others_in():
-    limiter = RequestLimiter(4)
-
-    async def run_alone() -> None:
-        async with limiter.alone(account("job")):
-            await asyncio.Event().wait()
-
     async with limiter.place(account("job"), 1, 0):
-        lone = asyncio.create_task(run_alone())
+        gives_up = asyncio.create_task(run_alone())
         await asyncio.sleep(0)
-        lone.cancel()
-        await asyncio.wait({lone})
+        gives_up.cancel()
+        await asyncio.wait({gives_up})
         async with limiter.place(account("job"), 1, 0):
             pass
+
+
+async def test_a_request_queued_for_a_larger_cache_enters_the_empty_engine():
+    """After a restart the engine may have fewer tokens than a queued request has reserved; it must not block the queue."""
+    limiter, hold, entered = RequestLimiter(8, kv_tokens=512), asyncio.Event(), list[str]()
+
+    async def run(name, tokens):
+        async with limiter.place(account(name, name), tokens, 0, tokens):
+            entered.append(name)
+            await hold.wait()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run("first", 32))
+        await asyncio.sleep(0)
+        group.create_task(run("large", 512))
+        await asyncio.sleep(0)
+        limiter.set_kv_tokens(256)
+        assert entered == ["first"]
+        hold.set()
+    assert entered == ["first", "large"]
+
+
+def test_a_reservation_is_whole_blocks_and_never_more_than_the_budget_and_the_empty_engine_takes_any_request():
+    budget = KvBudget(1, 1000)
+    assert [budget.size(tokens) for tokens in (0, 1, BLOCK_TOKENS, BLOCK_TOKENS + 1, 5000)] == [0, 32, 32, 64, 1000]
+    budget.take(32)
+    assert budget.room < 0, "there is no sequence left"
+    budget.give_back(32)
+    assert budget.room == math.inf
+
+
+def test_an_estimate_is_of_the_last_64_outputs_of_the_job():
+    outputs = RecentOutputs()
+    for number in (*[900] * 64, *range(1, 65)):
+        outputs.note("job", number)
+    assert outputs.expected_tokens("job", 1000) == 58
+    assert outputs.expected_tokens("job", 4) == 4
+    assert outputs.expected_tokens("another", 1000) == 1000
+    outputs.forget("job")
+    assert outputs.expected_tokens("job", 1000) == 1000
+
+
+class Prompts:
+    """Requests with prompts, of two tenants. inside: those that have a place, with what ends them and what begins them."""
+
+    def __init__(self):
+        self.limiter = RequestLimiter(100, kv_tokens=100_000)
+        self.limiter.prefill.step_tokens = 100
+        self.inside: dict[str, Place] = {}
+        self.over = asyncio.Event()
+
+    async def run(self, name, num_prompt):
+        async with self.limiter.place(account("job", name[0]), num_prompt, 10, num_prompt + 10) as place:
+            self.inside[name] = place
+            await self.over.wait()
+
+    async def ask(self, *names, num_prompt):
+        tasks = [asyncio.create_task(self.run(name, num_prompt), name=name) for name in names]
+        await self.settle()
+        return tasks
+
+    async def settle(self):
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def begin(self, name):
+        self.inside[name].begin()
+        self.inside[name].begin()  # an engine may report the first token twice
+        await self.settle()
+
+
+async def test_prompts_of_one_tenant_wait_for_their_share_of_a_step_and_others_pass_them():
+    prompts = Prompts()
+    tasks = await prompts.ask("a0", "a1", num_prompt=90)
+    assert sorted(prompts.inside) == ["a0", "a1"], "it is alone"
+    tasks += await prompts.ask("b0", "b1", "b2", num_prompt=60)
+    assert sorted(prompts.inside) == ["a0", "a1", "b0"], "each tenant has 100"
+    tasks += await prompts.ask("a2", "a3", num_prompt=90)
+    assert "a2" not in prompts.inside
+    await prompts.begin("b0")
+    assert sorted(prompts.inside) == ["a0", "a1", "b0", "b1"]
+    await prompts.begin("a0")
+    assert "a2" not in prompts.inside, "90 of 100 tokens are still computed"
+    await prompts.begin("a1")
+    assert "a2" in prompts.inside
+    for task in tasks:  # requests that are cancelled, in the engine or not, leave nothing behind
+        task.cancel()
+    await asyncio.wait(tasks)
+    assert prompts.limiter.prefill._present == {}
+    assert (prompts.limiter.num_waiting, prompts.limiter.budget.num_reserved) == (0, 0)

@@ -1,50 +1,143 @@
-"""Turns on a real nats-server: when the stream is full, and when the server is killed. None is lost."""
+"""Records of turns and conversations: in memory, and on a real nats-server when the stream is full and when the server is killed."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from tests.harness import a_turn
-from tests.rollout.service.harness import RolloutHarness
+from tests.harness import a_turn, job_document
+from tests.rollout.service.harness import Job, RolloutHarness
 from tests.rollout.service.scripted import ScriptedEngine
 
 from marlaas_api import subjects
+from marlaas_api.blobs import BlobRefused, BlobUnavailable
 from marlaas_api.blobs_memory import MemoryBlobs
-from marlaas_api.bus import StreamFull
-from marlaas_api.bus_nats import NatsBus, connect
-from marlaas_api.messages import Turn
+from marlaas_api.bus import BusUnavailable
+from marlaas_api.bus_memory import MemoryServer
+from marlaas_api.bus_nats import connect
+from marlaas_api.messages import ChatMessage
 from marlaas_api.nats_server import EmbeddedNats
-from marlaas_worker.rollout.turn_log import TurnLog
+from marlaas_worker.rollout import turn_log
+from marlaas_worker.rollout.conversation import NO_IDS, Conversation
+from marlaas_worker.rollout.turn_log import Histories, TurnLog, key_of
 
-pytestmark = pytest.mark.processes
+
+def turn(number, text="yes", append="text"):
+    names = {"namespace": "team", "job": "job", "uid": "u", "group": "u-t0", "episode": "u-t0-0-1"}
+    return a_turn(number, number - 1 if number else None, **names, text=text, append=append)
+
+
+async def ready_bus():
+    bus = MemoryServer().connect("test")
+    await bus.ensure()
+    return bus
+
+
+async def test_the_first_record_of_a_turn_is_the_turn_and_an_episode_is_read_at_once():
+    log = TurnLog(await ready_bus(), MemoryBlobs())
+    assert await log.record(turn(0, "first")) == turn(0, "first")
+    assert await log.record(turn(0, "second")) == turn(0, "first")
+    assert await log.find("team", "job", "u-t0-0-1", 0) == turn(0, "first")
+    assert await log.find("team", "job", "u-t0-0-1", 1) is None
+    await log.record(turn(1))
+    assert await log.episode("team", "job", "u-t0-0-1") == {0: turn(0, "first"), 1: turn(1)}
+
+
+@pytest.mark.parametrize("error", [BlobUnavailable("away"), BlobRefused("its token has expired")])
+async def test_a_turn_above_the_payload_limit_goes_through_the_blob_store_and_waits_for_one_that_is_away(
+    monkeypatch, error
+):
+    monkeypatch.setattr(turn_log, "_FIRST_WAIT_S", 0.001)
+    bus, blobs, failures = await ready_bus(), MemoryBlobs(), [error] * 2
+    put = blobs.put
+
+    async def away_twice(*arguments):
+        if failures:
+            raise failures.pop()
+        return await put(*arguments)
+
+    monkeypatch.setattr(blobs, "put", away_twice)
+    log, large = TurnLog(bus, blobs), turn(0, append="x" * bus.max_payload_bytes)
+    assert await log.record(large) == large
+    assert [name.split("/")[:4] for name in blobs.contents] == [["team", "job", "u", "claims"]]
+    assert await log.find("team", "job", "u-t0-0-1", 0) == large
+
+
+def test_conversations_are_kept_within_a_bound_a_linear_one_in_one_place_until_their_job_is_gone(chatml):
+    """Prompts that fit no context count by their text: they have no ids, and eight million characters each."""
+
+    def keep(member, number, text, full=False):
+        request = job.request(member=member, turn=number)
+        assert number == 0 or full or histories.knows_parent(request)
+        said = (ChatMessage(role="user", content=text),)
+        conversation = Conversation(said, "", text, NO_IDS, None, full=full)
+        histories.keep(key_of(request, number), conversation, request.parent)
+
+    job, log = Job(job_document()), TurnLog(MemoryServer().connect("rollout"), MemoryBlobs())
+    histories = Histories(chatml, log, bytes_kept=6 << 20)
+    for number in range(8):
+        for member in range(2048):  # open episodes of eight turns each are all found again
+            keep(member, number, "x" * 100 * (number + 1))
+    assert len(histories) == 2048
+    histories.forget({"another"})
+    assert len(histories) == 2048
+    histories.forget({job.uid})
+    assert (len(histories), histories._left_bytes) == (0, 6 << 20)
+    histories = Histories(chatml, log, bytes_kept=10_000)
+    for member in range(100):
+        keep(member, 0, "x" * 1000, full=True)
+    assert [one for one in range(100) if histories.knows_parent(job.request(member=one, turn=1))] == [97, 98, 99]
+
+
+async def test_a_turn_whose_record_was_not_confirmed_counts_as_recorded_here(monkeypatch):
+    monkeypatch.setattr(turn_log, "_FIRST_WAIT_S", 0.001)
+    bus = await ready_bus()
+    publish, own, confirmed = bus.publish, turn(0, "own"), TurnLog(await ready_bus(), MemoryBlobs())
+
+    async def lose_the_answer(*arguments, **options):
+        monkeypatch.setattr(bus, "publish", publish)
+        await publish(*arguments, **options)
+        raise BusUnavailable("no answer")
+
+    monkeypatch.setattr(bus, "publish", lose_the_answer)
+    log = TurnLog(bus, MemoryBlobs())
+    assert await log.record(own) is own
+    assert await confirmed.record(own) is own
+    assert log.job_bytes == confirmed.job_bytes
+    before = log.job_bytes.copy()
+    assert await log.record(turn(0, "second")) == own
+    assert log.job_bytes == before, "another one's record is not counted"
+
+
 (TURNS,) = [spec for spec in subjects.STREAMS if spec.name == subjects.TURNS]
 SMALL = replace(TURNS, max_bytes=64_000)
 """It takes six turns."""
 
 
-def turn(job: str, number: int) -> Turn:
+def large_turn(job, number):
     return a_turn(number, job=job, uid=f"uid-{job}", group="g", episode="e", prompt_ids=bytes(9000))
 
 
 @pytest.fixture
-async def nats(tmp_path: Path) -> AsyncIterator[EmbeddedNats]:
+async def nats(tmp_path):
     async with EmbeddedNats(tmp_path / "nats") as server:
         yield server
 
 
 @pytest.fixture
-async def bus(nats: EmbeddedNats) -> AsyncIterator[NatsBus]:
+async def bus(nats):
     made = await connect(nats.url, name="test")
     yield made
     await made.close()
 
 
+@pytest.mark.processes
 async def test_a_turn_waits_while_the_stream_is_full_of_live_turns_and_none_is_lost(bus):
     await bus.ensure((SMALL,), ())
     log = TurnLog(bus, MemoryBlobs())
-    slow, busy = [turn("slow", number) for number in range(2)], [turn("busy", number) for number in range(6)]
+    slow, busy = (
+        [large_turn("slow", number) for number in range(2)],
+        [large_turn("busy", number) for number in range(6)],
+    )
     for one in (*slow, *busy[:4]):
         await log.record(one)
     waiting = [asyncio.create_task(log.record(one)) for one in busy[4:]]
@@ -58,19 +151,7 @@ async def test_a_turn_waits_while_the_stream_is_full_of_live_turns_and_none_is_l
     assert log.job_bytes["uid-slow"] > 2 * 9000
 
 
-async def test_a_stream_of_an_earlier_release_is_changed_where_it_is_and_keeps_what_it_holds(bus):
-    earlier = replace(SMALL, name="OLD", subjects=("old.>",), max_age_s=7 * 86400.0, discard_new=False)
-    await bus.ensure((earlier,), ())
-    await bus.publish("old.a", b"kept")
-    await bus.ensure((replace(earlier, max_age_s=30 * 86400.0, max_bytes=32_000, discard_new=True),), ())
-    assert [one.data for one in await bus.replay("OLD", "old.>")] == [b"kept"]
-    assert (await bus.state("OLD")).max_bytes == 64_000, "the larger bound, which somebody may have set, stays"
-    for _ in range(6):
-        await bus.publish("old.b", bytes(9000))
-    with pytest.raises(StreamFull):
-        await bus.publish("old.b", bytes(12_000))
-
-
+@pytest.mark.processes
 async def test_a_killed_server_loses_no_turn_and_costs_no_second_generation(nats, bus, tmp_path):
     harness, engine = RolloutHarness(tmp_path, dial=lambda name: connect(nats.url, name=name)), ScriptedEngine()
     harness.bus = bus

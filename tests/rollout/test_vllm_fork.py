@@ -1,6 +1,5 @@
 """A forked core process: what it keeps of the role that it was forked from, and what it does not."""
 
-import asyncio
 import os
 import select
 import signal
@@ -8,15 +7,8 @@ import socket
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
-
-from marlaas_api.messages import PoolSpec
-from marlaas_worker.rollout.engine import read_base_model
-from marlaas_worker.rollout.vllm_engine import VllmEngine
-from marlaas_worker.rollout.vllm_fork import drop_connections
-from marlaas_worker.rollout.vllm_settings import environment, vllm_settings
 
 ROLE = """
 import os, signal, socket, sys, threading, time
@@ -63,7 +55,7 @@ time.sleep(600)
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_a_forked_core_keeps_no_connection_no_wakeup_and_no_threads_of_the_role_and_ends_with_it() -> None:
+def test_a_forked_core_keeps_no_connection_no_wakeup_and_no_threads_of_the_role_and_ends_with_it():
     listener = socket.create_server(("127.0.0.1", 0))
     command = [sys.executable, "-c", ROLE, f"127.0.0.1:{listener.getsockname()[1]}"]
     with listener, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as role:
@@ -83,37 +75,3 @@ def test_a_forked_core_keeps_no_connection_no_wakeup_and_no_threads_of_the_role_
                 role.stdin.flush()
                 assert role.stdout.readline() == "not woken\n"
         os.kill(int(other), signal.SIGKILL)
-
-
-def test_other_descriptors_than_network_sockets_stay() -> None:
-    pid = os.fork()
-    if pid == 0:
-        one, two = socket.socketpair()
-        network = socket.socket()
-        number = network.fileno()
-        drop_connections()
-        one.sendall(b"x")
-        kept = two.recv(1) == b"x"
-        replaced = Path(f"/proc/self/fd/{number}").readlink() == Path(os.devnull)
-        os._exit(0 if kept and replaced else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
-def test_only_the_first_core_is_forked_and_none_beside_a_gpu(
-    small_model: Path, pool: PoolSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = vllm_settings(read_base_model(small_model), pool, tmp_path)
-    assert environment(settings, forks=True)["VLLM_WORKER_MULTIPROC_METHOD"] == "fork"
-    assert environment(settings, forks=False)["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
-    started: list[bool] = []
-
-    async def start(_: object, forks: bool) -> None:
-        started.append(forks)
-
-    monkeypatch.setattr("marlaas_worker.rollout.vllm_engine.start_incarnation", start)
-    for has_gpu, may_fork in ((False, True), (False, False), (True, True)):
-        monkeypatch.setattr("torch.cuda.is_available", lambda has_gpu=has_gpu: has_gpu)
-        engine = VllmEngine(small_model, pool, frozenset({1}), tmp_path, may_fork=may_fork)
-        asyncio.run(engine.start())
-        asyncio.run(engine.start())
-    assert started == [True, False, False, False, False, False]

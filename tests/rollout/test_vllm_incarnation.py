@@ -16,7 +16,6 @@ import torch
 
 from marlaas_api.cpu_shares import CORE_NICENESS
 from marlaas_api.errors import Permanent
-from marlaas_worker.rollout import vllm_extension
 from marlaas_worker.rollout.engine import EngineDown, Sampling
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 from marlaas_worker.rollout.vllm_settings import environment
@@ -51,25 +50,14 @@ def test_a_new_engine_process_has_our_kernels_and_does_not_outlive_an_owner_that
     assert left == []
 
 
-def test_the_watch_is_for_vllms_processes_only(monkeypatch):
-    assert vllm_extension.owner_token().split()[0] == str(os.getpid())
-    monkeypatch.setenv(vllm_extension.OWNER, vllm_extension.owner_token())
-    assert vllm_extension._open_core() is None
-
-
-def compiled_here() -> list[Path]:
-    """Files of torch's compiler in the engine's cache folder."""
-    return [file for file in Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).rglob("*") if file.is_file()]
-
-
-def on_a_cpu(vllm) -> tuple[int, str, bool]:
+def on_a_cpu(vllm):
     """Number of processes, executor, and whether the core computes with less priority than the role."""
     executor = vllm._incarnation.llm.vllm_config.parallel_config.distributed_executor_backend
     has_less_priority = vllm.processes[0].nice() == max(psutil.Process().nice(), CORE_NICENESS)
     return len(vllm.processes), executor, has_less_priority
 
 
-def lacks(process: psutil.Process, variables: dict[str, str]) -> list[str]:
+def lacks(process, variables):
     """Which variables a process was started without, of those that are not this process's anyway."""
     found = Path(f"/proc/{process.pid}/environ").read_bytes().decode().split("\0")
     return [
@@ -86,11 +74,11 @@ async def test_an_engine_is_healthy_while_its_counters_move_and_they_count_its_w
     await vllm.load(adapter)
     before = vllm.counts
 
-    async def keep_busy(name: str) -> None:
+    async def keep_busy(name):
         for number in itertools.count():
             await vllm.generate(f"{name}-{number}", adapter, PROMPT, LONG)
 
-    async def answers_too_late() -> None:
+    async def answers_too_late():
         seen = vllm.counts
         while vllm.counts.work == seen.work or not vllm.counts.queued_steps > before.queued_steps:  # noqa: ASYNC110 - memory that another process writes
             await asyncio.sleep(0.01)
@@ -117,12 +105,15 @@ async def test_an_engine_is_healthy_while_its_counters_move_and_they_count_its_w
     await vllm._incarnation.llm.resume_generation()
     assert (await stuck).output_ids
     await vllm.unload(adapter)
-    assert torch.cuda.is_available() or compiled_here() == [], "no turn waits for a compiler"
+    compiled = [files for _, _, files in os.walk(os.environ["TORCHINDUCTOR_CACHE_DIR"]) if files]
+    assert torch.cuda.is_available() or compiled == [], "no turn waits for a compiler"
 
 
 @pytest.mark.engine
 @pytest.mark.asyncio(loop_scope="session")
-async def test_an_engine_that_cannot_start_says_why_in_its_workers_words(small_model, pool, tmp_path):
+async def test_an_engine_that_cannot_start_says_why_in_its_workers_words_and_a_cancelled_start_leaves_no_process(
+    vllm, small_model, pool, tmp_path
+):
     from marlaas_worker.rollout.vllm_engine import VllmEngine
 
     greedy = pool.model_copy(update={"rollout": pool.rollout.model_copy(update={"kv_cache_bytes": "900Ti"})})
@@ -130,17 +121,9 @@ async def test_an_engine_that_cannot_start_says_why_in_its_workers_words(small_m
     with pytest.raises(Permanent, match=r"vLLM did not start: ValueError: .*memory"):
         await engine.start()
     assert engine.processes == ()
-
-
-@pytest.mark.engine
-@pytest.mark.asyncio(loop_scope="session")
-async def test_a_start_that_is_cancelled_leaves_no_process(vllm, small_model, pool, tmp_path):
-    from marlaas_worker.rollout.vllm_engine import VllmEngine
-
     resource_tracker.ensure_running()  # Python starts this process with the first one that it spawns, and keeps it.
     before = {process.pid for process in psutil.Process().children(recursive=True)}
-    engine = VllmEngine(small_model, pool, frozenset(), tmp_path)
-    starting = asyncio.create_task(engine.start())
+    starting = asyncio.create_task(VllmEngine(small_model, pool, frozenset(), tmp_path).start())
     await asyncio.sleep(0)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -158,10 +141,10 @@ async def test_an_engine_that_is_killed_serves_again_as_before_and_one_that_hang
     published = [publish(1), publish(3)]
     failures, restarted = list[str](), asyncio.Event()
 
-    async def passes(engine) -> None:
+    async def passes(engine):
         assert await engine.healthy()
 
-    async def load_both() -> list:
+    async def load_both():
         adapters = [one.in_slot(slot_ids()) for one in published]
         for adapter in adapters:
             await engine.load(adapter)

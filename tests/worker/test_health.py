@@ -4,10 +4,6 @@ import asyncio
 import contextlib
 import signal
 import sys
-import urllib.error
-import urllib.request
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import pytest
 from tests.harness import WITHIN_S
@@ -30,20 +26,13 @@ METRICS = (
 )
 
 
-async def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
-    def ask() -> tuple[int, str]:
-        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
-
-    return await asyncio.to_thread(ask)
+async def get(port, path, method="GET"):
+    answer = await raw(port, f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    head, _, body = answer.decode().partition("\r\n\r\n")
+    return int(head.split()[1]), body
 
 
-async def raw(port: int, request: bytes) -> bytes:
+async def raw(port, request):
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
     answer = await reader.read()
@@ -85,32 +74,29 @@ async def test_figures_are_those_of_the_moment():
 
 
 def test_samples_of_one_name_stand_together_and_labels_are_escaped():
-    def sample(name: str, label: str) -> Sample:
-        return Sample(name, "gauge", "Text.", 1, {"class": label})
-
-    assert exposition(families([sample("a", "x"), sample("b", ""), sample("a", 'q"\\\n')])) == (
+    samples = [
+        Sample(name, "gauge", "Text.", 1, {"class": label}) for name, label in (("a", "x"), ("b", ""), ("a", 'q"\\\n'))
+    ]
+    assert exposition(families(samples)) == (
         '# HELP a Text.\n# TYPE a gauge\na{class="x"} 1.0\na{class="q\\"\\\\\\n"} 1.0\n'
         '# HELP b Text.\n# TYPE b gauge\nb{class=""} 1.0\n'
     )
 
 
-@pytest.mark.parametrize("request_", [b"hello\r\n\r\n", b"\xff\xff /livez HTTP/1.1\r\n\r\n", b"GET /" + b"x" * 16384])
-async def test_what_is_no_request_is_refused_and_harms_nobody(request_):
+async def test_what_is_no_request_is_refused_and_a_client_that_sends_no_complete_one_is_disconnected(monkeypatch):
+    monkeypatch.setattr(health, "REQUEST_S", 0.5)
     async with health_server(0, Metrics()) as port:
-        with contextlib.suppress(ConnectionResetError):
-            assert (await raw(port, request_)).split()[1] == b"400"
-        assert await get(port, "/livez") == (200, "ok\n")
-
-
-@pytest.mark.parametrize("sent", [b"", b"GET /livez HTTP/1.1\r\nHost: x\r\n"])
-async def test_a_client_that_sends_no_complete_request_is_disconnected(sent, monkeypatch):
-    monkeypatch.setattr(health, "REQUEST_S", 0.05)
-    async with health_server(0, Metrics()) as port, asyncio.timeout(10):
-        assert await raw(port, sent) == b""
+        for sent in (b"hello\r\n\r\n", b"\xff\xff /livez HTTP/1.1\r\n\r\n", b"GET /" + b"x" * 16384):
+            with contextlib.suppress(ConnectionResetError):
+                assert (await raw(port, sent)).split()[1] == b"400"
+            assert await get(port, "/livez") == (200, "ok\n")
+        for sent in (b"", b"GET /livez HTTP/1.1\r\nHost: x\r\n"):
+            async with asyncio.timeout(10):
+                assert await raw(port, sent) == b""
 
 
 @contextlib.asynccontextmanager
-async def orchestrator(url: str, folder: Path, name: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
+async def orchestrator(url, folder, name):
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "marlaas_worker", "orchestrator", "--nats", url, "--blobs", str(folder / "blobs")),
         *("--name", name, "--scratch", str(folder / name), "--health", "0"),
@@ -127,11 +113,10 @@ async def orchestrator(url: str, folder: Path, name: str) -> AsyncIterator[tuple
         await process.communicate()
 
 
-async def until(port: int, path: str, condition: Callable[[int, str], bool]) -> str:
+async def until(port, path, status):
     async with asyncio.timeout(WITHIN_S):
-        while not condition(*(answer := await get(port, path))):  # noqa: ASYNC110 - of a process, nobody tells
+        while (await get(port, path))[0] != status:  # noqa: ASYNC110 - of a process, nobody tells
             await asyncio.sleep(0.1)
-    return answer[1]
 
 
 @pytest.mark.processes
@@ -142,16 +127,16 @@ async def test_a_leader_and_its_standby_are_ready_until_the_bus_goes(tmp_path):
         orchestrator(server.url, tmp_path, "two") as (process, second),
     ):
         for port in (first, second):
-            await until(port, "/readyz", lambda status, _: status == 200)
+            await until(port, "/readyz", 200)
         leads = "marlaas_orchestrator_leads 1.0\n"
         pages = [(await get(port, "/metrics"))[1] for port in (first, second)]
         assert sum(leads in page for page in pages) == 1
         assert "marlaas_bus_connected 1.0\n" in pages[0]
         await server.kill()
-        await until(second, "/readyz", lambda status, _: status == 503)
+        await until(second, "/readyz", 503)
         assert await get(second, "/livez") == (200, "ok\n")
         await server.start()
-        await until(second, "/readyz", lambda status, _: status == 200)
+        await until(second, "/readyz", 200)
         assert "marlaas_bus_breaks_total 1.0\n" in (await get(second, "/metrics"))[1]
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0

@@ -12,33 +12,26 @@ HEAVY = {"aiohttp", "numpy", "torch", "transformers", "vllm"}
 FORK_SERVER = {"asyncio", "logging", "nats", "pydantic", "ssl"}
 
 
-def _imported(module: str) -> set[str]:
+def imported(module):
     program = f"import {module}, sys; print(*sys.modules)"
-    return set(
-        subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
-    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    return set(done.stdout.split())
 
 
-def test_a_sandbox_imports_neither_numpy_nor_an_http_client_nor_a_model_library() -> None:
-    found = _imported("marlaas_worker.__main__, marlaas_worker.sandbox.service")
+def test_a_sandbox_and_its_fork_server_import_none_of_the_libraries_that_they_do_not_need():
+    found = imported("marlaas_worker.__main__, marlaas_worker.sandbox.service")
     assert "nats" in found
     assert found & HEAVY == set()
+    for module in ("forkserver", "template"):
+        assert imported(f"marlaas_worker.sandbox.{module}") & (HEAVY | FORK_SERVER) == set()
 
 
-def test_a_fork_server_imports_none_of_the_supervisors_libraries() -> None:
-    assert _imported("marlaas_worker.sandbox.forkserver") & (HEAVY | FORK_SERVER) == set()
-    assert _imported("marlaas_worker.sandbox.template") & (HEAVY | FORK_SERVER) == set()
-
-
-def test_a_websocket_url_gets_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_websocket_url_gets_its_library_or_is_refused_with_its_name(monkeypatch):
     monkeypatch.setattr(transport, "aiohttp", None)
     prepare_transport("nats://127.0.0.1:4222")
     assert transport.aiohttp is None
     prepare_transport("wss://nats.example:443")
     assert transport.aiohttp is sys.modules["aiohttp"]
-
-
-def test_a_websocket_url_without_its_library_is_refused_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(BusRefused, match="needs aiohttp"):
         prepare_transport("ws://nats.example:80")

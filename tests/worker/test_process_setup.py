@@ -1,7 +1,5 @@
-"""A home and a name for processes that have none, no change where there are, and a heap that is collected once."""
+"""A home and a name for processes that have none, and no change where there are."""
 
-import asyncio
-import gc
 import getpass
 import os
 import subprocess
@@ -11,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from marlaas_worker.process_setup import freeze_heap, make_home
+from marlaas_worker.process_setup import make_home
 
 # Imports first: the interpreter may lie where that user may not read.
 NAMELESS = """
@@ -25,17 +23,12 @@ print(os.environ["HOME"], getpass.getuser(), default_cache_dir())
 """
 
 
-def test_where_there_is_a_home_nothing_is_touched(tmp_path, monkeypatch):
-    home = tmp_path / "home"
-    home.mkdir()
-    monkeypatch.setenv("HOME", str(home))
+def test_without_a_home_there_is_one_below_scratch_and_otherwise_nothing_is_touched(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     before = dict(os.environ)
     make_home(tmp_path / "scratch")
     assert dict(os.environ) == before
     assert not (tmp_path / "scratch").exists()
-
-
-def test_without_a_home_there_is_one_below_scratch(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "gone"))
     monkeypatch.setenv("USER", "somebody")
     make_home(tmp_path / "scratch")
@@ -60,16 +53,3 @@ def test_a_user_that_nobody_knows_can_use_torchs_compiler():
     home, name, cache = done.stdout.split()
     assert (home, name) == (f"{scratch}/home", "marlaas")
     assert cache.startswith(scratch)
-
-
-async def test_once_the_role_is_ready_what_it_has_loaded_is_collected_no_more():
-    ready = asyncio.Event()
-    freezing = asyncio.create_task(freeze_heap(ready.is_set, 0.0))
-    await asyncio.sleep(0)
-    assert gc.get_freeze_count() == 0
-    ready.set()
-    try:
-        await freezing
-        assert gc.get_freeze_count() > 0
-    finally:
-        gc.unfreeze()

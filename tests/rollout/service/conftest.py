@@ -1,10 +1,7 @@
 """Fixtures of the rollout role's tests: replicas on a memory bus in virtual time, and engines for them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.rollout.service.harness import RolloutHarness
@@ -19,7 +16,7 @@ monotonic = virtual_time.monotonic
 
 
 @pytest.fixture
-async def harness(tmp_path: Path, monotonic: None) -> AsyncIterator[RolloutHarness]:
+async def harness(tmp_path, monotonic):
     made = RolloutHarness(tmp_path, clock=virtual_time.now)
     await made.bus.ensure()
     loop = asyncio.get_running_loop()
@@ -29,18 +26,17 @@ async def harness(tmp_path: Path, monotonic: None) -> AsyncIterator[RolloutHarne
 
 
 @pytest.fixture
-def shut_engine() -> ScriptedEngine:
+def shut_engine():
     """An engine that lets no generation end until it is opened."""
     return ScriptedEngine()
 
 
 @pytest.fixture
-def make_engine() -> Callable[..., ScriptedEngine]:
+def make_engine():
     """Make engines that are open."""
 
-    def make(**settings: Any) -> ScriptedEngine:
-        limits = replace(LIMITS, **settings.pop("limits", {}))
-        engine = ScriptedEngine(limits=limits, **settings)
+    def make(limits=None, **settings):
+        engine = ScriptedEngine(limits=replace(LIMITS, **(limits or {})), **settings)
         engine.open.set()
         return engine
 
@@ -48,14 +44,13 @@ def make_engine() -> Callable[..., ScriptedEngine]:
 
 
 @pytest.fixture
-def roles(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def roles(monkeypatch):
     """The rollout roles that the test starts."""
-    roles: list[Any] = []
+    roles, init = [], service._Rollout.__init__
 
-    class Recorded(service._Rollout):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            roles.append(self)
+    def recorded(self, *arguments):
+        init(self, *arguments)
+        roles.append(self)
 
-    monkeypatch.setattr(service, "_Rollout", Recorded)
+    monkeypatch.setattr(service._Rollout, "__init__", recorded)
     return roles

@@ -1,40 +1,109 @@
-"""Replicas of the rollout role on one bus, and the parts of orchestrator, trainer and sandbox."""
+"""Replicas of the rollout role on one bus, the parts of orchestrator, trainer and sandbox, and a job with the requests of its sandbox."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field, replace
 
-import numpy as np
-from tests.harness import Harness, a_manifest, job_document
-from tests.rollout.service.asking import Asked, Job
-from tests.rollout.service.scripted import POOL, CharacterTokenizer, ScriptedEngine, adapter_files, calibration_of, gain
+from tests.harness import Harness, a_manifest, identity, job_document
+from tests.rollout.service.scripted import (
+    POOL,
+    PROBE,
+    CharacterTokenizer,
+    ScriptedEngine,
+    calibration_of,
+    gain,
+    write_version,
+)
 
 from marlaas_api import subjects, wire
 from marlaas_api.blobs import BlobRef
-from marlaas_api.bus import Request
 from marlaas_api.messages import (
     CancelRequest,
+    ChatMessage,
     GenerateReply,
     GenerateRequest,
+    JobDocument,
     KeepRequest,
     Phase,
     Pin,
     PolicyRecord,
     Probe,
-    ReplicaReport,
     ReplyPhase,
     Turn,
 )
-from marlaas_api.names import AdapterRef
+from marlaas_api.names import AdapterRef, episode_id, train_group
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import read_adapter, tensor_digests
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.service import serve_engine
 
-PROBE = np.arange(10, 18, dtype=np.int32)
+
+@dataclass
+class Job:
+    """A job, and the requests that its sandbox sends."""
+
+    document: JobDocument
+
+    @property
+    def uid(self):
+        return self.document.uid
+
+    def adapter(self, version, agent="policy"):
+        return AdapterRef(self.document.namespace, self.document.job, self.uid, agent, version)
+
+    def request(self, index=0, member=0, turn=0, **changes):
+        group = train_group(self.document.ref, index)
+        place = {"group": group, "member": member, "episode": episode_id(group, member, 1), "turn": turn}
+        said = {"parent": turn - 1 if turn else None, "append": (ChatMessage(role="user", content=f"question {turn}"),)}
+        fields = {**identity(self.document), "agent": "policy", **place, **said, "deadline_s": 60.0}
+        return GenerateRequest(**{**fields, **changes})
+
+    def cancel(self, kind=CancelRequest):
+        return kind(**self.request().model_dump(include={"namespace", "job", "uid", "agent", "episode"}))
+
+    def keep(self):
+        return self.cancel(KeepRequest)
+
+
+@dataclass
+class Asked:
+    """The replies to a request, in order of arrival."""
+
+    heard: list[GenerateReply] = field(default_factory=list)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    more: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def hear(self, reply):
+        self.heard.append(reply)
+        self.more.set()
+        if reply.phase in (ReplyPhase.RESULT, ReplyPhase.FAILED):
+            self.over.set()
+
+    @property
+    def without_heartbeats(self):
+        """Phases of the replies; a slow machine adds heartbeats."""
+        return [reply.phase for reply in self.heard if reply.phase is not ReplyPhase.HEARTBEAT]
+
+    async def until(self, phase):
+        return await self._next(lambda reply: reply.phase is phase)
+
+    async def until_it_says(self, doing):
+        """The first heartbeat from now on that says that the request does this."""
+        return await self._next(
+            lambda reply: reply.phase is ReplyPhase.HEARTBEAT and doing in reply.doing, len(self.heard)
+        )
+
+    async def _next(self, wanted, first=0):
+        while True:
+            for reply in self.heard[first:]:
+                if wanted(reply):
+                    return reply
+            self.more.clear()
+            await self.more.wait()
+
+    async def end(self):
+        await self.over.wait()
+        return next(reply for reply in self.heard if reply.phase in (ReplyPhase.RESULT, ReplyPhase.FAILED))
 
 
 @dataclass
@@ -46,11 +115,11 @@ class Replica:
     context: RoleContext
     task: "asyncio.Task[None]"
 
-    async def stop(self) -> None:
+    async def stop(self):
         self.context.stop.set()
         await self.task
 
-    async def kill(self) -> None:
+    async def kill(self):
         """As kill -9 would: nothing is drained, nothing is said."""
         await self.context.bus.close()
         self.task.cancel()
@@ -61,44 +130,42 @@ class Replica:
 class RolloutHarness(Harness):
     """The replicas of the rollout role, and the jobs and versions on their bus."""
 
-    def __init__(self, scratch: Path, **fields: Any) -> None:
+    def __init__(self, scratch, **fields):
         super().__init__(scratch, **fields)
         self.replicas: list[Replica] = []
         self._manifests: dict[AdapterRef, BlobRef] = {}
         self._jobs = 0
         self.shares_cpu = False
 
-    async def replica(
-        self, name: str = "rollout-0", engine: ScriptedEngine | None = None, trims: bool = False
-    ) -> Replica:
+    async def replica(self, name="rollout-0", engine=None, tokenizer=None):
         """Start a replica, and wait until it can serve; its engine lets everything go unless it was given."""
         if engine is None:
             engine = ScriptedEngine()
             engine.open.set()
         await self.calibrate(engine)
-        replica = await self.begin(name, engine, trims)
+        replica = await self.begin(name, engine, tokenizer)
         await self.report(name, lambda report: report.ready)
         return replica
 
-    async def begin(self, name: str, engine: ScriptedEngine, trims: bool = False) -> Replica:
+    async def begin(self, name, engine, tokenizer=None):
         """Start a replica, whether or not it can ever serve."""
         context = await self.context(name)
         context = replace(context, scratch=self.scratch / f"{name}-{len(self.replicas)}", shares_cpu=self.shares_cpu)
-        task = asyncio.create_task(serve_engine(context, POOL, CharacterTokenizer(trims), engine))
+        task = asyncio.create_task(serve_engine(context, POOL, tokenizer or CharacterTokenizer(), engine))
         replica = Replica(name, engine, context, task)
         self.replicas.append(replica)
         return replica
 
-    async def serving(self, engine: ScriptedEngine | None = None, **spec: Any) -> tuple[Replica, Job]:
+    async def serving(self, engine=None, **spec):
         """A replica and a job."""
         return await self.replica(engine=engine), await self.job(**spec)
 
-    async def calibrate(self, engine: ScriptedEngine, **changes: Any) -> None:
+    async def calibrate(self, engine, **changes):
         """The trainer's part before any engine serves: what such engines score under no adapter and under the self-test's."""
         calibration = calibration_of(engine).model_copy(update=changes)
         await self.put(subjects.CALIBRATIONS, subjects.calibration_key(POOL, calibration.dtype), calibration)
 
-    async def job(self, name: str = "job", admitted: bool = True, **spec: Any) -> Job:
+    async def job(self, name="job", admitted=True, **spec):
         """Submit a job with version 0."""
         self._jobs += 1
         parts = {"poolRef": {"name": POOL}, "training": {"steps": 1, "maxStaleness": 1}, **spec}
@@ -107,22 +174,17 @@ class RolloutHarness(Harness):
         await self.commit(job, 0)
         return job
 
-    async def admit(self, job: Job, admitted: bool = True) -> None:
+    async def admit(self, job, admitted=True):
         phase = Phase.RUNNING if admitted else Phase.QUEUED
         await super().admit(job.document, phase=phase, admitted=admitted)
 
-    async def publish(
-        self, job: Job, version: int, seed: int | None = None, agent: str = "policy", **changes: Any
-    ) -> BlobRef:
+    async def publish(self, job, version, seed=None, agent="policy", **changes):
         """Put a version's blobs; the policy does not yet point to it. `seed` makes its tensors, the version if not given."""
         adapter = job.adapter(version, agent)
-        files = adapter_files(version if seed is None else seed)
         folder = self.scratch / "published" / adapter.engine_name
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, data in files.items():
-            (folder / name).write_bytes(data)
+        files = write_version(folder, version if seed is None else seed)
         tensors, config = read_adapter(folder)
-        fields: dict[str, Any] = {
+        fields = {
             "parent": self._manifests.get(job.adapter(version - 1, agent)),
             "files": {name: await self.blobs.put(adapter.blob_prefix, name, data) for name, data in files.items()},
             "tensor_digests": tensor_digests(tensors, config.scaling),
@@ -133,30 +195,26 @@ class RolloutHarness(Harness):
         self._manifests[adapter] = ref
         return ref
 
-    async def commit(
-        self, job: Job, version: int, ref: BlobRef | None = None, agent: str = "policy", **changes: Any
-    ) -> None:
+    async def commit(self, job, version, ref=None, agent="policy", **changes):
         """Make a version true."""
         ref = ref or await self.publish(job, version, agent=agent, **changes)
         await self.put_policy(PolicyRecord(uid=job.uid, version=version, manifest=ref), job.document, agent)
 
-    async def commit_verified(self, job: Job, version: int, name: str = "rollout-0") -> None:
+    async def commit_verified(self, job, version, name="rollout-0"):
         """Make a version true, and wait until a replica serves it."""
         await self.commit(job, version)
         await self.verified(name, job.adapter(version))
 
-    async def pin(self, request: GenerateRequest, version: int) -> None:
+    async def pin(self, request, version):
         key = subjects.pin_key(request.namespace, request.job, request.agent, request.group)
         await self.put(subjects.PINS, key, Pin(version=version))
 
     @contextlib.asynccontextmanager
-    async def asking(
-        self, request: GenerateRequest | CancelRequest | KeepRequest, of: str | None = None
-    ) -> AsyncIterator[Asked]:
+    async def asking(self, request, of=None):
         """Ask the pool, or one replica directly, and listen."""
         asked, inbox = Asked(), self.bus.new_inbox()
 
-        async def hear(reply: Request) -> None:
+        async def hear(reply):
             asked.hear(wire.decode_as(GenerateReply, reply.data))
 
         async with self.bus.listen(inbox, hear):
@@ -164,7 +222,7 @@ class RolloutHarness(Harness):
             await self.bus.send(subjects.engine(POOL, of) if of else subject, wire.encode(request), inbox)
             yield asked
 
-    async def ask(self, request: GenerateRequest, of: str | None = None) -> GenerateReply:
+    async def ask(self, request, of=None):
         """Ask until somebody listens, as a sandbox does, and return the end of it."""
         while True:
             async with self.asking(request, of) as asked:
@@ -174,31 +232,31 @@ class RolloutHarness(Harness):
                 if asked.heard:
                     return await asked.end()
 
-    async def result(self, request: GenerateRequest, of: str | None = None) -> GenerateReply:
+    async def result(self, request, of=None):
         """Ask, and return the result, which must not be a failure."""
         reply = await self.ask(request, of)
         assert reply.phase is ReplyPhase.RESULT, reply.error
         return reply
 
-    async def failure(self, request: GenerateRequest, of: str | None = "rollout-0") -> GenerateReply:
+    async def failure(self, request, of="rollout-0"):
         """Ask, and return the failure."""
         reply = await self.ask(request, of)
         assert reply.phase is ReplyPhase.FAILED
         return reply
 
-    async def turn(self, request: GenerateRequest) -> Turn | None:
+    async def turn(self, request):
         subject = subjects.turn(request.namespace, request.job, request.episode, request.turn)
         stored = await self.bus.last(subjects.TURNS, subject)
         return None if stored is None else wire.decode_as(Turn, stored.data)
 
-    async def report(self, name: str, wanted: Callable[[ReplicaReport], bool]) -> ReplicaReport:
+    async def report(self, name, wanted):
         """The replica's report, once it is as wanted."""
         return await self.reported(wanted, "rollout", name, POOL)
 
-    async def verified(self, name: str, adapter: AdapterRef) -> None:
+    async def verified(self, name, adapter):
         await self.report(name, lambda report: adapter.engine_name in report.verified)
 
-    async def close(self) -> None:
+    async def close(self):
         self.server.available = True
         for replica in self.replicas:
             replica.engine.open.set()

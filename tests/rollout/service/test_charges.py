@@ -1,66 +1,53 @@
-"""What requests are charged: to the queue of this replica, to the quotas by reports, and to the queues of other replicas."""
+"""What requests are charged, the CPU share of the engine, and that nothing is left of jobs that are gone."""
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+import asyncio
 
 import pytest
 from tests.harness import Harness
+from tests.rollout.service.scripted import LIMITS
 
 from marlaas_api import subjects
+from marlaas_api.bucket_cache import REREAD_S
+from marlaas_api.cpu_shares import COMPUTE_SHARE, FULL_SHARE
 from marlaas_api.messages import ReplicaReport, ReplyPhase
-from marlaas_api.names import PREEMPTION_STRIDE, episode_id
+from marlaas_api.names import PREEMPTION_STRIDE, AdapterRef, episode_id
+from marlaas_worker.rollout import service
+from marlaas_worker.rollout.accounts import GONE_S, OPEN_S
+from marlaas_worker.rollout.reception import Reception
 
 REPLY_TOKENS = 4
 
 
-async def cancelled(harness: Any, job: Any, *began: Callable[[], Awaitable[object]]) -> ReplicaReport:
-    """Ask, cancel once it has begun, and return the report when nothing runs any more."""
-    async with harness.asking(job.request(), of="rollout-0"):
-        for wait in began:
-            await wait()
-        async with harness.asking(job.cancel(), of="rollout-0"):
-            found: ReplicaReport = await harness.report(
-                "rollout-0", lambda report: report.num_running == 0 and report.tenant_tokens
-            )
-    return found
-
-
-async def was_preempted(harness: Any, job: Any, role: Any) -> None:
-    """Preempt the job, admit it again, and wait until the role knows."""
-    for admitted in (False, True):
-        await Harness.admit(harness, job.document, admitted=admitted, num_preemptions=1)
-    await harness.until(lambda: role._policies.num_preemptions(job.document.ref) == 1)
-
-
+@pytest.mark.parametrize("preempted", [None, "before", "while it runs"])
 async def test_a_cancelled_generation_is_charged_its_prompt_and_an_estimate_of_its_output(
-    harness: Any, shut_engine: Any, roles: list[Any]
-) -> None:
+    harness, shut_engine, roles, preempted
+):
+    """It counts as preempted if its job was preempted while it ran, even if that is admitted again before its sandbox cancels."""
     _, job = await harness.serving(shut_engine, rollout={"maxTokens": 50})
-    await was_preempted(harness, job, roles[0])
-    found = await cancelled(harness, job, shut_engine.called.wait)
-    num_prompt = len(shut_engine.calls[0].prompt_ids)
-    assert 1 <= found.job_tokens[job.uid] <= 50, "for the quota of tokens a second"
-    assert found.tenant_tokens == {"team": num_prompt + found.job_tokens[job.uid]}
-    assert found.job_preempted_tokens == found.job_preempted_engine_s == {}, "its job was preempted only before"
+    shut_engine.queues = preempted is None
 
+    async def preempt(when):
+        if preempted == when:
+            for admitted in (False, True):
+                await Harness.admit(harness, job.document, admitted=admitted, num_preemptions=1)
+            await harness.until(lambda: roles[0]._policies.num_preemptions(job.document.ref) == 1)
 
-async def test_a_generation_that_is_cancelled_after_a_preemption_counts_as_preempted(
-    harness: Any, shut_engine: Any, roles: list[Any]
-) -> None:
-    _, job = await harness.serving(shut_engine, rollout={"maxTokens": 50})
-
-    async def preempted() -> None:
-        await was_preempted(harness, job, roles[0])  # and is admitted again before its sandbox cancels
-
-    cut = await cancelled(harness, job, shut_engine.called.wait, preempted)
-    assert cut.job_preempted_tokens == cut.job_tokens
-    assert cut.job_preempted_engine_s == cut.job_engine_s
-    assert list(cut.job_tokens) == [job.uid]
+    await preempt("before")
+    async with harness.asking(job.request(), of="rollout-0"):
+        await shut_engine.called.wait()
+        await preempt("while it runs")
+        async with harness.asking(job.cancel(), of="rollout-0"):
+            found = await harness.report("rollout-0", lambda one: one.num_running == 0 and one.tenant_tokens)
+    tokens = found.job_tokens[job.uid]
+    assert tokens == 0 if preempted is None else 1 <= tokens <= 50, "none before its first token"
+    assert found.tenant_tokens == {"team": len(shut_engine.calls[0].prompt_ids) + tokens}
+    cut = [found.job_tokens, found.job_engine_s] if preempted == "while it runs" else [{}, {}]
+    assert [found.job_preempted_tokens, found.job_preempted_engine_s] == cut
 
 
 async def test_a_turn_tells_how_often_its_job_was_preempted_also_if_its_sandbox_learns_it_first(
-    harness: Any, roles: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    harness, roles, monkeypatch
+):
     _, job = await harness.serving()
     request = job.request()
     later = request.model_copy(update={"episode": episode_id(request.group, 0, PREEMPTION_STRIDE + 1)})
@@ -73,18 +60,7 @@ async def test_a_turn_tells_how_often_its_job_was_preempted_also_if_its_sandbox_
         assert (await harness.turn(one)).num_preemptions == number
 
 
-async def test_a_generation_that_is_cancelled_before_its_first_token_is_charged_its_prompt(
-    harness: Any, make_engine: Callable[..., Any]
-) -> None:
-    engine = make_engine(queues=True)
-    engine.open.clear()
-    _, job = await harness.serving(engine)
-    found = await cancelled(harness, job, engine.called.wait)
-    assert found.tenant_tokens == {"team": len(engine.calls[0].prompt_ids)}
-    assert found.job_tokens[job.uid] == 0
-
-
-async def test_a_generation_that_ends_with_its_engine_is_charged(harness: Any, make_engine: Callable[..., Any]) -> None:
+async def test_a_generation_that_ends_with_its_engine_is_charged(harness, make_engine):
     engine = make_engine(deaths=1)
     _, job = await harness.serving(engine)
     assert (await harness.ask(job.request())).phase is ReplyPhase.RESULT
@@ -92,7 +68,7 @@ async def test_a_generation_that_ends_with_its_engine_is_charged(harness: Any, m
     await harness.report("rollout-0", lambda report: report.tenant_tokens.get("team", 0) >= least)
 
 
-async def test_a_turn_that_the_engine_never_gets_costs_nothing(harness: Any, make_engine: Callable[..., Any]) -> None:
+async def test_a_turn_that_the_engine_never_gets_costs_nothing(harness, make_engine):
     engine = make_engine()
     _, job = await harness.serving(engine)
     await harness.ask(job.request(append="x" * 2000))
@@ -102,39 +78,12 @@ async def test_a_turn_that_the_engine_never_gets_costs_nothing(harness: Any, mak
     assert found.tenant_tokens == {"team": len(engine.calls[0].prompt_ids) + REPLY_TOKENS}
 
 
-async def test_an_episode_is_open_while_its_request_waits_for_its_version(harness: Any, roles: list[Any]) -> None:
-    await harness.replica()
-    job = await harness.job(agents=[{"name": "policy"}, {"name": "critic"}])
-    request = job.request()
-    await harness.pin(request, 1)  # its trainer has not committed it yet
-    async with harness.asking(request) as asked, harness.asking(job.request(agent="critic", turn=1, parent=None)):
-        limiter = roles[0]._engine.limiter
-        await harness.until(lambda: len(limiter.episodes) == 2)
-        assert [len(account.below) for account in limiter._queue._root.below.values()] == [1]
-        assert set(limiter._queue._root.below["team"].below[job.uid].below) == {"policy", "critic"}
-        await harness.commit(job, 1)
-        assert (await asked.end()).phase is ReplyPhase.RESULT
-
-
-async def test_a_prompt_makes_room_for_the_next_one_at_its_first_token(
-    harness: Any, make_engine: Callable[..., Any], roles: list[Any]
-) -> None:
-    engine = make_engine(limits={"step_tokens": 10})
-    engine.open.clear()
-    _, job = await harness.serving(engine)
-    prefill = roles[0]._engine.limiter.prefill
-    prefill.join("another tenant", 1.0)
-    async with harness.asking(job.request()), harness.asking(job.request(index=1)):
-        await harness.until(lambda: len(engine.calls) == 2)
-        assert prefill._present["team"].num_prompt == 0
-
-
-async def test_use_on_another_replica_is_charged_here(harness: Any, shut_engine: Any, roles: list[Any]) -> None:
+async def test_use_on_another_replica_is_charged_here(harness, shut_engine, roles):
     _, job = await harness.serving(shut_engine)
     key = subjects.replica_key("rollout", "pool", "other")
     other = ReplicaReport(role="rollout", pool="pool", replica="other", ready=False, tenant_tokens={"team": 5000})
 
-    def usage() -> float:
+    def usage():
         return float(roles[0]._engine.limiter.usage("team"))
 
     async with harness.asking(job.request(), of="rollout-0"):
@@ -148,3 +97,63 @@ async def test_use_on_another_replica_is_charged_here(harness: Any, shut_engine:
         await harness.put(subjects.REPLICAS, key, other.model_copy(update={"tenant_tokens": {"team": 9001}}))
         await harness.until(lambda: usage() == before + 731)
         shut_engine.open.set()
+
+
+async def test_the_engine_gets_a_full_share_when_its_agents_outnumber_its_slots(harness, monkeypatch):
+    """Agents of other replicas do not count, and a role that shares no CPU leaves its session alone."""
+    shares: list[int] = []
+    elsewhere: list[AdapterRef] = []
+    monkeypatch.setattr(service, "set_share", lambda pid, niceness: shares.append(niceness))
+    monkeypatch.setattr(Reception, "elsewhere", lambda self: frozenset(elsewhere))
+    await harness.serving()
+    assert shares == []
+    harness.shares_cpu = True
+    await harness.replica("rollout-1")
+    for number in range(LIMITS.slots - 1):
+        await harness.job(f"job-{number}")
+    await harness.until(lambda: shares[-1:] == [COMPUTE_SHARE])
+    last = await harness.job("one-more")
+    await harness.until(lambda: shares[-1:] == [FULL_SHARE])
+    elsewhere.append(last.adapter(0))
+    await harness.until(lambda: shares[-1:] == [COMPUTE_SHARE])
+    elsewhere.clear()
+    await harness.until(lambda: shares[-1:] == [FULL_SHARE])
+    await harness.admit(last, admitted=False)
+    await harness.until(lambda: shares[-1:] == [COMPUTE_SHARE])
+
+
+NUM_JOBS, AT_ONCE = 40, 10
+
+
+def sizes(role):
+    """The number of entries of each map that has entries by job, version, group, episode or request."""
+    engine, requests, versions, proven = role._engine, role._requests, role._versions, role._versions.proven
+    meter, slots, gone = engine.meter, versions.slot_seconds, role._gone_jobs
+    of_maps = [meter.job_tokens, meter.tenant_tokens, meter.job_engine_s, slots._ended, slots._began]
+    of_maps += [role._log.job_bytes, engine.limiter.outputs._by_job, engine.limiter.episodes, role._histories]
+    of_maps += [requests._answered, requests._characters, requests._active, proven._versions, proven._refused]
+    of_maps += [proven.newest, list(proven.waits), versions._retries._failures, versions._inputs._used_at]
+    of_maps += [gone._known, gone._gone_since, role._template._told]
+    num_bytes = [role._pins._known.num_bytes, role._adapter_cache._manifests.num_bytes, requests._answered_bytes]
+    return [*map(len, of_maps), *num_bytes]
+
+
+async def test_after_40_short_jobs_nothing_of_them_is_left(harness, make_engine, roles):
+    """Memory is bounded by the jobs that exist: what belonged to a job is dropped when its document has been gone for a minute."""
+
+    async def play(number):
+        job = await harness.job(f"job-{number}")
+        for turn in range(3):
+            await harness.result(job.request(turn=turn))
+        key = job.document.ref.key
+        for bucket, name in ((subjects.POLICY, f"{key}.policy"), (subjects.PROGRESS, key), (subjects.JOBS, key)):
+            await (await harness.bus.bucket(bucket)).delete(name)
+
+    await harness.replica(engine=make_engine(limits={"slots": AT_ONCE}))
+    for first in range(0, NUM_JOBS, AT_ONCE):
+        await asyncio.gather(*(play(number) for number in range(first, first + AT_ONCE)))
+    await asyncio.sleep(GONE_S + OPEN_S + 2 * REREAD_S)
+    roles[0]._engine.limiter.episodes.close_old()  # as the next request would
+    assert not any(sizes(roles[0])), sizes(roles[0])
+    assert roles[0]._engine.limiter._queue._root.below == {}
+    assert len(roles[0]._versions._resident) <= AT_ONCE

@@ -1,24 +1,42 @@
-"""Duplicates, owners, heartbeats, cancellations and bounds of requests, and what the report says of them."""
+"""Requests: duplicates, owners, refusals, heartbeats, cancellations, deadlines and bounds, and what the report says of them."""
 
 import asyncio
 import contextlib
-from typing import Any
 
 import pytest
 
 from marlaas_api import subjects, wire
-from marlaas_api.blobs import BlobRefused
 from marlaas_api.messages import ReplyPhase
-from marlaas_worker.rollout import requests, turn_log
+from marlaas_worker.rollout import requests
 
 
-async def test_a_request_asked_again_is_generated_once_and_answered_each_time(harness, shut_engine):
+@contextlib.asynccontextmanager
+async def asking_all(harness, requests):
+    """Ask all of these, and wait until the replica has accepted them."""
+    async with contextlib.AsyncExitStack() as stack:
+        asked = [await stack.enter_async_context(harness.asking(one)) for one in requests]
+        for one in asked:
+            await one.until(ReplyPhase.ACCEPTED)
+        yield asked
+
+
+async def phases(asked):
+    return {(await one.end()).phase for one in asked}
+
+
+async def test_a_request_asked_again_is_generated_once_and_answered_where_it_was_asked_last(
+    harness, shut_engine, monkeypatch
+):
+    """Another question under its name gets no common answer."""
+    monkeypatch.setattr(requests, "MAX_INBOXES", 2)
     _, job = await harness.serving(shut_engine)
-    async with harness.asking(job.request()) as one, harness.asking(job.request()) as other:
-        await other.until(ReplyPhase.ACCEPTED)
+    questions = [*[job.request()] * 3, job.request(append="something else~")]
+    async with asking_all(harness, questions) as (first, *same, other):
         shut_engine.open.set()
-        assert (await one.end()) == (await other.end()) == (await harness.result(job.request()))
-    assert len(shut_engine.calls) == 1
+        assert await same[0].end() == await same[1].end()
+        assert await phases((same[0], other)) == {ReplyPhase.RESULT, ReplyPhase.FAILED}
+    assert ReplyPhase.RESULT not in {heard.phase for heard in first.heard}
+    assert len(shut_engine.calls) == 2
 
 
 @pytest.mark.parametrize("changes", [{"append": "something else~"}, {"tools": ('{"name": "add"}',)}])
@@ -38,27 +56,6 @@ async def test_a_recorded_turn_is_answered_from_its_record_and_another_question_
     assert later.engine.calls == []
 
 
-async def test_a_turn_that_the_blob_store_refuses_now_may_be_asked_for_again(harness, monkeypatch):
-    async def refuse(self: Any, request: Any) -> None:
-        raise BlobRefused("its token has expired")
-
-    _, job = await harness.serving()
-    with monkeypatch.context() as patch:
-        patch.setattr(turn_log.Histories, "parent", refuse)
-        failed = await harness.failure(job.request(), of=None)
-    assert (failed.retryable, failed.waits) == (True, True)
-    await harness.result(job.request())
-
-
-async def test_two_questions_of_one_name_at_once_get_no_common_answer(harness, shut_engine):
-    _, job = await harness.serving(shut_engine)
-    async with harness.asking(job.request()) as one, harness.asking(job.request(append="something else~")) as other:
-        await other.until(ReplyPhase.ACCEPTED)
-        shut_engine.open.set()
-        phases = {(await one.end()).phase, (await other.end()).phase}
-    assert phases == {ReplyPhase.RESULT, ReplyPhase.FAILED}
-
-
 @pytest.mark.parametrize(("num_characters", "held"), [(3, 1), (2 * requests._REQUEST_CHARACTERS, 2)])
 async def test_a_job_with_too_much_text_or_too_many_requests_may_ask_again_and_others_notice_nothing(
     harness, shut_engine, monkeypatch, num_characters, held
@@ -67,30 +64,13 @@ async def test_a_job_with_too_much_text_or_too_many_requests_may_ask_again_and_o
     await harness.replica(engine=shut_engine)
     job, neighbour = await harness.job(), await harness.job("neighbour")
     under_way = [*(job.request(index=index) for index in range(held)), neighbour.request()]
-    async with contextlib.AsyncExitStack() as stack:
-        asked = [await stack.enter_async_context(harness.asking(one)) for one in under_way]
-        for one in asked:
-            await one.until(ReplyPhase.ACCEPTED)
+    async with asking_all(harness, under_way) as asked:
         refused = await harness.failure(job.request(index=9))
         assert (refused.retryable, refused.waits) == (True, True)
         assert "too many requests or too much text" in refused.error
         shut_engine.open.set()
-        assert {(await one.end()).phase for one in asked} == {ReplyPhase.RESULT}
+        assert await phases(asked) == {ReplyPhase.RESULT}
     await harness.result(job.request(index=9))
-
-
-async def test_a_turn_that_is_asked_for_from_everywhere_is_answered_where_it_was_asked_for_last(
-    harness, shut_engine, monkeypatch
-):
-    monkeypatch.setattr(requests, "MAX_INBOXES", 2)
-    _, job = await harness.serving(shut_engine)
-    async with contextlib.AsyncExitStack() as stack:
-        asked = [await stack.enter_async_context(harness.asking(job.request())) for _ in range(3)]
-        for one in asked:
-            await one.until(ReplyPhase.ACCEPTED)
-        shut_engine.open.set()
-        assert {(await one.end()).phase for one in asked[1:]} == {ReplyPhase.RESULT}
-        assert ReplyPhase.RESULT not in {heard.phase for heard in asked[0].heard}
 
 
 async def test_remembered_answers_are_bounded_in_bytes(harness, monkeypatch):
@@ -141,20 +121,24 @@ async def test_requests_go_to_the_owner_of_their_episode_and_to_where_their_grou
         assert (await harness.turn(job.request(index=8, turn=turn))).replica == last
 
 
-async def test_heartbeats_say_whether_a_turn_waits_or_is_generated(harness, make_engine):
+async def test_heartbeats_say_whether_a_turn_waits_or_is_generated_and_the_report_how_many(harness, make_engine):
     engine = make_engine(limits={"max_num_seqs": 1}, queues=True)
     engine.open.clear()
     await harness.replica(engine=engine)
     job, neighbour = await harness.job(), await harness.job("neighbour")
-    async with harness.asking(neighbour.request()) as first:
+    await harness.pin(job.request(index=4), 1)  # It waits for its version.
+    async with harness.asking(neighbour.request()) as first, harness.asking(job.request(index=4)) as third:
         assert (await first.until_it_says("it waited within the engine")).running_s is None
         async with harness.asking(job.request()) as second:
             assert (await second.until_it_says("it waited for a place in the engine")).running_s is None
+            await harness.report("rollout-0", lambda report: (report.num_running, report.num_waiting) == (1, 2))
             engine.begin_all()
             generated = await first.until_it_says("it was being generated")
             assert (await first.until_it_says("it was being generated")).running_s == generated.running_s + 1.0
             engine.open.set()
-            assert (await first.end()).phase is (await second.end()).phase is ReplyPhase.RESULT
+            await harness.commit(job, 1)
+            assert await phases((first, second, third)) == {ReplyPhase.RESULT}
+    await harness.report("rollout-0", lambda report: (report.num_running, report.num_waiting) == (0, 0))
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
@@ -175,7 +159,7 @@ async def test_a_cancelled_episode_is_aborted_within_the_engine_of_whichever_rep
     assert await harness.turn(job.request()) is None
 
 
-def listeners(harness: Any, job: Any) -> list[Any]:
+def listeners(harness, job):
     subject = subjects.generation("team", job.document.job, "policy")
     return [listener for listener in harness.server.listeners if listener.subject == subject]
 
@@ -198,22 +182,6 @@ async def test_a_job_that_is_not_admitted_any_more_is_not_listened_to_and_its_re
         assert (await kept.end()).phase is ReplyPhase.RESULT
 
 
-async def test_the_report_tells_the_requests_in_the_engine_and_those_that_wait(harness, make_engine):
-    engine = make_engine(limits={"max_num_seqs": 2})
-    engine.open.clear()
-    await harness.replica(engine=engine)
-    job = await harness.job()
-    await harness.pin(job.request(index=4), 1)  # It waits for its version.
-    async with contextlib.AsyncExitStack() as stack:
-        asked = [await stack.enter_async_context(harness.asking(job.request(index=number))) for number in range(5)]
-        await harness.report("rollout-0", lambda report: (report.num_running, report.num_waiting) == (2, 3))
-        engine.open.set()
-        await harness.commit(job, 1)
-        for one in asked:
-            await one.end()
-    await harness.report("rollout-0", lambda report: (report.num_running, report.num_waiting) == (0, 0))
-
-
 async def test_the_report_says_what_was_spent_on_whom(harness, shut_engine):
     await harness.replica(engine=shut_engine)
     one, two = await harness.job("one"), await harness.job("two", agents=[{"name": "policy"}, {"name": "critic"}])
@@ -231,3 +199,90 @@ async def test_the_report_says_what_was_spent_on_whom(harness, shut_engine):
     assert report.job_engine_s == pytest.approx({one.uid: report.busy_s / 2, two.uid: report.busy_s / 2}, abs=0.1)
     assert report.busy_s < report.wall_s
     assert report.rss_bytes > 1 << 20
+
+
+async def test_a_request_that_claims_to_be_another_jobs_or_wants_its_answer_elsewhere_is_ignored(harness):
+    replica, mine, other = await harness.replica(), await harness.job("mine"), await harness.job("other")
+    policy, subject = await harness.bus.bucket(subjects.POLICY), subjects.generation("team", "mine", "policy")
+    before = await policy.entries()
+    await harness.bus.send(subject, wire.encode(other.request()), harness.bus.new_inbox())
+    for reply in (f"$KV.policy.{other.document.ref.key}.policy", "_INBOX_team_other.x", "task.team.other", ""):
+        await harness.bus.send(subject, wire.encode(mine.request()), reply)
+        passed_on = mine.request().model_copy(update={"reply_to": reply or None})
+        await harness.bus.send(subjects.engine("pool", "rollout-0"), wire.encode(passed_on))
+    assert (await harness.ask(mine.request())).phase is ReplyPhase.RESULT
+    assert [call.adapter.name for call in replica.engine.calls] == [mine.adapter(0).engine_name]
+    assert await policy.entries() == before
+    assert await harness.bus.replay(subjects.TASKS, "task.>") == []
+
+
+async def test_a_request_that_cannot_be_handled_ends_no_replica(harness, monkeypatch):
+    """It is received by each replica directly, and by the agent's subject."""
+    accept = requests.Requests.accept
+
+    async def fail_at_turn_9(self, request, inbox):
+        if request.turn == 9:
+            raise TypeError("this request cannot be handled")
+        await accept(self, request, inbox)
+
+    monkeypatch.setattr(requests.Requests, "accept", fail_at_turn_9)
+    replica, job = await harness.serving()
+    for of in ("rollout-0", None):
+        async with harness.asking(job.request(turn=9), of), harness.asking(job.request(), of) as asked:
+            ended = asyncio.create_task(asked.end())
+            await asyncio.wait((ended, replica.task), return_when=asyncio.FIRST_COMPLETED)
+            assert ended.done()
+            assert not replica.task.done()
+
+
+async def test_a_request_fails_at_its_deadline_unless_it_is_asked_again_or_its_sandbox_says_that_it_waits(
+    harness, shut_engine
+):
+    _, job = await harness.serving(shut_engine)
+    await harness.verified("rollout-0", job.adapter(0))
+    asked_again, at = job.request(index=1), asyncio.get_running_loop().time
+    async with (
+        harness.asking(job.request()) as kept,
+        harness.asking(asked_again) as again,
+        harness.asking(job.request(index=2)) as forgotten,
+    ):
+        due = at() + job.request().deadline_s
+        await asyncio.sleep(due - at() - 1.0)
+        async with harness.asking(job.keep()), harness.asking(asked_again):
+            ended = await forgotten.end()
+        assert (ended.phase, ended.retryable, ended.waits, at()) == (ReplyPhase.FAILED, True, True, due)
+        assert "passed while it was being generated" in ended.error
+        await shut_engine.aborted.wait()
+        await asyncio.sleep(30.0)
+        shut_engine.open.set()
+        assert (await kept.end()).phase is (await again.end()).phase is ReplyPhase.RESULT
+
+
+async def test_an_agent_without_a_version_is_named_at_the_deadline(harness):
+    _, job = await harness.serving(agents=[{"name": "policy"}, {"name": "critic"}])
+    reply = await harness.ask(job.request(agent="critic", turn=1, deadline_s=0.1))
+    assert (reply.retryable, "no version of agent critic was verified yet" in reply.error) == (True, True)
+
+
+@pytest.mark.parametrize("ends_in_time", [True, False])
+async def test_a_stopping_replica_takes_nothing_new_and_hands_back_what_does_not_end_in_time(
+    harness, shut_engine, ends_in_time
+):
+    replica, job = await harness.serving(shut_engine)
+    async with harness.asking(job.request()) as asked:
+        await shut_engine.called.wait()
+        replica.context.stop.set()
+        await harness.report("rollout-0", lambda report: not report.ready)
+        refused = await harness.failure(job.request(index=1))
+        assert (refused.retryable, refused.waits) == (True, True)
+        if ends_in_time:
+            shut_engine.open.set()
+        reply = await asked.end()
+        await replica.task
+    if ends_in_time:
+        assert reply.phase is ReplyPhase.RESULT
+    else:
+        assert (reply.retryable, reply.waits) == (True, True)
+        assert "is stopping while it was being generated" in reply.error
+    assert await (await harness.bus.bucket(subjects.REPLICAS)).entries() == []
+    assert not await shut_engine.healthy()

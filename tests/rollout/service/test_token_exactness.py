@@ -5,34 +5,29 @@ conversations, as after a failover, and restores them from their records.
 """
 
 import asyncio
-import contextlib
 import json
 import random
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from tests.rollout.chats import bpe
-from tests.rollout.service.asking import Job
-from tests.rollout.service.harness import POOL
+from tests.rollout.service.harness import Job
 from tests.rollout.service.scripted import LIMITS, ScriptedEngine
 
 from marlaas.models import prepare
 from marlaas_api.blobs_memory import MemoryBlobs
-from marlaas_api.messages import ChatMessage, GenerateRequest, GroupReady, StopReason, ToolCallMessage, TrajectoryRef
-from marlaas_worker.rollout.engine import Began, Completion, LoadedAdapter, Sampling, unheard
-from marlaas_worker.rollout.service import serve_engine
+from marlaas_api.messages import ChatMessage, GroupReady, StopReason, ToolCallMessage, TrajectoryRef
+from marlaas_worker.rollout.engine import Completion
 from marlaas_worker.rollout.templates import rewritten
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 from marlaas_worker.sandbox.child_messages import TurnMessage
 from marlaas_worker.sandbox.session import TurnLedger
 from marlaas_worker.sandbox.turns import TurnClient, TurnTimeouts
-from marlaas_worker.trainer.rows import Segment
-from marlaas_worker.trainer.trajectories import Expectation, Trajectory, read_group
+from marlaas_worker.trainer.trajectories import Expectation, read_group
 from marlaas_worker.trainer.weighing import segments_of
 
 MEMBERS = 2
@@ -63,19 +58,7 @@ THINKS = (
 """A template that drops reasoning from its past, as some do, and shows tools."""
 
 
-def forget(role: Any) -> None:
-    """Empty a role's cache of conversations."""
-    histories = role._histories
-    for key in list(histories._kept):
-        histories._drop(key)
-
-
-def tokenizer_of(name: str) -> PretrainedTokenizer:
-    return bpe(THINKS) if name == FORGETFUL else PretrainedTokenizer.load(str(prepare(name)))
-
-
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(NamedTuple):
     """One generation as the engine saw it."""
 
     prompt: list[int]
@@ -92,14 +75,7 @@ class DrawingEngine(ScriptedEngine):
     drawn: dict[str, list[Drawn]] = field(default_factory=lambda: defaultdict(list))
     forget: Callable[[], None] = lambda: None
 
-    async def generate(
-        self,
-        request: str,
-        adapter: LoadedAdapter,
-        prompt_ids: npt.NDArray[np.int32],
-        sampling: Sampling,
-        began: Began = unheard,
-    ) -> Completion:
+    async def generate(self, request, adapter, prompt_ids, sampling, began=None):
         rng = random.Random(sampling.seed)
         if rng.random() < 0.3:
             self.forget()
@@ -114,7 +90,7 @@ class DrawingEngine(ScriptedEngine):
         self.drawn[request.partition(".")[0]].append(Drawn(prompt_ids.tolist(), ids, logprobs))
         return Completion(tuple(ids), tuple(logprobs), stop)
 
-    def _some(self, rng: random.Random) -> list[int]:
+    def _some(self, rng):
         """A word as text would be tokenised, or ids as no tokenizer would choose them; no end token within."""
         word = self.tokenizer.encode(rng.choice(WORDS)) if rng.random() < 0.7 else [rng.randrange(self.vocabulary)]
         return [one for one in word if one not in self.tokenizer.end_ids] or [self.vocabulary - 1]
@@ -132,14 +108,14 @@ class Play:
     ledger: TurnLedger = field(default_factory=lambda: TurnLedger(("policy",), MAX_TURNS))
     raw: set[int] = field(default_factory=set)
 
-    async def run(self) -> TrajectoryRef:
+    async def run(self):
         rng = random.Random(f"{self.group}/{self.member}")
         for number in range(rng.randint(1, MAX_TURNS)):
             await self._turn(rng, number)
         episode = self.job.request(self.group, self.member).episode
         return TrajectoryRef(member=self.member, episode=episode, leaves=self.ledger.leaves()["policy"], reward=0.0)
 
-    async def _turn(self, rng: random.Random, number: int) -> None:
+    async def _turn(self, rng, number):
         parent = rng.choice([None, *range(number), number - 1, number - 1]) if number else None
         raw = parent in self.raw or rng.random() < 0.15
         if raw and (parent is None or parent in self.raw):
@@ -147,58 +123,32 @@ class Play:
         append = _text(rng) if raw else tuple(_message(rng) for _ in range(rng.randint(1, 3)))
         tools = (TOOL,) * rng.randint(0, 1) if self.tools and not raw and rng.random() < 0.5 else None
         changes = {"parent": parent, "append": append, "tools": tools, "max_tokens": rng.choice([None, 1, 4, 30])}
-        request = self.job.request(self.group, self.member, number, **changes)
-        asked = _asked(request)
+        numbers = {"number": number, "num_before": number, "parent": parent}
+        asked = TurnMessage(kind="turn", agent="policy", append="x", max_tokens=None, **numbers)
         assert self.ledger.begin(asked)
-        reply = await self.client.generate(request, 60.0)
+        reply = await self.client.generate(self.job.request(self.group, self.member, number, **changes), 60.0)
         self.ledger.end(asked, reply.stop_reason)
 
 
-def _asked(request: GenerateRequest) -> TurnMessage:
-    numbers = {"number": request.turn, "num_before": request.turn, "parent": request.parent}
-    return TurnMessage(kind="turn", agent=request.agent, append="x", max_tokens=None, **numbers)
-
-
-def _text(rng: random.Random) -> str:
+def _text(rng):
     return "".join(rng.choice(WORDS) for _ in range(rng.randint(1, 6)))
 
 
-def _message(rng: random.Random) -> ChatMessage:
+def _message(rng):
     role = rng.choice(("user", "tool", "system", "assistant"))
     calls = (ToolCallMessage(name="add", arguments='{"a": 1}'),) * (role == "assistant" and rng.random() < 0.3)
     return ChatMessage(role=role, content=_text(rng), tool_calls=calls)
 
 
-@contextlib.asynccontextmanager
-async def serving(harness: Any, tokenizer: PretrainedTokenizer, engine: DrawingEngine) -> AsyncIterator[None]:
-    engine.open.set()
-    await harness.calibrate(engine)
-    context = await harness.context("rollout-0")
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(serve_engine(context, POOL, tokenizer, engine))
-        await harness.report("rollout-0", lambda report: report.ready)
-        try:
-            yield
-        finally:
-            context.stop.set()
-
-
-async def read(harness: Any, job: Job, group: int, refs: Sequence[TrajectoryRef], vocabulary: int) -> list[Trajectory]:
+async def read(harness, job, group, refs, vocabulary):
     """What a trainer reads of a group, by member."""
-    request = job.request(group)
-    ready = GroupReady(
-        **request.model_dump(include={"namespace", "job", "uid", "agent", "group"}),
-        step=0,
-        base_version=0,
-        position=0,
-        index=group,
-        version=0,
-        trajectories=tuple(refs),
-    )
+    names = job.request(group).model_dump(include={"namespace", "job", "uid", "agent", "group"})
+    numbers = {"step": 0, "base_version": 0, "position": 0, "index": group, "version": 0}
+    ready = GroupReady(**names, **numbers, trajectories=tuple(refs))
     return await read_group(harness.bus, MemoryBlobs(), ready, Expectation(1.0, vocabulary, {}))
 
 
-def assert_trained_as_drawn(drawn: list[Drawn], trained: list[Segment]) -> None:
+def assert_trained_as_drawn(drawn, trained):
     """Every generated token is trained once, after exactly the ids that the engine was fed, and nothing else is."""
     for one in drawn:
         whole, begin, end = [*one.prompt, *one.output], len(one.prompt), len(one.prompt) + len(one.output)
@@ -218,22 +168,29 @@ def assert_trained_as_drawn(drawn: list[Drawn], trained: list[Segment]) -> None:
     [("tiny", 200), ("smollm2-135m-instruct", 100), (FORGETFUL, 200)],
 )
 async def test_what_was_generated_is_what_is_trained_token_for_token(harness, roles, name, num_episodes):
-    tokenizer = await asyncio.to_thread(tokenizer_of, name)
-    vocabulary = len(tokenizer._tokenizer)
+    forgets = name == FORGETFUL
+    made = bpe(THINKS) if forgets else PretrainedTokenizer.load(str(await asyncio.to_thread(prepare, name)))
+    vocabulary = len(made._tokenizer)
+
+    def forget():
+        """Empty the replica's cache of conversations."""
+        histories = roles[0]._histories
+        for key in list(histories._kept):
+            histories._drop(key)
+
     limits = replace(LIMITS, max_model_len=100)
-    engine = DrawingEngine(limits=limits, tokenizer=tokenizer, vocabulary=vocabulary, forget=lambda: forget(roles[0]))
+    engine = DrawingEngine(limits=limits, tokenizer=made, vocabulary=vocabulary, forget=forget)
+    await harness.replica(engine=engine, tokenizer=made)
     job = await harness.job(rollout={"maxTokens": 64})
     num_rewritten = full = 0
-    async with serving(harness, tokenizer, engine), TurnClient(harness.bus, TurnTimeouts(silence_s=0.5)) as client:
+    async with TurnClient(harness.bus, TurnTimeouts(silence_s=0.5)) as client:
         for group in range(num_episodes // MEMBERS):
-            plays = [Play(client, job, group, member, tools=name == FORGETFUL) for member in range(MEMBERS)]
+            plays = [Play(client, job, group, member, tools=forgets) for member in range(MEMBERS)]
             refs = await asyncio.gather(*(play.run() for play in plays))
             for ref, read_back in zip(refs, await read(harness, job, group, refs, vocabulary), strict=True):
-                trained = segments_of(read_back.turns, read_back.leaves, 1.0)
-                assert_trained_as_drawn(engine.drawn[ref.episode], trained)
-                num_rewritten += sum(
-                    turn.opens_segment and turn.parent is not None for turn in read_back.turns.values()
-                )
-                full += sum(turn.stop_reason is StopReason.CONTEXT for turn in read_back.turns.values())
+                turns = read_back.turns.values()
+                assert_trained_as_drawn(engine.drawn[ref.episode], segments_of(read_back.turns, read_back.leaves, 1.0))
+                num_rewritten += sum(turn.opens_segment and turn.parent is not None for turn in turns)
+                full += sum(turn.stop_reason is StopReason.CONTEXT for turn in turns)
     assert full > 0
-    assert (num_rewritten > 0) is bool(rewritten(tokenizer)) is (name == FORGETFUL)
+    assert (num_rewritten > 0) is bool(rewritten(made)) is forgets

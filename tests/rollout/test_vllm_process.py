@@ -1,0 +1,319 @@
+"""What surrounds vLLM, without vLLM: its settings, log and errors, the counters and health of its processes, and the outputs that are sent."""
+
+import asyncio
+import json
+from collections import namedtuple
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from marlaas_api.errors import InvalidInput, Permanent, Retryable
+from marlaas_worker.adapters import choose_dtype
+from marlaas_worker.device_errors import OutOfMemory
+from marlaas_worker.rollout import engine_progress, vllm_engine
+from marlaas_worker.rollout import vllm_settings as settings_of
+from marlaas_worker.rollout.engine import EngineDown, LoadedAdapter, LoadFailed, read_base_model
+from marlaas_worker.rollout.engine_progress import (
+    COUNTERS,
+    MIN_BUSY_BOUND_S,
+    MIN_CPU_SHARE,
+    STALL_S,
+    Cell,
+    CountsWork,
+    EngineCounts,
+    ProgressWatch,
+    Standstill,
+    attach_counters,
+    create_counters,
+)
+from marlaas_worker.rollout.output_buffer import OutputBuffer
+
+SHORT_S = 1e-6
+
+
+@pytest.fixture
+def settings(small_model, pool, tmp_path):
+    return settings_of.vllm_settings(read_base_model(small_model), pool, tmp_path)
+
+
+def test_the_last_words_are_the_first_error_that_the_engine_did_not_survive(tmp_path):
+    log = tmp_path / "vllm.log"
+    log.write_text("@@ERROR 10:00 7 vllm.core: Invocation of add_lora method failed\nValueError: rank 64\n")
+    survived = log.stat().st_size
+    with log.open("a") as more:
+        more.write(
+            "@@INFO 10:00 7 vllm.x: starting\n"
+            "@@ERROR 10:01 9 vllm.worker: WorkerProc failed to start.\nTraceback (most recent call last):\n"
+            '  File "x.py", line 1, in init\n    raise ValueError(msg)\n'
+            "ValueError: Available memory on node 0 (1.0/2.0 GiB) is less than requested\n"
+            "@@ERROR 10:02 7 vllm.core: EngineCore failed to start.\nTraceback (most recent call last):\n"
+            "Exception: WorkerProc initialization failed due to an exception in a background process.\n"
+        )
+    words = "ValueError: Available memory on node 0 (1.0/2.0 GiB) is less than requested"
+    assert settings_of.first_error(log, survived) == words
+    assert settings_of.first_error(log) == "ValueError: rank 64"
+
+
+@pytest.mark.parametrize(
+    ("words", "is_lasting"),
+    [
+        ("ValueError: 'aimv2' is already used by a Transformers config", True),
+        ("pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig", True),
+        ("ValueError: Free memory on device (1.0/2.0 GiB) on startup is less than desired", False),
+        ("torch.OutOfMemoryError: CUDA out of memory.", False),
+        ("RuntimeError: Address already in use", False),
+    ],
+)
+def test_a_start_that_would_fail_again_is_tried_once(tmp_path, words, is_lasting):
+    assert isinstance(settings_of.start_failure(words, tmp_path), InvalidInput) == is_lasting
+
+
+@pytest.mark.parametrize(
+    ("words", "meaning"),
+    [
+        ("Call to add_lora method failed: rank 64 is greater than max_lora_rank 16", LoadFailed),
+        ("Call to add_lora method failed: CUDA error: an illegal memory access was encountered", EngineDown),
+        ("Call to collective_rpc method failed: CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling", EngineDown),
+        ("Call to add_lora method failed: CUDA out of memory. Tried to allocate 32.00 MiB", OutOfMemory),
+    ],
+)
+def test_a_version_is_refused_for_what_it_is_and_never_for_an_error_of_the_device(tmp_path, words, meaning):
+    found = vllm_engine.refusal(LoadedAdapter("policy@v1", 1, tmp_path), Exception(words))
+    assert type(found) is meaning
+    assert isinstance(found, Retryable) == (meaning is not LoadFailed)  # what is not, is never loaded again
+
+
+def test_the_log_of_the_life_before_is_kept(settings, tmp_path):
+    settings_of.write_log_config(settings)
+    settings.log.write_text("died of this")
+    config = json.loads(settings_of.write_log_config(settings).read_text())
+    assert settings.log.read_text() == ""
+    assert (tmp_path / "vllm.before.log").read_text() == "died of this"
+    assert config["handlers"]["file"]["filename"] == str(settings.log)
+
+
+def test_settings_keep_a_spare_slot_and_the_models_own_window_and_are_chosen_by_the_machine(
+    small_model, pool, tmp_path
+):
+    wide = pool.model_copy(update={"rollout": pool.rollout.model_copy(update={"max_model_len": 4096})})
+    settings = settings_of.vllm_settings(read_base_model(small_model), wide, tmp_path)
+    arguments = settings_of.engine_arguments(settings, tmp_path / "log.json")
+    assert settings.limits.max_model_len == arguments["max_model_len"] == 256
+    assert (settings.limits.slots, arguments["max_loras"], arguments["max_cpu_loras"]) == (6, 7, 14)
+    layers = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert settings_of.adaptable_layers(small_model) == layers, "every linear layer but head and embedding"
+    chosen = [choose_dtype("auto", gpu=True), choose_dtype("auto", gpu=False), choose_dtype("bfloat16", gpu=False)]
+    assert chosen == ["bfloat16", "float32", "bfloat16"]
+    assert [settings_of.choose_threads(*of) for of in ((3, 8), (None, 8), (None, 1))] == [3, 7, 1]
+
+
+def test_a_folder_without_a_model_and_tensor_parallelism_are_refused_with_what_to_do(pool, small_model, tmp_path):
+    with pytest.raises(Permanent, match=r"no base model in .*marlaas models list"):
+        read_base_model(tmp_path)
+    (tmp_path / "config.json").write_bytes((small_model / "config.json").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs")
+    with pytest.raises(Permanent, match="not safetensors files"):
+        read_base_model(tmp_path)
+    split = pool.model_copy(update={"tensor_parallel_size": 2})
+    with pytest.raises(Permanent, match="tensorParallelSize"):
+        settings_of.vllm_settings(read_base_model(small_model), split, tmp_path)
+
+
+def test_a_step_may_be_silent_for_longer_if_the_model_is_large(settings, small_model, monkeypatch):
+    assert settings_of.longest_silence_s(settings, 512) == MIN_BUSY_BOUND_S
+    largest, total = 128 * 64, sum(weight.numel() for weight in load_file(small_model / "model.safetensors").values())
+    for has_gpu, products, speed in (
+        (False, 10**9 * largest, engine_progress.CPU_PRODUCTS_PER_S),
+        (True, 10**9 * total, engine_progress.GPU_PRODUCTS_PER_S),
+    ):
+        monkeypatch.setattr("torch.cuda.is_available", lambda has_gpu=has_gpu: has_gpu)
+        assert settings_of.longest_silence_s(settings, 10**9) == max(MIN_BUSY_BOUND_S, products / speed)
+    assert engine_progress.busy_bound_s(4096, 151_936 * 4096, 1e9) == pytest.approx(2549.1, abs=0.1)
+
+
+class Incarnation:
+    """A run of vLLM with some calls. At each look its CPU time has grown by `cpu_step_s` and its counters by `tokens`."""
+
+    def __init__(self, answers, num_calls=2, cpu_step_s=0.0, tokens=0, busy_bound_s=600.0):
+        self.down = asyncio.get_running_loop().create_future()
+        self.declare_down, self.llm, self.progress = self.down.set_result, self, ProgressWatch(busy_bound_s)
+        self.kv_tokens, self.step_tokens, self.num_calls = 64, 512, num_calls
+        self._answers, self._cpu_step_s, self._tokens, self._num_looks = answers, cpu_step_s, tokens, 0
+
+    @property
+    def counts(self):
+        return EngineCounts(tokens=self._tokens * self._num_looks)
+
+    def standstill(self, has_work):
+        self._num_looks += 1
+        cpu_s, now = self._cpu_step_s * self._num_looks, asyncio.get_running_loop().time()
+        return self.progress.look(has_work, self.counts, cpu_s, now)
+
+    async def list_loras(self):
+        if not self._answers:
+            await asyncio.Event().wait()
+
+    async def remove_lora(self, slot_id):
+        raise Exception("Call to remove_lora method failed: out of threads")
+
+    async def call(self, work):
+        return await work
+
+
+@pytest.fixture
+def engine(small_model, pool, tmp_path):
+    return vllm_engine.VllmEngine(small_model, pool, frozenset({1}), tmp_path, answer_bound_s=0.01)
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "reason"),
+    [
+        ({"tokens": 1, "busy_bound_s": SHORT_S}, ""),  # its counters move
+        ({"cpu_step_s": 60.0}, ""),  # it computes within the bound of one step
+        ({"cpu_step_s": 60.0, "busy_bound_s": SHORT_S}, "uses the CPU, but has made no progress"),
+        ({"num_calls": 0}, "neither answered nor computed"),  # even if nothing waits for it
+    ],
+)
+async def test_an_engine_that_does_not_answer_is_judged_by_its_progress(engine, incarnation, reason):
+    engine._incarnation = made = Incarnation(answers=False, **incarnation)
+    assert await engine.healthy() is not bool(reason)
+    assert reason in (made.down.result() if reason else "")
+    assert [await engine.healthy() for _ in range(2)] == [not reason] * 2
+    assert (engine.limits.kv_tokens, engine.limits.step_tokens) == (64, 512)
+
+
+async def test_an_engine_that_answers_and_computes_but_makes_no_progress_is_down(engine, monkeypatch):
+    monkeypatch.setattr(vllm_engine, "STALL_S", SHORT_S)
+    engine._incarnation = made = Incarnation(answers=True, cpu_step_s=60.0, num_calls=0)
+    assert [await engine.healthy() for _ in range(2)] == [True, True], "an idle engine"
+    made.num_calls = 2
+    assert not await engine.healthy()
+    assert "no progress with 2 calls" in made.down.result()
+
+
+async def test_an_engine_that_cannot_unload_an_adapter_is_down(engine):
+    """vLLM raises a plain Exception, and goes on with a slot that is not free."""
+    engine._incarnation = Incarnation(answers=True)
+    adapter = LoadedAdapter("uid.agent@v1", 1, Path("/unused"))
+    engine._residents.admit(adapter)
+    with pytest.raises(EngineDown, match=r"cannot unload uid\.agent@v1: .*out of threads"):
+        await engine.unload(adapter)
+    assert not await engine.healthy()
+
+
+def test_progress_is_a_move_of_the_counters_and_cpu_time_is_none():
+    watch, little, five, moved = ProgressWatch(), 50 * MIN_CPU_SHARE, EngineCounts(tokens=5), EngineCounts(5, layers=1)
+    for has_work, counts, cpu_s, now, expected in (
+        (True, five, 0.0, 100.0, (0.0, 0.0)),
+        (True, five, little, 150.0, (50.0, 0.0)),
+        (True, five, little, 170.0, (70.0, 20.0)),
+        (True, moved, little, 180.0, (0.0, 0.0)),
+        (True, moved, 60.0, 240.0, (60.0, 0.0)),
+        (False, moved, 61.0, 300.0, (0.0, 0.0)),  # nothing to do
+        (True, moved, 61.0, 310.0, (10.0, 10.0)),
+    ):
+        assert watch.look(has_work, counts, cpu_s, now) == Standstill(*expected)
+    watch = ProgressWatch()
+    watch.look(True, EngineCounts(), 0.0, 100.0)
+    arrived = EngineCounts(queued=9, queued_steps=700)  # they only arrive in the engine's queue
+    assert watch.look(True, arrived, 0.0, 100.0 + STALL_S).still_s == STALL_S
+
+
+@dataclass
+class SomeScheduler:
+    """Schedules the given batches, one after another, and leaves as many requests in its queue as `left` says."""
+
+    batches: list
+    left: list
+    computed: list = field(default_factory=list)
+    added: list = field(default_factory=list)
+
+    def schedule(self, throttle=False):
+        return self.batches.pop(0)
+
+    def add_request(self, request):
+        self.added.append(request)
+
+    def get_request_counts(self):
+        return 1, self.left.pop(0)
+
+    def update_from_output(self, batch, output):
+        self.computed.append(batch)
+        return output
+
+
+class CountingSomeScheduler(CountsWork, SomeScheduler):
+    """As vLLM's process builds it: by the environment variable."""
+
+
+def batch(num_tokens, preempted=None):
+    return SimpleNamespace(total_num_scheduled_tokens=num_tokens, preempted_req_ids=preempted)
+
+
+def test_a_scheduler_counts_its_work_in_memory_that_the_role_reads_and_the_engine_adds_it_up(tmp_path, monkeypatch):
+    first = create_counters(tmp_path / "counters")
+    monkeypatch.setenv(COUNTERS, str(tmp_path / "counters"))
+    batches = [batch(7), batch(3, {"a", "b"}), batch(0, set())]
+    scheduler = CountingSomeScheduler(list(batches), [0, 4, 4])
+    scheduler.add_request("first")
+    assert scheduler.schedule() is batches[0]
+    assert first.read() == EngineCounts(requests=1, tokens=7), "scheduled, not computed yet"
+    assert scheduler.update_from_output(batches[0], "out") == "out"
+    for one in batches[1:]:
+        scheduler.schedule(throttle=True)
+        scheduler.update_from_output(one, "out")
+    of_first = EngineCounts(requests=1, steps=2, tokens=10, preemptions=2, queued_steps=2, queued=4)
+    assert first.read() == of_first, "a step that schedules nothing is none"
+    assert (scheduler.added, scheduler.computed) == (["first"], batches)
+    outlived = attach_counters()
+    second = create_counters(tmp_path / "counters")
+    outlived.cells[Cell.STEPS] += 1
+    assert second.read() == EngineCounts(), "a process of the first incarnation does not count here"
+    second.cells[Cell.STEPS], second.cells[Cell.QUEUED] = 2, 1
+    total = EngineCounts(requests=1, steps=5, tokens=10, preemptions=2, queued_steps=2, queued=1)
+    assert second.read().after(first.read()) == total
+
+
+FIELDS = "logprob_token_ids logprobs sampled_token_ranks cu_num_generated_tokens"
+Logprobs = namedtuple("Logprobs", FIELDS, defaults=[None])
+
+
+@dataclass
+class Output:
+    request_id: str
+    new_token_ids: list
+    new_logprobs: tuple = None
+    finished: bool = False
+
+
+def token(request, number, finished=False):
+    arrays = np.array([[number]]), np.array([[-0.5 * number]], np.float32), np.array([number + 7])
+    return Output(request, [number], Logprobs(*arrays), finished)
+
+
+def test_the_first_token_is_sent_at_once_and_the_others_with_the_last_one():
+    buffer = OutputBuffer()
+    first, second, only = token("a", 1), token("b", 1), token("c", 1, finished=True)
+    assert buffer.pass_on([first, second, only]) == [first, second, only]
+    assert buffer.pass_on([token("a", 2), token("b", 2)]) == []
+    (last,) = buffer.pass_on([token("a", 3, finished=True)])
+    assert (last.request_id, last.new_token_ids, last.finished) == ("a", [2, 3], True)
+    assert last.new_logprobs.logprob_token_ids.tolist() == [[2], [3]]
+    assert last.new_logprobs.logprobs.tolist() == [[-1.0], [-1.5]]
+    assert last.new_logprobs.logprobs.dtype == np.float32
+    assert last.new_logprobs.sampled_token_ranks.tolist() == [9, 10]
+    (last,) = buffer.pass_on([Output("b", [], finished=True)])
+    assert (last.new_token_ids, last.new_logprobs.logprobs.tolist(), len(buffer)) == ([2], [[-1.0]], 0)
+
+
+def test_a_request_without_logprobs_has_none_and_an_aborted_one_leaves_nothing():
+    buffer = OutputBuffer()
+    for number in (1, 2):
+        buffer.pass_on([Output("a", [number]), Output("b", [number])])
+    buffer.forget(["b", "unknown"])
+    (last,) = buffer.pass_on([Output("a", [3], finished=True)])
+    assert (last.new_token_ids, last.new_logprobs, len(buffer)) == ([2, 3], None, 0)
