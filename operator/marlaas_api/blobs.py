@@ -13,6 +13,7 @@ from typing import Protocol
 from pydantic import BaseModel, ConfigDict
 
 from marlaas_api.errors import Permanent, Retryable
+from marlaas_api.reasons import Reason
 
 
 class BlobMissing(Permanent):
@@ -24,11 +25,21 @@ class BlobCorrupt(Permanent):
 
 
 class BlobUnavailable(Retryable):
-    """The store did not answer, or is full."""
+    """The store did not answer, or answered with an error of its own. Callers wait: only missing and wrong bytes are final."""
+
+    reason = Reason.STORE_SILENT
 
 
-class BlobRefused(Permanent):
-    """The store permanently refuses the call: missing permission, read-only disk, or unknown URL scheme."""
+class BlobFull(BlobUnavailable):
+    """The store, or the local disk, has no space, or a quota is used up."""
+
+    reason = Reason.STORE_FULL
+
+
+class BlobRefused(BlobUnavailable):
+    """The store refuses the call: missing permission, expired credential, or read-only disk."""
+
+    reason = Reason.STORE_REFUSED
 
 
 class BlobRef(BaseModel):
@@ -75,11 +86,11 @@ class Blobs(Protocol):
     """A store of immutable blobs. Names are slash-separated; the first part is the namespace."""
 
     async def put(self, folder: str, filename: str, data: bytes) -> BlobRef:
-        """Write under the name of `content_ref`; idempotent. Raises BlobUnavailable (also on a full disk), BlobRefused."""
+        """Write under the name of `content_ref`; idempotent. Raises BlobUnavailable."""
         ...
 
     async def get(self, ref: BlobRef) -> bytes:
-        """Read and verify. Raises BlobMissing, BlobCorrupt, BlobUnavailable, BlobRefused."""
+        """Read and verify. Raises BlobMissing, BlobCorrupt, BlobUnavailable."""
         ...
 
     async def fetch(self, ref: BlobRef, target: Path) -> None:

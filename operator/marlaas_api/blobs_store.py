@@ -9,25 +9,43 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import obstore
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import LocalStore, MemoryStore, ObjectStore, from_url
 
-from marlaas_api.blobs import BlobCorrupt, BlobMissing, BlobRef, BlobRefused, BlobUnavailable, content_ref, verified
-from marlaas_api.errors import MarlaasError
+from marlaas_api.blobs import (
+    BlobCorrupt,
+    BlobFull,
+    BlobMissing,
+    BlobRef,
+    BlobRefused,
+    BlobUnavailable,
+    content_ref,
+    verified,
+)
+from marlaas_api.errors import InvalidInput, MarlaasError
+
+T = TypeVar("T")
 
 _CLOUDS = ("s3", "gs", "az")
 _RETRY_S = 30.0
+_MAX_CALLS = 16
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _UNFINISHED = re.compile(r"#\d+$")
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_NO_SPACE = re.compile(
+    r"\b507\b|StorageFull|Insufficient ?Storage|QuotaExceeded|QuotaReached|disk quota", re.IGNORECASE
+)
+"""Answers of object stores without space; S3-compatible stores have no common code for it."""
+_DENIED = re.compile(r"\b(401|403)\b|AccessDenied|Forbidden|Unauthorized")
 
 
 def open_blobs(url_or_path: str | Path) -> "StoreBlobs":
@@ -37,7 +55,8 @@ def open_blobs(url_or_path: str | Path) -> "StoreBlobs":
     `AWS_ENDPOINT`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`, ...; see obstore).
 
     Raises:
-        BlobRefused: the URL scheme is unknown, the configuration is incomplete, or the folder cannot be created.
+        InvalidInput: the URL scheme is unknown, or the configuration is incomplete.
+        BlobUnavailable: the folder cannot be created.
     """
     where = str(url_or_path)
     scheme, separator, rest = where.partition("://")
@@ -49,7 +68,7 @@ def open_blobs(url_or_path: str | Path) -> "StoreBlobs":
             return StoreBlobs(MemoryStore(), where=where)
         if scheme in _CLOUDS:
             return StoreBlobs(_cloud(where), where=where)
-    raise BlobRefused(f"blob store {where!r}: give a folder, or a URL with file://, s3://, gs://, az:// or memory://")
+    raise InvalidInput(f"blob store {where!r}: give a folder, or a URL with file://, s3://, gs://, az:// or memory://")
 
 
 def _cloud(url: str) -> ObjectStore:
@@ -62,10 +81,12 @@ def _cloud(url: str) -> ObjectStore:
                 "allow_http": True,
                 "connect_timeout": timedelta(seconds=5),
                 "timeout": timedelta(minutes=5),
+                # A store that accepts connections and says nothing. Large blobs are sent in parts, each a request.
+                "read_timeout": timedelta(seconds=60),
             },
         )
     except (BaseError, ValueError) as error:
-        raise BlobRefused(f"blob store {url}: {_first_line(error)}; check the URL and the environment") from error
+        raise InvalidInput(f"blob store {url}: {_first_line(error)}; check the URL and the environment") from error
 
 
 class StoreBlobs:
@@ -74,25 +95,30 @@ class StoreBlobs:
     def __init__(self, store: ObjectStore, where: str, root: Path | None = None) -> None:
         self._store = store
         self._where, self._root = where, root
+        # Threads of its own: calls that a silent store does not answer must not take those of the process.
+        self._threads = ThreadPoolExecutor(_MAX_CALLS, thread_name_prefix="blobs")
 
     async def put(self, folder: str, filename: str, data: bytes) -> BlobRef:
-        return await asyncio.to_thread(self._put, folder, filename, data)
+        return await self._run(lambda: self._put(folder, filename, data))
 
     async def get(self, ref: BlobRef) -> bytes:
-        return await asyncio.to_thread(self._get, ref)
+        return await self._run(lambda: self._get(ref))
 
     async def fetch(self, ref: BlobRef, target: Path) -> None:
-        await asyncio.to_thread(self._fetch, ref, target)
+        await self._run(lambda: self._fetch(ref, target))
 
     async def list(self, prefix: str) -> list[str]:
-        return await asyncio.to_thread(_names, self._store, prefix, self._where)
+        return await self._run(lambda: _names(self._store, prefix, self._where))
 
     async def delete(self, name: str) -> None:
-        await asyncio.to_thread(self._delete, name)
+        await self._run(lambda: self._delete(name))
 
     async def sweep(self, folder: str) -> None:
-        if self._root is not None:
-            await asyncio.to_thread(_sweep, self._root / folder, self._where)
+        if (root := self._root) is not None:
+            await self._run(lambda: _sweep(root / folder, self._where))
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def _put(self, folder: str, filename: str, data: bytes) -> BlobRef:
         ref = content_ref(folder, filename, data)
@@ -124,6 +150,8 @@ class StoreBlobs:
             raise BlobCorrupt(f"blob {ref.name} is corrupt: sha256 is {digest.hexdigest()}, expected {ref.sha256}")
 
     def _chunks(self, ref: BlobRef) -> Iterator[bytes]:
+        if self._root is not None and not self._root.is_dir():  # not mounted: its blobs are not missing
+            raise BlobUnavailable(f"{self._where} does not exist: mount it again")
         with _translated(self._where, missing=ref.name):
             yield from obstore.get(self._store, ref.name)
 
@@ -157,7 +185,8 @@ def _translated(where: str, missing: str | None = None) -> Iterator[None]:
     try:
         yield
     except (BaseError, OSError, ValueError) as error:
-        if missing is not None and isinstance(error, FileNotFoundError | ValueError):
+        is_missing = isinstance(error, FileNotFoundError | ValueError) and "NoSuchBucket" not in str(error)
+        if missing is not None and is_missing:
             raise BlobMissing(f"no blob {missing} in {where}") from error
         raise _verdict(where, error) from error
 
@@ -166,9 +195,10 @@ def _verdict(where: str, error: Exception) -> MarlaasError:
     if isinstance(error, ValueError):
         return BlobRefused(f"{where}: {_first_line(error)}")
     code = _errno(error)
-    if code in _FULL:
-        return BlobUnavailable(f"{where} is full ({_first_line(error)}): free some space or raise the quota")
-    if code in _FORBIDDEN or isinstance(error, PermissionDeniedError | UnauthenticatedError):
+    if code in _FULL or (code is None and _NO_SPACE.search(str(error))):
+        return BlobFull(f"{where} is full ({_first_line(error)}): free some space or raise the quota")
+    is_denied = isinstance(error, PermissionDeniedError | UnauthenticatedError)
+    if code in _FORBIDDEN or is_denied or (code is None and _DENIED.search(_first_line(error))):
         return BlobRefused(f"{where} refuses ({_first_line(error)}): grant this process read and write there")
     return BlobUnavailable(f"{where} does not answer: {_first_line(error)}")
 

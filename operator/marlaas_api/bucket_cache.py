@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from marlaas_api.bus import Bucket, Entry
-from marlaas_api.errors import MarlaasError, Permanent
+from marlaas_api.errors import MarlaasError, Unreadable
 from marlaas_api.messages import BusMessage
 from marlaas_api.wire import decode_as
 
@@ -33,13 +33,16 @@ class Cached(Generic[M]):
 
     Attributes:
         entry: its data is None if the key is deleted.
-        message: the parsed data; None if the key is deleted, or if this process cannot parse the data.
+        message: the parsed data. If this process cannot parse them, the last value of the key that it could; None if there
+            was none, or the key is deleted.
         at: arrival time on the event loop's clock, in seconds.
+        error: why this process cannot parse the data; empty if it can.
     """
 
     entry: Entry
     message: M | None
     at: float
+    error: str = ""
 
     @property
     def present(self) -> bool:
@@ -85,7 +88,11 @@ class BucketCache(Generic[M]):
         self.read_at: float | None = None
 
     def get(self, key: str) -> M | None:
-        """Return the cached message of a key, which may lag behind the bus; None if absent or unreadable."""
+        """Return the cached message of a key, which may lag behind the bus; None if absent.
+
+        If the key's value is unreadable, return its last readable one, so that no decision takes the key for absent; None if
+        this process has read none. Before a compare-and-set, see `unreadable`.
+        """
         cached = self._cached.get(key)
         return None if cached is None else cached.message
 
@@ -94,17 +101,17 @@ class BucketCache(Generic[M]):
         cached = self._cached.get(key)
         return None if cached is None else cached.entry
 
-    def unreadable(self, key: str) -> bool:
-        """Return whether the key holds a value that this process cannot parse, such as a newer release's message."""
+    def unreadable(self, key: str) -> str:
+        """Return why this process cannot parse the key's value, such as a newer release's message; empty if it can, or the key is absent."""
         cached = self._cached.get(key)
-        return cached is not None and cached.present and cached.message is None
+        return "" if cached is None else cached.error
 
     def present(self) -> list[str]:
         """Return the present keys, whether or not their values are readable."""
         return [key for key, cached in self._cached.items() if cached.present]
 
     def items(self) -> Iterator[tuple[str, M, float]]:
-        """Yield key, message and arrival time (seconds of the event loop's clock) of every present, readable key."""
+        """Yield key, message and arrival time (seconds of the event loop's clock) of every present key, as `get`."""
         for key, cached in list(self._cached.items()):
             if cached.message is not None:
                 yield key, cached.message, cached.at
@@ -197,8 +204,8 @@ class BucketCache(Generic[M]):
 
     def _store(self, entry: Entry) -> None:
         before = self._cached.get(entry.key)
-        message = self._parse(entry, is_logged=self.unreadable(entry.key))
-        self._cached[entry.key] = Cached(entry, message, asyncio.get_running_loop().time())
+        message, error = self._parse(entry, before)
+        self._cached[entry.key] = Cached(entry, message, asyncio.get_running_loop().time(), error)
         if entry.data is not None or (before is not None and before.present):
             self._notify(entry.key, before, message)
 
@@ -214,15 +221,16 @@ class BucketCache(Generic[M]):
         for key in set(gone).difference(entries):
             del self._cached[key]
 
-    def _parse(self, entry: Entry, is_logged: bool) -> M | None:
+    def _parse(self, entry: Entry, before: Cached[M] | None) -> tuple[M | None, str]:
+        """Return the message to cache, and why the entry's own cannot be parsed."""
         if entry.data is None:
-            return None
+            return None, ""
         try:
-            return decode_as(self._kind, entry.data)
-        except Permanent as error:
-            level = logging.DEBUG if is_logged else logging.ERROR
-            _log.log(level, "cannot parse the %s of key %s: %s", self._kind.__name__, entry.key, error)
-            return None
+            return decode_as(self._kind, entry.data, f"the {self._kind.__name__} of key {entry.key}"), ""
+        except Unreadable as error:
+            is_logged = before is not None and before.error
+            _log.log(logging.DEBUG if is_logged else logging.ERROR, "%s", error)
+            return None if before is None else before.message, str(error)
 
 
 def _is_doubtful(cached: Cached[M], found: Entry | None) -> bool:

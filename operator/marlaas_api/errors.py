@@ -1,12 +1,21 @@
 """Base classes of all errors: every failure is either Retryable or Permanent."""
 
+from typing import ClassVar
+
+from marlaas_api.reasons import Reason
+
 
 class MarlaasError(Exception):
     """Base of every error that MARLaaS raises on purpose; its text is for the person who has to act."""
 
 
 class Retryable(MarlaasError):
-    """The same call may succeed later (a server restarting, a queue full)."""
+    """The same call may succeed later (a server restarting, a queue full).
+
+    reason: shown by a job that waits for it; None: it passes too soon to be shown.
+    """
+
+    reason: ClassVar[Reason | None] = None
 
 
 class Permanent(MarlaasError):
@@ -17,7 +26,13 @@ class InvalidInput(Permanent):
     """Invalid input from a person (manifest, flag, argument); the text gives the place and the expected value."""
 
 
-class UnsupportedSchema(Permanent):
+class Unreadable(Retryable):
+    """A stored document or message that this release cannot parse. It is not absent: wait, and delete nothing because of it."""
+
+    reason = Reason.UNREADABLE
+
+
+class UnsupportedSchema(Unreadable):
     """A newer MARLaaS wrote the message; this worker cannot read it."""
 
 

@@ -178,6 +178,30 @@ _FAULTS = {
         "The message bus (NATS) does not answer, or refuses the job's document. Numbers in statuses may be old; no data is lost.",
         "Check that the NATS pod runs and that its volume has space. Jobs continue without further action once the bus answers.",
     ),
+    Reason.STORE_SILENT: Text(
+        ReasonStage.FAULTY,
+        Actor.PLATFORM,
+        "The blob store does not answer, or answers with an error of its own. The job waits; no data is lost.",
+        "Check that the blob store runs and that its address is right. The job continues by itself once the store answers.",
+    ),
+    Reason.STORE_FULL: Text(
+        ReasonStage.FAULTY,
+        Actor.PLATFORM,
+        "The blob store, or the disk of the worker that the message names, is full. The job waits; no data is lost.",
+        "Free some space, or raise the quota. The job continues by itself.",
+    ),
+    Reason.STORE_REFUSED: Text(
+        ReasonStage.FAULTY,
+        Actor.PLATFORM,
+        "The blob store refuses a read or a write: a permission is missing, a credential has expired, or the disk is read-only. The job waits; no data is lost.",
+        "Grant the worker that the message names read and write, or renew the credential. The job continues by itself.",
+    ),
+    Reason.UNREADABLE: Text(
+        ReasonStage.FAULTY,
+        Actor.PLATFORM,
+        "A stored document or message of the job cannot be read by this release; the message names it and its schema version. The job waits, and nothing is deleted.",
+        "Finish or repeat the upgrade, so that every worker has the release that wrote it. The job continues by itself.",
+    ),
     Reason.IMAGE_CANNOT_BE_PULLED: Text(
         ReasonStage.FAULTY,
         Actor.TENANT,

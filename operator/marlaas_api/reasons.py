@@ -40,6 +40,10 @@ class Reason(StrEnum):
 
     # Faults of pods, the bus and stored objects; they end by themselves when their cause is removed.
     BUS_UNAVAILABLE = "BusUnavailable"
+    STORE_SILENT = "StoreSilent"
+    STORE_FULL = "StoreFull"
+    STORE_REFUSED = "StoreRefused"
+    UNREADABLE = "Unreadable"
     IMAGE_CANNOT_BE_PULLED = "ImageCannotBePulled"
     POD_UNSCHEDULABLE = "PodUnschedulable"
     POD_REFUSED = "PodRefused"

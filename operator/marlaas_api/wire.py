@@ -8,7 +8,8 @@ Token ids and logprobs travel as little-endian int32 and float32 bytes, four byt
 logprob survives the round trip bit for bit.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import ormsgpack
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from marlaas_api import messages
 from marlaas_api.blobs import BlobRef, Blobs
-from marlaas_api.errors import Permanent, UnsupportedSchema
+from marlaas_api.errors import Unreadable, UnsupportedSchema
 from marlaas_api.messages import BusMessage, JobMessage
 from marlaas_api.names import job_prefix
 
@@ -68,7 +69,7 @@ _TYPES: dict[str, type[BusMessage]] = {
 }
 
 
-class BadMessage(Permanent):
+class BadMessage(Unreadable):
     """The bytes are not a valid message; the text gives the field."""
 
 
@@ -80,17 +81,32 @@ def encode(message: BusMessage) -> bytes:
     )
 
 
-def decode(data: bytes) -> BusMessage:
-    """Deserialize a message of any type. Raises UnsupportedSchema, BadMessage."""
-    return _decoded(*_opened(data))
+def decode(data: bytes, where: str = "") -> BusMessage:
+    """Deserialize a message of any type. where: as in `decode_as`. Raises UnsupportedSchema, BadMessage."""
+    with _named(where):
+        return _decoded(*_opened(data))
 
 
-def decode_as(kind: type[M], data: bytes) -> M:
-    """Deserialize a message of this type. Raises UnsupportedSchema, BadMessage (also for another type)."""
-    tag, body = _opened(data)
-    if tag != kind.__name__:
-        raise BadMessage(f"expected {kind.__name__}, found {tag[:_MOST_CHARACTERS]!r}")
-    return _validated(kind, body)
+def decode_as(kind: type[M], data: bytes, where: str = "") -> M:
+    """Deserialize a message of this type. Raises UnsupportedSchema, BadMessage (also for another type).
+
+    Args:
+        where: its key, subject or blob, for the error.
+    """
+    with _named(where):
+        tag, body = _opened(data)
+        if tag != kind.__name__:
+            raise BadMessage(f"expected {kind.__name__}, found {tag[:_MOST_CHARACTERS]!r}")
+        return _validated(kind, body)
+
+
+@contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Begin the text of an error with the place of the message."""
+    try:
+        yield
+    except Unreadable as error:
+        raise (type(error)(f"{where} cannot be read: {error}") if where else error) from error.__cause__
 
 
 def _opened(data: bytes) -> tuple[str, object]:
@@ -130,9 +146,11 @@ async def pack(message: JobMessage, blobs: Blobs, limit_bytes: int) -> bytes:
     return ormsgpack.packb({"v": SCHEMA_VERSION, "t": _CLAIM, "d": ref.model_dump()})
 
 
-async def unpack(data: bytes, blobs: Blobs) -> BusMessage:
+async def unpack(data: bytes, blobs: Blobs, where: str = "") -> BusMessage:
     """Deserialize a message, and fetch it if the bytes are a claim. Raises as `decode` and as `Blobs.get`."""
-    tag, body = _opened(data)
-    if tag != _CLAIM:
-        return _decoded(tag, body)
-    return decode(await blobs.get(_validated(BlobRef, body)))
+    with _named(where):
+        tag, body = _opened(data)
+        if tag != _CLAIM:
+            return _decoded(tag, body)
+        ref = _validated(BlobRef, body)
+    return decode(await blobs.get(ref), ref.name)

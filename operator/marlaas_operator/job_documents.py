@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from marlaas_api import subjects
 from marlaas_api.bucket_cache import BucketCache
 from marlaas_api.bus import Bucket, Bus, BusUnavailable, Entry, RevisionConflict
-from marlaas_api.errors import MarlaasError, Retryable
+from marlaas_api.errors import MarlaasError, Retryable, Unreadable
 from marlaas_api.messages import JobDocument, Progress, TenantUsage
 from marlaas_api.wire import encode
 from marlaas_operator.bus_health import BusHealth
@@ -75,20 +75,23 @@ class JobDocuments:
                 await self._bus.close()
 
     def document(self, key: str) -> JobDocument | None:
-        """Return the job's document, whatever its uid; None if absent or not decodable."""
+        """Return the job's document, whatever its uid; None if absent. See `unreadable`."""
         return self._documents.get(key)
 
     def progress(self, key: str) -> Progress | None:
-        """Return the job's progress, whatever its uid; None if absent or not decodable."""
+        """Return the job's progress, whatever its uid; None if absent. See `unreadable`."""
         return self._progress.get(key)
 
     def usage(self, tenant: str) -> TenantUsage | None:
         """Return the tenant's usage; None if absent or not decodable."""
         return self._usage.get(subjects.tenant_usage_key(tenant))
 
-    def has_progress(self, key: str) -> bool:
-        """Return whether the key exists, even if its value cannot be decoded."""
-        return self._progress.get(key) is not None or self._progress.unreadable(key)
+    def unreadable(self, key: str) -> str:
+        """Return why the job's document or progress cannot be parsed; empty if both can.
+
+        Then the last one that could is returned, or None if this process has read none.
+        """
+        return self._documents.unreadable(key) or self._progress.unreadable(key)
 
     def revisions(self, key: str) -> tuple[int, int]:
         """Return the revisions of the job's document and progress, 0 where none was seen."""
@@ -106,6 +109,7 @@ class JobDocuments:
 
         Raises:
             Stale: another document is there by now.
+            Unreadable: a newer release's document is there.
             BusRefused: the bus refuses the write.
             BusUnavailable: the bus does not answer; raised at once while it is known to be unavailable.
         """
@@ -113,6 +117,8 @@ class JobDocuments:
         key = subjects.job_key(document.namespace, document.job)
         if not self._health.state.available:
             raise BusUnavailable("the bus does not answer at present")
+        if why := self._documents.unreadable(key):
+            raise Unreadable(why)
         if self.document(key) != action.replaces:
             raise Stale(f"the document of {key} has changed meanwhile")
         bucket, data, entry = await self._jobs_bucket(), encode(document), self._documents.entry(key)

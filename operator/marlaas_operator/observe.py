@@ -111,7 +111,7 @@ class Observer:
             unread_tenant=self._unread_tenant(meta.namespace),
             document=self._documents.document(key),
             progress=progress,
-            progress_unread=progress is None and self._documents.has_progress(key),
+            unreadable=self._documents.unreadable(key),
             owned=owned,
             pods=_facts([pod for pod in pods if _job_uid(pod) in (None, meta.uid)]),
             credential=self._credentials.sandbox(meta.namespace, meta.name, meta.uid) if admitted else None,

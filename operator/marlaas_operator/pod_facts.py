@@ -35,6 +35,11 @@ _NOT_STARTED = frozenset({"CreateContainerError", "RunContainerError", "PostStar
 _INVALID_INPUT = 2
 """Exit code of our own processes for invalid input (`marlaas_worker.__main__`)."""
 _KILLED = 137
+CRASH_WINDOW_S = 3600.0
+"""A crash counts for so long, and a container that ran for longer is in no crash loop."""
+_LOST_BY_NODE = frozenset({"Unknown", "ContainerStatusUnknown", "NodeLost"})
+"""Reasons of containers that ended with their node (a reboot, a restart of its runtime)."""
+_ENDED_BY_NODE = frozenset({"NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Preempting", "NodeAffinity"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,7 @@ class ContainerFacts:
         message: text of `waiting`.
         exit_code: of its last run that ended, None if there is none.
         last_words: termination message of that run.
+        ended_at, ran_s: when that run ended, unix seconds, and how long it took; 0 if unknown.
     """
 
     name: str
@@ -59,6 +65,16 @@ class ContainerFacts:
     exit_code: int | None = None
     exit_reason: str = ""
     last_words: str = ""
+    ended_at: float = 0.0
+    ran_s: float = 0.0
+
+    def crashes(self, now: float) -> int:
+        """Return the number of its crashes in a row. The node's faults do not count, nor do init containers: they restart by design."""
+        is_old = bool(self.ended_at) and now - self.ended_at > CRASH_WINDOW_S
+        if self.init or is_old or not self.restarts:
+            return 0
+        own = self.restarts - (self.exit_reason in _LOST_BY_NODE)
+        return min(own, 1) if self.ran_s > CRASH_WINDOW_S else own
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +85,7 @@ class PodFacts:
         component: rollout, trainer or sandbox.
         created_at: unix seconds.
         unschedulable: the scheduler's message, empty if the pod has a node.
+        disrupted: preempted, evicted or drained; its condition DisruptionTarget.
     """
 
     name: str
@@ -80,7 +97,14 @@ class PodFacts:
     reason: str = ""
     message: str = ""
     unschedulable: str = ""
+    disrupted: bool = False
     containers: tuple[ContainerFacts, ...] = ()
+
+    def crashes(self, now: float) -> int:
+        """Return the crashes in a row of the container that crashes most; 0 if the node, not the pod, ended it."""
+        if (self.disrupted or self.reason == "Evicted" or self.reason in _ENDED_BY_NODE) and not self.overran:
+            return 0
+        return max((container.crashes(now) for container in self.containers), default=0)
 
     @property
     def restarts(self) -> int:
@@ -119,6 +143,7 @@ def pod_facts(body: Mapping[str, Any]) -> PodFacts:
         reason=status.get("reason") or "",
         message=visible(status.get("message") or ""),
         unschedulable=_unscheduled_message(scheduled) if scheduled.get("status") == "False" else "",
+        disrupted=conditions.get("DisruptionTarget", {}).get("status") == "True",
         containers=tuple(_containers(status)),
     )
 
@@ -137,6 +162,7 @@ def _container(status: Mapping[str, Any], *, init: bool) -> ContainerFacts:
     state, last = status.get("state") or {}, status.get("lastState") or {}
     waiting = state.get("waiting") or {}
     ended = state.get("terminated") or last.get("terminated") or {}
+    ended_at = unix_seconds(ended.get("finishedAt")) or 0.0
     return ContainerFacts(
         name=status["name"],
         init=init,
@@ -149,6 +175,8 @@ def _container(status: Mapping[str, Any], *, init: bool) -> ContainerFacts:
         exit_code=ended.get("exitCode"),
         exit_reason=ended.get("reason") or "",
         last_words=visible(ended.get("message") or ""),
+        ended_at=ended_at,
+        ran_s=max(0.0, ended_at - (unix_seconds(ended.get("startedAt")) or ended_at)),
     )
 
 

@@ -98,7 +98,8 @@ class JobSnapshot:
         unread_tenant: name of the namespace's Tenant if it does not parse, so that its weight and quota are unknown;
             else empty.
         document, progress: entries on the bus under the job's key, whatever their uid.
-        progress_unread: the progress cannot be decoded (a newer orchestrator's): it is unknown, not absent.
+        unreadable: why the document or the progress cannot be decoded (a newer release's), else empty. Both are then the last
+            that could be, or None: unknown, not absent.
         owned: ServiceAccount, NetworkPolicy and Deployment, where they exist (Secrets are never read).
         pods: of its sandbox.
         credential: bus credential of its sandbox for the present time window; None unless the job is admitted,
@@ -121,7 +122,7 @@ class JobSnapshot:
     unread_tenant: str = ""
     document: JobDocument | None = None
     progress: Progress | None = None
-    progress_unread: bool = False
+    unreadable: str = ""
     owned: Owned = field(default_factory=dict)
     pods: tuple[PodFacts, ...] = ()
     credential: str | None = None
@@ -162,7 +163,7 @@ class JobSnapshot:
     @property
     def progress_known(self) -> bool:
         """Whether a missing progress is really absent, not unread."""
-        return self.bus.synced and not self.progress_unread
+        return self.bus.synced and not self.unreadable
 
     @property
     def sandbox_wanted(self) -> bool | None:

@@ -16,11 +16,12 @@ PAGE = 2
 
 @dataclass
 class Bucket:
-    """What is stored, and what the server is to say. busy: so many of the next requests are answered 503."""
+    """What is stored, and what the server is to say. busy: so many of the next requests are answered 503. refusal: status and code of every answer."""
 
     objects: dict[str, bytes] = field(default_factory=dict)
     parts: dict[str, dict[int, bytes]] = field(default_factory=dict)
     busy: int = 0
+    refusal: tuple[int, str] | None = None
     asked: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
     url: str = ""
@@ -65,6 +66,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _refused(self) -> tuple[int, bytes] | None:
         if f"Credential={ACCESS_KEY}/" not in self.headers.get("Authorization", ""):
             return 403, _error("InvalidAccessKeyId")
+        if self.bucket.refusal is not None:
+            status, code = self.bucket.refusal
+            return status, _error(code)
         if self.bucket.busy > 0:
             self.bucket.busy -= 1
             return 503, _error("SlowDown")

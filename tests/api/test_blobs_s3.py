@@ -6,7 +6,7 @@ import pytest
 from tests.api import test_blobs_contract as contract
 from tests.api.s3_server import ACCESS_KEY, Bucket, serving
 
-from marlaas_api.blobs import BlobRefused, Blobs
+from marlaas_api.blobs import BlobFull, BlobRefused, Blobs, BlobUnavailable
 from marlaas_api.blobs_store import open_blobs
 
 globals().update({name: test for name, test in vars(contract).items() if name.startswith("test_")})
@@ -51,3 +51,23 @@ async def test_a_key_that_the_server_does_not_know_is_refused_for_good(bucket, m
     with pytest.raises(BlobRefused, match=r"s3://bucket/marlaas refuses .*: grant this process read and write there"):
         await open_blobs("s3://bucket/marlaas").put("team-a", "x", b"1")
     assert bucket.asked["PUT"] == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (401, "Unauthorized", BlobRefused),
+        (403, "AccessDenied", BlobRefused),
+        (403, "QuotaExceeded", BlobFull),
+        (404, "NoSuchBucket", BlobUnavailable),
+        (500, "InternalError", BlobUnavailable),
+        (507, "XMinioStorageFull", BlobFull),
+    ],
+)
+async def test_every_answer_but_wrong_bytes_is_one_to_wait_for(blobs, bucket, status, code, kind) -> None:
+    ref = await blobs.put("team-a", "x", b"1")
+    bucket.refusal = status, code
+    for call in (blobs.put("team-a", "y", b"2"), blobs.get(ref)):
+        with pytest.raises(BlobUnavailable) as caught:
+            await call
+        assert type(caught.value) is kind, caught.value

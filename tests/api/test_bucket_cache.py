@@ -174,12 +174,12 @@ async def test_an_outage_keeps_the_cache_and_ends_in_the_current_state() -> None
         await harness.until("a.x", 2)
 
 
-async def test_an_unreadable_value_is_present_but_has_no_message() -> None:
+async def test_an_unreadable_value_is_present_with_the_last_readable_message() -> None:
     harness = CacheHarness()
     bucket = await harness.bucket()
-    for data, version in ((b"\xff", None), (pin(2), 2)):
+    for data, version, readable in ((b"\xff", None, False), (pin(2), 2, True), (b"\xff", 2, False)):
         await bucket.put("a.x", data)
         await harness.cache.refresh()
         assert harness.cache.get("a.x") == (None if version is None else Pin(version=version))
-        assert harness.cache.unreadable("a.x") == (version is None)
+        assert ("Pin of key a.x cannot be read" in harness.cache.unreadable("a.x")) is not readable
         assert harness.cache.present() == ["a.x"]

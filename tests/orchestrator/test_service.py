@@ -8,6 +8,7 @@ from tests.killing import kill_at
 from tests.orchestrator.harness import SEAMS, OrchestratorHarness, final, mixed, run_to_end, running
 
 from marlaas_api import failpoints, subjects
+from marlaas_api.blobs import BlobRef, BlobRefused
 from marlaas_api.messages import (
     EvalRecord,
     GroupReady,
@@ -20,6 +21,7 @@ from marlaas_api.messages import (
     UsageAmounts,
 )
 from marlaas_api.names import Split, train_group
+from marlaas_api.reasons import Reason
 from marlaas_api.wire import decode_as
 
 
@@ -251,3 +253,41 @@ async def test_what_it_cannot_read_ends_nothing(harness, document):
         await (await harness.bus.bucket(bucket)).put(key, b"of a later release")
     level = await run_to_end(harness, job)
     assert (level.phase, level.step) == (Phase.SUCCEEDED, 2)
+
+
+@pytest.mark.parametrize("deadline_s", [None, 20])
+async def test_a_store_that_refuses_is_told_and_only_the_deadline_ends_the_job(
+    harness, document, deadline_s, monkeypatch
+):
+    job = document(steps=2)
+    job = job.model_copy(update={"spec": job.spec.model_copy(update={"active_deadline_seconds": deadline_s})})
+
+    async def refuse(_: BlobRef) -> bytes:
+        raise BlobRefused("403 AccessDenied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(harness.blobs, "get", refuse)
+        async with running(harness, job, mixed):
+            told = await harness.progress(job, lambda found: found.reason == Reason.STORE_REFUSED)
+            assert told.message.startswith("orchestrator: 403 AccessDenied; since ")
+            if deadline_s is None:
+                patch.undo()
+            ended = await harness.progress(job, final)
+    assert (ended.phase, ended.reason) == (
+        (Phase.SUCCEEDED, "Finished") if deadline_s is None else (Phase.FAILED, "DeadlineExceeded")
+    )
+
+
+async def test_a_job_whose_progress_a_newer_release_wrote_keeps_everything_although_it_is_deleted(harness, document):
+    job = document(steps=2)
+    await run_to_end(harness, job)
+    progress, blobs = await harness.bus.bucket(subjects.PROGRESS), dict(harness.blobs.contents)
+    await progress.put(job.ref.key, b"of a later release")
+    await harness.submit(job.model_copy(update={"deleted": True}))
+    async with harness.orchestrating():
+        other = document("other")
+        await harness.submit(other)
+        await harness.progress(other, lambda found: True)
+    assert await harness.steps(job)
+    assert (await progress.get(job.ref.key)).data == b"of a later release"
+    assert blobs.items() <= harness.blobs.contents.items()

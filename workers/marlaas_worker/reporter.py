@@ -31,7 +31,7 @@ class Reporter:
         interval_s: float = REPORT_S,
     ) -> None:
         role, pool = address
-        self._bus = context.bus
+        self._bus, self._waits = context.bus, context.waits
         self._key = subjects.replica_key(role, pool, context.name)
         self._compose = compose
         self._interval_s = interval_s
@@ -60,7 +60,7 @@ class Reporter:
 
     async def publish(self) -> None:
         """Publish a report now. Raises as the bus does."""
-        report = self._compose(await self._measure())
+        report = self._compose(await self._measure()).model_copy(update={"waits": self._waits.reported()})
         await (await self._open()).put(self._key, wire.encode(report))
 
     async def _measure(self) -> int:

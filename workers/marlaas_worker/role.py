@@ -11,6 +11,7 @@ from typing import Any
 from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
 from marlaas_worker.metrics import Metrics
+from marlaas_worker.waits import Waits, WatchedBlobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class RoleContext:
     name: the replica's name, the same after a restart (as a StatefulSet's pod). scratch: a local folder for
     this worker alone. shares_cpu: whether the role may change the CPU share of its session, which has no other processes than its own.
     stop: set when the process is asked to stop; the role then drains and returns. now: clock in Unix seconds.
-    metrics: where the role registers its health and metrics. creds: file of the bus credentials; None: no
+    metrics: where the role registers its health and metrics. waits: failures of `blobs` by job, which are noted there. creds: file of the bus credentials; None: no
     credentials.
     """
 
@@ -33,6 +34,12 @@ class RoleContext:
     metrics: Metrics = field(default_factory=Metrics)
     creds: Path | None = None
     shares_cpu: bool = False
+    waits: Waits = field(init=False)
+
+    def __post_init__(self) -> None:
+        waits = Waits(self.now)
+        object.__setattr__(self, "waits", waits)
+        object.__setattr__(self, "blobs", WatchedBlobs(self.blobs, waits))
 
 
 async def end_tasks(tasks: Sequence["asyncio.Task[Any]"]) -> None:

@@ -96,8 +96,8 @@ class RLJobSpec(Spec):
         6,
         ge=0,
         le=1000,
-        description="Number of sandbox crashes that the job survives; one more fails it, so 0 fails it at the first. Evictions of sandboxes that wrote too "
-        "much to disk count as crashes. The default is that of Kubernetes' Job.",
+        description="Number of crashes in a row of one sandbox that the job survives; one more fails it, so 0 fails it at the first. A crash counts for an hour. "
+        "Evictions of sandboxes that wrote too much to disk count; faults of the node, evictions by it and preemptions do not. The default is that of Kubernetes' Job.",
     )
 
     @property

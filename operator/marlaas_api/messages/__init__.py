@@ -36,7 +36,7 @@ from marlaas_api.messages.jobs import (
 )
 from marlaas_api.messages.policies import Manifest, PolicyRecord, Probe
 from marlaas_api.messages.pool_spec import PoolSpec
-from marlaas_api.messages.pools import AdaptedLayer, Calibration, PoolDocument, ReplicaReport, SelfTestSpec
+from marlaas_api.messages.pools import AdaptedLayer, Calibration, JobWait, PoolDocument, ReplicaReport, SelfTestSpec
 from marlaas_api.messages.steps import (
     AgentStep,
     Difficulty,
@@ -90,6 +90,7 @@ __all__ = [
     "JobMessage",
     "JobSpec",
     "JobVerdict",
+    "JobWait",
     "KeepRequest",
     "Manifest",
     "Meter",

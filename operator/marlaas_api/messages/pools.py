@@ -65,6 +65,17 @@ class Calibration(BusMessage):
     at: float = 0.0
 
 
+class JobWait(BusMessage):
+    """What a job waits for on a replica: a blob store that fails, or a document that cannot be read.
+
+    reason: of `marlaas_api.reasons`. message: the fault and what to do. since: unix seconds.
+    """
+
+    reason: str
+    message: str
+    since: float
+
+
 class ReplicaReport(BusMessage):
     """State of a running worker; KV `replicas` (expiring). Token counts and seconds are totals since the worker's start.
 
@@ -80,7 +91,7 @@ class ReplicaReport(BusMessage):
     slots, by job uid and agent. tenant_tokens: computed prompt and generated tokens by
     tenant, for the queues of the pool's other replicas. agent_tokens: recent tokens of agents of jobs with several policies, by policy key. agent_work: recent seconds of computation on a trainer, and seconds for which the agent was bound to it, by policy key; both count half after ten minutes. job_turn_bytes: bytes that this replica added to the stream TURNS, by job uid. busy_s: time with a
     non-empty batch (rollout) or in forward/backward (trainer). broken: by `JobAgent.fault_key`, the error for which this
-    trainer gave up the agent. refused: policy keys of agents that this trainer does not train at present. reason: why the replica is not ready, for people; empty if it is ready. probe_tolerance: the
+    trainer gave up the agent. waits: by job uid, what the replica's work for the job waits for. refused: policy keys of agents that this trainer does not train at present. reason: why the replica is not ready, for people; empty if it is ready. probe_tolerance: the
     calibration's tolerance with which a rollout replica passed its self-test; 0 before.
     """
 
@@ -115,5 +126,6 @@ class ReplicaReport(BusMessage):
     restarts: int = 0
     rss_bytes: int = 0
     broken: dict[str, str] = Field(default_factory=dict)
+    waits: dict[str, JobWait] = Field(default_factory=dict)
     refused: tuple[str, ...] = ()
     at: float = 0.0

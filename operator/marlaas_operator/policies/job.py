@@ -66,7 +66,7 @@ def job_status(snapshot: JobSnapshot, summary: StatusSummary, wanted: JobDocumen
         "message": clipped(summary.message) or None,
         "tenant": wanted.tenant if wanted is not None else before.get("tenant"),
         **figures,
-        "sandboxCrashes": sandbox_crashes(snapshot) or None,
+        "sandboxCrashes": sandbox_crashes(snapshot, now) or None,
         "finishedAt": _finished_at(progress, before, now) if phase.final else None,
         "conditions": conditions(
             _findings(snapshot, summary, phase), before.get("conditions") or (), snapshot.meta.generation, now
@@ -75,14 +75,13 @@ def job_status(snapshot: JobSnapshot, summary: StatusSummary, wanted: JobDocumen
     return without_none(status)
 
 
-def sandbox_crashes(snapshot: JobSnapshot) -> int:
-    """Return the number of crashes of the job's sandboxes so far.
+def sandbox_crashes(snapshot: JobSnapshot, now: float) -> int:
+    """Return the crashes in a row of the sandbox that crashes most, and the pods that were evicted because they wrote too much.
 
-    A pod that was evicted because it wrote too much counts one crash more than its restarts. Replaced pods no
-    longer show their restarts, so the stored number is a lower bound.
+    One sandbox is enough: all run the same code. Crashes of all would be as many as the job has sandboxes after one fault of a node.
     """
-    stored: Mapping[str, Any] = snapshot.status or {}
-    return max(int(stored.get("sandboxCrashes") or 0), sum(pod.restarts + pod.overran for pod in snapshot.pods))
+    worst = max((pod.crashes(now) for pod in snapshot.pods), default=0)
+    return worst + sum(pod.overran for pod in snapshot.pods)
 
 
 def _finished_at(progress: Progress | None, before: Mapping[str, Any], now: float) -> str:
@@ -92,8 +91,9 @@ def _finished_at(progress: Progress | None, before: Mapping[str, Any], now: floa
 
 
 def _findings(snapshot: JobSnapshot, summary: StatusSummary, phase: Phase) -> Iterator[ConditionState]:
-    yield _admitted(snapshot, summary, phase)
-    yield _sandbox_ready(snapshot, summary, phase)
+    if snapshot.own_progress is not None or not snapshot.unreadable:  # unknown: they stay
+        yield _admitted(snapshot, summary, phase)
+        yield _sandbox_ready(snapshot, summary, phase)
     seen = {condition.get("type") for condition in (snapshot.status or {}).get("conditions") or ()}
     for type_, final in ((COMPLETE, Phase.SUCCEEDED), (FAILED, Phase.FAILED)):
         if phase is final or type_ in seen:
@@ -133,17 +133,17 @@ def _sandbox_ready(snapshot: JobSnapshot, summary: StatusSummary, phase: Phase) 
     return ConditionState(SANDBOX_READY, False, Reason.SANDBOX_STARTING, counted)
 
 
-def crash_verdict(snapshot: JobSnapshot) -> JobVerdict | None:
+def crash_verdict(snapshot: JobSnapshot, now: float) -> JobVerdict | None:
     """Return the verdict that stops a job with too many sandbox crashes; None if it may continue."""
     progress, job = snapshot.own_progress, snapshot.job
     if job is None or progress is None or not progress.admitted or progress.phase.final:
         return None
-    crashes, limit = sandbox_crashes(snapshot), job.spec.backoff_limit
+    crashes, limit = sandbox_crashes(snapshot, now), job.spec.backoff_limit
     if crashes <= limit:
         return None
     fault = first_fault(snapshot.pods)
     last = f"; the last crash: {fault.message}" if fault is not None else ""
-    text = f"its sandboxes have crashed {crashes} times, and backoffLimit is {limit}{last}"
+    text = f"one of its sandboxes has crashed {crashes} times in a row, and backoffLimit is {limit}{last}"
     return JobVerdict(reason=Reason.BACKOFF_LIMIT_EXCEEDED, message=text)
 
 
@@ -171,7 +171,7 @@ def plan_job(snapshot: JobSnapshot, installation: Installation, now: float) -> P
         return _plan_deletion(snapshot, now)
     if snapshot.job is not None and (egress := snapshot.job.spec.environment.egress):
         snapshot = replace(snapshot, closed_egress=closed_destinations((each.cidr for each in egress), installation))
-    wanted = wanted_document(snapshot, crash_verdict(snapshot))
+    wanted = wanted_document(snapshot, crash_verdict(snapshot, now))
     write = publish_document(snapshot, wanted)
     due = (expires_s := _expires_s(snapshot, now)) is not None and expires_s <= 0
     actions: tuple[Action, ...] = (
@@ -203,8 +203,9 @@ def _plan_deletion(snapshot: JobSnapshot, now: float) -> Plan:
     left_s = snapshot.deletion_seen_at + FORGET_S - now
     if left_s <= 0:  # alone: a permanently refused action must not block it
         return Plan((RemoveFinalizer(FINALIZER),))
-    write = forget(own) if own is not None and bus.synced and bus.available else None
-    forgotten = bus.synced and bus.available and own is None
+    is_known = bus.synced and bus.available and not snapshot.unreadable
+    write = forget(own) if own is not None and is_known else None
+    forgotten = is_known and own is None
     gone = forgotten and not snapshot.owned and not snapshot.pods
     actions: list[Action] = [*((write,) if write is not None else ()), *child_reconcile.removal(snapshot)]
     if gone:

@@ -56,7 +56,7 @@ def refused(snapshot: JobSnapshot) -> PublishRefusal | None:
 
     None if it is published, may be published, or the bus was not read yet and may have it.
     """
-    if snapshot.own_document is not None or not snapshot.bus.synced:
+    if snapshot.own_document is not None or not snapshot.bus.synced or snapshot.unreadable:
         return None
     if snapshot.job is None:
         return PublishRefusal(None, Reason.INVALID_SPEC, snapshot.problem)
@@ -160,12 +160,12 @@ def _verdict(snapshot: JobSnapshot, found: JobVerdict | None) -> JobVerdict | No
 def publish_document(snapshot: JobSnapshot, wanted: JobDocument | None) -> WriteDocument | None:
     """Return the write that brings the document up to date.
 
-    None if it is up to date, refused, or the bus is unavailable or was not read yet. A document of an earlier
+    None if it is up to date, refused or unreadable, or the bus is unavailable or was not read yet. A document of an earlier
     job of the same name is not overwritten: it is marked as deleted, so that the orchestrator first forgets
     that job.
     """
     published = snapshot.document
-    if not snapshot.bus.synced or not snapshot.bus.available:
+    if not snapshot.bus.synced or not snapshot.bus.available or snapshot.unreadable:
         return None
     if published is not None and published.uid != snapshot.meta.uid:
         return forget(published)
@@ -203,8 +203,10 @@ def status_summary(snapshot: JobSnapshot, now: float) -> StatusSummary | None:
             or _cut_off(snapshot, progress)
             or _activity(snapshot, progress)
         )
-    if is_over(snapshot) or snapshot.progress_unread:
+    if is_over(snapshot):
         return None
+    if snapshot.unreadable:
+        return StatusSummary(None, Reason.UNREADABLE, _unreadable_text(snapshot))
     refusal = refused(snapshot)
     if refusal is not None:
         return StatusSummary(refusal.phase, refusal.reason, refusal.message)
@@ -215,6 +217,10 @@ def status_summary(snapshot: JobSnapshot, now: float) -> StatusSummary | None:
     if not snapshot.bus.synced or now - snapshot.first_seen_at < FIRST_WORD_S:
         return None
     return StatusSummary(None, Reason.WAITING_FOR_ORCHESTRATOR, "the orchestrator has not read the job yet")
+
+
+def _unreadable_text(snapshot: JobSnapshot) -> str:
+    return f"{snapshot.unreadable}; the job keeps what it has, and nothing is deleted"
 
 
 def look_again_s(snapshot: JobSnapshot, now: float) -> float | None:
@@ -245,6 +251,8 @@ def _fault(snapshot: JobSnapshot, progress: Progress, now: float) -> StatusSumma
         return StatusSummary(progress.phase, snapshot.refusal_reason, snapshot.refusal)
     if not (progress.admitted or progress.reason == Reason.WAITING_FOR_POOL):
         return None
+    if snapshot.unreadable:
+        return StatusSummary(progress.phase, Reason.UNREADABLE, _unreadable_text(snapshot))
     if progress.admitted and _is_lost(snapshot, now):
         return StatusSummary(progress.phase, Reason.BUS_UNAVAILABLE, _BUS)
     fault = sandbox_fault(snapshot) if progress.admitted else None

@@ -57,7 +57,7 @@ metas = st.builds(
 POOLS = [JobPool("tiny", pool) for pool in (None, modelpool(), modelpool(adapterSlots=1), modelpool(namespaces=["x"]))]
 snapshots = st.builds(
     lambda scene, job, level, unread: replace(
-        scene, job=job, problem="" if job else "?", progress=level, progress_unread=unread and level is None
+        scene, job=job, problem="" if job else "?", progress=level, unreadable="?" if unread and level is None else ""
     ),
     st.builds(
         replace,

@@ -132,9 +132,11 @@ def test_a_running_job_is_not_failed_by_a_pool_that_changes_or_goes_nor_while_th
 
 
 def test_what_a_newer_orchestrator_says_is_unknown_and_nothing_is_made_removed_or_told_on_its_account():
-    unread = replace(told(running()), progress=None, progress_unread=True)
-    assert plan(unread).empty
-    assert plan(repooled(unread, pool=modelpool(adapterSlots=1))).empty
+    unread = replace(told(running()), progress=None, unreadable="schema version 2")
+    for one in (unread, repooled(unread, pool=modelpool(adapterSlots=1)), replace(unread, document=None)):
+        found = plan(one)
+        assert (found.actions, found.status["phase"], found.status["reason"]) == ((), "Running", "Unreadable")
+        assert found.status["conditions"] == one.status["conditions"]
 
 
 def test_a_pool_that_is_gone_by_force_or_cannot_be_read_takes_no_lock_off_the_sandboxes():

@@ -6,6 +6,7 @@ import pytest
 from tests.operator.policies.scenes import (
     AWAKE,
     NOW,
+    container,
     crashed,
     deleted,
     document,
@@ -56,7 +57,7 @@ def test_a_job_that_was_given_more_steps_does_not_go_by_its_ttl_before_the_orche
     assert not any(isinstance(action, DeleteObject) for action in plan(more, NOW + 61).actions)
 
 
-@pytest.mark.parametrize("unknown", [{"bus": UNREAD}, {"progress_unread": True}])
+@pytest.mark.parametrize("unknown", [{"bus": UNREAD}, {"unreadable": "schema version 2"}])
 def test_a_job_whose_progress_is_not_known_does_not_go_by_its_ttl(unknown):
     ended = new(
         job=rljob({"ttlSecondsAfterFinished": 60}), status={"phase": "Failed", "finishedAt": "2020-01-01T00:00:00Z"}
@@ -74,7 +75,9 @@ def test_a_sandbox_that_crashes_too_often_is_told_to_the_orchestrator(restarts, 
     if fails:
         verdict = writes[0].document.verdict
         assert verdict.reason == "BackoffLimitExceeded"
-        assert verdict.message.startswith(f"its sandboxes have crashed {restarts} times, and backoffLimit is {limit}")
+        assert verdict.message.startswith(
+            f"one of its sandboxes has crashed {restarts} times in a row, and backoffLimit is {limit}"
+        )
         assert "ValueError: no such task" in verdict.message
 
 
@@ -85,20 +88,40 @@ def test_a_pod_that_was_evicted_for_what_it_wrote_itself_crashed_once_more_than_
         "message": 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi".',
     }
     evicted = [replace(crashed(restarts=1), name=f"s-{number}", **full) for number in range(2)]
-    scene = running(job=rljob({"backoffLimit": 3}), pods=(*evicted, pod("sandbox", ready=False, created_at=NOW)))
-    assert plan(scene).status["sandboxCrashes"] == 4
+    scene = running(job=rljob({"backoffLimit": 2}), pods=(*evicted, pod("sandbox", ready=False, created_at=NOW)))
+    assert plan(scene).status["sandboxCrashes"] == 3
     [write] = [action for action in plan(scene).actions if isinstance(action, WriteDocument)]
     assert write.document.verdict.message.endswith('evicted: Usage of EmptyDir volume "tmp" exceeds the limit "1Gi".')
 
 
 def test_a_verdict_on_which_nobody_has_acted_yet_goes_when_its_limit_is_raised():
     judged = document(verdict=JobVerdict(reason="BackoffLimitExceeded", message="often"))
-    scene = running(document=judged, status={"sandboxCrashes": 7}, job=rljob({"backoffLimit": 10}))
+    scene = running(document=judged, pods=(crashed(restarts=7),), job=rljob({"backoffLimit": 10}))
     [write] = [action for action in plan(scene).actions if isinstance(action, WriteDocument)]
     assert write.document.verdict is None
     ended = replace(scene, progress=progress(Phase.FAILED, "BackoffLimitExceeded", finished_at=NOW))
     writes = [action for action in plan(ended).actions if isinstance(action, WriteDocument)]
     assert all(write.document.verdict == judged.verdict for write in writes), "what has ended stays ended"
+
+
+NODE = {"exit_code": 255, "exit_reason": "Unknown"}
+
+
+@pytest.mark.parametrize(
+    ("pods", "crashes"),
+    [
+        ([crashed(restarts=2, name=f"s-{number}") for number in range(4)], 2),
+        ([pod("sandbox", container(restarts=2), container("environment", restarts=2))], 2),
+        ([pod("sandbox", container(restarts=1, **NODE), name=f"s-{number}") for number in range(4)], None),
+        ([crashed(restarts=7, disrupted=True)], None),
+        ([crashed(restarts=7, phase="Failed", reason="NodeShutdown")], None),
+        ([crashed(restarts=7, phase="Failed", reason="Evicted", message="The node was low on memory")], None),
+        ([pod("sandbox", container(restarts=7, exit_code=1, ended_at=NOW - 3601))], None),
+        ([pod("sandbox", container(restarts=7, exit_code=1, ended_at=NOW - 1, ran_s=3601))], 1),
+    ],
+)
+def test_crashes_in_a_row_of_one_sandbox_count_and_those_of_its_node_do_not(pods, crashes):
+    assert plan(running(pods=tuple(pods))).status.get("sandboxCrashes") == crashes
 
 
 def test_a_deleted_running_job_is_stopped_and_its_sandbox_removed_before_it_goes_and_nothing_is_asked_for_again():

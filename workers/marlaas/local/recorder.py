@@ -17,7 +17,7 @@ from marlaas.local.folder import OutFolder
 from marlaas_api import subjects
 from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus, BusRefused, Consumer, Delivery
-from marlaas_api.errors import InvalidInput, Permanent, Retryable
+from marlaas_api.errors import InvalidInput, MarlaasError, Permanent, Retryable, Unreadable
 from marlaas_api.messages import Episode, JobDocument, Turn
 from marlaas_api.names import JobRef
 from marlaas_api.wire import unpack
@@ -152,7 +152,7 @@ class Recorder:
             episode = await unpack(data, self.blobs)
         except (InvalidInput, BusRefused):
             raise
-        except Permanent as error:
+        except (Permanent, Unreadable) as error:
             _log_unreadable(job, error)
             return None
         return episode if isinstance(episode, Episode) and episode.uid == job.uid else None
@@ -163,7 +163,7 @@ class Recorder:
             return joined(episode, await turns.of(episode))
         except (InvalidInput, BusRefused):
             raise
-        except Permanent as error:
+        except (Permanent, Unreadable) as error:
             _log_unreadable(job, error)
             return None
 
@@ -173,7 +173,7 @@ class Recorder:
                 await self._stop.wait()
 
 
-def _log_unreadable(job: JobDocument, error: Permanent) -> None:
+def _log_unreadable(job: JobDocument, error: MarlaasError) -> None:
     log.warning("%s: skipping an episode that cannot be read: %s", job.ref, error)
 
 

@@ -18,7 +18,7 @@ from marlaas.local.tenants import ShareMeter
 from marlaas_api import subjects
 from marlaas_api.bucket_cache import REREAD_S, BucketCache
 from marlaas_api.bus import Bus
-from marlaas_api.errors import InvalidInput, Permanent, Retryable
+from marlaas_api.errors import InvalidInput, Permanent, Retryable, Unreadable
 from marlaas_api.messages import JobDocument, Phase, PoolDocument, Progress, ReplicaReport
 
 _T = TypeVar("_T")
@@ -150,7 +150,7 @@ class JobWatch:
             yield
         except InvalidInput:
             raise
-        except Permanent as error:
+        except (Permanent, Unreadable) as error:  # all roles of a local run are of this release
             self.failures.setdefault(job.ref.key, Failure("ResultUnreadable", str(error)))
 
     def _progress(self, job: JobDocument) -> Progress | None:

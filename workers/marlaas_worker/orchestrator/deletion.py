@@ -126,7 +126,9 @@ class Deletion:
     async def _policies(self) -> dict[str, PolicyRecord]:
         prefix = f"{self._ref.key}."
         entries = await (await self._bus.bucket(subjects.POLICY)).entries(prefix)
-        return {entry.key.removeprefix(prefix): decode_as(PolicyRecord, entry.data or b"") for entry in entries}
+        return {
+            entry.key.removeprefix(prefix): decode_as(PolicyRecord, entry.data or b"", entry.key) for entry in entries
+        }
 
     async def _forget_messages(self, agents: Iterable[str]) -> None:
         namespace, job = self._ref.namespace, self._ref.name
@@ -189,7 +191,7 @@ class Deletion:
         ref = newest
         try:
             while ref is not None:
-                manifest = decode_as(Manifest, await self._blobs.get(ref))
+                manifest = decode_as(Manifest, await self._blobs.get(ref), ref.name)
                 if manifest.version == adapter.version:
                     return {ref.name, *(file.name for file in manifest.files.values())}
                 ref = manifest.parent
@@ -203,7 +205,7 @@ class Deletion:
         entry = await bucket.get(self._ref.key)
         if entry is None or entry.data is None:
             return
-        document = decode_as(JobDocument, entry.data)
+        document = decode_as(JobDocument, entry.data, f"the JobDocument of key {entry.key}")
         if document.uid != self._ref.uid or not document.deleted:
             return
         try:

@@ -32,7 +32,7 @@ class GroupPins:
             entry = await (await self._opened()).get(self._key(agent, group))
             if entry is None or entry.data is None:
                 return None
-            self._known[agent, group] = decode_as(Pin, entry.data).version
+            self._known[agent, group] = decode_as(Pin, entry.data, f"the Pin of key {entry.key}").version
         return self._known[agent, group]
 
     def forget(self, open_groups: Container[str]) -> None:

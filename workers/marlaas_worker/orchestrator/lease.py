@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from marlaas_api import subjects
 from marlaas_api.bus import RevisionConflict
-from marlaas_api.errors import Retryable
+from marlaas_api.errors import Retryable, Unreadable
 from marlaas_api.messages import ReplicaReport
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.role import RoleContext
@@ -45,7 +45,7 @@ class LeaderLease:
                 return False
             self.revision = await bucket.update(KEY, data, entry.revision)
             return True
-        except RevisionConflict:
+        except (RevisionConflict, Unreadable):  # an unreadable lease is another release's
             self.revision = None
             return False
 
@@ -65,8 +65,8 @@ class LeaderLease:
         if self.revision is not None:
             bucket = await self.context.bus.bucket(subjects.REPLICAS)
             entry = await bucket.get_from_leader(KEY)  # the answer to the last renewal may be missing
-            if entry is not None and entry.data and decode_as(ReplicaReport, entry.data).replica == self.context.name:
-                with contextlib.suppress(RevisionConflict):
+            with contextlib.suppress(RevisionConflict, Unreadable):
+                if entry and entry.data and decode_as(ReplicaReport, entry.data).replica == self.context.name:
                     await bucket.delete(KEY, entry.revision)
 
     def _report(self) -> ReplicaReport:

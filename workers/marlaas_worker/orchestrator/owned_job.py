@@ -5,7 +5,7 @@ Crash-only: after a Retryable error, the job's state is rebuilt from its records
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from marlaas_api import subjects
 from marlaas_api.bus import Consumer
@@ -15,6 +15,7 @@ from marlaas_api.messages import (
     EvalSample,
     GroupLogEntry,
     JobDocument,
+    JobWait,
     Phase,
     Progress,
     StepClosed,
@@ -41,6 +42,7 @@ TICKS_PER_S = 64.0  # most of all idle jobs together: with more jobs, each one's
 NUM_SAMPLES = 5
 CUT_S = 5.0
 """Longest time to read what a preemption cuts: all other jobs' admissions wait for it."""
+_RECORDS = "records"
 _FULL = "the stream TURNS is full: turns wait until steps are on record and their turns are purged"
 
 
@@ -72,6 +74,9 @@ class OwnedJob:
                 await self._run_from_records()
             except Retryable as error:
                 log.warning("job %s failed, reading its records again in %g s: %s", self.document.ref, RETRY_S, error)
+                self._context.waits.note(self.document.uid, _RECORDS, error)
+                self.ended = job_reports.overdue(self.document, self.times.total_s(self._context.now()), str(error))
+                self.moved = True
                 await asyncio.sleep(RETRY_S)
 
     def revise(self, document: JobDocument) -> None:
@@ -182,6 +187,7 @@ class OwnedJob:
             state.unserved = unserved(self.document, self._reports())
             state.trainerless = trainerless(self.document, job_reports.training_pools(state), self._reports())
             state.waits = self._share.why or (_FULL if self._room.is_filled(FULL) else "")
+        self._context.waits.over(self.document.uid, _RECORDS)
         given_up = self._given_up.words(self.document, self._reports(), self._context.now())
         self.ended = job_reports.ending(state, given_up, self.times.total_s(self._context.now()))
         self.moved = True
@@ -292,4 +298,14 @@ class OwnedJob:
 
     def progress_after(self, before: Progress | None) -> Progress:
         """Return the job's progress as of now; that of an admitted job until its records are read. before: as stored."""
-        return self.progress() or job_reports.admitted(self.document, before, self.times)
+        found = self.progress() or job_reports.admitted(self.document, before, self.times)
+        return job_reports.delayed(found, self._waits())
+
+    def _waits(self) -> Iterator[tuple[str, JobWait]]:
+        """Yield what the job waits for on this orchestrator, and on the workers of its pools."""
+        uid = self.document.uid
+        if (own := self._context.waits.reported().get(uid)) is not None:
+            yield "orchestrator", own
+        for report in self._reports():
+            if report.pool in self.document.pools and (wait := report.waits.get(uid)) is not None:
+                yield f"{report.role} {report.replica}", wait

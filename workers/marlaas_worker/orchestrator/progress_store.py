@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Mapping
 
 from marlaas_api import subjects
 from marlaas_api.bus import Bus
-from marlaas_api.errors import Permanent
+from marlaas_api.errors import Unreadable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import JobDocument, Progress
 from marlaas_api.names import JobRef
@@ -43,18 +43,24 @@ class ProgressStore:
     def __init__(self, bus: Bus) -> None:
         self._bucket = FencedBucket(bus, subjects.PROGRESS)
         self._known: dict[str, Progress] = {}
+        self._unreadable: set[str] = set()
         self._gained: dict[str, tuple[float, float]] = {}
         self._writes = asyncio.Semaphore(MAX_WRITES)
         self.accounts = TenantAccounts(bus)
 
     async def load(self) -> None:
-        """Read the progress that an earlier orchestrator wrote. A record that cannot be parsed counts as absent."""
-        self._known = {}
+        """Read the progress that an earlier orchestrator wrote. See `is_unreadable`."""
+        self._known, self._unreadable = {}, set()
         for entry in await self._bucket.entries():
             try:
-                self._known[entry.key] = decode_as(Progress, entry.data or b"")
-            except Permanent as error:
-                log.error("cannot parse the progress of job %s, it counts as absent: %s", entry.key, error)
+                self._known[entry.key] = decode_as(Progress, entry.data or b"", f"the Progress of key {entry.key}")
+            except Unreadable as error:
+                log.error("%s; the job waits for an orchestrator that can read it", error)
+                self._unreadable.add(entry.key)
+
+    def is_unreadable(self, ref: JobRef) -> bool:
+        """Return whether a newer orchestrator wrote the progress of a job of this name: it is neither started, deleted nor overwritten."""
+        return ref.key in self._unreadable
 
     def all(self) -> Iterable[Progress]:
         """Return the progress of every job."""

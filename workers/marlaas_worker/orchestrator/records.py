@@ -118,7 +118,7 @@ class Records:
         """Read an agent's GROUPS log."""
         stored = await self.bus.replay(subjects.GROUPS, subjects.group(self.ref.namespace, self.ref.name, agent))
         self._group_sequences[agent] = stored[-1].sequence if stored else 0
-        read = [(decode(one.data), one.sequence) for one in stored]
+        read = [(decode(one.data, _where(one)), one.sequence) for one in stored]
         own = [(message, sequence) for message, sequence in read if _is_of(message, self.ref)]
         self._logged[agent] = deque((message.step, sequence) for message, sequence in own)
         return [message for message, _ in own]
@@ -142,7 +142,7 @@ class Records:
         if entry is None or entry.data is None:
             return PolicyRecord(uid=self.ref.uid)
         self._policy_revisions[agent] = entry.revision
-        record = decode_as(PolicyRecord, entry.data)
+        record = decode_as(PolicyRecord, entry.data, f"the PolicyRecord of key {entry.key}")
         return record if record.uid == self.ref.uid else PolicyRecord(uid=self.ref.uid)
 
     async def cached_policy(self, agent: str, policies: BucketCache[PolicyRecord]) -> PolicyRecord:
@@ -150,7 +150,13 @@ class Records:
         key = subjects.policy_key(self.ref.namespace, self.ref.name, agent)
         entry, record = policies.entry(key), policies.get(key)
         read = self._policy_revisions.get(agent, 0)
-        if entry is None or record is None or entry.revision < read or record.uid != self.ref.uid:
+        if (
+            policies.unreadable(key)
+            or entry is None
+            or record is None
+            or entry.revision < read
+            or record.uid != self.ref.uid
+        ):
             return await self.policy(agent)
         return record
 
@@ -158,7 +164,7 @@ class Records:
         """Return the manifest of the version that a step produced. newest: the manifest where the search starts."""
         ref = newest
         while ref is not None:
-            manifest = decode_as(Manifest, await self.context.blobs.get(ref))
+            manifest = decode_as(Manifest, await self.context.blobs.get(ref), ref.name)
             if manifest.step == step:
                 return manifest
             ref = manifest.parent
@@ -221,7 +227,7 @@ class Records:
         """
         subject = subjects.task(self.ref.namespace, self.ref.name)
         stored = await self.bus.replay(subjects.TASKS, subject)
-        read = [(one.sequence, decode_as(TaskMessage, one.data)) for one in stored]
+        read = [(one.sequence, decode_as(TaskMessage, one.data, _where(one))) for one in stored]
         tasks = [(sequence, task) for sequence, task in read if task.uid == self.ref.uid]
         cut = [sequence for sequence, task in tasks if task.num_preemptions < self.num_preemptions]
         if cut:
@@ -255,7 +261,7 @@ class Records:
         stored = await self.bus.last(subjects.TURNS, subjects.turn(self.ref.namespace, self.ref.name, episode, number))
         if stored is None:
             return None
-        message = await unpack(stored.data, self.context.blobs)
+        message = await unpack(stored.data, self.context.blobs, stored.subject)
         return message if isinstance(message, Turn) else None
 
     async def conversation(self, episode: str, leaf: int | None) -> list[Turn]:
@@ -276,7 +282,7 @@ class Records:
 
     async def _replay(self, stream: str, subject: str) -> list[BusMessage]:
         stored = await self.bus.replay(stream, subject)
-        return [decode(one.data) for one in stored if f".{self.ref.uid}-" in one.subject]
+        return [decode(one.data, _where(one)) for one in stored if f".{self.ref.uid}-" in one.subject]
 
     async def _once(self, subject: str, record: StepRecord | EvalRecord) -> None:
         try:
@@ -290,8 +296,12 @@ class Records:
         self._ledger_revision = entry.revision if entry is not None and entry.data is not None else None
         if entry is None or entry.data is None:
             return None
-        ledger = decode_as(IssueLedger, entry.data)
+        ledger = decode_as(IssueLedger, entry.data, f"the IssueLedger of key {entry.key}")
         return ledger if ledger.uid == self.ref.uid else None
+
+
+def _where(stored: Stored) -> str:
+    return f"message {stored.sequence} of {stored.subject}"
 
 
 def _is_of(message: BusMessage, ref: JobRef) -> TypeGuard[GroupLogEntry]:

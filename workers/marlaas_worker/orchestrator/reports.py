@@ -1,10 +1,12 @@
 """Builds the progress of a job. Pure."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 
 from marlaas_api.messages import (
     AgentProgress,
     JobDocument,
+    JobWait,
     Phase,
     Progress,
     UsageAmounts,
@@ -17,6 +19,18 @@ from marlaas_worker.orchestrator.admission import Admission
 from marlaas_worker.orchestrator.evaluation import best
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.usage import AdmittedTime, JobUsage
+
+
+def delayed(progress: Progress, waits: Iterable[tuple[str, JobWait]]) -> Progress:
+    """Return the progress of a job with the reason of what it waits for longest. waits: with the worker that waits."""
+    oldest = min(waits, key=lambda one: one[1].since, default=None)
+    if oldest is None or progress.phase is not Phase.RUNNING:
+        return progress
+    worker, wait = oldest
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(wait.since))
+    return progress.model_copy(
+        update={"reason": wait.reason, "message": f"{worker}: {wait.message}; since {since} UTC"}
+    )
 
 
 def progress(
@@ -174,18 +188,16 @@ def ending(state: JobState, given_up: str | None, admitted_s: float) -> tuple[Ph
         given_up: the reason of its trainers, if all have given it up.
         admitted_s: seconds for which it was admitted, in total.
     """
-    spec, faults = state.document.spec, state.faults.verdict()
-    deadline = spec.active_deadline_seconds
+    faults = state.faults.verdict()
     if given_up is not None:
         return Phase.FAILED, "TrainingFailed", given_up
     if state.faults.permanent:
         return Phase.FAILED, Reason.INVALID_ENVIRONMENT.value, state.faults.permanent
     if faults is not None:
         return Phase.FAILED, "TooManyFaults", faults
-    if deadline is not None and admitted_s > deadline:
-        why = state.pauses or state.waits or state.unserved or _waits_for_trainers(state)
-        text = f"still running after {deadline:g} s of being admitted (activeDeadlineSeconds)"
-        return Phase.FAILED, "DeadlineExceeded", f"{text}; {why}" if why else text
+    why = state.pauses or state.waits or state.unserved or _waits_for_trainers(state)
+    if (late := overdue(state.document, admitted_s, why)) is not None:
+        return late
     if state.training_over and state.evaluation is None and state.due_evaluation() is None:
         return (
             Phase.SUCCEEDED,
@@ -193,6 +205,15 @@ def ending(state: JobState, given_up: str | None, admitted_s: float) -> tuple[Ph
             f"{state.finished} steps, {versions_text(state.versions)}{_untrained(state)}",
         )
     return None
+
+
+def overdue(document: JobDocument, admitted_s: float, why: str) -> tuple[Phase, str, str] | None:
+    """Return phase, reason and message of a job that is past its deadline; None if it is not. why: what it waited for."""
+    deadline = document.spec.active_deadline_seconds
+    if deadline is None or admitted_s <= deadline:
+        return None
+    text = f"still running after {deadline:g} s of being admitted (activeDeadlineSeconds)"
+    return Phase.FAILED, Reason.DEADLINE_EXCEEDED.value, f"{text}; {why}" if why else text
 
 
 def _untrained(state: JobState) -> str:

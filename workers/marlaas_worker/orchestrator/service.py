@@ -143,8 +143,6 @@ class _Service:
         """Cancel jobs that must stop or whose loop must restart; pass changed documents to the other running jobs."""
         for owned in self._running:
             document = documents.get(owned.document.uid)
-            if document is None and self._jobs.unreadable(owned.document.ref.key):
-                continue  # A document that cannot be read is not absent.
             if document is None or _stops(document) or concerns_loop(owned.document, document):
                 self._ends.note((owned, None))  # before the stop, which removes it
                 await self._running.stop(owned)
@@ -175,6 +173,8 @@ class _Service:
         """Start the deletion of deleted jobs, and of earlier jobs whose name a later job has taken."""
         self._deletions.settle()
         for document in documents.values():
+            if self._progress_store.is_unreadable(document.ref):
+                continue
             earlier = self._progress_store.earlier(document.ref)
             if earlier is not None:
                 self._deletions.begin(Doomed.by_progress(earlier))
@@ -213,6 +213,8 @@ class _Service:
 
     def _waits(self, document: JobDocument) -> bool:
         if document.uid in self._running or document.deleted or self._deletions.concerns(document.ref):
+            return False
+        if self._progress_store.is_unreadable(document.ref):
             return False
         if self._ends.restarts.is_pausing(document.uid, self._context.now()):
             return False

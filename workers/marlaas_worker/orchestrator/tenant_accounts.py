@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Mapping
 
 from marlaas_api import subjects
 from marlaas_api.bus import Bus
-from marlaas_api.errors import Permanent
+from marlaas_api.errors import Unreadable
 from marlaas_api.messages import Progress, TenantUsage, UsageAmounts
 from marlaas_api.messages.usage import total
 from marlaas_api.names import namespace_tenant
@@ -26,17 +26,19 @@ class TenantAccounts:
     def __init__(self, bus: Bus) -> None:
         self._bucket = FencedBucket(bus, subjects.TENANTS)
         self._known: dict[str, TenantUsage] = {}
+        self._unreadable: dict[str, Unreadable] = {}
         self._written_at = 0.0
         self._writes = asyncio.Lock()
 
     async def load(self) -> None:
-        """Read what an earlier orchestrator wrote. A record that cannot be parsed counts as absent."""
-        self._known = {}
+        """Read what an earlier orchestrator wrote. A record that cannot be parsed is never overwritten."""
+        self._known, self._unreadable = {}, {}
         for entry in await self._bucket.entries(subjects.TENANT_USAGE):
             try:
-                account = decode_as(TenantUsage, entry.data or b"")
-            except Permanent as error:
-                log.error("cannot parse the usage of a tenant, %s counts as absent: %s", entry.key, error)
+                account = decode_as(TenantUsage, entry.data or b"", f"the TenantUsage of key {entry.key}")
+            except Unreadable as error:
+                log.error("%s; it is not updated", error)
+                self._unreadable[entry.key] = error
             else:
                 self._known[account.tenant] = account
 
@@ -49,7 +51,12 @@ class TenantAccounts:
 
         Args:
             present: uids of all jobs that have a progress.
+
+        Raises:
+            Unreadable: the account cannot be read; the job's progress must be kept.
         """
+        if (error := self._unreadable.get(subjects.tenant_usage_key(_tenant(progress)))) is not None:
+            raise error
         async with self._writes:
             account = self._account(_tenant(progress))
             amounts = progress.amounts.closed()
@@ -69,7 +76,8 @@ class TenantAccounts:
 
     def _changed(self, all_progress: Iterable[Progress]) -> list[TenantUsage]:
         found = summed(self._known, all_progress)
-        return [account for name, account in found.items() if account.total != self._account(name).total]
+        readable = (name for name in found if subjects.tenant_usage_key(name) not in self._unreadable)
+        return [found[name] for name in readable if found[name].total != self._account(name).total]
 
     def _account(self, tenant: str) -> TenantUsage:
         return self._known.get(tenant) or TenantUsage(tenant=tenant)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from marlaas_api import subjects
 from marlaas_api.bus import Bus
-from marlaas_api.errors import Permanent
+from marlaas_api.errors import Unreadable
 from marlaas_api.messages import PastUses, TenantQuota
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.orchestrator.admission import AdmissionQueue, TenantTerms
@@ -28,23 +28,27 @@ class TenantUse:
     def __init__(self, bus: Bus, queue: AdmissionQueue, progress_store: ProgressStore) -> None:
         self.pacing = Pacing()
         self._bus, self._queue, self._past = bus, queue, queue.past
-        self._written_at, self._progress_store = 0.0, progress_store
+        self._written_at, self._progress_store, self._is_unread = 0.0, progress_store, False
 
     async def load(self) -> None:
-        """Read what an earlier orchestrator wrote. A record that cannot be parsed counts as none."""
+        """Read what an earlier orchestrator wrote. A past use that cannot be parsed counts as none, and is not overwritten."""
         await self._progress_store.accounts.load()
         entry = await (await self._bus.bucket(subjects.TENANTS)).get(subjects.PAST_USE)
         try:
-            record = decode_as(PastUses, entry.data) if entry is not None and entry.data else PastUses()
-        except Permanent as error:
-            log.error("cannot parse the past use of tenants, it counts as none: %s", error)
-            record = PastUses()
+            record = (
+                decode_as(PastUses, entry.data, f"key {entry.key}") if entry is not None and entry.data else PastUses()
+            )
+        except Unreadable as error:
+            log.error("%s; the past use of tenants counts as none", error)
+            record, self._is_unread = PastUses(), True
+        else:
+            self._is_unread = False
         self._past.use, self._past.at = dict(record.use), record.at or None
 
     async def save(self, now: float) -> None:
         """Write past use and total usage, each if it has changed and its last write is long enough ago."""
         await self._progress_store.accounts.save(self._progress_store.all(), now)
-        if 0 <= now - self._written_at < WRITE_S or not self._past.use:
+        if 0 <= now - self._written_at < WRITE_S or not self._past.use or self._is_unread:
             return
         record = PastUses(use=dict(self._past.use), at=self._past.at or now)
         await (await self._bus.bucket(subjects.TENANTS)).put(subjects.PAST_USE, encode(record))

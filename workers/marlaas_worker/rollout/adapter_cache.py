@@ -11,7 +11,7 @@ from pathlib import Path
 
 from marlaas_api import wire
 from marlaas_api.background import await_all
-from marlaas_api.blobs import BlobCorrupt, BlobRef, Blobs
+from marlaas_api.blobs import BlobRef, Blobs
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.messages import Manifest
 from marlaas_api.names import AdapterRef
@@ -103,10 +103,7 @@ class AdapterCache:
         return manifest
 
     async def _load(self, ref: BlobRef) -> Manifest:
-        try:
-            data = await self._blobs.get(ref)
-            manifest = wire.decode_as(Manifest, data)
-        except wire.BadMessage as error:
-            raise BlobCorrupt(f"{ref.name} cannot be parsed as a manifest: {error}") from error
+        data = await self._blobs.get(ref)
+        manifest = wire.decode_as(Manifest, data, ref.name)
         self._manifests.put(ref.sha256, manifest, _MANIFEST_BYTES + int(_MANIFEST_FACTOR * len(data)))
         return manifest

@@ -64,4 +64,4 @@ class Calibrations:
     async def _read(self, dtype: str) -> Calibration | None:
         bucket = await self._bus.bucket(subjects.CALIBRATIONS, inspected=False)
         entry = await bucket.get(subjects.calibration_key(self._pool, dtype))
-        return None if entry is None or entry.data is None else wire.decode_as(Calibration, entry.data)
+        return None if entry is None or entry.data is None else wire.decode_as(Calibration, entry.data, entry.key)

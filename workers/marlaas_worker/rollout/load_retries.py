@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from marlaas_api.blobs import BlobRefused
 from marlaas_api.bus import BusRefused
 from marlaas_api.errors import Retryable
 from marlaas_worker.rollout.slots import is_of
@@ -66,4 +65,4 @@ class Retries:
 
 def _is_of_version(error: Exception) -> bool:
     """Return whether every attempt fails. Refused credentials are renewed; files, memory and threads are of this machine."""
-    return not isinstance(error, Retryable | BlobRefused | BusRefused | OSError | MemoryError | RuntimeError)
+    return not isinstance(error, Retryable | BusRefused | OSError | MemoryError | RuntimeError)

@@ -294,4 +294,4 @@ def _uid_of(key: str) -> str:
 
 async def _read(bucket: Bucket, key: str) -> Pin | None:
     entry = await bucket.get(key)
-    return None if entry is None or entry.data is None else wire.decode_as(Pin, entry.data)
+    return None if entry is None or entry.data is None else wire.decode_as(Pin, entry.data, f"the Pin of key {key}")

@@ -17,7 +17,7 @@ from functools import partial
 from marlaas_api import subjects, wire
 from marlaas_api.bucket_cache import BucketCache
 from marlaas_api.bus import Request
-from marlaas_api.errors import MarlaasError, Permanent
+from marlaas_api.errors import MarlaasError, Unreadable
 from marlaas_api.messages import CancelRequest, GenerateRequest, JobAgent, KeepRequest, ReplicaReport
 from marlaas_api.names import AdapterRef
 from marlaas_worker.role import RoleContext
@@ -179,7 +179,7 @@ async def _handle(handler: Handler, request: Request) -> None:
 def _parse(request: Request) -> _Message | None:
     try:
         message = wire.decode(request.data)
-    except Permanent as error:
+    except Unreadable as error:
         _log.error("ignored a request on %s that cannot be parsed: %s", request.subject, error)
         return None
     return message if isinstance(message, GenerateRequest | CancelRequest | KeepRequest) else None

@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
 from marlaas_api import wire
-from marlaas_api.blobs import BlobRefused, BlobUnavailable
+from marlaas_api.blobs import BlobUnavailable
 from marlaas_api.bus import Bus, BusUnavailable
-from marlaas_api.errors import MarlaasError, Permanent
+from marlaas_api.errors import MarlaasError, Permanent, Unreadable
 from marlaas_api.messages import CancelRequest, GenerateReply, GenerateRequest, KeepRequest, ReplyPhase, Turn
 from marlaas_api.names import request_id
 from marlaas_api.wire import unpack_ids
@@ -40,7 +40,7 @@ MAX_CHARACTERS = 64 << 20
 """Most characters of request text that one job may have in progress, and so at most 8,192 requests."""
 _REQUEST_CHARACTERS = 8192
 """Memory of a request besides its text, in characters: its message, its task and what that waits for."""
-_WAITS = (NotAdmitted, BusUnavailable, BlobUnavailable, BlobRefused)
+_WAITS = (NotAdmitted, BusUnavailable, BlobUnavailable, Unreadable)
 """Errors of the platform: the reply has `waits`. Every other error is a failure of the turn itself."""
 _log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from marlaas_api import subjects, wire
-from marlaas_api.blobs import BlobRefused, Blobs, BlobUnavailable
-from marlaas_api.bus import Bus, BusUnavailable, RevisionConflict, StreamFull
+from marlaas_api.blobs import Blobs, BlobUnavailable
+from marlaas_api.bus import Bus, BusUnavailable, RevisionConflict, Stored, StreamFull
 from marlaas_api.errors import Permanent
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import GenerateRequest, Turn
@@ -66,12 +66,12 @@ class TurnLog:
     async def find(self, namespace: str, job: str, episode: str, number: int) -> Turn | None:
         """Return a recorded turn; None if it is not recorded. Raises BusUnavailable, and as `wire.unpack`."""
         stored = await self._bus.last(subjects.TURNS, subjects.turn(namespace, job, episode, number))
-        return None if stored is None else await self._read(stored.data)
+        return None if stored is None else await self._read(stored)
 
     async def episode(self, namespace: str, job: str, episode: str) -> dict[int, Turn]:
         """Return all recorded turns of an episode by number. Raises as `find`."""
         stored = await self._bus.replay(subjects.TURNS, subjects.turn(namespace, job, episode, "*"))
-        turns = [await self._read(one.data) for one in stored]
+        turns = [await self._read(one) for one in stored]
         return {turn.turn: turn for turn in turns}
 
     async def record(self, turn: Turn) -> Turn:
@@ -88,7 +88,7 @@ class TurnLog:
                     return await self._record(turn)
                 except StreamFull as error:
                     self._wait_for_room(name, error)
-                except (BusUnavailable, BlobUnavailable, BlobRefused) as error:
+                except (BusUnavailable, BlobUnavailable) as error:
                     _log.warning("turn %d of episode %s is not recorded yet: %s", turn.turn, turn.episode, error)
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
@@ -123,8 +123,8 @@ class TurnLog:
             raise TurnLost(f"turn {turn.turn} of {turn.episode} is recorded, but cannot be read")
         return stored
 
-    async def _read(self, data: bytes) -> Turn:
-        message = await wire.unpack(data, self._blobs)
+    async def _read(self, stored: Stored) -> Turn:
+        message = await wire.unpack(stored.data, self._blobs, stored.subject)
         if not isinstance(message, Turn):
             raise wire.BadMessage(f"expected Turn, found {type(message).__name__}")
         return message

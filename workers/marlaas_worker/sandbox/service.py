@@ -18,11 +18,11 @@ from pathlib import Path
 from marlaas_api import names, subjects
 from marlaas_api.background import background
 from marlaas_api.bus import Bus, BusUnavailable, Consumer, Delivery
-from marlaas_api.errors import InvalidInput, UnsupportedSchema
+from marlaas_api.errors import InvalidInput, Unreadable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import Episode, FaultClass, JobDocument, TaskMessage
 from marlaas_api.numeric import quantity
-from marlaas_api.wire import BadMessage, decode_as, encode
+from marlaas_api.wire import decode_as, encode
 from marlaas_worker.metrics import Sample, of_job
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.sandbox import kernel
@@ -176,14 +176,14 @@ class _Supervisor:
     async def _handle(self, delivery: Delivery, queued: asyncio.Event) -> None:
         """Play one claimed task and settle it. After a BusUnavailable it stays unsettled and is redelivered.
 
-        A newer release's task is left to newer sandboxes, and no other is claimed for `_NEWER_S`: each claim would count as a delivery.
+        A task that cannot be read is left to newer sandboxes, and no other is claimed for `_NEWER_S`: each claim would count as a delivery.
         """
         try:
             async with background(_beat(delivery)):
                 await self._settle(delivery, queued)
         except BusUnavailable as error:
             log.warning("task %d is not settled and will be redelivered: %s", delivery.stored.sequence, error)
-        except UnsupportedSchema as error:
+        except Unreadable as error:
             log.error("task %d is given back, and none is claimed for a while: %s", delivery.stored.sequence, error)
             self._claims = False
             await _give_back(delivery)
@@ -194,13 +194,8 @@ class _Supervisor:
             queued.set()
 
     async def _settle(self, delivery: Delivery, queued: asyncio.Event) -> None:
-        """Play one claimed task and settle it. Raises BusUnavailable, UnsupportedSchema."""
-        try:
-            task = decode_as(TaskMessage, delivery.stored.data)
-        except BadMessage as error:
-            log.error("task %d cannot be parsed and is dropped: %s", delivery.stored.sequence, error)
-            await delivery.term()
-            return
+        """Play one claimed task and settle it. Raises BusUnavailable, Unreadable."""
+        task = decode_as(TaskMessage, delivery.stored.data)
         if task.uid != self._document.uid:
             await self._decline(delivery)
             return

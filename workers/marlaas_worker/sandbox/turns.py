@@ -14,9 +14,9 @@ from typing import Self
 
 from marlaas_api import names, subjects
 from marlaas_api.bus import Bus, BusUnavailable, Request
-from marlaas_api.errors import Permanent, Retryable, UnsupportedSchema
+from marlaas_api.errors import Permanent, Retryable, Unreadable
 from marlaas_api.messages import BusMessage, CancelRequest, GenerateReply, GenerateRequest, KeepRequest, ReplyPhase
-from marlaas_api.wire import BadMessage, decode_as, encode
+from marlaas_api.wire import decode_as, encode
 from marlaas_worker.sandbox.turn_clock import TurnClock
 
 LEASE_S = 60.0
@@ -162,7 +162,7 @@ class TurnClient:
     async def _on_reply(self, request: Request) -> None:
         try:
             reply = decode_as(GenerateReply, request.data)
-        except (BadMessage, UnsupportedSchema) as error:
+        except Unreadable as error:
             log.warning("a message on the inbox of replies cannot be parsed: %s", error)
             return
         waiting = self._waiting.get(reply.request)

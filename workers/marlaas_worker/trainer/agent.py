@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from marlaas_api.background import background
 from marlaas_api.blobs import BlobRef, sha256_hex
-from marlaas_api.errors import Retryable
+from marlaas_api.errors import Retryable, Unreadable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import GroupReady, StepClosed
 from marlaas_worker.adapters import TENSORS_FILE
@@ -204,6 +204,7 @@ class AgentTrainer:
             version = CachedVersion(self.lease.record.manifest, snapshot.weights, snapshot.state)
             self._dependencies.versions.keep(self._assignment.policy_key, version)
         self._dependencies.commits[self._assignment.policy_key] += 1
+        self._dependencies.context.waits.over(self._assignment.ref.uid, self._assignment.policy_key)
         self._adapters[result.version] = await asyncio.to_thread(sha256_hex, contents.files[TENSORS_FILE])
         await self._dependencies.emit(
             self._assignment, "VersionCommitted", f"version {result.version} of step {result.step}"
@@ -222,6 +223,8 @@ class AgentTrainer:
                 waited = context.now() - missing_since
                 if waited >= self._dependencies.timing.missing_turn_s:
                     raise TrajectoryInvalid(f"{error}, also {waited:.0f} s after the first read") from error
+            except Unreadable:
+                raise
             except Retryable:
                 missing_since = None  # an outage, after which a replica of the bus may lag behind for a moment
             await asyncio.sleep(self._dependencies.timing.retry_s)

@@ -15,7 +15,7 @@ from typing import TypeVar
 from marlaas_api import wire
 from marlaas_api.blobs import BlobRef
 from marlaas_api.bus import Bucket, BusUnavailable, Entry, RevisionConflict
-from marlaas_api.errors import Permanent, Retryable
+from marlaas_api.errors import Permanent, Retryable, Unreadable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import Manifest, PolicyRecord, Probe
 from marlaas_worker.role import RoleContext
@@ -67,11 +67,17 @@ class VersionContents:
 
 
 async def patiently(call: Callable[[], Awaitable[T]], what: str, retry_s: float) -> T:
-    """Call until it does not raise Retryable, waiting `retry_s` in between; log a warning for the first failure only."""
+    """Call until it does not raise Retryable, waiting `retry_s` in between; log a warning for the first failure only.
+
+    Raises:
+        Unreadable: another trainer may be able to read the document.
+    """
     complained = False
     while True:
         try:
             return await call()
+        except Unreadable:
+            raise
         except Retryable as error:
             log.log(logging.DEBUG if complained else logging.WARNING, "%s: %s; retrying", what, error)
             complained = True
@@ -87,7 +93,11 @@ class PolicyKey:
 
     async def bind(self, current: Entry | None) -> AgentLease:
         """Take the lease by a compare-and-set on `current`. Raises LeaseLost if another trainer wrote the key first."""
-        record = None if current is None or current.data is None else wire.decode_as(PolicyRecord, current.data)
+        record = (
+            None
+            if current is None or current.data is None
+            else wire.decode_as(PolicyRecord, current.data, f"the PolicyRecord of key {current.key}")
+        )
         bound = bound_record(record, self._assignment.ref.uid, self._context.name)
         lease = await self._set(bound, 0 if record is None or current is None else current.revision)
         failpoint("trainer.bind.after_set")
@@ -136,7 +146,7 @@ class PolicyKey:
         if record.manifest is None:
             return
         blobs = self._context.blobs
-        manifest = wire.decode_as(Manifest, await blobs.get(record.manifest))
+        manifest = wire.decode_as(Manifest, await blobs.get(record.manifest), record.manifest.name)
         named = [record.manifest, *manifest.files.values(), *([manifest.state] if manifest.state else [])]
         needed = {ref.name for ref in named}
         for name in await blobs.list(self._assignment.adapter(record.version).blob_prefix):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from marlaas_api.bus import BusRefused
-from marlaas_api.errors import MarlaasError
+from marlaas_api.errors import MarlaasError, Retryable
 from marlaas_worker.device_errors import OutOfMemory
 from marlaas_worker.trainer.assignment import Assignment
 
@@ -44,6 +44,8 @@ def _reason_of(error: Exception, num_others: int) -> tuple[str, str]:
     if isinstance(error, BusRefused):
         text = f"the bus refuses what the trainer needs of it: {error}; check the permissions of the trainer's user"
         return "BusRefused", text
+    if isinstance(error, Retryable) and error.reason is not None:
+        return error.reason, text_of(error)
     return "TrainingFailed", text_of(error)
 
 

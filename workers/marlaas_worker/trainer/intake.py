@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeGuard, TypeVar
 
 from marlaas_api import subjects, wire
-from marlaas_api.bus import BusRefused, BusUnavailable, Consumer, Delivery
+from marlaas_api.bus import BusRefused, BusUnavailable, Consumer, Delivery, Stored
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import GroupLogEntry, GroupReady, StepClosed
 from marlaas_worker.trainer.assignment import Assignment
@@ -173,7 +173,7 @@ class Intake:
         bus = self._dependencies.context.bus
         stored = await self._patiently(lambda: bus.replay(subjects.GROUPS, self._assignment.groups))
         for each in stored:
-            message = await self._take(each.data)
+            message = await self._take(each)
             if message is not None:
                 self._inbox.check_replayed(message)
 
@@ -198,7 +198,7 @@ class Intake:
     async def _follow(self, consumer: Consumer) -> None:
         while True:
             for delivery in await self._patiently(lambda: consumer.fetch(FETCH_BATCH, FETCH_S)):
-                message = await self._take(delivery.stored.data)
+                message = await self._take(delivery.stored)
                 step = self._inbox.committed_step if message is None else message.step
                 self._unsettled.append((step, delivery))
             if self._inbox.has_gap:
@@ -216,13 +216,14 @@ class Intake:
             max_pending=1000 + 4 * (training.max_staleness + 2) * training.groups_per_step,
         )
 
-    async def _take(self, data: bytes) -> GroupReady | StepClosed | None:
+    async def _take(self, stored: Stored) -> GroupReady | StepClosed | None:
         """Add a message to the inbox and return it.
 
         None for a message of another job of the same name, for a group that is not trained, and for the end of a step
         without groups.
         """
-        message = await wire.unpack(data, self._dependencies.context.blobs)
+        where = f"message {stored.sequence} of {stored.subject}"
+        message = await wire.unpack(stored.data, self._dependencies.context.blobs, where)
         if not isinstance(message, GroupLogEntry):
             raise LogInvalid(f"{self._assignment.groups} has a message of an unexpected type, {type(message).__name__}")
         if message.uid != self._assignment.ref.uid or not _is_trained(message):

@@ -15,7 +15,7 @@ from functools import partial
 
 from marlaas_api import subjects
 from marlaas_api.bus import BusUnavailable, Entry
-from marlaas_api.errors import MarlaasError, Retryable
+from marlaas_api.errors import MarlaasError, Retryable, Unreadable
 from marlaas_api.messages import PolicyRecord, PoolDocument, ReplicaReport
 from marlaas_api.numeric import quantity
 from marlaas_worker.adapters import DTYPES
@@ -221,7 +221,7 @@ class Trainer:
             log.warning("%s", error)
             if self._running[assignment.policy_key].training is not None:
                 await self._dependencies.emit(assignment, "LeaseLost", str(error))
-        except OutOfMemory as error:
+        except (OutOfMemory, Unreadable) as error:  # another trainer may have more memory, or be of a newer release
             await self._give_up(assignment, error)
         except Retryable as error:
             log.warning("%s: %s; binding it again", assignment.policy_key, error)
@@ -265,6 +265,8 @@ class Trainer:
     async def _give_up(self, assignment: Assignment, error: Exception) -> None:
         """Leave an agent alone for a while. The report carries a fault of its job; once all trainers report it, the job fails."""
         version = max(self._running[assignment.policy_key].version, self._caches.version(assignment))
+        if isinstance(error, Unreadable):
+            self._context.waits.note(assignment.ref.uid, assignment.policy_key, error)
         fault = self._faults.add(assignment, version, error, num_others=len(self._running) - 1)
         await self._dependencies.emit(assignment, fault.reason, fault.text)
         await self._reporter.write()

@@ -163,7 +163,7 @@ class _TurnReader:
             stored = await self._bus.last(subjects.TURNS, subject)
             if stored is None:
                 raise TurnMissing(f"turn {subject} is not recorded")
-            message = await wire.unpack(stored.data, self._blobs)
+            message = await wire.unpack(stored.data, self._blobs, subject)
         if not isinstance(message, Turn) or message.turn != number:
             raise TrajectoryInvalid(f"{subject} holds something other than this turn: {type(message).__name__}")
         return message

@@ -16,7 +16,7 @@ from marlaas_worker.trainer.optimizer import StateInvalid, TrainingState, read_s
 
 async def read_manifest(blobs: Blobs, ref: BlobRef) -> Manifest:
     """Read a version's manifest. Raises as `Blobs.get` and `wire.decode_as`."""
-    return wire.decode_as(Manifest, await blobs.get(ref))
+    return wire.decode_as(Manifest, await blobs.get(ref), ref.name)
 
 
 async def read_version(blobs: Blobs, manifest: Manifest) -> tuple[dict[str, Tensor], TrainingState]:

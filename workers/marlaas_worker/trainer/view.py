@@ -19,7 +19,7 @@ MAX_AGE_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class PolicyEntry:
-    """An agent's policy key: its entry, for a compare-and-set, and the parsed record; None if the key is deleted."""
+    """An agent's policy key: its entry, for a compare-and-set, and the parsed record; None if the key is deleted or unreadable."""
 
     entry: Entry
     record: PolicyRecord | None
@@ -146,24 +146,26 @@ class TrainerCaches:
                 group.create_task(cache.follow())
 
     def view(self) -> View:
-        """Return the state now. An agent whose policy key cannot be parsed is not wanted."""
+        """Return the state now. A policy key that cannot be parsed has no record; binding its agent says why."""
         documents = [document for _, document, _ in self._jobs.items()]
         progress = {key: one for key, one, _ in self._progress.items()}
         wanted = assignments(documents, progress, self._pool)
         ended = ended_assignments(documents, progress, self._pool)
-        readable = {key: assignment for key, assignment in wanted.items() if not self._policy.unreadable(key)}
-        known = {key: PolicyEntry(entry, self._policy.get(key)) for key, entry in self._policy.entries()}
+        known = {key: PolicyEntry(entry, self._record(key)) for key, entry in self._policy.entries()}
         live = frozenset(key.removeprefix(self._prefix) for key in self._trainers.present())
         reports = {key.removeprefix(self._prefix): report for key, report, _ in sorted(self._trainers.items())}
         refused = {name: frozenset(report.refused) for name, report in reports.items()}
         work = tuple(report.agent_work for report in reports.values())
         jobs = frozenset(name for document in documents for name in (document.ref.key, document.uid))
-        return View(readable, ended, known, live, refused, jobs, work)
+        return View(wanted, ended, known, live, refused, jobs, work)
 
     def policy(self, key: str) -> PolicyEntry | None:
         """Return an agent's policy key; None if none was ever seen."""
         entry = self._policy.entry(key)
-        return None if entry is None else PolicyEntry(entry, self._policy.get(key))
+        return None if entry is None else PolicyEntry(entry, self._record(key))
+
+    def _record(self, key: str) -> PolicyRecord | None:
+        return None if self._policy.unreadable(key) else self._policy.get(key)
 
     def version(self, assignment: Assignment) -> int:
         """Return an agent's committed version, -1 before the first."""
