@@ -17,7 +17,7 @@ from marlaas_api.messages import Episode, TokenUse, Turn, UsageAmounts
 from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.messages.usage import merged, total
 from marlaas_api.names import PREEMPTION_STRIDE, JobRef, attempt_of, episode_id
-from marlaas_api.wire import unpack
+from marlaas_api.wire import BadMessage, unpack
 from marlaas_worker.orchestrator.experience import CompleteGroup
 
 MAX_READS = 16
@@ -188,10 +188,10 @@ class Metering:
         return _Play(amounts, min(numbers), max(numbers))
 
     async def _turn(self, data: bytes) -> Turn | None:
-        """Return a turn; None if it cannot be read. Its tokens are then unrecorded."""
+        """Return a turn; None if it is damaged. Its tokens are then unrecorded. Raises UnsupportedSchema."""
         try:
             message = await unpack(data, self._blobs)
-        except Permanent as error:
+        except (Permanent, BadMessage) as error:
             log.warning("cannot read a turn, its tokens count as unrecorded: %s", error)
             return None
         return message if isinstance(message, Turn) else None
