@@ -1,8 +1,7 @@
 """A store that refuses, is full or says nothing: the trainer waits with the reason, and then makes the same bits."""
 
 import pytest
-from tests.trainer.harness import Apart, TrainerHarness
-from tests.trainer.jobs import job
+from tests.trainer.harness import Apart, TrainerHarness, job
 
 from marlaas_api import subjects
 from marlaas_api.blobs import BlobCorrupt, BlobFull, BlobRefused, BlobUnavailable
