@@ -64,7 +64,6 @@ def refused(monkeypatch, tmp_path):
         ((of_the_disk, errno.EDQUOT), CacheFull, "is full: free space, or set HF_HOME", []),
         ((of_the_disk, errno.ENOTDIR), CacheUnusable, "set HF_HOME to a folder that can be written", []),
     ],
-    ids=str,
 )
 def test_a_model_that_cannot_be_fetched_is_told_with_what_to_do(refused, monkeypatch, failure, kind, words, pauses):
     monkeypatch.delenv("HF_TOKEN", raising=False)
