@@ -72,6 +72,7 @@ class Installation(Settings):
         nats_cidrs: address ranges of an external bus, for the network policies.
         bus_secret: Secret with the bus's keys and the platform's credentials.
         dns_cidrs: name servers that do not run as pods in kube-system.
+        require_tenant: jobs of namespaces without a Tenant are not handed over.
         metrics_from: NetworkPolicy peers that may scrape the metrics of pools' workers.
     """
 
@@ -87,6 +88,7 @@ class Installation(Settings):
     model_cache: ModelCache = Field(default_factory=ModelCache)
     dns_cidrs: tuple[str, ...] = ()
     metrics_from: tuple[dict[str, Any], ...] = ()
+    require_tenant: bool = False
     sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 

@@ -116,6 +116,11 @@ def stored_phase(job: Body) -> str | None:
     return (job.get("status") or {}).get("phase")
 
 
+def stored_reason(job: Body) -> str | None:
+    """Return the reason in a job's status; None before the first status."""
+    return (job.get("status") or {}).get("reason")
+
+
 def pools_of(job: Body) -> tuple[str, ...]:
     """Return the names of the pools that a job names: its own, then those of its agents.
 

@@ -70,6 +70,14 @@ def refused(snapshot: JobSnapshot) -> PublishRefusal | None:
             f"Tenant '{snapshot.unread_tenant}' of this namespace cannot be read; the job starts once it is corrected"
         )
         return PublishRefusal(Phase.QUEUED, Reason.INVALID_SPEC, text)
+    if snapshot.tenant_missing:
+        text = (
+            f"no Tenant has the namespace '{snapshot.meta.namespace}', and this installation requires one; "
+            "ask the platform team to add the namespace to a Tenant"
+        )
+        return PublishRefusal(Phase.QUEUED, Reason.TENANT_REQUIRED, text)
+    if snapshot.queue_full:
+        return PublishRefusal(Phase.QUEUED, Reason.OVER_QUOTA, snapshot.queue_full)
     if snapshot.document is not None:
         text = "an earlier job of the same name is being deleted; this one starts after that"
         return PublishRefusal(Phase.QUEUED, Reason.WAITING_FOR_ORCHESTRATOR, text)
@@ -134,7 +142,8 @@ def wanted_document(snapshot: JobSnapshot, verdict: JobVerdict | None) -> JobDoc
         update |= {"tenant": own.tenant, "tenant_weight": own.tenant_weight, "tenant_quota": own.tenant_quota}
     elif snapshot.unread_tenant:
         update["tenant"] = snapshot.unread_tenant
-    return job_document(snapshot.job, snapshot.tenants, meta.uid, None, meta.created_at).model_copy(update=update)
+    tenants = (snapshot.tenant,) if snapshot.tenant is not None else ()
+    return job_document(snapshot.job, tenants, meta.uid, None, meta.created_at).model_copy(update=update)
 
 
 def _verdict(snapshot: JobSnapshot, found: JobVerdict | None) -> JobVerdict | None:

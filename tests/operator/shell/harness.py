@@ -22,8 +22,10 @@ ONE = Target(RLJOBS, "team-a", "one")
 class ServiceHarness:
     """Fakes around one operator."""
 
-    def __init__(self, beside: "ServiceHarness | None" = None, now: Callable[[], float] | None = None) -> None:
-        """beside: an operator whose cluster, bus and keys are this one's, too. now: unix seconds; None: by the loop's clock."""
+    def __init__(
+        self, beside: "ServiceHarness | None" = None, now: Callable[[], float] | None = None, **settings: object
+    ) -> None:
+        """beside: an operator whose cluster, bus and keys are this one's, too. now: unix seconds; None: by the loop's clock. settings: of the installation."""
         loop = asyncio.get_running_loop()
         self.cluster = beside.cluster if beside else MemoryCluster("team-a", SYSTEM)
         self.server = beside.server if beside else MemoryServer()
@@ -33,7 +35,7 @@ class ServiceHarness:
         external = ExternalSystems(
             self.cluster, self._open_bus, self._watch, self.issuer, now=now or (lambda: 1.8e9 + loop.time())
         )
-        self.service = Service(external, installation())
+        self.service = Service(external, installation(**settings))
         self.stop = asyncio.Event()
 
     async def _open_bus(self) -> Bus:
