@@ -12,6 +12,7 @@ from marlaas_api import subjects
 from marlaas_api.bus_users import CredentialIssuer
 from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
 from marlaas_api.kinds.problems import problems_of
+from marlaas_api.kinds.sizes import object_problem
 from marlaas_api.reasons import Reason
 from marlaas_operator.bus_health import BusHealth
 from marlaas_operator.cluster import Body, Target
@@ -281,6 +282,8 @@ def parsed(kind: type[B], body: Body) -> B | Problem:
 
     A stored object may be invalid: it may predate a rule, or belong to another version of the CRD.
     """
+    if problem := object_problem(body):
+        return problem
     try:
         return kind.model_validate(body)
     except ValidationError as error:

@@ -1,7 +1,7 @@
 """Shared parts of the kinds: camelCase keys, strictness, the object envelope, and text types."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
+from typing import Annotated, ClassVar, Literal, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
@@ -11,12 +11,10 @@ from pydantic import (
     Field,
     StringConstraints,
     WithJsonSchema,
-    model_validator,
 )
 from pydantic.alias_generators import to_camel
 from pydantic.config import JsonDict
 
-from marlaas_api.kinds.sizes import object_problem
 from marlaas_api.names import DNS_LABEL
 from marlaas_api.numeric import QUANTITY
 
@@ -152,11 +150,3 @@ class Kind(Spec):
 
     api_version: Literal["marlaas.dev/v1alpha1"]
     metadata: ObjectMeta
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_small(cls, body: Any) -> Any:
-        problem = object_problem(cls.__name__, body.get("spec"), body.get("metadata")) if isinstance(body, dict) else ""
-        if problem:
-            raise ValueError(problem)
-        return body

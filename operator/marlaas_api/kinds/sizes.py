@@ -1,6 +1,7 @@
 """Sizes of manifests as text. The chart's ValidatingAdmissionPolicy `sizes` has the same bounds: a CustomResourceDefinition cannot have them."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 MAX_ARGS_BYTES = 64 << 10
@@ -27,12 +28,13 @@ def args_problem(args: Any) -> str:
     return f"args has {found} bytes as text, at most {MAX_ARGS_BYTES} are allowed; load large data in the environment"
 
 
-def object_problem(kind: Any, spec: Any, metadata: Any) -> str:
+def object_problem(body: Mapping[str, Any]) -> str:
     """Return what is wrong with the size of an object, empty if nothing is."""
-    found = text_bytes(spec)
-    if kind == "RLJob" and found > MAX_SPEC_BYTES:
+    found = text_bytes(body.get("spec"))
+    if body.get("kind") == "RLJob" and found > MAX_SPEC_BYTES:
         return f"spec has {found} bytes as text, at most {MAX_SPEC_BYTES} are allowed; shorten its largest fields"
-    kept = metadata if isinstance(metadata, dict) else {}
+    metadata = body.get("metadata")
+    kept = metadata if isinstance(metadata, Mapping) else {}
     found += text_bytes([kept.get(name) or {} for name in _MEASURED])
     if found <= MAX_OBJECT_BYTES:
         return ""

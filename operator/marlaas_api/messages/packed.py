@@ -2,7 +2,7 @@
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 from pydantic import GetCoreSchemaHandler
@@ -11,24 +11,36 @@ from pydantic_core import CoreSchema, core_schema
 _COMPRESSED_FROM_BYTES = 512
 
 
-class PackedArgs:
-    """A JSON object. Equal if the text is; on the bus and in JSON it is the object itself."""
+class PackedArgs(Mapping[str, Any]):
+    """A JSON object, parsed at each access. On the bus and in JSON it is the object itself."""
 
     __slots__ = ("_data", "_is_compressed")
 
     def __init__(self, value: Mapping[str, Any]) -> None:
-        text = json.dumps(value, separators=(",", ":")).encode()
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass")
         self._is_compressed = len(text) >= _COMPRESSED_FROM_BYTES
         self._data = zlib.compress(text, 1) if self._is_compressed else text
 
     @property
     def value(self) -> dict[str, Any]:
         """The arguments, parsed anew."""
-        found: dict[str, Any] = json.loads(zlib.decompress(self._data) if self._is_compressed else self._data)
+        text = zlib.decompress(self._data) if self._is_compressed else self._data
+        found: dict[str, Any] = json.loads(text.decode(errors="surrogatepass"))
         return found
 
+    def __getitem__(self, key: str) -> Any:
+        return self.value[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.value)
+
+    def __len__(self) -> int:
+        return len(self.value)
+
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, PackedArgs) and self._data == other._data
+        if isinstance(other, PackedArgs):
+            return self._data == other._data
+        return isinstance(other, Mapping) and self.value == other
 
     def __hash__(self) -> int:
         return hash(self._data)
