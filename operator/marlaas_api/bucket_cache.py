@@ -32,7 +32,7 @@ class Cached(Generic[M]):
     """Cached state of a key.
 
     Attributes:
-        entry: its data is None if the key is deleted.
+        entry: its data is None if the key is deleted, and empty if the message was parsed: the message is kept once.
         message: the parsed data; None if the key is deleted, or if this process cannot parse the data.
         at: arrival time on the event loop's clock, in seconds.
     """
@@ -192,13 +192,14 @@ class BucketCache(Generic[M]):
         elif entry is None:
             if self._cached.pop(key, None) is not None:
                 self._notify(key, before, None)
-        elif before is None or entry != before.entry:
+        elif before is None or (entry.revision, entry.data is None) != (before.entry.revision, not before.present):
             self._store(entry)
 
     def _store(self, entry: Entry) -> None:
         before = self._cached.get(entry.key)
         message = self._parse(entry, is_logged=self.unreadable(entry.key))
-        self._cached[entry.key] = Cached(entry, message, asyncio.get_running_loop().time())
+        kept = entry if message is None else Entry(entry.key, b"", entry.revision)
+        self._cached[entry.key] = Cached(kept, message, asyncio.get_running_loop().time())
         if entry.data is not None or (before is not None and before.present):
             self._notify(entry.key, before, message)
 

@@ -18,6 +18,7 @@ from marlaas_operator.cluster.resources import (
     TENANTS,
     namespaces_of,
     pools_of,
+    slim,
     stored_phase,
     target_of,
     version_of,
@@ -36,7 +37,6 @@ Group = tuple[str, str, str]
 `tenants of namespace` likewise."""
 
 JOB_LABEL, POOL_LABEL, TENANT_LABEL = "marlaas.dev/job", "marlaas.dev/pool", "marlaas.dev/tenant"
-_DROPPED = ("managedFields", "selfLink")
 _LOST_KEPT = 10_000
 
 
@@ -102,7 +102,7 @@ class ObjectCache:
         before = self.get(target)
         if self._is_late(body) or (before is not None and version_of(body) <= version_of(before)):
             return
-        body = _slim(body)
+        body = slim(body)
         self._forget(target)
         self._bodies[target.resource][target] = body
         for group in self.groups_of(target, body):
@@ -232,10 +232,6 @@ class ObjectCache:
 def _is_same(before: Body, after: Body | None) -> bool:
     """Return whether both bodies have the same uid, so are not two objects of the same name."""
     return after is not None and before["metadata"]["uid"] == after["metadata"]["uid"]
-
-
-def _slim(body: Body) -> Body:
-    return {**body, "metadata": {key: value for key, value in body["metadata"].items() if key not in _DROPPED}}
 
 
 def after_change(cache: ObjectCache, target: Target, before: Body | None, after: Body | None) -> Iterator[Request]:

@@ -25,6 +25,7 @@ from marlaas_operator.cluster.resources import (
     pools_of,
     resource_of,
     target_of,
+    unpacked,
 )
 from marlaas_operator.job_documents import JobDocuments
 from marlaas_operator.job_loads import JobLoads
@@ -106,8 +107,8 @@ class Observer:
         self._first_seen: dict[str, float] = {}
         self._going_since: dict[str, float] = {}
 
-    def job(self, target: Target, error: ActionError | None = None) -> JobSnapshot | None:
-        """Return the snapshot of an RLJob, None if there is none."""
+    def job(self, target: Target, error: ActionError | None = None, is_refused: bool = False) -> JobSnapshot | None:
+        """Return the snapshot of an RLJob, None if there is none. is_refused: the error is the API server's refusal."""
         body = self._cache.get(target)
         if body is None:
             return None
@@ -124,6 +125,7 @@ class Observer:
             problem=job if isinstance(job, Problem) else "",
             refusal=error[1] if error is not None else "",
             refusal_reason=error[0] if error is not None else Reason.POD_REFUSED,
+            is_refused=is_refused,
             status=body.get("status"),
             pools=tuple(map(self._job_pool, pools_of(body))),
             tenant=owner,
@@ -282,6 +284,7 @@ def parsed(kind: type[B], body: Body) -> B | Problem:
 
     A stored object may be invalid: it may predate a rule, or belong to another version of the CRD.
     """
+    body = unpacked(body)
     if problem := object_problem(body):
         return problem
     try:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from marlaas_api.kinds import ModelPool, RLJob, Tenant
 from marlaas_api.kinds.status import unix_seconds
-from marlaas_api.messages import JobDocument, Phase, Progress, TenantUsage
+from marlaas_api.messages import JobDocument, JobHold, Phase, Progress, TenantUsage
 from marlaas_api.reasons import Reason
 from marlaas_operator.pod_facts import PodFacts
 
@@ -109,6 +109,7 @@ class JobSnapshot:
         deletion_seen_at: when it first saw the deletion, likewise; 0.0 if it is not being deleted.
         refusal: message of an error of API server or bus that is permanent (quota, admission, a document that
             is too large) or has lasted; else empty.
+        is_refused: the API server refuses an action for good; a retry would be refused again.
         refusal_reason: BusUnavailable for errors of the bus, else PodRefused.
     """
 
@@ -132,6 +133,7 @@ class JobSnapshot:
     deletion_seen_at: float = 0.0
     refusal: str = ""
     refusal_reason: Reason = Reason.POD_REFUSED
+    is_refused: bool = False
 
     @property
     def own_pool(self) -> ModelPool | None:
@@ -155,6 +157,12 @@ class JobSnapshot:
         if self.job is not None:
             return self.job.spec.environment.replicas
         return self.own_document.spec.environment.replicas if self.own_document is not None else None
+
+    @property
+    def hold(self) -> JobHold | None:
+        """The active hold in the job's document: its pods are refused, and it is not admitted."""
+        own = self.own_document
+        return own.hold if own is not None and own.is_held else None
 
     @property
     def own_progress(self) -> Progress | None:

@@ -57,7 +57,7 @@ class ServiceHarness:
     async def until(self, look: Callable[[], bool], what: str) -> None:
         """Wait for a change of the cluster that makes it so."""
         try:
-            async with asyncio.timeout(200):
+            async with asyncio.timeout(400):
                 while not look():
                     self.changed.clear()
                     await self.changed.wait()
@@ -107,6 +107,6 @@ async def running_job(harness: ServiceHarness) -> AsyncIterator[ScriptedOrchestr
 
 async def in_time(look: Callable[[], object]) -> None:
     """Wait, in virtual time, for what has no event."""
-    async with asyncio.timeout(200):
+    async with asyncio.timeout(400):
         while not look():  # noqa: ASYNC110
             await asyncio.sleep(1)

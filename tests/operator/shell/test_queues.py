@@ -4,11 +4,11 @@ import pytest
 from bench.operator_round import round_seconds
 from tests.operator.objects import job, pool, tenant
 from tests.operator.real.orchestrators import ADMITTED, SUCCEEDED
-from tests.operator.shell.harness import ServiceHarness, playing
+from tests.operator.shell.harness import ServiceHarness, in_time, playing, queued_job
 from tests.operator.shell.test_service import job_of
 
 from marlaas_operator import observe
-from marlaas_operator.cluster import Target
+from marlaas_operator.cluster import Invalid, Target
 from marlaas_operator.cluster.resources import RLJOBS
 from tests import virtual_time
 
@@ -66,3 +66,33 @@ def test_a_round_reads_only_the_jobs_that_changed(monkeypatch: pytest.MonkeyPatc
     round_seconds(60, 3)
     assert len(read) == 60 + 3
     assert {target.resource for target in read} == {RLJOBS}
+
+
+async def test_a_job_whose_sandbox_is_refused_says_why_frees_its_slots_and_is_tried_again_ever_later() -> None:
+    harness = ServiceHarness()
+
+    def refused(verb: str, target: Target) -> Exception | None:
+        return Invalid("Secret too long") if (verb, target.name) == ("apply", "one-sandbox") else None
+
+    async with queued_job(harness) as orchestrator:
+        harness.cluster.fail = refused
+        waits_s: list[float] = []
+        for _ in range(3):
+            await orchestrator.say("team-a", "one", **ADMITTED)
+            await in_time(lambda: orchestrator.documents["team-a.one"].is_held)
+            held = orchestrator.documents["team-a.one"].hold
+            await orchestrator.say(
+                "team-a", "one", phase="Queued", admitted=False, reason=held.reason, message=held.message
+            )
+            await harness.until(lambda: harness.status().get("phase") == "Queued", "held")
+            assert (harness.status()["reason"], "Secret too long; its adapter" in harness.status()["message"]) == (
+                "PodRefused",
+                True,
+            )
+            began = virtual_time.now()
+            await in_time(lambda: not orchestrator.documents["team-a.one"].is_held)
+            waits_s.append(round(virtual_time.now() - began, -1))
+        assert waits_s == [60, 120, 240]
+        harness.cluster.fail = lambda verb, target: None
+        await orchestrator.say("team-a", "one", **ADMITTED)
+        await harness.until(lambda: harness.status().get("phase") == "Running", "begun")
