@@ -194,7 +194,7 @@ _FAULTS = {
         ReasonStage.FAULTY,
         Actor.PLATFORM,
         "The cluster refused to create a pod or an object that the pod needs, because of a quota, a limit range, an admission rule or a webhook.",
-        "Follow the message, which is the cluster's own error text.",
+        "Follow the message, which is the cluster's own error text. A job without a ready sandbox frees its slots and is tried again after a minute, two, four, up to an hour.",
     ),
     Reason.CONFIG_MISSING: Text(
         ReasonStage.FAULTY,
