@@ -35,7 +35,7 @@ async def measure_memory(harness: OperatorHarness, num_jobs: int) -> list[list[o
         harness.start_operator()
         await load.ready()
         await load.create()
-        await load.steady()
+        await load.idle()
         assert harness.operator is not None
         peaks = [[_peak_mib(harness.operator.pid)], [_peak_mib(orchestrator.pid)]]
         harness.operator.kill()
