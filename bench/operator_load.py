@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import random
+import string
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from tests.operator.real.harness import OperatorHarness, eventually
 from tests.operator.real.orchestrators import ScriptedOrchestrator
 
 from marlaas_api.bus_users import OrchestratorUser, mint
+from marlaas_api.kinds.sizes import MAX_ARGS_BYTES, MAX_OBJECT_BYTES, MAX_SPEC_BYTES
 from marlaas_e2e.processes import Daemon
 from marlaas_operator.cluster import Target
 from marlaas_operator.cluster.resources import RLJOBS
@@ -42,12 +44,30 @@ class Orchestrator:
     def kill(self) -> None:
         self._daemon.kill()
 
+    @property
+    def pid(self) -> int:
+        return self._daemon.pid
+
+
+def largest(namespace: str, name: str) -> dict[str, Any]:
+    """Return a job of the largest allowed size, with texts that compress badly: arguments, other fields and an annotation."""
+    draw = random.Random(f"{namespace}/{name}")
+
+    def text(size: int) -> str:
+        return "".join(draw.choices(string.ascii_letters + string.digits, k=size))
+
+    image = {"image": "x", "entrypoint": [text(4000) for _ in range(7)], "args": {"text": text(MAX_ARGS_BYTES - 100)}}
+    body = job(namespace, name, "tiny", environment=image)
+    body["metadata"]["annotations"] = {"note": text(MAX_OBJECT_BYTES - MAX_SPEC_BYTES - 4096)}
+    return body
+
 
 class Load:
-    """A number of jobs spread over namespaces, all on one pool without an engine."""
+    """A number of jobs spread over namespaces, all on one pool without an engine. large: of the largest allowed size."""
 
-    def __init__(self, harness: OperatorHarness, num_jobs: int, num_namespaces: int) -> None:
+    def __init__(self, harness: OperatorHarness, num_jobs: int, num_namespaces: int, large: bool = False) -> None:
         self._harness = harness
+        self._body = largest if large else lambda place, name: job(place, name, "tiny")
         self._names = [(f"team-{number % num_namespaces}", f"job-{number}") for number in range(num_jobs)]
 
     async def prepare(self) -> None:
@@ -68,7 +88,7 @@ class Load:
 
         async def some() -> None:
             for place, name in left:
-                await self._harness.gateway.create(job(place, name, "tiny"))
+                await self._harness.gateway.create(self._body(place, name))
 
         await asyncio.gather(*(some() for _ in range(_CREATORS)))
         return time.monotonic() - began

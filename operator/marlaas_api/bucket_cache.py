@@ -32,7 +32,7 @@ class Cached(Generic[M]):
     """Cached state of a key.
 
     Attributes:
-        entry: its data is None if the key is deleted.
+        entry: its data is None if the key is deleted, and empty if the message was parsed: the message is kept once.
         message: the parsed data. If this process cannot parse them, the last value of the key that it could; None if there
             was none, or the key is deleted.
         at: arrival time on the event loop's clock, in seconds.
@@ -199,13 +199,14 @@ class BucketCache(Generic[M]):
         elif entry is None:
             if self._cached.pop(key, None) is not None:
                 self._notify(key, before, None)
-        elif before is None or entry != before.entry:
+        elif before is None or (entry.revision, entry.data is None) != (before.entry.revision, not before.present):
             self._store(entry)
 
     def _store(self, entry: Entry) -> None:
         before = self._cached.get(entry.key)
         message, error = self._parse(entry, before)
-        self._cached[entry.key] = Cached(entry, message, asyncio.get_running_loop().time(), error)
+        kept = entry if error or entry.data is None else Entry(entry.key, b"", entry.revision)
+        self._cached[entry.key] = Cached(kept, message, asyncio.get_running_loop().time(), error)
         if entry.data is not None or (before is not None and before.present):
             self._notify(entry.key, before, message)
 

@@ -11,7 +11,7 @@ from marlaas_api.messages import JobDocument, JobSpec, PoolSpec, TenantQuota
 from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.messages.base import SpecPart
 from marlaas_api.messages.pool_spec import ModelSource
-from marlaas_api.names import namespace_tenant
+from marlaas_api.names import DEFAULT_TENANT
 
 P = TypeVar("P", bound=SpecPart)
 
@@ -66,7 +66,7 @@ def job_document(
         uid=uid,
         created_at=created_at,
         pool=job.spec.pool_ref.name,
-        tenant=tenant.metadata.name if tenant is not None else namespace_tenant(job.metadata.namespace),
+        tenant=tenant.metadata.name if tenant is not None else DEFAULT_TENANT,
         tenant_weight=tenant.spec.weight if tenant is not None else 1.0,
         tenant_quota=_converted(TenantQuota, tenant.spec.quota) if tenant is not None else TenantQuota(),
         seed=job.spec.training.seed if seed is None else seed,
@@ -75,5 +75,5 @@ def job_document(
 
 
 def tenant_of(namespace: str, tenants: Iterable[Tenant]) -> Tenant | None:
-    """Return the first tenant that has the namespace; None: the namespace is a tenant of its own, of weight 1 (`namespace_tenant`)."""
+    """Return the first tenant that has the namespace; None: it belongs to the default tenant (`DEFAULT_TENANT`)."""
     return next((tenant for tenant in tenants if namespace in tenant.spec.namespaces), None)

@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
+DEFAULT_TENANT = "tenant/default"
+"""The tenant of all namespaces that no Tenant lists: they have weight 1 together. No Tenant has this name: names of Tenants have no slash."""
 DNS_LABEL = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 _HELD_OUT_SHARE = 8
 _NUMBER = "[0-9]{1,18}"
@@ -76,11 +78,6 @@ class AdapterRef:
 
     def __str__(self) -> str:
         return self.engine_name
-
-
-def namespace_tenant(namespace: str) -> str:
-    """Return the name of the tenant that a namespace without a Tenant is. No Tenant has it: names of Tenants have no slash."""
-    return f"namespace/{namespace}"
 
 
 def job_prefix(job: JobRef) -> str:

@@ -128,6 +128,12 @@ _ADMISSION = {
         "The tenant has reached a limit of its quota: further jobs are queued, and running jobs begin no new tasks while a rate is above its limit.",
         "Wait until other jobs of the tenant have ended or its rate has fallen. For the storage limit, delete jobs with adapterRetention: delete. Or ask the platform team for a larger quota.",
     ),
+    Reason.TENANT_REQUIRED: Text(
+        ReasonStage.WAITING,
+        Actor.PLATFORM,
+        "No Tenant has the job's namespace, and the installation requires one (the chart's value requireTenant).",
+        "Ask the platform team to add the namespace to a Tenant; the job starts then.",
+    ),
     Reason.PREEMPTED: Text(
         ReasonStage.WAITING,
         Actor.NOBODY,
@@ -219,7 +225,7 @@ _FAULTS = {
         ReasonStage.FAULTY,
         Actor.PLATFORM,
         "The cluster refused to create a pod or an object that the pod needs, because of a quota, a limit range, an admission rule or a webhook.",
-        "Follow the message, which is the cluster's own error text.",
+        "Follow the message, which is the cluster's own error text. A job without a ready sandbox frees its slots and is tried again after a minute, two, four, up to an hour.",
     ),
     Reason.CONFIG_MISSING: Text(
         ReasonStage.FAULTY,

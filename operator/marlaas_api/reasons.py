@@ -30,6 +30,7 @@ class Reason(StrEnum):
     WAITING_FOR_SLOTS = "WaitingForSlots"
     WAITING_FOR_MEMORY = "WaitingForMemory"
     OVER_QUOTA = "OverQuota"
+    TENANT_REQUIRED = "TenantRequired"
     PREEMPTED = "Preempted"
     NAMESPACE_NOT_ALLOWED = "NamespaceNotAllowed"
     NEVER_FITS = "NeverFits"

@@ -14,7 +14,7 @@ import kopf
 
 from marlaas_operator.cluster import Body, Resource, Unavailable, target_of
 from marlaas_operator.cluster.api_server import ApiServer, Login
-from marlaas_operator.cluster.resources import KINDS, MANAGED, OWNED, version_of
+from marlaas_operator.cluster.resources import KINDS, MANAGED, OWNED, slim, version_of
 from marlaas_operator.object_cache import ObjectCache
 from marlaas_operator.watching import Report, Watcher
 
@@ -73,7 +73,7 @@ async def configure(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) 
     settings.watching.server_timeout = int(memo.watch_s)
     settings.watching.client_timeout = memo.watch_s + _GRACE_S
     settings.watching.inactivity_timeout = memo.watch_s + _GRACE_S
-    settings.watching.chunk_size = 500
+    settings.watching.chunk_size = 50  # an answer is parsed as a whole, and an object may have 256 KiB
     settings.networking.request_timeout = 20.0
     settings.networking.connect_timeout = 5.0
     for resource in OWNED:
@@ -109,7 +109,7 @@ async def login(memo: kopf.Memo, **_: Any) -> kopf.ConnectionInfo:
 async def observed(event: Any, resource: Any, memo: kopf.Memo, **_: Any) -> None:
     """Pass an event on to the cache."""
     kind = _RESOURCES[resource.group, resource.version, resource.plural]
-    memo.sink(kind, event["type"], {**event["object"], "apiVersion": kind.api_version, "kind": kind.kind})
+    memo.sink(kind, event["type"], slim({**event["object"], "apiVersion": kind.api_version, "kind": kind.kind}))
 
 
 async def watch(

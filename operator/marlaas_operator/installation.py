@@ -105,6 +105,7 @@ class Installation(Settings):
         nats_cidrs: address ranges of an external bus, for the network policies.
         bus_secret: Secret with the bus's keys and the platform's credentials.
         dns_cidrs: name servers that do not run as pods in kube-system.
+        require_tenant: jobs of namespaces without a Tenant are not handed over.
         metrics_from: NetworkPolicy peers that may scrape the metrics of pools' workers.
     """
 
@@ -121,6 +122,7 @@ class Installation(Settings):
     dns_cidrs: tuple[str, ...] = ()
     network: NetworkSettings
     metrics_from: tuple[dict[str, Any], ...] = ()
+    require_tenant: bool = False
     sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 

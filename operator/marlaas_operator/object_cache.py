@@ -18,6 +18,7 @@ from marlaas_operator.cluster.resources import (
     TENANTS,
     namespaces_of,
     pools_of,
+    slim,
     stored_phase,
     target_of,
     version_of,
@@ -32,10 +33,10 @@ once.
 COUNT_AFTER_S = 1.0
 
 Group = tuple[str, str, str]
-"""(`job`, `pool`, `tenant` or `jobs of pool`, namespace or empty, name): the object that another one belongs to."""
+"""(`job`, `pool` or `tenant`, namespace or empty, name): the object that another one belongs to; `jobs of pool`, `jobs of namespace` and
+`tenants of namespace` likewise."""
 
 JOB_LABEL, POOL_LABEL, TENANT_LABEL = "marlaas.dev/job", "marlaas.dev/pool", "marlaas.dev/tenant"
-_DROPPED = ("managedFields", "selfLink")
 _LOST_KEPT = 10_000
 
 
@@ -61,12 +62,16 @@ class ObjectCache:
     Attributes:
         enqueue: called with each object that a change may affect, and the delay in seconds; None: changes queue
             nothing.
+        job_changed: called with each RLJob that changed.
+        tenants_version: changes with the spec of any Tenant, and with their number.
         gone: called with the last body of a custom resource that was deleted or replaced.
     """
 
     def __init__(self, release_namespace: str) -> None:
         self.enqueue: Callable[[Target, float], None] | None = None
         self.gone: Callable[[Body], None] = lambda body: None
+        self.job_changed: Callable[[Target], None] = lambda target: None
+        self.tenants_version = 0
         self._release_namespace = release_namespace
         self._lost: dict[str, float] = {}
         self._bodies: dict[Resource, dict[Target, Body]] = defaultdict(dict)
@@ -97,11 +102,12 @@ class ObjectCache:
         before = self.get(target)
         if self._is_late(body) or (before is not None and version_of(body) <= version_of(before)):
             return
-        body = _slim(body)
+        body = slim(body)
         self._forget(target)
         self._bodies[target.resource][target] = body
         for group in self.groups_of(target, body):
             self._groups[group].add(target)
+        self._note(target, before, body)
         if not own:
             self._changed(target, before, body)
         if before is not None and target.resource == RLJOBS and stored_phase(before) != stored_phase(body):
@@ -119,6 +125,7 @@ class ObjectCache:
             return
         self._mark_lost(uid, max(version, version_of(before)))
         self._forget(target)
+        self._note(target, before, None)
         self._changed(target, before, None)
 
     def replace(self, bodies: Iterable[Body], before: KindSnapshot) -> int:
@@ -153,16 +160,25 @@ class ObjectCache:
         return KindSnapshot(dict(self._bodies[resource]), dict(self._lost))
 
     def groups_of(self, target: Target, body: Body) -> Iterator[Group]:
-        """Yield the groups of an object: by its labels, or for a job by the pools in its spec."""
+        """Yield the groups of an object: by its labels; for a job or a Tenant by its namespaces and the pools in its spec."""
         labels = body["metadata"].get("labels") or {}
         if target.resource == RLJOBS:
+            yield "jobs of namespace", "", target.namespace
             yield from (("jobs of pool", "", name) for name in pools_of(body))
+        elif target.resource == TENANTS:
+            yield from (("tenants of namespace", "", name) for name in namespaces_of(body))
         elif JOB_LABEL in labels:
             yield "job", target.namespace, labels[JOB_LABEL]
         elif POOL_LABEL in labels and target.namespace == self._release_namespace:
             yield "pool", "", labels[POOL_LABEL]
         elif TENANT_LABEL in labels and target.namespace == self._release_namespace:
             yield "tenant", "", labels[TENANT_LABEL]
+
+    def _note(self, target: Target, before: Body | None, after: Body | None) -> None:
+        if target.resource == RLJOBS:
+            self.job_changed(target)
+        elif target.resource == TENANTS and _identity(before) != _identity(after):
+            self.tenants_version += 1
 
     def _changed(self, target: Target, before: Body | None, after: Body | None) -> None:
         self._enqueue(after_change(self, target, before, after))
@@ -197,6 +213,7 @@ class ObjectCache:
         self._lost.pop(body["metadata"]["uid"], None)
         if known is not None:
             self._forget(target)
+            self._note(target, known, None)
             self._changed(target, known, None)
 
     def _mark_lost(self, uid: str, version: float) -> None:
@@ -217,10 +234,6 @@ def _is_same(before: Body, after: Body | None) -> bool:
     return after is not None and before["metadata"]["uid"] == after["metadata"]["uid"]
 
 
-def _slim(body: Body) -> Body:
-    return {**body, "metadata": {key: value for key, value in body["metadata"].items() if key not in _DROPPED}}
-
-
 def after_change(cache: ObjectCache, target: Target, before: Body | None, after: Body | None) -> Iterator[Request]:
     """Yield the objects that a change in the cluster may affect."""
     if target.resource == RLJOBS:
@@ -233,9 +246,10 @@ def after_change(cache: ObjectCache, target: Target, before: Body | None, after:
             yield from _jobs_of_pool(cache, target.name)
             yield from ((tenant, COUNT_AFTER_S) for tenant in cache.targets(TENANTS))  # a held share is one of places
     elif target.resource == TENANTS:
+        yield target, 0.0
         if _identity(before) != _identity(after):
             yield from _jobs_of_tenant(cache, before, after)
-        yield from ((target_of(tenant), 0.0) for tenant in cache.all(TENANTS))
+            yield from ((tenant, 0.0) for tenant in cache.targets(TENANTS))
     else:
         yield from _owners(cache, target, before, after)
 
@@ -247,17 +261,16 @@ def after_bus_change(cache: ObjectCache, key: str) -> Iterator[Request]:
     body = cache.get(target)
     if body is not None:
         yield target, 0.0
-        yield from ((Target(MODELPOOLS, "", pool), COUNT_AFTER_S) for pool in pools_of(body))
-        own = (tenant for tenant in cache.all(TENANTS) if namespace in namespaces_of(tenant))
-        yield from ((target_of(tenant), COUNT_AFTER_S) for tenant in own)
+        yield from counters(cache, body, None)
 
 
 def counters(cache: ObjectCache, before: Body | None, after: Body | None) -> Iterator[Request]:
-    """Yield the pools that count a job, and all Tenants: which tenants have jobs decides the share of each."""
+    """Yield the pools and the Tenants that count a job."""
     for body in (before, after):
         if body is not None:
             yield from ((Target(MODELPOOLS, "", pool), COUNT_AFTER_S) for pool in pools_of(body))
-    yield from ((tenant, COUNT_AFTER_S) for tenant in cache.targets(TENANTS))
+            own = cache.group(("tenants of namespace", "", body["metadata"]["namespace"]))
+            yield from ((target_of(tenant), COUNT_AFTER_S) for tenant in own)
 
 
 def _jobs_of_pool(cache: ObjectCache, name: str) -> Iterator[Request]:
@@ -269,7 +282,7 @@ def _jobs_of_tenant(cache: ObjectCache, before: Body | None, after: Body | None)
     """Return every job whose weight may have changed with a Tenant."""
     bodies = [body for body in (before, after) if body is not None]
     namespaces = {namespace for body in bodies for namespace in namespaces_of(body)}
-    return ((target_of(job), 0.0) for job in cache.all(RLJOBS) if job["metadata"]["namespace"] in namespaces)
+    return ((target_of(job), 0.0) for one in namespaces for job in cache.group(("jobs of namespace", "", one)))
 
 
 def _owners(cache: ObjectCache, target: Target, before: Body | None, after: Body | None) -> Iterator[Request]:

@@ -3,7 +3,7 @@
 Parsed objects are memoized until their source changes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 from pydantic import ValidationError
@@ -12,6 +12,7 @@ from marlaas_api import subjects
 from marlaas_api.bus_users import CredentialIssuer
 from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
 from marlaas_api.kinds.problems import problems_of
+from marlaas_api.kinds.sizes import object_problem
 from marlaas_api.reasons import Reason
 from marlaas_operator.bus_health import BusHealth
 from marlaas_operator.cluster import Body, Target
@@ -23,22 +24,22 @@ from marlaas_operator.cluster.resources import (
     namespaces_of,
     pools_of,
     resource_of,
-    stored_phase,
     target_of,
+    unpacked,
 )
 from marlaas_operator.job_documents import JobDocuments
+from marlaas_operator.job_loads import JobLoads
 from marlaas_operator.object_cache import Group, ObjectCache
 from marlaas_operator.pod_facts import PodFacts, pod_facts
 from marlaas_operator.snapshot import (
-    JobLoad,
     JobPool,
     JobSnapshot,
     Meta,
     OwnedKey,
     PoolSnapshot,
     TenantSnapshot,
-    by_precedence,
 )
+from marlaas_operator.tenancy import ListedTenant, Tenancy
 
 B = TypeVar("B", bound=Kind)
 T = TypeVar("T")
@@ -67,16 +68,30 @@ class Memo(Generic[T]):
 
 
 class Observer:
-    """Builds snapshots. now: unix seconds."""
+    """Builds snapshots.
 
-    def __init__(
+    Args:
+        require_tenant: namespaces without a Tenant may run no jobs.
+        now: unix seconds.
+
+    Attributes:
+        shares_changed: called when the tenants that have jobs, or their weights, changed.
+        room_found: called with each job that was told to wait for room in its queue and has it now.
+    """
+
+    def __init__(  # noqa: PLR0913 (the last one is keyword-only)
         self,
         cache: ObjectCache,
         documents: JobDocuments,
         health: BusHealth,
         credentials: CredentialIssuer,
         now: Callable[[], float],
+        *,
+        require_tenant: bool = False,
     ) -> None:
+        self.shares_changed: Callable[[], None] = lambda: None
+        self.room_found: Callable[[Target], None] = lambda target: None
+        self._require_tenant = require_tenant
         self._cache = cache
         self._documents = documents
         self._health = health
@@ -84,18 +99,23 @@ class Observer:
         self._now = now
         self._pools: Memo[ModelPool | Problem] = Memo()
         self._tenants: Memo[Tenant | Problem] = Memo()
-        self._loads: Memo[JobLoad] = Memo()
+        self._loads = JobLoads(cache, documents, lambda body: parsed(RLJob, body))
+        self._loads.left = self._queue_left
+        self._tenancy_at, self._known_tenancy = -1, Tenancy()
+        self._weighed: tuple[Tenancy, frozenset[str]] | None = None
+        self._known_weights: Mapping[str, float] = {}
         self._first_seen: dict[str, float] = {}
         self._going_since: dict[str, float] = {}
 
-    def job(self, target: Target, error: ActionError | None = None) -> JobSnapshot | None:
-        """Return the snapshot of an RLJob, None if there is none."""
+    def job(self, target: Target, error: ActionError | None = None, is_refused: bool = False) -> JobSnapshot | None:
+        """Return the snapshot of an RLJob, None if there is none. is_refused: the error is the API server's refusal."""
         body = self._cache.get(target)
         if body is None:
             return None
         meta, job = Meta.of(body), parsed(RLJob, body)
         key = subjects.job_key(meta.namespace, meta.name)
-        progress = self._documents.progress(key)
+        document, progress = self._documents.document(key), self._documents.progress(key)
+        owner, unread = self._tenancy().owner(meta.namespace), self._tenancy().unread(meta.namespace)
         admitted = progress is not None and progress.uid == meta.uid and progress.admitted and not progress.phase.final
         owned, pods = self._belongings(("job", meta.namespace, meta.name))
         return JobSnapshot(
@@ -105,11 +125,14 @@ class Observer:
             problem=job if isinstance(job, Problem) else "",
             refusal=error[1] if error is not None else "",
             refusal_reason=error[0] if error is not None else Reason.POD_REFUSED,
+            is_refused=is_refused,
             status=body.get("status"),
             pools=tuple(map(self._job_pool, pools_of(body))),
-            tenants=self._all_tenants(),
-            unread_tenant=self._unread_tenant(meta.namespace),
-            document=self._documents.document(key),
+            tenant=owner,
+            unread_tenant=unread,
+            tenant_missing=self._require_tenant and owner is None and not unread,
+            queue_full=self._queue_full(body) if document is None else "",
+            document=document,
             progress=progress,
             unreadable=self._documents.unreadable(key),
             owned=owned,
@@ -133,7 +156,7 @@ class Observer:
             problem=pool if isinstance(pool, Problem) else "",
             refusal=error[1] if error is not None else "",
             status=body.get("status"),
-            jobs=self._loads_of(self._cache.group(("jobs of pool", "", target.name))),
+            jobs=self._loads.on_pool(target.name),
             owned=owned,
             pods=_facts(pods),
             credentials=self._credentials.pool(target.name),
@@ -144,7 +167,7 @@ class Observer:
         body = self._cache.get(target)
         if body is None:
             return None
-        tenant = self._tenant(body)
+        tenant, tenancy = self._tenant(body), self._tenancy()
         pools = (self._pool(pool) for pool in self._cache.all(MODELPOOLS))
         return TenantSnapshot(
             meta=Meta.of(body),
@@ -152,18 +175,23 @@ class Observer:
             tenant=tenant if isinstance(tenant, Tenant) else None,
             problem=tenant if isinstance(tenant, Problem) else "",
             status=body.get("status"),
-            tenants=self._all_tenants(),
-            jobs=self._loads_of(self._cache.all(RLJOBS)),
+            lost=self._lost(tenant, tenancy),
+            jobs=tuple(job for one in tenancy.namespaces(target.name) for job in self._loads.in_namespace(one)),
+            weights=self._weights(),
             places={pool.metadata.name: pool.spec.places for pool in pools if isinstance(pool, ModelPool)},
             usage=self._documents.usage(target.name),
             owned=self._belongings(("tenant", "", target.name))[0],
         )
 
+    def job_changed(self, target: Target) -> None:
+        """Note that a job's object, document or progress changed."""
+        self._loads.changed(target)
+
     def forget(self, body: Body) -> None:
         """Drop everything kept for a deleted object."""
         meta = body["metadata"]
         uid = str(meta["uid"])
-        for kept in (self._pools, self._tenants, self._loads):
+        for kept in (self._pools, self._tenants):
             kept.forget(uid)
         self._first_seen.pop(uid, None)
         self._going_since.pop(uid, None)
@@ -200,39 +228,55 @@ class Observer:
             _facts(self._belongings(("pool", "", name))[1]),
         )
 
+    def _lost(self, tenant: Tenant | Problem, tenancy: Tenancy) -> dict[str, str]:
+        if not isinstance(tenant, Tenant):
+            return {}
+        owners = {
+            one: owner.metadata.name for one in tenant.spec.namespaces if (owner := tenancy.owner(one)) is not None
+        }
+        return {one: owner for one, owner in owners.items() if owner != tenant.metadata.name}
+
     def _pool(self, body: Body) -> ModelPool | Problem:
         return self._pools.of(*_identity(body), lambda: parsed(ModelPool, body))
 
     def _tenant(self, body: Body) -> Tenant | Problem:
         return self._tenants.of(*_identity(body), lambda: parsed(Tenant, body))
 
-    def _all_tenants(self) -> tuple[Tenant, ...]:
-        read = ((body, self._tenant(body)) for body in self._cache.all(TENANTS))
-        return tuple(by_precedence([(Meta.of(body), tenant) for body, tenant in read if isinstance(tenant, Tenant)]))
+    def _tenancy(self) -> Tenancy:
+        """Return the Tenants by namespace; made anew only if the spec of one of them changed."""
+        version = self._cache.tenants_version
+        if self._tenancy_at != version:
+            listed = [(body, self._tenant(body)) for body in self._cache.all(TENANTS)]
+            self._known_tenancy = Tenancy(
+                ListedTenant(Meta.of(body), namespaces_of(body), read if isinstance(read, Tenant) else None)
+                for body, read in listed
+            )
+            self._tenancy_at = version
+        return self._known_tenancy
 
-    def _unread_tenant(self, namespace: str) -> str:
-        bodies = [(Meta.of(body), body) for body in self._cache.all(TENANTS) if namespace in namespaces_of(body)]
-        own = next(iter(by_precedence(bodies)), None)
-        return target_of(own).name if own is not None and isinstance(self._tenant(own), Problem) else ""
+    def _weights(self) -> Mapping[str, float]:
+        """Return the weights of all tenants that have jobs. If they changed, the shares of all Tenants did."""
+        tenancy, competing = self._tenancy(), self._loads.competing()
+        if self._weighed != (tenancy, competing):
+            before, self._known_weights = self._known_weights, tenancy.weights(competing)
+            self._weighed = tenancy, competing
+            if before != self._known_weights:
+                self.shares_changed()
+        return self._known_weights
 
-    def _loads_of(self, bodies: list[Body]) -> tuple[JobLoad, ...]:
-        return tuple(self._load(body) for body in bodies)
+    def _queue_full(self, body: Body) -> str:
+        tenancy = self._tenancy()
+        if not self._loads.is_full(body, tenancy):
+            return ""
+        queue = tenancy.queue(body["metadata"]["namespace"])
+        return (
+            f"over quota: older jobs take all {queue.limit} places in the queue of {queue.name} (quota.queuedJobs); "
+            "this one enters it as they are admitted or end"
+        )
 
-    def _load(self, body: Body) -> JobLoad:
-        meta = body["metadata"]
-        key = subjects.job_key(meta["namespace"], meta["name"])
-        version = (meta.get("generation"), stored_phase(body), self._documents.revisions(key))
-
-        def make() -> JobLoad:
-            job = parsed(RLJob, body)
-            document, progress = self._documents.document(key), self._documents.progress(key)
-            own = document if document is not None and document.uid == meta["uid"] else None
-            own_progress = progress if progress is not None and progress.uid == meta["uid"] else None
-            if isinstance(job, Problem):
-                return JobLoad.of_unread(body, own, own_progress)
-            return JobLoad.of(job, own, own_progress)
-
-        return self._loads.of(meta["uid"], version, make)
+    def _queue_left(self, namespace: str) -> None:
+        for target in self._loads.next(namespace, self._tenancy()):
+            self.room_found(target)
 
 
 def parsed(kind: type[B], body: Body) -> B | Problem:
@@ -240,6 +284,9 @@ def parsed(kind: type[B], body: Body) -> B | Problem:
 
     A stored object may be invalid: it may predate a rule, or belong to another version of the CRD.
     """
+    body = unpacked(body)
+    if problem := object_problem(body):
+        return problem
     try:
         return kind.model_validate(body)
     except ValidationError as error:

@@ -140,6 +140,11 @@ class Reconciler:
         error = await self._act(target, plan) if deferred_s is None else None
         if error is not None or (deferred_s is None and self._backoff.clear(target)):
             plan = self._plan_after(target, error)
+            hold = tuple(
+                action for action in plan.actions if isinstance(action, WriteDocument) and action.document.is_held
+            )
+            if hold:  # frees the job's slots, so it does not wait with the refused actions
+                await self._act(target, Plan(hold))
         early_s = await self._report(target, body, plan)
         if error is not None and not is_refusal(error):
             raise error
@@ -149,7 +154,7 @@ class Reconciler:
         deps = self._deps
         error = self._backoff.reportable(target, deps.now())
         if target.resource == RLJOBS:
-            job = deps.observer.job(target, error)
+            job = deps.observer.job(target, error, self._backoff.is_refused(target))
             return plan_job(job, deps.installation, deps.now()) if job is not None else None
         if target.resource == MODELPOOLS:
             pool = deps.observer.pool(target, error)

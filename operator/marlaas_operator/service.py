@@ -13,11 +13,11 @@ from marlaas_api.bus import Bus
 from marlaas_api.bus_users import CredentialIssuer
 from marlaas_operator.bus_health import BusHealth
 from marlaas_operator.cluster import Cluster, Resource, Target
-from marlaas_operator.cluster.resources import KINDS, TENANTS
+from marlaas_operator.cluster.resources import KINDS, RLJOBS, TENANTS
 from marlaas_operator.installation import Installation
 from marlaas_operator.job_documents import JobDocuments
 from marlaas_operator.metrics import OperatorMetrics
-from marlaas_operator.object_cache import ObjectCache, after_bus_change
+from marlaas_operator.object_cache import COUNT_AFTER_S, ObjectCache, after_bus_change
 from marlaas_operator.observe import Observer
 from marlaas_operator.reconcile import Performer, Reconciler, ReconcilerDependencies
 from marlaas_operator.watching import Resync, sweep
@@ -57,7 +57,14 @@ class Service:
         self.cache = ObjectCache(installation.namespace)
         self.health = BusHealth(self._queue_all, external.now)
         self.documents = JobDocuments(external.open_bus, self.health, self._bus_changed, self._usage_changed)
-        observer = Observer(self.cache, self.documents, self.health, external.credentials, external.now)
+        observer = Observer(
+            self.cache,
+            self.documents,
+            self.health,
+            external.credentials,
+            external.now,
+            require_tenant=installation.require_tenant,
+        )
         performer = Performer(external.cluster, self.cache, self.documents)
         dependencies = ReconcilerDependencies(
             cluster=external.cluster,
@@ -70,6 +77,9 @@ class Service:
         )
         self._observer = observer
         self.cache.gone = observer.forget
+        self.cache.job_changed = observer.job_changed
+        observer.shares_changed = self._shares_changed
+        observer.room_found = self._room_found
         self._reconciler = Reconciler(dependencies)
         self.queue: WorkQueue[Target] = WorkQueue(self._reconciler, now=time.monotonic)
         self.queue.on_end = self._reconciled
@@ -149,7 +159,18 @@ class Service:
     def _reconciled(self, target: Target, error: Exception | None, seconds: float) -> None:
         self.metrics.reconciled(target.resource.kind, "ok" if error is None else type(error).__name__, seconds)
 
+    def _shares_changed(self) -> None:
+        if self.resync.synced.is_set():
+            for tenant in self.cache.targets(TENANTS):
+                self.queue.add(tenant, COUNT_AFTER_S)
+
+    def _room_found(self, target: Target) -> None:
+        if self.resync.synced.is_set():
+            self.queue.add(target)
+
     def _bus_changed(self, key: str) -> None:
+        namespace, _, name = key.partition(".")
+        self._observer.job_changed(Target(RLJOBS, namespace, name))
         if self.resync.synced.is_set():
             for target, delay_s in after_bus_change(self.cache, key):
                 self.queue.add(target, delay_s)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from marlaas_api.kinds import ModelPool, RLJob, Tenant
 from marlaas_api.kinds.status import unix_seconds
-from marlaas_api.messages import JobDocument, Phase, Progress, TenantUsage
+from marlaas_api.messages import JobDocument, JobHold, Phase, Progress, TenantUsage
 from marlaas_api.reasons import Reason
 from marlaas_operator.pod_facts import PodFacts
 
@@ -94,9 +94,11 @@ class JobSnapshot:
         job: None if the stored object does not parse; `problem` is then the reason.
         status: as stored, None if never written.
         pools: the pools that the job names: its own, which bounds its sandboxes, then those of its agents.
-        tenants: all that parse, in order of precedence (`by_precedence`).
+        tenant: the Tenant that has the job's namespace; None: the default tenant.
         unread_tenant: name of the namespace's Tenant if it does not parse, so that its weight and quota are unknown;
             else empty.
+        tenant_missing: no Tenant has the namespace, and the installation requires one.
+        queue_full: why the job may not enter its tenant's queue yet (`quota.queuedJobs`); empty if it may.
         document, progress: entries on the bus under the job's key, whatever their uid.
         unreadable: why the document or the progress cannot be decoded (a newer release's), else empty. Both are then the last
             that could be, or None: unknown, not absent.
@@ -108,6 +110,7 @@ class JobSnapshot:
         deletion_seen_at: when it first saw the deletion, likewise; 0.0 if it is not being deleted.
         refusal: message of an error of API server or bus that is permanent (quota, admission, a document that
             is too large) or has lasted; else empty.
+        is_refused: the API server refuses an action for good; a retry would be refused again.
         refusal_reason: BusUnavailable for errors of the bus, else PodRefused.
         closed_egress: ranges of its egress of which the installation opens nothing to jobs.
     """
@@ -118,8 +121,10 @@ class JobSnapshot:
     problem: str = ""
     status: Mapping[str, Any] | None = None
     pools: tuple[JobPool, ...] = ()
-    tenants: tuple[Tenant, ...] = ()
+    tenant: Tenant | None = None
     unread_tenant: str = ""
+    tenant_missing: bool = False
+    queue_full: str = ""
     document: JobDocument | None = None
     progress: Progress | None = None
     unreadable: str = ""
@@ -131,6 +136,7 @@ class JobSnapshot:
     refusal: str = ""
     refusal_reason: Reason = Reason.POD_REFUSED
     closed_egress: tuple[str, ...] = ()
+    is_refused: bool = False
 
     @property
     def own_pool(self) -> ModelPool | None:
@@ -154,6 +160,12 @@ class JobSnapshot:
         if self.job is not None:
             return self.job.spec.environment.replicas
         return self.own_document.spec.environment.replicas if self.own_document is not None else None
+
+    @property
+    def hold(self) -> JobHold | None:
+        """The active hold in the job's document: its pods are refused, and it is not admitted."""
+        own = self.own_document
+        return own.hold if own is not None and own.is_held else None
 
     @property
     def own_progress(self) -> Progress | None:
@@ -193,32 +205,46 @@ class JobLoad:
     stored_bytes: int = 0
 
     @classmethod
-    def of(cls, job: RLJob, document: JobDocument | None, progress: Progress | None) -> "JobLoad":
-        """Return the load of a job. document, progress: bus entries of the job's uid, None where absent."""
-        return cls(
-            namespace=job.metadata.namespace,
-            name=job.metadata.name,
-            phase=progress.phase if progress is not None else _phase_of(job.status.phase if job.status else None),
-            admitted=progress is not None and progress.admitted and not progress.phase.final,
-            slots=Counter(map(job.spec.pool_of, job.spec.pinned)),
-            published=document is not None,
-            tokens_per_s=progress.tokens_per_s if progress is not None else 0.0,
-            stored_bytes=progress.stored_bytes if progress is not None else 0,
-        )
+    def of(
+        cls,
+        body: Mapping[str, Any],
+        slots: Mapping[str, int] | None,
+        document: JobDocument | None,
+        progress: Progress | None,
+    ) -> "JobLoad":
+        """Return the load of a job.
 
-    @classmethod
-    def of_unread(cls, body: Mapping[str, Any], document: JobDocument | None, progress: Progress | None) -> "JobLoad":
-        """Return the load of a job that does not parse, from its published document: the job may be running."""
+        Args:
+            slots: None for a job that does not parse: its published document counts, for the job may be running.
+            document, progress: bus entries of the job's uid, None where absent.
+        """
+        if slots is None:
+            slots = {pool: document.num_pinned_on(pool) for pool in document.pools} if document is not None else {}
         return cls(
             namespace=body["metadata"]["namespace"],
             name=body["metadata"]["name"],
             phase=progress.phase if progress is not None else _phase_of((body.get("status") or {}).get("phase")),
             admitted=progress is not None and progress.admitted and not progress.phase.final,
-            slots={pool: document.num_pinned_on(pool) for pool in document.pools} if document is not None else {},
+            slots=slots,
             published=document is not None,
             tokens_per_s=progress.tokens_per_s if progress is not None else 0.0,
             stored_bytes=progress.stored_bytes if progress is not None else 0,
         )
+
+    @property
+    def competes(self) -> bool:
+        """Whether the job is admitted or waits, so that its tenant competes for the pools."""
+        return self.admitted or self.phase is Phase.QUEUED
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether the job is on the bus, and neither admitted nor ended: queued, or suspended."""
+        return self.published and not self.admitted and not self.phase.final
+
+
+def slots_of(job: RLJob) -> Mapping[str, int]:
+    """Return the adapter slots that a job holds while it is admitted, by pool."""
+    return Counter(map(job.spec.pool_of, job.spec.pinned))
 
 
 def _phase_of(stored: str | None) -> Phase:
@@ -257,8 +283,9 @@ class TenantSnapshot:
     """One Tenant.
 
     Attributes:
-        tenants: all, itself included, in order of precedence.
-        jobs: all jobs of the cluster.
+        lost: namespaces in its spec that belong to an older Tenant, with that one's name.
+        jobs: of the namespaces that belong to it.
+        weights: of all tenants that have jobs, by name.
         places: by pool, the number of agents that it admits.
         usage: on the bus; None if absent, or not read yet.
         owned: its ConfigMap in the release's namespace, if it exists.
@@ -269,8 +296,9 @@ class TenantSnapshot:
     tenant: Tenant | None
     problem: str = ""
     status: Mapping[str, Any] | None = None
-    tenants: tuple[Tenant, ...] = ()
+    lost: Mapping[str, str] = field(default_factory=dict)
     jobs: tuple[JobLoad, ...] = ()
+    weights: Mapping[str, float] = field(default_factory=dict)
     places: Mapping[str, int] = field(default_factory=dict)
     usage: TenantUsage | None = None
     owned: Owned = field(default_factory=dict)

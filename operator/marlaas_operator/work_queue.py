@@ -263,6 +263,11 @@ class FailureBackoff:
         """Forget the object's error: all actions succeeded, or the object is gone. Return whether there was one."""
         return self._known.pop(target, None) is not None
 
+    def is_refused(self, target: Target) -> bool:
+        """Return whether the API server refused the object's last action."""
+        known = self._known.get(target)
+        return known is not None and isinstance(known.error, Invalid | Forbidden)
+
     def reportable(self, target: Target, now: float) -> tuple[Reason, str] | None:
         """Return reason and message of the object's error for its status.
 

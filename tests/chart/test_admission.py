@@ -1,13 +1,18 @@
 """Admission in force on a real API server: the operator is held to its own objects, and to locked pods."""
 
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
 import yaml
-from tests.operator.objects import job, namespace
+from tests.operator.objects import job, namespace, tenant
 
+from marlaas_api.kinds import RLJob, Tenant
+from marlaas_api.kinds.problems import InvalidObject, parse
+from marlaas_api.kinds.sizes import MAX_ARGS_BYTES, MAX_OBJECT_BYTES, MAX_SPEC_BYTES
 from marlaas_e2e.control_plane import ControlPlane
+from marlaas_e2e.kubectl import CommandFailed
 
 from .conftest import Document, Helm, Render
 from .releases import NAMESPACE, OPERATOR, OURS, Release, deployment, put, secret, wait_for_admission, wait_until
@@ -196,3 +201,46 @@ def test_a_job_opens_nothing_that_the_installation_closes(editor: Release, cidrs
     sentence = f"environment.egress: {refused} is not open to jobs; remove it, or ask the platform team"
     answer = create(editor, **egress(*cidrs))
     assert sentence in answer if refused else answer == ""
+
+
+def _largest(**args: object) -> Document:
+    body = job("team-a", "large", "tiny", environment={"name": "reverse", "args": args})
+    body["metadata"]["annotations"] = {}
+    return body
+
+
+def test_objects_that_are_too_large_are_refused_with_their_size_by_the_api_server_and_by_the_kinds(
+    release: Release,
+) -> None:
+    """Also an object of many small values, over which a rule in CEL would need seconds."""
+    fits, many, spec, whole = (
+        _largest(text="ü" * 32_000),
+        _largest(a=[[1]] * 18_000),
+        _largest(),
+        _largest(text="x" * 64_000),
+    )
+    spec["spec"]["environment"] = {"image": "x", "entrypoint": ["y" * 4000] * 30}
+    whole["metadata"]["annotations"] = {"note": "y" * 199_000}
+    noted = tenant("acme", "team-a")
+    noted["metadata"]["annotations"] = {"note": "y" * 262_120}
+
+    def refusal(body: Document) -> str:
+        try:
+            release.plane.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(body))
+        except CommandFailed as error:
+            return str(error)
+        return ""
+
+    wait_until(lambda: "bytes as text" in refusal(many), "the sizes are in force")
+    assert refusal(fits) == ""
+    assert parse(RLJob, fits)
+    for body, kind, words in (
+        (_largest(text="ü" * 33_000), RLJob, f"args has 66011 bytes as text, at most {MAX_ARGS_BYTES}"),
+        (many, RLJob, "args has 90006 bytes as text"),
+        (spec, RLJob, f"at most {MAX_SPEC_BYTES} are allowed"),
+        (whole, RLJob, f"at most {MAX_OBJECT_BYTES} are allowed"),
+        (noted, Tenant, f"at most {MAX_OBJECT_BYTES} are allowed"),
+    ):
+        assert words in refusal(body)
+        with pytest.raises(InvalidObject, match=re.escape(words)):
+            parse(kind, body)

@@ -104,7 +104,7 @@ def test_a_row_reads_as_in_a_local_run() -> None:
     assert cells(shown) == row
     assert cells_of_many(shown)[6:9] == ("200", "45%", "0%")
     [tenant] = by_tenant([shown])
-    assert (tenant.name, tenant.entitled) == ("namespace/a", None), "an RLJob does not have its tenant's weight"
+    assert (tenant.name, tenant.entitled) == ("tenant/default", None), "an RLJob does not have its tenant's weight"
     assert cells(view(_job(), 0.0))[:3] == ("a/sums", "Starting", "0/8")
 
 

@@ -55,7 +55,7 @@ def test_a_document_has_the_tenant_of_its_namespace_or_the_namespace_with_weight
     document = job_document(JOB, tenants, "u", None)
     assert (document.tenant, document.tenant_weight) == ("research", 3)
     document = job_document(JOB, tenants[:1], "u", None)
-    assert (document.tenant, document.tenant_weight) == ("namespace/team-a", 1.0)
+    assert (document.tenant, document.tenant_weight) == ("tenant/default", 1.0)
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, 5), (0, 0), (11, 11)])

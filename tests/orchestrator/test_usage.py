@@ -184,11 +184,11 @@ def a_level(job: str, trained: int, tenant: str = "acme", **fields: object) -> P
 async def test_the_totals_of_tenants_are_the_sums_of_their_jobs(harness):
     levels = [a_level("a", 1), a_level("b", 20, tokens=25), a_level("c", 300, "team-a"), a_level("d", 4000, "")]
     totals = {name: account.total for name, account in summed({}, levels).items()}
-    assert list(totals) == ["acme", "namespace/team-a", "team-a"]
+    assert list(totals) == ["acme", "team-a", "tenant/default"]
     assert (totals["acme"].trained_tokens, totals["acme"].open_tokens) == (21, 5)
     assert totals["acme"].trainer_s == 2.0
     assert totals["team-a"].trained_tokens == 300
-    assert totals["namespace/team-a"].trained_tokens == 4000, "without a Tenant, the namespace is a tenant of its own"
+    assert totals["tenant/default"].trained_tokens == 4000, "no Tenant has the namespace"
     everything = sum((level.amounts for level in levels), UsageAmounts())
     assert sum(totals.values(), UsageAmounts()) == everything
     accounts = TenantAccounts(harness.bus)

@@ -42,5 +42,6 @@ metricsFrom: {{ toJson .Values.network.metricsFrom }}
 sandbox:
   runtimeClassName: {{ .Values.sandbox.runtimeClassName | default nil | toJson }}
   defaultCpu: {{ .Values.sandbox.defaultCpu | quote }}
+requireTenant: {{ .Values.requireTenant }}
 logLevel: {{ .Values.logLevel }}
 {{- end }}

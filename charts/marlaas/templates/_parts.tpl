@@ -123,3 +123,8 @@ securityContext:
 {{- define "marlaas.byTheOperator" -}}
 request.userInfo.username in ['system:serviceaccount:{{ .Release.Namespace }}:{{ .Release.Name }}-operator', 'system:serviceaccount:{{ .Release.Namespace }}:{{ .Release.Name }}-uninstall']
 {{- end }}
+
+{{/* CEL: bytes of an object as text, without its status and managedFields, which the API server keeps. */}}
+{{- define "marlaas.wholeBytes" -}}
+size(bytes('%s'.format([[{{ . }}.spec, {{ . }}.metadata.?labels.orValue({}), {{ . }}.metadata.?annotations.orValue({}), {{ . }}.metadata.?finalizers.orValue([]), {{ . }}.metadata.?ownerReferences.orValue([])]])))
+{{- end }}

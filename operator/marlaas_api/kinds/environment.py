@@ -7,6 +7,7 @@ from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model
 
 from marlaas_api.kinds.base import ObjectName, Quantity, Spec, list_map, matching, rules
 from marlaas_api.kinds.placement import Image, PullSecrets
+from marlaas_api.kinds.sizes import args_problem
 
 RESERVED_ENDING = "-sandbox"
 """Suffix of the names of all objects that the operator creates in a job's namespace, including the Secret with the bus credential."""
@@ -42,6 +43,12 @@ EnvironmentName = Annotated[
         253,
     ),
 ]
+
+
+def _small(args: dict[str, Any]) -> dict[str, Any]:
+    if problem := args_problem(args):
+        raise ValueError(problem)
+    return args
 
 
 def _reachable(cidr: str) -> str:
@@ -133,9 +140,9 @@ class EnvironmentSpec(Spec):
     entrypoint: Annotated[tuple[_Argument, ...], Field(max_length=64)] = Field(
         (), description="Command in the image that serves the environment; needed with image. Absent: name is used."
     )
-    args: dict[str, Any] = Field(
+    args: Annotated[dict[str, Any], AfterValidator(_small)] = Field(
         default_factory=dict,
-        description="Keyword arguments of the environment, which defines their names and types. Absent: the environment's defaults.",
+        description="Keyword arguments of the environment, which defines their names and types; at most 64 KiB as text. Absent: the environment's defaults.",
         max_length=256,
     )
     replicas: int = Field(1, ge=1, le=1000, description="Number of sandbox pods; each plays many episodes at once.")

@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds.base import Kind, expected_text
 from marlaas_api.kinds.fields import did_you_mean, field_at, field_names, find_field, listed, model_at
+from marlaas_api.kinds.sizes import object_problem
 
 Loc = tuple[str | int, ...]
 K = TypeVar("K", bound=Kind)
@@ -77,7 +78,7 @@ def parse(kind: type[K], body: Mapping[str, Any]) -> K:
     Raises:
         InvalidObject: with all problems, in the order of the schema.
     """
-    strange = tuple(_strange_metadata(body.get("metadata")))
+    strange = (*_strange_metadata(body.get("metadata")), *_too_large(body))
     text = json.dumps(_without_nulls(kind, body))
     try:
         parsed = kind.model_validate_json(text, strict=True, by_alias=True, by_name=False)
@@ -118,6 +119,11 @@ def found(value: object) -> str:
         case dict():
             return "a mapping"
     return str(value)
+
+
+def _too_large(body: Mapping[str, Any]) -> Iterator[Problem]:
+    if problem := object_problem(body):
+        yield Problem((), problem)
 
 
 def _strange_metadata(metadata: object) -> Iterator[Problem]:

@@ -165,7 +165,7 @@ class RLJobStatus(ObjectStatus):
     message: _Text | None = Field(None, description="Current state of the job and advice, as a sentence.")
     tenant: _Name | None = Field(
         None,
-        description="Tenant to which the job is accounted: the name of a Tenant, or `namespace/NAME` if no Tenant has the job's namespace.",
+        description="Tenant to which the job is accounted: the name of a Tenant, or `tenant/default` if no Tenant has the job's namespace.",
     )
     progress: _Figures | None = Field(None, description="`step`/`steps` as text, for kubectl's table.")
     step: _Count | None = Field(None, description="Number of finished steps, including steps without signal.")

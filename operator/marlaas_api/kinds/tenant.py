@@ -8,6 +8,9 @@ from marlaas_api.kinds.base import Distinct, DnsLabel, Kind, Quantity, Spec
 from marlaas_api.kinds.status import TenantStatus
 from marlaas_api.numeric import LARGEST_INTEGER
 
+DEFAULT_QUEUED_JOBS = 100
+"""Jobs in the queue of a tenant, and of a namespace without a Tenant."""
+
 
 class QuotaSpec(Spec):
     """Limits on the tenant's usage. A job over quota is queued, or pauses; it never fails because of a quota."""
@@ -23,6 +26,13 @@ class QuotaSpec(Spec):
         ge=0,
         le=1_000_000,
         description="Maximum number of agents of admitted jobs; further jobs are queued. Absent: no limit.",
+    )
+    queued_jobs: int = Field(
+        DEFAULT_QUEUED_JOBS,
+        ge=1,
+        le=10_000,
+        description="Maximum jobs in the queue: handed over, and neither admitted nor ended. The others wait outside, the oldest first, and cost the "
+        "orchestrator nothing. The default is more than any pool admits soon.",
     )
     tokens_per_second: float | None = Field(
         None,
@@ -57,7 +67,7 @@ class TenantSpec(Spec):
         gt=0,
         le=1000,
         description="Weight of the tenant's share of its pools while tenants compete, relative to other tenants: for the admission of jobs and for places in "
-        "the engines; a namespace without a Tenant has weight 1.",
+        "the engines. All namespaces without a Tenant have weight 1 together.",
     )
     quota: QuotaSpec = Field(
         default_factory=lambda: QuotaSpec(),

@@ -1,11 +1,12 @@
 """The spec of a job in its document; `marlaas_api.kinds` documents the meaning of the fields."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
 from marlaas_api.messages.agent_settings import AgentSettings, AgentTrainingSettings, EntropySettings, NameRef
 from marlaas_api.messages.base import SpecPart
+from marlaas_api.messages.packed import PackedArgs
 from marlaas_api.numeric import QUANTITY
 
 QuantityText = Annotated[str, StringConstraints(pattern=QUANTITY)]
@@ -35,7 +36,7 @@ class EnvironmentSettings(SpecPart):
     image: str | None = None
     image_pull_secrets: tuple[NameRef, ...] = ()
     entrypoint: tuple[str, ...] = ()
-    args: dict[str, Any] = Field(default_factory=dict)
+    args: PackedArgs = PackedArgs({})
     replicas: int = 1
     concurrency: int = 64
     episode_timeout_seconds: float = 300.0

@@ -24,6 +24,19 @@ class JobVerdict(BusMessage):
     message: str
 
 
+class JobHold(BusMessage):
+    """Why an admitted job cannot begin now: the API server refuses its pods. While it is active, the job is not admitted, so that others have its slots.
+
+    until: unix seconds; then the job is tried again. num: refusals in a row, by which the time grows.
+    """
+
+    reason: str
+    message: str
+    until: float
+    num: int = 1
+    active: bool = True
+
+
 class TenantQuota(SpecPart):
     """Limits of a tenant (`Tenant.spec.quota`). None: no limit. Rates are averages."""
 
@@ -52,6 +65,12 @@ class JobDocument(JobMessage):
     spec: JobSpec
     deleted: bool = False
     verdict: JobVerdict | None = None
+    hold: JobHold | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the job may not be admitted now, because its pods are refused."""
+        return self.hold is not None and self.hold.active
 
     def pool_of(self, agent: AgentSettings) -> str:
         """Return the pool on which an agent runs: its own, or the job's."""
@@ -137,7 +156,7 @@ def concerns_loop(before: JobDocument, after: JobDocument) -> bool:
     """Whether a change of a job's document requires the orchestrator and the trainer to restart their work on the job.
 
     Changes of priority, times, limits, the tenant, its weight and its quota do not: the orchestrator re-reads them while the job
-    runs. Fields that stop the job (`suspend`, `deleted`, `verdict`) are not compared here.
+    runs. Fields that stop the job (`suspend`, `deleted`, `verdict`, `hold`) are not compared here.
     """
     return before is not after and _loop(before) != _loop(after)
 

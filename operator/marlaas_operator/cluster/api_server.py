@@ -22,13 +22,14 @@ from kubernetes.aio.config import ConfigException, load_incluster_config, load_k
 from marlaas_api.errors import InvalidInput
 from marlaas_operator.cluster import FIELD_MANAGER, Body, Resource, Target
 from marlaas_operator.cluster.errors import Gone, NoAnswer, NotFound, Unavailable, api_error
-from marlaas_operator.cluster.resources import target_of
+from marlaas_operator.cluster.resources import slim, target_of
 
 _load_in_cluster: Callable[..., None] = load_incluster_config
 _load_kubeconfig: Callable[..., Awaitable[object]] = load_kube_config
 Bodies = list[Body]
 _TIMEOUT = aiohttp.ClientTimeout(total=20.0, sock_connect=5.0)
-_PAGE = 500
+_PAGE = 50
+"""Objects in one answer to a list: an answer is parsed as a whole, and an object may have 256 KiB."""
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _JSON = "application/json"
@@ -157,7 +158,7 @@ class ApiServer:
             full = {key: value for key, value in {**query, "continue": token}.items() if value}
             page = await self._call("GET", resource.plural, f"{path}?{urlencode(full)}", f"list {resource.plural}")
             for item in page["items"]:
-                items.append({**item, "apiVersion": resource.api_version, "kind": resource.kind})
+                items.append(slim({**item, "apiVersion": resource.api_version, "kind": resource.kind}))
             token = str(page["metadata"].get("continue") or "")
             if not token:
                 return items

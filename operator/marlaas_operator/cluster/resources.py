@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from marlaas_api.kinds.base import API_VERSION
+from marlaas_api.messages.packed import PackedArgs
 
 Body = dict[str, Any]
 """A raw object, from the API server or from a manifest builder."""
@@ -90,9 +91,52 @@ OWNED = (
 """Kinds that the operator creates and watches; of Pods it only watches. Secrets are missing: it creates them and
 never reads them.
 """
+_OURS = frozenset((one.api_version, one.kind) for one in KINDS)
 _BY_KIND = {
     (resource.api_version, resource.kind): resource for resource in (*KINDS, *OWNED, SECRETS, EVENTS, NAMESPACES, CRDS)
 }
+
+
+_KEPT = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "finalizers",
+    "ownerReferences",
+)
+
+
+def slim(body: Body) -> Body:
+    """Return what is kept of an object: no managedFields; of our kinds neither annotations nor labels, which only people read.
+
+    The arguments of a job's environment are compressed: they may be most of the object, and are needed once.
+    """
+    metadata = body["metadata"]
+    ours = (body.get("apiVersion"), body.get("kind")) in _OURS
+    kept = (*_KEPT, *(() if ours else ("labels", "annotations")))
+    return {**body, "metadata": {key: metadata[key] for key in kept if key in metadata}, **_packed(body)}
+
+
+def unpacked(body: Body) -> Body:
+    """Return an object as it was before `slim` compressed the arguments."""
+    args = _mapping(_mapping(body.get("spec")).get("environment")).get("args")
+    return _with_args(body, args.value) if isinstance(args, PackedArgs) else body
+
+
+def _packed(body: Body) -> Body:
+    args = _mapping(_mapping(body.get("spec")).get("environment")).get("args")
+    if body.get("kind") != RLJOBS.kind or not isinstance(args, dict) or not args:
+        return {}
+    return {"spec": _with_args(body, PackedArgs(args))["spec"]}
+
+
+def _with_args(body: Body, args: object) -> Body:
+    spec = body["spec"]
+    return {**body, "spec": {**spec, "environment": {**spec["environment"], "args": args}}}
 
 
 def resource_of(body: Body) -> Resource:
@@ -114,6 +158,11 @@ def version_of(body: Body) -> int:
 def stored_phase(job: Body) -> str | None:
     """Return the phase in a job's status; None before the first status."""
     return (job.get("status") or {}).get("phase")
+
+
+def stored_reason(job: Body) -> str | None:
+    """Return the reason in a job's status; None before the first status."""
+    return (job.get("status") or {}).get("reason")
 
 
 def pools_of(job: Body) -> tuple[str, ...]:

@@ -108,6 +108,8 @@ def _admitted(snapshot: JobSnapshot, summary: StatusSummary, phase: Phase) -> Co
         return ConditionState(ADMITTED, False, Reason.FINISHED, "the job has ended and holds nothing of its pool")
     if progress is None:
         return ConditionState(ADMITTED, False, summary.reason, summary.message)
+    if snapshot.hold is not None:
+        return ConditionState(ADMITTED, False, snapshot.hold.reason, snapshot.hold.message)
     if progress.admitted:
         return ConditionState(ADMITTED, True, Reason.ADMITTED, "the job is admitted to its pool")
     waiting = summary if summary.reason in MISFITS else progress
@@ -171,7 +173,7 @@ def plan_job(snapshot: JobSnapshot, installation: Installation, now: float) -> P
         return _plan_deletion(snapshot, now)
     if snapshot.job is not None and (egress := snapshot.job.spec.environment.egress):
         snapshot = replace(snapshot, closed_egress=closed_destinations((each.cidr for each in egress), installation))
-    wanted = wanted_document(snapshot, crash_verdict(snapshot, now))
+    wanted = wanted_document(snapshot, crash_verdict(snapshot, now), now)
     write = publish_document(snapshot, wanted)
     due = (expires_s := _expires_s(snapshot, now)) is not None and expires_s <= 0
     actions: tuple[Action, ...] = (
@@ -190,9 +192,9 @@ def plan_job(snapshot: JobSnapshot, installation: Installation, now: float) -> P
 def _sandbox_actions(
     snapshot: JobSnapshot, wanted: JobDocument | None, installation: Installation, now: float
 ) -> tuple[Action, ...]:
-    if snapshot.sandbox_wanted:
+    if snapshot.sandbox_wanted and not (wanted is not None and wanted.is_held):
         return child_reconcile.plan_sandbox(snapshot, wanted, installation, now)
-    return tuple(child_reconcile.removal(snapshot)) if snapshot.sandbox_wanted is False and snapshot.owned else ()
+    return tuple(child_reconcile.removal(snapshot)) if snapshot.sandbox_wanted is not None and snapshot.owned else ()
 
 
 def _plan_deletion(snapshot: JobSnapshot, now: float) -> Plan:

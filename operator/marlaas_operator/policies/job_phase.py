@@ -18,7 +18,7 @@ from marlaas_api.kinds import RLJob
 from marlaas_api.kinds.checks import check_fit, check_supported, pool_text
 from marlaas_api.kinds.fields import listed
 from marlaas_api.kinds.problems import Problem
-from marlaas_api.messages import JobDocument, JobVerdict, Phase, Progress
+from marlaas_api.messages import JobDocument, JobHold, JobVerdict, Phase, Progress
 from marlaas_api.reasons import Reason
 from marlaas_operator.manifests.pods import sandbox_name
 from marlaas_operator.plan import WriteDocument
@@ -31,6 +31,8 @@ BUS_PATIENCE_S = 10.0
 """Unavailability of the bus that is not reported: a restart takes less."""
 LEADER_PATIENCE_S = 3.0
 """Time for a new orchestrator to take the lease, which itself expires 10 s after the last renewal."""
+FIRST_HOLD_S, LONGEST_HOLD_S = 60.0, 3600.0
+"""Time for which a job is not admitted after its pods were refused; it doubles with each refusal in a row."""
 FIRST_WORD_S = 2.0
 """Wait of a new job's first status for the orchestrator, so that a queued job costs one patch."""
 _LEADER = (
@@ -75,6 +77,14 @@ def refused(snapshot: JobSnapshot) -> PublishRefusal | None:
             f"Tenant '{snapshot.unread_tenant}' of this namespace cannot be read; the job starts once it is corrected"
         )
         return PublishRefusal(Phase.QUEUED, Reason.INVALID_SPEC, text)
+    if snapshot.tenant_missing:
+        text = (
+            f"no Tenant has the namespace '{snapshot.meta.namespace}', and this installation requires one; "
+            "ask the platform team to add the namespace to a Tenant"
+        )
+        return PublishRefusal(Phase.QUEUED, Reason.TENANT_REQUIRED, text)
+    if snapshot.queue_full:
+        return PublishRefusal(Phase.QUEUED, Reason.OVER_QUOTA, snapshot.queue_full)
     if snapshot.document is not None:
         text = "an earlier job of the same name is being deleted; this one starts after that"
         return PublishRefusal(Phase.QUEUED, Reason.WAITING_FOR_ORCHESTRATOR, text)
@@ -133,17 +143,44 @@ def _sentences(problems: Iterable[Problem]) -> str:
     return "; ".join(str(problem) for problem in problems)
 
 
-def wanted_document(snapshot: JobSnapshot, verdict: JobVerdict | None) -> JobDocument | None:
-    """Return the document that the bus should have; None if the object does not parse."""
+def wanted_document(snapshot: JobSnapshot, verdict: JobVerdict | None, now: float) -> JobDocument | None:
+    """Return the document that the bus should have; None if the object does not parse. now: unix seconds."""
     if snapshot.job is None:
         return None
     meta, own = snapshot.meta, snapshot.own_document
     update: dict[str, object] = {"generation": meta.generation, "verdict": _verdict(snapshot, verdict)}
+    update["hold"] = _hold(snapshot, now)
     if own is not None and snapshot.unread_tenant:
         update |= {"tenant": own.tenant, "tenant_weight": own.tenant_weight, "tenant_quota": own.tenant_quota}
     elif snapshot.unread_tenant:
         update["tenant"] = snapshot.unread_tenant
-    return job_document(snapshot.job, snapshot.tenants, meta.uid, None, meta.created_at).model_copy(update=update)
+    tenants = (snapshot.tenant,) if snapshot.tenant is not None else ()
+    return job_document(snapshot.job, tenants, meta.uid, None, meta.created_at).model_copy(update=update)
+
+
+def _hold(snapshot: JobSnapshot, now: float) -> JobHold | None:
+    """Return the hold to publish: a job whose pods are refused frees its slots, and is tried again after a time that doubles."""
+    own, progress = snapshot.own_document, snapshot.own_progress
+    known = own.hold if own is not None else None
+    if own is None or any(pod.ready for pod in snapshot.pods):
+        return None
+    if known is not None and known.active and 0 < known.until - now <= LONGEST_HOLD_S:  # longer: the clock was set back
+        return known
+    cause = _start_refusal(snapshot)
+    if cause and progress is not None and progress.admitted and not progress.phase.final:
+        num = known.num + 1 if known is not None else 1
+        wait_s = min(FIRST_HOLD_S * 2 ** min(num - 1, 20), LONGEST_HOLD_S)
+        text = f"{cause}; its adapter slots are free for other jobs, and it is tried again in {round(wait_s / 60)} min"
+        return JobHold(reason=Reason.POD_REFUSED, message=text, until=now + wait_s, num=num)
+    return known.model_copy(update={"active": False}) if known is not None else None
+
+
+def _start_refusal(snapshot: JobSnapshot) -> str:
+    """Return why the API server refuses an object of a sandbox, or its pods, of which there are none; empty if it does not."""
+    if snapshot.is_refused:
+        return snapshot.refusal
+    fault = refusal_of(snapshot.owned.get(("Deployment", sandbox_name(snapshot.meta.name))))
+    return fault.message if fault is not None and not snapshot.pods else ""
 
 
 def _verdict(snapshot: JobSnapshot, found: JobVerdict | None) -> JobVerdict | None:
@@ -196,6 +233,8 @@ class StatusSummary:
 def status_summary(snapshot: JobSnapshot, now: float) -> StatusSummary | None:
     """Return the summary of a job; None if there is no new information."""
     progress = snapshot.own_progress
+    if progress is not None and not progress.phase.final and snapshot.hold is not None:
+        return StatusSummary(Phase.QUEUED, snapshot.hold.reason, snapshot.hold.message)
     if progress is not None:
         return (
             _fault(snapshot, progress, now)
@@ -228,6 +267,8 @@ def look_again_s(snapshot: JobSnapshot, now: float) -> float | None:
     waits = []
     if snapshot.own_progress is None and not snapshot.status:
         waits.append(snapshot.first_seen_at + FIRST_WORD_S - now)
+    if snapshot.hold is not None:
+        waits.append(snapshot.hold.until - now)
     if not snapshot.bus.available:
         waits.append(snapshot.bus.since + BUS_PATIENCE_S - now)
     if snapshot.bus.leaderless_since is not None:

@@ -4,10 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from marlaas_api.documents import tenant_of
 from marlaas_api.kinds.status import TenantStatus
 from marlaas_api.messages import Phase, UsageAmounts
-from marlaas_api.names import namespace_tenant
 from marlaas_api.reasons import Reason
 from marlaas_api.usage_objects import next_mark_s, usage_status, with_mark
 from marlaas_operator.installation import Installation
@@ -72,9 +70,8 @@ def _active(snapshot: TenantSnapshot) -> ConditionState:
     if snapshot.tenant is None:
         return ConditionState("Active", False, Reason.INVALID_SPEC, snapshot.problem)
     lost = [
-        f"namespace '{namespace}' belongs to Tenant '{owner.metadata.name}', which is older"
-        for namespace in snapshot.tenant.spec.namespaces
-        if (owner := tenant_of(namespace, snapshot.tenants)) is not None and owner.metadata.name != snapshot.meta.name
+        f"namespace '{namespace}' belongs to Tenant '{owner}', which is older"
+        for namespace, owner in snapshot.lost.items()
     ]
     if lost:
         return ConditionState(
@@ -84,20 +81,19 @@ def _active(snapshot: TenantSnapshot) -> ConditionState:
 
 
 def _holds(snapshot: TenantSnapshot) -> dict[str, Any]:
-    """Return the usage of the jobs in namespaces that belong to this tenant by precedence."""
+    """Return the usage of the tenant's jobs."""
     if not snapshot.bus.synced or snapshot.tenant is None:  # keep the stored values
         before = snapshot.status or {}
         return {key: before[key] for key in _HELD if key in before}
-    own = [job for job in snapshot.jobs if _is_ours(snapshot, job)]
-    admitted = [job for job in own if job.admitted]
+    admitted = [job for job in snapshot.jobs if job.admitted]
     return {
         "jobs": len(admitted),
-        "queued": sum(job.phase is Phase.QUEUED for job in own),
+        "queued": sum(job.phase is Phase.QUEUED for job in snapshot.jobs),
         "adapterSlots": sum(sum(job.slots.values()) for job in admitted),
         "shareEntitled": _entitled(snapshot),
         "shareHeld": _held(snapshot, admitted),
         "tokensPerSecond": float(round(sum(job.tokens_per_s for job in admitted))),
-        "storageBytes": sum(job.stored_bytes for job in own),
+        "storageBytes": sum(job.stored_bytes for job in snapshot.jobs),
     }
 
 
@@ -111,17 +107,9 @@ def _used(snapshot: TenantSnapshot) -> dict[str, Any]:
 
 
 def _entitled(snapshot: TenantSnapshot) -> float:
-    """Return the tenant's part of the weights of all tenants that have jobs; itself counts in any case.
-
-    A namespace without a Tenant is a tenant of weight 1.
-    """
+    """Return the tenant's part of the weights of all tenants that have jobs; itself counts in any case."""
     assert snapshot.tenant is not None
-    weights = {snapshot.meta.name: snapshot.tenant.spec.weight}
-    for namespace in {job.namespace for job in snapshot.jobs if job.admitted or job.phase is Phase.QUEUED}:
-        owner = tenant_of(namespace, snapshot.tenants)
-        weights[owner.metadata.name if owner is not None else namespace_tenant(namespace)] = (
-            owner.spec.weight if owner is not None else 1.0
-        )
+    weights = {**snapshot.weights, snapshot.meta.name: snapshot.tenant.spec.weight}
     return round(weights[snapshot.meta.name] / sum(weights.values()), 2)
 
 
@@ -131,8 +119,3 @@ def _held(snapshot: TenantSnapshot, admitted: Sequence[JobLoad]) -> float:
         held.update(job.slots)
     shares = (slots / snapshot.places[pool] for pool, slots in held.items() if snapshot.places.get(pool))
     return round(max(shares, default=0.0), 2)
-
-
-def _is_ours(snapshot: TenantSnapshot, job: JobLoad) -> bool:
-    owner = tenant_of(job.namespace, snapshot.tenants)
-    return owner is not None and owner.metadata.name == snapshot.meta.name

@@ -69,8 +69,8 @@ def test_a_queued_job_owns_nothing_and_costs_one_status_patch_and_no_event():
 
 
 def test_the_document_says_the_generation_the_tenant_and_the_weight():
-    tenants = (tenant("research", "team-a", weight=3),)
-    [write] = plan(new(meta=replace(META, generation=4), tenants=tenants)).actions
+    owner = tenant("research", "team-a", weight=3)
+    [write] = plan(new(meta=replace(META, generation=4), tenant=owner)).actions
     assert (write.document.generation, write.document.tenant, write.document.tenant_weight) == (4, "research", 3)
 
 

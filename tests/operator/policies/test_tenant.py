@@ -11,14 +11,19 @@ from marlaas_operator.plan import Delete, Plan
 from marlaas_operator.policies import tenant as policy
 from marlaas_operator.policies.job import plan_orphan
 from marlaas_operator.snapshot import Meta, TenantSnapshot, by_precedence
+from marlaas_operator.tenancy import ListedTenant, Tenancy
 
 OLD, YOUNG = tenant("zoo", "team-a"), tenant("ant", "team-a", "team-b")
 META = Meta(name="ant", uid="t2", created_at=200)
-TENANTS = by_precedence([(META, YOUNG), (Meta(name="zoo", uid="t1", created_at=100), OLD)])
+TENANTS = (META, YOUNG), (Meta(name="zoo", uid="t1", created_at=100), OLD)
 
 
 def scene(**fields):
-    return TenantSnapshot(**{"meta": META, "bus": AWAKE, "tenant": YOUNG, "tenants": TENANTS, **fields})
+    return TenantSnapshot(**{"meta": META, "bus": AWAKE, "tenant": YOUNG, **fields})
+
+
+def tenancy(*pairs):
+    return Tenancy(ListedTenant(meta, one.spec.namespaces, one) for meta, one in pairs)
 
 
 def plan_tenant(snapshot, now):
@@ -31,25 +36,25 @@ def active(found):
 
 
 def test_the_older_of_two_tenants_of_a_namespace_has_it_or_the_first_by_name_and_the_other_is_told():
-    assert TENANTS == (OLD, YOUNG)
+    found = tenancy(*TENANTS)
+    assert [found.owner(one) for one in ("team-a", "team-b", "team-c")] == [OLD, YOUNG, None]
+    assert (found.namespaces("zoo"), found.namespaces("ant")) == (("team-a",), ("team-b",))
     twins = [(Meta(name=name, uid=name, created_at=1), tenant(name, "x")) for name in ("b", "a")]
     assert [each.metadata.name for each in by_precedence(twins)] == ["a", "b"]
-    found = plan_tenant(scene(), NOW)
+    found = plan_tenant(scene(lost={"team-a": "zoo"}), NOW)
     message = "namespace 'team-a' belongs to Tenant 'zoo', which is older; remove it from one of them"
     assert active(found) == ("False", "ConflictingTenants", message)
     assert [(event.type, event.reason) for event in found.events] == [("Warning", "ConflictingTenants")]
 
 
-def test_a_tenant_counts_the_jobs_of_namespaces_that_are_its_own():
+def test_a_tenant_counts_its_jobs():
     jobs = (
-        load("theirs"),
         load("a", namespace="team-b", tokens_per_s=10.4, stored_bytes=5),
         load("b", Phase.QUEUED, namespace="team-b"),
         load("c", Phase.SUCCEEDED, namespace="team-b", stored_bytes=7),
-        load("d", Phase.SUCCEEDED, namespace="team-c"),
-        load("e", Phase.QUEUED, namespace="team-d"),
     )
-    found = plan_tenant(scene(jobs=jobs, places={"tiny": 12}), NOW).status
+    weights = {"ant": 1.0, "zoo": 1.0, "tenant/default": 1.0}
+    found = plan_tenant(scene(jobs=jobs, weights=weights, places={"tiny": 12}), NOW).status
     figures = {
         key: value for key, value in found.items() if key not in ("conditions", "observedGeneration", "usageHistory")
     }
@@ -58,11 +63,11 @@ def test_a_tenant_counts_the_jobs_of_namespaces_that_are_its_own():
     TenantStatus.model_validate(found)
 
 
-def test_a_namespace_without_a_tenant_is_a_tenant_of_its_own_also_beside_a_tenant_of_the_same_name():
+def test_all_namespaces_without_a_tenant_have_one_share_together():
     heavy = tenant("ant", "team-b", weight=3)
-    jobs = (load("ours", namespace="team-b"), load("theirs", namespace="ant"))
-    found = plan_tenant(scene(tenant=heavy, tenants=(heavy,), jobs=jobs), NOW).status
-    assert (found["jobs"], found["shareEntitled"]) == (1, 0.75)
+    weights = tenancy((META, heavy)).weights(["team-b", "ant", *(f"forged-{number}" for number in range(10))])
+    assert weights == {"ant": 3.0, "tenant/default": 1.0}
+    assert plan_tenant(scene(tenant=heavy, weights=weights), NOW).status["shareEntitled"] == 0.75
 
 
 def test_a_tenant_shows_its_total_usage_and_keeps_it_while_the_bus_has_none():
@@ -129,7 +134,7 @@ def test_the_history_of_an_earlier_tenant_of_the_name_is_deleted_first():
 
 
 def test_a_tenant_without_conflict_is_active_and_then_nothing_is_written():
-    alone = scene(tenants=(YOUNG,))
+    alone = scene()
     found = plan_tenant(alone, NOW)
     assert active(found)[:2] == ("True", "Active")
     owned = {("ConfigMap", "ant-usage"): found.actions[0].manifest}

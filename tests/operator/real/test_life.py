@@ -76,7 +76,7 @@ async def a_queued_job_owns_nothing_and_costs_one_status(
     status = await harness.phase("team-a", "one", "Queued")
     assert (status["reason"], status["progress"]) == ("WaitingForPool", "0/4")
     assert await harness.owned("team-a") == {}
-    assert orchestrator.documents["team-a.one"].tenant == "namespace/team-a"
+    assert orchestrator.documents["team-a.one"].tenant == "tenant/default"
     counted = {"verb": "PATCH", "resource": "rljobs/status"}
     await eventually(
         harness,

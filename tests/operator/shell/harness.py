@@ -22,8 +22,10 @@ ONE = Target(RLJOBS, "team-a", "one")
 class ServiceHarness:
     """Fakes around one operator."""
 
-    def __init__(self, beside: "ServiceHarness | None" = None, now: Callable[[], float] | None = None) -> None:
-        """beside: an operator whose cluster, bus and keys are this one's, too. now: unix seconds; None: by the loop's clock."""
+    def __init__(
+        self, beside: "ServiceHarness | None" = None, now: Callable[[], float] | None = None, **settings: object
+    ) -> None:
+        """beside: an operator whose cluster, bus and keys are this one's, too. now: unix seconds; None: by the loop's clock. settings: of the installation."""
         loop = asyncio.get_running_loop()
         self.cluster = beside.cluster if beside else MemoryCluster("team-a", SYSTEM)
         self.server = beside.server if beside else MemoryServer()
@@ -33,7 +35,7 @@ class ServiceHarness:
         external = ExternalSystems(
             self.cluster, self._open_bus, self._watch, self.issuer, now=now or (lambda: 1.8e9 + loop.time())
         )
-        self.service = Service(external, installation())
+        self.service = Service(external, installation(**settings))
         self.stop = asyncio.Event()
 
     async def _open_bus(self) -> Bus:
@@ -55,7 +57,7 @@ class ServiceHarness:
     async def until(self, look: Callable[[], bool], what: str) -> None:
         """Wait for a change of the cluster that makes it so."""
         try:
-            async with asyncio.timeout(200):
+            async with asyncio.timeout(400):
                 while not look():
                     self.changed.clear()
                     await self.changed.wait()
@@ -105,6 +107,6 @@ async def running_job(harness: ServiceHarness) -> AsyncIterator[ScriptedOrchestr
 
 async def in_time(look: Callable[[], object]) -> None:
     """Wait, in virtual time, for what has no event."""
-    async with asyncio.timeout(200):
+    async with asyncio.timeout(400):
         while not look():  # noqa: ASYNC110
             await asyncio.sleep(1)

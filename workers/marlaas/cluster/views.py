@@ -13,7 +13,7 @@ from typing import Any
 from marlaas.cluster.errors import AccessDenied, ObjectMissing
 from marlaas.cluster.kubectl import Kubectl
 from marlaas_api.kinds.status import Condition, ModelPoolStatus, ObjectStatus, RLJobStatus
-from marlaas_api.names import namespace_tenant
+from marlaas_api.names import DEFAULT_TENANT
 from marlaas_api.reasons import Reason
 
 RLJOBS, MODELPOOLS = "rljobs.marlaas.dev", "modelpools.marlaas.dev"
@@ -52,8 +52,8 @@ class ClusterJobView:
 
     @property
     def tenant(self) -> str:
-        """Tenant to which it is accounted. Until the status names one, that of a namespace without a Tenant."""
-        return (self.status.tenant if self.status is not None else None) or namespace_tenant(self.namespace)
+        """Tenant to which it is accounted. Until the status names one, the default tenant."""
+        return (self.status.tenant if self.status is not None else None) or DEFAULT_TENANT
 
     def pools_in_common(self, other: "ClusterJobView") -> set[str]:
         """Return the pools on which agents of both jobs run."""

@@ -17,7 +17,7 @@ from marlaas_api.kinds import RLJob
 from marlaas_api.kinds.problems import InvalidObject, parse
 from marlaas_api.kinds.status import RLJobStatus
 from marlaas_api.messages import AgentProgress, JobDocument, Phase, Progress
-from marlaas_api.names import namespace_tenant
+from marlaas_api.names import DEFAULT_TENANT
 from marlaas_api.usage_objects import usage_amounts
 
 
@@ -30,7 +30,7 @@ def view(body: Mapping[str, Any], now: float) -> JobView:
         uid=job.metadata.uid or "",
         generation=job.metadata.generation,
         pool=job.spec.pool_ref.name,
-        tenant=(job.status.tenant if job.status is not None else None) or namespace_tenant(job.metadata.namespace),
+        tenant=(job.status.tenant if job.status is not None else None) or DEFAULT_TENANT,
         spec=job_spec(job.spec),
     )
     # an RLJob does not tell its tenant's weight, and not everybody may read Tenants

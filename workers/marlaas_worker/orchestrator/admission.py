@@ -253,6 +253,8 @@ def _hindrance(document: JobDocument, pools: Mapping[str, PoolCapacity]) -> Admi
     """
     if document.spec.suspend:
         return Admission(False, Reason.SUSPENDED, "spec.suspend is true; set it to false to go on")
+    if document.hold is not None and document.is_held:
+        return Admission(False, document.hold.reason, document.hold.message)
     for name in sorted(document.pools):
         if name not in pools:
             return Admission(

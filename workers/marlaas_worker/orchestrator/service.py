@@ -239,4 +239,4 @@ class _Service:
 
 
 def _stops(document: JobDocument) -> bool:
-    return document.deleted or document.spec.suspend or document.verdict is not None
+    return document.deleted or document.spec.suspend or document.is_held or document.verdict is not None

@@ -10,7 +10,7 @@ from marlaas_api.bus import Bus
 from marlaas_api.errors import Unreadable
 from marlaas_api.messages import Progress, TenantUsage, UsageAmounts
 from marlaas_api.messages.usage import total
-from marlaas_api.names import namespace_tenant
+from marlaas_api.names import DEFAULT_TENANT
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.orchestrator.fenced_bucket import FencedBucket
 
@@ -103,5 +103,5 @@ def summed(accounts: Mapping[str, TenantUsage], all_progress: Iterable[Progress]
 
 
 def _tenant(progress: Progress) -> str:
-    """Return a job's tenant. Progress of older writers has none, and counts as that of a namespace without a Tenant."""
-    return progress.tenant or namespace_tenant(progress.namespace)
+    """Return a job's tenant. Progress of older writers has none, and counts for the default tenant."""
+    return progress.tenant or DEFAULT_TENANT

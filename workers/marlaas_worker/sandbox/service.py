@@ -84,7 +84,7 @@ def _children_config(context: RoleContext, document: JobDocument, environment_so
         )
     return ChildrenConfig(
         name=environment.name or "",
-        args=environment.args,
+        args=environment.args.value,
         agents=tuple(agent.name for agent in document.spec.agents),
         memory_bytes=int(quantity(environment.memory)),
         load_timeout_s=environment.episode_timeout_seconds,
