@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from tests.environment.playing import first_task, play, said
+from tests.tables import rows
 
 from marlaas.environment import Split, Task
 from marlaas.environment_types import TurnRequest
@@ -109,36 +110,7 @@ def test_reasoning_gym_can_pay_for_form() -> None:
 
 @pytest.mark.parametrize(
     ("name", "args", "words"),
-    [
-        ("reverse", {"min_length": 2}, "words have 3 to 5 letters"),
-        ("reverse", {"min_length": 5, "max_length": 4}, "5 to 4 letters"),
-        ("calculator", {"operators": "+/"}, r"expected some of \+-\*"),
-        ("calculator", {"max_operand": 100}, "expected 9 to 99"),
-        ("calculator", {"tool_latency_s": -1}, "expected 0 or more seconds"),
-        ("reasoning-gym", {"dataset": "chain_sums"}, "did you mean 'chain_sum'"),
-        ("reasoning-gym", {"dataset": "chain_sum", "config": {"max_digit": 1}}, "did you mean 'max_digits'"),
-        ("reasoning-gym", {"dataset": "chain_sum", "config": {"max_digits": -1}}, "rejects its config"),
-        ("reasoning-gym", {"dataset": "chain_sum", "answer": "last"}, "expected one of"),
-        ("reasoning-gym", {"dataset": "chain_sum", "shaping": {"exakt": 1}}, "did you mean 'exact'"),
-        ("reasoning-gym", {"dataset": "chain_sum", "shaping": {"exact": 0.9, "format": 0.2}}, "at most 1"),
-        ("reasoning-gym", {"dataset": "chain_sum", "curriculum": {"num_term": 1}}, "did you mean 'num_terms'"),
-        ("reasoning-gym", {"dataset": "chain_sum", "curriculum": {"num_terms": 11}}, "a level from 0 to 10"),
-        ("reasoning-gym", {"dataset": "chain_sum", "curriculum": {"num_terms": [0, 1]}}, "curriculum_tasks"),
-        ("reasoning-gym", {**LEVEL, "config": {"max_terms": 3}}, "config sets 'max_terms'"),
-        ("reasoning-gym", {"dataset": "acre", "curriculum": {"a": 1}}, "has no curriculum; its config"),
-        ("reasoning-gym", {"dataset": "rubiks_cube", "curriculum": {"cube_size": 4}}, r"levels \{'cube_size': 4\}"),
-        ("guess-number", {"low": 5, "high": 5}, "expected low < high"),
-        ("guess-number", {"high": 2}, "is too small"),
-        ("guess-number", {"max_guesses": 0}, "expected 1 or more"),
-        ("guess-number", {"hihg": 9}, "did you mean 'high'"),
-        ("guess-number", {"low": "1"}, "expected int"),
-        ("python-tool", {"cpu_s": 0}, "cpu_s is 0"),
-        ("python-tool", {"memory_mib": 16}, "expected 64 or more"),
-        ("python-tool", {"max_output": 0}, "expected 1 character or more"),
-        ("python-tool", {"dataset": "chain_sums"}, "did you mean 'chain_sum'"),
-        ("python-tool", {"answer": "tags"}, "did you mean 'tag'"),
-        ("python-tool", {"cpus": 1}, "did you mean 'cpu_s'"),
-    ],
+    rows(__file__, "arguments"),
 )
 def test_arguments_that_a_builtin_cannot_take(name: str, args: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInput, match=words):

@@ -1,6 +1,7 @@
 """The forms of messages and tools that `ask` takes."""
 
 import pytest
+from tests.tables import rows
 
 from marlaas.chat_messages import message_of, tool_text
 from marlaas.environment import Message, ToolCall
@@ -38,14 +39,7 @@ def test_messages_in_the_forms_of_other_libraries(given, message):
 
 @pytest.mark.parametrize(
     ("given", "words"),
-    [
-        ({"role": "boss", "content": "x"}, "the role must be one of"),
-        ({"role": "user", "content": None}, "content must be text"),
-        ({"role": "user", "content": [{"type": "image_url"}]}, "content must be text"),
-        ({"role": "user", "content": "x", "prefix": True}, "the field 'prefix'"),
-        ({"role": "assistant", "tool_calls": [{"name": "add"}]}, "a tool call needs"),
-        ("hello", "is str; expected"),
-    ],
+    rows(__file__, "messages"),
 )
 def test_other_messages_are_refused_with_the_reason(given, words):
     with pytest.raises(InvalidTurn, match=words):

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.tables import rows
 
 import marlaas.envs.locked.program as program_module
 from marlaas.envs.locked import landlock
@@ -65,29 +66,7 @@ def test_scratch_files_work_and_are_gone_afterwards() -> None:
     assert not Path(scratch).exists()
 
 
-REFUSED = {
-    "a socket": "import socket; socket.socket()",
-    "a unix socket": "import socket; socket.socketpair()",
-    "a fork": "import os; os.fork()",
-    "another program": "import os; os.execv('/bin/sh', ['sh'])",
-    "a subprocess": "import subprocess; subprocess.run(['/bin/true'])",
-    "writing outside": "open('/tmp/from-a-policy', 'w')",
-    "writing beside its scratch": "import os; open(os.getcwd() + '-beside', 'w')",
-    "reading outside": "open('/etc/hostname')",
-    "listing outside": "import os; os.listdir('/')",
-    "a link to outside": "import os; os.symlink('/etc', 'etc')",
-    "a folder": "import os; os.mkdir('deep')",
-    "another mode": "import os; os.chmod('.', 0o777)",
-    "its environment block": "open('/proc/self/environ')",
-    "its parent's environment": "import os; open(f'/proc/{os.getppid()}/environ')",
-    "its parent's memory": "import os; open(f'/proc/{os.getppid()}/mem', 'rb')",
-    "killing its parent": "import os; os.kill(os.getppid(), 9)",
-    "killing its group": "import os; os.kill(0, 9)",
-    "killing all": "import os; os.kill(-1, 9)",
-    "its parent's limits": "import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))",
-    "signals by files": "import fcntl, os; fcntl.fcntl(1, fcntl.F_SETOWN, os.getppid())",
-    "being another user": "import os; os.setuid(1)",
-}
+REFUSED = dict(rows(__file__, "refused"))
 
 
 def test_a_program_is_refused_whatever_it_tries() -> None:

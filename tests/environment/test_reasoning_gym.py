@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.environment.playing import play, said
+from tests.tables import rows
 
 from marlaas.environment import Agent, Agents, Split, Task
 from marlaas.envs.puzzles import LevelSchedule, Puzzles, checked_levels, dataset_names
@@ -76,17 +77,7 @@ def test_all_that_training_goes_through_is_known() -> None:
 
 @pytest.mark.parametrize(
     ("given", "num_tasks", "words"),
-    [
-        ({"term": 1}, 0, "did you mean 'terms'.*it has terms, digits"),
-        ({"terms": 4}, 0, "a level from 0 to 3"),
-        ({"terms": -1}, 0, "a level from 0 to 3"),
-        ({"terms": [2, 1]}, 9, "or \\[first, last\\]"),
-        ({"terms": [0, 1, 2]}, 9, "or \\[first, last\\]"),
-        ({"terms": "1"}, 9, "a level from 0 to 3"),
-        ({"terms": True}, 9, "a level from 0 to 3"),
-        ({"digits": [0, 1]}, 0, "'digits' rises; set curriculum_tasks"),
-        ({"digits": 1}, -1, "curriculum_tasks is -1"),
-    ],
+    rows(__file__, "levels"),
 )
 def test_levels_that_are_none(given: dict[str, object], num_tasks: int, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):

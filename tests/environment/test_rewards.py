@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 import pytest
+from tests.tables import rows
 
 from marlaas.environment import Reply
 from marlaas.envs.extraction import extractor
@@ -82,26 +83,7 @@ def test_answers_are_compared_as_numbers_when_both_are(text: str, truth: object,
 
 @pytest.mark.parametrize(
     ("kind", "reply", "answer"),
-    [
-        ("last_number", "4 + 3 = 7", "7"),
-        ("last_number", "so it is -12.", "-12"),
-        ("last_number", "10-5", "5"),
-        ("last_number", "1,234.50", "1234.50"),
-        ("last_number", "42.0", "42"),
-        ("last_number", "none", None),
-        ("last_number", "8, I think", "8"),
-        ("boxed", r"thus \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
-        ("boxed", r"\boxed{1} or \boxed{2}", "2"),
-        ("boxed", r"\boxed{never closed", None),
-        ("boxed", "2", None),
-        ("tag", "<answer>a</answer> no, <answer>\nb </answer>", "b"),
-        ("tag", "<answer>open", None),
-        ("whole", "  yes \n", "yes"),
-        ("whole", "  ", None),
-        (r"is (\w+)", "is a, is b", "b"),  # a pattern: the first group of the last match
-        (r"\d+", "1 22", "22"),
-        (r"x(\d)?", "x", None),
-    ],
+    rows(__file__, "answers"),
 )
 def test_answers_are_found(kind: str, reply: str, answer: str | None) -> None:
     is_name = kind in ("last_number", "boxed", "tag", "whole")

@@ -44,10 +44,39 @@ def test_the_example_fits_in_ten_lines_and_plays(play, tmp_path: Path, monkeypat
     assert environment.play(Task(Split.TRAIN, 3, 1), Agents(state)) == 1.0
 
 
-def test_the_sdk_imports_nothing_heavy() -> None:
-    code = "import sys, marlaas.environment, marlaas.envs.playing, marlaas.models.curriculum; print(*sys.modules)"
-    modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    assert not {"numpy", "pydantic", "asyncio", "nats", "torch", "transformers", "yaml", "rich"} & set(modules)
+NOT_NEEDED = [
+    "asyncio",
+    "nats",
+    "numpy",
+    "ormsgpack",
+    "matplotlib",
+    "openai",
+    "pydantic",
+    "rich",
+    "torch",
+    "transformers",
+    "vllm",
+    "yaml",
+]
+
+
+@pytest.mark.parametrize(
+    ("modules", "needed"),
+    [
+        ("marlaas.environment, marlaas.envs.playing, marlaas.models.curriculum", ""),
+        ("marlaas.openai_server", "rich yaml"),
+        ("marlaas.cli.env, marlaas_worker.sandbox.environment_server", "asyncio openai pydantic rich vllm yaml"),
+        (
+            "marlaas_worker.__main__, marlaas_worker.sandbox.service",
+            "asyncio nats numpy openai ormsgpack pydantic rich yaml",
+        ),
+    ],
+)
+def test_what_runs_beside_environments_imports_nothing_heavy(modules: str, needed: str) -> None:
+    """An image with an environment of its own has neither numpy nor the worker's libraries."""
+    code = f"import sys, {modules}; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert not ({*NOT_NEEDED} - {*needed.split()}) & {*found}
 
 
 def test_the_package_has_the_names_of_the_sdk_and_no_others() -> None:
@@ -154,11 +183,7 @@ def test_time_in_tools_is_counted_without_the_turns_in_them() -> None:
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        (float("nan"), "finite"),
-        ("1.0", "finite number"),
         (1.7e308, "from -1e[+]30 to 1e[+]30"),
-        (10**400, "finite number"),
-        ([1], "expected a number"),
         (Score(1.0, {"x": float("inf")}), "metric 'x'"),
         (Score(1.0, {"": 1.0}), "metric's name"),
         (Score(1.0, {"\x1b[2Jx": 1.0}), "printable characters"),
@@ -182,12 +207,6 @@ def test_another_exception_is_not_scored_and_its_traceback_begins_at_the_environ
     assert "test_sdk.py" in text
     assert "playing.py" not in text
     assert text.endswith("KeyError: 'missing'")
-
-
-@pytest.mark.parametrize("last", [[], [{"role": "boss", "content": "y"}], [{"role": "user", "content": 1}]])
-def test_bad_messages_are_refused(play, last: list[dict[str, object]]) -> None:
-    with pytest.raises((ValueError, TypeError)):
-        play(lambda task, agent: agent.ask([*[Message("user", "x") for _ in last], *last]), "a")
 
 
 def test_a_tasks_randomness_depends_on_the_task_alone() -> None:
