@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from tests.cli.conftest import invoke
 
 from marlaas.cli import main
 from marlaas.cli.app import COMMANDS, exit_code_of
+from marlaas.cli.standard_files import LossyOutput
 from marlaas_api.errors import InvalidInput, Permanent, Retryable
 
 Write = Callable[..., Path]
@@ -141,3 +143,33 @@ def test_a_reader_that_goes_away_is_no_traceback(manifest: Write) -> None:
     command = f"{sys.executable} -m marlaas validate {manifest()} | {sys.executable} -c '{reader}'"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert done.stderr == ""
+
+
+def test_output_without_a_reader_is_dropped_and_nothing_else_fails_on_it():
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as file:
+        output = LossyOutput(file)
+        output.write("seen\n")
+        output.flush()
+        assert os.read(reading, 100) == b"seen\n"
+        os.close(reading)
+        for _ in range(3):
+            assert output.write("lost\n") == len("lost\n")
+            output.flush()
+        assert output.is_lost
+        print("also lost", file=file, flush=True)
+
+
+def test_closed_standard_files_become_the_null_device():
+    program = (
+        "import os, sys, marlaas.cli.standard_files as files; files.open_closed_descriptors(); "
+        "os.write(int(sys.argv[1]), repr([os.readlink(f'/proc/self/fd/{n}') for n in range(3)]).encode()); "
+        "print('to nobody'); sys.exit(bool(sys.stdin.read()))"
+    )
+    reading, writing = os.pipe()
+    command = 'exec "$0" -c "$1" "$2" <&- >&- 2>&-'
+    done = subprocess.run(["sh", "-c", command, sys.executable, program, str(writing)], pass_fds=[writing], check=False)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        assert file.read() == repr(["/dev/null"] * 3)
+    assert done.returncode == 0

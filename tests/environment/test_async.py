@@ -4,8 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.environment.channels import AFTER, FIRST, SECOND, Held, Meeting, OrderedReplies
-from tests.environment.playing import played
+from tests.environment.playing import AFTER, FIRST, ORDERS, SECOND, Held, Meeting, OrderedReplies, played
 
 from marlaas.environment import Agents, Task, ToolError, TurnLimit
 from marlaas_api.errors import InvalidInput
@@ -41,14 +40,7 @@ async def tasks(task: Task, agents: Any) -> float:
     return float(len("".join([*texts, (await best.go_on().complete("five")).text])))
 
 
-@pytest.mark.parametrize(
-    "order",
-    [
-        [("a", FIRST), ("a", FIRST + 1), ("b", SECOND), ("b", SECOND + 1)],
-        [("b", SECOND), ("b", SECOND + 1), ("a", FIRST), ("a", FIRST + 1)],
-        [("b", SECOND), ("a", FIRST), ("b", SECOND + 1), ("a", FIRST + 1)],
-    ],
-)
+@pytest.mark.parametrize("order", ORDERS)
 def test_an_episode_has_the_same_turns_in_tasks_as_in_threads_whatever_their_pace(order):
     threaded, awaited = OrderedReplies(), OrderedReplies(*order)
     outcome = played(threads, threaded)

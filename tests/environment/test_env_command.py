@@ -67,7 +67,7 @@ def test_ones_own_environment_is_found_in_this_folder(own: Callable[[str], str])
     assert (code, "reward of red 3" in output, "reward of blue 1" in output) == (0, True, True)
 
 
-IN_THREADS = """
+IN_PARTS = """
 def play(task, agents):
     def twice(agent):
         return agent.say("one").text + agent.say("two").text
@@ -77,23 +77,12 @@ def play(task, agents):
     print("PARTS", *(part.result for part in parts))
     return 1.0
 """
-IN_TASKS = """
-async def play(task, agents):
-    async def twice(agent):
-        return (await agent.say("one")).text + (await agent.say("two")).text
-
-    async with agents.together() as at_once:
-        parts = [at_once.run(twice, one) for agent in agents.values() for one in (agent, agent.begin())]
-    print("PARTS", *(part.result for part in parts))
-    return 1.0
-"""
 
 
-@pytest.mark.parametrize("source", [IN_THREADS, IN_TASKS])
-def test_replies_are_given_by_agent_then_by_part_and_turn(own: Callable[[str], str], source: str) -> None:
+def test_replies_are_given_by_agent_then_by_part_and_turn(own: Callable[[str], str]) -> None:
     replies = ("blue=a", "1", "2", "blue=b", "3", "4", "blue=c", "blue=d=e")
     given = [word for text in replies for word in ("-r", text)]
-    code, output, _ = invoke("play", own(source), "--agent", "red", "--agent", "blue", *given)
+    code, output, _ = invoke("play", own(IN_PARTS), "--agent", "red", "--agent", "blue", *given)
     assert code == 0, output
     assert "PARTS 12 34 ab cd=e" in output
 

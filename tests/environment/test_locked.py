@@ -159,13 +159,6 @@ def test_a_call_with_another_architectures_numbers_kills() -> None:
     assert (ran.stopped, ran.output) == ("it made a forbidden system call", "")
 
 
-def test_odd_texts_are_programs_too() -> None:
-    assert run("print('ä€😀')").output == "ä€😀\n"
-    assert run("print('\ud800')").exit_code == 1
-    assert run("print(1)\0").exit_code == 1
-    assert run("print(hash('a'))").output == run("print(hash('a'))").output
-
-
 _ORPHANING = """
 import signal
 import marlaas.envs.locked.program as program

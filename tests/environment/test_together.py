@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from tests.environment.channels import AFTER, FIRST, SECOND, Meeting, OrderedReplies, agents_of
+from tests.environment.playing import AFTER, FIRST, ORDERS, SECOND, Meeting, OrderedReplies, agents_of
 
 from marlaas import branches
 from marlaas.branches import Branch
@@ -17,14 +17,7 @@ from marlaas_api.errors import InvalidInput
 from marlaas_api.names import BRANCH_TURNS, MAX_BRANCHES
 
 
-@pytest.mark.parametrize(
-    "order",
-    [
-        [("a", FIRST), ("a", FIRST + 1), ("b", SECOND), ("b", SECOND + 1)],
-        [("b", SECOND), ("b", SECOND + 1), ("a", FIRST), ("a", FIRST + 1)],
-        [("b", SECOND), ("a", FIRST), ("b", SECOND + 1), ("a", FIRST + 1)],
-    ],
-)
+@pytest.mark.parametrize("order", ORDERS)
 def test_turns_are_numbered_by_the_order_of_the_parts(order):
     channel = OrderedReplies(*order)
     agents = agents_of(channel)

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from tests.models.model_folders import write_model
 
-from marlaas.local.documents import CHANGEABLE, differences, merge, pool_documents, read, refuse_other_models, scaled
+from marlaas.local.documents import CHANGEABLE, merge, pool_documents, read, refuse_other_models, scaled
 from marlaas.models import inspect
 from marlaas.models.memory import PoolUse, agent_rooms
 from marlaas_api.documents import job_document, pool_spec
@@ -159,18 +159,8 @@ def test_another_seed_and_a_job_that_is_gone_from_the_manifests_are_refused(docu
         merge([document("other")], [document()])
 
 
-def test_a_new_job_may_join_those_that_began_earlier(document):
-    merged = merge([document()], [document(), document("other")])
-    assert [one.job for one in merged] == ["reverse", "other"]
-
-
 def test_a_pool_must_keep_its_base_model_and_nothing_else():
     stored = PoolDocument(name="tiny", model_path="/models/tiny", spec=pool_spec(_pool().spec))
     refuse_other_models([stored], [_pool(maxRank=8)])
     with pytest.raises(InvalidInput, match=r"ModelPool tiny: spec\.model has changed"):
         refuse_other_models([stored], [_pool("smollm2-135m-instruct")])
-
-
-def test_differences_are_told_leaf_by_leaf():
-    before, after = {"a": {"b": 1, "c": [1]}, "d": 0}, {"a": {"b": 2, "c": [1, 2]}, "e": None}
-    assert list(differences(before, after)) == [("a.b", 1, 2), ("a.c", [1], [1, 2]), ("d", 0, None)]

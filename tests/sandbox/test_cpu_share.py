@@ -1,7 +1,6 @@
 """Share of the CPU of environments beside the engine and the trainer of the same machine."""
 
 import contextlib
-import logging
 import os
 import time
 from collections.abc import Iterator
@@ -97,15 +96,6 @@ async def test_an_environment_that_begins_a_session_gets_no_full_share(harness: 
 
 
 @has_autogroups
-async def test_one_environment_at_a_time_is_loaded_with_a_full_share(
-    harness: SandboxHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server_start, "FULL_SHARE_S", 3600.0)
-    (episode,) = await harness.play("shares:Loads")
-    assert episode.metrics == {"first": 0.0, "last": 0.0}
-
-
-@has_autogroups
 @pytest.mark.processes
 @pytest.mark.parametrize("beside", [True, False], ids=["beside another", "for longer than it may"])
 async def test_an_environment_that_is_loaded_beside_another_or_for_long_has_a_low_share(
@@ -125,16 +115,6 @@ def test_one_process_at_a_time_loads_alone(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(server_start, "_LOCK", tmp_path / "missing" / "lock")
     with server_start.loads_alone() as without:
         assert not without
-
-
-async def test_a_kernel_without_shares_is_noted_in_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(cpu_shares, "_AUTOGROUP", str(tmp_path / "{}-missing"))
-    monkeypatch.setattr(server_start, "_RETRY_S", 0.0)
-    with caplog.at_level(logging.INFO):
-        await server_start._lower_share(1)
-    assert "niceness alone applies" in caplog.text
 
 
 def test_an_engine_has_a_full_share_while_agents_outnumber_its_slots_and_so_has_an_unknown_process() -> None:

@@ -89,7 +89,7 @@ async def test_episodes_are_played_in_the_other_container_and_the_sandbox_is_rea
     ("name", "args", "words"),
     [
         ("rogues:nothing", {}, "rogues has no 'nothing'"),
-        ("unloadable:EndsItself", {}, "the process exited while it loaded the environment"),
+        ("rogues:EndsItself", {}, "the process exited while it loaded the environment"),
         ("rogues:asks", {"tunrs": "x" * 300_000}, "has no argument 'tunrs'; did you mean 'turns'?"),
     ],
     ids=["no such environment", "its process ends", "arguments longer than a packet"],
@@ -114,13 +114,6 @@ async def test_bad_days_are_judged_as_those_of_a_builtin(harness, container):
     for episode, (_, text) in zip(episodes, words, strict=True):
         assert episode.fault is FaultClass.ENV
         assert text in episode.fault_text
-
-
-async def test_a_container_that_does_not_listen_is_a_fault_of_the_infrastructure(harness, container):
-    harness.load_timeout_s = 0.0
-    (episode,) = await harness.play_document(with_image(harness), socket=container.socket)
-    assert episode.fault is FaultClass.INFRA
-    assert "does not listen on" in episode.fault_text
 
 
 async def test_killed_in_an_episode_the_container_restarts_and_the_next_attempt_is_unharmed(harness, container):

@@ -172,8 +172,8 @@ async def test_a_fork_server_that_no_longer_obeys_is_replaced(harness, monkeypat
 @pytest.mark.parametrize(
     ("name", "words", "num_plays"),
     [
-        ("unloadable:Broken", ["OSError: the data set is missing", "unloadable.py", "trying hard"], 2),
-        ("unloadable:EndsItself", ["exited while it loaded"], 2),
+        ("rogues:Broken", ["OSError: the data set is missing", "rogues.py", "trying hard"], 2),
+        ("rogues:EndsItself", ["exited while it loaded"], 2),
         ("nowhere:play", ["module 'nowhere' was not found"], 1),
         ("rogues:needs_a_stranger", ["needs the agents stranger; the job lacks stranger (its agents: policy)"], 1),
     ],

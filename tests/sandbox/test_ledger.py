@@ -1,6 +1,9 @@
+"""What a child says: its turns, their numbers and limits, candidates, and the ending; and the fault of its exit."""
+
 import signal
 
 import pytest
+from tests.tables import rows
 
 from marlaas_api.messages import Ending, FaultClass, StopReason
 from marlaas_api.names import BRANCH_TURNS, MAX_TURNS_FACTOR
@@ -109,38 +112,10 @@ def test_the_exit_of_a_child_determines_the_fault(ended, fault, by_policy):
     assert (found.fault, found.by_policy) == (fault, by_policy)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"[]",
-        b"{}",
-        b'{"kind":"bye"}',
-        b'{"kind":"turn","agent":"z","number":0,"num_before":0,"parent":null,"append":"x","max_tokens":null}',
-        b'{"kind":"turn","agent":"a","number":-1,"num_before":0,"parent":null,"append":"x","max_tokens":null}',
-        b'{"kind":"turn","agent":"a","number":16793600,"num_before":0,"parent":null,"append":"x","max_tokens":null}',
-        b'{"kind":"turn","agent":"a","number":0,"parent":null,"append":"x","max_tokens":null}',
-        b'{"kind":"turn","agent":"a","number":0,"num_before":0,"parent":-1,"append":"x","max_tokens":null}',
-        b'{"kind":"turn","agent":"a","number":0,"num_before":0,"parent":null,"append":[],"max_tokens":null}',
-        b'{"kind":"turn","agent":"a","number":0,"num_before":0,"parent":null,"append":"x","max_tokens":0}',
-        b'{"kind":"turn","agent":"a","number":0,"num_before":0,"parent":null,"append":"x","max_tokens":1000000000000000000000000000000}',
-        b'{"kind":"turn","agent":"a","number":0,"num_before":0,"parent":null,"append":[{"role":"boss","content":"x"}],"max_tokens":null}',
-        b'{"kind":"agents","agents":["z"]}',
-        b'{"kind":"agents","agents":["a","a"]}',
-        b'{"kind":"agents","agents":"a"}',
-        b'{"kind":"score","rewards":{},"metrics":{},"ending":"completed","tool_s":0}',
-        b'{"kind":"score","rewards":{"a":NaN},"metrics":{},"ending":"completed","tool_s":0}',
-        b'{"kind":"score","rewards":{"a":"1"},"metrics":{},"ending":"completed","tool_s":0}',
-        b'{"kind":"score","rewards":{"a":1.7e308},"metrics":{},"ending":"completed","tool_s":0}',
-        b'{"kind":"score","rewards":{"a":1},"metrics":{"n":-1e31},"ending":"completed","tool_s":0}',
-        b'{"kind":"score","rewards":{"a":1},"metrics":{"\\u001b[2J":1},"ending":"completed","tool_s":0}',
-        b'{"kind":"score","rewards":{"a":1},"metrics":{},"ending":"won","tool_s":0}',
-        b'{"kind":"score","rewards":{"a":1},"metrics":{},"ending":"completed","tool_s":0,"bill":0}',
-    ],
-)
+@pytest.mark.parametrize("body", rows(__file__, "messages"))
 def test_messages_of_a_child_are_validated(body):
     with pytest.raises(BadChildMessage):
-        parse(body, ("a",))
+        parse(body.encode(), ("a",))
 
 
 def test_an_agent_that_the_task_may_not_call_has_no_turn_and_the_agents_are_named_before_the_first_one():
