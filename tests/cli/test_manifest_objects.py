@@ -150,11 +150,6 @@ def test_an_object_that_is_given_twice_word_for_word_is_refused_too(manifest: Wr
         load(["job.yaml", "copy.yaml"])
 
 
-def test_a_pool_that_is_exactly_full_needs_no_remark(manifest: Write) -> None:
-    path = manifest(_more_jobs("b", "c"), "adapterSlots: 3\n  rollout: {agentsPerSlot: 1}")
-    assert load([path]).notes == ()
-
-
 BIG = "apiVersion: marlaas.dev/v1alpha1\nkind: ModelPool\nmetadata: {name: big}\nspec: {model: {builtin: tiny}}"
 
 

@@ -1,7 +1,6 @@
 """What `marlaas run` refuses: with one sentence, exit code 2, and nothing started."""
 
 import functools
-import json
 import os
 import socket
 import subprocess
@@ -75,11 +74,6 @@ def test_a_file_that_is_no_nats_server_is_told(marlaas):
     assert str(listener) not in said
 
 
-def test_with_json_an_error_is_an_object_too(marlaas):
-    _, printed, _ = marlaas("--json", "--out", "job.yaml")
-    assert json.loads(printed.splitlines()[-1])["type"] == "error"
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 def test_a_nearly_full_disk_is_told_with_the_number(marlaas, tmp_path):
     (tmp_path / "small").mkdir()
@@ -93,9 +87,3 @@ def test_a_nearly_full_disk_is_told_with_the_number(marlaas, tmp_path):
         subprocess.run(["umount", tmp_path / "small"], check=True)
     assert code == 2
     assert "MiB are free, and a run needs at least 256 MiB: free space" in said
-
-
-def test_help_teaches(marlaas):
-    _, text, _ = marlaas("--help")
-    for word in ("--out", "--seed", "--json", "--nats", "Ctrl-C", "Exit code"):
-        assert word in text

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import invoke
+from tests.tables import rows
 
 from marlaas.episodes.files import EpisodeWriter
 from marlaas.episodes.record import EpisodeRecord, TurnRecord
@@ -176,15 +177,7 @@ def test_lines_from_a_pipe_are_answered_side_by_side(trained: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [
-        ("episodes {out} --best --worst", "--worst and --best exclude each other"),
-        ("episodes {out}/..", "is not an output folder"),
-        ("plot nowhere --out plot.pdf", "expected a file name that ends in .png, .svg, .html"),
-        ("chat {out} --greedy --temperature 0.5", "exclude each other"),
-        ("chat {out} --agent other", "has no agent other: its agents are policy"),
-        ("chat {out} --job two", "has no job two"),
-        ("chat {out}", "has no adapter in"),
-    ],
+    rows(__file__, "refused"),
 )
 def test_what_cannot_be_is_refused_before_anything_is_read_or_loaded(out: Path, arguments: str, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.environment.playing import play_moves, said
+from tests.tables import rows
 
 from marlaas.environment import EpisodeState, Split, Task
 from marlaas.environment_types import TurnRequest
@@ -88,14 +89,7 @@ def play_ttt(replies: str, index: int = 0, **args: str) -> tuple[Outcome, list[t
 @pytest.mark.usefixtures("_from_the_start")
 @pytest.mark.parametrize(
     ("replies", "x", "o", "metrics"),
-    [
-        ("51238", 1, -1, {"illegal": 0, "draw": 0, "x_won": 1}),
-        ("153298", -1, 1, {"illegal": 0, "draw": 0, "x_won": 0}),
-        ("153287469", 0, 0, {"illegal": 0, "draw": 1, "x_won": 0}),
-        ("55", 0, -1, {"illegal": 1, "draw": 0, "x_won": 0}),
-        ("51a", -1, 0, {"illegal": 1, "draw": 0, "x_won": 0}),
-        ("0", -1, 0, {"illegal": 1, "draw": 0, "x_won": 0}),
-    ],
+    rows(__file__, "tic_tac_toe"),
 )
 def test_results_of_games(replies, x, o, metrics):
     outcome, _ = play_ttt(replies)

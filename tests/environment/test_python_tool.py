@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tests.environment import playing
 from tests.sandbox.conftest import SandboxHarness
+from tests.tables import rows
 
 from marlaas.environment_types import TurnRequest
 from marlaas.envs.loading import resolve
@@ -93,20 +94,8 @@ def test_what_is_told_is_cut_and_never_empty(ran: Ran, max_chars: int, text: str
     assert tool_output(ran, max_chars) == text
 
 
-SUPERVISOR = os.getpid()  # the sandbox's supervisor runs in this process
-ATTACKS = [
-    "import socket; socket.create_connection(('127.0.0.1', 4222))",
-    "import os\nwhile True: os.fork()",
-    "held = []\nwhile True: held.append(bytearray(1 << 20))",
-    "open('/tmp/from-a-policy', 'w')",
-    f"print(open('/proc/{SUPERVISOR}/environ', 'rb').read())",
-    f"open('/proc/{SUPERVISOR}/mem', 'rb')",
-    "import os; print(open(f'/proc/{os.getppid()}/environ', 'rb').read())",
-    "import os; os.kill(os.getppid(), 9)",
-    f"import os; os.kill({SUPERVISOR}, 9)",
-    "while True: print('x' * 1000)",
-    "import time; time.sleep(10**6)",
-]
+ATTACKS = [program.replace("SUPERVISOR", str(os.getpid())) for program in rows(__file__, "attacks")]
+"""The sandbox's supervisor runs in this process."""
 ENDS = ("PermissionError", "MemoryError", "[stopped: it printed", "[stopped: it took longer")
 
 

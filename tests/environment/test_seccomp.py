@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from tests.tables import rows
 
 from marlaas.envs.locked.seccomp import ARCHITECTURES, AUDIT_ARCH, NUMBERS, bpf, numbers
 
@@ -15,14 +16,7 @@ HEADERS = {
     "x86_64": (Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"), r"#define __NR_(\w+) (\d+)"),
     "aarch64": (Path("/usr/include/asm-generic/unistd.h"), r"#define __NR(?:3264)?_(\w+) (\d+)"),
 }
-NEVER = {
-    "x86_64": {"socket": 41, "clone": 56, "fork": 57, "execve": 59, "ptrace": 101, "mount": 165, "prctl": 157, "bpf": 321,
-               "io_uring_setup": 425, "clone3": 435, "process_vm_readv": 310, "kexec_load": 246, "memfd_create": 319,
-               "tkill": 200, "pidfd_send_signal": 424, "chmod": 90, "truncate": 76, "unshare": 272, "link": 86},
-    "aarch64": {"socket": 198, "clone": 220, "execve": 221, "ptrace": 117, "mount": 40, "prctl": 167, "bpf": 280,
-                "io_uring_setup": 425, "clone3": 435, "process_vm_readv": 270, "kexec_load": 104, "memfd_create": 279,
-                "tkill": 130, "pidfd_send_signal": 424, "fchmodat": 53, "truncate": 45, "unshare": 97, "linkat": 37},
-}  # fmt: skip
+NEVER = dict(rows(__file__, "never_allowed"))  # fmt: skip
 
 
 def decide(machine: str, number: int, *arguments: int, arch: int | None = None) -> int:

@@ -21,15 +21,11 @@ from marlaas.local.table import (
     agent_cells,
     as_json,
     cells,
-    duration,
-    evaluation,
-    faults,
     plain_line,
     status_line,
-    versions,
     why,
 )
-from marlaas.local.tenants import OmittedJobs, ShareMeter, SharesSoFar, TenantView, bar, by_tenant, rows
+from marlaas.local.tenants import OmittedJobs, ShareMeter, SharesSoFar, TenantView, by_tenant, rows
 from marlaas_api.messages import AgentProgress, Phase, TokenUse, UsageAmounts
 
 
@@ -141,11 +137,6 @@ def test_the_report_shows_replies_before_and_after(document, progress_of, evalua
         assert shown in text
 
 
-def test_the_report_tells_of_a_job_that_succeeded_and_learnt_nothing(document, progress_of, tmp_path):
-    done = progress_of(document(), phase=Phase.SUCCEEDED, step=3, versions={"policy": 0})
-    assert "3 of 3 steps had no signal" in _text(Report([JobResult(document(), done)], tmp_path).rich())
-
-
 ROLLOUT = ProcessSpec("rollout", "rollout-0", pool="tiny")
 TRAINER = ProcessSpec("trainer", "trainer-0", pool="tiny")
 UP = ProcessState(ROLLOUT, started_at=0.0, ready=True)
@@ -159,20 +150,6 @@ def test_a_row_says_how_a_job_stands(document, progress_of):
     expected = ("team-a/reverse", "Running", "2/3", "2", "0.50", "0.25 → 0.75", "1,234", "0.50", "env 3", "1 m 30 s")
     assert row == expected
     assert cells(JobView(document(), progress_of(document(), phase=Phase.SUCCEEDED), eta_s=9.0))[-1] == "·"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(None, "·"), (0.4, "0 s"), (59.4, "59 s"), (200.0, "3 m 20 s"), (3900.0, "1 h 05 m")]
-)
-def test_durations_are_told_as_people_do(seconds, text):
-    assert duration(seconds) == text
-
-
-def test_versions_faults_and_evaluations_are_told_briefly(document, progress_of):
-    assert [versions(by) for by in ({}, {"a": -1}, {"a": 0}, {"b": 1, "a": 2})] == ["·", "·", "0", "a 2, b 1"]
-    assert [faults(by) for by in ({}, {"env": 0}, {"infra": 2, "env": 1})] == ["0", "0", "env 1, infra 2"]
-    assert evaluation(progress_of(document(), eval_before=0.25, eval_last=0.25)) == "0.25"
-    assert evaluation(progress_of(document())) == "·"
 
 
 def test_the_words_of_a_failure_are_shown_and_never_obeyed(document, progress_of):
@@ -210,12 +187,6 @@ def test_a_job_of_several_agents_has_a_line_of_each(document, progress_of):
         "evalLast": 0.75,
         "staleness": 0.5,
     }
-
-
-def test_a_job_of_one_agent_has_no_line_of_it(document, progress_of):
-    view = JobView(document(), progress_of(document(), agents={"policy": TEAM["caller"]}))
-    assert agent_cells(view) == []
-    assert "agents" not in as_json(view)
 
 
 @pytest.mark.parametrize(
@@ -346,12 +317,6 @@ def test_rows_fit_into_the_room_but_every_tenant_shows_a_job(views, room, num_jo
     assert rows(views[:8], room) == tuple(views[:8]), "few jobs are rows of their own"
 
 
-def test_the_bar_marks_the_entitled_share(views):
-    first, *_, last = by_tenant(views)
-    assert bar(first, 8) == "█|······"
-    assert bar(last, 8) == "██··|···"
-
-
 def test_the_live_table_of_many_jobs_has_the_use_of_each_tenant_and_fits_the_terminal(views):
     lines = rendered(table(views, 24, 120), 120)
     assert len(lines) <= 25
@@ -417,10 +382,3 @@ def test_the_closing_report_of_many_jobs_names_each_once_and_ends_with_the_tenan
     assert last[-6:] == ["7/24", "800", "60%", "18%", "25%", "50%"]
     assert lines[-1].startswith("runs/many/NAMESPACE/JOB/ has each job's adapter")
     assert len(lines) < 32 + 4 + 8 + 4 * 8
-
-
-@pytest.mark.parametrize(("names", "is_told"), [({"team-0", "team-1"}, True), ({"team-0"}, False)])
-def test_the_report_of_few_jobs_has_the_tenants_if_there_are_several(views, names, is_told):
-    few = [view for view in views if view.document.tenant in names and view.document.job == "job-2"]
-    report = Report([JobResult(one.document, one.progress) for one in few], Path("runs/few"))
-    assert ("BY WEIGHT" in "\n".join(rendered(report.rich()))) is is_told

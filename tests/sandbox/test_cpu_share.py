@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from tests.sandbox.conftest import SandboxHarness
 
-from marlaas_api import cpu_shares
 from marlaas_api.cpu_shares import (
     COMPUTE_SHARE,
     FULL_SHARE,
@@ -140,14 +139,3 @@ def test_a_tenant_with_more_weight_has_a_full_share_for_more_sandboxes() -> None
     sandboxes = {1: "small", 2: "large", 3: "large", 4: "large"}
     assert set(shares_by_tenant(sandboxes, {"large": 3.0}).values()) == {FULL_SHARE}
     assert shares_by_tenant(sandboxes, {"small": 3.0}) == {1: FULL_SHARE, 2: 10, 3: 10, 4: 10}
-
-
-def test_a_share_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_shares, "_AUTOGROUP", str(tmp_path / "autogroup-{}"))
-    (tmp_path / "autogroup-7").write_text("/autogroup-12 nice 0\n")
-    assert set_share(7, LOW_SHARE)
-    written = (tmp_path / "autogroup-7").read_text()
-    assert written.startswith(f"{LOW_SHARE}")
-    (tmp_path / "autogroup-7").write_text(f"/autogroup-12 nice {LOW_SHARE}\n")
-    assert set_share(7, LOW_SHARE)
-    assert (tmp_path / "autogroup-7").read_text() == f"/autogroup-12 nice {LOW_SHARE}\n"

@@ -7,6 +7,7 @@ from typing import Any
 import ormsgpack
 import pytest
 from tests.sandbox.conftest import Rollout
+from tests.tables import rows
 
 from marlaas_api import subjects, wire
 from marlaas_api.bus_memory import MemoryServer
@@ -163,45 +164,16 @@ async def test_what_does_not_fit_into_a_message_is_refused(client, rollout):
     assert rollout.requests == []
 
 
-BEAT, FAILED, SILENT = TurnClock.beat, TurnClock.failed, TurnClock.silent
-
-
 def clock(*heard: tuple[Any, ...]) -> TurnClock:
     """A clock of a turn asked for at second 0, with 10 s for the engine and 100 s to wait, after what it heard and when."""
     made = TurnClock(timeout_s=10.0, wait_s=100.0, at=0.0)
     for hear, *words in heard:
-        hear(made, *words)
+        getattr(made, hear)(*words)
     return made
 
 
-@pytest.mark.parametrize(
-    ("heard", "at", "left_s"),
-    [
-        ((), 30.0, 70.0),
-        (((BEAT, None, 1.0), (BEAT, None, 50.0)), 60.0, 40.0),
-        (((BEAT, None, 50.0), (BEAT, 0.5, 51.0)), 54.0, 6.5),
-        (((BEAT, 3.0, 20.0), (SILENT, 25.0)), 26.0, 79.0),
-        (((BEAT, 9.0, 20.0), (BEAT, None, 30.0), (BEAT, 1.0, 60.0)), 60.0, 9.0),
-        (((FAILED, True, 1.0), (FAILED, True, 3.0)), 4.0, 96.0),
-        (((FAILED, False, 1.0),), 4.0, 7.0),
-        (((FAILED, False, 1.0), (FAILED, False, 3.0)), 4.0, 7.0),
-        (((FAILED, False, 1.0), (BEAT, None, 4.0), (BEAT, 2.0, 50.0)), 50.0, 5.0),
-        (((BEAT, 2.0, 20.0), (FAILED, False, 22.0), (BEAT, 0.0, 23.0)), 23.0, 5.0),
-    ],
-    ids=[
-        "nobody answers",
-        "it waits",
-        "it is generated",
-        "the replica falls silent",
-        "the engine restarts",
-        "there is no place",
-        "it fails",
-        "it fails again",
-        "it failed and then waited",
-        "its generation failed",
-    ],
-)
-def test_only_the_engines_time_and_failures_count_against_a_turn(heard, at, left_s):
+@pytest.mark.parametrize(("case", "heard", "at", "left_s"), rows(__file__, "turn_clock"))
+def test_only_the_engines_time_and_failures_count_against_a_turn(case, heard, at, left_s):
     made = clock(*heard)
     made.advance(at)
     assert made.left_s == pytest.approx(left_s)
