@@ -61,20 +61,16 @@ def test_a_preempted_job_waits_since_it_was_stopped_for_the_job_that_ends_next(o
     assert "the next running job to end is team-a/other, in about 2 m 30 s. There is nothing to do." in said
 
 
-def test_a_job_that_was_never_admitted_waits_since_its_creation_and_the_advice_is_about_the_run(out: Path) -> None:
-    waits = {"phase": Phase.QUEUED, "admitted": False, "reason": "WaitingForPool"}
-    leave(out, a_progress(JOB, **waits, at=1060.0))
-    said = why(out, "sums", "-n", "team-a")
-    assert "team-a/sums has been queued for 1 m 00 s. WaitingForPool: " in said
-    assert said.endswith(f"What to do: Wait while it starts. If it lasts, read the logs in {out}/.state/logs.")
-
-
 @pytest.mark.parametrize("reason", ["WaitingForPool", "WaitingForTrainer", "Training"])
-def test_a_running_job_says_for_how_long_it_waits_for_a_worker_of_its_pool(out: Path, reason: str) -> None:
+def test_a_job_says_for_how_long_it_waits_and_the_advice_is_about_the_run(out: Path, reason: str) -> None:
     leave(out, a_progress(JOB, reason=reason, reason_at=1018.0, admitted_at=1000.0, started_at=1000.0, at=1060.0))
     said = why(out)
     assert "has been running for 1 m 00 s" in said
     assert (f"{reason} (for 42 s): " in said) is (reason != "Training")
+    leave(out, a_progress(JOB, phase=Phase.QUEUED, admitted=False, reason="WaitingForPool", at=1060.0))
+    said = why(out, "sums", "-n", "team-a")
+    assert "team-a/sums has been queued for 1 m 00 s. WaitingForPool: " in said, "since its creation"
+    assert said.endswith(f"What to do: Wait while it starts. If it lasts, read the logs in {out}/.state/logs.")
 
 
 @pytest.mark.parametrize("names", [("policy",), ("solver", "critic")])

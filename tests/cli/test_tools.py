@@ -85,24 +85,13 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize(
-    ("option", "members"), [("--worst", [0, 2, 1]), ("--best", [1, 2, 0]), ("--random", None), ("--faults", [])]
-)
-def test_episodes_come_in_the_order_that_is_asked_for(out: Path, option: str, members: list[int] | None) -> None:
-    result = invoke("episodes", str(out), option, "--json")
-    assert result.exit_code == 0
-    found = [json.loads(line)["member"] for line in result.stdout.splitlines()]
-    assert (sorted(found) if members is None else found) == ([0, 1, 2] if members is None else members)
-
-
-def test_people_read_rewards_and_the_limit_holds(out: Path) -> None:
-    result = invoke("episodes", str(out), "--best", "-n", "1")
-    assert "a/one" in result.stdout
-    assert result.stdout.count("member") == 1
-    assert "reward 1" in result.stdout
-
-
-def test_nothing_to_show_is_said(out: Path) -> None:
+def test_episodes_come_in_the_order_that_is_asked_for_and_nothing_to_show_is_said(out: Path) -> None:
+    for option, members in (("--worst", [0, 2, 1]), ("--best", [1, 2, 0]), ("--random", [0, 1, 2]), ("--faults", [])):
+        result = invoke("episodes", str(out), option, "--json")
+        found = [json.loads(line)["member"] for line in result.stdout.splitlines()]
+        assert (result.exit_code, sorted(found) if option == "--random" else found) == (0, members)
+    said = invoke("episodes", str(out), "--best", "-n", "1").stdout
+    assert (said.count("member"), "a/one" in said, "reward 1" in said) == (1, True, True)
     assert "No episode of step 7 matches." in invoke("episodes", str(out), "--step", "7").stdout
     (out / "a" / "one" / "episodes.jsonl").unlink()
     assert "No episodes are recorded" in invoke("episodes", str(out)).stdout

@@ -118,7 +118,12 @@ def check(words: Sequence[str]) -> None:
 
 def _is_read(variable: str) -> bool:
     sources = (path for folder in ("e2e", "workers", "tests") for path in (ROOT / folder).rglob("*.py"))
-    return variable in _MAKEFILES or any(f'"{variable}"' in path.read_text("utf-8") for path in sources)
+    is_of_an_environment = variable.startswith("MARLAAS_ENVIRONMENT_")  # read without the prefix
+    return (
+        is_of_an_environment
+        or variable in _MAKEFILES
+        or any(f'"{variable}"' in path.read_text("utf-8") for path in sources)
+    )
 
 
 def _marlaas(words: list[str]) -> None:

@@ -122,12 +122,16 @@ def out(tmp_path, document, step, evaluation):
     return tmp_path / "out"
 
 
-def test_a_run_is_opened_whole_by_job_or_from_a_jobs_own_folder(out):
+def test_a_run_is_opened_whole_by_job_or_from_a_jobs_own_folder_and_its_records_are_read(out):
     assert [one.name for one in open_jobs(out)] == ["team-a/reverse", "team-b/spell"]
     for name in ("spell", "team-b/spell", "team-b.spell"):
         assert open_job(out, name).name == "team-b/spell"
     assert open_job(out / "team-a" / "reverse").name == "team-a/reverse"
-    assert open_job(out, "reverse").pools["tiny"].model_path == "/m"
+    job = open_job(out, "reverse")
+    assert job.pools["tiny"].model_path == "/m"
+    assert [record.step for record in job.steps()] == [0, 1]
+    assert [record.version for record in job.evals()] == [0]
+    assert open_job(out, "spell").steps() == ()
 
 
 def test_each_agent_of_a_run_has_the_base_model_of_its_pool(tmp_path, document):
@@ -142,12 +146,6 @@ def test_each_agent_of_a_run_has_the_base_model_of_its_pool(tmp_path, document):
             assert [opened.pool_of(agent).model_path for agent in team.spec.agents] == ["/tiny", "/big"]
     with pytest.raises(InvalidInput, match="its record lacks pool big"):
         open_job(tmp_path / "out")
-
-
-def test_records_are_read_and_what_is_not_there_yet_is_empty(out):
-    assert [record.step for record in open_job(out, "reverse").steps()] == [0, 1]
-    assert [record.version for record in open_job(out, "reverse").evals()] == [0]
-    assert open_job(out, "spell").steps() == ()
 
 
 def test_what_cannot_be_opened_is_told(out, tmp_path):

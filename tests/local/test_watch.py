@@ -143,32 +143,21 @@ async def test_nothing_is_kept_of_a_job_that_was_cancelled(scene, document, prog
     assert kept.uid in collector._records
 
 
-@pytest.mark.parametrize("version", [0, 1, 2])
-async def test_any_version_is_found_from_the_newest_through_its_parents(bus, blobs, document, tmp_path, version):
-    await publish(bus, blobs, document(), b"v0", b"v1", b"v2")
-    manifest = await find(bus, blobs, document(), "policy", version)
-    await fetch(blobs, manifest, tmp_path / "adapter")
-    assert (tmp_path / "adapter" / FILE).read_bytes() == b"v%d" % version
-
-
-async def test_a_version_or_a_job_that_is_not_there_is_none(bus, blobs, document):
+async def test_any_version_is_found_and_replaces_the_folder_and_a_corrupt_one_does_not(bus, blobs, document, tmp_path):
     assert await find(bus, blobs, document(), "policy", 0) is None
-    await publish(bus, blobs, document(), b"v0")
+    await publish(bus, blobs, document(), b"v0", b"v1", b"v2")
+    for version in range(3):
+        found = await find(bus, blobs, document(), "policy", version)
+        await fetch(blobs, found, tmp_path / "adapter")
+        assert (tmp_path / "adapter" / FILE).read_bytes() == b"v%d" % version
+        assert {path.name for path in (tmp_path / "adapter").iterdir()} == {FILE}
+        (tmp_path / "adapter" / "stray").touch()
+    ref = found.files[FILE].model_copy(update={"sha256": "0" * 64})
+    with pytest.raises(BlobCorrupt):
+        await fetch(blobs, found.model_copy(update={"files": {FILE: ref}}), tmp_path / "adapter")
+    assert (tmp_path / "adapter" / FILE).read_bytes() == b"v2"
     assert await find(bus, blobs, document(), "policy", 5) is None
     assert await find(bus, blobs, document(uid="later"), "policy", 0) is None
-
-
-async def test_a_newer_adapter_replaces_the_folder_and_a_corrupt_one_does_not(bus, blobs, document, tmp_path):
-    await publish(bus, blobs, document(), b"v0", b"v1")
-    old, new = [await find(bus, blobs, document(), "policy", version) for version in (0, 1)]
-    await fetch(blobs, old, tmp_path / "adapter")
-    (tmp_path / "adapter" / "stray").touch()
-    await fetch(blobs, new, tmp_path / "adapter")
-    assert {path.name for path in (tmp_path / "adapter").iterdir()} == {FILE}
-    ref = old.files[FILE].model_copy(update={"sha256": "0" * 64})
-    with pytest.raises(BlobCorrupt):
-        await fetch(blobs, old.model_copy(update={"files": {FILE: ref}}), tmp_path / "adapter")
-    assert (tmp_path / "adapter" / FILE).read_bytes() == b"v1"
 
 
 def test_an_export_is_a_plain_copy_where_the_job_asked_for_it(tmp_path):

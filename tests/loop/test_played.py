@@ -46,25 +46,19 @@ def test_two_roles_play_the_newest_version_and_the_opponent_the_one_before(undis
     assert played == {(agent, step, version, digest[version]) for agent, step, version in expected}
 
 
-def test_the_policy_has_all_versions_and_the_record_has_each_role(undisturbed: Ends) -> None:
-    for record in undisturbed["self"].steps:
+def test_the_record_has_each_role_and_its_baseline_is_the_running_mean_of_its_rewards(undisturbed: Ends) -> None:
+    steps = undisturbed["self"].steps
+    for record in steps:
         assert record.version == record.step + 1
         versions = {name: one.version for name, one in record.agents.items()}
         assert versions == dict.fromkeys(("policy", "second", "opponent"), record.version)
         assert record.usage.keys() == {"policy"}
         used = record.usage["policy"]
         assert 0 < used.frozen_tokens < used.trained_tokens, "only the opponent's tokens are frozen"
-
-
-@pytest.mark.parametrize(("agent", "metric"), [("policy", "baseline"), ("second", "baseline_second")])
-def test_the_baseline_of_groups_of_one_is_the_running_mean_of_a_roles_rewards(
-    undisturbed: Ends, agent: str, metric: str
-) -> None:
-    steps = undisturbed["self"].steps
-    first, second, third = (record.agents[agent].reward_mean for record in steps)
-    mean = first
-    expected = [mean, mean := 0.5 * mean + 0.5 * second, 0.5 * mean + 0.5 * third]
-    assert [record.metrics[metric] for record in steps] == pytest.approx(expected)
+    for agent, metric in (("policy", "baseline"), ("second", "baseline_second")):
+        mean, second, third = (record.agents[agent].reward_mean for record in steps)
+        expected = [mean, mean := 0.5 * mean + 0.5 * second, 0.5 * mean + 0.5 * third]
+        assert [record.metrics[metric] for record in steps] == pytest.approx(expected)
 
 
 def test_the_better_candidates_go_on(undisturbed: Ends) -> None:
