@@ -30,6 +30,7 @@ from typer.main import get_command
 from marlaas.cli.app import build
 from marlaas_api.subjects import STREAMS
 from marlaas_e2e import binaries
+from marlaas_worker.sandbox.seclusion import ENVIRONMENT_PREFIX
 
 ROOT = Path(__file__).parents[2]
 OWN = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "e2e/README.md", ROOT / "bench/gpu/README.md")
@@ -117,13 +118,10 @@ def check(words: Sequence[str]) -> None:
 
 
 def _is_read(variable: str) -> bool:
+    if variable.startswith(ENVIRONMENT_PREFIX):  # any variable, for an environment of the user's own
+        return True
     sources = (path for folder in ("e2e", "workers", "tests") for path in (ROOT / folder).rglob("*.py"))
-    is_of_an_environment = variable.startswith("MARLAAS_ENVIRONMENT_")  # read without the prefix
-    return (
-        is_of_an_environment
-        or variable in _MAKEFILES
-        or any(f'"{variable}"' in path.read_text("utf-8") for path in sources)
-    )
+    return variable in _MAKEFILES or any(f'"{variable}"' in path.read_text("utf-8") for path in sources)
 
 
 def _marlaas(words: list[str]) -> None:

@@ -33,34 +33,24 @@ def test_reverse_wants_the_word_reversed() -> None:
     assert play("reverse", {}, lambda request: reversed_word(request) + "x")[0].rewards == {"policy": 0.0}
 
 
-def test_calculator_pays_for_a_right_result_that_came_from_the_tool() -> None:
-    outcome, channel = play("calculator", {}, with_the_tool)
-    assert outcome.rewards == {"policy": 1.0}
-    assert outcome.metrics == {"tool_calls": 1.0, "tool_used": 1.0}
-    assert [asked.request.append[-1].role for asked in channel.asked] == ["user", "tool"]  # type: ignore[union-attr]
-
-
-def test_calculator_lets_a_wrong_call_be_made_again() -> None:
+def test_calculator_pays_for_a_right_result_that_came_from_the_tool_however_often_it_is_called() -> None:
     def stumbling(request: TurnRequest) -> str:
         if said(request) == "error":
             return f"calc: {first.removesuffix('=?')}"
         return "calc: 1//2" if said(request).endswith("=?") else f"it is {said(request)}."
 
+    outcome, channel = play("calculator", {"tool_latency_s": 0.1}, with_the_tool)
+    assert (outcome.rewards, outcome.metrics) == ({"policy": 1.0}, {"tool_calls": 1.0, "tool_used": 1.0})
+    assert outcome.tool_s >= 0.1
+    assert [asked.request.append[-1].role for asked in channel.asked] == ["user", "tool"]  # type: ignore[union-attr]
     first = prompts("calculator", {}, Split.EVAL, 1)[0]
     outcome, _ = play("calculator", {}, stumbling, first_task(Split.EVAL))
     assert (outcome.rewards, outcome.metrics["tool_calls"]) == ({"policy": 1.0}, 2.0)
-
-
-def test_calculator_does_not_pay_for_a_right_guess_or_a_wrong_result() -> None:
-    for answer in (
+    for unpaid in (
         lambda request: tool_reply(said(request).removesuffix("=?")),
         lambda request: with_the_tool(request) if said(request).endswith("=?") else "123456",
     ):
-        assert play("calculator", {}, answer)[0].rewards == {"policy": 0.0}
-
-
-def test_the_tools_latency_is_real_and_counted() -> None:
-    assert play("calculator", {"tool_latency_s": 0.1}, with_the_tool)[0].tool_s >= 0.1
+        assert play("calculator", {}, unpaid)[0].rewards == {"policy": 0.0}, "a right guess, a wrong result"
 
 
 @pytest.mark.parametrize("operator", ["+", "-", "*"])

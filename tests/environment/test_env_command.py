@@ -26,20 +26,17 @@ def test_the_builtins_are_listed_with_their_arguments() -> None:
     assert "tool_latency_s: float, default 0.0" in output
 
 
-def test_a_script_plays_and_sees_turns_reward_and_metrics() -> None:
+def test_a_script_or_a_person_plays_and_sees_turns_reward_and_metrics() -> None:
     code, output, _ = invoke("play", "calculator", "--reply", "calc: 40+2", "--reply", "42")
     assert code == 0
     for line in ("policy: calc: 40+2", "tool: 42", "policy: 42", "tool_calls", "reward of policy", "completed"):
         assert line in output
-
-
-def test_a_person_types_the_replies_whose_end_ends_the_episode() -> None:
-    _, first, _ = invoke("play", "reverse", "--split", "eval", "--index", "3", typed="x\n")
-    word = first.splitlines()[0].removeprefix("user: reverse: ")
-    code, output, _ = invoke("play", "reverse", "--split", "eval", "--index", "3", typed=f"{word[::-1]}\n")
+    words = ("play", "reverse", "--split", "eval", "--index", "3")
+    word = invoke(*words, typed="x\n")[1].splitlines()[0].removeprefix("user: reverse: ")
+    code, output, _ = invoke(*words, typed=f"{word[::-1]}\n")
     assert (code, "reward of policy 1" in output) == (0, True)
     code, output, _ = invoke("play", "calculator", "--reply", "calc: 1+1")
-    assert (code, "turn limit reached" in output) == (0, True)
+    assert (code, "turn limit reached" in output) == (0, True), "the end of the replies ends the episode"
 
 
 def test_arguments_are_yaml() -> None:

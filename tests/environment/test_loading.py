@@ -104,11 +104,6 @@ def test_what_is_wrong_is_said_in_one_sentence(name: str, args: dict[str, object
     assert "\n" not in str(caught.value)
 
 
-def test_one_agent_is_not_chosen_among_many() -> None:
-    with pytest.raises(InvalidInput, match=r"takes one agent, but the job has 2 .a, b.:"):
-        worth("own_games:play", {}, "a", "b")
-
-
 def played(name: str, args: dict[str, object], index: int = 0) -> tuple[Outcome, EpisodeState, ScriptedReplies]:
     channel = ScriptedReplies(["a"] * 4)
     state = EpisodeState(AGENTS, channel)

@@ -34,13 +34,9 @@ def test_its_rewards_and_metrics_are_the_episodes() -> None:
     outcome, channel = played(adds)
     assert outcome.rewards == {"policy": 2.0}
     (asked,) = channel.asked
-    assert outcome.metrics["reward/right"] == 1.0
-    assert outcome.metrics["length"] == len(asked.reply.text)
+    assert (outcome.metrics["reward/right"], outcome.metrics["length"]) == (1.0, len(asked.reply.text))
     assert asked.request.append[0] == Message("system", "Digits only.")
     assert re.fullmatch(r"\d \+ \d\?", asked.request.append[1].content)
-
-
-def test_a_wrong_reply_earns_nothing_and_running_out_of_turns_is_scored() -> None:
     outcome, _ = played(lambda _: "no idea")
     assert (outcome.rewards, outcome.metrics["reward/right"]) == ({"policy": 0.0}, 0.0)
     assert played(adds, max_turns=0)[0].ending == "max_turns"

@@ -79,42 +79,29 @@ def test_what_cannot_be_changed_is_refused_with_a_reason(change: RunChange, text
         apply(change, progress={FIRST.ref.key: a_progress(FIRST, phase=Phase.FAILED)})
 
 
-def test_nobody_answers_for_a_folder_that_no_run_uses(tmp_path: Path) -> None:
+def test_a_change_is_taken_once_and_one_of_another_version_is_refused(tmp_path: Path) -> None:
+    known = a_progress(FIRST, step=2)
     with pytest.raises(InvalidInput, match="no `marlaas run` uses"):
         ask(OutFolder(tmp_path), RunChange())
     with hold(tmp_path) as folder:
-        pass
-    with pytest.raises(InvalidInput, match="no `marlaas run` uses"):
-        ask(folder, RunChange())
-
-
-def test_a_runner_that_is_busy_is_told_apart_from_one_that_has_taken_the_change(tmp_path: Path) -> None:
-    with hold(tmp_path) as folder:
         with pytest.raises(InvalidInput, match="nothing was changed"):
-            ask(folder, RunChange(), timeout_s=0.0)
+            ask(folder, RunChange(), timeout_s=0.0)  # the runner is busy
         assert take(folder, tuple) == []
-
-
-def test_a_change_is_taken_once_and_one_of_another_version_is_refused(tmp_path: Path) -> None:
-    with hold(tmp_path) as folder:
         (folder.changes / "1.json").write_text(RunChange(cancel=("a.b",)).model_dump_json())
         (folder.changes / "2.json").write_text('{"more": 1}')
-        (question,) = take(folder, tuple)
+        (folder.changes / "3.json").write_text(RunChange(asks_progress=True).model_dump_json())
+        (question,) = take(folder, lambda: (known,))
         assert question.change.cancel == ("a.b",)
         assert take(folder, tuple) == []
         question.answer(ChangeAnswer(lines=("done",)))
-        assert ChangeAnswer.model_validate_json((folder.changes / "1.answer").read_bytes()).lines == ("done",)
-        assert "another version" in (folder.changes / "2.answer").read_text()
+        answers = [(folder.changes / f"{number}.answer").read_bytes() for number in (1, 2, 3)]
+        assert ChangeAnswer.model_validate_json(answers[0]).lines == ("done",)
+        assert b"another version" in answers[1]
+        assert ChangeAnswer.model_validate_json(answers[2]).progress == (known,), "a question changes nothing"
         changes.forget(folder)
         assert not any(folder.changes.iterdir())
-
-
-def test_a_question_for_the_progress_is_answered_and_changes_nothing(tmp_path: Path) -> None:
-    known = a_progress(FIRST, step=2)
-    with hold(tmp_path) as folder:
-        (folder.changes / "1.json").write_text(RunChange(asks_progress=True).model_dump_json())
-        assert take(folder, lambda: (known,)) == []
-        assert ChangeAnswer.model_validate_json((folder.changes / "1.answer").read_bytes()).progress == (known,)
+    with pytest.raises(InvalidInput, match="no `marlaas run` uses"):
+        ask(folder, RunChange())
 
 
 async def test_announcing_twice_changes_nothing_and_a_newer_document_replaces_the_older(bus, document):

@@ -185,7 +185,7 @@ async def started(log: Path, command: tuple[str, ...] = COMMAND, **variables: st
     assert sessions == set()
 
 
-async def test_a_forked_role_has_its_credentials_its_log_and_a_session_of_its_own(tmp_path: Path) -> None:
+async def test_a_forked_role_has_its_own_credentials_log_session_and_exit_code(tmp_path: Path) -> None:
     creds = os.memfd_create("credentials")
     os.write(creds, b"secret")
     async with started(tmp_path / "parent.log") as parent:
@@ -193,23 +193,18 @@ async def test_a_forked_role_has_its_credentials_its_log_and_a_session_of_its_ow
             role = await parent.fork(["tell", f"/dev/fd/{creds}"], log, (creds,))
         with (tmp_path / "files.log").open("ab") as log:
             another = await parent.fork(["files"], log, ())
-        assert (await role.wait(), await another.wait()) == (0, 0)
+        with (tmp_path / "ends.log").open("ab") as log:
+            ends = [await parent.fork(words, log, ()) for words in (["end", "2"], ["crash"], ["wait"])]
+        codes = [await one.wait() for one in (role, another, *ends[:2])]
+        assert codes == [0, 0, 2, 1]
+        ask_to_end(ends[2])
+        assert await ends[2].wait() == -signal.SIGTERM
+        ask_to_end(ends[2])  # its number may be another process's by now: no signal is sent
     os.close(creds)
     assert (tmp_path / "role.log").read_text() == "secret True True\n"
     files = (tmp_path / "files.log").read_text()  # of a role that was forked later, so also its parent's
-    assert "files.log" in files
-    assert "credentials" not in files
-
-
-async def test_exit_codes_and_signals_are_those_of_the_role(tmp_path: Path) -> None:
-    async with started(tmp_path / "parent.log") as parent:
-        with (tmp_path / "role.log").open("ab") as log:
-            ended, crashed, role = [await parent.fork(words, log, ()) for words in (["end", "2"], ["crash"], ["wait"])]
-        assert (await ended.wait(), await crashed.wait()) == (2, 1)
-        ask_to_end(role)
-        assert await role.wait() == -signal.SIGTERM
-        ask_to_end(role)  # its number may be another process's by now: no signal is sent
-    assert "RuntimeError: scripted crash" in (tmp_path / "role.log").read_text()
+    assert ("files.log" in files, "credentials" in files) == (True, False)
+    assert "RuntimeError: scripted crash" in (tmp_path / "ends.log").read_text()
 
 
 @contextlib.asynccontextmanager

@@ -101,21 +101,6 @@ async def test_an_environment_that_cannot_be_loaded_is_a_fault_in_its_own_words(
     assert words in episode.fault_text
 
 
-async def test_bad_days_are_judged_as_those_of_a_builtin(harness, container):
-    container.start("rogues:does_what_it_is_told")
-    words = [
-        ("raises", "KeyError: 'reward'"),
-        ("is_killed", "was killed (SIGKILL)"),
-        ("eats_memory", "emory"),
-        ("exits", "SystemExit: 3"),
-    ]
-    harness.rollout.answer = lambda request: [harness.rollout.result(request, words[request.member][0])]
-    episodes = await harness.play_document(with_image(harness, memory="256Mi"), len(words), socket=container.socket)
-    for episode, (_, text) in zip(episodes, words, strict=True):
-        assert episode.fault is FaultClass.ENV
-        assert text in episode.fault_text
-
-
 async def test_killed_in_an_episode_the_container_restarts_and_the_next_attempt_is_unharmed(harness, container):
     container.start("rogues:asks")
     document = with_image(harness, max_attempts=3)
