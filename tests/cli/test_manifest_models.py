@@ -42,25 +42,21 @@ def test_a_layer_that_the_model_lacks_is_answered_with_the_nearest(
     assert line.endswith("found 'qproj'; did you mean 'q_proj'?"), "of a builtin model it is told once"
 
 
-def test_an_architecture_that_vllm_does_not_adapt_is_refused(complaints: Complaints, tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_trained_is_refused_but_one_of_another_machine_is_not_judged(
+    complaints: Complaints, tmp_path: Path
+) -> None:
     write_model(tmp_path / "m", architectures=["GPT2LMHeadModel"])
     (line,) = complaints(PATH)
     assert line.startswith(
         "job.yaml:5: spec.model.path: the model's architecture is 'GPT2LMHeadModel', and vLLM serves LoRA"
     )
     assert complaints("model: {path: m}\n  rollout: {engine: reference}") == [], "it takes any"
-
-
-def test_a_model_without_linear_layers_has_nothing_to_train(complaints: Complaints, tmp_path: Path) -> None:
     write_model(tmp_path / "m", {"model.norm.weight": (8,)})
     assert complaints(PATH) == [
         "job.yaml:5: spec.model.path: the model has no linear layers for an adapter; choose another model"
     ]
-
-
-@pytest.mark.parametrize("path", ["/nowhere/model", "."])
-def test_a_path_of_another_machine_is_not_judged(complaints: Complaints, path: str) -> None:
-    assert complaints(f"model: {{path: {path}}}", targets("anything"), runnable=False) == []
+    for path in ("/nowhere/model", "."):
+        assert complaints(f"model: {{path: {path}}}", targets("anything"), runnable=False) == []
 
 
 def test_a_model_too_big_for_this_machine_is_refused_with_the_numbers(
@@ -192,7 +188,9 @@ def test_an_adapter_of_another_size_is_told_with_both_numbers(
         assert line.startswith(f"{INIT_FROM} the adapter in {tmp_path / 'a'} {words}")
 
 
-def test_a_folder_with_something_else_in_it_is_no_export(complaints: Complaints, tmp_path: Path) -> None:
+def test_an_export_replaces_an_adapter_only_and_two_jobs_do_not_write_over_each_others(
+    complaints: Complaints, tmp_path: Path
+) -> None:
     (tmp_path / "mine").mkdir()
     assert complaints("export: {path: mine}") == []
     (tmp_path / "mine" / "thesis.tex").touch()
@@ -201,9 +199,6 @@ def test_a_folder_with_something_else_in_it_is_no_export(complaints: Complaints,
     assert complaints("export: {path: mine}", runnable=False) == []
     (tmp_path / "mine" / "adapter_config.json").touch()
     assert complaints("export: {path: mine}") == [], "an adapter is replaced"
-
-
-def test_two_jobs_do_not_write_over_each_others_export(complaints: Complaints, tmp_path: Path) -> None:
     job = "apiVersion: marlaas.dev/v1alpha1\nkind: RLJob\nmetadata: {name: b}\nspec:\n  poolRef: {name: tiny}"
     spec = "\n  environment: {name: reverse}\n  training: {steps: 2}\n  export: {path: ./out}"
     assert complaints(f"export: {{path: out}}\n---\n{job}{spec}") == [

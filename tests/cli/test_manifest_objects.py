@@ -57,7 +57,7 @@ TEAM = "environment: {name: relay}\n  agents: [{name: caller}, {name: reader, po
 SECOND_POOL = "\n---\napiVersion: marlaas.dev/v1alpha1\nkind: ModelPool\nmetadata: {name: big}\nspec: {model: {builtin: tiny}, maxRank: 8, adapterSlots: 8}"
 
 
-def test_each_agent_is_checked_against_its_own_pool(complaints: Complaints) -> None:
+def test_each_agent_is_checked_against_its_own_pool_which_has_to_exist(complaints: Complaints, manifest: Write) -> None:
     last = "training: {steps: 3}"
     assert complaints(TEAM, (last, f"{last}{SECOND_POOL}")) == [
         "job.yaml:20: spec.agents[1].adapter.rank: rank 16 is above maxRank 8 of ModelPool 'big' of agent 'reader'; lower the rank or raise "
@@ -65,24 +65,14 @@ def test_each_agent_is_checked_against_its_own_pool(complaints: Complaints) -> N
         "job.yaml:20: spec.agents[1].adapter.targets[0]: the builtin models have q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and "
         "down_proj, found 'q_prj'; did you mean 'q_proj'?",
     ]
-
-
-@pytest.mark.parametrize(
-    ("pool", "hint"), [("big", "; add the file that defines it"), ("tyny", "; did you mean 'tiny'?")]
-)
-def test_a_pool_that_only_an_agent_names_has_to_exist_too(complaints: Complaints, pool: str, hint: str) -> None:
-    team = TEAM.replace("name: big", f"name: {pool}").replace("q_prj", "q_proj")
-    assert complaints(team) == [
-        f"job.yaml:20: spec.agents[1].poolRef.name: no ModelPool '{pool}' of agent 'reader' in these files{hint}"
-    ]
-
-
-def test_a_pool_is_used_by_the_agents_that_name_it(manifest: Write) -> None:
-    last, right = "training: {steps: 3}", TEAM.replace("rank: 16", "rank: 8").replace("q_prj", "q_proj")
+    for pool, hint in (("big", "; add the file that defines it"), ("tyny", "; did you mean 'tiny'?")):
+        team = TEAM.replace("name: big", f"name: {pool}").replace("q_prj", "q_proj")
+        said = f"no ModelPool '{pool}' of agent 'reader' in these files{hint}"
+        assert complaints(team) == [f"job.yaml:20: spec.agents[1].poolRef.name: {said}"]
+    right = TEAM.replace("rank: 16", "rank: 8").replace("q_prj", "q_proj")
     loaded = load([manifest(right, (last, f"{last}{SECOND_POOL}"))])
-    assert [str(note) for note in loaded.notes] == []
-    job = job_document(loaded.jobs[0], (), "u1", None)
-    assert job.pools == {"tiny", "big"}
+    assert [str(note) for note in loaded.notes] == [], "the pool is used"
+    assert job_document(loaded.jobs[0], (), "u1", None).pools == {"tiny", "big"}
 
 
 @pytest.mark.parametrize("runnable", [True, False])

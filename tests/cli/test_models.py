@@ -18,32 +18,19 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
 
 
-@pytest.fixture
-def prepared() -> Path:
-    """A finished folder where the cache keeps the tiny model."""
-    folder = registry._folder(registry._RECIPES["tiny"])
-    folder.mkdir(parents=True)
-    return folder
-
-
-def test_the_list_shows_size_and_state_smallest_first() -> None:
-    result = invoke("models", "list")
-    heading, tiny, smollm2 = result.output.splitlines()
+def test_the_list_shows_size_and_state_smallest_first_to_people_and_machines() -> None:
+    heading, tiny, smollm2 = invoke("models", "list").output.splitlines()
     assert heading.split() == ["NAME", "SIZE", "PREPARED", "DESCRIPTION"]
     assert tiny.startswith("tiny                   2.5 MB  no, about 50 s  0.6 M parameters")
     assert smollm2.startswith("smollm2-135m-instruct  542 MB  no, about 30 s  SmolLM2-135M-Instruct")
-
-
-def test_a_prepared_model_is_shown_as_such_to_people_and_machines(prepared: Path) -> None:
+    prepared = registry._folder(registry._RECIPES["tiny"])  # a finished folder where the cache keeps the model
+    prepared.mkdir(parents=True)
     assert "2.5 MB  yes " in invoke("models", "list").output
     facts = json.loads(invoke("models", "list", "--json").stdout)
     assert [one["name"] for one in facts] == [model.name for model in list_models()]
     assert [one["folder"] for one in facts] == [str(prepared), None]
     result = invoke("models", "prepare", "tiny")
     assert (result.exit_code, result.stdout) == (0, f"{prepared}\n"), "preparing prints the folder alone"
-
-
-def test_an_unknown_model_gets_the_nearest_name() -> None:
     error = invoke("models", "prepare", "tny").exception
     assert isinstance(error, UnknownModel)
     assert str(error).endswith("did you mean 'tiny'?")

@@ -122,7 +122,7 @@ def test_usage_is_a_table_csv_or_json(out: Path) -> None:
     assert "choose one" in str(result.exception)
 
 
-def test_both_sides_answer_what_is_asked_by_option(trained: Path) -> None:
+def test_both_sides_answer_what_is_asked_by_option_or_from_a_pipe(trained: Path) -> None:
     options = ("--greedy", "--max-tokens", "8", "-p", "reverse: hello", "-p", "again", "--json")
     result = invoke("chat", str(trained), *options)
     assert result.exit_code == 0, result.output
@@ -130,6 +130,14 @@ def test_both_sides_answer_what_is_asked_by_option(trained: Path) -> None:
     assert first == {"prompt": "reverse: hello", "base": first["adapter"], "adapter": first["adapter"]}
     assert first["base"]
     assert second["prompt"] == "again"
+    typed = "reverse: hello\n\n/new\nreverse: hello\n"
+    result = invoke("chat", str(trained), *options[:3], typed=typed)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("you: reverse: hello") == 2
+    heading = next(line for line in result.stdout.splitlines() if "trained" in line)
+    assert heading.split() == ["tiny", "a/one,", "trained"]
+    answers = [line for line in result.stdout.splitlines() if line.startswith("olle")]
+    assert len(set(answers)) <= 1
 
 
 @pytest.mark.parametrize(("agent", "is_changed"), [("solver", False), ("second", False), ("critic", True)])
@@ -151,17 +159,6 @@ def test_of_several_agents_the_one_that_is_asked_for_answers(team: Path, agent: 
 def test_an_agent_of_several_is_chosen_by_name(team: Path, options: tuple[str, ...], words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         raise invoke("chat", str(team), *options, "-p", "x").exception
-
-
-def test_lines_from_a_pipe_are_answered_side_by_side(trained: Path) -> None:
-    typed = "reverse: hello\n\n/new\nreverse: hello\n"
-    result = invoke("chat", str(trained), "--greedy", "--max-tokens", "8", typed=typed)
-    assert result.exit_code == 0, result.output
-    assert result.stdout.count("you: reverse: hello") == 2
-    heading = next(line for line in result.stdout.splitlines() if "trained" in line)
-    assert heading.split() == ["tiny", "a/one,", "trained"]
-    answers = [line for line in result.stdout.splitlines() if line.startswith("olle")]
-    assert len(set(answers)) <= 1
 
 
 @pytest.mark.parametrize(

@@ -61,23 +61,15 @@ def test_rubrics_and_extractions_that_cannot_be(make: Callable[[], object], word
         make()
 
 
-def test_the_length_penalty_is_dapos() -> None:
+def test_lengths_forms_and_answers_are_paid() -> None:
+    """The length penalty is DAPO's. Answers are compared as numbers when both are."""
     penalty = length_penalty(100, 200)
     assert [penalty(Reply("", num_tokens=n)) for n in (0, 100, 125, 200, 999)] == [0.0, 0.0, -0.25, -1.0, -1.0]
-
-
-def test_the_form_of_the_whole_reply_counts() -> None:
     form = format_reward(r"<think>.*</think>\s*<answer>.*</answer>")
     assert form(Reply(" <think>a\nb</think>\n<answer>c</answer>\n")) == 1.0
     assert form(Reply("well <think></think><answer></answer>")) == form(Reply("<answer>c</answer>")) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("text", "truth", "reward"),
-    [("so 7.0", 7, 1.0), ("1,000", "1000", 1.0), ("8", 7, 0.0), ("none", 7, 0.0), ("it is 0.50", 0.5, 1.0)],
-)
-def test_answers_are_compared_as_numbers_when_both_are(text: str, truth: object, reward: float) -> None:
-    assert answer_reward("last_number")(Reply(text), truth) == reward
+    pairs = {"so 7.0": 7, "1,000": "1000", "8": 7, "none": 7, "it is 0.50": 0.5}
+    assert [answer_reward("last_number")(Reply(text), truth) for text, truth in pairs.items()] == [1, 1, 0, 0, 1]
     assert answer_reward("whole")(Reply("Paris"), "Paris") == 1.0
 
 

@@ -221,12 +221,6 @@ async def test_the_turns_of_many_episodes_are_read_at_once_and_each_only_once(
     assert counting.read == [f"turn.{JOB.ref.key}.*.*"] * 2
 
 
-async def test_turns_that_are_not_kept_are_read_for_their_episode(bus: Bus, reader: TurnReader) -> None:
-    episode = await publish_turns(bus, 0, 0, 1)
-    await reader.read_new()
-    assert await texts(reader, episode, episode) == [["0.0", "0.1"]] * 2, "recorded again: its ack was lost"
-
-
 async def test_turns_without_an_episode_are_dropped_beyond_a_size(
     bus: Bus, counting: CountingBus, reader: TurnReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

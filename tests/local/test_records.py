@@ -190,7 +190,7 @@ def test_a_full_disk_and_a_strange_record_are_told_and_an_error_inside_the_run_i
     sentence = "the disk is full: free space and run the same command again"
     with pytest.raises(InvalidInput, match=sentence), translated(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")
-    with pytest.raises(OSError, match="of something else"), hold(tmp_path) as folder:
+    with pytest.raises(OSError, match="of something else"), hold(tmp_path) as folder:  # noqa: PT012
         (folder.state / "run.json").write_text('{"jobs": 3}')
         with pytest.raises(InvalidInput, match="is not a record of this version of marlaas"):
             folder.read_record()

@@ -126,23 +126,6 @@ async def test_an_output_folder_that_takes_no_more_ends_the_run(scene, document,
         await scene.watch(job).results()
 
 
-async def test_nothing_is_kept_of_a_job_that_was_cancelled(scene, document, progress_of):
-    kept, cancelled = document(), document("other")
-    for job in (kept, cancelled):
-        await scene.publish(job, progress_of)
-    scene.blobs.contents = {name: data for name, data in scene.blobs.contents.items() if data != b"other"}
-    watch = scene.watch(kept, cancelled)
-    await watch.results()
-    assert cancelled.ref.key in watch.failures
-    watch.replace((kept,))
-    assert not watch.failures
-    assert {*watch._phases} == {kept.ref.key}
-    collector = watch.collector
-    for known in (collector._records, collector._seen, collector._drawn, {key[0] for key in collector._published}):
-        assert cancelled.uid not in known
-    assert kept.uid in collector._records
-
-
 async def test_any_version_is_found_and_replaces_the_folder_and_a_corrupt_one_does_not(bus, blobs, document, tmp_path):
     assert await find(bus, blobs, document(), "policy", 0) is None
     await publish(bus, blobs, document(), b"v0", b"v1", b"v2")

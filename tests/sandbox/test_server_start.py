@@ -30,13 +30,12 @@ def config(tmp_path: Path) -> ChildrenConfig:
     return ChildrenConfig("", {}, 1 << 29, 60.0, tmp_path / "unused", {})
 
 
-async def test_nobody_listening_is_a_loss_of_the_fork_server(config, path):
+async def test_nobody_listening_is_a_loss_of_the_fork_server_and_another_kind_of_socket_a_broken_environment(
+    config, path
+):
     with pytest.raises(ForkServerLost, match=r"does not listen on .*environment\.sock .*; its log says why"):
         await connect_server(config, path)
     assert virtual_time.now() - virtual_time.START == pytest.approx(60.0, abs=1.0)
-
-
-async def test_a_socket_of_another_kind_is_no_server_of_environments(config, path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))
         listener.listen()

@@ -85,19 +85,15 @@ async def test_a_failure_for_good_is_raised_in_its_own_words(client, rollout, st
     assert len(rollout.requests) == 1
 
 
-async def test_an_engine_that_takes_too_long_for_a_turn_has_it_cancelled(client, rollout):
+async def test_an_engine_that_takes_too_long_for_a_turn_or_fails_for_so_long_has_it_cancelled(client, rollout):
     """Nothing but the heartbeat wakes the wait for a reply: it brings the timeout nearer."""
     rollout.answer = lambda asked: [rollout.beat(asked), rollout.beat(asked, running_s=69.0)]
-    with pytest.raises(
-        TurnOverran, match=r"within 70 s, waits not counted \(turnTimeoutSeconds\); last: rollout-0: heart"
-    ):
+    words = r"within 70 s, waits not counted \(turnTimeoutSeconds\); last: rollout-0: heart"
+    with pytest.raises(TurnOverran, match=words):
         await client.generate(request(), 70.0)
     assert passed_s() == pytest.approx(1.0)
     await asyncio.sleep(0)
     assert [cancel.episode for cancel in rollout.cancelled] == ["u1-t0-0-1"]
-
-
-async def test_failures_that_are_asked_again_for_longer_than_a_turn_may_take_are_raised(client, rollout):
     rollout.answer = lambda asked: [rollout.failure(asked, "KeyError('x')", True)]
     with pytest.raises(TurnOverran, match=r"within 10 s.*last: rollout-0: KeyError\('x'\)"):
         await client.generate(request(), 10.0)
