@@ -1,38 +1,46 @@
-"""`marlaas episodes`, `plot`, `usage` and `chat` on a folder as a run leaves it."""
+"""`marlaas episodes`, `plot`, `usage`, `chat` and `why JOB --run DIR` on a folder as a run leaves it."""
 
 import json
+import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import invoke
+from tests.harness import a_progress, job_document, pool_document
 from tests.tables import rows
 
 from marlaas.episodes.files import EpisodeWriter
 from marlaas.episodes.record import EpisodeRecord, TurnRecord
-from marlaas.local.folder import RunRecord, hold
+from marlaas.local.folder import OutFolder, RunRecord, hold
 from marlaas.models import prepare
-from marlaas_api.documents import job_spec, pool_spec
 from marlaas_api.errors import InvalidInput
-from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
-from marlaas_api.messages import JobDocument, PoolDocument, StopReason
+from marlaas_api.messages import AgentProgress, JobDocument, Phase, Progress, StopReason, UsageAmounts
 from marlaas_api.names import JobRef, Split, train_group
 
-SPEC = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 3}}
+STEPS = {"training": {"steps": 40}}
+JOB = job_document("sums", created_at=1000.0, spec=STEPS)
+OTHER = job_document("other", created_at=1000.0, spec=STEPS)
 REF = JobRef("a", "one", "u1")
+
+
+def leave(
+    out: Path, *progress: Progress, jobs: Sequence[JobDocument] | None = None, model_path: str = "/m"
+) -> OutFolder:
+    """Leave the folder as a run does that was stopped."""
+    with hold(out) as folder:
+        folder.write_record(
+            RunRecord(jobs=tuple(jobs or (JOB, OTHER)), pools=(pool_document(Path(model_path)),), progress=progress)
+        )
+        return folder
 
 
 def write_run(root: Path, model_path: str = "/m", agents: Sequence[dict[str, object]] = ()) -> Path:
     """The folder of a run of job `a/one` that has only begun; return the job's folder."""
-    body = {"namespace": "a", "job": "one", "uid": "u1", "pool": "tiny", "tenant": "a"}
-    spec = {**SPEC, "agents": list(agents)} if agents else SPEC
-    document = JobDocument(**body, spec=job_spec(RLJobSpec.model_validate(spec)))
-    pool = pool_spec(ModelPoolSpec.model_validate({"model": {"builtin": "tiny"}}))
-    with hold(root) as folder:
-        folder.write_record(
-            RunRecord(jobs=(document,), pools=(PoolDocument(name="tiny", model_path=model_path, spec=pool),))
-        )
-        return folder.job(REF)
+    spec = {"agents": list(agents)} if agents else {}
+    job = job_document("one", uid="u1", namespace="a", tenant="a", spec=spec)
+    return leave(root, jobs=[job], model_path=model_path).job(REF)
 
 
 @pytest.fixture
@@ -168,3 +176,93 @@ def test_an_agent_of_several_is_chosen_by_name(team: Path, options: tuple[str, .
 def test_what_cannot_be_is_refused_before_anything_is_read_or_loaded(out: Path, arguments: str, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         raise invoke(*arguments.format(out=out).split()).exception
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Path:
+    return tmp_path / "left"
+
+
+def why(left: Path, *words: str) -> str:
+    result = invoke("why", *(words or ("sums",)), "--run", str(left))
+    if result.exception is not None:
+        raise result.exception
+    return " ".join(result.stdout.split())
+
+
+def test_a_job_that_was_running_is_told_as_it_was_left(left: Path) -> None:
+    agents = {"policy": AgentProgress(reward=0.5)}
+    leave(left, a_progress(JOB, reason="Training", step=10, reward=0.5, started_at=1000.0, at=1060.0, agents=agents))
+    assert why(left) == (
+        f"No `marlaas run` uses {left} now. To continue the run, repeat the command that started it. As it was left: team-a/sums has been running for 1 m 00 s, at step 10 "
+        "of 40, reward 0.50. Training: Episodes are played and trained on. There is nothing to do."
+    )
+
+
+def test_a_preempted_job_waits_since_it_was_stopped_for_the_job_that_ends_next(left: Path) -> None:
+    waits = {"phase": Phase.QUEUED, "admitted": False, "reason": "Preempted", "message": "preempted by tenant b"}
+    leave(
+        left,
+        a_progress(JOB, **waits, step=3, started_at=1000.0, at=1060.0, steps=40),
+        a_progress(OTHER, reason="Training", step=10, started_at=1000.0, admitted_s=50.0, at=1080.0),
+    )
+    said = why(left)
+    assert "team-a/sums has been queued for 0 s, at step 3 of 40. Preempted: The job made room" in said
+    assert "the next running job to end is team-a/other, in about 2 m 30 s. There is nothing to do." in said
+
+
+@pytest.mark.parametrize("reason", ["WaitingForPool", "WaitingForTrainer", "Training"])
+def test_a_job_says_for_how_long_it_waits_and_the_advice_is_about_the_run(left: Path, reason: str) -> None:
+    leave(left, a_progress(JOB, reason=reason, reason_at=1018.0, admitted_at=1000.0, started_at=1000.0, at=1060.0))
+    said = why(left)
+    assert "has been running for 1 m 00 s" in said
+    assert (f"{reason} (for 42 s): " in said) is (reason != "Training")
+    leave(left, a_progress(JOB, phase=Phase.QUEUED, admitted=False, reason="WaitingForPool", at=1060.0))
+    said = why(left, "sums", "-n", "team-a")
+    assert "team-a/sums has been queued for 1 m 00 s. WaitingForPool: " in said, "since its creation"
+    assert said.endswith(f"What to do: Wait while it starts. If it lasts, read the logs in {left}/.state/logs.")
+
+
+@pytest.mark.parametrize("names", [("policy",), ("solver", "critic")])
+def test_a_succeeded_job_says_where_its_adapters_are(left: Path, names: tuple[str, ...]) -> None:
+    job = job_document("sums", spec={**STEPS, "agents": [{"name": name} for name in names]})
+    agents = {name: AgentProgress(reward=0.25, eval_before=0.0, eval_last=0.5) for name in names}
+    usage = {name: UsageAmounts(generated_tokens=0 if name == "critic" else 9) for name in names}
+    done = {"phase": Phase.SUCCEEDED, "admitted": False, "reason": "Finished", "step": 40, "finished_at": time.time()}
+    versions = dict.fromkeys(names, 40) | ({"critic": 0} if "critic" in names else {})
+    leave(left, a_progress(job, **done, versions=versions, agents=agents, usage=usage), jobs=(job,))
+    folders = [OutFolder(left).job(job.ref) / "adapter" / (name if len(names) > 1 else "") for name in names]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    said = why(left)
+    assert re.match(r"team-a/sums succeeded \d+ s ago, at step 40 of 40, version ", said)
+    agent = f" --agent {names[0]}" if len(names) > 1 else ""
+    assert f"What to do: Chat with its adapter: `marlaas chat {left} --job team-a/sums{agent}`." in said
+    assert said.endswith(" ".join(f"Agent {name}: {folder}." for name, folder in zip(names, folders, strict=True)))
+    assert ("Agent critic was called in no episode of 40 steps" in said) is ("critic" in names)
+
+
+def test_a_failed_job_and_one_that_the_run_gave_up_say_why(left: Path) -> None:
+    ended = {"phase": Phase.FAILED, "admitted": False, "finished_at": time.time()}
+    leave(
+        left,
+        a_progress(JOB, **ended, reason="TooManyFaults", message="KeyError: 'x'"),
+        a_progress(OTHER, **ended, reason="RoleFailed", message="trainer-0 exited 5 times"),
+    )
+    assert why(left).endswith("Fix it and start a run with another --out.")
+    said = why(left, "other")
+    assert "RoleFailed: A process that the job needs failed and is not restarted." in said
+    assert "Message: trainer-0 exited 5 times." in said
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("third",), "has no job third: its jobs are team-a/sums, team-a/other"),
+        (("sums", "--context", "x"), "--run excludes --context and --kubeconfig"),
+    ],
+)
+def test_what_cannot_be_explained_is_refused(left: Path, words: tuple[str, ...], text: str) -> None:
+    leave(left)
+    with pytest.raises(InvalidInput, match=text):
+        why(left, *words)
