@@ -291,19 +291,16 @@ def views(document, progress_of):
     return [of(f"team-{at}", weight, number) for at, weight in enumerate((1, 1, 2, 4)) for number in range(8)]
 
 
-def test_shares_are_by_weight_among_tenants_with_running_jobs_and_by_tokens(views):
+def test_shares_are_by_weight_among_tenants_with_running_jobs_and_failed_jobs_come_first(views):
     tenants = by_tenant(views)
     assert [one.entitled for one in tenants] == pytest.approx([1 / 8, 1 / 8, 2 / 8, 4 / 8])
-    assert [one.received for one in tenants] == pytest.approx([1 / 4] * 4)
+    assert [one.received for one in tenants] == pytest.approx([1 / 4] * 4), "by tokens"
+    phases = [view.progress.phase for view in tenants[0].jobs]
+    assert phases == [Phase.FAILED, *[Phase.RUNNING] * 5, Phase.QUEUED, Phase.SUCCEEDED]
     idle = [view for view in views if view.document.tenant == "team-3" and view.progress.phase is not Phase.RUNNING]
     without = by_tenant([view for view in views if view.document.tenant != "team-3"] + idle)
     assert [one.entitled for one in without] == [1 / 4, 1 / 4, 2 / 4, None]
     assert {one.entitled for one in by_tenant([replace(view, is_weight_known=False) for view in views])} == {None}
-
-
-def test_failed_jobs_come_first_and_finished_ones_last(views):
-    phases = [view.progress.phase for view in by_tenant(views)[0].jobs]
-    assert phases == [Phase.FAILED, *[Phase.RUNNING] * 5, Phase.QUEUED, Phase.SUCCEEDED]
 
 
 @pytest.mark.parametrize(("room", "num_jobs"), [(100, 32), (36, 32), (35, 24), (24, 16), (12, 4), (2, 4)])
