@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import invoke
-from tests.harness import a_progress, job_document, pool_document
+from tests.harness import a_progress, job_document
 from tests.tables import rows
 
 from marlaas.episodes.files import EpisodeWriter
 from marlaas.episodes.record import EpisodeRecord, TurnRecord
 from marlaas.local.folder import OutFolder, RunRecord, hold
 from marlaas.models import prepare
+from marlaas_api.documents import pool_spec
 from marlaas_api.errors import InvalidInput
-from marlaas_api.messages import AgentProgress, JobDocument, Phase, Progress, StopReason, UsageAmounts
+from marlaas_api.kinds import ModelPoolSpec
+from marlaas_api.messages import AgentProgress, JobDocument, Phase, PoolDocument, Progress, StopReason, UsageAmounts
 from marlaas_api.names import JobRef, Split, train_group
 
 STEPS = {"training": {"steps": 40}}
@@ -29,10 +31,10 @@ def leave(
     out: Path, *progress: Progress, jobs: Sequence[JobDocument] | None = None, model_path: str = "/m"
 ) -> OutFolder:
     """Leave the folder as a run does that was stopped."""
+    spec = pool_spec(ModelPoolSpec.model_validate({"model": {"builtin": "tiny"}}))
+    pool = PoolDocument(name="tiny", model_path=model_path, spec=spec)
     with hold(out) as folder:
-        folder.write_record(
-            RunRecord(jobs=tuple(jobs or (JOB, OTHER)), pools=(pool_document(Path(model_path)),), progress=progress)
-        )
+        folder.write_record(RunRecord(jobs=tuple(jobs or (JOB, OTHER)), pools=(pool,), progress=progress))
         return folder
 
 
