@@ -90,9 +90,9 @@ async def test_episodes_are_played_in_the_other_container_and_the_sandbox_is_rea
     [
         ("rogues:nothing", {}, "rogues has no 'nothing'"),
         ("rogues:EndsItself", {}, "the process exited while it loaded the environment"),
-        ("rogues:asks", {"tunrs": "x" * 300_000}, "has no argument 'tunrs'; did you mean 'turns'?"),
+        ("rogues:asks", {"tunrs": "x" * 60_000}, "has no argument 'tunrs'; did you mean 'turns'?"),
     ],
-    ids=["no such environment", "its process ends", "arguments longer than a packet"],
+    ids=["no such environment", "its process ends", "arguments of nearly the largest size"],
 )
 async def test_an_environment_that_cannot_be_loaded_is_a_fault_in_its_own_words(harness, container, name, args, words):
     container.start(name)

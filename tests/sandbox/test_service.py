@@ -144,7 +144,6 @@ async def test_tasks_of_a_past_job_of_the_same_name_are_forgotten_and_those_of_t
     await harness.submit(other if left else document)
     async with harness.open(document):
         await harness.put_task(harness.task(other))
-        await harness.bus.publish("task.team-a.job", b"garbage")
         await harness.put_task(harness.task(document))
         (episode,) = await harness.episodes(1)
     assert (episode.uid, await harness.num_tasks()) == ("u1", left)
@@ -300,9 +299,10 @@ async def test_a_task_that_kills_every_sandbox_is_given_up(harness):
     assert "never finished" in episodes[0].fault_text
 
 
-@pytest.mark.parametrize("is_next_job", [False, True], ids=["a task", "the document of the next job of the name"])
-async def test_a_task_of_a_newer_release_is_claimed_once_and_left_to_newer_sandboxes(harness, monkeypatch, is_next_job):
+@pytest.mark.parametrize("unreadable", ["task", "document of the next job of the name", "garbage"])
+async def test_a_task_that_cannot_be_read_is_claimed_once_and_left_to_newer_sandboxes(harness, monkeypatch, unreadable):
     document = harness.document("rogues:asks")
+    is_next_job = unreadable.startswith("document")
     latest = document.model_copy(update={"uid": "u2"}) if is_next_job else document
     task = wire.encode(harness.task(latest))
     await harness.bus.ensure()
@@ -310,6 +310,7 @@ async def test_a_task_of_a_newer_release_is_claimed_once_and_left_to_newer_sandb
         newer.setattr(wire, "SCHEMA_VERSION", wire.SCHEMA_VERSION + 1)
         await harness.submit(latest)
         task = task if is_next_job else wire.encode(harness.task(latest))
+    task = b"garbage" if unreadable == "garbage" else task
     async with harness.open(document) as context:
         for is_ready in (True, False):
             async with asyncio.timeout(WITHIN_S):
