@@ -9,29 +9,7 @@ from typer.testing import CliRunner, Result
 from marlaas.cli.app import build
 from marlaas.manifest import InvalidManifest, load
 
-MANIFEST = """\
-apiVersion: marlaas.dev/v1alpha1
-kind: ModelPool
-metadata: {name: tiny}
-spec:
-  model: {builtin: tiny}
-  maxRank: 16
-  adapterSlots: 8
----
-apiVersion: marlaas.dev/v1alpha1
-kind: Tenant
-metadata: {name: red}
-spec: {namespaces: [team-a]}
----
-apiVersion: marlaas.dev/v1alpha1
-kind: RLJob
-metadata: {name: sums, namespace: team-a}
-spec:
-  poolRef: {name: tiny}
-  environment: {name: reverse}
-  rollout: {groupSize: 4}
-  training: {steps: 3}
-"""
+MANIFEST = (Path(__file__).parent / "manifest.yaml").read_text("utf-8")
 
 
 def invoke(*arguments: str, typed: str | None = None) -> Result:

@@ -1,7 +1,10 @@
-"""The command as people meet it: help, verdicts, exit codes, no tracebacks."""
+"""The command as people meet it: help, verdicts, exit codes, no tracebacks, and what `marlaas run` refuses before it starts."""
 
 import errno
+import functools
 import json
+import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,9 +12,12 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import invoke
+from tests.models.model_folders import write_model
 
 from marlaas.cli import main
 from marlaas.cli.app import COMMANDS, exit_code_of
+from marlaas.cli.standard_files import LossyOutput
+from marlaas.local import server
 from marlaas_api.errors import InvalidInput, Permanent, Retryable
 
 Write = Callable[..., Path]
@@ -44,16 +50,13 @@ def test_help_imports_nothing_that_takes_time() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_commands_help_has_an_example(name: str) -> None:
-    result = invoke(name, "--help")
+@pytest.mark.parametrize("name", [*COMMANDS, "models list", "models prepare"])
+def test_every_commands_help_has_an_example_and_says_what_its_exit_code_means(name: str) -> None:
+    result, command = invoke(*name.split(), "--help"), COMMANDS.get(name)
+    said = " ".join(result.output.split())
     assert result.exit_code == 0, result.output
-    assert f"Example: {COMMANDS[name].example}" in " ".join(result.output.split())
-
-
-@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if not command.is_group])
-def test_every_commands_help_says_what_its_exit_code_means(name: str) -> None:
-    assert "Exit code: 0 " in " ".join(invoke(name, "--help").output.split())
+    assert f"Example: {command.example if command else f'marlaas {name}'}" in said
+    assert command is None or command.is_group or "Exit code: 0 " in said
 
 
 def test_a_cluster_that_nobody_is_going_to_ask_is_not_silently_ignored(
@@ -141,3 +144,106 @@ def test_a_reader_that_goes_away_is_no_traceback(manifest: Write) -> None:
     command = f"{sys.executable} -m marlaas validate {manifest()} | {sys.executable} -c '{reader}'"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert done.stderr == ""
+
+
+def test_output_without_a_reader_is_dropped_and_nothing_else_fails_on_it():
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as file:
+        output = LossyOutput(file)
+        output.write("seen\n")
+        output.flush()
+        assert os.read(reading, 100) == b"seen\n"
+        os.close(reading)
+        for _ in range(3):
+            assert output.write("lost\n") == len("lost\n")
+            output.flush()
+        assert output.is_lost
+        print("also lost", file=file, flush=True)
+
+
+def test_closed_standard_files_become_the_null_device():
+    program = (
+        "import os, sys, marlaas.cli.standard_files as files; files.open_closed_descriptors(); "
+        "os.write(int(sys.argv[1]), repr([os.readlink(f'/proc/self/fd/{n}') for n in range(3)]).encode()); "
+        "print('to nobody'); sys.exit(bool(sys.stdin.read()))"
+    )
+    reading, writing = os.pipe()
+    command = 'exec "$0" -c "$1" "$2" <&- >&- 2>&-'
+    done = subprocess.run(["sh", "-c", command, sys.executable, program, str(writing)], pass_fds=[writing], check=False)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        assert file.read() == repr(["/dev/null"] * 3)
+    assert done.returncode == 0
+
+
+Ended = tuple[int, str, str]
+
+
+@pytest.fixture
+def marlaas(
+    manifest: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Callable[..., Ended]:
+    """Runs the command on the right manifest after edits, in a folder with a (hollow) model; returns exit code and outputs."""
+    write_model(tmp_path / "model")
+    # A server that is not there yet is waited for; here no longer than it takes to see that.
+    monkeypatch.setattr(server, "connect", functools.partial(server.connect, connect_timeout_s=0.5))
+
+    def run(*options: str, edit: str = "model: {path: model}") -> Ended:
+        manifest(edit)
+        code = _command("run", "job.yaml", *options, monkeypatch=monkeypatch)
+        said = capfd.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def test_a_wrong_field_is_told_by_file_and_line_and_no_folder_is_made(marlaas, tmp_path):
+    assert marlaas(edit="environment: {name: solver-verifier}") == (
+        2,
+        "",
+        "job.yaml:19: spec.environment.args: environment 'solver-verifier' needs the agents solver, verifier; "
+        "the job lacks solver, verifier (its agents: policy)\n",
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--out", "job.yaml"), "a file exists where a folder is needed: choose another folder"),
+        (("--out", "/proc/here/out"), "cannot be written"),
+        (("--nats", "nats://127.0.0.1:1"), "127.0.0.1:1"),
+        (("--seed", "-1"), "--seed"),
+        (("--seed", str(2**53)), "--seed"),
+        (("another.yaml",), "another.yaml"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_told(marlaas, options, sentence):
+    code, _, said = marlaas(*options)
+    assert code == 2
+    assert sentence in said
+
+
+def test_a_file_that_is_no_nats_server_is_told(marlaas):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        code, _, said = marlaas("--nats", f"nats://127.0.0.1:{listener.getsockname()[1]}")
+    assert code == 2
+    assert str(listener) not in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_nearly_full_disk_is_told_with_the_number(marlaas, tmp_path):
+    (tmp_path / "small").mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", tmp_path / "small"]
+    mounted = subprocess.run(command, check=False, capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"this machine does not let us mount a small disk: {mounted.stderr.decode().strip()}")
+    try:
+        code, _, said = marlaas("--out", "small/out")
+    finally:
+        subprocess.run(["umount", tmp_path / "small"], check=True)
+    assert code == 2
+    assert "MiB are free, and a run needs at least 256 MiB: free space" in said

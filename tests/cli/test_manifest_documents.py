@@ -1,43 +1,29 @@
 """YAML as Kubernetes reads it, with lines; files that are no manifests, or are read in another way."""
 
+import copy
 import io
+import json
+import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.tables import rows
 
 from marlaas.manifest import InvalidManifest, load
 from marlaas.manifest.documents import YamlError, read_documents
+from marlaas.manifest.objects import File, Objects, read_objects
 
 Write = Callable[..., Path]
-SCALARS = {
-    "3e-4": 0.0003,
-    "3.5": 3.5,
-    "1.0": 1,
-    "08": 8,
-    "010": 8,
-    "0x1F": 31,
-    "0b101": 5,
-    "1_000": 1000,
-    "-7": -7,
-    "+7": 7,
-    "'3'": "3",
-    "on": True,
-    "No": False,
-    "y": True,
-    "~": None,
-    "null": None,
-    "2024-01-01": "2024-01-01",
-    "1:30": "1:30",
-    "!!int '5'": 5,
-    "!!str 5": "5",
-    "<<": "<<",
-}
 
 
-@pytest.mark.parametrize(("text", "value"), SCALARS.items())
+@pytest.mark.parametrize(("text", "value"), rows(__file__, "scalars"))
 def test_a_scalar_is_read_as_kubernetes_reads_it(text: str, value: Any) -> None:
     (document,) = read_documents(f"- {text}\n")
     assert document.value == [value]
@@ -61,45 +47,11 @@ def test_anchors_and_merges_work_and_the_nearer_value_wins() -> None:
     assert document.value["both"] == {"x": 4, "y": 2}
 
 
-ERRORS = {
-    "a: 1\nb: 2\na: 3\n": (3, "the key 'a' is given twice, here and on line 1; remove one"),
-    "a:\n\tb: 1\n": (
-        2,
-        "not YAML: while scanning for the next token, found character '\\t' that cannot start any token; indent with spaces, not tabs",
-    ),
-    "a: 1\n b: 2\n": (
-        2,
-        "not YAML: mapping values are not allowed here; check the indentation here and above, and the space after every colon",
-    ),
-    "a: 1\nb:2\n": (
-        2,
-        "not YAML: while scanning a simple key, could not find expected ':'; check the space after every colon",
-    ),
-    "a: [1, 2\n": (2, "not YAML: while parsing a flow sequence, expected ',' or ']', but got '<stream end>'"),
-    "a: 1\nb: *nope\n": (2, "not YAML: found undefined alias 'nope'"),
-    "a: &x\n  - *x\n": (1, "not a manifest: an anchor contains itself"),
-    "a: .inf\n": (1, "'.inf' is not a finite number"),
-    "a: 1e999\n": (1, "'1e999' is not a finite number"),
-    "a: 99999999999999999999\n": (1, "the number 99999999999999999999 does not fit into 64 bits"),
-    "a: 1\nb: !foo 5\n": (2, "the tag !foo is not allowed in a manifest; remove it"),
-    "a: !!python/object:os.system {}\n": (
-        1,
-        "the tag tag:yaml.org,2002:python/object:os.system is not allowed in a manifest; remove it",
-    ),
-    "a: 1\n? [b]\n: 2\n": (2, "a key must be text, not a list or a mapping"),
-    "a: 1\nb: \x01\n": (2, "not YAML: the character '\\x01' is not allowed"),
-    "a: {<<: 5}\n": (1, "'<<' must be a mapping, or a list of mappings"),
-    "a: " + "[" * 100 + "]" * 100: (1, "not a manifest: nested more than 100 deep"),
-    'a: "\\ud800"\n': (1, "'\\ud800' contains an unpaired surrogate"),
-    "[" * 5000: (1, "not a manifest: nested too deeply"),
-}
-
-
-@pytest.mark.parametrize("text", ERRORS, ids=[ascii(text[:12]) for text in ERRORS])
-def test_what_is_no_yaml_is_told_with_its_line(text: str) -> None:
+@pytest.mark.parametrize(("text", "line", "said"), rows(__file__, "no_yaml"), ids=lambda value: ascii(value)[:14])
+def test_what_is_no_yaml_is_told_with_its_line(text: str, line: int, said: str) -> None:
     with pytest.raises(YamlError) as caught:
         list(read_documents(text))
-    assert (caught.value.line, str(caught.value)) == ERRORS[text]
+    assert (caught.value.line, str(caught.value)) == (line, said)
 
 
 def test_a_bomb_of_aliases_does_not_go_off() -> None:
@@ -139,3 +91,108 @@ def test_a_byte_order_mark_is_no_part_of_the_text(manifest: Write) -> None:
     path = manifest()
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     assert len(load([path]).jobs) == 1
+
+
+POOL = {
+    "apiVersion": "marlaas.dev/v1alpha1",
+    "kind": "ModelPool",
+    "metadata": {"name": "tiny", "annotations": {"note": "a\tb \\ud83d \U0001f600"}},
+    "spec": {"model": {"builtin": "tiny"}},
+}
+
+
+@pytest.mark.parametrize("indent", [None, 1, "\t"])
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_json_means_what_it_means_to_kubectl(indent, ascii_only):
+    text = json.dumps(POOL, indent=indent, ensure_ascii=ascii_only)
+    (document,) = read_documents(text)
+    assert document.value == POOL
+
+
+def test_a_pipe_and_standard_input_are_read_once_and_count_every_time(monkeypatch):
+    text = yaml.safe_dump(POOL).encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+    reading, writing = os.pipe()
+    os.write(writing, text)
+    os.close(writing)
+    pipe = f"/dev/fd/{reading}"
+    try:
+        for file in ("-", pipe):
+            for _ in range(2):
+                assert [pool.metadata.name for pool in load([file], runnable=False).pools] == ["tiny"]
+    finally:
+        os.close(reading)
+
+
+def test_an_unrendered_template_is_said_to_be_one(tmp_path: Path):
+    path = tmp_path / "pool.yaml"
+    path.write_text("apiVersion: marlaas.dev/v1alpha1\nkind: ModelPool\nmetadata: {{ .Values.metadata }}\n")
+    with pytest.raises(InvalidManifest, match=r"\{\{ .Values.metadata \}\} is a placeholder of a template: render"):
+        load([str(path)], runnable=False)
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
+OBJECTS = [document.value for document in read_documents(EXAMPLE.read_text(encoding="utf-8"))]
+LINE = re.compile(r"^fuzz\.yaml:[1-9][0-9]*: \S")
+
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.sampled_from(["", "~", "1e9", "tiny"])
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=6), inner, max_size=3)),
+)
+
+
+def _places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [at, *(place for key, item in items for place in _places(item, (*at, key)))]
+
+
+def _replaced(value: Any, place: tuple[Any, ...], new: Any) -> Any:
+    if not place:
+        return new
+    changed = copy.copy(value)
+    changed[place[0]] = _replaced(value[place[0]], place[1:], new)
+    return changed
+
+
+def _added(value: Any, key: str, new: Any) -> Any:
+    return {**value, key: new} if isinstance(value, dict) else [*value, new] if isinstance(value, list) else new
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> Any:
+    body = draw(st.sampled_from(OBJECTS))
+    for _ in range(draw(st.integers(1, 3))):
+        place = draw(st.sampled_from(_places(body)))
+        new = draw(values)
+        if draw(st.booleans()):
+            inner: Any = body
+            for key in place:
+                inner = inner[key]
+            new = _added(inner, draw(st.text(max_size=6)), new)
+        body = _replaced(body, place, new)
+    return body
+
+
+def _findings(text: str) -> list[str]:
+    objects = Objects()
+    read_objects(File("fuzz.yaml", Path("/"), text), objects)
+    return [str(finding) for finding in objects.errors]
+
+
+@settings(max_examples=60, deadline=None)
+@given(bodies())
+def test_a_mutated_object_is_taken_or_told_with_a_line(body: Any) -> None:
+    for line in _findings(yaml.safe_dump(body, allow_unicode=True)):
+        assert LINE.match(line) or line == "fuzz.yaml: contains no objects", line
+        assert "pydantic" not in line
+        assert "Input should" not in line
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(alphabet=st.sampled_from(list("ab:- \n\t{}[]&*!<>'\"#?|%@\\1.~")), max_size=40))
+def test_any_text_is_taken_or_told(text: str) -> None:
+    for line in _findings(text):
+        assert LINE.match(line) or line == "fuzz.yaml: contains no objects", line

@@ -1,103 +1,29 @@
 """Bad fields and exactly what is said of them."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from tests.tables import rows
+
+from marlaas.local.documents import CHANGEABLE
+from marlaas.manifest import InvalidManifest, load
+from marlaas.manifest.findings import Placed
+from marlaas.manifest.objects import File, Objects, read_objects
+from marlaas.manifest.references import check_environments
+from marlaas_api.kinds import RLJob, RLJobSpec, Spec
+from marlaas_api.kinds.base import NO_CHANGE
+from marlaas_api.reason_texts import TEXTS
+from marlaas_api.reasons import Reason
 
 Complaints = Callable[..., list[str]]
 Edit = str | tuple[str, str]
-RANKS = "1, 8, 16, 32, 64, 128, 256, 320, 512"
-LABEL = "lower-case letters, digits and '-', beginning and ending with a letter or digit (no dots)"
-WHOLE, MAPPING = "expected a whole number, found", "expected a mapping of keys to values, found"
-ENVIRONMENT_NAME = "must be the name of a builtin environment, or module:attribute for your own"
 
-TABLE = {
-    # Unknown fields
-    "training: {steps: 3, stepz: 4}": "21: spec.training.stepz: unknown field; did you mean 'steps'?",
-    "poolRef: {name: tiny, xyz: 1}": "18: spec.poolRef.xyz: unknown field; 'spec.poolRef' takes name",
-    "rollout: {group_size: 4}": "20: spec.rollout.group_size: unknown field; did you mean 'groupSize'?",
-    "rank: 8": "22: spec.rank: unknown field; did you mean 'spec.agents[].adapter.rank'?",
-    "metadata: {name: sums, namespcae: team-a}": "16: metadata.namespcae: unknown field; did you mean 'namespace'?",
-    "rollout: {groupSize:16}": "20: spec.rollout['groupSize:16']: unknown field; write a space after the colon: 'groupSize: 16'",
-    "training: {steps: 3, learning_rate: 1e-4}": (
-        "21: spec.training.learning_rate: unknown field; did you mean 'spec.training.optimizer.learningRate'?"
-    ),
-    # Values of another type
-    'training: {steps: "3"}': f"21: spec.training.steps: {WHOLE} the text '3'; remove the quotes",
-    "training: {steps: 1.5}": f"21: spec.training.steps: {WHOLE} 1.5",
-    "poolRef: {name: 7}": "18: spec.poolRef.name: expected text, found 7; put it in quotes",
-    "suspend: maybe": "22: spec.suspend: expected true or false, found the text 'maybe'",
-    "training: [steps, 3]": (
-        f"21: spec.training: {MAPPING} a list; 'spec.training' takes algorithm, steps, groupsPerStep, microbatchTokens, "
-        "optimizer, maxStaleness, maxRefill, ratio, clip, baseline, kl, entropy, correction, overlong, data and seed"
-    ),
-    # Values that are missing
-    "training: {steps: }": (
-        "21: spec.training.steps: required, but missing (Number of optimizer steps to train; may be raised later)"
-    ),
-    "metadata: {namespace: team-a}": (
-        "16: metadata.name: required, but missing (Name of the object: lower-case letters, digits and '-', at most 63, "
-        "no dots (it is part of subjects))"
-    ),
-    ("training: {steps: 3}", "suspend: true"): (
-        "17: spec.training: required, but missing (Algorithm, loss, optimizer and data)"
-    ),
-    # Values out of their bounds
-    "rollout: {groupSize: 0}": "20: spec.rollout.groupSize: must be at least 1, found 0",
-    "rollout: {groupSize: 1}": (
-        "20: spec.rollout.groupSize: groupSize 1 has nothing to compare a reward with; set at least 2, or training.baseline.type: running-mean"
-    ),
-    "training: {steps: 3, optimizer: {learningRate: -0.1}}": (
-        "21: spec.training.optimizer.learningRate: must be at least 0, found -0.1"
-    ),
-    "training: {steps: 3, clip: {low: 1}}": "21: spec.training.clip.low: must be less than 1, found 1",
-    "training: {steps: 3, algorithm: gropo}": (
-        "21: spec.training.algorithm: must be one of grpo, dr-grpo, dapo, gspo, rloo, reinforce++, cispo; found 'gropo'; "
-        "did you mean 'grpo'?"
-    ),
-    "metadata: {name: my.sums, namespace: team-a}": f"16: metadata.name: must be {LABEL}; found 'my.sums'",
-    "environment: {name: reverse, memory: 512MB}": (
-        "19: spec.environment.memory: must be a quantity, for example 512Mi, 2 or 0.5; found '512MB'"
-    ),
-    "agents: [{name: policy, adapter: {targets: [self_attn.q_proj]}}]": (
-        "22: spec.agents[0].adapter.targets[0]: must be the last component of a linear layer's name, for example q_proj; "
-        "found 'self_attn.q_proj'"
-    ),
-    "environment: {name: games/guess.py}": f"19: spec.environment.name: {ENVIRONMENT_NAME}; found 'games/guess.py'",
-    # Values that stand twice, or exclude or need each other
-    "agents: [{name: policy, adapter: {targets: all-linear}}]": (
-        "22: spec.agents[0].adapter.targets: all-linear is what leaving it out means: remove targets to adapt all linear layers"
-    ),
-    "agents: [{name: policy, adapter: {targets: [q_proj, k_proj, q_proj]}}]": (
-        "22: spec.agents[0].adapter.targets: 'q_proj' is listed twice"
-    ),
-    "agents: [{name: policy}, {name: policy}]": "17: spec: agents must have different names",
-    ("namespaces: [team-a]", "namespaces: [team-a, team-a]"): "12: spec.namespaces: 'team-a' is listed twice",
-    "environment: {name: reverse, image: games, entrypoint: [play]}": (
-        "19: spec.environment: give exactly one of name and image; found both"
-    ),
-    "environment: {image: games}": "19: spec.environment: image needs entrypoint, the command that serves the environment",
-    "environment: {name: reverse, entrypoint: [play]}": (
-        "19: spec.environment: entrypoint needs image: it is the command that runs in the image"
-    ),
-    "evaluation: {tasks: 0, promote: best}": (
-        "22: spec.evaluation: promote: best needs evaluations, but tasks is 0: raise tasks, or set promote: last"
-    ),
-    "model: {builtin: tiny, path: /x}": (
-        "5: spec.model: give exactly one of builtin, path, pvc and hub; found builtin and path"
-    ),
-    # The order of a job's data
-    "training: {steps: 3, data: {skip: {}}}": (
-        "21: spec.training.data: skip needs tasks: an endless stream contains every task once, so none can be skipped"
-    ),
-    "training: {steps: 3, data: {order: shuffled}}": (
-        "21: spec.training.data: order: shuffled needs tasks: an endless stream has no order to shuffle"
-    ),
-}
 RIGHT_DATA = ["{}", "{tasks: 5}", "{tasks: 5, order: shuffled}", "{tasks: 5, skip: {}}", "{tasks: 1, skip: {maxShare: 0.9}}"]  # fmt: skip
 
 
-@pytest.mark.parametrize(("edit", "line"), TABLE.items())
+@pytest.mark.parametrize(("edit", "line"), rows(__file__, "fields"))
 def test_a_bad_field_is_named_with_its_line_and_what_was_expected(
     complaints: Complaints, edit: Edit, line: str
 ) -> None:
@@ -126,3 +52,68 @@ RIGHT = ["training: {steps: 3}", "evaluation:\n  activeDeadlineSeconds: null"]
 @pytest.mark.parametrize("edit", [*RIGHT, *(f"training: {{steps: 3, data: {text}}}" for text in RIGHT_DATA)])
 def test_a_right_field_is_taken_and_null_means_absent_as_in_kubernetes(complaints: Complaints, edit: str) -> None:
     assert complaints(edit) == []
+
+
+OWN = "environment: {name: 'games:guess', args: {limit: 3}}"
+GOOD = "def guess(task, agent, limit: int = 5):\n    return 0.0\n"
+
+
+@pytest.mark.parametrize(("source", "said"), rows(__file__, "modules"))
+def test_a_users_module_is_found_beside_the_manifest_and_cannot_hurt_the_command(
+    complaints: Callable[..., list[str]], tmp_path: Path, source: str, said: str | None
+) -> None:
+    (tmp_path / "games.py").write_text(source, encoding="utf-8")
+    assert complaints(OWN) == ([f"job.yaml:19: spec.environment: environment 'games:guess'{said}"] if said else [])
+
+
+def test_a_module_that_never_ends_its_import_is_given_up(tmp_path: Path, manifest: Callable[..., Path]) -> None:
+    (tmp_path / "games.py").write_text("while True:\n    pass\n", encoding="utf-8")
+    objects = Objects()
+    read_objects(File("job.yaml", tmp_path, manifest(OWN).read_text(encoding="utf-8")), objects)
+    jobs = [Placed(here.object, here.source) for here in objects.placed if isinstance(here.object, RLJob)]
+    assert [str(finding) for finding in check_environments(jobs, timeout_s=1)] == [
+        "job.yaml:19: spec.environment: environment 'games:guess': importing its module took longer than 1 s"
+    ]
+
+
+def test_every_job_finds_the_module_beside_its_own_manifest(tmp_path: Path, manifest: Callable[..., Path]) -> None:
+    text = manifest(OWN).read_text(encoding="utf-8")
+    pool, _, job = text.split("---\n")
+    for folder, source in (("good", GOOD), ("bad", "1 / 0\n")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "games.py").write_text(source, encoding="utf-8")
+        (tmp_path / folder / "job.yaml").write_text(job.replace("sums", folder), encoding="utf-8")
+    (tmp_path / "pool.yaml").write_text(pool, encoding="utf-8")
+    assert load(["pool.yaml", "good/job.yaml"]).folders == (tmp_path / "good",)
+    with pytest.raises(InvalidManifest) as caught:
+        load(["pool.yaml", "good/job.yaml", "bad/job.yaml"])
+    assert str(caught.value) == (
+        "bad/job.yaml:6: spec.environment: environment 'games:guess': importing games failed: ZeroDivisionError: division by zero"
+    )
+
+
+PARTS_OF_A_POOL = {"rollout.memory", "trainer.memory", "model"}
+
+
+def changeable(part: type[Spec], prefix: str = "") -> Iterator[str]:
+    """Fields without the rule that they cannot change, which do not lie in one with it either."""
+    for field in part.model_fields.values():
+        if NO_CHANGE[1] in str(field.json_schema_extra):
+            continue
+        path, kind = f"{prefix}{field.alias}", field.annotation
+        if isinstance(kind, type) and issubclass(kind, Spec):
+            yield from changeable(kind, f"{path}.")
+        else:
+            yield path
+
+
+def test_the_fields_that_may_change_are_those_that_the_kinds_do_not_fix() -> None:
+    assert set(changeable(RLJobSpec)) == CHANGEABLE
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_no_advice_is_to_change_what_cannot_change(reason: Reason) -> None:
+    advice = TEXTS[reason].advice
+    named = {path.rstrip(".") for path in re.findall(r"spec\.([A-Za-z.]+)", advice)} - PARTS_OF_A_POOL
+    if "a job's own" in advice or any(path not in CHANGEABLE for path in named):
+        assert re.search(r"\banew\b|\bnew (?:job|one)\b|create a pool", advice), advice

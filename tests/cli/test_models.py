@@ -1,12 +1,15 @@
 """`marlaas models`, on a cache of its own."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import invoke
 
+from marlaas.manifest import load
 from marlaas.models import UnknownModel, list_models, registry
+from marlaas.models.architectures import ADAPTABLE
 
 
 @pytest.fixture(autouse=True)
@@ -15,37 +18,48 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
 
 
-@pytest.fixture
-def prepared() -> Path:
-    """A finished folder where the cache keeps the tiny model."""
-    folder = registry._folder(registry._RECIPES["tiny"])
-    folder.mkdir(parents=True)
-    return folder
-
-
-def test_the_list_shows_size_and_state_smallest_first() -> None:
-    result = invoke("models", "list")
-    heading, tiny, smollm2 = result.output.splitlines()
+def test_the_list_shows_size_and_state_smallest_first_to_people_and_machines() -> None:
+    heading, tiny, smollm2 = invoke("models", "list").output.splitlines()
     assert heading.split() == ["NAME", "SIZE", "PREPARED", "DESCRIPTION"]
     assert tiny.startswith("tiny                   2.5 MB  no, about 50 s  0.6 M parameters")
     assert smollm2.startswith("smollm2-135m-instruct  542 MB  no, about 30 s  SmolLM2-135M-Instruct")
-
-
-def test_a_prepared_model_is_shown_as_such_to_people_and_machines(prepared: Path) -> None:
+    prepared = registry._folder(registry._RECIPES["tiny"])  # a finished folder where the cache keeps the model
+    prepared.mkdir(parents=True)
     assert "2.5 MB  yes " in invoke("models", "list").output
     facts = json.loads(invoke("models", "list", "--json").stdout)
     assert [one["name"] for one in facts] == [model.name for model in list_models()]
     assert [one["folder"] for one in facts] == [str(prepared), None]
     result = invoke("models", "prepare", "tiny")
     assert (result.exit_code, result.stdout) == (0, f"{prepared}\n"), "preparing prints the folder alone"
-
-
-def test_an_unknown_model_gets_the_nearest_name() -> None:
     error = invoke("models", "prepare", "tny").exception
     assert isinstance(error, UnknownModel)
     assert str(error).endswith("did you mean 'tiny'?")
 
 
-@pytest.mark.parametrize("example", ["marlaas models list", "marlaas models prepare tiny"])
-def test_every_subcommands_help_has_an_example(example: str) -> None:
-    assert f"Example: {example}" in invoke("models", example.split()[2], "--help").output
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted([*(ROOT / "examples").glob("*.yaml"), *(ROOT / "examples" / "agents").glob("*.yaml")])
+MANY = sorted((ROOT / "examples" / "many").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("paths", [*([path] for path in EXAMPLES), MANY], ids=lambda paths: paths[0].stem)
+def test_an_example_is_right_and_needs_no_remark(paths: list[Path]) -> None:
+    manifest = load(paths, runnable=True)
+    assert manifest.jobs
+    assert [str(note) for note in manifest.notes] == []
+
+
+def test_the_quickstart_trains_two_jobs_of_two_tenants_at_once() -> None:
+    manifest = load([next(path for path in EXAMPLES if path.name == "quickstart.yaml")])
+    assert [f"{job.metadata.namespace}/{job.metadata.name}" for job in manifest.jobs] == [
+        "team-a/reverse",
+        "team-b/calculator",
+    ]
+    (pool,) = manifest.pools
+    needed = sum(job.spec.training.max_staleness + 2 for job in manifest.jobs)
+    assert pool.spec.adapter_slots >= needed
+    assert {name for tenant in manifest.tenants for name in tenant.spec.namespaces} == {"team-a", "team-b"}
+
+
+def test_every_architecture_is_listed() -> None:
+    listed = (ROOT / "docs" / "reference" / "models.md").read_text(encoding="utf-8").rpartition("## Architectures")[2]
+    assert set(re.findall(r"`(\w+(?:ForCausalLM|LMHeadModel))`", listed)) == ADAPTABLE

@@ -1,37 +1,48 @@
-"""`marlaas episodes`, `plot`, `usage` and `chat` on a folder as a run leaves it."""
+"""`marlaas episodes`, `plot`, `usage`, `chat` and `why JOB --run DIR` on a folder as a run leaves it."""
 
 import json
+import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import invoke
+from tests.harness import a_progress, job_document
+from tests.tables import rows
 
 from marlaas.episodes.files import EpisodeWriter
 from marlaas.episodes.record import EpisodeRecord, TurnRecord
-from marlaas.local.folder import RunRecord, hold
+from marlaas.local.folder import OutFolder, RunRecord, hold
 from marlaas.models import prepare
-from marlaas_api.documents import job_spec, pool_spec
+from marlaas_api.documents import pool_spec
 from marlaas_api.errors import InvalidInput
-from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
-from marlaas_api.messages import JobDocument, PoolDocument, StopReason
+from marlaas_api.kinds import ModelPoolSpec
+from marlaas_api.messages import AgentProgress, JobDocument, Phase, PoolDocument, Progress, StopReason, UsageAmounts
 from marlaas_api.names import JobRef, Split, train_group
 
-SPEC = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 3}}
+STEPS = {"training": {"steps": 40}}
+JOB = job_document("sums", created_at=1000.0, spec=STEPS)
+OTHER = job_document("other", created_at=1000.0, spec=STEPS)
 REF = JobRef("a", "one", "u1")
+
+
+def leave(
+    out: Path, *progress: Progress, jobs: Sequence[JobDocument] | None = None, model_path: str = "/m"
+) -> OutFolder:
+    """Leave the folder as a run does that was stopped."""
+    spec = pool_spec(ModelPoolSpec.model_validate({"model": {"builtin": "tiny"}}))
+    pool = PoolDocument(name="tiny", model_path=model_path, spec=spec)
+    with hold(out) as folder:
+        folder.write_record(RunRecord(jobs=tuple(jobs or (JOB, OTHER)), pools=(pool,), progress=progress))
+        return folder
 
 
 def write_run(root: Path, model_path: str = "/m", agents: Sequence[dict[str, object]] = ()) -> Path:
     """The folder of a run of job `a/one` that has only begun; return the job's folder."""
-    body = {"namespace": "a", "job": "one", "uid": "u1", "pool": "tiny", "tenant": "a"}
-    spec = {**SPEC, "agents": list(agents)} if agents else SPEC
-    document = JobDocument(**body, spec=job_spec(RLJobSpec.model_validate(spec)))
-    pool = pool_spec(ModelPoolSpec.model_validate({"model": {"builtin": "tiny"}}))
-    with hold(root) as folder:
-        folder.write_record(
-            RunRecord(jobs=(document,), pools=(PoolDocument(name="tiny", model_path=model_path, spec=pool),))
-        )
-        return folder.job(REF)
+    spec = {"agents": list(agents)} if agents else {}
+    job = job_document("one", uid="u1", namespace="a", tenant="a", spec=spec)
+    return leave(root, jobs=[job], model_path=model_path).job(REF)
 
 
 @pytest.fixture
@@ -84,24 +95,13 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize(
-    ("option", "members"), [("--worst", [0, 2, 1]), ("--best", [1, 2, 0]), ("--random", None), ("--faults", [])]
-)
-def test_episodes_come_in_the_order_that_is_asked_for(out: Path, option: str, members: list[int] | None) -> None:
-    result = invoke("episodes", str(out), option, "--json")
-    assert result.exit_code == 0
-    found = [json.loads(line)["member"] for line in result.stdout.splitlines()]
-    assert (sorted(found) if members is None else found) == ([0, 1, 2] if members is None else members)
-
-
-def test_people_read_rewards_and_the_limit_holds(out: Path) -> None:
-    result = invoke("episodes", str(out), "--best", "-n", "1")
-    assert "a/one" in result.stdout
-    assert result.stdout.count("member") == 1
-    assert "reward 1" in result.stdout
-
-
-def test_nothing_to_show_is_said(out: Path) -> None:
+def test_episodes_come_in_the_order_that_is_asked_for_and_nothing_to_show_is_said(out: Path) -> None:
+    for option, members in (("--worst", [0, 2, 1]), ("--best", [1, 2, 0]), ("--random", [0, 1, 2]), ("--faults", [])):
+        result = invoke("episodes", str(out), option, "--json")
+        found = [json.loads(line)["member"] for line in result.stdout.splitlines()]
+        assert (result.exit_code, sorted(found) if option == "--random" else found) == (0, members)
+    said = invoke("episodes", str(out), "--best", "-n", "1").stdout
+    assert (said.count("member"), "a/one" in said, "reward 1" in said) == (1, True, True)
     assert "No episode of step 7 matches." in invoke("episodes", str(out), "--step", "7").stdout
     (out / "a" / "one" / "episodes.jsonl").unlink()
     assert "No episodes are recorded" in invoke("episodes", str(out)).stdout
@@ -132,7 +132,7 @@ def test_usage_is_a_table_csv_or_json(out: Path) -> None:
     assert "choose one" in str(result.exception)
 
 
-def test_both_sides_answer_what_is_asked_by_option(trained: Path) -> None:
+def test_both_sides_answer_what_is_asked_by_option_or_from_a_pipe(trained: Path) -> None:
     options = ("--greedy", "--max-tokens", "8", "-p", "reverse: hello", "-p", "again", "--json")
     result = invoke("chat", str(trained), *options)
     assert result.exit_code == 0, result.output
@@ -140,6 +140,14 @@ def test_both_sides_answer_what_is_asked_by_option(trained: Path) -> None:
     assert first == {"prompt": "reverse: hello", "base": first["adapter"], "adapter": first["adapter"]}
     assert first["base"]
     assert second["prompt"] == "again"
+    typed = "reverse: hello\n\n/new\nreverse: hello\n"
+    result = invoke("chat", str(trained), *options[:3], typed=typed)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("you: reverse: hello") == 2
+    heading = next(line for line in result.stdout.splitlines() if "trained" in line)
+    assert heading.split() == ["tiny", "a/one,", "trained"]
+    answers = [line for line in result.stdout.splitlines() if line.startswith("olle")]
+    assert len(set(answers)) <= 1
 
 
 @pytest.mark.parametrize(("agent", "is_changed"), [("solver", False), ("second", False), ("critic", True)])
@@ -163,29 +171,100 @@ def test_an_agent_of_several_is_chosen_by_name(team: Path, options: tuple[str, .
         raise invoke("chat", str(team), *options, "-p", "x").exception
 
 
-def test_lines_from_a_pipe_are_answered_side_by_side(trained: Path) -> None:
-    typed = "reverse: hello\n\n/new\nreverse: hello\n"
-    result = invoke("chat", str(trained), "--greedy", "--max-tokens", "8", typed=typed)
-    assert result.exit_code == 0, result.output
-    assert result.stdout.count("you: reverse: hello") == 2
-    heading = next(line for line in result.stdout.splitlines() if "trained" in line)
-    assert heading.split() == ["tiny", "a/one,", "trained"]
-    answers = [line for line in result.stdout.splitlines() if line.startswith("olle")]
-    assert len(set(answers)) <= 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [
-        ("episodes {out} --best --worst", "--worst and --best exclude each other"),
-        ("episodes {out}/..", "is not an output folder"),
-        ("plot nowhere --out plot.pdf", "expected a file name that ends in .png, .svg, .html"),
-        ("chat {out} --greedy --temperature 0.5", "exclude each other"),
-        ("chat {out} --agent other", "has no agent other: its agents are policy"),
-        ("chat {out} --job two", "has no job two"),
-        ("chat {out}", "has no adapter in"),
-    ],
+    rows(__file__, "refused"),
 )
 def test_what_cannot_be_is_refused_before_anything_is_read_or_loaded(out: Path, arguments: str, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         raise invoke(*arguments.format(out=out).split()).exception
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Path:
+    return tmp_path / "left"
+
+
+def why(left: Path, *words: str) -> str:
+    result = invoke("why", *(words or ("sums",)), "--run", str(left))
+    if result.exception is not None:
+        raise result.exception
+    return " ".join(result.stdout.split())
+
+
+def test_a_job_that_was_running_is_told_as_it_was_left(left: Path) -> None:
+    agents = {"policy": AgentProgress(reward=0.5)}
+    leave(left, a_progress(JOB, reason="Training", step=10, reward=0.5, started_at=1000.0, at=1060.0, agents=agents))
+    assert why(left) == (
+        f"No `marlaas run` uses {left} now. To continue the run, repeat the command that started it. As it was left: team-a/sums has been running for 1 m 00 s, at step 10 "
+        "of 40, reward 0.50. Training: Episodes are played and trained on. There is nothing to do."
+    )
+
+
+def test_a_preempted_job_waits_since_it_was_stopped_for_the_job_that_ends_next(left: Path) -> None:
+    waits = {"phase": Phase.QUEUED, "admitted": False, "reason": "Preempted", "message": "preempted by tenant b"}
+    leave(
+        left,
+        a_progress(JOB, **waits, step=3, started_at=1000.0, at=1060.0, steps=40),
+        a_progress(OTHER, reason="Training", step=10, started_at=1000.0, admitted_s=50.0, at=1080.0),
+    )
+    said = why(left)
+    assert "team-a/sums has been queued for 0 s, at step 3 of 40. Preempted: The job made room" in said
+    assert "the next running job to end is team-a/other, in about 2 m 30 s. There is nothing to do." in said
+
+
+@pytest.mark.parametrize("reason", ["WaitingForPool", "WaitingForTrainer", "Training"])
+def test_a_job_says_for_how_long_it_waits_and_the_advice_is_about_the_run(left: Path, reason: str) -> None:
+    leave(left, a_progress(JOB, reason=reason, reason_at=1018.0, admitted_at=1000.0, started_at=1000.0, at=1060.0))
+    said = why(left)
+    assert "has been running for 1 m 00 s" in said
+    assert (f"{reason} (for 42 s): " in said) is (reason != "Training")
+    leave(left, a_progress(JOB, phase=Phase.QUEUED, admitted=False, reason="WaitingForPool", at=1060.0))
+    said = why(left, "sums", "-n", "team-a")
+    assert "team-a/sums has been queued for 1 m 00 s. WaitingForPool: " in said, "since its creation"
+    assert said.endswith(f"What to do: Wait while it starts. If it lasts, read the logs in {left}/.state/logs.")
+
+
+@pytest.mark.parametrize("names", [("policy",), ("solver", "critic")])
+def test_a_succeeded_job_says_where_its_adapters_are(left: Path, names: tuple[str, ...]) -> None:
+    job = job_document("sums", spec={**STEPS, "agents": [{"name": name} for name in names]})
+    agents = {name: AgentProgress(reward=0.25, eval_before=0.0, eval_last=0.5) for name in names}
+    usage = {name: UsageAmounts(generated_tokens=0 if name == "critic" else 9) for name in names}
+    done = {"phase": Phase.SUCCEEDED, "admitted": False, "reason": "Finished", "step": 40, "finished_at": time.time()}
+    versions = dict.fromkeys(names, 40) | ({"critic": 0} if "critic" in names else {})
+    leave(left, a_progress(job, **done, versions=versions, agents=agents, usage=usage), jobs=(job,))
+    folders = [OutFolder(left).job(job.ref) / "adapter" / (name if len(names) > 1 else "") for name in names]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    said = why(left)
+    assert re.match(r"team-a/sums succeeded \d+ s ago, at step 40 of 40, version ", said)
+    agent = f" --agent {names[0]}" if len(names) > 1 else ""
+    assert f"What to do: Chat with its adapter: `marlaas chat {left} --job team-a/sums{agent}`." in said
+    assert said.endswith(" ".join(f"Agent {name}: {folder}." for name, folder in zip(names, folders, strict=True)))
+    assert ("Agent critic was called in no episode of 40 steps" in said) is ("critic" in names)
+
+
+def test_a_failed_job_and_one_that_the_run_gave_up_say_why(left: Path) -> None:
+    ended = {"phase": Phase.FAILED, "admitted": False, "finished_at": time.time()}
+    leave(
+        left,
+        a_progress(JOB, **ended, reason="TooManyFaults", message="KeyError: 'x'"),
+        a_progress(OTHER, **ended, reason="RoleFailed", message="trainer-0 exited 5 times"),
+    )
+    assert why(left).endswith("Fix it and start a run with another --out.")
+    said = why(left, "other")
+    assert "RoleFailed: A process that the job needs failed and is not restarted." in said
+    assert "Message: trainer-0 exited 5 times." in said
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("third",), "has no job third: its jobs are team-a/sums, team-a/other"),
+        (("sums", "--context", "x"), "--run excludes --context and --kubeconfig"),
+    ],
+)
+def test_what_cannot_be_explained_is_refused(left: Path, words: tuple[str, ...], text: str) -> None:
+    leave(left)
+    with pytest.raises(InvalidInput, match=text):
+        why(left, *words)

@@ -1,4 +1,4 @@
-"""The examples of the pages work: commands print what is shown, Python runs, manifests are valid, tables show real columns."""
+"""The examples of the pages work: every command is one and takes its options, commands print what is shown, Python runs, manifests are valid, tables show real columns."""
 
 import itertools
 import re
@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.docs.markdown import ROOT, Block, blocks, name, pages
+from tests.docs.markdown import CLUSTER_PROGRAMS, ROOT, Block, blocks, check, commands, name, pages, program, simple
+from tests.tables import rows
 from tools.crd import PRESENTATIONS
+from typer._click.exceptions import UsageError
 from typer.testing import CliRunner
 
 from marlaas.cli.app import build
@@ -148,3 +150,29 @@ def test_the_examples_for_a_cluster_run_on_one_machine() -> None:
     manifest = load(sorted((ROOT / "examples/cluster").glob("*.yaml")), runnable=True)
     assert [str(note) for note in manifest.notes] == []
     assert [job.metadata.namespace for job in manifest.jobs] == ["team-a"]
+
+
+SIMPLE = sorted({tuple(words) for line in commands() for words in simple(line)})
+OF_A_CLUSTER = [words for words in SIMPLE if program(words) in CLUSTER_PROGRAMS]
+OURS = [words for words in SIMPLE if words not in OF_A_CLUSTER]
+
+
+@pytest.mark.parametrize("words", OURS, ids=" ".join)
+def test_a_command_is_one_and_takes_these_options(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MARLAAS_ENVIRONMENT_SOCKET", "socket")  # the sandbox pod sets it for `marlaas env serve`
+    check(words)
+
+
+@pytest.mark.api_server  # needs kubectl and helm, which `make control-plane-tools` builds
+@pytest.mark.parametrize("words", OF_A_CLUSTER, ids=" ".join)
+def test_a_command_of_kubernetes_is_one_and_takes_these_options(words: tuple[str, ...]) -> None:
+    check(words)
+
+
+@pytest.mark.parametrize(
+    "line",
+    rows(__file__, "wrong_commands"),
+)
+def test_a_wrong_command_is_found(line: str) -> None:
+    with pytest.raises((AssertionError, KeyError, UsageError)):
+        [check(words) for words in simple(line)]

@@ -1,17 +1,21 @@
-"""Playing a named environment with a function as the policy, and a function as an environment."""
+"""Playing without a model: a function or an order of turns is the policy, also behind an OpenAI server with the official client."""
 
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from inspect import iscoroutinefunction
 from typing import Any
 
-from tests.environment.channels import OrderedReplies
+from openai import OpenAI
 
-from marlaas.environment import Message, Split, Task
-from marlaas.environment_types import TurnRequest
+from marlaas.environment import Agents, Message, Split, Task, TurnLimit
+from marlaas.environment_types import Reply, TurnRequest
 from marlaas.envs.loading import Environment, resolve
 from marlaas.envs.playing import Outcome, play_episode
-from marlaas.envs.scripted import RecordedReplies
+from marlaas.envs.scripted import RecordedReplies, ScriptedReplies
 from marlaas.episode_state import EpisodeState
+from marlaas.openai_server import OpenAIServer
+from marlaas_api.names import BRANCH_TURNS
 
 Answer = Callable[[TurnRequest], str]
 
@@ -36,7 +40,7 @@ def play(
     return play_episode(resolve(name, args).create(), task or first_task(), state), channel
 
 
-def played(code: Callable[..., Any], channel: OrderedReplies | None = None, *, is_strict: bool = True) -> Outcome:
+def played(code: Callable[..., Any], channel: "OrderedReplies | None" = None, *, is_strict: bool = True) -> Outcome:
     """Play `code` as the environment of the agents a and b."""
     state = EpisodeState(["a", "b"], channel or OrderedReplies(), is_strict=is_strict)
     return play_episode(Environment(code, True, is_async=iscoroutinefunction(code)), first_task(), state)
@@ -58,3 +62,113 @@ def play_moves(
     outcome = play_episode(resolve(name, args).create(), task, EpisodeState(agents, RecordedReplies(answer, 5)))
     assert list(left) == [], "the game ended before the last reply"
     return outcome, told
+
+
+FIRST, SECOND, AFTER = BRANCH_TURNS, 2 * BRANCH_TURNS, 3 * BRANCH_TURNS
+"""Numbers of the first turns in the parts of a block of two, and after it."""
+
+
+ORDERS = [
+    [("a", FIRST), ("a", FIRST + 1), ("b", SECOND), ("b", SECOND + 1)],
+    [("b", SECOND), ("b", SECOND + 1), ("a", FIRST), ("a", FIRST + 1)],
+    [("b", SECOND), ("a", FIRST), ("b", SECOND + 1), ("a", FIRST + 1)],
+]
+"""In which the turns of a block of two parts may be answered."""
+
+
+class OrderedReplies:
+    """A channel that answers some turns in a fixed order, and all others at once. order: (agent, number) of these turns."""
+
+    def __init__(self, *order: tuple[str, int], max_turns: int = 9) -> None:
+        self.requests: list[TurnRequest] = []
+        self._order, self._max_turns = list(order), max_turns
+        self._changed = threading.Condition()
+
+    def turn(self, request: TurnRequest) -> Reply:
+        name = (request.agent, request.number)
+        with self._changed:
+            assert self._changed.wait_for(lambda: name not in self._order or self._order[0] == name, timeout=30)
+            if name in self._order:
+                self._order.remove(name)
+            self._changed.notify_all()
+            if request.num_before >= self._max_turns:
+                raise TurnLimit(f"{request.agent} {request.number}")
+            self.requests.append(request)
+        return Reply(f"{request.agent}{request.number}", num_tokens=1, turn=request.number)
+
+    def may_call(self, agents) -> None:
+        pass
+
+    def tool(self, is_open, rewards) -> None:
+        pass
+
+    def numbers(self) -> dict[str, list[tuple[int, int | None]]]:
+        """By agent: its turns and what each continues, sorted."""
+        found: dict[str, list[tuple[int, int | None]]] = {}
+        for request in self.requests:
+            found.setdefault(request.agent, []).append((request.number, request.parent))
+        return {agent: sorted(turns) for agent, turns in sorted(found.items())}
+
+
+class Meeting(OrderedReplies):
+    """Answers turns when `num` of them are open, and then the next `num`."""
+
+    def __init__(self, num: int) -> None:
+        super().__init__()
+        self._meeting = threading.Barrier(num, timeout=30)
+
+    def turn(self, request: TurnRequest) -> Reply:
+        self._meeting.wait()
+        return super().turn(request)
+
+
+class Held(OrderedReplies):
+    """Answers no turn before `may_answer` is set; `asked` is released by each."""
+
+    def __init__(self, max_turns: int = 9) -> None:
+        super().__init__(max_turns=max_turns)
+        self.asked, self.may_answer = threading.Semaphore(0), threading.Event()
+
+    def turn(self, request: TurnRequest) -> Reply:
+        self.asked.release()
+        assert self.may_answer.wait(30)
+        return super().turn(request)
+
+
+def agents_of(channel: OrderedReplies, *names: str, is_strict: bool = True) -> Agents:
+    """The agents of an episode on the channel, by default a and b."""
+    return Agents(EpisodeState(names or ("a", "b"), channel, is_strict=is_strict))
+
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}},
+    },
+}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+
+
+@contextmanager
+def opened(
+    *replies: str, agents: tuple[str, ...] = ("policy",), temperature: float = 1.0, channel: Any = None
+) -> Iterator[Any]:
+    """A server, its client, and the requests to the agents behind it."""
+    channel = channel or ScriptedReplies(replies, max_turns=99)
+    state = EpisodeState(agents, channel, temperature)
+    with Agents(state)[agents[0]].openai() as server, client_of(server) as client:
+        yield server, client, channel.asked
+
+
+def client_of(server: OpenAIServer) -> OpenAI:
+    return OpenAI(base_url=server.base_url, api_key=server.api_key)
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def create(client: OpenAI, *messages: Any, **more: Any) -> Any:
+    return client.chat.completions.create(model=more.pop("model", "policy"), messages=list(messages), **more)

@@ -1,18 +1,25 @@
 """The OpenAI server with the official client, and what it rejects; a script answers for the policy."""
 
-import subprocess
-import sys
+import asyncio
+import json
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import openai
 import pytest
-from tests.environment.servers import ADD, CALL, create, opened, user
+from openai import AsyncOpenAI
+from tests.environment.playing import ADD, CALL, Held, Meeting, client_of, create, first_task, opened, user
+from tests.tables import rows
 
-from marlaas.environment import Message, Reply, StopReason
-from marlaas.envs.scripted import RecordedReplies
+from marlaas.environment import Agent, Message, Reply, StopReason, Task
+from marlaas.envs.loading import Environment
+from marlaas.envs.playing import Outcome, play_episode
+from marlaas.envs.scripted import RecordedReplies, ScriptedReplies
+from marlaas.episode_state import EpisodeState
+from marlaas.openai_server import OpenAIServer
 
 
 def test_a_completion_is_one_turn_with_its_usage() -> None:
@@ -24,14 +31,6 @@ def test_a_completion_is_one_turn_with_its_usage() -> None:
     (one,) = asked
     assert one.request.append == (Message("system", "be short"), Message("user", "2 + 2"))
     assert (one.request.parent, one.request.max_tokens, one.request.tools) == (None, 7, None)
-
-
-def test_a_stream_says_the_same() -> None:
-    with opened("four") as (_, client, _):
-        chunks = list(create(client, user("2 + 2"), stream=True, stream_options={"include_usage": True}))
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "four"
-    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices] == [None, "stop"]
-    assert chunks[-1].usage.completion_tokens == 4
 
 
 def test_the_whole_list_of_messages_goes_on_where_its_beginning_ended() -> None:
@@ -89,49 +88,15 @@ def test_a_closed_server_leaves_no_thread_and_no_port() -> None:
         _ = server.base_url
 
 
-def test_the_server_imports_nothing_heavy() -> None:
-    code = "import sys, marlaas.openai_server; print(*sys.modules)"
-    modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    assert not {"numpy", "pydantic", "asyncio", "openai", "httpx", "torch", "transformers"} & set(modules)
-
-
 @pytest.mark.parametrize(
     ("fields", "words"),
-    [
-        ({"temperature": 0.7}, "the job samples at 1"),
-        ({"top_p": 0.9}, "top_p = 0.9 is not supported"),
-        ({"presence_penalty": 0.1}, "presence_penalty"),
-        ({"stop": ["\n"]}, "stop"),
-        ({"logprobs": True}, "logprobs"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"tool_choice": "required", "tools": [ADD]}, "tool_choice"),
-        ({"n": 0}, "expected 1 to"),
-        ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"extra_body": {"top_a": 1}}, "unknown field 'top_a'"),
-        ({"tools": [{"type": "web_search"}]}, "a tool must be"),
-    ],
+    rows(__file__, "requests"),
 )
 def test_what_training_could_not_reproduce_is_refused_in_words(fields: dict[str, Any], words: str) -> None:
     with opened("a") as (_, client, asked):
         with pytest.raises(openai.BadRequestError, match=words):
-            create(client, user("x"), **fields)
+            client.chat.completions.create(**{"model": "policy", "messages": [user("x")], **fields})
         assert asked == []
-
-
-@pytest.mark.parametrize(
-    ("messages", "words"),
-    [
-        ([], "at least one message"),
-        ([{"role": "boss", "content": "x"}], "role"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "content must be text"),
-        ([{"role": "assistant", "tool_calls": [{"id": "x"}]}], "tool call"),
-        ([{"role": "user", "content": "x", "name": 3}], "name must be text"),
-    ],
-)
-def test_messages_that_are_none_are_refused(messages: list[Any], words: str) -> None:
-    with opened("a") as (_, client, _), pytest.raises(openai.BadRequestError, match=words):
-        create(client, *messages)
 
 
 def test_nobody_comes_in_without_the_episodes_key() -> None:
@@ -156,3 +121,160 @@ def test_what_breaks_behind_the_server_is_told_and_not_asked_again() -> None:
     with opened(channel=channel) as (_, client, _), broken:
         create(client, user("x"))
     assert channel.num_tools == 1
+
+
+def served(
+    channel: Any, talk: Callable[[AsyncOpenAI], Awaitable[Any]], *agents: str, is_strict: bool = False
+) -> list[Any]:
+    async def run(server: OpenAIServer) -> Any:
+        async with AsyncOpenAI(base_url=server.base_url, api_key=server.api_key) as client:
+            return await talk(client)
+
+    with OpenAIServer(EpisodeState(agents or ("a", "b"), channel, is_strict=is_strict)) as server:
+        return asyncio.run(run(server))
+
+
+async def two_turns(client: AsyncOpenAI, agent: str) -> list[str]:
+    messages: list[Any] = [user(agent)]
+    for text in ("and", "end"):
+        reply = (await client.chat.completions.create(model=agent, messages=messages)).choices[0].message
+        messages += [reply, user(text)]
+    return [messages[1].content, messages[3].content]
+
+
+def test_requests_of_an_asynchronous_job_are_sampled_at_the_same_time():
+    """An agent's names count its own turns, so they do not depend on the pace of other agents."""
+    channel = Meeting(2)
+
+    async def both(client: AsyncOpenAI) -> Any:
+        return await asyncio.gather(two_turns(client, "a"), two_turns(client, "b"))
+
+    assert served(channel, both) == [["a0", "a1"], ["b0", "b1"]]
+    assert channel.numbers() == {"a": [(0, None), (1, 0)], "b": [(0, None), (1, 0)]}
+
+
+def test_in_a_strict_job_a_request_beside_another_one_is_refused_in_words():
+    """Their order would be that of arrival."""
+    channel = Held()
+
+    async def both(client: AsyncOpenAI) -> Any:
+        first = asyncio.create_task(client.chat.completions.create(model="a", messages=[user("x")]))
+        assert await asyncio.to_thread(channel.asked.acquire, timeout=30)
+        for agent in ("a", "b"):
+            with pytest.raises(openai.BadRequestError, match="two turns were asked for at the same time") as caught:
+                await client.chat.completions.create(model=agent, messages=[user("x")])
+            assert caught.value.code == "not_allowed"
+        channel.may_answer.set()
+        await first
+        return await client.chat.completions.create(model="b", messages=[user("x")])
+
+    assert served(channel, both, is_strict=True).choices[0].message.content == "b0"
+    assert channel.numbers() == {"a": [(0, None)], "b": [(0, None)]}
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_several_choices_are_sampled_at_the_same_time_in_the_order_of_their_numbers(is_strict):
+    async def ask(client: AsyncOpenAI) -> Any:
+        answer = await client.chat.completions.create(model="a", messages=[user("x")], n=3)
+        return [choice.message.content for choice in answer.choices]
+
+    assert served(Meeting(3), ask, is_strict=is_strict) == ["a0", "a1", "a2"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tool_is_called_and_answered(stream: bool) -> None:
+    with opened(f"Let me see.\n{CALL}", "3") as (_, client, asked):
+        if stream:
+            with client.chat.completions.stream(model="policy", messages=[user("1 + 2")], tools=[ADD]) as events:
+                first = events.get_final_completion().choices[0]
+        else:
+            first = create(client, user("1 + 2"), tools=[ADD]).choices[0]
+        (call,) = first.message.tool_calls
+        assert (first.finish_reason, first.message.content) == ("tool_calls", "Let me see.")
+        assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 1, "b": 2})
+        said = {"role": "assistant", "content": first.message.content, "tool_calls": [call.model_dump()]}
+        answer = {"role": "tool", "content": "3", "tool_call_id": call.id}
+        assert create(client, user("1 + 2"), said, answer, tools=[ADD]).choices[0].message.content == "3"
+    assert [one.request.parent for one in asked] == [None, 0]
+    assert [one.request.tools and json.loads(one.request.tools[0]) for one in asked] == [ADD, None]
+    assert asked[1].request.append == (Message("tool", "3", tool_call_id=call.id),)
+
+
+def test_a_call_that_a_client_printed_anew_is_the_same_call() -> None:
+    with opened(CALL, "3") as (_, client, asked):
+        (call,) = create(client, user("1 + 2"), tools=[ADD]).choices[0].message.tool_calls
+        again = call.model_dump()
+        again["function"]["arguments"] = json.dumps({"a": 1, "b": 2}, indent=2)
+        said = {"role": "assistant", "content": None, "tool_calls": [again]}
+        create(client, user("1 + 2"), said, user("go on"), tools=[ADD])
+    assert asked[1].request.parent == 0
+
+
+@pytest.mark.parametrize(
+    ("reply", "names"),
+    rows(__file__, "calls"),
+)
+def test_calls_are_read(reply: str, names: list[str]) -> None:
+    with opened(reply) as (_, client, _):
+        choice = create(client, user("x"), tools=[ADD]).choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    assert [call.function.name for call in choice.message.tool_calls] == names
+
+
+@pytest.mark.parametrize(
+    "reply",
+    rows(__file__, "texts"),
+)
+def test_what_is_no_call_is_text(reply: str) -> None:
+    with opened(reply) as (_, client, _):
+        choice = create(client, user("x"), tools=[ADD]).choices[0]
+    assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", reply, None)
+
+
+def test_calls_are_not_looked_for_without_tools_or_if_none_is_wanted() -> None:
+    with opened(CALL, CALL) as (_, client, _):
+        assert create(client, user("x")).choices[0].message.content == CALL
+        assert create(client, user("x"), tools=[ADD], tool_choice="none").choices[0].message.content == CALL
+
+
+def play(code: Any, *replies: str, max_turns: int = 9) -> tuple[Outcome, RecordedReplies]:
+    channel = ScriptedReplies(replies, max_turns)
+    return play_episode(Environment(code, False), first_task(), EpisodeState(["policy"], channel)), channel
+
+
+def endless(task: Task, agent: Agent) -> None:
+    with agent.openai() as server, client_of(server) as client:
+        while True:
+            create(client, user("on"))
+            agent.reward += 0.25
+
+
+def framework(task: Task, agent: Agent) -> None:
+    with agent.openai() as server, client_of(server) as client:
+        create(client, user("on"))
+        agent.reward += 0.5
+        try:
+            create(client, user("on"), n=5)
+        except openai.PermissionDeniedError as error:
+            raise RuntimeError(f"the chain broke: {error.code == 'turn_limit'}") from None
+
+
+def asynchronous(task: Task, agent: Agent) -> None:
+    async def both(server: OpenAIServer) -> None:
+        async with (
+            AsyncOpenAI(base_url=server.base_url, api_key=server.api_key) as client,
+            asyncio.TaskGroup() as group,
+        ):
+            for _ in range(3):
+                group.create_task(client.chat.completions.create(model="policy", messages=[user("on")]))
+
+    with agent.openai() as server:
+        agent.reward = 0.5
+        asyncio.run(both(server))
+
+
+@pytest.mark.parametrize("code", [endless, framework, asynchronous])
+def test_running_out_of_turns_ends_the_episode_scored(code: Any) -> None:
+    outcome, channel = play(code, "a", "b", "c", "d", max_turns=2)
+    assert (outcome.ending, outcome.rewards) == ("max_turns", {"policy": 0.5})
+    assert len(channel.asked) == (1 if code is framework else 2), "of several choices all are generated, or none"

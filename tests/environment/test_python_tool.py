@@ -1,9 +1,12 @@
 """`python-tool`: what the policy hears of its programs, and what its answer is worth."""
 
+import os
 from typing import Any
 
 import pytest
 from tests.environment import playing
+from tests.sandbox.conftest import SandboxHarness
+from tests.tables import rows
 
 from marlaas.environment_types import TurnRequest
 from marlaas.envs.loading import resolve
@@ -13,6 +16,7 @@ from marlaas.envs.python_tool import tool_output
 from marlaas.envs.scripted import RecordedReplies
 from marlaas.episode_state import EpisodeState
 from marlaas_api.errors import InvalidInput
+from marlaas_api.messages import Ending
 
 SUMS = {"config": {"min_terms": 2, "max_terms": 2, "operators": ["+"], "allow_negation": False}, "memory_mib": 128}
 
@@ -88,3 +92,30 @@ def test_a_machine_that_cannot_lock_up_is_never_the_policys_doing(monkeypatch: p
 )
 def test_what_is_told_is_cut_and_never_empty(ran: Ran, max_chars: int, text: str) -> None:
     assert tool_output(ran, max_chars) == text
+
+
+ATTACKS = [program.replace("SUPERVISOR", str(os.getpid())) for program in rows(__file__, "attacks")]
+"""The sandbox's supervisor runs in this process."""
+ENDS = ("PermissionError", "MemoryError", "[stopped: it printed", "[stopped: it took longer")
+
+
+@pytest.mark.processes
+async def test_every_attack_is_the_policys_doing_and_harms_no_episode(tmp_path) -> None:
+    harness, heard = SandboxHarness(tmp_path), {}
+
+    def answer(request):
+        """Every member of the group attacks in its own way, and then gives up."""
+        if request.turn > 0:
+            heard[request.member] = request.append[-1].content
+        attack = f"```python\n{ATTACKS[request.member]}\n```"
+        return [harness.rollout.result(request, "I give up." if request.turn else attack)]
+
+    harness.rollout.answer = answer
+    document = harness.document("python-tool", args={"cpu_s": 1, "memory_mib": 128}, concurrency=4)
+    episodes = await harness.play_document(document, len(ATTACKS))
+    scored = (None, "", Ending.COMPLETED, {"policy": 0.0})
+    assert [(e.fault, e.fault_text, e.ending, e.rewards) for e in episodes] == [scored] * len(ATTACKS)
+    assert {e.metrics["programs_failed"] for e in episodes} == {1.0}
+    last_lines = [heard[member].splitlines()[-1] for member in range(len(ATTACKS))]
+    assert all(line.startswith(ENDS) for line in last_lines), last_lines
+    assert "from-a-policy" not in os.listdir("/tmp")  # noqa: PTH208

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.environment.playing import play, said
+from tests.tables import rows
 
 from marlaas.environment import Agent, Agents, Split, Task
 from marlaas.envs.puzzles import LevelSchedule, Puzzles, checked_levels, dataset_names
@@ -49,44 +50,28 @@ def num_terms(question: str) -> int:
     return len(re.findall(r"\d+", question))
 
 
-def test_a_curriculum_makes_later_tasks_harder_and_the_held_out_ones_hardest() -> None:
+def test_a_curriculum_makes_later_tasks_harder_and_the_held_out_ones_hardest_whatever_was_played_before() -> None:
     assert [num_terms(drawn(Split.TRAIN, index)) for index in (0, 1)] == [2, 2]
     assert max(num_terms(drawn(Split.TRAIN, index)) for index in range(10, 20)) > 4
     assert max(num_terms(drawn(Split.EVAL, index)) for index in range(10)) > 4
     assert max(len(number) for number in re.findall(r"\d+", drawn(Split.TRAIN, 0))) <= 2
-
-
-def test_a_task_is_the_same_whatever_was_played_before() -> None:
     later = drawn(Split.TRAIN, 8)
     assert [drawn(Split.TRAIN, index) for index in (8, 0, 8)] == [later, drawn(Split.TRAIN, 0), later]
 
 
-def test_levels_rise_in_equal_stretches_and_stay() -> None:
+def test_levels_rise_in_equal_stretches_and_stay_and_all_of_them_are_known() -> None:
     levels = LevelSchedule({"terms": (1, 3), "digits": (2, 2)}, num_tasks=6)
     assert [levels.at(Split.TRAIN, index)["terms"] for index in range(9)] == [1, 1, 2, 2, 3, 3, 3, 3, 3]
     assert {levels.at(Split.TRAIN, index)["digits"] for index in range(9)} == {2}
     assert {levels.at(Split.EVAL, index)["terms"] for index in range(9)} == {3}, "held-out tasks have the last level"
-
-
-def test_all_that_training_goes_through_is_known() -> None:
-    levels = [(0, 0), (0, 1), (1, 1), (1, 2)]
-    assert LevelSchedule({"a": (0, 1), "b": (0, 2)}, 6).all() == [{"a": a, "b": b} for a, b in levels]
+    known = [(0, 0), (0, 1), (1, 1), (1, 2)]
+    assert LevelSchedule({"a": (0, 1), "b": (0, 2)}, 6).all() == [{"a": a, "b": b} for a, b in known]
     assert LevelSchedule({"a": (2, 2)}, 0).all() == [{"a": 2}]
 
 
 @pytest.mark.parametrize(
     ("given", "num_tasks", "words"),
-    [
-        ({"term": 1}, 0, "did you mean 'terms'.*it has terms, digits"),
-        ({"terms": 4}, 0, "a level from 0 to 3"),
-        ({"terms": -1}, 0, "a level from 0 to 3"),
-        ({"terms": [2, 1]}, 9, "or \\[first, last\\]"),
-        ({"terms": [0, 1, 2]}, 9, "or \\[first, last\\]"),
-        ({"terms": "1"}, 9, "a level from 0 to 3"),
-        ({"terms": True}, 9, "a level from 0 to 3"),
-        ({"digits": [0, 1]}, 0, "'digits' rises; set curriculum_tasks"),
-        ({"digits": 1}, -1, "curriculum_tasks is -1"),
-    ],
+    rows(__file__, "levels"),
 )
 def test_levels_that_are_none(given: dict[str, object], num_tasks: int, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):

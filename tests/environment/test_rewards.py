@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 import pytest
+from tests.tables import rows
 
 from marlaas.environment import Reply
 from marlaas.envs.extraction import extractor
@@ -60,48 +61,21 @@ def test_rubrics_and_extractions_that_cannot_be(make: Callable[[], object], word
         make()
 
 
-def test_the_length_penalty_is_dapos() -> None:
+def test_lengths_forms_and_answers_are_paid() -> None:
+    """The length penalty is DAPO's. Answers are compared as numbers when both are."""
     penalty = length_penalty(100, 200)
     assert [penalty(Reply("", num_tokens=n)) for n in (0, 100, 125, 200, 999)] == [0.0, 0.0, -0.25, -1.0, -1.0]
-
-
-def test_the_form_of_the_whole_reply_counts() -> None:
     form = format_reward(r"<think>.*</think>\s*<answer>.*</answer>")
     assert form(Reply(" <think>a\nb</think>\n<answer>c</answer>\n")) == 1.0
     assert form(Reply("well <think></think><answer></answer>")) == form(Reply("<answer>c</answer>")) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("text", "truth", "reward"),
-    [("so 7.0", 7, 1.0), ("1,000", "1000", 1.0), ("8", 7, 0.0), ("none", 7, 0.0), ("it is 0.50", 0.5, 1.0)],
-)
-def test_answers_are_compared_as_numbers_when_both_are(text: str, truth: object, reward: float) -> None:
-    assert answer_reward("last_number")(Reply(text), truth) == reward
+    pairs = {"so 7.0": 7, "1,000": "1000", "8": 7, "none": 7, "it is 0.50": 0.5}
+    assert [answer_reward("last_number")(Reply(text), truth) for text, truth in pairs.items()] == [1, 1, 0, 0, 1]
     assert answer_reward("whole")(Reply("Paris"), "Paris") == 1.0
 
 
 @pytest.mark.parametrize(
     ("kind", "reply", "answer"),
-    [
-        ("last_number", "4 + 3 = 7", "7"),
-        ("last_number", "so it is -12.", "-12"),
-        ("last_number", "10-5", "5"),
-        ("last_number", "1,234.50", "1234.50"),
-        ("last_number", "42.0", "42"),
-        ("last_number", "none", None),
-        ("last_number", "8, I think", "8"),
-        ("boxed", r"thus \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
-        ("boxed", r"\boxed{1} or \boxed{2}", "2"),
-        ("boxed", r"\boxed{never closed", None),
-        ("boxed", "2", None),
-        ("tag", "<answer>a</answer> no, <answer>\nb </answer>", "b"),
-        ("tag", "<answer>open", None),
-        ("whole", "  yes \n", "yes"),
-        ("whole", "  ", None),
-        (r"is (\w+)", "is a, is b", "b"),  # a pattern: the first group of the last match
-        (r"\d+", "1 22", "22"),
-        (r"x(\d)?", "x", None),
-    ],
+    rows(__file__, "answers"),
 )
 def test_answers_are_found(kind: str, reply: str, answer: str | None) -> None:
     is_name = kind in ("last_number", "boxed", "tag", "whole")

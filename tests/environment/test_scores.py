@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.environment.channels import OrderedReplies
-from tests.environment.playing import first_task, played
+from tests.environment.playing import OrderedReplies, first_task, played
 
 from marlaas.environment import Agents, Score
 from marlaas.envs.loading import Environment

@@ -1,5 +1,6 @@
-"""Jobs are added, edited, suspended, resumed and cancelled while a run goes on."""
+"""Jobs are added, edited, suspended, resumed and cancelled while a run goes on, and their documents on NATS say so."""
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -7,11 +8,16 @@ import pytest
 from tests.harness import a_progress, job_document
 from tests.harness import changed as edited
 
-from marlaas.local import changes
+from marlaas.local import announcements, changes
+from marlaas.local.announcements import announce, withdraw, write_change
 from marlaas.local.changes import ChangeAnswer, RunChange, ask, changed, take
 from marlaas.local.folder import OutFolder, hold
+from marlaas_api import subjects
+from marlaas_api.bus import BusUnavailable
+from marlaas_api.bus_memory.buckets import MemoryBucket
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import JobDocument, Phase
+from marlaas_api.wire import decode_as, encode
 
 FIRST, SECOND = job_document("first"), job_document("second", tenant="b")
 
@@ -73,39 +79,109 @@ def test_what_cannot_be_changed_is_refused_with_a_reason(change: RunChange, text
         apply(change, progress={FIRST.ref.key: a_progress(FIRST, phase=Phase.FAILED)})
 
 
-def test_nobody_answers_for_a_folder_that_no_run_uses(tmp_path: Path) -> None:
+def test_a_change_is_taken_once_and_one_of_another_version_is_refused(tmp_path: Path) -> None:
+    known = a_progress(FIRST, step=2)
     with pytest.raises(InvalidInput, match="no `marlaas run` uses"):
         ask(OutFolder(tmp_path), RunChange())
     with hold(tmp_path) as folder:
-        pass
+        with pytest.raises(InvalidInput, match="nothing was changed"):
+            ask(folder, RunChange(), timeout_s=0.0)  # the runner is busy
+        assert take(folder, tuple) == []
+        (folder.changes / "1.json").write_text(RunChange(cancel=("a.b",)).model_dump_json())
+        (folder.changes / "2.json").write_text('{"more": 1}')
+        (folder.changes / "3.json").write_text(RunChange(asks_progress=True).model_dump_json())
+        (question,) = take(folder, lambda: (known,))
+        assert question.change.cancel == ("a.b",)
+        assert take(folder, tuple) == []
+        question.answer(ChangeAnswer(lines=("done",)))
+        answers = [(folder.changes / f"{number}.answer").read_bytes() for number in (1, 2, 3)]
+        assert ChangeAnswer.model_validate_json(answers[0]).lines == ("done",)
+        assert b"another version" in answers[1]
+        assert ChangeAnswer.model_validate_json(answers[2]).progress == (known,), "a question changes nothing"
+        changes.forget(folder)
+        assert not any(folder.changes.iterdir())
     with pytest.raises(InvalidInput, match="no `marlaas run` uses"):
         ask(folder, RunChange())
 
 
-def test_a_runner_that_is_busy_is_told_apart_from_one_that_has_taken_the_change(tmp_path: Path) -> None:
-    with hold(tmp_path) as folder:
-        with pytest.raises(InvalidInput, match="nothing was changed"):
-            ask(folder, RunChange(), timeout_s=0.0)
-        assert take(folder, tuple) == []
+async def test_announcing_twice_changes_nothing_and_a_newer_document_replaces_the_older(bus, document):
+    bucket = await bus.bucket(subjects.JOBS)
+    for _ in range(2):
+        await announce(bus, [document()])
+    first = await bucket.get("team-a.reverse")
+    await announce(bus, [document(generation=2)])
+    second = await bucket.get("team-a.reverse")
+    assert (first.revision, second.revision) == (1, 2)
 
 
-def test_a_change_is_taken_once_and_one_of_another_version_is_refused(tmp_path: Path) -> None:
-    with hold(tmp_path) as folder:
-        (folder.changes / "1.json").write_text(RunChange(cancel=("a.b",)).model_dump_json())
-        (folder.changes / "2.json").write_text('{"more": 1}')
-        (question,) = take(folder, tuple)
-        assert question.change.cancel == ("a.b",)
-        assert take(folder, tuple) == []
-        question.answer(ChangeAnswer(lines=("done",)))
-        assert ChangeAnswer.model_validate_json((folder.changes / "1.answer").read_bytes()).lines == ("done",)
-        assert "another version" in (folder.changes / "2.answer").read_text()
-        changes.forget(folder)
-        assert not any(folder.changes.iterdir())
+async def test_a_cancelled_jobs_name_is_free_and_its_document_says_that_it_is_deleted(bus, document):
+    bucket = await bus.bucket(subjects.JOBS)
+    await announce(bus, [document()])
+    assert await withdraw(bus, [document(uid="earlier")]) == ()
+    assert not decode_as(JobDocument, (await bucket.get("team-a.reverse")).data).deleted, "a later job has the name"
+    for _ in range(2):
+        assert await withdraw(bus, [document()]) == (document(),), "the orchestrator has not deleted it"
+    marked = decode_as(JobDocument, (await bucket.get("team-a.reverse")).data)
+    assert (marked.deleted, marked.generation) == (True, 2)
+    assert await withdraw(bus, [document("never")]) == ()
+    assert await bucket.get("team-a.never") is None
+    await announce(bus, [document(uid="next")])
+    assert decode_as(JobDocument, (await bucket.get("team-a.reverse")).data).uid == "next"
 
 
-def test_a_question_for_the_progress_is_answered_and_changes_nothing(tmp_path: Path) -> None:
-    known = a_progress(FIRST, step=2)
-    with hold(tmp_path) as folder:
-        (folder.changes / "1.json").write_text(RunChange(asks_progress=True).model_dump_json())
-        assert take(folder, lambda: (known,)) == []
-        assert ChangeAnswer.model_validate_json((folder.changes / "1.answer").read_bytes()).progress == (known,)
+@pytest.mark.parametrize("change", [announce, withdraw])
+async def test_a_document_that_another_writer_changes_meanwhile_is_read_again(bus, document, monkeypatch, change):
+    """As `_forget_document` of the orchestrator does with a cancelled job of the same name."""
+    job, bucket = document(), await bus.bucket(subjects.JOBS)
+    first = document(uid="cancelled", deleted=True) if change is announce else job
+    await bucket.put(job.ref.key, encode(first))
+    get = MemoryBucket.get
+
+    async def get_before_a_change(self, key):
+        monkeypatch.setattr(MemoryBucket, "get", get)
+        entry = await get(self, key)
+        await (bucket.delete(key) if change is announce else bucket.put(key, entry.data))
+        return entry
+
+    monkeypatch.setattr(MemoryBucket, "get", get_before_a_change)
+    await change(bus, [job])
+    there = decode_as(JobDocument, (await bucket.get(job.ref.key)).data)
+    assert (there.uid, there.deleted) == (job.uid, change is withdraw)
+
+
+async def test_a_change_of_which_one_name_is_taken_writes_nothing(bus, document):
+    bucket = await bus.bucket(subjects.JOBS)
+    await announce(bus, [document("taken", uid="theirs")])
+    with pytest.raises(InvalidInput, match="already has a job team-a/taken of another run"):
+        await write_change(bus, [document("free"), document("taken")], [], asyncio.Event())
+    assert await bucket.get("team-a.free") is None
+
+
+async def test_a_change_is_written_as_soon_as_the_server_answers(bus, document, monkeypatch):
+    monkeypatch.setattr(announcements, "RETRY_S", 0.01)
+    added, cancelled, create, refused = document("added"), document("cancelled"), MemoryBucket.create, []
+    await announce(bus, [cancelled])
+
+    async def refuse_twice(self, key, data):
+        if len(refused) < 2:
+            refused.append(key)
+            raise BusUnavailable("not now")
+        return await create(self, key, data)
+
+    monkeypatch.setattr(MemoryBucket, "create", refuse_twice)
+    assert await write_change(bus, [added], [cancelled], asyncio.Event()) == (cancelled,)
+    bucket = await bus.bucket(subjects.JOBS)
+    found = [decode_as(JobDocument, (await bucket.get(f"team-a.{name}")).data) for name in ("added", "cancelled")]
+    assert [one.deleted for one in found] == [False, True]
+
+
+async def test_a_change_that_a_run_is_stopped_before_is_left_to_the_next_run(bus, document, monkeypatch):
+    """The record of the run has the change. The next run in the folder announces and withdraws what the record names."""
+    stopping = asyncio.Event()
+
+    async def refuse(self, key, data):
+        stopping.set()
+        raise BusUnavailable("not now")
+
+    monkeypatch.setattr(MemoryBucket, "create", refuse)
+    assert await write_change(bus, [document()], [document("cancelled")], stopping) == (document("cancelled"),)

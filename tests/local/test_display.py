@@ -1,38 +1,53 @@
+"""What people see of a run: rows, lines and JSON, grouped by tenant where there are many jobs, and the closing report."""
+
 import io
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from marlaas.local.display import PLAIN_PERIOD_S, LiveDisplay, PlainDisplay, choose, failures, table
+from marlaas.local.eta import WINDOW_S, ProgressMark, advanced, eta_s
+from marlaas.local.idle import AgentActivity, idle
+from marlaas.local.plan import ProcessSpec
 from marlaas.local.report import Report
 from marlaas.local.results import JobResult
-from marlaas.local.table import JobView
-from marlaas_api.messages import AgentProgress, Phase, UsageAmounts
+from marlaas.local.table import (
+    COLUMNS,
+    JobView,
+    ProcessState,
+    agent_cells,
+    as_json,
+    cells,
+    plain_line,
+    status_line,
+    why,
+)
+from marlaas.local.tenants import OmittedJobs, ShareMeter, SharesSoFar, TenantView, by_tenant, rows
+from marlaas_api.messages import AgentProgress, Phase, TokenUse, UsageAmounts
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
+def rendered(renderable, width=140):
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(renderable)
+    return console.file.getvalue().splitlines()
 
 
 def _text(renderable):
-    console = Console(file=io.StringIO(), width=200, color_system=None)
-    console.print(renderable)
-    return console.file.getvalue()
+    return "\n".join(rendered(renderable, 200))
 
 
-def _plain(clock=None):
+def _plain(now=(0.0,), width=200):
     out = io.StringIO()
-    return PlainDisplay(Console(file=out, width=200, color_system=None), clock or Clock()), out
+    return PlainDisplay(Console(file=out, width=width, color_system=None), lambda: now[0]), out
 
 
 def test_plain_lines_come_at_a_change_of_phase_and_once_a_period(document, progress_of):
-    clock = Clock()
-    display, out = _plain(clock)
-    for clock.now, step in ((0.0, 0), (1.0, 1), (2.0, 2), (PLAIN_PERIOD_S + 1, 3), (PLAIN_PERIOD_S + 2, 3)):
+    now = [0.0]
+    display, out = _plain(now)
+    for now[0], step in ((0.0, 0), (1.0, 1), (2.0, 2), (PLAIN_PERIOD_S + 1, 3), (PLAIN_PERIOD_S + 2, 3)):
         display.jobs([JobView(document(), progress_of(document(), step=step))])
     display.jobs([JobView(document(), progress_of(document(), step=3, phase=Phase.SUCCEEDED))])
     told = [line.partition("step ")[2][:3] for line in out.getvalue().splitlines()]
@@ -122,6 +137,245 @@ def test_the_report_shows_replies_before_and_after(document, progress_of, evalua
         assert shown in text
 
 
-def test_the_report_tells_of_a_job_that_succeeded_and_learnt_nothing(document, progress_of, tmp_path):
-    done = progress_of(document(), phase=Phase.SUCCEEDED, step=3, versions={"policy": 0})
-    assert "3 of 3 steps had no signal" in _text(Report([JobResult(document(), done)], tmp_path).rich())
+ROLLOUT = ProcessSpec("rollout", "rollout-0", pool="tiny")
+TRAINER = ProcessSpec("trainer", "trainer-0", pool="tiny")
+UP = ProcessState(ROLLOUT, started_at=0.0, ready=True)
+MARKS = (ProgressMark(0.0, 0), ProgressMark(10.0, 1), ProgressMark(20.0, 2))
+
+
+def test_a_row_says_how_a_job_stands(document, progress_of):
+    rewards = {"reward": 0.5, "eval_before": 0.25, "eval_last": 0.75, "tokens_per_s": 1234.5, "staleness": 0.5}
+    done = {"step": 2, "versions": {"policy": 2}, "faults": {"env": 3, "infra": 0}}
+    row = cells(JobView(document(), progress_of(document(), **done, **rewards), eta_s=90.0))
+    expected = ("team-a/reverse", "Running", "2/3", "2", "0.50", "0.25 → 0.75", "1,234", "0.50", "env 3", "1 m 30 s")
+    assert row == expected
+    assert cells(JobView(document(), progress_of(document(), phase=Phase.SUCCEEDED), eta_s=9.0))[-1] == "·"
+
+
+def test_the_words_of_a_failure_are_shown_and_never_obeyed(document, progress_of):
+    failed = progress_of(document(), phase=Phase.FAILED, reason="TooManyFaults", message="\x1b[2Jall is well")
+    assert plain_line(JobView(document(), failed)).endswith(r"TooManyFaults: \x1b[2Jall is well")
+    assert why("team-a/sums", "TooManyFaults", failed.message, 5) == r"team-a/sums: TooManyFaults: \x1b[2Jall is well"
+
+
+TEAM = {
+    "caller": AgentProgress(reward=0.5, eval_before=0.25, eval_last=0.75, staleness=0.5),
+    "reader": AgentProgress(reward=0.125, eval_before=0.5),
+    "past": AgentProgress(),
+}
+
+
+def a_team(document, progress_of) -> JobView:
+    agents = [{"name": "caller"}, {"name": "reader"}, {"name": "past", "policy": {"of": "caller", "versions": "past"}}]
+    job = document(spec={"agents": agents})
+    return JobView(job, progress_of(job, step=2, versions={"reader": 1, "caller": 2}, agents=TEAM))
+
+
+def test_a_job_of_several_agents_has_a_line_of_each(document, progress_of):
+    view = a_team(document, progress_of)
+    assert cells(view)[3] == "2/1", "versions of the policies, in the order of the manifest"
+    assert {len(line) for line in agent_cells(view)} == {len(COLUMNS)}
+    assert [[cell for cell in line if cell] for line in agent_cells(view)] == [
+        ["  caller", "2", "0.50", "0.25 → 0.75", "0.50"],
+        ["  reader", "1", "0.12", "0.50", "0.00"],
+        ["  past", "2", "·", "·", "0.00"],
+    ]
+    assert "; reader: version 1, reward 0.12, eval 0.50, staleness 0.00; past: " in plain_line(view)
+    assert as_json(view)["agents"]["caller"] == {
+        "reward": 0.5,
+        "evalBefore": 0.25,
+        "evalLast": 0.75,
+        "staleness": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("step", "newest", "num_idle"),
+    [(30, 0, 30), (30, 15, 15), (30, 16, None), (2, 0, None), (3, 0, 3), (0, 0, None), (30, None, None)],
+)
+def test_many_steps_without_signal_are_told(step, newest, num_idle):
+    told = idle(step, [AgentActivity("policy", newest, tokens=0)])
+    assert [words[: words.index(":")] for words in told] == (
+        [] if num_idle is None else [f"{num_idle} of {step} steps had no signal"]
+    )
+
+
+def test_of_several_agents_those_without_signal_or_calls_are_named_and_frozen_ones_need_no_signal():
+    team = [
+        AgentActivity("learns", 9, tokens=5),
+        AgentActivity("flat", 1, tokens=5),
+        AgentActivity("unknown", 0),
+        AgentActivity("mute", 0, tokens=0),
+        AgentActivity("judge", 0, is_trained=False, tokens=5),
+        AgentActivity("critic", 0, is_trained=False, tokens=0),
+    ]
+    told = idle(10, team)
+    assert [words[: words.index(":")] for words in told] == [
+        "9 of 10 steps had no signal for agent flat",
+        "10 of 10 steps had no signal for agent unknown",
+        "Agent mute was called in no episode of 10 steps, and has learned nothing",
+        "Agent critic was called in no episode of 10 steps",
+    ]
+    assert idle(2, team) == []
+
+
+@pytest.mark.parametrize(
+    ("marks", "steps", "now", "left_s"),
+    [
+        ((), 10, 0.0, None),  # no step has been seen to take time
+        ((ProgressMark(0.0, 4),), 10, 5.0, None),
+        ((ProgressMark(0.0, 0), ProgressMark(50.0, 1), ProgressMark(60.0, 2), ProgressMark(70.0, 3)), 10, 70.0, 70.0),
+        (MARKS, 4, 25.0, 15.0),  # between two steps it counts down
+        (MARKS, 4, 60.0, 10.0 + 30.0),  # it grows while a job stands still
+        ((ProgressMark(0.0, 0), ProgressMark(10.0, 3)), 3, 11.0, None),  # finished
+    ],
+)
+def test_the_remaining_steps_take_as_long_as_those_that_were_seen(marks, steps, now, left_s):
+    assert eta_s(marks, steps, now) == (left_s if left_s is None else pytest.approx(left_s))
+
+
+def test_a_new_step_makes_a_mark_and_of_old_marks_one_to_measure_from_is_kept():
+    marks = advanced(advanced(advanced((), 0, 0.0), 0, 5.0), 1, 9.0)
+    assert marks == (ProgressMark(0.0, 0), ProgressMark(9.0, 1))
+    late = ProgressMark(11.0 + WINDOW_S, 2)
+    assert advanced((ProgressMark(0.0, 0), ProgressMark(10.0, 1)), 2, late.at) == (ProgressMark(10.0, 1), late)
+
+
+def test_processes_that_start_or_have_exited_are_told_before_anything_else():
+    starting = [ProcessState(ROLLOUT, 10.0, False), ProcessState(TRAINER, started_at=0.0, ready=True)]
+    line = status_line(starting, [], now=33.0)
+    assert line == "starting the engine of rollout-0 (tiny); the first time takes about a minute (23 s)"
+    slow = ProcessState(ROLLOUT, 1.0, False, last_line="loading shard 3 of 4")
+    assert status_line([slow], [], now=121.0).endswith("(2 m 00 s; its log: loading shard 3 of 4)")
+    dead = ProcessState(ROLLOUT, None, False, restarts=2, last_words="ValueError: no memory", next_start_at=12.0)
+    line = status_line([ProcessState(TRAINER, 0.0, False), dead], [], now=10.0)
+    assert line == "rollout-0 (tiny) exited: ValueError: no memory; it restarts in 2 s (exit 2 in a row)"
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        (
+            {"phase": Phase.QUEUED, "reason": "WaitingForSlots", "message": "needs 3 adapter slots; 1 of 8 are free"},
+            "team-a/reverse is queued: needs 3 adapter slots; 1 of 8 are free",
+        ),
+        ({}, "all roles are ready; evaluating version 0 and playing the first episodes"),
+        ({"step": 1}, "training"),
+    ],
+)
+def test_when_all_processes_run_the_line_says_what_the_job_does(document, progress_of, fields, line):
+    assert status_line([UP], [JobView(document(), progress_of(document(), **fields))], now=1.0) == line
+
+
+def test_a_job_without_any_progress_is_queued_and_has_a_cell_in_every_column(document):
+    view = JobView(document())
+    assert as_json(view).items() >= {"phase": Phase.QUEUED, "job": "team-a/reverse"}.items()
+    assert len(cells(view)) == len(COLUMNS)
+
+
+USED = UsageAmounts.generated({TokenUse.TRAINED: 60, TokenUse.ZERO_VARIANCE: 10})
+PHASES = [Phase.SUCCEEDED, Phase.QUEUED, *[Phase.RUNNING] * 5, Phase.FAILED]
+
+
+@pytest.fixture
+def views(document, progress_of):
+    """Eight jobs of each of four tenants with weights 1, 1, 2 and 4; the tokens per second of a running job are 10."""
+
+    def of(tenant, weight, number):
+        name = f"job-{number}"
+        job = document(name, namespace=tenant, uid=f"{tenant}-{name}", tenant=tenant, tenant_weight=weight)
+        speed = 10.0 if PHASES[number] is Phase.RUNNING else 0.0
+        done = {"step": number % 3, "tokens_per_s": speed, "tokens": 100, "usage": {"policy": USED}}
+        return JobView(job, progress_of(job, phase=PHASES[number], **done))
+
+    return [of(f"team-{at}", weight, number) for at, weight in enumerate((1, 1, 2, 4)) for number in range(8)]
+
+
+def test_shares_are_by_weight_among_tenants_with_running_jobs_and_failed_jobs_come_first(views):
+    tenants = by_tenant(views)
+    assert [one.entitled for one in tenants] == pytest.approx([1 / 8, 1 / 8, 2 / 8, 4 / 8])
+    assert [one.received for one in tenants] == pytest.approx([1 / 4] * 4), "by tokens"
+    phases = [view.progress.phase for view in tenants[0].jobs]
+    assert phases == [Phase.FAILED, *[Phase.RUNNING] * 5, Phase.QUEUED, Phase.SUCCEEDED]
+    idle = [view for view in views if view.document.tenant == "team-3" and view.progress.phase is not Phase.RUNNING]
+    without = by_tenant([view for view in views if view.document.tenant != "team-3"] + idle)
+    assert [one.entitled for one in without] == [1 / 4, 1 / 4, 2 / 4, None]
+    assert {one.entitled for one in by_tenant([replace(view, is_weight_known=False) for view in views])} == {None}
+
+
+@pytest.mark.parametrize(("room", "num_jobs"), [(100, 32), (36, 32), (35, 24), (24, 16), (12, 4), (2, 4)])
+def test_rows_fit_into_the_room_but_every_tenant_shows_a_job(views, room, num_jobs):
+    found = rows(views, room)
+    assert sum(isinstance(row, JobView) for row in found) == num_jobs
+    assert len(found) <= max(room, 12)
+    omitted = sum(row.num for row in found if isinstance(row, OmittedJobs))
+    assert num_jobs + omitted == len(views)
+    assert sum(isinstance(row, TenantView) for row in found) == 4
+    assert rows(views[:8], room) == tuple(views[:8]), "few jobs are rows of their own"
+
+
+def test_the_live_table_of_many_jobs_has_the_use_of_each_tenant_and_fits_the_terminal(views):
+    lines = rendered(table(views, 24, 120), 120)
+    assert len(lines) <= 25
+    # of eight jobs of 100 tokens: 480 trained, 80 without variance, and the 60 unrecorded ones of the two that have ended
+    (told,) = [line.split() for line in lines if line.startswith("team-3 ")]
+    assert told[2:] == ["25%", "(50%)", "7/24", "50", "800", "60%", "18%"]
+    assert any("… 4 more" in line and "2 running, 1 queued, 1 …" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [80, 90, 100, 112, 120])
+def test_a_narrow_terminal_shows_fewer_columns_and_cuts_no_number(views, width):
+    lines = rendered(table(views, 24, width), width)
+    assert len(lines) <= 25
+    assert all("TOKENS" in lines[0] and f"{name}" in lines[0] for name in ("TRAINED", "WASTED"))
+    assert not any("…" in line for line in lines if "more" not in line)
+
+
+def test_plain_output_of_many_jobs_has_a_line_for_each_tenant_and_period(views):
+    now = [0.0]
+    display, out = _plain(now)
+    display.jobs(views)
+    before = len(out.getvalue().splitlines())
+    now[0] = 10.0
+    display.jobs(views)
+    lines = out.getvalue().splitlines()[before:]
+    assert len(lines) == 4
+    assert (
+        "team-3: 1 failed, 5 running, 1 queued, 1 succeeded; steps 7/24, 50 tok/s, 25% of all (50% by weight); "
+        "tokens 800, trained 60%, wasted 18%" in lines[3]
+    )
+
+
+def test_shares_so_far_count_tokens_by_the_shares_that_held_while_they_were_generated(views):
+    meter = ShareMeter()
+    meter.see(views)
+    assert meter.sums == {}
+    # team-0 generates the next 300 tokens and ends; it was entitled to an eighth of them
+    first, ended = [view.document.tenant == "team-0" for view in views], {"phase": Phase.SUCCEEDED}
+    more = [300 if view.document.uid == "team-0-job-2" else 0 for view in views]
+    meter.see(
+        [_later(view, *later, ended if over else {}) for view, *later, over in zip(views, more, first, strict=True)]
+    )
+    assert meter.sums["team-0"] == SharesSoFar(300, 300 / 8, 300)
+    assert meter.sums["team-3"] == SharesSoFar(0, 300 / 2, 300)
+
+
+@pytest.mark.parametrize("tokens", [0, 100, 100_000])
+def test_the_generated_tokens_of_a_tenant_are_those_of_its_usage(views, tokens):
+    for tenant in by_tenant([_later(view, tokens - 100, {}) for view in views]):
+        assert tenant.generated_tokens == tenant.amounts.generated_tokens >= 8 * tokens
+
+
+def _later(view, tokens, fields):
+    return replace(view, progress=view.progress.model_copy(update={"tokens": 100 + tokens, **fields}))
+
+
+def test_the_closing_report_of_many_jobs_names_each_once_and_ends_with_the_tenants(views):
+    shares = {f"team-{at}": SharesSoFar(25, share, 100) for at, share in enumerate((12.5, 12.5, 25, 50))}
+    report = Report([JobResult(view.document, view.progress) for view in views], Path("runs/many"), shares)
+    lines = rendered(report.rich())
+    assert sum(line.startswith("team-2/job-3 ") for line in lines) == 1
+    last = next(line.split() for line in reversed(lines) if line.startswith("team-3 "))
+    assert last[-6:] == ["7/24", "800", "60%", "18%", "25%", "50%"]
+    assert lines[-1].startswith("runs/many/NAMESPACE/JOB/ has each job's adapter")
+    assert len(lines) < 32 + 4 + 8 + 4 * 8

@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 from tests.models.model_folders import write_model
+from tests.tables import rows
 
-from marlaas.local.documents import CHANGEABLE, differences, merge, pool_documents, read, refuse_other_models, scaled
+from marlaas.local.documents import CHANGEABLE, merge, pool_documents, read, refuse_other_models, scaled
 from marlaas.models import inspect
 from marlaas.models.memory import PoolUse, agent_rooms
 from marlaas_api.documents import job_document, pool_spec
@@ -107,43 +108,19 @@ def test_a_run_is_continued_with_the_files_of_submit_which_name_its_pool_again(t
         read([str(file) for file in files], None)
 
 
-LOOP = [{"training": {"steps": 5}}, {"rollout": {"maxTokens": 7}}]
-NOT_LOOP = {
-    "priority": 7,
-    "suspend": True,
-    "activeDeadlineSeconds": 60,
-    "ttlSecondsAfterFinished": 60,
-    "backoffLimit": 1,
-}
-CHANGES = [
-    *[({"spec": spec}, True) for spec in LOOP],
-    *[({name: value}, True) for name, value in (("seed", 9), ("uid", "another"), ("pool", "another"))],
-    *[({"spec": {name: value}}, False) for name, value in NOT_LOOP.items()],
-    ({"spec": {"export": {"trackers": ["tensorboard"]}}}, False),
-    ({"spec": {"adapterRetention": "delete"}}, False),
-    ({"tenant": "another", "tenant_weight": 3.0}, False),
-    ({"created_at": 1.0, "generation": 7}, False),
-]
-
-
-@pytest.mark.parametrize(("change", "concerns"), CHANGES, ids=str)
+@pytest.mark.parametrize(("change", "concerns"), rows(__file__, "loop"), ids=str)
 def test_only_a_change_of_what_is_played_or_trained_concerns_the_loop(document, change, concerns):
     assert concerns_loop(document(), document(**change)) is concerns
 
 
 def test_of_what_may_change_while_a_job_runs_only_the_number_of_steps_concerns_its_loop():
-    assert set(NOT_LOOP) == CHANGEABLE - {"training.steps"}
+    others = {"priority", "suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "backoffLimit"}
+    assert others == CHANGEABLE - {"training.steps"}
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [
-        ({"training": {"steps": 3, "groupsPerStep": 16}}, "spec.training.groupsPerStep was 8 and is now 16"),
-        ({"training": {"steps": 2}}, "spec.training.steps was 3 and is now 2: it can only be raised"),
-        ({"environment": {"name": "calculator"}}, "spec.environment.name was reverse and is now calculator"),
-        ({"rollout": {"groupSize": 4}}, "spec.rollout.groupSize was 8 and is now 4"),
-        ({"environment": {"name": "reverse", "args": {"length": 3}}}, "spec.environment.args.length was absent"),
-    ],
+    rows(__file__, "fixed"),
 )
 def test_what_must_not_change_is_refused_by_the_name_of_its_field(document, change, words):
     with pytest.raises(InvalidInput) as refused:
@@ -159,18 +136,8 @@ def test_another_seed_and_a_job_that_is_gone_from_the_manifests_are_refused(docu
         merge([document("other")], [document()])
 
 
-def test_a_new_job_may_join_those_that_began_earlier(document):
-    merged = merge([document()], [document(), document("other")])
-    assert [one.job for one in merged] == ["reverse", "other"]
-
-
 def test_a_pool_must_keep_its_base_model_and_nothing_else():
     stored = PoolDocument(name="tiny", model_path="/models/tiny", spec=pool_spec(_pool().spec))
     refuse_other_models([stored], [_pool(maxRank=8)])
     with pytest.raises(InvalidInput, match=r"ModelPool tiny: spec\.model has changed"):
         refuse_other_models([stored], [_pool("smollm2-135m-instruct")])
-
-
-def test_differences_are_told_leaf_by_leaf():
-    before, after = {"a": {"b": 1, "c": [1]}, "d": 0}, {"a": {"b": 2, "c": [1, 2]}, "e": None}
-    assert list(differences(before, after)) == [("a.b", 1, 2), ("a.c", [1], [1, 2]), ("d", 0, None)]

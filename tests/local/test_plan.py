@@ -49,20 +49,14 @@ def test_a_job_that_is_not_admitted_or_has_ended_has_none_while_another_goes_on(
     assert _keys(desired([_pool()], [document(), other], all_progress))[3:] == ["sandbox-0.team-a.other"]
 
 
-def test_progress_of_an_earlier_job_of_the_same_name_counts_for_nothing(document, progress_of):
-    stale = progress_of(document(uid="earlier"), phase=Phase.SUCCEEDED)
+def test_nothing_runs_once_every_job_is_settled_and_no_pool_that_no_running_job_uses(document, progress_of):
+    stale = progress_of(document(uid="earlier"), phase=Phase.SUCCEEDED)  # of an earlier job of the same name
     keys = _keys(desired([_pool()], [document()], _by_key(stale)))
     assert keys == ["orchestrator", "rollout-0.tiny", "trainer-0.tiny"]
-
-
-def test_nothing_runs_once_every_job_is_settled_and_no_pool_that_no_running_job_uses(document, progress_of):
     big, ended = document("other", pool="big"), progress_of(document(), phase=Phase.FAILED)
     pools = [_pool(), _pool("big")]
-    assert _keys(desired(pools, [document(), big], _by_key(ended))) == [
-        "orchestrator",
-        "rollout-0.big",
-        "trainer-0.big",
-    ]
+    keys = _keys(desired(pools, [document(), big], _by_key(ended)))
+    assert keys == ["orchestrator", "rollout-0.big", "trainer-0.big"]
     all_ended = _by_key(ended, progress_of(big, phase=Phase.SUCCEEDED))
     assert desired(pools, [document(), big], all_ended) == ()
 

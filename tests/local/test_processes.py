@@ -1,23 +1,35 @@
-"""How roles are started, and when their credentials are closed."""
+"""How roles are started and ended: credentials, the common parent of sandboxes, the watchdog, and signals."""
 
 import asyncio
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import pytest
 from tests.harness import job_document
 
+from marlaas.local import processes
 from marlaas.local.credentials import CredentialSource, LocalIssuer, OneForAll
 from marlaas.local.folder import OutFolder, hold
+from marlaas.local.interrupts import Interrupts
 from marlaas.local.plan import MAX_NEVER_READY, MAX_START_S, ProcessSpec
-from marlaas.local.processes import Launcher, Watchdog, own_variables
-from marlaas.local.sandbox_parent import ParentLost, SandboxParent
+from marlaas.local.processes import ROLE_COMMAND, Launcher, Watchdog, ask_to_end, own_variables, watchdog
+from marlaas.local.sandbox_parent import ForkedProcess, ParentLost, SandboxParent, sandbox_parent
 from marlaas.local.supervisor import Supervisor
+from marlaas.local.watchdog import kill_session, session_members, watch
 from marlaas_api.bus_users import BusKeys
+from marlaas_api.errors import InvalidInput
 
 pytestmark = pytest.mark.processes
 
@@ -131,3 +143,211 @@ async def test_a_worker_that_does_not_become_ready_is_ended_and_given_up_with_th
             now[0] += MAX_START_S
         ((_, why),) = supervisor.given_up()
     assert "rollout-0 (tiny) exited: killed, because it was not ready after 30 m 00 s" in why
+
+
+SCRIPTED = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from marlaas_worker.sandbox import parent
+
+def role(arguments):
+    match arguments:
+        case ["tell", path]:
+            print(Path(path).read_text(), os.getsid(0) == os.getpid(), os.environ["MARLAAS_PARENT_PID"] == str(os.getppid()))
+        case ["files"]:
+            print(*(file.readlink() for file in Path("/proc/self/fd").iterdir() if file.is_symlink()))
+        case ["end", code]:
+            return int(code)
+        case ["crash"]:
+            raise RuntimeError("scripted crash")
+        case ["wait"]:
+            from marlaas_worker.__main__ import _die_with_parent
+            _die_with_parent()
+            os.write(1, b"waiting\\n")
+            time.sleep(600)
+    return 0
+
+if "THREADS" in os.environ:
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+sys.exit(parent.serve(int(sys.argv[-1]), role))
+"""
+COMMAND = (sys.executable, "-c", SCRIPTED)
+
+
+@contextlib.asynccontextmanager
+async def started(log: Path, command: tuple[str, ...] = COMMAND, **variables: str) -> AsyncIterator[SandboxParent]:
+    """A common parent; its session is registered while it runs."""
+    sessions = set[int]()
+    with log.open("ab") as file:
+        async with sandbox_parent(command, file, {**os.environ, **variables}, sessions) as parent:
+            assert sessions == {parent.pid}
+            yield parent
+    assert sessions == set()
+
+
+async def test_a_forked_role_has_its_own_credentials_log_session_and_exit_code(tmp_path: Path) -> None:
+    creds = os.memfd_create("credentials")
+    os.write(creds, b"secret")
+    async with started(tmp_path / "parent.log") as parent:
+        with (tmp_path / "role.log").open("ab") as log:
+            role = await parent.fork(["tell", f"/dev/fd/{creds}"], log, (creds,))
+        with (tmp_path / "files.log").open("ab") as log:
+            another = await parent.fork(["files"], log, ())
+        with (tmp_path / "ends.log").open("ab") as log:
+            ends = [await parent.fork(words, log, ()) for words in (["end", "2"], ["crash"], ["wait"])]
+        codes = [await one.wait() for one in (role, another, *ends[:2])]
+        assert codes == [0, 0, 2, 1]
+        ask_to_end(ends[2])
+        assert await ends[2].wait() == -signal.SIGTERM
+        ask_to_end(ends[2])  # its number may be another process's by now: no signal is sent
+    os.close(creds)
+    assert (tmp_path / "role.log").read_text() == "secret True True\n"
+    files = (tmp_path / "files.log").read_text()  # of a role that was forked later, so also its parent's
+    assert ("files.log" in files, "credentials" in files) == (True, False)
+    assert "RuntimeError: scripted crash" in (tmp_path / "ends.log").read_text()
+
+
+@contextlib.asynccontextmanager
+async def waiting(parent: SandboxParent) -> AsyncIterator[tuple[ForkedProcess, int]]:
+    """A forked role that waits, and a descriptor that tells its end."""
+    readable, writable = os.pipe()
+    with os.fdopen(readable, "rb") as said, os.fdopen(writable, "wb") as log:
+        role = await parent.fork(["wait"], log, ())
+        assert await asyncio.to_thread(said.readline) == b"waiting\n"
+        gone = os.pidfd_open(role.pid)
+        yield role, gone
+        os.close(gone)
+
+
+async def test_roles_end_with_a_parent_that_is_killed_and_no_more_are_forked(tmp_path: Path) -> None:
+    async with started(tmp_path / "parent.log") as parent, waiting(parent) as (role, gone):
+        os.kill(parent.pid, signal.SIGKILL)
+        assert await role.wait() == -signal.SIGKILL
+        await asyncio.to_thread(select.select, [gone], [], [])
+        with (tmp_path / "role.log").open("ab") as log, pytest.raises(ParentLost):
+            await parent.fork(["wait"], log, ())
+
+
+async def test_roles_end_with_the_context(tmp_path: Path) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        async with started(tmp_path / "parent.log") as parent:
+            _, gone = await stack.enter_async_context(waiting(parent))
+        await asyncio.to_thread(select.select, [gone], [], [])
+
+
+async def test_a_parent_with_a_second_thread_forks_nothing(tmp_path: Path) -> None:
+    async with started(tmp_path / "parent.log", THREADS="1") as parent:
+        with (tmp_path / "role.log").open("ab") as log, pytest.raises(ParentLost):
+            await parent.fork(["end", "0"], log, ())
+    assert "more than one thread" in (tmp_path / "parent.log").read_text()
+
+
+async def test_the_real_parent_forks_the_real_role(tmp_path: Path) -> None:
+    async with started(tmp_path / "parent.log", ROLE_COMMAND) as parent:
+        with (tmp_path / "role.log").open("ab") as log:
+            role = await parent.fork(["sandbox", "--name", "sandbox-0"], log, ())
+        assert await role.wait() == 2
+        assert psutil.Process(parent.pid).num_threads() == 1
+    assert "the following arguments are required: --nats" in (tmp_path / "role.log").read_text()
+
+
+TREE = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"], stdout=sys.stdout, process_group=0)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def tree() -> Iterator["subprocess.Popen[bytes]"]:
+    """A session of two processes; the second has left its parent's process group."""
+    with subprocess.Popen([sys.executable, "-c", TREE], stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout.readline() == b"up\n"
+        yield process
+        kill_session(process.pid)
+
+
+@pytest.mark.parametrize("is_leader_killed", [False, True])
+def test_a_session_ends_with_everything_in_it(tree: "subprocess.Popen[bytes]", is_leader_killed: bool) -> None:
+    inside = [psutil.Process(pid) for pid in session_members(tree.pid)]
+    assert len(inside) == 2
+    if is_leader_killed:
+        tree.kill()
+        tree.wait()
+    kill_session(tree.pid)
+    tree.wait()
+    psutil.wait_procs(inside, timeout=30)
+    assert session_members(tree.pid) == []
+    assert os.getpid() in session_members(os.getsid(0)), "our own session is not touched"
+
+
+def test_the_watchdog_keeps_only_sessions_that_have_not_ended() -> None:
+    assert watch(["+10\n", "+11\n", "-10\n", "+12\n"]) == {11, 12}
+
+
+def test_the_watchdog_kills_the_sessions_of_a_killed_runner(tree: "subprocess.Popen[bytes]", tmp_path: Path) -> None:
+    (tmp_path / "left" / "by-an-engine").mkdir(parents=True)
+    command = [sys.executable, "-m", "marlaas.local.watchdog", str(tmp_path / "left")]
+    assert subprocess.run(command, input=f"+{tree.pid}\n".encode(), check=False).returncode == 0
+    tree.wait()
+    assert session_members(tree.pid) == []
+    assert not (tmp_path / "left").exists()
+
+
+async def test_a_runner_whose_watchdog_was_killed_cleans_up_itself(tree: "subprocess.Popen[bytes]") -> None:
+    async with watchdog() as guard:
+        guard.add(tree.pid)
+        (guard.temporary / "by-an-engine").touch()
+        guard._process.kill()
+        await guard._process.wait()
+        guard.add(12345678)  # the pipe has no reader any more
+        guard.remove(12345678)
+    await asyncio.to_thread(tree.wait)
+    assert session_members(tree.pid) == []
+    assert not guard.temporary.exists()
+
+
+@pytest.fixture
+def long_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A TMPDIR as batch systems set it."""
+    folder = tmp_path.joinpath(*["scratch-of-a-project-on-a-parallel-file-system"] * 3)
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def entries(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+async def test_the_folder_has_a_path_for_sockets_also_in_a_long_tmpdir_and_goes(long_folder: Path) -> None:
+    async with watchdog() as guard:
+        assert entries(long_folder) == [guard.temporary.name]
+        address = guard.temporary / ("x" * 37)  # as long as vLLM's names
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(address))
+    assert entries(long_folder) == []
+    assert not guard.temporary.is_symlink()
+
+
+async def test_a_tmpdir_that_is_too_long_is_refused_with_the_numbers(long_folder: Path, monkeypatch) -> None:
+    monkeypatch.setattr(processes, "SHORT_FOLDERS", (Path("/nowhere"),))
+    with pytest.raises(InvalidInput, match=r"TMPDIR is .* its path is too long .* .at most 64.* set TMPDIR"):
+        async with watchdog():
+            pass
+    assert entries(long_folder) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+async def test_a_signal_that_the_parent_ignores_stays_ignored(number):
+    before = signal.signal(number, signal.SIG_IGN)
+    interrupts = Interrupts()
+    try:
+        with interrupts.listening():
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait_for(interrupts.first.wait(), 60)
+            assert not interrupts.second.is_set()
+            assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)

@@ -67,33 +67,20 @@ def members(folder: OutFolder, job: JobDocument = JOB) -> list[int]:
     return [one.member for one in read(folder.job(job.ref))]
 
 
-async def test_episodes_are_written_with_their_turns_as_they_end(folder: OutFolder, bus: Bus) -> None:
+async def test_episodes_are_written_once_with_their_turns_although_an_ack_is_lost(folder: OutFolder, bus: Bus) -> None:
     await publish(bus, 0, 1)
     await recorded(folder, bus)
-    kept = list(read(folder.job(JOB.ref)))
-    assert [(one.member, one.turns[0].text, one.versions) for one in kept] == [
-        (0, "0.0", {"policy": 2}),
-        (1, "1.0", {"policy": 2}),
-    ]
-
-
-async def test_a_runner_that_was_killed_before_its_ack_writes_nothing_twice(folder: OutFolder, bus: Bus) -> None:
-    await publish(bus, 0, 1)
-    await recorded(folder, bus)
-    await bus.delete_consumer(subjects.EPISODES, consumer_name(JOB.ref))
-    assert await bus.consumer(subjects.EPISODES, consumer_name(JOB.ref), EPISODES) is not None
+    kept = [(one.member, one.turns[0].text, one.versions) for one in read(folder.job(JOB.ref))]
+    assert kept == [(0, "0.0", {"policy": 2}), (1, "1.0", {"policy": 2})]
+    await bus.delete_consumer(subjects.EPISODES, consumer_name(JOB.ref))  # as if it was killed before its ack
     await publish(bus, 2)
     await recorded(folder, bus)
-    assert len((folder.job(JOB.ref) / "episodes.jsonl").read_bytes().splitlines()) == 3
-
-
-async def test_an_acked_episode_is_not_read_again(folder: OutFolder, bus: Bus) -> None:
-    await publish(bus, 0)
+    file = folder.job(JOB.ref) / "episodes.jsonl"
+    assert len(file.read_bytes().splitlines()) == 3
+    file.unlink()
+    await publish(bus, 3)
     await recorded(folder, bus)
-    (folder.job(JOB.ref) / "episodes.jsonl").unlink()
-    await publish(bus, 1)
-    await recorded(folder, bus)
-    assert members(folder) == [1]
+    assert members(folder) == [3], "those that were acked are not read again"
 
 
 async def test_an_episode_too_large_for_the_bus_is_read_from_its_claim(folder: OutFolder, bus: Bus) -> None:
@@ -232,12 +219,6 @@ async def test_the_turns_of_many_episodes_are_read_at_once_and_each_only_once(
     await reader.read_new()
     assert await texts(reader, third) == [["2.0"]]
     assert counting.read == [f"turn.{JOB.ref.key}.*.*"] * 2
-
-
-async def test_turns_that_are_not_kept_are_read_for_their_episode(bus: Bus, reader: TurnReader) -> None:
-    episode = await publish_turns(bus, 0, 0, 1)
-    await reader.read_new()
-    assert await texts(reader, episode, episode) == [["0.0", "0.1"]] * 2, "recorded again: its ack was lost"
 
 
 async def test_turns_without_an_episode_are_dropped_beyond_a_size(

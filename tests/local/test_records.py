@@ -1,9 +1,16 @@
+"""The output folder of a run, and the records of steps and evaluations in it."""
+
+import errno
+import fcntl
 import json
 import math
+import os
+import time
 
 import pytest
 
-from marlaas.local.folder import OutFolder, RunRecord, hold, write
+from marlaas.local.changes import is_running
+from marlaas.local.folder import OutFolder, RunRecord, hold, replace_folder, translated, write
 from marlaas.local.records import RecordFile, open_job, open_jobs, read_line
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, BusUnavailable
@@ -115,12 +122,16 @@ def out(tmp_path, document, step, evaluation):
     return tmp_path / "out"
 
 
-def test_a_run_is_opened_whole_by_job_or_from_a_jobs_own_folder(out):
+def test_a_run_is_opened_whole_by_job_or_from_a_jobs_own_folder_and_its_records_are_read(out):
     assert [one.name for one in open_jobs(out)] == ["team-a/reverse", "team-b/spell"]
     for name in ("spell", "team-b/spell", "team-b.spell"):
         assert open_job(out, name).name == "team-b/spell"
     assert open_job(out / "team-a" / "reverse").name == "team-a/reverse"
-    assert open_job(out, "reverse").pools["tiny"].model_path == "/m"
+    job = open_job(out, "reverse")
+    assert job.pools["tiny"].model_path == "/m"
+    assert [record.step for record in job.steps()] == [0, 1]
+    assert [record.version for record in job.evals()] == [0]
+    assert open_job(out, "spell").steps() == ()
 
 
 def test_each_agent_of_a_run_has_the_base_model_of_its_pool(tmp_path, document):
@@ -135,12 +146,6 @@ def test_each_agent_of_a_run_has_the_base_model_of_its_pool(tmp_path, document):
             assert [opened.pool_of(agent).model_path for agent in team.spec.agents] == ["/tiny", "/big"]
     with pytest.raises(InvalidInput, match="its record lacks pool big"):
         open_job(tmp_path / "out")
-
-
-def test_records_are_read_and_what_is_not_there_yet_is_empty(out):
-    assert [record.step for record in open_job(out, "reverse").steps()] == [0, 1]
-    assert [record.version for record in open_job(out, "reverse").evals()] == [0]
-    assert open_job(out, "spell").steps() == ()
 
 
 def test_what_cannot_be_opened_is_told(out, tmp_path):
@@ -168,3 +173,53 @@ def test_a_file_of_records_is_replaced_only_if_it_changes(tmp_path, document, st
     steps.unlink()
     file.write(folder)
     assert len(steps.read_bytes().splitlines()) == 1
+
+
+def test_a_command_that_asks_whether_a_run_uses_the_folder_does_not_keep_a_run_from_it(tmp_path, monkeypatch):
+    with hold(tmp_path) as folder:
+        pass
+    with (folder.state / "lock").open("a") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        monkeypatch.setattr(time, "sleep", lambda _: asking.close())
+        with hold(tmp_path):
+            assert asking.closed
+            assert is_running(folder)
+
+
+def test_a_full_disk_and_a_strange_record_are_told_and_an_error_inside_the_run_is_not_blamed_on_the_folder(tmp_path):
+    sentence = "the disk is full: free space and run the same command again"
+    with pytest.raises(InvalidInput, match=sentence), translated(tmp_path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(OSError, match="of something else"), hold(tmp_path) as folder:  # noqa: PT012
+        (folder.state / "run.json").write_text('{"jobs": 3}')
+        with pytest.raises(InvalidInput, match="is not a record of this version of marlaas"):
+            folder.read_record()
+        raise OSError("of something else")
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path):
+    target = tmp_path / "summary.json"
+    write(target, b"old")
+    (tmp_path / ".summary.json.partial").mkdir()
+    with pytest.raises(InvalidInput):
+        write(target, b"new")
+    assert target.read_bytes() == b"old"
+
+
+def test_a_folder_is_replaced_as_a_whole(tmp_path):
+    for name, text in (("adapter", "old"), ("made", "new")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / text).write_text(text)
+    replace_folder(tmp_path / "made", tmp_path / "adapter")
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+    assert (tmp_path / "adapter" / "new").read_text() == "new"
+
+
+def test_a_file_system_without_symbolic_links_serves_too(tmp_path, document, monkeypatch):
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "symlink", refused)
+    with hold(tmp_path) as folder:
+        (folder.logs / "orchestrator.log").touch()
+        folder.link_logs(document().ref)

@@ -214,17 +214,13 @@ def test_every_step_is_recorded_and_told_to_the_tracker_once(ended: Place) -> No
     assert sorted(event.step for event in events.Tensors(".", "reward/held_out")) == [0, FIRST, LONGER]
 
 
-def test_every_role_connects_as_itself(ended: Place) -> None:
+def test_every_role_connects_as_itself_and_commands_for_a_run_that_has_ended_say_so(ended: Place) -> None:
     names = [path.stem for path in ended.folder.glob("*.connected")]
     users = {name.rpartition(".")[0] if name.startswith("sandbox") else name for name in names}
     sandboxes = {f"sandbox.team-a.{job}" for job in ("reverse", "spell", "extra", "added")} | {"sandbox.team-b.other"}
     assert users == {"orchestrator", "rollout.tiny", "trainer.tiny", *sandboxes}
-
-
-def test_commands_for_a_run_that_has_ended_say_so(ended: Place) -> None:
     assert "no `marlaas run` uses" in command(ended, "resume", "spell", code=2)
-    said = command(ended, "why", "added")
-    assert re.match(r"team-a/added succeeded .* ago, at step 2 of 2, version 2, ", said)
+    assert re.match(r"team-a/added succeeded .* ago, at step 2 of 2, version 2, ", command(ended, "why", "added"))
 
 
 def test_ctrl_c_twice_ends_everything_at_once(place: Place) -> None:

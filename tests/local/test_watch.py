@@ -1,18 +1,20 @@
 """The adapters of a run's jobs: found, fetched and exported; and the results of its jobs."""
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.harness import identity, working
+from tests.harness import identity, pool_document, working
 
-from marlaas.local.adapter import export, fetch, find
+from marlaas.local.adapter import complete, export, fetch, find
 from marlaas.local.collection import Collector
 from marlaas.local.display import JsonDisplay
 from marlaas.local.folder import OutFolder, hold
 from marlaas.local.watch import JobWatch
+from marlaas.models import prepare
 from marlaas_api import subjects
 from marlaas_api.blobs import BlobCorrupt, Blobs
 from marlaas_api.blobs_memory import MemoryBlobs
@@ -20,6 +22,7 @@ from marlaas_api.bus import Bus
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import JobDocument, Manifest, Phase, PolicyRecord
 from marlaas_api.wire import encode
+from marlaas_worker.adapters import AdapterConfig, tensor_name, write_adapter
 
 FILE = "adapter_model.safetensors"
 
@@ -90,13 +93,6 @@ async def test_an_admission_wakes_the_runner_at_once_and_other_progress_does_not
     assert not watch.moved.is_set()
 
 
-async def test_an_export_goes_where_the_job_says(scene, document, progress_of, tmp_path):
-    job = document(spec={"export": {"path": str(tmp_path / "mine")}})
-    await scene.publish(job, progress_of)
-    await scene.watch(job).results()
-    assert (tmp_path / "mine" / FILE).read_bytes() == b"reverse"
-
-
 async def test_of_several_agents_each_policy_has_a_folder_of_its_own_for_its_adapter_and_its_export(
     scene, document, progress_of, tmp_path
 ):
@@ -130,49 +126,21 @@ async def test_an_output_folder_that_takes_no_more_ends_the_run(scene, document,
         await scene.watch(job).results()
 
 
-async def test_nothing_is_kept_of_a_job_that_was_cancelled(scene, document, progress_of):
-    kept, cancelled = document(), document("other")
-    for job in (kept, cancelled):
-        await scene.publish(job, progress_of)
-    scene.blobs.contents = {name: data for name, data in scene.blobs.contents.items() if data != b"other"}
-    watch = scene.watch(kept, cancelled)
-    await watch.results()
-    assert cancelled.ref.key in watch.failures
-    watch.replace((kept,))
-    assert not watch.failures
-    assert {*watch._phases} == {kept.ref.key}
-    collector = watch.collector
-    for known in (collector._records, collector._seen, collector._drawn, {key[0] for key in collector._published}):
-        assert cancelled.uid not in known
-    assert kept.uid in collector._records
-
-
-@pytest.mark.parametrize("version", [0, 1, 2])
-async def test_any_version_is_found_from_the_newest_through_its_parents(bus, blobs, document, tmp_path, version):
-    await publish(bus, blobs, document(), b"v0", b"v1", b"v2")
-    manifest = await find(bus, blobs, document(), "policy", version)
-    await fetch(blobs, manifest, tmp_path / "adapter")
-    assert (tmp_path / "adapter" / FILE).read_bytes() == b"v%d" % version
-
-
-async def test_a_version_or_a_job_that_is_not_there_is_none(bus, blobs, document):
+async def test_any_version_is_found_and_replaces_the_folder_and_a_corrupt_one_does_not(bus, blobs, document, tmp_path):
     assert await find(bus, blobs, document(), "policy", 0) is None
-    await publish(bus, blobs, document(), b"v0")
+    await publish(bus, blobs, document(), b"v0", b"v1", b"v2")
+    for version in range(3):
+        found = await find(bus, blobs, document(), "policy", version)
+        await fetch(blobs, found, tmp_path / "adapter")
+        assert (tmp_path / "adapter" / FILE).read_bytes() == b"v%d" % version
+        assert {path.name for path in (tmp_path / "adapter").iterdir()} == {FILE}
+        (tmp_path / "adapter" / "stray").touch()
+    ref = found.files[FILE].model_copy(update={"sha256": "0" * 64})
+    with pytest.raises(BlobCorrupt):
+        await fetch(blobs, found.model_copy(update={"files": {FILE: ref}}), tmp_path / "adapter")
+    assert (tmp_path / "adapter" / FILE).read_bytes() == b"v2"
     assert await find(bus, blobs, document(), "policy", 5) is None
     assert await find(bus, blobs, document(uid="later"), "policy", 0) is None
-
-
-async def test_a_newer_adapter_replaces_the_folder_and_a_corrupt_one_does_not(bus, blobs, document, tmp_path):
-    await publish(bus, blobs, document(), b"v0", b"v1")
-    old, new = [await find(bus, blobs, document(), "policy", version) for version in (0, 1)]
-    await fetch(blobs, old, tmp_path / "adapter")
-    (tmp_path / "adapter" / "stray").touch()
-    await fetch(blobs, new, tmp_path / "adapter")
-    assert {path.name for path in (tmp_path / "adapter").iterdir()} == {FILE}
-    ref = old.files[FILE].model_copy(update={"sha256": "0" * 64})
-    with pytest.raises(BlobCorrupt):
-        await fetch(blobs, old.model_copy(update={"files": {FILE: ref}}), tmp_path / "adapter")
-    assert (tmp_path / "adapter" / FILE).read_bytes() == b"v1"
 
 
 def test_an_export_is_a_plain_copy_where_the_job_asked_for_it(tmp_path):
@@ -193,3 +161,35 @@ def test_an_export_deletes_nothing_that_is_no_adapter(tmp_path, place):
         export(tmp_path / "adapter", str(tmp_path / place), "")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
     assert (tmp_path / "file").is_file()
+
+
+def test_peft_and_transformers_open_the_folder_of_an_adapter_alone(tmp_path):
+    import torch
+    from peft import AutoPeftModelForCausalLM
+    from transformers import AutoTokenizer
+
+    tiny = prepare("tiny")
+    config = json.loads((tiny / "config.json").read_text())
+    size, tensors = config["hidden_size"], {}
+    for layer in range(config["num_hidden_layers"]):
+        module = f"model.layers.{layer}.self_attn.q_proj"
+        tensors |= {tensor_name(module, "A"): torch.ones(2, size), tensor_name(module, "B"): torch.ones(size, 2)}
+    for name, data in write_adapter(tensors, AdapterConfig(2, 4, "tiny")).items():
+        (tmp_path / name).write_bytes(data)
+    complete(tmp_path, pool_document(tiny))
+    model = AutoPeftModelForCausalLM.from_pretrained(tmp_path)
+    loaded = [value for name, value in model.named_parameters() if "lora_B" in name]
+    assert [value.sum().item() for value in loaded] == [2.0 * size] * config["num_hidden_layers"]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer.decode(tokenizer("abc")["input_ids"]) == "abc"
+
+
+def test_a_model_of_the_hub_is_named_with_its_revision(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"r": 8}')
+    pool = pool_document(tmp_path / "cache")
+    hub = {"hub": {"id": "Qwen/Qwen3-0.6B", "revision": "0" * 40}}
+    complete(
+        tmp_path, pool.model_copy(update={"spec": pool.spec.model_copy(update={"model": type(pool.spec.model)(**hub)})})
+    )
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config == {"r": 8, "base_model_name_or_path": "Qwen/Qwen3-0.6B", "revision": "0" * 40}

@@ -14,6 +14,7 @@ import pytest
 from tests.harness import WITHIN_S, Harness, changed
 from tests.loop import jobs
 from tests.loop.harness import Ended, Loop, kill_at_each
+from tests.tables import rows
 
 from marlaas_api import subjects, wire
 from marlaas_api.messages import JobDocument, JobEvent, Pin, Progress, ReplicaReport, TenantUsage
@@ -23,28 +24,7 @@ from marlaas_api.reasons import Reason
 from marlaas_worker.orchestrator import preemption, tenant_accounts
 from marlaas_worker.trainer.commit import AgentLease, PolicyKey, VersionContents
 
-KILLS = {
-    "orchestrator.admit.after_level": (2, 5),
-    "orchestrator.issue.after_ledger": (2, 9, 15),
-    "orchestrator.issue.after_task": (3, 11, 19),
-    "orchestrator.assign.after_log": (3, 12, 20),
-    "orchestrator.record.after_step": (1, 6, 10),
-    "orchestrator.forget.after_groups": (1, 5),
-    "orchestrator.forget.after_turns": (1, 4),
-    "orchestrator.end.after_progress": (1,),
-    "trainer.bind.after_set": (2, 7),
-    "trainer.commit.before_blobs": (3, 16),
-    "trainer.commit.after_blobs": (4, 17),
-    "trainer.commit.after_manifest": (5, 18),
-    "trainer.commit.after_set": (6, 19),
-    "trainer.commit.after_acks": (2, 8),
-    "trainer.commit.after_manifest@other": (2,),
-    "rollout.record.before_publish": (20, 300),
-    "rollout.record.after_publish": (40, 500),
-    "rollout.record.after_publish@other": (20,),
-    "sandbox.episode.after_publish": (1, 30, 90),
-    "sandbox.task.before_ack": (2, 15, 25),
-}
+KILLS = dict(rows(__file__, "kills"))
 """Failpoints, and the passes at which a role is killed. The first passes of a commit are versions 0, the next ones are steps."""
 
 

@@ -1,15 +1,22 @@
-"""Strict mode with the reference engine: a job makes the same adapters, bit for bit, whatever happens around it."""
+"""Strict mode with the reference engine: a job makes the same adapters, bit for bit, whatever happens around it: also with three trainers of which one loses an agent, one leaves and one is killed."""
 
+import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
+from tests.killing import Killed
 from tests.loop import runs
-from tests.loop.harness import Ended
-from tests.loop.jobs import TEAM
-from tests.loop.runs import KILLS, SINGLE, Crowd, Killed, other
+from tests.loop.harness import Ended, Loop
+from tests.loop.jobs import TEAM, team
+from tests.loop.runs import KILLS, SINGLE, Crowd, other
 
+from marlaas_api import subjects, wire
 from marlaas_api.messages import Phase
 from marlaas_api.names import group_token
+from marlaas_worker.trainer import assignment
+from marlaas_worker.trainer.commit import AgentLease, PolicyKey, VersionContents
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -18,13 +25,13 @@ FROZEN = ("judge",)
 METRICS = ("tokens", "loss", "grad_norm")
 
 
-def test_roles_were_killed_at_every_failpoint(killed: Killed) -> None:
+def test_roles_were_killed_at_every_failpoint(killed: runs.Killed) -> None:
     assert Counter(killed.places) == {place: len(passes) for place, passes in KILLS.items()}
 
 
 @pytest.mark.parametrize("name", STRICT)
 def test_killed_at_every_effect_a_job_makes_the_same_adapters_from_the_same_tasks(
-    undisturbed: dict[str, Ended], killed: Killed, name: str
+    undisturbed: dict[str, Ended], killed: runs.Killed, name: str
 ) -> None:
     """The team also speaks in asyncio tasks instead of threads. `solo` is computed in bfloat16, `bases` on two base models."""
     one, again = undisturbed[name], killed.jobs[name]
@@ -52,7 +59,7 @@ def said(job: Ended) -> dict[tuple[str, int, int], dict[str, object]]:
 
 
 def test_an_openai_agent_trains_on_the_very_turns_of_its_native_twin(
-    undisturbed: dict[str, Ended], killed: Killed
+    undisturbed: dict[str, Ended], killed: runs.Killed
 ) -> None:
     """It was also killed at every effect."""
     native, chat = said(undisturbed["twin"]), said(killed.jobs["twin"])
@@ -80,7 +87,7 @@ def test_each_agents_step_in_micro_batches_is_its_step_in_one_batch(undisturbed:
             assert parts.metrics[f"{name}/{metric}"] == expected
 
 
-def test_what_sampled_is_what_trained(undisturbed: dict[str, Ended], killed: Killed) -> None:
+def test_what_sampled_is_what_trained(undisturbed: dict[str, Ended], killed: runs.Killed) -> None:
     """The trainer's logprobs of the sampled tokens are the engine's, on another base model for each agent too."""
     jobs = [undisturbed["team"], undisturbed["bases"], killed.jobs["bases"], killed.jobs["late"]]
     steps = [one.metrics for job in jobs for found in job.histories.values() for one in found if one.version == 1]
@@ -101,3 +108,58 @@ def test_among_others_that_join_leave_fail_and_are_preempted_adapters_are_the_sa
     finished = runs.NUM_OTHERS - num_left - num_failed
     assert crowd.reasons == {"Finished": finished, "left": num_left, "TooManyFaults": num_failed}
     assert crowd.preempted > {"team"}
+
+
+Disturb = Callable[[PolicyKey, AgentLease], Awaitable[None]]
+
+
+def at_commits(patch: pytest.MonkeyPatch, agent: str, disturbances: dict[int, Disturb]) -> None:
+    """Call each function once, when an agent's step of its number is about to be committed."""
+    commit = PolicyKey.commit
+
+    async def disturbed(policy: PolicyKey, lease: AgentLease, contents: VersionContents) -> AgentLease:
+        if policy._assignment.agent.name == agent and (disturb := disturbances.pop(contents.result.step, None)):
+            await disturb(policy, lease)
+        return await commit(policy, lease, contents)
+
+    patch.setattr(PolicyKey, "commit", disturbed)
+
+
+async def test_an_agent_whose_trainer_loses_it_leaves_or_is_killed_within_a_step_is_continued_by_another_one(
+    undisturbed: dict[str, Ended], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holders: list[str] = []
+
+    async def lose(policy: PolicyKey, lease: AgentLease) -> None:
+        """Another trainer binds the agent, and releases it."""
+        holders.append(lease.record.holder)
+        record = lease.record.model_copy(update={"epoch": lease.record.epoch + 1, "holder": ""})
+        await policy._bucket.update(policy._assignment.policy_key, wire.encode(record), lease.revision)
+
+    async def leave(_: PolicyKey, lease: AgentLease) -> None:
+        holders.append(lease.record.holder)
+        loop.stop(lease.record.holder)
+        await asyncio.Event().wait()  # until it is cancelled
+
+    async def die(_: PolicyKey, lease: AgentLease) -> None:
+        holders.append(lease.record.holder)
+        loop.stop(lease.record.holder)
+        raise Killed(lease.record.holder)
+
+    monkeypatch.setattr(assignment, "GRACE_S", 0.5)
+    at_commits(monkeypatch, "verifier", {0: lose, 1: leave, 2: die})
+    job = team(steps=4)
+    async with Loop({"tiny": tiny_model}, tmp_path, trainers=3) as loop:
+        await loop.submit(job)
+        await loop.until(lambda: bool(loop.deaths))  # its lease is released by nobody, and its report expires:
+        await (await loop.bus.bucket(subjects.REPLICAS)).delete(subjects.replica_key("trainer", "tiny", holders[2]))
+        ended, epoch = await loop.ended(job), (await loop.record(job, "verifier")).epoch
+    assert ended.progress.phase is Phase.SUCCEEDED, ended.progress.message
+    assert {name: versions[:3] for name, versions in ended.weights.items()} == undisturbed["team"].weights
+    assert [len(set(versions)) for versions in ended.weights.values()] == [5, 5]
+    committed = [made.trainer for made in ended.histories["verifier"][1:]]
+    assert committed[1] != holders[1]
+    assert holders[2] not in committed[2:]
+    assert holders[1] not in committed[1:], "it has left"
+    assert epoch >= 4, "lost, and bound again after each disturbance"
+    assert loop.deaths == [holders[2]]

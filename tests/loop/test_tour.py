@@ -25,19 +25,32 @@ def tour(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Tour:
     return played.play(tmp_path_factory.mktemp("tour"))
 
 
-def test_it_is_stopped_by_ctrl_c_and_the_same_command_ends_it_well(tour: Tour) -> None:
+def test_stopped_by_ctrl_c_killed_and_changed_the_same_command_ends_it_well(tour: Tour) -> None:
     assert tour.codes == [130, 0], tour.lines[-3:]
-    assert {name: job["phase"] for name, job in tour.summary.items()} == dict.fromkeys(
-        (*LEARNING, TEAM, ADDED), "Succeeded"
-    )
+    phases = {name: job["phase"] for name, job in tour.summary.items()}
+    assert phases == dict.fromkeys((*LEARNING, TEAM, ADDED), "Succeeded")
+    said = [note for note in tour.notes() if "killed by SIGKILL; it restarts" in note]
+    for name in ("sandbox-0 (team-a/exact)", "orchestrator", "trainer-0 (exact)", "rollout-0 (exact)"):
+        assert any(note.startswith(name) for note in said), said
+    assert tour.said["suspend"] == "team-a/reverse: suspended\n"
+    assert tour.said["resume"] == "team-a/reverse: resumed\n"
+    assert tour.said["submit"].endswith("team-c/added: added\n")
+    assert tour.said["cancel"].startswith("team-a/cancelled: cancelled")
+    assert "suspended" in tour.said["why"]
+    assert (tour.out / CANCELLED).is_dir()
 
 
 @pytest.mark.parametrize("name", LEARNING)
-def test_a_job_learns(tour: Tour, name: str) -> None:
-    job = tour.summary[name]
+def test_a_job_learns_from_what_it_sampled_and_everything_a_person_looks_for_is_there(tour: Tour, name: str) -> None:
+    job, first, folder = tour.summary[name], tour.steps(name)[0], tour.out / name
     assert job["steps"] == STEPS[name.rpartition("/")[2]]
     assert job["evalBefore"] <= 0.45
     assert job["evalAfter"] >= job["evalBefore"] + 0.3
+    assert (first["staleness_max"], first["metrics"]["logprob_gap"] <= 1e-4) == (0, True)
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    files = {path.name for path in (folder / "adapter").iterdir()}
+    assert files >= {"adapter_model.safetensors", "adapter_config.json"}
+    assert len(list((folder / "logs").iterdir())) >= 4
 
 
 @pytest.mark.parametrize("name", [*LEARNING, TEAM, ADDED])
@@ -60,38 +73,6 @@ def test_the_team_makes_the_adapters_that_it_makes_undisturbed(tour: Tour, undis
         assert (record["indices"], record["reward_mean"]) == ([*step.indices], step.reward_mean)
         trained = {name: used["trained_tokens"] for name, used in record["usage"].items()}
         assert trained == {name: used.trained_tokens for name, used in step.usage.items()}
-
-
-def test_killed_roles_are_restarted(tour: Tour) -> None:
-    said = [note for note in tour.notes() if "killed by SIGKILL; it restarts" in note]
-    for name in ("sandbox-0 (team-a/exact)", "orchestrator", "trainer-0 (exact)", "rollout-0 (exact)"):
-        assert any(note.startswith(name) for note in said), said
-
-
-def test_a_job_is_suspended_and_resumed_one_is_added_and_one_cancelled(tour: Tour) -> None:
-    assert tour.said["suspend"] == "team-a/reverse: suspended\n"
-    assert tour.said["resume"] == "team-a/reverse: resumed\n"
-    assert tour.said["submit"].endswith("team-c/added: added\n")
-    assert tour.said["cancel"].startswith("team-a/cancelled: cancelled")
-    assert "suspended" in tour.said["why"]
-    assert CANCELLED not in tour.summary
-    assert (tour.out / CANCELLED).is_dir()
-
-
-@pytest.mark.parametrize("name", LEARNING)
-def test_what_sampled_is_what_trained_at_version_0(tour: Tour, name: str) -> None:
-    first = tour.steps(name)[0]
-    assert first["staleness_max"] == 0
-    assert first["metrics"]["logprob_gap"] <= 1e-4
-
-
-@pytest.mark.parametrize("name", LEARNING)
-def test_everything_a_person_looks_for_is_there(tour: Tour, name: str) -> None:
-    folder = tour.out / name
-    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
-    files = {path.name for path in (folder / "adapter").iterdir()}
-    assert files >= {"adapter_model.safetensors", "adapter_config.json"}
-    assert len(list((folder / "logs").iterdir())) >= 4
 
 
 def test_every_recorded_token_is_in_an_episode_and_in_the_usage(tour: Tour) -> None:

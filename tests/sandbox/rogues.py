@@ -324,3 +324,112 @@ def hangs_with_a_child(task, agent):
     started = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     sys.stdout.write(f"{os.getppid()} {os.getpid()} {started.pid} ready")
     time.sleep(1000)
+
+
+# of several agents, and with parts at the same time --------------------------------------------------------------------
+
+
+class TwoAgents:
+    def play(self, task, agents):
+        question = agents["proposer"].say("ask").text
+        first = agents["solver"].say(question)
+        agents["solver"].fork().say("again")
+        agents["solver"].say("and again")
+        agents["proposer"].begin().say("afresh")
+        return {"proposer": 0.25, "solver": float(len(first.text))}
+
+
+def both_at_once(task, agents):
+    def twice(agent):
+        return float(agent.say("one").text) + float(agent.say("two").text)
+
+    with agents.together() as at_once:
+        parts = {name: at_once.run(twice, agent) for name, agent in agents.items()}
+    return {name: part.result for name, part in parts.items()}
+
+
+def floods_one_by_one(task, agents):
+    agents.steady.say("hi")
+    agents.steady.reward = 0.5
+    agents.flood.reward = 0.25
+    while True:
+        agents.flood.say("on")
+
+
+def dies_at_once(task, agents, file=""):
+    with agents.together() as at_once:
+        for agent in agents.values():
+            at_once.run(agent.say, "hi")
+        while not Path(file).exists():
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def calls_the_first(task, agents, end=""):
+    agents.a.reward = 0.25
+    agents.a.say("?")
+    with agents.a.tool():
+        if end:
+            os._exit(1)
+    return 1.0
+
+
+calls_the_first.agents_of = lambda task, end="": ("a",)
+
+
+# that cannot be loaded --------------------------------------------------------------------------------------------------
+
+
+class Broken:
+    def __init__(self):
+        sys.stdout.write("trying hard")
+        raise OSError("the data set is missing")
+
+    def play(self, task, agent): ...
+
+
+class EndsItself:
+    def __init__(self):
+        os._exit(4)
+
+    def play(self, task, agent): ...
+
+
+class NeverReady:
+    def __init__(self):
+        time.sleep(1000)
+
+    def play(self, task, agent): ...
+
+
+class EndsWithAProcess:
+    def __init__(self):
+        started = subprocess.Popen(["sleep", "1000"])
+        Path(os.environ["TMPDIR"], "started").write_text(str(started.pid))
+        os._exit(4)
+
+    def play(self, task, agent): ...
+
+
+# agents behind the OpenAI door ------------------------------------------------------------------------------------------
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+def _post(server, **fields):
+    import urllib.request
+
+    headers = {"Authorization": f"Bearer {server.api_key}", "Content-Type": "application/json"}
+    body = json.dumps({"model": "policy", **fields}).encode()
+    with urllib.request.urlopen(urllib.request.Request(f"{server.base_url}/chat/completions", body, headers)) as answer:
+        return json.load(answer)
+
+
+def uses_a_tool(task, agent):
+    asked = [{"role": "user", "content": "1 + 2?"}]
+    with agent.openai() as server:
+        first = _post(server, messages=asked, tools=[TOOL], temperature=0.5)
+        message = first["choices"][0]["message"]
+        answer = {"role": "tool", "content": "3", "tool_call_id": message["tool_calls"][0]["id"]}
+        second = _post(server, messages=[*asked, message, answer], tools=[TOOL])
+        return {"policy": float(second["choices"][0]["message"]["content"]) + first["usage"]["prompt_tokens"]}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.harness import WITHIN_S
+from tests.tables import rows
 
 from marlaas_api.messages import Ending, Episode, FaultClass, GenerateReply, GenerateRequest, JobDocument
 from marlaas_worker.sandbox import attempt, server, service
@@ -15,31 +16,7 @@ from marlaas_worker.sandbox.turns import TurnClient, TurnWaited
 
 pytestmark = pytest.mark.processes
 
-FAULTS = {
-    "raises": ["Traceback", 'secret["reward"]', "KeyError: 'reward'"],
-    "exits": ["called exit(3)", "sys.exit(3)"],
-    "ends_at_once": ["exit status 7"],
-    "is_killed": ["SIGKILL"],
-    "segfaults": ["SIGSEGV", "in segfaults"],
-    "returns_nan": ["finite number"],
-    "paints_the_terminal": [r"\x1b]52;c;ZXZpbA==\x07\x1b[2Jall is well\u202e"],
-    "returns_too_much": ["1.7e+308", "from -1e+30 to 1e+30"],
-    "earns_too_much_in_a_tool": ["invalid message", "less than or equal to 1000000"],
-    "sets_no_number_in_a_tool": ["the reward of 'policy' is 'high'; expected a number"],
-    "forgets_its_reward": ["returned None and set no reward"],
-    "writes_garbage": ["invalid message"],
-    "writes_a_lot": ["invalid message"],
-    "claims_a_foreign_turn": ["turn 5, which is not one of its turns"],
-    "closes_everything": ["closed its connection"],
-    "floods": ["after the flood", "bytes cut"],
-    "forks_a_lot": ["too many processes"],
-    "eats_memory": ["out of memory"],
-    "leaks": ["out of memory"],
-    "eats_memory_in_processes": ["out of memory"],
-    "leaks_after_a_wait": ["out of memory"],
-    "leaks_in_a_process_after_a_wait": ["out of memory"],
-    "is_killed_in_its_tool": ["SIGKILL"],
-}
+FAULTS = dict(rows(__file__, "faults"))
 """What an environment does, and what the text of its fault says."""
 POLICYS = ("breaks_in_its_tool", "dies_in_its_tool", "closes_everything_in_its_tool", "eats_memory_in_its_tool")
 """What is scored, because the policy may have caused it in a tool call."""
@@ -172,8 +149,8 @@ async def test_a_fork_server_that_no_longer_obeys_is_replaced(harness, monkeypat
 @pytest.mark.parametrize(
     ("name", "words", "num_plays"),
     [
-        ("unloadable:Broken", ["OSError: the data set is missing", "unloadable.py", "trying hard"], 2),
-        ("unloadable:EndsItself", ["exited while it loaded"], 2),
+        ("rogues:Broken", ["OSError: the data set is missing", "rogues.py", "trying hard"], 2),
+        ("rogues:EndsItself", ["exited while it loaded"], 2),
         ("nowhere:play", ["module 'nowhere' was not found"], 1),
         ("rogues:needs_a_stranger", ["needs the agents stranger; the job lacks stranger (its agents: policy)"], 1),
     ],

@@ -1,6 +1,9 @@
+"""What a child says: its turns, their numbers and limits, candidates, and the ending; and the fault of its exit."""
+
 import signal
 
 import pytest
+from tests.tables import rows
 
 from marlaas_api.messages import Ending, FaultClass, StopReason
 from marlaas_api.names import BRANCH_TURNS, MAX_TURNS_FACTOR
@@ -37,12 +40,6 @@ def test_leaves_are_the_turns_from_which_none_goes_on_in_whatever_order_they_cam
     assert ledger(*(turns[place] for place in order)).leaves() == {"a": (3, 6), "b": (4, 3 * BRANCH_TURNS + 1)}
 
 
-@pytest.mark.parametrize("parent", [1, 2, 7])
-def test_an_agent_goes_on_from_its_own_turns_only(parent):
-    with pytest.raises(BadChildMessage, match="not one of its turns"):
-        ledger(("a", 0, None), ("b", 0, None), ("b", 1, 0)).begin(asked("a", 8, parent))
-
-
 @pytest.mark.parametrize(
     "turn",
     [
@@ -50,11 +47,12 @@ def test_an_agent_goes_on_from_its_own_turns_only(parent):
         asked("a", 1, 1),
         asked("a", BRANCH_TURNS + 3, num_before=2),
         asked("a", 2, num_before=1),
+        *(asked("a", 8, parent) for parent in (2, 3, 7)),
     ],
-    ids=["used", "before its parent", "fewer turns before it than in its branch", "also on the main line"],
+    ids=["used", "before its parent", "fewer turns before it than in its branch", "also on the main line", *"xyz"],
 )
-def test_numbers_of_turns_are_checked(turn):
-    book = ledger(("a", 0, None), ("a", 1, 0))
+def test_numbers_of_turns_are_checked_and_an_agent_goes_on_from_its_own_turns_only(turn):
+    book = ledger(("a", 0, None), ("b", 0, None), ("a", 1, 0), ("b", 1, 0), ("b", 2, 1))
     with pytest.raises(BadChildMessage, match=r"names its turn|not one of its turns"):
         book.begin(turn)
 
@@ -109,38 +107,10 @@ def test_the_exit_of_a_child_determines_the_fault(ended, fault, by_policy):
     assert (found.fault, found.by_policy) == (fault, by_policy)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"[]",
-        b"{}",
-        b'{"kind":"bye"}',
-        b'{"kind":"turn","agent":"z","number":0,"num_before":0,"parent":null,"append":"x","max_tokens":null}',
-        b'{"kind":"turn","agent":"a","number":-1,"num_before":0,"parent":null,"append":"x","max_tokens":null}',
-        b'{"kind":"turn","agent":"a","number":16793600,"num_before":0,"parent":null,"append":"x","max_tokens":null}',
-        b'{"kind":"turn","agent":"a","number":0,"parent":null,"append":"x","max_tokens":null}',
-        b'{"kind":"turn","agent":"a","number":0,"num_before":0,"parent":-1,"append":"x","max_tokens":null}',
-        b'{"kind":"turn","agent":"a","number":0,"num_before":0,"parent":null,"append":[],"max_tokens":null}',
-        b'{"kind":"turn","agent":"a","number":0,"num_before":0,"parent":null,"append":"x","max_tokens":0}',
-        b'{"kind":"turn","agent":"a","number":0,"num_before":0,"parent":null,"append":"x","max_tokens":1000000000000000000000000000000}',
-        b'{"kind":"turn","agent":"a","number":0,"num_before":0,"parent":null,"append":[{"role":"boss","content":"x"}],"max_tokens":null}',
-        b'{"kind":"agents","agents":["z"]}',
-        b'{"kind":"agents","agents":["a","a"]}',
-        b'{"kind":"agents","agents":"a"}',
-        b'{"kind":"score","rewards":{},"metrics":{},"ending":"completed","tool_s":0}',
-        b'{"kind":"score","rewards":{"a":NaN},"metrics":{},"ending":"completed","tool_s":0}',
-        b'{"kind":"score","rewards":{"a":"1"},"metrics":{},"ending":"completed","tool_s":0}',
-        b'{"kind":"score","rewards":{"a":1.7e308},"metrics":{},"ending":"completed","tool_s":0}',
-        b'{"kind":"score","rewards":{"a":1},"metrics":{"n":-1e31},"ending":"completed","tool_s":0}',
-        b'{"kind":"score","rewards":{"a":1},"metrics":{"\\u001b[2J":1},"ending":"completed","tool_s":0}',
-        b'{"kind":"score","rewards":{"a":1},"metrics":{},"ending":"won","tool_s":0}',
-        b'{"kind":"score","rewards":{"a":1},"metrics":{},"ending":"completed","tool_s":0,"bill":0}',
-    ],
-)
+@pytest.mark.parametrize("body", rows(__file__, "messages"))
 def test_messages_of_a_child_are_validated(body):
     with pytest.raises(BadChildMessage):
-        parse(body, ("a",))
+        parse(body.encode(), ("a",))
 
 
 def test_an_agent_that_the_task_may_not_call_has_no_turn_and_the_agents_are_named_before_the_first_one():
@@ -173,26 +143,14 @@ def chosen(*candidates: TurnMessage) -> TurnLedger:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
-def test_candidates_are_kept_by_choice_in_the_order_of_their_turns(order):
-    turns = [candidate(BRANCH_TURNS), candidate(2 * BRANCH_TURNS), candidate(1, 1, agent="b")]
-    book = chosen(*(turns[place] for place in order))
-    book.reward(rewarded(c0=[1.0, 2.0]))
-    found = [(one.agent, one.turns, one.rewards) for one in book.choices()]
-    assert found == [("b", (4,), ()), ("a", (3 * BRANCH_TURNS, 6 * BRANCH_TURNS), (1.0, 2.0))]
-
-
-def test_the_order_of_choices_is_that_of_their_turns_whichever_part_began_first():
+@pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 0)])
+def test_candidates_are_kept_by_choice_in_the_order_of_their_turns(order, first, second):
     """The numbers of choices are given in the order in which parts arrive."""
-    found = []
-    for first, second in ((0, 1), (1, 0)):
-        book = chosen(candidate(BRANCH_TURNS, first), candidate(2 * BRANCH_TURNS, second))
-        book.reward(rewarded(**{f"c{first}": [1.0], f"c{second}": [2.0]}))
-        found.append(book.choices())
-    assert found[0] == found[1]
-    assert [(one.turns, one.rewards) for one in found[0]] == [
-        ((3 * BRANCH_TURNS,), (1.0,)),
-        ((6 * BRANCH_TURNS,), (2.0,)),
-    ]
+    turns = [candidate(BRANCH_TURNS, first), candidate(2 * BRANCH_TURNS, first), candidate(1, second, agent="b")]
+    book = chosen(*(turns[place] for place in order))
+    book.reward(rewarded(**{f"c{first}": [1.0, 2.0], f"c{second}": [3.0]}))
+    found = [(one.agent, one.turns, one.rewards) for one in book.choices()]
+    assert found == [("b", (4,), (3.0,)), ("a", (3 * BRANCH_TURNS, 6 * BRANCH_TURNS), (1.0, 2.0))]
 
 
 @pytest.mark.parametrize("other", [candidate(1, agent="b"), candidate(1, parent=0)], ids=["agent", "state"])

@@ -1,16 +1,22 @@
-"""Turns of several agents, and of parts that run at the same time."""
+"""Turns of several agents, of parts that run at the same time and behind the OpenAI door, and how they reach their threads."""
 
+import json
+import socket
+import sys
+import threading
 from collections.abc import Callable
 
 import pytest
 from tests.sandbox.conftest import Answer, SandboxHarness
 
-from marlaas_api.messages import Ending, FaultClass, GenerateReply, GenerateRequest
+from marlaas.environment_types import TurnRequest
+from marlaas_api.messages import ChatMessage, Ending, FaultClass, GenerateReply, GenerateRequest
 from marlaas_api.names import BRANCH_TURNS
+from marlaas_worker.sandbox.channel import SupervisorChannel, encode_frame, receive_frame
 
 
 async def test_turns_name_their_parents_and_the_last_replica_and_leaves_are_where_branches_end(harness):
-    document = harness.document("parts:TwoAgents", agents=("proposer", "solver"))
+    document = harness.document("rogues:TwoAgents", agents=("proposer", "solver"))
 
     def answer(request):
         return [harness.rollout.result(request, "1").model_copy(update={"replica": f"of-turn-{request.turn}"})]
@@ -56,7 +62,7 @@ A, B = 2 * BRANCH_TURNS, 4 * BRANCH_TURNS + 1
     "order", [[("a", A), ("a", A + 2), ("b", B), ("b", B + 2)], [("b", B), ("b", B + 2), ("a", A), ("a", A + 2)]]
 )
 async def test_turns_of_parts_are_open_at_the_same_time_and_named_by_the_order_of_the_parts(harness, order):
-    document = harness.document("parts:both_at_once", agents=("a", "b"))
+    document = harness.document("rogues:both_at_once", agents=("a", "b"))
     harness.rollout.answer = after(*order)(harness)
     (episode,) = await harness.play_document(document)
     assert sorted((request.agent, request.turn, request.parent) for request in harness.rollout.requests) == [
@@ -70,7 +76,7 @@ async def test_turns_of_parts_are_open_at_the_same_time_and_named_by_the_order_o
 
 
 async def test_an_agent_that_floods_has_its_turns_and_the_others_keep_their_rewards(harness):
-    document = harness.document("parts:floods_one_by_one", agents=("steady", "silent", "flood"))
+    document = harness.document("rogues:floods_one_by_one", agents=("steady", "silent", "flood"))
     (episode,) = await harness.play_document(document)
     assert (episode.fault, episode.ending, episode.num_turns) == (None, Ending.MAX_TURNS, 5)
     assert episode.rewards == {"steady": 0.5, "silent": 0.0, "flood": 0.25}
@@ -78,7 +84,7 @@ async def test_an_agent_that_floods_has_its_turns_and_the_others_keep_their_rewa
 
 
 async def test_a_turn_that_fails_beside_another_ends_the_episode_and_the_other_is_cancelled(harness):
-    document = harness.document("parts:both_at_once", agents=("a", "b"))
+    document = harness.document("rogues:both_at_once", agents=("a", "b"))
 
     def answer(request):
         if len(harness.rollout.requests) < 2:
@@ -92,7 +98,9 @@ async def test_a_turn_that_fails_beside_another_ends_the_episode_and_the_other_i
 
 
 async def test_a_child_that_dies_while_two_turns_are_open_is_a_fault_of_its_own(harness, tmp_path):
-    document = harness.document("parts:dies_at_once", agents=("a", "b"), args={"file": str(tmp_path / "both are open")})
+    document = harness.document(
+        "rogues:dies_at_once", agents=("a", "b"), args={"file": str(tmp_path / "both are open")}
+    )
     harness.rollout.answer = lambda request: []
     async with harness.open(document):
         await harness.put_task(harness.task(document))
@@ -114,6 +122,94 @@ async def test_a_child_that_dies_while_two_turns_are_open_is_a_fault_of_its_own(
 async def test_an_episode_names_the_agents_that_its_task_may_call_unless_it_may_call_all(
     harness, name, args, ending, named
 ):
-    document = harness.document(f"parts:{name}", agents=("a", "b"), args=args)
+    document = harness.document(f"rogues:{name}", agents=("a", "b"), args=args)
     (episode,) = await harness.play_document(document)
     assert (episode.fault, episode.ending, episode.may_speak) == (None, ending, named)
+
+
+CALL = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+
+
+async def test_tools_and_their_answers_travel_to_the_rollout_role(harness):
+    def answer(request):
+        reply = harness.rollout.result(request, "3" if request.parent == 0 else CALL)
+        return [reply.model_copy(update={"num_prompt_tokens": 40})]
+
+    harness.rollout.answer = answer
+    document = harness.document("rogues:uses_a_tool")
+    rollout = document.spec.rollout.model_copy(update={"temperature": 0.5})
+    document = document.model_copy(update={"spec": document.spec.model_copy(update={"rollout": rollout})})
+    (episode,) = await harness.play_document(document)
+    first, second = harness.rollout.requests
+    assert episode.rewards == {"policy": 43.0}, episode.fault_text
+    assert json.loads(first.tools[0])["function"]["name"] == "add"
+    assert (second.parent, second.tools) == (0, None)
+    assert second.append == (ChatMessage(role="tool", content="3", tool_call_id="call_0_0"),)
+    assert episode.leaves == {"policy": (1,)}
+
+
+ROUNDS = 200
+
+
+def answer(agent: str, number: int) -> bytes:
+    return encode_frame(
+        {"kind": "reply", "agent": agent, "turn": number, "text": f"{agent}{number}", "stop_reason": "stop"}
+        | {"num_tokens": 1, "num_prompt_tokens": 1}
+    )
+
+
+def test_an_answer_reaches_its_thread_while_another_ones_is_awaited():
+    """Thread a waits for its only turn until b has had all of its turns, one after another: whoever reads must let b go on."""
+    ours, theirs = socket.socketpair()
+    channel = SupervisorChannel(ours)
+    texts: list[str] = []
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+
+    def speak(agent: str, turns: int) -> None:
+        for number in range(turns):
+            texts.append(channel.turn(TurnRequest(agent, None, "x", number=number)).text)
+
+    threads = [threading.Thread(target=speak, args=arguments, daemon=True) for arguments in (("a", 1), ("b", ROUNDS))]
+    try:
+        for thread in threads:
+            thread.start()
+        theirs.settimeout(20)
+        asked = 0
+        while asked < ROUNDS:
+            request = receive_frame(theirs)
+            if request["agent"] == "b":
+                asked += 1
+                theirs.sendall(answer("b", request["number"]))
+        theirs.sendall(answer("a", 0))
+        for thread in threads:
+            thread.join(20)
+    finally:
+        sys.setswitchinterval(before)
+        theirs.close()
+        ours.close()
+    assert sorted(texts) == sorted(["a0", *(f"b{number}" for number in range(ROUNDS))])
+
+
+def test_all_waiting_threads_learn_that_the_connection_is_closed():
+    ours, theirs = socket.socketpair()
+    channel = SupervisorChannel(ours)
+    errors: list[EOFError] = []
+
+    def speak(agent: str) -> None:
+        try:
+            channel.turn(TurnRequest(agent, None, "x"))
+        except EOFError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=speak, args=(agent,), daemon=True) for agent in ("a", "b", "c")]
+    for thread in threads:
+        thread.start()
+    theirs.settimeout(20)
+    for _ in threads:
+        receive_frame(theirs)
+    theirs.close()
+    for thread in threads:
+        thread.join(20)
+    ours.close()
+    assert len(errors) == 3

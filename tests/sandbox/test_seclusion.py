@@ -1,11 +1,21 @@
-"""What children of a sandbox cannot read, tried in a process of its own: there is no way back."""
+"""What a sandbox asks of Linux: what its children cannot read, who may look, who outlives whom, and figures of processes."""
 
+import os
+import random
+import select
+import signal
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from marlaas_worker.sandbox import forkserver, kernel
+from marlaas_worker.sandbox.rehearsal import rehearse
 from marlaas_worker.sandbox.seclusion import secluded
 
 PROGRAM = """
@@ -68,3 +78,154 @@ def test_children_read_all_but_the_credential_and_look_into_no_process_outside(s
         pytest.skip("this kernel has no Landlock of version 2 or newer")
     assert done.stderr == ""
     assert done.stdout.splitlines() == ["[False, False, True, True, True]", "hidden", "x"]
+
+
+SPY = """
+import os, subprocess
+from marlaas_worker.sandbox import kernel
+if os.geteuid() == 0:
+    os.setuid(65534)
+    kernel.be_like_siblings()  # changing the user hides a process as well: undo that
+look = ["cat", f"/proc/{os.getpid()}/environ"]
+before = subprocess.run(look, capture_output=True).returncode
+kernel.hide_from_siblings()
+print(before, subprocess.run(look, capture_output=True).returncode)
+"""
+SUPERVISOR = """
+import asyncio, sys
+from functools import partial
+from pathlib import Path
+from marlaas_worker.sandbox.channel import encode_frame
+from marlaas_worker.sandbox.children import Children
+from marlaas_worker.sandbox.server_start import ChildrenConfig, start_server
+from marlaas_worker.sandbox.seclusion import clean_variables
+import os
+
+async def main():
+    config = ChildrenConfig("rogues:hangs_with_a_child", {}, 1 << 29, 30.0, Path(sys.argv[1]), clean_variables(os.environ))
+    async with Children(partial(start_server, config)).child() as child:
+        child.writer.write(encode_frame({"split": "train", "index": 0, "seed": 0, "agents": ["policy"], "temperature": 1.0}))
+        await child.output.wait_for_text(b"ready", 30.0)
+        print(child.output.text().removesuffix("ready"), flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.processes
+def test_other_processes_of_the_user_cannot_look_into_the_supervisor():
+    done = subprocess.run([sys.executable, "-c", SPY], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["0", "1"]
+
+
+@pytest.mark.processes
+def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path):
+    variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-c", SUPERVISOR, str(tmp_path / "scratch")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables) as supervisor:
+        handles = [os.pidfd_open(int(pid)) for pid in supervisor.stdout.readline().split()]
+        supervisor.send_signal(signal.SIGKILL)
+    assert_gone(handles)
+
+
+def assert_gone(handles):
+    """The fork server, the child and its own child have exited. handles: their pidfds."""
+    for handle in handles:
+        gone, _, _ = select.select([handle], [], [], 20.0)
+        os.close(handle)
+        assert gone
+    assert len(handles) == 3
+
+
+HOLDS = """
+import mmap, sys
+held = b"x" * (32 << 20)
+shared = mmap.mmap(-1, 16 << 20)
+shared[:] = bytes(len(shared))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+FORKS_IN_A_THREAD = """
+import subprocess, sys, threading
+thread = threading.Thread(target=lambda: (subprocess.Popen(["sleep", "60"]), print("ready", flush=True), sys.stdin.read()))
+thread.start()
+"""
+
+
+@pytest.fixture
+def started(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A process that runs the program of the parameter, once it has printed a line."""
+    command = [sys.executable, "-c", request.param]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield process.pid
+        kernel.kill_all(process.pid)
+
+
+@pytest.mark.parametrize("started", [HOLDS], indirect=True)
+def test_held_memory_counts_shared_pages_and_cpu_time_grows_only_while_a_process_runs(started: int) -> None:
+    assert 48 << 20 <= kernel.held_bytes(started) <= kernel.resident_bytes(started), "resident memory is an upper bound"
+    own = kernel.cpu_time_ns(os.getpid())
+    sum(range(10_000))
+    assert kernel.cpu_time_ns(os.getpid()) > own
+    while psutil.Process(started).status() != psutil.STATUS_SLEEPING:  # it has not begun to wait
+        time.sleep(0.01)
+    waiting = kernel.cpu_time_ns(started)
+    assert kernel.cpu_time_ns(started) == waiting > 0
+
+
+@pytest.mark.parametrize("started", [FORKS_IN_A_THREAD], indirect=True)
+def test_a_child_that_another_thread_forked_is_found(started: int) -> None:
+    assert len(kernel.descendants(started)) == 1
+
+
+def test_a_process_that_has_exited_has_no_memory_and_no_children() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert (kernel.held_bytes(process.pid), kernel.resident_bytes(process.pid), kernel.children(process.pid)) == (
+        0,
+        0,
+        [],
+    )
+
+
+def test_a_process_that_shares_a_cpu_waits_for_it() -> None:
+    cpu = min(os.sched_getaffinity(0))
+    spin = [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"]
+    both = [subprocess.Popen(spin) for _ in range(2)]
+    try:
+        while not all(kernel.cpu_wait_ns(one.pid) > 20_000_000 for one in both):
+            time.sleep(0.05)
+    finally:
+        for one in both:
+            one.kill()
+            one.wait()
+    assert kernel.cpu_wait_ns(both[0].pid) == 0, "it has ended"
+
+
+def test_an_episodes_folder_gets_another_name_if_an_earlier_episode_has_taken_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "episode-2").symlink_to("/")
+    folders = [Path(forkserver.new_folder(number)) for number in (1, 2)]
+    assert folders[0] == tmp_path / "episode-1"
+    assert folders[1].parent == tmp_path
+    assert not folders[1].is_symlink()
+    assert [folder.stat().st_mode & 0o777 for folder in folders] == [0o700, 0o700]
+
+
+def num_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_rehearsal_leaves_no_file_open_and_no_seed_behind():
+    before, drawn = num_files(), []
+    for _ in range(2):
+        random.seed(1)
+        rehearse()
+        drawn.append(random.random())
+    assert num_files() == before
+    assert drawn[0] != drawn[1]

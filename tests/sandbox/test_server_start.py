@@ -1,16 +1,19 @@
-"""Connecting to the server of environments in another container: what listens there may be anything. In virtual time."""
+"""Connecting to the server of environments in another container: what listens there may be anything; and how long loading may take. In virtual time."""
 
 import asyncio
 import contextlib
+import json
 import socket
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from marlaas_worker.sandbox.children import Children
+from marlaas_worker.sandbox.load_report import MAX_EXTENSION, wait_until_loaded
 from marlaas_worker.sandbox.server import BrokenEnvironment, ForkServerLost
-from marlaas_worker.sandbox.server_start import ChildrenConfig, connect_server
+from marlaas_worker.sandbox.server_start import ChildrenConfig, _empty_output, connect_server
 from tests import virtual_time
 
 event_loop_policy = virtual_time.event_loop_policy
@@ -27,13 +30,12 @@ def config(tmp_path: Path) -> ChildrenConfig:
     return ChildrenConfig("", {}, 1 << 29, 60.0, tmp_path / "unused", {})
 
 
-async def test_nobody_listening_is_a_loss_of_the_fork_server(config, path):
+async def test_nobody_listening_is_a_loss_of_the_fork_server_and_another_kind_of_socket_a_broken_environment(
+    config, path
+):
     with pytest.raises(ForkServerLost, match=r"does not listen on .*environment\.sock .*; its log says why"):
         await connect_server(config, path)
     assert virtual_time.now() - virtual_time.START == pytest.approx(60.0, abs=1.0)
-
-
-async def test_a_socket_of_another_kind_is_no_server_of_environments(config, path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))
         listener.listen()
@@ -79,3 +81,45 @@ async def test_what_listens_may_say_anything_and_harms_nobody(config, path, said
                 assert child.ended.result().status is None
         await children.close()
         await answering
+
+
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    with ours, theirs:
+        yield ours, theirs
+
+
+async def test_an_environment_that_is_short_of_cpu_has_more_time_and_is_loaded_then(ends):
+    ours, theirs = ends
+    readings = []
+
+    def cpu_wait_s() -> float:
+        readings.append(0.9 * LIMIT_S * (len(readings) + 1))
+        if len(readings) == 4:
+            theirs.send(json.dumps({"report": "ready"}).encode())
+        return readings[-1]
+
+    await wait_until_loaded(ours, _empty_output(), LIMIT_S, cpu_wait_s)
+    assert virtual_time.now() - virtual_time.START == 4 * LIMIT_S
+
+
+@pytest.mark.parametrize(
+    ("part", "waited"),
+    [(0.0, 1), (0.4, 1), (0.9, MAX_EXTENSION), (None, 1)],
+    ids=["hangs or computes", "waits a little", "is short of CPU for ever", "in a container of its own"],
+)
+async def test_an_environment_is_given_up_after_its_limit_unless_it_waits_for_a_cpu(ends, part, waited):
+    at = 0.0
+
+    def cpu_wait_s() -> float:
+        nonlocal at
+        at += part * LIMIT_S
+        return at
+
+    with pytest.raises(BrokenEnvironment, match=f"took longer than {waited * LIMIT_S:g} s"):
+        await wait_until_loaded(ends[0], _empty_output(), LIMIT_S, None if part is None else cpu_wait_s)

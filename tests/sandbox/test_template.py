@@ -153,7 +153,7 @@ def begun(template: RunningTemplate, scratch: Path, name: str) -> tuple[socket.s
 
 
 @pytest.mark.parametrize(
-    ("name", "flags"), [("unloadable:NeverReady", None), ("rogues:asks", 0), ("rogues:asks", socket.MSG_PEEK)]
+    ("name", "flags"), [("rogues:NeverReady", None), ("rogues:asks", 0), ("rogues:asks", socket.MSG_PEEK)]
 )
 def test_a_fork_server_ends_with_its_supervisor_while_it_loads_and_later(template, tmp_path, name, flags):
     """If the supervisor has not read all reports, the kernel reports a reset connection, once, instead of its end."""
@@ -166,7 +166,7 @@ def test_a_fork_server_ends_with_its_supervisor_while_it_loads_and_later(templat
 
 
 def test_what_loading_an_environment_has_started_is_killed_with_its_fork_server(template, tmp_path):
-    connection, process = begun(template, tmp_path, "unloadable:EndsWithAProcess")
+    connection, process = begun(template, tmp_path, "rogues:EndsWithAProcess")
     with connection:
         assert connection.recv(1024) == b""
     with contextlib.suppress(ProcessLookupError):

@@ -1,15 +1,19 @@
-"""Asking for turns: what is sent, and what becomes of silence, failures and impatience. In virtual time."""
+"""Turns: asking for them, which of their time counts, silence, failures and places for episodes. In virtual time."""
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import ormsgpack
 import pytest
 from tests.sandbox.conftest import Rollout
+from tests.tables import rows
 
 from marlaas_api import subjects, wire
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.messages import ChatMessage, GenerateRequest
+from marlaas_worker.sandbox.places import FIRST_EPISODES, FIRST_S, EpisodePlaces
+from marlaas_worker.sandbox.turn_clock import TurnClock
 from marlaas_worker.sandbox.turns import (
     LEASE_S,
     WAIT_S,
@@ -81,19 +85,15 @@ async def test_a_failure_for_good_is_raised_in_its_own_words(client, rollout, st
     assert len(rollout.requests) == 1
 
 
-async def test_an_engine_that_takes_too_long_for_a_turn_has_it_cancelled(client, rollout):
+async def test_an_engine_that_takes_too_long_for_a_turn_or_fails_for_so_long_has_it_cancelled(client, rollout):
     """Nothing but the heartbeat wakes the wait for a reply: it brings the timeout nearer."""
     rollout.answer = lambda asked: [rollout.beat(asked), rollout.beat(asked, running_s=69.0)]
-    with pytest.raises(
-        TurnOverran, match=r"within 70 s, waits not counted \(turnTimeoutSeconds\); last: rollout-0: heart"
-    ):
+    words = r"within 70 s, waits not counted \(turnTimeoutSeconds\); last: rollout-0: heart"
+    with pytest.raises(TurnOverran, match=words):
         await client.generate(request(), 70.0)
     assert passed_s() == pytest.approx(1.0)
     await asyncio.sleep(0)
     assert [cancel.episode for cancel in rollout.cancelled] == ["u1-t0-0-1"]
-
-
-async def test_failures_that_are_asked_again_for_longer_than_a_turn_may_take_are_raised(client, rollout):
     rollout.answer = lambda asked: [rollout.failure(asked, "KeyError('x')", True)]
     with pytest.raises(TurnOverran, match=r"within 10 s.*last: rollout-0: KeyError\('x'\)"):
         await client.generate(request(), 10.0)
@@ -158,3 +158,72 @@ async def test_what_does_not_fit_into_a_message_is_refused(client, rollout):
     with pytest.raises(TurnTooLong, match="a message has at most"):
         await client.generate(request(text="x" * (9 << 20)), 9.0)
     assert rollout.requests == []
+
+
+def clock(*heard: tuple[Any, ...]) -> TurnClock:
+    """A clock of a turn asked for at second 0, with 10 s for the engine and 100 s to wait, after what it heard and when."""
+    made = TurnClock(timeout_s=10.0, wait_s=100.0, at=0.0)
+    for hear, *words in heard:
+        getattr(made, hear)(*words)
+    return made
+
+
+@pytest.mark.parametrize(("case", "heard", "at", "left_s"), rows(__file__, "turn_clock"))
+def test_only_the_engines_time_and_failures_count_against_a_turn(case, heard, at, left_s):
+    made = clock(*heard)
+    made.advance(at)
+    assert made.left_s == pytest.approx(left_s)
+
+
+MOST = 3 * FIRST_EPISODES
+
+
+class Crowd:
+    """Episodes that want a place. `num_playing` of them have one; an episode ends when a test says so."""
+
+    def __init__(self, group: asyncio.TaskGroup, places: EpisodePlaces) -> None:
+        self.num_playing = 0
+        self.ends = asyncio.Semaphore(0)
+        for _ in range(2 * MOST):
+            group.create_task(self._play(places))
+
+    async def _play(self, places: EpisodePlaces) -> None:
+        async with places.place():
+            self.num_playing += 1
+            await self.ends.acquire()
+            self.num_playing -= 1
+
+    def end(self, num: int) -> None:
+        for _ in range(num):
+            self.ends.release()
+
+
+@pytest.mark.parametrize("one_ends", [True, False], ids=["until one has ended", "for a while after loading"])
+async def test_at_first_few_episodes_run_at_once_and_then_as_many_as_allowed(one_ends: bool) -> None:
+    places, loaded = EpisodePlaces(MOST), asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        opening = group.create_task(places.open_after(loaded))
+        crowd = Crowd(group, places)
+        await asyncio.sleep(100.0)
+        assert crowd.num_playing == FIRST_EPISODES
+        if one_ends:
+            crowd.end(1)
+        else:
+            loaded.set()
+            await asyncio.sleep(FIRST_S - 0.1)
+            assert crowd.num_playing == FIRST_EPISODES
+        await asyncio.sleep(0.2)
+        assert crowd.num_playing == MOST
+        opening.cancel()
+        crowd.end(2 * MOST)
+
+
+async def test_waiting_for_a_place_takes_none_and_ends_at_a_stop() -> None:
+    places, stop = EpisodePlaces(1), asyncio.Event()
+    assert await places.wait(stop)
+    async with places.place():
+        waiting = asyncio.create_task(places.wait(stop))
+        await asyncio.sleep(100.0)
+        assert not waiting.done()
+        stop.set()
+        assert not await waiting

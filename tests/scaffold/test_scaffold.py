@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.tables import rows
 from typer.testing import CliRunner
 
 from marlaas.cli.app import build
@@ -70,20 +71,7 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("folder", "job", "module"),
-    [
-        ("first_sums", "first-sums", "first_sums"),
-        ("word-game", "word-game", "word_game"),
-        ("My Game, 2nd try!", "my-game-2nd-try", "my_game_2nd_try"),
-        ("Größe", "groe", "groe"),
-        ("算数", "my-job", "my_job"),
-        ("...", "my-job", "my_job"),
-        ("", "my-job", "my_job"),
-        ("2048", "2048", "env_2048"),
-        ("class", "class", "class_env"),
-        ("random", "random", "random_env"),
-        ("marlaas", "marlaas", "marlaas_env"),
-        ("a" * 62 + "-b", "a" * 62, "a" * 62),
-    ],
+    rows(__file__, "names"),
 )
 def test_any_folder_name_gives_a_job_and_a_module(folder: str, job: str, module: str) -> None:
     texts = project(folder)

@@ -1,0 +1,12 @@
+"""Tables of cases that are data: `cases.yaml` beside the tests that read them."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+def rows(test_file: str, name: str) -> list[Any]:
+    """The rows of a table for `parametrize`; a row with several columns is a list."""
+    tables = yaml.safe_load((Path(test_file).parent / "cases.yaml").read_text(encoding="utf-8"))
+    return list(tables[name])
