@@ -35,6 +35,7 @@ _NOT_STARTED = frozenset({"CreateContainerError", "RunContainerError", "PostStar
 _INVALID_INPUT = 2
 """Exit code of our own processes for invalid input (`marlaas_worker.__main__`)."""
 _KILLED = 137
+_OUT_OF_MEMORY = "OOMKilled"
 CRASH_WINDOW_S = 3600.0
 """A crash counts for so long, and a container that ran for longer is in no crash loop."""
 _LOST_BY_NODE = frozenset({"Unknown", "ContainerStatusUnknown", "NodeLost"})
@@ -105,6 +106,11 @@ class PodFacts:
         if (self.disrupted or self.reason == "Evicted" or self.reason in _ENDED_BY_NODE) and not self.overran:
             return 0
         return max((container.crashes(now) for container in self.containers), default=0)
+
+    def memory_kills(self, now: float) -> int:
+        """Return the crashes in a row of a container that was last killed for exceeding its memory limit; 0 if none was."""
+        killed = (container for container in self.containers if container.exit_reason == _OUT_OF_MEMORY)
+        return min(self.crashes(now), max((container.crashes(now) for container in killed), default=0))
 
     @property
     def restarts(self) -> int:
@@ -250,7 +256,7 @@ def _container_fault(container: ContainerFacts) -> tuple[Reason, str] | None:
 
 
 def _crash(container: ContainerFacts) -> tuple[Reason, str]:
-    if container.exit_reason == "OOMKilled":
+    if container.exit_reason == _OUT_OF_MEMORY:
         return Reason.CONTAINER_OUT_OF_MEMORY, f"container {container.name} exceeded its memory limit"
     message = last_words(container.last_words) if container.last_words.strip() else _exit_message(container)
     if container.name == PREPARE and container.exit_code == _INVALID_INPUT:

@@ -97,7 +97,7 @@ class RLJobSpec(Spec):
         ge=0,
         le=1000,
         description="Number of crashes in a row of one sandbox that the job survives; one more fails it, so 0 fails it at the first. A crash counts for an hour. "
-        "Evictions of sandboxes that wrote too much to disk count; faults of the node, evictions by it and preemptions do not. The default is that of Kubernetes' Job.",
+        "Evictions of sandboxes that wrote too much to disk count, and kills for exceeding the memory limit count over all sandboxes; faults of the node, evictions by it and preemptions do not. The default is that of Kubernetes' Job.",
     )
 
     @property

@@ -203,7 +203,8 @@ class RLJobStatus(ObjectStatus):
         "steps whose gradient was NaN or infinite and that left the weights unchanged; the third in a row fails the job.",
     )
     sandbox_crashes: _Count | None = Field(
-        None, description="Crashes in a row of the sandbox that crashes most; see spec.backoffLimit."
+        None,
+        description="Crashes in a row of the sandbox that crashes most, or kills for memory of all sandboxes; see spec.backoffLimit.",
     )
     started_at: _Time | None = Field(None, description="Time at which the job was first admitted.")
     finished_at: _Time | None = Field(None, description="Time at which the job reached a final phase.")

@@ -79,9 +79,18 @@ def sandbox_crashes(snapshot: JobSnapshot, now: float) -> int:
     """Return the crashes in a row of the sandbox that crashes most, and the pods that were evicted because they wrote too much.
 
     One sandbox is enough: all run the same code. Crashes of all would be as many as the job has sandboxes after one fault of a node.
+    Those for memory are the environment's own, and one task goes from sandbox to sandbox: they count over all sandboxes. Otherwise the task would
+    be given up (`MAX_DELIVERIES` of the sandbox) before one sandbox has crashed often enough.
     """
-    worst = max((pod.crashes(now) for pod in snapshot.pods), default=0)
-    return worst + sum(pod.overran for pod in snapshot.pods)
+    return max(_most_crashes(snapshot, now), _memory_kills(snapshot, now)) + sum(pod.overran for pod in snapshot.pods)
+
+
+def _most_crashes(snapshot: JobSnapshot, now: float) -> int:
+    return max((pod.crashes(now) for pod in snapshot.pods), default=0)
+
+
+def _memory_kills(snapshot: JobSnapshot, now: float) -> int:
+    return sum(pod.memory_kills(now) for pod in snapshot.pods)
 
 
 def _finished_at(progress: Progress | None, before: Mapping[str, Any], now: float) -> str:
@@ -145,7 +154,11 @@ def crash_verdict(snapshot: JobSnapshot, now: float) -> JobVerdict | None:
         return None
     fault = first_fault(snapshot.pods)
     last = f"; the last crash: {fault.message}" if fault is not None else ""
-    text = f"one of its sandboxes has crashed {crashes} times in a row, and backoffLimit is {limit}{last}"
+    is_memory = _memory_kills(snapshot, now) > _most_crashes(snapshot, now)
+    what = (
+        "its sandboxes have exceeded their limit of memory or disk" if is_memory else "one of its sandboxes has crashed"
+    )
+    text = f"{what} {crashes} times in a row, and backoffLimit is {limit}{last}"
     return JobVerdict(reason=Reason.BACKOFF_LIMIT_EXCEEDED, message=text)
 
 

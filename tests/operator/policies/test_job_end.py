@@ -22,6 +22,7 @@ from tests.operator.policies.test_job import AWAY, UNREAD, kinds, plan, told
 from marlaas_api.messages import JobVerdict, Phase
 from marlaas_operator.plan import DeleteObject, Plan, RemoveFinalizer, WriteDocument
 from marlaas_operator.policies.job import FINALIZER, FORGET_S
+from marlaas_worker.sandbox.attempt import MAX_DELIVERIES
 
 
 def test_a_job_goes_when_its_time_after_the_end_is_over_and_not_before():
@@ -81,6 +82,18 @@ def test_a_sandbox_that_crashes_too_often_is_told_to_the_orchestrator(restarts, 
         assert "ValueError: no such task" in verdict.message
 
 
+def test_a_task_whose_memory_kills_one_sandbox_after_the_other_ends_the_job_before_it_is_given_up():
+    limit = rljob({}).spec.backoff_limit
+    pods = tuple(pod("sandbox", MEMORY, name=f"s-{number}", ready=False) for number in range(limit // 2 + 1))
+    scene = running(pods=pods)
+    [write] = [action for action in plan(scene).actions if isinstance(action, WriteDocument)]
+    assert write.document.verdict.message == (
+        f"its sandboxes have exceeded their limit of memory or disk {limit + 2} times in a row, and backoffLimit is {limit}; "
+        "the last crash: s-0: container supervisor exceeded its memory limit"
+    )
+    assert limit + 1 < MAX_DELIVERIES
+
+
 def test_a_pod_that_was_evicted_for_what_it_wrote_itself_crashed_once_more_than_it_restarted():
     full = {
         "phase": "Failed",
@@ -105,6 +118,7 @@ def test_a_verdict_on_which_nobody_has_acted_yet_goes_when_its_limit_is_raised()
 
 
 NODE = {"exit_code": 255, "exit_reason": "Unknown"}
+MEMORY = container(restarts=2, exit_code=137, exit_reason="OOMKilled")
 
 
 @pytest.mark.parametrize(
@@ -112,6 +126,8 @@ NODE = {"exit_code": 255, "exit_reason": "Unknown"}
     [
         ([crashed(restarts=2, name=f"s-{number}") for number in range(4)], 2),
         ([pod("sandbox", container(restarts=2), container("environment", restarts=2))], 2),
+        ([pod("sandbox", MEMORY, name=f"s-{number}") for number in range(4)], 8),
+        ([pod("sandbox", MEMORY, disrupted=True), pod("sandbox", MEMORY, container(restarts=3), name="s-1")], 3),
         ([pod("sandbox", container(restarts=1, **NODE), name=f"s-{number}") for number in range(4)], None),
         ([crashed(restarts=7, disrupted=True)], None),
         ([crashed(restarts=7, phase="Failed", reason="NodeShutdown")], None),

@@ -14,6 +14,7 @@ from marlaas_worker.sandbox.session import ChildSession
 from marlaas_worker.sandbox.turns import TurnClient
 
 MAX_DELIVERIES = 10
+"""More than the default backoffLimit, so that a task whose memory kills every sandbox ends the job, which says why, and is not given up."""
 
 
 @dataclass(frozen=True, slots=True)
