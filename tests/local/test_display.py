@@ -154,6 +154,8 @@ def test_a_row_says_how_a_job_stands(document, progress_of):
 
 def test_the_words_of_a_failure_are_shown_and_never_obeyed(document, progress_of):
     failed = progress_of(document(), phase=Phase.FAILED, reason="TooManyFaults", message="\x1b[2Jall is well")
+    waits = progress_of(document(), reason="StoreFull", message="\x1b[2Jall is well")
+    assert plain_line(JobView(document(), waits)).endswith(r"StoreFull: \x1b[2Jall is well")
     assert plain_line(JobView(document(), failed)).endswith(r"TooManyFaults: \x1b[2Jall is well")
     assert why("team-a/sums", "TooManyFaults", failed.message, 5) == r"team-a/sums: TooManyFaults: \x1b[2Jall is well"
 
@@ -261,6 +263,7 @@ def test_processes_that_start_or_have_exited_are_told_before_anything_else():
         ),
         ({}, "all roles are ready; evaluating version 0 and playing the first episodes"),
         ({"step": 1}, "training"),
+        ({"step": 1, "reason": "StoreFull", "message": "full"}, "team-a/reverse waits: StoreFull: full"),
     ],
 )
 def test_when_all_processes_run_the_line_says_what_the_job_does(document, progress_of, fields, line):

@@ -13,10 +13,11 @@ from marlaas.local.adapter import complete, export, fetch, find
 from marlaas.local.collection import Collector
 from marlaas.local.display import JsonDisplay
 from marlaas.local.folder import OutFolder, hold
+from marlaas.local.supervisor import Supervisor
 from marlaas.local.watch import JobWatch
 from marlaas.models import prepare
 from marlaas_api import subjects
-from marlaas_api.blobs import BlobCorrupt, Blobs
+from marlaas_api.blobs import BlobCorrupt, BlobFull, Blobs
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import InvalidInput
@@ -78,6 +79,19 @@ async def test_what_cannot_be_read_of_one_job_is_that_jobs_failure_alone(scene, 
     assert results[1].failure.reason == "ResultUnreadable"
     assert (scene.folder.job(good.ref) / "adapter" / FILE).read_bytes() == b"reverse"
     assert not (scene.folder.job(bad.ref) / "adapter").exists()
+
+
+async def test_results_that_a_failing_store_keeps_back_are_waited_for(scene, document, progress_of):
+    job, nothing_runs = document(), Supervisor(None, None)
+    await scene.publish(job, progress_of)
+    watch, scene.blobs.failure = scene.watch(job), BlobFull("full")
+    async with working(watch.follow()):
+        assert await watch.poll(nothing_runs)
+        assert watch.display._waiting == "waiting for the blob store, to write the results: full"
+        scene.blobs.failure = None
+        assert not await watch.poll(nothing_runs)
+    assert (await watch.results())[0].phase is Phase.SUCCEEDED
+    assert (scene.folder.job(job.ref) / "adapter" / FILE).read_bytes() == b"reverse"
 
 
 async def test_an_admission_wakes_the_runner_at_once_and_other_progress_does_not(scene, document, progress_of):

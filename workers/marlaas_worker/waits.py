@@ -37,12 +37,13 @@ class Waits:
     _failures: dict[Cause, _Failure] = field(default_factory=dict)
     _pending: dict[object, tuple[str, str, float]] = field(default_factory=dict)
 
-    def note(self, uid: str, cause: str, error: Retryable) -> None:
-        """Note a failure that is retried. Errors without a reason pass too soon to be noted."""
+    def note(self, uid: str, cause: str, error: Retryable, began: float | None = None) -> None:
+        """Note a failure that is retried. Errors without a reason pass too soon to be noted. began: of the call that failed; None: now."""
         if error.reason is None:
             return
         now, known = self.now(), self._failures.get((uid, cause))
-        since = now if known is None or now - known.seen_at > KEPT_S else known.since
+        began = now if began is None else began
+        since = began if known is None or began - known.seen_at > KEPT_S else known.since
         self._failures[uid, cause] = _Failure(error, since, now)
 
     def over(self, uid: str, cause: str) -> None:
@@ -52,12 +53,12 @@ class Waits:
     @asynccontextmanager
     async def watched(self, uid: str, call: str, name: str) -> AsyncIterator[None]:
         """Note a failure of the store's call in the block, or that it has no answer yet."""
-        token = object()
-        self._pending[token] = uid, f"{call} of {name}", self.now()
+        token, began = object(), self.now()
+        self._pending[token] = uid, f"{call} of {name}", began
         try:
             yield
         except BlobUnavailable as error:
-            self.note(uid, call, error)
+            self.note(uid, call, error, began)
             raise
         else:
             self.over(uid, call)

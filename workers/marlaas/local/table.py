@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from marlaas.local.plan import ProcessSpec
 from marlaas_api.last_words import visible
 from marlaas_api.messages import AgentProgress, JobDocument, Phase, Progress, UsageAmounts
+from marlaas_api.reasons import Reason
 
 COLUMNS = ("JOB", "PHASE", "STEP", "VERSION", "REWARD", "EVAL", "TOK/S", "STALENESS", "FAULTS", "ETA")
 COLUMNS_OF_MANY = {
@@ -23,6 +24,8 @@ COLUMNS_OF_MANY = {
     "ETA": 88,
 }
 """Columns of a table that is grouped by tenant, and the width of the terminal from which each is shown."""
+_UNDERWAY = frozenset({Reason.ADMITTED, Reason.WAITING_FOR_TRAINER, Reason.TRAINING, Reason.EVALUATING})
+"""Reasons of a running job that waits for nothing unusual."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +110,19 @@ def plain_line(view: JobView) -> str:
     _, phase, step, version, reward, score, speed, staleness, fault, eta = cells(view)
     metrics = f"step {step}, version {version}, reward {reward}, eval {score}, {speed} tok/s, staleness {staleness}"
     tail = "" if progress.phase.final else f", done in {eta}" if view.eta_s is not None else ""
-    why = (
-        f" · {progress.reason}: {visible(progress.message)}"
-        if progress.phase not in ("Running", "Succeeded") and progress.message
-        else ""
-    )
+    tells = progress.message and (_is_delayed(progress) or progress.phase not in ("Running", "Succeeded"))
+    why = f" · {_reason(progress)}" if tells else ""
     agents = "".join(f"; {_plain_agent(line)}" for line in agent_cells(view))
     return f"{view.name}: {phase}, {metrics}, faults {fault}{tail}{agents}{why}"
+
+
+def _is_delayed(progress: Progress) -> bool:
+    """Return whether a running job waits, for example for the blob store."""
+    return progress.phase is Phase.RUNNING and progress.reason not in _UNDERWAY
+
+
+def _reason(progress: Progress) -> str:
+    return f"{progress.reason}: {visible(progress.message)}"
 
 
 def _plain_agent(line: Sequence[str]) -> str:
@@ -286,6 +295,9 @@ def _start(state: ProcessState, now: float) -> str:
 
 
 def _jobs(views: Sequence[JobView]) -> str:
+    for view in views:
+        if view.progress is not None and _is_delayed(view.progress):
+            return f"{view.name} waits: {_reason(view.progress)}"
     queued = [view for view in views if view.progress is not None and view.progress.phase is Phase.QUEUED]
     if queued and queued[0].progress is not None:
         return f"{queued[0].name} is queued: {queued[0].progress.message or queued[0].progress.reason}"

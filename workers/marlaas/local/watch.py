@@ -16,6 +16,7 @@ from marlaas.local.supervisor import Supervisor
 from marlaas.local.table import JobView, status_line
 from marlaas.local.tenants import ShareMeter
 from marlaas_api import subjects
+from marlaas_api.blobs import BlobUnavailable
 from marlaas_api.bucket_cache import REREAD_S, BucketCache
 from marlaas_api.bus import Bus
 from marlaas_api.errors import InvalidInput, Permanent, Retryable, Unreadable
@@ -78,7 +79,7 @@ class JobWatch:
                 group.create_task(cache.follow())
 
     async def poll(self, supervisor: Supervisor) -> bool:
-        """Run one round; return False once nothing is left to run. Raises InvalidInput if the output folder cannot be written.
+        """Run one round; return False once nothing is left to run, and the results are written. Raises InvalidInput if the output folder cannot be written.
 
         Processes are reconciled first, so that an admitted job does not wait for the files of the others.
         """
@@ -91,9 +92,13 @@ class JobWatch:
             await supervisor.reconcile(desired, self.seen.reports)
         for text in supervisor.news():
             self.display.note(text)
-        answered = await self._collect()
-        self._show(supervisor, answered)
-        return bool(desired)
+        failing = None
+        try:
+            answered = await self._collect()
+        except BlobUnavailable as error:
+            answered, failing = True, f"waiting for the blob store, to write the results: {error}"
+        self._show(supervisor, answered, failing)
+        return bool(desired) or failing is not None
 
     def latest_progress(self) -> tuple[Progress, ...]:
         """Return the last progress of the jobs, with the failure of those that the runner gave up."""
@@ -127,11 +132,13 @@ class JobWatch:
         self.seen = Observation(known, tuple(report for _, report, _ in self._reports.items()))
 
     async def _collect(self) -> bool:
-        """Write the jobs' new records; return False if the server does not answer now."""
+        """Write the jobs' new records; return False if the server does not answer now. Raises BlobUnavailable."""
         try:
             for job in self.jobs:
                 with self._blamed_on(job):
                     await self.collector.follow(job, self._progress(job))
+        except BlobUnavailable:
+            raise
         except (Retryable, TimeoutError):
             return False
         read_at = self._all_progress.read_at
@@ -163,11 +170,12 @@ class JobWatch:
                 if not plan.settled(job, self._progress(job)):
                     self.failures.setdefault(job.ref.key, Failure("RoleFailed", text))
 
-    def _show(self, supervisor: Supervisor, answered: bool) -> None:
+    def _show(self, supervisor: Supervisor, answered: bool, failing: str | None) -> None:
+        """Display the jobs. failing: what the results wait for; None: nothing."""
         now = time.time()
         views = [self._view(job, now) for job in self.jobs]
         waiting = status_line(supervisor.states(), views, now) if answered else "the NATS server does not answer"
-        self.display.waiting(waiting)
+        self.display.waiting(failing or waiting)
         self.shares.see(views)
         self.display.jobs(views)
 
