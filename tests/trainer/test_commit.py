@@ -17,6 +17,7 @@ from marlaas_api.names import job_prefix
 from marlaas_worker.trainer.assignment import GRACE_S
 from marlaas_worker.trainer.commit import AgentLease, LeaseLost, PolicyKey, StepResult, VersionContents
 from marlaas_worker.trainer.optimizer import FILENAME
+from marlaas_worker.trainer.view import PolicyEntry
 
 STEPS = 3
 EFFECTS = ["before_blobs", "after_blobs", "after_manifest", "after_set"]
@@ -170,7 +171,7 @@ async def test_the_commit_of_a_trainer_that_lost_its_lease_is_refused_and_change
     bucket = await harness.bus.bucket(subjects.POLICY)
     first, second = [await policy_key(harness, name) for name in ("trainer-0", "trainer-1")]
     lease = await first.commit(await first.bind(None), version(0))
-    newer = await second.bind(await bucket.get(assignment_of(job()).policy_key))
+    newer = await second.bind(PolicyEntry(await bucket.get(assignment_of(job()).policy_key), None))
     with pytest.raises(LeaseLost, match="another trainer has taken the lease"):
         await first.commit(lease, version(1))
     assert await harness.record(job()) == newer.record

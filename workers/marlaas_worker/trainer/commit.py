@@ -14,13 +14,14 @@ from typing import TypeVar
 
 from marlaas_api import wire
 from marlaas_api.blobs import BlobRef
-from marlaas_api.bus import Bucket, BusUnavailable, Entry, RevisionConflict
+from marlaas_api.bus import Bucket, BusUnavailable, RevisionConflict
 from marlaas_api.errors import Permanent, Retryable, Unreadable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import Manifest, PolicyRecord, Probe
 from marlaas_worker.role import RoleContext
 from marlaas_worker.trainer.assignment import Assignment, bound_record
 from marlaas_worker.trainer.optimizer import FILENAME
+from marlaas_worker.trainer.view import PolicyEntry
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -91,15 +92,15 @@ class PolicyKey:
         self._context, self._bucket = context, bucket
         self._assignment, self._retry_s = assignment, retry_s
 
-    async def bind(self, current: Entry | None) -> AgentLease:
-        """Take the lease by a compare-and-set on `current`. Raises LeaseLost if another trainer wrote the key first."""
-        record = (
-            None
-            if current is None or current.data is None
-            else wire.decode_as(PolicyRecord, current.data, f"the PolicyRecord of key {current.key}")
-        )
+    async def bind(self, current: PolicyEntry | None) -> AgentLease:
+        """Take the lease by a compare-and-set on `current`. Raises LeaseLost if another trainer wrote the key first, and Unreadable."""
+        record = None if current is None else current.record
+        if (
+            record is None and current is not None and current.entry.data
+        ):  # a cache keeps only data that it cannot parse
+            record = wire.decode_as(PolicyRecord, current.entry.data, f"the PolicyRecord of key {current.entry.key}")
         bound = bound_record(record, self._assignment.ref.uid, self._context.name)
-        lease = await self._set(bound, 0 if record is None or current is None else current.revision)
+        lease = await self._set(bound, 0 if record is None or current is None else current.entry.revision)
         failpoint("trainer.bind.after_set")
         return lease
 

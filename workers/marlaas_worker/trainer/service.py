@@ -14,7 +14,7 @@ from collections.abc import Collection
 from functools import partial
 
 from marlaas_api import subjects
-from marlaas_api.bus import BusUnavailable, Entry
+from marlaas_api.bus import BusUnavailable
 from marlaas_api.errors import MarlaasError, Retryable, Unreadable
 from marlaas_api.messages import PolicyRecord, PoolDocument, ReplicaReport
 from marlaas_api.numeric import quantity
@@ -214,7 +214,7 @@ class Trainer:
         try:
             current = await self._caches.read_policy(assignment.policy_key)
             if current == known:  # else the decision to bind was made on an outdated record, and is made again
-                await self._bind_and_train(assignment, current.entry if current is not None else None)
+                await self._bind_and_train(assignment, current)
         except DeviceLost:
             raise
         except LeaseLost as error:
@@ -230,7 +230,7 @@ class Trainer:
             log.exception("training of %s failed", assignment.policy_key)
             await self._give_up(assignment, error)
 
-    async def _bind_and_train(self, assignment: Assignment, current: Entry | None) -> None:
+    async def _bind_and_train(self, assignment: Assignment, current: PolicyEntry | None) -> None:
         bucket = await self._context.bus.bucket(subjects.POLICY)
         policy = PolicyKey(self._context, bucket, assignment, self._timing.retry_s)
         training = AgentTrainer(self._dependencies, assignment, policy, await policy.bind(current))

@@ -19,7 +19,7 @@ MAX_AGE_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class PolicyEntry:
-    """An agent's policy key: its entry, for a compare-and-set, and the parsed record; None if the key is deleted or unreadable."""
+    """An agent's policy key: its entry, for a compare-and-set, without data that were parsed; and the parsed record, None if the key is deleted or unreadable."""
 
     entry: Entry
     record: PolicyRecord | None
