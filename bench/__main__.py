@@ -32,6 +32,7 @@ NAMES = (
     "quality",
     "neighbours",
     "soak",
+    "store_faults",
     "before",
     "arithmetic",
     "trl_step",

@@ -3,6 +3,7 @@
 lockstep: a barrier over all jobs after each step; NUM_JOBS in the environment is the number of jobs that it waits for.
 first-come: requests enter the engines in the order of their arrival, whatever the weights.
 monitored: the NATS server has a monitoring endpoint.
+store: the blobs are in the store of the URL in BLOBS, not in the output folder.
 
 Each process imports only its own role, so that memory is that of `marlaas run`.
 """
@@ -13,8 +14,9 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
-NAMES = ("lockstep", "first-come", "monitored")
+NAMES = ("lockstep", "first-come", "monitored", "store")
 VARIABLE = "CHANGES"
+STORE = "BLOBS"
 _COMMAND = (sys.executable, "-P", "-m", "bench.changed_run")
 
 
@@ -62,6 +64,14 @@ def monitored() -> None:
     _set(server, "server_config", lambda keys: f'{server_config(keys)}\nhttp: "127.0.0.1:-1"\n')
 
 
+def store() -> None:
+    """Have this process open the store of the URL in BLOBS, whichever it is told. Modules that are imported later see this."""
+    from marlaas_api import blobs_store
+
+    open_blobs = blobs_store.open_blobs
+    _set(blobs_store, "open_blobs", lambda _: open_blobs(os.environ[STORE]))
+
+
 def changes_of(words: list[str], names: list[str]) -> list[Callable[[], None]]:
     """Return the changes of a process. words: its arguments. names: the changes of the run."""
     wanted = {
@@ -69,7 +79,7 @@ def changes_of(words: list[str], names: list[str]) -> list[Callable[[], None]]:
         "orchestrator": {"lockstep": barrier},
         "rollout": {"first-come": first_come},
     }
-    return [change for name, change in wanted.get(words[0], {}).items() if name in names]
+    return [change for name, change in ({"store": store} | wanted.get(words[0], {})).items() if name in names]
 
 
 def _set(owner: Any, name: str, value: object) -> None:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
+from bench.s3_server import Bucket, serving
 from tests.api import test_blobs_contract as contract
-from tests.api.s3_server import ACCESS_KEY, Bucket, serving
 
 from marlaas_api.blobs import BlobFull, BlobRefused, Blobs, BlobUnavailable
 from marlaas_api.blobs_store import open_blobs
@@ -17,11 +17,9 @@ LARGE = bytes(range(256)) * 90_000
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    """A server, and the environment that a pod has of the chart's `blobs.secretName`."""
     with serving() as bucket:
-        given = {"ENDPOINT": bucket.url, "ACCESS_KEY_ID": ACCESS_KEY, "SECRET_ACCESS_KEY": "secret", "REGION": "here"}
-        for name, value in given.items():
-            monkeypatch.setenv(f"AWS_{name}", value)
+        for name, value in bucket.variables.items():
+            monkeypatch.setenv(name, value)
         bucket.objects[THEIRS] = b"theirs"
         yield bucket
         assert bucket.objects[THEIRS] == b"theirs"

@@ -1,4 +1,4 @@
-"""As much of S3 as a client of it can lean on: buckets by path, listings page by page, uploads in parts, and refusals; in memory, on 127.0.0.1."""
+"""As much of S3 as a client of it can lean on: buckets by path, listings page by page, uploads in parts, and failures; in memory, on 127.0.0.1."""
 
 import contextlib
 import threading
@@ -10,28 +10,41 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree
 
 ACCESS_KEY = "access-key"
+VERBS = ("GET", "PUT", "POST", "DELETE")
 PAGE = 2
 """Keys of one page of a listing: few, so that every listing has several."""
 
 
 @dataclass
 class Bucket:
-    """What is stored, and what the server is to say. busy: so many of the next requests are answered 503. refusal: status and code of every answer."""
+    """What is stored, and how the server fails.
+
+    busy: so many of the next requests are answered 503. refusal: status and code of every answer to requests of `refused` verbs.
+    silence: until it is set, requests are accepted and wait; they are never answered.
+    """
 
     objects: dict[str, bytes] = field(default_factory=dict)
     parts: dict[str, dict[int, bytes]] = field(default_factory=dict)
     busy: int = 0
     refusal: tuple[int, str] | None = None
+    refused: tuple[str, ...] = VERBS
+    silence: threading.Event | None = None
     asked: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
     url: str = ""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment of a client, as a pod has it of the chart's `blobs.secretName`."""
+        given = {"ENDPOINT": self.url, "ACCESS_KEY_ID": ACCESS_KEY, "SECRET_ACCESS_KEY": "secret", "REGION": "here"}
+        return {f"AWS_{name}": value for name, value in given.items()}
 
 
 @contextlib.contextmanager
 def serving() -> Iterator[Bucket]:
     """A server with one bucket."""
     bucket = Bucket()
-    verbs = {f"do_{verb}": _Handler.serve for verb in ("GET", "PUT", "POST", "DELETE")}
+    verbs = {f"do_{verb}": _Handler.serve for verb in VERBS}
     handler = type("OneBucket", (_Handler,), {"bucket": bucket, **verbs})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     bucket.url = f"http://127.0.0.1:{server.server_port}"
@@ -51,6 +64,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if (silence := self.bucket.silence) is not None:
+            self.close_connection = silence.wait()
+            return
         url = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
         with self.bucket.lock:
@@ -66,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _refused(self) -> tuple[int, bytes] | None:
         if f"Credential={ACCESS_KEY}/" not in self.headers.get("Authorization", ""):
             return 403, _error("InvalidAccessKeyId")
-        if self.bucket.refusal is not None:
+        if self.bucket.refusal is not None and self.command in self.bucket.refused:
             status, code = self.bucket.refusal
             return status, _error(code)
         if self.bucket.busy > 0:
