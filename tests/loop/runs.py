@@ -8,7 +8,9 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.harness import WITHIN_S, Harness, changed
@@ -17,6 +19,7 @@ from tests.loop.harness import Ended, Loop, kill_at_each
 from tests.tables import rows
 
 from marlaas_api import subjects, wire
+from marlaas_api.blobs import BlobFull, BlobRefused, BlobUnavailable
 from marlaas_api.messages import JobDocument, JobEvent, Pin, Progress, ReplicaReport, TenantUsage
 from marlaas_api.messages.usage import total
 from marlaas_api.names import train_group
@@ -72,22 +75,45 @@ async def undisturbed(models: Mapping[str, Path], folder: Path, judge: Path) -> 
 
 @dataclass(frozen=True)
 class Killed:
-    """The jobs' ends by name, and the failpoints at which roles were killed."""
+    """The jobs' ends by name, the failpoints at which roles were killed, and how the blob store failed the roles' calls."""
 
     jobs: dict[str, Ended]
     places: list[str]
+    faults: Counter[str]
+
+
+class FailingBlobs:
+    """A blob store of which every 25th call fails: refused, full or unanswered, in turn. faults: by kind."""
+
+    KINDS = (BlobRefused, BlobFull, BlobUnavailable)
+
+    def __init__(self, blobs: Any) -> None:
+        self._blobs, self._num_calls, self.faults = blobs, 0, Counter[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(self._call, name)
+
+    async def _call(self, name: str, *arguments: Any) -> Any:
+        self._num_calls += 1
+        if self._num_calls % 25 == 0:
+            kind = self.KINDS[self._num_calls // 25 % 3]
+            self.faults[kind.__name__] += 1
+            raise kind(f"the store fails call {self._num_calls}")
+        return await getattr(self._blobs, name)(*arguments)
 
 
 async def killed(models: Mapping[str, Path], folder: Path, judge: Path) -> Killed:
-    """Play the strict jobs and an asynchronous team, while roles are killed at every failpoint."""
+    """Play the strict jobs and an asynchronous team, while roles are killed at every failpoint and their blob store fails."""
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # begun in the moment of a kill
         async with loop_of(models, folder) as loop:
             commits_late(loop, late_job(), patch)
+            blobs = FailingBlobs(loop.blobs)
+            patch.setattr(loop, "context", partial(loop.context, blobs=blobs))
             places = kill_at_each(KILLS)
             found = await loop.play([*strict_jobs(judge, "chat", "teams:in_tasks"), late_job()])
         gc.collect()
-    return Killed(found, places)
+    return Killed(found, places, blobs.faults)
 
 
 def commits_late(loop: Loop, job: JobDocument, patch: pytest.MonkeyPatch) -> None:

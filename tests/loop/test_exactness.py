@@ -10,7 +10,7 @@ from tests.killing import Killed
 from tests.loop import runs
 from tests.loop.harness import Ended, Loop
 from tests.loop.jobs import TEAM, team
-from tests.loop.runs import KILLS, SINGLE, Crowd, other
+from tests.loop.runs import KILLS, SINGLE, Crowd, FailingBlobs, other
 
 from marlaas_api import subjects, wire
 from marlaas_api.messages import Phase
@@ -27,6 +27,7 @@ METRICS = ("tokens", "loss", "grad_norm")
 
 def test_roles_were_killed_at_every_failpoint(killed: runs.Killed) -> None:
     assert Counter(killed.places) == {place: len(passes) for place, passes in KILLS.items()}
+    assert min(killed.faults[kind.__name__] for kind in FailingBlobs.KINDS) > 2, "the blob store failed in every way"
 
 
 @pytest.mark.parametrize("name", STRICT)
