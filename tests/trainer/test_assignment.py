@@ -78,7 +78,7 @@ def test_wanted_are_the_agents_of_admitted_unfinished_jobs_of_the_pool(job_chang
     assert assignments([document], {}, "tiny") == {}
 
 
-async def test_a_view_has_jobs_records_and_live_trainers_and_leaves_out_agents_with_unreadable_records(harness):
+async def test_a_view_has_jobs_records_and_live_trainers_and_an_agent_with_an_unreadable_record_has_none(harness):
     good, bad = job("good"), job("bad")
     for document in (good, bad):
         await harness.admit(document)
@@ -92,8 +92,10 @@ async def test_a_view_has_jobs_records_and_live_trainers_and_leaves_out_agents_w
     caches = TrainerCaches(harness.bus, "tiny", lambda: None)
     await caches.load()
     view = caches.view()
-    assert list(view.wanted) == ["team-a.good.policy"]
-    assert view.known["team-a.good.policy"].record == record
+    assert {key: view.known[key].record for key in view.wanted} == {
+        "team-a.good.policy": record,
+        "team-a.bad.policy": None,
+    }
     assert view.live == {"trainer-7"}
     assert view.holders == {"trainer-7"}
 
