@@ -1,3 +1,4 @@
+import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -6,6 +7,7 @@ from tests.models.model_folders import write_model
 from tests.tables import rows
 
 from marlaas.local.documents import CHANGEABLE, merge, pool_documents, read, refuse_other_models, scaled
+from marlaas.manifest import load
 from marlaas.models import inspect
 from marlaas.models.memory import PoolUse, agent_rooms
 from marlaas_api.documents import job_document, pool_spec
@@ -106,6 +108,30 @@ def test_a_run_is_continued_with_the_files_of_submit_which_name_its_pool_again(t
     assert ([pool.metadata.name for pool in found.pools], len(found.jobs)) == (["tiny"], 2)
     with pytest.raises(InvalidInput, match=r"other.yaml:3: metadata.name: ModelPool 'tiny' is already defined"):
         read([str(file) for file in files], None)
+
+
+def test_paths_of_models_and_adapters_are_read_from_the_manifests_folder(tmp_path, monkeypatch):
+    write_model(tmp_path / "project" / "m", {"model.layers.0.self_attn.q_proj.weight": (8, 8)})
+    (tmp_path / "project" / "a").mkdir()
+    (tmp_path / "project" / "a" / "adapter_config.json").write_text('{"r": 8, "lora_alpha": 16}')
+    (tmp_path / "project" / "a" / "adapter_model.safetensors").touch()
+    pool = {"model": {"path": "../m"}, "rollout": {"engine": "reference"}}
+    agents = [{"name": "policy", "adapter": {"rank": 8, "alpha": 16}, "initFrom": {"path": "../a"}}]
+    training = {"steps": 1, "kl": {"coefficient": 0.1, "reference": {"path": "../a"}}}
+    spec = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "agents": agents, "training": training}
+    file = tmp_path / "project" / "configs" / "job.yaml"
+    file.parent.mkdir()
+    heads = ({"apiVersion": "marlaas.dev/v1alpha1", "kind": kind} for kind in ("ModelPool", "RLJob"))
+    both = zip(heads, (("tiny", pool), ("job", spec)), strict=True)
+    file.write_text(
+        "\n---\n".join(json.dumps({**head, "metadata": {"name": name}, "spec": of}) for head, (name, of) in both)
+    )
+    monkeypatch.chdir(tmp_path)
+    found = read(["project/configs/job.yaml"], None)
+    assert found.pools[0].spec.model.path == str(tmp_path / "project" / "m")
+    (agent,), kl = found.jobs[0].spec.agents, found.jobs[0].spec.training.kl
+    assert agent.init_from.path == kl.reference.path == str(tmp_path / "project" / "a")
+    assert load([file], runnable=False).pools[0].spec.model.path == "../m", "a cluster's manifest is not changed"
 
 
 @pytest.mark.parametrize(("change", "concerns"), rows(__file__, "loop"), ids=str)

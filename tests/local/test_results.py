@@ -1,5 +1,8 @@
 """What came of a run's jobs: the summary, replies side by side, and curves, drawn by a process of their own."""
 
+import hashlib
+import io
+import json
 import logging
 import math
 import struct
@@ -8,8 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from marlaas.local.collection import with_last_fault
 from marlaas.local.curves import CURVE_FILE, CurveDrawer, CurveRequest
+from marlaas.local.folder import ModuleFile, OutFolder
+from marlaas.local.modules import changed_modules, module_files
+from marlaas.local.report import Report
 from marlaas.local.results import Failure, JobResult, all_succeeded, exchanges, summary
 from marlaas.plots.figure import draw_curve
 from marlaas_api.cpu_shares import FULL_SHARE, LEAST_SHARE, share_of
@@ -19,6 +27,33 @@ from marlaas_api.messages import Phase
 def _done(progress_of, document, **fields):
     done = {"phase": Phase.SUCCEEDED, "step": 3, "versions": {"policy": 3}, "started_at": 10.0, "finished_at": 70.5}
     return progress_of(document(), **{**done, **fields})
+
+
+def test_the_last_fault_of_the_recorded_episodes_is_in_the_closing_report(document, progress_of, tmp_path):
+    out = OutFolder(tmp_path)
+    file = out.job(document().ref) / "episodes.jsonl"
+    file.parent.mkdir(parents=True)
+    lines = [{"fault_text": "KeyError: 'a'"}, {"fault_text": "KeyError: 'b'\nTraceback"}, {"fault": None}]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    result = with_last_fault(out, JobResult(document(), _done(progress_of, document, faults={"env": 3, "infra": 1})))
+    console = Console(width=300, record=True, file=io.StringIO())
+    console.print(Report([result], tmp_path).rich())
+    sentence = "4 faults (env 3, infra 1), and no mean contains an episode with a fault; the last one: KeyError: 'b'\n"
+    assert f"team-a/reverse: {sentence}" in console.export_text().replace(" \n", "\n")
+
+
+def test_a_run_that_is_continued_with_other_code_of_an_environment_says_both_digests(document, tmp_path):
+    job = document(spec={"environment": {"name": "pack.game:play"}})
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").touch()
+    found = []
+    for code in ("a = 1", "a = 2"):
+        (tmp_path / "pack" / "game.py").write_text(code)
+        found.append(module_files([job, document("builtin")], {job.ref.key: tmp_path}))
+    (was, now) = (one[job.ref.key] for one in found)
+    assert was == ModuleFile(file=str(tmp_path / "pack" / "game.py"), sha256=hashlib.sha256(b"a = 1").hexdigest())
+    (note,) = changed_modules(*found)
+    assert (was.sha256 in note, now.sha256 in note, list(changed_modules(found[0], found[0]))) == (True, True, [])
 
 
 def test_the_published_version_and_its_evaluation_count_not_the_last(document, progress_of, evaluation):

@@ -100,6 +100,17 @@ async def test_a_fault_is_played_again_and_stands_after_the_last_attempt(harness
     assert episode.prior_faults == (FaultClass.ENV, FaultClass.ENV)
 
 
+@pytest.mark.parametrize(("staleness", "attempts"), [(0, 2), (1, 4)])
+async def test_a_strict_job_whose_attempts_are_all_the_same_plays_an_environments_fault_only_twice(
+    harness, staleness, attempts
+):
+    document = harness.document("rogues:raises", max_attempts=4)
+    training = document.spec.training.model_copy(update={"max_staleness": staleness})
+    document = document.model_copy(update={"spec": document.spec.model_copy(update={"training": training})})
+    (episode,) = await harness.play_document(document)
+    assert episode.prior_faults == (FaultClass.ENV,) * (attempts - 1)
+
+
 @pytest.mark.parametrize(
     ("stops_engine", "fault", "prior"),
     [(False, FaultClass.INFRA, (FaultClass.INFRA,)), (True, FaultClass.ENV, ())],

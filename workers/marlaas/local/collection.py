@@ -1,14 +1,15 @@
 """Write a job's output files from the bus and the blob store: records, curve, adapter, exported copy, summary."""
 
+import contextlib
 import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from marlaas.local import adapter
 from marlaas.local.curves import CurveRequest
-from marlaas.local.folder import OutFolder, RunRecord, write
+from marlaas.local.folder import ModuleFile, OutFolder, RunRecord, write
 from marlaas.local.records import RecordFile, read_line
 from marlaas.local.results import Failure, JobResult, summary
 from marlaas_api.blobs import Blobs
@@ -114,15 +115,38 @@ class Collector:
         self._published.add(key)
 
 
-def write_summary(folder: OutFolder, results: Sequence[JobResult]) -> None:
-    """Write `summary.json`. Raises InvalidInput if the folder cannot be written."""
-    write(folder.summary, json.dumps(summary(results), indent=2, ensure_ascii=False).encode() + b"\n")
+def with_last_fault(folder: OutFolder, result: JobResult) -> JobResult:
+    """Return a result with the text of the last fault in the job's recorded episodes, if it counts faults."""
+    if result.progress is None or not result.progress.faults:
+        return result
+    last = ""
+    with (
+        contextlib.suppress(FileNotFoundError),
+        (folder.job(result.document.ref) / "episodes.jsonl").open("rb") as file,
+    ):
+        for line in file:
+            if b'"fault_text":' in line:
+                with contextlib.suppress(ValueError):
+                    last = json.loads(line).get("fault_text") or last
+    return replace(result, last_fault=last)
+
+
+def write_summary(folder: OutFolder, results: Sequence[JobResult], modules: Mapping[str, ModuleFile]) -> None:
+    """Write `summary.json`; a job whose environment is a module has its file and digest. Raises InvalidInput if the folder cannot be written."""
+    content = summary(results)
+    for result in results:
+        if result.document.ref.key in modules:
+            content["jobs"][str(result.document.ref)]["environment"] = modules[result.document.ref.key].model_dump()
+    write(folder.summary, json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")
 
 
 def read_results(folder: OutFolder, record: RunRecord) -> list[JobResult]:
     """Return the results of a finished run from its files. Raises InvalidInput if the files were damaged or removed."""
     last_progress = {progress.uid: progress for progress in record.progress}
-    return [_read_result(folder.job(job.ref), job, last_progress.get(job.uid)) for job in record.jobs]
+    return [
+        with_last_fault(folder, _read_result(folder.job(job.ref), job, last_progress.get(job.uid)))
+        for job in record.jobs
+    ]
 
 
 def _read_result(folder: Path, document: JobDocument, progress: Progress | None) -> JobResult:

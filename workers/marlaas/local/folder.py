@@ -28,11 +28,20 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 
 
+class ModuleFile(BaseModel):
+    """File of an environment's module, and the SHA-256 of its content. Modules that it imports are not part of it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    file: str
+    sha256: str
+
+
 class RunRecord(BaseModel):
     """Record of the run in `.state/run.json`, written before anything is started, and again at the end of a run.
 
     cancelled: documents of cancelled jobs, which a later run deletes from the bus if this one was killed before it did.
     progress: last published progress of the jobs. finished: all jobs are settled.
+    modules: by job key, the environment's module that the job plays; builtins and images have none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -41,6 +50,7 @@ class RunRecord(BaseModel):
     cancelled: tuple[JobDocument, ...] = ()
     progress: tuple[Progress, ...] = ()
     finished: bool = False
+    modules: dict[str, ModuleFile] = {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ class Report:
                 _grouped(self.results),
                 *_tenants(self.results, self.shares),
                 *_whys(failed, MAX_LINES_OF_MANY),
+                *_faulted(self.results),
                 *_idle(self.results, self.folder),
                 where,
             )
@@ -54,6 +55,7 @@ class Report:
             _scores(self.results),
             *_tenants(self.results, self.shares),
             *_whys(self.results),
+            *_faulted(self.results),
             *_idle(self.results, self.folder),
             *(part for one in self.results for part in self._job(one)),
         )
@@ -141,7 +143,7 @@ def _columns(names: Sequence[str]) -> Table:
 
 def _score(result: JobResult) -> list[RenderableType]:
     entry = summary([result])["jobs"]
-    values = entry[str(result.document.ref)] if isinstance(entry, dict) else {}
+    values = entry[str(result.document.ref)]
     good = result.phase is Phase.SUCCEEDED
     return [
         str(result.document.ref),
@@ -161,6 +163,19 @@ def _whys(results: Sequence[JobResult], max_lines: int = MAX_LINES) -> list[Text
         for name, why_not in failed
         if why_not
     ]
+
+
+def _faulted(results: Sequence[JobResult]) -> Iterator[Text]:
+    """Yield for each job with faults their number and the last one's first line."""
+    for result in results:
+        counted = result.progress.faults if result.progress is not None else {}
+        if number_of := sum(counted.values()):
+            last = f"; the last one: {_short(result.last_fault.splitlines()[0])}" if result.last_fault.strip() else ""
+            what = "1 fault" if number_of == 1 else f"{number_of} faults"
+            yield Text(
+                f"\n{result.document.ref}: {what} ({faults(counted)}), and no mean contains an episode with a fault{last}",
+                style="yellow",
+            )
 
 
 def _idle(results: Sequence[JobResult], folder: Path) -> Iterator[Text]:

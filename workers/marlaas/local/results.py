@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from marlaas.local.table import finite
 from marlaas_api.messages import EvalRecord, EvalSample, JobDocument, Phase, Progress, StepRecord
@@ -17,13 +18,17 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """State of a job at the end of a run; the job itself may be unfinished. `steps` and `evals` are in order."""
+    """State of a job at the end of a run; the job itself may be unfinished. `steps` and `evals` are in order.
+
+    last_fault: text of the last recorded fault; empty if none is recorded.
+    """
 
     document: JobDocument
     progress: Progress | None = None
     steps: tuple[StepRecord, ...] = ()
     evals: tuple[EvalRecord, ...] = ()
     failure: Failure | None = None
+    last_fault: str = ""
 
     @property
     def phase(self) -> Phase:
@@ -73,12 +78,12 @@ def exchanges(result: JobResult, limit: int = 5) -> tuple[Exchange, ...]:
     return tuple(sorted(pairs, key=lambda pair: pair.before.index)[:limit])
 
 
-def summary(results: Sequence[JobResult]) -> dict[str, object]:
+def summary(results: Sequence[JobResult]) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the content of `summary.json`."""
     return {"jobs": {str(result.document.ref): _job_summary(result) for result in results}}
 
 
-def _job_summary(result: JobResult) -> dict[str, object]:
+def _job_summary(result: JobResult) -> dict[str, Any]:
     progress, before, after = result.progress, result.first_eval, result.last_eval
     return {
         "phase": result.phase.value,
@@ -90,6 +95,7 @@ def _job_summary(result: JobResult) -> dict[str, object]:
         "wallSeconds": _wall_s(progress),
         "faults": dict(progress.faults) if progress else {},
         "trainingFaults": dict(progress.training_faults) if progress else {},
+        **({"lastFault": result.last_fault} if result.last_fault else {}),
         **reason(result),
     }
 

@@ -15,12 +15,13 @@ import uvloop
 from marlaas.episodes.files import DEFAULT_BYTES
 from marlaas.local import changes, documents, plan
 from marlaas.local.announcements import announce, withdraw, write_change
-from marlaas.local.collection import Collector, read_results, write_summary
+from marlaas.local.collection import Collector, read_results, with_last_fault, write_summary
 from marlaas.local.curves import CurveDrawer
 from marlaas.local.display import Display
 from marlaas.local.documents import DesiredState, read
-from marlaas.local.folder import OutFolder, RunRecord, hold
+from marlaas.local.folder import ModuleFile, OutFolder, RunRecord, hold
 from marlaas.local.interrupts import EXIT_INTERRUPTED, Interrupted, Interrupts, first_of
+from marlaas.local.modules import changed_modules, module_files
 from marlaas.local.preparation import is_unseen, prepare
 from marlaas.local.processes import ROLE_COMMAND, Launcher, Watchdog, watchdog
 from marlaas.local.recorder import Recorder
@@ -122,6 +123,7 @@ class _Run:
         self._display = display
         self._interrupts = interrupts
         self._cancelled: tuple[JobDocument, ...] = ()
+        self._modules: dict[str, ModuleFile] = {}
         self._shares: Mapping[str, SharesSoFar] = {}
         self.again = request.again
 
@@ -139,9 +141,14 @@ class _Run:
             documents.refuse_other_models(record.pools, wanted.pools)
             if record.finished and jobs == record.jobs:
                 return self._finished_before(folder, record)
+            ended = {progress.uid for progress in record.progress if progress.phase.final}
+            playing = [job for job in jobs if job.uid not in ended]
+            self._modules = {**record.modules, **module_files(playing, wanted.folders)}
+            for note in changed_modules(record.modules, self._modules):
+                self._display.note(note)
             async with watchdog() as guard:
                 pools = await self._interrupts.unless(self._interrupts.first, self._prepare(wanted, jobs, guard))
-                folder.write_record(RunRecord(jobs=jobs, pools=pools, cancelled=self._cancelled))
+                folder.write_record(RunRecord(jobs=jobs, pools=pools, cancelled=self._cancelled, modules=self._modules))
                 results = await self._serve(folder, _Content(jobs, pools, wanted.folders), guard)
             return self._end(folder, pools, results)
 
@@ -239,19 +246,25 @@ class _Run:
         """Apply one change. The record is written first: a run that is killed here continues with the changed jobs."""
         watch, before = (
             parts.watch,
-            RunRecord(jobs=parts.watch.jobs, pools=tuple(parts.watch.pools), cancelled=self._cancelled),
+            RunRecord(
+                jobs=parts.watch.jobs, pools=tuple(parts.watch.pools), cancelled=self._cancelled, modules=self._modules
+            ),
         )
         names = [pool.name for pool in before.pools]
         found = changes.changed(before.jobs, change, watch.seen.progress, names, self._request.seed)
         changes.refuse_leftovers(parts.folder, before.jobs, found.jobs)
         cancelled = (*self._cancelled, *found.cancelled)
-        parts.folder.write_record(before.model_copy(update={"jobs": found.jobs, "cancelled": cancelled}))
+        modules = {**self._modules, **module_files(found.written, change.folders)}
+        parts.folder.write_record(
+            before.model_copy(update={"jobs": found.jobs, "cancelled": cancelled, "modules": modules})
+        )
         try:
             stopping = self._interrupts.first
             self._cancelled = await write_change(parts.bus, found.written, cancelled, stopping)
         except InvalidInput:
             parts.folder.write_record(before)
             raise
+        self._modules = modules
         for job in found.written:
             parts.launcher.add(job, change.folders.get(job.ref.key))
         watch.replace(found.jobs)
@@ -267,7 +280,8 @@ class _Run:
 
     def _end(self, folder: OutFolder, pools: tuple[PoolDocument, ...], results: Sequence[JobResult]) -> int:
         """Write the summary and the record, display the report, and return the exit code."""
-        write_summary(folder, results)
+        results = [with_last_fault(folder, one) for one in results]
+        write_summary(folder, results, self._modules)
         finished = all(plan.settled(one.document, one.progress) for one in results)
         all_progress = tuple(one.progress for one in results if one.progress is not None)
         folder.write_record(
@@ -277,6 +291,7 @@ class _Run:
                 cancelled=self._cancelled,
                 progress=all_progress,
                 finished=finished,
+                modules=self._modules,
             )
         )
         self._display.result(Report(results, folder.root, self._shares))

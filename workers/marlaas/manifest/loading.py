@@ -18,7 +18,7 @@ from marlaas.manifest.crosscheck import (
 from marlaas.manifest.findings import Finding, InvalidManifest, Placed
 from marlaas.manifest.models import check_models, model_notes
 from marlaas.manifest.objects import File, Objects, read_files, read_objects
-from marlaas.manifest.references import check_environments
+from marlaas.manifest.references import anchored_job, anchored_pool, check_environments
 from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
 
 
@@ -51,7 +51,8 @@ def load(paths: Sequence[str | Path], *, runnable: bool = True) -> LoadedManifes
         InvalidManifest: all errors, in the order of files and lines.
     """
     labels, objects = _read([str(path) for path in paths])
-    contents = _sorted_out(objects)
+    given = _sorted_out(objects)
+    contents = _anchored(given)
     unknown = unknown_pools(contents, objects.broken, runnable)
     errors = [
         *objects.errors,
@@ -69,7 +70,7 @@ def load(paths: Sequence[str | Path], *, runnable: bool = True) -> LoadedManifes
     notes = [*objects.notes, *advice(contents, runnable)]
     local = [*local_advice(contents, unknown, runnable), *model_notes(contents, runnable)]
     return replace(
-        _manifest(contents, objects.placed),
+        _manifest(contents if runnable else given, objects.placed),
         notes=tuple(_in_order([*notes, *local], labels)),
         cluster_notes=tuple(_in_order(notes, labels)),
     )
@@ -92,6 +93,15 @@ def _sorted_out(objects: Objects) -> ManifestObjects:
         pools=tuple(Placed(here.object, here.source) for here in objects.placed if isinstance(here.object, ModelPool)),
         tenants=tuple(Placed(here.object, here.source) for here in objects.placed if isinstance(here.object, Tenant)),
         jobs=tuple(Placed(here.object, here.source) for here in objects.placed if isinstance(here.object, RLJob)),
+    )
+
+
+def _anchored(given: ManifestObjects) -> ManifestObjects:
+    """Return the objects with relative paths of models and adapters read from their manifest's folder, as modules are."""
+    return replace(
+        given,
+        pools=tuple(Placed(anchored_pool(one.object, one.source.folder), one.source) for one in given.pools),
+        jobs=tuple(Placed(anchored_job(one.object, one.source.folder), one.source) for one in given.jobs),
     )
 
 

@@ -17,12 +17,45 @@ from marlaas.envs import BUILTINS
 from marlaas.envs.loading import refuse_shadows
 from marlaas.manifest.findings import Finding, Placed
 from marlaas_api.errors import InvalidInput
-from marlaas_api.kinds import RLJob
+from marlaas_api.kinds import ModelPool, RLJob
 from marlaas_api.kinds.agent import AgentSpec
 from marlaas_api.kinds.problems import Loc, Problem
 
 TIMEOUT_S = 120.0
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def anchored(path: str, folder: Path) -> str:
+    """Return a manifest's path from its folder, as an absolute one; one that begins with ~ as it is."""
+    return path if path.startswith("~") else os.path.normpath(folder.absolute() / path)
+
+
+def anchored_pool(pool: ModelPool, folder: Path) -> ModelPool:
+    """Return the pool with its model's path read from the manifest's folder."""
+    model = pool.spec.model
+    if model.path is None:
+        return pool
+    model = model.model_copy(update={"path": anchored(model.path, folder)})
+    return pool.model_copy(update={"spec": pool.spec.model_copy(update={"model": model})})
+
+
+def anchored_job(job: RLJob, folder: Path) -> RLJob:
+    """Return the job with the paths of the adapters that it reads from the manifest's folder."""
+    agents = tuple(
+        agent
+        if agent.init_from is None
+        else agent.model_copy(
+            update={"init_from": agent.init_from.model_copy(update={"path": anchored(agent.init_from.path, folder)})}
+        )
+        for agent in job.spec.agents
+    )
+    training = job.spec.training
+    reference = training.kl.reference
+    if reference.path is not None:
+        reference = reference.model_copy(update={"path": anchored(reference.path, folder)})
+        kl = training.kl.model_copy(update={"reference": reference})
+        training = training.model_copy(update={"kl": kl})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"agents": agents, "training": training})})
 
 
 def objection(target: Path) -> str | None:

@@ -232,13 +232,15 @@ class _Supervisor:
     async def _played(self, task: TaskMessage, member: int, num_delivered: int) -> Episode:
         """Play until an attempt counts, `max_attempts` have failed, or another cannot help; return the last one.
 
-        A play that was abandoned because a turn waited too long is not an attempt.
+        A play that was abandoned because a turn waited too long is not an attempt. In strict mode every attempt draws the
+        same replies, so an environment's fault that came twice in a row with the same text would only come again.
         """
         max_attempts = self._document.spec.environment.max_attempts
         attempt = task.num_preemptions * names.PREEMPTION_STRIDE + (num_delivered - 1) * max_attempts + 1
         if num_delivered > MAX_DELIVERIES:
             return given_up(task, member, attempt)
-        num_faults, num_waits = 0, 0
+        is_strict = self._document.spec.training.max_staleness == 0
+        num_faults, num_waits, last_text = 0, 0, ""
         prior: tuple[FaultClass, ...] = ()
         while True:
             number = attempt + num_faults + num_waits * (MAX_DELIVERIES + 1) * max_attempts
@@ -246,10 +248,16 @@ class _Supervisor:
             episode = await played.play(prior)
             if episode.fault is FaultClass.WAITED:
                 num_waits += 1
-            elif episode.fault is None or not played.is_retryable or num_faults + 1 == max_attempts:
+            elif (
+                episode.fault is None
+                or not played.is_retryable
+                or num_faults + 1 == max_attempts
+                or (is_strict and episode.fault is FaultClass.ENV and episode.fault_text == last_text)
+            ):
                 return episode
             else:
                 num_faults += 1
+                last_text = episode.fault_text
             log.info(
                 "episode %s has a fault of class %s and is played again: %s",
                 episode.episode,

@@ -1,0 +1,46 @@
+"""The file of each job's environment, for the run's record: found as Python would find it, without importing it."""
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from marlaas.local.folder import ModuleFile
+from marlaas_api.messages import JobDocument
+
+
+def module_files(jobs: Iterable[JobDocument], folders: Mapping[str, Path]) -> dict[str, ModuleFile]:
+    """Return, by job key, the modules of those jobs whose environment is one of the user's own. folders: of the manifests, by key."""
+    found = {}
+    for job in jobs:
+        module, colon, _ = (job.spec.environment.name or "").partition(":")
+        file = _file(module, folders[job.ref.key]) if colon and job.ref.key in folders else None
+        if file is not None and file.is_file():
+            found[job.ref.key] = ModuleFile(file=str(file), sha256=hashlib.sha256(file.read_bytes()).hexdigest())
+    return found
+
+
+def changed_modules(before: Mapping[str, ModuleFile], now: Mapping[str, ModuleFile]) -> Iterator[str]:
+    """Yield a sentence for each job whose environment has other code than when the run was last started."""
+    for key in sorted(before.keys() & now.keys()):
+        was, new = before[key], now[key]
+        if was.sha256 != new.sha256:
+            yield (
+                f"job {key.replace('.', '/')}: its environment has changed since the run was last started: {was.file} had the SHA-256 "
+                f"{was.sha256}, {new.file} has {new.sha256}; the remaining steps play the new code"
+            )
+
+
+def _file(module: str, folder: Path) -> Path | None:
+    """Return the module's file, searched as in a sandbox; None if it has none."""
+    path: list[str] | None = [str(folder), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *sys.path]
+    name, spec = "", None
+    for part in module.split("."):
+        name = f"{name}.{part}".lstrip(".")
+        spec = PathFinder.find_spec(name, path)
+        if spec is None:
+            return None
+        path = list(spec.submodule_search_locations or ())
+    return Path(spec.origin) if spec is not None and spec.origin is not None else None
