@@ -3,9 +3,9 @@
 import asyncio
 import itertools
 import random
-import string
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Callable
 from typing import Any
 
@@ -15,13 +15,14 @@ from tests.operator.real.orchestrators import ScriptedOrchestrator
 
 from marlaas_api.bus_users import OrchestratorUser, mint
 from marlaas_api.kinds.sizes import MAX_ARGS_BYTES, MAX_OBJECT_BYTES, MAX_SPEC_BYTES
+from marlaas_api.subjects import PROGRESS
 from marlaas_e2e.processes import Daemon
 from marlaas_operator.cluster import Target
 from marlaas_operator.cluster.resources import RLJOBS
 
 QUIET_S = 1.0
 _CREATORS = 8
-_PATIENCE_S = 300.0
+_PATIENCE_S = 900.0
 _POLL_S = 0.02
 
 
@@ -54,7 +55,7 @@ def largest(namespace: str, name: str) -> dict[str, Any]:
     draw = random.Random(f"{namespace}/{name}")
 
     def text(size: int) -> str:
-        return "".join(draw.choices(string.ascii_letters + string.digits, k=size))
+        return b64encode(draw.randbytes(size)).decode()[:size]
 
     image = {"image": "x", "entrypoint": [text(4000) for _ in range(7)], "args": {"text": text(MAX_ARGS_BYTES - 100)}}
     body = job(namespace, name, "tiny", environment=image)
@@ -103,6 +104,17 @@ class Load:
         reasons = {str((body.get("status") or {}).get("reason")) for body in bodies}
         assert reasons == {"WaitingForPool"}, reasons
         return at
+
+    async def queued(self) -> None:
+        """Wait until the orchestrator has written the progress of every job."""
+        bus = await self._harness.connect_orchestrator()
+        progress = await bus.bucket(PROGRESS)
+
+        async def look() -> bool:
+            return len(await progress.entries()) == len(self._names)
+
+        await eventually(self._harness, "every job queued", look, _PATIENCE_S, 1.0)
+        await bus.close()
 
     async def idle(self) -> float:
         """Return the time at which a new operator had processed every job once."""

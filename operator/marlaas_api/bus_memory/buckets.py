@@ -48,6 +48,9 @@ class MemoryBucket:
     async def entries(self, prefix: str = "") -> list[Entry]:
         return [entry for entry in self.newest(await self.stream(), prefix) if entry.data is not None]
 
+    async def pages(self, prefix: str = "") -> AsyncIterator[list[Entry]]:
+        yield self.newest(await self.stream(), prefix)
+
     @asynccontextmanager
     async def watch(self, prefix: str = "") -> AsyncIterator[AsyncIterator[Entry]]:
         self.pattern(prefix)
