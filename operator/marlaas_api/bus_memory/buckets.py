@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from marlaas_api.bus import BusUnavailable, Entry, RevisionConflict, Stored, checked_key, checked_prefix
 from marlaas_api.bus_memory.server import Gate, SharedServer
-from marlaas_api.bus_memory.stream import Kept, MemoryStream
+from marlaas_api.bus_memory.stream import Kept, MemoryStream, paged
 
 
 class MemoryBucket:
@@ -49,7 +49,8 @@ class MemoryBucket:
         return [entry for entry in self.newest(await self.stream(), prefix) if entry.data is not None]
 
     async def pages(self, prefix: str = "") -> AsyncIterator[list[Entry]]:
-        yield self.newest(await self.stream(), prefix)
+        for page in paged(self.newest(await self.stream(), prefix)):
+            yield page
 
     @asynccontextmanager
     async def watch(self, prefix: str = "") -> AsyncIterator[AsyncIterator[Entry]]:
