@@ -28,36 +28,44 @@ NAMESPACES = 20
 
 
 async def measure_memory(harness: OperatorHarness, num_jobs: int) -> list[list[object]]:
-    """Return the largest memory of operator and orchestrator with jobs of the largest allowed size, restarts of both included."""
+    """Return the memory of operator and orchestrator with jobs of the largest allowed size: once all are queued, and after a restart of both."""
+    found: list[tuple[str, str]] = []
     async with _orchestrator(harness) as orchestrator:
         load = Load(harness, num_jobs, NAMESPACES, large=True)
         await load.prepare()
         harness.start_operator()
         await load.ready()
-        await load.create()
+        await load.seed()
+        await load.queued()
         await load.idle()
+        found.append(_memory(harness, orchestrator))
+        print("peak / now, MiB, of operator and orchestrator:", *found[-1], flush=True)
         assert harness.operator is not None
-        peaks = [[_peak_mib(harness.operator.pid)], [_peak_mib(orchestrator.pid)]]
         harness.operator.kill()
         orchestrator.kill()
         orchestrator.start()
         harness.start_operator()
         await load.ready()
         await load.idle()
-        await asyncio.sleep(20)  # re-reads of both
-        peaks[0].append(_peak_mib(harness.operator.pid))
-        peaks[1].append(_peak_mib(orchestrator.pid))
-    what = f"{num_jobs} RLJobs of the largest allowed size, peak / after a restart"
+        await asyncio.sleep(20)  # re-reads of the orchestrator
+        found.append(_memory(harness, orchestrator))
+    what = f"{num_jobs} RLJobs of the largest allowed size, peak / steady; after a restart"
     return [
-        [f"{what}: {name}", " / ".join(f"{peak:.0f}" for peak in found) + " MiB", f"≤ {limit} MiB", ""]
-        for name, found, limit in zip(("operator", "orchestrator"), peaks, (512, 1024), strict=True)
+        [f"{what}: {name}", f"{queued}; {restarted} MiB", f"≤ {limit} MiB", ""]
+        for name, queued, restarted, limit in zip(("operator", "orchestrator"), *found, (512, 1024), strict=True)
     ]
 
 
-def _peak_mib(pid: int) -> float:
-    """Return the highest resident memory of a process so far."""
-    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
-    return int(line.split()[1]) / 1024
+def _memory(harness: OperatorHarness, orchestrator: Orchestrator) -> tuple[str, str]:
+    """Return the highest resident memory so far, and the present one, of operator and orchestrator."""
+    assert harness.operator is not None
+    operator, other = (_resident(pid) for pid in (harness.operator.pid, orchestrator.pid))
+    return operator, other
+
+
+def _resident(pid: int) -> str:
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return " / ".join(f"{int(lines[name].split()[0]) / 1024:.0f}" for name in ("VmHWM", "VmRSS"))
 
 
 async def measure(harness: OperatorHarness, num_jobs: int, num_reports: int) -> list[list[object]]:

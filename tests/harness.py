@@ -69,13 +69,13 @@ async def blind_bus(reads: int = 40) -> None:
     """Keys are missing from this many lists, as on a replica of the bus that lost sight of them."""
     seen_often, number = asyncio.Event(), itertools.count(1)
 
-    async def blind(bucket: MemoryBucket, prefix: str = "") -> list[Entry]:
+    async def blind(bucket: MemoryBucket, prefix: str = "") -> AsyncIterator[list[Entry]]:
         if next(number) == reads:
             seen_often.set()
-        return []
+        yield []
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(MemoryBucket, "entries", blind)
+        patched.setattr(MemoryBucket, "pages", blind)
         await seen_often.wait()
 
 

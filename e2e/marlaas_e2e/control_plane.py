@@ -80,6 +80,11 @@ class ControlPlane:
         return self._servers.authority.client("admin", ["system:masters"])
 
     @property
+    def etcd_port(self) -> int:
+        """Of etcd's clients, on 127.0.0.1."""
+        return self._servers.addresses.etcd_port
+
+    @property
     def kubeconfig(self) -> Path:
         """Of the administrator."""
         return self._servers.kubeconfig_with(self.admin)

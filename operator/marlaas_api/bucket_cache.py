@@ -144,11 +144,15 @@ class BucketCache(Generic[M]):
         """Read the whole bucket once. Raises BusUnavailable, BusRefused."""
         bucket = await self._open()
         before = dict(self._cached)
-        entries = {entry.key: entry for entry in await bucket.entries(self._prefix)}
-        for entry in entries.values():
-            self.note(entry)
-        self._drop_tombstones(entries)
-        doubtful = [key for key, cached in before.items() if _is_doubtful(cached, entries.get(key))]
+        found: dict[str, int] = {}
+        async for page in bucket.pages(self._prefix):
+            for entry in page:
+                self.note(entry)
+                found.pop(entry.key, None)
+                if entry.data is not None:
+                    found[entry.key] = entry.revision
+        self._drop_tombstones(found)
+        doubtful = [key for key, cached in before.items() if _is_doubtful(cached, found.get(key))]
         await self._confirm(bucket, before, doubtful)
         self.read_at = asyncio.get_running_loop().time()
         self.synced.set()
@@ -216,10 +220,10 @@ class BucketCache(Generic[M]):
         if self._relevant is None or self._relevant(old) != self._relevant(message):
             self._changed(key)
 
-    def _drop_tombstones(self, entries: Iterable[str]) -> None:
+    def _drop_tombstones(self, found: Iterable[str]) -> None:
         oldest = asyncio.get_running_loop().time() - TOMBSTONE_S
         gone = [key for key, cached in self._cached.items() if not cached.present and cached.at < oldest]
-        for key in set(gone).difference(entries):
+        for key in set(gone).difference(found):
             del self._cached[key]
 
     def _parse(self, entry: Entry, before: Cached[M] | None) -> tuple[M | None, str]:
@@ -234,6 +238,6 @@ class BucketCache(Generic[M]):
             return None if before is None else before.message, str(error)
 
 
-def _is_doubtful(cached: Cached[M], found: Entry | None) -> bool:
-    """Return whether a re-read contradicts the cached state without a newer revision."""
-    return cached.present if found is None else found.revision < cached.entry.revision
+def _is_doubtful(cached: Cached[M], found: int | None) -> bool:
+    """Return whether a re-read, which found a revision of the key, contradicts the cached state without a newer one."""
+    return cached.present if found is None else found < cached.entry.revision

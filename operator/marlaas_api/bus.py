@@ -194,11 +194,19 @@ class Bucket(Protocol):
         """
         ...
 
+    def pages(self, prefix: str = "") -> AsyncIterator[list[Entry]]:
+        """Iterate over the same keys in pages of at most 24 MiB, for readers that keep little of each entry.
+
+        A key that changes during the read may come again with its newer entry, which has no data if the key was
+        deleted. Entries of keys that were deleted earlier may come, too.
+        """
+        ...
+
     def watch(self, prefix: str = "") -> AbstractAsyncContextManager[AsyncIterator[Entry]]:
         """Iterate over all present keys, then over every change, while the context is open.
 
-        Quick changes of one key may arrive as only the last one. After an outage the iteration starts again: first keys
-        that were removed, then all present keys. A watch is only a hint, because changes can arrive late: readers also
+        Quick changes of one key may arrive as only the last one. After an outage the iteration starts again, with all
+        present keys and those that were removed meanwhile. A watch is only a hint, because changes can arrive late: readers also
         reconcile with `entries`. A cancelled `anext` loses nothing.
         """
         ...

@@ -91,10 +91,11 @@ async def bus_answers(installation: Installation, creds: Path) -> str:
     """Check that the bus accepts the credential and has the bucket of jobs."""
     bus = await connect_bus(installation.nats_url, name=f"{installation.release}-test", creds=creds)
     try:
-        jobs = await (await bus.bucket(JOBS)).entries()
+        pages = (await bus.bucket(JOBS)).pages()
+        jobs = {entry.key: entry.data is not None async for page in pages for entry in page}
     finally:
         await bus.close()
-    return f"the bus at {installation.nats_url} answers and knows {len(jobs)} jobs"
+    return f"the bus at {installation.nats_url} answers and knows {sum(jobs.values())} jobs"
 
 
 if __name__ == "__main__":

@@ -25,12 +25,10 @@ from marlaas_api.bus import (
 from marlaas_api.bus_memory.buckets import MemoryBucket
 from marlaas_api.bus_memory.consumers import MemoryConsumer
 from marlaas_api.bus_memory.server import Listener, SharedServer
-from marlaas_api.bus_memory.stream import ConsumerState, MemoryStream
+from marlaas_api.bus_memory.stream import ConsumerState, MemoryStream, paged
 from marlaas_api.subjects import BUCKETS, STREAMS, BucketSpec, StreamSpec
 
 MAX_PAYLOAD_BYTES = (8 << 20) - 4096
-PAGE, PAGE_BYTES = 1000, 16 << 20
-"""Most messages, and bytes, of a page."""
 
 
 class MemoryServer(SharedServer):
@@ -76,15 +74,8 @@ class MemoryBus:
         return [kept.stored for kept in self._server.stream(stream).select(subject, start)]
 
     async def pages(self, stream: str, subject: str, start: int = 1) -> AsyncIterator[list[Stored]]:
-        page: list[Stored] = []
-        num_bytes = 0
-        for stored in await self.replay(stream, subject, start):
-            num_bytes += len(stored.data)
-            if page and (len(page) == PAGE or num_bytes > PAGE_BYTES):
-                yield page
-                page, num_bytes = [], len(stored.data)
-            page.append(stored)
-        yield page
+        for page in paged(await self.replay(stream, subject, start)):
+            yield page
 
     async def state(self, stream: str) -> StreamState:
         await self.check()

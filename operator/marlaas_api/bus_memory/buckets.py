@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from marlaas_api.bus import BusUnavailable, Entry, RevisionConflict, Stored, checked_key, checked_prefix
 from marlaas_api.bus_memory.server import Gate, SharedServer
-from marlaas_api.bus_memory.stream import Kept, MemoryStream
+from marlaas_api.bus_memory.stream import Kept, MemoryStream, paged
 
 
 class MemoryBucket:
@@ -47,6 +47,10 @@ class MemoryBucket:
 
     async def entries(self, prefix: str = "") -> list[Entry]:
         return [entry for entry in self.newest(await self.stream(), prefix) if entry.data is not None]
+
+    async def pages(self, prefix: str = "") -> AsyncIterator[list[Entry]]:
+        for page in paged(self.newest(await self.stream(), prefix)):
+            yield page
 
     @asynccontextmanager
     async def watch(self, prefix: str = "") -> AsyncIterator[AsyncIterator[Entry]]:

@@ -3,12 +3,32 @@
 Times are seconds of the caller's clock.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
-from marlaas_api.bus import BusRefused, Position, RevisionConflict, Stored, StreamFull
+from marlaas_api.bus import BusRefused, Entry, Position, RevisionConflict, Stored, StreamFull
 from marlaas_api.subjects import BucketSpec, StreamSpec
 
 DUPLICATE_WINDOW_S = 120.0
+PAGE, PAGE_BYTES = 1000, 16 << 20
+"""Most messages, and bytes, of a page."""
+
+M = TypeVar("M", Stored, Entry)
+
+
+def paged(messages: Iterable[M]) -> Iterator[list[M]]:
+    """Divide messages into pages. The last page may be empty."""
+    page: list[M] = []
+    num_bytes = 0
+    for message in messages:
+        size = len(message.data or b"")
+        num_bytes += size
+        if page and (len(page) == PAGE or num_bytes > PAGE_BYTES):
+            yield page
+            page, num_bytes = [], size
+        page.append(message)
+    yield page
 
 
 def matches(pattern: str, subject: str) -> bool:

@@ -55,12 +55,23 @@ class NatsBucket:
         await self._write(key, b"", {"KV-Operation": "PURGE", "Nats-Rollup": "sub", "Nats-TTL": _MARKER_TTL, **at})
 
     async def entries(self, prefix: str = "") -> list[Entry]:
-        return [entry for entry in await self._snapshot(prefix) if entry.data is not None]
+        newest: dict[str, Entry] = {}
+        async for page in self.pages(prefix):
+            for entry in page:
+                newest.pop(entry.key, None)
+                newest[entry.key] = entry
+        return [entry for entry in newest.values() if entry.data is not None]
+
+    async def pages(self, prefix: str = "") -> AsyncIterator[list[Entry]]:
+        start = 1
+        while page := await self._page(prefix, start):
+            yield page
+            start = page[-1].revision + 1
 
     @asynccontextmanager
     async def watch(self, prefix: str = "") -> AsyncIterator[AsyncIterator[Entry]]:
         tail = StreamReader(self._jetstream, self._link, bucket_stream(self._name), self._filter(prefix))
-        watch = BucketWatch(tail, lambda: self._snapshot(prefix), self._entry)
+        watch = BucketWatch(tail, lambda start: self._page(prefix, start), self._entry)
         try:
             yield watch
         finally:
@@ -73,15 +84,14 @@ class NatsBucket:
     async def _write(self, key: str, data: bytes, headers: dict[str, str]) -> int:
         return await self._jetstream.publish(self._subject(key), data, {"Nats-Msg-Id": os.urandom(12).hex(), **headers})
 
-    async def _snapshot(self, prefix: str) -> list[Entry]:
-        """Return the newest entry of every key, deletions included, oldest change first."""
-        messages = await self._jetstream.read_compacted(bucket_stream(self._name), self._filter(prefix))
-        newest: dict[str, Entry] = {}
-        for message in messages:
-            entry = self._entry((message.headers or {})["Nats-Subject"], sequence(message), message)
-            newest.pop(entry.key, None)
-            newest[entry.key] = entry
-        return list(newest.values())
+    async def _page(self, prefix: str, start: int) -> list[Entry]:
+        """Return the next entries from a revision on, deletions included, oldest change first; none: all are read.
+
+        A newer entry of a key can replace an older one during the read. The read therefore goes on until no entry
+        follows, so that no key is missed.
+        """
+        messages, _ = await self._jetstream.page(bucket_stream(self._name), self._filter(prefix), start)
+        return [self._entry((one.headers or {})["Nats-Subject"], sequence(one), one) for one in messages]
 
     def _entry(self, subject: str, revision: int, message: Incoming) -> Entry:
         headers = message.headers or {}

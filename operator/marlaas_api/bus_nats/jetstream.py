@@ -135,27 +135,17 @@ class JetStream:
     async def pages(self, stream: str, subject: str, start: int = 1) -> AsyncIterator[list[Incoming]]:
         """Iterate over the messages of a log's subject (wildcards allowed) from a sequence on, up to the stream's last one now."""
         end = int((await self.info(stream))["state"]["last_seq"])
-        async for page in self._pages(stream, subject, start, end):
+        more = True
+        while more and start <= end:
+            page, more = await self.page(stream, subject, start)
             yield [message for message in page if sequence(message) <= end]
+            start = sequence(page[-1]) + 1 if page else end + 1
 
-    async def read_compacted(self, stream: str, subject: str) -> list[Incoming]:
-        """Return all messages of a subject of a bucket's stream.
-
-        In such a stream a newer message can replace an older one during the read. The read therefore continues until no
-        message follows, so that no key is missed.
-        """
-        return [message async for page in self._pages(stream, subject, 1, None) for message in page]
-
-    async def _pages(self, stream: str, subject: str, start: int, end: int | None) -> AsyncIterator[list[Incoming]]:
-        while end is None or start <= end:
-            try:
-                batch, more = await self._batch(stream, subject, start)
-            except Lost:
-                continue
-            yield batch
-            if not batch or (end is not None and not more):
-                break
-            start = sequence(batch[-1]) + 1
+    async def page(self, stream: str, subject: str, start: int) -> tuple[list[Incoming], bool]:
+        """Return the next messages of a subject (wildcards allowed) from a sequence on, and whether there are more."""
+        while True:
+            with suppress(Lost):
+                return await self._batch(stream, subject, start)
 
     async def _batch(self, stream: str, subject: str, start: int) -> tuple[list[Incoming], bool]:
         """Return the next messages, and whether there are more."""

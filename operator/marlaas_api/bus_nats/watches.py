@@ -98,19 +98,26 @@ class StreamReader:
 
 
 class BucketWatch:
-    """The iterator of `Bucket.watch`. A cancelled `anext` loses nothing."""
+    """The iterator of `Bucket.watch`. A cancelled `anext` loses nothing.
+
+    Args:
+        page: returns the bucket's next entries from a revision on; none: all are read.
+    """
 
     def __init__(
         self,
         tail: StreamReader,
-        snapshot: Callable[[], Awaitable[list[Entry]]],
+        page: Callable[[int], Awaitable[list[Entry]]],
         entry: Callable[[str, int, Incoming], Entry],
     ) -> None:
         self._tail = tail
-        self._snapshot = snapshot
+        self._page = page
         self._entry = entry
         self._ready: deque[Entry] = deque()
         self._known: dict[str, int] = {}
+        # Keys of an earlier read of the bucket that the present one has not found yet.
+        self._unseen: set[str] = set()
+        self._start = 1
         self._synced = False
 
     def __aiter__(self) -> "BucketWatch":
@@ -121,32 +128,35 @@ class BucketWatch:
             if self._ready:
                 return self._ready.popleft()
             if self._synced and self._tail.arrived:
-                return self._noted(self._tail.arrived.popleft())
+                message = self._tail.arrived.popleft()
+                return self._noted(self._entry(message.subject, DeliveryPosition.of(message).sequence, message))
             try:
-                await (self._tail.more() if self._synced else self._sync())
+                await (self._tail.more() if self._synced else self._read())
             except BusRefused:
                 raise
             except BusUnavailable:
-                self._synced = False
+                self._synced, self._start, self._unseen = False, 1, set(self._known)
                 await asyncio.sleep(_BACKOFF_S)
 
     async def stop(self) -> None:
         """End the watch."""
         await self._tail.remove()
 
-    async def _sync(self) -> None:
-        entries = await self._snapshot()
-        await self._tail.start(max((entry.revision for entry in entries), default=0) + 1)
-        present = {entry.key: entry.revision for entry in entries if entry.data is not None}
-        removals = {entry.key: entry.revision for entry in entries if entry.data is None}
-        gone = self._known.keys() - present.keys()
-        self._ready.extend(Entry(key, None, removals.get(key, self._known[key])) for key in sorted(gone))
-        self._ready.extend(entry for entry in entries if entry.data is not None)
-        self._known = present
-        self._synced = True
+    async def _read(self) -> None:
+        """Read the bucket's next page; after the last one, report the keys that are gone, and start to follow changes."""
+        entries = await self._page(self._start)
+        if not entries:
+            await self._tail.start(self._start)
+            self._ready.extend(Entry(key, None, self._known.pop(key)) for key in sorted(self._unseen))
+            self._synced = True
+            return
+        self._start = entries[-1].revision + 1
+        for entry in entries:
+            self._unseen.discard(entry.key)
+            if entry.data is not None or entry.key in self._known:
+                self._ready.append(self._noted(entry))
 
-    def _noted(self, message: Incoming) -> Entry:
-        entry = self._entry(message.subject, DeliveryPosition.of(message).sequence, message)
+    def _noted(self, entry: Entry) -> Entry:
         if entry.data is None:
             self._known.pop(entry.key, None)
         else:

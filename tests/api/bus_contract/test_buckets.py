@@ -56,6 +56,18 @@ async def test_entries_are_the_newest_of_each_key_below_a_prefix(bus: Bus, ns: s
     assert {f"{ns}.job-2.agent", f"{ns}.job.agent"} <= {entry.key for entry in await bucket.entries()}
 
 
+async def test_pages_and_a_watch_give_the_entries_in_parts_that_need_not_fit_in_memory(bus: Bus, ns: str) -> None:
+    bucket, large = await bus.bucket(subjects.JOBS), bytes(bus.max_payload_bytes - 4096)
+    for number in range(5):
+        await bucket.put(f"{ns}.{number}", large)
+    entries = await bucket.entries(f"{ns}.")
+    pages = [page async for page in bucket.pages(f"{ns}.")]
+    assert [entry for page in pages for entry in page] == entries
+    assert max(sum(len(entry.data or b"") for entry in page) for page in pages) <= 24 << 20
+    async with bucket.watch(f"{ns}.") as watched:
+        assert [await soon(anext(watched)) for _ in entries] == entries
+
+
 async def test_what_is_not_a_key_or_no_prefix_of_whole_tokens_is_refused(bus: Bus) -> None:
     bucket = await bus.bucket(subjects.JOBS)
     for key in ("", ".a", "a.", "a..b", "a b", "a.*", "a.>", "é"):
