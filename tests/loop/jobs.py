@@ -10,6 +10,7 @@ from tests.harness import changed, job_document
 from marlaas_api.messages import JobDocument
 from marlaas_api.messages.agent_settings import FolderRef, NameRef, PolicySettings
 from marlaas_api.messages.job_spec import BaselineSettings
+from marlaas_api.messages.packed import PackedArgs
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "agents"
 TEAM = ("solver", "verifier")
@@ -39,7 +40,7 @@ def named(name: str, job: JobDocument, **spec: object) -> JobDocument:
 
 def played(job: JobDocument, environment: str, **args: str) -> dict[str, object]:
     """The part of a spec that changes a job's environment."""
-    return {"environment": job.spec.environment.model_copy(update={"name": environment, "args": args})}
+    return {"environment": job.spec.environment.model_copy(update={"name": environment, "args": PackedArgs(args)})}
 
 
 def team(environment: str = "teams:at_once", **training: object) -> JobDocument:

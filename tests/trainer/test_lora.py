@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from marlaas_worker.adapters import AdapterConfig, as_held, tensor_name
 from marlaas_worker.rollout.adapter_groups import add_adapters, group_rows, stacked_adapters
-from marlaas_worker.trainer.lora import ActiveAdapter, AttachedAdapter, adapt_layers, new_adapter
+from marlaas_worker.trainer.lora import ActiveAdapter, AttachedAdapter, adapt_layers, initial_weights, new_adapter
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,17 @@ def test_output_and_gradients_are_pefts(bias: bool, shape: tuple[int, ...]) -> N
 def half() -> Adapted:
     """The same on a bfloat16 base; its adapter is float32."""
     return adapted(dtype=torch.float32, base=torch.bfloat16)
+
+
+def test_adapters_are_float32_while_another_thread_loads_a_16_bit_model():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)  # as transformers does meanwhile, for the whole process
+    try:
+        made = new_adapter("one", AdapterConfig(2, 4), {"x": nn.Linear(4, 4)}, torch.device("cpu")).parameters
+        found = [*made.values(), *initial_weights(made, 1, "policy").values()]
+    finally:
+        torch.set_default_dtype(before)
+    assert {value.dtype for value in found} == {torch.float32}
 
 
 def test_a_16_bit_layer_rounds_where_an_engine_rounds():

@@ -69,7 +69,7 @@ def draw_adapter(self_test: SelfTestSpec, dtype: str) -> tuple[dict[str, torch.T
         bounds = {"A": math.sqrt(3.0 / layer.columns), "B": math.sqrt(3.0) * layer.size}
         for kind in ("A", "B"):
             draw = torch.Generator().manual_seed(derive_seed(self_test.seed, module, kind))
-            drawn = torch.empty(shapes[kind]).uniform_(-bounds[kind], bounds[kind], generator=draw)
+            drawn = torch.empty(shapes[kind], dtype=torch.float32).uniform_(-bounds[kind], bounds[kind], generator=draw)
             tensors[tensor_name(module, kind)] = drawn.to(DTYPES[dtype])
     return tensors, AdapterConfig(self_test.rank, self_test.rank)
 
@@ -78,8 +78,8 @@ def zero_adapter(self_test: SelfTestSpec) -> tuple[dict[str, torch.Tensor], Adap
     """Return the smallest adapter without effect: rank 1, on the first layer only."""
     module, layer = min(self_test.layers.items())
     tensors = {
-        tensor_name(module, "A"): torch.zeros(1, layer.columns),
-        tensor_name(module, "B"): torch.zeros(layer.rows, 1),
+        tensor_name(module, "A"): torch.zeros(1, layer.columns, dtype=torch.float32),
+        tensor_name(module, "B"): torch.zeros(layer.rows, 1, dtype=torch.float32),
     }
     return tensors, AdapterConfig(1, 1)
 

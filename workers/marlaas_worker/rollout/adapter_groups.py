@@ -125,7 +125,7 @@ def _add_single(outputs: torch.Tensor, inputs: torch.Tensor, rows: SlotRows, ada
     if outputs.dtype == torch.float32:
         add_rows(outputs.numpy(), inputs.numpy(), rows.rows, rows.slots, a.numpy(), b.numpy(), adapters.ends)
         return
-    products = torch.zeros(outputs.shape)
+    products = torch.zeros(outputs.shape, dtype=torch.float32)
     bits = (tensor.view(torch.uint16).numpy() for tensor in (a, b))
     add_rows(products.numpy(), inputs.float().numpy(), rows.rows, rows.slots, *bits, adapters.ends)
     places = torch.from_numpy(rows.rows)

@@ -106,7 +106,7 @@ class Learner:
         if not state.num_updates:
             return
         self._optimizer.state[self._adapter.flat] = {
-            "step": torch.tensor(float(state.num_updates)),
+            "step": torch.tensor(float(state.num_updates), dtype=torch.float32),
             "exp_avg": self._flat(state.first_moments),
             "exp_avg_sq": self._flat(state.second_moments),
         }

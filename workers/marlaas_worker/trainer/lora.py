@@ -234,7 +234,7 @@ def new_adapter(
         shapes[tensor_name(layer, "A")] = (config.rank, module.in_features)
         shapes[tensor_name(layer, "B")] = (module.out_features, config.rank)
     sizes = [rows * columns for rows, columns in shapes.values()]
-    flat = torch.zeros(sum(sizes), device=device)
+    flat = torch.zeros(sum(sizes), dtype=torch.float32, device=device)
     pieces = zip(shapes.items(), torch.split_with_sizes(flat, sizes), strict=True)
     parameters = {key: nn.Parameter(piece.view(shape)) for (key, shape), piece in pieces}
     matrices = {layer: (parameters[tensor_name(layer, "A")], parameters[tensor_name(layer, "B")]) for layer in layers}
@@ -248,7 +248,7 @@ def initial_weights(parameters: Mapping[str, Tensor], seed: int, agent: str) -> 
     """
     weights = {}
     for name, parameter in parameters.items():
-        weights[name] = torch.zeros(parameter.shape)
+        weights[name] = torch.zeros(parameter.shape, dtype=torch.float32)
         if ".lora_A." in name:
             draw = torch.Generator().manual_seed(derive_seed(seed, agent, name))
             bound = 1.0 / math.sqrt(parameter.shape[1])
