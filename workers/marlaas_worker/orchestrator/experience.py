@@ -56,6 +56,11 @@ class CompleteGroup:
     episodes: tuple[Episode, ...] = ()
     repeats: tuple[Episode, ...] = ()
 
+    @property
+    def has_signal(self) -> bool:
+        """Whether it can train any agent."""
+        return any(part.outcome is GroupOutcome.SIGNAL for part in self.agents.values())
+
 
 class Experience:
     """Episodes of groups that are not complete yet."""
