@@ -171,8 +171,8 @@ def _warned(results: Sequence[JobResult]) -> Iterator[Text]:
     """Yield the last warnings of each job."""
     for result in results:
         warnings = result.progress.warnings if result.progress is not None else {}
-        for reason, text in warnings.items():
-            yield Text(f"\n{result.document.ref}: {reason}: {text}", style="yellow")
+        for name, text in warnings.items():
+            yield Text(f"\n{result.document.ref}: {name}: {text}", style="yellow")
 
 
 def _faulted(results: Sequence[JobResult]) -> Iterator[Text]:
