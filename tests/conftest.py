@@ -5,6 +5,7 @@ Tests compute as the roles do; that is asked for here because MKL reads its sett
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,10 @@ from marlaas_worker.process_setup import ask_for_the_same_bits
 from tests import api_server, folder_times, guard
 
 ask_for_the_same_bits()
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as below `nohup … &`: runs would inherit it, and Ctrl-C must stop them
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # The same examples in every run, whatever the machine's speed; `make explore` draws others.
 hypothesis.settings.register_profile("same", deadline=None, derandomize=True, database=None, print_blob=True)
 hypothesis.settings.register_profile("explore", deadline=None, database=None, print_blob=True)
