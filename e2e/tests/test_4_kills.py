@@ -37,7 +37,7 @@ def kill(platform: Platform, component: str) -> None:
 
 
 @pytest.mark.parametrize("component", ["trainer", "orchestrator", "nats", "sandbox", "operator", "rollout"])
-def test_training_goes_on_after_a_kill(platform: Platform, component: str) -> None:
+def test_training_goes_on_after_a_kill(platform, component):
     kill(platform, component)
 
     def named() -> bool:
@@ -54,7 +54,7 @@ def test_training_goes_on_after_a_kill(platform: Platform, component: str) -> No
 
 
 @pytest.mark.parametrize("missing", OUTAGES)
-def test_why_names_what_is_away_and_takes_it_back(platform: Platform, missing: str) -> None:
+def test_why_names_what_is_away_and_takes_it_back(platform, missing):
     workload, reason = OUTAGES[missing]
     platform.kubectl("scale", "-n", NAMESPACE, workload, "--replicas=0")
     try:
@@ -68,7 +68,7 @@ def test_why_names_what_is_away_and_takes_it_back(platform: Platform, missing: s
     assert platform.status("rljob", JOB, TEAM)["phase"] == "Running"
 
 
-def test_the_accounts_are_exact_in_the_end(platform: Platform) -> None:
+def test_the_accounts_are_exact_in_the_end(platform):
     status = platform.status("rljob", JOB, TEAM)
     assert not status.get("faults"), "waiting is no fault"
     platform.patch("rljob", JOB, {"suspend": True}, TEAM)

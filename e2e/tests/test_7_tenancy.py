@@ -191,24 +191,24 @@ def pod(platform: Platform) -> str:
 
 
 @pytest.mark.parametrize("request_", REQUESTS.strip().splitlines())
-def test_the_api_server_forbids_all_but_rljobs_of_the_namespace(editor: Platform, request_: str) -> None:
+def test_the_api_server_forbids_all_but_rljobs_of_the_namespace(editor, request_):
     words, _, forged = request_.partition("|")
     body = {"apiVersion": "marlaas.dev/v1alpha1", **FORGED[forged]} if forged else {}
     assert "forbidden" in refusal(editor, *words.split(), stdin=json.dumps(body)).lower()
 
 
 @pytest.mark.parametrize(("environment", "sentence"), [each[1:] for each in JOBS], ids=[each[0] for each in JOBS])
-def test_a_job_names_nothing_that_is_not_its_authors(editor: Platform, environment: Object, sentence: str) -> None:
+def test_a_job_names_nothing_that_is_not_its_authors(editor, environment, sentence):
     assert sentence in create(editor, **environment)
 
 
 @pytest.mark.parametrize(("spec", "sentence"), CHANGES)
-def test_a_job_gains_nothing_by_a_change(editor: Platform, spec: Object, sentence: str) -> None:
+def test_a_job_gains_nothing_by_a_change(editor, spec, sentence):
     change = ("--type=merge", "--dry-run=server", "-p", json.dumps({"spec": spec}))
     assert sentence in refusal(editor, "patch", "rljob", JOB, *change)
 
 
-def test_unknown_fields_and_a_forged_status_are_dropped_and_labels_make_no_tenant(editor: Platform, pod: str) -> None:
+def test_unknown_fields_and_a_forged_status_are_dropped_and_labels_make_no_tenant(editor, pod):
     forged = {"hostNetwork": True, "tenant": "rich", "weight": 1000}
     body = endless("mine", HOME, **forged) | {"status": {"tenant": "rich"}}
     words = ("--as", EDITOR, "create", "--dry-run=server", "--validate=ignore", "-o", "json", "-f", "-")
@@ -219,7 +219,7 @@ def test_unknown_fields_and_a_forged_status_are_dropped_and_labels_make_no_tenan
     assert "rich" not in editor.get("pod", pod, HOME)["metadata"]["labels"].values()
 
 
-def test_egress_to_everywhere_opens_public_addresses_alone(platform: Platform, pod: str) -> None:
+def test_egress_to_everywhere_opens_public_addresses_alone(platform, pod):
     def addresses(namespace: str, names: Iterable[str]) -> dict[str, str]:
         pods = platform.cluster.get("pods", "-n", namespace)["items"]
         found = {name: [each for each in pods if name in each["metadata"]["name"]] for name in names}
@@ -249,17 +249,17 @@ def test_egress_to_everywhere_opens_public_addresses_alone(platform: Platform, p
     assert platform.opened(places, "plain-trainer-0", "trainer", NAMESPACE) == {"bus", "trainer"}
 
 
-def test_environment_code_gains_nothing_in_its_container(platform: Platform, pod: str) -> None:
+def test_environment_code_gains_nothing_in_its_container(platform, pod):
     assert json.loads(platform.python(pod, "environment", _BREAKOUT, namespace=HOME)) == [18, []]
 
 
-def test_the_bus_opens_no_subject_of_others_to_a_stolen_credential(platform: Platform, pod: str) -> None:
+def test_the_bus_opens_no_subject_of_others_to_a_stolen_credential(platform, pod):
     url = f"nats://{RELEASE}-nats.{NAMESPACE}.svc:4222"
     opened = platform.python(pod, "supervisor", _ON_THE_BUS, url, *SUBJECTS.split(), namespace=HOME)
     assert json.loads(opened) == [OWN]
 
 
-def test_a_job_starts_from_no_adapter_of_the_blob_store(platform: Platform) -> None:
+def test_a_job_starts_from_no_adapter_of_the_blob_store(platform):
     status = platform.ended(THIEF, HOME)
     assert (status["phase"], "adapter_config.json" in status["message"]) == ("Failed", True), status["message"]
     for job, namespace in ((JOB, HOME), (THIEF, HOME), (NEIGHBOUR, ELSEWHERE)):

@@ -7,7 +7,7 @@ import pytest
 from marlaas_api.background import background
 
 
-async def test_the_work_runs_beside_the_block_and_ends_with_it_or_before() -> None:
+async def test_the_work_runs_beside_the_block_and_ends_with_it_or_before():
     started, ended = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
@@ -44,7 +44,7 @@ async def both_fail() -> None:
         raise KeyError("block")
 
 
-async def test_whichever_fails_alone_comes_out_as_itself_and_if_both_fail_both_are_heard() -> None:
+async def test_whichever_fails_alone_comes_out_as_itself_and_if_both_fail_both_are_heard():
     with pytest.raises(LookupError, match="work"):
         async with background(fail(LookupError("work"))):
             await asyncio.Event().wait()
@@ -56,7 +56,7 @@ async def test_whichever_fails_alone_comes_out_as_itself_and_if_both_fail_both_a
     assert {type(error) for error in both.value.exceptions} == {LookupError, KeyError}
 
 
-async def test_cancelling_the_block_is_not_swallowed() -> None:
+async def test_cancelling_the_block_is_not_swallowed():
     entered = asyncio.Event()
 
     async def block() -> None:

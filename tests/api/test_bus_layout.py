@@ -14,17 +14,17 @@ from tests import virtual_time
 event_loop_policy = virtual_time.event_loop_policy
 
 
-def test_a_full_work_queue_refuses_and_a_full_log_forgets() -> None:
+def test_a_full_work_queue_refuses_and_a_full_log_forgets():
     assert stream_config(StreamSpec("Q", ("q.*",), work_queue=True))["discard"] == "new"
     assert stream_config(StreamSpec("L", ("l.*",)))["discard"] == "old"
 
 
 @pytest.mark.parametrize(("ttl_s", "window_s"), [(None, 120), (10.0, 10), (3600.0, 120)])
-def test_duplicates_are_remembered_two_minutes_but_never_longer_than_messages(ttl_s, window_s) -> None:
+def test_duplicates_are_remembered_two_minutes_but_never_longer_than_messages(ttl_s, window_s):
     assert bucket_config(BucketSpec("b", ttl_s=ttl_s))["duplicate_window"] == window_s * 10**9
 
 
-def test_what_somebody_else_set_on_a_stream_stays() -> None:
+def test_what_somebody_else_set_on_a_stream_stays():
     wanted = stream_config(StreamSpec("L", ("l.*",), max_bytes=10))
     existing = {**wanted, "num_replicas": 3, "placement": {"tags": ["ssd"]}}
     assert merged(existing, wanted) is None
@@ -53,7 +53,7 @@ def test_what_somebody_else_set_on_a_stream_stays() -> None:
         (404, 10014, "consumer not found", Missing),
     ],
 )
-def test_a_refusal_is_for_now_for_good_or_a_lost_race(code, kind, text, expected) -> None:
+def test_a_refusal_is_for_now_for_good_or_a_lost_race(code, kind, text, expected):
     error = verdict({"code": code, "err_code": kind, "description": text}, "write")
     assert type(error) is expected
     assert str(error).startswith(f"NATS: cannot write: {text}")
@@ -73,7 +73,7 @@ class LostTail:
         raise BusUnavailable("lost")
 
 
-async def test_a_watch_tells_a_key_of_which_an_outage_left_no_marker() -> None:
+async def test_a_watch_tells_a_key_of_which_an_outage_left_no_marker():
     gone, stays = Entry("gone", b"1", 1), Entry("stays", b"2", 2)
     pages = iter([[gone, stays], [], [stays], []])
 

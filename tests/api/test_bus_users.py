@@ -85,7 +85,7 @@ async def briefly(server: EmbeddedNats, keys: BusKeys, user: BusUser, path: Path
 # Keys and tokens
 
 
-def test_keys_are_taken_up_as_they_were_dumped_and_broken_ones_are_refused_without_being_shown(keys: BusKeys) -> None:
+def test_keys_are_taken_up_as_they_were_dumped_and_broken_ones_are_refused_without_being_shown(keys):
     again = BusKeys.load(json.loads(json.dumps(keys.dump())))
     assert again == keys
     assert server_config(again) == server_config(keys)
@@ -99,7 +99,7 @@ def test_keys_are_taken_up_as_they_were_dumped_and_broken_ones_are_refused_witho
 
 
 @pytest.mark.parametrize("user", [*PLATFORM, SANDBOX])
-def test_credentials_are_the_same_within_a_window_new_in_the_next_and_outlive_their_renewal_by_far(keys, user) -> None:
+def test_credentials_are_the_same_within_a_window_new_in_the_next_and_outlive_their_renewal_by_far(keys, user):
     first, end = mint(keys, user, NOW), renew_at(user, NOW)
     assert mint(keys, user, end - 1) == first
     assert mint(keys, user, end) != first
@@ -109,7 +109,7 @@ def test_credentials_are_the_same_within_a_window_new_in_the_next_and_outlive_th
     assert expires_at - end >= 18 * 3600
 
 
-def test_two_users_share_neither_seed_nor_inbox(keys: BusKeys) -> None:
+def test_two_users_share_neither_seed_nor_inbox(keys):
     others = (SandboxUser("team-a", "job", "u2"), SandboxUser("team", "a-job", "u1"), RolloutUser("other"))
     users = (*PLATFORM, SANDBOX, *others)
     made = [read_credentials(mint(keys, user, NOW)) for user in users]
@@ -118,7 +118,7 @@ def test_two_users_share_neither_seed_nor_inbox(keys: BusKeys) -> None:
     assert all(one.inboxes == (inbox_prefix(user),) for one, user in zip(made, users, strict=True))
 
 
-def test_an_answer_goes_to_an_inbox_of_the_job_or_to_one_that_nats_made() -> None:
+def test_an_answer_goes_to_an_inbox_of_the_job_or_to_one_that_nats_made():
     for reply in ("_INBOX_team-a_job.x", "_INBOX.x", "_R_.x"):
         assert subjects.is_reply_of("team-a", "job", reply)
     for reply in ("_INBOX_team-a_job-2.x", "_INBOX_team-a_jo.x", "_INBOX__rollout_tiny.x", "task.team-a.job"):
@@ -129,12 +129,12 @@ def test_an_answer_goes_to_an_inbox_of_the_job_or_to_one_that_nats_made() -> Non
     "user",
     [SandboxUser("*", "job", "u"), SandboxUser("team-a", ">", "u"), SandboxUser("a.b", "c", "u"), RolloutUser("*")],
 )
-def test_a_name_that_would_grant_more_than_one_is_refused(keys: BusKeys, user: BusUser) -> None:
+def test_a_name_that_would_grant_more_than_one_is_refused(keys, user):
     with pytest.raises(InvalidInput, match="not a DNS label"):
         mint(keys, user, NOW)
 
 
-def test_a_sandbox_may_do_these_things_and_nothing_else() -> None:
+def test_a_sandbox_may_do_these_things_and_nothing_else():
     may = permissions(SANDBOX)
     assert may.subscribe == ("_INBOX_team-a_job.>",)
     assert may.publish == (
@@ -154,7 +154,7 @@ def test_a_sandbox_may_do_these_things_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("user", PLATFORM)
-def test_no_role_of_the_platform_may_do_everything(user: BusUser) -> None:
+def test_no_role_of_the_platform_may_do_everything(user):
     may = permissions(user)
     for subject in (">", "$JS.>", "$JS.API.>", "$SYS.>", "$KV.>", "_INBOX.>"):
         assert subject not in (*may.publish, *may.subscribe)
@@ -164,7 +164,7 @@ def test_no_role_of_the_platform_may_do_everything(user: BusUser) -> None:
 # On a real server
 
 
-async def test_without_valid_credentials_nobody_gets_in_and_is_told_why(server, keys, tmp_path) -> None:
+async def test_without_valid_credentials_nobody_gets_in_and_is_told_why(server, keys, tmp_path):
     with pytest.raises(BusRefused, match="rejects nobody"):
         await connect(server.url, name="nobody")
     path = creds(tmp_path, BusKeys.make(), SANDBOX)
@@ -181,7 +181,7 @@ async def test_without_valid_credentials_nobody_gets_in_and_is_told_why(server, 
 
 
 @pytest.mark.processes
-async def test_an_expiring_token_is_renewed_without_losing_anything(server, keys, tmp_path, caplog) -> None:
+async def test_an_expiring_token_is_renewed_without_losing_anything(server, keys, tmp_path, caplog):
     owner = await connect(server.url, name="owner", creds=creds(tmp_path, keys, OrchestratorUser()))
     await owner.ensure()
     consumer, task = subjects.consumer("team-a", "job", "sandbox"), subjects.task("team-a", "job")

@@ -77,7 +77,7 @@ async def attacker(harness: BusHarness) -> AsyncIterator[Attacker]:
     await client.close()
 
 
-async def test_every_verb_on_everything_of_others_is_refused(harness: BusHarness, attacker: Attacker) -> None:
+async def test_every_verb_on_everything_of_others_is_refused(harness, attacker):
     before, inbox = await harness.state(), attacker.inbox
     removal = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
     for subject in targets():
@@ -113,7 +113,7 @@ async def expected(harness: BusHarness, before: dict[str, Any]) -> dict[str, Any
     return before
 
 
-async def test_no_answer_can_be_aimed_at_what_is_not_its_own(harness: BusHarness, attacker: Attacker) -> None:
+async def test_no_answer_can_be_aimed_at_what_is_not_its_own(harness, attacker):
     """Reply subjects are checked by no permission. In one account with the platform, these calls purge and delete streams."""
     heard: list[Request] = []
 
@@ -156,7 +156,7 @@ async def test_no_answer_can_be_aimed_at_what_is_not_its_own(harness: BusHarness
         await bus.close()
 
 
-async def test_no_ack_of_its_own_consumer_settles_a_task_of_another_job(harness, attacker) -> None:
+async def test_no_ack_of_its_own_consumer_settles_a_task_of_another_job(harness, attacker):
     """The stream's sequence in an ack is the sandbox's to write, and all jobs' tasks are in one work queue, which forgets what is acked."""
     asked = f"$JS.API.CONSUMER.MSG.NEXT.TASKS.{consumer(MINE)}"
     await attacker.publish(asked, b'{"batch":3,"no_wait":true}', attacker.inbox)
@@ -176,7 +176,7 @@ async def test_no_ack_of_its_own_consumer_settles_a_task_of_another_job(harness,
         assert after[consumer(user)] == before[consumer(user)]
 
 
-async def test_what_a_sandbox_needs_it_may_do(harness: BusHarness) -> None:
+async def test_what_a_sandbox_needs_it_may_do(harness):
     sandbox, rollout = await harness.connect(MINE), await harness.connect(RolloutUser("tiny"))
     answers: asyncio.Queue[bytes] = asyncio.Queue()
     replies: list[str] = []
@@ -214,7 +214,7 @@ async def test_what_a_sandbox_needs_it_may_do(harness: BusHarness) -> None:
         await bus.close()
 
 
-async def test_every_role_of_the_platform_may_do_its_work(harness: BusHarness) -> None:
+async def test_every_role_of_the_platform_may_do_its_work(harness):
     """The roles' own tests do this without permissions: claiming, compare-and-set, recording."""
     rollout, trainer, runner = [
         await harness.connect(user) for user in (RolloutUser("tiny"), TrainerUser("tiny"), RunnerUser())
@@ -246,7 +246,7 @@ async def test_every_role_of_the_platform_may_do_its_work(harness: BusHarness) -
         await bus.close()
 
 
-async def test_a_pools_calibration_is_written_by_its_trainer_and_read_by_its_rollout_alone(harness: BusHarness) -> None:
+async def test_a_pools_calibration_is_written_by_its_trainer_and_read_by_its_rollout_alone(harness):
     """Whoever could write it could have an engine with a wrong adapter serve."""
     key = subjects.calibration_key("tiny", "float32")
     trainer = await (await harness.connect(TrainerUser("tiny"))).bucket(subjects.CALIBRATIONS, inspected=False)

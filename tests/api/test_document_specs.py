@@ -88,14 +88,14 @@ PARTS = [*pairs(RLJobSpec, JobSpec), *pairs(ModelPoolSpec, PoolSpec)]
 
 
 @pytest.mark.parametrize("message", [document(), pool_document()], ids=["job", "pool"])
-def test_a_document_of_a_newer_release_is_read_without_the_fields_that_are_new(message: Any) -> None:
+def test_a_document_of_a_newer_release_is_read_without_the_fields_that_are_new(message):
     opened = ormsgpack.unpackb(encode(message))
     newer = ormsgpack.packb({**opened, "d": of_a_newer_release(opened["d"])})
     assert newer.count(b"sinceTomorrow") >= 5
     assert decode_as(type(message), newer) == message
 
 
-def test_every_field_and_choice_of_a_kind_is_carried_or_listed_as_not_needed_and_no_other() -> None:
+def test_every_field_and_choice_of_a_kind_is_carried_or_listed_as_not_needed_and_no_other():
     """A conversion by name leaves a field that the kind lacks at its default, and fails at a choice that only the kind has."""
     left_out = {
         f"{kind.__name__}.{name}" for kind, ours in PARTS for name in {*kind.model_fields} - {*ours.model_fields}
@@ -117,7 +117,7 @@ def choices(annotation: Any) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
-def test_workers_see_the_values_of_the_manifest(path: Path) -> None:
+def test_workers_see_the_values_of_the_manifest(path):
     kinds = {kind.__name__: kind for kind in KINDS}
     for body in yaml.safe_load_all(path.read_text()):
         given = kinds[body["kind"]].model_validate(body)
@@ -143,7 +143,7 @@ def assert_same(given: Any, read: Any) -> None:
         assert given == read
 
 
-def test_a_field_that_a_document_lacks_has_the_default_of_the_first_release() -> None:
+def test_a_field_that_a_document_lacks_has_the_default_of_the_first_release():
     """Writers leave out defaults: if one changes, this test must not follow. `SpecPart` explains it."""
     required = {"pool_ref": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 3}}
     defaults = yaml.safe_load(Path(__file__).with_name("document_defaults.yaml").read_text())
@@ -163,7 +163,7 @@ def test_a_field_that_a_document_lacks_has_the_default_of_the_first_release() ->
     ],
     ids=str,
 )
-def test_a_value_that_no_worker_could_use_is_refused_with_its_field(change: dict[str, object], words: str) -> None:
+def test_a_value_that_no_worker_could_use_is_refused_with_its_field(change, words):
     opened = ormsgpack.unpackb(encode(document()))
     opened["d"]["spec"] |= change
     with pytest.raises(BadMessage, match=words):

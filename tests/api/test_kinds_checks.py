@@ -43,11 +43,11 @@ def _told(problems: Iterable[object]) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES["misfits"].values(), ids=CASES["misfits"])
-def test_what_can_never_fit_is_refused_with_the_numbers_of_both_sides(case: dict[str, Any]) -> None:
+def test_what_can_never_fit_is_refused_with_the_numbers_of_both_sides(case):
     assert _told(check_fit(_job(**case["job"]), _pool(**case["pool"]))) == [case["says"]]
 
 
-def test_what_fits_exactly_is_taken() -> None:
+def test_what_fits_exactly_is_taken():
     job = _job(
         agents=_agent(rank=16), training={"steps": 3, "maxStaleness": 1}, rollout={"maxTokens": 511, "maxTurns": 1}
     )
@@ -59,11 +59,11 @@ def test_what_fits_exactly_is_taken() -> None:
 
 
 @pytest.mark.parametrize("case", CASES["unsupported"].values(), ids=CASES["unsupported"])
-def test_what_the_schema_carries_and_nobody_can_do_yet_is_refused(case: dict[str, Any]) -> None:
+def test_what_the_schema_carries_and_nobody_can_do_yet_is_refused(case):
     assert _told(check_supported(_job(**case["job"]))) == [case["says"]]
 
 
-def test_a_jobs_pools_are_its_own_and_those_of_its_agents() -> None:
+def test_a_jobs_pools_are_its_own_and_those_of_its_agents():
     agents = [{"name": "a", "poolRef": {"name": "big"}}, {"name": "b"}, {"name": "c", "poolRef": {"name": "tiny"}}]
     job = _job(agents=agents)
     assert list(check_supported(job)) == []
@@ -73,7 +73,7 @@ def test_a_jobs_pools_are_its_own_and_those_of_its_agents() -> None:
 
 
 @pytest.mark.parametrize("case", CASES["pools"].values(), ids=CASES["pools"])
-def test_each_agent_has_to_fit_its_own_pool(case: dict[str, Any]) -> None:
+def test_each_agent_has_to_fit_its_own_pool(case):
     agents = [{"name": "a"}, {"name": "b", "poolRef": {"name": "big"}}]
     job = _job(agents=[agent | case.get("agent", {}) for agent in agents], **case.get("job", {}))
     pool = ModelPool.model_validate(objects.pool("big", **case["pool"]))
@@ -82,12 +82,12 @@ def test_each_agent_has_to_fit_its_own_pool(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES["local"].values(), ids=CASES["local"])
-def test_images_secrets_and_volumes_need_a_cluster(case: dict[str, Any]) -> None:
+def test_images_secrets_and_volumes_need_a_cluster(case):
     found = [*check_local(_job(**case.get("job", {}))), *check_local_pool(_pool(**case.get("pool", {})))]
     assert _told(found) == [case["says"]]
 
 
-def test_what_a_cluster_follows_and_this_machine_does_without_is_told() -> None:
+def test_what_a_cluster_follows_and_this_machine_does_without_is_told():
     case = CASES["cluster"]
     told = [*cluster_remarks(_job(**case["job"])), *pool_remarks(_pool(**case["pool"]))]
     assert {problem.text for problem in told} == {"used only in a cluster; `marlaas run` ignores it"}
@@ -96,12 +96,12 @@ def test_what_a_cluster_follows_and_this_machine_does_without_is_told() -> None:
 
 
 @pytest.mark.parametrize("case", CASES["remarks"].values(), ids=CASES["remarks"])
-def test_what_is_probably_not_meant_is_remarked(case: dict[str, Any]) -> None:
+def test_what_is_probably_not_meant_is_remarked(case):
     assert _told(remarks(_job(**case["job"]), [_pool()])) == [case["says"]]
 
 
 @pytest.mark.parametrize("training", CASES["plain"], ids=str)
-def test_defaults_and_a_clip_or_no_correction_where_it_means_something_need_no_remark(training: dict[str, Any]) -> None:
+def test_defaults_and_a_clip_or_no_correction_where_it_means_something_need_no_remark(training):
     assert list(remarks(_job(training={"steps": 3, **training}), [_pool()])) == []
 
 
@@ -117,11 +117,11 @@ BODY = {
     ("text", "value"),
     [("2", 2), ("500m", 0.5), ("0.5", 0.5), ("1k", 1e3), ("512Mi", 512 * 2**20), ("1.5Gi", 1.5 * 2**30), ("3T", 3e12)],
 )
-def test_a_quantity_has_the_value_that_kubernetes_gives_it(text: str, value: float) -> None:
+def test_a_quantity_has_the_value_that_kubernetes_gives_it(text, value):
     assert quantity(text) == pytest.approx(value)
 
 
-def test_an_invalid_object_says_everything_at_once() -> None:
+def test_an_invalid_object_says_everything_at_once():
     body = {**BODY, "kind": "Tenant", "spec": {"namespaces": [], "weight": 0, "wieght": 1}}
     with pytest.raises(InvalidObject) as caught:
         parse(Tenant, body)
@@ -136,5 +136,5 @@ def test_an_invalid_object_says_everything_at_once() -> None:
     ("name", "right"),
     [("max_tokens", "maxTokens"), ("MAXTOKENS", "maxTokens"), ("maxToken", "maxTokens"), ("topk", None), ("", None)],
 )
-def test_the_nearest_name_is_the_one_that_was_probably_meant(name: str, right: str | None) -> None:
+def test_the_nearest_name_is_the_one_that_was_probably_meant(name, right):
     assert nearest(name, ["maxTokens", "maxTurns", "groupSize"]) == right

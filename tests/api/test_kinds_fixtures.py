@@ -27,7 +27,7 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
-def test_what_was_stored_once_is_read_with_every_field(path: Path) -> None:
+def test_what_was_stored_once_is_read_with_every_field(path):
     body = yaml.safe_load(path.read_text(encoding="utf-8"))
     read = parse(BY_NAME[body["kind"]], body).model_dump(mode="json", by_alias=True)
     again = dict(_leaves(read))
@@ -35,7 +35,7 @@ def test_what_was_stored_once_is_read_with_every_field(path: Path) -> None:
         assert again[field] == (str(value) if field.endswith(".cpu") else value), field
 
 
-def test_there_is_a_smallest_and_a_full_object_of_each_kind() -> None:
+def test_there_is_a_smallest_and_a_full_object_of_each_kind():
     assert {path.stem for path in STORED} >= {
         f"{name.lower()}-{size}" for name in BY_NAME for size in ("minimal", "full")
     }

@@ -38,11 +38,11 @@ ENGINE = """\
     ],
     ids=["a role", "an engine's own error wins", "only the last life counts", "no error", "nothing", "a dotted name"],
 )
-def test_the_error_that_ended_a_process_is_told_in_its_own_words(log: str, words: str) -> None:
+def test_the_error_that_ended_a_process_is_told_in_its_own_words(log, words):
     assert last_words(log) == words
 
 
-def test_the_last_line_is_told_without_its_time_and_source() -> None:
+def test_the_last_line_is_told_without_its_time_and_source():
     assert last_line(f"{START_MARK} x\n2026-11-21T09:55:14.123Z INFO rollout-0 marlaas_worker: loading\n") == "loading"
     assert last_line(f"{ENGINE}{START_MARK} x\n") == ""
 
@@ -57,6 +57,6 @@ def test_the_last_line_is_told_without_its_time_and_source() -> None:
         ("a\u202eb\u2066c\u2028d", r"a\u202eb\u2066c\u2028d"),
     ],
 )
-def test_what_a_terminal_would_act_on_is_written_out(text: str, shown: str) -> None:
+def test_what_a_terminal_would_act_on_is_written_out(text, shown):
     assert visible(text) == shown
     assert visible(shown) == shown

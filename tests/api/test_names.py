@@ -16,7 +16,7 @@ from marlaas_api.names import (
 JOB = JobRef("team-a", "sums", "0c1d-t7")
 
 
-def test_a_groups_token_is_its_name_without_the_uid() -> None:
+def test_a_groups_token_is_its_name_without_the_uid():
     assert group_token(train_group(JOB, 12)) == "t12"
     assert group_token(eval_group(JOB, 3, 5)) == "e3v5"
 
@@ -24,13 +24,13 @@ def test_a_groups_token_is_its_name_without_the_uid() -> None:
 @pytest.mark.parametrize(
     "group", ["", "t3", "-t3", "u-t", "u-t-3", "u-x3", "u-t3v5", "u-e3", "u-t3\n", "u-t\u0663", "u-t" + "9" * 5000]
 )
-def test_what_nobody_here_names_a_group_is_none(group: str) -> None:
+def test_what_nobody_here_names_a_group_is_none(group):
     with pytest.raises(ValueError, match="not a group name") as error:
         group_token(group)
     assert len(str(error.value)) < 300
 
 
-def test_an_attempt_is_the_groups_name_the_member_and_up_to_nine_digits() -> None:
+def test_an_attempt_is_the_groups_name_the_member_and_up_to_nine_digits():
     for number in ("1", "007", "123456789"):
         assert is_attempt(f"u-t3-0-{number}", "u-t3", 0)
     for number in ("", "1234567890123", "x", "²", "1\n"):

@@ -5,7 +5,7 @@ from bench.__main__ import NAMES, main
 from bench.gpu.__main__ import main as gpu_main
 
 
-def test_help_lists_every_measurement_with_what_it_measures(capsys) -> None:
+def test_help_lists_every_measurement_with_what_it_measures(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     told = capsys.readouterr().out.splitlines()
@@ -22,7 +22,7 @@ def test_help_lists_every_measurement_with_what_it_measures(capsys) -> None:
         (["bus", "trl", "--seed", "1"], "bus trl: unexpected option --seed; options need a single measurement"),
     ],
 )
-def test_what_is_none_is_told_in_a_sentence(capsys, words: list[str], sentence: str) -> None:
+def test_what_is_none_is_told_in_a_sentence(capsys, words, sentence):
     with pytest.raises(SystemExit, match="2"):
         main(words)
     assert sentence in capsys.readouterr().err
@@ -36,9 +36,7 @@ def test_what_is_none_is_told_in_a_sentence(capsys, words: list[str], sentence: 
         ("noise --rows 2 --prompt 4 --reply 6", 3),
     ],
 )
-def test_a_measurement_for_a_gpu_runs_on_a_cpu_with_a_small_shape(
-    tmp_path_factory, capsys, words: str, rows: int
-) -> None:
+def test_a_measurement_for_a_gpu_runs_on_a_cpu_with_a_small_shape(tmp_path_factory, capsys, words, rows):
     """So that none fails for a slip when a GPU is at hand for half an hour."""
     model = tmp_path_factory.getbasetemp() / "gpu-shape"
     gpu_main([*words.split(), "--device", "cpu", "--repeats", "1", "--model", str(model)])

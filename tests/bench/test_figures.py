@@ -76,7 +76,7 @@ def test_rates_are_the_differences_of_two_moments():
     assert found.spread == "0 + 2 / 2", "b generated nothing in between"
 
 
-def test_slopes_have_the_error_of_the_least_squares_line() -> None:
+def test_slopes_have_the_error_of_the_least_squares_line():
     assert soak_figures.slope([(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)]) == Slope(2.0, 0.0)
     # Residuals 0.5, -1, 0.5 around 0.5 + 2.5 x: a variance of 1.5 / 1, and 2 of the xs.
     found = soak_figures.slope([(0.0, 1.0), (1.0, 2.0), (2.0, 6.0)])

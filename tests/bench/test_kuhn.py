@@ -24,24 +24,24 @@ def pure(player: int) -> Iterator[dict[str, float]]:
 
 
 @pytest.mark.parametrize("bluff", [0, 1 / 9, 1 / 3])
-def test_an_equilibrium_cannot_be_exploited_and_costs_the_first_player_an_eighteenth(bluff: float) -> None:
+def test_an_equilibrium_cannot_be_exploited_and_costs_the_first_player_an_eighteenth(bluff):
     assert value(equilibrium(bluff)) == pytest.approx(-1 / 18)
     assert nash_conv(equilibrium(bluff)) == pytest.approx(0, abs=1e-12)
 
 
-def test_uniform_play_has_the_known_values() -> None:
+def test_uniform_play_has_the_known_values():
     """A showdown is even. A quarter of the games ends bet-pass (+1), an eighth pass-bet-pass (-1)."""
     assert value(UNIFORM) == pytest.approx(1 / 8)
     assert nash_conv(UNIFORM) == pytest.approx(11 / 12)
 
 
-def test_a_best_response_is_the_best_of_all_pure_strategies() -> None:
+def test_a_best_response_is_the_best_of_all_pure_strategies():
     mixed = {known: (number * 7 % 11) / 10 for number, known in enumerate(ALL)}
     assert best_response(mixed, 0) == pytest.approx(max(value(mixed | plan) for plan in pure(0)))
     assert best_response(mixed, 1) == pytest.approx(max(-value(mixed | plan) for plan in pure(1)))
 
 
-def test_an_average_weighs_a_version_by_its_own_moves_to_the_information_set() -> None:
+def test_an_average_weighs_a_version_by_its_own_moves_to_the_information_set():
     """Passes of 3/4 and 1/4 lead to the second decision: 3/4 of 1 there, and 1/4 of 0."""
     (one, other) = (dict.fromkeys(SETS[0], bet) for bet in (0.25, 0.75))
     mean = average([one | {"king pass bet": 1.0}, other | {"king pass bet": 0.0}])

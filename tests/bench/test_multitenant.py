@@ -107,7 +107,7 @@ def row(text: str, name: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_rates_processor_time_and_shares_are_those_between_the_first_turn_and_the_last_step(events: Events) -> None:
+def test_rates_processor_time_and_shares_are_those_between_the_first_turn_and_the_last_step(events):
     assert figures.rate_together(events) == pytest.approx(3 / 10)
     assert figures.rate_one_by_one(events) == pytest.approx(3 / (10 + 4))
     assert figures.first_results_s(events) == pytest.approx([5.0, 6.0])
@@ -124,13 +124,13 @@ def test_rates_processor_time_and_shares_are_those_between_the_first_turn_and_th
     assert figures.reload_shares(events) == pytest.approx((0.05, 0.1))
 
 
-def test_jains_index_and_percentiles() -> None:
+def test_jains_index_and_percentiles():
     assert figures.jain([2.0, 2.0]) == pytest.approx(1.0)
     assert figures.jain([4.0, 0.0]) == pytest.approx(0.5)
     assert figures.percentile([3.0, 1.0, 2.0, 4.0], 0.5) == 2.0
 
 
-def test_rounds_are_compared_in_pairs(events: Events) -> None:
+def test_rounds_are_compared_in_pairs(events):
     """The second round of D has half of A's rate of that round; a ratio of medians would be 1.05."""
     slow = replace(events, jobs={name: replace(job, steps=job.steps[-1:]) for name, job in events.jobs.items()})
     text = reports.rates(Workload(2, 0.4, 2), {mode("A"): [events, events], mode("D"): [events, slow]}, cores=2)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from .conftest import Document, Render, value_sets
+from .conftest import Document, value_sets
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -37,7 +37,7 @@ def text(documents: list[Document], absent: list[str]) -> str:
 
 
 @pytest.mark.parametrize("values", value_sets())
-def test_a_set_of_values_renders_to_its_golden_file(render: Render, values: str) -> None:
+def test_a_set_of_values_renders_to_its_golden_file(render, values):
     usual = {name(document): document for document in render("default")}
     these = {name(document): document for document in render(values)}
     if values == "default":
@@ -51,5 +51,5 @@ def test_a_set_of_values_renders_to_its_golden_file(render: Render, values: str)
     assert rendered == golden.read_text(), f"if that is meant: MARLAAS_WRITE_GOLDEN=1 pytest {Path(__file__).name}"
 
 
-def test_every_golden_file_has_its_values() -> None:
+def test_every_golden_file_has_its_values():
     assert sorted(path.stem for path in GOLDEN.glob("*.yaml")) == value_sets()

@@ -9,7 +9,7 @@ from marlaas_api.kinds import ModelPool, RLJob
 from marlaas_api.kinds.checks import check_fit
 from marlaas_operator.installation import Installation, load
 
-from .conftest import CHART, Document, Helm, Render
+from .conftest import CHART, Document
 
 
 def find(documents: list[Document], kind: str, name: str) -> Document:
@@ -22,7 +22,7 @@ def installation(documents: list[Document], folder: Path) -> Installation:
     return load(file)
 
 
-def test_the_bus_is_found_by_name_and_by_labels(render: Render, tmp_path: Path) -> None:
+def test_the_bus_is_found_by_name_and_by_labels(render, tmp_path):
     documents = render("default")
     told = installation(documents, tmp_path)
     service = find(documents, "Service", "marlaas-nats")
@@ -31,7 +31,7 @@ def test_the_bus_is_found_by_name_and_by_labels(render: Render, tmp_path: Path) 
     assert told.nats_pod_selector.items() <= service["spec"]["selector"].items()
 
 
-def test_a_change_of_it_restarts_the_operator(render: Render) -> None:
+def test_a_change_of_it_restarts_the_operator(render):
     def checksum(*options: str) -> object:
         template = find(render("default", *options), "Deployment", "marlaas-operator")["spec"]["template"]
         return template["metadata"]["annotations"]["checksum/installation"]
@@ -41,7 +41,7 @@ def test_a_change_of_it_restarts_the_operator(render: Render) -> None:
 
 
 @pytest.mark.parametrize(("values", "claim"), [("default", "marlaas-blobs"), ("bare", "adapters"), ("external", None)])
-def test_blobs_lie_where_the_orchestrator_looks(render: Render, tmp_path: Path, values: str, claim: str | None) -> None:
+def test_blobs_lie_where_the_orchestrator_looks(render, tmp_path, values, claim):
     documents = render(values)
     told = installation(documents, tmp_path)
     pod = find(documents, "Deployment", "marlaas-orchestrator")["spec"]["template"]["spec"]
@@ -51,7 +51,7 @@ def test_blobs_lie_where_the_orchestrator_looks(render: Render, tmp_path: Path, 
     assert f"--blobs={told.blobs.url}" in pod["containers"][0]["args"]
 
 
-def test_the_notes_have_a_first_job_that_its_pool_can_take_and_say_what_uninstalling_keeps(helm: Helm) -> None:
+def test_the_notes_have_a_first_job_that_its_pool_can_take_and_say_what_uninstalling_keeps(helm):
     done = helm("install", "marlaas", CHART, "--namespace", "marlaas-system", "--dry-run=client")
     assert done.returncode == 0, done.stderr
     notes = done.stdout.partition("NOTES:")[2]

@@ -16,13 +16,13 @@ def pods(documents: list[Document]) -> Iterator[tuple[str, Document]]:
             yield name, document["spec"]["template"]["spec"]
 
 
-def test_every_pod_keeps_our_own_rules_with_bounded_memory(documents: list[Document]) -> None:
+def test_every_pod_keeps_our_own_rules_with_bounded_memory(documents):
     for name, pod in pods(documents):
         assert beyond(pod) == [], name
         assert all("memory" in each["resources"]["limits"] for each in pod["containers"]), name
 
 
-def test_only_those_who_ask_the_api_server_hold_a_token(documents: list[Document]) -> None:
+def test_only_those_who_ask_the_api_server_hold_a_token(documents):
     holders = {name for name, pod in pods(documents) if holds_token(pod)}
     assert holders <= {"Deployment marlaas-operator", "Job marlaas-uninstall", "Pod marlaas-test"}
     accounts = [pod["serviceAccountName"] for _, pod in pods(documents)]
@@ -31,9 +31,7 @@ def test_only_those_who_ask_the_api_server_hold_a_token(documents: list[Document
     assert set(accounts) == made
 
 
-def test_long_running_pods_are_probed_and_fenced_and_selected_by_labels_that_no_upgrade_changes(
-    documents: list[Document],
-) -> None:
+def test_long_running_pods_are_probed_fenced_and_selected_by_labels_that_stay(documents):
     fences = [document["spec"] for document in documents if document["kind"] == "NetworkPolicy"]
     fenced = [spec["podSelector"]["matchLabels"] for spec in fences]
     assert all(spec["policyTypes"] == ["Ingress", "Egress"] for spec in fences)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from .conftest import Document, Render
+from .conftest import Document
 
 WRITE = {"create", "update", "patch", "delete", "deletecollection"}
 
@@ -14,9 +14,7 @@ def rules(documents: list[Document], kind: str = "") -> Iterator[tuple[str, Docu
                 yield document["metadata"]["name"], rule
 
 
-def test_no_rule_has_a_wildcard_grants_rights_makes_pods_or_reads_secrets_but_the_buss(
-    documents: list[Document],
-) -> None:
+def test_no_rule_has_a_wildcard_grants_rights_makes_pods_or_reads_foreign_secrets(documents):
     for name, rule in rules(documents):
         verbs, resources = set(rule["verbs"]), set(rule["resources"])
         assert not any("*" in entry for entries in rule.values() for entry in entries)
@@ -32,7 +30,7 @@ def test_no_rule_has_a_wildcard_grants_rights_makes_pods_or_reads_secrets_but_th
             assert name == "marlaas-operator"
 
 
-def test_outside_the_releases_namespace_the_operator_writes_only_what_a_sandbox_is_made_of(render: Render) -> None:
+def test_outside_the_releases_namespace_the_operator_writes_only_what_a_sandbox_is_made_of(render):
     written = {
         resource
         for name, rule in rules(render("default"), "ClusterRole")

@@ -15,7 +15,7 @@ SEEN = yaml.safe_load(Path(__file__).with_name("answers.yaml").read_text())
 
 
 @pytest.mark.parametrize("answer", SEEN, ids=[f"{answer['error']}-{at}" for at, answer in enumerate(SEEN)])
-def test_what_kubectl_says_becomes_a_sentence_for_people(answer: dict[str, str]) -> None:
+def test_what_kubectl_says_becomes_a_sentence_for_people(answer):
     error = error_of(answer["stderr"])
     assert type(error) is getattr(errors, answer["error"])
     assert answer["says"] in str(error)
@@ -39,7 +39,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("stderr", REFUSALS)
-def test_a_refusal_names_every_field(stderr: str) -> None:
+def test_a_refusal_names_every_field(stderr):
     error = error_of(stderr)
     assert isinstance(error, Refused)
     assert error.causes == REFUSALS[stderr]
@@ -53,7 +53,7 @@ def test_a_refusal_names_every_field(stderr: str) -> None:
         ("<nil>", ()),
     ],
 )
-def test_a_field_of_the_api_server_is_a_place_in_the_manifest(field: str, loc: tuple[str | int, ...]) -> None:
+def test_a_field_of_the_api_server_is_a_place_in_the_manifest(field, loc):
     assert loc_of(field) == loc
 
 
@@ -70,7 +70,7 @@ def program(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
-def test_the_targets_flags_reach_kubectl(program: Callable[[str], str]) -> None:
+def test_the_targets_flags_reach_kubectl(program):
     echo = program('printf \'{"said": "%s"}\' "$*"')
     kubectl = Kubectl(ClusterTarget("c", "n", "k"), echo)
     assert kubectl.get("rljobs", "x")["said"] == (

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ Shell = Any
 """The conftest's."""
 
 
-def test_submit_creates_then_finds_nothing_to_change_then_changes(shell: Shell) -> None:
+def test_submit_creates_then_finds_nothing_to_change_then_changes(shell):
     first = shell.run("submit", shell.write(shell.both))
     assert (first.code, first.err) == (0, "")
     assert f"ModelPool {shell.namespace}: created; tiny; 1 engine" in first.out
@@ -24,7 +23,7 @@ def test_submit_creates_then_finds_nothing_to_change_then_changes(shell: Shell) 
     assert shell.get("rljob", "sums")["spec"]["training"]["steps"] == 9
 
 
-def test_submit_owns_only_what_was_written_and_applies_nothing_when_one_object_is_refused(shell: Shell) -> None:
+def test_submit_owns_only_what_was_written_and_applies_nothing_when_one_object_is_refused(shell):
     shell.submit()
     body = json.loads(shell.kubectl("get", "rljob", "sums", "--output=json", "--show-managed-fields"))
     (entry,) = body["metadata"]["managedFields"]
@@ -61,9 +60,7 @@ NOWHERE = "job.yaml:3: metadata.namespace: namespace nowhere does not exist in t
         (False, ("submit", "{name: sums, namespace: nowhere}"), 2, NOWHERE),
     ],
 )
-def test_a_command_that_cannot_be_done_says_what_is_wrong(
-    shell: Shell, there: bool, words: tuple[str, ...], code: int, sentence: str
-) -> None:
+def test_a_command_that_cannot_be_done_says_what_is_wrong(shell, there, words, code, sentence):
     """there: a job `sums` exists. The first word after `submit` is put into the manifest."""
     if there:
         shell.submit()
@@ -75,7 +72,7 @@ def test_a_command_that_cannot_be_done_says_what_is_wrong(
     assert sentence.replace("namespace NAMESPACE", f"namespace {shell.namespace}") in said.err
 
 
-def test_validate_asks_the_server_and_changes_nothing(shell: Shell) -> None:
+def test_validate_asks_the_server_and_changes_nothing(shell):
     shell.submit()
     assert shell.run("validate", "--server", shell.write()).code == 0
     said = shell.run("validate", "--server", shell.write(shell.job.replace("name: reverse", "name: calculator")))
@@ -88,7 +85,7 @@ def test_validate_asks_the_server_and_changes_nothing(shell: Shell) -> None:
     assert json.loads(as_json.out)["errors"][0]["line"] == 6
 
 
-def test_suspend_and_resume_set_one_field_and_say_what_follows(shell: Shell) -> None:
+def test_suspend_and_resume_set_one_field_and_say_what_follows(shell):
     shell.submit()
     said = shell.run("suspend", "sums")
     assert (
@@ -103,7 +100,7 @@ def test_suspend_and_resume_set_one_field_and_say_what_follows(shell: Shell) -> 
     assert shell.get("rljob", "sums")["spec"]["suspend"] is False
 
 
-def test_why_names_the_pools_own_cause(shell: Shell) -> None:
+def test_why_names_the_pools_own_cause(shell):
     shell.submit(shell.both)
     shell.set_status(
         "rljob", "sums", {"phase": "Queued", "reason": "WaitingForPool", "message": "no engine is ready yet"}
@@ -124,7 +121,7 @@ def test_why_names_the_pools_own_cause(shell: Shell) -> None:
     assert "What to do (platform team): Put the model there" in said.out
 
 
-def test_why_tells_the_last_warning_of_the_jobs_events(shell: Shell) -> None:
+def test_why_tells_the_last_warning_of_the_jobs_events(shell):
     shell.submit()
     meta = shell.get("rljob", "sums")["metadata"]
     event = {
@@ -145,7 +142,7 @@ def test_why_tells_the_last_warning_of_the_jobs_events(shell: Shell) -> None:
     assert "PodRefused: exceeded quota: pods=0." in shell.run("why", "sums").out
 
 
-def test_watch_ends_with_the_jobs_and_says_whether_one_failed(shell: Shell) -> None:
+def test_watch_ends_with_the_jobs_and_says_whether_one_failed(shell):
     shell.submit(f"{shell.job}---\n{shell.job.replace('name: sums', 'name: other')}")
     shell.set_status(
         "rljob", "sums", {"phase": "Succeeded", "reason": "Finished", "step": 8, "steps": 8, "reward": 0.5}
@@ -163,7 +160,7 @@ def test_watch_ends_with_the_jobs_and_says_whether_one_failed(shell: Shell) -> N
     assert (over.code, over.err.strip()) == (2, sentence)
 
 
-def test_who_may_not_is_told_what_they_may_not_and_whom_to_ask(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_may_not_is_told_what_they_may_not_and_whom_to_ask(shell, monkeypatch):
     shell.submit()
     monkeypatch.setenv("KUBECONFIG", str(shell.plane.user_kubeconfig("ann")))
     said = shell.run("why", "sums", "-n", shell.namespace)
@@ -175,9 +172,7 @@ def test_who_may_not_is_told_what_they_may_not_and_whom_to_ask(shell: Shell, mon
     assert "submit only the jobs with --jobs-only" in refused.err
 
 
-def test_a_tenant_who_sees_no_pools_and_no_events_still_gets_an_answer(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tenant_who_sees_no_pools_and_no_events_still_gets_an_answer(shell, monkeypatch):
     shell.submit(shell.both)
     shell.kubectl("create", "role", "jobs", "--verb=get,list", "--resource=rljobs.marlaas.dev")
     shell.kubectl("create", "rolebinding", "bob", "--role=jobs", "--user=bob")
@@ -189,7 +184,7 @@ def test_a_tenant_who_sees_no_pools_and_no_events_still_gets_an_answer(
     assert "Pool " not in said.out
 
 
-def test_kubectl_runs_the_plugin(shell: Shell, tmp_path: Path) -> None:
+def test_kubectl_runs_the_plugin(shell, tmp_path):
     shell.submit()
     plugin = tmp_path / "bin" / "kubectl-marlaas"
     plugin.parent.mkdir()

@@ -34,7 +34,7 @@ POD = {
 NEWEST = Published("policy", 7, "a/sums/7")
 
 
-async def test_the_pod_sends_the_files_of_the_version_that_the_bus_says() -> None:
+async def test_the_pod_sends_the_files_of_the_version_that_the_bus_says():
     bus, blobs = MemoryServer().connect("test"), MemoryBlobs()
     await bus.ensure()
     identity: dict[str, Any] = {"namespace": "a", "job": "sums", "uid": "u1"}
@@ -66,7 +66,7 @@ def _job(*agents: dict[str, Any]) -> ClusterJobView:
     return job_view(_body(*agents))
 
 
-def test_the_promoted_version_counts_otherwise_the_newest_and_a_player_has_none() -> None:
+def test_the_promoted_version_counts_otherwise_the_newest_and_a_player_has_none():
     newest = {"name": "policy", "policyVersion": 7, "adapter": "a/sums/7"}
     assert published(_job(newest), None) == (NEWEST,)
     (promoted,) = published(_job({**newest, "promotedVersion": 5}), "policy")
@@ -86,9 +86,7 @@ def test_the_promoted_version_counts_otherwise_the_newest_and_a_player_has_none(
         ),
     ],
 )
-def test_a_job_without_such_an_adapter_says_so(
-    agents: tuple[dict[str, Any], ...], agent: str | None, sentence: str
-) -> None:
+def test_a_job_without_such_an_adapter_says_so(agents, agent, sentence):
     with pytest.raises(InvalidInput, match=sentence):
         published(_job(*agents), agent)
 
@@ -117,7 +115,7 @@ def _archive(path: Path, *names: str) -> None:
             assert member.isfile()
 
 
-def test_an_adapter_becomes_a_folder_and_replaces_an_older_one(cluster: Callable[..., Kubectl], tmp_path: Path) -> None:
+def test_an_adapter_becomes_a_folder_and_replaces_an_older_one(cluster, tmp_path):
     _archive(tmp_path / "adapter.tar", "adapter_config.json", "../outside", "adapter_model.safetensors")
     kubectl = cluster("cat adapter.tar", [POD])
     target = tmp_path / "out"
@@ -131,9 +129,7 @@ def test_an_adapter_becomes_a_folder_and_replaces_an_older_one(cluster: Callable
     )
 
 
-def test_of_several_agents_each_gets_a_folder_and_a_named_one_is_fetched_alone(
-    cluster: Callable[..., Kubectl], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_several_agents_each_gets_a_folder_and_a_named_one_is_fetched_alone(cluster, tmp_path, monkeypatch):
     for agent in ("solver", "verifier"):
         _archive(tmp_path / f"{agent}.tar", "adapter_config.json", "adapter_model.safetensors", f"of-{agent}")
     agents: list[dict[str, Any]] = [
@@ -176,7 +172,7 @@ def test_of_several_agents_each_gets_a_folder_and_a_named_one_is_fetched_alone(
 
 
 @pytest.mark.parametrize("kept", [700, 512])
-def test_half_an_archive_is_no_adapter(cluster: Callable[..., Kubectl], tmp_path: Path, kept: int) -> None:
+def test_half_an_archive_is_no_adapter(cluster, tmp_path, kept):
     _archive(tmp_path / "adapter.tar", "adapter_config.json", "adapter_model.safetensors")
     kubectl = cluster(f"head -c {kept} adapter.tar", [POD])
     with pytest.raises(CommandFailed, match="the transfer of the adapter was incomplete"):
@@ -184,9 +180,7 @@ def test_half_an_archive_is_no_adapter(cluster: Callable[..., Kubectl], tmp_path
     assert not (tmp_path / "out").exists()
 
 
-def test_who_may_not_look_into_the_pod_is_told_where_the_adapter_lies(
-    cluster: Callable[..., Kubectl], tmp_path: Path
-) -> None:
+def test_who_may_not_look_into_the_pod_is_told_where_the_adapter_lies(cluster, tmp_path):
     refusal = 'Error from server (Forbidden): pods "x" is forbidden: User "ann" cannot create resource "pods/exec"'
     with pytest.raises(
         AccessDenied, match="is in the blob store under a/sums/7, from where the platform team can fetch it"
@@ -194,9 +188,7 @@ def test_who_may_not_look_into_the_pod_is_told_where_the_adapter_lies(
         fetch(cluster(f"echo '{refusal}' >&2; exit 1", [POD]), _job(), [NEWEST], tmp_path / "o")
 
 
-def test_a_pod_elsewhere_that_calls_itself_the_orchestrator_is_never_asked(
-    cluster: Callable[..., Kubectl], tmp_path: Path
-) -> None:
+def test_a_pod_elsewhere_that_calls_itself_the_orchestrator_is_never_asked(cluster, tmp_path):
     forged = {**POD, "metadata": {"namespace": "a-tenant", "name": "forged"}}
     kubectl = cluster("echo forged", [forged, POD])
     with pytest.raises(InvalidInput, match="namespaces a-tenant, marlaas-system have the orchestrator's labels"):

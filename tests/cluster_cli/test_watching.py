@@ -62,7 +62,7 @@ def _watch(*looks: Sequence[dict[str, Any]] | Exception) -> tuple[ClusterWatch, 
     return ClusterWatch(look, screen, lambda: float(next(clock))), screen
 
 
-def test_a_watch_ends_when_every_job_has() -> None:
+def test_a_watch_ends_when_every_job_has():
     watch, screen = _watch(
         [_job(phase="Running", reason="Training", step=1), _job("other", phase="Failed", reason="TooManyFaults")],
         [_job(phase="Succeeded", reason="Finished", step=8), _job("other", phase="Failed", reason="TooManyFaults")],
@@ -73,7 +73,7 @@ def test_a_watch_ends_when_every_job_has() -> None:
     assert watch.failed
 
 
-def test_a_row_reads_as_in_a_local_run() -> None:
+def test_a_row_reads_as_in_a_local_run():
     status: dict[str, Any] = {
         "phase": "Running",
         "reason": "Training",
@@ -108,7 +108,7 @@ def test_a_row_reads_as_in_a_local_run() -> None:
     assert cells(view(_job(), 0.0))[:3] == ("a/sums", "Starting", "0/8")
 
 
-def test_the_headline_says_what_the_first_stuck_job_waits_for() -> None:
+def test_the_headline_says_what_the_first_stuck_job_waits_for():
     queued = {"phase": "Queued", "reason": "WaitingForSlots", "message": "needs 3 adapter slots"}
     views = [
         view(body, 0.0) for body in (_job(phase="Running", reason="Training"), _job("late", **queued), _job("new"))
@@ -117,7 +117,7 @@ def test_the_headline_says_what_the_first_stuck_job_waits_for() -> None:
     assert headline(views[:1]) == "1 running"
 
 
-def test_a_deleted_job_is_told_once_and_no_longer_shown() -> None:
+def test_a_deleted_job_is_told_once_and_no_longer_shown():
     watch, screen = _watch(
         [_job(phase="Running", reason="Training"), _job("other", phase="Running")], [_job("other")], []
     )
@@ -127,7 +127,7 @@ def test_a_deleted_job_is_told_once_and_no_longer_shown() -> None:
     assert not watch.failed
 
 
-def test_a_job_of_a_newer_version_is_told_once_and_disturbs_nobody() -> None:
+def test_a_job_of_a_newer_version_is_told_once_and_disturbs_nobody():
     strange = _job("new", phase="Running")
     strange["spec"] = {**SPEC, "moonPhase": "full"}
     fine = _job(phase="Running", reason="Training")

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.crds.conftest import Api, problems
+from tests.crds.conftest import problems
 
 from marlaas_api.kinds import API_VERSION
-from marlaas_e2e.control_plane import ControlPlane
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").rglob("*.yaml"))
 
@@ -19,7 +18,7 @@ def _ours(path: Path) -> bool:
 
 
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if _ours(path)], ids=lambda path: path.stem)
-def test_every_example_is_taken_as_kubectl_reads_it(plane: ControlPlane, api: Api, path: Path) -> None:
+def test_every_example_is_taken_as_kubectl_reads_it(plane, api, path):
     """But for its namespace, which is not made here."""
     for body in _objects(plane.kubectl("create", "--dry-run=client", "--output=json", "-f", path)):
         if body["apiVersion"] == API_VERSION:

@@ -13,7 +13,6 @@ from tests.crds.table import parts, schema
 
 from marlaas_api.kinds import KINDS, Kind
 from marlaas_api.kinds.problems import parse
-from marlaas_e2e.control_plane import ControlPlane
 
 STORED = Path(__file__).parents[1] / "api/fixtures/v1alpha1"
 Json = dict[str, Any]
@@ -53,7 +52,7 @@ def _without_nothing(value: Any) -> Any:
     return [_without_nothing(item) for item in value] if isinstance(value, list) else value
 
 
-def test_the_server_stores_what_a_worker_would_assume(api: Api, given: Json) -> None:
+def test_the_server_stores_what_a_worker_would_assume(api, given):
     kind = next(kind for kind in KINDS if kind.__name__ == given["kind"])
     stored = api.create(given, dry=True)
     assert problems(stored) == set()
@@ -73,7 +72,7 @@ def _as_text(spec: Json) -> Json:
 
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_status_is_stored_whole(api: Api, kind: type[Kind]) -> None:
+def test_a_status_is_stored_whole(api, kind):
     assert api.get(kind.__name__, "full")["status"] == _fixture(kind, "full")["status"]
 
 
@@ -101,7 +100,7 @@ COLUMNS = {
 
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("name", COLUMNS)
-def test_kubectl_get_shows_these_columns(api: Api, name: str) -> None:
+def test_kubectl_get_shows_these_columns(api, name):
     narrow, wide, cells = COLUMNS[name]
     table = api.table(name)
     columns = table["columnDefinitions"]
@@ -112,7 +111,7 @@ def test_kubectl_get_shows_these_columns(api: Api, name: str) -> None:
 
 
 @pytest.mark.usefixtures("full")
-def test_one_word_lists_everything_of_marlaas(plane: ControlPlane) -> None:
+def test_one_word_lists_everything_of_marlaas(plane):
     listed = plane.kubectl("get", "marlaas", "-o", "name").split()
     assert sorted(listed) == ["modelpool.marlaas.dev/full", "rljob.marlaas.dev/full", "tenant.marlaas.dev/full"]
 
@@ -138,7 +137,7 @@ def fields(kind: type[Kind]) -> Iterator[tuple[str, dict[str, Any], bool]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_field_says_what_it_means_and_every_amount_its_unit(kind: type[Kind]) -> None:
+def test_every_field_says_what_it_means_and_every_amount_its_unit(kind):
     for path, field, _ in fields(kind):
         words, name = field.get("description", ""), path.rpartition(".")[2]
         units = [unit for known, unit in UNITS if known.search(name)]
@@ -148,7 +147,7 @@ def test_every_field_says_what_it_means_and_every_amount_its_unit(kind: type[Kin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_need_not_be_given_says_what_it_is_then(kind: type[Kind]) -> None:
+def test_what_need_not_be_given_says_what_it_is_then(kind):
     """By a default at the end of its text, or in words; an object that is filled in says it field by field."""
     for path, field, required in fields(kind):
         if not path.startswith("spec") or required or field.get("default") == {}:

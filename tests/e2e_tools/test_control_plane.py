@@ -16,7 +16,7 @@ time.sleep(600)
 """
 
 
-def test_nothing_survives_a_test_run_that_is_killed() -> None:
+def test_nothing_survives_a_test_run_that_is_killed():
     run = subprocess.Popen([sys.executable, "-c", _STARTS_ONE], stdout=subprocess.PIPE, text=True)
     assert run.stdout is not None
     etcd, apiserver, folder = run.stdout.readline().split()

@@ -12,9 +12,7 @@ from marlaas_e2e.handle import ClusterHandle
 from marlaas_e2e.worker_image import NoRoom, require_room
 
 
-def test_without_root_it_says_so_and_somebody_elses_cluster_needs_no_rights_here(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_root_it_says_so_and_somebody_elses_cluster_needs_no_rights_here(monkeypatch, capsys):
     monkeypatch.delenv("E2E_CONTEXT", raising=False)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert main(["able"]) == UNABLE
@@ -23,7 +21,7 @@ def test_without_root_it_says_so_and_somebody_elses_cluster_needs_no_rights_here
     assert main(["able"]) == 0
 
 
-def test_a_kill_that_hits_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_that_hits_nothing_is_an_error(monkeypatch):
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
     monkeypatch.setattr(ClusterHandle, "container_pid", lambda *_: ended.pid)
@@ -31,7 +29,7 @@ def test_a_kill_that_hits_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -
         ClusterHandle(Path("kubeconfig"), "ours").kill_container("team-a", "pod", "container")
 
 
-def test_a_disk_without_room_for_the_worker_image_is_told_before_the_build(tmp_path: Path) -> None:
+def test_a_disk_without_room_for_the_worker_image_is_told_before_the_build(tmp_path):
     require_room(tmp_path / "cache", 0.0)
     with pytest.raises(NoRoom, match=r"takes 1000000000 GB of disk .*make room, or set MARLAAS_CACHE"):
         require_room(tmp_path / "cache", 1e9)

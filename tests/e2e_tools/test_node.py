@@ -54,7 +54,7 @@ def chains(*policies: dict[str, Any]) -> dict[str, list[str]]:
         ({"podSelector": {"matchLabels": {"app": "none"}}}, set()),
     ],
 )
-def test_a_selected_pod_is_closed_in_the_directions_of_the_policy_only(spec: dict[str, Any], closed: set[str]) -> None:
+def test_a_selected_pod_is_closed_in_the_directions_of_the_policy_only(spec, closed):
     found = chains(policy(**spec))
     assert {name for name in found if "10_244" in name} == closed
     jumps = {OUT: "ip saddr 10.244.0.5 jump", IN: "ip daddr 10.244.0.5 jump"}
@@ -80,7 +80,7 @@ def test_a_selected_pod_is_closed_in_the_directions_of_the_policy_only(spec: dic
         ({"ports": [{"protocol": "UDP"}]}, ["meta l4proto udp return"]),
     ],
 )
-def test_a_rule_lets_through_what_it_names(rule: dict[str, Any], lines: list[str]) -> None:
+def test_a_rule_lets_through_what_it_names(rule, lines):
     once = policy(policyTypes=["Egress"], egress=[rule])
     assert chains(once, once)[OUT] == [*lines, "drop"]
     back = {("from" if key == "to" else key): value for key, value in rule.items()}
@@ -95,7 +95,7 @@ def test_a_rule_lets_through_what_it_names(rule: dict[str, Any], lines: list[str
         {"ingress": [{"ports": [{"port": 8000, "endPort": 8010}]}]},
     ],
 )
-def test_what_is_not_enforced_is_refused(spec: dict[str, Any]) -> None:
+def test_what_is_not_enforced_is_refused(spec):
     with pytest.raises(NotImplementedError):
         chains(policy(**spec))
 
@@ -107,7 +107,7 @@ def claim(phase: str = "Pending", storage_class: str = "folder", **spec: Any) ->
     return {"metadata": metadata, "spec": {**wanted, **spec}, "status": {"phase": phase}}
 
 
-def test_a_pending_claim_gets_one_folder_and_only_our_own_released_volumes_are_removed() -> None:
+def test_a_pending_claim_gets_one_folder_and_only_our_own_released_volumes_are_removed():
     [volume] = missing_volumes([claim()], [], FOLDER)
     assert (folder_of(volume), volume["spec"]["claimRef"]["uid"]) == (FOLDER / "folder-u1", "u1")
     assert missing_volumes([claim()], [volume], FOLDER) == []

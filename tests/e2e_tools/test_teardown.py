@@ -82,16 +82,14 @@ def harness(folder: Path, story: str, *words: str, context: str = "") -> Iterato
         ("cannot", "", 1, ["up tied", "down"]),  # it could not come up
     ],
 )
-def test_what_was_brought_up_is_taken_down_whatever_the_command_ends_with_and_that_is_the_answer(
-    tmp_path: Path, story: str, context: str, code: int, diary: list[str]
-) -> None:
+def test_what_was_brought_up_is_taken_down_whatever_the_command_ends_with(tmp_path, story, context, code, diary):
     with harness(tmp_path, story, "sh", "-c", f"exit {code}", context=context) as run:
         assert run.code() == code
         assert run.diary() == diary
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_it_is_taken_down_when_somebody_ends_the_run(tmp_path: Path, how: signal.Signals) -> None:
+def test_it_is_taken_down_when_somebody_ends_the_run(tmp_path, how):
     program = "import time; print('running', flush=True); time.sleep(600)"
     with harness(tmp_path, "fresh", sys.executable, "-c", program) as run:
         assert run.says() == "running\n"

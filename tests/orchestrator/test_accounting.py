@@ -305,7 +305,7 @@ def test_steps_are_full_fresh_and_in_order_and_every_group_ends_in_one_record(do
 @pytest.mark.parametrize("staleness", [0, 1, 2])
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10_000), per_step=st.integers(1, 3), refill=st.integers(0, 2), kill=st.integers(0, 200))
-def test_wherever_the_orchestrator_is_killed_log_records_and_faults_are_those_without_a_restart(
+def test_killed_anywhere_log_records_and_faults_are_those_without_a_restart(
     document, staleness, team, seed, per_step, refill, kill
 ):
     rules = {"groupsPerStep": per_step, "maxRefill": refill, "data": {"tasks": 6, "skip": {"passes": 2}}}

@@ -2,7 +2,7 @@
 
 import pytest
 from tests.harness import working
-from tests.orchestrator.harness import OrchestratorHarness, a_job, final, mixed
+from tests.orchestrator.harness import a_job, final, mixed
 
 from marlaas_api import subjects
 from marlaas_api.messages import JobDocument, Phase, TenantQuota
@@ -68,9 +68,7 @@ SIZE = {"agents": 3, "trainer_bytes": 15 << 20, "bytes_per_rank": 1 << 20}
         ({"suspend": True}, POOL, "Suspended", "spec.suspend is true"),
     ],
 )
-def test_what_a_job_cannot_do_on_the_replicas_that_serve_now_is_waited_for_with_both_numbers(
-    document, settings, pools, reason, words
-):
+def test_what_replicas_cannot_do_now_is_waited_for_with_both_numbers(document, settings, pools, reason, words):
     verdict = one(document(**settings), pools=pools)
     assert (verdict.admitted, verdict.reason) == (False, reason)
     assert words in verdict.message
@@ -112,6 +110,15 @@ def test_the_place_of_a_preempted_job_is_kept_for_the_preemptor_until_the_victim
     assert again.decide(scene([new], holding, LATER + RECONSIDER_S)).preempted == said, "and nothing more"
 
 
+def test_a_free_place_is_kept_for_the_preemptor_that_needs_it_beside_those_of_its_victims(document):
+    queue, holding, pools = AdmissionQueue(), several(document, 3), {"tiny": PoolCapacity(6, 16, agents=4)}
+    new = of(document("new", agents=[{"name": "a"}, {"name": "b"}], created_at=99), "team-b")
+    assert queue.decide(scene([new], holding, LATER, pools=pools)).preempted.keys() == {"team-a-j2"}
+    other = of(document("x", created_at=1), "team-c")
+    assert admitted(queue.decide(scene([new, other], holding, LATER, pools=pools))) == set()
+    assert admitted(queue.decide(scene([new, other], holding[:2], LATER, pools=pools))) == {new.uid}
+
+
 ROOM = PoolCapacity(slots=2, max_rank=16, agents=1)
 BOTH = {"tiny": ROOM, "big": ROOM}
 
@@ -140,9 +147,7 @@ def test_a_job_is_admitted_to_all_its_pools_or_to_none():
         ("trainer", "t0", "WaitingForTrainer", "no trainer of pool big (agent b) is ready"),
     ],
 )
-async def test_a_job_waits_for_workers_of_a_pool_that_disappear_and_goes_on_when_they_are_back(
-    harness: OrchestratorHarness, role: str, name: str, reason: str, missing: str
-):
+async def test_a_job_waits_for_workers_of_a_pool_that_disappear_and_then_goes_on(harness, role, name, reason, missing):
     job, lost = team(), subjects.replica_key(role, "big", name)
     harness.pause_after = 2  # both agents have trained one step
     await harness.report_pool("tiny", job, -1)

@@ -25,9 +25,7 @@ TEAM = (
 """Agents on two pools, one of which plays past versions of another."""
 
 
-async def commit(
-    harness: OrchestratorHarness, document: JobDocument, before: PolicyRecord, agent: str = "policy"
-) -> PolicyRecord:
+async def commit(harness, document, before, agent="policy"):
     """The blobs of one more version, as a trainer writes them, a broken commit's leftovers among them."""
     version, blobs = before.version + 1, harness.blobs
     folder = AdapterRef(document.namespace, document.job, document.uid, agent, version).blob_prefix
@@ -64,10 +62,7 @@ async def fill(harness: OrchestratorHarness, document: JobDocument, level: dict[
         subjects.event(namespace, job, "trainer"),
     ):
         await harness.bus.publish(subject, b"x")
-    for stream, reader, subject in (
-        (subjects.EPISODES, "orchestrator", episodes),
-        (subjects.TASKS, "sandbox", tasks),
-    ):
+    for stream, reader, subject in ((subjects.EPISODES, "orchestrator", episodes), (subjects.TASKS, "sandbox", tasks)):
         await harness.bus.consumer(stream, subjects.consumer(namespace, job, reader), subject)
 
 
@@ -162,9 +157,7 @@ async def test_a_kept_adapter_is_the_published_one_and_nothing_else(harness, age
 
 @pytest.mark.parametrize("retention", ["keep", "delete"])
 @pytest.mark.parametrize("seam", SEAMS)
-async def test_killed_between_any_two_effects_the_end_is_the_same_and_the_usage_stays_its_tenants(
-    harness, seam, retention
-):
+async def test_killed_between_any_two_effects_the_end_is_the_same_and_so_is_the_usage(harness, seam, retention):
     """Also what replicas report after the last write of its progress: the job is deleted while it runs."""
     job, used = doomed(retention), {"policy": UsageAmounts(generated_tokens=30, trained_tokens=30)}
     told = {"usage": used, "tokens": 40, "counted": {"tiny/rollout-0": (40, 1.0)}, "tenant": "acme"}

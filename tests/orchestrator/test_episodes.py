@@ -33,7 +33,7 @@ def episode(document):
     return make
 
 
-def test_an_episode_as_sandboxes_write_it_is_believed(document, episode, stored) -> None:
+def test_an_episode_as_sandboxes_write_it_is_believed(document, episode, stored):
     failed = episode(rewards={}, leaves={}, fault=FaultClass.ENV, fault_text="it broke", duration_s=0.1)
     for one in (episode(), episode(**HELD_OUT), failed):
         assert read_episode(stored(one), document()) == one
@@ -86,14 +86,14 @@ HELD_OUT = {"split": Split.EVAL, "index": 1, "group": "uid-sums-e1v1", "episode"
         ({"choices": (chosen("policy", 1, 2, rewards=(1.0, 1e31)),)}, "a candidate's reward that is not a number"),
     ],
 )
-def test_an_episode_that_no_sandbox_writes_is_named(document, episode, stored, fields, words) -> None:
+def test_an_episode_that_no_sandbox_writes_is_named(document, episode, stored, fields, words):
     with pytest.raises(EpisodeInvalid, match=words) as error:
         read_episode(stored(episode(**fields)), document())
     assert "message 7 on episode.team-a.sums" in str(error.value)
     assert len(str(error.value)) < 500
 
 
-def test_what_is_no_episode_is_refused_and_no_claim_is_followed(document, stored) -> None:
+def test_what_is_no_episode_is_refused_and_no_claim_is_followed(document, stored):
     claim = {"v": 1, "t": "Claim", "d": {"key": "team-b/secret/adapter", "sha256": "0" * 64, "size": 1}}
     task = TaskMessage(**identity(document()), group="g", split=Split.TRAIN, index=0, seed=0, group_size=1)
     headless = [ormsgpack.packb({"v": 1, "t": "Episode"}), ormsgpack.packb({"v": float("inf")})]
@@ -102,7 +102,7 @@ def test_what_is_no_episode_is_refused_and_no_claim_is_followed(document, stored
             read_episode(stored(data), document())
 
 
-def test_a_job_keeps_episodes_up_to_a_bound_until_their_step_or_evaluation_is_on_record(document, monkeypatch) -> None:
+def test_a_job_keeps_episodes_up_to_a_bound_until_their_step_or_evaluation_is_on_record(document, monkeypatch):
     """A sandbox that holds one member back could otherwise fill the memory of the orchestrator, which all jobs share."""
     monkeypatch.setattr(episodes, "MAX_KEPT_BYTES", 1 << 20)
     job = document(groupsPerStep=1, maxStaleness=1)

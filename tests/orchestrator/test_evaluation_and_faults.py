@@ -59,9 +59,7 @@ def test_no_evaluation_is_skipped_if_steps_pass_before_it_is_asked_for(document,
     assert [(one.version, one.step) for one in made] == expected
 
 
-def test_faults_within_the_stated_share_fail_nobody_and_beyond_it_the_last_one_is_told_without_control_characters(
-    document, play
-):
+def test_faults_beyond_the_stated_share_fail_the_job_in_words_without_control_characters(document, play):
     watch = FaultWatch(window=4, max_share=0.5, at_least=2)
     first, second = play(document(), 0, (None, None))
     watch.add(first)

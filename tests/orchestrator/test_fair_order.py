@@ -63,9 +63,7 @@ rows = st.lists(
 
 @relaxed
 @given(table=rows, again=st.lists(st.integers(-1000, 1000), min_size=10, max_size=10), whose=st.sampled_from("abc"))
-def test_jobs_of_one_size_and_age_are_admitted_in_the_same_number_whatever_priorities_their_tenant_gives(
-    table, again, whose
-):
+def test_as_many_jobs_of_one_size_and_age_are_admitted_whatever_their_priorities(table, again, whose):
     def counts(priorities):
         jobs = [
             demand(f"j{n}", tenant, priority=p)
@@ -272,9 +270,7 @@ def test_preemptions_end_and_no_job_preempts_its_preemptor_back_while_nothing_el
 
 @relaxed
 @given(
-    counts=st.lists(st.integers(0, 12), min_size=4, max_size=4),
-    first=st.sampled_from("abcd"),
-    total=st.integers(4, 12),
+    counts=st.lists(st.integers(0, 12), min_size=4, max_size=4), first=st.sampled_from("abcd"), total=st.integers(4, 12)
 )
 def test_every_tenant_ends_within_one_job_of_its_entitled_share_or_of_its_demand(counts, first, total):
     """The first tenant takes all it can before the others come."""

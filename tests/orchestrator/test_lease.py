@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from tests.harness import a_progress, identity
-from tests.orchestrator.harness import OrchestratorHarness, final, mixed, running
+from tests.orchestrator.harness import final, mixed, running
 
 from marlaas_api import subjects
 from marlaas_api.bus import BusUnavailable
@@ -17,7 +17,7 @@ from marlaas_worker.orchestrator.fenced_bucket import FencedBucket
 from marlaas_worker.orchestrator.lease import KEY, LeaderLease, LostLease
 
 
-async def test_a_lease_whose_last_renewal_was_not_answered_is_given_back(harness: OrchestratorHarness) -> None:
+async def test_a_lease_whose_last_renewal_was_not_answered_is_given_back(harness):
     held, bucket = LeaderLease(await harness.context("orchestrator-0")), await harness.bus.bucket(subjects.REPLICAS)
     assert await held.hold()
     entry = await bucket.get(KEY)
@@ -26,7 +26,7 @@ async def test_a_lease_whose_last_renewal_was_not_answered_is_given_back(harness
     assert await LeaderLease(await harness.context("orchestrator-1")).hold()
 
 
-async def test_a_lease_that_another_replica_has_taken_stays_its_own(harness: OrchestratorHarness) -> None:
+async def test_a_lease_that_another_replica_has_taken_stays_its_own(harness):
     held, bucket = LeaderLease(await harness.context("orchestrator-0")), await harness.bus.bucket(subjects.REPLICAS)
     assert await held.hold()
     await bucket.delete(KEY)
@@ -36,9 +36,7 @@ async def test_a_lease_that_another_replica_has_taken_stays_its_own(harness: Orc
 
 
 @pytest.mark.parametrize("written", ["bucket progress", "GROUPS log", "ledger"])
-async def test_an_orchestrator_that_finds_another_ones_writes_reads_everything_again_and_goes_on(
-    harness: OrchestratorHarness, document, caplog: pytest.LogCaptureFixture, written: str
-) -> None:
+async def test_an_orchestrator_that_finds_anothers_writes_reads_everything_again(harness, document, caplog, written):
     job = document(steps=3)
     harness.pause_after = 1
     async with running(harness, job, mixed):

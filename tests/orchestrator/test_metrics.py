@@ -11,7 +11,7 @@ def level(job: str, phase: Phase, **more: object) -> Progress:
     return Progress.model_validate({**base, **more})
 
 
-def test_jobs_are_counted_by_phase_and_those_that_run_have_figures_of_their_own() -> None:
+def test_jobs_are_counted_by_phase_and_those_that_run_have_figures_of_their_own():
     faults = {"faults": {"env": 2, "infra": 1}, "training_faults": {"non-finite": 4}}
     running = level("a", Phase.RUNNING, admitted=True, step=3, tokens=70, reward=0.25, **faults)
     found = samples([running, level("b", Phase.QUEUED), level("c", Phase.QUEUED)], leads=True)
@@ -35,7 +35,7 @@ def test_jobs_are_counted_by_phase_and_those_that_run_have_figures_of_their_own(
     assert head <= set(page)
 
 
-def test_usage_is_told_by_agent_and_by_tenant_and_open_tokens_are_not() -> None:
+def test_usage_is_told_by_agent_and_by_tenant_and_open_tokens_are_not():
     used = UsageAmounts(prompt_tokens=9, cached_tokens=4, generated_tokens=7, trained_tokens=2, stale_tokens=1)
     held = used.model_copy(update={"slot_s": 6.5, "stored_bytes": 55})
     running = level("a", Phase.RUNNING, admitted=True, tokens=7, tenant="acme", usage={"policy": held})

@@ -1,7 +1,6 @@
 """A preempted job stops at a step boundary, resumes as if nothing had happened, and is not charged for what was cut."""
 
 import asyncio
-import contextlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -58,9 +57,7 @@ async def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OneJobAtAT
     return await another(tmp_path)
 
 
-def workers(
-    harness: OrchestratorHarness, document: JobDocument, *, sandbox: bool = True
-) -> contextlib.AbstractAsyncContextManager[None]:
+def workers(harness, document, *, sandbox=True):
     """The job's trainer and sandbox."""
     return working(harness.train(document), *([harness.play(document, mixed)] if sandbox else []))
 
@@ -100,9 +97,7 @@ def said(steps: list[StepRecord]) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("agents", [(), ({"name": "a"}, {"name": "b"})])
-async def test_a_strict_job_trains_the_same_groups_in_the_same_steps_whether_it_was_preempted_or_not(
-    harness, document, tmp_path, agents
-):
+async def test_a_strict_job_trains_the_same_steps_whether_it_was_preempted_or_not(harness, document, tmp_path, agents):
     job, other = document(steps=9, agents=agents), heavy(document())
     alone, usage = await undisturbed(tmp_path, job)
     harness.pause_after = 2 * len(job.spec.agents)
@@ -144,7 +139,7 @@ def without_cut(used: UsageAmounts) -> UsageAmounts:
     return used.model_copy(update={**charged, "preempted_tokens": 0, "preempted_engine_s": 0.0})
 
 
-async def test_what_is_not_finished_in_time_is_played_after_the_next_admission_and_what_was_cut_is_not_charged(
+async def test_what_was_cut_is_played_after_the_next_admission_and_not_charged(
     harness, document, tmp_path, monkeypatch
 ):
     """The orchestrator is killed before it removes the tasks of the preempted job."""

@@ -1,7 +1,7 @@
 """Quotas: what they refuse, what the messages say and how rarely they change, and when a tenant's jobs pause."""
 
 import pytest
-from tests.orchestrator.harness import OrchestratorHarness, mixed, running
+from tests.orchestrator.harness import mixed, running
 
 from marlaas_api import subjects
 from marlaas_api.messages import JobDocument, PastUses, Phase, TenantQuota
@@ -121,7 +121,7 @@ async def test_a_quota_of_trainer_time_pauses_a_job_and_never_fails_it(harness, 
     assert (level.phase, level.trainer_s) == (Phase.SUCCEEDED, 6.0)
 
 
-async def test_past_use_is_written_and_read_by_the_next_orchestrator(harness: OrchestratorHarness, document):
+async def test_past_use_is_written_and_read_by_the_next_orchestrator(harness, document):
     await harness.put_report(slots=8, max_rank=16, kv_tokens=1)
     job = document()
     async with harness.orchestrating("one"):

@@ -73,9 +73,7 @@ async def test_turns_and_episodes_stay_until_the_recorder_has_read_them_and_one_
 
 
 @pytest.mark.parametrize("refused", [None, subjects.TURNS, subjects.EPISODES])
-async def test_a_step_is_purged_at_once_when_the_stream_is_tight_and_a_purge_that_fails_is_repeated(
-    streams, monkeypatch, refused
-):
+async def test_a_step_is_purged_at_once_when_the_stream_is_tight_and_if_that_fails_again(streams, monkeypatch, refused):
     for number in range(2):
         await streams.step(number)
     assert await streams.left() == (2, 2), "one step late"
@@ -108,9 +106,7 @@ async def test_the_turns_of_an_ended_job_go_once_its_recorder_has_read_all_and_i
     assert await streams.left() == (1, 2)
 
 
-async def test_a_turn_that_is_recorded_after_its_jobs_end_goes_when_a_replica_reports_it_unless_the_job_is_resumed(
-    streams,
-):
+async def test_a_turn_recorded_after_its_jobs_end_goes_when_a_replica_reports_it_unless_it_is_resumed(streams):
     streams.leftovers.ended(0, REF)
     await streams.leftovers.look()
     for number, (idle, left) in enumerate([({"u1"}, 0), (set(), 1)], 1):

@@ -85,9 +85,7 @@ async def test_a_solved_job_finishes_with_counted_steps_and_no_new_version(harne
         ({"fault_text": "the job lacks the agent critic", "is_permanent": True}, "InvalidEnvironment", "the job lacks"),
     ],
 )
-async def test_an_environment_that_always_fails_fails_the_job_with_its_own_words(
-    harness, document, fault, reason, words
-):
+async def test_an_environment_that_always_fails_fails_the_job_in_its_words(harness, document, fault, reason, words):
     harness.fault = fault
     level = await run_to_end(harness, document(), lambda task, member: None)
     assert (level.phase, level.reason) == (Phase.FAILED, reason)
@@ -95,9 +93,7 @@ async def test_an_environment_that_always_fails_fails_the_job_with_its_own_words
 
 
 @pytest.mark.parametrize(("admitted_s", "reason"), [(10.0, "Finished"), (4000.0, "DeadlineExceeded")])
-async def test_time_in_which_a_job_is_queued_or_suspended_does_not_count_against_its_deadline(
-    harness, document, admitted_s, reason
-):
+async def test_only_the_time_of_admission_counts_against_a_jobs_deadline(harness, document, admitted_s, reason):
     job = changed(document(steps=1), active_deadline_seconds=3600.0)
     before = {"phase": Phase.SUSPENDED, "admitted": False, "reason": "Suspended", "started_at": 1.0}
     await harness.put(subjects.PROGRESS, job.ref.key, a_progress(job, **before, admitted_s=admitted_s))
@@ -131,9 +127,7 @@ def by_hand(groups: int, evaluations: int) -> UsageAmounts:
     [*((staleness, (passed,)) for staleness in (0, 1) for passed in (1, 3, 5)), (0, range(1, 99, 2))],
 )
 @pytest.mark.parametrize("seam", SEAMS)
-async def test_killed_between_any_two_effects_it_goes_on_without_losing_or_doubling(
-    harness, document, seam, passes, staleness
-):
+async def test_killed_between_any_two_effects_it_loses_and_doubles_nothing(harness, document, seam, passes, staleness):
     harness.meter, harness.turn_bytes = Meter(prompt_tokens=20, cached_tokens=16, output_tokens=5), 8
     job = document(maxStaleness=staleness, steps=3)
     passed = kill_at(seam, *passes)
@@ -256,7 +250,7 @@ async def test_what_it_cannot_read_ends_nothing(harness, document):
 
 
 @pytest.mark.parametrize("deadline_s", [None, 20])
-async def test_a_store_that_refuses_is_told_and_only_the_deadline_ends_the_job(
+async def test_a_store_that_refuses_is_told_and_only_the_deadline_ends_a_job(
     harness, document, deadline_s, monkeypatch
 ):
     job = document(steps=2)

@@ -44,9 +44,7 @@ async def test_turns_are_forgotten_once_their_step_is_on_record(harness, documen
     assert most <= 3 * 4 + 2, "of two groups of two a step: the open step, the one before it, an evaluation"
 
 
-async def test_a_failed_job_leaves_no_tasks_although_its_orchestrator_is_killed_right_after_the_last_progress(
-    harness, document
-):
+async def test_a_failed_job_leaves_no_tasks_although_a_kill_follows_its_last_progress(harness, document):
     job = document(maxStaleness=1)
     harness.withheld = range(1000)
     passed = kill_at("orchestrator.end.after_progress")

@@ -87,9 +87,7 @@ async def test_a_strict_group_still_in_the_queue_is_pinned_again_when_its_pin_ha
 
 
 @pytest.mark.parametrize("seam", SEAMS)
-async def test_killed_between_any_two_effects_it_plays_the_same_tasks_in_the_same_order(
-    harness, document, tmp_path, seam
-):
+async def test_killed_between_any_two_effects_it_plays_the_same_tasks_in_order(harness, document, tmp_path, seam):
     """Tasks 0 and 1 are solved, 2 is hopeless, the others teach; what teaches nothing rests, and what comes again has its seed."""
     job = document(steps=8, data={"tasks": 6, "order": "shuffled", "skip": {"passes": 2, "maxShare": 0.6}})
     whole, found = OrchestratorHarness(tmp_path / "whole"), []

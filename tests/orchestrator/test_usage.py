@@ -2,7 +2,7 @@
 
 import pytest
 from tests.harness import a_progress, a_turn, an_episode, identity, job_document
-from tests.orchestrator.harness import OrchestratorHarness, run_to_end
+from tests.orchestrator.harness import run_to_end
 
 from marlaas_api import subjects
 from marlaas_api.messages import Episode, Meter, Phase, Progress, ReplicaReport, UsageAmounts
@@ -84,7 +84,7 @@ def test_what_the_engines_generated_beyond_the_records_is_open_until_the_job_end
     assert (fewer.generated_tokens, fewer.open_tokens) == (30, 0), "recorded turns are certain"
 
 
-async def test_use_that_a_replica_reports_after_the_end_of_a_job_counts(harness: OrchestratorHarness, document):
+async def test_use_that_a_replica_reports_after_the_end_of_a_job_counts(harness, document):
     job = document()
     ended = await run_to_end(harness, job)
     used = {"job_tokens": {job.uid: 40}, "job_engine_s": {job.uid: 2.5}, "agent_slot_s": {job.uid: {"policy": 99.0}}}
@@ -153,7 +153,7 @@ async def test_usage_is_counted_for_the_policy_that_was_played(harness, document
 
 
 @pytest.mark.parametrize("most_plays", [metering_module.MAX_PLAYS, 0])
-async def test_of_the_plays_before_each_preemption_the_last_one_was_cut_and_the_others_failed(
+async def test_of_the_plays_before_a_preemption_the_last_was_cut_and_the_others_failed(
     harness, document, record, monkeypatch, most_plays
 ):
     """A preemption is one that the rollout role has recorded, whatever the names of attempts say."""

@@ -5,16 +5,14 @@ from pathlib import Path
 import pytest
 from tests.crds.table import parts, schema
 
-from marlaas_api.kinds import KINDS, Kind
+from marlaas_api.kinds import KINDS
 from marlaas_api.kinds.status import CONDITIONS
 from tools import api_docs
 
 DOCS = Path(__file__).parents[2] / "docs/reference/api.md"
 
 
-def test_check_fails_on_a_difference_and_passes_after_writing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_fails_on_a_difference_and_passes_after_writing(tmp_path, capsys):
     page = tmp_path / "api.md"
     assert api_docs.main([str(page), "--check"]) == 1
     assert "run `make crds`" in capsys.readouterr().err
@@ -23,7 +21,7 @@ def test_check_fails_on_a_difference_and_passes_after_writing(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_field_default_and_rule_is_told(kind: type[Kind]) -> None:
+def test_every_field_default_and_rule_is_told(kind):
     section = api_docs.section(kind)
     for path, part in parts(schema(kind)):
         name = path.rpartition(".")[2].strip("[]{}")

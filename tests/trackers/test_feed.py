@@ -110,7 +110,7 @@ def test_a_line_that_a_kill_cut_off_matches_nothing(tmp_path):
     assert DeliveryLedger(path).delivered("wandb") == set()
 
 
-def test_a_library_that_is_missing_is_told_with_what_to_install(document, monkeypatch: pytest.MonkeyPatch):
+def test_a_library_that_is_missing_is_told_with_what_to_install(document, monkeypatch):
     monkeypatch.setattr("marlaas.trackers.seam.find_spec", lambda name: None)
     require([document()])
     told = r"asks for mlflow, and mlflow-skinny is not installed: pip install 'marlaas\["

@@ -5,15 +5,7 @@ from pathlib import Path
 
 from marlaas_e2e import binaries
 from marlaas_e2e.api import ApiClient
-from marlaas_e2e.node.layout import (
-    API_PORT,
-    ETCD_PEER_PORT,
-    ETCD_PORT,
-    NODE,
-    NODE_ADDRESS,
-    Layout,
-    write_configuration,
-)
+from marlaas_e2e.node.layout import API_PORT, ETCD_PEER_PORT, ETCD_PORT, NODE, NODE_ADDRESS, Layout, write_configuration
 from marlaas_e2e.processes import Daemon
 from marlaas_e2e.servers import Addresses, Servers
 

@@ -4,20 +4,19 @@ import asyncio
 import os
 import resource
 import signal
-from pathlib import Path
 
 import pytest
 from tests.api.bus_nats.conftest import EPISODE, EPISODES, TASK, TASKS, persist, soon
 
 from marlaas_api import subjects
-from marlaas_api.bus import Bus, BusRefused, BusUnavailable, Request
+from marlaas_api.bus import BusRefused, BusUnavailable, Request
 from marlaas_api.bus_nats import connect
 from marlaas_api.nats_server import EmbeddedNats
 
 pytestmark = pytest.mark.processes
 
 
-async def test_without_a_server_calls_give_up_and_what_was_given_up_never_happens(server, hasty) -> None:
+async def test_without_a_server_calls_give_up_and_what_was_given_up_never_happens(server, hasty):
     bucket = await persist(lambda: hasty.bucket(subjects.PROGRESS))
     consumer = await persist(lambda: hasty.consumer(EPISODES, "team-a_job", EPISODE))
     await server.kill()
@@ -33,7 +32,7 @@ async def test_without_a_server_calls_give_up_and_what_was_given_up_never_happen
     assert await persist(bucket.entries) == []
 
 
-async def test_a_hung_server_is_an_outage(server: EmbeddedNats, hasty: Bus) -> None:
+async def test_a_hung_server_is_an_outage(server, hasty):
     assert server.pid is not None
     consumer = await persist(lambda: hasty.consumer(EPISODES, "team-a_job", EPISODE))
     os.kill(server.pid, signal.SIGSTOP)
@@ -47,7 +46,7 @@ async def test_a_hung_server_is_an_outage(server: EmbeddedNats, hasty: Bus) -> N
     assert len(await soon(consumer.fetch(1, 60))) == 1
 
 
-async def test_closing_during_an_outage_ends_everything(server: EmbeddedNats, bus: Bus) -> None:
+async def test_closing_during_an_outage_ends_everything(server, bus):
     heard: asyncio.Queue[Request] = asyncio.Queue()
 
     async def listen() -> None:
@@ -65,7 +64,7 @@ async def test_closing_during_an_outage_ends_everything(server: EmbeddedNats, bu
             await soon(task)
 
 
-async def test_connecting_waits_for_a_server_that_comes_late(tmp_path: Path) -> None:
+async def test_connecting_waits_for_a_server_that_comes_late(tmp_path):
     server = EmbeddedNats(tmp_path)
     await server.start()
     await server.kill()
@@ -78,12 +77,12 @@ async def test_connecting_waits_for_a_server_that_comes_late(tmp_path: Path) -> 
     await server.stop()
 
 
-async def test_connecting_to_nobody_says_where(tmp_path: Path) -> None:
+async def test_connecting_to_nobody_says_where(tmp_path):
     with pytest.raises(BusUnavailable, match=r"NATS at 127\.0\.0\.1:9 cannot be reached .*is it running\?"):
         await connect("nats://user:hidden@127.0.0.1:9", name="lost", connect_timeout_s=0.3)
 
 
-async def test_a_full_disk_is_named_and_passes_with_a_restart(server: EmbeddedNats, hasty: Bus) -> None:
+async def test_a_full_disk_is_named_and_passes_with_a_restart(server, hasty):
     assert server.pid is not None
     await persist(lambda: hasty.publish(EPISODE, b"before", message_id="0"))
     resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (100_000, 100_000))
@@ -96,7 +95,7 @@ async def test_a_full_disk_is_named_and_passes_with_a_restart(server: EmbeddedNa
     assert [len(one.data) for one in stored] == [6, 200_000]
 
 
-async def test_nothing_acked_is_lost_when_the_server_is_killed_while_many_publish(server, bus) -> None:
+async def test_nothing_acked_is_lost_when_the_server_is_killed_while_many_publish(server, bus):
     milestones = {200: asyncio.Event(), 800: asyncio.Event()}
     done: list[int] = []
 
@@ -119,7 +118,7 @@ async def test_nothing_acked_is_lost_when_the_server_is_killed_while_many_publis
     assert sorted(sequences) == [stored.sequence for stored in found]
 
 
-async def test_settling_what_a_killed_server_forgot_says_so_at_once(server: EmbeddedNats, bus: Bus) -> None:
+async def test_settling_what_a_killed_server_forgot_says_so_at_once(server, bus):
     await bus.publish(EPISODE, b"1")
     consumer = await bus.consumer(EPISODES, "team-a_job", EPISODE, ack_wait_s=1.0)
     (delivery,) = await soon(consumer.fetch(1, 60))
@@ -132,7 +131,7 @@ async def test_settling_what_a_killed_server_forgot_says_so_at_once(server: Embe
     assert await soon(consumer.fetch(1, 0.05)) == []
 
 
-async def test_a_watch_hears_of_a_key_that_went_while_it_was_away(server: EmbeddedNats, bus: Bus) -> None:
+async def test_a_watch_hears_of_a_key_that_went_while_it_was_away(server, bus):
     bucket = await bus.bucket(subjects.JOBS)
     await bucket.put("team-a.gone", b"1")
     await bucket.put("team-a.stays", b"2")

@@ -2,18 +2,16 @@
 
 import socket
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tests.operator.objects import kubeconfig
 
-from marlaas_e2e.control_plane import ControlPlane
 from marlaas_operator.cluster import NoAnswer
 from marlaas_operator.cluster.api_server import connect
 from marlaas_operator.cluster.resources import KINDS, OWNED, RLJOBS
 
 
-async def test_nobody_at_home_is_told_from_a_server_in_trouble(tmp_path: Path) -> None:
+async def test_nobody_at_home_is_told_from_a_server_in_trouble(tmp_path):
     with socket.socket() as closed:  # bound and not listening: what connects is refused
         closed.bind(("127.0.0.1", 0))
         gateway = await connect(kubeconfig(tmp_path, f"http://127.0.0.1:{closed.getsockname()[1]}"))
@@ -24,7 +22,7 @@ async def test_nobody_at_home_is_told_from_a_server_in_trouble(tmp_path: Path) -
             await gateway.close()
 
 
-async def test_kinds_that_a_server_does_not_list_are_told_from_those_that_it_does(control_plane: ControlPlane) -> None:
+async def test_kinds_that_a_server_does_not_list_are_told_from_those_that_it_does(control_plane):
     missing = [replace(RLJOBS, plural="unheard"), replace(RLJOBS, api_version="example.com/v1")]
     gateway = await connect(control_plane.kubeconfig)
     try:
@@ -33,9 +31,7 @@ async def test_kinds_that_a_server_does_not_list_are_told_from_those_that_it_doe
         await gateway.close()
 
 
-async def test_a_proxy_of_the_environment_is_used_unless_the_server_is_excepted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_proxy_of_the_environment_is_used_unless_the_server_is_excepted(tmp_path, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
     monkeypatch.setenv("no_proxy", "10.96.0.1")
     proxies = []

@@ -21,13 +21,13 @@ FOR_GOOD = [
 
 
 @pytest.mark.parametrize(("status", "kind"), [*BETWEEN, *FOR_GOOD])
-def test_the_status_of_an_answer_says_whether_it_may_pass(status: int, kind: type[Exception]) -> None:
+def test_the_status_of_an_answer_says_whether_it_may_pass(status, kind):
     error = api_error(status, b"{}", "cannot get it")
     assert type(error) is kind
     assert str(error).startswith("cannot get it: ")
 
 
-def test_patience_is_bounded_and_an_end_of_a_namespace_is_no_refusal() -> None:
+def test_patience_is_bounded_and_an_end_of_a_namespace_is_no_refusal():
     patient = api_error(429, b"", "cannot", "7200")
     assert isinstance(patient, TooMany)
     assert patient.retry_after_s == 60.0

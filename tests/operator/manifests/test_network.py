@@ -67,9 +67,7 @@ def reaches(rules, address, port):
         ("public", "fe80::/64", (), "fe80::1", 80, False),
     ],
 )
-def test_egress_opens_what_it_names_as_far_as_the_installation_opens_it_to_jobs(
-    allowed, cidr, ports, address, port, open_
-):
+def test_egress_opens_what_it_names_as_far_as_the_installation_does(allowed, cidr, ports, address, port, open_):
     installation = opening(allowed)
     opened = to_destinations([EgressRule(cidr=cidr, ports=ports)], installation)
     assert reaches(opened, address, port) is open_

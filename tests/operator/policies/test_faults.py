@@ -5,17 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.operator.policies.scenes import (
-    NOW,
-    container,
-    crashed,
-    document,
-    new,
-    pod,
-    queued,
-    repooled,
-    running,
-)
+from tests.operator.policies.scenes import NOW, container, crashed, document, new, pod, queued, repooled, running
 from tests.operator.policies.test_job_status import conditions, status
 
 from marlaas_operator.pod_facts import first_fault, pod_facts, pod_fault, refusal_of

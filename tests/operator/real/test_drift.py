@@ -3,8 +3,7 @@
 from typing import Any
 
 from tests.operator.objects import SYSTEM
-from tests.operator.real.harness import OperatorHarness, eventually
-from tests.operator.real.orchestrators import ScriptedOrchestrator
+from tests.operator.real.harness import eventually
 
 from marlaas_operator.cluster import Target
 from marlaas_operator.cluster.resources import (
@@ -39,14 +38,14 @@ EDITS: list[tuple[Target, dict[str, Any]]] = [
 OURS = list(dict.fromkeys(target for target, _ in EDITS))
 
 
-def at(body: Any, edit: Any) -> Any:
+def at(body, edit):
     """Of an object, the part that an edit names."""
     if not isinstance(edit, dict):
         return body
     return {key: at((body or {}).get(key), value) for key, value in edit.items()}
 
 
-async def has(harness: OperatorHarness, target: Target, wanted: Any) -> None:
+async def has(harness, target, wanted):
     """Wait until an object has these fields again."""
     look = harness.gateway.get
     await eventually(
@@ -54,9 +53,7 @@ async def has(harness: OperatorHarness, target: Target, wanted: Any) -> None:
     )
 
 
-async def test_drift_is_put_right_and_what_others_add_stays(
-    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
-) -> None:
+async def test_drift_is_put_right_and_what_others_add_stays(harness, orchestrator):
     await harness.run_job(orchestrator)
     for target in OURS:
         await eventually(harness, f"{target} is there", lambda target=target: harness.get(target))
@@ -66,7 +63,7 @@ async def test_drift_is_put_right_and_what_others_add_stays(
     await what_was_deleted_comes_back(harness)
 
 
-async def an_object_that_only_others_changed_is_not_written_again(harness: OperatorHarness) -> None:
+async def an_object_that_only_others_changed_is_not_written_again(harness):
     for target in OURS:
         await harness.gateway.patch(target, {"metadata": {"annotations": {"example.com/note": "theirs"}}})
     theirs = {target: (await harness.gateway.get(target))["metadata"]["resourceVersion"] for target in OURS}
@@ -77,7 +74,7 @@ async def an_object_that_only_others_changed_is_not_written_again(harness: Opera
             assert (await harness.gateway.get(target))["metadata"]["resourceVersion"] == version, target
 
 
-async def every_edit_of_what_we_set_is_undone(harness: OperatorHarness) -> None:
+async def every_edit_of_what_we_set_is_undone(harness):
     before = {target: await harness.gateway.get(target) for target in OURS}
     for target, edit in EDITS:
         after = await harness.gateway.patch(target, edit)
@@ -86,7 +83,7 @@ async def every_edit_of_what_we_set_is_undone(harness: OperatorHarness) -> None:
         await has(harness, target, at(before[target], edit))
 
 
-async def what_others_add_inside_stays_while_ours_is_put_right(harness: OperatorHarness) -> None:
+async def what_others_add_inside_stays_while_ours_is_put_right(harness):
     """As `kubectl rollout restart`, a mesh's injector and a policy engine do."""
     labels, restarted = {"example.com/mesh": "on"}, {"kubectl.kubernetes.io/restartedAt": "2026-11-21T20:00:00Z"}
     dns = {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["10.0.0.10"]}}
@@ -99,7 +96,7 @@ async def what_others_add_inside_stays_while_ours_is_put_right(harness: Operator
         assert at((await harness.gateway.get(target))["spec"]["template"], template) == template
 
 
-async def what_was_deleted_comes_back(harness: OperatorHarness) -> None:
+async def what_was_deleted_comes_back(harness):
     before = {target: (await harness.gateway.get(target))["metadata"]["uid"] for target in OURS}
     for target in OURS:
         await harness.gateway.delete(target)

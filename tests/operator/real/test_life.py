@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from tests.operator.objects import SYSTEM, job, pool
-from tests.operator.real.harness import PATIENCE_S, OperatorHarness, eventually
-from tests.operator.real.orchestrators import ADMITTED, SUCCEEDED, SUSPENDED, ScriptedOrchestrator
+from tests.operator.real.harness import PATIENCE_S, eventually
+from tests.operator.real.orchestrators import ADMITTED, SUCCEEDED, SUSPENDED
 from tests.operator.real.rights import GROUPS, USER, granted, install
 
 from marlaas_operator.cluster import Body, Invalid, Target
@@ -40,9 +40,7 @@ TOLD = [
 
 
 @pytest.mark.usefixtures("helm")
-async def test_a_job_and_its_pool_live_and_go_by_the_charts_rights_alone(
-    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
-) -> None:
+async def test_a_job_and_its_pool_live_and_go_by_the_charts_rights_alone(harness, orchestrator):
     install(harness, "default")
     await harness.gateway.create(pool("tiny"))
     await granted(harness, harness.installation.bus_secret)
@@ -69,9 +67,7 @@ async def test_a_job_and_its_pool_live_and_go_by_the_charts_rights_alone(
     assert harness.metric("marlaas_operator_api_requests_total", verb="POST", resource="events", status="201") >= 1
 
 
-async def a_queued_job_owns_nothing_and_costs_one_status(
-    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
-) -> None:
+async def a_queued_job_owns_nothing_and_costs_one_status(harness, orchestrator):
     await harness.gateway.create(job("team-a", "one", "tiny"))
     status = await harness.phase("team-a", "one", "Queued")
     assert (status["reason"], status["progress"]) == ("WaitingForPool", "0/4")
@@ -90,9 +86,7 @@ async def a_queued_job_owns_nothing_and_costs_one_status(
     await harness.owns(12, SYSTEM)
 
 
-async def what_may_change_reaches_the_orchestrator_and_what_may_not_is_refused(
-    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
-) -> None:
+async def what_may_change_reaches_the_orchestrator_and_what_may_not_is_refused(harness, orchestrator):
     uid = orchestrator.documents["team-a.one"].uid
     for number, (change, where, wanted) in enumerate(CHANGES, 2):
         await harness.gateway.patch(ONE, {"spec": change})
@@ -106,14 +100,14 @@ async def what_may_change_reaches_the_orchestrator_and_what_may_not_is_refused(
     assert before.uid == uid
 
 
-async def hears(harness: OperatorHarness, orchestrator: ScriptedOrchestrator, field: str, wanted: Any) -> None:
+async def hears(harness, orchestrator, field, wanted):
     """Wait until the job's document has this value in a field of its spec."""
     value = operator.attrgetter(f"spec.{field}")
     documents = orchestrator.documents
     await eventually(harness, f"{field} is {wanted}", lambda: value(documents["team-a.one"]) == wanted)
 
 
-async def pods_are_made_and_serve(harness: OperatorHarness) -> None:
+async def pods_are_made_and_serve(harness):
     """In the place of controllers and kubelet."""
     for role, workload in WORKLOADS.items():
         await harness.gateway.create(pod(await harness.gateway.get(workload), role))
@@ -121,9 +115,7 @@ async def pods_are_made_and_serve(harness: OperatorHarness) -> None:
     await says(harness, "Admitted")
 
 
-async def a_crash_is_told_in_the_containers_own_words_and_is_over_when_it_serves(
-    harness: OperatorHarness, role: str
-) -> None:
+async def a_crash_is_told_in_the_containers_own_words_and_is_over_when_it_serves(harness, role):
     await report(harness, role, back_off(role))
     status = await says(harness, "ContainerCrashing")
     assert status["phase"] == "Running"
@@ -135,7 +127,7 @@ async def a_crash_is_told_in_the_containers_own_words_and_is_over_when_it_serves
     await says(harness, "Admitted")
 
 
-def pod(workload: Body, role: str) -> Body:
+def pod(workload, role):
     """The pod that a controller would make."""
     template = workload["spec"]["template"]
     labels = template["metadata"]["labels"]
@@ -143,17 +135,17 @@ def pod(workload: Body, role: str) -> Body:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
 
 
-async def report(harness: OperatorHarness, role: str, status: Body) -> None:
+async def report(harness, role, status):
     """Write a pod's status as a kubelet does."""
     target = Target(PODS, WORKLOADS[role].namespace, f"{role}-0")
     await harness.gateway.patch(target, {"status": status}, status=True)
 
 
-def serves() -> Body:
+def serves():
     return {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": []}
 
 
-def back_off(role: str) -> Body:
+def back_off(role):
     """The status of a pod whose main container crashes."""
     crashed = {"exitCode": 1, "reason": "Error", "message": WORDS}
     state = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": crashed}}
@@ -162,7 +154,7 @@ def back_off(role: str) -> Body:
     return {"phase": "Running", "conditions": conditions, "containerStatuses": [{**told, **state, "restartCount": 1}]}
 
 
-async def says(harness: OperatorHarness, reason: str) -> Body:
+async def says(harness, reason):
     """Wait until the job gives this reason; return its status."""
     found: Body = await eventually(
         harness,
@@ -173,9 +165,7 @@ async def says(harness: OperatorHarness, reason: str) -> Body:
     return found
 
 
-async def a_suspended_job_gives_its_sandbox_back_and_has_one_again_when_it_goes_on(
-    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
-) -> None:
+async def a_suspended_job_gives_its_sandbox_back_and_has_one_again_when_it_goes_on(harness, orchestrator):
     await harness.gateway.patch(ONE, {"spec": {"suspend": True}})
     await hears(harness, orchestrator, "suspend", True)
     await orchestrator.say("team-a", "one", **SUSPENDED, step=2)
@@ -192,7 +182,7 @@ async def a_suspended_job_gives_its_sandbox_back_and_has_one_again_when_it_goes_
     await harness.owns(4)
 
 
-async def more_steps_make_a_finished_job_go_on(harness: OperatorHarness, orchestrator: ScriptedOrchestrator) -> None:
+async def more_steps_make_a_finished_job_go_on(harness, orchestrator):
     await orchestrator.say("team-a", "one", **SUCCEEDED | {"step": 9})
     await harness.phase("team-a", "one", "Succeeded")
     await harness.owns(0)
@@ -205,15 +195,13 @@ async def more_steps_make_a_finished_job_go_on(harness: OperatorHarness, orchest
     await harness.owns(4)
 
 
-def event_reasons(harness: OperatorHarness, *object_: str) -> list[str]:
+def event_reasons(harness, *object_):
     """The reasons of the events, from the top of what `kubectl describe` prints."""
     _, _, table = harness.plane.kubectl("describe", *object_).partition("\nEvents:")
     return [line.split()[1] for line in table.splitlines() if line.split()[:1] in (["Normal"], ["Warning"])]
 
 
-async def a_job_goes_deleted_twice_and_its_namesake_is_a_job_of_its_own(
-    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
-) -> None:
+async def a_job_goes_deleted_twice_and_its_namesake_is_a_job_of_its_own(harness, orchestrator):
     await harness.gateway.delete(ONE)
     await harness.gateway.delete(ONE)
     await nothing_is_left(harness, orchestrator)
@@ -224,9 +212,7 @@ async def a_job_goes_deleted_twice_and_its_namesake_is_a_job_of_its_own(
     await harness.phase("team-a", "one", "Queued")
 
 
-async def a_pool_stays_until_its_job_is_gone_and_says_why(
-    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
-) -> None:
+async def a_pool_stays_until_its_job_is_gone_and_says_why(harness, orchestrator):
     await harness.gateway.delete(TINY)
     await harness.says("InUse", "team-a/one")
     assert "StatefulSet tiny-rollout" in await harness.owned(SYSTEM)
@@ -244,21 +230,19 @@ async def a_pool_stays_until_its_job_is_gone_and_says_why(
     assert await harness.owned(SYSTEM) == {}
 
 
-async def nothing_is_left(harness: OperatorHarness, orchestrator: ScriptedOrchestrator) -> None:
+async def nothing_is_left(harness, orchestrator):
     await harness.gone(ONE)
     await harness.owns(0)
     await eventually(harness, "no document is left", lambda: orchestrator.documents == {})
 
 
-async def test_without_rights_it_says_which_one_is_missing_and_ends(harness: OperatorHarness) -> None:
+async def test_without_rights_it_says_which_one_is_missing_and_ends(harness):
     process = harness.start_operator(kubeconfig=harness.plane.user_kubeconfig("nobody-in-particular", []))
     assert await asyncio.to_thread(process.wait, PATIENCE_S) == 2
     assert "is forbidden" in process.last_words()
 
 
-async def test_a_process_of_its_own_serves_drains_on_sigterm_and_is_followed_after_a_kill(
-    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
-) -> None:
+async def test_a_process_of_its_own_serves_drains_on_sigterm_and_is_followed_after_a_kill(harness, orchestrator):
     harness.forks = False
     await harness.queue_job()
     harness.started[-1].kill()

@@ -50,9 +50,7 @@ SMALL, LIGHT = pool("tiny", adapterSlots=0), tenant("a", "team-a", weight=0)
     ],
     ids=["job", "pool", "tenant"],
 )
-async def test_an_object_says_which_field_breaks_which_rule_and_is_served_once_it_is_corrected(
-    body: Body, condition: str, wrong: str, right: Body, then: str
-) -> None:
+async def test_an_object_says_what_breaks_which_rule_and_is_served_once_corrected(body, condition, wrong, right, then):
     harness, target = ServiceHarness(), target_of(body)
     await stored(harness, *([pool("tiny")] if body is COLD else []), body)
     async with playing(harness):
@@ -70,7 +68,7 @@ STRANGE = [
 
 
 @pytest.mark.parametrize("strange", STRANGE)
-async def test_an_object_without_what_it_must_name_says_so_and_keeps_no_job_waiting(strange: Body) -> None:
+async def test_an_object_without_what_it_must_name_says_so_and_keeps_no_job_waiting(strange):
     harness = ServiceHarness()
     await stored(harness, pool("tiny"), strange, job("team-a", "one", "tiny"))
     async with playing(harness):
@@ -79,7 +77,7 @@ async def test_an_object_without_what_it_must_name_says_so_and_keeps_no_job_wait
         await harness.until(lambda: said(harness, target_of(strange), condition)[0] == "InvalidSpec", "told")
 
 
-async def test_a_new_job_waits_while_its_tenant_cannot_be_read_for_without_it_no_quota_would_apply() -> None:
+async def test_a_new_job_waits_while_its_tenant_cannot_be_read_for_without_it_no_quota_would_apply():
     harness = ServiceHarness()
     younger = [tenant("b", "team-a", weight=0), tenant("c", "team-b", weight=0)]
     await stored(harness, pool("tiny"), tenant("a", "team-a", weight=0), *younger, job("team-a", "one", "tiny"))

@@ -17,7 +17,7 @@ monotonic = virtual_time.monotonic
 pytestmark = pytest.mark.usefixtures("monotonic")
 
 
-async def test_jobs_over_queued_jobs_wait_outside_and_the_oldest_follows_when_one_is_admitted_ends_or_goes() -> None:
+async def test_jobs_over_queued_jobs_wait_outside_and_the_oldest_follows_when_one_is_admitted_ends_or_goes():
     harness = ServiceHarness()
     for body in (pool("tiny"), tenant("acme", "team-a", "team-b", quota={"queuedJobs": 2})):
         await harness.cluster.create(body)
@@ -41,7 +41,7 @@ async def test_jobs_over_queued_jobs_wait_outside_and_the_oldest_follows_when_on
         await harness.until(lambda: waiting() == "", "f queued")
 
 
-async def test_an_installation_may_require_a_tenant() -> None:
+async def test_an_installation_may_require_a_tenant():
     harness = ServiceHarness(requireTenant=True)
     await harness.cluster.create(pool("tiny"))
     await harness.cluster.create(job("team-a", "one", "tiny"))
@@ -53,7 +53,7 @@ async def test_an_installation_may_require_a_tenant() -> None:
         await harness.until(lambda: harness.status().get("tenant") == "acme", "queued")
 
 
-def test_a_round_reads_only_the_jobs_that_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_reads_only_the_jobs_that_changed(monkeypatch):
     """The seconds of 10,000 jobs and 100 Tenants are measured by `bench operator_scale`."""
     read: list[Target] = []
     of = observe.JobLoads._read
@@ -68,7 +68,7 @@ def test_a_round_reads_only_the_jobs_that_changed(monkeypatch: pytest.MonkeyPatc
     assert {target.resource for target in read} == {RLJOBS}
 
 
-async def test_a_job_whose_sandbox_is_refused_says_why_frees_its_slots_and_is_tried_again_ever_later() -> None:
+async def test_a_job_whose_sandbox_is_refused_says_why_frees_its_slots_and_is_tried_again_ever_later():
     harness = ServiceHarness()
 
     def refused(verb: str, target: Target) -> Exception | None:

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("monotonic")
     ("error", "words"),
     [(NotFound("no such kind"), r"kubectl apply -f crds/"), (Forbidden("cannot list"), "ClusterRole")],
 )
-async def test_what_only_a_person_can_mend_ends_the_start_with_a_sentence(error: MarlaasError, words: str) -> None:
+async def test_what_only_a_person_can_mend_ends_the_start_with_a_sentence(error, words):
     harness = ServiceHarness()
     harness.cluster.fail = lambda verb, target: error if verb == "list" else None
     with pytest.raises(ExceptionGroup) as caught:
@@ -49,7 +49,7 @@ def in_team(verb: str, target: Target) -> bool:
     return verb == "apply" and target.namespace == "team-a"
 
 
-async def test_what_was_refused_is_not_asked_for_at_the_pace_of_the_news() -> None:
+async def test_what_was_refused_is_not_asked_for_at_the_pace_of_the_news():
     harness = ServiceHarness()
     harness.cluster.fail = lambda verb, target: Invalid("denied") if in_team(verb, target) else None
     async with queued_job(harness) as orchestrator:
@@ -63,9 +63,7 @@ async def test_what_was_refused_is_not_asked_for_at_the_pace_of_the_news() -> No
 
 
 @pytest.mark.parametrize("error", [BusRefused("payload too large"), BusUnavailable("the store is full")])
-async def test_a_document_that_the_bus_does_not_take_is_a_job_that_says_so(
-    error: MarlaasError, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_document_that_the_bus_does_not_take_is_a_job_that_says_so(error, monkeypatch):
     harness = ServiceHarness()
 
     async def refused(action: object) -> None:
@@ -81,7 +79,7 @@ async def test_a_document_that_the_bus_does_not_take_is_a_job_that_says_so(
 
 
 @pytest.mark.parametrize("write", ["patch", "patch status"], ids=["finalizers", "status"])
-async def test_what_changes_while_a_write_is_on_its_way_is_not_overwritten(write: str) -> None:
+async def test_what_changes_while_a_write_is_on_its_way_is_not_overwritten(write):
     harness = ServiceHarness()
     due = [write]
     outdated: list[Body] = []
@@ -125,9 +123,7 @@ REFUSED_FOR_S, MOST_ASKED = 600.0, 30
 
 
 @pytest.mark.parametrize("refusals", [REFUSALS, PATIENCE], ids=["refused", "asked for patience"])
-async def test_what_is_refused_for_ever_is_asked_for_seldom_and_others_do_not_wait(
-    refusals: dict[str, MarlaasError],
-) -> None:
+async def test_what_is_refused_for_ever_is_asked_for_seldom_and_others_do_not_wait(refusals):
     harness = ServiceHarness()
     refused = {
         (verb, plural, f"{answer}-{place}{end}"): error
@@ -160,7 +156,7 @@ def job_of(name: str) -> Target:
     return Target(RLJOBS, "team-a", name)
 
 
-async def test_figures_alone_are_written_once_a_second_and_an_end_at_once_also_by_a_clock_that_is_set_back() -> None:
+async def test_figures_alone_are_written_once_a_second_and_an_end_at_once_also_by_a_clock_that_is_set_back():
     back_s = [0.0]
     harness = ServiceHarness(now=lambda: 1.8e9 + virtual_time.now() - back_s[0])
     async with running_job(harness) as orchestrator:
@@ -185,7 +181,7 @@ async def marked(orchestrator: ScriptedOrchestrator, *keys: str) -> None:
     await in_time(lambda: {key for key, one in orchestrator.documents.items() if one.deleted} == set(keys))
 
 
-async def test_the_document_of_a_job_that_went_while_nobody_looked_is_marked_as_deleted() -> None:
+async def test_the_document_of_a_job_that_went_while_nobody_looked_is_marked_as_deleted():
     """The API server is asked, for the cache may lag: there are jobs of which no watch has told."""
     harness = ServiceHarness()
     async with queued_job(harness) as orchestrator:
@@ -203,7 +199,7 @@ async def test_the_document_of_a_job_that_went_while_nobody_looked_is_marked_as_
         await marked(orchestrator, "team-a.gone")
 
 
-async def test_a_job_goes_although_the_bus_is_away_and_its_document_is_swept_when_it_is_back() -> None:
+async def test_a_job_goes_although_the_bus_is_away_and_its_document_is_swept_when_it_is_back():
     harness = ServiceHarness()
     async with running_job(harness) as orchestrator:
         harness.server.available = False
@@ -217,7 +213,7 @@ async def test_a_job_goes_although_the_bus_is_away_and_its_document_is_swept_whe
 SANDBOX = Target(DEPLOYMENTS, "team-a", "one-sandbox")
 
 
-async def test_a_job_that_goes_before_it_has_our_finalizer_leaves_no_document() -> None:
+async def test_a_job_that_goes_before_it_has_our_finalizer_leaves_no_document():
     harness = ServiceHarness()
     await harness.cluster.create(pool("tiny"))
 
@@ -236,7 +232,7 @@ async def test_a_job_that_goes_before_it_has_our_finalizer_leaves_no_document() 
         assert harness.service.cache.get(ONE) is None
 
 
-async def test_two_operators_at_once_tell_everything_once_and_leave_nothing() -> None:
+async def test_two_operators_at_once_tell_everything_once_and_leave_nothing():
     """A node that is drained lets its operator end while the next one has begun."""
     harness = ServiceHarness()
     other = ServiceHarness(harness)

@@ -35,9 +35,7 @@ def schedule() -> Schedule[str]:
     return Schedule()
 
 
-def test_a_key_is_given_out_once_at_the_earliest_of_its_times_and_the_longest_due_first(
-    schedule: Schedule[str],
-) -> None:
+def test_a_key_is_given_out_once_at_the_earliest_of_its_times_and_the_longest_due_first(schedule):
     for at in (10.0, 5.0, 20.0):
         schedule.add("a", at)
     assert (schedule.take(4.0), schedule.next_at(), schedule.take(5.0), schedule.take(30.0)) == (None, 5.0, "a", None)
@@ -46,9 +44,7 @@ def test_a_key_is_given_out_once_at_the_earliest_of_its_times_and_the_longest_du
     assert [schedule.take(9.0) for _ in range(3)] == ["early", "middle", "late"]
 
 
-def test_a_key_comes_again_if_it_was_added_while_it_was_worked_on_or_asked_for_a_later_look(
-    schedule: Schedule[str],
-) -> None:
+def test_a_key_comes_again_if_it_was_added_while_it_was_worked_on_or_asked_for_a_later_look(schedule):
     schedule.add("a", 0.0)
     schedule.take(0.0)
     schedule.add("a", 0.0)
@@ -68,12 +64,12 @@ def test_a_key_comes_again_if_it_was_added_while_it_was_worked_on_or_asked_for_a
         (TooMany("x", 3.0), [3.0, 3.0, 3.0, 3.0]),
     ],
 )
-def test_waits_double(error: Exception, waits: list[float]) -> None:
+def test_waits_double(error, waits):
     assert [backoff_s(failures, error) for failures in (1, 2, 3, 4)] == waits
     assert backoff_s(1000, error) == 60.0
 
 
-def test_a_failed_key_is_left_alone_for_its_wait_whatever_asks_for_it_meanwhile(schedule: Schedule[str]) -> None:
+def test_a_failed_key_is_left_alone_for_its_wait_whatever_asks_for_it_meanwhile(schedule):
     schedule.add("a", 0.0)
     schedule.take(0.0)
     schedule.add("a", 0.0)
@@ -83,7 +79,7 @@ def test_a_failed_key_is_left_alone_for_its_wait_whatever_asks_for_it_meanwhile(
     assert schedule.failures("a") == 0
 
 
-def test_when_the_server_asks_for_patience_no_other_key_is_begun_either(schedule: Schedule[str]) -> None:
+def test_when_the_server_asks_for_patience_no_other_key_is_begun_either(schedule):
     schedule.add("a", 0.0)
     schedule.add("b", 0.0)
     schedule.take(0.0)
@@ -91,7 +87,7 @@ def test_when_the_server_asks_for_patience_no_other_key_is_begun_either(schedule
     assert (schedule.take(5.9), schedule.next_at(), schedule.take(6.0)) == (None, 6.0, "b")
 
 
-async def test_stopping_finishes_what_was_begun_and_begins_nothing_more() -> None:
+async def test_stopping_finishes_what_was_begun_and_begins_nothing_more():
     begun, may_end = asyncio.Event(), asyncio.Event()
     ended: list[str] = []
 
@@ -123,7 +119,7 @@ TRANSIENT = dict.fromkeys((Unavailable, NoAnswer, Terminating, NotFound, TooMany
 @pytest.mark.parametrize(
     ("kind", "reason"), [*REFUSALS.items(), *TRANSIENT.items(), (BusUnavailable, "BusUnavailable")]
 )
-def test_a_refusal_is_reported_at_once_and_a_transient_error_once_it_has_lasted(kind, reason) -> None:
+def test_a_refusal_is_reported_at_once_and_a_transient_error_once_it_has_lasted(kind, reason):
     backoff = FailureBackoff()
     backoff.record(ONE, Unavailable("something else"), 100.0)
     backoff.record(ONE, kind("no"), 101.0)
@@ -133,7 +129,7 @@ def test_a_refusal_is_reported_at_once_and_a_transient_error_once_it_has_lasted(
     assert backoff.reportable(ONE, 100.0 + LASTING_S) == (reason, "no")
 
 
-def test_a_success_ends_the_failures() -> None:
+def test_a_success_ends_the_failures():
     assert [is_transient(kind("no")) for kind in (TooMany, Conflict, NoAnswer, Terminating)] == [
         True,
         True,
@@ -147,7 +143,7 @@ def test_a_success_ends_the_failures() -> None:
     assert backoff.reportable(ONE, 110.0) is None
 
 
-def test_only_refused_actions_are_deferred_and_only_for_a_while() -> None:
+def test_only_refused_actions_are_deferred_and_only_for_a_while():
     backoff = FailureBackoff()
     backoff.record(ONE, Invalid("no"), 100.0)
     backoff.defer(ONE, ACTIONS, 100.0)
