@@ -8,6 +8,7 @@ import ormsgpack
 import pytest
 import yaml
 from pydantic import BaseModel
+from tests.tables import rows
 
 from marlaas_api.documents import job_spec, pool_spec
 from marlaas_api.kinds import KINDS, ModelPoolSpec, RLJobSpec
@@ -151,18 +152,7 @@ def test_a_field_that_a_document_lacks_has_the_default_of_the_first_release():
     assert PoolSpec.model_validate({"model": {"builtin": "tiny"}}).model_dump(mode="json") == defaults["pool"]
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"agents": []}, "spec.agents"),
-        ({"agents": "policy"}, "spec.agents"),
-        ({"training": {}}, "spec.training.steps"),
-        ({"training": {"steps": 3, "algorithm": "of-tomorrow"}}, "spec.training.algorithm"),
-        ({"environment": {"name": "reverse", "memory": "much"}}, "spec.environment.memory"),
-        ({"rollout": {"group_size": "eight"}}, "spec.rollout.group_size"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("change", "words"), rows(__file__, "unusable"))
 def test_a_value_that_no_worker_could_use_is_refused_with_its_field(change, words):
     opened = ormsgpack.unpackb(encode(document()))
     opened["d"]["spec"] |= change

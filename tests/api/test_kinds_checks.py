@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.operator import objects
+from tests.tables import rows
 
 from marlaas_api.kinds import ModelPool, RLJob, Tenant
 from marlaas_api.kinds.checks import (
@@ -113,10 +114,7 @@ BODY = {
 }
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("2", 2), ("500m", 0.5), ("0.5", 0.5), ("1k", 1e3), ("512Mi", 512 * 2**20), ("1.5Gi", 1.5 * 2**30), ("3T", 3e12)],
-)
+@pytest.mark.parametrize(("text", "value"), rows(__file__, "quantities"))
 def test_a_quantity_has_the_value_that_kubernetes_gives_it(text, value):
     assert quantity(text) == pytest.approx(value)
 
@@ -132,9 +130,6 @@ def test_an_invalid_object_says_everything_at_once():
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "right"),
-    [("max_tokens", "maxTokens"), ("MAXTOKENS", "maxTokens"), ("maxToken", "maxTokens"), ("topk", None), ("", None)],
-)
+@pytest.mark.parametrize(("name", "right"), rows(__file__, "nearest"))
 def test_the_nearest_name_is_the_one_that_was_probably_meant(name, right):
     assert nearest(name, ["maxTokens", "maxTurns", "groupSize"]) == right

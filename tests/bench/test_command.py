@@ -3,6 +3,7 @@
 import pytest
 from bench.__main__ import NAMES, main
 from bench.gpu.__main__ import main as gpu_main
+from tests.tables import rows
 
 
 def test_help_lists_every_measurement_with_what_it_measures(capsys):
@@ -14,14 +15,7 @@ def test_help_lists_every_measurement_with_what_it_measures(capsys):
         assert len(line.removeprefix(f"  {name}").strip()) > 20
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["buss"], "measurement 'buss' does not exist; choose from bus, "),
-        (["busy", "--seed", "1"], "busy: unexpected option --seed; options need a single measurement that has options"),
-        (["bus", "trl", "--seed", "1"], "bus trl: unexpected option --seed; options need a single measurement"),
-    ],
-)
+@pytest.mark.parametrize(("words", "sentence"), rows(__file__, "wrong_words"))
 def test_what_is_none_is_told_in_a_sentence(capsys, words, sentence):
     with pytest.raises(SystemExit, match="2"):
         main(words)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.tables import rows
 
 from marlaas.cluster import errors
 from marlaas.cluster.errors import Refused, error_of
@@ -45,16 +46,9 @@ def test_a_refusal_names_every_field(stderr):
     assert error.causes == REFUSALS[stderr]
 
 
-@pytest.mark.parametrize(
-    ("field", "loc"),
-    [
-        ("spec.agents[1].adapter.rank", ("spec", "agents", 1, "adapter", "rank")),
-        ("spec.environment.args[a.b]", ("spec", "environment", "args", "a.b")),
-        ("<nil>", ()),
-    ],
-)
+@pytest.mark.parametrize(("field", "loc"), rows(__file__, "fields"))
 def test_a_field_of_the_api_server_is_a_place_in_the_manifest(field, loc):
-    assert loc_of(field) == loc
+    assert loc_of(field) == tuple(loc)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import pytest
+from tests.tables import rows
 
 Shell = Any
 """The conftest's."""
@@ -44,22 +45,7 @@ MISSPELT = "job.yaml:8: spec.training.stepz: unknown field; did you mean 'steps'
 NOWHERE = "job.yaml:3: metadata.namespace: namespace nowhere does not exist in the cluster; create it: kubectl create namespace nowhere"
 
 
-@pytest.mark.parametrize(
-    ("there", "words", "code", "sentence"),
-    [
-        *((True, (command, "sum"), 1, MEANT) for command in ("why", "suspend", "resume", "watch")),
-        (False, ("why", "sums"), 1, f"RLJob 'sums' does not exist in namespace NAMESPACE; {ELSEWHERE}"),
-        (
-            False,
-            ("watch",),
-            0,
-            "no RLJobs in namespace NAMESPACE; choose another one with -n NAMESPACE, or all with -A",
-        ),
-        (False, ("why", "sums", "--context=nope"), 1, "nope"),
-        (False, ("submit", "stepz: 8", "--context=none"), 2, MISSPELT),
-        (False, ("submit", "{name: sums, namespace: nowhere}"), 2, NOWHERE),
-    ],
-)
+@pytest.mark.parametrize(("there", "words", "code", "sentence"), rows(__file__, "impossible"))
 def test_a_command_that_cannot_be_done_says_what_is_wrong(shell, there, words, code, sentence):
     """there: a job `sums` exists. The first word after `submit` is put into the manifest."""
     if there:

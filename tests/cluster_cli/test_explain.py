@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.tables import rows
 
 from marlaas.cluster.errors import AccessDenied
 from marlaas.cluster.explain import ClusterContext, explain
@@ -103,15 +104,7 @@ class Kubectl:
         ]
 
 
-@pytest.mark.parametrize(
-    ("reason", "may", "names"),
-    [
-        ("WaitingForSlots", True, ["here", "of-the-tenant", "there"]),
-        ("Preempted", False, ["here", "of-the-tenant"]),
-        ("OverQuota", False, ["here", "of-the-tenant"]),
-        ("WaitingForPool", True, []),
-    ],
-)
+@pytest.mark.parametrize(("reason", "may", "names"), rows(__file__, "beside"))
 def test_the_jobs_beside_it_are_those_that_the_user_may_read(reason, may, names):
     job = job_view(_job({"phase": "Queued", "reason": reason}))
     assert [one.name for one in jobs_beside(Kubectl(may), job)] == names  # type: ignore[arg-type]

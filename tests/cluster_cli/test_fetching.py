@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import invoke
+from tests.tables import rows
 
 from marlaas.cluster.errors import AccessDenied, CommandFailed
 from marlaas.cluster.fetching import Published, fetch, published
@@ -74,18 +75,7 @@ def test_the_promoted_version_counts_otherwise_the_newest_and_a_player_has_none(
     assert published(_job({"name": "o", "policyVersion": 7}, newest), "policy") == (NEWEST,)
 
 
-@pytest.mark.parametrize(
-    ("agents", "agent", "sentence"),
-    [
-        ((), None, "no published adapter yet; see kubectl marlaas why sums -n a"),
-        (({"name": "policy", "policyVersion": 0},), "critic", "no agent critic; its agents are policy"),
-        (
-            ({"name": "o", "policyVersion": 7}, {"name": "policy", "policyVersion": 7, "adapter": "a/sums/7"}),
-            "o",
-            "agent o of a/sums plays the policy of another agent; agents with an adapter: policy",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("agents", "agent", "sentence"), rows(__file__, "no_adapter"))
 def test_a_job_without_such_an_adapter_says_so(agents, agent, sentence):
     with pytest.raises(InvalidInput, match=sentence):
         published(_job(*agents), agent)

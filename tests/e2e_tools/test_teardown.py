@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.tables import rows
 
 _HARNESS = """
 import sys
@@ -72,16 +73,7 @@ def harness(folder: Path, story: str, *words: str, context: str = "") -> Iterato
             process.kill()
 
 
-@pytest.mark.parametrize(
-    ("story", "context", "code", "diary"),
-    [
-        ("fresh", "", 0, ["up tied", "down"]),
-        ("fresh", "", 1, ["up tied", "down"]),
-        ("there already", "", 4, []),
-        ("fresh", "kind-kind", 4, []),  # somebody else's cluster
-        ("cannot", "", 1, ["up tied", "down"]),  # it could not come up
-    ],
-)
+@pytest.mark.parametrize(("story", "context", "code", "diary"), rows(__file__, "teardown"))
 def test_what_was_brought_up_is_taken_down_whatever_the_command_ends_with(tmp_path, story, context, code, diary):
     with harness(tmp_path, story, "sh", "-c", f"exit {code}", context=context) as run:
         assert run.code() == code

@@ -2,6 +2,7 @@
 
 import pytest
 from tests.models.model_folders import write_model
+from tests.tables import rows
 
 from marlaas.models import inspect
 from marlaas.models.memory import (
@@ -122,19 +123,7 @@ def test_a_model_that_does_not_fit_is_told_in_one_sentence_with_the_numbers(tmp_
     assert shortage(needed, 30 * GIB) is None
 
 
-LIMITS = [
-    ("0::/a/b\n", {}, 4000, 3000),
-    ("0::/a/b\n", {"a/memory.max": "max\n"}, 4000, 3000),
-    ("0::/a/b\n", {"a/b/memory.max": f"{3500 * KIB}\n"}, 3500, 3000),
-    (
-        "0::/a/b\n",
-        {"a/memory.max": f"{2000 * KIB}\n", "a/b/memory.max": f"{3500 * KIB}\n"},
-        2000,
-        2000,
-    ),  # an outer group's
-    ("0::/a/b\n", {"other/memory.max": "1\n"}, 4000, 3000),
-    ("4:memory:/docker/x\n", {"memory/memory.limit_in_bytes": f"{1000 * KIB}\n"}, 1000, 1000),  # the older groups
-]
+LIMITS = rows(__file__, "limits")
 
 
 @pytest.mark.parametrize(("group", "files", "limit", "free"), LIMITS)

@@ -3,6 +3,7 @@
 import pytest
 from tests.harness import working
 from tests.orchestrator.harness import a_job, final, mixed
+from tests.tables import rows
 
 from marlaas_api import subjects
 from marlaas_api.messages import JobDocument, Phase, TenantQuota
@@ -44,31 +45,9 @@ def admitted(decision: AdmissionDecision) -> set[str]:
     return {uid for uid, verdict in decision.admissions.items() if verdict.admitted}
 
 
-SIZE = {"agents": 3, "trainer_bytes": 15 << 20, "bytes_per_rank": 1 << 20}
-
-
-@pytest.mark.parametrize(
-    ("settings", "pools", "reason", "words"),
-    [
-        ({"rank": 32}, POOL, "WaitingForPool", "has adapter rank 32, and maxRank is 16 in a replica of pool tiny"),
-        ({"maxStaleness": 5}, POOL, "WaitingForPool", "needs 7 adapter slots (maxStaleness + 2 for each agent), and"),
-        (
-            {},
-            {"tiny": PoolCapacity(6, 16, 256, agents=3)},
-            "WaitingForPool",
-            "has maxTokens 256, and maxModelLen is 256",
-        ),
-        (
-            {"rank": 16},
-            {"tiny": PoolCapacity(6, 16, **SIZE)},
-            "WaitingForPool",
-            "needs 16 MiB of trainer memory for its",
-        ),
-        ({}, {}, "WaitingForPool", "no rollout replica of pool tiny is ready yet"),
-        ({"suspend": True}, POOL, "Suspended", "spec.suspend is true"),
-    ],
-)
-def test_what_replicas_cannot_do_now_is_waited_for_with_both_numbers(document, settings, pools, reason, words):
+@pytest.mark.parametrize(("settings", "pool", "reason", "words"), rows(__file__, "unfit"))
+def test_what_replicas_cannot_do_now_is_waited_for_with_both_numbers(document, settings, pool, reason, words):
+    pools = {} if pool is None else {"tiny": PoolCapacity(**pool)}
     verdict = one(document(**settings), pools=pools)
     assert (verdict.admitted, verdict.reason) == (False, reason)
     assert words in verdict.message

@@ -8,6 +8,7 @@ import pytest
 from tests.harness import a_manifest, changed, identity
 from tests.killing import Killed, kill_at
 from tests.orchestrator.harness import OrchestratorHarness, a_job
+from tests.tables import rows
 
 from marlaas_api import failpoints, subjects
 from marlaas_api.messages import IssueLedger, JobDocument, Phase, Pin, PolicyRecord, TenantUsage, UsageAmounts
@@ -133,19 +134,9 @@ def once(place: str, work: Callable[[], Coroutine[Any, Any, None]]) -> list[asyn
     return begun
 
 
-@pytest.mark.parametrize(
-    ("agents", "level", "kept"),
-    [
-        ((), {"phase": Phase.SUCCEEDED, "admitted": False, "promoted": {"policy": 2}}, {"policy": 2}),
-        ((), {"phase": Phase.SUCCEEDED, "admitted": False, "promoted": {"policy": 0}}, {"policy": 0}),
-        ((), {"phase": Phase.RUNNING}, {"policy": 3}),
-        ((), {"phase": Phase.RUNNING, "versions": {"policy": 0}}, {}),
-        (TEAM, {"phase": Phase.SUCCEEDED, "promoted": {"policy": 2, "critic": 1}}, {"policy": 2, "critic": 1}),
-        (TEAM, {"phase": Phase.RUNNING, "versions": {"policy": 0, "critic": 3}}, {"critic": 3}),
-    ],
-)
-async def test_a_kept_adapter_is_the_published_one_and_nothing_else(harness, agents, level, kept):
-    job = doomed("keep", agents)
+@pytest.mark.parametrize(("is_team", "level", "kept"), rows(__file__, "kept"))
+async def test_a_kept_adapter_is_the_published_one_and_nothing_else(harness, is_team, level, kept):
+    job = doomed("keep", TEAM if is_team else ())
     await fill(harness, job, level)
     left = await deleted(harness, job)
     folders = [f"blob team-a/sums/uid-sums/{agent}/v{version}/" for agent, version in kept.items()]

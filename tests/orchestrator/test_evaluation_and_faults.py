@@ -3,6 +3,7 @@
 import pytest
 from tests.harness import a_step, an_episode, changed, identity
 from tests.orchestrator.harness import a_job
+from tests.tables import rows
 
 from marlaas_api.messages import (
     AgentStep,
@@ -155,16 +156,7 @@ def test_an_agents_mean_is_over_the_tasks_that_may_call_it_and_each_episode_coun
     assert evaluated(job, of_x[0], of_both[0]) == ((1.0 + 0.75) / 2, {"x": 0.75, "o": 1.0})
 
 
-@pytest.mark.parametrize(
-    ("promote", "rewards", "promoted"),
-    [
-        ("last", {0: 0.1, 3: 0.9, 5: 0.4}, {"x": 3, "o": 2}),
-        ("best", {0: 0.1, 3: 0.9, 5: 0.4}, {"x": 2, "o": 1}),
-        ("best", {0: 0.9, 3: 0.2, 5: 0.4}, {"x": 0, "o": 0}),
-        ("best", {0: 0.1, 3: 0.9, 5: 0.9}, {"x": 3, "o": 2}),
-        ("best", {0: 0.1, 3: 0.9}, {"x": 2, "o": 1}),
-    ],
-)
+@pytest.mark.parametrize(("promote", "rewards", "promoted"), rows(__file__, "promotions"))
 def test_the_agents_of_a_team_are_promoted_together_by_the_best_mean_of_the_team(promote, rewards, promoted):
     """In the evaluation at version 5, the agent `o` alone was best."""
     job = a_job(agents=[{"name": "x"}, {"name": "o"}])

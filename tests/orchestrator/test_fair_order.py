@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.orchestrator.demands import demand, names, order_of
+from tests.tables import rows
 
 from marlaas_worker.orchestrator.preemption import MIN_RUN_S, RunningJob, preemptions
 from marlaas_worker.orchestrator.shares import HALF_LIFE_S, PastUse
@@ -56,13 +57,13 @@ def test_priority_orders_the_jobs_of_one_tenant_and_of_no_other():
     assert admitted([*mine, *theirs], total=3)[-1] == "m1"
 
 
-rows = st.lists(
+tables = st.lists(
     st.tuples(st.sampled_from("abc"), st.integers(0, 5), st.integers(-2, 2), st.integers(1, 3)), min_size=1, max_size=10
 )
 
 
 @relaxed
-@given(table=rows, again=st.lists(st.integers(-1000, 1000), min_size=10, max_size=10), whose=st.sampled_from("abc"))
+@given(table=tables, again=st.lists(st.integers(-1000, 1000), min_size=10, max_size=10), whose=st.sampled_from("abc"))
 def test_as_many_jobs_of_one_size_and_age_are_admitted_whatever_their_priorities(table, again, whose):
     def counts(priorities):
         jobs = [
@@ -77,18 +78,7 @@ def test_as_many_jobs_of_one_size_and_age_are_admitted_whatever_their_priorities
     assert counts(before) == counts(after)
 
 
-@pytest.mark.parametrize(
-    ("held", "queue", "total", "expected"),
-    [
-        ([3, 3], [4, 2], 8, []),
-        ([3, 3], [3, 2], 8, ["1"]),
-        ([6], [4, 2, 2], 8, ["1"]),
-        ([2, 2, 2], [4, 2, 2], 8, []),
-        ([2, 2, 2], [2, 4, 2], 8, ["0"]),
-        ([], [3, 3, 3, 2], 8, ["0", "1", "3"]),
-        ([9], [2], 8, []),
-    ],
-)
+@pytest.mark.parametrize(("held", "queue", "total", "expected"), rows(__file__, "passing"))
 def test_a_tenants_job_passes_its_earlier_one_only_if_that_one_never_waits_longer_for_it(held, queue, total, expected):
     """Of 8 slots. (3, 3) held, 2 free: 4 and 3 start when one of them ends, with 5 free. 4 and 2 are more than 5; 3 and 2 are not."""
     holding = [demand(f"held-{n}", "a", units) for n, units in enumerate(held)]
@@ -138,6 +128,10 @@ def exchange(blocked, holding, total, *, since=0.0, weights=None, over_quota=())
     return [(one.preemptor.document.job, names(one.victims)) for one in found]
 
 
+def made(name, tenant, units=1, created_at=0, priority=0):
+    return demand(name, tenant, units, created_at=created_at, priority=priority)
+
+
 def several(tenant, number, units=1, **fields):
     return [demand(f"{tenant}{n}", tenant, units, created_at=float(n), **fields) for n in range(number)]
 
@@ -160,45 +154,10 @@ def test_no_job_is_preempted_before_its_minimum_run_time(ran_s, makes_room):
     assert bool(exchange([demand("new", "b")], several("a", 4), 4, since=NOW - ran_s)) is makes_room
 
 
-LARGE = [demand("large", "a", 4, created_at=1), demand("z", "a", 1)]
-SPARED = [demand("old", "a", 4, created_at=1), demand("young", "a", 1, created_at=2), demand("z", "b", 3)]
-
-
-@pytest.mark.parametrize(
-    ("waiting", "holding", "total", "expected"),
-    [
-        ([demand("new", "c")], [*several("a", 2), *several("b", 4)], 6, [("new", ["b3"])]),
-        ([demand("new", "c")], [*several("b", 3), demand("low", "b", priority=-1)], 4, [("new", ["low"])]),
-        ([demand("urgent", "a", priority=99)], several("a", 4), 4, []),
-        ([demand("new", "c", 4)], [*several("a", 3), demand("b0", "b")], 4, []),
-        ([demand("new", "c", 3)], SPARED, 8, [("new", ["old"])]),
-        ([demand("x", "b", created_at=5), demand("y", "c", created_at=6)], LARGE, 5, [("x", ["large"])]),
-        (
-            [demand("large", "c", 5, created_at=1), demand("small", "b", created_at=2)],
-            several("a", 4),
-            5,
-            [("small", ["a3"])],
-        ),
-        (
-            [demand("x", "b", created_at=20), demand("y", "c", 2, created_at=21)],
-            several("a", 8),
-            4,
-            [("x", ["a7"]), ("y", ["a6", "a5"])],
-        ),
-    ],
-    ids=[
-        "the youngest job of the tenant furthest over its share",
-        "of that tenant the lowest priority first",
-        "never one of its own tenant",
-        "nothing in vain: b is not over its share",
-        "a victim whose room is not needed is spared",
-        "several share the room of one large victim",
-        "free units are kept for the guarded job",
-        "in a smaller pool each has victims of its own",
-    ],
-)
+@pytest.mark.parametrize(("waiting", "holding", "total", "expected"), rows(__file__, "makes_room"))
 def test_who_makes_room_for_whom(waiting, holding, total, expected):
-    assert exchange(waiting, holding, total) == expected
+    found = exchange([made(*one) for one in waiting], [made(*one) for one in holding], total)
+    assert [list(one) for one in found] == expected
 
 
 @pytest.mark.parametrize("total", [8, 4, 1], ids=["a whole pool", "a replica restarts", "most replicas are gone"])

@@ -3,10 +3,11 @@
 import pytest
 from tests.harness import a_progress, a_turn, an_episode, identity, job_document
 from tests.orchestrator.harness import run_to_end
+from tests.tables import rows
 
 from marlaas_api import subjects
 from marlaas_api.messages import Episode, Meter, Phase, Progress, ReplicaReport, UsageAmounts
-from marlaas_api.messages.agent_settings import AgentSettings, PolicySettings
+from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.names import PREEMPTION_STRIDE, episode_id
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.orchestrator import metering as metering_module
@@ -14,6 +15,8 @@ from marlaas_worker.orchestrator.experience import CompleteGroup, Experience
 from marlaas_worker.orchestrator.metering import Metering
 from marlaas_worker.orchestrator.tenant_accounts import TenantAccounts, summed
 from marlaas_worker.orchestrator.usage import JobUsage
+
+POLICY = (AgentSettings(name="policy"),)
 
 
 def test_a_job_that_goes_on_counts_every_total_of_a_replica_once(document):
@@ -113,7 +116,7 @@ async def record(harness, document):
 
 
 def complete(*episodes: Episode, size: int = 2) -> CompleteGroup:
-    experience = Experience((AgentSettings(name="policy"),), size)
+    experience = Experience(POLICY, size)
     *_, group = (experience.add(episode) for episode in episodes)
     assert group is not None
     return group
@@ -125,30 +128,12 @@ async def used_of(harness, document, players, group: CompleteGroup) -> dict[str,
     return dict(amounts)
 
 
-PLAYS = [
-    AgentSettings(name="policy"),
-    AgentSettings(name="second", policy=PolicySettings(of="policy")),
-    AgentSettings(name="past", policy=PolicySettings(of="policy", versions="past")),
-]
-
-
-@pytest.mark.parametrize(
-    ("players", "speakers", "expected"),
-    [
-        ([AgentSettings(name="policy")], ("critic", "policy"), {"policy": (10, 10, 0, 1.0)}),
-        (
-            [AgentSettings(name=name) for name in ("policy", "critic")],
-            ("critic", "policy"),
-            {"policy": (10, 10, 0, 0.5), "critic": (1, 1, 0, 0.5)},
-        ),
-        (PLAYS, ("second", "past"), {"policy": (11, 1, 10, 1.0)}),
-    ],
-    ids=["of other agents nothing", "each its own, and seconds in equal parts", "players for the policy"],
-)
+@pytest.mark.parametrize(("players", "speakers", "expected"), rows(__file__, "usage"))
 async def test_usage_is_counted_for_the_policy_that_was_played(harness, document, record, players, speakers, expected):
     group = complete(await record(0, 0, 1, agent=speakers[0]), await record(0, 1, 10, agent=speakers[1]))
-    used = (await used_of(harness, document(), players, group)).items()
-    found = {name: (one.generated_tokens, one.open_tokens, one.frozen_tokens, one.sandbox_s) for name, one in used}
+    agents = [AgentSettings.model_validate(one) for one in players]
+    used = (await used_of(harness, document(), agents, group)).items()
+    found = {name: [one.generated_tokens, one.open_tokens, one.frozen_tokens, one.sandbox_s] for name, one in used}
     assert found == expected
 
 
@@ -167,7 +152,7 @@ async def test_of_the_plays_before_a_preemption_the_last_was_cut_and_the_others_
     feigned = await record(0, 1, 8, attempt=PREEMPTION_STRIDE + 1)
     ended = await record(0, 2, 9)
     again = await record(0, 2, 100_000, attempt=PREEMPTION_STRIDE + 1, num_preemptions=1)
-    amounts = (await used_of(harness, document(), PLAYS[:1], complete(one, ended, again, feigned, size=3)))["policy"]
+    amounts = (await used_of(harness, document(), POLICY, complete(one, ended, again, feigned, size=3)))["policy"]
     assert amounts.open_tokens == 7 + 8 + 9
     assert amounts.failed_tokens == 1 + 1000 + 10_000
     assert amounts.preempted_tokens == 10 + 20 + 100 + 100_000

@@ -4,6 +4,7 @@ import math
 
 import pytest
 from tests.harness import a_step, identity, job_document
+from tests.tables import rows
 
 from marlaas.episodes.record import EpisodeRecord, TurnRecord
 from marlaas.plots.occupancy import busy_share, by_group, merged, num_busy, on_common_time
@@ -106,18 +107,9 @@ def _episode(at: float, *turns: TurnRecord) -> EpisodeRecord:
     return EpisodeRecord(episode="e", group="u-t0", split=Split.TRAIN, index=0, member=0, at=at, turns=turns)
 
 
-@pytest.mark.parametrize(
-    ("intervals", "gap_s", "joined"),
-    [
-        ([], 0.0, ()),
-        ([(3, 4), (1, 2)], 0.0, ((1, 2), (3, 4))),
-        ([(1, 3), (2, 5), (2.5, 3)], 0.0, ((1, 5),)),
-        ([(1, 2), (2.4, 3)], 0.5, ((1, 3),)),
-        ([(2, 2), (4, 3)], 0.0, ()),
-    ],
-)
+@pytest.mark.parametrize(("intervals", "gap_s", "joined"), rows(__file__, "intervals"))
 def test_intervals_become_disjoint_and_in_order(intervals, gap_s, joined):
-    assert union(intervals, gap_s) == joined
+    assert [list(one) for one in union(intervals, gap_s)] == joined
 
 
 def test_engine_environment_and_trainer_are_where_the_record_says():

@@ -23,6 +23,7 @@ from tests.operator.policies.scenes import (
     snapshot,
     tenant,
 )
+from tests.tables import rows
 
 from marlaas_api.kinds import ModelPool
 from marlaas_api.messages import Phase
@@ -102,22 +103,7 @@ def test_what_cannot_be_handed_over_gets_no_document_and_is_told_at_once(fields,
     assert plan(told(scene)).status is None
 
 
-@pytest.mark.parametrize(
-    ("job", "small", "large"),
-    [
-        ({"training": {"steps": 40, "maxStaleness": 10}}, {"adapterSlots": 8}, {"adapterSlots": 16}),
-        ({"agents": [{"name": "a", "adapter": {"rank": 32}}]}, {"maxRank": 16}, {"maxRank": 32}),
-        ({"rollout": {"maxTokens": 512}}, {"rollout": {"maxModelLen": 512}}, {"rollout": {"maxModelLen": 1024}}),
-        ({}, {"namespaces": ["team-b"]}, {"namespaces": ["team-b", "team-a"]}),
-        ({}, None, {}),
-        (
-            {"environment": {"name": "reverse", "memory": "1Gi"}},
-            {"sandbox": {"maxMemory": "512Mi"}},
-            {"sandbox": {"maxMemory": "1Gi"}},
-        ),
-    ],
-    ids=["slots", "rank", "length", "namespace", "pool", "memory"],
-)
+@pytest.mark.parametrize(("job", "small", "large"), rows(__file__, "early"))
 def test_a_job_that_came_a_moment_before_its_pools_update_is_handed_over_after_it(job, small, large):
     early = told(new(job=rljob(job), on={"pool": modelpool(**small) if small is not None else None}))
     assert early.status["phase"] == "Queued"
