@@ -106,23 +106,14 @@ def test_defaults_and_a_clip_or_no_correction_where_it_means_something_need_no_r
     assert list(remarks(_job(training={"steps": 3, **training}), [_pool()])) == []
 
 
-BODY = {
-    "apiVersion": "marlaas.dev/v1alpha1",
-    "kind": "RLJob",
-    "metadata": {"name": "sums", "namespace": "team-a"},
-    "spec": {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 3}},
-}
-
-
 @pytest.mark.parametrize(("text", "value"), rows(__file__, "quantities"))
 def test_a_quantity_has_the_value_that_kubernetes_gives_it(text, value):
     assert quantity(text) == pytest.approx(value)
 
 
 def test_an_invalid_object_says_everything_at_once():
-    body = {**BODY, "kind": "Tenant", "spec": {"namespaces": [], "weight": 0, "wieght": 1}}
     with pytest.raises(InvalidObject) as caught:
-        parse(Tenant, body)
+        parse(Tenant, objects.tenant("sums", weight=0, wieght=1))
     assert str(caught.value).splitlines() == [
         "spec.namespaces: must have at least 1 entry, found 0",
         "spec.weight: must be more than 0, found 0",

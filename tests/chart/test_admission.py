@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 from tests.operator.objects import job, namespace, tenant
+from tests.tables import rows
 
 from marlaas_api.kinds import RLJob, Tenant
 from marlaas_api.kinds.problems import InvalidObject, parse
@@ -57,39 +58,7 @@ def test_the_charts_own_objects_are_not_the_operators_to_change(release):
     assert "writes only objects labelled" in release.refusal(OPERATOR, "-n", NAMESPACE, *change)
 
 
-def container(ports: list[Document] | None = None, **context: object) -> Document:
-    """A container that breaks one rule."""
-    locked = {"allowPrivilegeEscalation": False, **context}
-    return {"name": "main", "image": "x", "securityContext": locked, "ports": ports or []}
-
-
-def token_volume() -> Document:
-    """What mounts a token of the pod's account whether or not one is to be mounted by itself."""
-    return {"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
-
-
-LOOSE: list[tuple[dict[str, object], str]] = [
-    ({"automountServiceAccountToken": True}, "have no API token"),
-    ({"hostNetwork": True}, "use no resources of the node"),
-    ({"hostPID": True}, "use no resources of the node"),
-    ({"volumes": [{"name": "root", "hostPath": {"path": "/"}}]}, "use no resources of the node"),
-    ({"volumes": [token_volume()]}, "have no API token"),
-    ({"volumes": [{"name": "disk", "nfs": {"server": "10.0.0.1", "path": "/"}}]}, "only volumes of type Secret"),
-    ({"containers": [container(ports=[{"containerPort": 80, "hostPort": 80}])]}, "use no resources of the node"),
-    ({"securityContext": {}}, "do not run as root and gain no privileges"),
-    ({"securityContext": {"runAsNonRoot": True, "runAsUser": 0}}, "do not run as root and gain no privileges"),
-    ({"containers": [container(runAsNonRoot=False, runAsUser=0)]}, "do not run as root and gain no privileges"),
-    ({"containers": [container(runAsNonRoot=False)]}, "do not run as root and gain no privileges"),
-    ({"containers": [container(capabilities={"add": ["NET_RAW"]})]}, "do not run as root and gain no privileges"),
-    ({"containers": [{"name": "main", "image": "x"}]}, "do not run as root and gain no privileges"),
-    (
-        {"initContainers": [{"name": "first", "image": "x", "securityContext": {"privileged": True}}]},
-        "gain no privilege",
-    ),
-]
-
-
-@pytest.mark.parametrize(("pod", "sentence"), LOOSE, ids=[str(next(iter(pod))) for pod, _ in LOOSE])
+@pytest.mark.parametrize(("pod", "sentence"), rows(__file__, "loose"))
 def test_the_operator_can_make_no_other_pods(release, pod, sentence):
     assert sentence in put(release, deployment(**pod))
 
@@ -186,17 +155,10 @@ def test_an_author_names_as_many_secrets_as_a_job_may_have(editor):
     assert create(editor, secretRefs=names(READABLE), imagePullSecrets=names(READABLE)) == ""
 
 
-@pytest.mark.parametrize(
-    ("cidrs", "refused"),
-    [
-        (["0.0.0.0/0", "::/0", "8.8.8.8/32", "10.0.0.0/7", "2001:db8::1/64"], ""),
-        (["8.8.8.8/32", "10.96.0.1/32"], "10.96.0.1/32"),
-        (["10.1.2.3/8"], "10.1.2.3/8"),
-        (["172.16.0.0/12", "192.168.1.0/24", "100.64.0.0/10"], "172.16.0.0/12, 192.168.1.0/24, 100.64.0.0/10"),
-        (["127.0.0.1/32", "::1/128", "fd00::/8", "64:ff9b::a00:1/128"], "127.0.0.1/32, ::1/128, fd00::/8, 64:ff9b::a00:1/128"),
-        ([f"{number}.255.255.255/32" for number in range(100, 164)], "127.255.255.255/32"),
-    ],
-)  # fmt: skip
+MANY = [f"{number}.255.255.255/32" for number in range(100, 164)], "127.255.255.255/32"
+
+
+@pytest.mark.parametrize(("cidrs", "refused"), [*rows(__file__, "egress"), MANY])
 def test_a_job_opens_nothing_that_the_installation_closes(editor, cidrs, refused):
     sentence = f"environment.egress: {refused} is not open to jobs; remove it, or ask the platform team"
     answer = create(editor, **egress(*cidrs))

@@ -39,12 +39,6 @@ def test_submit_owns_only_what_was_written_and_applies_nothing_when_one_object_i
     assert shell.kubectl("get", "rljobs", "--output=name").split() == ["rljob.marlaas.dev/sums"]
 
 
-MEANT = "RLJob 'sum' does not exist in namespace NAMESPACE; did you mean 'sums'?"
-ELSEWHERE = "choose another namespace with -n NAMESPACE, or list all jobs with `marlaas watch -A`"
-MISSPELT = "job.yaml:8: spec.training.stepz: unknown field; did you mean 'steps'?"
-NOWHERE = "job.yaml:3: metadata.namespace: namespace nowhere does not exist in the cluster; create it: kubectl create namespace nowhere"
-
-
 @pytest.mark.parametrize(("there", "words", "code", "sentence"), rows(__file__, "impossible"))
 def test_a_command_that_cannot_be_done_says_what_is_wrong(shell, there, words, code, sentence):
     """there: a job `sums` exists. The first word after `submit` is put into the manifest."""

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from tests.crds.conftest import Api, problems
 from tests.crds.table import parts, schema
+from tests.tables import rows
 
 from marlaas_api.kinds import KINDS, Kind
 from marlaas_api.kinds.problems import parse
@@ -76,32 +77,9 @@ def test_a_status_is_stored_whole(api, kind):
     assert api.get(kind.__name__, "full")["status"] == _fixture(kind, "full")["status"]
 
 
-COLUMNS = {
-    "RLJob": (
-        ["Name", "Pool", "Phase", "Step", "Reward", "Version", "Reason", "Age"],
-        ["Staleness", "Tokens/s", "Tenant", "Eval", "Generated", "Trained", "Wasted"],
-        [
-            *("full", "full", "Running", "12/200", 0.412, "12/0", "Training"),
-            *(0.75, 812.4, "research", 0.39, 1234567, 1000000, 190567),
-        ],
-    ),
-    "ModelPool": (
-        ["Name", "Model", "Rollout", "Trainer", "Agents", "Jobs", "Age"],
-        [],
-        ["full", "hub Qwen/Qwen3-0.6B@c1899de", "2/2", "1/2", "9/16", 3],
-    ),
-    "Tenant": (
-        ["Name", "Weight", "Entitled", "Held", "Jobs", "Queued", "Agents", "Generated", "Trained", "Age"],
-        ["Wasted", "Engine-s", "Trainer-s"],
-        ["full", 2.5, 0.25, 0.1875, 2, 1, 6, 1234567, 1000000, 190567, 5400.3, 1800.5],
-    ),
-}
-
-
 @pytest.mark.usefixtures("full")
-@pytest.mark.parametrize("name", COLUMNS)
-def test_kubectl_get_shows_these_columns(api, name):
-    narrow, wide, cells = COLUMNS[name]
+@pytest.mark.parametrize(("name", "narrow", "wide", "cells"), rows(__file__, "columns"))
+def test_kubectl_get_shows_these_columns(api, name, narrow, wide, cells):
     table = api.table(name)
     columns = table["columnDefinitions"]
     assert [column["name"] for column in columns if column["priority"] == 0] == narrow

@@ -1,13 +1,16 @@
-"""The gateway where there is no API server to answer."""
+"""What an answer means, of the API server or of whoever stands before it; and where nobody answers."""
 
+import json
 import socket
 from dataclasses import replace
 
 import pytest
 from tests.operator.objects import kubeconfig
+from tests.tables import rows
 
-from marlaas_operator.cluster import NoAnswer
+from marlaas_operator.cluster import NoAnswer, Terminating, TooMany
 from marlaas_operator.cluster.api_server import connect
+from marlaas_operator.cluster.errors import api_error
 from marlaas_operator.cluster.resources import KINDS, OWNED, RLJOBS
 
 
@@ -40,3 +43,18 @@ async def test_a_proxy_of_the_environment_is_used_unless_the_server_is_excepted(
         proxies.append(gateway.configuration.proxy)
         await gateway.close()
     assert proxies == ["http://proxy.example:3128", None]
+
+
+@pytest.mark.parametrize(("status", "kind"), rows(__file__, "answers"))
+def test_the_status_of_an_answer_says_whether_it_may_pass(status, kind):
+    error = api_error(status, b"{}", "cannot get it")
+    assert type(error).__name__ == kind
+    assert str(error).startswith("cannot get it: ")
+
+
+def test_patience_is_bounded_and_an_end_of_a_namespace_is_no_refusal():
+    patient = api_error(429, b"", "cannot", "7200")
+    assert isinstance(patient, TooMany)
+    assert patient.retry_after_s == 60.0
+    ending = {"message": "being terminated", "details": {"causes": [{"reason": "NamespaceTerminating"}]}}
+    assert isinstance(api_error(403, json.dumps(ending).encode(), "cannot"), Terminating)

@@ -1,40 +1,16 @@
 """Drift, of every kind of object that we own: it is put back when somebody deletes or edits it, and what others have added stays, inside the spec too."""
 
-from typing import Any
-
 from tests.operator.objects import SYSTEM
 from tests.operator.real.harness import eventually
+from tests.tables import rows
 
 from marlaas_operator.cluster import Target
-from marlaas_operator.cluster.resources import (
-    CONFIG_MAPS,
-    DEPLOYMENTS,
-    DISRUPTION_BUDGETS,
-    NETWORK_POLICIES,
-    SERVICE_ACCOUNTS,
-    SERVICES,
-    STATEFULSETS,
-)
+from marlaas_operator.cluster.resources import DEPLOYMENTS, OWNED, STATEFULSETS
 
 SANDBOX = Target(DEPLOYMENTS, "team-a", "one-sandbox")
 WORKERS = Target(STATEFULSETS, SYSTEM, "tiny-rollout")
-
-EDITS: list[tuple[Target, dict[str, Any]]] = [
-    (SANDBOX, {"spec": {"template": {"spec": {"automountServiceAccountToken": True}}}}),
-    (SANDBOX, {"spec": {"template": {"spec": {"securityContext": {"runAsNonRoot": False}}}}}),
-    (SANDBOX, {"metadata": {"labels": {"marlaas.dev/job": "other"}}}),
-    (Target(NETWORK_POLICIES, "team-a", "one-sandbox"), {"spec": {"policyTypes": ["Ingress"]}}),
-    (Target(NETWORK_POLICIES, "team-a", "one-sandbox"), {"spec": {"ingress": [{}]}}),
-    (Target(SERVICE_ACCOUNTS, "team-a", "one-sandbox"), {"automountServiceAccountToken": True}),
-    (WORKERS, {"spec": {"replicas": 0}}),
-    (WORKERS, {"metadata": {"ownerReferences": None}}),
-    (Target(STATEFULSETS, SYSTEM, "tiny-trainer"), {"spec": {"updateStrategy": {"type": "OnDelete"}}}),
-    (Target(SERVICES, SYSTEM, "tiny-trainer"), {"spec": {"selector": {"marlaas.dev/pool": "other"}}}),
-    (Target(DISRUPTION_BUDGETS, SYSTEM, "tiny-trainer"), {"spec": {"maxUnavailable": 0}}),
-    (Target(NETWORK_POLICIES, SYSTEM, "tiny-trainer"), {"spec": {"egress": [{}]}}),
-    (Target(SERVICE_ACCOUNTS, SYSTEM, "tiny-workers"), {"automountServiceAccountToken": True}),
-    (Target(CONFIG_MAPS, SYSTEM, "tiny-pool"), {"data": {"pool.json": "{}"}}),
-]
+KINDS = {resource.kind: resource for resource in OWNED}
+EDITS = [(Target(KINDS[kind], place, name), edit) for place, kind, name, edit in rows(__file__, "edits")]
 OURS = list(dict.fromkeys(target for target, _ in EDITS))
 
 
