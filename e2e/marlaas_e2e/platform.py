@@ -167,9 +167,8 @@ class Platform:
         values = ROOT / "e2e" / "values.yaml"
         words = ("upgrade", "--install", RELEASE, ROOT / "charts" / "marlaas", "--namespace", NAMESPACE)
         try:
-            self.cluster.helm(
-                *words, "--values", values, *Elsewhere.said().chart_words(), "--wait", "--timeout", "4m", *more
-            )
+            said = Elsewhere.said().chart_words()
+            self.cluster.helm(*words, "--values", values, *said, "--wait", "--timeout", "4m", *more)
         except CommandFailed as error:
             pytest.fail(f"{error}\n{self.picture()}")
 

@@ -95,9 +95,9 @@ def columns(platform: Platform) -> dict[str, dict[str, str]]:
 def assert_no_faults(platform: Platform, tenant: str) -> None:
     """Assert that no job of a tenant counts a fault."""
     counts = ("faults", "trainingFaults", "sandboxCrashes")
-    found = {
-        name: [each[count] for count in counts if each.get(count)] for name, each in statuses(platform, tenant).items()
-    }
+    found = {}
+    for name, each in statuses(platform, tenant).items():
+        found[name] = [each[count] for count in counts if each.get(count)]
     assert not any(found.values()), found
 
 
@@ -162,9 +162,8 @@ def test_a_tenant_with_the_smaller_share_preempts_and_the_shares_follow_the_weig
     entitled = {name: platform.status("tenant", name)["shareEntitled"] for name in TEAMS}
     assert entitled[HEAVY] == pytest.approx(3 * entitled[LIGHT], abs=0.03)
     last, status = over_quota(platform, HEAVY)
-    waits_for = re.match(
-        r"over quota: 3 of 3 adapter slots, and it needs 1; waits for team-o/(heavy-\d), ", status["message"]
-    )
+    text = r"over quota: 3 of 3 adapter slots, and it needs 1; waits for team-o/(heavy-\d), "
+    waits_for = re.match(text, status["message"])
     assert waits_for, status
     assert waits_for[1] in {*HEAVIES} - {last}
     victims = preempted(platform)

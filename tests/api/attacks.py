@@ -71,9 +71,7 @@ def api_calls() -> list[tuple[str, bytes]]:
     """JetStream's API: every verb on every stream and consumer, with bodies that name what the subject does not."""
     own = consumer(MINE)
     consumers = [own, consumer(OTHER), consumer(SIBLING), consumer(OTHER, "orchestrator"), "fresh"]
-    calls = [
-        (f"{verb}", b"") for verb in ("INFO", "STREAM.NAMES", "STREAM.LIST", "META.LEADER.STEPDOWN", "SERVER.REMOVE")
-    ]
+    calls = [(verb, b"") for verb in ("INFO", "STREAM.NAMES", "STREAM.LIST", "META.LEADER.STEPDOWN", "SERVER.REMOVE")]
     calls += [(f"ACCOUNT.{verb}.MARLAAS", b"") for verb in ("PURGE", "STREAM.MOVE")]
     spec = {"name": "fresh", "durable_name": "fresh", "ack_policy": "none", "deliver_subject": "_INBOX_team-a_mine.x"}
     for stream in STREAMS:
@@ -83,9 +81,8 @@ def api_calls() -> list[tuple[str, bytes]]:
         calls.append((f"STREAM.CREATE.{stream}", json.dumps({"name": stream, "subjects": ["x.>"]}).encode()))
         calls += [(f"STREAM.MSG.{verb}.{stream}", b'{"seq":1}') for verb in ("GET", "DELETE")]
         calls += [(f"DIRECT.GET.{stream}", body) for body in (b'{"seq":1}', b'{"next_by_subj":">","batch":9,"seq":1}')]
-        calls += [
-            (f"DIRECT.GET.{stream}.{subject}", b"") for subject in ("task.team-b.other", "$KV.jobs.team-b.other", ">")
-        ]
+        named = ("task.team-b.other", "$KV.jobs.team-b.other", ">")
+        calls += [(f"DIRECT.GET.{stream}.{subject}", b"") for subject in named]
         calls += [(f"CONSUMER.{verb}.{stream}", b"") for verb in ("NAMES", "LIST")]
         for name in consumers:
             body = json.dumps({"stream_name": stream, "config": {**spec, "name": name, "durable_name": name}}).encode()

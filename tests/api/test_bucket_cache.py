@@ -22,9 +22,8 @@ class CacheHarness:
         self.bus = self.server.connect("test")
         self.changes: list[str] = []
         self.changed = asyncio.Event()
-        self.cache = BucketCache(
-            lambda: self.bus.bucket(subjects.PINS), Pin, self._note, prefix="a.", relevant=relevant
-        )
+        pins = lambda: self.bus.bucket(subjects.PINS)  # noqa: E731
+        self.cache = BucketCache(pins, Pin, self._note, prefix="a.", relevant=relevant)
 
     def _note(self, key: str) -> None:
         self.changes.append(key)

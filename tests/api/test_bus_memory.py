@@ -74,6 +74,5 @@ def test_subjects_match_as_nats_says_and_patterns_overlap_when_some_subject_matc
         assert not matches(*pair.split()), pair
     for pair in ("a.b a.b", "a.* a.b", "a.*.c a.b.*", "a.> a.b.c", "a.b a.c", "a.* a.b.c", "a.b.* a.c.*"):
         one, other = pair.split()
-        assert overlaps(one, other) is overlaps(other, one) is (pair not in ("a.b a.c", "a.* a.b.c", "a.b.* a.c.*")), (
-            pair
-        )
+        apart = pair in ("a.b a.c", "a.* a.b.c", "a.b.* a.c.*")
+        assert overlaps(one, other) is overlaps(other, one) is not apart, pair

@@ -146,9 +146,8 @@ async def test_no_answer_can_be_aimed_at_what_is_not_its_own(harness, attacker):
         after = await harness.state()
     mine = subjects.EPISODES
     assert (after[mine][1], after[mine][3]) == (1, {subjects.episode("team-a", "mine"): 1})
-    unchanged = {
-        name for name in before if name not in (mine, consumer(MINE), subjects.EVENTS, f"KV_{subjects.LEDGER}")
-    }
+    changed = (mine, consumer(MINE), subjects.EVENTS, f"KV_{subjects.LEDGER}")
+    unchanged = {name for name in before if name not in changed}
     assert {name: after[name] for name in unchanged} == {name: before[name] for name in unchanged}
     # Its own tasks and its own document may reach the inbox of another, if it knew one: nothing that anybody takes for an answer.
     assert {request.data for request in heard if request.subject.startswith("gen.")} == set()
@@ -216,9 +215,8 @@ async def test_what_a_sandbox_needs_it_may_do(harness):
 
 async def test_every_role_of_the_platform_may_do_its_work(harness):
     """The roles' own tests do this without permissions: claiming, compare-and-set, recording."""
-    rollout, trainer, runner = [
-        await harness.connect(user) for user in (RolloutUser("tiny"), TrainerUser("tiny"), RunnerUser())
-    ]
+    users = RolloutUser("tiny"), TrainerUser("tiny"), RunnerUser()
+    rollout, trainer, runner = [await harness.connect(user) for user in users]
     await (await rollout.bucket("pins")).create("team-a.mine.policy.u1-t0", b"0")
     await (await rollout.bucket("replicas")).put("rollout.tiny.rollout-0", b"report")
     await rollout.publish(subjects.turn("team-a", "mine", "u1-t0-0-1", 0), b"turn", expect_last=0)

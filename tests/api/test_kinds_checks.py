@@ -49,9 +49,8 @@ def test_what_can_never_fit_is_refused_with_the_numbers_of_both_sides(case):
 
 
 def test_what_fits_exactly_is_taken():
-    job = _job(
-        agents=_agent(rank=16), training={"steps": 3, "maxStaleness": 1}, rollout={"maxTokens": 511, "maxTurns": 1}
-    )
+    rollout = {"maxTokens": 511, "maxTurns": 1}
+    job = _job(agents=_agent(rank=16), training={"steps": 3, "maxStaleness": 1}, rollout=rollout)
     pool = _pool(adapterSlots=3, maxRank=16, namespaces=["team-a"], rollout={"maxModelLen": 512})
     assert list(check_fit(job, pool)) == []
     assert list(remarks(job, [pool])) == []

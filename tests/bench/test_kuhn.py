@@ -46,6 +46,4 @@ def test_an_average_weighs_a_version_by_its_own_moves_to_the_information_set():
     (one, other) = (dict.fromkeys(SETS[0], bet) for bet in (0.25, 0.75))
     mean = average([one | {"king pass bet": 1.0}, other | {"king pass bet": 0.0}])
     assert (mean["king"], mean["king pass bet"]) == (0.5, pytest.approx(0.75))
-    assert average([dict.fromkeys(SETS[0], 1.0)] * 2)["king pass bet"] == 1, (
-        "an information set that no version reaches"
-    )
+    assert average([dict.fromkeys(SETS[0], 1.0)] * 2)["king pass bet"] == 1, "no version reaches this information set"

@@ -145,9 +145,7 @@ def create(release: Release, **environment: object) -> str:
 @pytest.mark.parametrize("at", [0, 15])
 def test_an_author_names_no_secret_that_they_may_not_read(editor, field, at):
     named = [*READABLE[:at], "login", *READABLE[at + 1 :]]
-    sentence = (
-        f"environment.{field}: Secret login may not be read by ed in namespace team-a; remove it from the job, or"
-    )
+    sentence = f"environment.{field}: Secret login may not be read by ed in namespace team-a; remove it from the job"
     assert sentence in create(editor, **{field: names(named)})
 
 

@@ -72,9 +72,8 @@ def test_a_tenant_cannot_pass_a_pod_off_as_the_operators(control_plane_with_role
     forged = pod("forged", {**OURS, "marlaas.dev/pool": "tiny"})
     assert RESERVED in release.refusal("ada", "create", "--dry-run=server", "-f", "-", stdin=json.dumps(forged))
     release.kubectl_as("ada", "create", "-f", "-", stdin=json.dumps(pod("plain", {"app": "web"})))
-    assert RESERVED in release.refusal(
-        "ada", "-n", "team-a", "label", "pod", "plain", "app.kubernetes.io/managed-by=marlaas-operator"
-    )
+    label = "app.kubernetes.io/managed-by=marlaas-operator"
+    assert RESERVED in release.refusal("ada", "-n", "team-a", "label", "pod", "plain", label)
     release.kubectl_as("ada", "-n", "team-a", "label", "pod", "plain", "app=changed", "--overwrite")
 
 

@@ -50,6 +50,5 @@ def program(tmp_path: Path) -> Callable[[str], str]:
 def test_the_targets_flags_reach_kubectl(program):
     echo = program('printf \'{"said": "%s"}\' "$*"')
     kubectl = Kubectl(ClusterTarget("c", "n", "k"), echo)
-    assert kubectl.get("rljobs", "x")["said"] == (
-        "get rljobs x --output=json --request-timeout=30s --context=c --namespace=n --kubeconfig=k"
-    )
+    flags = "--output=json --request-timeout=30s --context=c --namespace=n --kubeconfig=k"
+    assert kubectl.get("rljobs", "x")["said"] == f"get rljobs x {flags}"

@@ -33,9 +33,8 @@ def test_submit_owns_only_what_was_written_and_applies_nothing_when_one_object_i
     fine = shell.job.replace("name: sums", "name: other")
     said = shell.run("submit", shell.write(f"{fine}---\n{shell.job.replace('steps: 8', 'steps: 4')}"))
     assert said.code == 2
-    assert said.err.startswith(
-        "job.yaml:17: spec.training.steps: the API server rejects this: Invalid value: 4: may be raised"
-    )
+    words = "job.yaml:17: spec.training.steps: the API server rejects this: Invalid value: 4: may be raised"
+    assert said.err.startswith(words)
     assert shell.kubectl("get", "rljobs", "--output=name").split() == ["rljob.marlaas.dev/sums"]
 
 
@@ -82,9 +81,7 @@ def test_suspend_and_resume_set_one_field_and_say_what_follows(shell):
 
 def test_why_names_the_pools_own_cause(shell):
     shell.submit(shell.both)
-    shell.set_status(
-        "rljob", "sums", {"phase": "Queued", "reason": "WaitingForPool", "message": "no engine is ready yet"}
-    )
+    shell.set_status("rljob", "sums", {"phase": "Queued", "reason": "WaitingForPool", "message": "no engine yet"})
     broken = {
         "type": "RolloutReady",
         "status": "False",
@@ -124,9 +121,7 @@ def test_why_tells_the_last_warning_of_the_jobs_events(shell):
 
 def test_watch_ends_with_the_jobs_and_says_whether_one_failed(shell):
     shell.submit(f"{shell.job}---\n{shell.job.replace('name: sums', 'name: other')}")
-    shell.set_status(
-        "rljob", "sums", {"phase": "Succeeded", "reason": "Finished", "step": 8, "steps": 8, "reward": 0.5}
-    )
+    shell.set_status("rljob", "sums", {"phase": "Succeeded", "step": 8, "steps": 8, "reward": 0.5})
     shell.set_status("rljob", "other", {"phase": "Failed", "reason": "TooManyFaults", "message": "env: KeyError"})
     everything = shell.run("watch")
     assert everything.code == 1
@@ -171,12 +166,12 @@ def test_kubectl_runs_the_plugin(shell, tmp_path):
     plugin.write_text(f"#!{sys.executable}\nfrom marlaas.cli import plugin\nplugin()\n")
     plugin.chmod(0o755)
     environment = {**os.environ, "PATH": f"{plugin.parent}{os.pathsep}{os.environ['PATH']}"}
-    answer = subprocess.run(
-        ["kubectl", "marlaas", "why", "sums"], capture_output=True, text=True, check=False, env=environment
-    )
+
+    def kubectl(*words):
+        return subprocess.run(["kubectl", "marlaas", *words], capture_output=True, text=True, env=environment)
+
+    answer = kubectl("why", "sums")
     assert (answer.returncode, answer.stderr) == (0, "")
     assert answer.stdout.startswith(f"{shell.namespace}/sums was created ")
-    usage = subprocess.run(
-        ["kubectl", "marlaas", "watch", "--help"], capture_output=True, text=True, check=False, env=environment
-    )
+    usage = kubectl("watch", "--help")
     assert "Usage: kubectl marlaas watch" in usage.stdout

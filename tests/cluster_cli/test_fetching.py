@@ -130,9 +130,8 @@ def test_of_several_agents_each_gets_a_folder_and_a_named_one_is_fetched_alone(c
     ]
     body = _body(*agents)
     body["spec"] = {**SPEC, "agents": [{"name": name} for name in ("solver", "verifier", "critic")]}
-    kubectl = cluster(
-        'case "$*" in *"--agent solver --version 7") cat solver.tar;; *) cat verifier.tar;; esac', [POD], body
-    )
+    script = 'case "$*" in *"--agent solver --version 7") cat solver.tar;; *) cat verifier.tar;; esac'
+    kubectl = cluster(script, [POD], body)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
     said = invoke("adapter", "sums", "--out", "all")
@@ -150,9 +149,7 @@ def test_of_several_agents_each_gets_a_folder_and_a_named_one_is_fetched_alone(c
     job = job_view(body)
     with pytest.raises(InvalidInput, match="one holds the adapter of one agent"):
         fetch(kubectl, job, published(job, None), Path("one"))
-    with pytest.raises(
-        InvalidInput, match="agent critic of a/sums has no adapter yet; agents with an adapter: solver, verifier"
-    ):
+    with pytest.raises(InvalidInput, match="agent critic of a/sums has no adapter yet; agents with an adapter: solver"):
         published(job, "critic")
     (tmp_path / "all" / "verifier" / "adapter_config.json").unlink()
     num_calls = len((tmp_path / "calls").read_text().splitlines())
@@ -172,9 +169,7 @@ def test_half_an_archive_is_no_adapter(cluster, tmp_path, kept):
 
 def test_who_may_not_look_into_the_pod_is_told_where_the_adapter_lies(cluster, tmp_path):
     refusal = 'Error from server (Forbidden): pods "x" is forbidden: User "ann" cannot create resource "pods/exec"'
-    with pytest.raises(
-        AccessDenied, match="is in the blob store under a/sums/7, from where the platform team can fetch it"
-    ):
+    with pytest.raises(AccessDenied, match="is in the blob store under a/sums/7, from where the platform team can"):
         fetch(cluster(f"echo '{refusal}' >&2; exit 1", [POD]), _job(), [NEWEST], tmp_path / "o")
 
 

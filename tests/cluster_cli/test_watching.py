@@ -110,17 +110,14 @@ def test_a_row_reads_as_in_a_local_run():
 
 def test_the_headline_says_what_the_first_stuck_job_waits_for():
     queued = {"phase": "Queued", "reason": "WaitingForSlots", "message": "needs 3 adapter slots"}
-    views = [
-        view(body, 0.0) for body in (_job(phase="Running", reason="Training"), _job("late", **queued), _job("new"))
-    ]
+    bodies = _job(phase="Running", reason="Training"), _job("late", **queued), _job("new")
+    views = [view(body, 0.0) for body in bodies]
     assert headline(views) == "1 running, 1 queued, 1 starting · a/late: WaitingForSlots: needs 3 adapter slots"
     assert headline(views[:1]) == "1 running"
 
 
 def test_a_deleted_job_is_told_once_and_no_longer_shown():
-    watch, screen = _watch(
-        [_job(phase="Running", reason="Training"), _job("other", phase="Running")], [_job("other")], []
-    )
+    watch, screen = _watch([_job(phase="Running"), _job("other", phase="Running")], [_job("other")], [])
     watch.run(lambda: None)
     assert screen.lines == ["a/sums was deleted", "a/other was deleted"]
     assert screen.shown[-1] == ()
@@ -133,7 +130,6 @@ def test_a_job_of_a_newer_version_is_told_once_and_disturbs_nobody():
     fine = _job(phase="Running", reason="Training")
     watch, screen = _watch([strange, fine], [strange, _job(phase="Succeeded", reason="Finished")])
     watch.run(lambda: None)
-    assert [line.partition(":")[0] for line in screen.lines] == [
-        "a/new cannot be shown, because another version of MARLaaS wrote it"
-    ]
+    told = "a/new cannot be shown, because another version of MARLaaS wrote it"
+    assert [line.partition(":")[0] for line in screen.lines] == [told]
     assert [one.name for one in screen.shown[0]] == ["a/sums"]

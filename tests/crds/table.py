@@ -183,9 +183,8 @@ def parts(part: dict[str, Json], path: str = "") -> Iterator[tuple[str, dict[str
 def integers_around(part: dict[str, Json]) -> list[int]:
     """Integers at, just below and just above each bound of a number."""
     limits = [part[bound] for bound in ("minimum", "maximum") if bound in part]
-    return sorted(
-        {whole + step for limit in limits for whole in (math.floor(limit), math.ceil(limit)) for step in (-1, 0, 1)}
-    )
+    whole = {number for limit in limits for number in (math.floor(limit), math.ceil(limit))}
+    return sorted({number + step for number in whole for step in (-1, 0, 1)})
 
 
 def constraints(kind: type[Kind]) -> set[tuple[str, str]]:

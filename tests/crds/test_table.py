@@ -115,9 +115,7 @@ def test_what_the_table_accepts_is_taken_and_what_it_refuses_is_refused_in_those
         assert any(field.startswith(told_at(row.path)) and case.says in text for field, text in told), (case, told)
 
 
-@pytest.mark.parametrize(
-    ("kind", "path", "part"), NUMBERS, ids=[f"{kind.__name__}.{path}" for kind, path, _ in NUMBERS]
-)
+@pytest.mark.parametrize(("kind", "path", "part"), NUMBERS, ids=[f"{kind.__name__}.{at}" for kind, at, _ in NUMBERS])
 @pytest.mark.usefixtures("existing")
 def test_an_integer_is_held_to_every_bound_of_a_number(api, kind, path, part):
     """At, below and above each bound: the server reads a bound as a value of the type that it bounds, so that 0.01 becomes 0."""
@@ -147,9 +145,7 @@ def test_what_is_absent_gets_its_default(api, row):
     table = TABLES[row.kind]
     stored = api.create(table.object_for(row.path), dry=True)
     whole = take(stored, row.path)
-    assert (
-        [{"name": one["name"]} for one in whole] == row.default if row.path == "spec.agents" else whole == row.default
-    )
+    assert ([{"name": one["name"]} for one in whole] if row.path == "spec.agents" else whole) == row.default
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if "changes" in row.cases], ids=str)

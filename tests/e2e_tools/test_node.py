@@ -49,9 +49,7 @@ def test_a_selected_pod_is_closed_in_the_directions_of_the_policy_only(spec, clo
     found = chains(policy(**spec))
     assert {name for name in found if "10_244" in name} == set(closed)
     jumps = {OUT: "ip saddr 10.244.0.5 jump", IN: "ip daddr 10.244.0.5 jump"}
-    assert found["any_egress"] + found["any_ingress"] == [
-        f"{jumps[name]} {name}" for name in (OUT, IN) if name in closed
-    ]
+    assert found["any_egress"] + found["any_ingress"] == [f"{jumps[one]} {one}" for one in (OUT, IN) if one in closed]
 
 
 @pytest.mark.parametrize(("rule", "lines"), rows(__file__, "rules"))

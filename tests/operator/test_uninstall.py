@@ -14,6 +14,7 @@ from marlaas_operator.installation import BlobSettings
 from marlaas_operator.uninstall import LeftBehind, clean_up, kept_text
 
 INSTALLATION = installation()
+JOB = Target(RLJOBS, "team-a", "job")
 OURS = {"app.kubernetes.io/managed-by": "marlaas-operator", "app.kubernetes.io/instance": "marlaas"}
 
 
@@ -90,18 +91,14 @@ async def test_an_object_that_changes_meanwhile_is_looked_at_again_and_named_in_
     with pytest.raises(LeftBehind, match="RLJob team-a/job changed 60 times"):
         await clean_up(cluster, INSTALLATION)
     answers = [Conflict("changed"), Conflict("changed")]
-    cluster.fail = lambda verb, target: (
-        answers.pop() if (verb, target.resource) == ("patch", RLJOBS) and answers else None
-    )
-    await cluster.delete(Target(RLJOBS, "team-a", "job"))
+    cluster.fail = lambda verb, target: answers.pop() if (verb, target) == ("patch", JOB) and answers else None
+    await cluster.delete(JOB)
     await clean_up(cluster, INSTALLATION)
     assert await cluster.list(RLJOBS) == [], "it was only waiting for us"
 
 
 OBJECT_STORE = {"blobs": BlobSettings(url="s3://bucket/marlaas"), "nats_pod_selector": None}
-CLAIMS = (
-    "the claim data-marlaas-nats-0 (progress and records of the jobs), the claim marlaas-blobs (all trained adapters)."
-)
+CLAIMS = "the claim data-marlaas-nats-0 (progress and records of the jobs), the claim marlaas-blobs (all trained"
 
 
 @pytest.mark.parametrize(

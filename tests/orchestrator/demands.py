@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 
-from marlaas_api.messages import JobDocument, JobSpec
+from tests.harness import job_document
+
+from marlaas_api.messages import JobDocument
 from marlaas_worker.orchestrator.capacity import SLOTS, JobDemand, Space
 from marlaas_worker.orchestrator.fair_order import FairOrder
 from marlaas_worker.orchestrator.shares import Holdings, PastUse
 
-SPEC = JobSpec.model_validate(
-    {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 3}}
-)
+SPEC = job_document("sums").spec
 
 
 def demand(

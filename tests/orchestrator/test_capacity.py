@@ -23,9 +23,8 @@ relaxed = settings(max_examples=150, suppress_health_check=list(HealthCheck))
 
 
 def engine(name: str, **fields: object) -> ReplicaReport:
-    return ReplicaReport(
-        role="rollout", pool="tiny", replica=name, **{"slots": 8, "max_rank": 16, "max_model_len": 512, **fields}
-    )
+    limits = {"slots": 8, "max_rank": 16, "max_model_len": 512}
+    return ReplicaReport(role="rollout", pool="tiny", replica=name, **limits | fields)
 
 
 def trainer(name: str, **fields: object) -> ReplicaReport:

@@ -54,9 +54,8 @@ async def test_an_orchestrator_that_finds_anothers_writes_reads_everything_again
         harness.may_train.set()
         level = await harness.progress(job, final)
     assert (level.phase, level.step, harness.deaths) == (Phase.SUCCEEDED, 3, [])
-    assert re.search(
-        rf"another orchestrator (has written to|wrote) the {written}; reading everything again", caplog.text
-    )
+    words = rf"another orchestrator (has written to|wrote) the {written}; reading everything again"
+    assert re.search(words, caplog.text)
     assert written != "bucket progress" or level.admitted_s >= 77.0, "it goes on from what it has read"
 
 
@@ -107,9 +106,7 @@ async def test_one_that_was_replaced_or_has_not_read_a_key_overwrites_nothing_an
         await old.put(JOB_KEY, b"Running, step 7")
 
 
-@pytest.mark.parametrize(
-    "writes", [[b"1"], [b"1", b"2"], [None], [b"1", None]], ids=["a write", "two", "a deletion", "both"]
-)
+@pytest.mark.parametrize("writes", [[b"1"], [b"1", b"2"], [None], [b"1", None]], ids=["one", "two", "deletion", "both"])
 @pytest.mark.parametrize("after", [b"3", None], ids=["then a write", "then a deletion"])
 @pytest.mark.parametrize("present", [False, True])
 async def test_its_own_writes_without_an_answer_are_replaced(harness, unanswered, present, writes, after):

@@ -139,9 +139,7 @@ def without_cut(used: UsageAmounts) -> UsageAmounts:
     return used.model_copy(update={**charged, "preempted_tokens": 0, "preempted_engine_s": 0.0})
 
 
-async def test_what_was_cut_is_played_after_the_next_admission_and_not_charged(
-    harness, document, tmp_path, monkeypatch
-):
+async def test_what_was_cut_is_played_after_the_next_admission_and_is_free(harness, document, tmp_path, monkeypatch):
     """The orchestrator is killed before it removes the tasks of the preempted job."""
     monkeypatch.setattr(giving_way, "DRAIN_S", 0.0)
     kill_at("orchestrator.preempt.after_progress")

@@ -52,9 +52,7 @@ def test_many_jobs_on_a_small_stream_never_overfill_it_and_all_get_through(docum
         chance, room = random.Random(seed), Room()
         rules = [{"groupsPerStep": chance.randint(1, 4), "maxRefill": chance.randint(0, 3)} for _ in range(8)]
         jobs = [Job(room, str(number), document(steps=3, **one), chance) for number, one in enumerate(rules)]
-        most = max(
-            (one.rules.groups_per_step * (1 + one.rules.max_refill)) * one.group + one.evaluation for one in jobs
-        )
+        most = max(one.rules.groups_per_step * (1 + one.rules.max_refill) * one.group + one.evaluation for one in jobs)
         room.state = StreamState(0, 0, int(chance.uniform(1, 3) * most / SHARE) + 1)
         for _ in range(20_000):
             going = [one for one in jobs if one.left]

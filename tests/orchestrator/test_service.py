@@ -250,9 +250,7 @@ async def test_what_it_cannot_read_ends_nothing(harness, document):
 
 
 @pytest.mark.parametrize("deadline_s", [None, 20])
-async def test_a_store_that_refuses_is_told_and_only_the_deadline_ends_a_job(
-    harness, document, deadline_s, monkeypatch
-):
+async def test_a_store_that_refuses_is_told_and_the_deadline_ends_a_job(harness, document, deadline_s, monkeypatch):
     job = document(steps=2)
     job = job.model_copy(update={"spec": job.spec.model_copy(update={"active_deadline_seconds": deadline_s})})
 
@@ -267,9 +265,8 @@ async def test_a_store_that_refuses_is_told_and_only_the_deadline_ends_a_job(
             if deadline_s is None:
                 patch.undo()
             ended = await harness.progress(job, final)
-    assert (ended.phase, ended.reason) == (
-        (Phase.SUCCEEDED, "Finished") if deadline_s is None else (Phase.FAILED, "DeadlineExceeded")
-    )
+    expected = (Phase.SUCCEEDED, "Finished") if deadline_s is None else (Phase.FAILED, "DeadlineExceeded")
+    assert (ended.phase, ended.reason) == expected
 
 
 async def test_a_job_whose_progress_a_newer_release_wrote_keeps_everything_although_it_is_deleted(harness, document):

@@ -57,9 +57,8 @@ def test_a_job_that_goes_on_counts_every_total_of_a_replica_once(document):
 
 
 def test_what_the_engines_generated_beyond_the_records_is_open_until_the_job_ends(document):
-    recorded = UsageAmounts(
-        generated_tokens=30, trained_tokens=30, trainer_s=2.0, sandbox_s=4.0, slot_s=0.5, stored_bytes=7
-    )
+    seconds = {"trainer_s": 2.0, "sandbox_s": 4.0, "slot_s": 0.5}
+    recorded = UsageAmounts(generated_tokens=30, trained_tokens=30, stored_bytes=7, **seconds)
     usage = {"policy": recorded, "critic": UsageAmounts(slot_s=2.5, stored_bytes=4)}
     told = {"usage": usage, "tokens": 100, "accelerator_s": 1.5, "trainer_s": 2.5, "admitted_s": 60.0}
     running = a_progress(document(), **told).amounts
@@ -138,9 +137,7 @@ async def test_usage_is_counted_for_the_policy_that_was_played(harness, document
 
 
 @pytest.mark.parametrize("most_plays", [metering_module.MAX_PLAYS, 0])
-async def test_of_the_plays_before_a_preemption_the_last_was_cut_and_the_others_failed(
-    harness, document, record, monkeypatch, most_plays
-):
+async def test_of_the_plays_before_a_preemption_the_last_was_cut(harness, document, record, monkeypatch, most_plays):
     """A preemption is one that the rollout role has recorded, whatever the names of attempts say."""
     monkeypatch.setattr(metering_module, "MAX_PLAYS", most_plays)
     await record(0, 0, 1, attempt=1)

@@ -43,9 +43,8 @@ def _volume(claim: Object, folder: Path) -> Object:
     metadata = claim["metadata"]
     name = f"folder-{metadata['uid']}"
     host = {"key": "kubernetes.io/hostname", "operator": "In", "values": [NODE]}
-    reference = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"} | {
-        key: metadata[key] for key in ("namespace", "name", "uid")
-    }
+    reference = {key: metadata[key] for key in ("namespace", "name", "uid")}
+    reference |= {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolume",

@@ -55,9 +55,8 @@ async def test_the_first_writer_of_a_subject_wins_and_may_repeat_itself_under_it
 async def test_of_many_racing_writers_exactly_one_wins(dial, ns):
     buses = [await dial(f"racer-{number}") for number in range(4)]
     subject = subjects.group(ns, "job", "agent")
-    results = await asyncio.gather(
-        *(bus.publish(subject, b"x", expect_last=0) for bus in buses for _ in range(5)), return_exceptions=True
-    )
+    calls = [bus.publish(subject, b"x", expect_last=0) for bus in buses for _ in range(5)]
+    results = await asyncio.gather(*calls, return_exceptions=True)
     assert sum(isinstance(result, int) for result in results) == 1
     assert sum(isinstance(result, RevisionConflict) for result in results) == 19
 
@@ -93,9 +92,7 @@ async def test_pages_are_the_replay_in_parts_that_need_not_fit_in_memory(bus, ns
         await bus.publish(subjects.turn(ns, "job", "a", number), large)
     for start in range(5, 1505, 250):
         numbers = range(start, start + 250)
-        await asyncio.gather(
-            *(bus.publish(subjects.turn(ns, "job", "a", number), b"%d" % number) for number in numbers)
-        )
+        await asyncio.gather(*(bus.publish(subjects.turn(ns, "job", "a", at), b"%d" % at) for at in numbers))
     pages = [page async for page in bus.pages(subjects.TURNS, subject)]
     assert [stored for page in pages for stored in page] == await bus.replay(subjects.TURNS, subject)
     assert sum(map(len, pages)) == 1505

@@ -50,9 +50,8 @@ def test_no_installation_opens_a_metadata_service():
 def test_workers_reach_store_and_hub_on_their_ports_and_nothing_in_the_cluster():
     def egress(source, **given):
         pool = Pool(Meta(name="tiny", uid="p1"), modelpool(model=source), {"rollout": "creds", "trainer": "creds"})
-        policy = next(
-            one for one in role_objects(pool, installation(**given), "trainer") if one["kind"] == "NetworkPolicy"
-        )
+        made = role_objects(pool, installation(**given), "trainer")
+        policy = next(one for one in made if one["kind"] == "NetworkPolicy")
         return [rule for rule in policy["spec"]["egress"] if any("ipBlock" in peer for peer in rule["to"])]
 
     store = {"blobs": {"url": "s3://bucket"}}

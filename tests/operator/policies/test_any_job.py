@@ -46,9 +46,7 @@ levels = st.builds(
     st.sampled_from(["u1", "old"]),
     st.sampled_from([None, NOW - 100, NOW]),
 )
-documents = st.builds(
-    lambda uid, deleted: document(uid=uid, deleted=deleted), st.sampled_from(["u1", "old"]), st.booleans()
-)
+documents = st.builds(document, uid=st.sampled_from(["u1", "old"]), deleted=st.booleans())
 metas = st.builds(
     lambda finalizers, at: replace(META, finalizers=finalizers, deleted_at=at),
     st.sampled_from([(), (FINALIZER,)]),

@@ -60,9 +60,8 @@ def test_a_job_that_was_given_more_steps_does_not_go_by_its_ttl_before_the_orche
 
 @pytest.mark.parametrize("unknown", [{"bus": UNREAD}, {"unreadable": "schema version 2"}])
 def test_a_job_whose_progress_is_not_known_does_not_go_by_its_ttl(unknown):
-    ended = new(
-        job=rljob({"ttlSecondsAfterFinished": 60}), status={"phase": "Failed", "finishedAt": "2020-01-01T00:00:00Z"}
-    )
+    failed = {"phase": "Failed", "finishedAt": "2020-01-01T00:00:00Z"}
+    ended = new(job=rljob({"ttlSecondsAfterFinished": 60}), status=failed)
     assert DeleteObject("u1") in plan(ended).actions
     assert DeleteObject("u1") not in plan(replace(ended, **unknown)).actions
 
@@ -76,9 +75,8 @@ def test_a_sandbox_that_crashes_too_often_is_told_to_the_orchestrator(restarts, 
     if fails:
         verdict = writes[0].document.verdict
         assert verdict.reason == "BackoffLimitExceeded"
-        assert verdict.message.startswith(
-            f"one of its sandboxes has crashed {restarts} times in a row, and backoffLimit is {limit}"
-        )
+        words = f"one of its sandboxes has crashed {restarts} times in a row, and backoffLimit is {limit}"
+        assert verdict.message.startswith(words)
         assert "ValueError: no such task" in verdict.message
 
 

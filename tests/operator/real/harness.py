@@ -140,9 +140,8 @@ class OperatorHarness:
 
     async def owns(self, number: int, namespace: str = "team-a") -> None:
         """Wait until the operator has so many objects in a namespace."""
-        await eventually(
-            self, f"{number} objects", lambda: self.owned(namespace), accept=lambda found: len(found) == number
-        )
+        accept = lambda found: len(found) == number  # noqa: E731
+        await eventually(self, f"{number} objects", lambda: self.owned(namespace), accept=accept)
 
     async def says(self, condition: str, words: str) -> None:
         """Wait until the pool `tiny` has a condition of this type or reason, with these words in its message."""

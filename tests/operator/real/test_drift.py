@@ -24,9 +24,8 @@ def at(body, edit):
 async def has(harness, target, wanted):
     """Wait until an object has these fields again."""
     look = harness.gateway.get
-    await eventually(
-        harness, f"{target} has {wanted}", lambda: look(target), accept=lambda body: at(body, wanted) == wanted
-    )
+    accept = lambda body: at(body, wanted) == wanted  # noqa: E731
+    await eventually(harness, f"{target} has {wanted}", lambda: look(target), accept=accept)
 
 
 async def test_drift_is_put_right_and_what_others_add_stays(harness, orchestrator):

@@ -21,9 +21,8 @@ LABEL = {"app.kubernetes.io/managed-by": "marlaas-operator"}
 async def external(harness, helm):
     """The chart's objects, and an installation that finds the bus of the rig as if it were elsewhere; its Secret is not there yet."""
     install(harness, "external")
-    (told,) = (
-        yaml.safe_load(body["data"]["installation.yaml"]) for body in chart("external") if body["kind"] == "ConfigMap"
-    )
+    (body,) = (body for body in chart("external") if body["kind"] == "ConfigMap")
+    told = yaml.safe_load(body["data"]["installation.yaml"])
     assert told["natsPodSelector"] is None
     (harness.folder / "installation.yaml").write_text(yaml.safe_dump(told | {"natsUrl": harness.nats.url}))
     await harness.gateway.delete(CREDENTIALS)

@@ -66,9 +66,8 @@ async def test_faults_pass_one_after_the_other(harness, proxy, orchestrator):
             told = lambda status: status.get("reason") == "PodRefused"  # noqa: E731
             await eventually(harness, f"{fault}: told", partial(harness.status, "team-a", name), accept=told)
         else:
-            await eventually(
-                harness, f"{fault}: its sandbox", lambda: harness.owned("team-a"), accept=has_sandbox(name)
-            )
+            found = lambda: harness.owned("team-a")  # noqa: E731
+            await eventually(harness, f"{fault}: its sandbox", found, accept=has_sandbox(name))
             await harness.phase("team-a", name, "Running")
         await eventually(harness, f"{fault} has struck {times} times", lambda: proxy.faults, accept=times.__eq__)
         assert harness.started[-1].alive, fault

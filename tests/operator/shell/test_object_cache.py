@@ -51,9 +51,7 @@ def test_a_list_drops_what_was_known_before_it_was_asked_for_and_is_not_in_it():
 
 
 def of_two_tenants() -> ObjectCache:
-    tenants = (
-        body(target, 1, spec={"namespaces": [name]}) for name, target in zip(("team-a", "team-b"), BOTH, strict=True)
-    )
+    tenants = (body(target, 1, spec={"namespaces": [f"team-{target.name}"]}) for target in BOTH)
     return remembered(a_job(10), *tenants)
 
 
@@ -158,6 +156,5 @@ def test_a_pool_that_only_an_agent_names_has_the_job_too():
 def test_every_kind_that_the_operator_knows_has_a_handler():
     registry = kopf.get_default_registry()
     selectors = {handler.selector for handler in registry._watching.get_all_handlers()}
-    assert {(one.group, one.version, one.any_name) for one in selectors} == {
-        (one.group, one.version, one.plural) for one in (*KINDS, *OWNED)
-    }
+    known = {(one.group, one.version, one.plural) for one in (*KINDS, *OWNED)}
+    assert {(one.group, one.version, one.any_name) for one in selectors} == known

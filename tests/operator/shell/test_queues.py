@@ -81,9 +81,8 @@ async def test_a_job_whose_sandbox_is_refused_says_why_frees_its_slots_and_is_tr
             await orchestrator.say("team-a", "one", **ADMITTED)
             await in_time(lambda: orchestrator.documents["team-a.one"].is_held)
             held = orchestrator.documents["team-a.one"].hold
-            await orchestrator.say(
-                "team-a", "one", phase="Queued", admitted=False, reason=held.reason, message=held.message
-            )
+            told = {"reason": held.reason, "message": held.message}
+            await orchestrator.say("team-a", "one", phase="Queued", admitted=False, **told)
             await harness.until(lambda: harness.status().get("phase") == "Queued", "held")
             assert (harness.status()["reason"], "Secret too long; its adapter" in harness.status()["message"]) == (
                 "PodRefused",

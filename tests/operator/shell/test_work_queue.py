@@ -114,11 +114,10 @@ ACTIONS = (AddFinalizer("x"),)
 
 REFUSALS = {Invalid: "PodRefused", Forbidden: "PodRefused", BusRefused: "BusUnavailable"}
 TRANSIENT = dict.fromkeys((Unavailable, NoAnswer, Terminating, NotFound, TooMany, Conflict), "PodRefused")
+REASONS = {**REFUSALS, **TRANSIENT, BusUnavailable: "BusUnavailable"}
 
 
-@pytest.mark.parametrize(
-    ("kind", "reason"), [*REFUSALS.items(), *TRANSIENT.items(), (BusUnavailable, "BusUnavailable")]
-)
+@pytest.mark.parametrize(("kind", "reason"), REASONS.items())
 def test_a_refusal_is_reported_at_once_and_a_transient_error_once_it_has_lasted(kind, reason):
     backoff = FailureBackoff()
     backoff.record(ONE, Unavailable("something else"), 100.0)
