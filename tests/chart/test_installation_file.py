@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.operator.objects import PLAIN
 
+from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPool, RLJob
 from marlaas_api.kinds.checks import check_fit
 from marlaas_operator.installation import Installation, load
@@ -64,3 +66,21 @@ def test_the_notes_have_a_first_job_that_its_pool_can_take_and_say_what_uninstal
     assert "the claim data-marlaas-nats-0 (progress and records of the jobs), the claim marlaas-blobs (all" in told
     selector = "app.kubernetes.io/name=marlaas,app.kubernetes.io/instance=marlaas"
     assert f"delete persistentvolumeclaims --selector {selector}" in told
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"natsURL": "x"}, "natsURL"), ({"logLevel": "LOUD"}, "logLevel"), ({"blobs": {}}, "blobs.url")],
+)
+def test_what_is_not_understood_is_refused_with_its_place(tmp_path, change, words):
+    (tmp_path / "i.yaml").write_text(yaml.safe_dump({**PLAIN, **change}))
+    with pytest.raises(InvalidInput, match=words):
+        load(tmp_path / "i.yaml")
+
+
+def test_a_file_that_is_not_there_or_no_yaml_is_refused(tmp_path):
+    with pytest.raises(InvalidInput, match=r"i\.yaml"):
+        load(tmp_path / "i.yaml")
+    (tmp_path / "i.yaml").write_text("{")
+    with pytest.raises(InvalidInput, match=r"i\.yaml"):
+        load(tmp_path / "i.yaml")

@@ -1,6 +1,7 @@
-"""The kinds on a real API server: what it stores, shows and explains."""
+"""The kinds on a real API server: what it stores, shows and explains; and every example is taken as it stands."""
 
 import copy
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from tests.crds.conftest import Api, problems
 from tests.crds.table import parts, schema
 from tests.tables import rows
 
-from marlaas_api.kinds import KINDS, Kind
+from marlaas_api.kinds import API_VERSION, KINDS, Kind
 from marlaas_api.kinds.problems import parse
 
 STORED = Path(__file__).parents[1] / "api/fixtures/v1alpha1"
@@ -134,3 +135,27 @@ def test_what_need_not_be_given_says_what_it_is_then(kind):
             assert re.search(r" Default: \S.*\.$", field["description"]), path
         else:
             assert SAYS_NOTHING_IS_MEANT.search(field["description"]), f"{path}: {field['description']}"
+
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").rglob("*.yaml"))
+
+
+def _ours(path: Path) -> bool:
+    return f"apiVersion: {API_VERSION}" in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", [path for path in EXAMPLES if _ours(path)], ids=lambda path: path.stem)
+def test_every_example_is_taken_as_kubectl_reads_it(plane, api, path):
+    """But for its namespace, which is not made here."""
+    for body in _objects(plane.kubectl("create", "--dry-run=client", "--output=json", "-f", path)):
+        if body["apiVersion"] == API_VERSION:
+            body["metadata"].pop("namespace", None)
+            assert problems(api.create(body, dry=True)) == set(), body["metadata"]["name"]
+
+
+def _objects(text: str) -> Iterator[Any]:
+    """JSON objects one after the other, as kubectl prints them."""
+    while text := text.strip():
+        body, end = json.JSONDecoder().raw_decode(text)
+        yield body
+        text = text[end:]

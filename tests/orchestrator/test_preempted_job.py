@@ -9,7 +9,7 @@ import pytest
 from tests.harness import changed, working
 from tests.killing import kill_at
 from tests.orchestrator.harness import OrchestratorHarness, final, mixed
-from tests.orchestrator.test_admitted import of
+from tests.orchestrator.test_admission import moved
 from tests.orchestrator.test_deletion import is_forgotten
 
 from marlaas_api import subjects
@@ -64,7 +64,7 @@ def workers(harness, document, *, sandbox=True):
 
 def heavy(document: JobDocument) -> JobDocument:
     """A job of a tenant of weight 2: in a pool of one job, its share is half of that of a tenant of weight 1."""
-    return of(document, "team-b").model_copy(update={"job": "other", "tenant_weight": 2.0})
+    return moved(document, "team-b").model_copy(update={"job": "other", "tenant_weight": 2.0})
 
 
 async def outweighed(harness: OrchestratorHarness, job: JobDocument, other: JobDocument) -> None:

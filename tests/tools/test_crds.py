@@ -1,4 +1,4 @@
-"""The generated CustomResourceDefinitions: structural, current, and of one mind with the kinds."""
+"""The generated CustomResourceDefinitions: structural, current, and of one mind with the kinds; and their page, docs/reference/api.md."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,8 @@ from pydantic import BaseModel, Field
 from tests.crds.table import parts, schema
 
 from marlaas_api.kinds import KINDS
-from tools import crd, structural
+from marlaas_api.kinds.status import CONDITIONS
+from tools import api_docs, crd, structural
 
 CRDS = Path(__file__).parents[2] / "crds"
 Schema = dict[str, Any]
@@ -102,3 +103,29 @@ def test_a_transition_rule_stands_only_where_the_field_is_always_there():
         for name, child in part.get("properties", {}).items():
             if any("oldSelf" in rule for rule in _rules(child)):
                 assert "default" in child or name in always, f"{path}.{name}"
+
+
+DOCS = Path(__file__).parents[2] / "docs/reference/api.md"
+
+
+def test_a_stale_page_is_found_and_written_anew(tmp_path, capsys):
+    page = tmp_path / "api.md"
+    assert api_docs.main([str(page), "--check"]) == 1
+    assert "run `make crds`" in capsys.readouterr().err
+    assert api_docs.main([str(page)]) == 0
+    assert api_docs.main([str(page), "--check"]) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_field_default_and_rule_is_told(kind):
+    section = api_docs.section(kind)
+    for path, part in parts(schema(kind)):
+        name = path.rpartition(".")[2].strip("[]{}")
+        assert path.startswith("metadata") or "." not in path or f"`{name}`" in section, path
+        for rule in part.get("x-kubernetes-validations", ()):
+            told = (
+                any(words in rule["message"] for words in (" is refused: ", "cannot change"))
+                or rule["message"] in section
+            )
+            assert told, rule["message"]
+    assert all(f"| {type_} | " in section for type_ in CONDITIONS[kind.__name__])

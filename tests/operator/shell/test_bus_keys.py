@@ -15,11 +15,6 @@ from marlaas_operator.bus_keys import ensure_keys, renew_platform
 from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.memory import MemoryCluster
 from marlaas_operator.cluster.resources import CONFIG_MAPS, SECRETS
-from tests import virtual_time
-
-event_loop_policy = virtual_time.event_loop_policy
-monotonic = virtual_time.monotonic
-pytestmark = pytest.mark.usefixtures("monotonic")
 
 SECRET = Target(SECRETS, SYSTEM, "marlaas-bus")
 DAY_S = 86400.0

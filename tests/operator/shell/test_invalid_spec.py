@@ -8,11 +8,6 @@ from tests.operator.shell.harness import ServiceHarness, playing
 
 from marlaas_operator.cluster import Body, Target, target_of
 from marlaas_operator.cluster.resources import TENANTS
-from tests import virtual_time
-
-event_loop_policy = virtual_time.event_loop_policy
-monotonic = virtual_time.monotonic
-pytestmark = pytest.mark.usefixtures("monotonic")
 
 TENANT = Target(TENANTS, "", "a")
 HANDED_OVER = "WaitingForPool"

@@ -18,10 +18,6 @@ from marlaas_operator.job_documents import JobDocuments, Stale
 from marlaas_operator.plan import WriteDocument
 from tests import virtual_time
 
-event_loop_policy = virtual_time.event_loop_policy
-monotonic = virtual_time.monotonic
-pytestmark = pytest.mark.usefixtures("monotonic")
-
 KEY = "team-a.sums"
 FIRST, SECOND = document(), document(generation=2)
 
