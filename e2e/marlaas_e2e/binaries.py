@@ -58,7 +58,6 @@ BINARIES = {binary.name: binary for binary in _TABLE}
 
 
 def path(name: str) -> Path:
-    """Where the program lies once it is built."""
     binary = BINARIES[name]
     return cache_dir() / "kubernetes" / f"{binary.module}-{_digest(binary)}" / "bin" / name
 

@@ -45,7 +45,6 @@ class Servers:
         self._accounts = self.authority.signing_key("sa")
 
     def kubeconfig(self, user: str, groups: Sequence[str] = ()) -> Path:
-        """A kubeconfig of any user; the file is named after user and groups."""
         return self.kubeconfig_with(self.authority.client(user, groups))
 
     def kubeconfig_with(self, client: KeyPair) -> Path:

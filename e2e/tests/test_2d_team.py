@@ -27,7 +27,6 @@ def begin(_: Platform) -> list[Object]:
 
 @pytest.fixture(scope="module")
 def ended(platform: Platform) -> Object:
-    """The job's status at its end."""
     return platform.ended(NAME, TEAM)
 
 

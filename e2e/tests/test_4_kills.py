@@ -24,12 +24,10 @@ def begin(_: Platform) -> list[Object]:
 
 @pytest.fixture(scope="module", autouse=True)
 def running(platform: Platform) -> None:
-    """The job, past its first step."""
     platform.until(lambda: platform.step(JOB, TEAM), "the first step", 600)
 
 
 def kill(platform: Platform, component: str) -> None:
-    """Kill the component's container, if it runs."""
     namespace, container = (TEAM, "supervisor") if component == "sandbox" else (NAMESPACE, component)
     chosen = f"app.kubernetes.io/component={component},marlaas.dev/pool notin (tiny,shared,absent,crowded)"
     (pod,) = platform.names("pods", namespace, chosen)

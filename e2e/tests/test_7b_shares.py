@@ -45,7 +45,6 @@ def job(name: str) -> Object:
 
 
 def statuses(platform: Platform, tenant: str) -> dict[str, Object]:
-    """Status of each job of a tenant that has one."""
     listed = platform.cluster.get("rljobs", "-n", TEAMS[tenant])["items"]
     return {each["metadata"]["name"]: each["status"] for each in listed if "status" in each}
 
@@ -93,7 +92,6 @@ def columns(platform: Platform) -> dict[str, dict[str, str]]:
 
 
 def assert_no_faults(platform: Platform, tenant: str) -> None:
-    """Assert that no job of a tenant counts a fault."""
     counts = ("faults", "trainingFaults", "sandboxCrashes")
     found = {}
     for name, each in statuses(platform, tenant).items():

@@ -12,6 +12,8 @@ SIBLING = SandboxUser("team-a", "sibling", "u3")
 JOBS = (MINE, OTHER, SIBLING)
 STORED = (*(one.name for one in subjects.STREAMS), *(f"KV_{one.name}" for one in subjects.BUCKETS))
 STREAMS = (*STORED, "OBJ_models", "*", ">")
+_STREAM_VERBS = ("INFO", "DELETE", "UPDATE", "PURGE", "SNAPSHOT", "RESTORE", "LEADER.STEPDOWN", "PEER.REMOVE")
+_CONSUMER_VERBS = ("INFO", "DELETE", "PAUSE", "LEADER.STEPDOWN", "UNPIN", "RESET")
 
 
 def consumer(user: SandboxUser, *parts: str) -> str:
@@ -92,10 +94,6 @@ def api_calls() -> list[tuple[str, bytes]]:
             if (stream, name) != (subjects.TASKS, own):
                 calls.append((f"CONSUMER.MSG.NEXT.{stream}.{name}", b""))
     return [(f"$JS.API.{call}", body) for call, body in calls]
-
-
-_STREAM_VERBS = ("INFO", "DELETE", "UPDATE", "PURGE", "SNAPSHOT", "RESTORE", "LEADER.STEPDOWN", "PEER.REMOVE")
-_CONSUMER_VERBS = ("INFO", "DELETE", "PAUSE", "LEADER.STEPDOWN", "UNPIN", "RESET")
 
 
 def acks() -> list[tuple[str, bytes]]:

@@ -26,12 +26,10 @@ async def test_the_work_runs_beside_the_block_and_ends_with_it_or_before():
 
 
 async def fail(error: Exception) -> None:
-    """Fail at once."""
     raise error
 
 
 async def wait_and_fail(error: Exception) -> None:
-    """Fail when cancelled."""
     try:
         await asyncio.Event().wait()
     finally:

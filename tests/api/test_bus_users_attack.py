@@ -207,7 +207,6 @@ async def test_what_a_sandbox_needs_it_may_do(harness):
     assert await sandbox.publish(subjects.episode("team-a", "mine"), b"episode", message_id="u1-t0-0") == sequence
     jobs = await sandbox.bucket(subjects.JOBS, inspected=False)
     entry = await jobs.get(subjects.job_key("team-a", "mine"))
-    assert entry is not None
     assert entry.data == b"jobs of mine"
     for bus in (sandbox, rollout):
         await bus.close()
@@ -229,7 +228,6 @@ async def test_every_role_of_the_platform_may_do_its_work(harness):
     assert await trainer.last(subjects.TURNS, subjects.turn("team-a", "mine", "u1-t0-0-1", 0)) is not None
     policy = await trainer.bucket("policy")
     entry = await policy.get("team-a.mine.policy")
-    assert entry is not None
     await policy.update("team-a.mine.policy", b"next", entry.revision)
     await trainer.delete_consumer(subjects.GROUPS, consumer(MINE, "policy", "trainer"))
     await runner.ensure()
@@ -251,7 +249,6 @@ async def test_a_pools_calibration_is_written_by_its_trainer_and_read_by_its_rol
     rollout = await (await harness.connect(RolloutUser("tiny"))).bucket(subjects.CALIBRATIONS, inspected=False)
     await trainer.put(key, b"calibration")
     found = await rollout.get(key)
-    assert found is not None
     assert found.data == b"calibration"
     written, asked = f"$KV.calibrations.{key}", f"$JS.API.DIRECT.GET.KV_calibrations.$KV.calibrations.{key}"
     for user in (RolloutUser("large"), TrainerUser("large"), OrchestratorUser(), RunnerUser(), MINE):

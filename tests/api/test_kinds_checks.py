@@ -15,6 +15,8 @@ from marlaas_api.kinds.problems import InvalidObject, parse
 from marlaas_api.numeric import quantity
 
 CASES = yaml.safe_load(Path(__file__).with_name("checks.yaml").read_text())
+STORED = sorted((Path(__file__).parent / "fixtures/v1alpha1").glob("*.yaml"))
+BY_NAME = {kind.__name__: kind for kind in KINDS}
 
 
 def _job(**spec: Any) -> RLJob:
@@ -114,10 +116,6 @@ def test_an_invalid_object_says_everything_at_once():
 @pytest.mark.parametrize(("name", "right"), rows(__file__, "nearest"))
 def test_the_nearest_name_is_the_one_that_was_probably_meant(name, right):
     assert nearest(name, ["maxTokens", "maxTurns", "groupSize"]) == right
-
-
-STORED = sorted((Path(__file__).parent / "fixtures/v1alpha1").glob("*.yaml"))
-BY_NAME = {kind.__name__: kind for kind in KINDS}
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -21,13 +21,11 @@ async def server(tmp_path: Path) -> AsyncIterator[EmbeddedNats]:
 
 
 async def greeting(port: int | None) -> dict[str, Any]:
-    """What the server says of itself to a new connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     line = await reader.readline()
     writer.close()
     await writer.wait_closed()
-    info: dict[str, Any] = json.loads(line.removeprefix(b"INFO "))
-    return info
+    return json.loads(line.removeprefix(b"INFO "))
 
 
 async def gone(pid: int) -> None:
@@ -76,7 +74,6 @@ async def test_killed_and_restarted_it_is_at_the_same_place(server):
 
 async def test_its_death_can_be_awaited_and_stopping_is_graceful_and_can_be_repeated(server):
     death = asyncio.create_task(server.wait())
-    assert server.pid is not None
     os.kill(server.pid, signal.SIGKILL)
     assert await death == -signal.SIGKILL
     await server.start()
@@ -99,7 +96,6 @@ async def main():
 asyncio.run(main())
 """
     parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
-    assert parent.stdout is not None
     pid = int(await parent.stdout.readline())
     parent.kill()
     await parent.wait()

@@ -11,6 +11,8 @@ from marlaas.envs.tic_tac_toe import EMPTY
 
 RANDOM = {board: uniform(board) for board in boards()}
 PERFECT = {board: perfect(board) for board in boards()}
+ALL = tuple(known for own in SETS for known in own)
+UNIFORM = dict.fromkeys(ALL, 0.5)
 
 
 def test_the_number_of_boards_and_perfect_play_are_the_known_ones():
@@ -43,10 +45,6 @@ def test_what_is_missing_from_a_policys_probabilities_is_illegal():
     assert found.value == pytest.approx(found.won - found.lost - found.illegal)
     taken = {board: {"5": 1.0} for board in boards()}
     assert results(taken, "x", uniform).illegal == 1.0, "its second move is taken by itself"
-
-
-ALL = tuple(known for own in SETS for known in own)
-UNIFORM = dict.fromkeys(ALL, 0.5)
 
 
 def equilibrium(bluff: float) -> Policy:

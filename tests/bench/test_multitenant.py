@@ -18,6 +18,16 @@ from marlaas_worker.rollout.engine_progress import EngineCounts
 from marlaas_worker.rollout.reload_pace import ReloadPace
 
 BEGIN = 1000.0
+USAGE = [
+    {"at": BEGIN - 1, "cpu_s": {"rollout": 20.0}, "pss_bytes": {"rollout": 9 << 20}},
+    {"at": BEGIN + 4, "cpu_s": {"rollout": 22.0, "sandbox": 1.0}, "pss_bytes": {"rollout": 5 << 20}},
+    {
+        "at": BEGIN + 10,
+        "cpu_s": {"rollout": 23.0, "sandbox": 3.0},
+        "pss_bytes": {"rollout": 4 << 20, "sandbox": 1 << 20},
+    },
+    {"at": BEGIN + 11, "cpu_s": {"rollout": 99.0, "sandbox": 9.0}},
+]
 
 
 def turn(end: float, engine_s: float, queue_s: float = 0.0, tokens: int = 2, version: int = 0) -> TurnRecord:
@@ -56,18 +66,6 @@ def write_job(folder: Path, name: str, steps: list[float], plays: list[tuple[Tur
         for number, turns in enumerate(plays)
     ]
     (job / "episodes.jsonl").write_text("".join(f"{one.model_dump_json(exclude_defaults=True)}\n" for one in episodes))
-
-
-USAGE = [
-    {"at": BEGIN - 1, "cpu_s": {"rollout": 20.0}, "pss_bytes": {"rollout": 9 << 20}},
-    {"at": BEGIN + 4, "cpu_s": {"rollout": 22.0, "sandbox": 1.0}, "pss_bytes": {"rollout": 5 << 20}},
-    {
-        "at": BEGIN + 10,
-        "cpu_s": {"rollout": 23.0, "sandbox": 3.0},
-        "pss_bytes": {"rollout": 4 << 20, "sandbox": 1 << 20},
-    },
-    {"at": BEGIN + 11, "cpu_s": {"rollout": 99.0, "sandbox": 9.0}},
-]
 
 
 def rollout_log(*, num_reloads: int) -> str:

@@ -18,6 +18,11 @@ from marlaas_e2e.kubectl import CommandFailed
 from .conftest import Document, Helm, Render
 from .releases import NAMESPACE, OPERATOR, OURS, Release, deployment, put, secret, wait_for_admission, wait_until
 
+ROLES = "rbac.authorization.k8s.io/v1"
+EDITOR = "ed"
+READABLE = [f"own-{number}" for number in range(16)]
+MANY = [f"{number}.255.255.255/32" for number in range(100, 164)], "127.255.255.255/32"
+
 
 @pytest.fixture(scope="module")
 def release(control_plane: ControlPlane, helm: Helm, render: Render) -> Iterator[Release]:
@@ -100,11 +105,6 @@ def test_others_are_not_bothered_by_these_policies(release):
     release.plane.kubectl("apply", "-f", "-", stdin=json.dumps(loose))
 
 
-ROLES = "rbac.authorization.k8s.io/v1"
-EDITOR = "ed"
-READABLE = [f"own-{number}" for number in range(16)]
-
-
 def bound(name: str, reference: Document) -> Document:
     subjects = [{"kind": "User", "name": EDITOR, "apiGroup": "rbac.authorization.k8s.io"}]
     metadata = {"name": name, "namespace": "team-a"}
@@ -151,9 +151,6 @@ def test_an_author_names_no_secret_that_they_may_not_read(editor, field, at):
 
 def test_an_author_names_as_many_secrets_as_a_job_may_have(editor):
     assert create(editor, secretRefs=names(READABLE), imagePullSecrets=names(READABLE)) == ""
-
-
-MANY = [f"{number}.255.255.255/32" for number in range(100, 164)], "127.255.255.255/32"
 
 
 @pytest.mark.parametrize(("cidrs", "refused"), [*rows(__file__, "egress"), MANY])

@@ -12,6 +12,7 @@ import yaml
 from .conftest import ROOT, Document, value_sets
 
 GOLDEN = Path(__file__).parent / "golden"
+KEEP = {"helm.sh/resource-policy": "keep"}
 
 
 class _Dumper(yaml.SafeDumper):
@@ -53,9 +54,6 @@ def test_a_set_of_values_renders_to_its_golden_file(render, values):
 
 def test_every_golden_file_has_its_values():
     assert sorted(path.stem for path in GOLDEN.glob("*.yaml")) == value_sets()
-
-
-KEEP = {"helm.sh/resource-policy": "keep"}
 
 
 def definitions(documents: list[Document]) -> list[Document]:

@@ -27,10 +27,8 @@ DELETE_DATA = ("delete", "persistentvolumeclaims", "--selector", SELECTOR)
 
 
 def get(release: Release, kind: str, name: str) -> Document:
-    """The object, empty if there is none."""
     text = release.plane.kubectl("-n", NAMESPACE, "get", kind, name, "--ignore-not-found", "-o", "json")
-    found: Document = json.loads(text) if text.strip() else {}
-    return found
+    return json.loads(text) if text.strip() else {}
 
 
 def claims(release: Release) -> dict[str, str]:

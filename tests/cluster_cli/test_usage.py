@@ -81,7 +81,6 @@ def test_what_cannot_be_shown_is_said(shell, words, code, sentence):
 
 
 def mark(at: str, usage: dict[str, Any]) -> tuple[str, str]:
-    """One entry of a history."""
     return f"{at[:13]}Z", json.dumps({"at": unix_seconds(at), "usage": usage})
 
 

@@ -18,11 +18,21 @@ from marlaas_api.kinds.problems import parse
 
 STORED = Path(__file__).parents[1] / "api/fixtures/v1alpha1"
 Json = dict[str, Any]
+SAYS_NOTHING_IS_MEANT = re.compile(r"Absent|empty|none\b.* by default|Refused:")
+"""How a field without a default says what it means that it is not there."""
+
+UNITS = (
+    (re.compile(r"seconds", re.I), "seconds?\\b"),
+    (re.compile(r"bytes$|^memory$|^maxMemory$|^storage$", re.I), "bytes\\b"),
+    (re.compile(r"^cpu$"), "cores\\b"),
+    (re.compile(r"[tT]okens|^maxModelLen$"), "tokens\\b"),
+)
+"""Field names that speak of an amount, and the word that their texts need."""
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").rglob("*.yaml"))
 
 
 def _fixture(kind: type[Kind], size: str) -> Json:
-    body: Json = yaml.safe_load((STORED / f"{kind.__name__.lower()}-{size}.yaml").read_text(encoding="utf-8"))
-    return body
+    return yaml.safe_load((STORED / f"{kind.__name__.lower()}-{size}.yaml").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(
@@ -30,7 +40,6 @@ def _fixture(kind: type[Kind], size: str) -> Json:
     ids=lambda pair: f"{pair[0].__name__}-{pair[1]}",
 )
 def given(request: pytest.FixtureRequest) -> Json:
-    """A stored fixture."""
     return _fixture(*request.param)
 
 
@@ -95,18 +104,6 @@ def test_one_word_lists_everything_of_marlaas(plane):
     assert sorted(listed) == ["modelpool.marlaas.dev/full", "rljob.marlaas.dev/full", "tenant.marlaas.dev/full"]
 
 
-SAYS_NOTHING_IS_MEANT = re.compile(r"Absent|empty|none\b.* by default|Refused:")
-"""How a field without a default says what it means that it is not there."""
-
-UNITS = (
-    (re.compile(r"seconds", re.I), "seconds?\\b"),
-    (re.compile(r"bytes$|^memory$|^maxMemory$|^storage$", re.I), "bytes\\b"),
-    (re.compile(r"^cpu$"), "cores\\b"),
-    (re.compile(r"[tT]okens|^maxModelLen$"), "tokens\\b"),
-)
-"""Field names that speak of an amount, and the word that their texts need."""
-
-
 def fields(kind: type[Kind]) -> Iterator[tuple[str, dict[str, Any], bool]]:
     """Every field of spec and status: its path, its schema, whether it must be given."""
     for path, part in parts(schema(kind)):
@@ -135,9 +132,6 @@ def test_what_need_not_be_given_says_what_it_is_then(kind):
             assert re.search(r" Default: \S.*\.$", field["description"]), path
         else:
             assert SAYS_NOTHING_IS_MEANT.search(field["description"]), f"{path}: {field['description']}"
-
-
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").rglob("*.yaml"))
 
 
 def _ours(path: Path) -> bool:

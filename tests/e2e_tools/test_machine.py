@@ -17,30 +17,6 @@ from marlaas_e2e.handle import ClusterHandle
 from marlaas_e2e.node import host
 from marlaas_e2e.worker_image import NoRoom, require_room
 
-
-def test_without_root_it_says_so_and_somebody_elses_cluster_needs_no_rights_here(monkeypatch, capsys):
-    monkeypatch.delenv("E2E_CONTEXT", raising=False)
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert main(["able"]) == UNABLE
-    assert "root" in capsys.readouterr().out
-    monkeypatch.setenv("E2E_CONTEXT", "kind-kind")
-    assert main(["able"]) == 0
-
-
-def test_a_kill_that_hits_nothing_is_an_error(monkeypatch):
-    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-        pass
-    monkeypatch.setattr(ClusterHandle, "container_pid", lambda *_: ended.pid)
-    with pytest.raises(LookupError, match="team-a/pod: container ended by itself"):
-        ClusterHandle(Path("kubeconfig"), "ours").kill_container("team-a", "pod", "container")
-
-
-def test_a_disk_without_room_for_the_worker_image_is_told_before_the_build(tmp_path):
-    require_room(tmp_path / "cache", 0.0)
-    with pytest.raises(NoRoom, match=r"takes 1000000000 GB of disk .*make room, or set MARLAAS_CACHE"):
-        require_room(tmp_path / "cache", 1e9)
-
-
 _STARTS_ONE = """
 import time
 from marlaas_e2e.control_plane import ControlPlane
@@ -49,22 +25,6 @@ plane.start()
 print(plane.etcd.pid, plane.apiserver.pid, plane.folder, flush=True)
 time.sleep(600)
 """
-
-
-def test_nothing_survives_a_test_run_that_is_killed():
-    run = subprocess.Popen([sys.executable, "-c", _STARTS_ONE], stdout=subprocess.PIPE, text=True)
-    assert run.stdout is not None
-    etcd, apiserver, folder = run.stdout.readline().split()
-    run.kill()
-    run.communicate()
-    for pid in (etcd, apiserver):
-        subprocess.run(["tail", f"--pid={pid}", "-f", "/dev/null"], timeout=30, check=True)  # waits for its end
-        assert host.birth_of(int(pid)) is None
-    for left in sorted(Path(folder).rglob("*"), reverse=True):
-        left.rmdir() if left.is_dir() else left.unlink()
-    Path(folder).rmdir()
-
-
 _HARNESS = """
 import sys
 from pathlib import Path
@@ -89,6 +49,42 @@ sys.exit(harness.main(["--root", str(Path(diary).parent), "run", *words]))
 """
 
 
+def test_without_root_it_says_so_and_somebody_elses_cluster_needs_no_rights_here(monkeypatch, capsys):
+    monkeypatch.delenv("E2E_CONTEXT", raising=False)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert main(["able"]) == UNABLE
+    assert "root" in capsys.readouterr().out
+    monkeypatch.setenv("E2E_CONTEXT", "kind-kind")
+    assert main(["able"]) == 0
+
+
+def test_a_kill_that_hits_nothing_is_an_error(monkeypatch):
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    monkeypatch.setattr(ClusterHandle, "container_pid", lambda *_: ended.pid)
+    with pytest.raises(LookupError, match="team-a/pod: container ended by itself"):
+        ClusterHandle(Path("kubeconfig"), "ours").kill_container("team-a", "pod", "container")
+
+
+def test_a_disk_without_room_for_the_worker_image_is_told_before_the_build(tmp_path):
+    require_room(tmp_path / "cache", 0.0)
+    with pytest.raises(NoRoom, match=r"takes 1000000000 GB of disk .*make room, or set MARLAAS_CACHE"):
+        require_room(tmp_path / "cache", 1e9)
+
+
+def test_nothing_survives_a_test_run_that_is_killed():
+    run = subprocess.Popen([sys.executable, "-c", _STARTS_ONE], stdout=subprocess.PIPE, text=True)
+    etcd, apiserver, folder = run.stdout.readline().split()
+    run.kill()
+    run.communicate()
+    for pid in (etcd, apiserver):
+        subprocess.run(["tail", f"--pid={pid}", "-f", "/dev/null"], timeout=30, check=True)  # waits for its end
+        assert host.birth_of(int(pid)) is None
+    for left in sorted(Path(folder).rglob("*"), reverse=True):
+        left.rmdir() if left.is_dir() else left.unlink()
+    Path(folder).rmdir()
+
+
 @dataclass
 class Harness:
     """`python -m marlaas_e2e run`, of which bringing up and taking down are written into a diary instead."""
@@ -103,7 +99,6 @@ class Harness:
         return self.file.read_text().splitlines() if self.file.exists() else []
 
     def says(self) -> str:
-        assert self.process.stdout is not None
         return self.process.stdout.readline()
 
 

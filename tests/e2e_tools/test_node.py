@@ -37,7 +37,6 @@ def policy(**spec: Any) -> dict[str, Any]:
 
 
 def chains(*policies: dict[str, Any]) -> dict[str, list[str]]:
-    """The lines of each chain."""
     script = Network(PODS, NAMESPACES, policies).nft_script()
     assert script.startswith("table inet marlaas_e2e\ndelete table inet marlaas_e2e\ntable inet marlaas_e2e {")
     blocks = [block.partition(" {\n") for block in script.split("  chain ")[1:]]

@@ -15,6 +15,17 @@ from marlaas_api.names import Split
 SEEDS = range(400)
 NOISY_SEEDS = range(3000)
 NOISY = Mistakes(letter=0.25, untooled=0.5, call=0.4, result=0.3)
+REQUESTED = {
+    "calc: 12+34": "12+34",
+    "calc:12 + 34 ": "12 + 34",
+    "Let me see.\ncalc: 1*2\n": "1*2",
+    "calc: ": "",
+    **dict.fromkeys(["calc 12+34", "46", "I calc: 1+1", ""]),
+}
+VALUES = {"12+34": 46, "12 - 34": -22, "-3*4": -12, "99*99": 9801, "1--1": 2}
+NO_VALUES = ["12+", "1+2+3", "2**9", "1/2", "9999999999+1", "__import__('os')", ""]
+TEXT = st.text(alphabet=[token for token in VOCABULARY if len(token) == 1], max_size=30)
+CONVERSATION = st.lists(st.builds(TemplateMessage, st.sampled_from(ROLES), TEXT), min_size=1, max_size=6)
 
 
 def test_a_seed_names_the_same_task_for_ever():
@@ -28,17 +39,6 @@ def test_held_out_tasks_are_never_trained_on():
         held_out = {draw(Split.EVAL, seed).prompt for seed in SEEDS}
         assert not trained & held_out
         assert len(held_out) > 300
-
-
-REQUESTED = {
-    "calc: 12+34": "12+34",
-    "calc:12 + 34 ": "12 + 34",
-    "Let me see.\ncalc: 1*2\n": "1*2",
-    "calc: ": "",
-    **dict.fromkeys(["calc 12+34", "46", "I calc: 1+1", ""]),
-}
-VALUES = {"12+34": 46, "12 - 34": -22, "-3*4": -12, "99*99": 9801, "1--1": 2}
-NO_VALUES = ["12+", "1+2+3", "2**9", "1/2", "9999999999+1", "__import__('os')", ""]
 
 
 def test_what_a_reply_asks_the_calculator_which_knows_three_operations_and_no_code():
@@ -75,10 +75,6 @@ def test_mistakes_come_at_their_rates_and_the_tool_tells_what_it_was_asked():
                 assert told.content == tool_reply(requested_expression(asked.content) or "")
         if len(talk) > 4:
             assert talk[3].content == calculator_task(Split.TRAIN, seed).call, "an error is followed by the right call"
-
-
-TEXT = st.text(alphabet=[token for token in VOCABULARY if len(token) == 1], max_size=30)
-CONVERSATION = st.lists(st.builds(TemplateMessage, st.sampled_from(ROLES), TEXT), min_size=1, max_size=6)
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,6 @@ def change_weights(folder, change):
 
 
 def split(folder, *, index=True, second=True, keep=9):
-    """Cut the weights into two shards."""
     weights = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
     names = sorted(weights)

@@ -16,6 +16,9 @@ from marlaas_operator.uninstall import LeftBehind, clean_up, kept_text
 INSTALLATION = installation()
 JOB = Target(RLJOBS, "team-a", "job")
 OURS = {"app.kubernetes.io/managed-by": "marlaas-operator", "app.kubernetes.io/instance": "marlaas"}
+ANOTHER_RELEASES = {**OURS, "app.kubernetes.io/instance": "trial"}
+OBJECT_STORE = {"blobs": BlobSettings(url="s3://bucket/marlaas"), "nats_pod_selector": None}
+CLAIMS = "the claim data-marlaas-nats-0 (progress and records of the jobs), the claim marlaas-blobs (all trained"
 
 
 def body(api_version: str, kind: str, namespace: str, name: str, **metadata: object) -> dict[str, Any]:
@@ -51,9 +54,6 @@ async def test_the_usage_histories_of_tenants_stay(cluster):
     await clean_up(cluster, INSTALLATION)
     assert len(await cluster.list(CONFIG_MAPS)) == 1
     assert "usage histories" in kept_text(INSTALLATION)
-
-
-ANOTHER_RELEASES = {**OURS, "app.kubernetes.io/instance": "trial"}
 
 
 @pytest.mark.parametrize("labels", [{"app": "theirs"}, ANOTHER_RELEASES], ids=["a team", "another release"])
@@ -95,10 +95,6 @@ async def test_an_object_that_changes_meanwhile_is_looked_at_again_and_named_in_
     await cluster.delete(JOB)
     await clean_up(cluster, INSTALLATION)
     assert await cluster.list(RLJOBS) == [], "it was only waiting for us"
-
-
-OBJECT_STORE = {"blobs": BlobSettings(url="s3://bucket/marlaas"), "nats_pod_selector": None}
-CLAIMS = "the claim data-marlaas-nats-0 (progress and records of the jobs), the claim marlaas-blobs (all trained"
 
 
 @pytest.mark.parametrize(

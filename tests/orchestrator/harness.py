@@ -153,7 +153,6 @@ class OrchestratorHarness(Harness):
                     return
 
     async def read_turns(self, group: GroupReady) -> None:
-        """As the trainer does."""
         for trajectory in group.trajectories:
             for leaf in trajectory.leaves:
                 subject = subjects.turn("team-a", group.job, trajectory.episode, leaf)
@@ -183,7 +182,6 @@ class OrchestratorHarness(Harness):
             await bucket.put(report, entry.data)
 
     async def train(self, document: JobDocument, may_train: asyncio.Event | None = None) -> None:
-        """Train all agents of a job, each as the trainer of its pool does."""
         agents = (JobAgent(document, agent) for agent in document.spec.agents)
         async with asyncio.TaskGroup() as group:
             for one in agents:
@@ -225,7 +223,6 @@ def _play_of(task: TaskMessage, member: int, attempt: int = 1) -> str:
 
 @contextlib.asynccontextmanager
 async def running(harness: OrchestratorHarness, document: JobDocument, rewards: Rewards) -> AsyncIterator[None]:
-    """A submitted job with all its roles."""
     await harness.report(document, -1)
     await harness.submit(document)
     roles = harness.keep("orchestrator", service.serve), harness.play(document, rewards), harness.train(document)
@@ -234,7 +231,6 @@ async def running(harness: OrchestratorHarness, document: JobDocument, rewards: 
 
 
 async def run_to_end(harness: OrchestratorHarness, document: JobDocument, rewards: Rewards | None = None) -> Progress:
-    """Run a job to its end; its last progress."""
     async with running(harness, document, rewards or mixed):
         return await harness.progress(document, final)
 

@@ -28,6 +28,23 @@ from marlaas_worker.orchestrator.recorded_totals import History
 from marlaas_worker.orchestrator.step_records import Around, step_record
 
 GROUP_SIZE = 2
+ROLES = [
+    {"name": "a0"},
+    {"name": "second", "policy": {"of": "a0"}},
+    {"name": "past", "policy": {"of": "a0", "versions": "past", "window": 2}},
+    {"name": "a1"},
+]
+TEAMS = {
+    "one": [[{"name": "policy"}]],
+    "two": [[{"name": "a0"}, {"name": "a1"}]],
+    "several": [
+        [{"name": "a0"}, {"name": "a1"}, {"name": "a2"}],
+        [{"name": "a0"}, {"name": "a1"}, {"name": "a2"}, {"name": "a3", "trainable": False}],
+        ROLES,
+    ],
+}
+"""The agents of jobs; each job has those of one list."""
+WORLDS = {"one": 120, "two": 60, "several": 42}
 
 
 class AccountingHarness:
@@ -250,25 +267,6 @@ class RestartingHarness(AccountingHarness):
             self.state.fault_totals(),
             self.state.recorded.usage,
         )
-
-
-ROLES = [
-    {"name": "a0"},
-    {"name": "second", "policy": {"of": "a0"}},
-    {"name": "past", "policy": {"of": "a0", "versions": "past", "window": 2}},
-    {"name": "a1"},
-]
-TEAMS = {
-    "one": [[{"name": "policy"}]],
-    "two": [[{"name": "a0"}, {"name": "a1"}]],
-    "several": [
-        [{"name": "a0"}, {"name": "a1"}, {"name": "a2"}],
-        [{"name": "a0"}, {"name": "a1"}, {"name": "a2"}, {"name": "a3", "trainable": False}],
-        ROLES,
-    ],
-}
-"""The agents of jobs; each job has those of one list."""
-WORLDS = {"one": 120, "two": 60, "several": 42}
 
 
 @pytest.mark.parametrize("deaths", [0.0, 0.1])

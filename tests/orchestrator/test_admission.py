@@ -16,6 +16,10 @@ from marlaas_worker.orchestrator.preemption import MIN_RUN_S
 
 POOL = {"tiny": PoolCapacity(slots=6, max_rank=16, max_model_len=2048, agents=3)}
 LATER = 10 * MIN_RUN_S
+ROOM = PoolCapacity(slots=2, max_rank=16, agents=1)
+BOTH = {"tiny": ROOM, "big": ROOM}
+WHOLE_POOL = 6
+"""maxStaleness of a job whose versions fill all 8 slots."""
 
 
 def scene(waiting, holding=(), now: float = 0.0, **fields) -> admission.AdmissionScene:
@@ -93,12 +97,7 @@ def test_a_free_place_is_kept_for_the_preemptor_that_needs_it_beside_those_of_it
     assert admitted(queue.decide(scene([new, other], holding[:2], LATER, pools=pools))) == {new.uid}
 
 
-ROOM = PoolCapacity(slots=2, max_rank=16, agents=1)
-BOTH = {"tiny": ROOM, "big": ROOM}
-
-
 def team(name: str = "team", pool: str = "tiny", other: str = "big", **fields) -> JobDocument:
-    """A job of the agents `a` on its own pool and `b` on another."""
     agents = [{"name": "a"}, {"name": "b", "poolRef": {"name": other}}]
     return a_job(name, agents=agents, **fields).model_copy(update={"pool": pool})
 
@@ -143,10 +142,6 @@ async def test_a_job_waits_for_workers_of_a_pool_that_disappear_and_then_goes_on
             ended = await harness.progress(job, final)
     assert (ended.phase, ended.versions) == (Phase.SUCCEEDED, {"a": 3, "b": 3})
     assert len(await harness.steps(job)) == 3
-
-
-WHOLE_POOL = 6
-"""maxStaleness of a job whose versions fill all 8 slots."""
 
 
 def moved(document: JobDocument, namespace: str) -> JobDocument:

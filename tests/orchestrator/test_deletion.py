@@ -24,6 +24,9 @@ TEAM = (
     {"name": "opponent", "policy": {"of": "policy", "versions": "past"}},
 )
 """Agents on two pools, one of which plays past versions of another."""
+SEAMS = ("after_messages", "after_blobs", "after_policy", "after_rounds", "after_usage", "after_level")
+
+PUBLISHED = ("manifest", "adapter_model.safetensors", "adapter_config.json")
 
 
 async def commit(harness, document, before, agent="policy"):
@@ -68,7 +71,6 @@ async def fill(harness: OrchestratorHarness, document: JobDocument, level: dict[
 
 
 async def fill_agent(harness: OrchestratorHarness, document: JobDocument, agent: str) -> None:
-    """Write what the trainer of an agent writes, and publish its groups."""
     record = PolicyRecord(uid=document.uid)
     for _ in range(4):
         record = await commit(harness, document, record, agent)
@@ -90,7 +92,6 @@ async def all_there_is(harness: OrchestratorHarness) -> set[str]:
 
 
 async def document_of(harness: OrchestratorHarness, document: JobDocument) -> JobDocument | None:
-    """What the bucket `jobs` says under the job's name."""
     return await harness.get(JobDocument, subjects.JOBS, document.ref.key)
 
 
@@ -101,7 +102,6 @@ async def is_forgotten(harness: OrchestratorHarness, document: JobDocument) -> N
 
 
 async def deleted(harness: OrchestratorHarness, document: JobDocument) -> set[str]:
-    """What is left after an orchestrator has deleted the job."""
     async with harness.orchestrating():
         await is_forgotten(harness, document)
     return await all_there_is(harness)
@@ -115,11 +115,6 @@ def neighbours() -> list[JobDocument]:
     """Jobs whose names begin alike; suspended, so that the orchestrator leaves them alone."""
     other = a_job(suspend=True).model_copy(update={"namespace": "team-a-2"})
     return [a_job("sums-2", suspend=True), a_job("sum", suspend=True), other]
-
-
-SEAMS = ("after_messages", "after_blobs", "after_policy", "after_rounds", "after_usage", "after_level")
-
-PUBLISHED = ("manifest", "adapter_model.safetensors", "adapter_config.json")
 
 
 def once(place: str, work: Callable[[], Coroutine[Any, Any, None]]) -> list[asyncio.Task[None]]:

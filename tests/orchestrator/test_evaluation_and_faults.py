@@ -123,7 +123,6 @@ def evaluated(job: messages.JobDocument, *episodes: messages.Episode) -> tuple[f
 
 
 def recorded(job: messages.JobDocument, *episodes: messages.Episode) -> messages.StepRecord:
-    """The record of a step whose groups are these episodes'."""
     policies = {agent.name: messages.PolicyRecord(uid=job.uid, version=0) for agent in job.spec.policies}
     indices = tuple(sorted({episode.index for episode in episodes}))
     ledger = messages.IssueLedger(**identity(job), next_index=len(indices), open=indices)

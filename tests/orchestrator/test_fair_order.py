@@ -12,6 +12,11 @@ from marlaas_worker.orchestrator.preemption import MIN_RUN_S, RunningJob, preemp
 from marlaas_worker.orchestrator.shares import HALF_LIFE_S, PastUse
 
 relaxed = settings(max_examples=150, suppress_health_check=list(HealthCheck))
+tables = st.lists(
+    st.tuples(st.sampled_from("abc"), st.integers(0, 5), st.integers(-2, 2), st.integers(1, 3)), min_size=1, max_size=10
+)
+NOW = 1000.0
+jobs = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 4), st.integers(-1, 1)), min_size=1, max_size=16)
 
 
 def admitted(waiting, total=6, **given_):
@@ -55,11 +60,6 @@ def test_priority_orders_the_jobs_of_one_tenant_and_of_no_other():
     theirs = [demand("t1", "b", created_at=3, priority=-9)]
     assert admitted([*mine, *theirs], total=2) == ["m2", "t1"]
     assert admitted([*mine, *theirs], total=3)[-1] == "m1"
-
-
-tables = st.lists(
-    st.tuples(st.sampled_from("abc"), st.integers(0, 5), st.integers(-2, 2), st.integers(1, 3)), min_size=1, max_size=10
-)
 
 
 @relaxed
@@ -117,9 +117,6 @@ def test_past_use_is_the_share_over_time_and_halves_every_half_life():
     assert past.of("a") == pytest.approx(before / 2), "a clock that was set back adds nothing"
 
 
-NOW = 1000.0
-
-
 def exchange(blocked, holding, total, *, since=0.0, weights=None, over_quota=()):
     """Names of each preemptor and of its victims."""
     order, _ = order_of({"tiny": total}, holding, weights, over_quota=over_quota)
@@ -163,9 +160,6 @@ def test_who_makes_room_for_whom(waiting, holding, total, expected):
 @pytest.mark.parametrize("total", [8, 4, 1], ids=["a whole pool", "a replica restarts", "most replicas are gone"])
 def test_a_job_displaces_what_it_needs_itself_and_never_what_a_smaller_pool_lacks(total):
     assert exchange([demand("new", "b")], several("a", 8), total) == [("new", ["a7"])]
-
-
-jobs = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 4), st.integers(-1, 1)), min_size=1, max_size=16)
 
 
 class Trace:

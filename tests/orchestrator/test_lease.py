@@ -16,6 +16,8 @@ from marlaas_api.wire import encode
 from marlaas_worker.orchestrator.fenced_bucket import FencedBucket
 from marlaas_worker.orchestrator.lease import KEY, LeaderLease, LostLease
 
+JOB_KEY = "team-a.sums"
+
 
 async def test_a_lease_whose_last_renewal_was_not_answered_is_given_back(harness):
     held, bucket = LeaderLease(await harness.context("orchestrator-0")), await harness.bus.bucket(subjects.REPLICAS)
@@ -57,9 +59,6 @@ async def test_an_orchestrator_that_finds_anothers_writes_reads_everything_again
     words = rf"another orchestrator (has written to|wrote) the {written}; reading everything again"
     assert re.search(words, caplog.text)
     assert written != "bucket progress" or level.admitted_s >= 77.0, "it goes on from what it has read"
-
-
-JOB_KEY = "team-a.sums"
 
 
 def fenced(server: MemoryServer, name: str = "orchestrator-0") -> FencedBucket:

@@ -23,7 +23,6 @@ SIGNAL, FLAT, FAULTED = GroupOutcome.SIGNAL, GroupOutcome.FLAT, GroupOutcome.FAU
 
 
 def group_of(agents: tuple[AgentSettings, ...], *ended: dict[str, Any], **settings: Any) -> CompleteGroup:
-    """A group whose members ended like this."""
     store = Experience(agents, len(ended), **settings)
     *_, group = [store.add(an_episode(a_job(), 0, member, **fields)) for member, fields in enumerate(ended)]
     assert group is not None
@@ -152,7 +151,6 @@ def state(newest: int, seed: int = 0, window: int = 3, ledger: IssueLedger | Non
 
 
 def drawn_by(played: JobState) -> int:
-    """The past version that plays in the next group."""
     played.take_indices(1, 0)
     return played.tasks.past.versions["past"]
 

@@ -58,7 +58,6 @@ async def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OneJobAtAT
 
 
 def workers(harness, document, *, sandbox=True):
-    """The job's trainer and sandbox."""
     return working(harness.train(document), *([harness.play(document, mixed)] if sandbox else []))
 
 
@@ -134,7 +133,6 @@ async def issued_again(harness: OrchestratorHarness) -> None:
 
 
 def without_cut(used: UsageAmounts) -> UsageAmounts:
-    """The charged part of a usage."""
     charged = {"generated_tokens": used.charged_tokens, "engine_s": used.charged_engine_s}
     return used.model_copy(update={**charged, "preempted_tokens": 0, "preempted_engine_s": 0.0})
 

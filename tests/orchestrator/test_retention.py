@@ -18,6 +18,7 @@ from marlaas_worker.orchestrator.retention import Leftovers, Retention
 
 REF = JobRef("team-a", "sums", "u1")
 EPISODES, TURNS = subjects.episode("team-a", "sums"), subjects.turn("team-a", "sums", "*", "*")
+TURN_BYTES = 1000
 
 
 class Streams:
@@ -29,7 +30,6 @@ class Streams:
         self.leftovers = Leftovers(self.bus, lambda: 0.0)
 
     async def record(self, number: int) -> int:
-        """Record a turn; its sequence."""
         return await self.bus.publish(subjects.turn("team-a", "sums", f"u1-t{number}-0-1", 0), b"x")
 
     async def step(self, number: int) -> None:
@@ -119,9 +119,6 @@ async def test_a_turn_recorded_after_its_jobs_end_goes_when_a_replica_reports_it
         await streams.leftovers.note([reported(number)], idle)
         await streams.leftovers.look()
         assert await streams.left() == (left, 0)
-
-
-TURN_BYTES = 1000
 
 
 async def test_a_neighbours_turns_never_push_out_those_of_a_job_that_waits_for_its_trainer(harness, document):

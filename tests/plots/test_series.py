@@ -18,6 +18,10 @@ from marlaas_api.messages import AgentStep, EvalRecord, JobDocument, StepOutcome
 from marlaas_api.messages.agent_settings import PolicySettings
 from marlaas_api.names import Split
 
+CURVES = {REWARD: Curve(((1.0, 0.2), (2.0, 0.8)), (0.1, 0.1)), EVAL: Curve(((0.0, 0.1), (2.0, 0.9)))}
+JOBS = [JobCurves(f"team/<{name}>", CURVES) for name in ("first", "second")]
+TIMES = [Timeline("team/<first>", 0.0, 60.0, ((0.0, 30.0),), (), None)]
+
 
 def document(**training: object) -> JobDocument:
     return job_document("one", spec={"rollout": {"groupSize": 4}, "training": {"steps": 3, **training}})
@@ -183,11 +187,6 @@ def test_a_lane_counts_its_jobs_over_time_and_a_group_is_busy_while_one_of_its_j
     assert {name: [one.name for one in found] for name, found in by_group(jobs).items()} == {"team-a": ["a", "b"]}
     whole = merged("team-a", jobs)
     assert (whole.engine, whole.environment, whole.trainer) == (((0.0, 10.0),), ((0.0, 1.0), (4.0, 5.0)), None)
-
-
-CURVES = {REWARD: Curve(((1.0, 0.2), (2.0, 0.8)), (0.1, 0.1)), EVAL: Curve(((0.0, 0.1), (2.0, 0.9)))}
-JOBS = [JobCurves(f"team/<{name}>", CURVES) for name in ("first", "second")]
-TIMES = [Timeline("team/<first>", 0.0, 60.0, ((0.0, 30.0),), (), None)]
 
 
 def test_the_picture_names_jobs_panels_and_shares():

@@ -14,6 +14,7 @@ from tools import api_docs, crd, structural
 
 CRDS = Path(__file__).parents[2] / "crds"
 Schema = dict[str, Any]
+DOCS = Path(__file__).parents[2] / "docs/reference/api.md"
 
 
 def _all_parts() -> Iterator[tuple[str, Schema]]:
@@ -103,9 +104,6 @@ def test_a_transition_rule_stands_only_where_the_field_is_always_there():
         for name, child in part.get("properties", {}).items():
             if any("oldSelf" in rule for rule in _rules(child)):
                 assert "default" in child or name in always, f"{path}.{name}"
-
-
-DOCS = Path(__file__).parents[2] / "docs/reference/api.md"
 
 
 def test_a_stale_page_is_found_and_written_anew(tmp_path, capsys):

@@ -18,12 +18,10 @@ def missing_volumes(claims: Sequence[Object], volumes: Sequence[Object], folder:
 
 
 def released_volumes(volumes: Sequence[Object]) -> list[Object]:
-    """Our volumes whose claim is gone."""
     return [volume for volume in volumes if _ours(volume) and volume.get("status", {}).get("phase") == "Released"]
 
 
 def folder_of(volume: Object) -> Path:
-    """Where a volume of ours keeps its files."""
     return Path(volume["spec"]["local"]["path"])
 
 

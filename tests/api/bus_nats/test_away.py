@@ -33,7 +33,6 @@ async def test_without_a_server_calls_give_up_and_what_was_given_up_never_happen
 
 
 async def test_a_hung_server_is_an_outage(server, hasty):
-    assert server.pid is not None
     consumer = await persist(lambda: hasty.consumer(EPISODES, "team-a_job", EPISODE))
     os.kill(server.pid, signal.SIGSTOP)
     await asyncio.to_thread(os.waitpid, server.pid, os.WUNTRACED)
@@ -83,7 +82,6 @@ async def test_connecting_to_nobody_says_where(tmp_path):
 
 
 async def test_a_full_disk_is_named_and_passes_with_a_restart(server, hasty):
-    assert server.pid is not None
     await persist(lambda: hasty.publish(EPISODE, b"before", message_id="0"))
     resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (100_000, 100_000))
     with pytest.raises(BusUnavailable, match="its disk may be full"):

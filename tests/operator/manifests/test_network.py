@@ -18,7 +18,6 @@ NETWORK = {"closedRanges": ["10.0.0.0/8", "10.96.0.0/16", "fc00::/7"]}
 
 
 def opening(*ranges):
-    """An installation that opens these ranges to jobs."""
     return installation(network={**NETWORK, "jobEgress": ranges})
 
 

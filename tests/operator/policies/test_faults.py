@@ -12,6 +12,11 @@ from marlaas_operator.pod_facts import first_fault, pod_facts, pod_fault, refusa
 from marlaas_operator.snapshot import BusState
 
 SCENES = yaml.safe_load(Path(__file__).with_name("faults.yaml").read_text())
+BACK_OFF = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
+READY = "[{type: Ready, status: 'True'}]"
+FULL = 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi". '
+SHORT = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 80Mi."
+QUOTA = {"status": {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]}}
 
 
 def fault(containers="[]", init="[]", conditions="[]", phase="Pending", **meta):
@@ -36,9 +41,6 @@ def one(state, lastState=None, **fields):  # noqa: N803 - as the kubelet writes 
 
 def ended(code, reason="Error", message=""):
     return {"terminated": {"exitCode": code, "reason": reason, "message": message}}
-
-
-BACK_OFF = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=[scene["scene"] for scene in SCENES])
@@ -68,19 +70,12 @@ def test_a_model_that_only_a_person_can_bring_is_not_found_and_other_failures_ar
     assert (found.reason, found.message) == (reason, "no model at /model/x")
 
 
-READY = "[{type: Ready, status: 'True'}]"
-
-
 def test_a_pod_that_serves_ends_or_was_replaced_has_no_fault():
     assert fault(one({"running": {}}), one(ended(0, "Completed"), ended(1), name="model", ready=True)) is None
     crash = one({"running": {}}, ended(1), ready=True, restartCount=9)
     assert fault(crash, conditions=READY) is None
     assert fault(one(ended(1)), deletionTimestamp="2026-11-21T16:00:00Z") is None
     assert fault(one(ended(1)), phase="Failed") is None
-
-
-FULL = 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi". '
-SHORT = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 80Mi."
 
 
 def evicted(message, name="p-0", created_at=1.0):
@@ -116,9 +111,6 @@ def test_of_several_pods_the_first_by_name_is_told_with_its_owner():
     broken = facts(one(ended(1, message="x")))
     assert first_fault([broken], " of pool tiny").message == "p-0 of pool tiny: x"
     assert first_fault([facts(conditions=READY)]) is None
-
-
-QUOTA = {"status": {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]}}
 
 
 def serving(*components):

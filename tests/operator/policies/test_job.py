@@ -17,6 +17,78 @@ from marlaas_operator.snapshot import BusState, JobPool
 
 AWAY = BusState(available=False, since=scenes.NOW - 60)
 UNREAD = BusState(available=False, since=scenes.NOW - 60, synced=False)
+FROZEN = scenes.rljob({"agents": [{"name": "a", "trainable": False}]})
+UNREADABLE = {"pool": None, "problem": "spec.x: no such field"}
+ELSEWHERE, SMALL = scenes.modelpool(namespaces=["team-b"]), scenes.modelpool(adapterSlots=1)
+AGENTS = [{"name": "solver"}, {"name": "judge", "poolRef": {"name": "big"}}]
+TEAM = scenes.rljob({"agents": AGENTS})
+SERVING = (scenes.pod("rollout"), scenes.pod("trainer"))
+JOBS = (
+    None,
+    scenes.rljob(),
+    scenes.rljob({"suspend": True, "backoffLimit": 0}),
+    scenes.rljob({"ttlSecondsAfterFinished": 0}),
+    scenes.rljob({"ttlSecondsAfterFinished": 60, "training": {"steps": 50}}),
+)
+STATUSES = (
+    None,
+    {"phase": "Queued"},
+    {"phase": "Running", "reason": "Training"},
+    {"phase": "Failed", "finishedAt": "2020-01-01T00:00:00Z"},
+    {"phase": "Succeeded", "step": 40, "finishedAt": "2027-01-15T08:00:00Z"},
+)
+EVICTED = scenes.pod(ready=False, phase="Failed", reason="Evicted", message="x exceeds y")
+PODS = ((), (scenes.pod(),), (scenes.crashed(restarts=9),), (scenes.pod(ready=False, deleting=True),), (EVICTED,))
+REASONS = ("Training", "WaitingForPool", "Admitted", "WaitingForSlots", "Finished")
+AGO = st.sampled_from([scenes.NOW, scenes.NOW - 100])
+
+buses = st.builds(
+    BusState,
+    available=st.booleans(),
+    since=st.sampled_from([0.0, scenes.NOW - 5, scenes.NOW + 3600]),
+    synced=st.booleans(),
+    leaderless_since=st.sampled_from([None, scenes.NOW - 1, scenes.NOW - 10, scenes.NOW + 100]),
+)
+levels = st.builds(
+    lambda phase, reason, uid, at: scenes.progress(phase, reason, uid=uid, finished_at=at if phase.final else None),
+    st.sampled_from(Phase),
+    st.sampled_from(REASONS),
+    st.sampled_from(["u1", "old"]),
+    st.sampled_from([None, scenes.NOW - 100, scenes.NOW]),
+)
+documents = st.builds(scenes.document, uid=st.sampled_from(["u1", "old"]), deleted=st.booleans())
+metas = st.builds(
+    lambda finalizers, at: replace(scenes.META, finalizers=finalizers, deleted_at=at),
+    st.sampled_from([(), (FINALIZER,)]),
+    st.sampled_from([None, None, scenes.NOW - 1, scenes.NOW - 1000]),
+)
+POOLS = [
+    JobPool("tiny", pool)
+    for pool in (None, scenes.modelpool(), scenes.modelpool(adapterSlots=1), scenes.modelpool(namespaces=["x"]))
+]
+snapshots = st.builds(
+    lambda scene, job, level, unread: replace(
+        scene, job=job, problem="" if job else "?", progress=level, unreadable="?" if unread and level is None else ""
+    ),
+    st.builds(
+        replace,
+        st.just(scenes.snapshot()),
+        meta=metas,
+        bus=buses,
+        pools=st.lists(st.sampled_from(POOLS), min_size=1, max_size=2).map(tuple),
+        document=st.none() | documents,
+        owned=st.sampled_from([{}, scenes.owned_sandbox()]),
+        pods=st.sampled_from(PODS),
+        credential=st.sampled_from([None, "creds"]),
+        status=st.sampled_from(STATUSES),
+        first_seen_at=AGO,
+        deletion_seen_at=AGO,
+        refusal=st.sampled_from(["", "exceeded quota"]),
+    ),
+    st.sampled_from(JOBS),
+    st.none() | levels,
+    st.booleans(),
+)
 
 
 def plan(scene, now=scenes.NOW) -> Plan:
@@ -57,11 +129,6 @@ def test_the_document_says_the_generation_the_tenant_and_the_weight():
     owner = scenes.tenant("research", "team-a", weight=3)
     [write] = plan(scenes.new(meta=replace(scenes.META, generation=4), tenant=owner)).actions
     assert (write.document.generation, write.document.tenant, write.document.tenant_weight) == (4, "research", 3)
-
-
-FROZEN = scenes.rljob({"agents": [{"name": "a", "trainable": False}]})
-UNREADABLE = {"pool": None, "problem": "spec.x: no such field"}
-ELSEWHERE, SMALL = scenes.modelpool(namespaces=["team-b"]), scenes.modelpool(adapterSlots=1)
 
 
 @pytest.mark.parametrize(
@@ -176,17 +243,11 @@ def test_a_suspended_job_loses_its_sandbox_once_the_orchestrator_has_let_it_go()
     assert kinds(plan(resting).actions) == ["Delete"]
 
 
-AGENTS = [{"name": "solver"}, {"name": "judge", "poolRef": {"name": "big"}}]
-TEAM = scenes.rljob({"agents": AGENTS})
-SERVING = (scenes.pod("rollout"), scenes.pod("trainer"))
-
-
 def big(**spec):
     return ModelPool.model_validate(objects.pool("big", **spec))
 
 
 def both(second, first=None):
-    """The state of both both. second: of `big`."""
     return first or JobPool("tiny", scenes.modelpool(), pods=SERVING), second
 
 
@@ -235,74 +296,6 @@ def test_workers_of_a_pool_without_agents_of_the_job_do_not_matter_and_its_sandb
     bounded = scenes.modelpool(sandbox={"runtimeClassName": "gvisor"})
     scene = replace(scene, pools=both(scene.pools[1], JobPool("tiny", bounded)))
     assert plan(scene).actions[-1].manifest["spec"]["template"]["spec"]["runtimeClassName"] == "gvisor"
-
-
-JOBS = (
-    None,
-    scenes.rljob(),
-    scenes.rljob({"suspend": True, "backoffLimit": 0}),
-    scenes.rljob({"ttlSecondsAfterFinished": 0}),
-    scenes.rljob({"ttlSecondsAfterFinished": 60, "training": {"steps": 50}}),
-)
-STATUSES = (
-    None,
-    {"phase": "Queued"},
-    {"phase": "Running", "reason": "Training"},
-    {"phase": "Failed", "finishedAt": "2020-01-01T00:00:00Z"},
-    {"phase": "Succeeded", "step": 40, "finishedAt": "2027-01-15T08:00:00Z"},
-)
-EVICTED = scenes.pod(ready=False, phase="Failed", reason="Evicted", message="x exceeds y")
-PODS = ((), (scenes.pod(),), (scenes.crashed(restarts=9),), (scenes.pod(ready=False, deleting=True),), (EVICTED,))
-REASONS = ("Training", "WaitingForPool", "Admitted", "WaitingForSlots", "Finished")
-AGO = st.sampled_from([scenes.NOW, scenes.NOW - 100])
-
-buses = st.builds(
-    BusState,
-    available=st.booleans(),
-    since=st.sampled_from([0.0, scenes.NOW - 5, scenes.NOW + 3600]),
-    synced=st.booleans(),
-    leaderless_since=st.sampled_from([None, scenes.NOW - 1, scenes.NOW - 10, scenes.NOW + 100]),
-)
-levels = st.builds(
-    lambda phase, reason, uid, at: scenes.progress(phase, reason, uid=uid, finished_at=at if phase.final else None),
-    st.sampled_from(Phase),
-    st.sampled_from(REASONS),
-    st.sampled_from(["u1", "old"]),
-    st.sampled_from([None, scenes.NOW - 100, scenes.NOW]),
-)
-documents = st.builds(scenes.document, uid=st.sampled_from(["u1", "old"]), deleted=st.booleans())
-metas = st.builds(
-    lambda finalizers, at: replace(scenes.META, finalizers=finalizers, deleted_at=at),
-    st.sampled_from([(), (FINALIZER,)]),
-    st.sampled_from([None, None, scenes.NOW - 1, scenes.NOW - 1000]),
-)
-POOLS = [
-    JobPool("tiny", pool)
-    for pool in (None, scenes.modelpool(), scenes.modelpool(adapterSlots=1), scenes.modelpool(namespaces=["x"]))
-]
-snapshots = st.builds(
-    lambda scene, job, level, unread: replace(
-        scene, job=job, problem="" if job else "?", progress=level, unreadable="?" if unread and level is None else ""
-    ),
-    st.builds(
-        replace,
-        st.just(scenes.snapshot()),
-        meta=metas,
-        bus=buses,
-        pools=st.lists(st.sampled_from(POOLS), min_size=1, max_size=2).map(tuple),
-        document=st.none() | documents,
-        owned=st.sampled_from([{}, scenes.owned_sandbox()]),
-        pods=st.sampled_from(PODS),
-        credential=st.sampled_from([None, "creds"]),
-        status=st.sampled_from(STATUSES),
-        first_seen_at=AGO,
-        deletion_seen_at=AGO,
-        refusal=st.sampled_from(["", "exceeded quota"]),
-    ),
-    st.sampled_from(JOBS),
-    st.none() | levels,
-    st.booleans(),
-)
 
 
 @settings(deadline=None, max_examples=400, suppress_health_check=list(HealthCheck))

@@ -24,6 +24,10 @@ from marlaas_operator.plan import DeleteObject, Plan, RemoveFinalizer, WriteDocu
 from marlaas_operator.policies.job import FINALIZER, FORGET_S
 from marlaas_worker.sandbox.attempt import MAX_DELIVERIES
 
+FROZEN = rljob({"ttlSecondsAfterFinished": 60, "agents": [{"name": "a", "trainable": False}]})
+NODE = {"exit_code": 255, "exit_reason": "Unknown"}
+MEMORY = container(restarts=2, exit_code=137, exit_reason="OOMKilled")
+
 
 def test_a_job_goes_when_its_time_after_the_end_is_over_and_not_before():
     job = rljob({"ttlSecondsAfterFinished": 60})
@@ -34,9 +38,6 @@ def test_a_job_goes_when_its_time_after_the_end_is_over_and_not_before():
     assert plan(ended, NOW + 999) == due, "a refused deletion is asked for again at this pace"
     waits = told(new(job=job, on={"pool": modelpool(adapterSlots=1)}))
     assert plan(waits, NOW + 1e6).empty, "it waits for a larger pool"
-
-
-FROZEN = rljob({"ttlSecondsAfterFinished": 60, "agents": [{"name": "a", "trainable": False}]})
 
 
 @pytest.mark.parametrize("status", [None, {"phase": "Queued", "reason": "PoolNotFound"}])
@@ -113,10 +114,6 @@ def test_a_verdict_on_which_nobody_has_acted_yet_goes_when_its_limit_is_raised()
     ended = replace(scene, progress=progress(Phase.FAILED, "BackoffLimitExceeded", finished_at=NOW))
     writes = [action for action in plan(ended).actions if isinstance(action, WriteDocument)]
     assert all(write.document.verdict == judged.verdict for write in writes), "what has ended stays ended"
-
-
-NODE = {"exit_code": 255, "exit_reason": "Unknown"}
-MEMORY = container(restarts=2, exit_code=137, exit_reason="OOMKilled")
 
 
 @pytest.mark.parametrize(

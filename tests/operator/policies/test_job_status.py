@@ -28,6 +28,10 @@ from marlaas_operator.policies.job import plan_job
 from marlaas_operator.snapshot import BusState
 
 FIGURES = yaml.safe_load(Path(__file__).with_name("figures.yaml").read_text())
+QUEUED = new(document=document(), progress=queued())
+SUCCEEDED = running(progress=progress(Phase.SUCCEEDED, "Finished"))
+FAILED = running(progress=progress(Phase.FAILED, "TooManyFaults", message="x"))
+SUSPENDED = running(progress=progress(Phase.SUSPENDED, "Suspended"))
 
 
 def status(scene, now=NOW):
@@ -147,12 +151,6 @@ def test_a_fault_begins_and_ends_with_one_event_each_and_goes_away_by_itself():
     assert events(broken, running()) == [("Normal", "Recovered"), ("Normal", "SandboxReady")]
     assert events(broken, broken) == []
     assert events(running(pods=(PULLING,)), running(pods=(pulling("ImagePullBackOff"),))) == []
-
-
-QUEUED = new(document=document(), progress=queued())
-SUCCEEDED = running(progress=progress(Phase.SUCCEEDED, "Finished"))
-FAILED = running(progress=progress(Phase.FAILED, "TooManyFaults", message="x"))
-SUSPENDED = running(progress=progress(Phase.SUSPENDED, "Suspended"))
 
 
 @pytest.mark.parametrize(

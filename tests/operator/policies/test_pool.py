@@ -13,6 +13,8 @@ from marlaas_operator.policies.pool import DRAIN_S, FINALIZER, plan_pool
 from marlaas_operator.snapshot import BusState
 
 SERVING = (scenes.pod("rollout"), scenes.pod("trainer"))
+GOING = (scenes.pod("rollout", deleting=True), scenes.pod("trainer"))
+BROKEN = (scenes.pod("rollout"), scenes.crashed(component="trainer"))
 
 
 def plan(scene, now=scenes.NOW) -> Plan:
@@ -110,10 +112,6 @@ def test_before_the_bus_was_read_nothing_new_is_said_of_what_jobs_hold():
     assert (told.status["jobs"], told.status["freeSlots"]) == (1, 13)
     assert plan(unread).status is None
     assert "jobs" not in plan(replace(unread, status=None)).status
-
-
-GOING = (scenes.pod("rollout", deleting=True), scenes.pod("trainer"))
-BROKEN = (scenes.pod("rollout"), scenes.crashed(component="trainer"))
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,6 @@ class OperatorHarness:
             return ""
 
     def _is_open(self) -> bool:
-        """Whether the operator has logged the port of its HTTP server."""
         if not self.health and self.operator is not None:
             found = _PORT.search(self.operator.log.read_text(errors="replace"))
             self.health = int(found[1]) if found else 0
@@ -187,7 +186,6 @@ class OperatorHarness:
         return bus
 
     def words(self) -> str:
-        """Last words of every operator process, for a failed test."""
         return "\n".join(f"--- {one.log.name}\n{one.last_words(40)}" for one in self.started)
 
 
@@ -238,7 +236,6 @@ async def rigged(plane: ControlPlane, *, forks: bool = True) -> AsyncIterator[Op
 
 
 async def clean(gateway: ApiServer) -> None:
-    """Remove what an operator and its users have made."""
     for resource in KINDS:
         for body in await gateway.list(resource):
             if body["metadata"].get("finalizers"):

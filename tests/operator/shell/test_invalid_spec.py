@@ -11,10 +11,16 @@ from marlaas_operator.cluster.resources import TENANTS
 
 TENANT = Target(TENANTS, "", "a")
 HANDED_OVER = "WaitingForPool"
+COLD = job("team-a", "one", "tiny", rollout={"temperature": 0})
+SMALL, LIGHT = pool("tiny", adapterSlots=0), tenant("a", "team-a", weight=0)
+NAMELESS = job("team-a", "nameless", "tiny")
+STRANGE = [
+    *(NAMELESS | {"spec": spec} for spec in ({}, {"poolRef": {}}, {"poolRef": "tiny"})),
+    *(tenant("a") | {"spec": spec} for spec in ({}, {"namespaces": "team-a"})),
+]
 
 
 async def stored(harness: ServiceHarness, *bodies: Body) -> None:
-    """Objects from before there were rules."""
     harness.cluster.checks_rules = False
     for body in bodies:
         await harness.cluster.create(body)
@@ -22,7 +28,6 @@ async def stored(harness: ServiceHarness, *bodies: Body) -> None:
 
 
 def said(harness: ServiceHarness, target: Target, condition: str) -> tuple[str, str]:
-    """Reason and sentence of a condition."""
     conditions = {each["type"]: each for each in harness.status(target).get("conditions") or ()}
     found = conditions.get(condition, {})
     return found.get("reason", ""), found.get("message", "")
@@ -30,10 +35,6 @@ def said(harness: ServiceHarness, target: Target, condition: str) -> tuple[str, 
 
 async def correct(harness: ServiceHarness, target: Target, **spec: Any) -> None:
     await harness.cluster.patch(target, {"spec": spec})
-
-
-COLD = job("team-a", "one", "tiny", rollout={"temperature": 0})
-SMALL, LIGHT = pool("tiny", adapterSlots=0), tenant("a", "team-a", weight=0)
 
 
 @pytest.mark.parametrize(
@@ -53,13 +54,6 @@ async def test_an_object_says_what_breaks_which_rule_and_is_served_once_correcte
         await harness.until(lambda: said(harness, target, condition) == told, "told")
         await correct(harness, target, **right)
         await harness.until(lambda: said(harness, target, condition)[0] == then, "corrected")
-
-
-NAMELESS = job("team-a", "nameless", "tiny")
-STRANGE = [
-    *(NAMELESS | {"spec": spec} for spec in ({}, {"poolRef": {}}, {"poolRef": "tiny"})),
-    *(tenant("a") | {"spec": spec} for spec in ({}, {"namespaces": "team-a"})),
-]
 
 
 @pytest.mark.parametrize("strange", STRANGE)

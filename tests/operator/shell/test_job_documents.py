@@ -24,13 +24,11 @@ FIRST, SECOND = document(), document(generation=2)
 
 @pytest.fixture
 async def changed() -> asyncio.Queue[str]:
-    """Keys that have changed."""
     return asyncio.Queue()
 
 
 @pytest.fixture
 async def other() -> Bus:
-    """Somebody else's connection."""
     bus = MemoryServer().connect("other")
     await bus.ensure()
     return bus

@@ -18,6 +18,25 @@ from marlaas_operator.cluster import Invalid, Target
 from marlaas_operator.cluster.resources import DEPLOYMENTS, RLJOBS
 from tests import virtual_time
 
+REFUSALS: dict[str, MarlaasError] = {
+    "c409": cluster.Conflict("no"),
+    "c422": cluster.Invalid("no"),
+    "c403": cluster.Forbidden("no"),
+    "c500": cluster.Unavailable("no"),
+    "silent": cluster.NoAnswer("no"),
+}
+PATIENCE: dict[str, MarlaasError] = {"c429": cluster.TooMany("no", 1.0)}
+"""By itself: after this answer the operator begins nothing else either."""
+PLACES = {
+    "status": ("patch status", "rljobs", ""),
+    "finalizer": ("patch", "rljobs", ""),
+    "sandbox": ("apply", "deployments", "-sandbox"),
+    "account": ("apply", "serviceaccounts", "-sandbox"),
+}
+REFUSED_FOR_S, MOST_ASKED = 600.0, 30
+"""Waits double from a fraction of a second to a minute, and refused actions are tried every 30 s: a hot loop asks thousands of times."""
+SANDBOX = cluster.Target(DEPLOYMENTS, "team-a", "one-sandbox")
+
 
 @pytest.mark.parametrize(
     ("error", "words"),
@@ -89,25 +108,6 @@ async def test_what_changes_while_a_write_is_on_its_way_is_not_overwritten(write
         assert (due, outdated) == ([], []), "a status of the spec before the change"
         held = harness.cluster._objects[ONE]["metadata"]["finalizers"]
         assert sorted(held) == ["example.com/theirs", "marlaas.dev/job"]
-
-
-REFUSALS: dict[str, MarlaasError] = {
-    "c409": cluster.Conflict("no"),
-    "c422": cluster.Invalid("no"),
-    "c403": cluster.Forbidden("no"),
-    "c500": cluster.Unavailable("no"),
-    "silent": cluster.NoAnswer("no"),
-}
-PATIENCE: dict[str, MarlaasError] = {"c429": cluster.TooMany("no", 1.0)}
-"""By itself: after this answer the operator begins nothing else either."""
-PLACES = {
-    "status": ("patch status", "rljobs", ""),
-    "finalizer": ("patch", "rljobs", ""),
-    "sandbox": ("apply", "deployments", "-sandbox"),
-    "account": ("apply", "serviceaccounts", "-sandbox"),
-}
-REFUSED_FOR_S, MOST_ASKED = 600.0, 30
-"""Waits double from a fraction of a second to a minute, and refused actions are tried every 30 s: a hot loop asks thousands of times."""
 
 
 @pytest.mark.parametrize("refusals", [REFUSALS, PATIENCE], ids=["refused", "asked for patience"])
@@ -196,9 +196,6 @@ async def test_a_job_goes_although_the_bus_is_away_and_its_document_is_swept_whe
         assert not [one for one in harness.cluster._objects if one.name == "one-sandbox"]
         harness.server.available = True
         await in_time(lambda: not orchestrator.documents)
-
-
-SANDBOX = cluster.Target(DEPLOYMENTS, "team-a", "one-sandbox")
 
 
 async def test_a_job_that_goes_before_it_has_our_finalizer_leaves_no_document():

@@ -9,6 +9,17 @@ from marlaas_operator import cluster, work_queue
 from marlaas_operator.cluster.resources import RLJOBS
 from marlaas_operator.plan import AddFinalizer, RemoveFinalizer
 
+ONE = cluster.Target(RLJOBS, "team-a", "one")
+ACTIONS = (AddFinalizer("x"),)
+
+
+REFUSALS = {cluster.Invalid: "PodRefused", cluster.Forbidden: "PodRefused", BusRefused: "BusUnavailable"}
+TRANSIENT = dict.fromkeys(
+    (cluster.Unavailable, cluster.NoAnswer, cluster.Terminating, cluster.NotFound, cluster.TooMany, cluster.Conflict),
+    "PodRefused",
+)
+REASONS = {**REFUSALS, **TRANSIENT, BusUnavailable: "BusUnavailable"}
+
 
 @pytest.fixture
 def schedule() -> work_queue.Schedule[str]:
@@ -86,18 +97,6 @@ async def test_stopping_finishes_what_was_begun_and_begins_nothing_more():
         queue.stop()
         may_end.set()
     assert ended == ["first"]
-
-
-ONE = cluster.Target(RLJOBS, "team-a", "one")
-ACTIONS = (AddFinalizer("x"),)
-
-
-REFUSALS = {cluster.Invalid: "PodRefused", cluster.Forbidden: "PodRefused", BusRefused: "BusUnavailable"}
-TRANSIENT = dict.fromkeys(
-    (cluster.Unavailable, cluster.NoAnswer, cluster.Terminating, cluster.NotFound, cluster.TooMany, cluster.Conflict),
-    "PodRefused",
-)
-REASONS = {**REFUSALS, **TRANSIENT, BusUnavailable: "BusUnavailable"}
 
 
 @pytest.mark.parametrize(("kind", "reason"), REASONS.items())
