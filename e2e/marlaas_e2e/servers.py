@@ -14,10 +14,7 @@ SERVICE_RANGE = "10.96.0.0/16"
 API_SERVICE = "10.96.0.1"
 _DNS_NAMES = (
     "localhost",
-    "kubernetes",
-    "kubernetes.default",
-    "kubernetes.default.svc",
-    "kubernetes.default.svc.cluster.local",
+    *(f"kubernetes{end}" for end in ("", ".default", ".default.svc", ".default.svc.cluster.local")),
 )
 
 

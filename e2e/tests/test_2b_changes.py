@@ -14,10 +14,8 @@ RETENTIONS = {"kept": "keep", "dropped": "delete"}
 
 
 def begin(_: Platform) -> list[Object]:
-    leaving = [
-        endless(name, TEAM, training={"steps": 1}, adapterRetention=how, ttlSecondsAfterFinished=1)
-        for name, how in RETENTIONS.items()
-    ]
+    once = {"training": {"steps": 1}, "ttlSecondsAfterFinished": 1}
+    leaving = [endless(name, TEAM, adapterRetention=how, **once) for name, how in RETENTIONS.items()]
     return [*plain_pool(), *tenant(TEAM), endless("pausing", TEAM), *leaving]
 
 

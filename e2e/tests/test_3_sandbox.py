@@ -17,12 +17,8 @@ def begin(_: Platform) -> list[Object]:
 
 def impostor() -> Object:
     """A pod that a tenant may make, with the labels of a sandbox."""
-    main = {
-        "name": "main",
-        "image": BASE,
-        "command": ["sleep", "infinity"],
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-    }
+    locked = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    main = {"name": "main", "image": BASE, "command": ["sleep", "infinity"], "securityContext": locked}
     nobody = {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}}
     spec: Object = {"securityContext": nobody, "terminationGracePeriodSeconds": 1, "containers": [main]}
     labels = {"app.kubernetes.io/name": "marlaas", "app.kubernetes.io/component": "sandbox"}

@@ -14,11 +14,8 @@ POOLS = {
         "Trainer": ("ContainerOutOfMemory", "exceeded its memory limit"),
     },
 }
-JOBS = {
-    "bookless": ("BackoffLimitExceeded", WORDS),
-    "unloadable": ("InvalidEnvironment", "absent_module"),
-    "late": ("DeadlineExceeded", "5 s"),
-}
+JOBS = {"unloadable": ("InvalidEnvironment", "absent_module"), "late": ("DeadlineExceeded", "5 s")}
+JOBS |= {"bookless": ("BackoffLimitExceeded", WORDS)}
 
 
 def begin(_: Platform) -> list[Object]:

@@ -14,11 +14,8 @@ OF_THE_TESTS = {"kube-root-ca.crt", "default", "python-environment", "model-cach
 """Objects in the release's namespace that do not belong to the release: Kubernetes' own, and those of these tests."""
 KEPT = {f"{RELEASE}-blobs", f"data-{RELEASE}-nats-0"}
 """The claims of adapters and bus."""
-DELETE_DATA = (
-    "persistentvolumeclaims",
-    "--selector",
-    f"app.kubernetes.io/name=marlaas,app.kubernetes.io/instance={RELEASE}",
-)
+SELECTOR = f"app.kubernetes.io/name=marlaas,app.kubernetes.io/instance={RELEASE}"
+DELETE_DATA = ("persistentvolumeclaims", "--selector", SELECTOR)
 """What docs/how-to/uninstall.md has people delete."""
 FILE, WORDS = "/var/lib/marlaas/blobs/kept-by-the-test", "an adapter's bytes"
 

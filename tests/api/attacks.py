@@ -98,11 +98,8 @@ def api_calls() -> list[tuple[str, bytes]]:
 
 def acks() -> list[tuple[str, bytes]]:
     """Settling what others have claimed, in both forms of ack subjects, also ones that hide another stream's in the longer form."""
-    theirs = [
-        (subjects.TASKS, consumer(OTHER)),
-        (subjects.TASKS, consumer(SIBLING)),
-        (subjects.EPISODES, consumer(OTHER, "orchestrator")),
-    ]
+    theirs = [(subjects.TASKS, consumer(user)) for user in (OTHER, SIBLING)]
+    theirs.append((subjects.EPISODES, consumer(OTHER, "orchestrator")))
     subjects_ = [f"$JS.ACK.{stream}.{name}.1.1.1.1.0" for stream, name in theirs]
     subjects_ += [f"$JS.ACK._.ACCOUNT.{stream}.{name}.1.1.1.1.0" for stream, name in theirs]
     subjects_ += [f"$JS.ACK.{stream}.{name}.TASKS.{consumer(MINE)}.1.1.0" for stream, name in theirs]

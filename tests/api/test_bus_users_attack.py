@@ -61,14 +61,9 @@ async def attacker(harness: BusHarness) -> AsyncIterator[Attacker]:
         assert "permissions violation" in text, text
         refused[text.split('"')[1]] += 1
 
-    client = await nats.connect(
-        harness.server.url,
-        user_credentials=str(harness.creds(MINE)),
-        inbox_prefix=inbox_prefix(MINE),
-        error_cb=on_error,
-        allow_reconnect=False,
-        skip_subject_validation=True,
-    )
+    login = {"user_credentials": str(harness.creds(MINE)), "inbox_prefix": inbox_prefix(MINE), "error_cb": on_error}
+    options = {"allow_reconnect": False, "skip_subject_validation": True}
+    client = await nats.connect(harness.server.url, **login, **options)
     made = Attacker(client, refused)
     await client.subscribe(made.inbox, cb=made.hear)
     await client.flush()
@@ -123,20 +118,13 @@ async def test_no_answer_can_be_aimed_at_what_is_not_its_own(harness, attacker):
     rollout = await harness.connect(RolloutUser("tiny"))
     victim = await harness.connect(OTHER)
     inbox = victim.new_inbox()
-    aims = [
-        *targets(),
-        *(call for call, _ in api_calls() if not call.endswith(">") and "*" not in call),
-        "gen.team-b.other.policy",
-        subjects.episode("team-b", "other"),
-        inbox,
-    ]
+    named = [call for call, _ in api_calls() if not call.endswith(">") and "*" not in call]
+    aims = [*targets(), *named, "gen.team-b.other.policy", subjects.episode("team-b", "other"), inbox]
     reserved = [aim for aim in aims if aim.startswith(("_R_.", "_GR_.", "$JS.ACK."))]
     async with rollout.listen("gen.*.*.*", hear, "rollout"), victim.listen(inbox, hear):
         before = await harness.state()
-        sources = (
-            "$JS.API.DIRECT.GET.KV_jobs.$KV.jobs.team-a.mine",
-            f"$JS.API.CONSUMER.MSG.NEXT.TASKS.{consumer(MINE)}",
-        )
+        asked = f"$JS.API.CONSUMER.MSG.NEXT.TASKS.{consumer(MINE)}"
+        sources = ("$JS.API.DIRECT.GET.KV_jobs.$KV.jobs.team-a.mine", asked)
         for aim in aims:
             for source in sources:
                 await attacker.publish(source, b"" if "GET" in source else b'{"batch":1,"no_wait":true}', aim)

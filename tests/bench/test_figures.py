@@ -56,20 +56,11 @@ def observed(at: float, cpu_s: float, *reports: ReplicaReport) -> Observed:
 
 
 def test_rates_are_the_differences_of_two_moments():
-    before = observed(
-        100.0,
-        5.0,
-        report("rollout-0", 10.0, 20.0, job_tokens={"a": 500, "b": 900}),
-        report("rollout-1", 10.0, 20.0),
-        report("trainer-0", 4.0, 20.0),
-    )
-    after = observed(
-        110.0,
-        9.0,
-        report("rollout-0", 20.0, 30.0, job_tokens={"a": 510, "b": 900}),
-        report("rollout-1", 15.0, 30.0, job_tokens={"a": 90, "c": 5}),
-        report("trainer-0", 6.0, 30.0, bound=("x", "y")),
-    )
+    first = report("rollout-0", 10.0, 20.0, job_tokens={"a": 500, "b": 900})
+    before = observed(100.0, 5.0, first, report("rollout-1", 10.0, 20.0), report("trainer-0", 4.0, 20.0))
+    first = report("rollout-0", 20.0, 30.0, job_tokens={"a": 510, "b": 900})
+    second = report("rollout-1", 15.0, 30.0, job_tokens={"a": 90, "c": 5})
+    after = observed(110.0, 9.0, first, second, report("trainer-0", 6.0, 30.0, bound=("x", "y")))
     found = rates(before, after, [[99.0, 101.0, 105.0, 109.0], [100.0, 110.0], [104.0]])
     assert found.steps_per_s == 2 / 8 + 1 / 10, "a job with one commit has no rate"
     assert (found.tokens_per_s, found.engines_busy, found.trainers_busy, found.cpu_cores) == (10.5, 0.75, 0.2, 0.4)

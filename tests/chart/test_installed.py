@@ -59,12 +59,8 @@ def control_plane_with_roles(control_plane_with_controllers: ControlPlane, helm:
 
 def pod(name: str, labels: dict[str, str]) -> Document:
     metadata = {"name": name, "namespace": "team-a", "labels": labels}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": metadata,
-        "spec": {"containers": [{"name": "main", "image": "x"}]},
-    }
+    spec = {"containers": [{"name": "main", "image": "x"}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def test_a_tenant_cannot_pass_a_pod_off_as_the_operators(control_plane_with_roles):

@@ -82,13 +82,8 @@ def test_suspend_and_resume_set_one_field_and_say_what_follows(shell):
 def test_why_names_the_pools_own_cause(shell):
     shell.submit(shell.both)
     shell.set_status("rljob", "sums", {"phase": "Queued", "reason": "WaitingForPool", "message": "no engine yet"})
-    broken = {
-        "type": "RolloutReady",
-        "status": "False",
-        "reason": "ModelNotFound",
-        "message": "there is no /model/config.json",
-        "lastTransitionTime": "2026-01-01T00:00:00Z",
-    }
+    broken = {"type": "RolloutReady", "status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    broken |= {"reason": "ModelNotFound", "message": "there is no /model/config.json"}
     shell.set_status("modelpool", shell.namespace, {"rollout": {"ready": 0}, "conditions": [broken]})
     said = shell.run("why", "sums")
     assert said.code == 0

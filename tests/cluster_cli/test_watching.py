@@ -40,13 +40,9 @@ class Screen:
 
 
 def _job(name: str = "sums", **status: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "marlaas.dev/v1alpha1",
-        "kind": "RLJob",
-        "metadata": {"name": name, "namespace": "a", "uid": f"u-{name}", "generation": 1},
-        "spec": SPEC,
-        "status": status or None,
-    }
+    metadata = {"name": name, "namespace": "a", "uid": f"u-{name}", "generation": 1}
+    kind = {"apiVersion": "marlaas.dev/v1alpha1", "kind": "RLJob"}
+    return {**kind, "metadata": metadata, "spec": SPEC, "status": status or None}
 
 
 def _watch(*looks: Sequence[dict[str, Any]] | Exception) -> tuple[ClusterWatch, Screen]:
@@ -78,16 +74,10 @@ def test_a_row_reads_as_in_a_local_run():
         "tokens": 200,
         "agents": [{"name": "policy", "policyVersion": 3, "usage": {"generatedTokens": 100, "trainedTokens": 90}}],
     }
-    team = view(
-        _job(
-            **status | {"agents": [{"name": "a", "policyVersion": 2, "reward": 0.5, "evalBefore": 0.25}, {"name": "b"}]}
-        ),
-        0.0,
-    )
-    assert [[cell for cell in line if cell] for line in agent_cells(team)] == [
-        ["  a", "2", "0.50", "0.25", "0.00"],
-        ["  b", "·", "·", "·", "0.00"],
-    ]
+    agents = [{"name": "a", "policyVersion": 2, "reward": 0.5, "evalBefore": 0.25}, {"name": "b"}]
+    team = view(_job(**status | {"agents": agents}), 0.0)
+    found = [[cell for cell in line if cell] for line in agent_cells(team)]
+    assert found == [["  a", "2", "0.50", "0.25", "0.00"], ["  b", "·", "·", "·", "0.00"]]
     row = ("a/sums", "Running", "3/8", "3", "0.25", "0.10 → 0.20", "1,234", "0.50", "env 2", "·")
     shown = view(_job(**status), 0.0)
     assert cells(shown) == row

@@ -32,28 +32,15 @@ ROWS = [row for table in TABLES.values() for row in table.rows]
 TRIED = [row for row in ROWS if any(name != "changes" for name in row.cases)]
 FIXED = "cannot change once the job exists; delete the job and create a new one"
 EXISTING = "existing"
-CHANGEABLE = {
-    "spec.training.steps",
-    "spec.priority",
-    "spec.suspend",
-    "spec.activeDeadlineSeconds",
-    "spec.ttlSecondsAfterFinished",
-    "spec.backoffLimit",
-}
+_CHANGEABLE = "training.steps priority suspend activeDeadlineSeconds ttlSecondsAfterFinished backoffLimit"
+CHANGEABLE = {f"spec.{field}" for field in _CHANGEABLE.split()}
 NUMBERS = [
     (kind, path, part)
     for kind in KINDS
     for path, part in parts(schema(kind))
     if part.get("type") == "number" and path.startswith("spec") and {"minimum", "maximum"} & part.keys()
 ]
-WRONG: dict[str | None, Any] = {
-    "string": 7,
-    "integer": "seven",
-    "number": "seven",
-    "boolean": "maybe",
-    "array": {},
-    "object": [],
-}
+WRONG = {"string": 7, "integer": "seven", "number": "seven", "boolean": "maybe", "array": {}, "object": []}
 
 
 def _tries(row: Row) -> Iterator[Case]:

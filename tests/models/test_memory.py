@@ -19,10 +19,8 @@ def pool(**spec):
 
 
 def job(tokens, *adapters, **settings):
-    agents = [
-        {"name": f"a{number}", "adapter": {"rank": rank, "alpha": 2 * rank, "targets": targets}}
-        for number, (rank, targets) in enumerate(adapters)
-    ]
+    made = [{"rank": rank, "alpha": 2 * rank, "targets": targets} for rank, targets in adapters]
+    agents = [{"name": f"a{number}", "adapter": adapter} for number, adapter in enumerate(made)]
     training = {"steps": 1, "microbatchTokens": tokens} | settings
     spec = {"poolRef": {"name": "p"}, "environment": {"name": "reverse"}, "agents": agents, "training": training}
     return job_spec(RLJobSpec.model_validate(spec))

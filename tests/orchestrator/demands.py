@@ -40,14 +40,9 @@ def order_of(
     amounts = {(pool, SLOTS): units for pool, units in totals.items()}
     held, known, refused = list(holding), weights or {}, list(over_quota)
     admitted: list[JobDemand] = []
-    order = FairOrder(
-        Space(amounts, held),
-        Holdings(amounts, known, held),
-        past or PastUse(),
-        lambda tenant: known.get(tenant, 1.0),
-        lambda one: one in refused,
-        admitted.append,
-    )
+    weight, is_refused = lambda tenant: known.get(tenant, 1.0), lambda one: one in refused
+    holdings = Holdings(amounts, known, held)
+    order = FairOrder(Space(amounts, held), holdings, past or PastUse(), weight, is_refused, admitted.append)
     return order, admitted
 
 

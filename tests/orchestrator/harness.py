@@ -31,15 +31,8 @@ from tests import virtual_time
 
 ADMITTED = "orchestrator.admit.after_level"
 """Passed once in a job's life; the other seams again and again."""
-SEAMS = (
-    ADMITTED,
-    "orchestrator.issue.after_ledger",
-    "orchestrator.issue.after_task",
-    "orchestrator.assign.after_log",
-    "orchestrator.record.after_step",
-    "orchestrator.forget.after_groups",
-    "orchestrator.forget.after_turns",
-)
+_SEAMS = "issue.after_ledger issue.after_task assign.after_log record.after_step forget.after_groups forget.after_turns"
+SEAMS = (ADMITTED, *(f"orchestrator.{seam}" for seam in _SEAMS.split()))
 TRAIN_S = 0.2
 """Virtual seconds of an optimizer step: while something is always ready, virtual time stands still, and no timer fires."""
 

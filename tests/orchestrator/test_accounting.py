@@ -28,12 +28,8 @@ from marlaas_worker.orchestrator.recorded_totals import History
 from marlaas_worker.orchestrator.step_records import Around, step_record
 
 GROUP_SIZE = 2
-ROLES = [
-    {"name": "a0"},
-    {"name": "second", "policy": {"of": "a0"}},
-    {"name": "past", "policy": {"of": "a0", "versions": "past", "window": 2}},
-    {"name": "a1"},
-]
+PAST = {"name": "past", "policy": {"of": "a0", "versions": "past", "window": 2}}
+ROLES = [{"name": "a0"}, {"name": "second", "policy": {"of": "a0"}}, PAST, {"name": "a1"}]
 TEAMS = {
     "one": [[{"name": "policy"}]],
     "two": [[{"name": "a0"}, {"name": "a1"}]],
@@ -101,11 +97,8 @@ class AccountingHarness:
             used = UsageAmounts(generated_tokens=1 + group.index, open_tokens=1 + group.index)
             self.write(state.resolve(group, versions, dict.fromkeys(self.names, used)))
         while (draft := state.assembly.recordable(state.committed)) is not None:
-            manifests = {
-                name: self.manifest(name, draft.step, part.base_version + 1)
-                for name, part in draft.agents.items()
-                if not part.no_op
-            }
+            made = {name: part.base_version + 1 for name, part in draft.agents.items() if not part.no_op}
+            manifests = {name: self.manifest(name, draft.step, version) for name, version in made.items()}
             around = Around(0.0, 0.0, state.tasks.new_skips(state.recorded.skips), state.tasks.outcomes(draft.resolved))
             record = step_record(self.document, draft, manifests, around)
             if len(self.records) == record.step:
@@ -192,11 +185,8 @@ class AccountingHarness:
         """One agent's trainer commits the next step that is closed for it."""
         name = self.chance.choice(self.trained_agents)
         policy, log = self.policies[name], self.logs[name]
-        closed = min(
-            (one for one in log if isinstance(one, StepClosed) and one.num_groups and one.step > policy.step),
-            key=lambda one: one.step,
-            default=None,
-        )
+        due = [one for one in log if isinstance(one, StepClosed) and one.num_groups and one.step > policy.step]
+        closed = min(due, key=lambda one: one.step, default=None)
         if closed is None:
             return
         groups = [one for one in log if isinstance(one, GroupReady) and one.step == closed.step]
@@ -258,15 +248,8 @@ class RestartingHarness(AccountingHarness):
             self.orchestrate()
 
     def results(self) -> tuple[object, ...]:
-        return (
-            self.written,
-            self.records,
-            self.state.tasks.walk,
-            self.trained,
-            self.pins,
-            self.state.fault_totals(),
-            self.state.recorded.usage,
-        )
+        totals = self.state.fault_totals(), self.state.recorded.usage
+        return self.written, self.records, self.state.tasks.walk, self.trained, self.pins, totals
 
 
 @pytest.mark.parametrize("deaths", [0.0, 0.1])

@@ -18,11 +18,8 @@ from marlaas_api.wire import encode
 BUCKETS = (subjects.JOBS, subjects.PROGRESS, subjects.POLICY, subjects.PINS, subjects.LEDGER)
 STREAMS = (subjects.TASKS, subjects.TURNS, subjects.EPISODES, subjects.GROUPS, subjects.STEPS, subjects.EVENTS)
 LEVEL = {"reason": "Training", "steps": 9, "started_at": 1.0}
-TEAM = (
-    {"name": "policy"},
-    {"name": "critic", "poolRef": {"name": "big"}},
-    {"name": "opponent", "policy": {"of": "policy", "versions": "past"}},
-)
+PAST = {"name": "opponent", "policy": {"of": "policy", "versions": "past"}}
+TEAM = ({"name": "policy"}, {"name": "critic", "poolRef": {"name": "big"}}, PAST)
 """Agents on two pools, one of which plays past versions of another."""
 SEAMS = ("after_messages", "after_blobs", "after_policy", "after_rounds", "after_usage", "after_level")
 
@@ -33,10 +30,8 @@ async def commit(harness, document, before, agent="policy"):
     """The blobs of one more version, as a trainer writes them, a broken commit's leftovers among them."""
     version, blobs = before.version + 1, harness.blobs
     folder = AdapterRef(document.namespace, document.job, document.uid, agent, version).blob_prefix
-    files = {
-        name: await blobs.put(folder, name, f"{name} {version}".encode())
-        for name in ("adapter_model.safetensors", "adapter_config.json")
-    }
+    names = ("adapter_model.safetensors", "adapter_config.json")
+    files = {name: await blobs.put(folder, name, f"{name} {version}".encode()) for name in names}
     await blobs.put(folder, "adapter_model.safetensors", b"of a commit that broke")
     state = await blobs.put(folder, "state", f"state {version}".encode())
     manifest = a_manifest(document, version, agent=agent, parent=before.manifest, files=files, state=state)

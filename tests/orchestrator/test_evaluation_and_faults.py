@@ -67,10 +67,8 @@ def test_faults_beyond_the_stated_share_fail_the_job_in_words_without_control_ch
 def test_an_environment_that_does_not_fit_the_job_fails_it_at_once_unless_it_has_worked(document, play):
     """An environment that has worked is not given up because one sandbox cannot load it."""
     job = document()
-    misfits = [
-        an_episode(job, index, 0, fault=messages.FaultClass.ENV, fault_text="lacks \x1b[2Jcritic", is_permanent=True)
-        for index in (1, 2)
-    ]
+    misfit = {"fault": messages.FaultClass.ENV, "fault_text": "lacks \x1b[2Jcritic", "is_permanent": True}
+    misfits = [an_episode(job, index, 0, **misfit) for index in (1, 2)]
     known = JobState(job, History(evaluations=(first_evaluation(job),))).faults
     fresh, running = FaultWatch(window=8, max_share=1.0, at_least=8), FaultWatch(window=2, max_share=0.5, at_least=2)
     running.add(play(job, 0, (1.0,))[0])

@@ -52,11 +52,12 @@ def test_every_panel_has_its_curve_at_the_steps_that_were_finished():
 def test_each_trained_agent_has_curves_of_its_own():
     one = document()
     solver, *_ = one.spec.agents
-    agents = [
-        solver.model_copy(update={"name": "solver"}),
-        solver.model_copy(update={"name": "second", "policy": PolicySettings(of="solver")}),
-        solver.model_copy(update={"name": "judge", "trainable": False}),
-    ]
+    settings = (
+        {"name": "solver"},
+        {"name": "second", "policy": PolicySettings(of="solver")},
+        {"name": "judge", "trainable": False},
+    )
+    agents = [solver.model_copy(update=one) for one in settings]
     one = one.model_copy(update={"spec": one.spec.model_copy(update={"agents": tuple(agents)})})
     parts = {
         "solver": AgentStep(outcome="committed", version=1, reward_mean=0.25, num_groups=2, staleness_mean=0.5),
@@ -71,13 +72,8 @@ def test_each_trained_agent_has_curves_of_its_own():
     }
     assert list(found) == ["one, solver", "one, second"]
     assert all(set(curves) == set(series.PANELS) for curves in found.values())
-    values = {
-        name: [
-            curves[panel].ys[0]
-            for panel in (series.REWARD, series.EVAL, series.LENGTH, series.ENTROPY, series.STALENESS)
-        ]
-        for name, curves in found.items()
-    }
+    panels = (series.REWARD, series.EVAL, series.LENGTH, series.ENTROPY, series.STALENESS)
+    values = {name: [curves[panel].ys[0] for panel in panels] for name, curves in found.items()}
     assert values["one, solver"] == [0.25, 0.1, 80.0 / 8, 1.5, 0.5]
     assert math.isnan(values["one, second"][0])
     assert values["one, second"][1:] == [0.5, 80.0 / 8, 1.5, 0.0]
@@ -153,10 +149,8 @@ def test_tenants_receive_what_their_turns_cost_and_are_entitled_by_weight_while_
 
 
 def test_a_turn_over_several_windows_is_divided_and_jobs_of_a_tenant_are_added():
-    jobs = [
-        service("team-a", 1.0, [played(spent(10.0, 10.0, 40))]),
-        service("team-a", 1.0, [played(spent(4.0, 0.0, 5))]),
-    ]
+    turns = spent(10.0, 10.0, 40), spent(4.0, 0.0, 5)
+    jobs = [service("team-a", 1.0, [played(turn)]) for turn in turns]
     one, other = shares([*jobs, service("team-b", 1.0, [played(spent(10.0, 5.0, 20, queue_s=5.0))])])
     assert one.received == pytest.approx([1.0, 20 / 40])
     assert other.received == pytest.approx([0.0, 20 / 40])

@@ -42,10 +42,8 @@ def test_rows_are_in_the_order_of_things_and_without_what_is_no_number(steps, ev
 
 def test_rows_of_several_agents_have_each_ones_reward_version_and_metrics_of_the_trainer(steps, evaluation):
     (step,) = steps(1)
-    parts = {
-        "solver": AgentStep(outcome="committed", version=3, reward_mean=0.75),
-        "judge": AgentStep(outcome="no_op", version=0),
-    }
+    parts = {"solver": AgentStep(outcome="committed", version=3, reward_mean=0.75)}
+    parts["judge"] = AgentStep(outcome="no_op", version=0)
     held_out = evaluation(0).model_copy(update={"rewards": {"solver": 0.5, "judge": 0.25}})
     metrics = {"solver/entropy": 1.5, "solver/loss": 0.25, "judge/entropy": 0.5, "judge/loss": float("nan")}
     first, second = rows([step.model_copy(update={"agents": parts, "metrics": metrics})], [held_out])

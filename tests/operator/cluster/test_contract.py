@@ -8,12 +8,8 @@ from marlaas_operator.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, RLJOBS,
 
 
 def config(name: str, data: dict[str, str], namespace: str = "team-a", **metadata: object) -> Body:
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": name, "namespace": namespace, **metadata},
-        "data": data,
-    }
+    metadata = {"name": name, "namespace": namespace, **metadata}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
 
 
 def deployment(name: str, *env: str) -> Body:

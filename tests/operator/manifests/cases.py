@@ -51,11 +51,8 @@ def _pool(objects: dict[str, Any], installation: Installation) -> list[Manifest]
     pool = parse(ModelPool, objects["ModelPool"])
     made = Pool(Meta(name=pool.metadata.name, uid="p1"), pool, {"rollout": "credential r", "trainer": "credential t"})
     roles = ("rollout", "trainer")
-    return [
-        *shared_objects(made, installation),
-        *(manifest for role in roles for manifest in role_objects(made, installation, role)),
-        *(role_secret(made, installation, role) for role in roles),
-    ]
+    manifests = [manifest for role in roles for manifest in role_objects(made, installation, role)]
+    return [*shared_objects(made, installation), *manifests, *(role_secret(made, installation, role) for role in roles)]
 
 
 def beyond(pod: Mapping[str, Any]) -> list[str]:

@@ -24,12 +24,8 @@ def fault(containers="[]", init="[]", conditions="[]", phase="Pending", **meta):
 
 
 def facts(containers="[]", init="[]", conditions="[]", phase="Pending", **meta):
-    status = {
-        "phase": phase,
-        "conditions": yaml.safe_load(conditions),
-        "containerStatuses": yaml.safe_load(containers),
-        "initContainerStatuses": yaml.safe_load(init),
-    }
+    status = {"phase": phase, "conditions": yaml.safe_load(conditions)}
+    status |= {"containerStatuses": yaml.safe_load(containers), "initContainerStatuses": yaml.safe_load(init)}
     labels = {"app.kubernetes.io/component": "sandbox"}
     return pod_facts({"metadata": {"name": "p-0", "labels": labels, **meta}, "status": status})
 

@@ -23,20 +23,10 @@ ELSEWHERE, SMALL = scenes.modelpool(namespaces=["team-b"]), scenes.modelpool(ada
 AGENTS = [{"name": "solver"}, {"name": "judge", "poolRef": {"name": "big"}}]
 TEAM = scenes.rljob({"agents": AGENTS})
 SERVING = (scenes.pod("rollout"), scenes.pod("trainer"))
-JOBS = (
-    None,
-    scenes.rljob(),
-    scenes.rljob({"suspend": True, "backoffLimit": 0}),
-    scenes.rljob({"ttlSecondsAfterFinished": 0}),
-    scenes.rljob({"ttlSecondsAfterFinished": 60, "training": {"steps": 50}}),
-)
-STATUSES = (
-    None,
-    {"phase": "Queued"},
-    {"phase": "Running", "reason": "Training"},
-    {"phase": "Failed", "finishedAt": "2020-01-01T00:00:00Z"},
-    {"phase": "Succeeded", "step": 40, "finishedAt": "2027-01-15T08:00:00Z"},
-)
+SPECS = {"suspend": True, "backoffLimit": 0}, {"ttlSecondsAfterFinished": 0}, {"training": {"steps": 50}}
+JOBS = (None, scenes.rljob(), *map(scenes.rljob, (*SPECS, {"ttlSecondsAfterFinished": 60, **SPECS[2]})))
+RUNNING, ENDED = {"phase": "Running", "reason": "Training"}, {"phase": "Failed", "finishedAt": "2020-01-01T00:00:00Z"}
+STATUSES = (None, {"phase": "Queued"}, RUNNING, ENDED, ENDED | {"phase": "Succeeded", "step": 40})
 EVICTED = scenes.pod(ready=False, phase="Failed", reason="Evicted", message="x exceeds y")
 PODS = ((), (scenes.pod(),), (scenes.crashed(restarts=9),), (scenes.pod(ready=False, deleting=True),), (EVICTED,))
 REASONS = ("Training", "WaitingForPool", "Admitted", "WaitingForSlots", "Finished")

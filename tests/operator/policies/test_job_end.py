@@ -94,11 +94,8 @@ def test_a_task_whose_memory_kills_one_sandbox_after_the_other_ends_the_job_befo
 
 
 def test_a_pod_that_was_evicted_for_what_it_wrote_itself_crashed_once_more_than_it_restarted():
-    full = {
-        "phase": "Failed",
-        "reason": "Evicted",
-        "message": 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi".',
-    }
+    words = 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi".'
+    full = {"phase": "Failed", "reason": "Evicted", "message": words}
     evicted = [replace(crashed(restarts=1), name=f"s-{number}", **full) for number in range(2)]
     scene = running(job=rljob({"backoffLimit": 2}), pods=(*evicted, pod("sandbox", ready=False, created_at=NOW)))
     assert plan(scene).status["sandboxCrashes"] == 3

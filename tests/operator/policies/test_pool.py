@@ -30,10 +30,8 @@ def settled(**fields):
 def owned(pool=None):
     made = Pool(scenes.pool_snapshot().meta, pool or scenes.modelpool(), scenes.pool_snapshot().credentials)
     roles = [manifest for role in ("rollout", "trainer") for manifest in role_objects(made, scenes.INSTALLATION, role)]
-    return {
-        scenes.key_of(manifest): scenes.stored(manifest)
-        for manifest in (*shared_objects(made, scenes.INSTALLATION), *roles)
-    }
+    made = [*shared_objects(made, scenes.INSTALLATION), *roles]
+    return {scenes.key_of(manifest): scenes.stored(manifest) for manifest in made}
 
 
 def deleted(scene, ago_s=1.0):

@@ -48,11 +48,10 @@ def test_the_older_of_two_tenants_of_a_namespace_has_it_or_the_first_by_name_and
 
 
 def test_a_tenant_counts_its_jobs():
-    jobs = (
-        load("a", namespace="team-b", tokens_per_s=10.4, stored_bytes=5),
-        load("b", Phase.QUEUED, namespace="team-b"),
-        load("c", Phase.SUCCEEDED, namespace="team-b", stored_bytes=7),
+    queued, ended = (
+        load(name, phase, namespace="team-b") for name, phase in (("b", Phase.QUEUED), ("c", Phase.SUCCEEDED))
     )
+    jobs = (load("a", namespace="team-b", tokens_per_s=10.4, stored_bytes=5), queued, replace(ended, stored_bytes=7))
     weights = {"ant": 1.0, "zoo": 1.0, "tenant/default": 1.0}
     found = plan_tenant(scene(jobs=jobs, weights=weights, places={"tiny": 12}), NOW).status
     others = ("conditions", "observedGeneration", "usageHistory")
@@ -141,10 +140,8 @@ def test_a_tenant_without_conflict_is_active_and_then_nothing_is_written():
 
 def test_a_tenant_that_is_going_or_does_not_parse():
     assert plan_tenant(scene(meta=replace(META, deleted_at=NOW)), NOW) == Plan()
-    assert active(plan_tenant(scene(tenant=None, problem="spec: required"), NOW))[1:] == (
-        "InvalidSpec",
-        "spec: required",
-    )
+    unread = plan_tenant(scene(tenant=None, problem="spec: required"), NOW)
+    assert active(unread)[1:] == ("InvalidSpec", "spec: required")
 
 
 def test_a_document_without_a_job_is_marked_deleted_once():

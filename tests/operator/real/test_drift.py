@@ -76,9 +76,5 @@ async def what_was_deleted_comes_back(harness):
     for target in OURS:
         await harness.gateway.delete(target)
     for target, uid in before.items():
-        await eventually(
-            harness,
-            f"{target} is back",
-            lambda target=target: harness.get(target),
-            accept=lambda body, uid=uid: body is not None and body["metadata"]["uid"] != uid,
-        )
+        is_new = lambda body, uid=uid: body is not None and body["metadata"]["uid"] != uid  # noqa: E731
+        await eventually(harness, f"{target} is back", lambda target=target: harness.get(target), accept=is_new)

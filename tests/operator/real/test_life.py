@@ -4,7 +4,6 @@ import asyncio
 import operator
 import os
 import signal
-from typing import Any
 
 import pytest
 from tests.operator.objects import SYSTEM, job, pool
@@ -12,7 +11,7 @@ from tests.operator.real.harness import PATIENCE_S, eventually
 from tests.operator.real.orchestrators import ADMITTED, SUCCEEDED, SUSPENDED
 from tests.operator.real.rights import GROUPS, USER, granted, install
 
-from marlaas_operator.cluster import Body, Target
+from marlaas_operator.cluster import Target
 from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, PODS, RLJOBS, STATEFULSETS
 
 ONE, TINY = Target(RLJOBS, "team-a", "one"), Target(MODELPOOLS, "", "tiny")
@@ -21,17 +20,12 @@ WORKLOADS = {
     "rollout": Target(STATEFULSETS, SYSTEM, "tiny-rollout"),
     "trainer": Target(STATEFULSETS, SYSTEM, "tiny-trainer"),
 }
-CHANGES: list[tuple[dict[str, Any], str, Any]] = [
-    ({"training": {"steps": 9}}, "training.steps", 9),
-    ({"priority": 7}, "priority", 7),
-    ({"activeDeadlineSeconds": 60}, "active_deadline_seconds", 60),
-]
+CHANGES = [({"training": {"steps": 9}}, "training.steps", 9), ({"priority": 7}, "priority", 7)]
+CHANGES += [({"activeDeadlineSeconds": 60}, "active_deadline_seconds", 60)]
 """A change, and where the job's document has it."""
 WORDS = "2026-11-21T16:00:01.000Z CRITICAL x marlaas_worker: the rule book of chess is not in this image\n"
-TOLD = [
-    *("Admitted", "ContainerCrashing", "Recovered", "ContainerCrashing", "Recovered"),
-    *("Suspended", "Admitted", "Finished", "Admitted"),
-]
+CRASH = ("ContainerCrashing", "Recovered")
+TOLD = ["Admitted", *CRASH, *CRASH, "Suspended", "Admitted", "Finished", "Admitted"]
 """The events of the job, but for those of its sandbox's pods."""
 
 
@@ -70,12 +64,9 @@ async def a_queued_job_owns_nothing_and_costs_one_status(harness, orchestrator):
     assert await harness.owned("team-a") == {}
     assert orchestrator.documents["team-a.one"].tenant == "tenant/default"
     counted = {"verb": "PATCH", "resource": "rljobs/status"}
-    await eventually(
-        harness,
-        "the status is counted",  # others see it before the operator has its answer
-        lambda: harness.metric("marlaas_operator_api_requests_total", **counted),
-        accept=lambda number: number == 1,
-    )
+    # Others see it before the operator has its answer.
+    number = lambda: harness.metric("marlaas_operator_api_requests_total", **counted)  # noqa: E731
+    await eventually(harness, "the status is counted", number, accept=lambda found: found == 1)
     await orchestrator.say("team-a", "one", **ADMITTED)
     await harness.phase("team-a", "one", "Running")
     await harness.owns(4)
@@ -144,13 +135,8 @@ def back_off(role):
 
 async def says(harness, reason):
     """Wait until the job gives this reason; return its status."""
-    found: Body = await eventually(
-        harness,
-        f"the job says {reason}",
-        lambda: harness.status("team-a", "one"),
-        accept=lambda status: status.get("reason") == reason,
-    )
-    return found
+    status = lambda: harness.status("team-a", "one")  # noqa: E731
+    return await eventually(harness, f"it says {reason}", status, accept=lambda found: found.get("reason") == reason)
 
 
 async def a_suspended_job_gives_its_sandbox_back_and_has_one_again_when_it_goes_on(harness, orchestrator):
@@ -204,12 +190,8 @@ async def a_pool_stays_until_its_job_is_gone_and_says_why(harness, orchestrator)
     await harness.gateway.delete(TINY)
     await harness.says("InUse", "team-a/one")
     assert "StatefulSet tiny-rollout" in await harness.owned(SYSTEM)
-    await eventually(
-        harness,
-        "the pool's events say that it is in use, though it is in no namespace",
-        lambda: asyncio.to_thread(event_reasons, harness, "modelpool", "tiny"),
-        accept=lambda found: "InUse" in found,
-    )
+    reasons = lambda: asyncio.to_thread(event_reasons, harness, "modelpool", "tiny")  # noqa: E731
+    await eventually(harness, "the pool, in no namespace, has an event", reasons, accept=lambda found: "InUse" in found)
     await harness.gateway.delete(ONE)
     await nothing_is_left(harness, orchestrator)
     for role in ("rollout", "trainer"):
