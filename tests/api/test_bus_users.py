@@ -22,10 +22,8 @@ from marlaas_api.nats_server import EmbeddedNats
 
 NOW = 1_800_000_000.0
 SANDBOX = bus_users.SandboxUser("team-a", "job", "u1")
-PLATFORM: tuple[bus_users.BusUser, ...] = (
-    *(bus_users.OperatorUser(), bus_users.OrchestratorUser(), bus_users.RunnerUser()),
-    *(bus_users.RolloutUser("tiny"), bus_users.TrainerUser("tiny")),
-)
+POOLS = bus_users.RolloutUser("tiny"), bus_users.TrainerUser("tiny")
+PLATFORM = (bus_users.OperatorUser(), bus_users.OrchestratorUser(), bus_users.RunnerUser(), *POOLS)
 
 
 @pytest.fixture(scope="module")
@@ -93,11 +91,8 @@ def test_credentials_are_the_same_within_a_window_new_in_the_next_and_outlive_th
 
 
 def test_two_users_share_neither_seed_nor_inbox(keys):
-    others = (
-        bus_users.SandboxUser("team-a", "job", "u2"),
-        bus_users.SandboxUser("team", "a-job", "u1"),
-        bus_users.RolloutUser("other"),
-    )
+    sandbox = bus_users.SandboxUser
+    others = sandbox("team-a", "job", "u2"), sandbox("team", "a-job", "u1"), bus_users.RolloutUser("other")
     users = (*PLATFORM, SANDBOX, *others)
     made = [bus_users.read_credentials(bus_users.mint(keys, user, NOW)) for user in users]
     assert len({one.seed for one in made}) == len(made)

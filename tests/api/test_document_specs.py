@@ -70,9 +70,8 @@ def test_a_document_of_a_newer_release_is_read_without_the_fields_that_are_new(m
 
 def test_every_field_and_choice_of_a_kind_is_carried_or_listed_as_not_needed_and_no_other():
     """A conversion by name leaves a field that the kind lacks at its default, and fails at a choice that only the kind has."""
-    left_out = {
-        f"{kind.__name__}.{name}" for kind, ours in PARTS for name in kind.model_fields if name not in ours.model_fields
-    }
+    lacking = [(kind, kind.model_fields.keys() - ours.model_fields.keys()) for kind, ours in PARTS]
+    left_out = {f"{kind.__name__}.{name}" for kind, names in lacking for name in names}
     assert left_out == LEFT_OUT
     assert len({ours for _, ours in PARTS}) > 25
     for kind, ours in PARTS:

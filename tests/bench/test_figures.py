@@ -30,9 +30,8 @@ def test_the_difference_is_paired_by_job():
 
 
 def episode(index: int, duration_s: float, split: Split = Split.TRAIN) -> EpisodeRecord:
-    turn = TurnRecord(
-        agent="policy", turn=0, version=0, append="", text="", stop_reason="stop", queue_s=0.25, engine_s=0.5
-    )
+    spent = {"queue_s": 0.25, "engine_s": 0.5}
+    turn = TurnRecord(agent="policy", turn=0, version=0, append="", text="", stop_reason="stop", **spent)
     group = f"u1-t{index}"
     names = {"episode": f"{group}-0-1", "group": group, "split": split, "index": index, "member": 0}
     return EpisodeRecord(**names, duration_s=duration_s, tool_s=0.4, turns=(turn, turn))

@@ -56,10 +56,8 @@ def test_validate_asks_the_server_and_changes_nothing(shell):
     assert shell.run("validate", "--server", shell.write()).code == 0
     said = shell.run("validate", "--server", shell.write(shell.job.replace("name: reverse", "name: calculator")))
     assert said.code == 2
-    assert said.err.strip() == (
-        "job.yaml:6: spec.environment: the API server rejects this: Invalid value: cannot change once the job exists; "
-        "delete the job and create a new one"
-    )
+    fixed = "Invalid value: cannot change once the job exists; delete the job and create a new one"
+    assert said.err.strip() == f"job.yaml:6: spec.environment: the API server rejects this: {fixed}"
     as_json = shell.run("validate", "--server", "--json", "job.yaml")
     assert json.loads(as_json.out)["errors"][0]["line"] == 6
 
@@ -67,10 +65,8 @@ def test_validate_asks_the_server_and_changes_nothing(shell):
 def test_suspend_and_resume_set_one_field_and_say_what_follows(shell):
     shell.submit()
     said = shell.run("suspend", "sums")
-    assert (
-        said.out.strip()
-        == f"{shell.namespace}/sums: suspended: the job stops and frees its resources; kubectl marlaas resume sums -n {shell.namespace}"
-    )
+    words = "suspended: the job stops and frees its resources; kubectl marlaas resume sums"
+    assert said.out.strip() == f"{shell.namespace}/sums: {words} -n {shell.namespace}"
     assert shell.get("rljob", "sums")["spec"]["suspend"] is True
     shell.submit()
     assert shell.get("rljob", "sums")["spec"]["suspend"] is True, "submitting the manifest again does not resume it"

@@ -29,10 +29,8 @@ from marlaas_api.wire import encode
 SPEC = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 8}}
 ARGUMENTS = ["--name=$(POD_NAME)", "--nats=nats://n:4222", "--blobs=file:///b", "--health=8081"]
 CONTAINERS = [{"name": "orchestrator", "args": ARGUMENTS}]
-POD = {
-    "metadata": {"namespace": "marlaas-system", "name": "marlaas-orchestrator-7f"},
-    "spec": {"containers": CONTAINERS},
-}
+PLACE = {"namespace": "marlaas-system", "name": "marlaas-orchestrator-7f"}
+POD = {"metadata": PLACE, "spec": {"containers": CONTAINERS}}
 NEWEST = Published("policy", 7, "a/sums/7")
 
 
@@ -136,9 +134,8 @@ def test_of_several_agents_each_gets_a_folder_and_a_named_one_is_fetched_alone(c
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
     said = invoke("adapter", "sums", "--out", "all")
-    told = [
-        f"all/{name}: version {version} of agent {name} of a/sums" for name, version in (("solver", 7), ("verifier", 4))
-    ]
+    versions = {"solver": 7, "verifier": 4}.items()
+    told = [f"all/{name}: version {version} of agent {name} of a/sums" for name, version in versions]
     assert said.output.splitlines() == [*told, "note: no version yet of critic"]
     found = sorted(str(path) for path in Path("all").glob("*/of-*"))
     assert found == ["all/solver/of-solver", "all/verifier/of-verifier"]

@@ -51,12 +51,10 @@ def test_a_trainer_holds_every_agents_optimizer_and_the_widest_micro_batch_of_al
     linear = 2 * (8 + 8 + 8) + 2 * (32 + 8 + 8)
     for dtype, number, norms, head, heap in (("float32", 4, 0, 0, 1.17), ("bfloat16", 2, 64, 4 * 100 * 8, 1.35)):
         _, trainer = memory.demands(facts, pool(rollout={"dtype": dtype}), jobs)
-        assert list(trainer.parts.values()) == [
-            facts.num_parameters * number,
-            4 * (4 * (256 + 112 + 640) + 8 * 640),
-            int(heap * 512 * (number * linear + norms)) + 3 * (512 * 4 * 100) + head,
-            memory.TRAINER_PROCESS_BYTES,
-        ]
+        activations = int(heap * 512 * (number * linear + norms)) + 3 * (512 * 4 * 100) + head
+        agents = 4 * (4 * (256 + 112 + 640) + 8 * 640)
+        expected = [facts.num_parameters * number, agents, activations, memory.TRAINER_PROCESS_BYTES]
+        assert list(trainer.parts.values()) == expected
     _, two = memory.demands(facts, pool(trainer={"replicas": 2}), jobs)
     assert two.parts["adapters and optimizer"] == 4 * (4 * 504 + 8 * 640)
 

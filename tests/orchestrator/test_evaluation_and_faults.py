@@ -28,9 +28,8 @@ def policies(job: messages.JobDocument, **versions: int) -> dict[str, messages.P
 
 
 def step_of(job: messages.JobDocument, step: int, version: int) -> messages.StepRecord:
-    return a_step(
-        job, step, version=version, agents={"policy": messages.AgentStep(outcome="committed", version=version)}
-    )
+    own = messages.AgentStep(outcome="committed", version=version)
+    return a_step(job, step, version=version, agents={"policy": own})
 
 
 @pytest.mark.parametrize(("staleness", "expected"), [(0, [(0, 0), (2, 2), (3, 4)]), (1, [(0, 0), (3, 4)])])
@@ -134,10 +133,8 @@ def recorded(job: messages.JobDocument, *episodes: messages.Episode) -> messages
 
 def test_an_agents_mean_is_over_the_tasks_that_may_call_it_and_each_episode_counts_once_for_the_team():
     job = a_job(agents=[{"name": "x"}, {"name": "o"}])
-    of_x = [
-        played(job, 0, member, 0.0, "x", rewards={"x": reward, "o": 9.0}, may_speak=("x",))
-        for member, reward in enumerate((1.0, 0.0))
-    ]
+    own = [{"rewards": {"x": reward, "o": 9.0}, "may_speak": ("x",)} for reward in (1.0, 0.0)]
+    of_x = [played(job, 0, member, 0.0, "x", **fields) for member, fields in enumerate(own)]
     of_both = [played(job, 1, member, 0.0, "x", "o", rewards={"x": 0.5, "o": 1.0}) for member in range(2)]
     record = recorded(job, *of_x, *of_both)
     assert {name: part.reward_mean for name, part in record.agents.items()} == {"x": 0.5, "o": 1.0}

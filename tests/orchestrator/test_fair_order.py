@@ -12,9 +12,8 @@ from marlaas_worker.orchestrator.preemption import MIN_RUN_S, RunningJob, preemp
 from marlaas_worker.orchestrator.shares import HALF_LIFE_S, PastUse
 
 relaxed = settings(max_examples=150, suppress_health_check=list(HealthCheck))
-tables = st.lists(
-    st.tuples(st.sampled_from("abc"), st.integers(0, 5), st.integers(-2, 2), st.integers(1, 3)), min_size=1, max_size=10
-)
+row = st.tuples(st.sampled_from("abc"), st.integers(0, 5), st.integers(-2, 2), st.integers(1, 3))
+tables = st.lists(row, min_size=1, max_size=10)
 NOW = 1000.0
 jobs = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 4), st.integers(-1, 1)), min_size=1, max_size=16)
 
@@ -66,10 +65,8 @@ def test_priority_orders_the_jobs_of_one_tenant_and_of_no_other():
 @given(table=tables, again=st.lists(st.integers(-1000, 1000), min_size=10, max_size=10), whose=st.sampled_from("abc"))
 def test_as_many_jobs_of_one_size_and_age_are_admitted_whatever_their_priorities(table, again, whose):
     def counts(priorities):
-        jobs = [
-            demand(f"j{n}", tenant, priority=p)
-            for n, ((tenant, *_), p) in enumerate(zip(table, priorities, strict=True))
-        ]
+        own = zip([row[0] for row in table], priorities, strict=True)
+        jobs = [demand(f"j{n}", tenant, priority=priority) for n, (tenant, priority) in enumerate(own)]
         found = admitted(jobs, total=4)
         return {tenant: sum(f"j{n}" in found for n, row in enumerate(table) if row[0] == tenant) for tenant in "abc"}
 
@@ -168,8 +165,7 @@ class Trace:
     def __init__(self, rows, weights, total):
         self.weights, self.total = weights, total
         self.all = [
-            demand(f"j{n}", tenant, units, created_at=float(n), priority=priority)
-            for n, (tenant, units, priority) in enumerate(rows)
+            demand(f"j{n}", *own, created_at=float(n), priority=priority) for n, (*own, priority) in enumerate(rows)
         ]
         self.running: dict[str, RunningJob] = {}
         self.preemptions: list[tuple[str, str]] = []

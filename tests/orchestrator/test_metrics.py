@@ -41,10 +41,10 @@ def test_usage_is_told_by_agent_and_by_tenant_and_open_tokens_are_not():
     assert 'marlaas_agent_slot_seconds_total{agent="policy",job="a",namespace="team-a"} 6.5' in page
     assert 'marlaas_agent_stored_bytes{agent="policy",job="a",namespace="team-a"} 55.0' in page
     assert 'marlaas_tenant_used_tokens_total{tenant="acme",use="stale"} 1.0' in page
-    assert [line for line in page if line.startswith("marlaas_tenant_seconds_total{")] == [
-        f'marlaas_tenant_seconds_total{{resource="{resource}",tenant="acme"}} {used_s}'
-        for resource, used_s in seconds.items()
+    expected = [
+        f'marlaas_tenant_seconds_total{{resource="{name}",tenant="acme"}} {used_s}' for name, used_s in seconds.items()
     ]
+    assert [line for line in page if line.startswith("marlaas_tenant_seconds_total{")] == expected
     assert 'marlaas_tenant_stored_bytes{tenant="acme"} 99.0' in page
     assert not [line for line in page if 'use="open"' in line]
     standby = exposition(families(samples([running], leads=False, tenants={"acme": all_used})))

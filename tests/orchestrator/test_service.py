@@ -253,10 +253,8 @@ async def test_a_store_that_refuses_is_told_and_the_deadline_ends_a_job(harness,
             if deadline_s is None:
                 patch.undo()
             ended = await harness.progress(job, final)
-    expected = (
-        (messages.Phase.SUCCEEDED, "Finished") if deadline_s is None else (messages.Phase.FAILED, "DeadlineExceeded")
-    )
-    assert (ended.phase, ended.reason) == expected
+    succeeded, late = (messages.Phase.SUCCEEDED, "Finished"), (messages.Phase.FAILED, "DeadlineExceeded")
+    assert (ended.phase, ended.reason) == (succeeded if deadline_s is None else late)
 
 
 async def test_a_job_whose_progress_a_newer_release_wrote_keeps_everything_although_it_is_deleted(harness, document):

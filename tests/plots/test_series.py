@@ -52,11 +52,8 @@ def test_every_panel_has_its_curve_at_the_steps_that_were_finished():
 def test_each_trained_agent_has_curves_of_its_own():
     one = document()
     solver, *_ = one.spec.agents
-    settings = (
-        {"name": "solver"},
-        {"name": "second", "policy": PolicySettings(of="solver")},
-        {"name": "judge", "trainable": False},
-    )
+    second = {"name": "second", "policy": PolicySettings(of="solver")}
+    settings = {"name": "solver"}, second, {"name": "judge", "trainable": False}
     agents = [solver.model_copy(update=one) for one in settings]
     one = one.model_copy(update={"spec": one.spec.model_copy(update={"agents": tuple(agents)})})
     parts = {
@@ -66,10 +63,8 @@ def test_each_trained_agent_has_curves_of_its_own():
     }
     metrics = {"solver/tokens": 80.0, "solver/entropy": 1.5, "judge/train_s": 2.0}
     held_out = evaluation(0, 0.3).model_copy(update={"rewards": {"solver": 0.1, "second": 0.5, "judge": 0.0}})
-    found = {
-        drawn.name: drawn.curves
-        for drawn in series.job_curves("one", one, [step(0, metrics=metrics, agents=parts)], [held_out])
-    }
+    drawn = series.job_curves("one", one, [step(0, metrics=metrics, agents=parts)], [held_out])
+    found = {each.name: each.curves for each in drawn}
     assert list(found) == ["one, solver", "one, second"]
     assert all(set(curves) == set(series.PANELS) for curves in found.values())
     panels = (series.REWARD, series.EVAL, series.LENGTH, series.ENTROPY, series.STALENESS)
@@ -205,10 +200,8 @@ def test_many_jobs_are_grouped_by_tenant_and_keep_a_bounded_height():
     tenants = [f"team-{number % 4}" for number in range(96)]
     names = [f"{tenant}/job-{number}" for number, tenant in enumerate(tenants)]
     jobs = [JobCurves(name, CURVES, tenant) for name, tenant in zip(names, tenants, strict=True)]
-    times = [
-        Timeline(name, number, 60.0 + number, ((number, 30.0 + number),), (), None, "run", tenant)
-        for number, (name, tenant) in enumerate(zip(names, tenants, strict=True))
-    ]
+    spans = enumerate(zip(names, tenants, strict=True))
+    times = [Timeline(name, n, 60.0 + n, ((n, 30.0 + n),), (), None, "run", tenant) for n, (name, tenant) in spans]
     shares = [TenantShares(name, 2.0, 0.0, 5.0, (0.5, float("nan")), (0.25, 0.25), 0.5, 0.25) for name in tenants[:4]]
     root = ET.fromstring(draw(jobs, times, "svg", shares))
     texts = [element.text or "" for element in root.iter()]

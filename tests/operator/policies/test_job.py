@@ -47,15 +47,10 @@ levels = st.builds(
     st.sampled_from([None, scenes.NOW - 100, scenes.NOW]),
 )
 documents = st.builds(scenes.document, uid=st.sampled_from(["u1", "old"]), deleted=st.booleans())
-metas = st.builds(
-    lambda finalizers, at: replace(scenes.META, finalizers=finalizers, deleted_at=at),
-    st.sampled_from([(), (FINALIZER,)]),
-    st.sampled_from([None, None, scenes.NOW - 1, scenes.NOW - 1000]),
-)
-POOLS = [
-    JobPool("tiny", pool)
-    for pool in (None, scenes.modelpool(), scenes.modelpool(adapterSlots=1), scenes.modelpool(namespaces=["x"]))
-]
+deleted_at = st.sampled_from([None, None, scenes.NOW - 1, scenes.NOW - 1000])
+metas = st.builds(replace, st.just(scenes.META), finalizers=st.sampled_from([(), (FINALIZER,)]), deleted_at=deleted_at)
+MODELPOOLS = (None, scenes.modelpool(), scenes.modelpool(adapterSlots=1), scenes.modelpool(namespaces=["x"]))
+POOLS = [JobPool("tiny", pool) for pool in MODELPOOLS]
 snapshots = st.builds(
     lambda scene, job, level, unread: replace(
         scene, job=job, problem="" if job else "?", progress=level, unreadable="?" if unread and level is None else ""
@@ -146,9 +141,8 @@ def test_what_cannot_be_handed_over_gets_no_document_and_is_told_at_once(fields,
 
 @pytest.mark.parametrize(("job", "small", "large"), rows(__file__, "early"))
 def test_a_job_that_came_a_moment_before_its_pools_update_is_handed_over_after_it(job, small, large):
-    early = told(
-        scenes.new(job=scenes.rljob(job), on={"pool": scenes.modelpool(**small) if small is not None else None})
-    )
+    first = scenes.modelpool(**small) if small is not None else None
+    early = told(scenes.new(job=scenes.rljob(job), on={"pool": first}))
     assert early.status["phase"] == "Queued"
     assert kinds(plan(scenes.repooled(early, pool=scenes.modelpool(**large))).actions) == ["WriteDocument"]
 
@@ -208,9 +202,8 @@ def test_a_bus_that_is_away_is_told_by_a_running_job_once_it_lasts_and_nothing_i
     found = plan(scenes.running(bus=AWAY))
     assert (found.actions, found.status["phase"], found.status["reason"]) == ((), "Running", "BusUnavailable")
     assert plan(told(scenes.running(bus=BusState(available=False, since=scenes.NOW - 1)))) == Plan(requeue_s=9.0)
-    assert plan(told(scenes.new(document=scenes.document(), progress=scenes.queued(), bus=AWAY))).empty, (
-        "a queued job does not mind"
-    )
+    waits = scenes.new(document=scenes.document(), progress=scenes.queued(), bus=AWAY)
+    assert plan(told(waits)).empty, "a queued job does not mind"
 
 
 @pytest.mark.parametrize("phase", [Phase.SUCCEEDED, Phase.FAILED])
@@ -275,13 +268,11 @@ def test_a_job_waits_until_all_its_pools_exist_and_allow_it(found, reason, messa
 
 def test_workers_of_a_pool_without_agents_of_the_job_do_not_matter_and_its_sandbox_settings_do():
     job = scenes.rljob({"agents": [AGENTS[1]]})
-    scene = scenes.running(
-        job=job, owned={}, pools=both(JobPool("big", big(), pods=SERVING), JobPool("tiny", scenes.modelpool()))
-    )
+    pools = both(JobPool("big", big(), pods=SERVING), JobPool("tiny", scenes.modelpool()))
+    scene = scenes.running(job=job, owned={}, pools=pools)
     assert plan(scene).status["reason"] == "Training"
-    crashing = scenes.running(
-        job=TEAM, pools=both(JobPool("big", big(), pods=(scenes.crashed(component="rollout"), scenes.pod("trainer"))))
-    )
+    pods = scenes.crashed(component="rollout"), scenes.pod("trainer")
+    crashing = scenes.running(job=TEAM, pools=both(JobPool("big", big(), pods=pods)))
     assert plan(crashing).status["message"] == "rollout-0 of pool big: boom"
     bounded = scenes.modelpool(sandbox={"runtimeClassName": "gvisor"})
     scene = replace(scene, pools=both(scene.pools[1], JobPool("tiny", bounded)))

@@ -104,9 +104,8 @@ def test_the_status_says_who_serves_and_what_is_taken():
 
 def test_before_the_bus_was_read_nothing_new_is_said_of_what_jobs_hold():
     told = settled(jobs=(scenes.load("a"),))
-    unread = replace(
-        told, bus=replace(scenes.AWAKE, synced=False), jobs=(scenes.load("a", Phase.QUEUED, published=False),)
-    )
+    jobs = (scenes.load("a", Phase.QUEUED, published=False),)
+    unread = replace(told, bus=replace(scenes.AWAKE, synced=False), jobs=jobs)
     assert (told.status["jobs"], told.status["freeSlots"]) == (1, 13)
     assert plan(unread).status is None
     assert "jobs" not in plan(replace(unread, status=None)).status

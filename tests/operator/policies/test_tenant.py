@@ -48,9 +48,8 @@ def test_the_older_of_two_tenants_of_a_namespace_has_it_or_the_first_by_name_and
 
 
 def test_a_tenant_counts_its_jobs():
-    queued, ended = (
-        load(name, phase, namespace="team-b") for name, phase in (("b", Phase.QUEUED), ("c", Phase.SUCCEEDED))
-    )
+    queued = load("b", Phase.QUEUED, namespace="team-b")
+    ended = load("c", Phase.SUCCEEDED, namespace="team-b")
     jobs = (load("a", namespace="team-b", tokens_per_s=10.4, stored_bytes=5), queued, replace(ended, stored_bytes=7))
     weights = {"ant": 1.0, "zoo": 1.0, "tenant/default": 1.0}
     found = plan_tenant(scene(jobs=jobs, weights=weights, places={"tiny": 12}), NOW).status

@@ -1,6 +1,7 @@
 """The whole operator in one process, between the fakes of API server and bus: fast, for what needs no real server."""
 
 import asyncio
+import itertools
 from collections import Counter
 
 import pytest
@@ -104,10 +105,9 @@ async def test_what_changes_while_a_write_is_on_its_way_is_not_overwritten(write
 @pytest.mark.parametrize("refusals", [REFUSALS, PATIENCE], ids=["refused", "asked for patience"])
 async def test_what_is_refused_for_ever_is_asked_for_seldom_and_others_do_not_wait(refusals):
     harness = ServiceHarness()
+    tries = itertools.product(refusals.items(), PLACES.items())
     refused = {
-        (verb, plural, f"{answer}-{place}{end}"): error
-        for answer, error in refusals.items()
-        for place, (verb, plural, end) in PLACES.items()
+        (verb, plural, f"{answer}-{place}{end}"): error for (answer, error), (place, (verb, plural, end)) in tries
     }
     harness.cluster.fail = lambda verb, target: refused.get((verb, target.resource.plural, target.name))
     await harness.cluster.create(pool("tiny"))

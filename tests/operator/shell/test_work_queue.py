@@ -14,10 +14,15 @@ ACTIONS = (AddFinalizer("x"),)
 
 
 REFUSALS = {cluster.Invalid: "PodRefused", cluster.Forbidden: "PodRefused", BusRefused: "BusUnavailable"}
-TRANSIENT = dict.fromkeys(
-    (cluster.Unavailable, cluster.NoAnswer, cluster.Terminating, cluster.NotFound, cluster.TooMany, cluster.Conflict),
-    "PodRefused",
+AGAIN = (
+    cluster.Unavailable,
+    cluster.NoAnswer,
+    cluster.Terminating,
+    cluster.NotFound,
+    cluster.TooMany,
+    cluster.Conflict,
 )
+TRANSIENT = dict.fromkeys(AGAIN, "PodRefused")
 REASONS = {**REFUSALS, **TRANSIENT, BusUnavailable: "BusUnavailable"}
 
 
