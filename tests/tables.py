@@ -3,10 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 
 def rows(test_file: str, name: str) -> list[Any]:
-    """The rows of a table for `parametrize`; a row with several columns is a list."""
-    tables = yaml.safe_load((Path(test_file).parent / "cases.yaml").read_text(encoding="utf-8"))
-    return list(tables[name])
+    """The rows of a table for `parametrize`; a row with several columns is a list. The keys of a mapping are the ids."""
+    table = yaml.safe_load((Path(test_file).parent / "cases.yaml").read_text(encoding="utf-8"))[name]
+    if isinstance(table, dict):
+        return [pytest.param(*row, id=key) for key, row in table.items()]
+    return list(table)

@@ -127,9 +127,7 @@ def _required(layout: Layout) -> Running:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m marlaas_e2e", description=__doc__)
-    parser.add_argument(
-        "--root", type=Path, metavar="DIR", help="a cluster of its own there, beside the one in the cache"
-    )
+    parser.add_argument("--root", type=Path, metavar="DIR", help="a cluster of its own there, beside that in the cache")
     commands = parser.add_subparsers(required=True)
     plain = (("able", able), ("packages", install), ("up", up), ("down", down), ("status", status), ("shell", shell))
     for name, function in plain:

@@ -33,7 +33,6 @@ class ApiClient:
         return self._object("GET", path)
 
     def list(self, path: str) -> list[Object]:
-        """The items of a collection."""
         return cast("list[Object]", self.get(path).get("items") or [])
 
     def create(self, path: str, content: Object) -> Object:

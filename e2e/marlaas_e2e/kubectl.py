@@ -33,6 +33,5 @@ def run_kubectl(kubeconfig: Path, arguments: Sequence[str | Path], stdin: str | 
 
 
 def _environment() -> dict[str, str]:
-    return {
-        name: value for name, value in os.environ.items() if name not in {"KUBECONFIG", "HTTPS_PROXY", "https_proxy"}
-    }
+    left_out = {"KUBECONFIG", "HTTPS_PROXY", "https_proxy"}
+    return {name: value for name, value in os.environ.items() if name not in left_out}

@@ -61,11 +61,9 @@ class Platform:
     stages: dict[str, float] = field(default_factory=dict)
 
     def kubectl(self, *words: str | Path, stdin: str | None = None) -> str:
-        """Standard output; raises CommandFailed."""
         return self.cluster.kubectl(*words, stdin=stdin)
 
     def apply(self, *bodies: Object) -> None:
-        """As `kubectl apply -f`."""
         self.kubectl("apply", "-f", "-", stdin="\n---\n".join(json.dumps(body) for body in bodies))
 
     def get(self, kind: str, name: str, namespace: str = "") -> Object:
@@ -81,7 +79,6 @@ class Platform:
         return self.kubectl("get", kinds, "-n", namespace, *chosen, "-o", "name").split()
 
     def owned(self, namespace: str, selector: str = MANAGED) -> list[str]:
-        """`kind/name` of what the operator made in a tenant's namespace."""
         return self.names("deployments,networkpolicies,secrets,serviceaccounts,pods", namespace, selector)
 
     def status(self, kind: str, name: str, namespace: str = "") -> Object:
@@ -95,7 +92,6 @@ class Platform:
         return next((each for each in conditions if each["type"] == wanted), {})
 
     def step(self, job: str, namespace: str) -> int:
-        """Finished steps of a job, as its status says."""
         return int(self.status("rljob", job, namespace).get("step") or 0)
 
     def steps_on(self, job: str, namespace: str, why: str, timeout_s: float = 600) -> None:
@@ -104,7 +100,6 @@ class Platform:
         self.until(lambda: self.step(job, namespace) > before + 1, f"steps of {namespace}/{job} {why}", timeout_s)
 
     def patch(self, kind: str, name: str, spec: Object, namespace: str = "") -> None:
-        """Merge into a spec."""
         place = ["-n", namespace] if namespace else []
         self.kubectl("patch", kind, name, *place, "--type=merge", "--patch", json.dumps({"spec": spec}))
 
@@ -124,12 +119,10 @@ class Platform:
         return str(behind["endpoints"][0]["addresses"][0]), int(behind["ports"][0]["port"])
 
     def marlaas(self, *words: str | Path) -> str:
-        """What `kubectl marlaas` says; raises CommandFailed."""
         place: list[str | Path] = ["--kubeconfig", self.cluster.kubeconfig, "--context", self.cluster.context]
         return run([sys.executable, "-m", "marlaas", *words, *place])
 
     def why(self, job: str, namespace: str) -> str:
-        """What `kubectl marlaas why` says."""
         return self.marlaas("why", job, "-n", namespace)
 
     def ended(self, job: str, namespace: str, timeout_s: float = 900) -> Object:
@@ -159,7 +152,6 @@ class Platform:
         return found
 
     def picture(self) -> str:
-        """The cluster at a glance."""
         return "\n\n".join(self._answer(question) for question in _QUESTIONS)
 
     def install(self, *more: str) -> None:
@@ -167,9 +159,8 @@ class Platform:
         values = ROOT / "e2e" / "values.yaml"
         words = ("upgrade", "--install", RELEASE, ROOT / "charts" / "marlaas", "--namespace", NAMESPACE)
         try:
-            self.cluster.helm(
-                *words, "--values", values, *Elsewhere.said().chart_words(), "--wait", "--timeout", "4m", *more
-            )
+            said = Elsewhere.said().chart_words()
+            self.cluster.helm(*words, "--values", values, *said, "--wait", "--timeout", "4m", *more)
         except CommandFailed as error:
             pytest.fail(f"{error}\n{self.picture()}")
 
@@ -181,7 +172,6 @@ class Platform:
 
 
 def platform_recipes() -> list[Recipe]:
-    """The operator, the bus, and a tenant's own environment."""
     arguments = {"PIP_CERT": _CERTIFICATES}
     named = Elsewhere.said().image
     return [

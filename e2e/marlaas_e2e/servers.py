@@ -14,10 +14,7 @@ SERVICE_RANGE = "10.96.0.0/16"
 API_SERVICE = "10.96.0.1"
 _DNS_NAMES = (
     "localhost",
-    "kubernetes",
-    "kubernetes.default",
-    "kubernetes.default.svc",
-    "kubernetes.default.svc.cluster.local",
+    *(f"kubernetes{end}" for end in ("", ".default", ".default.svc", ".default.svc.cluster.local")),
 )
 
 
@@ -45,7 +42,6 @@ class Servers:
         self._accounts = self.authority.signing_key("sa")
 
     def kubeconfig(self, user: str, groups: Sequence[str] = ()) -> Path:
-        """A kubeconfig of any user; the file is named after user and groups."""
         return self.kubeconfig_with(self.authority.client(user, groups))
 
     def kubeconfig_with(self, client: KeyPair) -> Path:

@@ -30,7 +30,6 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 def keys(platform: Platform, prefix: str) -> list[str]:
-    """Return the keys of the jobs' buckets that begin with a prefix."""
     return list(_answer(platform, "keys", prefix))
 
 

@@ -92,9 +92,8 @@ def _start() -> int:
     finally:  # twice seven gigabytes; the layers are kept, for the next build
         archive.unlink()
         cluster.drop_image(recipe().tag)
-    print(
-        json.dumps({"import_s": round(imported - begun), "pod_s": round(ended - imported), "pod_said": words.strip()})
-    )
+    said = {"import_s": round(imported - begun), "pod_s": round(ended - imported), "pod_said": words.strip()}
+    print(json.dumps(said))
     return 0
 
 

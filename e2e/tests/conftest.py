@@ -32,7 +32,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def platform(cluster: ClusterHandle, files: Iterator[ModuleType], request: pytest.FixtureRequest) -> Platform:
-    """The chart, installed."""
     made = Platform(cluster)
     stages = request.config.stash.setdefault(_STAGES, {})
     with _timed(stages, "images in the node"):
@@ -47,7 +46,6 @@ def platform(cluster: ClusterHandle, files: Iterator[ModuleType], request: pytes
 
 @pytest.fixture(scope="session")
 def files(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
-    """The collected files in their order."""
     parents = [item.getparent(pytest.Module) for item in request.session.items]
     return iter(dict.fromkeys(parent.obj for parent in parents if parent is not None))
 

@@ -29,13 +29,13 @@ def ended(platform: Platform) -> Iterator[dict[str, Object]]:
     platform.kubectl("delete", "modelpool", "tiny", "--wait=false")
 
 
-def test_both_teams_jobs_succeed(ended: dict[str, Object]) -> None:
+def test_both_teams_jobs_succeed(ended):
     for status in ended.values():
         assert (status["phase"], status["step"], status["steps"]) == ("Succeeded", STEPS, STEPS), status
         assert {"evalBefore", "evalLast"} <= status.keys()
 
 
-def test_a_finished_job_holds_nothing_but_its_adapter(platform: Platform, ended: dict[str, Object]) -> None:
+def test_a_finished_job_holds_nothing_but_its_adapter(platform, ended):
     platform.until(lambda: not platform.owned("team-a"), "the sandbox of a finished job is gone")
     (agent,) = ended["reverse"]["agents"]
     folders = "import os; print(*[folder for folder, _, _ in os.walk('/var/lib/marlaas/blobs')])"

@@ -14,10 +14,8 @@ RETENTIONS = {"kept": "keep", "dropped": "delete"}
 
 
 def begin(_: Platform) -> list[Object]:
-    leaving = [
-        endless(name, TEAM, training={"steps": 1}, adapterRetention=how, ttlSecondsAfterFinished=1)
-        for name, how in RETENTIONS.items()
-    ]
+    once = {"training": {"steps": 1}, "ttlSecondsAfterFinished": 1}
+    leaving = [endless(name, TEAM, adapterRetention=how, **once) for name, how in RETENTIONS.items()]
     return [*plain_pool(), *tenant(TEAM), endless("pausing", TEAM), *leaving]
 
 
@@ -27,7 +25,7 @@ def told(platform: Platform, name: str) -> collections.Counter[str]:
     return collections.Counter(event["reason"] for event in listed if event["involvedObject"]["name"] == name)
 
 
-def test_a_suspended_job_frees_what_it_holds_and_goes_on_from_where_it_was(platform: Platform) -> None:
+def test_a_suspended_job_frees_what_it_holds_and_goes_on_from_where_it_was(platform):
     platform.until(lambda: platform.step("pausing", TEAM), "the first step", 600)
     assert "suspend" in platform.marlaas("suspend", "pausing", "-n", TEAM)
     suspended = lambda: platform.status("rljob", "pausing", TEAM)["phase"] == "Suspended"  # noqa: E731
@@ -43,7 +41,7 @@ def test_a_suspended_job_frees_what_it_holds_and_goes_on_from_where_it_was(platf
     platform.kubectl("delete", "rljob", "pausing", "-n", TEAM, "--timeout=120s")
 
 
-def test_a_job_goes_by_itself_and_its_adapter_as_it_says(platform: Platform) -> None:
+def test_a_job_goes_by_itself_and_its_adapter_as_it_says(platform):
     for name in RETENTIONS:
         platform.until(lambda name=name: not platform.get("rljob", name, TEAM), f"{name} has gone", 300)  # type: ignore[misc]
     program = f"import pathlib; print(*pathlib.Path('/var/lib/marlaas/blobs/{TEAM}').rglob('*.safetensors'))"
@@ -52,7 +50,7 @@ def test_a_job_goes_by_itself_and_its_adapter_as_it_says(platform: Platform) -> 
     assert not any(f"/{TEAM}/dropped/" in file for file in files), files
 
 
-def test_the_model_comes_from_a_volume_which_no_worker_can_write(platform: Platform) -> None:
+def test_the_model_comes_from_a_volume_which_no_worker_can_write(platform):
     if not model_cache():
         raise NotHere("the model's volume is a folder of this machine, which the workers of E2E_WORKER do not see")
     platform.pool_ready("plain")

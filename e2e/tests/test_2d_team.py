@@ -1,7 +1,6 @@
 """A job of two agents: one sandbox, two policies with versions of their own, and an adapter of each to fetch."""
 
 import hashlib
-from pathlib import Path
 
 import pytest
 import yaml
@@ -28,13 +27,10 @@ def begin(_: Platform) -> list[Object]:
 
 @pytest.fixture(scope="module")
 def ended(platform: Platform) -> Object:
-    """The job's status at its end."""
     return platform.ended(NAME, TEAM)
 
 
-def test_both_agents_are_trained_and_evaluated_and_kubectl_get_shows_their_versions(
-    platform: Platform, ended: Object
-) -> None:
+def test_both_agents_are_trained_and_evaluated_and_kubectl_get_shows_their_versions(platform, ended):
     assert (ended["phase"], ended["step"], ended["steps"]) == ("Succeeded", STEPS, STEPS), ended
     assert [one["name"] for one in ended["agents"]] == list(AGENTS)
     for one in ended["agents"]:
@@ -46,7 +42,7 @@ def test_both_agents_are_trained_and_evaluated_and_kubectl_get_shows_their_versi
     assert shown["VERSION"] == ended["versions"] == "/".join(str(one["policyVersion"]) for one in ended["agents"])
 
 
-def test_each_agents_adapter_is_fetched_by_its_name(platform: Platform, ended: Object, tmp_path: Path) -> None:
+def test_each_agents_adapter_is_fetched_by_its_name(platform, ended, tmp_path):
     weights = set()
     for one in ended["agents"]:
         folder = tmp_path / one["name"]

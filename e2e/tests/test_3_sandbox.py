@@ -17,12 +17,8 @@ def begin(_: Platform) -> list[Object]:
 
 def impostor() -> Object:
     """A pod that a tenant may make, with the labels of a sandbox."""
-    main = {
-        "name": "main",
-        "image": BASE,
-        "command": ["sleep", "infinity"],
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-    }
+    locked = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    main = {"name": "main", "image": BASE, "command": ["sleep", "infinity"], "securityContext": locked}
     nobody = {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}}
     spec: Object = {"securityContext": nobody, "terminationGracePeriodSeconds": 1, "containers": [main]}
     labels = {"app.kubernetes.io/name": "marlaas", "app.kubernetes.io/component": "sandbox"}
@@ -55,15 +51,13 @@ def places(platform: Platform) -> Places:
     }
 
 
-def test_a_sandbox_reaches_the_bus_and_nothing_else_and_no_neighbour_reaches_it(
-    platform: Platform, pod: str, places: Places
-) -> None:
+def test_a_sandbox_reaches_the_bus_and_nothing_else_and_no_neighbour_reaches_it(platform, pod, places):
     assert platform.opened(places, pod, "supervisor", TEAM) == {"bus"}
     health = {"health": (platform.get("pod", pod, TEAM)["status"]["podIP"], 8081)}
     assert not platform.opened(health, "plain-trainer-0", "trainer", NAMESPACE)
 
 
-def test_a_tenants_own_pod_does_not_reach_the_bus_whatever_it_calls_itself(platform: Platform, places: Places) -> None:
+def test_a_tenants_own_pod_does_not_reach_the_bus_whatever_it_calls_itself(platform, places):
     """It does reach what no policy of ours closes, so the closed places of a sandbox are there."""
     platform.kubectl("wait", f"pod/{IMPOSTOR}", "-n", TEAM, "--for=condition=Ready", "--timeout=60s")
     closed = lambda: not platform.opened(places, IMPOSTOR, "main", TEAM) & {"bus", "bus monitor", "engine"}  # noqa: E731
@@ -71,7 +65,7 @@ def test_a_tenants_own_pod_does_not_reach_the_bus_whatever_it_calls_itself(platf
     assert {"API server", "metadata"} <= platform.opened(places, IMPOSTOR, "main", TEAM)
 
 
-def test_a_sandbox_has_its_pools_runtime_and_no_token_and_cannot_write_its_root(platform: Platform, pod: str) -> None:
+def test_a_sandbox_has_its_pools_runtime_and_no_token_and_cannot_write_its_root(platform, pod):
     assert platform.get("pod", pod, TEAM)["spec"]["runtimeClassName"] == "runc"
     program = """
 import os
@@ -88,7 +82,7 @@ print(found, {int(c, 16) for c in caps}, seccomp)
     assert platform.python(pod, "supervisor", program, namespace=TEAM).strip() == "[False, False, False] {0} ['2']"
 
 
-def test_environment_code_cannot_read_the_credential_beside_it(platform: Platform, pod: str) -> None:
+def test_environment_code_cannot_read_the_credential_beside_it(platform, pod):
     program = """
 from pathlib import Path
 from marlaas_worker.sandbox.seclusion import seclude, secluded

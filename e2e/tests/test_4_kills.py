@@ -24,12 +24,10 @@ def begin(_: Platform) -> list[Object]:
 
 @pytest.fixture(scope="module", autouse=True)
 def running(platform: Platform) -> None:
-    """The job, past its first step."""
     platform.until(lambda: platform.step(JOB, TEAM), "the first step", 600)
 
 
 def kill(platform: Platform, component: str) -> None:
-    """Kill the component's container, if it runs."""
     namespace, container = (TEAM, "supervisor") if component == "sandbox" else (NAMESPACE, component)
     chosen = f"app.kubernetes.io/component={component},marlaas.dev/pool notin (tiny,shared,absent,crowded)"
     (pod,) = platform.names("pods", namespace, chosen)
@@ -37,7 +35,7 @@ def kill(platform: Platform, component: str) -> None:
 
 
 @pytest.mark.parametrize("component", ["trainer", "orchestrator", "nats", "sandbox", "operator", "rollout"])
-def test_training_goes_on_after_a_kill(platform: Platform, component: str) -> None:
+def test_training_goes_on_after_a_kill(platform, component):
     kill(platform, component)
 
     def named() -> bool:
@@ -54,7 +52,7 @@ def test_training_goes_on_after_a_kill(platform: Platform, component: str) -> No
 
 
 @pytest.mark.parametrize("missing", OUTAGES)
-def test_why_names_what_is_away_and_takes_it_back(platform: Platform, missing: str) -> None:
+def test_why_names_what_is_away_and_takes_it_back(platform, missing):
     workload, reason = OUTAGES[missing]
     platform.kubectl("scale", "-n", NAMESPACE, workload, "--replicas=0")
     try:
@@ -68,7 +66,7 @@ def test_why_names_what_is_away_and_takes_it_back(platform: Platform, missing: s
     assert platform.status("rljob", JOB, TEAM)["phase"] == "Running"
 
 
-def test_the_accounts_are_exact_in_the_end(platform: Platform) -> None:
+def test_the_accounts_are_exact_in_the_end(platform):
     status = platform.status("rljob", JOB, TEAM)
     assert not status.get("faults"), "waiting is no fault"
     platform.patch("rljob", JOB, {"suspend": True}, TEAM)

@@ -14,11 +14,8 @@ POOLS = {
         "Trainer": ("ContainerOutOfMemory", "exceeded its memory limit"),
     },
 }
-JOBS = {
-    "bookless": ("BackoffLimitExceeded", WORDS),
-    "unloadable": ("InvalidEnvironment", "absent_module"),
-    "late": ("DeadlineExceeded", "5 s"),
-}
+JOBS = {"unloadable": ("InvalidEnvironment", "absent_module"), "late": ("DeadlineExceeded", "5 s")}
+JOBS |= {"bookless": ("BackoffLimitExceeded", WORDS)}
 
 
 def begin(_: Platform) -> list[Object]:
@@ -37,7 +34,7 @@ def begin(_: Platform) -> list[Object]:
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_a_pool_and_its_jobs_say_why_its_workers_are_not_ready(platform: Platform, pool: str) -> None:
+def test_a_pool_and_its_jobs_say_why_its_workers_are_not_ready(platform, pool):
     for role, (reason, words) in POOLS[pool].items():
 
         def told(role: str = role, reason: str = reason) -> Object:
@@ -52,16 +49,14 @@ def test_a_pool_and_its_jobs_say_why_its_workers_are_not_ready(platform: Platfor
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_a_job_that_cannot_go_on_fails_with_the_reason_and_the_words_of_its_container(
-    platform: Platform, job: str
-) -> None:
+def test_a_job_that_cannot_go_on_fails_with_the_reason_and_the_words_of_its_container(platform, job):
     reason, words = JOBS[job]
     status = platform.ended(job, TEAM)
     assert (status["phase"], status["reason"]) == ("Failed", reason), status
     assert words in status["message"]
 
 
-def test_broken_pools_go_once_their_jobs_have_gone(platform: Platform) -> None:
+def test_broken_pools_go_once_their_jobs_have_gone(platform):
     platform.kubectl("delete", "modelpool", *POOLS, "--wait=false")
     told = lambda: platform.condition("modelpool", "absent", "Deleting").get("reason") == "InUse"  # noqa: E731
     platform.until(told, "a pool with a job on it says that it is in use")

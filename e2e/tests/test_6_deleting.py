@@ -24,7 +24,7 @@ def keys_of(platform: Platform, job: str) -> list[str]:
     return [key for key in keys(platform, f"{TEAM}.") if job in key.split(".")]
 
 
-def test_a_running_job_that_is_deleted_leaves_nothing(platform: Platform) -> None:
+def test_a_running_job_that_is_deleted_leaves_nothing(platform):
     job, _ = JOBS
     assert keys_of(platform, job)
     platform.kubectl("delete", "rljob", job, "-n", TEAM, "--timeout=120s")
@@ -32,7 +32,7 @@ def test_a_running_job_that_is_deleted_leaves_nothing(platform: Platform) -> Non
     assert not keys_of(platform, job)
 
 
-def test_a_namespace_that_is_deleted_takes_its_job_along(platform: Platform) -> None:
+def test_a_namespace_that_is_deleted_takes_its_job_along(platform):
     assert keys(platform, f"{TEAM}.")
     platform.kubectl("delete", "namespace", TEAM, "--timeout=180s")
     # It is bound to the claim that went along: on a kept cluster a new claim of that name would wait for ever.

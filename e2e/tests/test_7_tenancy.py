@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from tests.tables import rows
 
 from marlaas_e2e.api import Object
 from marlaas_e2e.kubectl import CommandFailed
@@ -12,81 +13,7 @@ from marlaas_e2e.platform import NAMESPACE, RELEASE, Platform, endless, manifest
 
 HOME, ELSEWHERE, EDITOR = "team-g", "team-h", "ed"
 JOB, NEIGHBOUR, THIEF = "hostile", "neighbour", "thief"
-GROUP = "rbac.authorization.k8s.io"
-BINDING: Object = {
-    "apiVersion": f"{GROUP}/v1",
-    "kind": "RoleBinding",
-    "metadata": {"name": "ed-edits", "namespace": HOME},
-    "roleRef": {"apiGroup": GROUP, "kind": "ClusterRole", "name": f"{RELEASE}-rljob-editor"},
-    "subjects": [{"kind": "User", "name": EDITOR, "apiGroup": GROUP}],
-}
-
-REQUESTS = f"""
-get secrets
-get secret {JOB}-sandbox
-get secret {RELEASE}-bus -n {NAMESPACE}
-create secret generic mine --dry-run=server
-get configmaps -n {NAMESPACE}
-create token default
-get pods
-get pods -n {NAMESPACE}
-exec deployment/{RELEASE}-operator -n {NAMESPACE} -- id
-logs deployment/{JOB}-sandbox
-run mine --image=x:1 --dry-run=server
-create deployment mine --image=x:1 --dry-run=server
-create rolebinding mine --clusterrole=cluster-admin --user={EDITOR} --dry-run=server
-create clusterrolebinding mine --clusterrole=cluster-admin --user={EDITOR} --dry-run=server
-get nodes
-get --raw /api/v1/nodes/node1/proxy/pods
-get --raw /api/v1/namespaces/{NAMESPACE}/services/{RELEASE}-nats:8222/proxy/
-label namespace {HOME} pod-security.kubernetes.io/enforce-
-delete networkpolicy {JOB}-sandbox --dry-run=server
-delete validatingadmissionpolicy {RELEASE}-job-secret-refs --dry-run=server
-get rljobs -n {ELSEWHERE}
-delete rljob {NEIGHBOUR} -n {ELSEWHERE} --dry-run=server
-get persistentvolumeclaims -n {NAMESPACE}
-create -f - --dry-run=server|tenant
-create -f - --dry-run=server|pool
-patch modelpool plain --type=merge --dry-run=server -p {{"spec":{{"namespaces":["{HOME}"]}}}}
-patch rljob {JOB} --subresource=status --type=merge --dry-run=server -p {{"status":{{"tenant":"rich"}}}}
-"""
-"""Requests that RBAC forbids; after `|`, the object on standard input."""
-
-FORGED: dict[str, Object] = {
-    "tenant": {"kind": "Tenant", "metadata": {"name": "rich"}, "spec": {"namespaces": [HOME], "weight": 1000}},
-    "pool": {"kind": "ModelPool", "metadata": {"name": "mine"}, "spec": {"model": {"path": "/"}}},
-}
-
-JOBS: list[tuple[str, Object, str]] = [
-    ("Secret by name", {"secretRefs": [{"name": "login"}]}, "Secret login may not be read by ed"),
-    ("pull Secret", {"imagePullSecrets": [{"name": "login"}]}, "Secret login may not be read by ed"),
-    ("credential of a job", {"secretRefs": [{"name": f"{JOB}-sandbox"}]}, "holds a job's bus credential"),
-    ("API server", {"egress": [{"cidr": "10.96.0.1/32", "ports": [443]}]}, "10.96.0.1/32 is not open to jobs"),
-    ("pods", {"egress": [{"cidr": "10.244.0.0/24"}]}, "10.244.0.0/24 is not open to jobs"),
-    ("node", {"egress": [{"cidr": "172.30.0.2/32", "ports": [10250]}]}, "172.30.0.2/32 is not open to jobs"),
-    ("loopback", {"egress": [{"cidr": "127.0.0.0/8"}]}, "127.0.0.0/8 is not open to jobs"),
-    ("private IPv6", {"egress": [{"cidr": "fd00::/8"}]}, "fd00::/8 is not open to jobs"),
-    ("metadata", {"egress": [{"cidr": "169.254.169.254/32"}]}, "no environment may reach it"),
-    ("root", {"securityContext": {"runAsUser": 0}}, 'unknown field "spec.environment.securityContext"'),
-    ("account", {"serviceAccountName": "default"}, 'unknown field "spec.environment.serviceAccountName"'),
-    ("volume", {"volumes": [{"hostPath": {"path": "/"}}]}, 'unknown field "spec.environment.volumes"'),
-    ("host network", {"hostNetwork": True}, 'unknown field "spec.environment.hostNetwork"'),
-    ("host port", {"ports": [{"hostPort": 80}]}, 'unknown field "spec.environment.ports"'),
-    ("variables", {"envFrom": [{"secretRef": {"name": "login"}}]}, 'unknown field "spec.environment.envFrom"'),
-    ("node by label", {"nodeSelector": {"a": "b"}}, 'unknown field "spec.environment.nodeSelector"'),
-    ("taints", {"tolerations": [{"operator": "Exists"}]}, 'unknown field "spec.environment.tolerations"'),
-    ("pod priority", {"priorityClassName": "above-others"}, 'unknown field "spec.environment.priorityClassName"'),
-    ("runtime", {"runtimeClassName": "runc"}, 'unknown field "spec.environment.runtimeClassName"'),
-]  # fmt: skip
-"""Environments of a job that the API server refuses, each with a part of its answer."""
-
-CHANGES: list[tuple[Object, str]] = [
-    ({"environment": {"secretRefs": [{"name": "login"}]}}, "cannot change once the job exists"),
-    ({"environment": {"image": "x:1"}}, "cannot change once the job exists"),
-    ({"environment": {"egress": [{"cidr": "8.8.8.8/32"}]}}, "cannot change once the job exists"),
-    ({"priority": 1001}, "less than or equal to 1000"),
-    ({"poolRef": {"name": "absent"}}, "cannot change once the job exists"),
-]
+BINDING, *FORGED = manifest("hostile-editor")
 
 # Each try raises OSError unless it succeeds; the program prints the names of those that did.
 _BREAKOUT = """
@@ -140,13 +67,6 @@ async def main():
 asyncio.run(main())
 """
 OWN = f"gen.{HOME}.{JOB}.policy"
-SUBJECTS = f"""
-{OWN} <> <gen.*.*.* <_INBOX_{ELSEWHERE}_{NEIGHBOUR}.> <$KV.tenants.>
-gen.{ELSEWHERE}.{NEIGHBOUR}.policy episode.{ELSEWHERE}.{NEIGHBOUR} task.{HOME}.{JOB} turn.{HOME}.{JOB}.e.0
-$KV.jobs.{HOME}.{JOB} $KV.jobs.{ELSEWHERE}.{NEIGHBOUR} $KV.tenants.rich $KV.policy.{HOME}.{JOB}.policy
-$JS.API.STREAM.MSG.GET.TURNS $JS.API.STREAM.PURGE.TURNS $JS.API.CONSUMER.CREATE.EPISODES
-$JS.API.DIRECT.GET.KV_jobs.$KV.jobs.{ELSEWHERE}.{NEIGHBOUR} $SYS.REQ.SERVER.PING
-"""
 
 
 def begin(_: Platform) -> list[Object]:
@@ -190,25 +110,25 @@ def pod(platform: Platform) -> str:
     return str(platform.ready_pod(HOME, f"marlaas.dev/job={JOB}")["metadata"]["name"])
 
 
-@pytest.mark.parametrize("request_", REQUESTS.strip().splitlines())
-def test_the_api_server_forbids_all_but_rljobs_of_the_namespace(editor: Platform, request_: str) -> None:
+@pytest.mark.parametrize("request_", rows(__file__, "tenancy_requests"))
+def test_the_api_server_forbids_all_but_rljobs_of_the_namespace(editor, request_):
     words, _, forged = request_.partition("|")
-    body = {"apiVersion": "marlaas.dev/v1alpha1", **FORGED[forged]} if forged else {}
+    body = next((each for each in FORGED if each["kind"] == forged), {})
     assert "forbidden" in refusal(editor, *words.split(), stdin=json.dumps(body)).lower()
 
 
-@pytest.mark.parametrize(("environment", "sentence"), [each[1:] for each in JOBS], ids=[each[0] for each in JOBS])
-def test_a_job_names_nothing_that_is_not_its_authors(editor: Platform, environment: Object, sentence: str) -> None:
+@pytest.mark.parametrize(("environment", "sentence"), rows(__file__, "tenancy_jobs"))
+def test_a_job_names_nothing_that_is_not_its_authors(editor, environment, sentence):
     assert sentence in create(editor, **environment)
 
 
-@pytest.mark.parametrize(("spec", "sentence"), CHANGES)
-def test_a_job_gains_nothing_by_a_change(editor: Platform, spec: Object, sentence: str) -> None:
+@pytest.mark.parametrize(("spec", "sentence"), rows(__file__, "tenancy_changes"))
+def test_a_job_gains_nothing_by_a_change(editor, spec, sentence):
     change = ("--type=merge", "--dry-run=server", "-p", json.dumps({"spec": spec}))
     assert sentence in refusal(editor, "patch", "rljob", JOB, *change)
 
 
-def test_unknown_fields_and_a_forged_status_are_dropped_and_labels_make_no_tenant(editor: Platform, pod: str) -> None:
+def test_unknown_fields_and_a_forged_status_are_dropped_and_labels_make_no_tenant(editor, pod):
     forged = {"hostNetwork": True, "tenant": "rich", "weight": 1000}
     body = endless("mine", HOME, **forged) | {"status": {"tenant": "rich"}}
     words = ("--as", EDITOR, "create", "--dry-run=server", "--validate=ignore", "-o", "json", "-f", "-")
@@ -219,7 +139,7 @@ def test_unknown_fields_and_a_forged_status_are_dropped_and_labels_make_no_tenan
     assert "rich" not in editor.get("pod", pod, HOME)["metadata"]["labels"].values()
 
 
-def test_egress_to_everywhere_opens_public_addresses_alone(platform: Platform, pod: str) -> None:
+def test_egress_to_everywhere_opens_public_addresses_alone(platform, pod):
     def addresses(namespace: str, names: Iterable[str]) -> dict[str, str]:
         pods = platform.cluster.get("pods", "-n", namespace)["items"]
         found = {name: [each for each in pods if name in each["metadata"]["name"]] for name in names}
@@ -249,17 +169,17 @@ def test_egress_to_everywhere_opens_public_addresses_alone(platform: Platform, p
     assert platform.opened(places, "plain-trainer-0", "trainer", NAMESPACE) == {"bus", "trainer"}
 
 
-def test_environment_code_gains_nothing_in_its_container(platform: Platform, pod: str) -> None:
+def test_environment_code_gains_nothing_in_its_container(platform, pod):
     assert json.loads(platform.python(pod, "environment", _BREAKOUT, namespace=HOME)) == [18, []]
 
 
-def test_the_bus_opens_no_subject_of_others_to_a_stolen_credential(platform: Platform, pod: str) -> None:
+def test_the_bus_opens_no_subject_of_others_to_a_stolen_credential(platform, pod):
     url = f"nats://{RELEASE}-nats.{NAMESPACE}.svc:4222"
-    opened = platform.python(pod, "supervisor", _ON_THE_BUS, url, *SUBJECTS.split(), namespace=HOME)
+    opened = platform.python(pod, "supervisor", _ON_THE_BUS, url, *rows(__file__, "tenancy_subjects"), namespace=HOME)
     assert json.loads(opened) == [OWN]
 
 
-def test_a_job_starts_from_no_adapter_of_the_blob_store(platform: Platform) -> None:
+def test_a_job_starts_from_no_adapter_of_the_blob_store(platform):
     status = platform.ended(THIEF, HOME)
     assert (status["phase"], "adapter_config.json" in status["message"]) == ("Failed", True), status["message"]
     for job, namespace in ((JOB, HOME), (THIEF, HOME), (NEIGHBOUR, ELSEWHERE)):

@@ -45,7 +45,6 @@ def job(name: str) -> Object:
 
 
 def statuses(platform: Platform, tenant: str) -> dict[str, Object]:
-    """Status of each job of a tenant that has one."""
     listed = platform.cluster.get("rljobs", "-n", TEAMS[tenant])["items"]
     return {each["metadata"]["name"]: each["status"] for each in listed if "status" in each}
 
@@ -93,11 +92,10 @@ def columns(platform: Platform) -> dict[str, dict[str, str]]:
 
 
 def assert_no_faults(platform: Platform, tenant: str) -> None:
-    """Assert that no job of a tenant counts a fault."""
     counts = ("faults", "trainingFaults", "sandboxCrashes")
-    found = {
-        name: [each[count] for count in counts if each.get(count)] for name, each in statuses(platform, tenant).items()
-    }
+    found = {}
+    for name, each in statuses(platform, tenant).items():
+        found[name] = [each[count] for count in counts if each.get(count)]
     assert not any(found.values()), found
 
 
@@ -127,7 +125,7 @@ def shared(platform: Platform) -> Iterator[None]:
     platform.kubectl("delete", "modelpool", POOL, "--timeout=120s")
 
 
-def test_a_job_over_quota_waits_with_the_numbers_and_runs_once_there_is_room(platform: Platform) -> None:
+def test_a_job_over_quota_waits_with_the_numbers_and_runs_once_there_is_room(platform):
     last, status = over_quota(platform, LIGHT)  # created in one second, the jobs are admitted as their documents arrive
     waits_for = re.match(r"over quota: 3 of 3 jobs; waits for team-q/(light-\d), \d+ of \d+ steps", status["message"])
     assert waits_for, status
@@ -139,7 +137,7 @@ def test_a_job_over_quota_waits_with_the_numbers_and_runs_once_there_is_room(pla
     platform.until(running, f"{last} runs in the place of {first}")
 
 
-def test_a_pool_is_scaled_up_and_down_under_load_without_a_fault(platform: Platform) -> None:
+def test_a_pool_is_scaled_up_and_down_under_load_without_a_fault(platform):
     scale(platform, 2)
     before = [tokens(platform, replica) for replica in range(2)]
     spread = lambda: all(tokens(platform, replica) > before[replica] for replica in range(2))  # noqa: E731
@@ -150,7 +148,7 @@ def test_a_pool_is_scaled_up_and_down_under_load_without_a_fault(platform: Platf
     assert_no_faults(platform, LIGHT)
 
 
-def test_a_tenant_with_the_smaller_share_preempts_and_the_shares_follow_the_weights(platform: Platform) -> None:
+def test_a_tenant_with_the_smaller_share_preempts_and_the_shares_follow_the_weights(platform):
     platform.apply(*(job(name) for name in HEAVIES))
     wanted = {LIGHT: ("0.25", "1", "2"), HEAVY: ("0.75", "3", "1")}
 
@@ -162,9 +160,8 @@ def test_a_tenant_with_the_smaller_share_preempts_and_the_shares_follow_the_weig
     entitled = {name: platform.status("tenant", name)["shareEntitled"] for name in TEAMS}
     assert entitled[HEAVY] == pytest.approx(3 * entitled[LIGHT], abs=0.03)
     last, status = over_quota(platform, HEAVY)
-    waits_for = re.match(
-        r"over quota: 3 of 3 adapter slots, and it needs 1; waits for team-o/(heavy-\d), ", status["message"]
-    )
+    text = r"over quota: 3 of 3 adapter slots, and it needs 1; waits for team-o/(heavy-\d), "
+    waits_for = re.match(text, status["message"])
     assert waits_for, status
     assert waits_for[1] in {*HEAVIES} - {last}
     victims = preempted(platform)
@@ -175,7 +172,7 @@ def test_a_tenant_with_the_smaller_share_preempts_and_the_shares_follow_the_weig
         assert "preempted by tenant heavy" in platform.why(name, TEAMS[LIGHT])
 
 
-def test_a_preempted_job_resumes_and_no_step_is_lost_or_repeated(platform: Platform) -> None:
+def test_a_preempted_job_resumes_and_no_step_is_lost_or_repeated(platform):
     before = {name: status["step"] for name, status in preempted(platform).items()}
     go_on(platform, HEAVY)
     assert {name: status["step"] for name, status in preempted(platform).items()} == before
@@ -192,7 +189,7 @@ def test_a_preempted_job_resumes_and_no_step_is_lost_or_repeated(platform: Platf
         assert_exact(platform, TEAMS[LIGHT], name)
 
 
-def test_the_usage_of_the_last_hour_is_counted_by_tenant(platform: Platform) -> None:
+def test_the_usage_of_the_last_hour_is_counted_by_tenant(platform):
     rows = csv.DictReader(io.StringIO(platform.marlaas("usage", "--since", "1h", "--csv")))
     used = {row["tenant"]: int(row["trained_tokens"]) for row in rows}
     for name in TEAMS:

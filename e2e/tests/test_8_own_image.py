@@ -91,15 +91,13 @@ def credential(platform: Platform) -> list[str]:
     return [line for line in lines if len(line) > 40]
 
 
-def test_a_job_is_trained_in_the_teams_own_image(platform: Platform, pod: Object) -> None:
+def test_a_job_is_trained_in_the_teams_own_image(platform, pod):
     assert {container["name"] for container in pod["spec"]["containers"]} == {"supervisor", "environment"}
     trained = lambda: platform.status("rljob", JOB, TEAM)["agents"][0].get("policyVersion")  # noqa: E731
     platform.until(trained, "a version of the policy")
 
 
-def test_the_credential_is_nowhere_in_the_environments_container_but_the_teams_secret_is(
-    platform: Platform, pod: Object
-) -> None:
+def test_the_credential_is_nowhere_in_the_environments_container_but_the_teams_secret_is(platform, pod):
     hidden = credential(platform)
     assert len(hidden) == 2
     found, num_read = json.loads(python(platform, pod, _SEARCH, stdin="\n".join([*hidden, LETTERS])))
@@ -111,12 +109,8 @@ def test_the_credential_is_nowhere_in_the_environments_container_but_the_teams_s
     assert "PONG" not in answer
 
 
-def test_the_containers_share_a_socket_and_nothing_else(platform: Platform, pod: Object) -> None:
+def test_the_containers_share_a_socket_and_nothing_else(platform, pod):
     surroundings = json.loads(python(platform, pod, _SURROUNDINGS))
     (program,) = surroundings.pop("programs")  # the server and what it forks; nothing of the supervisor
     assert program.endswith("marlaas env serve mirror:Mirror")
-    assert surroundings == {
-        "mounts": ["/", "/run/marlaas", "/tmp"],
-        "shared": ["environment.sock"],
-        "uid": 10001,
-    }
+    assert surroundings == {"mounts": ["/", "/run/marlaas", "/tmp"], "shared": ["environment.sock"], "uid": 10001}

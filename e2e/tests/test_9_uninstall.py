@@ -14,11 +14,8 @@ OF_THE_TESTS = {"kube-root-ca.crt", "default", "python-environment", "model-cach
 """Objects in the release's namespace that do not belong to the release: Kubernetes' own, and those of these tests."""
 KEPT = {f"{RELEASE}-blobs", f"data-{RELEASE}-nats-0"}
 """The claims of adapters and bus."""
-DELETE_DATA = (
-    "persistentvolumeclaims",
-    "--selector",
-    f"app.kubernetes.io/name=marlaas,app.kubernetes.io/instance={RELEASE}",
-)
+SELECTOR = f"app.kubernetes.io/name=marlaas,app.kubernetes.io/instance={RELEASE}"
+DELETE_DATA = ("persistentvolumeclaims", "--selector", SELECTOR)
 """What docs/how-to/uninstall.md has people delete."""
 FILE, WORDS = "/var/lib/marlaas/blobs/kept-by-the-test", "an adapter's bytes"
 
@@ -48,7 +45,7 @@ def claims(platform: Platform) -> dict[str, str]:
     return {each["name"]: each["uid"] for each in metadata if each["name"] in KEPT and "deletionTimestamp" not in each}
 
 
-def test_an_upgrade_with_another_value_takes_effect_and_keeps_the_pool_and_the_bus(platform: Platform) -> None:
+def test_an_upgrade_with_another_value_takes_effect_and_keeps_the_pool_and_the_bus(platform):
     pods = ("plain-rollout-0", f"{RELEASE}-nats-0")
     before = [platform.get("pod", pod, NAMESPACE)["metadata"]["uid"] for pod in pods]
     platform.install("--set", "logLevel=DEBUG")
@@ -56,7 +53,7 @@ def test_an_upgrade_with_another_value_takes_effect_and_keeps_the_pool_and_the_b
     assert [platform.get("pod", pod, NAMESPACE)["metadata"]["uid"] for pod in pods] == before
 
 
-def test_uninstalling_leaves_the_kinds_their_objects_and_the_data_only(platform: Platform) -> None:
+def test_uninstalling_leaves_the_kinds_their_objects_and_the_data_only(platform):
     before, marked = claims(platform), histories(platform)
     assert before.keys() == KEPT
     platform.cluster.helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "3m")
@@ -70,7 +67,7 @@ def test_uninstalling_leaves_the_kinds_their_objects_and_the_data_only(platform:
     assert claims(platform) == before
 
 
-def test_a_release_of_the_same_name_takes_the_data_up_and_the_job_goes_on(platform: Platform) -> None:
+def test_a_release_of_the_same_name_takes_the_data_up_and_the_job_goes_on(platform):
     before, reached = claims(platform), platform.step(RUNNING, TEAM)
     platform.install()
     for role in ("rollout", "trainer"):  # the pool's status is still the old one
@@ -81,7 +78,7 @@ def test_a_release_of_the_same_name_takes_the_data_up_and_the_job_goes_on(platfo
     assert platform.python("plain-trainer-0", "trainer", f"print(open('{FILE}').read())").strip() == WORDS
 
 
-def test_the_documented_command_deletes_the_data(platform: Platform) -> None:
+def test_the_documented_command_deletes_the_data(platform):
     platform.cluster.helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--wait")
     platform.kubectl("delete", *DELETE_DATA, "-n", NAMESPACE, "--timeout=60s")
     assert claims(platform) == {}

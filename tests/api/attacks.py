@@ -12,6 +12,8 @@ SIBLING = SandboxUser("team-a", "sibling", "u3")
 JOBS = (MINE, OTHER, SIBLING)
 STORED = (*(one.name for one in subjects.STREAMS), *(f"KV_{one.name}" for one in subjects.BUCKETS))
 STREAMS = (*STORED, "OBJ_models", "*", ">")
+_STREAM_VERBS = ("INFO", "DELETE", "UPDATE", "PURGE", "SNAPSHOT", "RESTORE", "LEADER.STEPDOWN", "PEER.REMOVE")
+_CONSUMER_VERBS = ("INFO", "DELETE", "PAUSE", "LEADER.STEPDOWN", "UNPIN", "RESET")
 
 
 def consumer(user: SandboxUser, *parts: str) -> str:
@@ -71,9 +73,7 @@ def api_calls() -> list[tuple[str, bytes]]:
     """JetStream's API: every verb on every stream and consumer, with bodies that name what the subject does not."""
     own = consumer(MINE)
     consumers = [own, consumer(OTHER), consumer(SIBLING), consumer(OTHER, "orchestrator"), "fresh"]
-    calls = [
-        (f"{verb}", b"") for verb in ("INFO", "STREAM.NAMES", "STREAM.LIST", "META.LEADER.STEPDOWN", "SERVER.REMOVE")
-    ]
+    calls = [(verb, b"") for verb in ("INFO", "STREAM.NAMES", "STREAM.LIST", "META.LEADER.STEPDOWN", "SERVER.REMOVE")]
     calls += [(f"ACCOUNT.{verb}.MARLAAS", b"") for verb in ("PURGE", "STREAM.MOVE")]
     spec = {"name": "fresh", "durable_name": "fresh", "ack_policy": "none", "deliver_subject": "_INBOX_team-a_mine.x"}
     for stream in STREAMS:
@@ -83,9 +83,8 @@ def api_calls() -> list[tuple[str, bytes]]:
         calls.append((f"STREAM.CREATE.{stream}", json.dumps({"name": stream, "subjects": ["x.>"]}).encode()))
         calls += [(f"STREAM.MSG.{verb}.{stream}", b'{"seq":1}') for verb in ("GET", "DELETE")]
         calls += [(f"DIRECT.GET.{stream}", body) for body in (b'{"seq":1}', b'{"next_by_subj":">","batch":9,"seq":1}')]
-        calls += [
-            (f"DIRECT.GET.{stream}.{subject}", b"") for subject in ("task.team-b.other", "$KV.jobs.team-b.other", ">")
-        ]
+        named = ("task.team-b.other", "$KV.jobs.team-b.other", ">")
+        calls += [(f"DIRECT.GET.{stream}.{subject}", b"") for subject in named]
         calls += [(f"CONSUMER.{verb}.{stream}", b"") for verb in ("NAMES", "LIST")]
         for name in consumers:
             body = json.dumps({"stream_name": stream, "config": {**spec, "name": name, "durable_name": name}}).encode()
@@ -97,17 +96,10 @@ def api_calls() -> list[tuple[str, bytes]]:
     return [(f"$JS.API.{call}", body) for call, body in calls]
 
 
-_STREAM_VERBS = ("INFO", "DELETE", "UPDATE", "PURGE", "SNAPSHOT", "RESTORE", "LEADER.STEPDOWN", "PEER.REMOVE")
-_CONSUMER_VERBS = ("INFO", "DELETE", "PAUSE", "LEADER.STEPDOWN", "UNPIN", "RESET")
-
-
 def acks() -> list[tuple[str, bytes]]:
     """Settling what others have claimed, in both forms of ack subjects, also ones that hide another stream's in the longer form."""
-    theirs = [
-        (subjects.TASKS, consumer(OTHER)),
-        (subjects.TASKS, consumer(SIBLING)),
-        (subjects.EPISODES, consumer(OTHER, "orchestrator")),
-    ]
+    theirs = [(subjects.TASKS, consumer(user)) for user in (OTHER, SIBLING)]
+    theirs.append((subjects.EPISODES, consumer(OTHER, "orchestrator")))
     subjects_ = [f"$JS.ACK.{stream}.{name}.1.1.1.1.0" for stream, name in theirs]
     subjects_ += [f"$JS.ACK._.ACCOUNT.{stream}.{name}.1.1.1.1.0" for stream, name in theirs]
     subjects_ += [f"$JS.ACK.{stream}.{name}.TASKS.{consumer(MINE)}.1.1.0" for stream, name in theirs]

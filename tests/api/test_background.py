@@ -7,7 +7,7 @@ import pytest
 from marlaas_api.background import background
 
 
-async def test_the_work_runs_beside_the_block_and_ends_with_it_or_before() -> None:
+async def test_the_work_runs_beside_the_block_and_ends_with_it_or_before():
     started, ended = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
@@ -26,12 +26,10 @@ async def test_the_work_runs_beside_the_block_and_ends_with_it_or_before() -> No
 
 
 async def fail(error: Exception) -> None:
-    """Fail at once."""
     raise error
 
 
 async def wait_and_fail(error: Exception) -> None:
-    """Fail when cancelled."""
     try:
         await asyncio.Event().wait()
     finally:
@@ -44,7 +42,7 @@ async def both_fail() -> None:
         raise KeyError("block")
 
 
-async def test_whichever_fails_alone_comes_out_as_itself_and_if_both_fail_both_are_heard() -> None:
+async def test_whichever_fails_alone_comes_out_as_itself_and_if_both_fail_both_are_heard():
     with pytest.raises(LookupError, match="work"):
         async with background(fail(LookupError("work"))):
             await asyncio.Event().wait()
@@ -56,7 +54,7 @@ async def test_whichever_fails_alone_comes_out_as_itself_and_if_both_fail_both_a
     assert {type(error) for error in both.value.exceptions} == {LookupError, KeyError}
 
 
-async def test_cancelling_the_block_is_not_swallowed() -> None:
+async def test_cancelling_the_block_is_not_swallowed():
     entered = asyncio.Event()
 
     async def block() -> None:

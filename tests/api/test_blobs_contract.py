@@ -27,7 +27,7 @@ def files(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
 
 
-async def test_a_name_carries_folder_hash_and_filename_and_putting_twice_is_putting_once(blobs: Blobs) -> None:
+async def test_a_name_carries_folder_hash_and_filename_and_putting_twice_is_putting_once(blobs):
     contents = [b"weights", b"1", b""]
     refs = [await blobs.put("team-a/job", "adapter.safetensors", data) for data in contents]
     sha256 = sha256_hex(b"weights")
@@ -38,14 +38,14 @@ async def test_a_name_carries_folder_hash_and_filename_and_putting_twice_is_putt
     assert len(await blobs.list("team-a")) == 3
 
 
-async def test_a_large_blob_comes_back_whole(blobs: Blobs, tmp_path: Path) -> None:
+async def test_a_large_blob_comes_back_whole(blobs, tmp_path):
     data = bytes(range(256)) * 80_000
     ref = await blobs.put("a", "x", data)
     await blobs.fetch(ref, tmp_path / "x")
     assert await blobs.get(ref) == data == (tmp_path / "x").read_bytes()
 
 
-async def test_a_missing_blob_is_missing(blobs: Blobs, tmp_path: Path) -> None:
+async def test_a_missing_blob_is_missing(blobs, tmp_path):
     ref = await blobs.put("a", "x", b"1")
     for _ in range(2):
         await blobs.delete(ref.name)
@@ -55,7 +55,7 @@ async def test_a_missing_blob_is_missing(blobs: Blobs, tmp_path: Path) -> None:
         await blobs.fetch(ref, tmp_path / "x")
 
 
-async def test_a_name_from_outside_reaches_nothing_and_one_that_leaves_its_folder_is_a_bug(blobs: Blobs) -> None:
+async def test_a_name_from_outside_reaches_nothing_and_one_that_leaves_its_folder_is_a_bug(blobs):
     ref = await blobs.put("a", "x", b"1")
     for name in ("../secret", "a//b", "nothing", "/etc/passwd"):
         with pytest.raises(BlobMissing):
@@ -65,7 +65,7 @@ async def test_a_name_from_outside_reaches_nothing_and_one_that_leaves_its_folde
             await blobs.put(folder, filename, b"1")
 
 
-async def test_bytes_that_are_not_what_was_promised_are_corrupt(blobs: Blobs, tmp_path: Path) -> None:
+async def test_bytes_that_are_not_what_was_promised_are_corrupt(blobs, tmp_path):
     ref = await blobs.put("a", "x", b"1")
     other = ref.model_copy(update={"sha256": sha256_hex(b"2")})
     with pytest.raises(BlobCorrupt, match=ref.name):
@@ -75,7 +75,7 @@ async def test_bytes_that_are_not_what_was_promised_are_corrupt(blobs: Blobs, tm
     assert "target" not in " ".join(files(tmp_path))
 
 
-async def test_fetch_makes_the_folder_and_replaces_an_older_file(blobs: Blobs, tmp_path: Path) -> None:
+async def test_fetch_makes_the_folder_and_replaces_an_older_file(blobs, tmp_path):
     target = tmp_path / "new" / "folder" / "adapter.bin"
     await blobs.fetch(await blobs.put("a", "x", b"old"), target)
     await blobs.fetch(await blobs.put("a", "x", b"new"), target)
@@ -83,14 +83,14 @@ async def test_fetch_makes_the_folder_and_replaces_an_older_file(blobs: Blobs, t
     assert files(target.parent) == ["adapter.bin"]
 
 
-async def test_list_names_what_is_below_a_folder(blobs: Blobs) -> None:
+async def test_list_names_what_is_below_a_folder(blobs):
     names = [(await blobs.put(folder, "x", b"1")).name for folder in ("a/b", "a/bc", "a/b/d", "e")]
     assert await blobs.list("a/b") == await blobs.list("a/b/") == sorted([names[0], names[2]])
     assert await blobs.list("") == sorted(names)
     assert await blobs.list("nowhere") == []
 
 
-async def test_many_at_once_do_not_disturb_each_other(blobs: Blobs) -> None:
+async def test_many_at_once_do_not_disturb_each_other(blobs):
     contents = [bytes([number]) * 1000 for number in range(50)] * 2
     refs = await asyncio.gather(*(blobs.put("a", "x", data) for data in contents))
     assert await asyncio.gather(*(blobs.get(ref) for ref in refs)) == contents

@@ -59,7 +59,7 @@ def below(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
-async def test_a_full_disk_says_so_names_the_file_and_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_a_full_disk_says_so_names_the_file_and_leaves_nothing_behind(tmp_path):
     text = await said(await child(tmp_path / "blobs", "put", handicap="limited"))
     assert text.startswith(f"BlobFull folder {tmp_path}/blobs is full")
     assert "free some space" in text
@@ -69,7 +69,7 @@ async def test_a_full_disk_says_so_names_the_file_and_leaves_nothing_behind(tmp_
     assert files(tmp_path / "here") == []
 
 
-async def test_incomplete_files_of_killed_writers_and_empty_folders_are_swept(tmp_path: Path) -> None:
+async def test_incomplete_files_of_killed_writers_and_empty_folders_are_swept(tmp_path):
     blobs, folder = open_blobs(tmp_path), tmp_path / "job"
     kept, gone = await blobs.put("job/v1", "x", b"1"), await blobs.put("job/v2", "x", b"2")
     (folder / "v3").mkdir()
@@ -85,7 +85,7 @@ async def test_incomplete_files_of_killed_writers_and_empty_folders_are_swept(tm
     assert files(tmp_path) == ["other#1"]
 
 
-async def test_a_store_that_cannot_be_used_says_why_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_cannot_be_used_says_why_at_once(tmp_path, monkeypatch):
     with pytest.raises(BlobRefused, match=r"folder /sys refuses \(.*\): grant this process read and write there"):
         await open_blobs("/sys").put("a", "x", b"1")
     (tmp_path / "file").write_text("")
@@ -99,9 +99,8 @@ async def test_a_store_that_cannot_be_used_says_why_at_once(tmp_path: Path, monk
         open_blobs("az://container/prefix")
 
 
-async def test_a_writer_killed_midway_leaves_only_whole_blobs(tmp_path: Path) -> None:
+async def test_a_writer_killed_midway_leaves_only_whole_blobs(tmp_path):
     writer = await child(tmp_path, "for-ever")
-    assert writer.stdout is not None
     await writer.stdout.readline()
     writer.kill()
     await writer.wait()
@@ -111,7 +110,7 @@ async def test_a_writer_killed_midway_leaves_only_whole_blobs(tmp_path: Path) ->
         assert sha256_hex((tmp_path / name).read_bytes())[:16] == name.partition("/")[2][:16]
 
 
-async def test_a_store_that_does_not_answer_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_does_not_answer_is_unavailable(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")

@@ -22,9 +22,8 @@ class CacheHarness:
         self.bus = self.server.connect("test")
         self.changes: list[str] = []
         self.changed = asyncio.Event()
-        self.cache = BucketCache(
-            lambda: self.bus.bucket(subjects.PINS), Pin, self._note, prefix="a.", relevant=relevant
-        )
+        pins = lambda: self.bus.bucket(subjects.PINS)  # noqa: E731
+        self.cache = BucketCache(pins, Pin, self._note, prefix="a.", relevant=relevant)
 
     def _note(self, key: str) -> None:
         self.changes.append(key)
@@ -70,7 +69,7 @@ def pin(version: int) -> bytes:
     return wire.encode(Pin(version=version))
 
 
-async def test_present_keys_and_changes_below_the_prefix_are_cached_also_those_that_the_watch_missed() -> None:
+async def test_present_keys_and_changes_below_the_prefix_are_cached_also_those_that_the_watch_missed():
     harness = CacheHarness()
     bucket = await harness.bucket(x=1, y=1)
     await bucket.put("b.x", pin(1))
@@ -86,7 +85,7 @@ async def test_present_keys_and_changes_below_the_prefix_are_cached_also_those_t
         await harness.until("a.x", None)
 
 
-async def test_changed_is_called_only_for_changes_of_the_relevant_part() -> None:
+async def test_changed_is_called_only_for_changes_of_the_relevant_part():
     harness = CacheHarness(relevant=lambda pin: None if pin is None else pin.version // 10)
     bucket = await harness.bucket()
     for version in (1, 2, 12, 13):
@@ -105,7 +104,7 @@ async def test_changed_is_called_only_for_changes_of_the_relevant_part() -> None
     assert harness.changes == ["a.x"] * 5, "a key that the leader has no more is a relevant change"
 
 
-async def test_a_key_that_a_replica_does_not_return_stays_until_the_leader_confirms(monkeypatch) -> None:
+async def test_a_key_that_a_replica_does_not_return_stays_until_the_leader_confirms(monkeypatch):
     harness = CacheHarness()
     bucket = await harness.bucket(x=1)
     await harness.replica_reads(monkeypatch, [])
@@ -120,7 +119,7 @@ async def test_a_key_that_a_replica_does_not_return_stays_until_the_leader_confi
     assert await harness.cache.read("a.x") == Pin(version=3) == harness.cache.get("a.x"), "from the leader"
 
 
-async def test_neither_an_older_value_nor_a_deleted_key_comes_back_from_a_replica_that_lags(monkeypatch) -> None:
+async def test_neither_an_older_value_nor_a_deleted_key_comes_back_from_a_replica_that_lags(monkeypatch):
     harness = CacheHarness()
     bucket = await harness.bucket(x=1, gone=1)
     old = await bucket.entries("a.")
@@ -136,7 +135,7 @@ async def test_neither_an_older_value_nor_a_deleted_key_comes_back_from_a_replic
     assert harness.changes == changes, "not for a moment"
 
 
-async def test_a_bus_that_was_emptied_and_counts_revisions_anew_is_cached_as_it_is() -> None:
+async def test_a_bus_that_was_emptied_and_counts_revisions_anew_is_cached_as_it_is():
     harness = CacheHarness()
     bucket = await harness.bucket(x=0, y=0)
     for version in range(4):
@@ -147,7 +146,7 @@ async def test_a_bus_that_was_emptied_and_counts_revisions_anew_is_cached_as_it_
     assert harness.cached() == {"a.y": 7}
 
 
-async def test_delete_markers_are_dropped_after_a_while() -> None:
+async def test_delete_markers_are_dropped_after_a_while():
     harness = CacheHarness()
     bucket = await harness.bucket(x=1)
     await bucket.delete("a.x")
@@ -157,7 +156,7 @@ async def test_delete_markers_are_dropped_after_a_while() -> None:
         assert (harness.cache.entry("a.x") is not None) == is_kept
 
 
-async def test_an_outage_keeps_the_cache_and_ends_in_the_current_state() -> None:
+async def test_an_outage_keeps_the_cache_and_ends_in_the_current_state():
     harness = CacheHarness()
     assert harness.cache.read_at is None, "a missing key is unknown until the first whole read"
     bucket = await harness.bucket(x=1)
@@ -174,7 +173,7 @@ async def test_an_outage_keeps_the_cache_and_ends_in_the_current_state() -> None
         await harness.until("a.x", 2)
 
 
-async def test_an_unreadable_value_is_present_with_the_last_readable_message() -> None:
+async def test_an_unreadable_value_is_present_with_the_last_readable_message():
     harness = CacheHarness()
     bucket = await harness.bucket()
     for data, version, readable in ((b"\xff", None, False), (pin(2), 2, True), (b"\xff", 2, False)):

@@ -9,17 +9,93 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import nats
 import pytest
-from tests.api.attacks import JOBS, MINE, OTHER, acks, api_calls, consumer, targets, wildcards
-from tests.api.conftest import BusHarness
+from tests.api.attacks import JOBS, MINE, OTHER, STORED, acks, api_calls, consumer, targets, wildcards
 
 from marlaas_api import subjects
-from marlaas_api.bus import Request
+from marlaas_api.bus import Bus, Request
 from marlaas_api.bus_memory.stream import matches
-from marlaas_api.bus_users import OrchestratorUser, RolloutUser, RunnerUser, TrainerUser, inbox_prefix, permissions
+from marlaas_api.bus_nats import NatsBus, connect
+from marlaas_api.bus_users import (
+    BusKeys,
+    BusUser,
+    OrchestratorUser,
+    RolloutUser,
+    RunnerUser,
+    SandboxUser,
+    TrainerUser,
+    inbox_prefix,
+    mint,
+    permissions,
+    server_config,
+)
+from marlaas_api.nats_server import EmbeddedNats
+
+
+@dataclass
+class BusHarness:
+    """A server with jobs on it, its platform's connections, and what they have heard."""
+
+    server: EmbeddedNats
+    keys: BusKeys
+    folder: Path
+    owner: NatsBus
+    heard: Counter[str] = field(default_factory=Counter)
+
+    def creds(self, user: BusUser) -> Path:
+        path = self.folder / f"{user.identity}.creds"
+        path.write_text(mint(self.keys, user, time.time()))
+        return path
+
+    async def connect(self, user: BusUser) -> NatsBus:
+        return await connect(self.server.url, name=user.identity, creds=self.creds(user))
+
+    async def state(self) -> dict[str, Any]:
+        """What there is on the server: every stream's messages by subject, its configuration and its consumers."""
+        admin = self.owner._jetstream
+        found: dict[str, Any] = {}
+        for stream in STORED:
+            info = await admin.api(f"STREAM.INFO.{stream}", "look", {"subjects_filter": ">"})
+            state, names = info["state"], ("messages", "last_seq", "subjects", "consumer_count")
+            found[stream] = (info["config"], *(state.get(name) for name in names))
+        for user in JOBS:
+            info = await admin.api(f"CONSUMER.INFO.{subjects.TASKS}.{consumer(user)}", "look")
+            position = info["delivered"]["stream_seq"], info["num_ack_pending"], info["ack_floor"]["stream_seq"]
+            found[consumer(user)] = (info["config"], *position)
+        return found
+
+
+async def settle_down(owner: Bus, user: SandboxUser) -> None:
+    """What an admitted job has on the bus."""
+    ns, job = user.namespace, user.job
+    await owner.consumer(subjects.TASKS, consumer(user), subjects.task(ns, job), ack_wait_s=60)
+    await owner.consumer(subjects.EPISODES, consumer(user, "orchestrator"), subjects.episode(ns, job))
+    for number in range(3):
+        await owner.publish(subjects.task(ns, job), b"task %d" % number)
+    for bucket in (subjects.JOBS, subjects.PROGRESS):
+        await (await owner.bucket(bucket)).put(subjects.job_key(ns, job), f"{bucket} of {job}".encode())
+    await (await owner.bucket(subjects.POLICY)).put(subjects.policy_key(ns, job, "policy"), b"policy")
+
+
+@pytest.fixture
+async def harness(tmp_path: Path) -> AsyncIterator[BusHarness]:
+    keys = BusKeys.make()
+    async with EmbeddedNats(tmp_path / "nats", extra_config=server_config(keys)) as server:
+        path = tmp_path / "owner.creds"
+        path.write_text(mint(keys, OrchestratorUser(), time.time()))
+        owner = await connect(server.url, name="owner", creds=path)
+        harness = BusHarness(server, keys, tmp_path, owner)
+        await owner.ensure()
+        for user in JOBS:
+            await settle_down(owner, user)
+        yield harness
+        await owner.close()
+
 
 pytestmark = pytest.mark.processes
 
@@ -61,14 +137,9 @@ async def attacker(harness: BusHarness) -> AsyncIterator[Attacker]:
         assert "permissions violation" in text, text
         refused[text.split('"')[1]] += 1
 
-    client = await nats.connect(
-        harness.server.url,
-        user_credentials=str(harness.creds(MINE)),
-        inbox_prefix=inbox_prefix(MINE),
-        error_cb=on_error,
-        allow_reconnect=False,
-        skip_subject_validation=True,
-    )
+    login = {"user_credentials": str(harness.creds(MINE)), "inbox_prefix": inbox_prefix(MINE), "error_cb": on_error}
+    options = {"allow_reconnect": False, "skip_subject_validation": True}
+    client = await nats.connect(harness.server.url, **login, **options)
     made = Attacker(client, refused)
     await client.subscribe(made.inbox, cb=made.hear)
     await client.flush()
@@ -77,7 +148,7 @@ async def attacker(harness: BusHarness) -> AsyncIterator[Attacker]:
     await client.close()
 
 
-async def test_every_verb_on_everything_of_others_is_refused(harness: BusHarness, attacker: Attacker) -> None:
+async def test_every_verb_on_everything_of_others_is_refused(harness, attacker):
     before, inbox = await harness.state(), attacker.inbox
     removal = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
     for subject in targets():
@@ -113,7 +184,7 @@ async def expected(harness: BusHarness, before: dict[str, Any]) -> dict[str, Any
     return before
 
 
-async def test_no_answer_can_be_aimed_at_what_is_not_its_own(harness: BusHarness, attacker: Attacker) -> None:
+async def test_no_answer_can_be_aimed_at_what_is_not_its_own(harness, attacker):
     """Reply subjects are checked by no permission. In one account with the platform, these calls purge and delete streams."""
     heard: list[Request] = []
 
@@ -123,20 +194,13 @@ async def test_no_answer_can_be_aimed_at_what_is_not_its_own(harness: BusHarness
     rollout = await harness.connect(RolloutUser("tiny"))
     victim = await harness.connect(OTHER)
     inbox = victim.new_inbox()
-    aims = [
-        *targets(),
-        *(call for call, _ in api_calls() if not call.endswith(">") and "*" not in call),
-        "gen.team-b.other.policy",
-        subjects.episode("team-b", "other"),
-        inbox,
-    ]
+    named = [call for call, _ in api_calls() if not call.endswith(">") and "*" not in call]
+    aims = [*targets(), *named, "gen.team-b.other.policy", subjects.episode("team-b", "other"), inbox]
     reserved = [aim for aim in aims if aim.startswith(("_R_.", "_GR_.", "$JS.ACK."))]
     async with rollout.listen("gen.*.*.*", hear, "rollout"), victim.listen(inbox, hear):
         before = await harness.state()
-        sources = (
-            "$JS.API.DIRECT.GET.KV_jobs.$KV.jobs.team-a.mine",
-            f"$JS.API.CONSUMER.MSG.NEXT.TASKS.{consumer(MINE)}",
-        )
+        asked = f"$JS.API.CONSUMER.MSG.NEXT.TASKS.{consumer(MINE)}"
+        sources = ("$JS.API.DIRECT.GET.KV_jobs.$KV.jobs.team-a.mine", asked)
         for aim in aims:
             for source in sources:
                 await attacker.publish(source, b"" if "GET" in source else b'{"batch":1,"no_wait":true}', aim)
@@ -146,9 +210,8 @@ async def test_no_answer_can_be_aimed_at_what_is_not_its_own(harness: BusHarness
         after = await harness.state()
     mine = subjects.EPISODES
     assert (after[mine][1], after[mine][3]) == (1, {subjects.episode("team-a", "mine"): 1})
-    unchanged = {
-        name for name in before if name not in (mine, consumer(MINE), subjects.EVENTS, f"KV_{subjects.LEDGER}")
-    }
+    changed = (mine, consumer(MINE), subjects.EVENTS, f"KV_{subjects.LEDGER}")
+    unchanged = {name for name in before if name not in changed}
     assert {name: after[name] for name in unchanged} == {name: before[name] for name in unchanged}
     # Its own tasks and its own document may reach the inbox of another, if it knew one: nothing that anybody takes for an answer.
     assert {request.data for request in heard if request.subject.startswith("gen.")} == set()
@@ -156,7 +219,7 @@ async def test_no_answer_can_be_aimed_at_what_is_not_its_own(harness: BusHarness
         await bus.close()
 
 
-async def test_no_ack_of_its_own_consumer_settles_a_task_of_another_job(harness, attacker) -> None:
+async def test_no_ack_of_its_own_consumer_settles_a_task_of_another_job(harness, attacker):
     """The stream's sequence in an ack is the sandbox's to write, and all jobs' tasks are in one work queue, which forgets what is acked."""
     asked = f"$JS.API.CONSUMER.MSG.NEXT.TASKS.{consumer(MINE)}"
     await attacker.publish(asked, b'{"batch":3,"no_wait":true}', attacker.inbox)
@@ -176,7 +239,7 @@ async def test_no_ack_of_its_own_consumer_settles_a_task_of_another_job(harness,
         assert after[consumer(user)] == before[consumer(user)]
 
 
-async def test_what_a_sandbox_needs_it_may_do(harness: BusHarness) -> None:
+async def test_what_a_sandbox_needs_it_may_do(harness):
     sandbox, rollout = await harness.connect(MINE), await harness.connect(RolloutUser("tiny"))
     answers: asyncio.Queue[bytes] = asyncio.Queue()
     replies: list[str] = []
@@ -208,17 +271,15 @@ async def test_what_a_sandbox_needs_it_may_do(harness: BusHarness) -> None:
     assert await sandbox.publish(subjects.episode("team-a", "mine"), b"episode", message_id="u1-t0-0") == sequence
     jobs = await sandbox.bucket(subjects.JOBS, inspected=False)
     entry = await jobs.get(subjects.job_key("team-a", "mine"))
-    assert entry is not None
     assert entry.data == b"jobs of mine"
     for bus in (sandbox, rollout):
         await bus.close()
 
 
-async def test_every_role_of_the_platform_may_do_its_work(harness: BusHarness) -> None:
+async def test_every_role_of_the_platform_may_do_its_work(harness):
     """The roles' own tests do this without permissions: claiming, compare-and-set, recording."""
-    rollout, trainer, runner = [
-        await harness.connect(user) for user in (RolloutUser("tiny"), TrainerUser("tiny"), RunnerUser())
-    ]
+    users = RolloutUser("tiny"), TrainerUser("tiny"), RunnerUser()
+    rollout, trainer, runner = [await harness.connect(user) for user in users]
     await (await rollout.bucket("pins")).create("team-a.mine.policy.u1-t0", b"0")
     await (await rollout.bucket("replicas")).put("rollout.tiny.rollout-0", b"report")
     await rollout.publish(subjects.turn("team-a", "mine", "u1-t0-0-1", 0), b"turn", expect_last=0)
@@ -231,7 +292,6 @@ async def test_every_role_of_the_platform_may_do_its_work(harness: BusHarness) -
     assert await trainer.last(subjects.TURNS, subjects.turn("team-a", "mine", "u1-t0-0-1", 0)) is not None
     policy = await trainer.bucket("policy")
     entry = await policy.get("team-a.mine.policy")
-    assert entry is not None
     await policy.update("team-a.mine.policy", b"next", entry.revision)
     await trainer.delete_consumer(subjects.GROUPS, consumer(MINE, "policy", "trainer"))
     await runner.ensure()
@@ -246,14 +306,13 @@ async def test_every_role_of_the_platform_may_do_its_work(harness: BusHarness) -
         await bus.close()
 
 
-async def test_a_pools_calibration_is_written_by_its_trainer_and_read_by_its_rollout_alone(harness: BusHarness) -> None:
+async def test_a_pools_calibration_is_written_by_its_trainer_and_read_by_its_rollout_alone(harness):
     """Whoever could write it could have an engine with a wrong adapter serve."""
     key = subjects.calibration_key("tiny", "float32")
     trainer = await (await harness.connect(TrainerUser("tiny"))).bucket(subjects.CALIBRATIONS, inspected=False)
     rollout = await (await harness.connect(RolloutUser("tiny"))).bucket(subjects.CALIBRATIONS, inspected=False)
     await trainer.put(key, b"calibration")
     found = await rollout.get(key)
-    assert found is not None
     assert found.data == b"calibration"
     written, asked = f"$KV.calibrations.{key}", f"$JS.API.DIRECT.GET.KV_calibrations.$KV.calibrations.{key}"
     for user in (RolloutUser("large"), TrainerUser("large"), OrchestratorUser(), RunnerUser(), MINE):

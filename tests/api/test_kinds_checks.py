@@ -1,28 +1,22 @@
-"""Whether a job fits its pool, and whether this version can run it at all."""
+"""Whether a job fits its pool, and whether this version can run it; objects as they were stored once must be read for ever: add to `fixtures/v1alpha1` only."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from tests.operator import objects
+from tests.tables import rows
 
-from marlaas_api.kinds import ModelPool, RLJob, Tenant
-from marlaas_api.kinds.checks import (
-    check_fit,
-    check_local,
-    check_local_pool,
-    check_supported,
-    cluster_remarks,
-    pool_remarks,
-    remarks,
-)
+from marlaas_api.kinds import KINDS, ModelPool, RLJob, Tenant, checks
 from marlaas_api.kinds.fields import nearest
 from marlaas_api.kinds.problems import InvalidObject, parse
 from marlaas_api.numeric import quantity
 
 CASES = yaml.safe_load(Path(__file__).with_name("checks.yaml").read_text())
+STORED = sorted((Path(__file__).parent / "fixtures/v1alpha1").glob("*.yaml"))
+BY_NAME = {kind.__name__: kind for kind in KINDS}
 
 
 def _job(**spec: Any) -> RLJob:
@@ -43,98 +37,109 @@ def _told(problems: Iterable[object]) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES["misfits"].values(), ids=CASES["misfits"])
-def test_what_can_never_fit_is_refused_with_the_numbers_of_both_sides(case: dict[str, Any]) -> None:
-    assert _told(check_fit(_job(**case["job"]), _pool(**case["pool"]))) == [case["says"]]
+def test_what_can_never_fit_is_refused_with_the_numbers_of_both_sides(case):
+    assert _told(checks.check_fit(_job(**case["job"]), _pool(**case["pool"]))) == [case["says"]]
 
 
-def test_what_fits_exactly_is_taken() -> None:
-    job = _job(
-        agents=_agent(rank=16), training={"steps": 3, "maxStaleness": 1}, rollout={"maxTokens": 511, "maxTurns": 1}
-    )
+def test_what_fits_exactly_is_taken():
+    rollout = {"maxTokens": 511, "maxTurns": 1}
+    job = _job(agents=_agent(rank=16), training={"steps": 3, "maxStaleness": 1}, rollout=rollout)
     pool = _pool(adapterSlots=3, maxRank=16, namespaces=["team-a"], rollout={"maxModelLen": 512})
-    assert list(check_fit(job, pool)) == []
-    assert list(remarks(job, [pool])) == []
+    assert list(checks.check_fit(job, pool)) == []
+    assert list(checks.remarks(job, [pool])) == []
     other_layers = _job(agents=_agent(targets=["qkv"]))
-    assert list(check_fit(other_layers, _pool(model={"path": "/models/x"}))) == [], "a model that is not builtin"
+    assert list(checks.check_fit(other_layers, _pool(model={"path": "/models/x"}))) == [], "a model that is not builtin"
 
 
 @pytest.mark.parametrize("case", CASES["unsupported"].values(), ids=CASES["unsupported"])
-def test_what_the_schema_carries_and_nobody_can_do_yet_is_refused(case: dict[str, Any]) -> None:
-    assert _told(check_supported(_job(**case["job"]))) == [case["says"]]
+def test_what_the_schema_carries_and_nobody_can_do_yet_is_refused(case):
+    assert _told(checks.check_supported(_job(**case["job"]))) == [case["says"]]
 
 
-def test_a_jobs_pools_are_its_own_and_those_of_its_agents() -> None:
+def test_a_jobs_pools_are_its_own_and_those_of_its_agents():
     agents = [{"name": "a", "poolRef": {"name": "big"}}, {"name": "b"}, {"name": "c", "poolRef": {"name": "tiny"}}]
     job = _job(agents=agents)
-    assert list(check_supported(job)) == []
+    assert list(checks.check_supported(job)) == []
     assert job.spec.pools == ("tiny", "big")
     assert [at for at, _ in job.spec.agents_on("tiny")] == [1, 2]
     assert _job(agents=agents[:1]).spec.pools == ("tiny", "big"), "the job's pool bounds its sandboxes"
 
 
 @pytest.mark.parametrize("case", CASES["pools"].values(), ids=CASES["pools"])
-def test_each_agent_has_to_fit_its_own_pool(case: dict[str, Any]) -> None:
+def test_each_agent_has_to_fit_its_own_pool(case):
     agents = [{"name": "a"}, {"name": "b", "poolRef": {"name": "big"}}]
     job = _job(agents=[agent | case.get("agent", {}) for agent in agents], **case.get("job", {}))
     pool = ModelPool.model_validate(objects.pool("big", **case["pool"]))
-    assert _told(check_fit(job, pool)) == case["says"]
-    assert list(check_fit(job, _pool(maxRank=32))) == [], "the other pool allows it"
+    assert _told(checks.check_fit(job, pool)) == case["says"]
+    assert list(checks.check_fit(job, _pool(maxRank=32))) == [], "the other pool allows it"
 
 
 @pytest.mark.parametrize("case", CASES["local"].values(), ids=CASES["local"])
-def test_images_secrets_and_volumes_need_a_cluster(case: dict[str, Any]) -> None:
-    found = [*check_local(_job(**case.get("job", {}))), *check_local_pool(_pool(**case.get("pool", {})))]
+def test_images_secrets_and_volumes_need_a_cluster(case):
+    found = [*checks.check_local(_job(**case.get("job", {}))), *checks.check_local_pool(_pool(**case.get("pool", {})))]
     assert _told(found) == [case["says"]]
 
 
-def test_what_a_cluster_follows_and_this_machine_does_without_is_told() -> None:
+def test_what_a_cluster_follows_and_this_machine_does_without_is_told():
     case = CASES["cluster"]
-    told = [*cluster_remarks(_job(**case["job"])), *pool_remarks(_pool(**case["pool"]))]
+    told = [*checks.cluster_remarks(_job(**case["job"])), *checks.pool_remarks(_pool(**case["pool"]))]
     assert {problem.text for problem in told} == {"used only in a cluster; `marlaas run` ignores it"}
     assert [problem.path for problem in told] == case["paths"]
-    assert [*cluster_remarks(_job()), *pool_remarks(_pool())] == []
+    assert [*checks.cluster_remarks(_job()), *checks.pool_remarks(_pool())] == []
 
 
 @pytest.mark.parametrize("case", CASES["remarks"].values(), ids=CASES["remarks"])
-def test_what_is_probably_not_meant_is_remarked(case: dict[str, Any]) -> None:
-    assert _told(remarks(_job(**case["job"]), [_pool()])) == [case["says"]]
+def test_what_is_probably_not_meant_is_remarked(case):
+    assert _told(checks.remarks(_job(**case["job"]), [_pool()])) == [case["says"]]
 
 
 @pytest.mark.parametrize("training", CASES["plain"], ids=str)
-def test_defaults_and_a_clip_or_no_correction_where_it_means_something_need_no_remark(training: dict[str, Any]) -> None:
-    assert list(remarks(_job(training={"steps": 3, **training}), [_pool()])) == []
+def test_defaults_and_a_clip_or_no_correction_where_it_means_something_need_no_remark(training):
+    assert list(checks.remarks(_job(training={"steps": 3, **training}), [_pool()])) == []
 
 
-BODY = {
-    "apiVersion": "marlaas.dev/v1alpha1",
-    "kind": "RLJob",
-    "metadata": {"name": "sums", "namespace": "team-a"},
-    "spec": {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 3}},
-}
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("2", 2), ("500m", 0.5), ("0.5", 0.5), ("1k", 1e3), ("512Mi", 512 * 2**20), ("1.5Gi", 1.5 * 2**30), ("3T", 3e12)],
-)
-def test_a_quantity_has_the_value_that_kubernetes_gives_it(text: str, value: float) -> None:
+@pytest.mark.parametrize(("text", "value"), rows(__file__, "quantities"))
+def test_a_quantity_has_the_value_that_kubernetes_gives_it(text, value):
     assert quantity(text) == pytest.approx(value)
 
 
-def test_an_invalid_object_says_everything_at_once() -> None:
-    body = {**BODY, "kind": "Tenant", "spec": {"namespaces": [], "weight": 0, "wieght": 1}}
+def test_an_invalid_object_says_everything_at_once():
     with pytest.raises(InvalidObject) as caught:
-        parse(Tenant, body)
-    assert str(caught.value).splitlines() == [
-        "spec.namespaces: must have at least 1 entry, found 0",
+        parse(Tenant, objects.tenant("sums", weight=0, wieght=1))
+    entries, weight, unknown = str(caught.value).splitlines()
+    assert entries == "spec.namespaces: must have at least 1 entry, found 0"
+    assert (weight, unknown) == (
         "spec.weight: must be more than 0, found 0",
         "spec.wieght: unknown field; did you mean 'weight'?",
-    ]
+    )
 
 
-@pytest.mark.parametrize(
-    ("name", "right"),
-    [("max_tokens", "maxTokens"), ("MAXTOKENS", "maxTokens"), ("maxToken", "maxTokens"), ("topk", None), ("", None)],
-)
-def test_the_nearest_name_is_the_one_that_was_probably_meant(name: str, right: str | None) -> None:
+@pytest.mark.parametrize(("name", "right"), rows(__file__, "nearest"))
+def test_the_nearest_name_is_the_one_that_was_probably_meant(name, right):
     assert nearest(name, ["maxTokens", "maxTurns", "groupSize"]) == right
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every field that an object says something of; free-form arguments as one."""
+    if isinstance(value, dict) and value and not path.endswith((".args", ".affinity")):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}")
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for at, item in enumerate(value):
+            yield from _leaves(item, f"{path}[{at}]")
+    else:
+        yield path, value
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
+def test_what_was_stored_once_is_read_with_every_field(path):
+    body = yaml.safe_load(path.read_text(encoding="utf-8"))
+    read = parse(BY_NAME[body["kind"]], body).model_dump(mode="json", by_alias=True)
+    again = dict(_leaves(read))
+    for field, value in _leaves(body):
+        assert again[field] == (str(value) if field.endswith(".cpu") else value), field
+
+
+def test_there_is_a_smallest_and_a_full_object_of_each_kind():
+    wanted = {f"{name.lower()}-{size}" for name in BY_NAME for size in ("minimal", "full")}
+    assert wanted <= {path.stem for path in STORED}

@@ -1,60 +1,37 @@
 import pytest
+from tests.tables import rows
 
-from marlaas_api.names import (
-    BRANCH_TURNS,
-    JobRef,
-    Split,
-    derive_seed,
-    eval_group,
-    group_token,
-    is_attempt,
-    sampling_seed,
-    train_group,
-    turn_number,
-)
+from marlaas_api import names
 
-JOB = JobRef("team-a", "sums", "0c1d-t7")
+JOB = names.JobRef("team-a", "sums", "0c1d-t7")
 
 
-def test_a_groups_token_is_its_name_without_the_uid() -> None:
-    assert group_token(train_group(JOB, 12)) == "t12"
-    assert group_token(eval_group(JOB, 3, 5)) == "e3v5"
+def test_a_groups_token_is_its_name_without_the_uid():
+    assert names.group_token(names.train_group(JOB, 12)) == "t12"
+    assert names.group_token(names.eval_group(JOB, 3, 5)) == "e3v5"
 
 
-@pytest.mark.parametrize(
-    "group", ["", "t3", "-t3", "u-t", "u-t-3", "u-x3", "u-t3v5", "u-e3", "u-t3\n", "u-t\u0663", "u-t" + "9" * 5000]
-)
-def test_what_nobody_here_names_a_group_is_none(group: str) -> None:
+@pytest.mark.parametrize("group", [*rows(__file__, "no_groups"), "u-t" + "9" * 5000])
+def test_what_nobody_here_names_a_group_is_none(group):
     with pytest.raises(ValueError, match="not a group name") as error:
-        group_token(group)
+        names.group_token(group)
     assert len(str(error.value)) < 300
 
 
-def test_an_attempt_is_the_groups_name_the_member_and_up_to_nine_digits() -> None:
+def test_an_attempt_is_the_groups_name_the_member_and_up_to_nine_digits():
     for number in ("1", "007", "123456789"):
-        assert is_attempt(f"u-t3-0-{number}", "u-t3", 0)
+        assert names.is_attempt(f"u-t3-0-{number}", "u-t3", 0)
     for number in ("", "1234567890123", "x", "²", "1\n"):
-        assert not is_attempt(f"u-t3-0-{number}", "u-t3", 0)
+        assert not names.is_attempt(f"u-t3-0-{number}", "u-t3", 0)
     for other in ("u-t3-1-1", "u-t4-0-1", "v-t3-0-1", "1", ""):
-        assert not is_attempt(other, "u-t3", 0)
+        assert not names.is_attempt(other, "u-t3", 0)
 
 
 @pytest.mark.parametrize(
-    ("num_agents", "position", "group", "member", "own", "turn", "seed"),
-    [
-        (1, 0, "t12", 2, 0, 0, 5776375581887933642),
-        (1, 0, "t12", 2, 1, 1, 7718514420197962724),
-        (1, 0, "e3v5", 0, 2, 2, 6219701842346804014),
-        (1, 0, "t12", 2, BRANCH_TURNS, 16384, 4439577239228864911),
-        (1, 0, "t12", 2, 3 * BRANCH_TURNS + 1, 49153, 6628736367227541398),
-        (2, 0, "t12", 2, 1, 2, 7718514420197962724),
-        (2, 1, "t12", 2, 1, 3, 21599272572836906),
-        (3, 2, "t12", 2, 2 * BRANCH_TURNS + 1, 98309, 547943890328535239),
-    ],
-    ids=["first", "second", "evaluation", "part", "third part", "first of two agents", "other agent", "its part"],
+    ("num_agents", "position", "group", "member", "own", "turn", "seed"), rows(__file__, "turn_seeds")
 )
 def test_the_seeds_of_turns_never_change(num_agents, position, group, member, own, turn, seed):
     """A job gives the same results in a later release. The first agent of a team has the seeds of a job with one agent."""
-    assert turn_number(own, position, num_agents) == turn
-    assert sampling_seed(7, num_agents, f"uid-{group}", member, turn) == seed
-    assert derive_seed(7, Split.TRAIN.value, 12) == 4818405458173397534, "of a task"
+    assert names.turn_number(own, position, num_agents) == turn
+    assert names.sampling_seed(7, num_agents, f"uid-{group}", member, turn) == seed
+    assert names.derive_seed(7, names.Split.TRAIN.value, 12) == 4818405458173397534, "of a task"

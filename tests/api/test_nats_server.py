@@ -21,13 +21,11 @@ async def server(tmp_path: Path) -> AsyncIterator[EmbeddedNats]:
 
 
 async def greeting(port: int | None) -> dict[str, Any]:
-    """What the server says of itself to a new connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     line = await reader.readline()
     writer.close()
     await writer.wait_closed()
-    info: dict[str, Any] = json.loads(line.removeprefix(b"INFO "))
-    return info
+    return json.loads(line.removeprefix(b"INFO "))
 
 
 async def gone(pid: int) -> None:
@@ -43,14 +41,14 @@ async def gone(pid: int) -> None:
     os.close(descriptor)
 
 
-async def test_it_listens_with_jetstream_and_room_for_large_messages(server: EmbeddedNats) -> None:
+async def test_it_listens_with_jetstream_and_room_for_large_messages(server):
     info = await greeting(server.port)
     assert info["jetstream"]
     assert info["max_payload"] == MAX_PAYLOAD_BYTES
     assert server.url == f"nats://127.0.0.1:{server.port}"
 
 
-async def test_a_port_or_a_store_that_is_taken_and_a_second_start_are_errors(server, tmp_path) -> None:
+async def test_a_port_or_a_store_that_is_taken_and_a_second_start_are_errors(server, tmp_path):
     for other, words in (
         (EmbeddedNats(tmp_path / "other", port=server.port), f"port {server.port} of 127.0.0.1 is taken"),
         (EmbeddedNats(tmp_path / "nats"), f"another nats-server uses the store {tmp_path}/nats"),
@@ -62,7 +60,7 @@ async def test_a_port_or_a_store_that_is_taken_and_a_second_start_are_errors(ser
     assert (await greeting(server.port))["port"] == server.port
 
 
-async def test_killed_and_restarted_it_is_at_the_same_place(server: EmbeddedNats) -> None:
+async def test_killed_and_restarted_it_is_at_the_same_place(server):
     port, pid = server.port, server.pid
     await server.kill()
     assert server.pid is None
@@ -74,9 +72,8 @@ async def test_killed_and_restarted_it_is_at_the_same_place(server: EmbeddedNats
     assert await greeting(port)
 
 
-async def test_its_death_can_be_awaited_and_stopping_is_graceful_and_can_be_repeated(server: EmbeddedNats) -> None:
+async def test_its_death_can_be_awaited_and_stopping_is_graceful_and_can_be_repeated(server):
     death = asyncio.create_task(server.wait())
-    assert server.pid is not None
     os.kill(server.pid, signal.SIGKILL)
     assert await death == -signal.SIGKILL
     await server.start()
@@ -85,7 +82,7 @@ async def test_its_death_can_be_awaited_and_stopping_is_graceful_and_can_be_repe
     assert "Server Exiting" in server.log_path.read_text()
 
 
-async def test_it_dies_with_a_killed_parent(tmp_path: Path) -> None:
+async def test_it_dies_with_a_killed_parent(tmp_path):
     program = f"""
 import asyncio
 from pathlib import Path
@@ -99,7 +96,6 @@ async def main():
 asyncio.run(main())
 """
     parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
-    assert parent.stdout is not None
     pid = int(await parent.stdout.readline())
     parent.kill()
     await parent.wait()

@@ -21,7 +21,7 @@ STORY = {"PolicyPublished", "Evaluated"}
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_a_condition_takes_every_reason_which_tells_in_sentences_what_it_means_and_what_to_do(reason: Reason) -> None:
+def test_a_condition_takes_every_reason_which_tells_in_sentences_what_it_means_and_what_to_do(reason):
     Condition(type="Admitted", status="False", reason=reason, last_transition_time="2026-01-01T00:00:00Z")
     assert CAMEL.fullmatch(reason)
     text = TEXTS[reason]
@@ -33,7 +33,7 @@ def test_a_condition_takes_every_reason_which_tells_in_sentences_what_it_means_a
         assert text.advice != "Do nothing."
 
 
-def test_somebody_says_every_reason_and_nobody_another_one() -> None:
+def test_somebody_says_every_reason_and_nobody_another_one():
     waits = {error.reason for error in (BlobUnavailable, BlobFull, BlobRefused, Unreadable)}
     assert set(Reason) - _said_in(ORCHESTRATOR) - _said_in(OPERATOR) - waits == set()
     sources = (path.read_text() for folder in (ORCHESTRATOR, OPERATOR) for path in folder.rglob("*.py"))
@@ -41,7 +41,7 @@ def test_somebody_says_every_reason_and_nobody_another_one() -> None:
     assert given - STORY <= set(Reason)
 
 
-def test_a_stale_page_is_found_and_written_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stale_page_is_found_and_written_anew(tmp_path, capsys):
     stale = tmp_path / "reasons.md"
     assert main([str(stale), "--check"]) == 1
     assert "is stale" in capsys.readouterr().err

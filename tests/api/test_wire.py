@@ -25,13 +25,13 @@ def below(kind: type[BusMessage]) -> set[type[BusMessage]]:
     return {kind}.union(*(below(child) for child in kind.__subclasses__()))
 
 
-def test_a_message_comes_back_as_it_was() -> None:
+def test_a_message_comes_back_as_it_was():
     for message in (TASK, EPISODE.model_copy(update={"rewards": {"policy": 0.1}, "leaves": {"policy": (0, 2)}})):
         assert decode(encode(message)) == message
         assert decode_as(type(message), encode(message)) == message
 
 
-def test_every_kind_of_message_can_be_read() -> None:
+def test_every_kind_of_message_can_be_read():
     ours = {kind for kind in below(BusMessage) if kind.__module__.startswith(messages.__name__)}
     known = {value for value in vars(messages).values() if isinstance(value, type)}
     assert len(ours) > 20
@@ -57,7 +57,7 @@ def test_every_kind_of_message_can_be_read() -> None:
         (envelope(d={"version": math.inf}), "Pin: 1 validation error"),
     ],
 )
-async def test_bytes_that_are_no_message_are_refused_with_one_error_whatever_is_wrong(data, words) -> None:
+async def test_bytes_that_are_no_message_are_refused_with_one_error_whatever_is_wrong(data, words):
     with pytest.raises(BadMessage, match=words):
         decode(data)
     with pytest.raises(BadMessage):
@@ -66,12 +66,12 @@ async def test_bytes_that_are_no_message_are_refused_with_one_error_whatever_is_
         await unpack(data, MemoryBlobs())
 
 
-def test_a_field_of_a_newer_release_is_ignored() -> None:
+def test_a_field_of_a_newer_release_is_ignored():
     data = envelope(d={"version": 3, "more": 1})
     assert decode(data) == decode_as(Pin, data) == Pin(version=3)
 
 
-def test_a_stranger_cannot_fill_the_log_with_what_is_refused() -> None:
+def test_a_stranger_cannot_fill_the_log_with_what_is_refused():
     for data in (envelope(t="x" * 100_000), envelope(d={f"field{n}": n for n in range(10_000)})):
         for read in (decode, lambda data: decode_as(JobVerdict, data)):
             with pytest.raises(BadMessage) as error:
@@ -79,13 +79,13 @@ def test_a_stranger_cannot_fill_the_log_with_what_is_refused() -> None:
             assert len(str(error.value)) < 700
 
 
-def test_another_kind_than_the_one_expected_is_refused_before_it_is_read() -> None:
+def test_another_kind_than_the_one_expected_is_refused_before_it_is_read():
     for data in (encode(TASK), envelope(t="TaskMessage", d="anything")):
         with pytest.raises(BadMessage, match="expected Episode, found 'TaskMessage'"):
             decode_as(Episode, data)
 
 
-def test_a_newer_schema_is_refused_whatever_it_holds() -> None:
+def test_a_newer_schema_is_refused_whatever_it_holds():
     for data in (envelope(v=wire.SCHEMA_VERSION + 1), ormsgpack.packb({"v": wire.SCHEMA_VERSION + 1, "x": 1})):
         for read in (decode, lambda data: decode_as(Pin, data)):
             with pytest.raises(UnsupportedSchema, match=r"schema version 2; this worker reads 1 to 1: upgrade it"):
@@ -93,7 +93,7 @@ def test_a_newer_schema_is_refused_whatever_it_holds() -> None:
 
 
 @pytest.mark.parametrize("deadline_s", [math.nan, math.inf])
-def test_a_deadline_that_no_clock_reaches_is_refused(deadline_s: float) -> None:
+def test_a_deadline_that_no_clock_reaches_is_refused(deadline_s):
     assert decode(encode(REQUEST)) == REQUEST
     with pytest.raises(BadMessage, match="deadline_s"):
         decode(encode(REQUEST.model_copy(update={"deadline_s": deadline_s})))
@@ -103,7 +103,7 @@ def test_a_deadline_that_no_clock_reaches_is_refused(deadline_s: float) -> None:
     ("message", "fields"),
     [(REQUEST, ("member", "turn", "parent", "max_tokens")), (EPISODE, ("index", "member", "num_turns"))],
 )
-def test_a_number_that_cannot_be_sent_on_is_refused(message: BusMessage, fields: tuple[str, ...]) -> None:
+def test_a_number_that_cannot_be_sent_on_is_refused(message, fields):
     """A number of 30 digits, which msgpack can only hold as text."""
     for field in fields:
         body = {**message.model_dump(mode="json"), field: "9" * 30}
@@ -111,7 +111,7 @@ def test_a_number_that_cannot_be_sent_on_is_refused(message: BusMessage, fields:
             decode(envelope(t=type(message).__name__, d=body))
 
 
-async def test_a_message_beyond_the_limit_travels_as_a_claim_of_its_job() -> None:
+async def test_a_message_beyond_the_limit_travels_as_a_claim_of_its_job():
     blobs, large = MemoryBlobs(), EPISODE.model_copy(update={"fault_text": "x" * 5000})
     assert await pack(EPISODE, blobs, 1000) == encode(EPISODE)
     data = await pack(large, blobs, 1000)
@@ -121,7 +121,7 @@ async def test_a_message_beyond_the_limit_travels_as_a_claim_of_its_job() -> Non
     assert await unpack(encode(EPISODE), blobs) == EPISODE
 
 
-async def test_a_claim_is_followed_only_where_it_is_asked_for_and_a_broken_one_is_refused() -> None:
+async def test_a_claim_is_followed_only_where_it_is_asked_for_and_a_broken_one_is_refused():
     blobs = MemoryBlobs()
     claim = await pack(EPISODE, blobs, 1)
     with pytest.raises(BadMessage, match="unknown message type 'Claim'"):

@@ -3,9 +3,10 @@
 import pytest
 from bench.__main__ import NAMES, main
 from bench.gpu.__main__ import main as gpu_main
+from tests.tables import rows
 
 
-def test_help_lists_every_measurement_with_what_it_measures(capsys) -> None:
+def test_help_lists_every_measurement_with_what_it_measures(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     told = capsys.readouterr().out.splitlines()
@@ -14,15 +15,8 @@ def test_help_lists_every_measurement_with_what_it_measures(capsys) -> None:
         assert len(line.removeprefix(f"  {name}").strip()) > 20
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["buss"], "measurement 'buss' does not exist; choose from bus, "),
-        (["busy", "--seed", "1"], "busy: unexpected option --seed; options need a single measurement that has options"),
-        (["bus", "trl", "--seed", "1"], "bus trl: unexpected option --seed; options need a single measurement"),
-    ],
-)
-def test_what_is_none_is_told_in_a_sentence(capsys, words: list[str], sentence: str) -> None:
+@pytest.mark.parametrize(("words", "sentence"), rows(__file__, "wrong_words"))
+def test_what_is_none_is_told_in_a_sentence(capsys, words, sentence):
     with pytest.raises(SystemExit, match="2"):
         main(words)
     assert sentence in capsys.readouterr().err
@@ -36,9 +30,7 @@ def test_what_is_none_is_told_in_a_sentence(capsys, words: list[str], sentence: 
         ("noise --rows 2 --prompt 4 --reply 6", 3),
     ],
 )
-def test_a_measurement_for_a_gpu_runs_on_a_cpu_with_a_small_shape(
-    tmp_path_factory, capsys, words: str, rows: int
-) -> None:
+def test_a_measurement_for_a_gpu_runs_on_a_cpu_with_a_small_shape(tmp_path_factory, capsys, words, rows):
     """So that none fails for a slip when a GPU is at hand for half an hour."""
     model = tmp_path_factory.getbasetemp() / "gpu-shape"
     gpu_main([*words.split(), "--device", "cpu", "--repeats", "1", "--model", str(model)])

@@ -30,9 +30,8 @@ def test_the_difference_is_paired_by_job():
 
 
 def episode(index: int, duration_s: float, split: Split = Split.TRAIN) -> EpisodeRecord:
-    turn = TurnRecord(
-        agent="policy", turn=0, version=0, append="", text="", stop_reason="stop", queue_s=0.25, engine_s=0.5
-    )
+    spent = {"queue_s": 0.25, "engine_s": 0.5}
+    turn = TurnRecord(agent="policy", turn=0, version=0, append="", text="", stop_reason="stop", **spent)
     group = f"u1-t{index}"
     names = {"episode": f"{group}-0-1", "group": group, "split": split, "index": index, "member": 0}
     return EpisodeRecord(**names, duration_s=duration_s, tool_s=0.4, turns=(turn, turn))
@@ -56,27 +55,18 @@ def observed(at: float, cpu_s: float, *reports: ReplicaReport) -> Observed:
 
 
 def test_rates_are_the_differences_of_two_moments():
-    before = observed(
-        100.0,
-        5.0,
-        report("rollout-0", 10.0, 20.0, job_tokens={"a": 500, "b": 900}),
-        report("rollout-1", 10.0, 20.0),
-        report("trainer-0", 4.0, 20.0),
-    )
-    after = observed(
-        110.0,
-        9.0,
-        report("rollout-0", 20.0, 30.0, job_tokens={"a": 510, "b": 900}),
-        report("rollout-1", 15.0, 30.0, job_tokens={"a": 90, "c": 5}),
-        report("trainer-0", 6.0, 30.0, bound=("x", "y")),
-    )
+    first = report("rollout-0", 10.0, 20.0, job_tokens={"a": 500, "b": 900})
+    before = observed(100.0, 5.0, first, report("rollout-1", 10.0, 20.0), report("trainer-0", 4.0, 20.0))
+    first = report("rollout-0", 20.0, 30.0, job_tokens={"a": 510, "b": 900})
+    second = report("rollout-1", 15.0, 30.0, job_tokens={"a": 90, "c": 5})
+    after = observed(110.0, 9.0, first, second, report("trainer-0", 6.0, 30.0, bound=("x", "y")))
     found = rates(before, after, [[99.0, 101.0, 105.0, 109.0], [100.0, 110.0], [104.0]])
     assert found.steps_per_s == 2 / 8 + 1 / 10, "a job with one commit has no rate"
     assert (found.tokens_per_s, found.engines_busy, found.trainers_busy, found.cpu_cores) == (10.5, 0.75, 0.2, 0.4)
     assert found.spread == "0 + 2 / 2", "b generated nothing in between"
 
 
-def test_slopes_have_the_error_of_the_least_squares_line() -> None:
+def test_slopes_have_the_error_of_the_least_squares_line():
     assert soak_figures.slope([(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)]) == Slope(2.0, 0.0)
     # Residuals 0.5, -1, 0.5 around 0.5 + 2.5 x: a variance of 1.5 / 1, and 2 of the xs.
     found = soak_figures.slope([(0.0, 1.0), (1.0, 2.0), (2.0, 6.0)])

@@ -35,8 +35,6 @@ def at(values: Sequence[Any], place: int, value: Any) -> list[Any]:
 
 
 def run(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the command on these results."""
-
     async def measured(chosen: argparse.Namespace, folder: Path) -> Result:
         return result
 

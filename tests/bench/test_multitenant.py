@@ -18,6 +18,16 @@ from marlaas_worker.rollout.engine_progress import EngineCounts
 from marlaas_worker.rollout.reload_pace import ReloadPace
 
 BEGIN = 1000.0
+USAGE = [
+    {"at": BEGIN - 1, "cpu_s": {"rollout": 20.0}, "pss_bytes": {"rollout": 9 << 20}},
+    {"at": BEGIN + 4, "cpu_s": {"rollout": 22.0, "sandbox": 1.0}, "pss_bytes": {"rollout": 5 << 20}},
+    {
+        "at": BEGIN + 10,
+        "cpu_s": {"rollout": 23.0, "sandbox": 3.0},
+        "pss_bytes": {"rollout": 4 << 20, "sandbox": 1 << 20},
+    },
+    {"at": BEGIN + 11, "cpu_s": {"rollout": 99.0, "sandbox": 9.0}},
+]
 
 
 def turn(end: float, engine_s: float, queue_s: float = 0.0, tokens: int = 2, version: int = 0) -> TurnRecord:
@@ -58,18 +68,6 @@ def write_job(folder: Path, name: str, steps: list[float], plays: list[tuple[Tur
     (job / "episodes.jsonl").write_text("".join(f"{one.model_dump_json(exclude_defaults=True)}\n" for one in episodes))
 
 
-USAGE = [
-    {"at": BEGIN - 1, "cpu_s": {"rollout": 20.0}, "pss_bytes": {"rollout": 9 << 20}},
-    {"at": BEGIN + 4, "cpu_s": {"rollout": 22.0, "sandbox": 1.0}, "pss_bytes": {"rollout": 5 << 20}},
-    {
-        "at": BEGIN + 10,
-        "cpu_s": {"rollout": 23.0, "sandbox": 3.0},
-        "pss_bytes": {"rollout": 4 << 20, "sandbox": 1 << 20},
-    },
-    {"at": BEGIN + 11, "cpu_s": {"rollout": 99.0, "sandbox": 9.0}},
-]
-
-
 def rollout_log(*, num_reloads: int) -> str:
     """Return the log of a role that was started once. vLLM preempted one of 500 requests. Each load took 0.25 s; three were first loads."""
     pace = ReloadPace()
@@ -107,7 +105,7 @@ def row(text: str, name: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_rates_processor_time_and_shares_are_those_between_the_first_turn_and_the_last_step(events: Events) -> None:
+def test_rates_processor_time_and_shares_are_those_between_the_first_turn_and_the_last_step(events):
     assert figures.rate_together(events) == pytest.approx(3 / 10)
     assert figures.rate_one_by_one(events) == pytest.approx(3 / (10 + 4))
     assert figures.first_results_s(events) == pytest.approx([5.0, 6.0])
@@ -124,13 +122,13 @@ def test_rates_processor_time_and_shares_are_those_between_the_first_turn_and_th
     assert figures.reload_shares(events) == pytest.approx((0.05, 0.1))
 
 
-def test_jains_index_and_percentiles() -> None:
+def test_jains_index_and_percentiles():
     assert figures.jain([2.0, 2.0]) == pytest.approx(1.0)
     assert figures.jain([4.0, 0.0]) == pytest.approx(0.5)
     assert figures.percentile([3.0, 1.0, 2.0, 4.0], 0.5) == 2.0
 
 
-def test_rounds_are_compared_in_pairs(events: Events) -> None:
+def test_rounds_are_compared_in_pairs(events):
     """The second round of D has half of A's rate of that round; a ratio of medians would be 1.05."""
     slow = replace(events, jobs={name: replace(job, steps=job.steps[-1:]) for name, job in events.jobs.items()})
     text = reports.rates(Workload(2, 0.4, 2), {mode("A"): [events, events], mode("D"): [events, slow]}, cores=2)

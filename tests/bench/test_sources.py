@@ -26,7 +26,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["operator/api/a.py", "workers/new.py", "locks/cpu.txt"])
-def test_a_change_of_the_sources_is_seen_committed_or_not(tree: Path, name: str) -> None:
+def test_a_change_of_the_sources_is_seen_committed_or_not(tree, name):
     before = sources(tree)
     (tree / name).write_text("2\n")
     changed = sources(tree)
@@ -38,7 +38,7 @@ def test_a_change_of_the_sources_is_seen_committed_or_not(tree: Path, name: str)
     assert sources(tree).commit not in (before.commit, changed.commit)
 
 
-def test_other_files_change_the_commit_only(tree: Path) -> None:
+def test_other_files_change_the_commit_only(tree):
     before = sources(tree)
     (tree / "docs" / "c.md").write_text("2\n")
     (tree / "operator" / "__pycache__").mkdir()
@@ -47,7 +47,7 @@ def test_other_files_change_the_commit_only(tree: Path) -> None:
     assert (sources(tree).digest, sources(tree).commit == before.commit) == (before.digest, False)
 
 
-def test_a_result_is_measured_again_after_a_change_and_told_with_its_commit(tree: Path, capsys) -> None:
+def test_a_result_is_measured_again_after_a_change_and_told_with_its_commit(tree, capsys):
     path, values = tree / "kept.json", iter((1, 2))
 
     def measure() -> dict[str, int]:

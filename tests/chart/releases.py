@@ -54,10 +54,8 @@ def wait_for_admission(release: Release) -> None:
     words = ("create", "--dry-run=server", "-f", "-")
     for policy_name in ("own-objects", "locked-pods"):
         probe = secret("probe", {}) if policy_name == "own-objects" else deployment(automountServiceAccountToken=True)
-        wait_until(
-            lambda policy=policy_name, body=probe: policy in release.refusal(OPERATOR, *words, stdin=json.dumps(body)),
-            f"{policy_name} is in force",
-        )
+        tried = lambda body=probe: release.refusal(OPERATOR, *words, stdin=json.dumps(body))  # noqa: E731
+        wait_until(lambda policy=policy_name, tried=tried: policy in tried(), f"{policy_name} is in force")
 
 
 def secret(name: str, labels: dict[str, str], namespace: str = "team-a") -> Document:
@@ -68,11 +66,8 @@ def secret(name: str, labels: dict[str, str], namespace: str = "team-a") -> Docu
 def deployment(**pod: object) -> Document:
     labels = {"app": "x"}
     container = {"name": "main", "image": "x", "securityContext": {"allowPrivilegeEscalation": False}}
-    locked = {
-        "automountServiceAccountToken": False,
-        "securityContext": {"runAsNonRoot": True},
-        "containers": [container],
-    }
+    security = {"automountServiceAccountToken": False, "securityContext": {"runAsNonRoot": True}}
+    locked = {**security, "containers": [container]}
     template = {"metadata": {"labels": labels}, "spec": {**locked, **pod}}
     metadata = {"name": "greedy-sandbox", "namespace": "team-a", "labels": OURS}
     spec = {"selector": {"matchLabels": labels}, "template": template}

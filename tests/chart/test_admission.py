@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 from tests.operator.objects import job, namespace, tenant
+from tests.tables import rows
 
 from marlaas_api.kinds import RLJob, Tenant
 from marlaas_api.kinds.problems import InvalidObject, parse
@@ -16,6 +17,11 @@ from marlaas_e2e.kubectl import CommandFailed
 
 from .conftest import Document, Helm, Render
 from .releases import NAMESPACE, OPERATOR, OURS, Release, deployment, put, secret, wait_for_admission, wait_until
+
+ROLES = "rbac.authorization.k8s.io/v1"
+EDITOR = "ed"
+READABLE = [f"own-{number}" for number in range(16)]
+MANY = [f"{number}.255.255.255/32" for number in range(100, 164)], "127.255.255.255/32"
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +38,7 @@ def release(control_plane: ControlPlane, helm: Helm, render: Render) -> Iterator
     control_plane.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", "-", stdin=everything)
 
 
-def test_the_operator_makes_and_replaces_a_credential_of_its_own_without_reading_it(release: Release) -> None:
+def test_the_operator_makes_and_replaces_a_credential_of_its_own_without_reading_it(release):
     own = secret("job-sandbox", OURS)
     assert put(release, own) == ""
     assert put(release, {**own, "stringData": {"bus.creds": "renewed"}}) == ""
@@ -40,7 +46,7 @@ def test_the_operator_makes_and_replaces_a_credential_of_its_own_without_reading
     assert 'cannot list resource "secrets"' in release.refusal(OPERATOR, "get", "secrets", "--all-namespaces")
 
 
-def test_the_operator_cannot_make_take_over_or_delete_secrets_of_others(release: Release) -> None:
+def test_the_operator_cannot_make_take_over_or_delete_secrets_of_others(release):
     for theirs in (secret("login", {"app": "web"}), secret("registry", {}, NAMESPACE)):
         release.plane.kubectl("apply", "-f", "-", stdin=json.dumps(theirs))
     assert "writes only objects labelled" in put(release, secret("anonymous", {}))
@@ -52,56 +58,24 @@ def test_the_operator_cannot_make_take_over_or_delete_secrets_of_others(release:
     assert release.plane.kubectl("-n", "team-a", "get", "secret", "login", "-o", "name") == "secret/login\n"
 
 
-def test_the_charts_own_objects_are_not_the_operators_to_change(release: Release) -> None:
+def test_the_charts_own_objects_are_not_the_operators_to_change(release):
     change = ("patch", "deployment", "marlaas-orchestrator", "--type=merge", "--patch", '{"spec": {"replicas": 0}}')
     assert "writes only objects labelled" in release.refusal(OPERATOR, "-n", NAMESPACE, *change)
 
 
-def container(ports: list[Document] | None = None, **context: object) -> Document:
-    """A container that breaks one rule."""
-    locked = {"allowPrivilegeEscalation": False, **context}
-    return {"name": "main", "image": "x", "securityContext": locked, "ports": ports or []}
-
-
-def token_volume() -> Document:
-    """What mounts a token of the pod's account whether or not one is to be mounted by itself."""
-    return {"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
-
-
-LOOSE: list[tuple[dict[str, object], str]] = [
-    ({"automountServiceAccountToken": True}, "have no API token"),
-    ({"hostNetwork": True}, "use no resources of the node"),
-    ({"hostPID": True}, "use no resources of the node"),
-    ({"volumes": [{"name": "root", "hostPath": {"path": "/"}}]}, "use no resources of the node"),
-    ({"volumes": [token_volume()]}, "have no API token"),
-    ({"volumes": [{"name": "disk", "nfs": {"server": "10.0.0.1", "path": "/"}}]}, "only volumes of type Secret"),
-    ({"containers": [container(ports=[{"containerPort": 80, "hostPort": 80}])]}, "use no resources of the node"),
-    ({"securityContext": {}}, "do not run as root and gain no privileges"),
-    ({"securityContext": {"runAsNonRoot": True, "runAsUser": 0}}, "do not run as root and gain no privileges"),
-    ({"containers": [container(runAsNonRoot=False, runAsUser=0)]}, "do not run as root and gain no privileges"),
-    ({"containers": [container(runAsNonRoot=False)]}, "do not run as root and gain no privileges"),
-    ({"containers": [container(capabilities={"add": ["NET_RAW"]})]}, "do not run as root and gain no privileges"),
-    ({"containers": [{"name": "main", "image": "x"}]}, "do not run as root and gain no privileges"),
-    (
-        {"initContainers": [{"name": "first", "image": "x", "securityContext": {"privileged": True}}]},
-        "gain no privilege",
-    ),
-]
-
-
-@pytest.mark.parametrize(("pod", "sentence"), LOOSE, ids=[str(next(iter(pod))) for pod, _ in LOOSE])
-def test_the_operator_can_make_no_other_pods(release: Release, pod: dict[str, object], sentence: str) -> None:
+@pytest.mark.parametrize(("pod", "sentence"), rows(__file__, "loose"))
+def test_the_operator_can_make_no_other_pods(release, pod, sentence):
     assert sentence in put(release, deployment(**pod))
 
 
-def test_the_operator_can_have_no_accounts_token_written_into_a_secret_of_its_own(release: Release) -> None:
+def test_the_operator_can_have_no_accounts_token_written_into_a_secret_of_its_own(release):
     """The cluster fills a Secret of this type in; the answer to an empty patch would show it to whoever stole the operator's token."""
     body = secret("ghost-sandbox", OURS) | {"type": "kubernetes.io/service-account-token"}
     body["metadata"]["annotations"] = {"kubernetes.io/service-account.name": "default"}
     assert "only Secrets of type Opaque" in put(release, body)
 
 
-def test_the_operator_can_open_the_network_of_no_pods_but_its_own(release: Release) -> None:
+def test_the_operator_can_open_the_network_of_no_pods_but_its_own(release):
     def policy(selector: Document) -> Document:
         metadata = {"name": "greedy-sandbox", "namespace": "team-a", "labels": OURS}
         spec = {"podSelector": selector, "policyTypes": ["Ingress"], "ingress": [{}]}
@@ -117,7 +91,7 @@ def test_the_operator_can_open_the_network_of_no_pods_but_its_own(release: Relea
 
 
 @pytest.mark.parametrize("place", ["kube-system", "kube-public"])
-def test_the_operator_makes_nothing_in_the_clusters_own_namespaces(release: Release, place: str) -> None:
+def test_the_operator_makes_nothing_in_the_clusters_own_namespaces(release, place):
     """A pod there could mount the Secrets that lie there."""
     pod = deployment()
     pod["metadata"]["namespace"] = place
@@ -125,15 +99,10 @@ def test_the_operator_makes_nothing_in_the_clusters_own_namespaces(release: Rele
         assert "in the namespaces kube-" in put(release, body)
 
 
-def test_others_are_not_bothered_by_these_policies(release: Release) -> None:
+def test_others_are_not_bothered_by_these_policies(release):
     release.plane.kubectl("apply", "-f", "-", stdin=json.dumps(secret("others", {})))
     loose = {**deployment(automountServiceAccountToken=True), "metadata": {"name": "web", "namespace": "team-a"}}
     release.plane.kubectl("apply", "-f", "-", stdin=json.dumps(loose))
-
-
-ROLES = "rbac.authorization.k8s.io/v1"
-EDITOR = "ed"
-READABLE = [f"own-{number}" for number in range(16)]
 
 
 def bound(name: str, reference: Document) -> Document:
@@ -174,30 +143,18 @@ def create(release: Release, **environment: object) -> str:
 
 @pytest.mark.parametrize("field", ["secretRefs", "imagePullSecrets"])
 @pytest.mark.parametrize("at", [0, 15])
-def test_an_author_names_no_secret_that_they_may_not_read(editor: Release, field: str, at: int) -> None:
+def test_an_author_names_no_secret_that_they_may_not_read(editor, field, at):
     named = [*READABLE[:at], "login", *READABLE[at + 1 :]]
-    sentence = (
-        f"environment.{field}: Secret login may not be read by ed in namespace team-a; remove it from the job, or"
-    )
+    sentence = f"environment.{field}: Secret login may not be read by ed in namespace team-a; remove it from the job"
     assert sentence in create(editor, **{field: names(named)})
 
 
-def test_an_author_names_as_many_secrets_as_a_job_may_have(editor: Release) -> None:
+def test_an_author_names_as_many_secrets_as_a_job_may_have(editor):
     assert create(editor, secretRefs=names(READABLE), imagePullSecrets=names(READABLE)) == ""
 
 
-@pytest.mark.parametrize(
-    ("cidrs", "refused"),
-    [
-        (["0.0.0.0/0", "::/0", "8.8.8.8/32", "10.0.0.0/7", "2001:db8::1/64"], ""),
-        (["8.8.8.8/32", "10.96.0.1/32"], "10.96.0.1/32"),
-        (["10.1.2.3/8"], "10.1.2.3/8"),
-        (["172.16.0.0/12", "192.168.1.0/24", "100.64.0.0/10"], "172.16.0.0/12, 192.168.1.0/24, 100.64.0.0/10"),
-        (["127.0.0.1/32", "::1/128", "fd00::/8", "64:ff9b::a00:1/128"], "127.0.0.1/32, ::1/128, fd00::/8, 64:ff9b::a00:1/128"),
-        ([f"{number}.255.255.255/32" for number in range(100, 164)], "127.255.255.255/32"),
-    ],
-)  # fmt: skip
-def test_a_job_opens_nothing_that_the_installation_closes(editor: Release, cidrs: list[str], refused: str) -> None:
+@pytest.mark.parametrize(("cidrs", "refused"), [*rows(__file__, "egress"), MANY])
+def test_a_job_opens_nothing_that_the_installation_closes(editor, cidrs, refused):
     sentence = f"environment.egress: {refused} is not open to jobs; remove it, or ask the platform team"
     answer = create(editor, **egress(*cidrs))
     assert sentence in answer if refused else answer == ""
@@ -209,16 +166,10 @@ def _largest(**args: object) -> Document:
     return body
 
 
-def test_objects_that_are_too_large_are_refused_with_their_size_by_the_api_server_and_by_the_kinds(
-    release: Release,
-) -> None:
+def test_objects_that_are_too_large_are_refused_with_their_size_by_the_server_and_by_the_kinds(release):
     """Also an object of many small values, over which a rule in CEL would need seconds."""
-    fits, many, spec, whole = (
-        _largest(text="ü" * 32_000),
-        _largest(a=[[1]] * 18_000),
-        _largest(),
-        _largest(text="x" * 64_000),
-    )
+    fits, many = _largest(text="ü" * 32_000), _largest(a=[[1]] * 18_000)
+    spec, whole = _largest(), _largest(text="x" * 64_000)
     spec["spec"]["environment"] = {"image": "x", "entrypoint": ["y" * 4000] * 30}
     whole["metadata"]["annotations"] = {"note": "y" * 199_000}
     noted = tenant("acme", "team-a")

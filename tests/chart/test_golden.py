@@ -1,4 +1,4 @@
-"""What each set of values renders to, as files to read in a review.
+"""What each set of values renders to, as files to read in a review; and the chart carries crds/ unchanged, but for the mark that keeps them.
 
 `MARLAAS_WRITE_GOLDEN=1 pytest tests/chart/test_golden.py` writes them anew. golden/default.yaml has every object; the others have what differs from it.
 """
@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from .conftest import Document, Render, value_sets
+from .conftest import ROOT, Document, value_sets
 
 GOLDEN = Path(__file__).parent / "golden"
+KEEP = {"helm.sh/resource-policy": "keep"}
 
 
 class _Dumper(yaml.SafeDumper):
@@ -37,7 +38,7 @@ def text(documents: list[Document], absent: list[str]) -> str:
 
 
 @pytest.mark.parametrize("values", value_sets())
-def test_a_set_of_values_renders_to_its_golden_file(render: Render, values: str) -> None:
+def test_a_set_of_values_renders_to_its_golden_file(render, values):
     usual = {name(document): document for document in render("default")}
     these = {name(document): document for document in render(values)}
     if values == "default":
@@ -51,5 +52,17 @@ def test_a_set_of_values_renders_to_its_golden_file(render: Render, values: str)
     assert rendered == golden.read_text(), f"if that is meant: MARLAAS_WRITE_GOLDEN=1 pytest {Path(__file__).name}"
 
 
-def test_every_golden_file_has_its_values() -> None:
+def test_every_golden_file_has_its_values():
     assert sorted(path.stem for path in GOLDEN.glob("*.yaml")) == value_sets()
+
+
+def definitions(documents: list[Document]) -> list[Document]:
+    return [document for document in documents if document["kind"] == "CustomResourceDefinition"]
+
+
+def test_the_rendered_ones_are_the_generated_ones_number_for_number(render):
+    generated = {path.name: yaml.safe_load(path.read_text()) for path in (ROOT / "crds").glob("*.yaml")}
+    rendered = definitions(render("default", crds=True))
+    assert [each["metadata"]["annotations"] for each in rendered] == [KEEP] * 3
+    expected = {document["metadata"]["name"]: document for document in generated.values()}
+    assert {(name := each["metadata"]["name"]): each | {"metadata": {"name": name}} for each in rendered} == expected

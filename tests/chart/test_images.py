@@ -38,7 +38,7 @@ def required(file: Path) -> set[str]:
     return {normal(re.split(r"[^A-Za-z0-9._-]", line)[0]) for line in lines if line and not line.startswith(("#", "-"))}
 
 
-def test_the_operators_lock_has_every_package_that_it_imports_and_none_that_it_does_not() -> None:
+def test_the_operators_lock_has_every_package_that_it_imports_and_none_that_it_does_not():
     sources = (file for package in PACKAGES for file in (ROOT / "operator" / package).rglob("*.py"))
     modules = imported(*sources) - NOT_IN_THE_OPERATOR
     distributions = packages_distributions()
@@ -53,13 +53,13 @@ def pins(file: Path) -> dict[str, set[str]]:
     return found
 
 
-def test_the_operators_lock_has_the_versions_that_everything_is_tested_with() -> None:
+def test_the_operators_lock_has_the_versions_that_everything_is_tested_with():
     tested, shipped = pins(ROOT / "locks" / "cpu.txt"), pins(ROOT / "locks" / "operator.txt")
     assert {name: versions for name, versions in shipped.items() if not versions <= tested.get(name, set())} == {}
 
 
 @pytest.mark.parametrize("dockerfile", IMAGES, ids=lambda path: path.name)
-def test_an_image_copies_only_what_is_there_and_is_let_through(dockerfile: Path) -> None:
+def test_an_image_copies_only_what_is_there_and_is_let_through(dockerfile):
     allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     for source in CONTEXT_COPY.findall(dockerfile.read_text()):
         path = source.replace("${ACCEL}", "cpu")
@@ -68,7 +68,7 @@ def test_an_image_copies_only_what_is_there_and_is_let_through(dockerfile: Path)
 
 
 @pytest.mark.parametrize("dockerfile", IMAGES, ids=lambda path: path.name)
-def test_an_image_runs_as_nobody_in_particular_from_any_base(dockerfile: Path) -> None:
+def test_an_image_runs_as_nobody_in_particular_from_any_base(dockerfile):
     text = dockerfile.read_text()
     assert re.search(r"^ARG BASE=\S+$", text, re.MULTILINE)
     assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {"${BASE}"}

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.operator.objects import PLAIN
 
+from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPool, RLJob
 from marlaas_api.kinds.checks import check_fit
 from marlaas_operator.installation import Installation, load
 
-from .conftest import CHART, Document, Helm, Render
+from .conftest import CHART, Document
 
 
 def find(documents: list[Document], kind: str, name: str) -> Document:
@@ -22,16 +24,15 @@ def installation(documents: list[Document], folder: Path) -> Installation:
     return load(file)
 
 
-def test_the_bus_is_found_by_name_and_by_labels(render: Render, tmp_path: Path) -> None:
+def test_the_bus_is_found_by_name_and_by_labels(render, tmp_path):
     documents = render("default")
     told = installation(documents, tmp_path)
     service = find(documents, "Service", "marlaas-nats")
     assert told.nats_url == f"nats://{service['metadata']['name']}.{service['metadata']['namespace']}.svc:4222"
-    assert told.nats_pod_selector is not None
     assert told.nats_pod_selector.items() <= service["spec"]["selector"].items()
 
 
-def test_a_change_of_it_restarts_the_operator(render: Render) -> None:
+def test_a_change_of_it_restarts_the_operator(render):
     def checksum(*options: str) -> object:
         template = find(render("default", *options), "Deployment", "marlaas-operator")["spec"]["template"]
         return template["metadata"]["annotations"]["checksum/installation"]
@@ -41,7 +42,7 @@ def test_a_change_of_it_restarts_the_operator(render: Render) -> None:
 
 
 @pytest.mark.parametrize(("values", "claim"), [("default", "marlaas-blobs"), ("bare", "adapters"), ("external", None)])
-def test_blobs_lie_where_the_orchestrator_looks(render: Render, tmp_path: Path, values: str, claim: str | None) -> None:
+def test_blobs_lie_where_the_orchestrator_looks(render, tmp_path, values, claim):
     documents = render(values)
     told = installation(documents, tmp_path)
     pod = find(documents, "Deployment", "marlaas-orchestrator")["spec"]["template"]["spec"]
@@ -51,7 +52,7 @@ def test_blobs_lie_where_the_orchestrator_looks(render: Render, tmp_path: Path, 
     assert f"--blobs={told.blobs.url}" in pod["containers"][0]["args"]
 
 
-def test_the_notes_have_a_first_job_that_its_pool_can_take_and_say_what_uninstalling_keeps(helm: Helm) -> None:
+def test_the_notes_have_a_first_job_that_its_pool_can_take_and_say_what_uninstalling_keeps(helm):
     done = helm("install", "marlaas", CHART, "--namespace", "marlaas-system", "--dry-run=client")
     assert done.returncode == 0, done.stderr
     notes = done.stdout.partition("NOTES:")[2]
@@ -64,3 +65,21 @@ def test_the_notes_have_a_first_job_that_its_pool_can_take_and_say_what_uninstal
     assert "the claim data-marlaas-nats-0 (progress and records of the jobs), the claim marlaas-blobs (all" in told
     selector = "app.kubernetes.io/name=marlaas,app.kubernetes.io/instance=marlaas"
     assert f"delete persistentvolumeclaims --selector {selector}" in told
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"natsURL": "x"}, "natsURL"), ({"logLevel": "LOUD"}, "logLevel"), ({"blobs": {}}, "blobs.url")],
+)
+def test_what_is_not_understood_is_refused_with_its_place(tmp_path, change, words):
+    (tmp_path / "i.yaml").write_text(yaml.safe_dump({**PLAIN, **change}))
+    with pytest.raises(InvalidInput, match=words):
+        load(tmp_path / "i.yaml")
+
+
+def test_a_file_that_is_not_there_or_no_yaml_is_refused(tmp_path):
+    with pytest.raises(InvalidInput, match=r"i\.yaml"):
+        load(tmp_path / "i.yaml")
+    (tmp_path / "i.yaml").write_text("{")
+    with pytest.raises(InvalidInput, match=r"i\.yaml"):
+        load(tmp_path / "i.yaml")

@@ -33,7 +33,7 @@ def wait_for_the_reserved_label(release: Release, user: str) -> None:
     wait_until(lambda: RESERVED in release.refusal(user, *words, stdin=forged), "the policy is in force")
 
 
-def test_an_editor_of_one_namespace_makes_jobs_there_and_nothing_elsewhere(control_plane_with_roles: Release) -> None:
+def test_an_editor_of_one_namespace_makes_jobs_there_and_nothing_elsewhere(control_plane_with_roles):
     release = control_plane_with_roles
     release.kubectl_as("ada", "create", "-f", "-", stdin=json.dumps(job("team-a", "mine", "tiny")))
     assert "forbidden" in release.refusal("ada", "create", "-f", "-", stdin=json.dumps(job("team-b", "theirs", "tiny")))
@@ -59,27 +59,22 @@ def control_plane_with_roles(control_plane_with_controllers: ControlPlane, helm:
 
 def pod(name: str, labels: dict[str, str]) -> Document:
     metadata = {"name": name, "namespace": "team-a", "labels": labels}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": metadata,
-        "spec": {"containers": [{"name": "main", "image": "x"}]},
-    }
+    spec = {"containers": [{"name": "main", "image": "x"}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def test_a_tenant_cannot_pass_a_pod_off_as_the_operators(control_plane_with_roles: Release) -> None:
+def test_a_tenant_cannot_pass_a_pod_off_as_the_operators(control_plane_with_roles):
     release = control_plane_with_roles
     forged = pod("forged", {**OURS, "marlaas.dev/pool": "tiny"})
     assert RESERVED in release.refusal("ada", "create", "--dry-run=server", "-f", "-", stdin=json.dumps(forged))
     release.kubectl_as("ada", "create", "-f", "-", stdin=json.dumps(pod("plain", {"app": "web"})))
-    assert RESERVED in release.refusal(
-        "ada", "-n", "team-a", "label", "pod", "plain", "app.kubernetes.io/managed-by=marlaas-operator"
-    )
+    label = "app.kubernetes.io/managed-by=marlaas-operator"
+    assert RESERVED in release.refusal("ada", "-n", "team-a", "label", "pod", "plain", label)
     release.kubectl_as("ada", "-n", "team-a", "label", "pod", "plain", "app=changed", "--overwrite")
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "ReplicaSet", "DaemonSet", "Job", "CronJob"])
-def test_a_tenant_cannot_have_a_controller_make_such_a_pod(control_plane_with_roles: Release, kind: str) -> None:
+def test_a_tenant_cannot_have_a_controller_make_such_a_pod(control_plane_with_roles, kind):
     forged = pod("forged", {**OURS, "app": "x", "marlaas.dev/pool": "tiny"})
     forged["spec"]["restartPolicy"] = "OnFailure" if "Job" in kind else "Always"
     template = {"metadata": {"labels": forged["metadata"]["labels"]}, "spec": forged["spec"]}

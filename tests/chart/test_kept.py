@@ -27,10 +27,8 @@ DELETE_DATA = ("delete", "persistentvolumeclaims", "--selector", SELECTOR)
 
 
 def get(release: Release, kind: str, name: str) -> Document:
-    """The object, empty if there is none."""
     text = release.plane.kubectl("-n", NAMESPACE, "get", kind, name, "--ignore-not-found", "-o", "json")
-    found: Document = json.loads(text) if text.strip() else {}
-    return found
+    return json.loads(text) if text.strip() else {}
 
 
 def claims(release: Release) -> dict[str, str]:
@@ -73,7 +71,7 @@ def release(installed: Release) -> Release:
     return installed
 
 
-def test_an_upgrade_that_puts_everything_elsewhere_keeps_the_data_and_a_rollback_takes_it_up(release: Release) -> None:
+def test_an_upgrade_that_puts_everything_elsewhere_keeps_the_data_and_a_rollback_takes_it_up(release):
     before, kind = claims(release), get(release, "crd", KIND)["metadata"]["uid"]
     release.call(*words(*ELSEWHERE))
     rendered = release.call("get", "manifest", "marlaas")
@@ -85,7 +83,7 @@ def test_an_upgrade_that_puts_everything_elsewhere_keeps_the_data_and_a_rollback
     assert get(release, "crd", KIND)["metadata"]["uid"] == kind
 
 
-def test_uninstalling_keeps_the_claims_and_says_so_and_installing_again_takes_them_up(release: Release) -> None:
+def test_uninstalling_keeps_the_claims_and_says_so_and_installing_again_takes_them_up(release):
     before = claims(release)
     said = release.call("uninstall", "marlaas", "--no-hooks", "--wait")
     assert f"[PersistentVolumeClaim] {BLOBS}" in said
@@ -104,9 +102,7 @@ def as_an_older_chart_left_it(release: Release) -> None:
     wait_until(lambda: owners(release, BUS) != [])
 
 
-def test_what_an_older_chart_installed_is_deleted_by_no_upgrade_and_kept_once_it_is_marked_as_helm_says(
-    release: Release,
-) -> None:
+def test_what_an_older_chart_installed_is_deleted_by_no_upgrade_and_kept_once_it_is_marked(release):
     before = claims(release)
     as_an_older_chart_left_it(release)
     assert f"would delete the claim {BLOBS}" in refusal(release, OTHER_CLAIM)

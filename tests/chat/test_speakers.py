@@ -66,12 +66,8 @@ def test_the_base_side_is_the_base_model_itself_and_the_adapter_is_not(model, sp
     assert set(again) == set(Side)
     chat.begin()
     assert dict(chat.ask(prompt, lambda side, piece: None)) == replies
-    drawn = [
-        dict(
-            Chat(speaker, ChatSampling(max_tokens=12, temperature=2.0, seed=seed)).ask(prompt, lambda side, piece: None)
-        )
-        for seed in (1, 1, 2, 3)
-    ]
+    samplings = [ChatSampling(max_tokens=12, temperature=2.0, seed=seed) for seed in (1, 1, 2, 3)]
+    drawn = [dict(Chat(speaker, one).ask(prompt, lambda side, piece: None)) for one in samplings]
     assert drawn[0] == drawn[1]
     assert drawn[2:] != drawn[:2], "draws depend on the seed"
 

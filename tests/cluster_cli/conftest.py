@@ -69,12 +69,9 @@ class Shell:
         self.kubectl("patch", kind, name, "--subresource=status", "--type=merge", f"--patch={patch}")
 
     def get(self, kind: str, name: str) -> dict[str, Any]:
-        """An object of the cluster."""
-        body: dict[str, Any] = json.loads(self.kubectl("get", kind, name, "--output=json"))
-        return body
+        return json.loads(self.kubectl("get", kind, name, "--output=json"))
 
     def kubectl(self, *arguments: str) -> str:
-        """kubectl in the namespace."""
         return self.plane.kubectl(*arguments, f"--namespace={self.namespace}")
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.tables import rows
 
 from marlaas.cluster import errors
 from marlaas.cluster.errors import Refused, error_of
@@ -15,46 +16,22 @@ SEEN = yaml.safe_load(Path(__file__).with_name("answers.yaml").read_text())
 
 
 @pytest.mark.parametrize("answer", SEEN, ids=[f"{answer['error']}-{at}" for at, answer in enumerate(SEEN)])
-def test_what_kubectl_says_becomes_a_sentence_for_people(answer: dict[str, str]) -> None:
+def test_what_kubectl_says_becomes_a_sentence_for_people(answer):
     error = error_of(answer["stderr"])
     assert type(error) is getattr(errors, answer["error"])
     assert answer["says"] in str(error)
 
 
-REFUSALS = {
-    'The RLJob "reverse" is invalid: spec.training.steps: Invalid value: 1: may be raised but not lowered\n': (
-        ("spec.training.steps", "Invalid value: 1: may be raised but not lowered"),
-    ),
-    'The RLJob "reverse" is invalid: \n* spec.training.steps: Invalid value: 20: may be raised\n'
-    "* spec.rollout: Invalid value: cannot change\n": (
-        ("spec.training.steps", "Invalid value: 20: may be raised"),
-        ("spec.rollout", "Invalid value: cannot change"),
-    ),
-    'The ModelPool "p" is invalid: <nil>: Invalid value: give exactly one of builtin, path, pvc and hub\n': (
-        ("<nil>", "Invalid value: give exactly one of builtin, path, pvc and hub"),
-    ),
-    "Error from server: failed to create typed patch object (team-a/q; marlaas.dev/v1alpha1, Kind=RLJob): .spec.extra: field not "
-    "declared in schema\n": (("spec.extra", "field not declared in schema"),),
-}
-
-
-@pytest.mark.parametrize("stderr", REFUSALS)
-def test_a_refusal_names_every_field(stderr: str) -> None:
+@pytest.mark.parametrize(("stderr", "causes"), rows(__file__, "refusals"))
+def test_a_refusal_names_every_field(stderr, causes):
     error = error_of(stderr)
     assert isinstance(error, Refused)
-    assert error.causes == REFUSALS[stderr]
+    assert [list(cause) for cause in error.causes] == causes
 
 
-@pytest.mark.parametrize(
-    ("field", "loc"),
-    [
-        ("spec.agents[1].adapter.rank", ("spec", "agents", 1, "adapter", "rank")),
-        ("spec.environment.args[a.b]", ("spec", "environment", "args", "a.b")),
-        ("<nil>", ()),
-    ],
-)
-def test_a_field_of_the_api_server_is_a_place_in_the_manifest(field: str, loc: tuple[str | int, ...]) -> None:
-    assert loc_of(field) == loc
+@pytest.mark.parametrize(("field", "loc"), rows(__file__, "fields"))
+def test_a_field_of_the_api_server_is_a_place_in_the_manifest(field, loc):
+    assert loc_of(field) == tuple(loc)
 
 
 @pytest.fixture
@@ -70,9 +47,8 @@ def program(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
-def test_the_targets_flags_reach_kubectl(program: Callable[[str], str]) -> None:
+def test_the_targets_flags_reach_kubectl(program):
     echo = program('printf \'{"said": "%s"}\' "$*"')
     kubectl = Kubectl(ClusterTarget("c", "n", "k"), echo)
-    assert kubectl.get("rljobs", "x")["said"] == (
-        "get rljobs x --output=json --request-timeout=30s --context=c --namespace=n --kubeconfig=k"
-    )
+    flags = "--output=json --request-timeout=30s --context=c --namespace=n --kubeconfig=k"
+    assert kubectl.get("rljobs", "x")["said"] == f"get rljobs x {flags}"

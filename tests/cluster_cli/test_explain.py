@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.tables import rows
 
 from marlaas.cluster.errors import AccessDenied
 from marlaas.cluster.explain import ClusterContext, explain
@@ -19,9 +20,7 @@ NOW = 1_800_000_000.0
 PHASES = {ReasonStage.WAITING: "Queued", ReasonStage.ENDED: "Succeeded", ReasonStage.FAILED: "Failed"}
 
 
-def _job(
-    status: dict[str, Any] | None, agents: list[dict[str, Any]] | None = None, spec: Any = None, **meta: Any
-) -> dict[str, Any]:
+def _job(status, agents=None, spec=None, **meta):
     fixed = {"name": "reverse", "namespace": "team-a", "uid": "u1", "creationTimestamp": "2027-01-15T07:50:00Z"}
     plain = {"poolRef": {"name": "tiny"}, "backoffLimit": 6, **({"agents": agents} if agents else {})}
     return {"metadata": {**fixed, **meta}, "spec": {**plain, **(spec or {})}, "status": status}
@@ -48,11 +47,11 @@ def _other(scene: dict[str, Any], phase: str, name: str) -> ClusterJobView:
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene["scene"])
-def test_why_says_of_a_scene(scene: dict[str, Any]) -> None:
+def test_why_says_of_a_scene(scene):
     assert _said(scene) == scene["says"].rstrip("\n")
 
 
-def test_why_tells_of_every_pool_of_the_agents_and_which_one_is_not_ready() -> None:
+def test_why_tells_of_every_pool_of_the_agents_and_which_one_is_not_ready():
     agents = [{"name": "solver"}, {"name": "judge", "poolRef": {"name": "big"}}]
     job = job_view(_job({"phase": "Queued", "reason": "WaitingForPool", "message": "no replica"}, agents))
     assert job.pools == ("tiny", "big")
@@ -66,7 +65,7 @@ def test_why_tells_of_every_pool_of_the_agents_and_which_one_is_not_ready() -> N
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_why_tells_of_every_reason_what_it_means_and_what_to_do(reason: Reason) -> None:
+def test_why_tells_of_every_reason_what_it_means_and_what_to_do(reason):
     text = TEXTS[reason]
     said = _said({"status": {"phase": PHASES.get(text.stage, "Running"), "reason": reason, "message": "so it is"}})
     assert f"{reason}: {text.meaning}" in said
@@ -75,7 +74,7 @@ def test_why_tells_of_every_reason_what_it_means_and_what_to_do(reason: Reason) 
     assert "\n" not in said
 
 
-def test_why_hands_no_words_of_a_tenant_to_the_terminal() -> None:
+def test_why_hands_no_words_of_a_tenant_to_the_terminal():
     """Anybody may write events into a namespace of theirs, and the platform team asks why."""
     words = "\x1b]52;c;ZXZpbA==\x07 no room"
     event = {"type": "Warning", "reason": "PodRefused", "message": words, "lastTimestamp": "2027-01-15T07:59:00Z"}
@@ -105,15 +104,7 @@ class Kubectl:
         ]
 
 
-@pytest.mark.parametrize(
-    ("reason", "may", "names"),
-    [
-        ("WaitingForSlots", True, ["here", "of-the-tenant", "there"]),
-        ("Preempted", False, ["here", "of-the-tenant"]),
-        ("OverQuota", False, ["here", "of-the-tenant"]),
-        ("WaitingForPool", True, []),
-    ],
-)
-def test_the_jobs_beside_it_are_those_that_the_user_may_read(reason: str, may: bool, names: list[str]) -> None:
+@pytest.mark.parametrize(("reason", "may", "names"), rows(__file__, "beside"))
+def test_the_jobs_beside_it_are_those_that_the_user_may_read(reason, may, names):
     job = job_view(_job({"phase": "Queued", "reason": reason}))
     assert [one.name for one in jobs_beside(Kubectl(may), job)] == names  # type: ignore[arg-type]

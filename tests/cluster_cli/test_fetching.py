@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import invoke
+from tests.tables import rows
 
 from marlaas.cluster.errors import AccessDenied, CommandFailed
 from marlaas.cluster.fetching import Published, fetch, published
@@ -27,14 +28,13 @@ from marlaas_api.wire import encode
 
 SPEC = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 8}}
 ARGUMENTS = ["--name=$(POD_NAME)", "--nats=nats://n:4222", "--blobs=file:///b", "--health=8081"]
-POD = {
-    "metadata": {"namespace": "marlaas-system", "name": "marlaas-orchestrator-7f"},
-    "spec": {"containers": [{"name": "orchestrator", "args": ARGUMENTS}]},
-}
+CONTAINERS = [{"name": "orchestrator", "args": ARGUMENTS}]
+PLACE = {"namespace": "marlaas-system", "name": "marlaas-orchestrator-7f"}
+POD = {"metadata": PLACE, "spec": {"containers": CONTAINERS}}
 NEWEST = Published("policy", 7, "a/sums/7")
 
 
-async def test_the_pod_sends_the_files_of_the_version_that_the_bus_says() -> None:
+async def test_the_pod_sends_the_files_of_the_version_that_the_bus_says():
     bus, blobs = MemoryServer().connect("test"), MemoryBlobs()
     await bus.ensure()
     identity: dict[str, Any] = {"namespace": "a", "job": "sums", "uid": "u1"}
@@ -66,7 +66,7 @@ def _job(*agents: dict[str, Any]) -> ClusterJobView:
     return job_view(_body(*agents))
 
 
-def test_the_promoted_version_counts_otherwise_the_newest_and_a_player_has_none() -> None:
+def test_the_promoted_version_counts_otherwise_the_newest_and_a_player_has_none():
     newest = {"name": "policy", "policyVersion": 7, "adapter": "a/sums/7"}
     assert published(_job(newest), None) == (NEWEST,)
     (promoted,) = published(_job({**newest, "promotedVersion": 5}), "policy")
@@ -74,21 +74,8 @@ def test_the_promoted_version_counts_otherwise_the_newest_and_a_player_has_none(
     assert published(_job({"name": "o", "policyVersion": 7}, newest), "policy") == (NEWEST,)
 
 
-@pytest.mark.parametrize(
-    ("agents", "agent", "sentence"),
-    [
-        ((), None, "no published adapter yet; see kubectl marlaas why sums -n a"),
-        (({"name": "policy", "policyVersion": 0},), "critic", "no agent critic; its agents are policy"),
-        (
-            ({"name": "o", "policyVersion": 7}, {"name": "policy", "policyVersion": 7, "adapter": "a/sums/7"}),
-            "o",
-            "agent o of a/sums plays the policy of another agent; agents with an adapter: policy",
-        ),
-    ],
-)
-def test_a_job_without_such_an_adapter_says_so(
-    agents: tuple[dict[str, Any], ...], agent: str | None, sentence: str
-) -> None:
+@pytest.mark.parametrize(("agents", "agent", "sentence"), rows(__file__, "no_adapter"))
+def test_a_job_without_such_an_adapter_says_so(agents, agent, sentence):
     with pytest.raises(InvalidInput, match=sentence):
         published(_job(*agents), agent)
 
@@ -117,7 +104,7 @@ def _archive(path: Path, *names: str) -> None:
             assert member.isfile()
 
 
-def test_an_adapter_becomes_a_folder_and_replaces_an_older_one(cluster: Callable[..., Kubectl], tmp_path: Path) -> None:
+def test_an_adapter_becomes_a_folder_and_replaces_an_older_one(cluster, tmp_path):
     _archive(tmp_path / "adapter.tar", "adapter_config.json", "../outside", "adapter_model.safetensors")
     kubectl = cluster("cat adapter.tar", [POD])
     target = tmp_path / "out"
@@ -131,9 +118,7 @@ def test_an_adapter_becomes_a_folder_and_replaces_an_older_one(cluster: Callable
     )
 
 
-def test_of_several_agents_each_gets_a_folder_and_a_named_one_is_fetched_alone(
-    cluster: Callable[..., Kubectl], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_several_agents_each_gets_a_folder_and_a_named_one_is_fetched_alone(cluster, tmp_path, monkeypatch):
     for agent in ("solver", "verifier"):
         _archive(tmp_path / f"{agent}.tar", "adapter_config.json", "adapter_model.safetensors", f"of-{agent}")
     agents: list[dict[str, Any]] = [
@@ -144,29 +129,22 @@ def test_of_several_agents_each_gets_a_folder_and_a_named_one_is_fetched_alone(
     ]
     body = _body(*agents)
     body["spec"] = {**SPEC, "agents": [{"name": name} for name in ("solver", "verifier", "critic")]}
-    kubectl = cluster(
-        'case "$*" in *"--agent solver --version 7") cat solver.tar;; *) cat verifier.tar;; esac', [POD], body
-    )
+    script = 'case "$*" in *"--agent solver --version 7") cat solver.tar;; *) cat verifier.tar;; esac'
+    kubectl = cluster(script, [POD], body)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
     said = invoke("adapter", "sums", "--out", "all")
-    assert said.output.splitlines() == [
-        "all/solver: version 7 of agent solver of a/sums",
-        "all/verifier: version 4 of agent verifier of a/sums",
-        "note: no version yet of critic",
-    ]
-    assert sorted(str(path.relative_to(tmp_path / "all")) for path in (tmp_path / "all").glob("*/of-*")) == [
-        "solver/of-solver",
-        "verifier/of-verifier",
-    ]
+    versions = {"solver": 7, "verifier": 4}.items()
+    told = [f"all/{name}: version {version} of agent {name} of a/sums" for name, version in versions]
+    assert said.output.splitlines() == [*told, "note: no version yet of critic"]
+    found = sorted(str(path) for path in Path("all").glob("*/of-*"))
+    assert found == ["all/solver/of-solver", "all/verifier/of-verifier"]
     assert invoke("adapter", "sums", "--agent", "verifier", "--out", "one").exit_code == 0
     assert (tmp_path / "one" / "of-verifier").is_file()
     job = job_view(body)
     with pytest.raises(InvalidInput, match="one holds the adapter of one agent"):
         fetch(kubectl, job, published(job, None), Path("one"))
-    with pytest.raises(
-        InvalidInput, match="agent critic of a/sums has no adapter yet; agents with an adapter: solver, verifier"
-    ):
+    with pytest.raises(InvalidInput, match="agent critic of a/sums has no adapter yet; agents with an adapter: solver"):
         published(job, "critic")
     (tmp_path / "all" / "verifier" / "adapter_config.json").unlink()
     num_calls = len((tmp_path / "calls").read_text().splitlines())
@@ -176,7 +154,7 @@ def test_of_several_agents_each_gets_a_folder_and_a_named_one_is_fetched_alone(
 
 
 @pytest.mark.parametrize("kept", [700, 512])
-def test_half_an_archive_is_no_adapter(cluster: Callable[..., Kubectl], tmp_path: Path, kept: int) -> None:
+def test_half_an_archive_is_no_adapter(cluster, tmp_path, kept):
     _archive(tmp_path / "adapter.tar", "adapter_config.json", "adapter_model.safetensors")
     kubectl = cluster(f"head -c {kept} adapter.tar", [POD])
     with pytest.raises(CommandFailed, match="the transfer of the adapter was incomplete"):
@@ -184,19 +162,13 @@ def test_half_an_archive_is_no_adapter(cluster: Callable[..., Kubectl], tmp_path
     assert not (tmp_path / "out").exists()
 
 
-def test_who_may_not_look_into_the_pod_is_told_where_the_adapter_lies(
-    cluster: Callable[..., Kubectl], tmp_path: Path
-) -> None:
+def test_who_may_not_look_into_the_pod_is_told_where_the_adapter_lies(cluster, tmp_path):
     refusal = 'Error from server (Forbidden): pods "x" is forbidden: User "ann" cannot create resource "pods/exec"'
-    with pytest.raises(
-        AccessDenied, match="is in the blob store under a/sums/7, from where the platform team can fetch it"
-    ):
+    with pytest.raises(AccessDenied, match="is in the blob store under a/sums/7, from where the platform team can"):
         fetch(cluster(f"echo '{refusal}' >&2; exit 1", [POD]), _job(), [NEWEST], tmp_path / "o")
 
 
-def test_a_pod_elsewhere_that_calls_itself_the_orchestrator_is_never_asked(
-    cluster: Callable[..., Kubectl], tmp_path: Path
-) -> None:
+def test_a_pod_elsewhere_that_calls_itself_the_orchestrator_is_never_asked(cluster, tmp_path):
     forged = {**POD, "metadata": {"namespace": "a-tenant", "name": "forged"}}
     kubectl = cluster("echo forged", [forged, POD])
     with pytest.raises(InvalidInput, match="namespaces a-tenant, marlaas-system have the orchestrator's labels"):

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.tables import rows
 
 from marlaas_api.kinds.status import unix_seconds
 
@@ -43,9 +44,7 @@ def lines(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def test_usage_is_shown_below_its_tenant_and_as_csv_and_json_and_adds_up_to_the_total(
-    used: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_usage_is_shown_below_its_tenant_and_as_csv_and_json_and_adds_up_to_the_total(used, monkeypatch):
     said = used.run("usage")
     assert said.code == 0, said.err
     rows = [line.split()[0] for line in said.out.splitlines()]
@@ -75,22 +74,13 @@ def test_usage_is_shown_below_its_tenant_and_as_csv_and_json_and_adds_up_to_the_
     assert "sums" in {line["job"] for line in lines(said.out)}
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "sentence"),
-    [
-        (("usage", "--job", "sum"), 2, "no RLJob 'sum' in the namespace"),
-        (("usage", "runs/first", "-A"), 2, "DIR excludes -A"),
-        (("usage", "--csv", "--json"), 2, "choose one"),
-        (("usage", "--csv"), 0, "no RLJobs in the namespace; -A shows all namespaces"),
-    ],
-)
-def test_what_cannot_be_shown_is_said(shell: Shell, words: tuple[str, ...], code: int, sentence: str) -> None:
+@pytest.mark.parametrize(("words", "code", "sentence"), rows(__file__, "usage_words"))
+def test_what_cannot_be_shown_is_said(shell, words, code, sentence):
     said = shell.run(*words)
     assert (said.code, sentence in said.err) == (code, True)
 
 
 def mark(at: str, usage: dict[str, Any]) -> tuple[str, str]:
-    """One entry of a history."""
     return f"{at[:13]}Z", json.dumps({"at": unix_seconds(at), "usage": usage})
 
 
@@ -107,7 +97,7 @@ def of_tenant(shell: Shell, *options: str) -> dict[str, str]:
     return line
 
 
-def test_the_usage_of_a_period_is_the_difference_of_two_marks(used: Shell) -> None:
+def test_the_usage_of_a_period_is_the_difference_of_two_marks(used):
     early, late = {"generatedTokens": 20, "openTokens": 20}, {"generatedTokens": 50, "trainedTokens": 50}
     marked(used, ("2026-01-01T00:00:05+00:00", early), ("2026-02-01T00:00:07+00:00", late))
     january = of_tenant(used, "--since", "2026-01-01T00:30Z", "--until", "2026-02-01T01:00")
@@ -122,17 +112,8 @@ def test_the_usage_of_a_period_is_the_difference_of_two_marks(used: Shell) -> No
     assert of_tenant(used, "--since", "1m")["generated_tokens"] == "0"
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (["--since", "yesterday"], "is no time: use a date"),
-        (["--since", "2026-02-01", "--until", "2026-01-01"], "which is not before its end"),
-        (["--since", "7d", "--until", "2096-01-01"], "which has not come yet"),
-        (["--until", "7d"], "--until needs --since"),
-        (["--since", "7d", "-A"], "shows Tenants of a cluster"),
-    ],
-)
-def test_a_period_that_makes_no_sense_is_refused(shell: Shell, options: list[str], reason: str) -> None:
+@pytest.mark.parametrize(("options", "reason"), rows(__file__, "periods"))
+def test_a_period_that_makes_no_sense_is_refused(shell, options, reason):
     said = shell.run("usage", *options)
     assert said.code == 2
     assert reason in said.err.replace("\n", " ")

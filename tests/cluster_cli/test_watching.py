@@ -40,13 +40,9 @@ class Screen:
 
 
 def _job(name: str = "sums", **status: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "marlaas.dev/v1alpha1",
-        "kind": "RLJob",
-        "metadata": {"name": name, "namespace": "a", "uid": f"u-{name}", "generation": 1},
-        "spec": SPEC,
-        "status": status or None,
-    }
+    metadata = {"name": name, "namespace": "a", "uid": f"u-{name}", "generation": 1}
+    kind = {"apiVersion": "marlaas.dev/v1alpha1", "kind": "RLJob"}
+    return {**kind, "metadata": metadata, "spec": SPEC, "status": status or None}
 
 
 def _watch(*looks: Sequence[dict[str, Any]] | Exception) -> tuple[ClusterWatch, Screen]:
@@ -62,18 +58,7 @@ def _watch(*looks: Sequence[dict[str, Any]] | Exception) -> tuple[ClusterWatch, 
     return ClusterWatch(look, screen, lambda: float(next(clock))), screen
 
 
-def test_a_watch_ends_when_every_job_has() -> None:
-    watch, screen = _watch(
-        [_job(phase="Running", reason="Training", step=1), _job("other", phase="Failed", reason="TooManyFaults")],
-        [_job(phase="Succeeded", reason="Finished", step=8), _job("other", phase="Failed", reason="TooManyFaults")],
-    )
-    watch.run(lambda: None)
-    assert len(screen.shown) == 2
-    assert [one.name for one in screen.shown[0]] == ["a/sums", "a/other"]  # what still runs stands above
-    assert watch.failed
-
-
-def test_a_row_reads_as_in_a_local_run() -> None:
+def test_a_row_reads_as_in_a_local_run():
     status: dict[str, Any] = {
         "phase": "Running",
         "reason": "Training",
@@ -89,16 +74,10 @@ def test_a_row_reads_as_in_a_local_run() -> None:
         "tokens": 200,
         "agents": [{"name": "policy", "policyVersion": 3, "usage": {"generatedTokens": 100, "trainedTokens": 90}}],
     }
-    team = view(
-        _job(
-            **status | {"agents": [{"name": "a", "policyVersion": 2, "reward": 0.5, "evalBefore": 0.25}, {"name": "b"}]}
-        ),
-        0.0,
-    )
-    assert [[cell for cell in line if cell] for line in agent_cells(team)] == [
-        ["  a", "2", "0.50", "0.25", "0.00"],
-        ["  b", "·", "·", "·", "0.00"],
-    ]
+    agents = [{"name": "a", "policyVersion": 2, "reward": 0.5, "evalBefore": 0.25}, {"name": "b"}]
+    team = view(_job(**status | {"agents": agents}), 0.0)
+    found = [[cell for cell in line if cell] for line in agent_cells(team)]
+    assert found == [["  a", "2", "0.50", "0.25", "0.00"], ["  b", "·", "·", "·", "0.00"]]
     row = ("a/sums", "Running", "3/8", "3", "0.25", "0.10 → 0.20", "1,234", "0.50", "env 2", "·")
     shown = view(_job(**status), 0.0)
     assert cells(shown) == row
@@ -108,32 +87,31 @@ def test_a_row_reads_as_in_a_local_run() -> None:
     assert cells(view(_job(), 0.0))[:3] == ("a/sums", "Starting", "0/8")
 
 
-def test_the_headline_says_what_the_first_stuck_job_waits_for() -> None:
+def test_the_headline_says_what_the_first_stuck_job_waits_for():
     queued = {"phase": "Queued", "reason": "WaitingForSlots", "message": "needs 3 adapter slots"}
-    views = [
-        view(body, 0.0) for body in (_job(phase="Running", reason="Training"), _job("late", **queued), _job("new"))
-    ]
+    bodies = _job(phase="Running", reason="Training"), _job("late", **queued), _job("new")
+    views = [view(body, 0.0) for body in bodies]
     assert headline(views) == "1 running, 1 queued, 1 starting · a/late: WaitingForSlots: needs 3 adapter slots"
     assert headline(views[:1]) == "1 running"
 
 
-def test_a_deleted_job_is_told_once_and_no_longer_shown() -> None:
-    watch, screen = _watch(
-        [_job(phase="Running", reason="Training"), _job("other", phase="Running")], [_job("other")], []
-    )
+def test_a_deleted_job_is_told_once_and_no_longer_shown():
+    watch, screen = _watch([_job(phase="Running"), _job("other", phase="Running")], [_job("other")], [])
     watch.run(lambda: None)
     assert screen.lines == ["a/sums was deleted", "a/other was deleted"]
     assert screen.shown[-1] == ()
     assert not watch.failed
 
 
-def test_a_job_of_a_newer_version_is_told_once_and_disturbs_nobody() -> None:
+def test_a_job_of_a_newer_version_is_told_once_and_disturbs_nobody():
     strange = _job("new", phase="Running")
     strange["spec"] = {**SPEC, "moonPhase": "full"}
     fine = _job(phase="Running", reason="Training")
-    watch, screen = _watch([strange, fine], [strange, _job(phase="Succeeded", reason="Finished")])
+    failed = _job("other", phase="Failed", reason="TooManyFaults")
+    ended = _job(phase="Succeeded", reason="Finished")
+    watch, screen = _watch([strange, failed, fine], [strange, failed, ended])
     watch.run(lambda: None)
-    assert [line.partition(":")[0] for line in screen.lines] == [
-        "a/new cannot be shown, because another version of MARLaaS wrote it"
-    ]
-    assert [one.name for one in screen.shown[0]] == ["a/sums"]
+    assert watch.failed
+    told = "a/new cannot be shown, because another version of MARLaaS wrote it"
+    assert [line.partition(":")[0] for line in screen.lines] == [told]
+    assert [one.name for one in screen.shown[0]] == ["a/sums", "a/other"], "what still runs stands above"

@@ -33,7 +33,6 @@ class Api:
         self._client.close()
 
     def create(self, body: Json, *, dry: bool = False, fields: str = "Strict") -> Json:
-        """The stored object, or the Status that says why not."""
         options = {"fieldValidation": fields, **_dry(dry)}
         return self._client.post(_collection(body["kind"]), params=options, json=body).json()
 
@@ -52,7 +51,6 @@ class Api:
         return self._client.patch(path, params=options, json=change, headers=headers).json()
 
     def get(self, kind: str, name: str) -> Json:
-        """The stored object."""
         return self._client.get(f"{_collection(kind)}/{name}").json()
 
     def table(self, kind: str) -> Json:

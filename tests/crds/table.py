@@ -107,14 +107,12 @@ class Table:
         return body
 
     def object_with(self, path: str, value: Json) -> dict[str, Json]:
-        """That object with the field at this value."""
         body = self.object_for(path)
         put(body, path, value)
         return body
 
 
 def load(kind: type[Kind]) -> Table:
-    """The table of a kind."""
     name = kind.__name__
     read = yaml.load((CASES / f"{name.lower()}.yaml").read_text(encoding="utf-8"), _Loader)
     rows = tuple(_row(name, path, row) for path, row in read["fields"].items())
@@ -163,9 +161,7 @@ def told_at(path: str) -> str:
 
 
 def schema(kind: type[Kind]) -> dict[str, Json]:
-    """The generated schema of a kind."""
-    body: dict[str, Json] = crd.definition(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    return body
+    return crd.definition(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
 
 def parts(part: dict[str, Json], path: str = "") -> Iterator[tuple[str, dict[str, Json]]]:
@@ -183,9 +179,8 @@ def parts(part: dict[str, Json], path: str = "") -> Iterator[tuple[str, dict[str
 def integers_around(part: dict[str, Json]) -> list[int]:
     """Integers at, just below and just above each bound of a number."""
     limits = [part[bound] for bound in ("minimum", "maximum") if bound in part]
-    return sorted(
-        {whole + step for limit in limits for whole in (math.floor(limit), math.ceil(limit)) for step in (-1, 0, 1)}
-    )
+    whole = {number for limit in limits for number in (math.floor(limit), math.ceil(limit))}
+    return sorted({number + step for number in whole for step in (-1, 0, 1)})
 
 
 def constraints(kind: type[Kind]) -> set[tuple[str, str]]:

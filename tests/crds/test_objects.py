@@ -1,6 +1,7 @@
-"""The kinds on a real API server: what it stores, shows and explains."""
+"""The kinds on a real API server: what it stores, shows and explains; and every example is taken as it stands."""
 
 import copy
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,18 +11,28 @@ import pytest
 import yaml
 from tests.crds.conftest import Api, problems
 from tests.crds.table import parts, schema
+from tests.tables import rows
 
-from marlaas_api.kinds import KINDS, Kind
+from marlaas_api.kinds import API_VERSION, KINDS, Kind
 from marlaas_api.kinds.problems import parse
-from marlaas_e2e.control_plane import ControlPlane
 
 STORED = Path(__file__).parents[1] / "api/fixtures/v1alpha1"
 Json = dict[str, Any]
+SAYS_NOTHING_IS_MEANT = re.compile(r"Absent|empty|none\b.* by default|Refused:")
+"""How a field without a default says what it means that it is not there."""
+
+UNITS = (
+    (re.compile(r"seconds", re.I), "seconds?\\b"),
+    (re.compile(r"bytes$|^memory$|^maxMemory$|^storage$", re.I), "bytes\\b"),
+    (re.compile(r"^cpu$"), "cores\\b"),
+    (re.compile(r"[tT]okens|^maxModelLen$"), "tokens\\b"),
+)
+"""Field names that speak of an amount, and the word that their texts need."""
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").rglob("*.yaml"))
 
 
 def _fixture(kind: type[Kind], size: str) -> Json:
-    body: Json = yaml.safe_load((STORED / f"{kind.__name__.lower()}-{size}.yaml").read_text(encoding="utf-8"))
-    return body
+    return yaml.safe_load((STORED / f"{kind.__name__.lower()}-{size}.yaml").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(
@@ -29,7 +40,6 @@ def _fixture(kind: type[Kind], size: str) -> Json:
     ids=lambda pair: f"{pair[0].__name__}-{pair[1]}",
 )
 def given(request: pytest.FixtureRequest) -> Json:
-    """A stored fixture."""
     return _fixture(*request.param)
 
 
@@ -53,7 +63,7 @@ def _without_nothing(value: Any) -> Any:
     return [_without_nothing(item) for item in value] if isinstance(value, list) else value
 
 
-def test_the_server_stores_what_a_worker_would_assume(api: Api, given: Json) -> None:
+def test_the_server_stores_what_a_worker_would_assume(api, given):
     kind = next(kind for kind in KINDS if kind.__name__ == given["kind"])
     stored = api.create(given, dry=True)
     assert problems(stored) == set()
@@ -73,36 +83,13 @@ def _as_text(spec: Json) -> Json:
 
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_status_is_stored_whole(api: Api, kind: type[Kind]) -> None:
+def test_a_status_is_stored_whole(api, kind):
     assert api.get(kind.__name__, "full")["status"] == _fixture(kind, "full")["status"]
 
 
-COLUMNS = {
-    "RLJob": (
-        ["Name", "Pool", "Phase", "Step", "Reward", "Version", "Reason", "Age"],
-        ["Staleness", "Tokens/s", "Tenant", "Eval", "Generated", "Trained", "Wasted"],
-        [
-            *("full", "full", "Running", "12/200", 0.412, "12/0", "Training"),
-            *(0.75, 812.4, "research", 0.39, 1234567, 1000000, 190567),
-        ],
-    ),
-    "ModelPool": (
-        ["Name", "Model", "Rollout", "Trainer", "Agents", "Jobs", "Age"],
-        [],
-        ["full", "hub Qwen/Qwen3-0.6B@c1899de", "2/2", "1/2", "9/16", 3],
-    ),
-    "Tenant": (
-        ["Name", "Weight", "Entitled", "Held", "Jobs", "Queued", "Agents", "Generated", "Trained", "Age"],
-        ["Wasted", "Engine-s", "Trainer-s"],
-        ["full", 2.5, 0.25, 0.1875, 2, 1, 6, 1234567, 1000000, 190567, 5400.3, 1800.5],
-    ),
-}
-
-
 @pytest.mark.usefixtures("full")
-@pytest.mark.parametrize("name", COLUMNS)
-def test_kubectl_get_shows_these_columns(api: Api, name: str) -> None:
-    narrow, wide, cells = COLUMNS[name]
+@pytest.mark.parametrize(("name", "narrow", "wide", "cells"), rows(__file__, "columns"))
+def test_kubectl_get_shows_these_columns(api, name, narrow, wide, cells):
     table = api.table(name)
     columns = table["columnDefinitions"]
     assert [column["name"] for column in columns if column["priority"] == 0] == narrow
@@ -112,21 +99,9 @@ def test_kubectl_get_shows_these_columns(api: Api, name: str) -> None:
 
 
 @pytest.mark.usefixtures("full")
-def test_one_word_lists_everything_of_marlaas(plane: ControlPlane) -> None:
+def test_one_word_lists_everything_of_marlaas(plane):
     listed = plane.kubectl("get", "marlaas", "-o", "name").split()
     assert sorted(listed) == ["modelpool.marlaas.dev/full", "rljob.marlaas.dev/full", "tenant.marlaas.dev/full"]
-
-
-SAYS_NOTHING_IS_MEANT = re.compile(r"Absent|empty|none\b.* by default|Refused:")
-"""How a field without a default says what it means that it is not there."""
-
-UNITS = (
-    (re.compile(r"seconds", re.I), "seconds?\\b"),
-    (re.compile(r"bytes$|^memory$|^maxMemory$|^storage$", re.I), "bytes\\b"),
-    (re.compile(r"^cpu$"), "cores\\b"),
-    (re.compile(r"[tT]okens|^maxModelLen$"), "tokens\\b"),
-)
-"""Field names that speak of an amount, and the word that their texts need."""
 
 
 def fields(kind: type[Kind]) -> Iterator[tuple[str, dict[str, Any], bool]]:
@@ -138,7 +113,7 @@ def fields(kind: type[Kind]) -> Iterator[tuple[str, dict[str, Any], bool]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_field_says_what_it_means_and_every_amount_its_unit(kind: type[Kind]) -> None:
+def test_every_field_says_what_it_means_and_every_amount_its_unit(kind):
     for path, field, _ in fields(kind):
         words, name = field.get("description", ""), path.rpartition(".")[2]
         units = [unit for known, unit in UNITS if known.search(name)]
@@ -148,7 +123,7 @@ def test_every_field_says_what_it_means_and_every_amount_its_unit(kind: type[Kin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_need_not_be_given_says_what_it_is_then(kind: type[Kind]) -> None:
+def test_what_need_not_be_given_says_what_it_is_then(kind):
     """By a default at the end of its text, or in words; an object that is filled in says it field by field."""
     for path, field, required in fields(kind):
         if not path.startswith("spec") or required or field.get("default") == {}:
@@ -157,3 +132,24 @@ def test_what_need_not_be_given_says_what_it_is_then(kind: type[Kind]) -> None:
             assert re.search(r" Default: \S.*\.$", field["description"]), path
         else:
             assert SAYS_NOTHING_IS_MEANT.search(field["description"]), f"{path}: {field['description']}"
+
+
+def _ours(path: Path) -> bool:
+    return f"apiVersion: {API_VERSION}" in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", [path for path in EXAMPLES if _ours(path)], ids=lambda path: path.stem)
+def test_every_example_is_taken_as_kubectl_reads_it(plane, api, path):
+    """But for its namespace, which is not made here."""
+    for body in _objects(plane.kubectl("create", "--dry-run=client", "--output=json", "-f", path)):
+        if body["apiVersion"] == API_VERSION:
+            body["metadata"].pop("namespace", None)
+            assert problems(api.create(body, dry=True)) == set(), body["metadata"]["name"]
+
+
+def _objects(text: str) -> Iterator[Any]:
+    """JSON objects one after the other, as kubectl prints them."""
+    while text := text.strip():
+        body, end = json.JSONDecoder().raw_decode(text)
+        yield body
+        text = text[end:]

@@ -33,7 +33,7 @@ def toolchain(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Non
     monkeypatch.setenv("PATH", f"{go.parent}:/usr/bin:/bin")
 
 
-def test_a_program_is_built_once_and_kept_however_many_want_it(count: Path) -> None:
+def test_a_program_is_built_once_and_kept_however_many_want_it(count):
     builders = [threading.Thread(target=binaries.ensure, args=(["etcd", "pause"],)) for _ in range(3)]
     for builder in builders:
         builder.start()
@@ -44,16 +44,14 @@ def test_a_program_is_built_once_and_kept_however_many_want_it(count: Path) -> N
     assert count.read_text() == "built\nbuilt\n"
 
 
-def test_a_failed_build_says_why_and_leaves_nothing_that_looks_built(
-    count: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_build_says_why_and_leaves_nothing_that_looks_built(count, tmp_path, monkeypatch):
     toolchain(tmp_path, monkeypatch, _FAILS)
     with pytest.raises(CannotBuild, match=r"etcd cannot be built in e2e/tools/etcd:\nmodule is not offered"):
         binaries.ensure(["etcd"])
     assert list(binaries.path("etcd").parent.iterdir()) == []
 
 
-def test_without_a_toolchain_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_toolchain_the_message_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("MARLAAS_CACHE", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))

@@ -33,12 +33,11 @@ def chart(said: Elsewhere) -> dict[str, object]:
     return dict(word.split("=", 1) for flag, word in zip(words[0::2], words[1::2], strict=True) if flag == "--set")
 
 
-def test_images_are_those_of_values_yaml_or_of_a_registry_or_a_whole_worker_image(say) -> None:
+def test_images_are_those_of_values_yaml_or_of_a_registry_or_a_whole_worker_image(say):
     values = yaml.safe_load((ROOT / "e2e" / "values.yaml").read_text())
     assert chart(say()) == {f"{part}.image": values[part]["image"] for part in ("operator", "worker", "nats")}
-    assert (
-        chart(say(CONTEXT="gke", IMAGES="registry.example.com/e2e/"))["nats.image"] == "registry.example.com/e2e/nats:1"
-    )
+    registry = chart(say(CONTEXT="gke", IMAGES="registry.example.com/e2e/"))
+    assert registry["nats.image"] == "registry.example.com/e2e/nats:1"
     (_, own) = manifest("own-image")
     assert own["spec"]["environment"]["image"] == "registry.example.com/e2e/environment:1"
     whole = chart(say(CONTEXT="gke", WORKER="registry.example.com/worker:1"))
@@ -48,7 +47,7 @@ def test_images_are_those_of_values_yaml_or_of_a_registry_or_a_whole_worker_imag
     assert say(VALUES="mine.yaml").chart_words()[-2:] == ["--values", Path("mine.yaml").resolve()]
 
 
-def test_the_command_is_given_the_archive_and_with_a_registry_the_name_that_is_in_it(say, tmp_path: Path) -> None:
+def test_the_command_is_given_the_archive_and_with_a_registry_the_name_that_is_in_it(say, tmp_path):
     archive, heard, program = tmp_path / "a.tar", tmp_path / "heard", tmp_path / "push"
     (tmp_path / "manifest.json").write_text(json.dumps([{"RepoTags": ["registry.example.com/e2e/x:1"]}]))
     subprocess.run(["tar", "-C", tmp_path, "-cf", archive, "manifest.json"], check=True)
@@ -62,7 +61,7 @@ def test_the_command_is_given_the_archive_and_with_a_registry_the_name_that_is_i
     ClusterHandle(Path("kubeconfig"), "gke").import_image(archive)  # without a command nothing is to be done
 
 
-def test_only_images_need_packages_when_the_node_is_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_only_images_need_packages_when_the_node_is_elsewhere(monkeypatch, tmp_path):
     monkeypatch.setattr(packages, "_SEARCH", str(tmp_path))
     assert packages.missing_packages(node=False) == ["buildah", "debootstrap"]
     assert {"buildah", "containerd", "runc"} <= set(packages.missing_packages())

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.tables import rows
 
 from marlaas_e2e.node.policies import Network
 from marlaas_e2e.node.volumes import folder_of, missing_volumes, released_volumes
@@ -36,66 +37,30 @@ def policy(**spec: Any) -> dict[str, Any]:
 
 
 def chains(*policies: dict[str, Any]) -> dict[str, list[str]]:
-    """The lines of each chain."""
     script = Network(PODS, NAMESPACES, policies).nft_script()
     assert script.startswith("table inet marlaas_e2e\ndelete table inet marlaas_e2e\ntable inet marlaas_e2e {")
     blocks = [block.partition(" {\n") for block in script.split("  chain ")[1:]]
     return {name: [line.strip() for line in body.splitlines() if line[:4] == "    "] for name, _, body in blocks}
 
 
-@pytest.mark.parametrize(
-    ("spec", "closed"),
-    [
-        ({}, {IN}),
-        ({"egress": [{}]}, {IN, OUT}),
-        ({"ingress": [], "egress": []}, {IN}),
-        ({"policyTypes": ["Egress"]}, {OUT}),
-        ({"policyTypes": ["Ingress", "Egress"]}, {IN, OUT}),
-        ({"podSelector": {"matchLabels": {"app": "none"}}}, set()),
-    ],
-)
-def test_a_selected_pod_is_closed_in_the_directions_of_the_policy_only(spec: dict[str, Any], closed: set[str]) -> None:
+@pytest.mark.parametrize(("spec", "closed"), rows(__file__, "closed"))
+def test_a_selected_pod_is_closed_in_the_directions_of_the_policy_only(spec, closed):
     found = chains(policy(**spec))
-    assert {name for name in found if "10_244" in name} == closed
+    assert {name for name in found if "10_244" in name} == set(closed)
     jumps = {OUT: "ip saddr 10.244.0.5 jump", IN: "ip daddr 10.244.0.5 jump"}
-    assert found["any_egress"] + found["any_ingress"] == [
-        f"{jumps[name]} {name}" for name in (OUT, IN) if name in closed
-    ]
+    assert found["any_egress"] + found["any_ingress"] == [f"{jumps[one]} {one}" for one in (OUT, IN) if one in closed]
 
 
-@pytest.mark.parametrize(
-    ("rule", "lines"),
-    [
-        ({}, ["return"]),
-        ({"to": [CLIENTS]}, ["ip daddr { 10.244.0.6 } return"]),  # pods of the policy's own namespace
-        ({"to": [ALL_OF_B]}, ["ip daddr { 10.244.0.7 } return"]),
-        ({"to": [WEB_OF_B]}, []),  # both must hold
-        ({"to": [ALL_OF_B, CLIENTS]}, ["ip daddr { 10.244.0.7 } return", "ip daddr { 10.244.0.6 } return"]),
-        (
-            {"to": [BLOCK], "ports": [{"port": 443}]},
-            ["ip daddr 10.0.0.0/8 ip daddr != { 10.1.0.0/16, 10.2.0.0/16 } tcp dport 443 return"],
-        ),
-        ({"to": [OTHER_FAMILY]}, ["ip6 daddr ::/0 ip6 daddr != { fe80::/10 } return"]),
-        ({"ports": [{"port": 53, "protocol": "UDP"}]}, ["udp dport 53 return"]),
-        ({"ports": [{"protocol": "UDP"}]}, ["meta l4proto udp return"]),
-    ],
-)
-def test_a_rule_lets_through_what_it_names(rule: dict[str, Any], lines: list[str]) -> None:
+@pytest.mark.parametrize(("rule", "lines"), rows(__file__, "rules"))
+def test_a_rule_lets_through_what_it_names(rule, lines):
     once = policy(policyTypes=["Egress"], egress=[rule])
     assert chains(once, once)[OUT] == [*lines, "drop"]
     back = {("from" if key == "to" else key): value for key, value in rule.items()}
     assert chains(policy(ingress=[back]))[IN] == [*(line.replace("daddr", "saddr") for line in lines), "drop"]
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        {"podSelector": {"matchExpressions": [{"key": "app", "operator": "Exists"}]}},
-        {"ingress": [{"ports": [{"port": "http"}]}]},
-        {"ingress": [{"ports": [{"port": 8000, "endPort": 8010}]}]},
-    ],
-)
-def test_what_is_not_enforced_is_refused(spec: dict[str, Any]) -> None:
+@pytest.mark.parametrize("spec", rows(__file__, "unenforced"))
+def test_what_is_not_enforced_is_refused(spec):
     with pytest.raises(NotImplementedError):
         chains(policy(**spec))
 
@@ -107,7 +72,7 @@ def claim(phase: str = "Pending", storage_class: str = "folder", **spec: Any) ->
     return {"metadata": metadata, "spec": {**wanted, **spec}, "status": {"phase": phase}}
 
 
-def test_a_pending_claim_gets_one_folder_and_only_our_own_released_volumes_are_removed() -> None:
+def test_a_pending_claim_gets_one_folder_and_only_our_own_released_volumes_are_removed():
     [volume] = missing_volumes([claim()], [], FOLDER)
     assert (folder_of(volume), volume["spec"]["claimRef"]["uid"]) == (FOLDER / "folder-u1", "u1")
     assert missing_volumes([claim()], [volume], FOLDER) == []

@@ -11,13 +11,8 @@ from tests.models.model_folders import SHAPES
 
 from marlaas.models import NotAModel, inspect
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "num_hidden_layers": 2,
-    "vocab_size": 100,
-    "max_position_embeddings": 512,
-}
+CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 100}
+CONFIG |= {"num_hidden_layers": 2, "max_position_embeddings": 512}
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n"
@@ -44,7 +39,6 @@ def change_weights(folder, change):
 
 
 def split(folder, *, index=True, second=True, keep=9):
-    """Cut the weights into two shards."""
     weights = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
     names = sorted(weights)

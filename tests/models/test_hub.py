@@ -1,20 +1,18 @@
 """What is said when the hub does not give a model; the hub's client itself raises each error."""
 
-import errno
 import os
 
 import httpx2
 import pytest
 from huggingface_hub import constants
 from huggingface_hub.utils import hf_raise_for_status
+from tests.tables import rows
 
-from marlaas.models import CacheFull, hub
-from marlaas.models.errors import CacheUnusable, HubUnavailable, UnknownModel
+from marlaas.models import hub
+from marlaas.models.errors import HubUnavailable
 
 REQUEST = httpx2.Request("GET", "http://hub/api/models/some/tiny/revision/main")
 TOKEN = "set HF_TOKEN to a token that may read it"
-CHECK, ACCEPT = "check the name, and if the model is private, ", "accept its terms on its page, then "
-RETRIED = [1.0, 2.0, 4.0]
 
 
 def answered(status, code=""):
@@ -47,31 +45,18 @@ def refused(monkeypatch, tmp_path):
     return fetch
 
 
-@pytest.mark.parametrize(
-    ("failure", "kind", "words", "pauses"),
-    [
-        ((answered, 500), HubUnavailable, "from the hub (it answers 500, after 4 attempts)", RETRIED),
-        ((away,), HubUnavailable, "set HF_ENDPOINT to a hub that it can reach, or use a folder (path)", RETRIED),
-        ((answered, 401, "RepoNotFound"), UnknownModel, f"or denies access to it: {CHECK}{TOKEN}", []),
-        (
-            (answered, 404, "RevisionNotFound"),
-            UnknownModel,
-            "the hub has no revision some/tiny@main; give a branch",
-            [],
-        ),
-        ((answered, 403, "GatedRepo"), UnknownModel, f"is gated on the hub: {ACCEPT}{TOKEN}", []),
-        ((of_the_disk, errno.ENOSPC), CacheFull, "is full: free space, or set HF_HOME", []),
-        ((of_the_disk, errno.EDQUOT), CacheFull, "is full: free space, or set HF_HOME", []),
-        ((of_the_disk, errno.ENOTDIR), CacheUnusable, "set HF_HOME to a folder that can be written", []),
-    ],
-)
+FAILURES = {"answered": answered, "away": away, "of_the_disk": of_the_disk}
+
+
+@pytest.mark.parametrize(("failure", "kind", "words", "pauses"), rows(__file__, "failures"))
 def test_a_model_that_cannot_be_fetched_is_told_with_what_to_do(refused, monkeypatch, failure, kind, words, pauses):
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    found = refused(*failure)
-    assert (found[0], words in found[1], found[2]) == (kind, True, pauses), found
-    if kind is UnknownModel and TOKEN in words:
+    how, *more = failure
+    found = refused(FAILURES[how], *more)
+    assert (found[0].__name__, words in found[1], found[2]) == (kind, True, pauses), found
+    if kind == "UnknownModel" and TOKEN in words:
         monkeypatch.setenv("HF_TOKEN", "wrong")
-        assert refused(*failure)[1].endswith(f"{TOKEN}; the current token may not")
+        assert refused(FAILURES[how], *more)[1].endswith(f"{TOKEN}; the current token may not")
 
 
 def test_offline_by_choice_nothing_is_tried_twice(refused, monkeypatch):

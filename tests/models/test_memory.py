@@ -2,27 +2,16 @@
 
 import pytest
 from tests.models.model_folders import write_model
+from tests.tables import rows
 
-from marlaas.models import inspect
-from marlaas.models.memory import (
-    ENGINE_PROCESS_BYTES,
-    TRAINER_PROCESS_BYTES,
-    USABLE,
-    Machine,
-    PoolUse,
-    activation_bytes,
-    agent_rooms,
-    demands,
-    has_gpu,
-    machine,
-    shortage,
-)
+from marlaas.models import inspect, memory
 from marlaas_api.documents import job_spec
 from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
 
 KIB = 1024
 GIB = 2**30
 LARGE = {"model.embed_tokens.weight": (2**20, 2**10), "model.layers.0.mlp.up_proj.weight": (2**16, 2**15)}
+LIMITS = rows(__file__, "limits")
 
 
 def pool(**spec):
@@ -30,10 +19,8 @@ def pool(**spec):
 
 
 def job(tokens, *adapters, **settings):
-    agents = [
-        {"name": f"a{number}", "adapter": {"rank": rank, "alpha": 2 * rank, "targets": targets}}
-        for number, (rank, targets) in enumerate(adapters)
-    ]
+    made = [{"rank": rank, "alpha": 2 * rank, "targets": targets} for rank, targets in adapters]
+    agents = [{"name": f"a{number}", "adapter": adapter} for number, adapter in enumerate(made)]
     training = {"steps": 1, "microbatchTokens": tokens} | settings
     spec = {"poolRef": {"name": "p"}, "environment": {"name": "reverse"}, "agents": agents, "training": training}
     return job_spec(RLJobSpec.model_validate(spec))
@@ -46,13 +33,13 @@ def small(folder):
 
 def test_weights_cache_and_adapters_of_both_roles(tmp_path):
     facts = inspect(write_model(tmp_path / "m", LARGE))
-    engine, trainer = demands(facts, pool(rollout={"dtype": "bfloat16", "kvCacheBytes": "1Gi", "replicas": 2}))
+    engine, trainer = memory.demands(facts, pool(rollout={"dtype": "bfloat16", "kvCacheBytes": "1Gi", "replicas": 2}))
     adapter = 8 * (2**16 + 2**15)
-    assert list(engine.parts.values()) == [3 * GIB * 2, GIB, 3 * 4 * adapter * 2, ENGINE_PROCESS_BYTES]
+    assert list(engine.parts.values()) == [3 * GIB * 2, GIB, 3 * 4 * adapter * 2, memory.ENGINE_PROCESS_BYTES]
     assert engine.total == 2 * sum(engine.parts.values())
     activations = int(1.35 * (4096 * 2 * (2**16 + 2**15 + 8)))
-    assert list(trainer.parts.values()) == [3 * GIB * 2, 4 * 12 * adapter, activations, TRAINER_PROCESS_BYTES]
-    engine, _ = demands(facts, pool(rollout={"engine": "reference"}))
+    assert list(trainer.parts.values()) == [3 * GIB * 2, 4 * 12 * adapter, activations, memory.TRAINER_PROCESS_BYTES]
+    engine, _ = memory.demands(facts, pool(rollout={"engine": "reference"}))
     assert list(engine.parts) == ["weights as 32-bit numbers", "adapters", "process"], "it has no KV cache"
 
 
@@ -63,21 +50,19 @@ def test_a_trainer_holds_every_agents_optimizer_and_the_widest_micro_batch_of_al
     assert sizes == [256, 112, 640]
     linear = 2 * (8 + 8 + 8) + 2 * (32 + 8 + 8)
     for dtype, number, norms, head, heap in (("float32", 4, 0, 0, 1.17), ("bfloat16", 2, 64, 4 * 100 * 8, 1.35)):
-        _, trainer = demands(facts, pool(rollout={"dtype": dtype}), jobs)
-        assert list(trainer.parts.values()) == [
-            facts.num_parameters * number,
-            4 * (4 * (256 + 112 + 640) + 8 * 640),
-            int(heap * 512 * (number * linear + norms)) + 3 * (512 * 4 * 100) + head,
-            TRAINER_PROCESS_BYTES,
-        ]
-    _, two = demands(facts, pool(trainer={"replicas": 2}), jobs)
+        _, trainer = memory.demands(facts, pool(rollout={"dtype": dtype}), jobs)
+        activations = int(heap * 512 * (number * linear + norms)) + 3 * (512 * 4 * 100) + head
+        agents = 4 * (4 * (256 + 112 + 640) + 8 * 640)
+        expected = [facts.num_parameters * number, agents, activations, memory.TRAINER_PROCESS_BYTES]
+        assert list(trainer.parts.values()) == expected
+    _, two = memory.demands(facts, pool(trainer={"replicas": 2}), jobs)
     assert two.parts["adapters and optimizer"] == 4 * (4 * 504 + 8 * 640)
 
 
 def test_a_kl_reference_that_is_no_base_model_is_a_copy_more(tmp_path):
     facts = small(tmp_path)
     behind = {"kl": {"coefficient": 0.1, "reference": {"versionsBehind": 2}}}
-    sizes = [demands(facts, pool(), [job(256, (8, ["q_proj"]), **kl)])[1].parts for kl in ({}, behind)]
+    sizes = [memory.demands(facts, pool(), [job(256, (8, ["q_proj"]), **kl)])[1].parts for kl in ({}, behind)]
     assert [one["adapters and optimizer"] for one in sizes] == [4 * (4 + 8) * 256, 4 * (5 + 8) * 256]
 
 
@@ -85,20 +70,20 @@ def test_a_kl_reference_that_is_no_base_model_is_a_copy_more(tmp_path):
 def test_trainers_share_what_all_workers_leave_of_the_machines_memory(tmp_path, replicas):
     facts = small(tmp_path)
     one, two = pool(trainer={"replicas": replicas}), pool()
-    needed = [*demands(facts, one), *demands(facts, two)]
+    needed = [*memory.demands(facts, one), *memory.demands(facts, two)]
     agents = sum(each.workers * each.parts.get("adapters and optimizer", 0) for each in needed)
     free = sum(each.total for each in needed) - agents + 3 * GIB
-    rooms = agent_rooms([PoolUse(facts, one), PoolUse(facts, two)], free)
-    assert rooms == [int(USABLE * 3 * GIB / (replicas + 1))] * 2
+    rooms = memory.agent_rooms([memory.PoolUse(facts, one), memory.PoolUse(facts, two)], free)
+    assert rooms == [int(memory.USABLE * 3 * GIB / (replicas + 1))] * 2
 
 
 @pytest.mark.parametrize("free", [0, 10 * GIB])
 def test_a_trainer_has_room_for_every_single_job_however_little_is_free_now(tmp_path, free):
     facts = small(tmp_path)
     jobs = [job(256, (8, ["q_proj"]), (8, ["q_proj"])), job(256, (8, ["q_proj"]))]
-    least = agent_rooms([PoolUse(facts, pool(), jobs), PoolUse(facts, pool())], 0)
+    least = memory.agent_rooms([memory.PoolUse(facts, pool(), jobs), memory.PoolUse(facts, pool())], 0)
     assert least == [4 * 4 * 2 * 256, 4 * 4 * facts.adapter_parameters(8)]
-    rooms = agent_rooms([PoolUse(facts, pool(), jobs), PoolUse(facts, pool())], free)
+    rooms = memory.agent_rooms([memory.PoolUse(facts, pool(), jobs), memory.PoolUse(facts, pool())], free)
     assert (rooms == least) is (free == 0)
 
 
@@ -107,34 +92,18 @@ def test_activations_that_would_be_recomputed_take_what_the_pool_allows_or_what_
     kept = 4 * 1000 * (2 * (8 + 8 + 8) + 2 * (32 + 8 + 8))
     assert kept == 576_000
     for most, expected in (("600k", 576_000), ("500k", 500_000), ("1k", 4 * 1000 * 8 * 2 + 288_000)):
-        assert activation_bytes(facts, pool(trainer={"activationBytes": most}), 8, 1000) == expected
+        assert memory.activation_bytes(facts, pool(trainer={"activationBytes": most}), 8, 1000) == expected
 
 
 def test_a_model_that_does_not_fit_is_told_in_one_sentence_with_the_numbers(tmp_path):
-    needed = demands(inspect(write_model(tmp_path / "m", LARGE)), pool())
-    told = shortage(needed, 16 * GIB)
-    assert told is not None
+    needed = memory.demands(inspect(write_model(tmp_path / "m", LARGE)), pool())
+    told = memory.shortage(needed, 16 * GIB)
     assert "".join(told) == (
         "about 28.5 GiB of memory are needed, and 16.0 GiB are available (in GiB, engine: weights as 32-bit numbers 12.0 + KV cache "
         "0.5 + adapters 0.0 + process 1.4; trainer: weights as 32-bit numbers 12.0 + adapters and optimizer 0.0 + activations 1.8 + process 0.8): "
         "use a smaller model, a dtype of 16 bits or fewer replicas, or lower kvCacheBytes, adapterSlots or maxRank"
     )
-    assert shortage(needed, 30 * GIB) is None
-
-
-LIMITS = [
-    ("0::/a/b\n", {}, 4000, 3000),
-    ("0::/a/b\n", {"a/memory.max": "max\n"}, 4000, 3000),
-    ("0::/a/b\n", {"a/b/memory.max": f"{3500 * KIB}\n"}, 3500, 3000),
-    (
-        "0::/a/b\n",
-        {"a/memory.max": f"{2000 * KIB}\n", "a/b/memory.max": f"{3500 * KIB}\n"},
-        2000,
-        2000,
-    ),  # an outer group's
-    ("0::/a/b\n", {"other/memory.max": "1\n"}, 4000, 3000),
-    ("4:memory:/docker/x\n", {"memory/memory.limit_in_bytes": f"{1000 * KIB}\n"}, 1000, 1000),  # the older groups
-]
+    assert memory.shortage(needed, 30 * GIB) is None
 
 
 @pytest.mark.parametrize(("group", "files", "limit", "free"), LIMITS)
@@ -146,11 +115,11 @@ def test_memory_is_the_machines_or_the_tightest_groups(tmp_path, group, files, l
     for name, text in files.items():
         (cgroups / name).parent.mkdir(parents=True, exist_ok=True)
         (cgroups / name).write_text(text)
-    assert machine(proc, cgroups) == Machine(limit * KIB, free * KIB)
-    assert machine(tmp_path / "none") is None, "the kernel tells nothing"
+    assert memory.machine(proc, cgroups) == memory.Machine(limit * KIB, free * KIB)
+    assert memory.machine(tmp_path / "none") is None, "the kernel tells nothing"
 
 
 def test_an_accelerator_is_seen_by_its_device(tmp_path):
-    assert not has_gpu(tmp_path)
+    assert not memory.has_gpu(tmp_path)
     (tmp_path / "nvidia0").touch()
-    assert has_gpu(tmp_path)
+    assert memory.has_gpu(tmp_path)

@@ -4,12 +4,8 @@ import pytest
 
 from marlaas.models import MissingWeights, prepare, smollm2
 
-CONVERSATION = [
-    {"role": "system", "content": "Answer with the number only."},
-    {"role": "user", "content": "What is 3 + 4?"},
-    {"role": "assistant", "content": "7"},
-    {"role": "user", "content": "And 12 + 345?"},
-]
+SAID = ("system", "Answer with the number only."), ("user", "What is 3 + 4?"), ("assistant", "7"), ("user", "12 + 345?")
+CONVERSATION = [{"role": role, "content": content} for role, content in SAID]
 
 
 def test_a_missing_package_is_named_with_the_way_to_get_it_and_another_file_is_refused(monkeypatch, tmp_path):

@@ -48,10 +48,8 @@ def calculated_share(player):
     tasks = [calculator_task(Split.EVAL, seed) for seed in range(NUM_HELD_OUT)]
     replies = player.reply([[TemplateMessage("user", task.prompt)] for task in tasks])
     calls = [(task, reply) for task, reply in zip(tasks, replies, strict=True) if requested_expression(reply)]
-    said = [
-        (("user", task.prompt), ("assistant", call), ("tool", tool_reply(call.removeprefix("calc: "))))
-        for task, call in calls
-    ]
+    told = [(task, call, tool_reply(call.removeprefix("calc: "))) for task, call in calls]
+    said = [(("user", task.prompt), ("assistant", call), ("tool", reply)) for task, call, reply in told]
     answers = player.reply([[TemplateMessage(*one) for one in talk] for talk in said])
     return sum(answer == task.answer for (task, _), answer in zip(calls, answers, strict=True)) / NUM_HELD_OUT
 

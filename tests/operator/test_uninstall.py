@@ -14,7 +14,11 @@ from marlaas_operator.installation import BlobSettings
 from marlaas_operator.uninstall import LeftBehind, clean_up, kept_text
 
 INSTALLATION = installation()
+JOB = Target(RLJOBS, "team-a", "job")
 OURS = {"app.kubernetes.io/managed-by": "marlaas-operator", "app.kubernetes.io/instance": "marlaas"}
+ANOTHER_RELEASES = {**OURS, "app.kubernetes.io/instance": "trial"}
+OBJECT_STORE = {"blobs": BlobSettings(url="s3://bucket/marlaas"), "nats_pod_selector": None}
+CLAIMS = "the claim data-marlaas-nats-0 (progress and records of the jobs), the claim marlaas-blobs (all trained"
 
 
 def body(api_version: str, kind: str, namespace: str, name: str, **metadata: object) -> dict[str, Any]:
@@ -44,7 +48,7 @@ async def cluster() -> MemoryCluster:
     return MemoryCluster("team-a", "marlaas-system")
 
 
-async def test_the_usage_histories_of_tenants_stay(cluster: MemoryCluster) -> None:
+async def test_the_usage_histories_of_tenants_stay(cluster):
     labels = {**OURS, "marlaas.dev/tenant": "a"}
     await cluster.create(body("v1", "ConfigMap", "marlaas-system", "a-usage", labels=labels))
     await clean_up(cluster, INSTALLATION)
@@ -52,11 +56,8 @@ async def test_the_usage_histories_of_tenants_stay(cluster: MemoryCluster) -> No
     assert "usage histories" in kept_text(INSTALLATION)
 
 
-ANOTHER_RELEASES = {**OURS, "app.kubernetes.io/instance": "trial"}
-
-
 @pytest.mark.parametrize("labels", [{"app": "theirs"}, ANOTHER_RELEASES], ids=["a team", "another release"])
-async def test_what_others_made_stays(cluster: MemoryCluster, labels: dict[str, str]) -> None:
+async def test_what_others_made_stays(cluster, labels):
     for each in sandbox(labels=labels):
         await cluster.create(each)
     await clean_up(cluster, INSTALLATION)
@@ -65,9 +66,7 @@ async def test_what_others_made_stays(cluster: MemoryCluster, labels: dict[str, 
 
 
 @pytest.mark.parametrize("error", [Forbidden, Invalid])
-async def test_a_foreign_secret_that_admission_protects_is_passed_over(
-    cluster: MemoryCluster, error: type[Exception]
-) -> None:
+async def test_a_foreign_secret_that_admission_protects_is_passed_over(cluster, error):
     for each in sandbox():
         await cluster.create(each)
     cluster.fail = fails("delete", SECRETS, error("touches only its own"))
@@ -75,7 +74,7 @@ async def test_a_foreign_secret_that_admission_protects_is_passed_over(
     assert await cluster.list(DEPLOYMENTS) == []
 
 
-async def test_what_may_not_be_deleted_keeps_no_finalizer_and_is_named_at_the_end(cluster: MemoryCluster) -> None:
+async def test_what_may_not_be_deleted_keeps_no_finalizer_and_is_named_at_the_end(cluster):
     for each in [*sandbox(), job("marlaas.dev/job", "example.com/theirs")]:
         await cluster.create(each)
     cluster.fail = fails("delete", DEPLOYMENTS, Forbidden("the team's own rule"))
@@ -86,24 +85,16 @@ async def test_what_may_not_be_deleted_keeps_no_finalizer_and_is_named_at_the_en
     assert released["metadata"]["finalizers"] == ["example.com/theirs"]
 
 
-async def test_an_object_that_changes_meanwhile_is_looked_at_again_and_named_in_the_end(cluster: MemoryCluster) -> None:
+async def test_an_object_that_changes_meanwhile_is_looked_at_again_and_named_in_the_end(cluster):
     await cluster.create(job("marlaas.dev/job"))
     cluster.fail = fails("patch", RLJOBS, Conflict("changed"))
     with pytest.raises(LeftBehind, match="RLJob team-a/job changed 60 times"):
         await clean_up(cluster, INSTALLATION)
     answers = [Conflict("changed"), Conflict("changed")]
-    cluster.fail = lambda verb, target: (
-        answers.pop() if (verb, target.resource) == ("patch", RLJOBS) and answers else None
-    )
-    await cluster.delete(Target(RLJOBS, "team-a", "job"))
+    cluster.fail = lambda verb, target: answers.pop() if (verb, target) == ("patch", JOB) and answers else None
+    await cluster.delete(JOB)
     await clean_up(cluster, INSTALLATION)
     assert await cluster.list(RLJOBS) == [], "it was only waiting for us"
-
-
-OBJECT_STORE = {"blobs": BlobSettings(url="s3://bucket/marlaas"), "nats_pod_selector": None}
-CLAIMS = (
-    "the claim data-marlaas-nats-0 (progress and records of the jobs), the claim marlaas-blobs (all trained adapters)."
-)
 
 
 @pytest.mark.parametrize(
@@ -111,14 +102,14 @@ CLAIMS = (
     [({}, CLAIMS), (OBJECT_STORE, "and Tenant, s3://bucket/marlaas (all trained adapters).")],
     ids=["claims", "elsewhere"],
 )
-def test_what_is_kept_is_said_with_the_command_that_deletes_it(fields: dict[str, Any], kept: str) -> None:
+def test_what_is_kept_is_said_with_the_command_that_deletes_it(fields, kept):
     told = kept_text(INSTALLATION.model_copy(update=fields))
     assert kept in told
     selector = "app.kubernetes.io/name=marlaas,app.kubernetes.io/instance=marlaas"
     assert f"kubectl --namespace marlaas-system delete persistentvolumeclaims --selector {selector}" in told
 
 
-async def test_a_second_run_goes_on_where_a_crash_left_it(cluster: MemoryCluster) -> None:
+async def test_a_second_run_goes_on_where_a_crash_left_it(cluster):
     for each in [*sandbox(), job("marlaas.dev/job")]:
         await cluster.create(each)
     cluster.fail = fails("list", MODELPOOLS, Unavailable("gone away"))

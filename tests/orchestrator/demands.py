@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 
-from marlaas_api.messages import JobDocument, JobSpec
+from tests.harness import job_document
+
+from marlaas_api.messages import JobDocument
 from marlaas_worker.orchestrator.capacity import SLOTS, JobDemand, Space
 from marlaas_worker.orchestrator.fair_order import FairOrder
 from marlaas_worker.orchestrator.shares import Holdings, PastUse
 
-SPEC = JobSpec.model_validate(
-    {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 3}}
-)
+SPEC = job_document("sums").spec
 
 
 def demand(
@@ -40,14 +40,9 @@ def order_of(
     amounts = {(pool, SLOTS): units for pool, units in totals.items()}
     held, known, refused = list(holding), weights or {}, list(over_quota)
     admitted: list[JobDemand] = []
-    order = FairOrder(
-        Space(amounts, held),
-        Holdings(amounts, known, held),
-        past or PastUse(),
-        lambda tenant: known.get(tenant, 1.0),
-        lambda one: one in refused,
-        admitted.append,
-    )
+    weight, is_refused = lambda tenant: known.get(tenant, 1.0), lambda one: one in refused
+    holdings = Holdings(amounts, known, held)
+    order = FairOrder(Space(amounts, held), holdings, past or PastUse(), weight, is_refused, admitted.append)
     return order, admitted
 
 

@@ -31,15 +31,8 @@ from tests import virtual_time
 
 ADMITTED = "orchestrator.admit.after_level"
 """Passed once in a job's life; the other seams again and again."""
-SEAMS = (
-    ADMITTED,
-    "orchestrator.issue.after_ledger",
-    "orchestrator.issue.after_task",
-    "orchestrator.assign.after_log",
-    "orchestrator.record.after_step",
-    "orchestrator.forget.after_groups",
-    "orchestrator.forget.after_turns",
-)
+_SEAMS = "issue.after_ledger issue.after_task assign.after_log record.after_step forget.after_groups forget.after_turns"
+SEAMS = (ADMITTED, *(f"orchestrator.{seam}" for seam in _SEAMS.split()))
 TRAIN_S = 0.2
 """Virtual seconds of an optimizer step: while something is always ready, virtual time stands still, and no timer fires."""
 
@@ -153,7 +146,6 @@ class OrchestratorHarness(Harness):
                     return
 
     async def read_turns(self, group: GroupReady) -> None:
-        """As the trainer does."""
         for trajectory in group.trajectories:
             for leaf in trajectory.leaves:
                 subject = subjects.turn("team-a", group.job, trajectory.episode, leaf)
@@ -183,7 +175,6 @@ class OrchestratorHarness(Harness):
             await bucket.put(report, entry.data)
 
     async def train(self, document: JobDocument, may_train: asyncio.Event | None = None) -> None:
-        """Train all agents of a job, each as the trainer of its pool does."""
         agents = (JobAgent(document, agent) for agent in document.spec.agents)
         async with asyncio.TaskGroup() as group:
             for one in agents:
@@ -225,7 +216,6 @@ def _play_of(task: TaskMessage, member: int, attempt: int = 1) -> str:
 
 @contextlib.asynccontextmanager
 async def running(harness: OrchestratorHarness, document: JobDocument, rewards: Rewards) -> AsyncIterator[None]:
-    """A submitted job with all its roles."""
     await harness.report(document, -1)
     await harness.submit(document)
     roles = harness.keep("orchestrator", service.serve), harness.play(document, rewards), harness.train(document)
@@ -234,7 +224,6 @@ async def running(harness: OrchestratorHarness, document: JobDocument, rewards: 
 
 
 async def run_to_end(harness: OrchestratorHarness, document: JobDocument, rewards: Rewards | None = None) -> Progress:
-    """Run a job to its end; its last progress."""
     async with running(harness, document, rewards or mixed):
         return await harness.progress(document, final)
 

@@ -28,6 +28,19 @@ from marlaas_worker.orchestrator.recorded_totals import History
 from marlaas_worker.orchestrator.step_records import Around, step_record
 
 GROUP_SIZE = 2
+PAST = {"name": "past", "policy": {"of": "a0", "versions": "past", "window": 2}}
+ROLES = [{"name": "a0"}, {"name": "second", "policy": {"of": "a0"}}, PAST, {"name": "a1"}]
+TEAMS = {
+    "one": [[{"name": "policy"}]],
+    "two": [[{"name": "a0"}, {"name": "a1"}]],
+    "several": [
+        [{"name": "a0"}, {"name": "a1"}, {"name": "a2"}],
+        [{"name": "a0"}, {"name": "a1"}, {"name": "a2"}, {"name": "a3", "trainable": False}],
+        ROLES,
+    ],
+}
+"""The agents of jobs; each job has those of one list."""
+WORLDS = {"one": 120, "two": 60, "several": 42}
 
 
 class AccountingHarness:
@@ -81,11 +94,8 @@ class AccountingHarness:
         state.policies.update(self.policies)
         self.decide()
         while (draft := state.assembly.recordable(state.committed)) is not None:
-            manifests = {
-                name: self.manifest(name, draft.step, part.base_version + 1)
-                for name, part in draft.agents.items()
-                if not part.no_op
-            }
+            made = {name: part.base_version + 1 for name, part in draft.agents.items() if not part.no_op}
+            manifests = {name: self.manifest(name, draft.step, version) for name, version in made.items()}
             around = Around(0.0, 0.0, state.tasks.new_skips(state.recorded.skips), state.tasks.outcomes(draft.resolved))
             record = step_record(self.document, draft, manifests, around)
             if len(self.records) == record.step:
@@ -193,11 +203,8 @@ class AccountingHarness:
         """One agent's trainer commits the next step that is closed for it."""
         name = self.chance.choice(self.trained_agents)
         policy, log = self.policies[name], self.logs[name]
-        closed = min(
-            (one for one in log if isinstance(one, StepClosed) and one.num_groups and one.step > policy.step),
-            key=lambda one: one.step,
-            default=None,
-        )
+        due = [one for one in log if isinstance(one, StepClosed) and one.num_groups and one.step > policy.step]
+        closed = min(due, key=lambda one: one.step, default=None)
         if closed is None:
             return
         groups = [one for one in log if isinstance(one, GroupReady) and one.step == closed.step]
@@ -259,34 +266,8 @@ class RestartingHarness(AccountingHarness):
             self.orchestrate()
 
     def results(self) -> tuple[object, ...]:
-        return (
-            self.written,
-            self.records,
-            self.state.tasks.walk,
-            self.trained,
-            self.pins,
-            self.state.fault_totals(),
-            self.state.recorded.usage,
-        )
-
-
-ROLES = [
-    {"name": "a0"},
-    {"name": "second", "policy": {"of": "a0"}},
-    {"name": "past", "policy": {"of": "a0", "versions": "past", "window": 2}},
-    {"name": "a1"},
-]
-TEAMS = {
-    "one": [[{"name": "policy"}]],
-    "two": [[{"name": "a0"}, {"name": "a1"}]],
-    "several": [
-        [{"name": "a0"}, {"name": "a1"}, {"name": "a2"}],
-        [{"name": "a0"}, {"name": "a1"}, {"name": "a2"}, {"name": "a3", "trainable": False}],
-        ROLES,
-    ],
-}
-"""The agents of jobs; each job has those of one list."""
-WORLDS = {"one": 120, "two": 60, "several": 42}
+        totals = self.state.fault_totals(), self.state.recorded.usage
+        return self.written, self.records, self.state.tasks.walk, self.trained, self.pins, totals
 
 
 @pytest.mark.parametrize("deaths", [0.0, 0.1])
@@ -324,7 +305,7 @@ def test_steps_are_full_fresh_and_in_order_and_every_group_ends_in_one_record(do
 @pytest.mark.parametrize("staleness", [0, 1, 2])
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10_000), per_step=st.integers(1, 3), refill=st.integers(0, 2), kill=st.integers(0, 200))
-def test_wherever_the_orchestrator_is_killed_log_records_and_faults_are_those_without_a_restart(
+def test_killed_anywhere_log_records_and_faults_are_those_without_a_restart(
     document, staleness, team, seed, per_step, refill, kill
 ):
     rules = {"groupsPerStep": per_step, "maxRefill": refill, "data": {"tasks": 6, "skip": {"passes": 2}}}

@@ -23,9 +23,8 @@ relaxed = settings(max_examples=150, suppress_health_check=list(HealthCheck))
 
 
 def engine(name: str, **fields: object) -> ReplicaReport:
-    return ReplicaReport(
-        role="rollout", pool="tiny", replica=name, **{"slots": 8, "max_rank": 16, "max_model_len": 512, **fields}
-    )
+    limits = {"slots": 8, "max_rank": 16, "max_model_len": 512}
+    return ReplicaReport(role="rollout", pool="tiny", replica=name, **limits | fields)
 
 
 def trainer(name: str, **fields: object) -> ReplicaReport:
@@ -39,12 +38,9 @@ def need_of(document, capacity: PoolCapacity) -> dict[str, int]:
 
 
 def test_limits_are_the_smallest_engines_and_agents_are_summed_over_the_replicas_that_serve():
-    reports = [
-        engine("r0", agents_per_slot=4),
-        engine("r1", slots=4, max_rank=32, max_model_len=0, agents_per_slot=4),
-        engine("r2", slots=2, max_rank=8, ready=False),
-        trainer("t0"),
-    ]
+    small = engine("r1", slots=4, max_rank=32, max_model_len=0, agents_per_slot=4)
+    away = engine("r2", slots=2, max_rank=8, ready=False)
+    reports = [engine("r0", agents_per_slot=4), small, away, trainer("t0")]
     assert capacities(reports) == {"tiny": PoolCapacity(4, 16, 512, agents=48)}
 
 

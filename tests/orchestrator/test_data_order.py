@@ -5,6 +5,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tables import rows
 
 from marlaas_api.messages import Difficulty, TaskOutcome
 from marlaas_api.messages.job_spec import DataSettings
@@ -36,24 +37,9 @@ def test_shuffling_favours_no_place():
     assert all(abs(places.count(place) - 600) < 110 for place in range(5))
 
 
-@pytest.mark.parametrize(
-    ("after", "results", "rests"),
-    [
-        (1, [], None),
-        (1, [(0, VARIED)], None),
-        (1, [(0, SOLVED)], SOLVED),
-        (1, [(0, HOPELESS)], HOPELESS),
-        (1, [(0, SOLVED), (4, VARIED)], None),
-        (1, [(0, VARIED), (4, SOLVED)], SOLVED),
-        (2, [(4, SOLVED)], None),
-        (2, [(0, SOLVED), (4, SOLVED)], SOLVED),
-        (2, [(0, SOLVED), (4, HOPELESS)], None),
-        (2, [(0, VARIED), (4, SOLVED)], None),
-        (2, [(4, SOLVED), (0, VARIED)], None),
-    ],
-)
+@pytest.mark.parametrize(("after", "results", "rests"), rows(__file__, "rests"))
 def test_a_task_rests_once_its_last_groups_agreed_without_variance(after, results, rests):
-    assert told(order(4, after=after, passes=2), *results).rests(8) is rests
+    assert told(order(4, after=after, passes=2), *results).rests(8) == rests
 
 
 def test_what_rests_is_left_out_and_counted_by_why():

@@ -8,6 +8,7 @@ import pytest
 from tests.harness import a_manifest, changed, identity
 from tests.killing import Killed, kill_at
 from tests.orchestrator.harness import OrchestratorHarness, a_job
+from tests.tables import rows
 
 from marlaas_api import failpoints, subjects
 from marlaas_api.messages import IssueLedger, JobDocument, Phase, Pin, PolicyRecord, TenantUsage, UsageAmounts
@@ -17,24 +18,20 @@ from marlaas_api.wire import encode
 BUCKETS = (subjects.JOBS, subjects.PROGRESS, subjects.POLICY, subjects.PINS, subjects.LEDGER)
 STREAMS = (subjects.TASKS, subjects.TURNS, subjects.EPISODES, subjects.GROUPS, subjects.STEPS, subjects.EVENTS)
 LEVEL = {"reason": "Training", "steps": 9, "started_at": 1.0}
-TEAM = (
-    {"name": "policy"},
-    {"name": "critic", "poolRef": {"name": "big"}},
-    {"name": "opponent", "policy": {"of": "policy", "versions": "past"}},
-)
+PAST = {"name": "opponent", "policy": {"of": "policy", "versions": "past"}}
+TEAM = ({"name": "policy"}, {"name": "critic", "poolRef": {"name": "big"}}, PAST)
 """Agents on two pools, one of which plays past versions of another."""
+SEAMS = ("after_messages", "after_blobs", "after_policy", "after_rounds", "after_usage", "after_level")
+
+PUBLISHED = ("manifest", "adapter_model.safetensors", "adapter_config.json")
 
 
-async def commit(
-    harness: OrchestratorHarness, document: JobDocument, before: PolicyRecord, agent: str = "policy"
-) -> PolicyRecord:
+async def commit(harness, document, before, agent="policy"):
     """The blobs of one more version, as a trainer writes them, a broken commit's leftovers among them."""
     version, blobs = before.version + 1, harness.blobs
     folder = AdapterRef(document.namespace, document.job, document.uid, agent, version).blob_prefix
-    files = {
-        name: await blobs.put(folder, name, f"{name} {version}".encode())
-        for name in ("adapter_model.safetensors", "adapter_config.json")
-    }
+    names = ("adapter_model.safetensors", "adapter_config.json")
+    files = {name: await blobs.put(folder, name, f"{name} {version}".encode()) for name in names}
     await blobs.put(folder, "adapter_model.safetensors", b"of a commit that broke")
     state = await blobs.put(folder, "state", f"state {version}".encode())
     manifest = a_manifest(document, version, agent=agent, parent=before.manifest, files=files, state=state)
@@ -64,15 +61,11 @@ async def fill(harness: OrchestratorHarness, document: JobDocument, level: dict[
         subjects.event(namespace, job, "trainer"),
     ):
         await harness.bus.publish(subject, b"x")
-    for stream, reader, subject in (
-        (subjects.EPISODES, "orchestrator", episodes),
-        (subjects.TASKS, "sandbox", tasks),
-    ):
+    for stream, reader, subject in ((subjects.EPISODES, "orchestrator", episodes), (subjects.TASKS, "sandbox", tasks)):
         await harness.bus.consumer(stream, subjects.consumer(namespace, job, reader), subject)
 
 
 async def fill_agent(harness: OrchestratorHarness, document: JobDocument, agent: str) -> None:
-    """Write what the trainer of an agent writes, and publish its groups."""
     record = PolicyRecord(uid=document.uid)
     for _ in range(4):
         record = await commit(harness, document, record, agent)
@@ -94,7 +87,6 @@ async def all_there_is(harness: OrchestratorHarness) -> set[str]:
 
 
 async def document_of(harness: OrchestratorHarness, document: JobDocument) -> JobDocument | None:
-    """What the bucket `jobs` says under the job's name."""
     return await harness.get(JobDocument, subjects.JOBS, document.ref.key)
 
 
@@ -105,7 +97,6 @@ async def is_forgotten(harness: OrchestratorHarness, document: JobDocument) -> N
 
 
 async def deleted(harness: OrchestratorHarness, document: JobDocument) -> set[str]:
-    """What is left after an orchestrator has deleted the job."""
     async with harness.orchestrating():
         await is_forgotten(harness, document)
     return await all_there_is(harness)
@@ -121,11 +112,6 @@ def neighbours() -> list[JobDocument]:
     return [a_job("sums-2", suspend=True), a_job("sum", suspend=True), other]
 
 
-SEAMS = ("after_messages", "after_blobs", "after_policy", "after_rounds", "after_usage", "after_level")
-
-PUBLISHED = ("manifest", "adapter_model.safetensors", "adapter_config.json")
-
-
 def once(place: str, work: Callable[[], Coroutine[Any, Any, None]]) -> list[asyncio.Task[None]]:
     """Begin the work when the failpoint is passed for the first time."""
     begun: list[asyncio.Task[None]] = []
@@ -138,19 +124,9 @@ def once(place: str, work: Callable[[], Coroutine[Any, Any, None]]) -> list[asyn
     return begun
 
 
-@pytest.mark.parametrize(
-    ("agents", "level", "kept"),
-    [
-        ((), {"phase": Phase.SUCCEEDED, "admitted": False, "promoted": {"policy": 2}}, {"policy": 2}),
-        ((), {"phase": Phase.SUCCEEDED, "admitted": False, "promoted": {"policy": 0}}, {"policy": 0}),
-        ((), {"phase": Phase.RUNNING}, {"policy": 3}),
-        ((), {"phase": Phase.RUNNING, "versions": {"policy": 0}}, {}),
-        (TEAM, {"phase": Phase.SUCCEEDED, "promoted": {"policy": 2, "critic": 1}}, {"policy": 2, "critic": 1}),
-        (TEAM, {"phase": Phase.RUNNING, "versions": {"policy": 0, "critic": 3}}, {"critic": 3}),
-    ],
-)
-async def test_a_kept_adapter_is_the_published_one_and_nothing_else(harness, agents, level, kept):
-    job = doomed("keep", agents)
+@pytest.mark.parametrize(("is_team", "level", "kept"), rows(__file__, "kept"))
+async def test_a_kept_adapter_is_the_published_one_and_nothing_else(harness, is_team, level, kept):
+    job = doomed("keep", TEAM if is_team else ())
     await fill(harness, job, level)
     left = await deleted(harness, job)
     folders = [f"blob team-a/sums/uid-sums/{agent}/v{version}/" for agent, version in kept.items()]
@@ -162,9 +138,7 @@ async def test_a_kept_adapter_is_the_published_one_and_nothing_else(harness, age
 
 @pytest.mark.parametrize("retention", ["keep", "delete"])
 @pytest.mark.parametrize("seam", SEAMS)
-async def test_killed_between_any_two_effects_the_end_is_the_same_and_the_usage_stays_its_tenants(
-    harness, seam, retention
-):
+async def test_killed_between_any_two_effects_the_end_is_the_same_and_so_is_the_usage(harness, seam, retention):
     """Also what replicas report after the last write of its progress: the job is deleted while it runs."""
     job, used = doomed(retention), {"policy": UsageAmounts(generated_tokens=30, trained_tokens=30)}
     told = {"usage": used, "tokens": 40, "counted": {"tiny/rollout-0": (40, 1.0)}, "tenant": "acme"}

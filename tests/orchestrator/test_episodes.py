@@ -3,9 +3,10 @@
 import ormsgpack
 import pytest
 from tests.harness import an_episode, changed, identity
+from tests.tables import rows
 
 from marlaas_api.bus import Stored
-from marlaas_api.messages import Choice, Episode, FaultClass, PolicyRecord, TaskMessage
+from marlaas_api.messages import Episode, FaultClass, PolicyRecord, TaskMessage
 from marlaas_api.names import Split, eval_group
 from marlaas_api.wire import encode
 from marlaas_worker.orchestrator import episodes
@@ -14,6 +15,15 @@ from marlaas_worker.orchestrator.evaluation import EvaluationRun
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.recorded_totals import History
 from marlaas_worker.orchestrator.step_records import Around, EvaluationEnd, eval_record, step_record
+
+HELD_OUT = {"split": Split.EVAL, "index": 1, "group": "uid-sums-e1v1", "episode": "uid-sums-e1v1-0-1", "member": 0}
+LONG = [
+    ({"rewards": {"policy": 0.5, "x" * 1000: 1.0}}, "not an agent of the job"),
+    ({"prior_faults": (FaultClass.INFRA,) * 1000}, "after 1000 faults"),
+    ({"leaves": {"policy": tuple(range(10_000))}}, "10000 conversations"),
+    ({"fault": FaultClass.ENV, "fault_text": "x" * 100_000}, "100000 characters"),
+    ({"choices": [{"agent": "policy", "turns": range(1000)}]}, "1000 candidates, some of them twice, or more than"),
+]
 
 
 @pytest.fixture
@@ -33,7 +43,7 @@ def episode(document):
     return make
 
 
-def test_an_episode_as_sandboxes_write_it_is_believed(document, episode, stored) -> None:
+def test_an_episode_as_sandboxes_write_it_is_believed(document, episode, stored):
     failed = episode(rewards={}, leaves={}, fault=FaultClass.ENV, fault_text="it broke", duration_s=0.1)
     for one in (episode(), episode(**HELD_OUT), failed):
         assert read_episode(stored(one), document()) == one
@@ -41,59 +51,15 @@ def test_an_episode_as_sandboxes_write_it_is_believed(document, episode, stored)
     assert read_episode(stored(earlier), document()) is None, "of an earlier job of this name"
 
 
-def chosen(agent: str, *turns: int, rewards: tuple[float, ...] = ()) -> Choice:
-    return Choice(agent=agent, turns=turns, rewards=rewards)
-
-
-HELD_OUT = {"split": Split.EVAL, "index": 1, "group": "uid-sums-e1v1", "episode": "uid-sums-e1v1-0-1", "member": 0}
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"namespace": "team-b"}, "names the job team-b/sums"),
-        ({"group": "garbage"}, "not a group name"),
-        ({"group": "uid-other-t3", "episode": "uid-other-t3-1-1"}, "group 'uid-other-t3'"),
-        ({"split": Split.EVAL}, "with split eval"),
-        ({**HELD_OUT, "index": 4}, "with split eval and index 4"),
-        ({**HELD_OUT, "group": "uid-sums-e9999v1", "episode": "uid-sums-e9999v1-0-1", "index": 9999}, "index 9999"),
-        ({**HELD_OUT, "member": 1, "episode": "uid-sums-e1v1-1-1"}, "member 1"),
-        ({"member": 2, "episode": "uid-sums-t3-2-1"}, "member 2 of a group of 2"),
-        ({"episode": "uid-sums-t3-0-1"}, "of member 1"),
-        ({"episode": "uid-sums-t3-1-1.*.>"}, "of member 1"),
-        ({"rewards": {}}, "no reward for policy"),
-        ({"rewards": {"policy": float("nan")}}, "not a number between"),
-        ({"metrics": {"x": float("inf")}}, "not a number between"),
-        ({"group": "uid-sums-t5v3", "episode": "uid-sums-t5v3-1-1"}, "not a group name"),
-        ({"rewards": {"policy": 0.5, "x" * 1000: 1.0}}, "not an agent of the job"),
-        ({"may_speak": ("critic",)}, "'critic', which is not an agent of the job"),
-        ({"leaves": {"policy": (0,), "critic": (0,)}}, "'critic', which is not an agent"),
-        ({"metrics": {"\x1b[2Jx": 1.0}}, r"a metric named '\\x1b\[2Jx'"),
-        ({"num_turns": 10**6}, "1000000 turns"),
-        ({"prior_faults": (FaultClass.INFRA,) * 1000}, "after 1000 faults"),
-        ({"duration_s": float("nan")}, "a time of nan s"),
-        ({"tool_s": 30 * 86400.0 + 1}, "2592001.0 s in tools"),
-        ({"leaves": {"policy": tuple(range(10_000))}}, "10000 conversations"),
-        ({"leaves": {"policy": (0, 0)}}, "2 conversations of agent 'policy' that end at turns"),
-        ({"may_speak": ("policy", "policy")}, "2 agents that the task may call, some of them twice"),
-        ({"choices": (chosen("policy"),)}, r"candidates of agent 'policy' at turns \(\)"),
-        ({"fault": FaultClass.ENV, "fault_text": "x" * 100_000}, "100000 characters"),
-        ({"choices": (chosen("policy", 1, 1),)}, "2 candidates, some of them twice"),
-        ({"choices": (chosen("policy", *range(1000)),)}, "1000 candidates, some of them twice, or more than"),
-        ({"choices": (chosen("critic", 1, 2),)}, "candidates of agent 'critic'"),
-        ({"choices": (chosen("policy", 1, 10**9),)}, "candidates of agent 'policy' at turns"),
-        ({"choices": (chosen("policy", 1, 2, rewards=(1.0,)),)}, "1 rewards for 2 candidates"),
-        ({"choices": (chosen("policy", 1, 2, rewards=(1.0, 1e31)),)}, "a candidate's reward that is not a number"),
-    ],
-)
-def test_an_episode_that_no_sandbox_writes_is_named(document, episode, stored, fields, words) -> None:
+@pytest.mark.parametrize(("fields", "words"), [*rows(__file__, "episodes"), *LONG])
+def test_an_episode_that_no_sandbox_writes_is_named(document, episode, stored, fields, words):
     with pytest.raises(EpisodeInvalid, match=words) as error:
         read_episode(stored(episode(**fields)), document())
     assert "message 7 on episode.team-a.sums" in str(error.value)
     assert len(str(error.value)) < 500
 
 
-def test_what_is_no_episode_is_refused_and_no_claim_is_followed(document, stored) -> None:
+def test_what_is_no_episode_is_refused_and_no_claim_is_followed(document, stored):
     claim = {"v": 1, "t": "Claim", "d": {"key": "team-b/secret/adapter", "sha256": "0" * 64, "size": 1}}
     task = TaskMessage(**identity(document()), group="g", split=Split.TRAIN, index=0, seed=0, group_size=1)
     headless = [ormsgpack.packb({"v": 1, "t": "Episode"}), ormsgpack.packb({"v": float("inf")})]
@@ -102,7 +68,7 @@ def test_what_is_no_episode_is_refused_and_no_claim_is_followed(document, stored
             read_episode(stored(data), document())
 
 
-def test_a_job_keeps_episodes_up_to_a_bound_until_their_step_or_evaluation_is_on_record(document, monkeypatch) -> None:
+def test_a_job_keeps_episodes_up_to_a_bound_until_their_step_or_evaluation_is_on_record(document, monkeypatch):
     """A sandbox that holds one member back could otherwise fill the memory of the orchestrator, which all jobs share."""
     monkeypatch.setattr(episodes, "MAX_KEPT_BYTES", 1 << 20)
     job = document(groupsPerStep=1, maxStaleness=1)

@@ -6,11 +6,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.orchestrator.demands import demand, names, order_of
+from tests.tables import rows
 
 from marlaas_worker.orchestrator.preemption import MIN_RUN_S, RunningJob, preemptions
 from marlaas_worker.orchestrator.shares import HALF_LIFE_S, PastUse
 
 relaxed = settings(max_examples=150, suppress_health_check=list(HealthCheck))
+row = st.tuples(st.sampled_from("abc"), st.integers(0, 5), st.integers(-2, 2), st.integers(1, 3))
+tables = st.lists(row, min_size=1, max_size=10)
+NOW = 1000.0
+jobs = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 4), st.integers(-1, 1)), min_size=1, max_size=16)
 
 
 def admitted(waiting, total=6, **given_):
@@ -56,21 +61,12 @@ def test_priority_orders_the_jobs_of_one_tenant_and_of_no_other():
     assert admitted([*mine, *theirs], total=3)[-1] == "m1"
 
 
-rows = st.lists(
-    st.tuples(st.sampled_from("abc"), st.integers(0, 5), st.integers(-2, 2), st.integers(1, 3)), min_size=1, max_size=10
-)
-
-
 @relaxed
-@given(table=rows, again=st.lists(st.integers(-1000, 1000), min_size=10, max_size=10), whose=st.sampled_from("abc"))
-def test_jobs_of_one_size_and_age_are_admitted_in_the_same_number_whatever_priorities_their_tenant_gives(
-    table, again, whose
-):
+@given(table=tables, again=st.lists(st.integers(-1000, 1000), min_size=10, max_size=10), whose=st.sampled_from("abc"))
+def test_as_many_jobs_of_one_size_and_age_are_admitted_whatever_their_priorities(table, again, whose):
     def counts(priorities):
-        jobs = [
-            demand(f"j{n}", tenant, priority=p)
-            for n, ((tenant, *_), p) in enumerate(zip(table, priorities, strict=True))
-        ]
+        own = zip([row[0] for row in table], priorities, strict=True)
+        jobs = [demand(f"j{n}", tenant, priority=priority) for n, (tenant, priority) in enumerate(own)]
         found = admitted(jobs, total=4)
         return {tenant: sum(f"j{n}" in found for n, row in enumerate(table) if row[0] == tenant) for tenant in "abc"}
 
@@ -79,18 +75,7 @@ def test_jobs_of_one_size_and_age_are_admitted_in_the_same_number_whatever_prior
     assert counts(before) == counts(after)
 
 
-@pytest.mark.parametrize(
-    ("held", "queue", "total", "expected"),
-    [
-        ([3, 3], [4, 2], 8, []),
-        ([3, 3], [3, 2], 8, ["1"]),
-        ([6], [4, 2, 2], 8, ["1"]),
-        ([2, 2, 2], [4, 2, 2], 8, []),
-        ([2, 2, 2], [2, 4, 2], 8, ["0"]),
-        ([], [3, 3, 3, 2], 8, ["0", "1", "3"]),
-        ([9], [2], 8, []),
-    ],
-)
+@pytest.mark.parametrize(("held", "queue", "total", "expected"), rows(__file__, "passing"))
 def test_a_tenants_job_passes_its_earlier_one_only_if_that_one_never_waits_longer_for_it(held, queue, total, expected):
     """Of 8 slots. (3, 3) held, 2 free: 4 and 3 start when one of them ends, with 5 free. 4 and 2 are more than 5; 3 and 2 are not."""
     holding = [demand(f"held-{n}", "a", units) for n, units in enumerate(held)]
@@ -129,15 +114,16 @@ def test_past_use_is_the_share_over_time_and_halves_every_half_life():
     assert past.of("a") == pytest.approx(before / 2), "a clock that was set back adds nothing"
 
 
-NOW = 1000.0
-
-
 def exchange(blocked, holding, total, *, since=0.0, weights=None, over_quota=()):
     """Names of each preemptor and of its victims."""
     order, _ = order_of({"tiny": total}, holding, weights, over_quota=over_quota)
     order.run(blocked)
     found = preemptions(order, [RunningJob(one, since) for one in holding], NOW)
     return [(one.preemptor.document.job, names(one.victims)) for one in found]
+
+
+def made(name, tenant, units=1, created_at=0, priority=0):
+    return demand(name, tenant, units, created_at=created_at, priority=priority)
 
 
 def several(tenant, number, units=1, **fields):
@@ -162,53 +148,15 @@ def test_no_job_is_preempted_before_its_minimum_run_time(ran_s, makes_room):
     assert bool(exchange([demand("new", "b")], several("a", 4), 4, since=NOW - ran_s)) is makes_room
 
 
-LARGE = [demand("large", "a", 4, created_at=1), demand("z", "a", 1)]
-SPARED = [demand("old", "a", 4, created_at=1), demand("young", "a", 1, created_at=2), demand("z", "b", 3)]
-
-
-@pytest.mark.parametrize(
-    ("waiting", "holding", "total", "expected"),
-    [
-        ([demand("new", "c")], [*several("a", 2), *several("b", 4)], 6, [("new", ["b3"])]),
-        ([demand("new", "c")], [*several("b", 3), demand("low", "b", priority=-1)], 4, [("new", ["low"])]),
-        ([demand("urgent", "a", priority=99)], several("a", 4), 4, []),
-        ([demand("new", "c", 4)], [*several("a", 3), demand("b0", "b")], 4, []),
-        ([demand("new", "c", 3)], SPARED, 8, [("new", ["old"])]),
-        ([demand("x", "b", created_at=5), demand("y", "c", created_at=6)], LARGE, 5, [("x", ["large"])]),
-        (
-            [demand("large", "c", 5, created_at=1), demand("small", "b", created_at=2)],
-            several("a", 4),
-            5,
-            [("small", ["a3"])],
-        ),
-        (
-            [demand("x", "b", created_at=20), demand("y", "c", 2, created_at=21)],
-            several("a", 8),
-            4,
-            [("x", ["a7"]), ("y", ["a6", "a5"])],
-        ),
-    ],
-    ids=[
-        "the youngest job of the tenant furthest over its share",
-        "of that tenant the lowest priority first",
-        "never one of its own tenant",
-        "nothing in vain: b is not over its share",
-        "a victim whose room is not needed is spared",
-        "several share the room of one large victim",
-        "free units are kept for the guarded job",
-        "in a smaller pool each has victims of its own",
-    ],
-)
+@pytest.mark.parametrize(("waiting", "holding", "total", "expected"), rows(__file__, "makes_room"))
 def test_who_makes_room_for_whom(waiting, holding, total, expected):
-    assert exchange(waiting, holding, total) == expected
+    found = exchange([made(*one) for one in waiting], [made(*one) for one in holding], total)
+    assert [list(one) for one in found] == expected
 
 
 @pytest.mark.parametrize("total", [8, 4, 1], ids=["a whole pool", "a replica restarts", "most replicas are gone"])
 def test_a_job_displaces_what_it_needs_itself_and_never_what_a_smaller_pool_lacks(total):
     assert exchange([demand("new", "b")], several("a", 8), total) == [("new", ["a7"])]
-
-
-jobs = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 4), st.integers(-1, 1)), min_size=1, max_size=16)
 
 
 class Trace:
@@ -217,8 +165,7 @@ class Trace:
     def __init__(self, rows, weights, total):
         self.weights, self.total = weights, total
         self.all = [
-            demand(f"j{n}", tenant, units, created_at=float(n), priority=priority)
-            for n, (tenant, units, priority) in enumerate(rows)
+            demand(f"j{n}", *own, created_at=float(n), priority=priority) for n, (*own, priority) in enumerate(rows)
         ]
         self.running: dict[str, RunningJob] = {}
         self.preemptions: list[tuple[str, str]] = []
@@ -271,11 +218,7 @@ def test_preemptions_end_and_no_job_preempts_its_preemptor_back_while_nothing_el
 
 
 @relaxed
-@given(
-    counts=st.lists(st.integers(0, 12), min_size=4, max_size=4),
-    first=st.sampled_from("abcd"),
-    total=st.integers(4, 12),
-)
+@given(counts=st.tuples(*[st.integers(0, 12)] * 4), first=st.sampled_from("abcd"), total=st.integers(4, 12))
 def test_every_tenant_ends_within_one_job_of_its_entitled_share_or_of_its_demand(counts, first, total):
     """The first tenant takes all it can before the others come."""
     weights = dict(zip("abcd", (1.0, 1.0, 2.0, 4.0), strict=True))

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from tests.harness import a_progress, identity
-from tests.orchestrator.harness import OrchestratorHarness, final, mixed, running
+from tests.orchestrator.harness import final, mixed, running
 
 from marlaas_api import subjects
 from marlaas_api.bus import BusUnavailable
@@ -16,8 +16,10 @@ from marlaas_api.wire import encode
 from marlaas_worker.orchestrator.fenced_bucket import FencedBucket
 from marlaas_worker.orchestrator.lease import KEY, LeaderLease, LostLease
 
+JOB_KEY = "team-a.sums"
 
-async def test_a_lease_whose_last_renewal_was_not_answered_is_given_back(harness: OrchestratorHarness) -> None:
+
+async def test_a_lease_whose_last_renewal_was_not_answered_is_given_back(harness):
     held, bucket = LeaderLease(await harness.context("orchestrator-0")), await harness.bus.bucket(subjects.REPLICAS)
     assert await held.hold()
     entry = await bucket.get(KEY)
@@ -26,7 +28,7 @@ async def test_a_lease_whose_last_renewal_was_not_answered_is_given_back(harness
     assert await LeaderLease(await harness.context("orchestrator-1")).hold()
 
 
-async def test_a_lease_that_another_replica_has_taken_stays_its_own(harness: OrchestratorHarness) -> None:
+async def test_a_lease_that_another_replica_has_taken_stays_its_own(harness):
     held, bucket = LeaderLease(await harness.context("orchestrator-0")), await harness.bus.bucket(subjects.REPLICAS)
     assert await held.hold()
     await bucket.delete(KEY)
@@ -36,9 +38,7 @@ async def test_a_lease_that_another_replica_has_taken_stays_its_own(harness: Orc
 
 
 @pytest.mark.parametrize("written", ["bucket progress", "GROUPS log", "ledger"])
-async def test_an_orchestrator_that_finds_another_ones_writes_reads_everything_again_and_goes_on(
-    harness: OrchestratorHarness, document, caplog: pytest.LogCaptureFixture, written: str
-) -> None:
+async def test_an_orchestrator_that_finds_anothers_writes_reads_everything_again(harness, document, caplog, written):
     job = document(steps=3)
     harness.pause_after = 1
     async with running(harness, job, mixed):
@@ -56,13 +56,9 @@ async def test_an_orchestrator_that_finds_another_ones_writes_reads_everything_a
         harness.may_train.set()
         level = await harness.progress(job, final)
     assert (level.phase, level.step, harness.deaths) == (Phase.SUCCEEDED, 3, [])
-    assert re.search(
-        rf"another orchestrator (has written to|wrote) the {written}; reading everything again", caplog.text
-    )
+    words = rf"another orchestrator (has written to|wrote) the {written}; reading everything again"
+    assert re.search(words, caplog.text)
     assert written != "bucket progress" or level.admitted_s >= 77.0, "it goes on from what it has read"
-
-
-JOB_KEY = "team-a.sums"
 
 
 def fenced(server: MemoryServer, name: str = "orchestrator-0") -> FencedBucket:
@@ -109,9 +105,7 @@ async def test_one_that_was_replaced_or_has_not_read_a_key_overwrites_nothing_an
         await old.put(JOB_KEY, b"Running, step 7")
 
 
-@pytest.mark.parametrize(
-    "writes", [[b"1"], [b"1", b"2"], [None], [b"1", None]], ids=["a write", "two", "a deletion", "both"]
-)
+@pytest.mark.parametrize("writes", [[b"1"], [b"1", b"2"], [None], [b"1", None]], ids=["one", "two", "deletion", "both"])
 @pytest.mark.parametrize("after", [b"3", None], ids=["then a write", "then a deletion"])
 @pytest.mark.parametrize("present", [False, True])
 async def test_its_own_writes_without_an_answer_are_replaced(harness, unanswered, present, writes, after):

@@ -11,31 +11,23 @@ def level(job: str, phase: Phase, **more: object) -> Progress:
     return Progress.model_validate({**base, **more})
 
 
-def test_jobs_are_counted_by_phase_and_those_that_run_have_figures_of_their_own() -> None:
+def test_jobs_are_counted_by_phase_and_those_that_run_have_figures_of_their_own():
     faults = {"faults": {"env": 2, "infra": 1}, "training_faults": {"non-finite": 4}}
     running = level("a", Phase.RUNNING, admitted=True, step=3, tokens=70, reward=0.25, **faults)
     found = samples([running, level("b", Phase.QUEUED), level("c", Phase.QUEUED)], leads=True)
     page = exposition(families(found)).splitlines()
-    own = {
-        "steps_total": 3.0,
-        "tokens_total": 70.0,
-        "accelerator_seconds_total": 0.0,
-        "outstanding_groups": 0.0,
-        "staleness": 0.0,
-        "reward": 0.25,
-    }
+    own = {"steps_total": 3.0, "tokens_total": 70.0, "accelerator_seconds_total": 0.0, "outstanding_groups": 0.0}
+    own |= {"staleness": 0.0, "reward": 0.25}
     names = 'job="a",namespace="team-a"'
     expected = [f"marlaas_job_{name}{{{names}}} {value}" for name, value in own.items()]
-    expected += [
-        f'marlaas_job_faults_total{{class="{kind}",{names}}} {n}' for kind, n in (("env", 2.0), ("infra", 1.0))
-    ]
+    expected += [f'marlaas_job_faults_total{{class="{kind}",{names}}} {n}.0' for kind, n in (("env", 2), ("infra", 1))]
     expected += [f'marlaas_job_training_faults_total{{class="non-finite",{names}}} 4.0']
     assert [line for line in page if 'job="' in line] == expected
     head = {"marlaas_orchestrator_leads 1.0", 'marlaas_jobs{phase="Queued"} 2.0', 'marlaas_jobs{phase="Failed"} 0.0'}
     assert head <= set(page)
 
 
-def test_usage_is_told_by_agent_and_by_tenant_and_open_tokens_are_not() -> None:
+def test_usage_is_told_by_agent_and_by_tenant_and_open_tokens_are_not():
     used = UsageAmounts(prompt_tokens=9, cached_tokens=4, generated_tokens=7, trained_tokens=2, stale_tokens=1)
     held = used.model_copy(update={"slot_s": 6.5, "stored_bytes": 55})
     running = level("a", Phase.RUNNING, admitted=True, tokens=7, tenant="acme", usage={"policy": held})
@@ -49,10 +41,10 @@ def test_usage_is_told_by_agent_and_by_tenant_and_open_tokens_are_not() -> None:
     assert 'marlaas_agent_slot_seconds_total{agent="policy",job="a",namespace="team-a"} 6.5' in page
     assert 'marlaas_agent_stored_bytes{agent="policy",job="a",namespace="team-a"} 55.0' in page
     assert 'marlaas_tenant_used_tokens_total{tenant="acme",use="stale"} 1.0' in page
-    assert [line for line in page if line.startswith("marlaas_tenant_seconds_total{")] == [
-        f'marlaas_tenant_seconds_total{{resource="{resource}",tenant="acme"}} {used_s}'
-        for resource, used_s in seconds.items()
+    expected = [
+        f'marlaas_tenant_seconds_total{{resource="{name}",tenant="acme"}} {used_s}' for name, used_s in seconds.items()
     ]
+    assert [line for line in page if line.startswith("marlaas_tenant_seconds_total{")] == expected
     assert 'marlaas_tenant_stored_bytes{tenant="acme"} 99.0' in page
     assert not [line for line in page if 'use="open"' in line]
     standby = exposition(families(samples([running], leads=False, tenants={"acme": all_used})))

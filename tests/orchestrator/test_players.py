@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from tests.harness import an_episode, changed
 from tests.orchestrator.harness import a_job
+from tests.tables import rows
 
 from marlaas_api.messages import Choice, GroupOutcome, IssueLedger, PolicyRecord
 from marlaas_api.messages.agent_settings import AgentSettings, PolicySettings, RewardShare
@@ -17,14 +18,11 @@ SECOND = AgentSettings(name="second", policy=PolicySettings(of="solver"))
 PAST = AgentSettings(name="past", policy=PolicySettings(of="solver", versions="past", window=3), trainable=False)
 SHARES = (RewardShare(agent="solver", weight=2.0), RewardShare(agent="critic", weight=-0.5))
 SHARING = SOLVER.model_copy(update={"reward_from": SHARES})
-SIGNAL, FLAT = GroupOutcome.SIGNAL, GroupOutcome.FLAT
-UNCALLED, FAULTED = GroupOutcome.UNCALLED, GroupOutcome.FAULTED
-BOTH = [("", 0, 1.0, (0,)), ("", 1, 0.0, (0,))]
-SECONDS = [("second", 0, 0.0, (1,)), ("second", 1, 5.0, (1,))]
+AGENTS = {"solver": SOLVER, "critic": CRITIC, "second": SECOND, "past": PAST, "sharing": SHARING}
+SIGNAL, FLAT, FAULTED = GroupOutcome.SIGNAL, GroupOutcome.FLAT, GroupOutcome.FAULTED
 
 
 def group_of(agents: tuple[AgentSettings, ...], *ended: dict[str, Any], **settings: Any) -> CompleteGroup:
-    """A group whose members ended like this."""
     store = Experience(agents, len(ended), **settings)
     *_, group = [store.add(an_episode(a_job(), 0, member, **fields)) for member, fields in enumerate(ended)]
     assert group is not None
@@ -37,24 +35,13 @@ def said(rewards: dict[str, float | None]) -> dict[str, Any]:
     return {"rewards": own, "leaves": {name: (position,) for position, name in enumerate(own)}}
 
 
-@pytest.mark.parametrize(
-    ("solver", "critic", "outcomes", "hardness"),
-    [
-        ((1.0, 0.0), (0.5, 0.5), (SIGNAL, FLAT), "varied"),
-        ((1.0, 1.0), (0.5, 0.0), (FLAT, SIGNAL), "varied"),
-        ((1.0, 0.0), (None, None), (SIGNAL, UNCALLED), "varied"),
-        ((1.0, 1.0), (0.5, None), (FLAT, UNCALLED), "solved"),
-        ((1.0, 1.0), (0.0, 0.0), (FLAT, FLAT), "hopeless"),
-        ((None, None), (None, None), (UNCALLED, UNCALLED), None),
-        ((1.0, "fault"), (1.0, "fault"), (FAULTED, FAULTED), None),
-    ],
-)
+@pytest.mark.parametrize(("solver", "critic", "outcomes", "hardness"), rows(__file__, "outcomes"))
 def test_each_agent_of_a_team_has_an_outcome_of_its_own(solver, critic, outcomes, hardness):
     """None: the agent has taken no turn in this member."""
     members = [dict(zip(("solver", "critic"), own, strict=True)) for own in zip(solver, critic, strict=True)]
     ended = [{"fault": "env"} if "fault" in own.values() else said(own) for own in members]
     parts = group_of((SOLVER, CRITIC), *ended).agents.values()
-    assert tuple(part.outcome for part in parts) == outcomes
+    assert [part.outcome for part in parts] == outcomes
     assert difficulty(parts, 0.5) == hardness
     spoke = [[member for member, one in enumerate(of) if isinstance(one, float)] for of in (solver, critic)]
     assert [[one.member for one in part.trajectories] for part in parts] == spoke
@@ -77,36 +64,16 @@ def test_a_group_is_complete_when_every_member_has_ended_and_duplicates_change_n
         assert found == [(0, (position,), "max_turns"), (1, (position,), "completed")]
 
 
-@pytest.mark.parametrize(
-    ("agents", "rewards", "outcome", "trained"),
-    [
-        ((SOLVER, SECOND), {"solver": (1.0, 0.0), "second": (0.0, 5.0)}, SIGNAL, [*BOTH, *SECONDS]),
-        ((SOLVER, SECOND), {"solver": (1.0, 1.0), "second": (0.0, 5.0)}, SIGNAL, SECONDS),
-        ((SOLVER, PAST), {"solver": (1.0, 0.0), "past": (0.0, 1.0)}, SIGNAL, BOTH),
-        ((SHARING, CRITIC), {"solver": (0.5, 0.5), "critic": (0.0, 2.0)}, SIGNAL, BOTH),
-        ((SOLVER, SECOND, PAST), {"solver": (1.0, 1.0), "second": (0.0, 0.0)}, FLAT, None),
-        ((SOLVER, SECOND, PAST), {"solver": (1.0,), "second": (0.0, 2.0)}, SIGNAL, None),
-        ((SOLVER, SECOND, PAST), {"solver": (1.0,), "second": (0.0,), "past": (0.0, 1.0)}, UNCALLED, None),
-    ],
-    ids=[
-        "each role is compared with itself",
-        "a role with equal rewards is not trained",
-        "turns of past versions are not trained",
-        "a weighted sum of rewards",
-        "no role has two rewards that differ",
-        "one role with two rewards is enough",
-        "past versions never are",
-    ],
-)
+@pytest.mark.parametrize(("agents", "rewards", "outcome", "trained"), rows(__file__, "roles"))
 def test_a_policy_is_trained_by_its_roles_and_the_rewards_of_all_are_known(agents, rewards, outcome, trained):
     members = range(max(map(len, rewards.values())))
     own = [{name: values[at] for name, values in rewards.items() if at < len(values)} for at in members]
-    part = group_of(agents, *map(said, own)).agents["solver"]
-    assert part.outcome is outcome
+    part = group_of(tuple(AGENTS[name] for name in agents), *map(said, own)).agents["solver"]
+    assert part.outcome == outcome
     if trained is not None:
-        assert [(one.agent, one.member, one.reward, one.leaves) for one in part.trajectories] == trained
-        assert part.rewards == ((1.0, 0.0) if SHARING in agents else rewards["solver"])
-        assert part.other_rewards == {name: rewards[name] for name in ("second", "past") if name in rewards}
+        assert [[one.agent, one.member, one.reward, [*one.leaves]] for one in part.trajectories] == trained
+        assert [*part.rewards] == ([1.0, 0.0] if "sharing" in agents else rewards["solver"])
+        assert part.other_rewards == {name: (*rewards[name],) for name in ("second", "past") if name in rewards}
 
 
 # candidates ---------------------------------------------------------------------------------------------------------
@@ -184,7 +151,6 @@ def state(newest: int, seed: int = 0, window: int = 3, ledger: IssueLedger | Non
 
 
 def drawn_by(played: JobState) -> int:
-    """The past version that plays in the next group."""
     played.take_indices(1, 0)
     return played.tasks.past.versions["past"]
 

@@ -1,7 +1,6 @@
 """A preempted job stops at a step boundary, resumes as if nothing had happened, and is not charged for what was cut."""
 
 import asyncio
-import contextlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 from tests.harness import changed, working
 from tests.killing import kill_at
 from tests.orchestrator.harness import OrchestratorHarness, final, mixed
-from tests.orchestrator.test_admitted import of
+from tests.orchestrator.test_admission import moved
 from tests.orchestrator.test_deletion import is_forgotten
 
 from marlaas_api import subjects
@@ -58,16 +57,13 @@ async def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OneJobAtAT
     return await another(tmp_path)
 
 
-def workers(
-    harness: OrchestratorHarness, document: JobDocument, *, sandbox: bool = True
-) -> contextlib.AbstractAsyncContextManager[None]:
-    """The job's trainer and sandbox."""
+def workers(harness, document, *, sandbox=True):
     return working(harness.train(document), *([harness.play(document, mixed)] if sandbox else []))
 
 
 def heavy(document: JobDocument) -> JobDocument:
     """A job of a tenant of weight 2: in a pool of one job, its share is half of that of a tenant of weight 1."""
-    return of(document, "team-b").model_copy(update={"job": "other", "tenant_weight": 2.0})
+    return moved(document, "team-b").model_copy(update={"job": "other", "tenant_weight": 2.0})
 
 
 async def outweighed(harness: OrchestratorHarness, job: JobDocument, other: JobDocument) -> None:
@@ -100,9 +96,7 @@ def said(steps: list[StepRecord]) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("agents", [(), ({"name": "a"}, {"name": "b"})])
-async def test_a_strict_job_trains_the_same_groups_in_the_same_steps_whether_it_was_preempted_or_not(
-    harness, document, tmp_path, agents
-):
+async def test_a_strict_job_trains_the_same_steps_whether_it_was_preempted_or_not(harness, document, tmp_path, agents):
     job, other = document(steps=9, agents=agents), heavy(document())
     alone, usage = await undisturbed(tmp_path, job)
     harness.pause_after = 2 * len(job.spec.agents)
@@ -139,14 +133,11 @@ async def issued_again(harness: OrchestratorHarness) -> None:
 
 
 def without_cut(used: UsageAmounts) -> UsageAmounts:
-    """The charged part of a usage."""
     charged = {"generated_tokens": used.charged_tokens, "engine_s": used.charged_engine_s}
     return used.model_copy(update={**charged, "preempted_tokens": 0, "preempted_engine_s": 0.0})
 
 
-async def test_what_is_not_finished_in_time_is_played_after_the_next_admission_and_what_was_cut_is_not_charged(
-    harness, document, tmp_path, monkeypatch
-):
+async def test_what_was_cut_is_played_after_the_next_admission_and_is_free(harness, document, tmp_path, monkeypatch):
     """The orchestrator is killed before it removes the tasks of the preempted job."""
     monkeypatch.setattr(giving_way, "DRAIN_S", 0.0)
     kill_at("orchestrator.preempt.after_progress")

@@ -1,7 +1,8 @@
 """Quotas: what they refuse, what the messages say and how rarely they change, and when a tenant's jobs pause."""
 
 import pytest
-from tests.orchestrator.harness import OrchestratorHarness, mixed, running
+from tests.orchestrator.harness import mixed, running
+from tests.tables import rows
 
 from marlaas_api import subjects
 from marlaas_api.messages import JobDocument, PastUses, Phase, TenantQuota
@@ -12,23 +13,7 @@ from marlaas_worker.orchestrator.quota import Pacing, Quotas
 from marlaas_worker.orchestrator.tenants import TenantUse
 
 
-@pytest.mark.parametrize(
-    ("quota", "words"),
-    [
-        ({}, ""),
-        ({"jobs": 2}, "over quota: 2 of 2 jobs"),
-        ({"jobs": 3}, ""),
-        ({"jobs": 0}, "over quota: 2 of 0 jobs"),
-        ({"adapter_slots": 2}, "over quota: 2 of 2 adapter slots, and it needs 1"),
-        ({"adapter_slots": 3}, ""),
-        (
-            {"storage": "3Gi"},
-            "over quota: 3.0 of 3.0 GiB stored; delete jobs with adapterRetention: delete, or have the quota raised",
-        ),
-        ({"storage": "4Gi"}, ""),
-        ({"tokens_per_second": 1.0, "trainer_seconds_per_hour": 1.0}, ""),
-    ],
-)
+@pytest.mark.parametrize(("quota", "words"), rows(__file__, "quotas"))
 def test_a_quota_refuses_what_would_exceed_it_with_both_numbers(document, quota, words):
     quotas = Quotas({"team-a": TenantQuota(**quota)}, [document("one"), document("two")], {"team-a": 3 << 30})
     assert quotas.refusal(document("three")) == words
@@ -121,7 +106,7 @@ async def test_a_quota_of_trainer_time_pauses_a_job_and_never_fails_it(harness, 
     assert (level.phase, level.trainer_s) == (Phase.SUCCEEDED, 6.0)
 
 
-async def test_past_use_is_written_and_read_by_the_next_orchestrator(harness: OrchestratorHarness, document):
+async def test_past_use_is_written_and_read_by_the_next_orchestrator(harness, document):
     await harness.put_report(slots=8, max_rank=16, kv_tokens=1)
     job = document()
     async with harness.orchestrating("one"):

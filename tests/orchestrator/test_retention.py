@@ -1,18 +1,24 @@
-"""What is purged when: one step late, and not before the recorder has read it, unless the stream is tight."""
+"""What a job leaves in the streams, and what is purged when: one step late, and not before the recorder has read it, unless the stream is tight."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
+from tests.harness import working
+from tests.killing import kill_at
+from tests.orchestrator.harness import final, mixed, running
 
 from marlaas_api import subjects
 from marlaas_api.bus import BusUnavailable
 from marlaas_api.bus_memory import MemoryBus, MemoryServer
-from marlaas_api.messages import ReplicaReport
+from marlaas_api.messages import JobVerdict, Phase, ReplicaReport
 from marlaas_api.names import JobRef
 from marlaas_worker.orchestrator.retention import Leftovers, Retention
 
 REF = JobRef("team-a", "sums", "u1")
 EPISODES, TURNS = subjects.episode("team-a", "sums"), subjects.turn("team-a", "sums", "*", "*")
+TURN_BYTES = 1000
 
 
 class Streams:
@@ -24,7 +30,6 @@ class Streams:
         self.leftovers = Leftovers(self.bus, lambda: 0.0)
 
     async def record(self, number: int) -> int:
-        """Record a turn; its sequence."""
         return await self.bus.publish(subjects.turn("team-a", "sums", f"u1-t{number}-0-1", 0), b"x")
 
     async def step(self, number: int) -> None:
@@ -73,9 +78,7 @@ async def test_turns_and_episodes_stay_until_the_recorder_has_read_them_and_one_
 
 
 @pytest.mark.parametrize("refused", [None, subjects.TURNS, subjects.EPISODES])
-async def test_a_step_is_purged_at_once_when_the_stream_is_tight_and_a_purge_that_fails_is_repeated(
-    streams, monkeypatch, refused
-):
+async def test_a_step_is_purged_at_once_when_the_stream_is_tight_and_if_that_fails_again(streams, monkeypatch, refused):
     for number in range(2):
         await streams.step(number)
     assert await streams.left() == (2, 2), "one step late"
@@ -108,9 +111,7 @@ async def test_the_turns_of_an_ended_job_go_once_its_recorder_has_read_all_and_i
     assert await streams.left() == (1, 2)
 
 
-async def test_a_turn_that_is_recorded_after_its_jobs_end_goes_when_a_replica_reports_it_unless_the_job_is_resumed(
-    streams,
-):
+async def test_a_turn_recorded_after_its_jobs_end_goes_when_a_replica_reports_it_unless_it_is_resumed(streams):
     streams.leftovers.ended(0, REF)
     await streams.leftovers.look()
     for number, (idle, left) in enumerate([({"u1"}, 0), (set(), 1)], 1):
@@ -118,3 +119,49 @@ async def test_a_turn_that_is_recorded_after_its_jobs_end_goes_when_a_replica_re
         await streams.leftovers.note([reported(number)], idle)
         await streams.leftovers.look()
         assert await streams.left() == (left, 0)
+
+
+async def test_a_neighbours_turns_never_push_out_those_of_a_job_that_waits_for_its_trainer(harness, document):
+    harness.turn_bytes = TURN_BYTES
+    slow, busy = document("slow", maxStaleness=1), document("busy", steps=40)
+    harness.may_train.clear()
+    async with running(harness, slow, mixed):
+        await harness.progress(slow, lambda level: level.num_outstanding == 4 and level.eval_last is not None)
+        turns = harness.server.streams[subjects.TURNS]
+        turns.spec = replace(turns.spec, max_bytes=40 * TURN_BYTES)
+        always = asyncio.Event()
+        always.set()
+        async with working(harness.play(busy, mixed), harness.train(busy, always)):
+            await harness.submit(busy)
+            level = await harness.progress(busy, final)
+        assert (level.phase, level.step) == (Phase.SUCCEEDED, 40)
+        harness.may_train.set()
+        level = await harness.progress(slow, final)
+    assert (level.phase, level.step) == (Phase.SUCCEEDED, 3)
+
+
+async def test_turns_are_forgotten_once_their_step_is_on_record(harness, document):
+    harness.turn_bytes = TURN_BYTES
+    job, most = document(steps=30), 0
+    async with running(harness, job, mixed):
+        for step in range(30):
+            await harness.progress(job, lambda level, step=step: level.step >= step)
+            turns = await harness.bus.replay(subjects.TURNS, subjects.turn("team-a", job.job, "*", "*"))
+            most = max(most, len(turns))
+        await harness.progress(job, final)
+    assert most <= 3 * 4 + 2, "of two groups of two a step: the open step, the one before it, an evaluation"
+
+
+async def test_a_failed_job_leaves_no_tasks_although_a_kill_follows_its_last_progress(harness, document):
+    job = document(maxStaleness=1)
+    harness.withheld = range(1000)
+    passed = kill_at("orchestrator.end.after_progress")
+    async with running(harness, job, mixed):
+        await harness.progress(job, lambda level: level.num_outstanding == 4)
+        assert await harness.bus.replay(subjects.TASKS, subjects.task("team-a", job.job))
+        why = JobVerdict(reason="PoolRemoved", message="the pool tiny is gone")
+        await harness.submit(job.model_copy(update={"verdict": why, "generation": 2}))
+        level = await harness.progress(job, final)
+        queued = harness.server.stream(subjects.TASKS).by_subject
+        await harness.until(lambda: not queued.get(subjects.task("team-a", job.job)))
+    assert (level.phase, passed.count("orchestrator.end.after_progress")) == (Phase.FAILED, 1)

@@ -3,38 +3,15 @@
 import random
 
 import pytest
+from tests.tables import rows
 
 from marlaas_api.bus import StreamState
 from marlaas_worker.orchestrator.room import MARGIN, SHARE, WINDOW_S, Claim, EpisodeSize, Room, Share, bounds
 
 
-def claim(held: int, step: int, wanted: int = 0) -> Claim:
-    return Claim(held, step, max(step, wanted))
-
-
-@pytest.mark.parametrize(
-    ("total", "claims", "expected"),
-    [
-        (100, {"a": claim(0, 40), "b": claim(0, 40)}, {"a": 40, "b": 40}),
-        (100, {"a": claim(0, 40, 90), "b": claim(0, 40, 45)}, {"a": 55, "b": 45}),
-        (100, {"a": claim(0, 40, 90), "b": claim(0, 40, 90), "c": claim(0, 40)}, {"a": 40, "b": 40, "c": 0}),
-        (100, {"a": claim(0, 70), "b": claim(40, 40), "c": claim(0, 10)}, {"a": 0, "b": 40, "c": 0}),
-        (100, {"a": claim(0, 101), "b": claim(0, 40, 50)}, {"a": 0, "b": 50}),
-        (100, {"a": claim(5, 40), "b": claim(0, 70)}, {"a": 40, "b": 0}),
-        (100, {"a": claim(90, 40, 120), "b": claim(60, 40)}, {"a": 90, "b": 60}),
-    ],
-    ids=[
-        "all fit",
-        "the rest is shared out up to what is wanted",
-        "nobody gets more while one waits",
-        "nobody begins before the one that waits",
-        "what never fits keeps nobody waiting",
-        "a begun step keeps its whole share",
-        "what is out cannot be taken back",
-    ],
-)
-def test_bounds(total, claims, expected):
-    assert bounds(total, claims) == expected
+@pytest.mark.parametrize(("claims", "expected"), rows(__file__, "room"))
+def test_bounds(claims, expected):
+    assert bounds(100, {name: Claim(*one) for name, one in claims.items()}) == expected
 
 
 class Job:
@@ -75,9 +52,7 @@ def test_many_jobs_on_a_small_stream_never_overfill_it_and_all_get_through(docum
         chance, room = random.Random(seed), Room()
         rules = [{"groupsPerStep": chance.randint(1, 4), "maxRefill": chance.randint(0, 3)} for _ in range(8)]
         jobs = [Job(room, str(number), document(steps=3, **one), chance) for number, one in enumerate(rules)]
-        most = max(
-            (one.rules.groups_per_step * (1 + one.rules.max_refill)) * one.group + one.evaluation for one in jobs
-        )
+        most = max(one.rules.groups_per_step * (1 + one.rules.max_refill) * one.group + one.evaluation for one in jobs)
         room.state = StreamState(0, 0, int(chance.uniform(1, 3) * most / SHARE) + 1)
         for _ in range(20_000):
             going = [one for one in jobs if one.left]

@@ -87,9 +87,7 @@ async def test_a_strict_group_still_in_the_queue_is_pinned_again_when_its_pin_ha
 
 
 @pytest.mark.parametrize("seam", SEAMS)
-async def test_killed_between_any_two_effects_it_plays_the_same_tasks_in_the_same_order(
-    harness, document, tmp_path, seam
-):
+async def test_killed_between_any_two_effects_it_plays_the_same_tasks_in_order(harness, document, tmp_path, seam):
     """Tasks 0 and 1 are solved, 2 is hopeless, the others teach; what teaches nothing rests, and what comes again has its seed."""
     job = document(steps=8, data={"tasks": 6, "order": "shuffled", "skip": {"passes": 2, "maxShare": 0.6}})
     whole, found = OrchestratorHarness(tmp_path / "whole"), []
@@ -103,17 +101,13 @@ async def test_killed_between_any_two_effects_it_plays_the_same_tasks_in_the_sam
             return float(task.index < 2 or (task.index > 2 and member == 0))
 
         level = await run_to_end(one, job, reward)
-        steps = [
-            step.model_dump(include={"outcome", "version", "indices", "outcomes"}) for step in await one.steps(job)
-        ]
+        told = {"outcome", "version", "indices", "outcomes"}
+        steps = [step.model_dump(include=told) for step in await one.steps(job)]
         found.append((level.phase, level.skipped_solved, level.skipped_hopeless, played, steps))
         kill_at(seam, 1 if seam == ADMITTED else 3)
     assert (found[0], harness.deaths) == (found[1], [seam])
     phase, solved, hopeless, played, _ = found[0]
     assert (phase, min(solved, hopeless) > 0) == (Phase.SUCCEEDED, True)
-    assert 6 == len(set(played.values())) < len(played), (
-        "all tasks were played, each with one seed, some more than once"
-    )
-    assert len(played) + solved + hopeless == max(int(group.rpartition("t")[2]) for group in played) + 1, (
-        "gaps are skips"
-    )
+    assert 6 == len(set(played.values())) < len(played), "each task has one seed, and some were played more than once"
+    last = max(int(group.rpartition("t")[2]) for group in played)
+    assert len(played) + solved + hopeless == last + 1, "gaps are skips"

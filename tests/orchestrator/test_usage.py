@@ -2,11 +2,12 @@
 
 import pytest
 from tests.harness import a_progress, a_turn, an_episode, identity, job_document
-from tests.orchestrator.harness import OrchestratorHarness, run_to_end
+from tests.orchestrator.harness import run_to_end
+from tests.tables import rows
 
 from marlaas_api import subjects
 from marlaas_api.messages import Episode, Meter, Phase, Progress, ReplicaReport, UsageAmounts
-from marlaas_api.messages.agent_settings import AgentSettings, PolicySettings
+from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.names import PREEMPTION_STRIDE, episode_id
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.orchestrator import metering as metering_module
@@ -14,6 +15,8 @@ from marlaas_worker.orchestrator.experience import CompleteGroup, Experience
 from marlaas_worker.orchestrator.metering import Metering
 from marlaas_worker.orchestrator.tenant_accounts import TenantAccounts, summed
 from marlaas_worker.orchestrator.usage import JobUsage
+
+POLICY = (AgentSettings(name="policy"),)
 
 
 def test_a_job_that_goes_on_counts_every_total_of_a_replica_once(document):
@@ -54,9 +57,8 @@ def test_a_job_that_goes_on_counts_every_total_of_a_replica_once(document):
 
 
 def test_what_the_engines_generated_beyond_the_records_is_open_until_the_job_ends(document):
-    recorded = UsageAmounts(
-        generated_tokens=30, trained_tokens=30, trainer_s=2.0, sandbox_s=4.0, slot_s=0.5, stored_bytes=7
-    )
+    seconds = {"trainer_s": 2.0, "sandbox_s": 4.0, "slot_s": 0.5}
+    recorded = UsageAmounts(generated_tokens=30, trained_tokens=30, stored_bytes=7, **seconds)
     usage = {"policy": recorded, "critic": UsageAmounts(slot_s=2.5, stored_bytes=4)}
     told = {"usage": usage, "tokens": 100, "accelerator_s": 1.5, "trainer_s": 2.5, "admitted_s": 60.0}
     running = a_progress(document(), **told).amounts
@@ -84,7 +86,7 @@ def test_what_the_engines_generated_beyond_the_records_is_open_until_the_job_end
     assert (fewer.generated_tokens, fewer.open_tokens) == (30, 0), "recorded turns are certain"
 
 
-async def test_use_that_a_replica_reports_after_the_end_of_a_job_counts(harness: OrchestratorHarness, document):
+async def test_use_that_a_replica_reports_after_the_end_of_a_job_counts(harness, document):
     job = document()
     ended = await run_to_end(harness, job)
     used = {"job_tokens": {job.uid: 40}, "job_engine_s": {job.uid: 2.5}, "agent_slot_s": {job.uid: {"policy": 99.0}}}
@@ -113,7 +115,7 @@ async def record(harness, document):
 
 
 def complete(*episodes: Episode, size: int = 2) -> CompleteGroup:
-    experience = Experience((AgentSettings(name="policy"),), size)
+    experience = Experience(POLICY, size)
     *_, group = (experience.add(episode) for episode in episodes)
     assert group is not None
     return group
@@ -125,37 +127,17 @@ async def used_of(harness, document, players, group: CompleteGroup) -> dict[str,
     return dict(amounts)
 
 
-PLAYS = [
-    AgentSettings(name="policy"),
-    AgentSettings(name="second", policy=PolicySettings(of="policy")),
-    AgentSettings(name="past", policy=PolicySettings(of="policy", versions="past")),
-]
-
-
-@pytest.mark.parametrize(
-    ("players", "speakers", "expected"),
-    [
-        ([AgentSettings(name="policy")], ("critic", "policy"), {"policy": (10, 10, 0, 1.0)}),
-        (
-            [AgentSettings(name=name) for name in ("policy", "critic")],
-            ("critic", "policy"),
-            {"policy": (10, 10, 0, 0.5), "critic": (1, 1, 0, 0.5)},
-        ),
-        (PLAYS, ("second", "past"), {"policy": (11, 1, 10, 1.0)}),
-    ],
-    ids=["of other agents nothing", "each its own, and seconds in equal parts", "players for the policy"],
-)
+@pytest.mark.parametrize(("players", "speakers", "expected"), rows(__file__, "usage"))
 async def test_usage_is_counted_for_the_policy_that_was_played(harness, document, record, players, speakers, expected):
     group = complete(await record(0, 0, 1, agent=speakers[0]), await record(0, 1, 10, agent=speakers[1]))
-    used = (await used_of(harness, document(), players, group)).items()
-    found = {name: (one.generated_tokens, one.open_tokens, one.frozen_tokens, one.sandbox_s) for name, one in used}
+    agents = [AgentSettings.model_validate(one) for one in players]
+    used = (await used_of(harness, document(), agents, group)).items()
+    found = {name: [one.generated_tokens, one.open_tokens, one.frozen_tokens, one.sandbox_s] for name, one in used}
     assert found == expected
 
 
 @pytest.mark.parametrize("most_plays", [metering_module.MAX_PLAYS, 0])
-async def test_of_the_plays_before_each_preemption_the_last_one_was_cut_and_the_others_failed(
-    harness, document, record, monkeypatch, most_plays
-):
+async def test_of_the_plays_before_a_preemption_the_last_was_cut(harness, document, record, monkeypatch, most_plays):
     """A preemption is one that the rollout role has recorded, whatever the names of attempts say."""
     monkeypatch.setattr(metering_module, "MAX_PLAYS", most_plays)
     await record(0, 0, 1, attempt=1)
@@ -167,7 +149,7 @@ async def test_of_the_plays_before_each_preemption_the_last_one_was_cut_and_the_
     feigned = await record(0, 1, 8, attempt=PREEMPTION_STRIDE + 1)
     ended = await record(0, 2, 9)
     again = await record(0, 2, 100_000, attempt=PREEMPTION_STRIDE + 1, num_preemptions=1)
-    amounts = (await used_of(harness, document(), PLAYS[:1], complete(one, ended, again, feigned, size=3)))["policy"]
+    amounts = (await used_of(harness, document(), POLICY, complete(one, ended, again, feigned, size=3)))["policy"]
     assert amounts.open_tokens == 7 + 8 + 9
     assert amounts.failed_tokens == 1 + 1000 + 10_000
     assert amounts.preempted_tokens == 10 + 20 + 100 + 100_000

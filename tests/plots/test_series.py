@@ -1,31 +1,26 @@
-"""Curves, timelines and shares against numbers that are computed by hand."""
+"""Curves, timelines and shares against numbers that are computed by hand; and of pictures, what a machine can say."""
 
 import math
+import re
+import xml.etree.ElementTree as ET
 
 import pytest
 from tests.harness import a_step, identity, job_document
+from tests.tables import rows
 
 from marlaas.episodes.record import EpisodeRecord, TurnRecord
+from marlaas.plots import series
+from marlaas.plots.figure import draw, page
 from marlaas.plots.occupancy import busy_share, by_group, merged, num_busy, on_common_time
-from marlaas.plots.series import (
-    ENTROPY,
-    EVAL,
-    GAP,
-    KL,
-    LENGTH,
-    PANELS,
-    REWARD,
-    STALENESS,
-    Timeline,
-    job_curves,
-    reward_range,
-    timeline,
-    union,
-)
-from marlaas.plots.shares import service, shares
+from marlaas.plots.series import EVAL, REWARD, Curve, JobCurves, Timeline
+from marlaas.plots.shares import TenantShares, service, shares
 from marlaas_api.messages import AgentStep, EvalRecord, JobDocument, StepOutcome, StepRecord, StopReason
 from marlaas_api.messages.agent_settings import PolicySettings
 from marlaas_api.names import Split
+
+CURVES = {REWARD: Curve(((1.0, 0.2), (2.0, 0.8)), (0.1, 0.1)), EVAL: Curve(((0.0, 0.1), (2.0, 0.9)))}
+JOBS = [JobCurves(f"team/<{name}>", CURVES) for name in ("first", "second")]
+TIMES = [Timeline("team/<first>", 0.0, 60.0, ((0.0, 30.0),), (), None)]
 
 
 def document(**training: object) -> JobDocument:
@@ -44,24 +39,22 @@ def evaluation(done: int, mean: float) -> EvalRecord:
 def test_every_panel_has_its_curve_at_the_steps_that_were_finished():
     metrics = {"tokens": 40.0, "entropy": 1.0, "behaviour_kl": 0.1, "kl": 0.2, "logprob_gap": 0.01}
     steps = [step(0, metrics=metrics, staleness_mean=0.5), step(1, num_groups=0, outcome=StepOutcome.NO_OP)]
-    curves = job_curves("one", document(), steps, [evaluation(0, 0.2), evaluation(2, 0.8)])[0].curves
-    assert set(curves) == set(PANELS)
-    assert curves[REWARD].points == ((1.0, 0.5), (2.0, 0.5))
-    assert curves[EVAL].points == ((0.0, 0.2), (2.0, 0.8))
-    assert curves[LENGTH].ys[0] == 40.0 / 8
-    assert curves[GAP].ys[0] == 0.01
-    assert (curves[STALENESS].ys[0], math.isnan(curves[STALENESS].ys[1])) == (0.5, True)
-    assert all(math.isnan(curves[panel].ys[1]) for panel in (LENGTH, GAP, KL))
+    curves = series.job_curves("one", document(), steps, [evaluation(0, 0.2), evaluation(2, 0.8)])[0].curves
+    assert set(curves) == set(series.PANELS)
+    assert curves[series.REWARD].points == ((1.0, 0.5), (2.0, 0.5))
+    assert curves[series.EVAL].points == ((0.0, 0.2), (2.0, 0.8))
+    assert curves[series.LENGTH].ys[0] == 40.0 / 8
+    assert curves[series.GAP].ys[0] == 0.01
+    assert (curves[series.STALENESS].ys[0], math.isnan(curves[series.STALENESS].ys[1])) == (0.5, True)
+    assert all(math.isnan(curves[panel].ys[1]) for panel in (series.LENGTH, series.GAP, series.KL))
 
 
 def test_each_trained_agent_has_curves_of_its_own():
     one = document()
     solver, *_ = one.spec.agents
-    agents = [
-        solver.model_copy(update={"name": "solver"}),
-        solver.model_copy(update={"name": "second", "policy": PolicySettings(of="solver")}),
-        solver.model_copy(update={"name": "judge", "trainable": False}),
-    ]
+    second = {"name": "second", "policy": PolicySettings(of="solver")}
+    settings = {"name": "solver"}, second, {"name": "judge", "trainable": False}
+    agents = [solver.model_copy(update=one) for one in settings]
     one = one.model_copy(update={"spec": one.spec.model_copy(update={"agents": tuple(agents)})})
     parts = {
         "solver": AgentStep(outcome="committed", version=1, reward_mean=0.25, num_groups=2, staleness_mean=0.5),
@@ -70,16 +63,12 @@ def test_each_trained_agent_has_curves_of_its_own():
     }
     metrics = {"solver/tokens": 80.0, "solver/entropy": 1.5, "judge/train_s": 2.0}
     held_out = evaluation(0, 0.3).model_copy(update={"rewards": {"solver": 0.1, "second": 0.5, "judge": 0.0}})
-    found = {
-        drawn.name: drawn.curves
-        for drawn in job_curves("one", one, [step(0, metrics=metrics, agents=parts)], [held_out])
-    }
+    drawn = series.job_curves("one", one, [step(0, metrics=metrics, agents=parts)], [held_out])
+    found = {each.name: each.curves for each in drawn}
     assert list(found) == ["one, solver", "one, second"]
-    assert all(set(curves) == set(PANELS) for curves in found.values())
-    values = {
-        name: [curves[panel].ys[0] for panel in (REWARD, EVAL, LENGTH, ENTROPY, STALENESS)]
-        for name, curves in found.items()
-    }
+    assert all(set(curves) == set(series.PANELS) for curves in found.values())
+    panels = (series.REWARD, series.EVAL, series.LENGTH, series.ENTROPY, series.STALENESS)
+    values = {name: [curves[panel].ys[0] for panel in panels] for name, curves in found.items()}
     assert values["one, solver"] == [0.25, 0.1, 80.0 / 8, 1.5, 0.5]
     assert math.isnan(values["one, second"][0])
     assert values["one, second"][1:] == [0.5, 80.0 / 8, 1.5, 0.0]
@@ -94,7 +83,7 @@ def test_each_trained_agent_has_curves_of_its_own():
     ],
 )
 def test_rewards_are_thought_to_be_shares_only_where_every_step_could_come_from_shares(steps, bounds):
-    assert reward_range(steps) == bounds
+    assert series.reward_range(steps) == bounds
 
 
 def _turn(number: int, at: float, engine_s: float, queue_s: float = 0.0) -> TurnRecord:
@@ -106,24 +95,15 @@ def _episode(at: float, *turns: TurnRecord) -> EpisodeRecord:
     return EpisodeRecord(episode="e", group="u-t0", split=Split.TRAIN, index=0, member=0, at=at, turns=turns)
 
 
-@pytest.mark.parametrize(
-    ("intervals", "gap_s", "joined"),
-    [
-        ([], 0.0, ()),
-        ([(3, 4), (1, 2)], 0.0, ((1, 2), (3, 4))),
-        ([(1, 3), (2, 5), (2.5, 3)], 0.0, ((1, 5),)),
-        ([(1, 2), (2.4, 3)], 0.5, ((1, 3),)),
-        ([(2, 2), (4, 3)], 0.0, ()),
-    ],
-)
+@pytest.mark.parametrize(("intervals", "gap_s", "joined"), rows(__file__, "intervals"))
 def test_intervals_become_disjoint_and_in_order(intervals, gap_s, joined):
-    assert union(intervals, gap_s) == joined
+    assert [list(one) for one in series.union(intervals, gap_s)] == joined
 
 
 def test_engine_environment_and_trainer_are_where_the_record_says():
     first = _episode(21.0, _turn(0, 12.0, 2.0), _turn(1, 20.0, 1.0, queue_s=3.0))
     episodes = [first, _episode(13.0, _turn(0, 13.0, 2.0))]
-    one = timeline("a", episodes, [step(0, metrics={"train_s": 4.0}, at=30.0, wall_s=30.0)])
+    one = series.timeline("a", episodes, [step(0, metrics={"train_s": 4.0}, at=30.0, wall_s=30.0)])
     assert (one.begin, one.end) == (0.0, 30.0)
     assert one.engine == ((10.0, 13.0), (19.0, 20.0))
     assert one.environment == ((12.0, 16.0), (20.0, 21.0))
@@ -132,10 +112,10 @@ def test_engine_environment_and_trainer_are_where_the_record_says():
 
 
 def test_what_nobody_recorded_is_not_drawn_as_idle():
-    one = timeline("a", [_episode(12.0, _turn(0, 12.0, 2.0))], [step(0)])
+    one = series.timeline("a", [_episode(12.0, _turn(0, 12.0, 2.0))], [step(0)])
     assert one.trainer is None
-    assert timeline("a", [], [step(0)]) is None
-    only = timeline("a", [], [step(0, metrics={"train_s": 4.0})])
+    assert series.timeline("a", [], [step(0)]) is None
+    only = series.timeline("a", [], [step(0, metrics={"train_s": 4.0})])
     assert (only.engine, only.environment) == (None, None)
 
 
@@ -164,10 +144,8 @@ def test_tenants_receive_what_their_turns_cost_and_are_entitled_by_weight_while_
 
 
 def test_a_turn_over_several_windows_is_divided_and_jobs_of_a_tenant_are_added():
-    jobs = [
-        service("team-a", 1.0, [played(spent(10.0, 10.0, 40))]),
-        service("team-a", 1.0, [played(spent(4.0, 0.0, 5))]),
-    ]
+    turns = spent(10.0, 10.0, 40), spent(4.0, 0.0, 5)
+    jobs = [service("team-a", 1.0, [played(turn)]) for turn in turns]
     one, other = shares([*jobs, service("team-b", 1.0, [played(spent(10.0, 5.0, 20, queue_s=5.0))])])
     assert one.received == pytest.approx([1.0, 20 / 40])
     assert other.received == pytest.approx([0.0, 20 / 40])
@@ -178,8 +156,8 @@ def test_one_tenant_alone_has_no_shares(services):
     assert shares(services) == ()
 
 
-def job(name: str, begin: float, end: float, run: str = "r", group: str = "team-a") -> Timeline:
-    return Timeline(name, begin, end, ((begin, end),), ((begin, begin + 1.0),), None, run, group)
+def job(name: str, begin: float, end: float, run: str = "r", group: str = "team-a") -> series.Timeline:
+    return series.Timeline(name, begin, end, ((begin, end),), ((begin, begin + 1.0),), None, run, group)
 
 
 def test_jobs_of_one_run_have_a_common_time_and_those_of_two_runs_begin_together():
@@ -198,3 +176,37 @@ def test_a_lane_counts_its_jobs_over_time_and_a_group_is_busy_while_one_of_its_j
     assert {name: [one.name for one in found] for name, found in by_group(jobs).items()} == {"team-a": ["a", "b"]}
     whole = merged("team-a", jobs)
     assert (whole.engine, whole.environment, whole.trainer) == (((0.0, 10.0),), ((0.0, 1.0), (4.0, 5.0)), None)
+
+
+def test_the_picture_names_jobs_panels_and_shares():
+    text = " ".join(element.text or "" for element in ET.fromstring(draw(JOBS, TIMES, "svg")).iter())
+    shares = ("engine, 50 %", "environment, 0 %", "trainer, not recorded")
+    for words in ("team/<first>", "team/<second>", "reward in training", *shares):
+        assert words in text
+
+
+def test_the_page_is_one_file_that_loads_nothing_and_escapes_names():
+    text = page("<script>", JOBS, draw(JOBS, TIMES, "svg")).decode()
+    assert text.startswith("<!doctype html>")
+    assert "<script>" not in text
+    assert "team/&lt;first&gt;" in text
+    assert "<td>0.10</td><td>0.90</td><td>0.80</td>" in text
+    references = re.findall(r'(?:src|href)="([^"]*)"', text)
+    assert all(reference.startswith("#") for reference in references)
+    assert "@import" not in text
+
+
+def test_many_jobs_are_grouped_by_tenant_and_keep_a_bounded_height():
+    tenants = [f"team-{number % 4}" for number in range(96)]
+    names = [f"{tenant}/job-{number}" for number, tenant in enumerate(tenants)]
+    jobs = [JobCurves(name, CURVES, tenant) for name, tenant in zip(names, tenants, strict=True)]
+    spans = enumerate(zip(names, tenants, strict=True))
+    times = [Timeline(name, n, 60.0 + n, ((n, 30.0 + n),), (), None, "run", tenant) for n, (name, tenant) in spans]
+    shares = [TenantShares(name, 2.0, 0.0, 5.0, (0.5, float("nan")), (0.25, 0.25), 0.5, 0.25) for name in tenants[:4]]
+    root = ET.fromstring(draw(jobs, times, "svg", shares))
+    texts = [element.text or "" for element in root.iter()]
+    assert "team-3 (24 jobs)" in texts
+    assert "team-0, weight 2: received 50%, entitled 25%" in texts
+    assert "team-0/job-0" not in texts, "the legend names tenants, not jobs"
+    assert any(text.startswith("trainer: ") and "not recorded" in text for text in texts)
+    assert float(root.attrib["height"].removesuffix("pt")) < 24 * 72

@@ -29,7 +29,7 @@ def _run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_a_project_has_everything_and_nothing_is_left_to_fill_in(folder: Path) -> None:
+def test_a_project_has_everything_and_nothing_is_left_to_fill_in(folder):
     names = {path.name for path in folder.iterdir()}
     assert names == {"first_sums.py", "test_first_sums.py", "job.yaml", "README.md", ".gitignore"}
     assert not [path.name for path in folder.iterdir() if "$" in path.read_text()]
@@ -45,20 +45,20 @@ def test_a_project_has_everything_and_nothing_is_left_to_fill_in(folder: Path) -
         ("marlaas env play first_sums:play --reply none --reply 0", "I see no number"),
     ],
 )
-def test_its_tests_pass_its_manifest_is_valid_and_its_environment_plays(folder: Path, command: str, said: str) -> None:
+def test_its_tests_pass_its_manifest_is_valid_and_its_environment_plays(folder, command, said):
     done = _run(folder, *command.split())
     assert done.returncode == 0, done.stdout + done.stderr
     assert said in done.stdout
     assert "marlaas env play first_sums:play" in (folder / "README.md").read_text()
 
 
-def test_its_code_is_in_good_form(folder: Path) -> None:
+def test_its_code_is_in_good_form(folder):
     for command in (("check", "--isolated", "--select", "E,F,I,B,UP"), ("format", "--check", "--isolated")):
         done = _run(folder, "ruff", *command, "--line-length", "120", ".")
         assert done.returncode == 0, done.stdout
 
 
-def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_holds_something_is_left_alone(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
     with pytest.raises(InvalidInput, match="exists and is not empty"):
@@ -69,11 +69,8 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
         create(tmp_path / "file")
 
 
-@pytest.mark.parametrize(
-    ("folder", "job", "module"),
-    rows(__file__, "names"),
-)
-def test_any_folder_name_gives_a_job_and_a_module(folder: str, job: str, module: str) -> None:
+@pytest.mark.parametrize(("folder", "job", "module"), rows(__file__, "names"))
+def test_any_folder_name_gives_a_job_and_a_module(folder, job, module):
     texts = project(folder)
     assert {f"{module}.py", f"test_{module}.py"} < texts.keys()
     (_, manifest) = yaml.safe_load_all(texts["job.yaml"])
@@ -82,7 +79,7 @@ def test_any_folder_name_gives_a_job_and_a_module(folder: str, job: str, module:
     assert manifest["spec"]["environment"]["name"] == f"{module}:play"
 
 
-def test_a_project_of_an_odd_name_below_other_folders_is_valid(tmp_path: Path) -> None:
+def test_a_project_of_an_odd_name_below_other_folders_is_valid(tmp_path):
     folder = tmp_path / "a b" / "Ein Spiel, 2048"
     create(folder)
     manifest = load([folder / "job.yaml"], runnable=True)
@@ -91,7 +88,7 @@ def test_a_project_of_an_odd_name_below_other_folders_is_valid(tmp_path: Path) -
     assert f"cd '{tmp_path}/another one'" in CliRunner().invoke(build(arguments), arguments).stdout
 
 
-def test_the_command_tells_what_it_wrote_and_how_to_go_on(tmp_path: Path) -> None:
+def test_the_command_tells_what_it_wrote_and_how_to_go_on(tmp_path):
     arguments = ["init", str(tmp_path / "game-of-mine")]
     result = CliRunner().invoke(build(arguments), arguments)
     assert result.exit_code == 0

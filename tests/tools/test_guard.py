@@ -45,9 +45,8 @@ def outcome(folder: Path, tests: str) -> tuple[int, str]:
     (folder / "test_it.py").write_text(tests)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "MARLAAS_"))}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", ".", "."]
-    done = subprocess.run(
-        command, cwd=folder, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
-    )
+    environment["PYTHONPATH"] = str(ROOT)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout.splitlines()[-1]
 
 

@@ -15,7 +15,7 @@ def mutation(old: str, new: str = "x") -> Mutation:
 
 
 @pytest.mark.parametrize("area", AREAS)
-def test_every_mutation_of_the_tree_applies_once_and_its_tests_exist(area: str) -> None:
+def test_every_mutation_of_the_tree_applies_once_and_its_tests_exist(area):
     mutations = mutate.read(area)
     assert len({one.name for one in mutations}) == len(mutations) > 0
     for one in mutations:
@@ -27,7 +27,7 @@ def test_every_mutation_of_the_tree_applies_once_and_its_tests_exist(area: str) 
 
 
 @pytest.mark.parametrize(("old", "new"), [("c", "x"), ("a", "x"), ("b", "b")], ids=["missing", "twice", "no change"])
-def test_a_mutation_that_does_not_fit_is_refused(old: str, new: str) -> None:
+def test_a_mutation_that_does_not_fit_is_refused(old, new):
     with pytest.raises(BadMutation, match=r"area: name: its text occurs \d times in a.py, not once"):
         mutation(old, new).apply("a = a + b")
 
@@ -40,9 +40,7 @@ def interrupt_while_applied(path: Path) -> None:
         raise KeyboardInterrupt
 
 
-def test_a_file_is_changed_for_a_while_and_restored_after_ctrl_c(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_changed_for_a_while_and_restored_after_ctrl_c(tmp_path, monkeypatch):
     monkeypatch.setattr(mutate, "ROOT", tmp_path)
     path = tmp_path / "a.py"
     path.write_text("a = b\n")

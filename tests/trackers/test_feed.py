@@ -42,10 +42,8 @@ def test_rows_are_in_the_order_of_things_and_without_what_is_no_number(steps, ev
 
 def test_rows_of_several_agents_have_each_ones_reward_version_and_metrics_of_the_trainer(steps, evaluation):
     (step,) = steps(1)
-    parts = {
-        "solver": AgentStep(outcome="committed", version=3, reward_mean=0.75),
-        "judge": AgentStep(outcome="no_op", version=0),
-    }
+    parts = {"solver": AgentStep(outcome="committed", version=3, reward_mean=0.75)}
+    parts["judge"] = AgentStep(outcome="no_op", version=0)
     held_out = evaluation(0).model_copy(update={"rewards": {"solver": 0.5, "judge": 0.25}})
     metrics = {"solver/entropy": 1.5, "solver/loss": 0.25, "judge/entropy": 0.5, "judge/loss": float("nan")}
     first, second = rows([step.model_copy(update={"agents": parts, "metrics": metrics})], [held_out])
@@ -110,7 +108,7 @@ def test_a_line_that_a_kill_cut_off_matches_nothing(tmp_path):
     assert DeliveryLedger(path).delivered("wandb") == set()
 
 
-def test_a_library_that_is_missing_is_told_with_what_to_install(document, monkeypatch: pytest.MonkeyPatch):
+def test_a_library_that_is_missing_is_told_with_what_to_install(document, monkeypatch):
     monkeypatch.setattr("marlaas.trackers.seam.find_spec", lambda name: None)
     require([document()])
     told = r"asks for mlflow, and mlflow-skinny is not installed: pip install 'marlaas\["

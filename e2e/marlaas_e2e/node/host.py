@@ -92,9 +92,7 @@ def _hierarchies() -> list[Path]:
     root = Path("/sys/fs/cgroup")
     if (root / "cgroup.controllers").exists():
         return [root]
-    return [
-        each for each in root.iterdir() if each.is_dir() and not each.is_symlink() and (each / "cgroup.procs").exists()
-    ]
+    return [each for each in root.iterdir() if not each.is_symlink() and (each / "cgroup.procs").exists()]
 
 
 def refuse_mounts_under(folder: Path) -> None:

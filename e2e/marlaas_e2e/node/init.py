@@ -10,10 +10,7 @@ import sys
 from pathlib import Path
 
 from marlaas_e2e.api import ApiError
-from marlaas_e2e.node.layout import (
-    NODE,
-    Layout,
-)
+from marlaas_e2e.node.layout import NODE, Layout
 from marlaas_e2e.node.servers import NodeServers, api_client
 from marlaas_e2e.node.store import ImageStore
 from marlaas_e2e.processes import Daemon

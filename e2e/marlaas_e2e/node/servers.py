@@ -5,15 +5,7 @@ from pathlib import Path
 
 from marlaas_e2e import binaries
 from marlaas_e2e.api import ApiClient
-from marlaas_e2e.node.layout import (
-    API_PORT,
-    ETCD_PEER_PORT,
-    ETCD_PORT,
-    NODE,
-    NODE_ADDRESS,
-    Layout,
-    write_configuration,
-)
+from marlaas_e2e.node.layout import API_PORT, ETCD_PEER_PORT, ETCD_PORT, NODE, NODE_ADDRESS, Layout, write_configuration
 from marlaas_e2e.processes import Daemon
 from marlaas_e2e.servers import Addresses, Servers
 
@@ -64,12 +56,8 @@ class NodeServers:
             (run / folder).mkdir(parents=True, exist_ok=True)
         self._kubelet = self.control.authority.client(f"system:node:{NODE}", ["system:nodes"], [NODE_ADDRESS])
         self.control.kubeconfig("admin", ["system:masters"])
-        write_configuration(
-            self.layout,
-            certificate=self._kubelet.certificate,
-            key=self._kubelet.key,
-            proxy_kubeconfig=self.control.kubeconfig("system:kube-proxy"),
-        )
+        pair = {"certificate": self._kubelet.certificate, "key": self._kubelet.key}
+        write_configuration(self.layout, **pair, proxy_kubeconfig=self.control.kubeconfig("system:kube-proxy"))
         (run / "resolv.conf").write_text("")  # pods inherit nothing of the machine's
 
     def _daemon(self, name: str, *command: str | Path) -> Daemon:

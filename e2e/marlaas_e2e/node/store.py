@@ -9,7 +9,7 @@ from marlaas_e2e.node.layout import Layout
 
 
 class ImageStore:
-    """containerd's store of one layout; containerd must run, except for `holds`."""
+    """containerd's store of one layout; containerd must run."""
 
     def __init__(self, layout: Layout) -> None:
         self._socket = layout.containerd_socket
@@ -25,26 +25,18 @@ class ImageStore:
             return False
         return True
 
-    def holds(self, tag: str, identity: str) -> bool:
-        """Whether this very image was imported."""
-        return self._imported().get(tag) == identity
-
     def bring(self, archive: Path) -> bool:
         """Import an archive made by `images`, unless the store has this image; True if it was imported."""
         tag, identity = tag_of(archive), image_id(archive)
-        if self.holds(tag, identity) and tag in self._ctr("images", "ls", "-q").split():
+        if self._imported().get(tag) == identity and tag in self._ctr("images", "ls", "-q").split():
             return False
         self.read_in(archive)
         self._record.write_text(json.dumps(self._imported() | {tag: identity}))
         return True
 
-    def digests(self) -> dict[str, str]:
-        """Every name of an image in the store, and the image's digest; an image has several names."""
-        return {row[0]: row[2] for row in map(str.split, self._ctr("images", "ls").splitlines()[1:])}
-
     def drop(self, tag: str) -> None:
         """Remove an image, under all its names, and what only it needs from the disk."""
-        digests = self.digests()
+        digests = {row[0]: row[2] for row in map(str.split, self._ctr("images", "ls").splitlines()[1:])}
         if names := [name for name, digest in digests.items() if digest == digests.get(tag)]:
             self._ctr("images", "rm", "--sync", *names)
         self._record.write_text(json.dumps({known: mark for known, mark in self._imported().items() if known != tag}))

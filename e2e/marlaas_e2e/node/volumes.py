@@ -18,12 +18,10 @@ def missing_volumes(claims: Sequence[Object], volumes: Sequence[Object], folder:
 
 
 def released_volumes(volumes: Sequence[Object]) -> list[Object]:
-    """Our volumes whose claim is gone."""
     return [volume for volume in volumes if _ours(volume) and volume.get("status", {}).get("phase") == "Released"]
 
 
 def folder_of(volume: Object) -> Path:
-    """Where a volume of ours keeps its files."""
     return Path(volume["spec"]["local"]["path"])
 
 
@@ -43,9 +41,8 @@ def _volume(claim: Object, folder: Path) -> Object:
     metadata = claim["metadata"]
     name = f"folder-{metadata['uid']}"
     host = {"key": "kubernetes.io/hostname", "operator": "In", "values": [NODE]}
-    reference = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"} | {
-        key: metadata[key] for key in ("namespace", "name", "uid")
-    }
+    reference = {key: metadata[key] for key in ("namespace", "name", "uid")}
+    reference |= {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolume",

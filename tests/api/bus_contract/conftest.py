@@ -25,6 +25,7 @@ FULL = StreamSpec("FULL", ("full.*",), work_queue=True, max_bytes=4096)
 FORGETFUL = StreamSpec("FORGETFUL", ("forgetful.*",), max_bytes=4096, max_message_bytes=2048)
 KEEPING = StreamSpec("KEEPING", ("keeping.*",), max_bytes=4096, discard_new=True)
 BRIEF = BucketSpec("brief", ttl_s=1.0)
+virtual = virtual_time.event_loop_policy
 
 
 async def soon(awaitable: Awaitable[T]) -> T:
@@ -44,9 +45,6 @@ async def claim(consumer: Consumer) -> Delivery:
 
 def contents(deliveries: list[Delivery]) -> list[bytes]:
     return [delivery.stored.data for delivery in deliveries]
-
-
-virtual = virtual_time.event_loop_policy
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import pytest
 from tests.api.bus_contract.conftest import BRIEF, soon, take
 
 from marlaas_api import subjects
-from marlaas_api.bus import Bus, BusRefused, Entry, RevisionConflict
+from marlaas_api.bus import BusRefused, Entry, RevisionConflict
 
 
-async def test_a_key_is_written_overwritten_deleted_and_created_again(bus: Bus, ns: str) -> None:
+async def test_a_key_is_written_overwritten_deleted_and_created_again(bus, ns):
     bucket, key, never = await bus.bucket(subjects.JOBS), subjects.job_key(ns, "job"), subjects.job_key(ns, "never-was")
     assert await bucket.get(key) is await bucket.get_from_leader(key) is None
     first = await bucket.put(key, b"\x00value")
@@ -22,14 +22,13 @@ async def test_a_key_is_written_overwritten_deleted_and_created_again(bus: Bus, 
     assert await bucket.get(key) is None
     assert await bucket.entries(f"{ns}.") == []
     marker = await bucket.get_from_leader(key)
-    assert marker is not None
     assert marker.data is None
     assert marker.revision > second
     third = await bucket.create(key, b"3")
     assert await bucket.get(key) == Entry(key, b"3", third)
 
 
-async def test_an_update_and_a_deletion_need_the_revision_they_saw(bus: Bus, ns: str) -> None:
+async def test_an_update_and_a_deletion_need_the_revision_they_saw(bus, ns):
     bucket, key = await bus.bucket(subjects.POLICY), subjects.policy_key(ns, "job", "agent")
     first = await bucket.create(key, b"1")
     second = await bucket.update(key, b"2", first)
@@ -44,7 +43,7 @@ async def test_an_update_and_a_deletion_need_the_revision_they_saw(bus: Bus, ns:
         await bucket.update(key, b"3", second)
 
 
-async def test_entries_are_the_newest_of_each_key_below_a_prefix(bus: Bus, ns: str) -> None:
+async def test_entries_are_the_newest_of_each_key_below_a_prefix(bus, ns):
     bucket = await bus.bucket(subjects.POLICY)
     for number in range(12):
         await bucket.put(f"{ns}.job.agent", b"%d" % number)
@@ -56,7 +55,7 @@ async def test_entries_are_the_newest_of_each_key_below_a_prefix(bus: Bus, ns: s
     assert {f"{ns}.job-2.agent", f"{ns}.job.agent"} <= {entry.key for entry in await bucket.entries()}
 
 
-async def test_pages_and_a_watch_give_the_entries_in_parts_that_need_not_fit_in_memory(bus: Bus, ns: str) -> None:
+async def test_pages_and_a_watch_give_the_entries_in_parts_that_need_not_fit_in_memory(bus, ns):
     bucket, large = await bus.bucket(subjects.JOBS), bytes(bus.max_payload_bytes - 4096)
     for number in range(5):
         await bucket.put(f"{ns}.{number}", large)
@@ -68,7 +67,7 @@ async def test_pages_and_a_watch_give_the_entries_in_parts_that_need_not_fit_in_
         assert [await soon(anext(watched)) for _ in entries] == entries
 
 
-async def test_what_is_not_a_key_or_no_prefix_of_whole_tokens_is_refused(bus: Bus) -> None:
+async def test_what_is_not_a_key_or_no_prefix_of_whole_tokens_is_refused(bus):
     bucket = await bus.bucket(subjects.JOBS)
     for key in ("", ".a", "a.", "a..b", "a b", "a.*", "a.>", "é"):
         for call in (bucket.put(key, b"1"), bucket.get(key)):
@@ -79,7 +78,7 @@ async def test_what_is_not_a_key_or_no_prefix_of_whole_tokens_is_refused(bus: Bu
             await bucket.entries(prefix)
 
 
-async def test_a_key_that_is_not_renewed_vanishes_and_watchers_hear_of_it(bus: Bus, ns: str) -> None:
+async def test_a_key_that_is_not_renewed_vanishes_and_watchers_hear_of_it(bus, ns):
     bucket = await bus.bucket(BRIEF.name)
     async with bucket.watch(f"{ns}.") as entries:
         await bucket.put(f"{ns}.a", b"1")
@@ -92,7 +91,7 @@ async def test_a_key_that_is_not_renewed_vanishes_and_watchers_hear_of_it(bus: B
         assert await take(entries, 1) == [(f"{ns}.a", b"2")]
 
 
-async def test_a_watch_tells_what_is_there_and_then_what_changes(bus: Bus, ns: str) -> None:
+async def test_a_watch_tells_what_is_there_and_then_what_changes(bus, ns):
     bucket = await bus.bucket(subjects.JOBS)
     await bucket.put(f"{ns}.gone", b"x")
     await bucket.delete(f"{ns}.gone")
@@ -108,7 +107,7 @@ async def test_a_watch_tells_what_is_there_and_then_what_changes(bus: Bus, ns: s
             pass
 
 
-async def test_a_cancelled_wait_of_a_watch_loses_nothing(bus: Bus, ns: str) -> None:
+async def test_a_cancelled_wait_of_a_watch_loses_nothing(bus, ns):
     bucket = await bus.bucket(subjects.JOBS)
     async with bucket.watch(f"{ns}.") as entries:
         for number in range(20):

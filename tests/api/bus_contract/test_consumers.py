@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.api.bus_contract.conftest import Connect, claim, contents, soon
+from tests.api.bus_contract.conftest import claim, contents, soon
 
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, BusRefused, Consumer, Delivery, Stored
@@ -25,7 +25,7 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def test_a_fetch_claims_in_order_and_is_empty_when_there_is_nothing(bus: Bus, ns: str) -> None:
+async def test_a_fetch_claims_in_order_and_is_empty_when_there_is_nothing(bus, ns):
     subject = subjects.task(ns, "job")
     for data in (b"1", b"2", b"3"):
         await bus.publish(subject, data)
@@ -36,7 +36,7 @@ async def test_a_fetch_claims_in_order_and_is_empty_when_there_is_nothing(bus: B
     assert await soon(consumer.fetch(10, 0)) == []
 
 
-async def test_a_waiting_fetch_hears_of_a_message_at_once(bus: Bus, ns: str) -> None:
+async def test_a_waiting_fetch_hears_of_a_message_at_once(bus, ns):
     subject = subjects.task(ns, "job")
     consumer = await bus.consumer(TASKS, subjects.consumer(ns, "job"), subject)
     waiting = asyncio.create_task(consumer.fetch(10, 3600))
@@ -54,7 +54,7 @@ async def test_a_task_that_is_settled_is_gone_for_good_and_an_episode_stays_in_i
     assert len(await bus.replay(stream, subject)) == left
 
 
-async def test_what_is_not_acked_in_time_is_delivered_again(bus: Bus, ns: str) -> None:
+async def test_what_is_not_acked_in_time_is_delivered_again(bus, ns):
     subject, consumer, first = await claimed(bus, ns, ack_wait_s=WAIT_S)
     second = await claim(consumer)
     assert first.stored == second.stored == Stored(subject, first.stored.sequence, b"1")
@@ -63,7 +63,7 @@ async def test_what_is_not_acked_in_time_is_delivered_again(bus: Bus, ns: str) -
     assert await bus.replay(TASKS, subject) == []
 
 
-async def test_progress_starts_the_ack_wait_anew(bus: Bus, ns: str) -> None:
+async def test_progress_starts_the_ack_wait_anew(bus, ns):
     subject = subjects.task(ns, "job")
     for data in (b"dead", b"slow"):
         await bus.publish(subject, data)
@@ -77,7 +77,7 @@ async def test_progress_starts_the_ack_wait_anew(bus: Bus, ns: str) -> None:
     assert now() - renewed_at >= 0.9 * WAIT_S
 
 
-async def test_a_nak_brings_it_back_at_once_or_after_a_delay(bus: Bus, ns: str) -> None:
+async def test_a_nak_brings_it_back_at_once_or_after_a_delay(bus, ns):
     _, consumer, first = await claimed(bus, ns, ack_wait_s=3600)
     await first.nak()
     second, begun = await claim(consumer), now()
@@ -87,7 +87,7 @@ async def test_a_nak_brings_it_back_at_once_or_after_a_delay(bus: Bus, ns: str) 
     assert now() - begun >= 0.9 * WAIT_S
 
 
-async def test_members_of_one_consumer_share_what_is_left_and_two_consumers_do_not(dial: Connect, ns: str) -> None:
+async def test_members_of_one_consumer_share_what_is_left_and_two_consumers_do_not(dial, ns):
     subject = subjects.episode(ns, "job")
     one, other = await dial("one"), await dial("other")
     for number in range(10):
@@ -101,7 +101,7 @@ async def test_members_of_one_consumer_share_what_is_left_and_two_consumers_do_n
     assert len(await soon(alone.fetch(20, 5))) == 10
 
 
-async def test_no_more_than_max_pending_are_out_at_once(bus: Bus, ns: str) -> None:
+async def test_no_more_than_max_pending_are_out_at_once(bus, ns):
     subject = subjects.episode(ns, "job")
     for number in range(5):
         await bus.publish(subject, b"%d" % number)
@@ -113,7 +113,7 @@ async def test_no_more_than_max_pending_are_out_at_once(bus: Bus, ns: str) -> No
     assert contents(await soon(consumer.fetch(5, 60))) == [b"3"]
 
 
-async def test_a_cancelled_fetch_keeps_nothing_to_itself(bus: Bus, ns: str) -> None:
+async def test_a_cancelled_fetch_keeps_nothing_to_itself(bus, ns):
     subject = subjects.task(ns, "job")
     consumer = await bus.consumer(TASKS, subjects.consumer(ns, "job"), subject, ack_wait_s=3600)
     cancelled = asyncio.create_task(consumer.fetch(10, 60))
@@ -124,7 +124,7 @@ async def test_a_cancelled_fetch_keeps_nothing_to_itself(bus: Bus, ns: str) -> N
     assert (await claim(consumer)).stored.data == b"1"
 
 
-async def test_a_deleted_consumer_is_refused_ends_waiting_fetches_and_begins_anew(bus: Bus, ns: str) -> None:
+async def test_a_deleted_consumer_is_refused_ends_waiting_fetches_and_begins_anew(bus, ns):
     subject, consumer, delivery = await claimed(bus, ns, EPISODES)
     name = subjects.consumer(ns, "job")
     waiting = asyncio.create_task(consumer.fetch(1, 3600))
@@ -137,14 +137,14 @@ async def test_a_deleted_consumer_is_refused_ends_waiting_fetches_and_begins_ane
     assert (await claim(await bus.consumer(EPISODES, name, subject))).stored.data == b"1"
 
 
-async def test_two_consumers_cannot_claim_the_same_tasks(bus: Bus, ns: str) -> None:
+async def test_two_consumers_cannot_claim_the_same_tasks(bus, ns):
     await bus.consumer(TASKS, subjects.consumer(ns, "job"), subjects.task(ns, "job"))
     with pytest.raises(BusRefused, match=subjects.consumer(ns, "other")):
         await bus.consumer(TASKS, subjects.consumer(ns, "other"), subjects.task(ns, "*"))
     await bus.consumer(TASKS, subjects.consumer(ns, "another"), subjects.task(ns, "another"))
 
 
-async def test_claims_of_a_consumer_that_is_not_there_yet_wait_for_it(dial: Connect, bus: Bus, ns: str) -> None:
+async def test_claims_of_a_consumer_that_is_not_there_yet_wait_for_it(dial, bus, ns):
     subject, name = subjects.task(ns, "job"), subjects.consumer(ns, "job", "sandbox")
     claims = await (await dial("sandbox")).claims(TASKS, name, ack_wait_s=30)
     assert await soon(claims.fetch(1, 0.05)) == []

@@ -1,19 +1,20 @@
-"""The gateway where there is no API server to answer."""
+"""What an answer means, of the API server or of whoever stands before it; and where nobody answers."""
 
+import json
 import socket
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tests.operator.objects import kubeconfig
+from tests.tables import rows
 
-from marlaas_e2e.control_plane import ControlPlane
-from marlaas_operator.cluster import NoAnswer
+from marlaas_operator.cluster import NoAnswer, Terminating, TooMany
 from marlaas_operator.cluster.api_server import connect
+from marlaas_operator.cluster.errors import api_error
 from marlaas_operator.cluster.resources import KINDS, OWNED, RLJOBS
 
 
-async def test_nobody_at_home_is_told_from_a_server_in_trouble(tmp_path: Path) -> None:
+async def test_nobody_at_home_is_told_from_a_server_in_trouble(tmp_path):
     with socket.socket() as closed:  # bound and not listening: what connects is refused
         closed.bind(("127.0.0.1", 0))
         gateway = await connect(kubeconfig(tmp_path, f"http://127.0.0.1:{closed.getsockname()[1]}"))
@@ -24,7 +25,7 @@ async def test_nobody_at_home_is_told_from_a_server_in_trouble(tmp_path: Path) -
             await gateway.close()
 
 
-async def test_kinds_that_a_server_does_not_list_are_told_from_those_that_it_does(control_plane: ControlPlane) -> None:
+async def test_kinds_that_a_server_does_not_list_are_told_from_those_that_it_does(control_plane):
     missing = [replace(RLJOBS, plural="unheard"), replace(RLJOBS, api_version="example.com/v1")]
     gateway = await connect(control_plane.kubeconfig)
     try:
@@ -33,9 +34,7 @@ async def test_kinds_that_a_server_does_not_list_are_told_from_those_that_it_doe
         await gateway.close()
 
 
-async def test_a_proxy_of_the_environment_is_used_unless_the_server_is_excepted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_proxy_of_the_environment_is_used_unless_the_server_is_excepted(tmp_path, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
     monkeypatch.setenv("no_proxy", "10.96.0.1")
     proxies = []
@@ -44,3 +43,18 @@ async def test_a_proxy_of_the_environment_is_used_unless_the_server_is_excepted(
         proxies.append(gateway.configuration.proxy)
         await gateway.close()
     assert proxies == ["http://proxy.example:3128", None]
+
+
+@pytest.mark.parametrize(("status", "kind"), rows(__file__, "answers"))
+def test_the_status_of_an_answer_says_whether_it_may_pass(status, kind):
+    error = api_error(status, b"{}", "cannot get it")
+    assert type(error).__name__ == kind
+    assert str(error).startswith("cannot get it: ")
+
+
+def test_patience_is_bounded_and_an_end_of_a_namespace_is_no_refusal():
+    patient = api_error(429, b"", "cannot", "7200")
+    assert isinstance(patient, TooMany)
+    assert patient.retry_after_s == 60.0
+    ending = {"message": "being terminated", "details": {"causes": [{"reason": "NamespaceTerminating"}]}}
+    assert isinstance(api_error(403, json.dumps(ending).encode(), "cannot"), Terminating)

@@ -4,6 +4,7 @@
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,24 @@ def _pool(objects: dict[str, Any], installation: Installation) -> list[Manifest]
     pool = parse(ModelPool, objects["ModelPool"])
     made = Pool(Meta(name=pool.metadata.name, uid="p1"), pool, {"rollout": "credential r", "trainer": "credential t"})
     roles = ("rollout", "trainer")
-    return [
-        *shared_objects(made, installation),
-        *(manifest for role in roles for manifest in role_objects(made, installation, role)),
-        *(role_secret(made, installation, role) for role in roles),
-    ]
+    manifests = [manifest for role in roles for manifest in role_objects(made, installation, role)]
+    return [*shared_objects(made, installation), *manifests, *(role_secret(made, installation, role) for role in roles)]
+
+
+def beyond(pod: Mapping[str, Any]) -> list[str]:
+    """What the pod breaks of our own rules: a read-only root, the last words kept."""
+    found = []
+    for container in _containers(pod):
+        if not container["securityContext"].get("readOnlyRootFilesystem"):
+            found.append(f"{container['name']}: its root can be written")
+        if container.get("terminationMessagePolicy") != "FallbackToLogsOnError":
+            found.append(f"{container['name']}: its last words are lost")
+    return found
+
+
+def holds_token(pod: Mapping[str, Any]) -> bool:
+    return pod.get("automountServiceAccountToken") is not False
+
+
+def _containers(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [*pod.get("initContainers", ()), *pod["containers"]]

@@ -4,8 +4,7 @@ import os
 
 import pytest
 import yaml
-from tests.operator.manifests.cases import CASES, GOLDEN, manifests, pods
-from tests.operator.manifests.pod_rules import beyond, holds_token
+from tests.operator.manifests.cases import CASES, GOLDEN, beyond, holds_token, manifests, pods
 
 from marlaas_operator.manifests.pods import DESIRED_HASH, MANAGED_BY
 

@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 from tests.operator.objects import installation
 from tests.operator.policies.scenes import INSTALLATION, modelpool
+from tests.tables import rows
 
 from marlaas_api.messages.job_spec import EgressRule
 from marlaas_operator.manifests.network import closed_destinations, from_metrics_readers, to_destinations
@@ -17,7 +18,6 @@ NETWORK = {"closedRanges": ["10.0.0.0/8", "10.96.0.0/16", "fc00::/7"]}
 
 
 def opening(*ranges):
-    """An installation that opens these ranges to jobs."""
     return installation(network={**NETWORK, "jobEgress": ranges})
 
 
@@ -33,43 +33,8 @@ def reaches(rules, address, port):
     )
 
 
-@pytest.mark.parametrize(
-    ("allowed", "cidr", "ports", "address", "port", "open_"),
-    [
-        ("10.0.0.0/8", "10.1.0.0/16", (443,), "10.1.2.3", 443, True),
-        ("10.0.0.0/8", "10.1.0.0/16", (443,), "10.1.2.3", 80, False),
-        ("10.0.0.0/8", "10.1.0.0/16", (), "10.1.2.3", 6443, True),
-        ("10.0.0.0/8", "10.1.0.0/16", (), "10.2.0.1", 443, False),
-        ("10.0.0.0/8", "10.1.2.3/16", (), "10.1.0.1", 443, True),
-        ("10.0.0.0/8", "10.96.0.0/16", (), "10.96.0.1", 443, False),
-        ("10.0.0.0/8", "10.0.0.0/8", (), "10.96.0.1", 443, False),
-        ("10.96.7.0/24", "0.0.0.0/0", (), "10.96.7.1", 443, True),
-        ("10.96.7.0/24", "10.96.7.1/32", (), "10.96.7.1", 443, True),
-        ("10.96.7.0/24", "0.0.0.0/0", (), "10.96.8.1", 443, False),
-        ("10.96.7.0/24", "0.0.0.0/0", (), "198.51.100.10", 443, False),
-        ("public", "10.1.0.0/16", (), "10.1.2.3", 443, False),
-        ("public", "8.0.0.0/6", (), "10.1.2.3", 443, False),
-        ("public", "8.0.0.0/6", (), "11.1.2.3", 443, True),
-        ("public", "fd00::/8", (), "fd00::1", 443, False),
-        ("public", "0.0.0.0/0", (80,), "198.51.100.10", 80, True),
-        ("public", "0.0.0.0/0", (80,), "169.254.169.254", 80, False),
-        ("public", "169.254.0.0/15", (80,), "169.254.169.254", 80, False),
-        ("public", "::/0", (), "fe80::1", 80, False),
-        ("public", "::/0", (), "2001:db8::1", 80, True),
-        ("public", "168.63.0.0/16", (), "168.63.129.16", 32526, False),
-        ("public", "168.63.0.0/16", (), "168.63.129.17", 80, True),
-        ("100.64.0.0/10", "100.64.0.0/10", (), "100.100.100.200", 80, False),
-        ("public", "0.0.0.0/0", (), "192.0.0.192", 80, False),
-        ("fc00::/7", "::/0", (), "fd00:ec2::254", 80, False),
-        ("fc00::/7", "fd00::/8", (), "fd20:ce::254", 80, False),
-        ("fc00::/7", "fd00::/8", (), "fd20:ce::253", 80, True),
-        ("public", "169.254.169.254/32", (), "169.254.169.254", 80, False),
-        ("public", "fe80::/64", (), "fe80::1", 80, False),
-    ],
-)
-def test_egress_opens_what_it_names_as_far_as_the_installation_opens_it_to_jobs(
-    allowed, cidr, ports, address, port, open_
-):
+@pytest.mark.parametrize(("allowed", "cidr", "ports", "address", "port", "open_"), rows(__file__, "egress"))
+def test_egress_opens_what_it_names_as_far_as_the_installation_does(allowed, cidr, ports, address, port, open_):
     installation = opening(allowed)
     opened = to_destinations([EgressRule(cidr=cidr, ports=ports)], installation)
     assert reaches(opened, address, port) is open_
@@ -84,9 +49,8 @@ def test_no_installation_opens_a_metadata_service():
 def test_workers_reach_store_and_hub_on_their_ports_and_nothing_in_the_cluster():
     def egress(source, **given):
         pool = Pool(Meta(name="tiny", uid="p1"), modelpool(model=source), {"rollout": "creds", "trainer": "creds"})
-        policy = next(
-            one for one in role_objects(pool, installation(**given), "trainer") if one["kind"] == "NetworkPolicy"
-        )
+        made = role_objects(pool, installation(**given), "trainer")
+        policy = next(one for one in made if one["kind"] == "NetworkPolicy")
         return [rule for rule in policy["spec"]["egress"] if any("ipBlock" in peer for peer in rule["to"])]
 
     store = {"blobs": {"url": "s3://bucket"}}
@@ -138,16 +102,7 @@ def test_the_hash_is_that_of_the_desire_whatever_the_order_of_its_keys():
     assert stamped(one)["metadata"]["annotations"]["x"] == "y"
 
 
-@pytest.mark.parametrize(
-    ("model", "path"),
-    [
-        ({"builtin": "tiny"}, ""),
-        ({"hub": {"id": "a/b"}}, ""),
-        ({"path": "/models/a"}, "/models/a"),
-        ({"pvc": {"claimName": "m", "path": "/"}}, "/model"),
-        ({"pvc": {"claimName": "m", "path": "/a/b/"}}, "/model/a/b"),
-    ],
-)
+@pytest.mark.parametrize(("model", "path"), rows(__file__, "models"))
 def test_the_model_lies_where_the_pod_mounts_it_and_otherwise_the_init_container_finds_it(model, path):
     assert pool_document(modelpool(model=model)).model_path == path
 

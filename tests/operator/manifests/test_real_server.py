@@ -36,7 +36,6 @@ def server(control_plane: ControlPlane) -> Iterator[ControlPlane]:
 
 
 def moved(case: str) -> list[Manifest]:
-    """The manifests of a case, in this test's namespace."""
     return [{**made, "metadata": {**made["metadata"], "namespace": HERE}} for made in manifests(case)]
 
 

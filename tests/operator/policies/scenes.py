@@ -19,6 +19,7 @@ NOW = 1_800_000_000.0
 AWAKE = BusState(available=True, since=0.0)
 INSTALLATION = installation()
 META = Meta(name="sums", uid="u1", namespace="team-a", created_at=NOW - 100, finalizers=(FINALIZER,))
+SANDBOX = sandbox_name("sums")
 
 
 def rljob(spec: dict[str, Any] | None = None, **environment: Any) -> RLJob:
@@ -73,12 +74,10 @@ def snapshot(**fields: Any) -> JobSnapshot:
 
 
 def new(**fields: Any) -> JobSnapshot:
-    """A job that was created this very moment."""
     return snapshot(**{"document": None, "progress": None, "credential": None, "first_seen_at": NOW, **fields})
 
 
 def owned_sandbox(job: RLJob | None = None) -> dict[tuple[str, str], dict[str, Any]]:
-    """What the cluster holds when a sandbox is as it should be."""
     found = rljob() if job is None else job
     made = Sandbox(META, document(found), modelpool().spec.sandbox, "creds")
     return {key_of(manifest): stored(manifest) for manifest in sandbox_objects(made, INSTALLATION)}
@@ -109,7 +108,6 @@ def container(name: str = "supervisor", **fields: Any) -> ContainerFacts:
 
 
 def crashed(words: str = "boom", restarts: int = 1, component: str = "sandbox", **fields: Any) -> PodFacts:
-    """A pod whose container ends with an error, again and again."""
     state = container(restarts=restarts, waiting="CrashLoopBackOff", exit_code=1, last_words=words)
     return pod(component, state, ready=False, **fields)
 
@@ -127,6 +125,3 @@ def pool_snapshot(**fields: Any) -> PoolSnapshot:
 
 def deleted(meta: Meta = META, ago_s: float = 1.0) -> Meta:
     return replace(meta, deleted_at=NOW - ago_s)
-
-
-SANDBOX = sandbox_name("sums")

@@ -5,23 +5,18 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.operator.policies.scenes import (
-    NOW,
-    container,
-    crashed,
-    document,
-    new,
-    pod,
-    queued,
-    repooled,
-    running,
-)
+from tests.operator.policies.scenes import NOW, container, crashed, document, new, pod, queued, repooled, running
 from tests.operator.policies.test_job_status import conditions, status
 
 from marlaas_operator.pod_facts import first_fault, pod_facts, pod_fault, refusal_of
 from marlaas_operator.snapshot import BusState
 
 SCENES = yaml.safe_load(Path(__file__).with_name("faults.yaml").read_text())
+BACK_OFF = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
+READY = "[{type: Ready, status: 'True'}]"
+FULL = 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi". '
+SHORT = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 80Mi."
+QUOTA = {"status": {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]}}
 
 
 def fault(containers="[]", init="[]", conditions="[]", phase="Pending", **meta):
@@ -29,12 +24,8 @@ def fault(containers="[]", init="[]", conditions="[]", phase="Pending", **meta):
 
 
 def facts(containers="[]", init="[]", conditions="[]", phase="Pending", **meta):
-    status = {
-        "phase": phase,
-        "conditions": yaml.safe_load(conditions),
-        "containerStatuses": yaml.safe_load(containers),
-        "initContainerStatuses": yaml.safe_load(init),
-    }
+    status = {"phase": phase, "conditions": yaml.safe_load(conditions)}
+    status |= {"containerStatuses": yaml.safe_load(containers), "initContainerStatuses": yaml.safe_load(init)}
     labels = {"app.kubernetes.io/component": "sandbox"}
     return pod_facts({"metadata": {"name": "p-0", "labels": labels, **meta}, "status": status})
 
@@ -46,9 +37,6 @@ def one(state, lastState=None, **fields):  # noqa: N803 - as the kubelet writes 
 
 def ended(code, reason="Error", message=""):
     return {"terminated": {"exitCode": code, "reason": reason, "message": message}}
-
-
-BACK_OFF = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=[scene["scene"] for scene in SCENES])
@@ -78,19 +66,12 @@ def test_a_model_that_only_a_person_can_bring_is_not_found_and_other_failures_ar
     assert (found.reason, found.message) == (reason, "no model at /model/x")
 
 
-READY = "[{type: Ready, status: 'True'}]"
-
-
 def test_a_pod_that_serves_ends_or_was_replaced_has_no_fault():
     assert fault(one({"running": {}}), one(ended(0, "Completed"), ended(1), name="model", ready=True)) is None
     crash = one({"running": {}}, ended(1), ready=True, restartCount=9)
     assert fault(crash, conditions=READY) is None
     assert fault(one(ended(1)), deletionTimestamp="2026-11-21T16:00:00Z") is None
     assert fault(one(ended(1)), phase="Failed") is None
-
-
-FULL = 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi". '
-SHORT = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 80Mi."
 
 
 def evicted(message, name="p-0", created_at=1.0):
@@ -126,9 +107,6 @@ def test_of_several_pods_the_first_by_name_is_told_with_its_owner():
     broken = facts(one(ended(1, message="x")))
     assert first_fault([broken], " of pool tiny").message == "p-0 of pool tiny: x"
     assert first_fault([facts(conditions=READY)]) is None
-
-
-QUOTA = {"status": {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]}}
 
 
 def serving(*components):

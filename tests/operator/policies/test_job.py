@@ -1,44 +1,86 @@
-"""What is done about a job: every way in, every way out, and nothing when nothing is to be done."""
+"""What is done about a job: every way in, every way out, nothing when nothing is to be done, and what a plan never does."""
 
 from dataclasses import replace
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.operator import objects
-from tests.operator.policies.scenes import (
-    INSTALLATION,
-    META,
-    NOW,
-    SANDBOX,
-    crashed,
-    document,
-    modelpool,
-    new,
-    owned_sandbox,
-    pod,
-    progress,
-    queued,
-    repooled,
-    rljob,
-    running,
-    snapshot,
-    tenant,
-)
+from tests.operator.policies import scenes
+from tests.tables import rows
 
 from marlaas_api.kinds import ModelPool
 from marlaas_api.messages import Phase
-from marlaas_operator.plan import AddFinalizer, Apply, Delete, Plan, WriteDocument
+from marlaas_operator.plan import AddFinalizer, Apply, Delete, DeleteObject, Plan, RemoveFinalizer, WriteDocument
 from marlaas_operator.policies.job import FINALIZER, plan_job
 from marlaas_operator.snapshot import BusState, JobPool
 
-AWAY = BusState(available=False, since=NOW - 60)
-UNREAD = BusState(available=False, since=NOW - 60, synced=False)
+AWAY = BusState(available=False, since=scenes.NOW - 60)
+UNREAD = BusState(available=False, since=scenes.NOW - 60, synced=False)
+FROZEN = scenes.rljob({"agents": [{"name": "a", "trainable": False}]})
+UNREADABLE = {"pool": None, "problem": "spec.x: no such field"}
+ELSEWHERE, SMALL = scenes.modelpool(namespaces=["team-b"]), scenes.modelpool(adapterSlots=1)
+AGENTS = [{"name": "solver"}, {"name": "judge", "poolRef": {"name": "big"}}]
+TEAM = scenes.rljob({"agents": AGENTS})
+SERVING = (scenes.pod("rollout"), scenes.pod("trainer"))
+SPECS = {"suspend": True, "backoffLimit": 0}, {"ttlSecondsAfterFinished": 0}, {"training": {"steps": 50}}
+JOBS = (None, scenes.rljob(), *map(scenes.rljob, (*SPECS, {"ttlSecondsAfterFinished": 60, **SPECS[2]})))
+RUNNING, ENDED = {"phase": "Running", "reason": "Training"}, {"phase": "Failed", "finishedAt": "2020-01-01T00:00:00Z"}
+STATUSES = (None, {"phase": "Queued"}, RUNNING, ENDED, ENDED | {"phase": "Succeeded", "step": 40})
+EVICTED = scenes.pod(ready=False, phase="Failed", reason="Evicted", message="x exceeds y")
+PODS = ((), (scenes.pod(),), (scenes.crashed(restarts=9),), (scenes.pod(ready=False, deleting=True),), (EVICTED,))
+REASONS = ("Training", "WaitingForPool", "Admitted", "WaitingForSlots", "Finished")
+AGO = st.sampled_from([scenes.NOW, scenes.NOW - 100])
+
+buses = st.builds(
+    BusState,
+    available=st.booleans(),
+    since=st.sampled_from([0.0, scenes.NOW - 5, scenes.NOW + 3600]),
+    synced=st.booleans(),
+    leaderless_since=st.sampled_from([None, scenes.NOW - 1, scenes.NOW - 10, scenes.NOW + 100]),
+)
+levels = st.builds(
+    lambda phase, reason, uid, at: scenes.progress(phase, reason, uid=uid, finished_at=at if phase.final else None),
+    st.sampled_from(Phase),
+    st.sampled_from(REASONS),
+    st.sampled_from(["u1", "old"]),
+    st.sampled_from([None, scenes.NOW - 100, scenes.NOW]),
+)
+documents = st.builds(scenes.document, uid=st.sampled_from(["u1", "old"]), deleted=st.booleans())
+deleted_at = st.sampled_from([None, None, scenes.NOW - 1, scenes.NOW - 1000])
+metas = st.builds(replace, st.just(scenes.META), finalizers=st.sampled_from([(), (FINALIZER,)]), deleted_at=deleted_at)
+MODELPOOLS = (None, scenes.modelpool(), scenes.modelpool(adapterSlots=1), scenes.modelpool(namespaces=["x"]))
+POOLS = [JobPool("tiny", pool) for pool in MODELPOOLS]
+snapshots = st.builds(
+    lambda scene, job, level, unread: replace(
+        scene, job=job, problem="" if job else "?", progress=level, unreadable="?" if unread and level is None else ""
+    ),
+    st.builds(
+        replace,
+        st.just(scenes.snapshot()),
+        meta=metas,
+        bus=buses,
+        pools=st.lists(st.sampled_from(POOLS), min_size=1, max_size=2).map(tuple),
+        document=st.none() | documents,
+        owned=st.sampled_from([{}, scenes.owned_sandbox()]),
+        pods=st.sampled_from(PODS),
+        credential=st.sampled_from([None, "creds"]),
+        status=st.sampled_from(STATUSES),
+        first_seen_at=AGO,
+        deletion_seen_at=AGO,
+        refusal=st.sampled_from(["", "exceeded quota"]),
+    ),
+    st.sampled_from(JOBS),
+    st.none() | levels,
+    st.booleans(),
+)
 
 
-def plan(scene, now=NOW) -> Plan:
-    return plan_job(scene, INSTALLATION, now)
+def plan(scene, now=scenes.NOW) -> Plan:
+    return plan_job(scene, scenes.INSTALLATION, now)
 
 
-def told(scene, now=NOW):
+def told(scene, now=scenes.NOW):
     """The scene after its status was written."""
     status = plan(scene, now).status
     return scene if status is None else replace(scene, status=without_nulls(status, scene.status or {}))
@@ -53,30 +95,25 @@ def kinds(actions):
 
 
 def test_a_new_job_gets_its_finalizer_then_its_document_and_no_status_before_the_orchestrator_had_its_say():
-    found = plan(new(meta=replace(META, finalizers=())))
-    assert found.actions == (AddFinalizer(FINALIZER), WriteDocument(document(), None))
+    found = plan(scenes.new(meta=replace(scenes.META, finalizers=())))
+    assert found.actions == (AddFinalizer(FINALIZER), WriteDocument(scenes.document(), None))
     assert (found.status, found.requeue_s) == (None, 2.0)
-    later = plan(new(document=document()), NOW + 2).status
+    later = plan(scenes.new(document=scenes.document()), scenes.NOW + 2).status
     assert (later["phase"], later["reason"]) == ("Queued", "WaitingForOrchestrator")
 
 
 def test_a_queued_job_owns_nothing_and_costs_one_status_patch_and_no_event():
-    found = plan(new(document=document(), progress=queued()))
+    found = plan(scenes.new(document=scenes.document(), progress=scenes.queued()))
     assert found.actions == ()
     assert (found.status["phase"], found.status["reason"]) == ("Queued", "WaitingForSlots")
     assert found.events == ()
-    assert plan(told(new(document=document(), progress=queued()))).empty
+    assert plan(told(scenes.new(document=scenes.document(), progress=scenes.queued()))).empty
 
 
 def test_the_document_says_the_generation_the_tenant_and_the_weight():
-    owner = tenant("research", "team-a", weight=3)
-    [write] = plan(new(meta=replace(META, generation=4), tenant=owner)).actions
+    owner = scenes.tenant("research", "team-a", weight=3)
+    [write] = plan(scenes.new(meta=replace(scenes.META, generation=4), tenant=owner)).actions
     assert (write.document.generation, write.document.tenant, write.document.tenant_weight) == (4, "research", 3)
-
-
-FROZEN = rljob({"agents": [{"name": "a", "trainable": False}]})
-UNREADABLE = {"pool": None, "problem": "spec.x: no such field"}
-ELSEWHERE, SMALL = modelpool(namespaces=["team-b"]), modelpool(adapterSlots=1)
 
 
 @pytest.mark.parametrize(
@@ -89,12 +126,12 @@ ELSEWHERE, SMALL = modelpool(namespaces=["team-b"]), modelpool(adapterSlots=1)
         ({"on": {"pool": SMALL}}, "NeverFits", "adapterSlots of ModelPool 'tiny' is 1"),
         ({"job": FROZEN}, "Unsupported", "no agent of the job is trainable"),
         ({"job": None, "problem": "spec.poolRef: required"}, "InvalidSpec", "spec.poolRef: required"),
-        ({"document": document(uid="old")}, "WaitingForOrchestrator", "an earlier job of the same name"),
+        ({"document": scenes.document(uid="old")}, "WaitingForOrchestrator", "an earlier job of the same name"),
     ],
 )
 def test_what_cannot_be_handed_over_gets_no_document_and_is_told_at_once(fields, reason, words):
     phase = "Failed" if reason == "Unsupported" else "Queued"
-    scene = new(**fields)
+    scene = scenes.new(**fields)
     found = plan(scene)
     assert not any(isinstance(action, WriteDocument) and action.document.uid == "u1" for action in found.actions)
     assert (found.status["phase"], found.status["reason"]) == (phase, reason)
@@ -102,91 +139,78 @@ def test_what_cannot_be_handed_over_gets_no_document_and_is_told_at_once(fields,
     assert plan(told(scene)).status is None
 
 
-@pytest.mark.parametrize(
-    ("job", "small", "large"),
-    [
-        ({"training": {"steps": 40, "maxStaleness": 10}}, {"adapterSlots": 8}, {"adapterSlots": 16}),
-        ({"agents": [{"name": "a", "adapter": {"rank": 32}}]}, {"maxRank": 16}, {"maxRank": 32}),
-        ({"rollout": {"maxTokens": 512}}, {"rollout": {"maxModelLen": 512}}, {"rollout": {"maxModelLen": 1024}}),
-        ({}, {"namespaces": ["team-b"]}, {"namespaces": ["team-b", "team-a"]}),
-        ({}, None, {}),
-        (
-            {"environment": {"name": "reverse", "memory": "1Gi"}},
-            {"sandbox": {"maxMemory": "512Mi"}},
-            {"sandbox": {"maxMemory": "1Gi"}},
-        ),
-    ],
-    ids=["slots", "rank", "length", "namespace", "pool", "memory"],
-)
+@pytest.mark.parametrize(("job", "small", "large"), rows(__file__, "early"))
 def test_a_job_that_came_a_moment_before_its_pools_update_is_handed_over_after_it(job, small, large):
-    early = told(new(job=rljob(job), on={"pool": modelpool(**small) if small is not None else None}))
+    first = scenes.modelpool(**small) if small is not None else None
+    early = told(scenes.new(job=scenes.rljob(job), on={"pool": first}))
     assert early.status["phase"] == "Queued"
-    assert kinds(plan(repooled(early, pool=modelpool(**large))).actions) == ["WriteDocument"]
+    assert kinds(plan(scenes.repooled(early, pool=scenes.modelpool(**large))).actions) == ["WriteDocument"]
 
 
-@pytest.mark.parametrize("pool", [modelpool(namespaces=["team-b"]), modelpool(adapterSlots=1), None])
+@pytest.mark.parametrize("pool", [scenes.modelpool(namespaces=["team-b"]), scenes.modelpool(adapterSlots=1), None])
 def test_a_running_job_is_not_failed_by_a_pool_that_changes_or_goes_nor_while_the_bus_cannot_be_read(pool):
-    assert plan(told(running(on={"pool": pool}))).empty
-    found = plan(replace(repooled(told(running()), pool=pool), bus=UNREAD, document=None, progress=None))
+    assert plan(told(scenes.running(on={"pool": pool}))).empty
+    found = plan(replace(scenes.repooled(told(scenes.running()), pool=pool), bus=UNREAD, document=None, progress=None))
     assert (found.actions, found.status["phase"], found.status["reason"]) == ((), "Running", "BusUnavailable")
 
 
 def test_what_a_newer_orchestrator_says_is_unknown_and_nothing_is_made_removed_or_told_on_its_account():
-    unread = replace(told(running()), progress=None, unreadable="schema version 2")
-    for one in (unread, repooled(unread, pool=modelpool(adapterSlots=1)), replace(unread, document=None)):
+    unread = replace(told(scenes.running()), progress=None, unreadable="schema version 2")
+    for one in (unread, scenes.repooled(unread, pool=scenes.modelpool(adapterSlots=1)), replace(unread, document=None)):
         found = plan(one)
         assert (found.actions, found.status["phase"], found.status["reason"]) == ((), "Running", "Unreadable")
         assert found.status["conditions"] == one.status["conditions"]
 
 
 def test_a_pool_that_is_gone_by_force_or_cannot_be_read_takes_no_lock_off_the_sandboxes():
-    pool = modelpool(sandbox={"runtimeClassName": "gvisor", "nodeSelector": {"sandboxes": "only"}})
-    locked = plan(snapshot(on={"pool": pool})).actions[-1].manifest["spec"]["template"]["spec"]
+    pool = scenes.modelpool(sandbox={"runtimeClassName": "gvisor", "nodeSelector": {"sandboxes": "only"}})
+    locked = plan(scenes.snapshot(on={"pool": pool})).actions[-1].manifest["spec"]["template"]["spec"]
     assert (locked["runtimeClassName"], locked["nodeSelector"]) == ("gvisor", {"sandboxes": "only"})
-    assert plan(snapshot(on={"pool": None})).actions == ()
+    assert plan(scenes.snapshot(on={"pool": None})).actions == ()
 
 
 def test_an_earlier_job_of_the_same_name_is_forgotten_before_this_one_is_handed_over():
-    left = document(uid="old")
-    assert plan(new(document=left)).actions == (WriteDocument(left.model_copy(update={"deleted": True}), left),)
-    assert plan(new(document=left.model_copy(update={"deleted": True}))).actions == ()
+    left = scenes.document(uid="old")
+    assert plan(scenes.new(document=left)).actions == (WriteDocument(left.model_copy(update={"deleted": True}), left),)
+    assert plan(scenes.new(document=left.model_copy(update={"deleted": True}))).actions == ()
 
 
 def test_a_running_job_in_a_steady_state_needs_nothing():
-    assert plan(told(running())) == Plan(requeue_s=600.0)
+    assert plan(told(scenes.running())) == Plan(requeue_s=600.0)
 
 
 def test_a_sandbox_waits_for_its_credential_and_a_renewed_one_is_written_before_the_deployment_that_says_so():
-    assert plan(told(snapshot(credential=None))) == Plan(requeue_s=15.0)
-    assert kinds(plan(told(running(credential="renewed"))).actions) == ["Secret", "Deployment"]
+    assert plan(told(scenes.snapshot(credential=None))) == Plan(requeue_s=15.0)
+    assert kinds(plan(told(scenes.running(credential="renewed"))).actions) == ["Secret", "Deployment"]
 
 
 def test_a_secret_that_was_deleted_comes_back_when_a_pod_cannot_begin():
-    waiting = pod("sandbox", ready=False, created_at=NOW - 20)
-    stuck = replace(waiting, containers=(crashed().containers[0],))
-    assert plan(told(running(pods=(stuck,)))).actions == ()
+    waiting = scenes.pod("sandbox", ready=False, created_at=scenes.NOW - 20)
+    stuck = replace(waiting, containers=(scenes.crashed().containers[0],))
+    assert plan(told(scenes.running(pods=(stuck,)))).actions == ()
     stuck = replace(waiting, containers=(replace(stuck.containers[0], waiting="ContainerCreating", exit_code=None),))
-    assert kinds(plan(told(running(pods=(stuck,)))).actions) == ["Secret"]
+    assert kinds(plan(told(scenes.running(pods=(stuck,)))).actions) == ["Secret"]
 
 
 def test_what_an_earlier_job_of_this_name_has_left_goes_first():
-    owned = owned_sandbox()
-    owned["Deployment", SANDBOX]["metadata"]["ownerReferences"][0] |= {"uid": "old"}
-    assert plan(told(running(owned=owned))).actions == (Delete("Deployment", "team-a", SANDBOX, "o1"),)
+    owned = scenes.owned_sandbox()
+    owned["Deployment", scenes.SANDBOX]["metadata"]["ownerReferences"][0] |= {"uid": "old"}
+    assert plan(told(scenes.running(owned=owned))).actions == (Delete("Deployment", "team-a", scenes.SANDBOX, "o1"),)
 
 
 def test_a_bus_that_is_away_is_told_by_a_running_job_once_it_lasts_and_nothing_is_removed():
-    found = plan(running(bus=AWAY))
+    found = plan(scenes.running(bus=AWAY))
     assert (found.actions, found.status["phase"], found.status["reason"]) == ((), "Running", "BusUnavailable")
-    assert plan(told(running(bus=BusState(available=False, since=NOW - 1)))) == Plan(requeue_s=9.0)
-    assert plan(told(new(document=document(), progress=queued(), bus=AWAY))).empty, "a queued job does not mind"
+    assert plan(told(scenes.running(bus=BusState(available=False, since=scenes.NOW - 1)))) == Plan(requeue_s=9.0)
+    waits = scenes.new(document=scenes.document(), progress=scenes.queued(), bus=AWAY)
+    assert plan(told(waits)).empty, "a queued job does not mind"
 
 
 @pytest.mark.parametrize("phase", [Phase.SUCCEEDED, Phase.FAILED])
 def test_a_job_that_has_ended_loses_its_sandbox_policy_and_account_last(phase):
-    ended = told(running(progress=progress(phase, "Finished", finished_at=NOW)))
+    ended = told(scenes.running(progress=scenes.progress(phase, "Finished", finished_at=scenes.NOW)))
     first = plan(ended).actions
-    assert first == (Delete("Deployment", "team-a", SANDBOX, "o1"),)
+    assert first == (Delete("Deployment", "team-a", scenes.SANDBOX, "o1"),)
     draining = replace(ended, owned={k: b for k, b in ended.owned.items() if k[0] != "Deployment"})
     assert plan(draining).actions == (), "a pod still runs"
     gone = plan(replace(draining, pods=())).actions
@@ -195,16 +219,11 @@ def test_a_job_that_has_ended_loses_its_sandbox_policy_and_account_last(phase):
 
 
 def test_a_suspended_job_loses_its_sandbox_once_the_orchestrator_has_let_it_go():
-    asked = rljob({"suspend": True})
-    letting_go = running(job=asked, document=document(asked), owned=owned_sandbox(asked))
+    asked = scenes.rljob({"suspend": True})
+    letting_go = scenes.running(job=asked, document=scenes.document(asked), owned=scenes.owned_sandbox(asked))
     assert plan(told(letting_go)).actions == ()
-    resting = replace(letting_go, progress=progress(Phase.SUSPENDED, "Suspended"))
+    resting = replace(letting_go, progress=scenes.progress(Phase.SUSPENDED, "Suspended"))
     assert kinds(plan(resting).actions) == ["Delete"]
-
-
-AGENTS = [{"name": "solver"}, {"name": "judge", "poolRef": {"name": "big"}}]
-TEAM = rljob({"agents": AGENTS})
-SERVING = (pod("rollout"), pod("trainer"))
 
 
 def big(**spec):
@@ -212,8 +231,7 @@ def big(**spec):
 
 
 def both(second, first=None):
-    """The state of both both. second: of `big`."""
-    return first or JobPool("tiny", modelpool(), pods=SERVING), second
+    return first or JobPool("tiny", scenes.modelpool(), pods=SERVING), second
 
 
 @pytest.mark.parametrize(
@@ -240,7 +258,7 @@ def both(second, first=None):
     ],
 )
 def test_a_job_waits_until_all_its_pools_exist_and_allow_it(found, reason, message):
-    scene = new(job=TEAM, pools=found)
+    scene = scenes.new(job=TEAM, pools=found)
     told = plan(scene)
     assert not any(isinstance(action, WriteDocument) for action in told.actions)
     assert (told.status["phase"], told.status["reason"], told.status["message"]) == ("Queued", reason, message)
@@ -249,11 +267,28 @@ def test_a_job_waits_until_all_its_pools_exist_and_allow_it(found, reason, messa
 
 
 def test_workers_of_a_pool_without_agents_of_the_job_do_not_matter_and_its_sandbox_settings_do():
-    job = rljob({"agents": [AGENTS[1]]})
-    scene = running(job=job, owned={}, pools=both(JobPool("big", big(), pods=SERVING), JobPool("tiny", modelpool())))
+    job = scenes.rljob({"agents": [AGENTS[1]]})
+    pools = both(JobPool("big", big(), pods=SERVING), JobPool("tiny", scenes.modelpool()))
+    scene = scenes.running(job=job, owned={}, pools=pools)
     assert plan(scene).status["reason"] == "Training"
-    crashing = running(job=TEAM, pools=both(JobPool("big", big(), pods=(crashed(component="rollout"), pod("trainer")))))
+    pods = scenes.crashed(component="rollout"), scenes.pod("trainer")
+    crashing = scenes.running(job=TEAM, pools=both(JobPool("big", big(), pods=pods)))
     assert plan(crashing).status["message"] == "rollout-0 of pool big: boom"
-    bounded = modelpool(sandbox={"runtimeClassName": "gvisor"})
+    bounded = scenes.modelpool(sandbox={"runtimeClassName": "gvisor"})
     scene = replace(scene, pools=both(scene.pools[1], JobPool("tiny", bounded)))
     assert plan(scene).actions[-1].manifest["spec"]["template"]["spec"]["runtimeClassName"] == "gvisor"
+
+
+@settings(deadline=None, max_examples=400, suppress_health_check=list(HealthCheck))
+@given(scene=snapshots)
+def test_no_plan_runs_hot_says_two_things_in_turn_or_acts_on_what_is_not_known(scene):
+    found = plan(scene)
+    assert found.requeue_s is None or found.requeue_s > 0 or not found.empty, "nothing to do, and at once again"
+    if any(isinstance(action, RemoveFinalizer) for action in found.actions):
+        assert (len(found.actions), scene.meta.deleted_at is None) == (1, False)
+    if scene.meta.deleted_at is None and scene.own_progress is None and not scene.progress_known:
+        assert not any(isinstance(action, Delete | DeleteObject) for action in found.actions)
+        assert scene.status is None or found.status is None or found.status["phase"] == scene.status["phase"]
+    if found.status is not None:
+        told = {key: value for key, value in {**(scene.status or {}), **found.status}.items() if value is not None}
+        assert plan(replace(scene, status=told)).status is None

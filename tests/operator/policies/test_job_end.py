@@ -24,6 +24,10 @@ from marlaas_operator.plan import DeleteObject, Plan, RemoveFinalizer, WriteDocu
 from marlaas_operator.policies.job import FINALIZER, FORGET_S
 from marlaas_worker.sandbox.attempt import MAX_DELIVERIES
 
+FROZEN = rljob({"ttlSecondsAfterFinished": 60, "agents": [{"name": "a", "trainable": False}]})
+NODE = {"exit_code": 255, "exit_reason": "Unknown"}
+MEMORY = container(restarts=2, exit_code=137, exit_reason="OOMKilled")
+
 
 def test_a_job_goes_when_its_time_after_the_end_is_over_and_not_before():
     job = rljob({"ttlSecondsAfterFinished": 60})
@@ -34,9 +38,6 @@ def test_a_job_goes_when_its_time_after_the_end_is_over_and_not_before():
     assert plan(ended, NOW + 999) == due, "a refused deletion is asked for again at this pace"
     waits = told(new(job=job, on={"pool": modelpool(adapterSlots=1)}))
     assert plan(waits, NOW + 1e6).empty, "it waits for a larger pool"
-
-
-FROZEN = rljob({"ttlSecondsAfterFinished": 60, "agents": [{"name": "a", "trainable": False}]})
 
 
 @pytest.mark.parametrize("status", [None, {"phase": "Queued", "reason": "PoolNotFound"}])
@@ -60,9 +61,8 @@ def test_a_job_that_was_given_more_steps_does_not_go_by_its_ttl_before_the_orche
 
 @pytest.mark.parametrize("unknown", [{"bus": UNREAD}, {"unreadable": "schema version 2"}])
 def test_a_job_whose_progress_is_not_known_does_not_go_by_its_ttl(unknown):
-    ended = new(
-        job=rljob({"ttlSecondsAfterFinished": 60}), status={"phase": "Failed", "finishedAt": "2020-01-01T00:00:00Z"}
-    )
+    failed = {"phase": "Failed", "finishedAt": "2020-01-01T00:00:00Z"}
+    ended = new(job=rljob({"ttlSecondsAfterFinished": 60}), status=failed)
     assert DeleteObject("u1") in plan(ended).actions
     assert DeleteObject("u1") not in plan(replace(ended, **unknown)).actions
 
@@ -76,9 +76,8 @@ def test_a_sandbox_that_crashes_too_often_is_told_to_the_orchestrator(restarts, 
     if fails:
         verdict = writes[0].document.verdict
         assert verdict.reason == "BackoffLimitExceeded"
-        assert verdict.message.startswith(
-            f"one of its sandboxes has crashed {restarts} times in a row, and backoffLimit is {limit}"
-        )
+        words = f"one of its sandboxes has crashed {restarts} times in a row, and backoffLimit is {limit}"
+        assert verdict.message.startswith(words)
         assert "ValueError: no such task" in verdict.message
 
 
@@ -95,11 +94,8 @@ def test_a_task_whose_memory_kills_one_sandbox_after_the_other_ends_the_job_befo
 
 
 def test_a_pod_that_was_evicted_for_what_it_wrote_itself_crashed_once_more_than_it_restarted():
-    full = {
-        "phase": "Failed",
-        "reason": "Evicted",
-        "message": 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi".',
-    }
+    words = 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi".'
+    full = {"phase": "Failed", "reason": "Evicted", "message": words}
     evicted = [replace(crashed(restarts=1), name=f"s-{number}", **full) for number in range(2)]
     scene = running(job=rljob({"backoffLimit": 2}), pods=(*evicted, pod("sandbox", ready=False, created_at=NOW)))
     assert plan(scene).status["sandboxCrashes"] == 3
@@ -115,10 +111,6 @@ def test_a_verdict_on_which_nobody_has_acted_yet_goes_when_its_limit_is_raised()
     ended = replace(scene, progress=progress(Phase.FAILED, "BackoffLimitExceeded", finished_at=NOW))
     writes = [action for action in plan(ended).actions if isinstance(action, WriteDocument)]
     assert all(write.document.verdict == judged.verdict for write in writes), "what has ended stays ended"
-
-
-NODE = {"exit_code": 255, "exit_reason": "Unknown"}
-MEMORY = container(restarts=2, exit_code=137, exit_reason="OOMKilled")
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,10 @@ from marlaas_operator.policies.job import plan_job
 from marlaas_operator.snapshot import BusState
 
 FIGURES = yaml.safe_load(Path(__file__).with_name("figures.yaml").read_text())
+QUEUED = new(document=document(), progress=queued())
+SUCCEEDED = running(progress=progress(Phase.SUCCEEDED, "Finished"))
+FAILED = running(progress=progress(Phase.FAILED, "TooManyFaults", message="x"))
+SUSPENDED = running(progress=progress(Phase.SUSPENDED, "Suspended"))
 
 
 def status(scene, now=NOW):
@@ -126,9 +130,8 @@ def test_a_running_job_that_does_not_parse_any_more_says_so_and_is_kept_as_it_wa
     assert conditions(scene)["SandboxReady"] == ("True", "SandboxReady")
     assert plan_job(scene, INSTALLATION, NOW).actions == ()
     gone = plan_job(replace(scene, owned={}), INSTALLATION, NOW)
-    assert [action.manifest["kind"] for action in gone.actions] == [
-        *("ServiceAccount", "NetworkPolicy", "Secret", "Deployment")
-    ]
+    kinds = [action.manifest["kind"] for action in gone.actions]
+    assert kinds == ["ServiceAccount", "NetworkPolicy", "Secret", "Deployment"]
 
 
 def test_a_tenant_that_does_not_parse_takes_no_running_job_away_from_itself():
@@ -159,12 +162,6 @@ def test_a_fault_begins_and_ends_with_one_event_each_and_goes_away_by_itself():
     assert events(broken, running()) == [("Normal", "Recovered"), ("Normal", "SandboxReady")]
     assert events(broken, broken) == []
     assert events(running(pods=(PULLING,)), running(pods=(pulling("ImagePullBackOff"),))) == []
-
-
-QUEUED = new(document=document(), progress=queued())
-SUCCEEDED = running(progress=progress(Phase.SUCCEEDED, "Finished"))
-FAILED = running(progress=progress(Phase.FAILED, "TooManyFaults", message="x"))
-SUSPENDED = running(progress=progress(Phase.SUSPENDED, "Suspended"))
 
 
 @pytest.mark.parametrize(
@@ -199,9 +196,8 @@ def test_every_figure_of_the_orchestrator_is_in_the_status_of_the_job_and_of_eac
     job = rljob({"agents": case["agents"]} if "agents" in case else None)
     found = status(running(job=job, progress=progress(**case["progress"])))
     whole = "observedGeneration" in case["status"]
-    assert {key: found[key] for key in found if key != "conditions" and (whole or key in case["status"])} == case[
-        "status"
-    ]
+    shown = [key for key in found if key != "conditions" and (whole or key in case["status"])]
+    assert {key: found[key] for key in shown} == case["status"]
     RLJobStatus.model_validate(found)
 
 

@@ -48,16 +48,13 @@ def test_the_older_of_two_tenants_of_a_namespace_has_it_or_the_first_by_name_and
 
 
 def test_a_tenant_counts_its_jobs():
-    jobs = (
-        load("a", namespace="team-b", tokens_per_s=10.4, stored_bytes=5),
-        load("b", Phase.QUEUED, namespace="team-b"),
-        load("c", Phase.SUCCEEDED, namespace="team-b", stored_bytes=7),
-    )
+    queued = load("b", Phase.QUEUED, namespace="team-b")
+    ended = load("c", Phase.SUCCEEDED, namespace="team-b")
+    jobs = (load("a", namespace="team-b", tokens_per_s=10.4, stored_bytes=5), queued, replace(ended, stored_bytes=7))
     weights = {"ant": 1.0, "zoo": 1.0, "tenant/default": 1.0}
     found = plan_tenant(scene(jobs=jobs, weights=weights, places={"tiny": 12}), NOW).status
-    figures = {
-        key: value for key, value in found.items() if key not in ("conditions", "observedGeneration", "usageHistory")
-    }
+    others = ("conditions", "observedGeneration", "usageHistory")
+    figures = {key: value for key, value in found.items() if key not in others}
     shares = {"shareEntitled": 0.33, "shareHeld": 0.25}
     assert figures == {"jobs": 1, "queued": 1, "adapterSlots": 3, "tokensPerSecond": 10.0, "storageBytes": 12, **shares}
     TenantStatus.model_validate(found)
@@ -73,9 +70,8 @@ def test_all_namespaces_without_a_tenant_have_one_share_together():
 def test_a_tenant_shows_its_total_usage_and_keeps_it_while_the_bus_has_none():
     cut = {"preempted_tokens": 2, "engine_s": 5.0, "preempted_engine_s": 1.5}
     used = UsageAmounts(generated_tokens=9, trained_tokens=4, failed_tokens=3, **cut, trainer_s=1.26, stored_bytes=9)
-    found = plan_tenant(
-        scene(usage=TenantUsage(tenant="ant", total=used, removed=UsageAmounts(trainer_s=1))), NOW
-    ).status
+    usage = TenantUsage(tenant="ant", total=used, removed=UsageAmounts(trainer_s=1))
+    found = plan_tenant(scene(usage=usage), NOW).status
     shown = {
         "generatedTokens": 9,
         "trainedTokens": 4,
@@ -128,9 +124,8 @@ def test_the_history_of_an_earlier_tenant_of_the_name_is_deleted_first():
     [apply] = plan_tenant(with_usage(7), NOW).actions
     owner = [{**apply.manifest["metadata"]["ownerReferences"][0], "uid": "earlier"}]
     foreign = {**apply.manifest, "metadata": {**apply.manifest["metadata"], "ownerReferences": owner, "uid": "c1"}}
-    assert plan_tenant(with_usage(7, {("ConfigMap", "ant-usage"): foreign}), NOW).actions == (
-        Delete("ConfigMap", "marlaas-system", "ant-usage", "c1"),
-    )
+    found = plan_tenant(with_usage(7, {("ConfigMap", "ant-usage"): foreign}), NOW)
+    assert found.actions == (Delete("ConfigMap", "marlaas-system", "ant-usage", "c1"),)
 
 
 def test_a_tenant_without_conflict_is_active_and_then_nothing_is_written():
@@ -144,10 +139,8 @@ def test_a_tenant_without_conflict_is_active_and_then_nothing_is_written():
 
 def test_a_tenant_that_is_going_or_does_not_parse():
     assert plan_tenant(scene(meta=replace(META, deleted_at=NOW)), NOW) == Plan()
-    assert active(plan_tenant(scene(tenant=None, problem="spec: required"), NOW))[1:] == (
-        "InvalidSpec",
-        "spec: required",
-    )
+    unread = plan_tenant(scene(tenant=None, problem="spec: required"), NOW)
+    assert active(unread)[1:] == ("InvalidSpec", "spec: required")
 
 
 def test_a_document_without_a_job_is_marked_deleted_once():

@@ -63,12 +63,9 @@ class OperatorHarness:
         """Start a new operator process; it is killed with the rig. failpoint and variant: see `ForkedOperator`."""
         self.health = 0
         log = self.folder / f"operator-{len(self.started)}.log"
-        arguments = [
-            *("--installation", str(self.folder / "installation.yaml")),
-            *("--kubeconfig", str(kubeconfig or self.plane.kubeconfig)),
-            *("--health", "0"),  # a port that was chosen here could be another process's by the time it is bound
-            *("--watch-seconds", str(watch_s)),
-        ]
+        arguments = ["--installation", str(self.folder / "installation.yaml"), "--watch-seconds", str(watch_s)]
+        # A port that was chosen here could be another process's by the time it is bound.
+        arguments += ["--kubeconfig", str(kubeconfig or self.plane.kubeconfig), "--health", "0"]
         if self.forks:
             self.operator = ForkedOperator(arguments, log, failpoint, variant)
         else:
@@ -105,20 +102,15 @@ class OperatorHarness:
 
     async def events(self) -> list[str]:
         """What the operator told, as `kind/name reason`."""
-        return sorted(
-            f"{body['regarding']['kind']}/{body['regarding']['name']} {body['reason']}"
-            for body in await self.gateway.list(EVENTS)
-            if body.get("reportingController") == CONTROLLER
-        )
+        told = [body for body in await self.gateway.list(EVENTS) if body.get("reportingController") == CONTROLLER]
+        regarding = [(body["regarding"], body["reason"]) for body in told]
+        return sorted(f"{about['kind']}/{about['name']} {reason}" for about, reason in regarding)
 
     async def phase(self, namespace: str, name: str, *phases: str) -> Body:
         """Wait until a job is in one of the phases; its status."""
-        found: Body = await eventually(
-            self,
-            f"{namespace}/{name} is {phases}",
-            lambda: self.status(namespace, name),
-            accept=lambda status: status.get("phase") in phases,
-        )
+        accept = lambda status: status.get("phase") in phases  # noqa: E731
+        look = lambda: self.status(namespace, name)  # noqa: E731
+        found: Body = await eventually(self, f"{namespace}/{name} is {phases}", look, accept=accept)
         return found
 
     async def queue_job(self, place: str = "team-a", **operator: Any) -> Body:
@@ -140,9 +132,8 @@ class OperatorHarness:
 
     async def owns(self, number: int, namespace: str = "team-a") -> None:
         """Wait until the operator has so many objects in a namespace."""
-        await eventually(
-            self, f"{number} objects", lambda: self.owned(namespace), accept=lambda found: len(found) == number
-        )
+        accept = lambda found: len(found) == number  # noqa: E731
+        await eventually(self, f"{number} objects", lambda: self.owned(namespace), accept=accept)
 
     async def says(self, condition: str, words: str) -> None:
         """Wait until the pool `tiny` has a condition of this type or reason, with these words in its message."""
@@ -173,7 +164,6 @@ class OperatorHarness:
             return ""
 
     def _is_open(self) -> bool:
-        """Whether the operator has logged the port of its HTTP server."""
         if not self.health and self.operator is not None:
             found = _PORT.search(self.operator.log.read_text(errors="replace"))
             self.health = int(found[1]) if found else 0
@@ -188,7 +178,6 @@ class OperatorHarness:
         return bus
 
     def words(self) -> str:
-        """Last words of every operator process, for a failed test."""
         return "\n".join(f"--- {one.log.name}\n{one.last_words(40)}" for one in self.started)
 
 
@@ -239,7 +228,6 @@ async def rigged(plane: ControlPlane, *, forks: bool = True) -> AsyncIterator[Op
 
 
 async def clean(gateway: ApiServer) -> None:
-    """Remove what an operator and its users have made."""
     for resource in KINDS:
         for body in await gateway.list(resource):
             if body["metadata"].get("finalizers"):

@@ -11,12 +11,7 @@ from marlaas_api.messages import JobDocument, Phase, Progress
 from marlaas_api.wire import decode_as, encode
 from marlaas_operator.bus_health import LEADER
 
-QUEUED = {
-    "phase": Phase.QUEUED,
-    "admitted": False,
-    "reason": "WaitingForPool",
-    "message": "no rollout replica is ready",
-}
+QUEUED = {"phase": Phase.QUEUED, "admitted": False, "reason": "WaitingForPool", "message": "no replica is ready"}
 ADMITTED = {"phase": Phase.RUNNING, "admitted": True, "reason": "Admitted", "message": "admitted"}
 SUSPENDED = {"phase": Phase.SUSPENDED, "admitted": False, "reason": "Suspended", "message": "spec.suspend is true"}
 SUCCEEDED = {"phase": Phase.SUCCEEDED, "admitted": False, "reason": "Finished", "message": "done", "step": 4}

@@ -17,6 +17,20 @@ from marlaas_operator.policies import job_phase
 _FORKSERVER = multiprocessing.get_context("forkserver")
 _FORKSERVER.set_forkserver_preload(["pytest", __name__])
 _PR_SET_PDEATHSIG = 1
+_VARIANTS: dict[str, list[tuple[object, str, object]]] = {
+    "": [],
+    "hasty": [
+        (watching, "SWEEP_EVERY_S", 2.0),
+        (watching, "FIRST_S", 2.0),
+        (watching, "_AGAIN_S", (0.1, 0.2, 0.5, 1.0)),
+        (work_queue, "REFUSED_AGAIN_S", 3.0),
+        (reconcile, "REFUSED_AGAIN_S", 3.0),
+        (work_queue, "LASTING_S", 2.0),
+        (entry, "_RETRY_S", 0.3),
+    ],
+    "patient": [(job_phase, "FIRST_WORD_S", 60.0), (job_phase, "BUS_PATIENCE_S", 60.0)],
+}
+"""Constants of the operator that a variant changes. patient: the bus and the first word on it may be late."""
 
 
 @dataclass
@@ -76,19 +90,3 @@ def _operate(arguments: Sequence[str], log: str, failpoint: str, variant: str) -
     for module, name, value in _VARIANTS[variant]:
         setattr(module, name, value)
     sys.exit(entry.main(arguments))
-
-
-_VARIANTS: dict[str, list[tuple[object, str, object]]] = {
-    "": [],
-    "hasty": [
-        (watching, "SWEEP_EVERY_S", 2.0),
-        (watching, "FIRST_S", 2.0),
-        (watching, "_AGAIN_S", (0.1, 0.2, 0.5, 1.0)),
-        (work_queue, "REFUSED_AGAIN_S", 3.0),
-        (reconcile, "REFUSED_AGAIN_S", 3.0),
-        (work_queue, "LASTING_S", 2.0),
-        (entry, "_RETRY_S", 0.3),
-    ],
-    "patient": [(job_phase, "FIRST_WORD_S", 60.0), (job_phase, "BUS_PATIENCE_S", 60.0)],
-}
-"""Constants of the operator that a variant changes. patient: the bus and the first word on it may be late."""

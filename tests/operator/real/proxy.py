@@ -29,8 +29,6 @@ def answer(status: int, reason: str, **headers: str) -> Fault:
 
 
 async def reset(request: web.Request) -> web.Response:
-    """The connection is reset."""
-    assert request.transport is not None
     request.transport.abort()
     return web.Response()
 
@@ -106,7 +104,6 @@ class Proxy:
         return await (self._fault if self._strikes(request) else self._forward)(request)
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
-        assert self._session is not None
         headers = {key: value for key, value in request.headers.items() if key.lower() not in {*_HOP, "authorization"}}
         asked = {"headers": headers, "data": await request.read() or None, "timeout": aiohttp.ClientTimeout(total=None)}
         async with self._session.request(request.method, f"{self._plane.url}{request.path_qs}", **asked) as upstream:

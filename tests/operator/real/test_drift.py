@@ -1,62 +1,34 @@
 """Drift, of every kind of object that we own: it is put back when somebody deletes or edits it, and what others have added stays, inside the spec too."""
 
-from typing import Any
-
 from tests.operator.objects import SYSTEM
-from tests.operator.real.harness import OperatorHarness, eventually
-from tests.operator.real.orchestrators import ScriptedOrchestrator
+from tests.operator.real.harness import eventually
+from tests.tables import rows
 
 from marlaas_operator.cluster import Target
-from marlaas_operator.cluster.resources import (
-    CONFIG_MAPS,
-    DEPLOYMENTS,
-    DISRUPTION_BUDGETS,
-    NETWORK_POLICIES,
-    SERVICE_ACCOUNTS,
-    SERVICES,
-    STATEFULSETS,
-)
+from marlaas_operator.cluster.resources import DEPLOYMENTS, OWNED, STATEFULSETS
 
 SANDBOX = Target(DEPLOYMENTS, "team-a", "one-sandbox")
 WORKERS = Target(STATEFULSETS, SYSTEM, "tiny-rollout")
-
-EDITS: list[tuple[Target, dict[str, Any]]] = [
-    (SANDBOX, {"spec": {"template": {"spec": {"automountServiceAccountToken": True}}}}),
-    (SANDBOX, {"spec": {"template": {"spec": {"securityContext": {"runAsNonRoot": False}}}}}),
-    (SANDBOX, {"metadata": {"labels": {"marlaas.dev/job": "other"}}}),
-    (Target(NETWORK_POLICIES, "team-a", "one-sandbox"), {"spec": {"policyTypes": ["Ingress"]}}),
-    (Target(NETWORK_POLICIES, "team-a", "one-sandbox"), {"spec": {"ingress": [{}]}}),
-    (Target(SERVICE_ACCOUNTS, "team-a", "one-sandbox"), {"automountServiceAccountToken": True}),
-    (WORKERS, {"spec": {"replicas": 0}}),
-    (WORKERS, {"metadata": {"ownerReferences": None}}),
-    (Target(STATEFULSETS, SYSTEM, "tiny-trainer"), {"spec": {"updateStrategy": {"type": "OnDelete"}}}),
-    (Target(SERVICES, SYSTEM, "tiny-trainer"), {"spec": {"selector": {"marlaas.dev/pool": "other"}}}),
-    (Target(DISRUPTION_BUDGETS, SYSTEM, "tiny-trainer"), {"spec": {"maxUnavailable": 0}}),
-    (Target(NETWORK_POLICIES, SYSTEM, "tiny-trainer"), {"spec": {"egress": [{}]}}),
-    (Target(SERVICE_ACCOUNTS, SYSTEM, "tiny-workers"), {"automountServiceAccountToken": True}),
-    (Target(CONFIG_MAPS, SYSTEM, "tiny-pool"), {"data": {"pool.json": "{}"}}),
-]
+KINDS = {resource.kind: resource for resource in OWNED}
+EDITS = [(Target(KINDS[kind], place, name), edit) for place, kind, name, edit in rows(__file__, "edits")]
 OURS = list(dict.fromkeys(target for target, _ in EDITS))
 
 
-def at(body: Any, edit: Any) -> Any:
+def at(body, edit):
     """Of an object, the part that an edit names."""
     if not isinstance(edit, dict):
         return body
     return {key: at((body or {}).get(key), value) for key, value in edit.items()}
 
 
-async def has(harness: OperatorHarness, target: Target, wanted: Any) -> None:
+async def has(harness, target, wanted):
     """Wait until an object has these fields again."""
     look = harness.gateway.get
-    await eventually(
-        harness, f"{target} has {wanted}", lambda: look(target), accept=lambda body: at(body, wanted) == wanted
-    )
+    accept = lambda body: at(body, wanted) == wanted  # noqa: E731
+    await eventually(harness, f"{target} has {wanted}", lambda: look(target), accept=accept)
 
 
-async def test_drift_is_put_right_and_what_others_add_stays(
-    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
-) -> None:
+async def test_drift_is_put_right_and_what_others_add_stays(harness, orchestrator):
     await harness.run_job(orchestrator)
     for target in OURS:
         await eventually(harness, f"{target} is there", lambda target=target: harness.get(target))
@@ -66,7 +38,7 @@ async def test_drift_is_put_right_and_what_others_add_stays(
     await what_was_deleted_comes_back(harness)
 
 
-async def an_object_that_only_others_changed_is_not_written_again(harness: OperatorHarness) -> None:
+async def an_object_that_only_others_changed_is_not_written_again(harness):
     for target in OURS:
         await harness.gateway.patch(target, {"metadata": {"annotations": {"example.com/note": "theirs"}}})
     theirs = {target: (await harness.gateway.get(target))["metadata"]["resourceVersion"] for target in OURS}
@@ -77,7 +49,7 @@ async def an_object_that_only_others_changed_is_not_written_again(harness: Opera
             assert (await harness.gateway.get(target))["metadata"]["resourceVersion"] == version, target
 
 
-async def every_edit_of_what_we_set_is_undone(harness: OperatorHarness) -> None:
+async def every_edit_of_what_we_set_is_undone(harness):
     before = {target: await harness.gateway.get(target) for target in OURS}
     for target, edit in EDITS:
         after = await harness.gateway.patch(target, edit)
@@ -86,7 +58,7 @@ async def every_edit_of_what_we_set_is_undone(harness: OperatorHarness) -> None:
         await has(harness, target, at(before[target], edit))
 
 
-async def what_others_add_inside_stays_while_ours_is_put_right(harness: OperatorHarness) -> None:
+async def what_others_add_inside_stays_while_ours_is_put_right(harness):
     """As `kubectl rollout restart`, a mesh's injector and a policy engine do."""
     labels, restarted = {"example.com/mesh": "on"}, {"kubectl.kubernetes.io/restartedAt": "2026-11-21T20:00:00Z"}
     dns = {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["10.0.0.10"]}}
@@ -99,14 +71,10 @@ async def what_others_add_inside_stays_while_ours_is_put_right(harness: Operator
         assert at((await harness.gateway.get(target))["spec"]["template"], template) == template
 
 
-async def what_was_deleted_comes_back(harness: OperatorHarness) -> None:
+async def what_was_deleted_comes_back(harness):
     before = {target: (await harness.gateway.get(target))["metadata"]["uid"] for target in OURS}
     for target in OURS:
         await harness.gateway.delete(target)
     for target, uid in before.items():
-        await eventually(
-            harness,
-            f"{target} is back",
-            lambda target=target: harness.get(target),
-            accept=lambda body, uid=uid: body is not None and body["metadata"]["uid"] != uid,
-        )
+        is_new = lambda body, uid=uid: body is not None and body["metadata"]["uid"] != uid  # noqa: E731
+        await eventually(harness, f"{target} is back", lambda target=target: harness.get(target), accept=is_new)

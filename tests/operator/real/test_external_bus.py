@@ -3,16 +3,14 @@
 import asyncio
 import base64
 import json
-from pathlib import Path
 
 import pytest
 import yaml
 from tests.operator.objects import SYSTEM, job, pool
-from tests.operator.real.harness import OperatorHarness
-from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
+from tests.operator.real.orchestrators import ADMITTED
 from tests.operator.real.rights import GROUPS, USER, chart, granted, in_force, install
 
-from marlaas_operator.cluster import Body, Target
+from marlaas_operator.cluster import Target
 from marlaas_operator.cluster.resources import NETWORK_POLICIES, SECRETS
 
 CREDENTIALS = Target(SECRETS, SYSTEM, "bus-credentials")
@@ -20,12 +18,11 @@ LABEL = {"app.kubernetes.io/managed-by": "marlaas-operator"}
 
 
 @pytest.fixture
-async def external(harness: OperatorHarness, helm: Path) -> OperatorHarness:
+async def external(harness, helm):
     """The chart's objects, and an installation that finds the bus of the rig as if it were elsewhere; its Secret is not there yet."""
     install(harness, "external")
-    (told,) = (
-        yaml.safe_load(body["data"]["installation.yaml"]) for body in chart("external") if body["kind"] == "ConfigMap"
-    )
+    (body,) = (body for body in chart("external") if body["kind"] == "ConfigMap")
+    told = yaml.safe_load(body["data"]["installation.yaml"])
     assert told["natsPodSelector"] is None
     (harness.folder / "installation.yaml").write_text(yaml.safe_dump(told | {"natsUrl": harness.nats.url}))
     await harness.gateway.delete(CREDENTIALS)
@@ -34,19 +31,17 @@ async def external(harness: OperatorHarness, helm: Path) -> OperatorHarness:
     return harness
 
 
-def keys_secret(harness: OperatorHarness, **labels: str) -> Body:
+def keys_secret(harness, **labels):
     data = {"keys.json": base64.b64encode(json.dumps(harness.keys.dump()).encode()).decode()}
     metadata = {"name": CREDENTIALS.name, "namespace": SYSTEM, "labels": labels}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
 
 
-def start(harness: OperatorHarness) -> None:
+def start(harness):
     harness.start_operator(kubeconfig=harness.plane.user_kubeconfig(USER, GROUPS))
 
 
-async def test_it_names_the_secret_and_the_label_that_are_missing_and_then_runs_jobs_over_a_bus_that_is_elsewhere(
-    external: OperatorHarness, orchestrator: ScriptedOrchestrator
-) -> None:
+async def test_it_names_what_is_missing_and_then_runs_jobs_over_a_bus_that_is_elsewhere(external, orchestrator):
     missing = "bus-credentials does not exist; create it with the keys of the external bus under the key keys.json"
     assert missing in await ended(external)
 
@@ -72,7 +67,7 @@ async def test_it_names_the_secret_and_the_label_that_are_missing_and_then_runs_
     assert "forbidden" not in external.started[-1].log.read_text()
 
 
-async def ended(harness: OperatorHarness) -> str:
+async def ended(harness):
     """The last words of an operator that only a person can help."""
     start(harness)
     assert await asyncio.to_thread(harness.started[-1].wait, 60) == 2, harness.words()

@@ -1,14 +1,14 @@
 """The operator reaches the desired state after faults of the API server and of its connections."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 from aiohttp import web
 from tests.operator.objects import job, kubeconfig, pool
-from tests.operator.real.harness import SANDBOX, OperatorHarness, eventually
-from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
-from tests.operator.real.proxy import Fault, Proxy, answer, gone, is_watch, reset, silent
+from tests.operator.real.harness import SANDBOX, eventually
+from tests.operator.real.orchestrators import ADMITTED
+from tests.operator.real.proxy import Fault, answer, gone, is_watch, reset, silent
 
 from marlaas_operator.cluster import Target
 from marlaas_operator.cluster.resources import RLJOBS
@@ -17,19 +17,19 @@ WATCH_S = 2.0
 """Watches end and begin anew at this pace, and meet the fault."""
 
 
-def any_write(request: web.Request) -> bool:
+def any_write(request):
     return request.method == "PATCH"
 
 
-def sandbox_apply(request: web.Request) -> bool:
+def sandbox_apply(request):
     return request.method == "PATCH" and "/deployments/" in request.path
 
 
-def anything(request: web.Request) -> bool:
+def anything(request):
     return True
 
 
-def jobs_watch(request: web.Request) -> bool:
+def jobs_watch(request):
     return is_watch(request) and request.path.endswith("/rljobs")
 
 
@@ -51,9 +51,7 @@ FAULTS: dict[str, tuple[Fault, int, Callable[[web.Request], bool]]] = {
 
 
 @pytest.mark.slow
-async def test_faults_pass_one_after_the_other(
-    harness: OperatorHarness, proxy: Proxy, orchestrator: ScriptedOrchestrator
-) -> None:
+async def test_faults_pass_one_after_the_other(harness, proxy, orchestrator):
     """Each with a job of its own; those that hit everything also hit a start of the operator."""
     await harness.gateway.create(pool("tiny"))
     for fault, (what, times, matches) in FAULTS.items():
@@ -68,9 +66,8 @@ async def test_faults_pass_one_after_the_other(
             told = lambda status: status.get("reason") == "PodRefused"  # noqa: E731
             await eventually(harness, f"{fault}: told", partial(harness.status, "team-a", name), accept=told)
         else:
-            await eventually(
-                harness, f"{fault}: its sandbox", lambda: harness.owned("team-a"), accept=has_sandbox(name)
-            )
+            found = lambda: harness.owned("team-a")  # noqa: E731
+            await eventually(harness, f"{fault}: its sandbox", found, accept=has_sandbox(name))
             await harness.phase("team-a", name, "Running")
         await eventually(harness, f"{fault} has struck {times} times", lambda: proxy.faults, accept=times.__eq__)
         assert harness.started[-1].alive, fault
@@ -78,20 +75,18 @@ async def test_faults_pass_one_after_the_other(
         await harness.gone(Target(RLJOBS, "team-a", name))
 
 
-def start(harness: OperatorHarness, proxy: Proxy) -> None:
+def start(harness, proxy):
     if harness.started:
         harness.started[-1].kill()
     harness.start_operator(kubeconfig=kubeconfig(harness.folder, proxy.url), variant="hasty", watch_s=WATCH_S)
 
 
-def has_sandbox(name: str) -> Callable[[Mapping[str, object]], bool]:
+def has_sandbox(name):
     return lambda owned: set(owned) == {each.replace("one-", f"{name}-") for each in SANDBOX}
 
 
 @pytest.mark.slow
-async def test_an_api_server_that_was_killed_is_waited_for(
-    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
-) -> None:
+async def test_an_api_server_that_was_killed_is_waited_for(harness, orchestrator):
     await harness.queue_job()
     harness.plane.kill_apiserver()
     await orchestrator.say("team-a", "one", **ADMITTED)

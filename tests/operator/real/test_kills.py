@@ -5,8 +5,8 @@ Every place of a pool's and of a job's life, in the order of their plans, so tha
 
 import pytest
 from tests.operator.objects import SYSTEM, job, pool
-from tests.operator.real.harness import OperatorHarness, eventually
-from tests.operator.real.orchestrators import ADMITTED, SUCCEEDED, SUSPENDED, ScriptedOrchestrator
+from tests.operator.real.harness import eventually
+from tests.operator.real.orchestrators import ADMITTED, SUCCEEDED, SUSPENDED
 
 from marlaas_operator.cluster import Target
 from marlaas_operator.cluster.resources import MODELPOOLS, RLJOBS
@@ -19,7 +19,7 @@ SANDBOX = ("Apply_ServiceAccount", "Apply_NetworkPolicy", "Apply_Secret", "Apply
 UNDOING = ("Delete_Deployment", "Delete_Secret", "Delete_NetworkPolicy", "Delete_ServiceAccount")
 
 
-async def die_after(harness: OperatorHarness, *actions: str) -> None:
+async def die_after(harness, *actions):
     """Operators one after the other, each killed right after the next of these actions; that it was is asserted."""
     for action in actions:
         marker = harness.folder / f"{len(harness.started)}-{action}"
@@ -29,22 +29,20 @@ async def die_after(harness: OperatorHarness, *actions: str) -> None:
         operator.kill()
 
 
-async def made_once(harness: OperatorHarness, namespace: str, number: int) -> None:
+async def made_once(harness, namespace, number):
     owned = await harness.owned(namespace)
     assert len(owned) == number
     again = [name for name, body in owned.items() if body["metadata"].get("generation", 1) != 1]
     assert again == [], "changed after it was made"
 
 
-async def told_once(harness: OperatorHarness) -> None:
+async def told_once(harness):
     told = await harness.events()
     assert len(told) == len(set(told)), told
 
 
 @pytest.mark.slow
-async def test_a_pool_and_its_jobs_live_one_action_an_operator(
-    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
-) -> None:
+async def test_a_pool_and_its_jobs_live_one_action_an_operator(harness, orchestrator):
     await harness.gateway.create(pool("tiny"))
     await die_after(harness, *POOL, "status")
     await made_once(harness, SYSTEM, 12)
@@ -61,9 +59,7 @@ async def test_a_pool_and_its_jobs_live_one_action_an_operator(
     assert await harness.owned(SYSTEM) == {}
 
 
-async def a_job_is_begun_suspended_resumed_and_deleted(
-    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
-) -> None:
+async def a_job_is_begun_suspended_resumed_and_deleted(harness, orchestrator):
     await harness.gateway.create(job("team-a", "one", "tiny"))
     await die_after(harness, *JOB, "status")
     await orchestrator.say("team-a", "one", **ADMITTED)
@@ -94,7 +90,7 @@ async def a_job_is_begun_suspended_resumed_and_deleted(
     orchestrator.forgets = True
 
 
-async def a_job_that_has_ended_goes_by_its_ttl(harness: OperatorHarness, orchestrator: ScriptedOrchestrator) -> None:
+async def a_job_that_has_ended_goes_by_its_ttl(harness, orchestrator):
     """It had no sandbox whose end would be news: only its own clock calls on it."""
     await harness.gateway.create(job("team-a", "two", "tiny", ttlSecondsAfterFinished=1))
     await die_after(harness, "WriteDocument")

@@ -4,15 +4,14 @@ import asyncio
 import operator
 import os
 import signal
-from typing import Any
 
 import pytest
 from tests.operator.objects import SYSTEM, job, pool
-from tests.operator.real.harness import PATIENCE_S, OperatorHarness, eventually
-from tests.operator.real.orchestrators import ADMITTED, SUCCEEDED, SUSPENDED, ScriptedOrchestrator
+from tests.operator.real.harness import PATIENCE_S, eventually
+from tests.operator.real.orchestrators import ADMITTED, SUCCEEDED, SUSPENDED
 from tests.operator.real.rights import GROUPS, USER, granted, install
 
-from marlaas_operator.cluster import Body, Invalid, Target
+from marlaas_operator.cluster import Target
 from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, PODS, RLJOBS, STATEFULSETS
 
 ONE, TINY = Target(RLJOBS, "team-a", "one"), Target(MODELPOOLS, "", "tiny")
@@ -21,35 +20,24 @@ WORKLOADS = {
     "rollout": Target(STATEFULSETS, SYSTEM, "tiny-rollout"),
     "trainer": Target(STATEFULSETS, SYSTEM, "tiny-trainer"),
 }
-CHANGES: list[tuple[dict[str, Any], str, Any]] = [
-    ({"training": {"steps": 9}}, "training.steps", 9),
-    ({"priority": 7}, "priority", 7),
-    ({"activeDeadlineSeconds": 60}, "active_deadline_seconds", 60),
-]
+CHANGES = [({"training": {"steps": 9}}, "training.steps", 9), ({"priority": 7}, "priority", 7)]
+CHANGES += [({"activeDeadlineSeconds": 60}, "active_deadline_seconds", 60)]
 """A change, and where the job's document has it."""
-REFUSED = [
-    ({"training": {"steps": 3}}, "may be raised but not lowered: finished steps cannot be undone"),
-    ({"poolRef": {"name": "other"}}, "cannot change once the job exists; delete the job and create a new one"),
-]
 WORDS = "2026-11-21T16:00:01.000Z CRITICAL x marlaas_worker: the rule book of chess is not in this image\n"
-TOLD = [
-    *("Admitted", "ContainerCrashing", "Recovered", "ContainerCrashing", "Recovered"),
-    *("Suspended", "Admitted", "Finished", "Admitted"),
-]
+CRASH = ("ContainerCrashing", "Recovered")
+TOLD = ["Admitted", *CRASH, *CRASH, "Suspended", "Admitted", "Finished", "Admitted"]
 """The events of the job, but for those of its sandbox's pods."""
 
 
 @pytest.mark.usefixtures("helm")
-async def test_a_job_and_its_pool_live_and_go_by_the_charts_rights_alone(
-    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
-) -> None:
+async def test_a_job_and_its_pool_live_and_go_by_the_charts_rights_alone(harness, orchestrator):
     install(harness, "default")
     await harness.gateway.create(pool("tiny"))
     await granted(harness, harness.installation.bus_secret)
     process = harness.start_operator(kubeconfig=harness.plane.user_kubeconfig(USER, GROUPS), variant="patient")
 
     await a_queued_job_owns_nothing_and_costs_one_status(harness, orchestrator)
-    await what_may_change_reaches_the_orchestrator_and_what_may_not_is_refused(harness, orchestrator)
+    await what_may_change_reaches_the_orchestrator(harness, orchestrator)
     await pods_are_made_and_serve(harness)
     for role in ("sandbox", "rollout"):
         await a_crash_is_told_in_the_containers_own_words_and_is_over_when_it_serves(harness, role)
@@ -69,51 +57,39 @@ async def test_a_job_and_its_pool_live_and_go_by_the_charts_rights_alone(
     assert harness.metric("marlaas_operator_api_requests_total", verb="POST", resource="events", status="201") >= 1
 
 
-async def a_queued_job_owns_nothing_and_costs_one_status(
-    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
-) -> None:
+async def a_queued_job_owns_nothing_and_costs_one_status(harness, orchestrator):
     await harness.gateway.create(job("team-a", "one", "tiny"))
     status = await harness.phase("team-a", "one", "Queued")
     assert (status["reason"], status["progress"]) == ("WaitingForPool", "0/4")
     assert await harness.owned("team-a") == {}
     assert orchestrator.documents["team-a.one"].tenant == "tenant/default"
     counted = {"verb": "PATCH", "resource": "rljobs/status"}
-    await eventually(
-        harness,
-        "the status is counted",  # others see it before the operator has its answer
-        lambda: harness.metric("marlaas_operator_api_requests_total", **counted),
-        accept=lambda number: number == 1,
-    )
+    # Others see it before the operator has its answer.
+    number = lambda: harness.metric("marlaas_operator_api_requests_total", **counted)  # noqa: E731
+    await eventually(harness, "the status is counted", number, accept=lambda found: found == 1)
     await orchestrator.say("team-a", "one", **ADMITTED)
     await harness.phase("team-a", "one", "Running")
     await harness.owns(4)
     await harness.owns(12, SYSTEM)
 
 
-async def what_may_change_reaches_the_orchestrator_and_what_may_not_is_refused(
-    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
-) -> None:
+async def what_may_change_reaches_the_orchestrator(harness, orchestrator):
     uid = orchestrator.documents["team-a.one"].uid
     for number, (change, where, wanted) in enumerate(CHANGES, 2):
         await harness.gateway.patch(ONE, {"spec": change})
         await hears(harness, orchestrator, where, wanted)
         assert orchestrator.documents["team-a.one"].generation == number
-    before = orchestrator.documents["team-a.one"]
-    for change, sentence in REFUSED:
-        with pytest.raises(Invalid, match=sentence):
-            await harness.gateway.patch(ONE, {"spec": change})
-    assert orchestrator.documents["team-a.one"] == before
-    assert before.uid == uid
+    assert orchestrator.documents["team-a.one"].uid == uid
 
 
-async def hears(harness: OperatorHarness, orchestrator: ScriptedOrchestrator, field: str, wanted: Any) -> None:
+async def hears(harness, orchestrator, field, wanted):
     """Wait until the job's document has this value in a field of its spec."""
     value = operator.attrgetter(f"spec.{field}")
     documents = orchestrator.documents
     await eventually(harness, f"{field} is {wanted}", lambda: value(documents["team-a.one"]) == wanted)
 
 
-async def pods_are_made_and_serve(harness: OperatorHarness) -> None:
+async def pods_are_made_and_serve(harness):
     """In the place of controllers and kubelet."""
     for role, workload in WORKLOADS.items():
         await harness.gateway.create(pod(await harness.gateway.get(workload), role))
@@ -121,9 +97,7 @@ async def pods_are_made_and_serve(harness: OperatorHarness) -> None:
     await says(harness, "Admitted")
 
 
-async def a_crash_is_told_in_the_containers_own_words_and_is_over_when_it_serves(
-    harness: OperatorHarness, role: str
-) -> None:
+async def a_crash_is_told_in_the_containers_own_words_and_is_over_when_it_serves(harness, role):
     await report(harness, role, back_off(role))
     status = await says(harness, "ContainerCrashing")
     assert status["phase"] == "Running"
@@ -135,26 +109,23 @@ async def a_crash_is_told_in_the_containers_own_words_and_is_over_when_it_serves
     await says(harness, "Admitted")
 
 
-def pod(workload: Body, role: str) -> Body:
-    """The pod that a controller would make."""
+def pod(workload, role):
     template = workload["spec"]["template"]
     labels = template["metadata"]["labels"]
     metadata = {"name": f"{role}-0", "namespace": workload["metadata"]["namespace"], "labels": labels}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
 
 
-async def report(harness: OperatorHarness, role: str, status: Body) -> None:
-    """Write a pod's status as a kubelet does."""
+async def report(harness, role, status):
     target = Target(PODS, WORKLOADS[role].namespace, f"{role}-0")
     await harness.gateway.patch(target, {"status": status}, status=True)
 
 
-def serves() -> Body:
+def serves():
     return {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": []}
 
 
-def back_off(role: str) -> Body:
-    """The status of a pod whose main container crashes."""
+def back_off(role):
     crashed = {"exitCode": 1, "reason": "Error", "message": WORDS}
     state = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": crashed}}
     told = {"name": "supervisor" if role == "sandbox" else role, "image": "w:1", "imageID": "", "ready": False}
@@ -162,20 +133,13 @@ def back_off(role: str) -> Body:
     return {"phase": "Running", "conditions": conditions, "containerStatuses": [{**told, **state, "restartCount": 1}]}
 
 
-async def says(harness: OperatorHarness, reason: str) -> Body:
+async def says(harness, reason):
     """Wait until the job gives this reason; return its status."""
-    found: Body = await eventually(
-        harness,
-        f"the job says {reason}",
-        lambda: harness.status("team-a", "one"),
-        accept=lambda status: status.get("reason") == reason,
-    )
-    return found
+    status = lambda: harness.status("team-a", "one")  # noqa: E731
+    return await eventually(harness, f"it says {reason}", status, accept=lambda found: found.get("reason") == reason)
 
 
-async def a_suspended_job_gives_its_sandbox_back_and_has_one_again_when_it_goes_on(
-    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
-) -> None:
+async def a_suspended_job_gives_its_sandbox_back_and_has_one_again_when_it_goes_on(harness, orchestrator):
     await harness.gateway.patch(ONE, {"spec": {"suspend": True}})
     await hears(harness, orchestrator, "suspend", True)
     await orchestrator.say("team-a", "one", **SUSPENDED, step=2)
@@ -192,7 +156,7 @@ async def a_suspended_job_gives_its_sandbox_back_and_has_one_again_when_it_goes_
     await harness.owns(4)
 
 
-async def more_steps_make_a_finished_job_go_on(harness: OperatorHarness, orchestrator: ScriptedOrchestrator) -> None:
+async def more_steps_make_a_finished_job_go_on(harness, orchestrator):
     await orchestrator.say("team-a", "one", **SUCCEEDED | {"step": 9})
     await harness.phase("team-a", "one", "Succeeded")
     await harness.owns(0)
@@ -205,15 +169,13 @@ async def more_steps_make_a_finished_job_go_on(harness: OperatorHarness, orchest
     await harness.owns(4)
 
 
-def event_reasons(harness: OperatorHarness, *object_: str) -> list[str]:
+def event_reasons(harness, *object_):
     """The reasons of the events, from the top of what `kubectl describe` prints."""
     _, _, table = harness.plane.kubectl("describe", *object_).partition("\nEvents:")
     return [line.split()[1] for line in table.splitlines() if line.split()[:1] in (["Normal"], ["Warning"])]
 
 
-async def a_job_goes_deleted_twice_and_its_namesake_is_a_job_of_its_own(
-    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
-) -> None:
+async def a_job_goes_deleted_twice_and_its_namesake_is_a_job_of_its_own(harness, orchestrator):
     await harness.gateway.delete(ONE)
     await harness.gateway.delete(ONE)
     await nothing_is_left(harness, orchestrator)
@@ -224,18 +186,12 @@ async def a_job_goes_deleted_twice_and_its_namesake_is_a_job_of_its_own(
     await harness.phase("team-a", "one", "Queued")
 
 
-async def a_pool_stays_until_its_job_is_gone_and_says_why(
-    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
-) -> None:
+async def a_pool_stays_until_its_job_is_gone_and_says_why(harness, orchestrator):
     await harness.gateway.delete(TINY)
     await harness.says("InUse", "team-a/one")
     assert "StatefulSet tiny-rollout" in await harness.owned(SYSTEM)
-    await eventually(
-        harness,
-        "the pool's events say that it is in use, though it is in no namespace",
-        lambda: asyncio.to_thread(event_reasons, harness, "modelpool", "tiny"),
-        accept=lambda found: "InUse" in found,
-    )
+    reasons = lambda: asyncio.to_thread(event_reasons, harness, "modelpool", "tiny")  # noqa: E731
+    await eventually(harness, "the pool, in no namespace, has an event", reasons, accept=lambda found: "InUse" in found)
     await harness.gateway.delete(ONE)
     await nothing_is_left(harness, orchestrator)
     for role in ("rollout", "trainer"):
@@ -244,21 +200,19 @@ async def a_pool_stays_until_its_job_is_gone_and_says_why(
     assert await harness.owned(SYSTEM) == {}
 
 
-async def nothing_is_left(harness: OperatorHarness, orchestrator: ScriptedOrchestrator) -> None:
+async def nothing_is_left(harness, orchestrator):
     await harness.gone(ONE)
     await harness.owns(0)
     await eventually(harness, "no document is left", lambda: orchestrator.documents == {})
 
 
-async def test_without_rights_it_says_which_one_is_missing_and_ends(harness: OperatorHarness) -> None:
+async def test_without_rights_it_says_which_one_is_missing_and_ends(harness):
     process = harness.start_operator(kubeconfig=harness.plane.user_kubeconfig("nobody-in-particular", []))
     assert await asyncio.to_thread(process.wait, PATIENCE_S) == 2
     assert "is forbidden" in process.last_words()
 
 
-async def test_a_process_of_its_own_serves_drains_on_sigterm_and_is_followed_after_a_kill(
-    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
-) -> None:
+async def test_a_process_of_its_own_serves_drains_on_sigterm_and_is_followed_after_a_kill(harness, orchestrator):
     harness.forks = False
     await harness.queue_job()
     harness.started[-1].kill()

@@ -41,9 +41,7 @@ class ServiceHarness:
     async def _open_bus(self) -> Bus:
         return self.server.connect("operator")
 
-    async def _watch(
-        self, cache: ObjectCache, begun: Callable[[Resource], None], report: Callable[[str], None]
-    ) -> None:
+    async def _watch(self, cache: ObjectCache, begun: Callable[[Resource], None], report: object) -> None:
         def hear(what: str, body: Body) -> None:
             target = target_of(body)
             if what == "DELETED":

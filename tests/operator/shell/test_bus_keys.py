@@ -15,11 +15,6 @@ from marlaas_operator.bus_keys import ensure_keys, renew_platform
 from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.memory import MemoryCluster
 from marlaas_operator.cluster.resources import CONFIG_MAPS, SECRETS
-from tests import virtual_time
-
-event_loop_policy = virtual_time.event_loop_policy
-monotonic = virtual_time.monotonic
-pytestmark = pytest.mark.usefixtures("monotonic")
 
 SECRET = Target(SECRETS, SYSTEM, "marlaas-bus")
 DAY_S = 86400.0
@@ -31,7 +26,7 @@ def owner() -> Body:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
 
 
-async def test_keys_are_made_once_and_go_with_the_installation() -> None:
+async def test_keys_are_made_once_and_go_with_the_installation():
     cluster = MemoryCluster(SYSTEM)
     made = await cluster.create(owner())
     keys = await ensure_keys(cluster, installation())
@@ -45,14 +40,14 @@ async def test_keys_are_made_once_and_go_with_the_installation() -> None:
     assert await cluster.get(Target(CONFIG_MAPS, SYSTEM, "marlaas-installation"))
 
 
-async def test_two_operators_that_begin_at_once_have_the_same_keys() -> None:
+async def test_two_operators_that_begin_at_once_have_the_same_keys():
     cluster = MemoryCluster(SYSTEM)
     first, second = await asyncio.gather(*(ensure_keys(cluster, installation()) for _ in range(2)))
     assert first == second == await ensure_keys(cluster, installation())
     assert [verb for verb, _ in cluster.calls].count("create") == 2
 
 
-async def test_an_external_bus_brings_its_own_keys() -> None:
+async def test_an_external_bus_brings_its_own_keys():
     cluster = MemoryCluster(SYSTEM)
     external = installation(natsPodSelector=None)
     with pytest.raises(InvalidInput, match=r"marlaas-bus does not exist.*keys\.json"):
@@ -68,7 +63,7 @@ async def test_an_external_bus_brings_its_own_keys() -> None:
     ("data", "words"),
     [({}, "has no key keys.json"), ({"keys.json": base64.b64encode(b"{}").decode()}, "missing operator, system")],
 )
-async def test_a_secret_without_keys_is_said_to_be_one(data: dict[str, str], words: str) -> None:
+async def test_a_secret_without_keys_is_said_to_be_one(data, words):
     cluster = MemoryCluster(SYSTEM)
     metadata = {"name": "marlaas-bus", "namespace": SYSTEM}
     await cluster.create({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data})
@@ -76,7 +71,7 @@ async def test_a_secret_without_keys_is_said_to_be_one(data: dict[str, str], wor
         await ensure_keys(cluster, installation())
 
 
-async def test_the_platforms_credentials_are_written_once_a_window() -> None:
+async def test_the_platforms_credentials_are_written_once_a_window():
     cluster = MemoryCluster(SYSTEM)
     keys = await ensure_keys(cluster, installation())
     await renew_platform(cluster, installation(), keys, NOW)
@@ -89,9 +84,7 @@ async def test_the_platforms_credentials_are_written_once_a_window() -> None:
     assert later["data"]["keys.json"] == first["data"]["keys.json"]
 
 
-async def test_our_own_credential_that_cannot_be_written_any_more_ends_the_operator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_our_own_credential_that_cannot_be_written_any_more_ends_the_operator(tmp_path, monkeypatch):
     cluster = MemoryCluster(SYSTEM)
     keys = await ensure_keys(cluster, installation())
     written: list[str] = []

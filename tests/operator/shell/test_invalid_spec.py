@@ -8,18 +8,19 @@ from tests.operator.shell.harness import ServiceHarness, playing
 
 from marlaas_operator.cluster import Body, Target, target_of
 from marlaas_operator.cluster.resources import TENANTS
-from tests import virtual_time
-
-event_loop_policy = virtual_time.event_loop_policy
-monotonic = virtual_time.monotonic
-pytestmark = pytest.mark.usefixtures("monotonic")
 
 TENANT = Target(TENANTS, "", "a")
 HANDED_OVER = "WaitingForPool"
+COLD = job("team-a", "one", "tiny", rollout={"temperature": 0})
+SMALL, LIGHT = pool("tiny", adapterSlots=0), tenant("a", "team-a", weight=0)
+NAMELESS = job("team-a", "nameless", "tiny")
+STRANGE = [
+    *(NAMELESS | {"spec": spec} for spec in ({}, {"poolRef": {}}, {"poolRef": "tiny"})),
+    *(tenant("a") | {"spec": spec} for spec in ({}, {"namespaces": "team-a"})),
+]
 
 
 async def stored(harness: ServiceHarness, *bodies: Body) -> None:
-    """Objects from before there were rules."""
     harness.cluster.checks_rules = False
     for body in bodies:
         await harness.cluster.create(body)
@@ -27,7 +28,6 @@ async def stored(harness: ServiceHarness, *bodies: Body) -> None:
 
 
 def said(harness: ServiceHarness, target: Target, condition: str) -> tuple[str, str]:
-    """Reason and sentence of a condition."""
     conditions = {each["type"]: each for each in harness.status(target).get("conditions") or ()}
     found = conditions.get(condition, {})
     return found.get("reason", ""), found.get("message", "")
@@ -35,10 +35,6 @@ def said(harness: ServiceHarness, target: Target, condition: str) -> tuple[str, 
 
 async def correct(harness: ServiceHarness, target: Target, **spec: Any) -> None:
     await harness.cluster.patch(target, {"spec": spec})
-
-
-COLD = job("team-a", "one", "tiny", rollout={"temperature": 0})
-SMALL, LIGHT = pool("tiny", adapterSlots=0), tenant("a", "team-a", weight=0)
 
 
 @pytest.mark.parametrize(
@@ -50,9 +46,7 @@ SMALL, LIGHT = pool("tiny", adapterSlots=0), tenant("a", "team-a", weight=0)
     ],
     ids=["job", "pool", "tenant"],
 )
-async def test_an_object_says_which_field_breaks_which_rule_and_is_served_once_it_is_corrected(
-    body: Body, condition: str, wrong: str, right: Body, then: str
-) -> None:
+async def test_an_object_says_what_breaks_which_rule_and_is_served_once_corrected(body, condition, wrong, right, then):
     harness, target = ServiceHarness(), target_of(body)
     await stored(harness, *([pool("tiny")] if body is COLD else []), body)
     async with playing(harness):
@@ -62,15 +56,8 @@ async def test_an_object_says_which_field_breaks_which_rule_and_is_served_once_i
         await harness.until(lambda: said(harness, target, condition)[0] == then, "corrected")
 
 
-NAMELESS = job("team-a", "nameless", "tiny")
-STRANGE = [
-    *(NAMELESS | {"spec": spec} for spec in ({}, {"poolRef": {}}, {"poolRef": "tiny"})),
-    *(tenant("a") | {"spec": spec} for spec in ({}, {"namespaces": "team-a"})),
-]
-
-
 @pytest.mark.parametrize("strange", STRANGE)
-async def test_an_object_without_what_it_must_name_says_so_and_keeps_no_job_waiting(strange: Body) -> None:
+async def test_an_object_without_what_it_must_name_says_so_and_keeps_no_job_waiting(strange):
     harness = ServiceHarness()
     await stored(harness, pool("tiny"), strange, job("team-a", "one", "tiny"))
     async with playing(harness):
@@ -79,7 +66,7 @@ async def test_an_object_without_what_it_must_name_says_so_and_keeps_no_job_wait
         await harness.until(lambda: said(harness, target_of(strange), condition)[0] == "InvalidSpec", "told")
 
 
-async def test_a_new_job_waits_while_its_tenant_cannot_be_read_for_without_it_no_quota_would_apply() -> None:
+async def test_a_new_job_waits_while_its_tenant_cannot_be_read_for_without_it_no_quota_would_apply():
     harness = ServiceHarness()
     younger = [tenant("b", "team-a", weight=0), tenant("c", "team-b", weight=0)]
     await stored(harness, pool("tiny"), tenant("a", "team-a", weight=0), *younger, job("team-a", "one", "tiny"))

@@ -18,23 +18,17 @@ from marlaas_operator.job_documents import JobDocuments, Stale
 from marlaas_operator.plan import WriteDocument
 from tests import virtual_time
 
-event_loop_policy = virtual_time.event_loop_policy
-monotonic = virtual_time.monotonic
-pytestmark = pytest.mark.usefixtures("monotonic")
-
 KEY = "team-a.sums"
 FIRST, SECOND = document(), document(generation=2)
 
 
 @pytest.fixture
 async def changed() -> asyncio.Queue[str]:
-    """Keys that have changed."""
     return asyncio.Queue()
 
 
 @pytest.fixture
 async def other() -> Bus:
-    """Somebody else's connection."""
     bus = MemoryServer().connect("other")
     await bus.ensure()
     return bus

@@ -32,7 +32,7 @@ def remembered(*bodies: Body) -> ObjectCache:
     return cache
 
 
-def test_an_object_is_lost_only_as_the_one_that_it_was() -> None:
+def test_an_object_is_lost_only_as_the_one_that_it_was():
     cache = remembered(a_job(10))
     cache.lose(JOB, "another uid")
     assert cache.get(JOB) is not None
@@ -41,7 +41,7 @@ def test_an_object_is_lost_only_as_the_one_that_it_was() -> None:
     assert cache.group(("jobs of pool", "", "tiny")) == []
 
 
-def test_a_list_drops_what_was_known_before_it_was_asked_for_and_is_not_in_it() -> None:
+def test_a_list_drops_what_was_known_before_it_was_asked_for_and_is_not_in_it():
     cache = remembered(a_job(10))
     known = cache.known(RLJOBS)
     newer = Target(RLJOBS, "team-a", "two")
@@ -51,13 +51,11 @@ def test_a_list_drops_what_was_known_before_it_was_asked_for_and_is_not_in_it() 
 
 
 def of_two_tenants() -> ObjectCache:
-    tenants = (
-        body(target, 1, spec={"namespaces": [name]}) for name, target in zip(("team-a", "team-b"), BOTH, strict=True)
-    )
+    tenants = (body(target, 1, spec={"namespaces": [f"team-{target.name}"]}) for target in BOTH)
     return remembered(a_job(10), *tenants)
 
 
-def test_a_new_phase_queues_the_pool_and_the_tenant_that_count_the_job_whoever_reports_it() -> None:
+def test_a_new_phase_queues_the_pool_and_the_tenant_that_count_the_job_whoever_reports_it():
     queued: list[Target] = []
     cache = of_two_tenants()
     cache.enqueue = lambda target, delay_s: queued.append(target)
@@ -67,7 +65,7 @@ def test_a_new_phase_queues_the_pool_and_the_tenant_that_count_the_job_whoever_r
     assert queued[2:] == [JOB, POOL, BOTH[0]]
 
 
-def test_a_new_status_concerns_the_object_alone_and_a_new_spec_those_that_count_it() -> None:
+def test_a_new_status_concerns_the_object_alone_and_a_new_spec_those_that_count_it():
     cache = of_two_tenants()
 
     def concerned(target: Target, before: Body | None, after: Body) -> set[Target]:
@@ -80,7 +78,7 @@ def test_a_new_status_concerns_the_object_alone_and_a_new_spec_those_that_count_
     assert concerned(POOL, pool, reported) == {POOL}
 
 
-def test_a_pod_concerns_whose_it_is_when_it_says_something_new() -> None:
+def test_a_pod_concerns_whose_it_is_when_it_says_something_new():
     cache = remembered(a_job(10))
     pod = Target(PODS, "marlaas-system", "tiny-rollout-0")
     before = body(pod, 1, metadata={"labels": {"marlaas.dev/pool": "tiny"}})
@@ -90,13 +88,13 @@ def test_a_pod_concerns_whose_it_is_when_it_says_something_new() -> None:
     assert {target for target, _ in after_change(cache, pod, touched, ready)} == {POOL, JOB}
 
 
-def test_progress_concerns_the_job_at_once_and_its_pool_and_tenant_a_little_later() -> None:
+def test_progress_concerns_the_job_at_once_and_its_pool_and_tenant_a_little_later():
     cache = of_two_tenants()
     assert dict(after_bus_change(cache, "team-a.one")) == {JOB: 0.0, POOL: 1.0, BOTH[0]: 1.0}
     assert list(after_bus_change(cache, "team-a.unknown")) == []
 
 
-def test_what_has_gone_does_not_come_back_with_a_late_answer() -> None:
+def test_what_has_gone_does_not_come_back_with_a_late_answer():
     cache = remembered(a_job(10))
     cache.lose(JOB, "uid-one", 15)
     cache.see(a_job(14), own=True)
@@ -108,7 +106,7 @@ def test_what_has_gone_does_not_come_back_with_a_late_answer() -> None:
     assert cache.get(JOB) is None, "it was seen to go for good"
 
 
-def test_a_successor_that_was_made_while_a_list_was_read_stays() -> None:
+def test_a_successor_that_was_made_while_a_list_was_read_stays():
     cache = remembered(a_job(10))
     known = cache.known(RLJOBS)
     cache.lose(JOB, "uid-one")
@@ -119,11 +117,10 @@ def test_a_successor_that_was_made_while_a_list_was_read_stays() -> None:
 
 def version(cache: ObjectCache) -> str:
     known = cache.get(JOB)
-    assert known is not None
     return str(known["metadata"]["resourceVersion"])
 
 
-def test_a_server_whose_store_was_restored_is_believed_when_it_lists() -> None:
+def test_a_server_whose_store_was_restored_is_believed_when_it_lists():
     lost = remembered(a_job(100))
     lost.lose(JOB, "uid-one")
     assert (lost.replace([a_job(40)], lost.known(RLJOBS)), version(lost)) == (1, "40")
@@ -138,7 +135,7 @@ def test_a_server_whose_store_was_restored_is_believed_when_it_lists() -> None:
     assert version(cache) == "41"
 
 
-def test_what_is_labelled_as_a_pools_counts_in_the_releases_namespace_alone() -> None:
+def test_what_is_labelled_as_a_pools_counts_in_the_releases_namespace_alone():
     labels = {"labels": {"marlaas.dev/pool": "tiny"}}
     ours, forged = Target(PODS, "marlaas-system", "worker"), Target(PODS, "team-a", "forged")
     cache = remembered(body(ours, 1, metadata=labels), body(forged, 2, metadata=labels))
@@ -146,7 +143,7 @@ def test_what_is_labelled_as_a_pools_counts_in_the_releases_namespace_alone() ->
     assert list(after_change(cache, forged, None, body(forged, 2, metadata=labels))) == []
 
 
-def test_a_pool_that_only_an_agent_names_has_the_job_too() -> None:
+def test_a_pool_that_only_an_agent_names_has_the_job_too():
     spec = {"poolRef": {"name": "tiny"}, "agents": [{"name": "a"}, {"name": "b", "poolRef": {"name": "big"}}]}
     cache = remembered(body(JOB, 10, spec=spec))
     big = Target(MODELPOOLS, "", "big")
@@ -155,9 +152,8 @@ def test_a_pool_that_only_an_agent_names_has_the_job_too() -> None:
     assert {POOL, big} <= {target for target, _ in after_bus_change(cache, "team-a.one")}
 
 
-def test_every_kind_that_the_operator_knows_has_a_handler() -> None:
+def test_every_kind_that_the_operator_knows_has_a_handler():
     registry = kopf.get_default_registry()
     selectors = {handler.selector for handler in registry._watching.get_all_handlers()}
-    assert {(one.group, one.version, one.any_name) for one in selectors} == {
-        (one.group, one.version, one.plural) for one in (*KINDS, *OWNED)
-    }
+    known = {(one.group, one.version, one.plural) for one in (*KINDS, *OWNED)}
+    assert {(one.group, one.version, one.any_name) for one in selectors} == known

@@ -1,10 +1,12 @@
 """The whole operator in one process, between the fakes of API server and bus: fast, for what needs no real server."""
 
 import asyncio
+import itertools
 from collections import Counter
 
 import pytest
-from tests.operator.objects import job, pool
+from bench.operator_round import round_seconds
+from tests.operator.objects import job, pool, tenant
 from tests.operator.real.orchestrators import ADMITTED, SUCCEEDED, ScriptedOrchestrator
 from tests.operator.shell.harness import ONE, ServiceHarness, in_time, playing, queued_job, running_job
 
@@ -12,30 +14,27 @@ from marlaas_api import subjects
 from marlaas_api.bus import BusRefused, BusUnavailable
 from marlaas_api.errors import InvalidInput, MarlaasError
 from marlaas_api.wire import encode
-from marlaas_operator.cluster import (
-    Body,
-    Conflict,
-    Forbidden,
-    Invalid,
-    NoAnswer,
-    NotFound,
-    Target,
-    TooMany,
-    Unavailable,
-)
+from marlaas_operator import cluster, observe
+from marlaas_operator.cluster import Invalid, Target
 from marlaas_operator.cluster.resources import DEPLOYMENTS, RLJOBS
 from tests import virtual_time
 
-event_loop_policy = virtual_time.event_loop_policy
-monotonic = virtual_time.monotonic
-pytestmark = pytest.mark.usefixtures("monotonic")
+REFUSALS = {"c409": cluster.Conflict("no"), "c422": cluster.Invalid("no"), "c403": cluster.Forbidden("no")}
+REFUSALS |= {"c500": cluster.Unavailable("no"), "silent": cluster.NoAnswer("no")}
+PATIENCE: dict[str, MarlaasError] = {"c429": cluster.TooMany("no", 1.0)}
+"""By itself: after this answer the operator begins nothing else either."""
+PLACES = {"status": ("patch status", "rljobs", ""), "finalizer": ("patch", "rljobs", "")}
+PLACES |= {"sandbox": ("apply", "deployments", "-sandbox"), "account": ("apply", "serviceaccounts", "-sandbox")}
+REFUSED_FOR_S, MOST_ASKED = 600.0, 30
+"""Waits double from a fraction of a second to a minute, and refused actions are tried every 30 s: a hot loop asks thousands of times."""
+SANDBOX = cluster.Target(DEPLOYMENTS, "team-a", "one-sandbox")
 
 
 @pytest.mark.parametrize(
     ("error", "words"),
-    [(NotFound("no such kind"), r"kubectl apply -f crds/"), (Forbidden("cannot list"), "ClusterRole")],
+    [(cluster.NotFound("no such kind"), r"kubectl apply -f crds/"), (cluster.Forbidden("cannot list"), "ClusterRole")],
 )
-async def test_what_only_a_person_can_mend_ends_the_start_with_a_sentence(error: MarlaasError, words: str) -> None:
+async def test_what_only_a_person_can_mend_ends_the_start_with_a_sentence(error, words):
     harness = ServiceHarness()
     harness.cluster.fail = lambda verb, target: error if verb == "list" else None
     with pytest.raises(ExceptionGroup) as caught:
@@ -45,13 +44,13 @@ async def test_what_only_a_person_can_mend_ends_the_start_with_a_sentence(error:
     assert words in str(only)
 
 
-def in_team(verb: str, target: Target) -> bool:
+def in_team(verb: str, target: cluster.Target) -> bool:
     return verb == "apply" and target.namespace == "team-a"
 
 
-async def test_what_was_refused_is_not_asked_for_at_the_pace_of_the_news() -> None:
+async def test_what_was_refused_is_not_asked_for_at_the_pace_of_the_news():
     harness = ServiceHarness()
-    harness.cluster.fail = lambda verb, target: Invalid("denied") if in_team(verb, target) else None
+    harness.cluster.fail = lambda verb, target: cluster.Invalid("denied") if in_team(verb, target) else None
     async with queued_job(harness) as orchestrator:
         await orchestrator.say("team-a", "one", **ADMITTED)
         await harness.until(lambda: harness.status().get("reason") == "PodRefused", "told")
@@ -63,9 +62,7 @@ async def test_what_was_refused_is_not_asked_for_at_the_pace_of_the_news() -> No
 
 
 @pytest.mark.parametrize("error", [BusRefused("payload too large"), BusUnavailable("the store is full")])
-async def test_a_document_that_the_bus_does_not_take_is_a_job_that_says_so(
-    error: MarlaasError, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_document_that_the_bus_does_not_take_is_a_job_that_says_so(error, monkeypatch):
     harness = ServiceHarness()
 
     async def refused(action: object) -> None:
@@ -81,19 +78,19 @@ async def test_a_document_that_the_bus_does_not_take_is_a_job_that_says_so(
 
 
 @pytest.mark.parametrize("write", ["patch", "patch status"], ids=["finalizers", "status"])
-async def test_what_changes_while_a_write_is_on_its_way_is_not_overwritten(write: str) -> None:
+async def test_what_changes_while_a_write_is_on_its_way_is_not_overwritten(write):
     harness = ServiceHarness()
     due = [write]
-    outdated: list[Body] = []
+    outdated: list[cluster.Body] = []
 
-    def meanwhile(verb: str, target: Target) -> None:
+    def meanwhile(verb: str, target: cluster.Target) -> None:
         if target == ONE and verb in due:
             due.clear()
             body = harness.cluster._found(ONE)
             held = {**body["metadata"], "finalizers": [*body["metadata"].get("finalizers", ()), "example.com/theirs"]}
             harness.cluster._store(ONE, {**body, "metadata": held, "spec": {**body["spec"], "priority": 7}})
 
-    def check(what: str, body: Body) -> None:
+    def check(what: str, body: cluster.Body) -> None:
         if body["kind"] == "RLJob" and (body.get("status") or {}).get("observedGeneration", 2) != 2:
             outdated.append(body["status"])
 
@@ -105,34 +102,12 @@ async def test_what_changes_while_a_write_is_on_its_way_is_not_overwritten(write
         assert sorted(held) == ["example.com/theirs", "marlaas.dev/job"]
 
 
-REFUSALS: dict[str, MarlaasError] = {
-    "c409": Conflict("no"),
-    "c422": Invalid("no"),
-    "c403": Forbidden("no"),
-    "c500": Unavailable("no"),
-    "silent": NoAnswer("no"),
-}
-PATIENCE: dict[str, MarlaasError] = {"c429": TooMany("no", 1.0)}
-"""By itself: after this answer the operator begins nothing else either."""
-PLACES = {
-    "status": ("patch status", "rljobs", ""),
-    "finalizer": ("patch", "rljobs", ""),
-    "sandbox": ("apply", "deployments", "-sandbox"),
-    "account": ("apply", "serviceaccounts", "-sandbox"),
-}
-REFUSED_FOR_S, MOST_ASKED = 600.0, 30
-"""Waits double from a fraction of a second to a minute, and refused actions are tried every 30 s: a hot loop asks thousands of times."""
-
-
 @pytest.mark.parametrize("refusals", [REFUSALS, PATIENCE], ids=["refused", "asked for patience"])
-async def test_what_is_refused_for_ever_is_asked_for_seldom_and_others_do_not_wait(
-    refusals: dict[str, MarlaasError],
-) -> None:
+async def test_what_is_refused_for_ever_is_asked_for_seldom_and_others_do_not_wait(refusals):
     harness = ServiceHarness()
+    tries = itertools.product(refusals.items(), PLACES.items())
     refused = {
-        (verb, plural, f"{answer}-{place}{end}"): error
-        for answer, error in refusals.items()
-        for place, (verb, plural, end) in PLACES.items()
+        (verb, plural, f"{answer}-{place}{end}"): error for (answer, error), (place, (verb, plural, end)) in tries
     }
     harness.cluster.fail = lambda verb, target: refused.get((verb, target.resource.plural, target.name))
     await harness.cluster.create(pool("tiny"))
@@ -156,11 +131,11 @@ async def test_what_is_refused_for_ever_is_asked_for_seldom_and_others_do_not_wa
         assert asyncio.get_running_loop().time() - since < 10
 
 
-def job_of(name: str) -> Target:
-    return Target(RLJOBS, "team-a", name)
+def job_of(name: str) -> cluster.Target:
+    return cluster.Target(RLJOBS, "team-a", name)
 
 
-async def test_figures_alone_are_written_once_a_second_and_an_end_at_once_also_by_a_clock_that_is_set_back() -> None:
+async def test_figures_alone_are_written_once_a_second_and_an_end_at_once_also_by_a_clock_that_is_set_back():
     back_s = [0.0]
     harness = ServiceHarness(now=lambda: 1.8e9 + virtual_time.now() - back_s[0])
     async with running_job(harness) as orchestrator:
@@ -185,7 +160,7 @@ async def marked(orchestrator: ScriptedOrchestrator, *keys: str) -> None:
     await in_time(lambda: {key for key, one in orchestrator.documents.items() if one.deleted} == set(keys))
 
 
-async def test_the_document_of_a_job_that_went_while_nobody_looked_is_marked_as_deleted() -> None:
+async def test_the_document_of_a_job_that_went_while_nobody_looked_is_marked_as_deleted():
     """The API server is asked, for the cache may lag: there are jobs of which no watch has told."""
     harness = ServiceHarness()
     async with queued_job(harness) as orchestrator:
@@ -203,7 +178,7 @@ async def test_the_document_of_a_job_that_went_while_nobody_looked_is_marked_as_
         await marked(orchestrator, "team-a.gone")
 
 
-async def test_a_job_goes_although_the_bus_is_away_and_its_document_is_swept_when_it_is_back() -> None:
+async def test_a_job_goes_although_the_bus_is_away_and_its_document_is_swept_when_it_is_back():
     harness = ServiceHarness()
     async with running_job(harness) as orchestrator:
         harness.server.available = False
@@ -214,14 +189,11 @@ async def test_a_job_goes_although_the_bus_is_away_and_its_document_is_swept_whe
         await in_time(lambda: not orchestrator.documents)
 
 
-SANDBOX = Target(DEPLOYMENTS, "team-a", "one-sandbox")
-
-
-async def test_a_job_that_goes_before_it_has_our_finalizer_leaves_no_document() -> None:
+async def test_a_job_that_goes_before_it_has_our_finalizer_leaves_no_document():
     harness = ServiceHarness()
     await harness.cluster.create(pool("tiny"))
 
-    def vanish(verb: str, target: Target) -> None:
+    def vanish(verb: str, target: cluster.Target) -> None:
         if verb == "patch" and target == ONE:
             harness.cluster._objects.pop(ONE, None)
 
@@ -231,12 +203,14 @@ async def test_a_job_that_goes_before_it_has_our_finalizer_leaves_no_document() 
         await harness.cluster.create(job("team-a", "one", "tiny"))
         await harness.until(lambda: ("get", ONE) in harness.cluster.calls, "looked at again")
         await harness.cluster.create(job("team-a", "two", "tiny"))
-        await harness.until(lambda: harness.status(Target(ONE.resource, "team-a", "two")) != {}, "the next one is told")
+        await harness.until(
+            lambda: harness.status(cluster.Target(ONE.resource, "team-a", "two")) != {}, "the next one is told"
+        )
         assert set(orchestrator.documents) == {"team-a.two"}
         assert harness.service.cache.get(ONE) is None
 
 
-async def test_two_operators_at_once_tell_everything_once_and_leave_nothing() -> None:
+async def test_two_operators_at_once_tell_everything_once_and_leave_nothing():
     """A node that is drained lets its operator end while the next one has begun."""
     harness = ServiceHarness()
     other = ServiceHarness(harness)
@@ -256,3 +230,81 @@ async def test_two_operators_at_once_tell_everything_once_and_leave_nothing() ->
     assert sorted(told) == ["Admitted", "Deleting"]
     outcomes = {outcome for one in (harness, other) for _, outcome in one.service.metrics.reconciles}
     assert outcomes <= {"ok", "Conflict", "AlreadyExists", "Stale"}
+
+
+async def test_jobs_over_queued_jobs_wait_outside_and_the_oldest_follows_when_one_is_admitted_ends_or_goes():
+    harness = ServiceHarness()
+    for body in (pool("tiny"), tenant("acme", "team-a", "team-b", quota={"queuedJobs": 2})):
+        await harness.cluster.create(body)
+    for name in "abcdef":
+        await harness.cluster.create(job("team-a", name, "nowhere" if name == "a" else "tiny"))
+
+    def waiting() -> str:
+        return "".join(name for name in "abcdef" if harness.status(job_of(name)).get("reason") == "OverQuota")
+
+    async with playing(harness) as orchestrator:
+        await harness.until(lambda: waiting() == "def", "b and c queued")
+        assert sorted(orchestrator.documents) == ["team-a.b", "team-a.c"], "a waits for its pool and takes no room"
+        told = harness.status(job_of("d"))
+        assert (told["phase"], told["conditions"][0]["status"]) == ("Queued", "False")
+        assert "all 2 places in the queue of Tenant 'acme' (quota.queuedJobs)" in told["message"]
+        await orchestrator.say("team-a", "b", **ADMITTED)
+        await harness.until(lambda: waiting() == "ef", "d queued")
+        await orchestrator.say("team-a", "c", **SUCCEEDED)
+        await harness.until(lambda: waiting() == "f", "e queued")
+        await harness.cluster.delete(job_of("d"))
+        await harness.until(lambda: waiting() == "", "f queued")
+
+
+async def test_an_installation_may_require_a_tenant():
+    harness = ServiceHarness(requireTenant=True)
+    await harness.cluster.create(pool("tiny"))
+    await harness.cluster.create(job("team-a", "one", "tiny"))
+    async with playing(harness) as orchestrator:
+        await harness.until(lambda: harness.status().get("reason") == "TenantRequired", "told")
+        assert "no Tenant has the namespace 'team-a'" in harness.status()["message"]
+        assert not orchestrator.documents
+        await harness.cluster.create(tenant("acme", "team-a"))
+        await harness.until(lambda: harness.status().get("tenant") == "acme", "queued")
+
+
+def test_a_round_reads_only_the_jobs_that_changed(monkeypatch):
+    """The seconds of 10,000 jobs and 100 Tenants are measured by `bench operator_scale`."""
+    read: list[Target] = []
+    of = observe.JobLoads._read
+
+    def noted(self: observe.JobLoads, target: Target) -> object:
+        read.append(target)
+        return of(self, target)
+
+    monkeypatch.setattr(observe.JobLoads, "_read", noted)
+    round_seconds(60, 3)
+    assert len(read) == 60 + 3
+    assert {target.resource for target in read} == {RLJOBS}
+
+
+async def test_a_job_whose_sandbox_is_refused_says_why_frees_its_slots_and_is_tried_again_ever_later():
+    harness = ServiceHarness()
+
+    def refused(verb: str, target: Target) -> Exception | None:
+        return Invalid("Secret too long") if (verb, target.name) == ("apply", "one-sandbox") else None
+
+    async with queued_job(harness) as orchestrator:
+        harness.cluster.fail = refused
+        waits_s: list[float] = []
+        for _ in range(3):
+            await orchestrator.say("team-a", "one", **ADMITTED)
+            await in_time(lambda: orchestrator.documents["team-a.one"].is_held)
+            held = orchestrator.documents["team-a.one"].hold
+            told = {"reason": held.reason, "message": held.message}
+            await orchestrator.say("team-a", "one", phase="Queued", admitted=False, **told)
+            await harness.until(lambda: harness.status().get("phase") == "Queued", "held")
+            assert harness.status()["reason"] == "PodRefused"
+            assert "Secret too long; its adapter" in harness.status()["message"]
+            began = virtual_time.now()
+            await in_time(lambda: not orchestrator.documents["team-a.one"].is_held)
+            waits_s.append(round(virtual_time.now() - began, -1))
+        assert waits_s == [60, 120, 240]
+        harness.cluster.fail = lambda verb, target: None
+        await orchestrator.say("team-a", "one", **ADMITTED)
+        await harness.until(lambda: harness.status().get("phase") == "Running", "begun")

@@ -5,39 +5,33 @@ import asyncio
 import pytest
 
 from marlaas_api.bus import BusRefused, BusUnavailable
-from marlaas_operator.cluster import (
-    Conflict,
-    Forbidden,
-    Invalid,
-    NoAnswer,
-    NotFound,
-    Target,
-    Terminating,
-    TooMany,
-    Unavailable,
-)
+from marlaas_operator import cluster, work_queue
 from marlaas_operator.cluster.resources import RLJOBS
 from marlaas_operator.plan import AddFinalizer, RemoveFinalizer
-from marlaas_operator.work_queue import (
-    LASTING_S,
-    REFUSED_AGAIN_S,
-    FailureBackoff,
-    Schedule,
-    WorkQueue,
-    backoff_s,
-    is_refusal,
-    is_transient,
+
+ONE = cluster.Target(RLJOBS, "team-a", "one")
+ACTIONS = (AddFinalizer("x"),)
+
+
+REFUSALS = {cluster.Invalid: "PodRefused", cluster.Forbidden: "PodRefused", BusRefused: "BusUnavailable"}
+AGAIN = (
+    cluster.Unavailable,
+    cluster.NoAnswer,
+    cluster.Terminating,
+    cluster.NotFound,
+    cluster.TooMany,
+    cluster.Conflict,
 )
+TRANSIENT = dict.fromkeys(AGAIN, "PodRefused")
+REASONS = {**REFUSALS, **TRANSIENT, BusUnavailable: "BusUnavailable"}
 
 
 @pytest.fixture
-def schedule() -> Schedule[str]:
-    return Schedule()
+def schedule() -> work_queue.Schedule[str]:
+    return work_queue.Schedule()
 
 
-def test_a_key_is_given_out_once_at_the_earliest_of_its_times_and_the_longest_due_first(
-    schedule: Schedule[str],
-) -> None:
+def test_a_key_is_given_out_once_at_the_earliest_of_its_times_and_the_longest_due_first(schedule):
     for at in (10.0, 5.0, 20.0):
         schedule.add("a", at)
     assert (schedule.take(4.0), schedule.next_at(), schedule.take(5.0), schedule.take(30.0)) == (None, 5.0, "a", None)
@@ -46,9 +40,7 @@ def test_a_key_is_given_out_once_at_the_earliest_of_its_times_and_the_longest_du
     assert [schedule.take(9.0) for _ in range(3)] == ["early", "middle", "late"]
 
 
-def test_a_key_comes_again_if_it_was_added_while_it_was_worked_on_or_asked_for_a_later_look(
-    schedule: Schedule[str],
-) -> None:
+def test_a_key_comes_again_if_it_was_added_while_it_was_worked_on_or_asked_for_a_later_look(schedule):
     schedule.add("a", 0.0)
     schedule.take(0.0)
     schedule.add("a", 0.0)
@@ -62,36 +54,36 @@ def test_a_key_comes_again_if_it_was_added_while_it_was_worked_on_or_asked_for_a
 @pytest.mark.parametrize(
     ("error", "waits"),
     [
-        (Unavailable("x"), [0.2, 0.4, 0.8, 1.6]),
-        (Conflict("x"), [0.05, 0.1, 0.2, 0.4]),
-        (Invalid("x"), [5.0, 10.0, 20.0, 40.0]),
-        (TooMany("x", 3.0), [3.0, 3.0, 3.0, 3.0]),
+        (cluster.Unavailable("x"), [0.2, 0.4, 0.8, 1.6]),
+        (cluster.Conflict("x"), [0.05, 0.1, 0.2, 0.4]),
+        (cluster.Invalid("x"), [5.0, 10.0, 20.0, 40.0]),
+        (cluster.TooMany("x", 3.0), [3.0, 3.0, 3.0, 3.0]),
     ],
 )
-def test_waits_double(error: Exception, waits: list[float]) -> None:
-    assert [backoff_s(failures, error) for failures in (1, 2, 3, 4)] == waits
-    assert backoff_s(1000, error) == 60.0
+def test_waits_double(error, waits):
+    assert [work_queue.backoff_s(failures, error) for failures in (1, 2, 3, 4)] == waits
+    assert work_queue.backoff_s(1000, error) == 60.0
 
 
-def test_a_failed_key_is_left_alone_for_its_wait_whatever_asks_for_it_meanwhile(schedule: Schedule[str]) -> None:
+def test_a_failed_key_is_left_alone_for_its_wait_whatever_asks_for_it_meanwhile(schedule):
     schedule.add("a", 0.0)
     schedule.take(0.0)
     schedule.add("a", 0.0)
-    assert schedule.failed("a", Unavailable("x"), 0.0) == 0.2
+    assert schedule.failed("a", cluster.Unavailable("x"), 0.0) == 0.2
     assert (schedule.take(0.1), schedule.take(0.2)) == (None, "a")
     schedule.done("a")
     assert schedule.failures("a") == 0
 
 
-def test_when_the_server_asks_for_patience_no_other_key_is_begun_either(schedule: Schedule[str]) -> None:
+def test_when_the_server_asks_for_patience_no_other_key_is_begun_either(schedule):
     schedule.add("a", 0.0)
     schedule.add("b", 0.0)
     schedule.take(0.0)
-    schedule.failed("a", TooMany("slow down", 5.0), 1.0)
+    schedule.failed("a", cluster.TooMany("slow down", 5.0), 1.0)
     assert (schedule.take(5.9), schedule.next_at(), schedule.take(6.0)) == (None, 6.0, "b")
 
 
-async def test_stopping_finishes_what_was_begun_and_begins_nothing_more() -> None:
+async def test_stopping_finishes_what_was_begun_and_begins_nothing_more():
     begun, may_end = asyncio.Event(), asyncio.Event()
     ended: list[str] = []
 
@@ -101,7 +93,7 @@ async def test_stopping_finishes_what_was_begun_and_begins_nothing_more() -> Non
         ended.append(key)
         return None
 
-    queue = WorkQueue(handle, now=asyncio.get_running_loop().time, num_workers=1)
+    queue = work_queue.WorkQueue(handle, now=asyncio.get_running_loop().time, num_workers=1)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(queue.run())
         queue.add("first")
@@ -112,46 +104,32 @@ async def test_stopping_finishes_what_was_begun_and_begins_nothing_more() -> Non
     assert ended == ["first"]
 
 
-ONE = Target(RLJOBS, "team-a", "one")
-ACTIONS = (AddFinalizer("x"),)
-
-
-REFUSALS = {Invalid: "PodRefused", Forbidden: "PodRefused", BusRefused: "BusUnavailable"}
-TRANSIENT = dict.fromkeys((Unavailable, NoAnswer, Terminating, NotFound, TooMany, Conflict), "PodRefused")
-
-
-@pytest.mark.parametrize(
-    ("kind", "reason"), [*REFUSALS.items(), *TRANSIENT.items(), (BusUnavailable, "BusUnavailable")]
-)
-def test_a_refusal_is_reported_at_once_and_a_transient_error_once_it_has_lasted(kind, reason) -> None:
-    backoff = FailureBackoff()
-    backoff.record(ONE, Unavailable("something else"), 100.0)
+@pytest.mark.parametrize(("kind", "reason"), REASONS.items())
+def test_a_refusal_is_reported_at_once_and_a_transient_error_once_it_has_lasted(kind, reason):
+    backoff = work_queue.FailureBackoff()
+    backoff.record(ONE, cluster.Unavailable("something else"), 100.0)
     backoff.record(ONE, kind("no"), 101.0)
-    assert is_refusal(kind("no")) is (kind in REFUSALS)
-    early = backoff.reportable(ONE, 100.0 + LASTING_S - 0.1)
+    assert work_queue.is_refusal(kind("no")) is (kind in REFUSALS)
+    early = backoff.reportable(ONE, 100.0 + work_queue.LASTING_S - 0.1)
     assert early == ((reason, "no") if kind in REFUSALS else None)
-    assert backoff.reportable(ONE, 100.0 + LASTING_S) == (reason, "no")
+    assert backoff.reportable(ONE, 100.0 + work_queue.LASTING_S) == (reason, "no")
 
 
-def test_a_success_ends_the_failures() -> None:
-    assert [is_transient(kind("no")) for kind in (TooMany, Conflict, NoAnswer, Terminating)] == [
-        True,
-        True,
-        True,
-        False,
-    ]
-    backoff = FailureBackoff()
-    backoff.record(ONE, Unavailable("no"), 100.0)
+def test_a_success_ends_the_failures():
+    assert all(work_queue.is_transient(kind("no")) for kind in (cluster.Conflict, cluster.NoAnswer))
+    assert work_queue.is_transient(cluster.TooMany("no", 1.0)) is not work_queue.is_transient(cluster.Terminating("no"))
+    backoff = work_queue.FailureBackoff()
+    backoff.record(ONE, cluster.Unavailable("no"), 100.0)
     assert (backoff.clear(ONE), backoff.clear(ONE)) == (True, False)
-    backoff.record(ONE, Unavailable("no"), 109.0)
+    backoff.record(ONE, cluster.Unavailable("no"), 109.0)
     assert backoff.reportable(ONE, 110.0) is None
 
 
-def test_only_refused_actions_are_deferred_and_only_for_a_while() -> None:
-    backoff = FailureBackoff()
-    backoff.record(ONE, Invalid("no"), 100.0)
+def test_only_refused_actions_are_deferred_and_only_for_a_while():
+    backoff = work_queue.FailureBackoff()
+    backoff.record(ONE, cluster.Invalid("no"), 100.0)
     backoff.defer(ONE, ACTIONS, 100.0)
-    assert backoff.deferred_s(ONE, ACTIONS, 110.0) == REFUSED_AGAIN_S - 10.0
+    assert backoff.deferred_s(ONE, ACTIONS, 110.0) == work_queue.REFUSED_AGAIN_S - 10.0
     assert backoff.deferred_s(ONE, (RemoveFinalizer("x"),), 110.0) is None
-    assert backoff.deferred_s(ONE, ACTIONS, 100.0 + REFUSED_AGAIN_S) is None
+    assert backoff.deferred_s(ONE, ACTIONS, 100.0 + work_queue.REFUSED_AGAIN_S) is None
     assert backoff.deferred_s(ONE, ACTIONS, 50.0) is None, "the clock was set back"
