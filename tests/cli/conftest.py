@@ -1,6 +1,5 @@
 """A right manifest, and what is said when it is edited."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ def _replacement(line: str) -> tuple[str, str]:
 
 
 @pytest.fixture
-def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def manifest(tmp_path, monkeypatch):
     """Writes the right manifest into an empty folder, which is also the working directory.
 
     An edit is a pair (old, new), or a line that replaces the one with its key, or is added to the job.
@@ -46,7 +45,7 @@ def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., P
 
 
 @pytest.fixture
-def complaints(manifest: Callable[..., Path]) -> Callable[..., list[str]]:
+def complaints(manifest):
     """What is said of the manifest after edits, one line per error."""
 
     def of(*edits: str | tuple[str, str], runnable: bool = True) -> list[str]:

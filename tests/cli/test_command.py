@@ -32,14 +32,14 @@ def _command(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
     return code if isinstance(code, int) else 0
 
 
-def test_help_names_every_command_and_how_to_begin() -> None:
+def test_help_names_every_command_and_how_to_begin():
     result = invoke("--help")
     assert result.exit_code == 0
     assert all(name in result.output and command.summary in result.output for name, command in COMMANDS.items())
     assert "marlaas run examples/quickstart.yaml" in result.output
 
 
-def test_help_imports_nothing_that_takes_time() -> None:
+def test_help_imports_nothing_that_takes_time():
     code = (
         "import sys; sys.argv = ['marlaas', '--help']\nfrom marlaas.cli import main\n"
         "try: main()\nexcept SystemExit: pass\n"
@@ -51,7 +51,7 @@ def test_help_imports_nothing_that_takes_time() -> None:
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, "models list", "models prepare"])
-def test_every_commands_help_has_an_example_and_says_what_its_exit_code_means(name: str) -> None:
+def test_every_commands_help_has_an_example_and_says_what_its_exit_code_means(name):
     result, command = invoke(*name.split(), "--help"), COMMANDS.get(name)
     said = " ".join(result.output.split())
     assert result.exit_code == 0, result.output
@@ -59,14 +59,12 @@ def test_every_commands_help_has_an_example_and_says_what_its_exit_code_means(na
     assert command is None or command.is_group or "Exit code: 0 " in said
 
 
-def test_a_cluster_that_nobody_is_going_to_ask_is_not_silently_ignored(
-    manifest: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cluster_that_nobody_is_going_to_ask_is_not_silently_ignored(manifest, monkeypatch, capsys):
     assert _command("validate", str(manifest()), "--context", "prod", monkeypatch=monkeypatch) == 2
     assert "need --server" in capsys.readouterr().err
 
 
-def test_ctrl_c_while_modules_load_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_modules_load_is_no_traceback(monkeypatch):
     def interrupted(module: str) -> None:
         raise KeyboardInterrupt
 
@@ -74,7 +72,7 @@ def test_ctrl_c_while_modules_load_is_no_traceback(monkeypatch: pytest.MonkeyPat
     assert _command("why", "sums", monkeypatch=monkeypatch) == 130
 
 
-def test_the_version_is_shown_and_an_unknown_command_gets_the_nearest_name() -> None:
+def test_the_version_is_shown_and_an_unknown_command_gets_the_nearest_name():
     result = invoke("--version")
     assert (result.exit_code, result.output.split()[0]) == (0, "marlaas")
     result = invoke("validat")
@@ -82,7 +80,7 @@ def test_the_version_is_shown_and_an_unknown_command_gets_the_nearest_name() -> 
     assert "validate" in result.output
 
 
-def test_a_right_manifest_is_one_line_per_object(manifest: Write) -> None:
+def test_a_right_manifest_is_one_line_per_object(manifest):
     result = invoke("validate", str(manifest()))
     assert (result.exit_code, result.output.splitlines()) == (
         0,
@@ -94,9 +92,7 @@ def test_a_right_manifest_is_one_line_per_object(manifest: Write) -> None:
     )
 
 
-def test_a_bad_manifest_is_told_on_standard_error_with_exit_code_2(
-    manifest: Write, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_manifest_is_told_on_standard_error_with_exit_code_2(manifest, monkeypatch, capfd):
     path = manifest("training: {stepz: 3}")
     assert _command("validate", str(path), monkeypatch=monkeypatch) == 2
     said = capfd.readouterr()
@@ -107,7 +103,7 @@ def test_a_bad_manifest_is_told_on_standard_error_with_exit_code_2(
     ]
 
 
-def test_machines_get_errors_or_objects_and_notes_as_json(manifest: Write) -> None:
+def test_machines_get_errors_or_objects_and_notes_as_json(manifest):
     result = invoke("validate", "--json", str(manifest("training: {steps: 0}")))
     error = {"file": "job.yaml", "line": 21, "path": "spec.training.steps", "text": "must be at least 1, found 0"}
     assert (result.exit_code, json.loads(result.stdout)) == (2, {"valid": False, "errors": [error]})
@@ -119,7 +115,7 @@ def test_machines_get_errors_or_objects_and_notes_as_json(manifest: Write) -> No
     assert [note["line"] for note in verdict["notes"]] == [9]
 
 
-def test_no_file_at_all_is_help(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_file_at_all_is_help(monkeypatch, capfd):
     assert _command("validate", monkeypatch=monkeypatch) == 2
     assert "marlaas validate examples/*.yaml" in capfd.readouterr().out
 
@@ -134,12 +130,12 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("error", "code", "text"), FAILURES)
-def test_a_foreseen_failure_is_one_sentence_and_another_keeps_its_traceback(capsys, error, code, text) -> None:
+def test_a_foreseen_failure_is_one_sentence_and_another_keeps_its_traceback(capsys, error, code, text):
     assert exit_code_of(error) == code
     assert capsys.readouterr().err == (f"{text}\n" if text else "")
 
 
-def test_a_reader_that_goes_away_is_no_traceback(manifest: Write) -> None:
+def test_a_reader_that_goes_away_is_no_traceback(manifest):
     reader = "import sys; sys.stdin.close()"
     command = f"{sys.executable} -m marlaas validate {manifest()} | {sys.executable} -c '{reader}'"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
@@ -181,11 +177,11 @@ Ended = tuple[int, str, str]
 
 @pytest.fixture
 def marlaas(
-    manifest: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> Callable[..., Ended]:
+    manifest,
+    tmp_path,
+    monkeypatch,
+    capfd,
+):
     """Runs the command on the right manifest after edits, in a folder with a (hollow) model; returns exit code and outputs."""
     write_model(tmp_path / "model")
     # A server that is not there yet is waited for; here no longer than it takes to see that.

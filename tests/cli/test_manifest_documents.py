@@ -24,43 +24,43 @@ Write = Callable[..., Path]
 
 
 @pytest.mark.parametrize(("text", "value"), rows(__file__, "scalars"))
-def test_a_scalar_is_read_as_kubernetes_reads_it(text: str, value: Any) -> None:
+def test_a_scalar_is_read_as_kubernetes_reads_it(text, value):
     (document,) = read_documents(f"- {text}\n")
     assert document.value == [value]
     assert type(document.value[0]) is type(value)
 
 
-def test_a_value_has_its_line_and_what_is_not_written_that_of_what_holds_it() -> None:
+def test_a_value_has_its_line_and_what_is_not_written_that_of_what_holds_it():
     (document,) = read_documents("a: 1\nb:\n  - x\n  - {c: 2,\n     d: 3}\n")
     places = {("a",): 1, ("b",): 2, ("b", 0): 3, ("b", 1): 4, ("b", 1, "d"): 5, ("b", 1, "missing", 3, "deep"): 4}
     assert {place: document.line(place) for place in places} == places
 
 
-def test_lines_count_on_through_the_documents_and_empty_ones_are_left_out() -> None:
+def test_lines_count_on_through_the_documents_and_empty_ones_are_left_out():
     documents = list(read_documents("---\n---\na: 1\n---\n# nothing\n---\nb: 2\n"))
     assert [(document.value, document.line(())) for document in documents] == [({"a": 1}, 3), ({"b": 2}, 7)]
 
 
-def test_anchors_and_merges_work_and_the_nearer_value_wins() -> None:
+def test_anchors_and_merges_work_and_the_nearer_value_wins():
     (document,) = read_documents("base: &base {x: 1, y: 2}\nall:\n  <<: *base\n  x: 3\nboth:\n  <<: [{x: 4}, *base]\n")
     assert document.value["all"] == {"x": 3, "y": 2}
     assert document.value["both"] == {"x": 4, "y": 2}
 
 
 @pytest.mark.parametrize(("text", "line", "said"), rows(__file__, "no_yaml"), ids=lambda value: ascii(value)[:14])
-def test_what_is_no_yaml_is_told_with_its_line(text: str, line: int, said: str) -> None:
+def test_what_is_no_yaml_is_told_with_its_line(text, line, said):
     with pytest.raises(YamlError) as caught:
         list(read_documents(text))
     assert (caught.value.line, str(caught.value)) == (line, said)
 
 
-def test_a_bomb_of_aliases_does_not_go_off() -> None:
+def test_a_bomb_of_aliases_does_not_go_off():
     levels = [f"l{level}: &l{level} [{', '.join([f'*l{level - 1}'] * 9)}]" for level in range(1, 9)]
     with pytest.raises(YamlError, match="more than 100000 values"):
         list(read_documents("\n".join(["l0: &l0 [x]", *levels])))
 
 
-def test_standard_input_is_a_file_too(manifest: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_is_a_file_too(manifest, monkeypatch):
     data = manifest("training: {stepz: 3}").read_bytes()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
     with pytest.raises(InvalidManifest) as caught:
@@ -79,7 +79,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_a_file_that_is_no_manifest_is_told_from_the_others(manifest: Write, tmp_path: Path, kind: str) -> None:
+def test_a_file_that_is_no_manifest_is_told_from_the_others(manifest, tmp_path, kind):
     data, line = FILES[kind]
     (tmp_path / "bad.yaml").write_bytes(data)
     with pytest.raises(InvalidManifest) as caught:
@@ -87,7 +87,7 @@ def test_a_file_that_is_no_manifest_is_told_from_the_others(manifest: Write, tmp
     assert str(caught.value) == line
 
 
-def test_a_byte_order_mark_is_no_part_of_the_text(manifest: Write) -> None:
+def test_a_byte_order_mark_is_no_part_of_the_text(manifest):
     path = manifest()
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     assert len(load([path]).jobs) == 1
@@ -124,7 +124,7 @@ def test_a_pipe_and_standard_input_are_read_once_and_count_every_time(monkeypatc
         os.close(reading)
 
 
-def test_an_unrendered_template_is_said_to_be_one(tmp_path: Path):
+def test_an_unrendered_template_is_said_to_be_one(tmp_path):
     path = tmp_path / "pool.yaml"
     path.write_text("apiVersion: marlaas.dev/v1alpha1\nkind: ModelPool\nmetadata: {{ .Values.metadata }}\n")
     with pytest.raises(InvalidManifest, match=r"\{\{ .Values.metadata \}\} is a placeholder of a template: render"):
@@ -184,7 +184,7 @@ def _findings(text: str) -> list[str]:
 
 @settings(max_examples=60, deadline=None)
 @given(bodies())
-def test_a_mutated_object_is_taken_or_told_with_a_line(body: Any) -> None:
+def test_a_mutated_object_is_taken_or_told_with_a_line(body):
     for line in _findings(yaml.safe_dump(body, allow_unicode=True)):
         assert LINE.match(line) or line == "fuzz.yaml: contains no objects", line
         assert "pydantic" not in line
@@ -193,6 +193,6 @@ def test_a_mutated_object_is_taken_or_told_with_a_line(body: Any) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(alphabet=st.sampled_from(list("ab:- \n\t{}[]&*!<>'\"#?|%@\\1.~")), max_size=40))
-def test_any_text_is_taken_or_told(text: str) -> None:
+def test_any_text_is_taken_or_told(text):
     for line in _findings(text):
         assert LINE.match(line) or line == "fuzz.yaml: contains no objects", line

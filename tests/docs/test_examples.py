@@ -4,14 +4,14 @@ import itertools
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
-from tests.docs.markdown import CLUSTER_PROGRAMS, ROOT, Block, blocks, check, commands, name, pages, program, simple
+from tests.docs.markdown import CLUSTER_PROGRAMS, ROOT, blocks, check, commands, name, pages, program, simple
 from tests.tables import rows
 from tools.crd import PRESENTATIONS
 from typer._click.exceptions import UsageError
@@ -47,7 +47,7 @@ def write_modules(page: Path, folder: Path) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path, monkeypatch):
     """An empty working directory, from which modules are imported and then forgotten."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -65,7 +65,7 @@ def squeezed(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=name)
-def test_the_commands_of_a_page_print_what_it_shows(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_a_page_print_what_it_shows(page, folder, monkeypatch):
     write_modules(page, folder)
     own = [block for block in blocks() if block.page == page]
     for block, shown in itertools.pairwise(own):
@@ -90,7 +90,7 @@ def run(line: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("block", of("python"))
-def test_python_runs(block: Block, folder: Path) -> None:
+def test_python_runs(block, folder):
     write_modules(block.page, folder)
     module = ModuleType("of_the_page")
     exec(compile(block.text, name(block.page), "exec"), vars(module))
@@ -100,7 +100,7 @@ def test_python_runs(block: Block, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("block", of("yaml"))
-def test_a_manifest_or_a_piece_of_one_is_valid(block: Block, folder: Path) -> None:
+def test_a_manifest_or_a_piece_of_one_is_valid(block, folder):
     write_modules(block.page, folder)
     documents = list(yaml.safe_load_all(block.text))
     if "apiVersion" in documents[0]:
@@ -129,7 +129,7 @@ def merged(base: Mapping[str, Any], piece: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("block", of("console"))
-def test_a_table_of_kubectl_has_the_real_columns(block: Block) -> None:
+def test_a_table_of_kubectl_has_the_real_columns(block):
     command, *answer = block.text.splitlines()
     if resource := re.match(r"\$ kubectl get (rljobs|modelpools|tenants)\b", command):
         (shown,) = (shown for shown in PRESENTATIONS.values() if shown.plural == resource[1])
@@ -138,7 +138,7 @@ def test_a_table_of_kubectl_has_the_real_columns(block: Block) -> None:
 
 
 @pytest.mark.parametrize("block", of("dockerfile"))
-def test_an_image_copies_files_of_its_page(block: Block, folder: Path) -> None:
+def test_an_image_copies_files_of_its_page(block, folder):
     write_modules(block.page, folder)
     assert block.text.startswith("FROM registry.example.com/marlaas/worker:")
     copied = re.findall(r"^COPY (\S+)", block.text, re.MULTILINE)
@@ -146,7 +146,7 @@ def test_an_image_copies_files_of_its_page(block: Block, folder: Path) -> None:
     assert all((folder / path).is_file() for path in copied)
 
 
-def test_the_examples_for_a_cluster_run_on_one_machine() -> None:
+def test_the_examples_for_a_cluster_run_on_one_machine():
     manifest = load(sorted((ROOT / "examples/cluster").glob("*.yaml")), runnable=True)
     assert [str(note) for note in manifest.notes] == []
     assert [job.metadata.namespace for job in manifest.jobs] == ["team-a"]
@@ -158,14 +158,14 @@ OURS = [words for words in SIMPLE if words not in OF_A_CLUSTER]
 
 
 @pytest.mark.parametrize("words", OURS, ids=" ".join)
-def test_a_command_is_one_and_takes_these_options(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_is_one_and_takes_these_options(words, monkeypatch):
     monkeypatch.setenv("MARLAAS_ENVIRONMENT_SOCKET", "socket")  # the sandbox pod sets it for `marlaas env serve`
     check(words)
 
 
 @pytest.mark.api_server  # needs kubectl and helm, which `make control-plane-tools` builds
 @pytest.mark.parametrize("words", OF_A_CLUSTER, ids=" ".join)
-def test_a_command_of_kubernetes_is_one_and_takes_these_options(words: tuple[str, ...]) -> None:
+def test_a_command_of_kubernetes_is_one_and_takes_these_options(words):
     check(words)
 
 
@@ -173,6 +173,6 @@ def test_a_command_of_kubernetes_is_one_and_takes_these_options(words: tuple[str
     "line",
     rows(__file__, "wrong_commands"),
 )
-def test_a_wrong_command_is_found(line: str) -> None:
+def test_a_wrong_command_is_found(line):
     with pytest.raises((AssertionError, KeyError, UsageError)):
         [check(words) for words in simple(line)]

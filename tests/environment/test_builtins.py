@@ -26,14 +26,14 @@ def prompts(name: str, args: dict[str, Any], split: Split, num: int, seed: int =
     return [said(play(name, args, lambda _: "", Task(split, index, seed))[1].asked[0].request) for index in range(num)]
 
 
-def test_reverse_wants_the_word_reversed() -> None:
+def test_reverse_wants_the_word_reversed():
     outcome, channel = play("reverse", {}, reversed_word)
     assert re.fullmatch(r"reverse: [a-z]{3,5}", said(channel.asked[0].request))
     assert (outcome.rewards, outcome.metrics) == ({"policy": 1.0}, {"exact": 1.0})
     assert play("reverse", {}, lambda request: reversed_word(request) + "x")[0].rewards == {"policy": 0.0}
 
 
-def test_calculator_pays_for_a_right_result_that_came_from_the_tool_however_often_it_is_called() -> None:
+def test_calculator_pays_for_a_right_result_that_came_from_the_tool_however_often_it_is_called():
     def stumbling(request: TurnRequest) -> str:
         if said(request) == "error":
             return f"calc: {first.removesuffix('=?')}"
@@ -54,7 +54,7 @@ def test_calculator_pays_for_a_right_result_that_came_from_the_tool_however_ofte
 
 
 @pytest.mark.parametrize("operator", ["+", "-", "*"])
-def test_calculator_keeps_to_its_arguments(operator: str) -> None:
+def test_calculator_keeps_to_its_arguments(operator):
     for split in Split:
         for prompt in prompts("calculator", {"max_operand": 9, "operators": operator}, split, 20):
             assert re.fullmatch(rf"[1-9]\{operator}[1-9]=\?", prompt)
@@ -67,7 +67,7 @@ SUMS = {"dataset": "chain_sum", "config": {"min_terms": 2, "max_terms": 2, "min_
 @pytest.mark.parametrize(
     ("name", "args"), [("reverse", {}), ("calculator", {"max_operand": 9}), ("reasoning-gym", SUMS)]
 )
-def test_tasks_are_reproducible_varied_and_never_in_both_splits(name: str, args: dict[str, Any]) -> None:
+def test_tasks_are_reproducible_varied_and_never_in_both_splits(name, args):
     trained, held_out = prompts(name, args, Split.TRAIN, 40), prompts(name, args, Split.EVAL, 40)
     assert trained == prompts(name, args, Split.TRAIN, 40)
     assert len(set(trained)) > 10
@@ -81,7 +81,7 @@ def right_sum(request: TurnRequest) -> str:
     return tool_reply(expression[0])
 
 
-def test_reasoning_gym_scores_the_answer_and_not_its_words() -> None:
+def test_reasoning_gym_scores_the_answer_and_not_its_words():
     assert play("reasoning-gym", SUMS, right_sum)[0].rewards == {"policy": 1.0}
     wordy, _ = play("reasoning-gym", SUMS, lambda r: f"Let me see: 1 and 2 is not it, so {right_sum(r)}.")
     assert (wordy.rewards, wordy.metrics) == ({"policy": 1.0}, {"correct": 1.0, "formed": 0.0})
@@ -89,7 +89,7 @@ def test_reasoning_gym_scores_the_answer_and_not_its_words() -> None:
     assert play("reasoning-gym", SUMS, lambda _: "no idea")[0].rewards == {"policy": 0.0}
 
 
-def test_reasoning_gym_can_pay_for_form() -> None:
+def test_reasoning_gym_can_pay_for_form():
     args = {**SUMS, "shaping": {"exact": 0.25, "format": 0.125}}
     rewards = [
         play("reasoning-gym", args, answer)[0].rewards["policy"]
@@ -102,7 +102,7 @@ def test_reasoning_gym_can_pay_for_form() -> None:
     ("name", "args", "words"),
     rows(__file__, "arguments"),
 )
-def test_arguments_that_a_builtin_cannot_take(name: str, args: dict[str, Any], words: str) -> None:
+def test_arguments_that_a_builtin_cannot_take(name, args, words):
     with pytest.raises(InvalidInput, match=words):
         resolve(name, args).create()
 
@@ -137,19 +137,19 @@ def secret(index: int, split: Split) -> int:
     return halving.guess
 
 
-def test_halving_always_earns_all() -> None:
+def test_halving_always_earns_all():
     outcomes = [guess(Halving(1, 100), index) for index in range(40)]
     assert {outcome.rewards["policy"] for outcome in outcomes} == {1.0}
     assert max(outcome.metrics["guesses"] for outcome in outcomes) <= 7
 
 
-def test_the_reward_falls_with_guesses_beyond_halvings() -> None:
+def test_the_reward_falls_with_guesses_beyond_halvings():
     base = int(guess(Halving(1, 100)).metrics["guesses"])
     rewards = {n: guess(Halving(1, 100, n)).rewards["policy"] for n in (7 - base, 8 - base, 14 - base, 15 - base)}
     assert rewards == {7 - base: 1.0, 8 - base: pytest.approx(1 - 0.5 / 7), 14 - base: 0.5, 15 - base: 0.0}
 
 
-def test_a_reply_without_a_number_is_a_guess_lost_and_is_told() -> None:
+def test_a_reply_without_a_number_is_a_guess_lost_and_is_told():
     heard: list[str] = []
 
     def mumble(text: str) -> str:
@@ -164,7 +164,7 @@ def test_a_reply_without_a_number_is_a_guess_lost_and_is_told() -> None:
     assert guess(lambda _: "9" * 5000, max_guesses=2).metrics["no_number"] == 0.0
 
 
-def test_numbers_are_trained_on_or_held_out() -> None:
+def test_numbers_are_trained_on_or_held_out():
     trained = {secret(index, Split.TRAIN) for index in range(60)}
     held_out = {secret(index, Split.EVAL) for index in range(60)}
     assert len(trained) > 20

@@ -30,19 +30,19 @@ def play_kuhn(index: int, *replies: str, split: Split = Split.TRAIN) -> tuple[Ou
     ("moves", "higher", "lower"),
     [("pp", 1, -1), ("bp", 1, 1), ("bb", 2, -2), ("pbp", -1, -1), ("pbb", 2, -2)],
 )
-def test_the_chips_of_every_end_with_the_higher_and_the_lower_card(moves: str, higher: int, lower: int) -> None:
+def test_the_chips_of_every_end_with_the_higher_and_the_lower_card(moves, higher, lower):
     for index, won in ((KING_JACK, higher), (JACK_KING, lower)):
         outcome, _ = play_kuhn(index, *moves)
         assert outcome.rewards == {"first": won, "second": -won}
         assert outcome.ending == "completed"
 
 
-def test_a_player_is_told_its_own_card_and_the_moves_only() -> None:
+def test_a_player_is_told_its_own_card_and_the_moves_only():
     _, told = play_kuhn(KING_JACK, "p", "b", "b")
     assert told == [("first", "kuhn: king"), ("second", "kuhn: jack pass"), ("first", "kuhn: king pass bet")]
 
 
-def test_the_first_six_tasks_are_the_six_deals_in_both_splits() -> None:
+def test_the_first_six_tasks_are_the_six_deals_in_both_splits():
     for split in Split:
         dealt = [[text for _, text in play_kuhn(index, "p", "p", split=split)[1]] for index in range(7)]
         assert dealt[:6] == [[f"kuhn: {first}", f"kuhn: {second} pass"] for first, second in DEALS]
@@ -51,7 +51,7 @@ def test_the_first_six_tasks_are_the_six_deals_in_both_splits() -> None:
     assert all(first != second for first, second in DEALS)
 
 
-def test_letters_of_the_first_half_of_the_alphabet_are_bets_and_any_other_reply_is_a_pass() -> None:
+def test_letters_of_the_first_half_of_the_alphabet_are_bets_and_any_other_reply_is_a_pass():
     bets = {letter for letter in string.ascii_letters if move_of(letter + "?") == BET}
     assert bets == set("abcdefghijklmABCDEFGHIJKLM")
     others = ("", " bet", "\n", "n", "Zebra", "7", "?", "pass", "é", "\ufffd")
@@ -67,12 +67,12 @@ def test_letters_of_the_first_half_of_the_alphabet_are_bets_and_any_other_reply_
         (JACK_KING, "pp", {"opened": 0, "bluffed": 0, "called": 0, "showdown": 1}),
     ],
 )
-def test_metrics_tell_what_happened(index: int, moves: str, metrics: dict[str, float]) -> None:
+def test_metrics_tell_what_happened(index, moves, metrics):
     assert play_kuhn(index, *moves)[0].metrics == metrics
 
 
 @pytest.fixture
-def _from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def _from_the_start(monkeypatch):
     monkeypatch.setattr(tic_tac_toe, "opening", lambda _: EMPTY)
     monkeypatch.setattr(Task, "draw", lambda self, generate: generate(self.rng))
 
@@ -167,15 +167,13 @@ def drafts(index: int, split: Split = Split.TRAIN) -> list[str]:
         (lambda _: "", 0.0, 0.0, 0.0),
     ],
 )
-def test_the_verifier_is_paid_if_both_verdicts_are_right(
-    verdict: Callable[[str], str], reward: float, judged: float, formed: float
-) -> None:
+def test_the_verifier_is_paid_if_both_verdicts_are_right(verdict, reward, judged, formed):
     outcome, _ = played(0, "", verdict)
     assert outcome.rewards == {"solver": 0.0, "verifier": reward}
     assert outcome.metrics == {"solved": 0.0, "judged": judged, "verdicts": formed}
 
 
-def test_the_solvers_reward_depends_on_its_own_answer_alone() -> None:
+def test_the_solvers_reward_depends_on_its_own_answer_alone():
     truth = int(drafts(0)[0].split()[-1])
     for reply, solved in ((f"It is {truth}.", 1.0), (f"{truth} or {truth + 1}", 0.0), ("", 0.0)):
         for verdict in (judge, lambda _: "right"):
@@ -183,7 +181,7 @@ def test_the_solvers_reward_depends_on_its_own_answer_alone() -> None:
             assert outcome.rewards["solver"] == outcome.metrics["solved"] == solved
 
 
-def test_one_draft_of_a_task_is_right_and_sums_of_training_are_not_those_of_evaluations() -> None:
+def test_one_draft_of_a_task_is_right_and_sums_of_training_are_not_those_of_evaluations():
     found = {split: [drafts(index, split) for index in range(64)] for split in Split}
     assert all([is_right(draft) for draft in both] == [True, False] for of_split in found.values() for both in of_split)
     trained, held_out = ({right for right, _ in of_split} for of_split in found.values())
@@ -191,7 +189,7 @@ def test_one_draft_of_a_task_is_right_and_sums_of_training_are_not_those_of_eval
     assert [drafts(index) for index in range(8)] == found[Split.TRAIN][:8]
 
 
-def test_a_wrong_draft_differs_in_one_digit() -> None:
+def test_a_wrong_draft_differs_in_one_digit():
     rng = random.Random(3)
     for number in ("7", "14", "120"):
         for _ in range(50):

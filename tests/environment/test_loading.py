@@ -1,7 +1,5 @@
 """Environments by name: functions and classes with their arguments, and the agents that a task calls (`agents_of`)."""
 
-from pathlib import Path
-
 import pytest
 from tests.tables import rows
 
@@ -70,7 +68,7 @@ number = 3
 
 
 @pytest.fixture(autouse=True)
-def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_module(tmp_path, monkeypatch):
     sources = {"own_games": MODULE, "own_teams": TEAMS, "own_broken": "import nowhere_to_be_found_later\n"}
     for name, source in sources.items():
         (tmp_path / f"{name}.py").write_text(source)
@@ -90,7 +88,7 @@ def worth(name: str, args: dict[str, object], *agents: str) -> object:
         ("own_games:Loose", {"a": 1, "b": 2}, ["policy"], 2.0),  # it takes any argument
     ],
 )
-def test_a_function_or_class_is_given_its_arguments_and_agents(name, args, agents, reward) -> None:
+def test_a_function_or_class_is_given_its_arguments_and_agents(name, args, agents, reward):
     assert worth(name, args, *agents) == reward
 
 
@@ -98,7 +96,7 @@ def test_a_function_or_class_is_given_its_arguments_and_agents(name, args, agent
     ("name", "args", "words"),
     rows(__file__, "environments"),
 )
-def test_what_is_wrong_is_said_in_one_sentence(name: str, args: dict[str, object], words: str) -> None:
+def test_what_is_wrong_is_said_in_one_sentence(name, args, words):
     with pytest.raises(InvalidInput, match=words) as caught:
         resolve(name, args)
     assert "\n" not in str(caught.value)

@@ -27,7 +27,7 @@ def unharmed() -> bool:
     return run("print(6 * 7)") == Ran("42\n", 0)
 
 
-def test_what_a_program_prints_and_how_it_exits_is_told() -> None:
+def test_what_a_program_prints_and_how_it_exits_is_told():
     ran = run("import math, json, sqlite3, zlib", "print(json.dumps(math.factorial(20)), 'ä€😀')")
     assert (ran, ran.is_ok) == (Ran("2432902008176640000 ä€😀\n", 0), True)
     ends = {"import sys; sys.exit(3)": 3, "raise SystemExit": 0, "exit_ = 1 +": 1, "raise SystemExit('no')": 1}
@@ -46,7 +46,7 @@ def test_what_a_program_prints_and_how_it_exits_is_told() -> None:
     assert (ran.exit_code, ran.stopped, ran.is_ok) == (1, None, False)
 
 
-def test_scratch_files_work_and_are_gone_afterwards() -> None:
+def test_scratch_files_work_and_are_gone_afterwards():
     ran = run(
         "import os, tempfile",
         "open('a', 'w').write('hi'); os.rename('a', 'b')",
@@ -61,7 +61,7 @@ def test_scratch_files_work_and_are_gone_afterwards() -> None:
 REFUSED = dict(rows(__file__, "refused"))
 
 
-def test_a_program_is_refused_whatever_it_tries() -> None:
+def test_a_program_is_refused_whatever_it_tries():
     ran = run(
         f"for line in {list(REFUSED.values())!r}:",
         "    try: exec(line, {})",
@@ -72,7 +72,7 @@ def test_a_program_is_refused_whatever_it_tries() -> None:
     assert ran.is_ok
 
 
-def test_a_system_call_without_python_is_refused_as_well() -> None:
+def test_a_system_call_without_python_is_refused_as_well():
     ran = run(
         "import ctypes, os",
         "libc, parent, buffer = ctypes.CDLL(None, use_errno=True), os.getppid(), ctypes.create_string_buffer(64)",
@@ -84,7 +84,7 @@ def test_a_system_call_without_python_is_refused_as_well() -> None:
     assert ran.output.replace("(-1, 1)", "no").split() == ["no"] * 5
 
 
-def test_no_variable_module_descriptor_or_package_is_inherited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_variable_module_descriptor_or_package_is_inherited(tmp_path, monkeypatch):
     monkeypatch.setenv("A_SECRET", "of the supervisor")
     ran = run("import os, sys", "print(dict(os.environ), [name for name in sys.modules if 'locked' in name])")
     assert ran.output == "{} []\n"
@@ -113,15 +113,13 @@ STOPPED = [
 
 
 @pytest.mark.parametrize(("program", "limits", "stopped", "num_printed"), STOPPED)
-def test_what_never_ends_or_crashes_is_stopped_and_told(
-    program: str, limits: Limits, stopped: str, num_printed: int
-) -> None:
+def test_what_never_ends_or_crashes_is_stopped_and_told(program, limits, stopped, num_printed):
     ran = run(program, limits=limits)
     assert (ran.stopped, len(ran.output)) == (stopped, num_printed)
     assert unharmed()
 
 
-def test_forking_and_allocating_without_end_are_contained() -> None:
+def test_forking_and_allocating_without_end_are_contained():
     ran = run("import os, threading", "for start in (os.fork, threading.Thread(target=print).start) * 3:",
               "    try: start()", "    except (OSError, RuntimeError) as error: print(type(error).__name__)")  # fmt: skip
     assert set(ran.output.split()) == {"PermissionError", "RuntimeError"}
@@ -131,7 +129,7 @@ def test_forking_and_allocating_without_end_are_contained() -> None:
     assert unharmed()
 
 
-def test_a_call_with_another_architectures_numbers_kills() -> None:
+def test_a_call_with_another_architectures_numbers_kills():
     """A 32-bit call from 64-bit code: mov eax, 20 (getpid); int 0x80; ret."""
     if os.uname().machine != "x86_64":
         pytest.skip("x86_64 only")
@@ -158,7 +156,7 @@ program.run_program("import signal; signal.pause()")
 """
 
 
-def test_the_program_goes_when_its_parent_is_killed() -> None:
+def test_the_program_goes_when_its_parent_is_killed():
     with subprocess.Popen([sys.executable, "-c", _ORPHANING], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child = os.pidfd_open(int(parent.stdout.readline()))
@@ -177,7 +175,7 @@ def without(folder: Path, module: str, line: str, instead: str) -> str:
     return program_module._START.replace(str(package.parent), str(folder))
 
 
-def test_a_kernel_without_landlock_runs_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_kernel_without_landlock_runs_nothing(monkeypatch, tmp_path):
     """The child looks for Landlock under system calls that no kernel has."""
     start = without(tmp_path, "landlock.py", "= 444, 445, 446", "= 9444, 9445, 9446")
     monkeypatch.setattr(program_module, "_START", start)
@@ -192,16 +190,14 @@ def test_a_kernel_without_landlock_runs_nothing(monkeypatch: pytest.MonkeyPatch,
         ('    privileges.restrict_files(readable, ".")\n', "reading, writing"),
     ],
 )
-def test_a_lock_that_is_left_open_is_found(
-    line: str, found: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_lock_that_is_left_open_is_found(line, found, monkeypatch, tmp_path):
     monkeypatch.setattr(program_module, "_START", without(tmp_path, "child.py", line, ""))
     with pytest.raises(NotLocked, match=f"not restricted: {found}"):
         prove()
 
 
 @pytest.mark.parametrize("known", range(1, 7))
-def test_older_kernels_locks_hold_too(known: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_older_kernels_locks_hold_too(known, monkeypatch, tmp_path):
     """The child takes the kernel for an older one, whose Landlock knows less."""
     if landlock.version() < known:
         pytest.skip(f"this kernel's Landlock is of version {landlock.version()}")
@@ -214,7 +210,7 @@ def test_older_kernels_locks_hold_too(known: int, monkeypatch: pytest.MonkeyPatc
     assert ran.output == "d\n"
 
 
-def test_it_needs_no_privileges_at_all() -> None:
+def test_it_needs_no_privileges_at_all():
     """Without any capability, as in a pod that drops all of them; the network namespace may then be missing."""
     code = (
         "import os\nfrom marlaas.envs.locked.privileges import give_up_privileges\ngive_up_privileges(os.getppid())\n"

@@ -22,7 +22,7 @@ from marlaas.episode_state import EpisodeState
 from marlaas.openai_server import OpenAIServer
 
 
-def test_a_completion_is_one_turn_with_its_usage() -> None:
+def test_a_completion_is_one_turn_with_its_usage():
     with opened("four") as (_, client, asked):
         parts = {"role": "user", "content": [{"type": "text", "text": "2 "}, {"type": "text", "text": "+ 2"}]}
         answer = create(client, {"role": "developer", "content": "be short"}, parts, max_completion_tokens=7)
@@ -33,7 +33,7 @@ def test_a_completion_is_one_turn_with_its_usage() -> None:
     assert (one.request.parent, one.request.max_tokens, one.request.tools) == (None, 7, None)
 
 
-def test_the_whole_list_of_messages_goes_on_where_its_beginning_ended() -> None:
+def test_the_whole_list_of_messages_goes_on_where_its_beginning_ended():
     with opened("a", "b", "c") as (_, client, asked):
         messages: list[Any] = [user("one")]
         for text in ("two", "three"):
@@ -43,7 +43,7 @@ def test_the_whole_list_of_messages_goes_on_where_its_beginning_ended() -> None:
     assert [one.request.append for one in asked] == [(Message("user", text),) for text in ("one", "two", "three")]
 
 
-def test_what_the_agent_rewrote_is_a_new_conversation() -> None:
+def test_what_the_agent_rewrote_is_a_new_conversation():
     with opened("a ", "b") as (_, client, asked):
         reply = create(client, user("one")).choices[0].message.content
         create(client, user("one"), {"role": "assistant", "content": reply.strip()}, user("two"))
@@ -51,7 +51,7 @@ def test_what_the_agent_rewrote_is_a_new_conversation() -> None:
     assert asked[1].request.append == (Message("user", "one"), Message("assistant", "a"), Message("user", "two"))
 
 
-def test_the_model_is_the_agent() -> None:
+def test_the_model_is_the_agent():
     with opened("p", "s", "s2", agents=("proposer", "solver")) as (_, client, asked):
         create(client, user("x"), model="proposer")
         reply = create(client, user("x"), model="solver").choices[0].message
@@ -65,7 +65,7 @@ def test_the_model_is_the_agent() -> None:
 
 
 @pytest.mark.parametrize("stop", [StopReason.LENGTH, StopReason.CONTEXT])
-def test_a_reply_that_was_cut_says_so(stop: StopReason) -> None:
+def test_a_reply_that_was_cut_says_so(stop):
     class Cut(RecordedReplies):
         def turn(self, request: Any) -> Reply:
             return Reply(CALL, stop, 5, 0, 12)
@@ -76,7 +76,7 @@ def test_a_reply_that_was_cut_says_so(stop: StopReason) -> None:
     assert (answer.choices[0].finish_reason, usage.prompt_tokens, usage.total_tokens) == ("length", 12, 17)
 
 
-def test_a_closed_server_leaves_no_thread_and_no_port() -> None:
+def test_a_closed_server_leaves_no_thread_and_no_port():
     before = threading.active_count()
     with opened("a") as (server, client, _):
         create(client, user("x"))
@@ -92,14 +92,14 @@ def test_a_closed_server_leaves_no_thread_and_no_port() -> None:
     ("fields", "words"),
     rows(__file__, "requests"),
 )
-def test_what_training_could_not_reproduce_is_refused_in_words(fields: dict[str, Any], words: str) -> None:
+def test_what_training_could_not_reproduce_is_refused_in_words(fields, words):
     with opened("a") as (_, client, asked):
         with pytest.raises(openai.BadRequestError, match=words):
             client.chat.completions.create(**{"model": "policy", "messages": [user("x")], **fields})
         assert asked == []
 
 
-def test_nobody_comes_in_without_the_episodes_key() -> None:
+def test_nobody_comes_in_without_the_episodes_key():
     with opened("a") as (server, client, asked):
         with pytest.raises(openai.AuthenticationError):
             create(client.with_options(api_key="sk-other"), user("x"))
@@ -110,7 +110,7 @@ def test_nobody_comes_in_without_the_episodes_key() -> None:
     assert asked == []
 
 
-def test_what_breaks_behind_the_server_is_told_and_not_asked_again() -> None:
+def test_what_breaks_behind_the_server_is_told_and_not_asked_again():
     class Broken(RecordedReplies):
         def turn(self, request: Any) -> Reply:
             self.num_tools += 1
@@ -182,7 +182,7 @@ def test_several_choices_are_sampled_at_the_same_time_in_the_order_of_their_numb
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_tool_is_called_and_answered(stream: bool) -> None:
+def test_a_tool_is_called_and_answered(stream):
     with opened(f"Let me see.\n{CALL}", "3") as (_, client, asked):
         if stream:
             with client.chat.completions.stream(model="policy", messages=[user("1 + 2")], tools=[ADD]) as events:
@@ -200,7 +200,7 @@ def test_a_tool_is_called_and_answered(stream: bool) -> None:
     assert asked[1].request.append == (Message("tool", "3", tool_call_id=call.id),)
 
 
-def test_a_call_that_a_client_printed_anew_is_the_same_call() -> None:
+def test_a_call_that_a_client_printed_anew_is_the_same_call():
     with opened(CALL, "3") as (_, client, asked):
         (call,) = create(client, user("1 + 2"), tools=[ADD]).choices[0].message.tool_calls
         again = call.model_dump()
@@ -214,7 +214,7 @@ def test_a_call_that_a_client_printed_anew_is_the_same_call() -> None:
     ("reply", "names"),
     rows(__file__, "calls"),
 )
-def test_calls_are_read(reply: str, names: list[str]) -> None:
+def test_calls_are_read(reply, names):
     with opened(reply) as (_, client, _):
         choice = create(client, user("x"), tools=[ADD]).choices[0]
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
@@ -225,13 +225,13 @@ def test_calls_are_read(reply: str, names: list[str]) -> None:
     "reply",
     rows(__file__, "texts"),
 )
-def test_what_is_no_call_is_text(reply: str) -> None:
+def test_what_is_no_call_is_text(reply):
     with opened(reply) as (_, client, _):
         choice = create(client, user("x"), tools=[ADD]).choices[0]
     assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", reply, None)
 
 
-def test_calls_are_not_looked_for_without_tools_or_if_none_is_wanted() -> None:
+def test_calls_are_not_looked_for_without_tools_or_if_none_is_wanted():
     with opened(CALL, CALL) as (_, client, _):
         assert create(client, user("x")).choices[0].message.content == CALL
         assert create(client, user("x"), tools=[ADD], tool_choice="none").choices[0].message.content == CALL
@@ -274,7 +274,7 @@ def asynchronous(task: Task, agent: Agent) -> None:
 
 
 @pytest.mark.parametrize("code", [endless, framework, asynchronous])
-def test_running_out_of_turns_ends_the_episode_scored(code: Any) -> None:
+def test_running_out_of_turns_ends_the_episode_scored(code):
     outcome, channel = play(code, "a", "b", "c", "d", max_turns=2)
     assert (outcome.ending, outcome.rewards) == ("max_turns", {"policy": 0.5})
     assert len(channel.asked) == (1 if code is framework else 2), "of several choices all are generated, or none"

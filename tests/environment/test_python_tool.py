@@ -41,7 +41,7 @@ def asked_sum() -> str:
     return question.removeprefix("Calculate ").rstrip(".").removesuffix("=").strip(" =.")
 
 
-def test_a_program_is_run_and_its_output_told() -> None:
+def test_a_program_is_run_and_its_output_told():
     outcome, heard = play(block(f"print({asked_sum()})"), "It is §.")
     assert heard[1].strip("-").isdigit()
     assert outcome.rewards == {"policy": 1.0}
@@ -49,7 +49,7 @@ def test_a_program_is_run_and_its_output_told() -> None:
     assert outcome.tool_s > 0
 
 
-def test_an_answer_needs_no_program_unless_it_is_asked_for() -> None:
+def test_an_answer_needs_no_program_unless_it_is_asked_for():
     right = str(eval(asked_sum()))
     assert play(right)[0].rewards == {"policy": 1.0}
     assert play(right, needs_program=True)[0].rewards == {"policy": 0.0}
@@ -57,7 +57,7 @@ def test_an_answer_needs_no_program_unless_it_is_asked_for() -> None:
     assert play(block("pass"), right, needs_program=True)[0].rewards == {"policy": 1.0}
 
 
-def test_what_a_program_breaks_is_told_and_the_episode_goes_on() -> None:
+def test_what_a_program_breaks_is_told_and_the_episode_goes_on():
     outcome, heard = play(
         block("import socket; socket.socket()"), block("x = 1"), block("import sys; sys.exit(2)"), "1"
     )
@@ -69,7 +69,7 @@ def test_what_a_program_breaks_is_told_and_the_episode_goes_on() -> None:
     assert (outcome.ending, outcome.metrics["programs_stopped"]) == ("completed", 1.0)
 
 
-def test_a_machine_that_cannot_lock_up_is_never_the_policys_doing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_cannot_lock_up_is_never_the_policys_doing(monkeypatch):
     environment = resolve("python-tool", SUMS).create()
     state = EpisodeState(["policy"], RecordedReplies(lambda _: block("print(1)")))
     monkeypatch.setattr("marlaas.envs.locked.program._START", "raise SystemExit('no locks here')")
@@ -90,7 +90,7 @@ def test_a_machine_that_cannot_lock_up_is_never_the_policys_doing(monkeypatch: p
         (Ran("a", -9, "it took long"), 9, "a\n[stopped: it took long]"),
     ],
 )
-def test_what_is_told_is_cut_and_never_empty(ran: Ran, max_chars: int, text: str) -> None:
+def test_what_is_told_is_cut_and_never_empty(ran, max_chars, text):
     assert tool_output(ran, max_chars) == text
 
 
@@ -100,7 +100,7 @@ ENDS = ("PermissionError", "MemoryError", "[stopped: it printed", "[stopped: it 
 
 
 @pytest.mark.processes
-async def test_every_attack_is_the_policys_doing_and_harms_no_episode(tmp_path) -> None:
+async def test_every_attack_is_the_policys_doing_and_harms_no_episode(tmp_path):
     harness, heard = SandboxHarness(tmp_path), {}
 
     def answer(request):

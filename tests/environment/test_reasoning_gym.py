@@ -36,7 +36,7 @@ def outcomes(name: str, split: Split) -> list[object]:
 @pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # the package's
-def test_every_dataset_can_be_played() -> None:
+def test_every_dataset_can_be_played():
     assert len(dataset_names()) == 106
     names = zip(dataset_names(), itertools.cycle(Split), strict=False)
     assert [found for name, split in names for found in outcomes(name, split)] == []
@@ -50,7 +50,7 @@ def num_terms(question: str) -> int:
     return len(re.findall(r"\d+", question))
 
 
-def test_a_curriculum_makes_later_tasks_harder_and_the_held_out_ones_hardest_whatever_was_played_before() -> None:
+def test_a_curriculum_makes_later_tasks_harder_and_the_held_out_ones_hardest_whatever_was_played_before():
     assert [num_terms(drawn(Split.TRAIN, index)) for index in (0, 1)] == [2, 2]
     assert max(num_terms(drawn(Split.TRAIN, index)) for index in range(10, 20)) > 4
     assert max(num_terms(drawn(Split.EVAL, index)) for index in range(10)) > 4
@@ -59,7 +59,7 @@ def test_a_curriculum_makes_later_tasks_harder_and_the_held_out_ones_hardest_wha
     assert [drawn(Split.TRAIN, index) for index in (8, 0, 8)] == [later, drawn(Split.TRAIN, 0), later]
 
 
-def test_levels_rise_in_equal_stretches_and_stay_and_all_of_them_are_known() -> None:
+def test_levels_rise_in_equal_stretches_and_stay_and_all_of_them_are_known():
     levels = LevelSchedule({"terms": (1, 3), "digits": (2, 2)}, num_tasks=6)
     assert [levels.at(Split.TRAIN, index)["terms"] for index in range(9)] == [1, 1, 2, 2, 3, 3, 3, 3, 3]
     assert {levels.at(Split.TRAIN, index)["digits"] for index in range(9)} == {2}
@@ -73,6 +73,6 @@ def test_levels_rise_in_equal_stretches_and_stay_and_all_of_them_are_known() -> 
     ("given", "num_tasks", "words"),
     rows(__file__, "levels"),
 )
-def test_levels_that_are_none(given: dict[str, object], num_tasks: int, words: str) -> None:
+def test_levels_that_are_none(given, num_tasks, words):
     with pytest.raises(InvalidInput, match=words):
         checked_levels("the thing", given, num_tasks, {"terms": 4, "digits": 3})

@@ -1,7 +1,6 @@
 """Rubrics: weighted sums of named parts, by hand-worked numbers; answers found in replies."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 from tests.tables import rows
@@ -24,7 +23,7 @@ def broken(reply: Reply) -> float:
     return math.nan
 
 
-def test_a_reward_is_the_weighted_sum_and_every_part_is_logged() -> None:
+def test_a_reward_is_the_weighted_sum_and_every_part_is_logged():
     score = Rubric((2.0, same), (-0.5, half), (0, len_of_text)).score(reply=Reply("abc"), truth="abc")
     assert score.reward == 2.0 * 1.0 - 0.5 * 0.5
     assert score.metrics == {"same": 1.0, "half": 0.5, "len_of_text": 3.0}
@@ -56,12 +55,12 @@ def len_of_text(*, reply: Reply) -> int:
         (lambda: answer_reward("box"), "did you mean 'boxed'"),
     ],
 )
-def test_rubrics_and_extractions_that_cannot_be(make: Callable[[], object], words: str) -> None:
+def test_rubrics_and_extractions_that_cannot_be(make, words):
     with pytest.raises(InvalidInput, match=words):
         make()
 
 
-def test_lengths_forms_and_answers_are_paid() -> None:
+def test_lengths_forms_and_answers_are_paid():
     """The length penalty is DAPO's. Answers are compared as numbers when both are."""
     penalty = length_penalty(100, 200)
     assert [penalty(Reply("", num_tokens=n)) for n in (0, 100, 125, 200, 999)] == [0.0, 0.0, -0.25, -1.0, -1.0]
@@ -77,6 +76,6 @@ def test_lengths_forms_and_answers_are_paid() -> None:
     ("kind", "reply", "answer"),
     rows(__file__, "answers"),
 )
-def test_answers_are_found(kind: str, reply: str, answer: str | None) -> None:
+def test_answers_are_found(kind, reply, answer):
     is_name = kind in ("last_number", "boxed", "tag", "whole")
     assert (extractor(kind) if is_name else extractor("regex", kind))(reply) == answer

@@ -7,8 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 import pytest
 from tests.environment.playing import first_task
@@ -42,7 +41,7 @@ def example_of_the_docstring() -> str:
     return textwrap.dedent(found[1])
 
 
-def test_the_example_fits_in_ten_lines_and_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_fits_in_ten_lines_and_plays(tmp_path, monkeypatch):
     (tmp_path / "ten_lines.py").write_text(example_of_the_docstring())
     monkeypatch.syspath_prepend(str(tmp_path))
     assert len(example_of_the_docstring().splitlines()) <= 10
@@ -84,20 +83,20 @@ NOT_NEEDED = [
         ),
     ],
 )
-def test_what_runs_beside_environments_imports_nothing_heavy(modules: str, needed: str) -> None:
+def test_what_runs_beside_environments_imports_nothing_heavy(modules, needed):
     """An image with an environment of its own has neither numpy nor the worker's libraries."""
     code = f"import sys, {modules}; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert not ({*NOT_NEEDED} - {*needed.split()}) & {*found}
 
 
-def test_the_package_has_the_names_of_the_sdk_and_no_others() -> None:
+def test_the_package_has_the_names_of_the_sdk_and_no_others():
     assert StopReason is messages.StopReason
     names = {name for name, value in vars(marlaas).items() if not name.startswith("_") and not inspect.ismodule(value)}
     assert names == set(marlaas.environment.__all__)
 
 
-def test_a_conversation_goes_on_where_it_ended() -> None:
+def test_a_conversation_goes_on_where_it_ended():
     def talk(task: Task, agent: Agent) -> float:
         agent.ask([Message("system", "short"), {"role": "user", "content": "one"}])
         agent.say("two", max_tokens=3)
@@ -112,7 +111,7 @@ def test_a_conversation_goes_on_where_it_ended() -> None:
     assert requests[2].append == "raw"
 
 
-def test_branches_go_on_alone() -> None:
+def test_branches_go_on_alone():
     def branch(task: Task, agent: Agent) -> float:
         first = agent.say("one")
         agent.say("two")
@@ -143,12 +142,12 @@ def scoring_one(task: Task, agents: Mapping[str, Agent]) -> Score:
         (scoring_one, 1.0, 0.25, {"moves": 4.0}),  # a mapping leaves other agents what they earned
     ],
 )
-def test_agents_get_what_is_returned_or_what_they_earned(game, white: float, black: float, metrics) -> None:
+def test_agents_get_what_is_returned_or_what_they_earned(game, white, black, metrics):
     outcome, _ = play(game, agents=("white", "black"))
     assert (outcome.rewards, outcome.metrics) == ({"white": white, "black": black}, metrics)
 
 
-def test_running_out_of_turns_is_scored_with_what_was_earned_unless_the_environment_handles_it() -> None:
+def test_running_out_of_turns_is_scored_with_what_was_earned_unless_the_environment_handles_it():
     def endless(task: Task, agent: Agent) -> float:
         while True:
             agent.say("on")
@@ -165,7 +164,7 @@ def test_running_out_of_turns_is_scored_with_what_was_earned_unless_the_environm
 
 
 @pytest.mark.parametrize("breaks", [lambda: 1 / 0, lambda: sys.exit(3), lambda: int("x"), lambda: time.sleep(30)])
-def test_a_tool_that_the_policy_breaks_or_holds_too_long_is_scored(breaks: Callable[[], object]) -> None:
+def test_a_tool_that_the_policy_breaks_or_holds_too_long_is_scored(breaks):
     def use(task: Task, agent: Agent) -> float:
         agent.reward = 0.1
         with agent.tool(timeout_s=0.05):
@@ -176,7 +175,7 @@ def test_a_tool_that_the_policy_breaks_or_holds_too_long_is_scored(breaks: Calla
     assert (outcome.ending, outcome.rewards, channel.num_tools) == ("tool_error", {"policy": 0.1}, 1)
 
 
-def test_time_in_tools_is_counted_without_the_turns_in_them() -> None:
+def test_time_in_tools_is_counted_without_the_turns_in_them():
     class Slow(RecordedReplies):
         def turn(self, request: TurnRequest) -> Reply:
             time.sleep(0.2)
@@ -202,12 +201,12 @@ def test_time_in_tools_is_counted_without_the_turns_in_them() -> None:
         (Score(1.0, {f"m{n}": 0.0 for n in range(200)}), "200 metrics"),
     ],
 )
-def test_what_is_no_score_is_refused(returned: object, words: str) -> None:
+def test_what_is_no_score_is_refused(returned, words):
     with pytest.raises(InvalidScore, match=words):
         play(lambda task, agent: returned)
 
 
-def test_another_exception_is_not_scored_and_its_traceback_begins_at_the_environments_own_code() -> None:
+def test_another_exception_is_not_scored_and_its_traceback_begins_at_the_environments_own_code():
     with pytest.raises(KeyError) as caught:
         play(lambda task, agent: {}["missing"])
     text = explain(caught.value)
@@ -216,7 +215,7 @@ def test_another_exception_is_not_scored_and_its_traceback_begins_at_the_environ
     assert text.endswith("KeyError: 'missing'")
 
 
-def test_what_is_held_out_is_never_trained_on() -> None:
+def test_what_is_held_out_is_never_trained_on():
     def draw(rng: random.Random) -> int:
         return rng.randrange(500)
 

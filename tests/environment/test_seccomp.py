@@ -39,7 +39,7 @@ def decide(machine: str, number: int, *arguments: int, arch: int | None = None) 
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
-def test_only_what_is_listed_is_allowed_and_for_the_process_itself_and_harmless_purposes(machine: str) -> None:
+def test_only_what_is_listed_is_allowed_and_for_the_process_itself_and_harmless_purposes(machine):
     call = numbers(machine)
     assert all(decide(machine, number) == REFUSE for number in range(600) if number not in call.values())
     assert [name for name, number in NEVER[machine].items() if decide(machine, number) != REFUSE] == []
@@ -58,13 +58,13 @@ def test_only_what_is_listed_is_allowed_and_for_the_process_itself_and_harmless_
     assert decide("x86_64", 0x40000000) == REFUSE, "an x32 call"
 
 
-def test_an_unknown_architecture_is_refused_loudly() -> None:
+def test_an_unknown_architecture_is_refused_loudly():
     with pytest.raises(RuntimeError, match="x86_64 and aarch64; this machine is 'riscv64'"):
         bpf("riscv64", PID)
 
 
 @pytest.mark.parametrize(("column", "machine"), enumerate(ARCHITECTURES))
-def test_the_numbers_are_those_of_the_headers(column: int, machine: str) -> None:
+def test_the_numbers_are_those_of_the_headers(column, machine):
     path, line = HEADERS[machine]
     if not path.exists():
         pytest.skip(f"{path} is missing (linux-libc-dev)")

@@ -1,7 +1,6 @@
 """Parts of an episode that run at the same time, and candidates from one state: numbers of turns, limits and errors depend on no thread's pace."""
 
 import threading
-from collections.abc import Callable
 
 import pytest
 from tests.environment.playing import AFTER, FIRST, ORDERS, SECOND, Meeting, OrderedReplies, agents_of
@@ -137,7 +136,7 @@ def in_a_thread(agents: Agents) -> None:
         (in_a_thread, "in a thread that the episode does not know"),
     ],
 )
-def test_what_would_make_an_episode_depend_on_its_threads_is_refused(code: Callable[[Agents], None], words: str):
+def test_what_would_make_an_episode_depend_on_its_threads_is_refused(code, words):
     with pytest.raises(InvalidInput, match=words):
         code(agents_of(OrderedReplies()))
 

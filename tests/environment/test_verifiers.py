@@ -18,7 +18,7 @@ NAME = "marlaas.verifiers:Verifiers"
 
 
 @pytest.fixture(autouse=True)
-def beside(monkeypatch: pytest.MonkeyPatch) -> None:
+def beside(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
@@ -30,7 +30,7 @@ def played(answer, split=Split.TRAIN, index=0, max_turns=4) -> tuple[Outcome, Re
     return play(NAME, {"taskset": "sums-taskset"}, answer, Task(split, index, 7), max_turns)
 
 
-def test_its_rewards_and_metrics_are_the_episodes() -> None:
+def test_its_rewards_and_metrics_are_the_episodes():
     outcome, channel = played(adds)
     assert outcome.rewards == {"policy": 2.0}
     (asked,) = channel.asked
@@ -42,14 +42,14 @@ def test_its_rewards_and_metrics_are_the_episodes() -> None:
     assert played(adds, max_turns=0)[0].ending == "max_turns"
 
 
-def test_a_held_out_task_is_never_trained_on() -> None:
+def test_a_held_out_task_is_never_trained_on():
     def prompts(split: Split) -> set[str]:
         return {played(adds, split, index)[1].asked[0].request.append[1].content for index in range(6)}
 
     assert not prompts(Split.TRAIN) & prompts(Split.EVAL)
 
 
-def test_without_the_library_the_way_to_get_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_way_to_get_it_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "marlaas.verifiers", raising=False)
     monkeypatch.setitem(sys.modules, "verifiers.v1", None)
     with pytest.raises(InvalidInput, match=r"needs the package 'verifiers.v1': pip install 'marlaas\[verifiers\]'"):

@@ -1,22 +1,20 @@
-from collections.abc import Callable
-
 import pytest
 from tests.harness import a_turn, an_episode, identity, job_document
 
 from marlaas_api.messages import ChatMessage, Episode, Meter, Turn
-from marlaas_api.names import JobRef, episode_id, train_group
+from marlaas_api.names import episode_id, train_group
 from marlaas_api.wire import pack_ids, pack_logprobs
 
 REVERSE = job_document("reverse", uid="uid-1")
 
 
 @pytest.fixture
-def ref() -> JobRef:
+def ref():
     return REVERSE.ref
 
 
 @pytest.fixture
-def episode() -> Callable[..., Episode]:
+def episode():
     """A scored episode of a training group; fields override."""
 
     def build(index: int = 0, member: int = 0, reward: float = 1.0, attempt: int = 1, **fields: object) -> Episode:
@@ -29,7 +27,7 @@ def episode() -> Callable[..., Episode]:
 
 
 @pytest.fixture
-def turn() -> Callable[..., Turn]:
+def turn():
     """A turn of an episode; fields override."""
 
     def build(episode: Episode, number: int = 0, text: str = "olleh", **fields: object) -> Turn:

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from pathlib import Path
 
 import pytest
 from tests.harness import a_progress, job_document
@@ -26,14 +25,14 @@ def apply(change: RunChange, *jobs: JobDocument, **more: object) -> changes.Chan
     return changed(jobs or (FIRST,), change, **{"progress": {}, "pools": ["tiny"], **more})  # type: ignore[arg-type]
 
 
-def test_a_new_job_is_added_with_the_runs_seed() -> None:
+def test_a_new_job_is_added_with_the_runs_seed():
     found = apply(RunChange(jobs=(SECOND,)), seed=7)
     assert [job.ref.name for job in found.jobs] == ["first", "second"]
     assert found.written == (SECOND.model_copy(update={"seed": 7}),)
     assert found.lines == ("team-a/second: added",)
 
 
-def test_a_job_that_is_submitted_again_keeps_its_uid_and_changes_only_where_it_may() -> None:
+def test_a_job_that_is_submitted_again_keeps_its_uid_and_changes_only_where_it_may():
     again = job_document("first", uid="another")
     assert apply(RunChange(jobs=(again,))).lines == ("team-a/first: unchanged",)
     found = apply(RunChange(jobs=(edited(again, priority=3),)))
@@ -42,7 +41,7 @@ def test_a_job_that_is_submitted_again_keeps_its_uid_and_changes_only_where_it_m
         apply(RunChange(jobs=(again.model_copy(update={"seed": 1}),)))
 
 
-def test_suspending_and_resuming_make_new_generations() -> None:
+def test_suspending_and_resuming_make_new_generations():
     key = FIRST.ref.key
     suspended = apply(RunChange(suspend={key: True}))
     assert [(job.spec.suspend, job.generation) for job in suspended.written] == [(True, 2)]
@@ -53,7 +52,7 @@ def test_suspending_and_resuming_make_new_generations() -> None:
 
 
 @pytest.mark.parametrize("reason", ["Training", "Preempted", "WaitingForSlots"])
-def test_a_job_that_is_cancelled_while_it_runs_or_waits_leaves_the_run(reason: str) -> None:
+def test_a_job_that_is_cancelled_while_it_runs_or_waits_leaves_the_run(reason):
     waits = {} if reason == "Training" else {"phase": Phase.QUEUED, "admitted": False}
     known = {FIRST.ref.key: a_progress(FIRST, reason=reason, step=2, **waits)}
     found = apply(RunChange(cancel=(FIRST.ref.key,)), FIRST, SECOND, progress=known)
@@ -74,12 +73,12 @@ def test_a_job_that_is_cancelled_while_it_runs_or_waits_leaves_the_run(reason: s
     ],
     ids=["unknown", "suspend an ended one", "cancel an ended one", "another pool"],
 )
-def test_what_cannot_be_changed_is_refused_with_a_reason(change: RunChange, text: str) -> None:
+def test_what_cannot_be_changed_is_refused_with_a_reason(change, text):
     with pytest.raises(InvalidInput, match=re.escape(text)):
         apply(change, progress={FIRST.ref.key: a_progress(FIRST, phase=Phase.FAILED)})
 
 
-def test_a_change_is_taken_once_and_one_of_another_version_is_refused(tmp_path: Path) -> None:
+def test_a_change_is_taken_once_and_one_of_another_version_is_refused(tmp_path):
     known = a_progress(FIRST, step=2)
     with pytest.raises(InvalidInput, match="no `marlaas run` uses"):
         ask(OutFolder(tmp_path), RunChange())

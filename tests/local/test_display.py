@@ -95,7 +95,7 @@ def test_the_live_table_leaves_the_terminal_as_it_was(document, progress_of):
 
 
 @pytest.fixture
-def team(document, progress_of, evaluation) -> JobResult:
+def team(document, progress_of, evaluation):
     """A job of two agents after ten steps; the second one is never called."""
     job = document(spec={"agents": [{"name": "caller"}, {"name": "reader"}], "training": {"steps": 10}})
     agents = {"caller": AgentProgress(reward=0.31, eval_before=0.11), "reader": AgentProgress(reward=0.0)}

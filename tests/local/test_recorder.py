@@ -1,8 +1,7 @@
 """The recorder of episodes, and its turns: read once for many episodes, and again for an episode whose turns are not there."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
 from typing import cast
 
 import pytest
@@ -25,12 +24,12 @@ EPISODES = subjects.episode(JOB.namespace, JOB.job)
 
 
 @pytest.fixture(autouse=True)
-def _nothing_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_comes_late(monkeypatch):
     monkeypatch.setattr(recorder, "LAST_S", 0.0)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[OutFolder]:
+def folder(tmp_path):
     with hold(tmp_path) as held:
         yield held
 
@@ -67,7 +66,7 @@ def members(folder: OutFolder, job: JobDocument = JOB) -> list[int]:
     return [one.member for one in read(folder.job(job.ref))]
 
 
-async def test_episodes_are_written_once_with_their_turns_although_an_ack_is_lost(folder: OutFolder, bus: Bus) -> None:
+async def test_episodes_are_written_once_with_their_turns_although_an_ack_is_lost(folder, bus):
     await publish(bus, 0, 1)
     await recorded(folder, bus)
     kept = [(one.member, one.turns[0].text, one.versions) for one in read(folder.job(JOB.ref))]
@@ -83,7 +82,7 @@ async def test_episodes_are_written_once_with_their_turns_although_an_ack_is_los
     assert members(folder) == [3], "those that were acked are not read again"
 
 
-async def test_an_episode_too_large_for_the_bus_is_read_from_its_claim(folder: OutFolder, bus: Bus) -> None:
+async def test_an_episode_too_large_for_the_bus_is_read_from_its_claim(folder, bus):
     blobs = MemoryBlobs()
     await bus.publish(EPISODES, await pack(await publish_turns(bus, 0, 0), blobs, 1))
     made = Recorder(folder, bus, blobs, (JOB,))
@@ -92,9 +91,7 @@ async def test_an_episode_too_large_for_the_bus_is_read_from_its_claim(folder: O
     assert members(folder) == [0]
 
 
-async def test_episodes_of_an_earlier_job_and_those_that_cannot_be_read_are_skipped(
-    folder: OutFolder, bus: Bus
-) -> None:
+async def test_episodes_of_an_earlier_job_and_those_that_cannot_be_read_are_skipped(folder, bus):
     await publish(bus, 0, job=job_document(uid="earlier"))
     await bus.publish(EPISODES, b"nonsense")
     await publish(bus, 1)
@@ -102,22 +99,20 @@ async def test_episodes_of_an_earlier_job_and_those_that_cannot_be_read_are_skip
     assert members(folder) == [1]
 
 
-async def test_a_job_that_is_over_leaves_no_consumer(folder: OutFolder, bus: Bus, server: MemoryServer) -> None:
+async def test_a_job_that_is_over_leaves_no_consumer(folder, bus, server):
     made = await recorded(folder, bus)
     for server.available in (True, True, False):
         await made.forget([JOB.ref])
         assert server.streams[subjects.EPISODES].consumers == {}
 
 
-async def test_nothing_is_asked_of_the_bus_when_nothing_is_to_be_kept(folder: OutFolder, bus: Bus) -> None:
+async def test_nothing_is_asked_of_the_bus_when_nothing_is_to_be_kept(folder, bus):
     await publish(bus, 0)
     await Recorder(folder, bus, MemoryBlobs(), [JOB], max_bytes=0).run()
     assert not folder.job(JOB.ref).exists()
 
 
-async def test_jobs_that_come_later_are_recorded_and_those_that_are_gone_no_longer(
-    folder: OutFolder, bus: Bus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_jobs_that_come_later_are_recorded_and_those_that_are_gone_no_longer(folder, bus, monkeypatch):
     monkeypatch.setattr(recorder, "GATHER_S", 0.0)
     second = job_document("second")
     reader = Recorder(folder, bus, MemoryBlobs(), [JOB])
@@ -139,7 +134,7 @@ async def until(wanted: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_episodes_that_a_killed_recorder_had_claimed_are_read_before_the_end(folder: OutFolder) -> None:
+async def test_episodes_that_a_killed_recorder_had_claimed_are_read_before_the_end(folder):
     now = [0.0]
     server = MemoryServer(lambda: now[0])
     bus = server.connect("test")
@@ -155,13 +150,13 @@ async def test_episodes_that_a_killed_recorder_had_claimed_are_read_before_the_e
 
 @pytest.mark.parametrize("at_once", [False, True])
 async def test_the_consumer_stays_if_episodes_could_not_be_read(
-    folder: OutFolder,
-    bus: Bus,
-    server: MemoryServer,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    at_once: bool,
-) -> None:
+    folder,
+    bus,
+    server,
+    monkeypatch,
+    caplog,
+    at_once,
+):
     monkeypatch.setattr(recorder, "LAST_S", 1e6 * at_once)
 
     async def unavailable(*_: object) -> object:
@@ -196,12 +191,12 @@ class CountingBus:
 
 
 @pytest.fixture
-def counting(bus: Bus) -> CountingBus:
+def counting(bus):
     return CountingBus(bus)
 
 
 @pytest.fixture
-def reader(counting: CountingBus) -> TurnReader:
+def reader(counting):
     return TurnReader(cast("Bus", counting), MemoryBlobs(), JOB.ref)
 
 
@@ -209,9 +204,7 @@ async def texts(reader: TurnReader, *episodes: Episode) -> list[list[str]]:
     return [[turn.text for turn in await reader.of(episode)] for episode in episodes]
 
 
-async def test_the_turns_of_many_episodes_are_read_at_once_and_each_only_once(
-    bus: Bus, counting: CountingBus, reader: TurnReader
-) -> None:
+async def test_the_turns_of_many_episodes_are_read_at_once_and_each_only_once(bus, counting, reader):
     first, second = await publish_turns(bus, 0, 0, 1), await publish_turns(bus, 1, 0, 1)
     await reader.read_new()
     assert await texts(reader, first, second) == [["0.0", "0.1"], ["1.0", "1.1"]]
@@ -221,9 +214,7 @@ async def test_the_turns_of_many_episodes_are_read_at_once_and_each_only_once(
     assert counting.read == [f"turn.{JOB.ref.key}.*.*"] * 2
 
 
-async def test_turns_without_an_episode_are_dropped_beyond_a_size(
-    bus: Bus, counting: CountingBus, reader: TurnReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_turns_without_an_episode_are_dropped_beyond_a_size(bus, counting, reader, monkeypatch):
     monkeypatch.setattr(recorder, "MAX_KEPT_BYTES", 2 * len(encode(played(0)[1])) + 10)
     oldest, _, newest = [await publish_turns(bus, member, 0) for member in range(3)]
     await reader.read_new()

@@ -160,7 +160,7 @@ def test_what_cannot_be_opened_is_told(out, tmp_path):
         open_job(out, "reverse").steps()
 
 
-def test_a_file_of_records_is_replaced_only_if_it_changes(tmp_path, document, step) -> None:
+def test_a_file_of_records_is_replaced_only_if_it_changes(tmp_path, document, step):
     folder, job = OutFolder(tmp_path), document()
     file = RecordFile(job.ref)
     file.write(folder)

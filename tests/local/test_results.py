@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -150,7 +149,7 @@ class Sessions:
 
 
 @pytest.fixture
-def request_of(tmp_path, document, step, evaluation) -> Callable[[str], CurveRequest]:
+def request_of(tmp_path, document, step, evaluation):
     def recorded(name: str) -> CurveRequest:
         folder = tmp_path / name
         folder.mkdir()

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -33,7 +33,7 @@ STEPS = {"reverse": FIRST, "spell": 3, "other": 3, "added": 2}
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def ended(tmp_path_factory):
     """A folder in which a run was killed, changed and stopped, continued, killed with its runner, and ended."""
     with placed(tmp_path_factory.mktemp("story")) as here:
         stop_a_run(here)
@@ -191,7 +191,7 @@ def kill_the_runner(place: Place) -> None:
     assert place.start().end() == 0
 
 
-def test_the_runs_end_with_everything_a_person_wants_of_the_jobs(ended: Place) -> None:
+def test_the_runs_end_with_everything_a_person_wants_of_the_jobs(ended):
     done = {"phase": "Succeeded", "steps": 3, "policyVersion": 3, "wallSeconds": 60.0}
     rest = {"evalBefore": 0.25, "evalAfter": 0.75, "faults": {"env": 1}, "trainingFaults": {}}
     assert ended.summary()["team-a/spell"] == {**done, **rest}
@@ -203,7 +203,7 @@ def test_the_runs_end_with_everything_a_person_wants_of_the_jobs(ended: Place) -
     assert "trainer starts" in (job / "logs" / "trainer-0.tiny.log").read_text()
 
 
-def test_every_step_is_recorded_and_told_to_the_tracker_once(ended: Place) -> None:
+def test_every_step_is_recorded_and_told_to_the_tracker_once(ended):
     """However often the run is stopped and killed. The files of the cancelled job stay."""
     expected = {"reverse": LONGER, "spell": 3, "added": 2, "extra": 2}
     assert {name: ended.steps(name) for name in expected} == {name: [*range(n)] for name, n in expected.items()}
@@ -214,7 +214,7 @@ def test_every_step_is_recorded_and_told_to_the_tracker_once(ended: Place) -> No
     assert sorted(event.step for event in events.Tensors(".", "reward/held_out")) == [0, FIRST, LONGER]
 
 
-def test_every_role_connects_as_itself_and_commands_for_a_run_that_has_ended_say_so(ended: Place) -> None:
+def test_every_role_connects_as_itself_and_commands_for_a_run_that_has_ended_say_so(ended):
     names = [path.stem for path in ended.folder.glob("*.connected")]
     users = {name.rpartition(".")[0] if name.startswith("sandbox") else name for name in names}
     sandboxes = {f"sandbox.team-a.{job}" for job in ("reverse", "spell", "extra", "added")} | {"sandbox.team-b.other"}
@@ -223,7 +223,7 @@ def test_every_role_connects_as_itself_and_commands_for_a_run_that_has_ended_say
     assert re.match(r"team-a/added succeeded .* ago, at step 2 of 2, version 2, ", command(ended, "why", "added"))
 
 
-def test_ctrl_c_twice_ends_everything_at_once(place: Place) -> None:
+def test_ctrl_c_twice_ends_everything_at_once(place):
     place.script(pause_at=1, stubborn=True)
     run = place.start()
     run.until(type="progress", step=1)
@@ -234,7 +234,7 @@ def test_ctrl_c_twice_ends_everything_at_once(place: Place) -> None:
     assert run.processes() == []
 
 
-def test_a_role_that_always_dies_is_given_up_with_its_own_words(place: Place) -> None:
+def test_a_role_that_always_dies_is_given_up_with_its_own_words(place):
     place.script(rollout={"how": "raise", "text": "No common block size for 16", "times": 99})
     assert place.start().end() == 1
     entry = place.summary()["team-a/reverse"]
@@ -244,7 +244,7 @@ def test_a_role_that_always_dies_is_given_up_with_its_own_words(place: Place) ->
     assert "Traceback" in place.log("rollout-0.tiny.log")
 
 
-def test_what_only_a_person_can_mend_fails_one_job_at_once_and_goes_on_when_it_is_mended(place: Place) -> None:
+def test_what_only_a_person_can_mend_fails_one_job_at_once_and_goes_on_when_it_is_mended(place):
     place.write(reverse=3, spell=2)
     place.script(sandbox={"how": "invalid", "text": "no such environment", "times": 1}, pause_at=1)
     run = place.start()
@@ -258,9 +258,7 @@ def test_what_only_a_person_can_mend_fails_one_job_at_once_and_goes_on_when_it_i
     assert {entry["phase"] for entry in place.summary().values()} == {"Succeeded"}
 
 
-async def test_a_server_that_is_there_already_takes_the_persons_credentials_and_is_left_running(
-    place: Place, tmp_path: Path
-) -> None:
+async def test_a_server_that_is_there_already_takes_the_persons_credentials_and_is_left_running(place, tmp_path):
     keys = BusKeys.make()
     async with EmbeddedNats(tmp_path / "nats", extra_config=server_config(keys)) as server:
         without = place.start(server.url)

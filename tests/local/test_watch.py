@@ -2,9 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from tests.harness import identity, pool_document, working
@@ -63,7 +62,7 @@ class _Nowhere:
 
 
 @pytest.fixture
-def scene(tmp_path: Path, bus: Bus, blobs: MemoryBlobs) -> Iterator[Scene]:
+def scene(tmp_path, bus, blobs):
     with hold(tmp_path) as folder:
         yield Scene(bus, blobs, folder)
 

@@ -1,11 +1,9 @@
 import asyncio
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from tests.loop import runs
-from tests.loop.harness import Ended
 from tests.random_llama import save_random_llama
 
 from marlaas.models import prepare
@@ -15,12 +13,12 @@ from marlaas_worker.trainer.model import BaseModel
 
 
 @pytest.fixture(scope="session")
-def tiny_model() -> Path:
+def tiny_model():
     return prepare("tiny")
 
 
 @pytest.fixture(scope="session")
-def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def other_model(tmp_path_factory):
     """A smaller Llama than `tiny`, with random weights; its characters have other ids."""
     folder = tmp_path_factory.mktemp("other-model")
     save_tokenizer(folder, 512)
@@ -46,13 +44,13 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def models(tiny_model: Path, other_model: Path) -> dict[str, Path]:
+def models(tiny_model, other_model):
     """The base models by pool."""
     return {"tiny": tiny_model, "other": other_model}
 
 
 @pytest.fixture(scope="session")
-def judge(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def judge(tiny_model, tmp_path_factory):
     """A folder with a random adapter."""
     folder, draw = tmp_path_factory.mktemp("judge"), torch.Generator().manual_seed(4)
     parameters = BaseModel(str(tiny_model)).attach(8, 16, ()).parameters
@@ -63,18 +61,18 @@ def judge(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(models: dict[str, Path], judge: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+def undisturbed(models, judge, tmp_path_factory):
     """The ends of jobs to which nothing happened, by name."""
     return asyncio.run(runs.undisturbed(models, tmp_path_factory.mktemp("undisturbed"), judge))
 
 
 @pytest.fixture(scope="session")
-def killed(models: dict[str, Path], judge: Path, tmp_path_factory: pytest.TempPathFactory) -> runs.Killed:
+def killed(models, judge, tmp_path_factory):
     """The same strict jobs, and an asynchronous one, while roles were killed at every failpoint."""
     return asyncio.run(runs.killed(models, tmp_path_factory.mktemp("killed"), judge))
 
 
 @pytest.fixture(scope="session")
-def crowd(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> runs.Crowd:
+def crowd(tiny_model, tmp_path_factory):
     """The team among jobs that joined, left, failed and were preempted."""
     return asyncio.run(runs.crowd(tiny_model, tmp_path_factory.mktemp("crowd")))

@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from bench.tic_tac_toe_runs import both_marks, policy_of
 from safetensors.torch import load
 from tests.loop.harness import Ended
 from tests.loop.jobs import TEAM, UNRULY, examples
-from tests.loop.runs import Killed
 from tests.trainer.sampler import Sampler
 
 from marlaas.envs.kuhn_poker import BET, PLAYERS, move_of, prompt
@@ -33,7 +31,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)
 Ends = dict[str, Ended]
 
 
-def test_two_roles_play_the_newest_version_and_the_opponent_the_one_before(undisturbed: Ends) -> None:
+def test_two_roles_play_the_newest_version_and_the_opponent_the_one_before(undisturbed):
     job = undisturbed["self"]
     step_of = {index: record.step for record in job.steps for index in record.indices}
     played = {
@@ -46,7 +44,7 @@ def test_two_roles_play_the_newest_version_and_the_opponent_the_one_before(undis
     assert played == {(agent, step, version, digest[version]) for agent, step, version in expected}
 
 
-def test_the_record_has_each_role_and_its_baseline_is_the_running_mean_of_its_rewards(undisturbed: Ends) -> None:
+def test_the_record_has_each_role_and_its_baseline_is_the_running_mean_of_its_rewards(undisturbed):
     steps = undisturbed["self"].steps
     for record in steps:
         assert record.version == record.step + 1
@@ -61,16 +59,14 @@ def test_the_record_has_each_role_and_its_baseline_is_the_running_mean_of_its_re
         assert [record.metrics[metric] for record in steps] == pytest.approx(expected)
 
 
-def test_the_better_candidates_go_on(undisturbed: Ends) -> None:
+def test_the_better_candidates_go_on(undisturbed):
     turns = undisturbed["choose"].training_turns
     assert {turn.append[-1].content for turn in turns} >= {"act", "act again", "end"}
     ends = Counter(turn.episode for turn in turns if turn.append[-1].content == "end")
     assert set(ends.values()) == {2}, "of each episode, two candidates of the last choice go on"
 
 
-def test_a_frozen_judge_plays_the_adapter_that_it_was_given_to_the_end(
-    undisturbed: Ends, tiny_model: Path, judge: Path
-) -> None:
+def test_a_frozen_judge_plays_the_adapter_that_it_was_given_to_the_end(undisturbed, tiny_model, judge):
     """Its recorded logprobs are those of plain transformers with the adapter merged into the weights."""
     job = undisturbed["judged"]
     said = [turn for turn in job.training_turns if turn.agent == "judge"]
@@ -92,7 +88,7 @@ def largest_gap(sampler: Sampler, turn: Turn) -> float:
     return max(abs(float(row[token]) - logprob) for row, token, logprob in said)
 
 
-def test_tasks_come_again_and_some_rest(undisturbed: Ends) -> None:
+def test_tasks_come_again_and_some_rest(undisturbed):
     steps = undisturbed["again"].steps
     played = [one.index for step in steps for one in step.outcomes]
     assert len(played) > len(set(played))
@@ -100,7 +96,7 @@ def test_tasks_come_again_and_some_rest(undisturbed: Ends) -> None:
     assert sum(step.skipped_solved + step.skipped_hopeless for step in steps) > 0
 
 
-def test_each_agent_is_trained_on_its_own_base_model(undisturbed: Ends, models: dict[str, Path]) -> None:
+def test_each_agent_is_trained_on_its_own_base_model(undisturbed, models):
     tensor = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
     files = undisturbed["bases"].files
     widths = [load(files[name][TENSORS_FILE])[tensor].shape[1] for name in TEAM]
@@ -108,7 +104,7 @@ def test_each_agent_is_trained_on_its_own_base_model(undisturbed: Ends, models: 
     assert widths == [config["hidden_size"] for config in configs] == [128, 64]
 
 
-def test_an_asynchronous_team_keeps_its_staleness(killed: Killed) -> None:
+def test_an_asynchronous_team_keeps_its_staleness(killed):
     """Each agent's first step was committed once a group of the second one played the version before it."""
     steps = killed.jobs["late"].steps
     assert [step.staleness_max for step in steps][:2] == [0, 1]
@@ -116,7 +112,7 @@ def test_an_asynchronous_team_keeps_its_staleness(killed: Killed) -> None:
     assert all(steps[1].agents[name].staleness_mean > 0 for name in TEAM)
 
 
-def test_the_others_learn_and_the_end_says_why_two_have_not(undisturbed: Ends) -> None:
+def test_the_others_learn_and_the_end_says_why_two_have_not(undisturbed):
     """One agent always fails, one is never called, and one floods."""
     progress, steps = undisturbed["unruly"].progress, undisturbed["unruly"].steps
     assert (progress.phase, progress.reason) == (Phase.SUCCEEDED, "Finished"), progress.message
@@ -136,21 +132,21 @@ def test_the_others_learn_and_the_end_says_why_two_have_not(undisturbed: Ends) -
     assert usage["faulty"].generated_tokens == usage["faulty"].failed_tokens + usage["faulty"].repeated_tokens > 0
 
 
-def test_too_many_faults_end_the_job_with_the_last_one(undisturbed: Ends) -> None:
+def test_too_many_faults_end_the_job_with_the_last_one(undisturbed):
     progress = undisturbed["too-unruly"].progress
     assert (progress.phase, progress.reason) == (Phase.FAILED, "TooManyFaults")
     assert "the last one: env: " in progress.message
     assert "KeyError: 'nothing'" in progress.message
 
 
-def test_the_examples_end_well_without_faults(undisturbed: dict[str, Ended]) -> None:
+def test_the_examples_end_well_without_faults(undisturbed):
     ends = [undisturbed[job.job].progress for job in examples()]
     assert [(end.phase, end.faults) for end in ends] == [(Phase.SUCCEEDED, {})] * len(ends), ends
 
 
 def test_the_agents_of_the_relay_have_the_teams_reward_and_those_of_a_game_opposite_ones(
-    undisturbed: dict[str, Ended],
-) -> None:
+    undisturbed,
+):
     for step in undisturbed["relay"].steps:
         caller, reader = step.agents["caller"], step.agents["reader"]
         assert caller.reward_mean == reader.reward_mean == step.reward_mean
@@ -160,9 +156,7 @@ def test_the_agents_of_the_relay_have_the_teams_reward_and_those_of_a_game_oppos
     assert all(step.agents.keys() == {"solver", "verifier"} for step in undisturbed["solver-verifier"].steps)
 
 
-def test_one_policy_plays_both_marks_and_its_past_is_never_trained(
-    undisturbed: dict[str, Ended], tiny_model: Path
-) -> None:
+def test_one_policy_plays_both_marks_and_its_past_is_never_trained(undisturbed, tiny_model):
     job = undisturbed["tic-tac-toe"]
     assert (
         [step.agents["x"].version for step in job.steps] == [step.agents["o"].version for step in job.steps] == [1, 2]
@@ -188,9 +182,7 @@ def trained_bets(base: BaseModel, files: Mapping[str, bytes], known: str) -> flo
     return float(logprobs[:, -1].double().exp().sum())
 
 
-def test_the_policies_of_the_games_players_are_those_of_their_adapters(
-    undisturbed: dict[str, Ended], tiny_model: Path
-) -> None:
+def test_the_policies_of_the_games_players_are_those_of_their_adapters(undisturbed, tiny_model):
     job, reader, base = undisturbed["kuhn-poker"], Reader(tiny_model), BaseModel(str(tiny_model))
     for player, agent in enumerate(PLAYERS):
         policy = reader.policy(job.files[agent], SETS[player])
@@ -199,7 +191,7 @@ def test_the_policies_of_the_games_players_are_those_of_their_adapters(
             assert policy[known] == pytest.approx(trained_bets(base, job.files[agent], known), abs=1e-5)
 
 
-def test_before_training_every_move_of_the_tiny_model_is_open(tiny_model: Path) -> None:
+def test_before_training_every_move_of_the_tiny_model_is_open(tiny_model):
     """Its first characters are spread over the alphabet, so both moves are sampled everywhere."""
     zero = BaseModel(str(tiny_model)).attach(8, 16, ())
     policy = Reader(tiny_model).policy(write_adapter(zero.tensors(), AdapterConfig(8, 16)), sum(SETS, ()))

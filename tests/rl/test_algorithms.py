@@ -8,7 +8,7 @@ import torch
 from tests.rl.papers import CAP, FORMS
 from tests.rl.records import NONE, config_of, f64, moved, normalised, random_record, record_of
 
-from marlaas_worker.rl.algorithms import Algorithm, Ratio
+from marlaas_worker.rl.algorithms import Algorithm
 from marlaas_worker.rl.corrections import Bounds
 from marlaas_worker.rl.losses import TokenRecord, policy_loss
 
@@ -46,14 +46,14 @@ BY_HAND = [
 
 
 @pytest.mark.parametrize(("ratio", "algorithm", "objective", "slopes"), BY_HAND)
-def test_the_objective_and_its_slopes_are_the_ones_computed_by_hand(ratio, algorithm, objective, slopes) -> None:
+def test_the_objective_and_its_slopes_are_the_ones_computed_by_hand(ratio, algorithm, objective, slopes):
     correction = NONE if ratio == "behaviour" or algorithm == "cispo" else Bounds("truncated", 2.0)
     loss, gradient = normalised(moved(record_of(BATCH), PROXIMAL), config_of(algorithm, correction, ratio=ratio))
     assert loss == pytest.approx(-objective)
     assert torch.allclose(-gradient, f64(slopes), rtol=1e-12, atol=1e-15)
 
 
-def test_gspo_weighs_a_sequence_by_one_number_and_clips_by_another() -> None:
+def test_gspo_weighs_a_sequence_by_one_number_and_clips_by_another():
     # pi_prox / mu: sqrt(2 * 4.5) = 3, held at 2, and pi / pi_prox: sqrt(1/2 * 2) = 1; then 1/4 and 1.1, held at 1.0004
     record = moved(record_of([(1.0, [1.0, 9.0]), (3.0, [0.275])]), [2.0, 4.5, 0.25])
     loss, gradient = normalised(record, config_of("gspo", Bounds("truncated", 2.0), ratio="proximal"))
@@ -64,7 +64,7 @@ def test_gspo_weighs_a_sequence_by_one_number_and_clips_by_another() -> None:
 @pytest.mark.parametrize("ratio", ["behaviour", "proximal"])
 @pytest.mark.parametrize("spread", [1e-4, 0.05, 0.6])
 @pytest.mark.parametrize("algorithm", NAMES)
-def test_the_gradient_is_that_of_the_papers_formula_written_slowly(algorithm, spread, ratio) -> None:
+def test_the_gradient_is_that_of_the_papers_formula_written_slowly(algorithm, spread, ratio):
     correction = Bounds("truncated", CAP) if ratio == "proximal" and algorithm != "cispo" else NONE
     for seed in range(5):
         record = random_record(seed=seed, spread=spread)
@@ -94,7 +94,7 @@ def cut(record: TokenRecord) -> TokenRecord:
 
 @pytest.mark.parametrize("ratio", ["behaviour", "proximal"])
 @pytest.mark.parametrize("algorithm", [name for name in NAMES if name != "gspo"])
-def test_an_episode_weighs_the_same_in_however_many_segments_it_comes(algorithm: Algorithm, ratio: Ratio) -> None:
+def test_an_episode_weighs_the_same_in_however_many_segments_it_comes(algorithm, ratio):
     record = random_record(spread=0.5)
     config = config_of(algorithm, Bounds("truncated", 1.5), ratio=ratio)
     (loss, gradient), (expected, slopes) = normalised(cut(record), config), normalised(record, config)
@@ -103,7 +103,7 @@ def test_an_episode_weighs_the_same_in_however_many_segments_it_comes(algorithm:
     assert policy_loss(cut(record), config)[1].metrics()["sequences"] == 9
 
 
-def test_gspo_takes_a_ratio_for_each_segment_and_weighs_it_by_its_share_of_the_trajectory() -> None:
+def test_gspo_takes_a_ratio_for_each_segment_and_weighs_it_by_its_share_of_the_trajectory():
     whole = record_of([(1.0, [0.5, 0.5, 0.25, 1.0, 1.0]), (1.0, [1.0])])  # one trajectory of 5 tokens, one of 1
     record = replace(whole, sequences=torch.tensor([0, 0, 1, 1, 1, 2]))
     loss, gradient = normalised(record, config_of("gspo"))

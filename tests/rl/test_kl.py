@@ -49,7 +49,7 @@ def drawn(seed: int) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("estimator", ALL)
-def test_the_gradient_is_that_of_the_exact_reverse_kl_in_expectation(estimator: KlEstimator) -> None:
+def test_the_gradient_is_that_of_the_exact_reverse_kl_in_expectation(estimator):
     logits, policy, reference, behaviour = drawn(5)
     exact = torch.autograd.grad((policy.exp() * (policy - reference)).sum(), logits, retain_graph=True)[0]
     per_token = kl_penalty(estimator, policy, reference, (policy - behaviour).exp().detach())  # each token once,
@@ -57,7 +57,7 @@ def test_the_gradient_is_that_of_the_exact_reverse_kl_in_expectation(estimator: 
     assert torch.allclose(estimate, exact, rtol=1e-12, atol=1e-14)
 
 
-def test_kl_in_the_reward_has_the_gradient_of_the_exact_reverse_kl_in_expectation() -> None:
+def test_kl_in_the_reward_has_the_gradient_of_the_exact_reverse_kl_in_expectation():
     logits, policy, reference, _ = drawn(9)
     exact = torch.autograd.grad((policy.exp() * (policy - reference)).sum(), logits, retain_graph=True)[0]
     behaviour = policy.detach()  # the policy that sampled
@@ -68,7 +68,7 @@ def test_kl_in_the_reward_has_the_gradient_of_the_exact_reverse_kl_in_expectatio
 
 @given(gap=st.floats(-10, 10))
 @example(gap=7.0e-17)  # the logprobs differ by less than rounding: k3 is -1.1e-16
-def test_k2_and_k3_are_up_to_rounding_never_negative_and_zero_only_for_equal_policies(gap: float) -> None:
+def test_k2_and_k3_are_up_to_rounding_never_negative_and_zero_only_for_equal_policies(gap):
     for estimator in ("k2", "k3"):
         estimate = kl_estimate(estimator, f64([-1.0]), f64([-1.0 + gap])).item()  # type: ignore[arg-type]
         assert estimate >= -4 * sys.float_info.epsilon

@@ -46,7 +46,7 @@ def test_dealt_out_to_microbatches_loss_gradient_and_metrics_are_those_of_the_wh
     assert sums.metrics()["loss"] == pytest.approx(expected_loss)
 
 
-def test_the_metrics_are_the_ones_computed_by_hand() -> None:
+def test_the_metrics_are_the_ones_computed_by_hand():
     record = record_of([(1.0, [1.0, 2.0, 4.0]), (-1.0, [0.5])], [0.0, LOG2, 0.0, 0.0])
     metrics = policy_loss(record, config_of("dapo"))[1].metrics()
     assert (metrics["tokens"], metrics["sequences"], metrics["masked_fraction"]) == (4, 2, 0)
@@ -64,7 +64,7 @@ def test_the_metrics_are_the_ones_computed_by_hand() -> None:
     assert truncated["loss"] == pytest.approx(-(1 + 2 + 3 - 0.5) / 2)
 
 
-def test_metrics_of_ratios_are_of_trainer_over_behaviour_in_both_forms_and_the_others_of_what_the_form_does() -> None:
+def test_metrics_of_ratios_are_of_trainer_over_behaviour_in_both_forms_and_the_others_of_what_the_form_does():
     record = moved(record_of([(1.0, [1.0, 2.0, 4.0]), (-1.0, [0.5])]), [1.0, 2.0, 3.5, 1.0])
     configs = {ratio: config_of("grpo", Bounds("truncated", 3.0), ratio=ratio) for ratio in get_args(Ratio)}
     found = {ratio: policy_loss(record, config)[1].metrics() for ratio, config in configs.items()}
@@ -76,7 +76,7 @@ def test_metrics_of_ratios_are_of_trainer_over_behaviour_in_both_forms_and_the_o
     assert found["proximal"]["truncated_fraction"] == pytest.approx(1 / 4)  # c: 3.5
 
 
-def test_the_entropy_bonus_is_the_one_computed_by_hand_and_weighs_tokens_as_the_loss_does() -> None:
+def test_the_entropy_bonus_is_the_one_computed_by_hand_and_weighs_tokens_as_the_loss_does():
     record = record_of([(1.0, [3.0]), (1.0, [1.0, 1.0])])
     entropies = torch.tensor([2.0, 0.5, 1.5], dtype=torch.float64, requires_grad=True)
     bonus = replace(record, entropies=entropies)
@@ -95,7 +95,7 @@ def test_the_entropy_bonus_is_the_one_computed_by_hand_and_weighs_tokens_as_the_
 
 
 @pytest.mark.parametrize("algorithm", NAMES)
-def test_a_microbatch_without_tokens_is_zero_and_no_error(algorithm: Algorithm) -> None:
+def test_a_microbatch_without_tokens_is_zero_and_no_error(algorithm):
     empty = TokenRecord(*(torch.zeros(0) for _ in range(3)), *(torch.zeros(0, dtype=torch.int64) for _ in "ab"))
     loss, sums = policy_loss(empty, config_of(algorithm))
     assert loss.item() == 0.0
@@ -104,7 +104,7 @@ def test_a_microbatch_without_tokens_is_zero_and_no_error(algorithm: Algorithm) 
 
 @pytest.mark.parametrize("correction", CORRECTIONS, ids=lambda bounds: str(bounds.type))
 @pytest.mark.parametrize("algorithm", NAMES)
-def test_policies_absurdly_far_apart_give_finite_gradients(algorithm: Algorithm, correction: Bounds) -> None:
+def test_policies_absurdly_far_apart_give_finite_gradients(algorithm, correction):
     behaviour = torch.tensor([-200.0, -1e-3, -200.0, -1e-3])
     trainer = torch.tensor([-1e-3, -200.0, -1e-3, -200.0], requires_grad=True)
     advantages = torch.tensor([1.0, 1.0, -1.0, -1.0])
@@ -138,14 +138,14 @@ def of_those_left(record: TokenRecord, keep: torch.Tensor, config: LossConfig) -
         (Bounds("truncated", 2.0), None),
     ],
 )
-def test_what_counts_is_what_was_worked_out_by_hand(bounds: Bounds, kept: list[bool] | None) -> None:
+def test_what_counts_is_what_was_worked_out_by_hand(bounds, kept):
     ratios, sequences = f64([0.25, 4.0, 2.5, 2.0, 1.5]), torch.tensor([0, 0, 0, 1, 1])
     nudged = Bounds(bounds.type, bounds.cap + 1e-9, bounds.floor - 1e-9)
     found = counted(ratios.log(), sequences, nudged)
     assert (found if found is None else found.tolist()) == kept
 
 
-def test_masks_look_at_what_happened_before_the_step_and_not_at_its_own_move() -> None:
+def test_masks_look_at_what_happened_before_the_step_and_not_at_its_own_move():
     record = moved(record_of([(1.0, [4.0, 4.0])]), [4.0, 1.0])  # staleness moved the first, the step itself the second
     loss, gradient = normalised(record, config_of("rloo", Bounds("masked-token", 3.0), ratio="proximal"))
     assert gradient.tolist() == pytest.approx([0.0, -4.0 / 0.5])  # half of the trajectory is left
@@ -155,7 +155,7 @@ def test_masks_look_at_what_happened_before_the_step_and_not_at_its_own_move() -
 @pytest.mark.parametrize("ratio", ["behaviour", "proximal"])
 @pytest.mark.parametrize("bounds", MASKS, ids=lambda bounds: str(bounds.type))
 @pytest.mark.parametrize("algorithm", NAMES)
-def test_a_masked_token_leaves_the_loss_and_every_denominator(algorithm, bounds, ratio) -> None:
+def test_a_masked_token_leaves_the_loss_and_every_denominator(algorithm, bounds, ratio):
     record = random_record(seed=2, reference=True)
     keep = counted((record.trainer - record.behaviour).detach(), record.sequences, bounds)
     assert keep is not None
@@ -174,7 +174,7 @@ def test_a_masked_token_leaves_the_loss_and_every_denominator(algorithm, bounds,
 
 
 @pytest.mark.parametrize("algorithm", NAMES)
-def test_a_mask_that_takes_everything_leaves_a_zero_and_no_error(algorithm: Algorithm) -> None:
+def test_a_mask_that_takes_everything_leaves_a_zero_and_no_error(algorithm):
     record = record_of([(1.0, [9.0, 9.0])])
     loss, sums = policy_loss(record, config_of(algorithm, Bounds("masked-token", 2.0)))
     assert (loss.item(), sums.denominator, sums.num_counted, sums.num_tokens) == (0.0, 0, 0, 2)
@@ -182,7 +182,7 @@ def test_a_mask_that_takes_everything_leaves_a_zero_and_no_error(algorithm: Algo
 
 
 @pytest.mark.parametrize("bounds", [*MASKS, Bounds("truncated", 2.0)], ids=lambda bounds: str(bounds.type))
-def test_a_logprob_that_is_no_number_is_never_masked_away(bounds: Bounds) -> None:
+def test_a_logprob_that_is_no_number_is_never_masked_away(bounds):
     record = record_of([(1.0, [1.0, 1.0])])
     broken = torch.tensor([math.nan, -1.0], dtype=torch.float64, requires_grad=True)
     one = replace(record, trainer=broken)

@@ -190,7 +190,7 @@ class SandboxHarness(Harness):
 
 
 @pytest.fixture
-def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SandboxHarness:
+def harness(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)  # behind it: the tree under test
     made, configured = SandboxHarness(tmp_path), service._children_config
 
@@ -203,7 +203,7 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SandboxHarness:
 
 
 @pytest.fixture
-def _time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def _time_is_over(monkeypatch):
     """An episode's time is over once it has said "from here on"."""
     answer = ChildSession._answer
 

@@ -3,11 +3,9 @@
 import contextlib
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.sandbox.conftest import SandboxHarness
 
 from marlaas_api.cpu_shares import (
     COMPUTE_SHARE,
@@ -28,7 +26,7 @@ has_autogroups = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def _own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_lock(tmp_path, monkeypatch):
     monkeypatch.setattr(server_start, "_LOCK", tmp_path / "loading.lock")
 
 
@@ -41,7 +39,7 @@ def _change_share(niceness: int) -> None:
 
 
 @pytest.fixture
-def supervisors_share() -> Iterator[int]:
+def supervisors_share():
     """The share of the session of this process, which is the supervisor of the harness, made smaller."""
     if not Path("/proc/self/autogroup").read_text():
         with contextlib.suppress(PermissionError):
@@ -55,16 +53,14 @@ def supervisors_share() -> Iterator[int]:
 
 
 @has_autogroups
-async def test_an_environment_has_the_share_of_its_supervisor(harness: SandboxHarness, supervisors_share: int) -> None:
+async def test_an_environment_has_the_share_of_its_supervisor(harness, supervisors_share):
     (episode,) = await harness.play("shares:share")
     assert episode.metrics == {"session": supervisors_share, "process": 0.0}
 
 
 @has_autogroups
 @pytest.mark.processes
-async def test_an_environment_that_computes_for_long_gets_a_low_share(
-    harness: SandboxHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_environment_that_computes_for_long_gets_a_low_share(harness, monkeypatch):
     monkeypatch.setattr(cpu_share, "ALLOWANCE", 0.0)  # a loaded machine must not give it time to save any
     document, low = harness.document("shares:computes"), LOW_SHARE
     async with harness.open(document):
@@ -76,7 +72,7 @@ async def test_an_environment_that_computes_for_long_gets_a_low_share(
     assert second.metrics == {"first": low, "session": low, "process": low}
 
 
-def test_the_share_is_low_while_more_is_used_than_allowed_and_until_half_a_burst_is_saved() -> None:
+def test_the_share_is_low_while_more_is_used_than_allowed_and_until_half_a_burst_is_saved():
     share = CpuShare(at=100.0)
     assert not share.note(0.5, 100.0)
     assert not share.note(1.5, 110.0), "a tenth of the time"
@@ -89,7 +85,7 @@ def test_the_share_is_low_while_more_is_used_than_allowed_and_until_half_a_burst
 
 
 @has_autogroups
-async def test_an_environment_that_begins_a_session_gets_no_full_share(harness: SandboxHarness) -> None:
+async def test_an_environment_that_begins_a_session_gets_no_full_share(harness):
     (episode,) = await harness.play("shares:escapes")
     assert episode.metrics == {"session": LOW_SHARE}
 
@@ -97,16 +93,14 @@ async def test_an_environment_that_begins_a_session_gets_no_full_share(harness: 
 @has_autogroups
 @pytest.mark.processes
 @pytest.mark.parametrize("beside", [True, False], ids=["beside another", "for longer than it may"])
-async def test_an_environment_that_is_loaded_beside_another_or_for_long_has_a_low_share(
-    harness: SandboxHarness, monkeypatch: pytest.MonkeyPatch, beside: bool
-) -> None:
+async def test_an_environment_that_is_loaded_beside_another_or_for_long_has_a_low_share(harness, monkeypatch, beside):
     monkeypatch.setattr(server_start, "FULL_SHARE_S", 3600.0 if beside else 0.0)
     with server_start.loads_alone() if beside else contextlib.nullcontext():
         (episode,) = await harness.play("shares:Loads", args={"until_low": True})
     assert episode.metrics["last"] == LOW_SHARE, "`first` is full if it begins before the share is set"
 
 
-def test_one_process_at_a_time_loads_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_at_a_time_loads_alone(tmp_path, monkeypatch):
     with server_start.loads_alone() as first, server_start.loads_alone() as second:
         assert (first, second) == (True, False)
     with server_start.loads_alone() as later:
@@ -116,12 +110,12 @@ def test_one_process_at_a_time_loads_alone(tmp_path: Path, monkeypatch: pytest.M
         assert not without
 
 
-def test_an_engine_has_a_full_share_while_agents_outnumber_its_slots_and_so_has_an_unknown_process() -> None:
+def test_an_engine_has_a_full_share_while_agents_outnumber_its_slots_and_so_has_an_unknown_process():
     assert share_of(0) == FULL_SHARE
     assert [engine_share(number, 16) for number in (0, 1, 16, 17, 100)] == [COMPUTE_SHARE] * 3 + [FULL_SHARE] * 2
 
 
-def test_tenants_share_the_cpu_by_weight_and_not_by_number_of_sandboxes() -> None:
+def test_tenants_share_the_cpu_by_weight_and_not_by_number_of_sandboxes():
     for other in (1, 2, 5, 9):
         shares = shares_by_tenant({1: "small"} | dict.fromkeys(range(2, other + 2), "large"), {})
         assert shares.pop(1) == FULL_SHARE

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -46,7 +45,7 @@ class Container:
 
 
 @pytest.fixture
-def container(tmp_path: Path) -> Iterator[Container]:
+def container(tmp_path):
     made = Container(tmp_path)
     yield made
     if made.process is not None and made.process.poll() is None:
@@ -54,7 +53,7 @@ def container(tmp_path: Path) -> Iterator[Container]:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Callable[..., ChildrenConfig]:
+def config(tmp_path):
     def make(load_timeout_s: float = 60.0, **args: object) -> ChildrenConfig:
         return ChildrenConfig("", args, MEMORY_BYTES, load_timeout_s, tmp_path / "unused", {})
 

@@ -4,9 +4,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -21,12 +19,12 @@ DEEP = b"[" * 60_000
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "environment.sock"
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> ChildrenConfig:
+def config(tmp_path):
     return ChildrenConfig("", {}, 1 << 29, 60.0, tmp_path / "unused", {})
 
 
@@ -87,7 +85,7 @@ LIMIT_S = 60.0
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+def ends():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     with ours, theirs:

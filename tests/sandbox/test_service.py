@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +26,7 @@ from marlaas_worker.sandbox.turns import LEASE_S
 
 
 @pytest.fixture(autouse=True)
-def _no_failpoint() -> Iterator[None]:
+def _no_failpoint():
     yield
     failpoints.hook = None
 
@@ -186,7 +185,7 @@ async def test_waiting_for_an_engine_counts_neither_against_the_turn_nor_against
 
 
 @pytest.fixture
-async def told(harness, monkeypatch) -> list[dict[str, object]]:
+async def told(harness, monkeypatch):
     """What each episode of a group finds in its process."""
     for name in ("NATS_CREDS_SECRET", "AWS_SECRET_ACCESS_KEY", "MARLAAS_NATS_SECRET"):
         monkeypatch.setenv(name, "hidden")

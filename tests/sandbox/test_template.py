@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,7 +45,7 @@ VARIABLES = {**clean_variables(os.environ), "PYTHONPATH": f"{Path(__file__).pare
 
 
 @pytest.fixture
-def template() -> Iterator[RunningTemplate]:
+def template():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         command = [sys.executable, "-P", "-s", "-m", "marlaas_worker.sandbox.template", str(theirs.fileno())]

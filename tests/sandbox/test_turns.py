@@ -1,7 +1,6 @@
 """Turns: asking for them, which of their time counts, silence, failures and places for episodes. In virtual time."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import ormsgpack
@@ -36,12 +35,12 @@ def request(turn: int = 0, text: str = "?") -> GenerateRequest:
 
 
 @pytest.fixture
-def server() -> MemoryServer:
+def server():
     return MemoryServer(virtual_time.now)
 
 
 @pytest.fixture
-async def rollout(server: MemoryServer) -> AsyncIterator[Rollout]:
+async def rollout(server):
     made = Rollout(server)
     await made.bus.ensure()
     async with made.bus.listen(subjects.generation("team-a", "job", "policy"), made.on_request, "rollout"):
@@ -49,7 +48,7 @@ async def rollout(server: MemoryServer) -> AsyncIterator[Rollout]:
 
 
 @pytest.fixture
-async def client(server: MemoryServer, rollout: Rollout) -> AsyncIterator[TurnClient]:
+async def client(server, rollout):
     async with TurnClient(server.connect("sandbox")) as made:
         yield made
 
@@ -199,7 +198,7 @@ class Crowd:
 
 
 @pytest.mark.parametrize("one_ends", [True, False], ids=["until one has ended", "for a while after loading"])
-async def test_at_first_few_episodes_run_at_once_and_then_as_many_as_allowed(one_ends: bool) -> None:
+async def test_at_first_few_episodes_run_at_once_and_then_as_many_as_allowed(one_ends):
     places, loaded = EpisodePlaces(MOST), asyncio.Event()
     async with asyncio.TaskGroup() as group:
         opening = group.create_task(places.open_after(loaded))
@@ -218,7 +217,7 @@ async def test_at_first_few_episodes_run_at_once_and_then_as_many_as_allowed(one
         crowd.end(2 * MOST)
 
 
-async def test_waiting_for_a_place_takes_none_and_ends_at_a_stop() -> None:
+async def test_waiting_for_a_place_takes_none_and_ends_at_a_stop():
     places, stop = EpisodePlaces(1), asyncio.Event()
     assert await places.wait(stop)
     async with places.place():

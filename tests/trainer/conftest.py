@@ -1,14 +1,13 @@
 """What the trainers' tests share: a tiny random model, what samples from it, and a world around trainers."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
-from pathlib import Path
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 import torch
 from tests.random_llama import save_random_llama
-from tests.trainer.harness import Apart, TrainerHarness
+from tests.trainer.harness import TrainerHarness
 from tests.trainer.sampler import VOCABULARY, Sampler
 
 from marlaas_api import failpoints
@@ -19,7 +18,7 @@ event_loop_policy = virtual_time.event_loop_policy
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_model(tmp_path_factory):
     """A Llama of two layers with random weights."""
     return save_random_llama(
         tmp_path_factory.mktemp("tiny-llama"),
@@ -34,31 +33,31 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def base(tiny_model: Path) -> BaseModel:
+def base(tiny_model):
     return BaseModel(str(tiny_model))
 
 
 @pytest.fixture(scope="session")
-def sampler(tiny_model: Path) -> Sampler:
+def sampler(tiny_model):
     return Sampler(tiny_model)
 
 
 @pytest.fixture(autouse=True)
-def _one_thread_and_no_failpoint() -> Iterator[None]:
+def _one_thread_and_no_failpoint():
     torch.set_num_threads(1)
     yield
     failpoints.hook = None
 
 
 @pytest.fixture
-async def harness(tiny_model: Path, tmp_path: Path, sampler: Sampler) -> TrainerHarness:
+async def harness(tiny_model, tmp_path, sampler):
     made = TrainerHarness(tiny_model, tmp_path, sampler)
     await made.bus.ensure()
     return made
 
 
 @pytest.fixture(scope="session")
-def apart(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, sampler: Sampler) -> Apart:
+def apart(tiny_model, tmp_path_factory, sampler):
     async def run(play: Callable[[TrainerHarness], Coroutine[Any, Any, Any]]) -> Any:
         harness = TrainerHarness(tiny_model, tmp_path_factory.mktemp("apart"), sampler)
         await harness.bus.ensure()

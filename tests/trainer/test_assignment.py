@@ -105,7 +105,7 @@ COSTS = {"a": 0.08, "b": 0.04, "c": 0.02, "d": 0.01}
 LONG = 100 * HALF_LIFE_S
 
 
-def test_work_counts_half_after_ten_minutes_so_an_agent_that_pauses_between_steps_is_not_idle() -> None:
+def test_work_counts_half_after_ten_minutes_so_an_agent_that_pauses_between_steps_is_not_idle():
     work = RecentWork(0.0)
     work.advance({"a": 64.0}, ["a"], 100.0)
     assert work.advance({"a": 64.0}, ["a"], 100.0 + HALF_LIFE_S)["a"] == (32.0, 50.0 + HALF_LIFE_S)
@@ -113,7 +113,7 @@ def test_work_counts_half_after_ten_minutes_so_an_agent_that_pauses_between_step
     assert work.advance({"a": 64.0}, [], LONG) == {}
 
 
-def test_a_new_agent_counts_as_the_mean_and_one_without_work_a_little() -> None:
+def test_a_new_agent_counts_as_the_mean_and_one_without_work_a_little():
     work = {"a": (90.0, 1000.0), "idle": (0.0, 1000.0)}
     found = recent_costs(["a", "idle", "new"], [work])
     mean = 90.0 / 2000.0
@@ -144,7 +144,7 @@ async def placed(harness: TrainerHarness, names: str, on: Mapping[str, str]) -> 
     return {name: trainer for name in names for trainer, agents in found.items() if keys[name] in agents}
 
 
-async def test_two_trainers_divide_agents_by_their_cost_and_no_agent_moves_again(harness: TrainerHarness) -> None:
+async def test_two_trainers_divide_agents_by_their_cost_and_no_agent_moves_again(harness):
     """8 + 4 and 2 + 1 become 8 and 4 + 2 + 1, though each trainer has two agents before."""
     first = {"a": "trainer-0", "b": "trainer-0", "c": "trainer-1", "d": "trainer-1"}
     after = await placed(harness, "abcd", first)
@@ -152,7 +152,7 @@ async def test_two_trainers_divide_agents_by_their_cost_and_no_agent_moves_again
     assert await placed(harness, "abcd", after) == after
 
 
-async def test_trainers_report_the_work_of_their_agents(harness: TrainerHarness) -> None:
+async def test_trainers_report_the_work_of_their_agents(harness):
     document = job()
     async with harness.training(document):
         await harness.play(document, 1)

@@ -1,7 +1,6 @@
 """Calibration of a pool: noise by hand, a 16-bit model computed in float32, and what a trainer publishes before it trains."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,12 +30,12 @@ def with_adapter(model: BaseModel) -> AttachedAdapter:
 
 
 @pytest.fixture(scope="module")
-def half(tiny_model: Path) -> BaseModel:
+def half(tiny_model):
     return BaseModel(str(tiny_model), dtype=torch.bfloat16)
 
 
 @pytest.fixture(scope="module")
-def rounded(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> BaseModel:
+def rounded(tiny_model, tmp_path_factory):
     """The same model in float32, its weights rounded to bfloat16."""
     from transformers import AutoModelForCausalLM
 

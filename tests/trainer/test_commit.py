@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.harness import WITHIN_S, changed
 from tests.killing import Killed, kill_at
-from tests.trainer.harness import Apart, TrainerHarness, assignment_of, job
+from tests.trainer.harness import TrainerHarness, assignment_of, job
 
 from marlaas_api import failpoints, subjects, wire
 from marlaas_api.blobs import BlobRef, BlobUnavailable
@@ -48,7 +48,7 @@ async def until_only_versions_are_stored(harness: TrainerHarness, document: JobD
 
 
 @pytest.fixture(scope="module")
-def undisturbed(apart: Apart) -> list[tuple[int, int, tuple[str, ...], str]]:
+def undisturbed(apart):
     return apart(play)
 
 

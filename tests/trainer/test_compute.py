@@ -3,7 +3,6 @@
 import asyncio
 import random
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,13 +11,13 @@ from marlaas_worker.trainer.compute_queue import CREDIT_S, ComputeAccount, Compu
 
 
 @pytest.fixture
-def compute() -> Iterator[Compute]:
+def compute():
     made = Compute(1)
     yield made
     made.close()
 
 
-async def test_work_that_is_cancelled_as_its_turn_is_granted_lets_the_next_go_on() -> None:
+async def test_work_that_is_cancelled_as_its_turn_is_granted_lets_the_next_go_on():
     class Cancelling(Compute):
         victims: tuple[asyncio.Task[None], ...] = ()
 
@@ -40,7 +39,7 @@ async def test_work_that_is_cancelled_as_its_turn_is_granted_lets_the_next_go_on
     compute.close()
 
 
-async def test_work_that_is_cancelled_however_often_is_over_before_the_next_begins(compute: Compute) -> None:
+async def test_work_that_is_cancelled_however_often_is_over_before_the_next_begins(compute):
     running, go_on, over = asyncio.Event(), threading.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
@@ -103,7 +102,7 @@ def serve(
 @pytest.mark.parametrize(
     ("quantum_s", "expected"), [(QUANTUM_S, "a0 a1 a2 b0 b1 b2 a3 a4 b3 b4"), (0.0, "a0 b0 a1 b1 a2 b2 a3 b3 a4 b4")]
 )
-def test_the_agent_that_computed_last_keeps_the_turn_for_a_quantum(quantum_s: float, expected: str) -> None:
+def test_the_agent_that_computed_last_keeps_the_turn_for_a_quantum(quantum_s, expected):
     queue: ComputeQueue[str] = ComputeQueue(quantum_s)
     for number in range(5):
         for name in ("a", "b"):
@@ -115,7 +114,7 @@ def test_the_agent_that_computed_last_keeps_the_turn_for_a_quantum(quantum_s: fl
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_two_tenants_get_seconds_by_weight_within_the_bound(seed: int) -> None:
+def test_two_tenants_get_seconds_by_weight_within_the_bound(seed):
     queue: ComputeQueue[str] = ComputeQueue(QUANTUM_S)
     queue.set_weight("light", 1.0)
     queue.set_weight("heavy", 3.0)
@@ -124,13 +123,13 @@ def test_two_tenants_get_seconds_by_weight_within_the_bound(seed: int) -> None:
     assert abs(served["light"] / 1.0 - served["heavy"] / 3.0) <= largest * (1.0 + 1 / 3.0)
 
 
-def test_thirty_jobs_gain_a_tenant_nothing_over_one() -> None:
+def test_thirty_jobs_gain_a_tenant_nothing_over_one():
     many = [agent(f"many-{number}", "many") for number in range(30)]
     served = serve([*many, agent("one", "few")], 60.0, ComputeQueue(QUANTUM_S))
     assert abs(served["many"] - served["few"]) <= 2 * (QUANTUM_S + 2 * STEP_S)
 
 
-def test_an_agent_with_held_groups_keeps_its_credit_and_one_without_does_not() -> None:
+def test_an_agent_with_held_groups_keeps_its_credit_and_one_without_does_not():
     for holds in (True, False):
         queue: ComputeQueue[str] = ComputeQueue(0.0)
         waiting, busy = agent("waiting"), agent("busy")
@@ -146,7 +145,7 @@ def test_an_agent_with_held_groups_keeps_its_credit_and_one_without_does_not() -
         assert sorted(served) == ["b0", "b1", "b2", "w0", "w1", "w2"]
 
 
-def test_an_agent_whose_groups_hang_has_the_thread_for_a_bounded_time_afterwards() -> None:
+def test_an_agent_whose_groups_hang_has_the_thread_for_a_bounded_time_afterwards():
     queue: ComputeQueue[str] = ComputeQueue(0.0)
     hangs, busy = agent("hangs"), agent("busy")
     queue.hold(hangs, True)
@@ -158,7 +157,7 @@ def test_an_agent_whose_groups_hang_has_the_thread_for_a_bounded_time_afterwards
     assert CREDIT_S / 2 - 1 <= STEP_S * served.index("busy") <= CREDIT_S / 2 + 1, "two tenants have credit"
 
 
-def test_an_agent_with_much_work_does_not_delay_its_siblings() -> None:
+def test_an_agent_with_much_work_does_not_delay_its_siblings():
     queue: ComputeQueue[str] = ComputeQueue(0.0)
     for number in range(10):
         queue.push(agent("floods", "tenant", "job"), f"f{number}")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.harness import WITHIN_S
 from tests.killing import kill_at
-from tests.trainer.harness import Apart, TrainerHarness, assignment_of, job
+from tests.trainer.harness import TrainerHarness, assignment_of, job
 from torch import Tensor
 
 from marlaas_api import subjects, wire
@@ -113,7 +113,7 @@ FRAIL = {"adapter": {"rank": 16, "alpha": 16}}
 
 
 @pytest.fixture(scope="module")
-def undisturbed(apart: Apart) -> dict[str, bytes]:
+def undisturbed(apart):
     """The adapters that the jobs of this file end with, each trained alone."""
     jobs = job("sound"), job("frail", agent=FRAIL)
     return {one.job: apart(lambda harness, one=one: harness.trained(one, steps=STEPS))[0] for one in jobs}

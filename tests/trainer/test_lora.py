@@ -74,7 +74,7 @@ def outcome_of_peft(made: Adapted, hidden: Tensor, upstream: Tensor) -> list[Ten
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(4,), (2, 3)], ids=["a row of tokens", "two rows"])
-def test_output_and_gradients_are_pefts(bias: bool, shape: tuple[int, ...]) -> None:
+def test_output_and_gradients_are_pefts(bias, shape):
     made = adapted(bias)
     hidden, upstream = torch.randn(*shape, 7).double(), torch.randn(*shape, 5).double()
     expected = outcome_of_peft(made, hidden, upstream)
@@ -135,7 +135,7 @@ def test_a_16_bit_layer_computes_what_the_engine_adds_to_its_outputs():
     assert torch.equal(layer(hidden).view(-1, 5), expected)
 
 
-def test_gradients_of_a_16_bit_layers_adapter_are_float32_and_those_of_autograd_through_what_is_held() -> None:
+def test_gradients_of_a_16_bit_layers_adapter_are_float32_and_those_of_autograd_through_what_is_held():
     made = half()
     hidden, upstream = torch.randn(2, 3, 7).bfloat16(), torch.randn(2, 3, 5).bfloat16()
     _, slope, *ours = outcome(made, hidden, upstream)

@@ -88,7 +88,7 @@ async def test_what_a_killed_trainer_has_left_of_a_job_that_ended_since_is_remov
     assert (len(consumers), (await harness.record(document)).version) == (0, 1)
 
 
-async def test_what_the_bus_refuses_a_trainer_is_not_the_jobs_fault(harness, monkeypatch) -> None:
+async def test_what_the_bus_refuses_a_trainer_is_not_the_jobs_fault(harness, monkeypatch):
     document, read = job(), MemoryBucket.get_from_leader
 
     async def refuse(bucket: MemoryBucket, key: str) -> Entry | None:

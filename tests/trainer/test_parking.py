@@ -36,7 +36,7 @@ def parked(harness: TrainerHarness, name: str = "trainer-0") -> dict[str, float]
 
 
 @pytest.fixture
-def parks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def parks(monkeypatch):
     """Times that agents were parked, by job."""
     found, park = Counter[str](), AgentTrainer._park
 
@@ -49,7 +49,7 @@ def parks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def reads(monkeypatch):
     """Versions that were read from the blob store to be restored, by job."""
     found, read = Counter[str](), Residence._read
 
@@ -62,7 +62,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.fixture
-def room_for(monkeypatch: pytest.MonkeyPatch):
+def room_for(monkeypatch):
     """Give later trainers memory for so many agents, and host memory for this many bytes of versions."""
 
     def give(num: int, host_bytes: int = 0) -> None:
@@ -95,7 +95,7 @@ async def test_a_step_that_waits_for_groups_is_begun_again_for_an_agent_that_can
     assert [await harness.adapter(one) for one in (waiting, due)] == expected
 
 
-async def test_killed_while_agents_are_parked_they_go_on_to_the_same_bits(harness, room_for, parks) -> None:
+async def test_killed_while_agents_are_parked_they_go_on_to_the_same_bits(harness, room_for, parks):
     documents = [job(f"job-{number}") for number in range(3)]
     other = await harness.another()
     expected = await other.trained(*documents, steps=3)
@@ -109,8 +109,8 @@ async def test_killed_while_agents_are_parked_they_go_on_to_the_same_bits(harnes
 
 @pytest.mark.parametrize("host_bytes", [1 << 30, 1], ids=["host memory for all", "for none"])
 async def test_restored_from_host_memory_agents_have_the_bits_that_they_have_from_the_blob_store(
-    harness: TrainerHarness, room_for, parks: Counter[str], reads: Counter[str], host_bytes
-) -> None:
+    harness, room_for, parks, reads, host_bytes
+):
     """With KL references, a fixed one and one that follows the policy, and running means of rewards."""
     baselines = {"baseline": {"type": "running-mean"}}
     references = [{}, {"coefficient": 0.1, "reference": {"versionsBehind": 1}}]
@@ -216,7 +216,7 @@ def kept(cache: VersionCache, names: str) -> str:
     return "".join(name for name in names if cache.find(name, version_ref(name)))
 
 
-def test_versions_are_kept_within_the_bound_and_the_least_recently_used_one_is_dropped_first() -> None:
+def test_versions_are_kept_within_the_bound_and_the_least_recently_used_one_is_dropped_first():
     cache = VersionCache(48)
     for name in "abc":
         cache.keep(name, held(name))
@@ -244,11 +244,11 @@ class Room(AgentRoom):
 
 
 @pytest.fixture
-def room() -> Room:
+def room():
     return Room()
 
 
-def test_agents_without_work_leave_first_and_of_them_the_one_that_entered_first(room: Room) -> None:
+def test_agents_without_work_leave_first_and_of_them_the_one_that_entered_first(room):
     for agent in "abc":
         assert room.asks(agent, 3)
         room.clock.at += QUANTUM_S
@@ -262,7 +262,7 @@ def test_agents_without_work_leave_first_and_of_them_the_one_that_entered_first(
     assert room.asks("d", 4)
 
 
-def test_due_agents_enter_before_those_that_came_earlier_and_one_that_withdraws_lets_the_next_one_in(room: Room):
+def test_due_agents_enter_before_those_that_came_earlier_and_one_that_withdraws_lets_the_next_one_in(room):
     assert room.asks("a", 10)
     assert not any(room.asks(agent, 10, is_due) for agent, is_due in (("b", False), ("c", False), ("d", True)))
     room.leave("a")
@@ -320,7 +320,7 @@ class Agent:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_random_schedules_end_and_never_overfill_the_room(seed: int) -> None:
+def test_random_schedules_end_and_never_overfill_the_room(seed):
     """A group of a step arrives only after all agents have committed the step before, so agents wait for one another."""
     chance, clock = random.Random(seed), Clock()
     size, num_steps = chance.randint(5, 12), 6

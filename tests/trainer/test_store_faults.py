@@ -1,18 +1,17 @@
 """A store that refuses, is full or says nothing: the trainer waits with the reason, and then makes the same bits."""
 
 import pytest
-from tests.trainer.harness import Apart, TrainerHarness, job
+from tests.trainer.harness import job
 
 from marlaas_api import subjects
 from marlaas_api.blobs import BlobCorrupt, BlobFull, BlobRefused, BlobUnavailable
-from marlaas_api.errors import MarlaasError
 from marlaas_api.reasons import Reason
 
 UID = "uid-sums"
 
 
 @pytest.fixture(scope="module")
-def undisturbed(apart: Apart) -> list[bytes]:
+def undisturbed(apart):
     return apart(lambda harness: harness.trained(job(), steps=2))
 
 
@@ -24,9 +23,7 @@ def undisturbed(apart: Apart) -> list[bytes]:
         (BlobUnavailable("500"), Reason.STORE_SILENT),
     ],
 )
-async def test_ten_minutes_without_the_store_are_waited_for_and_change_no_bit(
-    harness: TrainerHarness, undisturbed: list[bytes], error: MarlaasError, reason: Reason
-) -> None:
+async def test_ten_minutes_without_the_store_are_waited_for_and_change_no_bit(harness, undisturbed, error, reason):
     document = job()
     async with harness.training(document):
         await harness.play(document, 1)
@@ -45,7 +42,7 @@ async def test_ten_minutes_without_the_store_are_waited_for_and_change_no_bit(
     assert await harness.adapter(document) == undisturbed[0]
 
 
-async def test_wrong_bytes_still_fail_the_job_at_once(harness: TrainerHarness) -> None:
+async def test_wrong_bytes_still_fail_the_job_at_once(harness):
     document = job()
     async with harness.training(document):
         pass
@@ -55,9 +52,7 @@ async def test_wrong_bytes_still_fail_the_job_at_once(harness: TrainerHarness) -
 
 
 @pytest.mark.parametrize("where", ["policy", "groups", "document"])
-async def test_what_cannot_be_read_is_waited_for_with_its_place_and_nothing_is_let_go(
-    harness: TrainerHarness, where: str
-) -> None:
+async def test_what_cannot_be_read_is_waited_for_with_its_place_and_nothing_is_let_go(harness, where):
     document, newer = job(), b"\x83\xa1v\x63\xa1t\xa1X\xa1d\x80"
     async with harness.training(document):
         jobs, policies = await harness.bus.bucket(subjects.JOBS), await harness.bus.bucket(subjects.POLICY)
