@@ -176,12 +176,7 @@ Ended = tuple[int, str, str]
 
 
 @pytest.fixture
-def marlaas(
-    manifest,
-    tmp_path,
-    monkeypatch,
-    capfd,
-):
+def marlaas(manifest, tmp_path, monkeypatch, capfd):
     """Runs the command on the right manifest after edits, in a folder with a (hollow) model; returns exit code and outputs."""
     write_model(tmp_path / "model")
     # A server that is not there yet is waited for; here no longer than it takes to see that.

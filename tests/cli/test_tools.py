@@ -171,10 +171,7 @@ def test_an_agent_of_several_is_chosen_by_name(team, options, words):
         raise invoke("chat", str(team), *options, "-p", "x").exception
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    rows(__file__, "refused"),
-)
+@pytest.mark.parametrize(("arguments", "words"), rows(__file__, "refused"))
 def test_what_cannot_be_is_refused_before_anything_is_read_or_loaded(out, arguments, words):
     with pytest.raises(InvalidInput, match=words):
         raise invoke(*arguments.format(out=out).split()).exception

@@ -169,10 +169,7 @@ def test_a_command_of_kubernetes_is_one_and_takes_these_options(words):
     check(words)
 
 
-@pytest.mark.parametrize(
-    "line",
-    rows(__file__, "wrong_commands"),
-)
+@pytest.mark.parametrize("line", rows(__file__, "wrong_commands"))
 def test_a_wrong_command_is_found(line):
     with pytest.raises((AssertionError, KeyError, UsageError)):
         [check(words) for words in simple(line)]

@@ -225,12 +225,7 @@ async def slow_tool(task: Task, agents: Any) -> None:
 
 @pytest.mark.parametrize(
     ("code", "ending"),
-    [
-        (until_the_limit, "max_turns"),
-        (in_a_group, "max_turns"),
-        (broken_tool, "tool_error"),
-        (slow_tool, "tool_error"),
-    ],
+    [(until_the_limit, "max_turns"), (in_a_group, "max_turns"), (broken_tool, "tool_error"), (slow_tool, "tool_error")],
 )
 def test_what_the_policy_causes_is_scored(code, ending):
     outcome = played(code, OrderedReplies(max_turns=2), is_strict=code is not in_a_group)

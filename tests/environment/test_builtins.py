@@ -98,10 +98,7 @@ def test_reasoning_gym_can_pay_for_form():
     assert rewards == [1.0, 0.625, 0.125, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("name", "args", "words"),
-    rows(__file__, "arguments"),
-)
+@pytest.mark.parametrize(("name", "args", "words"), rows(__file__, "arguments"))
 def test_arguments_that_a_builtin_cannot_take(name, args, words):
     with pytest.raises(InvalidInput, match=words):
         resolve(name, args).create()

@@ -27,8 +27,7 @@ def play_kuhn(index: int, *replies: str, split: Split = Split.TRAIN) -> tuple[Ou
 
 
 @pytest.mark.parametrize(
-    ("moves", "higher", "lower"),
-    [("pp", 1, -1), ("bp", 1, 1), ("bb", 2, -2), ("pbp", -1, -1), ("pbb", 2, -2)],
+    ("moves", "higher", "lower"), [("pp", 1, -1), ("bp", 1, 1), ("bb", 2, -2), ("pbp", -1, -1), ("pbb", 2, -2)]
 )
 def test_the_chips_of_every_end_with_the_higher_and_the_lower_card(moves, higher, lower):
     for index, won in ((KING_JACK, higher), (JACK_KING, lower)):
@@ -82,10 +81,7 @@ def play_ttt(replies: str, index: int = 0, **args: str) -> tuple[Outcome, list[t
 
 
 @pytest.mark.usefixtures("_from_the_start")
-@pytest.mark.parametrize(
-    ("replies", "x", "o", "metrics"),
-    rows(__file__, "tic_tac_toe"),
-)
+@pytest.mark.parametrize(("replies", "x", "o", "metrics"), rows(__file__, "tic_tac_toe"))
 def test_results_of_games(replies, x, o, metrics):
     outcome, _ = play_ttt(replies)
     assert (outcome.rewards, outcome.metrics) == ({"x": x, "o": o}, metrics)

@@ -92,10 +92,7 @@ def test_a_function_or_class_is_given_its_arguments_and_agents(name, args, agent
     assert worth(name, args, *agents) == reward
 
 
-@pytest.mark.parametrize(
-    ("name", "args", "words"),
-    rows(__file__, "environments"),
-)
+@pytest.mark.parametrize(("name", "args", "words"), rows(__file__, "environments"))
 def test_what_is_wrong_is_said_in_one_sentence(name, args, words):
     with pytest.raises(InvalidInput, match=words) as caught:
         resolve(name, args)

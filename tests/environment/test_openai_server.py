@@ -88,10 +88,7 @@ def test_a_closed_server_leaves_no_thread_and_no_port():
         _ = server.base_url
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    rows(__file__, "requests"),
-)
+@pytest.mark.parametrize(("fields", "words"), rows(__file__, "requests"))
 def test_what_training_could_not_reproduce_is_refused_in_words(fields, words):
     with opened("a") as (_, client, asked):
         with pytest.raises(openai.BadRequestError, match=words):
@@ -210,10 +207,7 @@ def test_a_call_that_a_client_printed_anew_is_the_same_call():
     assert asked[1].request.parent == 0
 
 
-@pytest.mark.parametrize(
-    ("reply", "names"),
-    rows(__file__, "calls"),
-)
+@pytest.mark.parametrize(("reply", "names"), rows(__file__, "calls"))
 def test_calls_are_read(reply, names):
     with opened(reply) as (_, client, _):
         choice = create(client, user("x"), tools=[ADD]).choices[0]
@@ -221,10 +215,7 @@ def test_calls_are_read(reply, names):
     assert [call.function.name for call in choice.message.tool_calls] == names
 
 
-@pytest.mark.parametrize(
-    "reply",
-    rows(__file__, "texts"),
-)
+@pytest.mark.parametrize("reply", rows(__file__, "texts"))
 def test_what_is_no_call_is_text(reply):
     with opened(reply) as (_, client, _):
         choice = create(client, user("x"), tools=[ADD]).choices[0]

@@ -69,10 +69,7 @@ def test_levels_rise_in_equal_stretches_and_stay_and_all_of_them_are_known():
     assert LevelSchedule({"a": (2, 2)}, 0).all() == [{"a": 2}]
 
 
-@pytest.mark.parametrize(
-    ("given", "num_tasks", "words"),
-    rows(__file__, "levels"),
-)
+@pytest.mark.parametrize(("given", "num_tasks", "words"), rows(__file__, "levels"))
 def test_levels_that_are_none(given, num_tasks, words):
     with pytest.raises(InvalidInput, match=words):
         checked_levels("the thing", given, num_tasks, {"terms": 4, "digits": 3})

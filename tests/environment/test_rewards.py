@@ -72,10 +72,7 @@ def test_lengths_forms_and_answers_are_paid():
     assert answer_reward("whole")(Reply("Paris"), "Paris") == 1.0
 
 
-@pytest.mark.parametrize(
-    ("kind", "reply", "answer"),
-    rows(__file__, "answers"),
-)
+@pytest.mark.parametrize(("kind", "reply", "answer"), rows(__file__, "answers"))
 def test_answers_are_found(kind, reply, answer):
     is_name = kind in ("last_number", "boxed", "tag", "whole")
     assert (extractor(kind) if is_name else extractor("regex", kind))(reply) == answer

@@ -255,10 +255,7 @@ def test_messages_in_the_forms_of_other_libraries(given, message):
     assert message_of(given) == message
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    rows(__file__, "messages"),
-)
+@pytest.mark.parametrize(("given", "words"), rows(__file__, "messages"))
 def test_other_messages_are_refused_with_the_reason(given, words):
     with pytest.raises(InvalidTurn, match=words):
         message_of(given)

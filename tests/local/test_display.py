@@ -183,12 +183,7 @@ def test_a_job_of_several_agents_has_a_line_of_each(document, progress_of):
         ["  past", "2", "·", "·", "0.00"],
     ]
     assert "; reader: version 1, reward 0.12, eval 0.50, staleness 0.00; past: " in plain_line(view)
-    assert as_json(view)["agents"]["caller"] == {
-        "reward": 0.5,
-        "evalBefore": 0.25,
-        "evalLast": 0.75,
-        "staleness": 0.5,
-    }
+    assert as_json(view)["agents"]["caller"] == {"reward": 0.5, "evalBefore": 0.25, "evalLast": 0.75, "staleness": 0.5}
 
 
 @pytest.mark.parametrize(

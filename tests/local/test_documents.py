@@ -144,10 +144,7 @@ def test_of_what_may_change_while_a_job_runs_only_the_number_of_steps_concerns_i
     assert others == CHANGEABLE - {"training.steps"}
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    rows(__file__, "fixed"),
-)
+@pytest.mark.parametrize(("change", "words"), rows(__file__, "fixed"))
 def test_what_must_not_change_is_refused_by_the_name_of_its_field(document, change, words):
     with pytest.raises(InvalidInput) as refused:
         merge([document()], [document(spec=change)])

@@ -149,14 +149,7 @@ async def test_episodes_that_a_killed_recorder_had_claimed_are_read_before_the_e
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-async def test_the_consumer_stays_if_episodes_could_not_be_read(
-    folder,
-    bus,
-    server,
-    monkeypatch,
-    caplog,
-    at_once,
-):
+async def test_the_consumer_stays_if_episodes_could_not_be_read(folder, bus, server, monkeypatch, caplog, at_once):
     monkeypatch.setattr(recorder, "LAST_S", 1e6 * at_once)
 
     async def unavailable(*_: object) -> object:

@@ -113,9 +113,7 @@ def test_stored_bytes_are_those_of_the_blobs_to_which_versions_refer_and_no_othe
     assert set(crowd.blobs) == needed
 
 
-def test_ended_jobs_leave_their_results_and_no_work_and_a_replica_no_more_versions_than_it_has_slots(
-    crowd,
-):
+def test_ended_jobs_leave_their_results_and_no_work_and_a_replica_no_more_versions_than_it_has_slots(crowd):
     keys = {one.document.ref.key for one in crowd.jobs.values()}
     agents = {f"{one.document.ref.key}.{agent}" for one in crowd.jobs.values() for agent in one.histories}
     assert crowd.keys[subjects.JOBS] == crowd.keys[subjects.PROGRESS] == crowd.keys[subjects.LEDGER] == keys

@@ -31,10 +31,7 @@ def bpe(template):
     backend.train_from_iterator(["the tool answers three plus fourteen user assistant system"] * 8, trainer)
     return PretrainedTokenizer(
         PreTrainedTokenizerFast(
-            tokenizer_object=backend,
-            eos_token="<|im_end|>",
-            additional_special_tokens=special,
-            chat_template=template,
+            tokenizer_object=backend, eos_token="<|im_end|>", additional_special_tokens=special, chat_template=template
         )
     )
 

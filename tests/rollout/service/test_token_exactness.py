@@ -163,10 +163,7 @@ def assert_trained_as_drawn(drawn, trained):
     assert sum(int(segment.generated.sum()) for segment in trained) == sum(len(one.output) for one in drawn)
 
 
-@pytest.mark.parametrize(
-    ("name", "num_episodes"),
-    [("tiny", 200), ("smollm2-135m-instruct", 100), (FORGETFUL, 200)],
-)
+@pytest.mark.parametrize(("name", "num_episodes"), [("tiny", 200), ("smollm2-135m-instruct", 100), (FORGETFUL, 200)])
 async def test_what_was_generated_is_what_is_trained_token_for_token(harness, roles, name, num_episodes):
     forgets = name == FORGETFUL
     made = bpe(THINKS) if forgets else PretrainedTokenizer.load(str(await asyncio.to_thread(prepare, name)))
