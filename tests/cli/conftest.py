@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from marlaas.cli.app import build
 from marlaas.manifest import InvalidManifest, load
@@ -11,12 +11,12 @@ from marlaas.manifest import InvalidManifest, load
 MANIFEST = (Path(__file__).parent / "manifest.yaml").read_text("utf-8")
 
 
-def invoke(*arguments: str, typed: str | None = None) -> Result:
+def invoke(*arguments: str, typed=None):
     """Run a command within this process."""
     return CliRunner().invoke(build(arguments), list(arguments), input=typed)
 
 
-def _replacement(line: str) -> tuple[str, str]:
+def _replacement(line):
     """The last line with the same key and `line` in its place; without such a line, the job's spec with `line` at its end."""
     key = line.partition(":")[0] + ":"
     lines = [known.strip() for known in MANIFEST.splitlines()]
@@ -32,7 +32,7 @@ def manifest(tmp_path, monkeypatch):
     """
     monkeypatch.chdir(tmp_path)
 
-    def write(*edits: str | tuple[str, str]) -> Path:
+    def write(*edits: str | tuple[str, str]):
         text = MANIFEST
         for edit in edits:
             old, new = _replacement(edit) if isinstance(edit, str) else edit
@@ -48,7 +48,7 @@ def manifest(tmp_path, monkeypatch):
 def complaints(manifest):
     """What is said of the manifest after edits, one line per error."""
 
-    def of(*edits: str | tuple[str, str], runnable: bool = True) -> list[str]:
+    def of(*edits: str | tuple[str, str], runnable=True):
         path = manifest(*edits)
         try:
             load([path], runnable=runnable)

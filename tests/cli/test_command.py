@@ -7,8 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from tests.cli.conftest import invoke
@@ -20,10 +18,8 @@ from marlaas.cli.standard_files import LossyOutput
 from marlaas.local import server
 from marlaas_api.errors import InvalidInput, Permanent, Retryable
 
-Write = Callable[..., Path]
 
-
-def _command(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
+def _command(*arguments: str, monkeypatch):
     """Run the command as a shell does; the exit code."""
     monkeypatch.setattr(sys, "argv", ["marlaas", *arguments])
     with pytest.raises(SystemExit) as caught:
@@ -65,7 +61,7 @@ def test_a_cluster_that_nobody_is_going_to_ask_is_not_silently_ignored(manifest,
 
 
 def test_ctrl_c_while_modules_load_is_no_traceback(monkeypatch):
-    def interrupted(module: str) -> None:
+    def interrupted(module):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("marlaas.cli.app.import_module", interrupted)
@@ -172,9 +168,6 @@ def test_closed_standard_files_become_the_null_device():
     assert done.returncode == 0
 
 
-Ended = tuple[int, str, str]
-
-
 @pytest.fixture
 def marlaas(manifest, tmp_path, monkeypatch, capfd):
     """Runs the command on the right manifest after edits, in a folder with a (hollow) model; returns exit code and outputs."""
@@ -182,7 +175,7 @@ def marlaas(manifest, tmp_path, monkeypatch, capfd):
     # A server that is not there yet is waited for; here no longer than it takes to see that.
     monkeypatch.setattr(server, "connect", functools.partial(server.connect, connect_timeout_s=0.5))
 
-    def run(*options: str, edit: str = "model: {path: model}") -> Ended:
+    def run(*options: str, edit="model: {path: model}"):
         manifest(edit)
         code = _command("run", "job.yaml", *options, monkeypatch=monkeypatch)
         said = capfd.readouterr()

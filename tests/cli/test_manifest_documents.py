@@ -6,7 +6,6 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ from tests.tables import rows
 from marlaas.manifest import InvalidManifest, load
 from marlaas.manifest.documents import YamlError, read_documents
 from marlaas.manifest.objects import File, Objects, read_objects
-
-Write = Callable[..., Path]
 
 
 @pytest.mark.parametrize(("text", "value"), rows(__file__, "scalars"))
@@ -144,12 +141,12 @@ values = st.recursive(
 )
 
 
-def _places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def _places(value, at=()):
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [at, *(place for key, item in items for place in _places(item, (*at, key)))]
 
 
-def _replaced(value: Any, place: tuple[Any, ...], new: Any) -> Any:
+def _replaced(value, place, new):
     if not place:
         return new
     changed = copy.copy(value)
@@ -157,12 +154,12 @@ def _replaced(value: Any, place: tuple[Any, ...], new: Any) -> Any:
     return changed
 
 
-def _added(value: Any, key: str, new: Any) -> Any:
+def _added(value, key, new):
     return {**value, key: new} if isinstance(value, dict) else [*value, new] if isinstance(value, list) else new
 
 
 @st.composite
-def bodies(draw: st.DrawFn) -> Any:
+def bodies(draw):
     body = draw(st.sampled_from(OBJECTS))
     for _ in range(draw(st.integers(1, 3))):
         place = draw(st.sampled_from(_places(body)))
@@ -176,7 +173,7 @@ def bodies(draw: st.DrawFn) -> Any:
     return body
 
 
-def _findings(text: str) -> list[str]:
+def _findings(text):
     objects = Objects()
     read_objects(File("fuzz.yaml", Path("/"), text), objects)
     return [str(finding) for finding in objects.errors]

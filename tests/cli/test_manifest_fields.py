@@ -1,7 +1,6 @@
 """Bad fields and exactly what is said of them."""
 
 import re
-from collections.abc import Callable, Iterator
 
 import pytest
 from tests.tables import rows
@@ -15,9 +14,6 @@ from marlaas_api.kinds import RLJob, RLJobSpec, Spec
 from marlaas_api.kinds.base import NO_CHANGE
 from marlaas_api.reason_texts import TEXTS
 from marlaas_api.reasons import Reason
-
-Complaints = Callable[..., list[str]]
-Edit = str | tuple[str, str]
 
 RIGHT_DATA = ["{}", "{tasks: 5}", "{tasks: 5, order: shuffled}", "{tasks: 5, skip: {}}", "{tasks: 1, skip: {maxShare: 0.9}}"]  # fmt: skip
 
@@ -88,7 +84,7 @@ def test_every_job_finds_the_module_beside_its_own_manifest(tmp_path, manifest):
 PARTS_OF_A_POOL = {"rollout.memory", "trainer.memory", "model"}
 
 
-def changeable(part: type[Spec], prefix: str = "") -> Iterator[str]:
+def changeable(part, prefix=""):
     """Fields without the rule that they cannot change, which do not lie in one with it either."""
     for field in part.model_fields.values():
         if NO_CHANGE[1] in str(field.json_schema_extra):

@@ -1,7 +1,6 @@
 """Files, objects, what objects say of each other, and of models and adapters that lie on this machine; nothing is loaded."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,10 @@ from marlaas.models.memory import Machine
 from marlaas_api.documents import job_document
 from marlaas_api.messages import TenantQuota
 
-Write = Callable[..., Path]
-Complaints = Callable[..., list[str]]
-Edit = str | tuple[str, str]
-
 TENANT = "spec: {namespaces: [team-a]}"
 
 
-def _more_jobs(*names: str) -> str:
+def _more_jobs(*names: str):
     text = "training: {steps: 3}"
     for name in names:
         job = f"apiVersion: marlaas.dev/v1alpha1\nkind: RLJob\nmetadata: {{name: {name}, namespace: team-a}}\nspec:\n"
@@ -159,7 +154,7 @@ def _machine(monkeypatch):
     monkeypatch.setattr(models, "has_gpu", lambda: False)
 
 
-def targets(*names: str) -> str:
+def targets(*names: str):
     return f"agents: [{{name: policy, adapter: {{targets: [{', '.join(names)}]}}}}]"
 
 
@@ -237,7 +232,7 @@ def test_replies_that_fill_the_models_own_context_are_refused(complaints, tmp_pa
     assert complaints(PATH, "rollout: {maxTokens: 512}", runnable=runnable) == []
 
 
-def notes_of(manifest: Write, *edits: str, runnable: bool = False) -> list[str]:
+def notes_of(manifest, *edits: str, runnable=False):
     return [str(note) for note in load([manifest(*edits)], runnable=runnable).notes]
 
 
@@ -268,7 +263,7 @@ def test_a_model_that_is_to_be_split_is_refused_before_an_engine_is(complaints, 
     )
 
 
-def beginning(path: str) -> str:
+def beginning(path):
     return f"agents: [{{name: policy, adapter: {{rank: 8, alpha: 16}}, initFrom: {{path: '{path}'}}}}]"
 
 
@@ -288,7 +283,7 @@ def test_a_folder_that_cannot_be_used_is_told(complaints, tmp_path, edit, said):
     assert line.endswith(said.replace("{here}", str(tmp_path)))
 
 
-def write_adapter(folder: Path, config: str) -> None:
+def write_adapter(folder, config):
     folder.mkdir()
     (folder / "adapter_config.json").write_text(config)
     (folder / "adapter_model.safetensors").touch()

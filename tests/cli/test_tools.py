@@ -3,8 +3,6 @@
 import json
 import re
 import time
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from tests.cli.conftest import invoke
@@ -18,7 +16,7 @@ from marlaas.models import prepare
 from marlaas_api.documents import pool_spec
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPoolSpec
-from marlaas_api.messages import AgentProgress, JobDocument, Phase, PoolDocument, Progress, StopReason, UsageAmounts
+from marlaas_api.messages import AgentProgress, Phase, PoolDocument, Progress, StopReason, UsageAmounts
 from marlaas_api.names import JobRef, Split, train_group
 
 STEPS = {"training": {"steps": 40}}
@@ -27,9 +25,7 @@ OTHER = job_document("other", created_at=1000.0, spec=STEPS)
 REF = JobRef("a", "one", "u1")
 
 
-def leave(
-    out: Path, *progress: Progress, jobs: Sequence[JobDocument] | None = None, model_path: str = "/m"
-) -> OutFolder:
+def leave(out, *progress: Progress, jobs=None, model_path="/m"):
     """Leave the folder as a run does that was stopped."""
     spec = pool_spec(ModelPoolSpec.model_validate({"model": {"builtin": "tiny"}}))
     pool = PoolDocument(name="tiny", model_path=model_path, spec=spec)
@@ -38,7 +34,7 @@ def leave(
         return folder
 
 
-def write_run(root: Path, model_path: str = "/m", agents: Sequence[dict[str, object]] = ()) -> Path:
+def write_run(root, model_path="/m", agents=()):
     """The folder of a run of job `a/one` that has only begun; return the job's folder."""
     spec = {"agents": list(agents)} if agents else {}
     job = job_document("one", uid="u1", namespace="a", tenant="a", spec=spec)
@@ -65,7 +61,7 @@ def out(tmp_path):
     return tmp_path / "out"
 
 
-def save_adapter(folder: Path, *, changes_replies: bool = False) -> None:
+def save_adapter(folder, *, changes_replies=False):
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -182,7 +178,7 @@ def left(tmp_path):
     return tmp_path / "left"
 
 
-def why(left: Path, *words: str) -> str:
+def why(left, *words: str):
     result = invoke("why", *(words or ("sums",)), "--run", str(left))
     if result.exception is not None:
         raise result.exception

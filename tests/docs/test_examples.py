@@ -33,12 +33,12 @@ JOB: dict[str, Any] = {
 """What a piece of a job in a page is put into."""
 
 
-def of(*languages: str) -> list[Any]:
+def of(*languages: str):
     found = [block for block in blocks() if block.language in languages]
     return [pytest.param(block, id=f"{name(block.page)}-{number}") for number, block in enumerate(found)]
 
 
-def write_modules(page: Path, folder: Path) -> None:
+def write_modules(page, folder):
     """Write the page's Python files into the folder, and the examples of the tree beside them."""
     for block in blocks():
         if block.page == page and (named := re.match(r"# (\w+\.py)\n", block.text)):
@@ -58,7 +58,7 @@ def folder(tmp_path, monkeypatch):
             del sys.modules[module]
 
 
-def squeezed(text: str) -> list[str]:
+def squeezed(text):
     """Lines without the columns' padding, and without times."""
     lines = [re.sub(r" {2,}", "  ", line).rstrip() for line in text.splitlines()]
     return [line for line in lines if line and not line.startswith("seconds in tools")]
@@ -76,7 +76,7 @@ def test_the_commands_of_a_page_print_what_it_shows(page, folder, monkeypatch):
         assert [line for line in squeezed(shown.text) if line not in squeezed(printed)] == [], printed
 
 
-def run(line: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def run(line, monkeypatch):
     """Run one command of ours, or `cd`, and return what it prints."""
     program, *words = shlex.split(line)
     if program == "cd":
@@ -119,7 +119,7 @@ def test_a_manifest_or_a_piece_of_one_is_valid(block, folder):
             resolve(environment.name or environment.entrypoint[-1], environment.args)
 
 
-def merged(base: Mapping[str, Any], piece: Mapping[str, Any]) -> dict[str, Any]:
+def merged(base, piece):
     """Put a piece into a document; an environment replaces the other one whole."""
     found = dict(base)
     for key, value in piece.items():

@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
@@ -51,7 +50,7 @@ def test_every_link_leads_somewhere(page):
         assert not anchor or anchor in _anchors(target), link
 
 
-def _anchors(page: Path) -> set[str]:
+def _anchors(page):
     """The anchors of a page, as GitHub makes them from headings, and those that are written out."""
     text = without_blocks(page.read_text("utf-8"))
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)

@@ -1,5 +1,4 @@
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,22 +6,20 @@ from tests.environment.playing import first_task, play, said
 from tests.tables import rows
 
 from marlaas.environment import Split, Task
-from marlaas.environment_types import TurnRequest
 from marlaas.envs.loading import resolve
-from marlaas.envs.playing import Outcome
 from marlaas.models.curriculum import tool_reply
 from marlaas_api.errors import InvalidInput
 
 
-def reversed_word(request: TurnRequest) -> str:
+def reversed_word(request):
     return said(request).removeprefix("reverse: ")[::-1]
 
 
-def with_the_tool(request: TurnRequest) -> str:
+def with_the_tool(request):
     return f"calc: {said(request).removesuffix('=?')}" if said(request).endswith("=?") else said(request)
 
 
-def prompts(name: str, args: dict[str, Any], split: Split, num: int, seed: int = 7) -> list[str]:
+def prompts(name, args, split, num, seed=7):
     return [said(play(name, args, lambda _: "", Task(split, index, seed))[1].asked[0].request) for index in range(num)]
 
 
@@ -34,7 +31,7 @@ def test_reverse_wants_the_word_reversed():
 
 
 def test_calculator_pays_for_a_right_result_that_came_from_the_tool_however_often_it_is_called():
-    def stumbling(request: TurnRequest) -> str:
+    def stumbling(request):
         if said(request) == "error":
             return f"calc: {first.removesuffix('=?')}"
         return "calc: 1//2" if said(request).endswith("=?") else f"it is {said(request)}."
@@ -60,7 +57,6 @@ def test_calculator_keeps_to_its_arguments(operator):
             assert re.fullmatch(rf"[1-9]\{operator}[1-9]=\?", prompt)
 
 
-LEVEL = {"dataset": "chain_sum", "curriculum": {"num_terms": 1}}
 SUMS = {"dataset": "chain_sum", "config": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}}
 
 
@@ -75,7 +71,7 @@ def test_tasks_are_reproducible_varied_and_never_in_both_splits(name, args):
     assert not set(prompts(name, args, Split.TRAIN, 40, seed=8)) & set(held_out)
 
 
-def right_sum(request: TurnRequest) -> str:
+def right_sum(request):
     expression = re.search(r"\d+ [-+] \d+", said(request))
     assert expression is not None
     return tool_reply(expression[0])
@@ -104,7 +100,7 @@ def test_arguments_that_a_builtin_cannot_take(name, args, words):
         resolve(name, args).create()
 
 
-def guess(answer: Callable[[str], str], index: int = 0, split: Split = Split.TRAIN, **args: Any) -> Outcome:
+def guess(answer, index=0, split=Split.TRAIN, **args: Any):
     """Play `guess-number` with a policy that answers what it hears."""
     return play("guess-number", args, lambda request: answer(said(request)), Task(split, index, 7))[0]
 
@@ -112,11 +108,11 @@ def guess(answer: Callable[[str], str], index: int = 0, split: Split = Split.TRA
 class Halving:
     """Guesses the middle of what is left, after some wasted guesses."""
 
-    def __init__(self, low: int, high: int, num_wasted: int = 0) -> None:
+    def __init__(self, low, high, num_wasted=0):
         self.low, self.high, self.num_wasted = low, high, num_wasted
         self.guess = 0
 
-    def __call__(self, heard: str) -> str:
+    def __call__(self, heard):
         if heard == "Higher." and self.guess >= self.low:
             self.low = self.guess + 1
         if heard == "Lower." and self.guess <= self.high:
@@ -128,7 +124,7 @@ class Halving:
         return f"My guess is {self.guess}."
 
 
-def secret(index: int, split: Split) -> int:
+def secret(index, split):
     halving = Halving(1, 100)
     guess(halving, index, split)
     return halving.guess
@@ -149,7 +145,7 @@ def test_the_reward_falls_with_guesses_beyond_halvings():
 def test_a_reply_without_a_number_is_a_guess_lost_and_is_told():
     heard: list[str] = []
 
-    def mumble(text: str) -> str:
+    def mumble(text):
         heard.append(text)
         return "3.5" if len(heard) == 2 else "hm"
 

@@ -12,7 +12,7 @@ from marlaas.envs import BUILTINS
 from marlaas_api.errors import InvalidInput
 
 
-def invoke(*words: str, typed: str = "") -> tuple[int, str, BaseException | None]:
+def invoke(*words: str, typed=""):
     result = CliRunner().invoke(app, list(words), input=typed)
     return result.exit_code, re.sub(r" +", " ", result.output), result.exception
 
@@ -49,7 +49,7 @@ def own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path])
 
-    def write(source: str) -> str:
+    def write(source):
         module = f"own_{abs(hash(source))}"
         Path(f"{module}.py").write_text(source)
         return f"{module}:play"

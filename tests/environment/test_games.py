@@ -2,18 +2,16 @@
 
 import random
 import string
-from collections.abc import Callable
 
 import pytest
 from tests.environment.playing import play_moves, said
 from tests.tables import rows
 
 from marlaas.environment import EpisodeState, Split, Task
-from marlaas.environment_types import TurnRequest
 from marlaas.envs import tic_tac_toe
 from marlaas.envs.kuhn_poker import BET, DEALS, PASS, PLAYERS, move_of
 from marlaas.envs.loading import resolve
-from marlaas.envs.playing import Outcome, play_episode
+from marlaas.envs.playing import play_episode
 from marlaas.envs.scripted import RecordedReplies
 from marlaas.envs.solver_verifier import one_digit_off
 from marlaas.envs.tic_tac_toe import EMPTY, free, has_won, opening, to_move
@@ -22,7 +20,7 @@ from marlaas_api.errors import InvalidInput
 KING_JACK, JACK_KING = DEALS.index(("king", "jack")), DEALS.index(("jack", "king"))
 
 
-def play_kuhn(index: int, *replies: str, split: Split = Split.TRAIN) -> tuple[Outcome, list[tuple[str, str]]]:
+def play_kuhn(index, *replies: str, split=Split.TRAIN):
     return play_moves("kuhn-poker", {}, PLAYERS, replies, Task(split, index, 7))
 
 
@@ -76,7 +74,7 @@ def _from_the_start(monkeypatch):
     monkeypatch.setattr(Task, "draw", lambda self, generate: generate(self.rng))
 
 
-def play_ttt(replies: str, index: int = 0, **args: str) -> tuple[Outcome, list[tuple[str, str]]]:
+def play_ttt(replies, index=0, **args: str):
     return play_moves("tic-tac-toe", args, ["x", "o", *args.values()], replies, Task(Split.TRAIN, index, 7))
 
 
@@ -120,13 +118,10 @@ def test_openings_have_at_most_two_moves_and_nobody_has_won():
     assert {to_move(board) for board in boards} == {"x", "o"}
 
 
-Asked = dict[str, list[TurnRequest]]
-
-
-def played(index: int, solver: str, verdict: Callable[[str], str], split: Split = Split.TRAIN) -> tuple[Outcome, Asked]:
+def played(index, solver, verdict, split=Split.TRAIN):
     """Return the outcome of an episode, and the agents' requests. verdict: the verifier's reply to a draft."""
 
-    def answer(request: TurnRequest) -> str:
+    def answer(request):
         return solver if request.agent == "solver" else verdict(said(request))
 
     channel = RecordedReplies(answer)
@@ -137,16 +132,16 @@ def played(index: int, solver: str, verdict: Callable[[str], str], split: Split 
     }
 
 
-def is_right(draft: str) -> bool:
+def is_right(draft):
     left, _, right, _, result = draft.split()
     return int(left) + int(right) == int(result)
 
 
-def judge(draft: str) -> str:
+def judge(draft):
     return "Right." if is_right(draft) else "wrong, I think"
 
 
-def drafts(index: int, split: Split = Split.TRAIN) -> list[str]:
+def drafts(index, split=Split.TRAIN):
     """Return the drafts of a task, the right one first."""
     found = [said(request) for request in played(index, "", judge, split)[1]["verifier"]]
     return sorted(found, key=is_right, reverse=True)

@@ -5,7 +5,7 @@ from tests.tables import rows
 
 from marlaas.environment import Agents, Split, Task
 from marlaas.envs.loading import resolve
-from marlaas.envs.playing import Outcome, play_episode
+from marlaas.envs.playing import play_episode
 from marlaas.envs.scripted import ScriptedReplies
 from marlaas.episode_state import EpisodeState
 from marlaas_api.errors import InvalidInput
@@ -75,7 +75,7 @@ def own_module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
-def worth(name: str, args: dict[str, object], *agents: str) -> object:
+def worth(name, args, *agents: str):
     state = EpisodeState(agents, ScriptedReplies([]))
     return resolve(name, args).create().play(Task(Split.TRAIN, 0, 0), Agents(state))
 
@@ -99,7 +99,7 @@ def test_what_is_wrong_is_said_in_one_sentence(name, args, words):
     assert "\n" not in str(caught.value)
 
 
-def played(name: str, args: dict[str, object], index: int = 0) -> tuple[Outcome, EpisodeState, ScriptedReplies]:
+def played(name, args, index=0):
     channel = ScriptedReplies(["a"] * 4)
     state = EpisodeState(AGENTS, channel)
     return play_episode(resolve(name, args).create(), Task(Split.TRAIN, index, 0), state), state, channel

@@ -18,11 +18,11 @@ GENEROUS = Limits(cpu_s=30, wall_s=120)
 IMPATIENT = Limits(cpu_s=20, wall_s=0.5)
 
 
-def run(*lines: str, limits: Limits = GENEROUS) -> Ran:
+def run(*lines: str, limits=GENEROUS):
     return run_program("\n".join(lines), limits)
 
 
-def unharmed() -> bool:
+def unharmed():
     """Whether the next program runs as if nothing had been."""
     return run("print(6 * 7)") == Ran("42\n", 0)
 
@@ -165,7 +165,7 @@ def test_the_program_goes_when_its_parent_is_killed():
     os.close(child)
 
 
-def without(folder: Path, module: str, line: str, instead: str) -> str:
+def without(folder, module, line, instead):
     """The command that starts a child, from a copy of the package that lacks a line."""
     package = Path(landlock.__file__).parent
     copy = shutil.copytree(package, folder / package.name)

@@ -5,7 +5,6 @@ import json
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import openai
@@ -14,9 +13,9 @@ from openai import AsyncOpenAI
 from tests.environment.playing import ADD, CALL, Held, Meeting, client_of, create, first_task, opened, user
 from tests.tables import rows
 
-from marlaas.environment import Agent, Message, Reply, StopReason, Task
+from marlaas.environment import Message, Reply, StopReason
 from marlaas.envs.loading import Environment
-from marlaas.envs.playing import Outcome, play_episode
+from marlaas.envs.playing import play_episode
 from marlaas.envs.scripted import RecordedReplies, ScriptedReplies
 from marlaas.episode_state import EpisodeState
 from marlaas.openai_server import OpenAIServer
@@ -67,7 +66,7 @@ def test_the_model_is_the_agent():
 @pytest.mark.parametrize("stop", [StopReason.LENGTH, StopReason.CONTEXT])
 def test_a_reply_that_was_cut_says_so(stop):
     class Cut(RecordedReplies):
-        def turn(self, request: Any) -> Reply:
+        def turn(self, request):
             return Reply(CALL, stop, 5, 0, 12)
 
     with opened(channel=Cut(lambda _: "")) as (_, client, _):
@@ -109,7 +108,7 @@ def test_nobody_comes_in_without_the_episodes_key():
 
 def test_what_breaks_behind_the_server_is_told_and_not_asked_again():
     class Broken(RecordedReplies):
-        def turn(self, request: Any) -> Reply:
+        def turn(self, request):
             self.num_tools += 1
             raise EOFError("the supervisor is gone")
 
@@ -120,10 +119,8 @@ def test_what_breaks_behind_the_server_is_told_and_not_asked_again():
     assert channel.num_tools == 1
 
 
-def served(
-    channel: Any, talk: Callable[[AsyncOpenAI], Awaitable[Any]], *agents: str, is_strict: bool = False
-) -> list[Any]:
-    async def run(server: OpenAIServer) -> Any:
+def served(channel, talk, *agents: str, is_strict=False):
+    async def run(server):
         async with AsyncOpenAI(base_url=server.base_url, api_key=server.api_key) as client:
             return await talk(client)
 
@@ -131,7 +128,7 @@ def served(
         return asyncio.run(run(server))
 
 
-async def two_turns(client: AsyncOpenAI, agent: str) -> list[str]:
+async def two_turns(client, agent):
     messages: list[Any] = [user(agent)]
     for text in ("and", "end"):
         reply = (await client.chat.completions.create(model=agent, messages=messages)).choices[0].message
@@ -143,7 +140,7 @@ def test_requests_of_an_asynchronous_job_are_sampled_at_the_same_time():
     """An agent's names count its own turns, so they do not depend on the pace of other agents."""
     channel = Meeting(2)
 
-    async def both(client: AsyncOpenAI) -> Any:
+    async def both(client):
         return await asyncio.gather(two_turns(client, "a"), two_turns(client, "b"))
 
     assert served(channel, both) == [["a0", "a1"], ["b0", "b1"]]
@@ -154,7 +151,7 @@ def test_in_a_strict_job_a_request_beside_another_one_is_refused_in_words():
     """Their order would be that of arrival."""
     channel = Held()
 
-    async def both(client: AsyncOpenAI) -> Any:
+    async def both(client):
         first = asyncio.create_task(client.chat.completions.create(model="a", messages=[user("x")]))
         assert await asyncio.to_thread(channel.asked.acquire, timeout=30)
         for agent in ("a", "b"):
@@ -171,7 +168,7 @@ def test_in_a_strict_job_a_request_beside_another_one_is_refused_in_words():
 
 @pytest.mark.parametrize("is_strict", [True, False])
 def test_several_choices_are_sampled_at_the_same_time_in_the_order_of_their_numbers(is_strict):
-    async def ask(client: AsyncOpenAI) -> Any:
+    async def ask(client):
         answer = await client.chat.completions.create(model="a", messages=[user("x")], n=3)
         return [choice.message.content for choice in answer.choices]
 
@@ -228,19 +225,19 @@ def test_calls_are_not_looked_for_without_tools_or_if_none_is_wanted():
         assert create(client, user("x"), tools=[ADD], tool_choice="none").choices[0].message.content == CALL
 
 
-def play(code: Any, *replies: str, max_turns: int = 9) -> tuple[Outcome, RecordedReplies]:
+def play(code, *replies: str, max_turns=9):
     channel = ScriptedReplies(replies, max_turns)
     return play_episode(Environment(code, False), first_task(), EpisodeState(["policy"], channel)), channel
 
 
-def endless(task: Task, agent: Agent) -> None:
+def endless(task, agent):
     with agent.openai() as server, client_of(server) as client:
         while True:
             create(client, user("on"))
             agent.reward += 0.25
 
 
-def framework(task: Task, agent: Agent) -> None:
+def framework(task, agent):
     with agent.openai() as server, client_of(server) as client:
         create(client, user("on"))
         agent.reward += 0.5
@@ -250,8 +247,8 @@ def framework(task: Task, agent: Agent) -> None:
             raise RuntimeError(f"the chain broke: {error.code == 'turn_limit'}") from None
 
 
-def asynchronous(task: Task, agent: Agent) -> None:
-    async def both(server: OpenAIServer) -> None:
+def asynchronous(task, agent):
+    async def both(server):
         async with (
             AsyncOpenAI(base_url=server.base_url, api_key=server.api_key) as client,
             asyncio.TaskGroup() as group,

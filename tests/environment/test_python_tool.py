@@ -8,10 +8,9 @@ from tests.environment import playing
 from tests.sandbox.conftest import SandboxHarness
 from tests.tables import rows
 
-from marlaas.environment_types import TurnRequest
 from marlaas.envs.loading import resolve
 from marlaas.envs.locked.program import Ran
-from marlaas.envs.playing import Outcome, play_episode
+from marlaas.envs.playing import play_episode
 from marlaas.envs.python_tool import tool_output
 from marlaas.envs.scripted import RecordedReplies
 from marlaas.episode_state import EpisodeState
@@ -21,22 +20,22 @@ from marlaas_api.messages import Ending
 SUMS = {"config": {"min_terms": 2, "max_terms": 2, "operators": ["+"], "allow_negation": False}, "memory_mib": 128}
 
 
-def play(*replies: str, **args: Any) -> tuple[Outcome, list[str]]:
+def play(*replies: str, **args: Any):
     """Play with these replies; `§` stands for what the tool said last. Return what the policy heard, the question first."""
     heard: list[str] = []
 
-    def answer(request: TurnRequest) -> str:
+    def answer(request):
         heard.append(playing.said(request))
         return replies[len(heard) - 1].replace("§", heard[-1])
 
     return playing.play("python-tool", {**SUMS, **args}, answer, max_turns=len(replies))[0], heard
 
 
-def block(code: str) -> str:
+def block(code):
     return f"Let me compute.\n```python\n{code}\n```\nThat is it."
 
 
-def asked_sum() -> str:
+def asked_sum():
     _, (question, *_) = play("?")
     return question.removeprefix("Calculate ").rstrip(".").removesuffix("=").strip(" =.")
 

@@ -2,13 +2,12 @@
 
 import itertools
 import re
-from typing import Any
 
 import pytest
 from tests.environment.playing import play, said
 from tests.tables import rows
 
-from marlaas.environment import Agent, Agents, Split, Task
+from marlaas.environment import Agents, Split, Task
 from marlaas.envs.puzzles import LevelSchedule, Puzzles, checked_levels, dataset_names
 from marlaas.envs.scripted import ScriptedReplies
 from marlaas.episode_state import EpisodeState
@@ -20,11 +19,11 @@ HAVE_NO_ANSWER_OF_THEIR_OWN = ("boxnet", "graph_color", "propositional_logic", "
 CURRICULUM = {"dataset": "chain_sum", "curriculum": {"num_terms": [0, 4], "num_digits": 1}, "curriculum_tasks": 10}
 
 
-def agent() -> Agent:
+def agent():
     return Agents(EpisodeState(["policy"], ScriptedReplies([])))["policy"]
 
 
-def outcomes(name: str, split: Split) -> list[object]:
+def outcomes(name, split):
     """What is wrong with a dataset: a task's own answer earns 1, odd ones earn 0 to 1 and break nothing."""
     puzzle = Puzzles(name, NEEDS_A_CONFIG.get(name, {}), {}, 0).draw(Task(split, 0, 7))
     scores = [puzzle.score(agent(), answer) for answer in ODD_ANSWERS]
@@ -42,11 +41,11 @@ def test_every_dataset_can_be_played():
     assert [found for name, split in names for found in outcomes(name, split)] == []
 
 
-def drawn(split: Split, index: int, args: dict[str, Any] = CURRICULUM) -> str:
+def drawn(split, index, args=CURRICULUM):
     return said(play("reasoning-gym", args, lambda _: "0", Task(split, index, 7))[1].asked[0].request)
 
 
-def num_terms(question: str) -> int:
+def num_terms(question):
     return len(re.findall(r"\d+", question))
 
 

@@ -11,15 +11,15 @@ from marlaas.rewards import Rubric, answer_reward, format_reward, length_penalty
 from marlaas_api.errors import InvalidInput
 
 
-def half(reply: Reply) -> float:
+def half(reply):
     return 0.5
 
 
-def same(reply: Reply, truth: str, factor: float = 1.0) -> float:
+def same(reply, truth, factor=1.0):
     return factor * (reply.text == truth)
 
 
-def broken(reply: Reply) -> float:
+def broken(reply):
     return math.nan
 
 
@@ -29,7 +29,7 @@ def test_a_reward_is_the_weighted_sum_and_every_part_is_logged():
     assert score.metrics == {"same": 1.0, "half": 0.5, "len_of_text": 3.0}
 
 
-def len_of_text(*, reply: Reply) -> int:
+def len_of_text(*, reply):
     return len(reply.text)
 
 

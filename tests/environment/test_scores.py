@@ -9,7 +9,7 @@ from tests.environment.playing import OrderedReplies, first_task, played
 
 from marlaas.environment import Agents, Score
 from marlaas.envs.loading import Environment
-from marlaas.envs.playing import Outcome, play_episode
+from marlaas.envs.playing import play_episode
 from marlaas.envs.scripted import RecordedReplies
 from marlaas.episode_state import EpisodeState
 from marlaas.scores import InvalidScore, metrics
@@ -18,21 +18,21 @@ NUMBERS = [0.5, np.float32(0.5), np.float64(0.5), torch.tensor(0.5), np.array(0.
 NO_NUMBERS = [math.nan, math.inf, "0.5", None, [0.5], torch.tensor([0.5, 0.5]), 1e31, 10**400]
 
 
-def rewarded(give) -> Outcome:
+def rewarded(give):
     """The outcome of an episode in which `give` is called with the agent and its result is returned."""
     return played(lambda task, agents: give(agents.a))
 
 
-def in_a_tool(agent, value) -> None:
+def in_a_tool(agent, value):
     with agent.tool():
         agent.reward = value
 
 
-def on_the_agent(agent, value) -> None:
+def on_the_agent(agent, value):
     agent.reward = value
 
 
-def on_a_candidate(agent, value) -> None:
+def on_a_candidate(agent, value):
     for candidate in agent.branch("x", 2):
         candidate.reward = value
 

@@ -1,13 +1,11 @@
 """The SDK: conversations, rewards, tools, tasks, and the forms of messages and tools that `ask` takes."""
 
 import inspect
-import random
 import re
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Mapping
 
 import pytest
 from tests.environment.playing import first_task
@@ -16,8 +14,8 @@ from tests.tables import rows
 import marlaas
 import marlaas.environment
 from marlaas.chat_messages import message_of, tool_text
-from marlaas.environment import Agent, Agents, Message, Reply, Score, Split, StopReason, Task, ToolCall, TurnLimit
-from marlaas.environment_types import InvalidTurn, TurnRequest
+from marlaas.environment import Agents, Message, Score, Split, StopReason, Task, ToolCall, TurnLimit
+from marlaas.environment_types import InvalidTurn
 from marlaas.envs.loading import Environment, resolve
 from marlaas.envs.playing import explain, play_episode
 from marlaas.envs.scripted import RecordedReplies, ScriptedReplies
@@ -27,14 +25,14 @@ from marlaas_api import messages
 from marlaas_api.names import split_of
 
 
-def play(code, *replies: str, agents: tuple[str, ...] = ("policy",), max_turns: int = 8):
+def play(code, *replies: str, agents=("policy",), max_turns=8):
     """Play a function `code(task, agent)` against replies in order; return the outcome and the channel."""
     channel = ScriptedReplies(replies, max_turns)
     environment = Environment(code, takes_all_agents=len(agents) > 1)
     return play_episode(environment, first_task(), EpisodeState(agents, channel)), channel
 
 
-def example_of_the_docstring() -> str:
+def example_of_the_docstring():
     """The ten lines with which the SDK introduces itself."""
     found = re.search(r"\n\n(    def play.*?)\n\n(?=\S)", str(marlaas.environment.__doc__), re.DOTALL)
     assert found is not None
@@ -47,7 +45,7 @@ def test_the_example_fits_in_ten_lines_and_plays(tmp_path, monkeypatch):
     assert len(example_of_the_docstring().splitlines()) <= 10
     environment = resolve("ten_lines:play", {}).create()
 
-    def honest(request: TurnRequest) -> str:
+    def honest(request):
         first, second = map(int, re.findall(r"\d+", str(request.append[0])))
         return str(first + second)
 
@@ -97,7 +95,7 @@ def test_the_package_has_the_names_of_the_sdk_and_no_others():
 
 
 def test_a_conversation_goes_on_where_it_ended():
-    def talk(task: Task, agent: Agent) -> float:
+    def talk(task, agent):
         agent.ask([Message("system", "short"), {"role": "user", "content": "one"}])
         agent.say("two", max_tokens=3)
         agent.complete("raw")
@@ -112,7 +110,7 @@ def test_a_conversation_goes_on_where_it_ended():
 
 
 def test_branches_go_on_alone():
-    def branch(task: Task, agent: Agent) -> float:
+    def branch(task, agent):
         first = agent.say("one")
         agent.say("two")
         other, again, fresh = agent.fork(), agent.fork(first), agent.begin()
@@ -124,12 +122,12 @@ def test_branches_go_on_alone():
     assert [asked.request.parent for asked in channel.asked] == [None, 0, 1, 1, 0, None]
 
 
-def earning(task: Task, agents: Mapping[str, Agent]) -> None:
+def earning(task, agents):
     agents["white"].reward += 1
     agents["black"].reward -= 1
 
 
-def scoring_one(task: Task, agents: Mapping[str, Agent]) -> Score:
+def scoring_one(task, agents):
     agents["black"].reward = 0.25
     return Score({"white": 1.0}, {"moves": 4})
 
@@ -148,12 +146,12 @@ def test_agents_get_what_is_returned_or_what_they_earned(game, white, black, met
 
 
 def test_running_out_of_turns_is_scored_with_what_was_earned_unless_the_environment_handles_it():
-    def endless(task: Task, agent: Agent) -> float:
+    def endless(task, agent):
         while True:
             agent.say("on")
             agent.reward += 0.25
 
-    def careful(task: Task, agent: Agent) -> float:
+    def careful(task, agent):
         with pytest.raises(TurnLimit):
             endless(task, agent)
         return 0.75
@@ -165,7 +163,7 @@ def test_running_out_of_turns_is_scored_with_what_was_earned_unless_the_environm
 
 @pytest.mark.parametrize("breaks", [lambda: 1 / 0, lambda: sys.exit(3), lambda: int("x"), lambda: time.sleep(30)])
 def test_a_tool_that_the_policy_breaks_or_holds_too_long_is_scored(breaks):
-    def use(task: Task, agent: Agent) -> float:
+    def use(task, agent):
         agent.reward = 0.1
         with agent.tool(timeout_s=0.05):
             breaks()
@@ -177,7 +175,7 @@ def test_a_tool_that_the_policy_breaks_or_holds_too_long_is_scored(breaks):
 
 def test_time_in_tools_is_counted_without_the_turns_in_them():
     class Slow(RecordedReplies):
-        def turn(self, request: TurnRequest) -> Reply:
+        def turn(self, request):
             time.sleep(0.2)
             return super().turn(request)
 
@@ -216,7 +214,7 @@ def test_another_exception_is_not_scored_and_its_traceback_begins_at_the_environ
 
 
 def test_what_is_held_out_is_never_trained_on():
-    def draw(rng: random.Random) -> int:
+    def draw(rng):
         return rng.randrange(500)
 
     trained = {Task(Split.TRAIN, n, 1).draw(draw) for n in range(2000)}

@@ -19,7 +19,7 @@ HEADERS = {
 NEVER = dict(rows(__file__, "never_allowed"))  # fmt: skip
 
 
-def decide(machine: str, number: int, *arguments: int, arch: int | None = None) -> int:
+def decide(machine, number, *arguments: int, arch=None):
     """What the filter says of a call: the instructions that it uses, as Linux runs them."""
     words = (*arguments, *[0] * (6 - len(arguments)))
     data = struct.pack("=IIQ6Q", number, arch or AUDIT_ARCH[machine], 0, *words)

@@ -10,16 +10,16 @@ from marlaas.time_limit import time_limit
 LONG_S, SHORT_S = 60.0, 0.05
 
 
-def work_forever() -> None:
+def work_forever():
     while True:
         pass
 
 
-def in_a_thread(code) -> BaseException | None:
+def in_a_thread(code):
     """Run code in a thread; return its exception."""
     found: list[BaseException] = []
 
-    def run() -> None:
+    def run():
         try:
             code()
         except BaseException as error:
@@ -31,7 +31,7 @@ def in_a_thread(code) -> BaseException | None:
     return found[0] if found else None
 
 
-def here(code) -> BaseException | None:
+def here(code):
     try:
         code()
     except BaseException as error:
@@ -47,7 +47,7 @@ def run(request):
 def limited(*limits_s: float, code=work_forever):
     """Code within limits, the outermost first."""
 
-    def call() -> None:
+    def call():
         if not limits_s:
             return code()
         with time_limit(limits_s[0]):
@@ -68,7 +68,7 @@ def test_a_call_that_waits_is_too_long_although_it_returns(run):
 
 
 def test_code_within_its_limit_returns_and_is_not_interrupted_later(run):
-    def code() -> None:
+    def code():
         with time_limit(SHORT_S), time_limit(None):
             pass
         for _ in range(100):
@@ -80,7 +80,7 @@ def test_code_within_its_limit_returns_and_is_not_interrupted_later(run):
 def test_an_error_of_the_code_and_one_that_it_handles_stay_its_own(run):
     assert isinstance(run(limited(LONG_S, code=lambda: {}["x"])), KeyError)
 
-    def handles() -> None:
+    def handles():
         with time_limit(SHORT_S):
             try:
                 work_forever()
@@ -91,7 +91,7 @@ def test_an_error_of_the_code_and_one_that_it_handles_stay_its_own(run):
 
 
 def test_a_limit_goes_on_after_one_within_it(run):
-    def code() -> None:
+    def code():
         with time_limit(2 * SHORT_S):
             with time_limit(LONG_S):
                 pass

@@ -8,7 +8,7 @@ from tests.environment.playing import AFTER, FIRST, ORDERS, SECOND, Meeting, Ord
 from marlaas import branches
 from marlaas.branches import Branch
 from marlaas.environment import Agents, TurnLimit
-from marlaas.environment_types import Reply, Split, Task, TurnRequest
+from marlaas.environment_types import Split, Task, TurnRequest
 from marlaas.envs.loading import Environment
 from marlaas.envs.playing import play_episode
 from marlaas.episode_state import EpisodeState
@@ -87,30 +87,30 @@ def test_the_first_parts_error_is_raised_and_all_parts_have_ended():
     assert agents.a.say("on").turn == AFTER
 
 
-def nested(agents: Agents) -> None:
+def nested(agents):
     with agents.together() as outer:
         outer.run(lambda: agents.together().__enter__())
 
 
-def in_the_main_line(agents: Agents) -> None:
+def in_the_main_line(agents):
     with agents.together() as at_once:
         at_once.run(agents.b.say, "hi")
         agents.a.say("hi")
 
 
-def one_conversation_twice(agents: Agents) -> None:
+def one_conversation_twice(agents):
     with agents.together() as at_once:
         at_once.run(agents.a.say, "one")
         at_once.run(agents.a.say, "two")
 
 
-def too_many_parts(agents: Agents) -> None:
+def too_many_parts(agents):
     with agents.together() as at_once:
         for _ in range(MAX_BRANCHES + 1):
             at_once.run(int)
 
 
-def in_a_thread(agents: Agents) -> None:
+def in_a_thread(agents):
     errors: list[BaseException] = []
 
     def speak():
@@ -148,7 +148,7 @@ def test_turns_beyond_the_limit_are_refused_at_the_same_time_and_their_numbers_a
     numbers: list[int] = []
     answer = channel.turn
 
-    def noted(request: TurnRequest) -> Reply:
+    def noted(request):
         numbers.append(request.number)
         return answer(request)
 
@@ -171,7 +171,7 @@ def test_a_server_belongs_to_the_part_in_which_it_was_opened_while_that_runs():
     state = EpisodeState(["a"], channel, is_strict=True)
     opened: list[Branch | None] = []
 
-    def part() -> None:
+    def part():
         opened.append(state.branch())
         branches.at_once(state.begin_served(TurnRequest("a", None, "x"), 1, opened[0]))
 
@@ -187,7 +187,7 @@ def test_where_one_script_speaks_for_all_parts_run_one_after_another():
 
     next_may_begin = threading.Event()
 
-    def twice(agent) -> bool:
+    def twice(agent):
         agent.say("one")
         agent.say("two")
         return next_may_begin.wait(0.2)
@@ -208,7 +208,7 @@ def test_a_part_that_waits_for_a_later_one_is_not_waited_for(monkeypatch):
     agents = Agents(EpisodeState(["a", "b"], OrderedReplies(), in_order=True))
     spoken = threading.Event()
 
-    def second() -> None:
+    def second():
         agents.b.say("x")
         spoken.set()
 
@@ -262,8 +262,8 @@ def test_within_a_part_candidates_count_as_turns_and_all_or_none_are_given():
     """A candidate without the others could be compared with nothing, so no reward would train it."""
     channel = OrderedReplies(max_turns=3)
 
-    def play(task: Task, agents: Agents) -> float:
-        def part() -> str:
+    def play(task, agents):
+        def part():
             agents.a.branch("act", 2)
             with pytest.raises(TurnLimit):
                 agents.a.branch("act again", 2)
@@ -286,15 +286,15 @@ def test_within_a_part_candidates_count_as_turns_and_all_or_none_are_given():
 def test_a_part_may_not_branch_a_conversation_to_which_another_part_speaks():
     agents, spoken = agents_of(OrderedReplies()), threading.Event()
 
-    def say() -> None:
+    def say():
         agents.a.say("x")
         spoken.set()
 
-    def branch() -> None:
+    def branch():
         assert spoken.wait(30)
         agents.a.branch("act", 2)
 
-    def fork() -> None:
+    def fork():
         assert spoken.wait(30)
         agents.a.fork()
 

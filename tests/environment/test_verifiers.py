@@ -9,7 +9,7 @@ from tests.environment.playing import play
 
 from marlaas.environment import Message, Split, Task
 from marlaas.envs.loading import resolve
-from marlaas.envs.playing import Outcome, play_episode
+from marlaas.envs.playing import play_episode
 from marlaas.envs.scripted import RecordedReplies
 from marlaas.episode_state import EpisodeState
 from marlaas_api.errors import InvalidInput
@@ -22,11 +22,11 @@ def beside(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
-def adds(request) -> str:
+def adds(request):
     return str(sum(map(int, re.findall(r"\d+", request.append[-1].content))))
 
 
-def played(answer, split=Split.TRAIN, index=0, max_turns=4) -> tuple[Outcome, RecordedReplies]:
+def played(answer, split=Split.TRAIN, index=0, max_turns=4):
     return play(NAME, {"taskset": "sums-taskset"}, answer, Task(split, index, 7), max_turns)
 
 
@@ -43,7 +43,7 @@ def test_its_rewards_and_metrics_are_the_episodes():
 
 
 def test_a_held_out_task_is_never_trained_on():
-    def prompts(split: Split) -> set[str]:
+    def prompts(split):
         return {played(adds, split, index)[1].asked[0].request.append[1].content for index in range(6)}
 
     assert not prompts(Split.TRAIN) & prompts(Split.EVAL)
@@ -60,14 +60,14 @@ TEAM = "marlaas.verifiers:VerifiersTeam"
 PROOF = {"taskset": "proof-taskset"}
 
 
-def answers(request) -> str:
+def answers(request):
     text = request.append[-1].content
     if request.agent == "solver":
         return str(sum(map(int, re.findall(r"\d", text))))
     return "right"
 
 
-def team_played(args, answer, *agents: str, max_turns: int = 4) -> tuple[Outcome, RecordedReplies]:
+def team_played(args, answer, *agents: str, max_turns=4):
     channel = RecordedReplies(answer, max_turns)
     state = EpisodeState(agents or ("solver", "verifier"), channel, is_strict=True)
     return play_episode(resolve(TEAM, args).create(), Task(Split.TRAIN, 0, 7), state), channel
@@ -83,7 +83,7 @@ def test_each_agent_has_the_reward_and_metrics_of_its_trace():
 
 
 def test_an_environment_of_the_library_plays_a_taskset():
-    def talk(request) -> str:
+    def talk(request):
         if request.agent == "assistant":
             return "14"
         return "###DONE###" if request.parent is not None else "What is 5 + 9?"

@@ -14,7 +14,7 @@ from marlaas.episodes.selection import (
     comparison_of,
     placed,
 )
-from marlaas_api.messages import Choice, FaultClass, JobSpec, StepRecord
+from marlaas_api.messages import Choice, FaultClass
 from marlaas_api.messages.agent_settings import AgentSettings, PolicySettings, RewardShare
 from marlaas_api.names import Split, eval_group
 from marlaas_api.wire import pack_ids
@@ -24,7 +24,7 @@ POLICY = AgentSettings(name="policy")
 CENTRED = Comparison("centred")
 
 
-def _step(number: int, *indices: int) -> StepRecord:
+def _step(number, *indices: int):
     return a_step(REVERSE, number, indices=indices)
 
 
@@ -70,7 +70,7 @@ def test_the_wanted_ones_come_in_the_wanted_order(records, around, choice, indic
     assert [(one.record.index, one.record.member) for one in found] == indices
 
 
-def _spec(algorithm: str, **training: object) -> JobSpec:
+def _spec(algorithm, **training: object):
     own = {"steps": 3, "algorithm": algorithm, **training}
     return job_document(spec={"rollout": {"maxTokens": 10}, "training": own}).spec
 

@@ -9,7 +9,7 @@ from marlaas_api.last_words import visible
 from marlaas_api.messages import ChatMessage, Ending, FaultClass
 
 
-def _text(one: Played, **options: bool) -> str:
+def _text(one, **options: bool):
     console = Console(file=io.StringIO(), width=200)
     console.print(rich(one, **options))
     return console.file.getvalue()

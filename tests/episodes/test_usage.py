@@ -24,7 +24,7 @@ def steps(document):
 
 @pytest.fixture
 def play(episode, turn):
-    def build(tokens: int, *place: object, **fields: object):
+    def build(tokens, *place: object, **fields: object):
         one = episode(*place, **fields)
         meter = Meter(prompt_tokens=20, cached_tokens=16, output_tokens=tokens, queue_s=0.1, engine_s=0.2)
         return joined(one, [turn(one, output_ids=pack_ids(list(range(tokens))), meter=meter)])

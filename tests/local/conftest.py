@@ -4,7 +4,7 @@ from tests.local.runs import placed
 
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus_memory import MemoryServer
-from marlaas_api.messages import EvalRecord, EvalSample, JobDocument, StepOutcome, StepRecord
+from marlaas_api.messages import EvalRecord, EvalSample, StepOutcome, StepRecord
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def blobs():
 def document():
     """A job of three steps on pool `tiny`; `spec` overrides parts of its spec, by camelCase name."""
 
-    def build(name: str = "reverse", spec: dict[str, object] | None = None, **fields: object) -> JobDocument:
+    def build(name="reverse", spec=None, **fields: object):
         return job_document(name, spec={"training": {"steps": 3}, **(spec or {})}, **fields)
 
     return build
@@ -43,7 +43,7 @@ def progress_of():
 
 @pytest.fixture
 def step():
-    def build(document: JobDocument, number: int, **fields: object) -> StepRecord:
+    def build(document, number, **fields: object):
         body = {"step": number, "outcome": StepOutcome.COMMITTED, "version": number + 1, "indices": (number,)}
         counts = {"num_groups": 8, "num_episodes": 64, "at": 100.0 + number, "wall_s": 1.0}
         rewards = {"reward_mean": 0.1 * number, "reward_std": 0.2}
@@ -54,7 +54,7 @@ def step():
 
 @pytest.fixture
 def evaluation():
-    def build(document: JobDocument, version: int, mean: float, replies: tuple[str, ...] = ()) -> EvalRecord:
+    def build(document, version, mean, replies=()):
         samples = tuple(
             EvalSample(index=i, prompt=f"p{i}", reply=reply, reward=mean) for i, reply in enumerate(replies)
         )

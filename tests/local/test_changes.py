@@ -21,7 +21,7 @@ from marlaas_api.wire import decode_as, encode
 FIRST, SECOND = job_document("first"), job_document("second", tenant="b")
 
 
-def apply(change: RunChange, *jobs: JobDocument, **more: object) -> changes.ChangedJobs:
+def apply(change, *jobs: JobDocument, **more: object):
     return changed(jobs or (FIRST,), change, **{"progress": {}, "pools": ["tiny"], **more})  # type: ignore[arg-type]
 
 

@@ -167,7 +167,7 @@ TEAM = {
 }
 
 
-def a_team(document, progress_of) -> JobView:
+def a_team(document, progress_of):
     agents = [{"name": "caller"}, {"name": "reader"}, {"name": "past", "policy": {"of": "caller", "versions": "past"}}]
     job = document(spec={"agents": agents})
     return JobView(job, progress_of(job, step=2, versions={"reader": 1, "caller": 2}, agents=TEAM))

@@ -129,7 +129,7 @@ SHORT = ProcessRun(ended_at=51.0, ready_at=50.0, exit_code=1)
 GOOD = ProcessRun(ended_at=50.0 + MIN_READY_S, ready_at=50.0, exit_code=-9)
 
 
-def _all(*runs: ProcessRun) -> RestartBackoff:
+def _all(*runs: ProcessRun):
     backoff = RestartBackoff()
     for run in runs:
         backoff = after(backoff, run)

@@ -9,23 +9,22 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import psutil
 import pytest
 from tests.harness import job_document
 
 from marlaas.local import processes
-from marlaas.local.credentials import CredentialSource, LocalIssuer, OneForAll
-from marlaas.local.folder import OutFolder, hold
+from marlaas.local.credentials import LocalIssuer, OneForAll
+from marlaas.local.folder import hold
 from marlaas.local.interrupts import Interrupts
 from marlaas.local.plan import MAX_NEVER_READY, MAX_START_S, ProcessSpec
 from marlaas.local.processes import ROLE_COMMAND, Launcher, Watchdog, ask_to_end, own_variables, watchdog
-from marlaas.local.sandbox_parent import ForkedProcess, ParentLost, SandboxParent, sandbox_parent
+from marlaas.local.sandbox_parent import ParentLost, SandboxParent, sandbox_parent
 from marlaas.local.supervisor import Supervisor
 from marlaas.local.watchdog import kill_session, session_members, watch
 from marlaas_api.bus_users import BusKeys
@@ -49,19 +48,14 @@ def folder(tmp_path):
         yield held
 
 
-def launcher_of(
-    folder: OutFolder,
-    *command: str,
-    credentials: CredentialSource | None = None,
-    modules: dict[str, Path] | None = None,
-) -> Launcher:
+def launcher_of(folder, *command: str, credentials=None, modules=None):
     """A launcher of two jobs' roles."""
     guard = Watchdog(cast("asyncio.subprocess.Process", NoProcess()), folder.root)
     jobs = {job.ref.key: job for job in (FIRST, SECOND)}
     return Launcher(folder, "nats://none", credentials or OneForAll(None), guard, {}, jobs, modules or {}, command)
 
 
-def sandbox(job: Any, number: int = 0) -> ProcessSpec:
+def sandbox(job, number=0):
     return ProcessSpec("sandbox", f"sandbox-{number}", job=job.ref.key)
 
 
@@ -93,7 +87,7 @@ def test_variables_of_the_shell_for_other_programs_do_not_reach_the_roles():
 class LostParent:
     """A common parent that has exited."""
 
-    async def fork(self, *_: object) -> None:
+    async def fork(self, *_: object):
         raise ParentLost("it has exited")
 
 
@@ -107,7 +101,7 @@ async def test_a_sandbox_starts_as_a_process_of_its_own_once_the_parent_is_lost(
     assert lines[1:] == ["a process of its own, not a fork of the sandboxes' common parent: it has exited", "sandbox"]
 
 
-def open_credentials() -> int:
+def open_credentials():
     """Count this process's open files with credentials."""
     files = [file.readlink() for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
     return sum("marlaas-credentials" in str(file) for file in files)
@@ -175,7 +169,7 @@ COMMAND = (sys.executable, "-c", SCRIPTED)
 
 
 @contextlib.asynccontextmanager
-async def started(log: Path, command: tuple[str, ...] = COMMAND, **variables: str) -> AsyncIterator[SandboxParent]:
+async def started(log, command=COMMAND, **variables: str):
     """A common parent; its session is registered while it runs."""
     sessions = set[int]()
     with log.open("ab") as file:
@@ -208,7 +202,7 @@ async def test_a_forked_role_has_its_own_credentials_log_session_and_exit_code(t
 
 
 @contextlib.asynccontextmanager
-async def waiting(parent: SandboxParent) -> AsyncIterator[tuple[ForkedProcess, int]]:
+async def waiting(parent):
     """A forked role that waits, and a descriptor that tells its end."""
     readable, writable = os.pipe()
     with os.fdopen(readable, "rb") as said, os.fdopen(writable, "wb") as log:
@@ -316,7 +310,7 @@ def long_folder(tmp_path, monkeypatch):
     return folder
 
 
-def entries(folder: Path) -> list[str]:
+def entries(folder):
     return [path.name for path in folder.iterdir()]
 
 

@@ -1,7 +1,6 @@
 """The recorder of episodes, and its turns: read once for many episodes, and again for an episode whose turns are not there."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
 from typing import cast
 
 import pytest
@@ -9,14 +8,14 @@ from tests.harness import a_turn, an_episode, job_document
 
 from marlaas.episodes.files import read
 from marlaas.local import recorder
-from marlaas.local.folder import OutFolder, hold
+from marlaas.local.folder import hold
 from marlaas.local.recorder import Recorder, TurnReader, consumer_name
 from marlaas_api import subjects
 from marlaas_api.blobs_memory import MemoryBlobs
-from marlaas_api.bus import Bus, BusUnavailable, Stored
+from marlaas_api.bus import Bus, BusUnavailable
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.bus_memory.consumers import MemoryConsumer
-from marlaas_api.messages import Episode, JobDocument, Turn
+from marlaas_api.messages import Episode
 from marlaas_api.wire import encode, pack
 
 JOB = job_document()
@@ -34,27 +33,27 @@ def folder(tmp_path):
         yield held
 
 
-def played(member: int, number: int = 0, num_turns: int = 1, job: JobDocument = JOB) -> tuple[Episode, Turn]:
+def played(member, number=0, num_turns=1, job=JOB):
     """An episode, and one of its turns."""
     episode = an_episode(job, member=member, num_turns=num_turns, rewards={"policy": 1.0})
     names = {"uid": job.uid, "group": episode.group, "member": member, "episode": episode.episode}
     return episode, a_turn(number, version=2, text=f"{member}.{number}", at=50.0, **names)
 
 
-async def publish_turns(bus: Bus, member: int, *numbers: int, job: JobDocument = JOB) -> Episode:
+async def publish_turns(bus, member, *numbers: int, job=JOB):
     for number in numbers:
         episode, turn = played(member, number, len(numbers), job)
         await bus.publish(subjects.turn(job.namespace, job.job, episode.episode, number), encode(turn))
     return episode
 
 
-async def publish(bus: Bus, *members: int, job: JobDocument = JOB) -> None:
+async def publish(bus, *members: int, job=JOB):
     for member in members:
         episode = await publish_turns(bus, member, 0, job=job)
         await bus.publish(subjects.episode(job.namespace, job.job), encode(episode))
 
 
-async def recorded(folder: OutFolder, bus: Bus, *, at_once: bool = False) -> Recorder:
+async def recorded(folder, bus, *, at_once=False):
     """Record all published episodes."""
     made = Recorder(folder, bus, MemoryBlobs(), (JOB,))
     made.stop(at_once=at_once)
@@ -62,7 +61,7 @@ async def recorded(folder: OutFolder, bus: Bus, *, at_once: bool = False) -> Rec
     return made
 
 
-def members(folder: OutFolder, job: JobDocument = JOB) -> list[int]:
+def members(folder, job=JOB):
     return [one.member for one in read(folder.job(job.ref))]
 
 
@@ -128,7 +127,7 @@ async def test_jobs_that_come_later_are_recorded_and_those_that_are_gone_no_long
     assert members(folder) == [0]
 
 
-async def until(wanted: Callable[[], bool]) -> None:
+async def until(wanted):
     async with asyncio.timeout(60.0):
         while not wanted():  # noqa: ASYNC110 - a file tells nobody of a change
             await asyncio.sleep(0.01)
@@ -152,7 +151,7 @@ async def test_episodes_that_a_killed_recorder_had_claimed_are_read_before_the_e
 async def test_the_consumer_stays_if_episodes_could_not_be_read(folder, bus, server, monkeypatch, caplog, at_once):
     monkeypatch.setattr(recorder, "LAST_S", 1e6 * at_once)
 
-    async def unavailable(*_: object) -> object:
+    async def unavailable(*_: object):
         raise BusUnavailable("not now")
 
     await publish(bus, 0)
@@ -171,15 +170,15 @@ async def test_the_consumer_stays_if_episodes_could_not_be_read(folder, bus, ser
 class CountingBus:
     """A bus that counts the reads of streams."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus):
         self._bus = bus
         self.read: list[str] = []
 
-    async def replay(self, stream: str, subject: str, start: int = 1) -> list[Stored]:
+    async def replay(self, stream, subject, start=1):
         self.read.append(subject)
         return await self._bus.replay(stream, subject, start)
 
-    async def pages(self, stream: str, subject: str, start: int = 1) -> AsyncIterator[list[Stored]]:
+    async def pages(self, stream, subject, start=1):
         yield await self.replay(stream, subject, start)
 
 
@@ -193,7 +192,7 @@ def reader(counting):
     return TurnReader(cast("Bus", counting), MemoryBlobs(), JOB.ref)
 
 
-async def texts(reader: TurnReader, *episodes: Episode) -> list[list[str]]:
+async def texts(reader, *episodes: Episode):
     return [[turn.text for turn in await reader.of(episode)] for episode in episodes]
 
 

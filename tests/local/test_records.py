@@ -13,7 +13,7 @@ from marlaas.local.changes import is_running
 from marlaas.local.folder import OutFolder, RunRecord, hold, replace_folder, translated, write
 from marlaas.local.records import RecordFile, open_job, open_jobs, read_line
 from marlaas_api import subjects
-from marlaas_api.bus import Bus, BusUnavailable
+from marlaas_api.bus import BusUnavailable
 from marlaas_api.bus_memory import MemoryBus
 from marlaas_api.documents import pool_spec
 from marlaas_api.errors import InvalidInput
@@ -22,7 +22,7 @@ from marlaas_api.messages import BusMessage, EvalRecord, PoolDocument, StepRecor
 from marlaas_api.wire import encode
 
 
-async def _publish(bus: Bus, *records: BusMessage) -> None:
+async def _publish(bus, *records: BusMessage):
     for record in records:
         if isinstance(record, StepRecord):
             subject = subjects.step(record.namespace, record.job, record.uid, record.step)
@@ -216,7 +216,7 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path):
 
 
 def test_a_file_system_without_symbolic_links_serves_too(tmp_path, document, monkeypatch):
-    def refused(*_: object) -> None:
+    def refused(*_: object):
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "symlink", refused)

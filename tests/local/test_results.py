@@ -113,7 +113,7 @@ def test_without_a_second_evaluation_there_is_nothing_to_pair_and_the_mean_of_no
     assert entry["evalBefore"] is entry["evalAfter"] is None
 
 
-def _size(png: bytes) -> tuple[int, int]:
+def _size(png):
     assert png.startswith(b"\x89PNG\r\n\x1a\n")
     return struct.unpack(">II", png[16:24])
 
@@ -140,17 +140,17 @@ class Sessions:
     open: set[int] = field(default_factory=set)
     shares: list[int] = field(default_factory=list)
 
-    def add(self, session: int) -> None:
+    def add(self, session):
         self.open.add(session)
         self.shares.append(share_of(session))
 
-    def remove(self, session: int) -> None:
+    def remove(self, session):
         self.open.remove(session)
 
 
 @pytest.fixture
 def request_of(tmp_path, document, step, evaluation):
-    def recorded(name: str) -> CurveRequest:
+    def recorded(name):
         folder = tmp_path / name
         folder.mkdir()
         lines = [step(document(name), number).model_dump_json() for number in range(3)]

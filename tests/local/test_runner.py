@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
-from tests.local.runs import JOB, POOL, Place, Run, mark_of, placed
+from tests.local.runs import JOB, POOL, mark_of, placed
 
 from marlaas.local.folder import OutFolder
 from marlaas_api.bus_users import BusKeys, OrchestratorUser, mint, server_config
@@ -42,7 +41,7 @@ def ended(tmp_path_factory):
         yield here
 
 
-def write_jobs(place: Place, **steps: int) -> None:
+def write_jobs(place, **steps: int):
     """Write the manifest; `reverse` is told to a tracker, and `other` belongs to another tenant."""
     place.write(**steps)
     manifest = place.folder / "jobs.yaml"
@@ -50,7 +49,7 @@ def write_jobs(place: Place, **steps: int) -> None:
     manifest.write_text(text.replace("name: other, namespace: team-a", "name: other, namespace: team-b"))
 
 
-def refused(place: Place, words: str) -> None:
+def refused(place, words):
     """A run is refused before anything starts."""
     run = place.start()
     assert run.end() == 2
@@ -58,7 +57,7 @@ def refused(place: Place, words: str) -> None:
     assert words in str(run.told[0]["message"])
 
 
-def stop_a_run(place: Place) -> None:
+def stop_a_run(place):
     """Each role is killed and started again, jobs are changed, and Ctrl-C drains."""
     write_jobs(place, **{name: steps for name, steps in STEPS.items() if name != "added"}, extra=3)
     place.script(pause_at=2)
@@ -81,7 +80,7 @@ def stop_a_run(place: Place) -> None:
     assert [job.ref.name for job in cancelled] == ["extra"], "withdrawn, and not deleted by an orchestrator yet"
 
 
-def assert_shares(run: Run) -> None:
+def assert_shares(run):
     """The trainer has a smaller share of the CPU, the engine chooses its own, and a tenant's sandboxes share one."""
     assert "--share-cpu" in run.role("rollout").cmdline()
     if HAS_SHARES:
@@ -93,7 +92,7 @@ def assert_shares(run: Run) -> None:
         assert first == second == third > other == 0
 
 
-def assert_no_secrets(place: Place, run: Run) -> None:
+def assert_no_secrets(place, run):
     """No secret lies where others look: in command lines, variables and files."""
     said = [" ".join([*process.cmdline(), *process.environ().values()]) for process in run.processes()]
     for root, _, names in os.walk(place.folder):
@@ -104,7 +103,7 @@ def assert_no_secrets(place: Place, run: Run) -> None:
     assert not [text for text in said if SECRET.search(text)]
 
 
-def kill_roles(place: Place, run: Run) -> None:
+def kill_roles(place, run):
     """Kill each role and wait until it is at work again, of which it leaves a file; then kill the nats-server."""
     (temporary,) = (path.parent for path in place.temporary.glob("*/rollout.at-work"))
     marks = {role: temporary / f"{role}.at-work" for role in ("rollout", "trainer")}
@@ -122,7 +121,7 @@ def kill_roles(place: Place, run: Run) -> None:
     server.kill()
 
 
-def until(wanted: Callable[[], bool]) -> None:
+def until(wanted):
     """Wait for another process's work."""
     last = time.monotonic() + 120
     while not wanted():
@@ -130,7 +129,7 @@ def until(wanted: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def command(place: Place, *words: str, code: int = 0) -> str:
+def command(place, *words: str, code=0):
     """Call `marlaas` for the run; return what it prints."""
     line = [sys.executable, "-m", "marlaas", *words, "--run", str(place.out)]
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=120)
@@ -138,7 +137,7 @@ def command(place: Place, *words: str, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-def change(place: Place, run: Run) -> None:
+def change(place, run):
     """Add a job, suspend, resume and cancel others."""
     said = command(place, "why", "reverse")
     assert said.startswith("team-a/reverse has been running for ")
@@ -154,7 +153,7 @@ def change(place: Place, run: Run) -> None:
     assert command(place, "cancel", "extra").startswith("team-a/extra: cancelled;")
 
 
-def continue_it(place: Place) -> None:
+def continue_it(place):
     """The same command goes on. Once more, it prints the summary and starts nothing; manifests that do not fit are refused."""
     refused(place, "job team-a/added was started in this output folder and is missing from the manifests")
     write_jobs(place, **STEPS, extra=3)
@@ -173,7 +172,7 @@ def continue_it(place: Place) -> None:
     refused(place, "spec.training.steps was 3 and is now 2")
 
 
-def kill_the_runner(place: Place) -> None:
+def kill_the_runner(place):
     """More steps take a finished job further. Nothing outlives a runner that is killed, and the same command goes on."""
     assert place.steps() == list(range(FIRST))
     write_jobs(place, **STEPS | {"reverse": LONGER})

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -16,7 +15,7 @@ from marlaas.local.supervisor import Supervisor
 from marlaas.local.watch import JobWatch
 from marlaas.models import prepare
 from marlaas_api import subjects
-from marlaas_api.blobs import BlobCorrupt, BlobFull, Blobs
+from marlaas_api.blobs import BlobCorrupt, BlobFull
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import InvalidInput
@@ -27,7 +26,7 @@ from marlaas_worker.adapters import AdapterConfig, tensor_name, write_adapter
 FILE = "adapter_model.safetensors"
 
 
-async def publish(bus: Bus, blobs: Blobs, document: JobDocument, *contents: bytes, agent: str = "policy") -> None:
+async def publish(bus, blobs, document, *contents: bytes, agent="policy"):
     """Versions 0, 1, … with a file of this content, each with the one before as its parent."""
     parent = None
     for version, content in enumerate(contents):
@@ -46,10 +45,10 @@ class Scene:
     blobs: MemoryBlobs
     folder: OutFolder
 
-    def watch(self, *jobs: JobDocument) -> JobWatch:
+    def watch(self, *jobs: JobDocument):
         return JobWatch(self.bus, Collector(self.folder, self.bus, self.blobs), JsonDisplay(_Nowhere()), jobs, ())
 
-    async def publish(self, document: JobDocument, progress_of: Callable[..., object]) -> None:
+    async def publish(self, document, progress_of):
         """The job has succeeded with version 1."""
         await publish(self.bus, self.blobs, document, b"v0", document.job.encode())
         done = progress_of(document, phase=Phase.SUCCEEDED, versions={"policy": 1}, step=3)
@@ -57,8 +56,8 @@ class Scene:
 
 
 class _Nowhere:
-    def write(self, _: str) -> None: ...
-    def flush(self) -> None: ...
+    def write(self, _): ...
+    def flush(self): ...
 
 
 @pytest.fixture

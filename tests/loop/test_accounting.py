@@ -3,7 +3,6 @@
 from collections import Counter
 
 import pytest
-from tests.loop.harness import Ended
 from tests.loop.runs import KEPT_STATES, SLOTS
 
 from marlaas_api import subjects
@@ -97,7 +96,7 @@ def test_engine_and_slot_seconds_are_those_that_the_replica_reported(crowd):
             assert used.slot_s <= report.agent_slot_s[uid][agent] + 1e-6
 
 
-def blobs_of(job: Ended, agent: str) -> set[str]:
+def blobs_of(job, agent):
     """The names of the blobs that an agent's versions refer to, manifests included; the newest versions keep their training states."""
     versions = job.histories[agent]
     files = {file.name for made in versions for file in made.files.values()}

@@ -2,12 +2,11 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
 
 import pytest
 from tests.killing import Killed
 from tests.loop import runs
-from tests.loop.harness import Ended, Loop
+from tests.loop.harness import Loop
 from tests.loop.jobs import TEAM, team
 from tests.loop.runs import KILLS, SINGLE, FailingBlobs, other
 
@@ -15,7 +14,7 @@ from marlaas_api import subjects, wire
 from marlaas_api.messages import Phase
 from marlaas_api.names import group_token
 from marlaas_worker.trainer import assignment
-from marlaas_worker.trainer.commit import AgentLease, PolicyKey, VersionContents
+from marlaas_worker.trainer.commit import PolicyKey
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -45,7 +44,7 @@ def test_killed_at_every_effect_a_job_makes_the_same_adapters_from_the_same_task
     assert again.trained == one.trained
 
 
-def said(job: Ended) -> dict[tuple[str, int, int], dict[str, object]]:
+def said(job):
     """The training turns of the plays that count, without the names of the plays, and what they cost."""
     last = {(one.group, one.member): one.episode for one in job.episodes}
     aside = {"meter", "at", "replica", "job", "uid", "group", "episode"}
@@ -104,14 +103,11 @@ def test_among_others_that_join_leave_fail_and_are_preempted_adapters_are_the_sa
     assert crowd.preempted > {"team"}
 
 
-Disturb = Callable[[PolicyKey, AgentLease], Awaitable[None]]
-
-
-def at_commits(patch: pytest.MonkeyPatch, agent: str, disturbances: dict[int, Disturb]) -> None:
+def at_commits(patch, agent, disturbances):
     """Call each function once, when an agent's step of its number is about to be committed."""
     commit = PolicyKey.commit
 
-    async def disturbed(policy: PolicyKey, lease: AgentLease, contents: VersionContents) -> AgentLease:
+    async def disturbed(policy, lease, contents):
         if policy._assignment.agent.name == agent and (disturb := disturbances.pop(contents.result.step, None)):
             await disturb(policy, lease)
         return await commit(policy, lease, contents)
@@ -124,18 +120,18 @@ async def test_an_agent_whose_trainer_loses_it_leaves_or_is_killed_within_a_step
 ):
     holders: list[str] = []
 
-    async def lose(policy: PolicyKey, lease: AgentLease) -> None:
+    async def lose(policy, lease):
         """Another trainer binds the agent, and releases it."""
         holders.append(lease.record.holder)
         record = lease.record.model_copy(update={"epoch": lease.record.epoch + 1, "holder": ""})
         await policy._bucket.update(policy._assignment.policy_key, wire.encode(record), lease.revision)
 
-    async def leave(_: PolicyKey, lease: AgentLease) -> None:
+    async def leave(_, lease):
         holders.append(lease.record.holder)
         loop.stop(lease.record.holder)
         await asyncio.Event().wait()  # until it is cancelled
 
-    async def die(_: PolicyKey, lease: AgentLease) -> None:
+    async def die(_, lease):
         holders.append(lease.record.holder)
         loop.stop(lease.record.holder)
         raise Killed(lease.record.holder)

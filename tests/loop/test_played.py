@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping
 
 import pytest
 import torch
@@ -12,14 +11,13 @@ from bench.policy_reader import PolicyReader
 from bench.tic_tac_toe import uniform
 from bench.tic_tac_toe_runs import both_marks, policy_of
 from safetensors.torch import load
-from tests.loop.harness import Ended
 from tests.loop.jobs import TEAM, UNRULY, examples
 from tests.trainer.sampler import Sampler
 
 from marlaas.envs.kuhn_poker import BET, PLAYERS, move_of, prompt
 from marlaas.envs.tic_tac_toe import EMPTY
 from marlaas.models.tokenizer import VOCABULARY, TemplateMessage, encode
-from marlaas_api.messages import Phase, Turn
+from marlaas_api.messages import Phase
 from marlaas_api.names import group_token
 from marlaas_api.wire import unpack_ids, unpack_logprobs
 from marlaas_worker.adapters import TENSORS_FILE, AdapterConfig, read_adapter, write_adapter
@@ -27,8 +25,6 @@ from marlaas_worker.trainer.calibration import batch_of
 from marlaas_worker.trainer.model import BaseModel
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)]
-
-Ends = dict[str, Ended]
 
 
 def test_two_roles_play_the_newest_version_and_the_opponent_the_one_before(undisturbed):
@@ -80,7 +76,7 @@ def test_a_frozen_judge_plays_the_adapter_that_it_was_given_to_the_end(undisturb
     assert gaps[0] < 1e-3 < 0.1 < gaps[1]
 
 
-def largest_gap(sampler: Sampler, turn: Turn) -> float:
+def largest_gap(sampler, turn):
     """Return how far the logprobs of a turn without parent are from the sampler's, at most."""
     prompt_ids, output_ids = unpack_ids(turn.prompt_ids), unpack_ids(turn.output_ids)
     rows = sampler.logprobs([*prompt_ids, *output_ids], turn.temperature)[len(prompt_ids) - 1 :]
@@ -167,7 +163,7 @@ def test_one_policy_plays_both_marks_and_its_past_is_never_trained(undisturbed, 
     assert found.won + found.drawn + found.lost + found.illegal == pytest.approx(1.0)
 
 
-def trained_bets(base: BaseModel, files: Mapping[str, bytes], known: str) -> float:
+def trained_bets(base, files, known):
     """The probability of a bet in the trainer's own arithmetic: the sum over all tokens that are bets."""
     tensors, config = read_adapter(files)
     adapter = base.attach(config.rank, config.alpha, ())

@@ -1,7 +1,6 @@
 """What a person sees of one real run (`tour`): the jobs learn, nothing is lost or doubled by kills, and everything looked for is there."""
 
 import hashlib
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -10,7 +9,6 @@ from tests.loop import tour as played
 from tests.loop.tour import ADDED, CANCELLED, HELD_OUT, LEARNING, STEPS, TEAM
 
 from marlaas.episodes.files import read_all
-from marlaas.episodes.record import TurnRecord
 from marlaas.episodes.usage import usage_of
 from marlaas.local.records import open_jobs
 from marlaas_api.names import Split
@@ -91,7 +89,7 @@ def test_nothing_is_left_running_and_no_temporary_file(tour):
     assert list(tour.temporary.iterdir()) == []
 
 
-def peft_logprobs(model: Path, adapter: Path | None, turns: list[TurnRecord]) -> np.ndarray:
+def peft_logprobs(model, adapter, turns):
     """The logprobs of the replies in transformers and peft, one after the other."""
     import torch
     from peft import PeftModel

@@ -17,14 +17,14 @@ BUDGET = 256
 CAP = 2.0
 
 
-def clipped(ratio: Tensor, advantage: float, low: float, high: float) -> Tensor:
+def clipped(ratio, advantage, low, high):
     """PPO's surrogate: the worse of the ratio and the clipped ratio."""
     bound = 1 + high if advantage >= 0 else 1 - low
     held = ratio > bound if advantage >= 0 else ratio < bound
     return torch.tensor(bound * advantage, dtype=ratio.dtype) if held else ratio * advantage
 
 
-def tokens_of(batch: Batch, proximal: bool, low: float = 0.2, high: float = 0.2) -> list[list[Tensor]]:
+def tokens_of(batch, proximal, low=0.2, high=0.2):
     """The clipped surrogate of each token: of pi/mu, or of pi/pi_prox times the truncated pi_prox/mu."""
     made = []
     for pi, mu, prox, advantage in batch:
@@ -36,19 +36,19 @@ def tokens_of(batch: Batch, proximal: bool, low: float = 0.2, high: float = 0.2)
     return made
 
 
-def grpo(batch: Batch, proximal: bool) -> Tensor:
+def grpo(batch, proximal):
     return torch.stack([torch.stack(reply).mean() for reply in tokens_of(batch, proximal)]).mean()
 
 
-def dr_grpo(batch: Batch, proximal: bool) -> Tensor:
+def dr_grpo(batch, proximal):
     return torch.stack([torch.stack(reply).sum() for reply in tokens_of(batch, proximal)]).mean() / BUDGET
 
 
-def dapo(batch: Batch, proximal: bool) -> Tensor:
+def dapo(batch, proximal):
     return torch.stack([token for reply in tokens_of(batch, proximal, high=0.28) for token in reply]).mean()
 
 
-def gspo(batch: Batch, proximal: bool) -> Tensor:
+def gspo(batch, proximal):
     replies = []
     for pi, mu, prox, advantage in batch:
         likelihood = torch.stack(list(pi)).sum().exp()
@@ -59,7 +59,7 @@ def gspo(batch: Batch, proximal: bool) -> Tensor:
     return torch.stack(replies).mean()
 
 
-def rloo(batch: Batch, proximal: bool) -> Tensor:
+def rloo(batch, proximal):
     total = torch.zeros((), dtype=torch.float64)
     for pi, mu, prox, advantage in batch:
         for p, m, x in zip(pi, mu, prox, strict=True):
@@ -68,7 +68,7 @@ def rloo(batch: Batch, proximal: bool) -> Tensor:
     return total / len(batch)
 
 
-def cispo(batch: Batch, proximal: bool) -> Tensor:
+def cispo(batch, proximal):
     """Its weight is that against the policy that sampled, whatever the form."""
     tokens = [(p, m, advantage) for pi, mu, _, advantage in batch for p, m in zip(pi, mu, strict=True)]
     return torch.stack([(p.detach() - m).exp().clamp(max=5.0) * advantage * p for p, m, advantage in tokens]).mean()

@@ -1,33 +1,31 @@
 """Records for the tests of the loss."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from tests.rl.papers import BUDGET
-from torch import Tensor
 
-from marlaas_worker.rl.algorithms import ALGORITHMS, Algorithm
+from marlaas_worker.rl.algorithms import ALGORITHMS
 from marlaas_worker.rl.corrections import Bounds
 from marlaas_worker.rl.losses import LossConfig, TokenRecord, policy_loss
 
 NONE = Bounds("none")
 
 
-def f64(values: Sequence[float]) -> Tensor:
+def f64(values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-def config_of(algorithm: Algorithm, correction: Bounds = NONE, **changes: Any) -> LossConfig:
+def config_of(algorithm, correction=NONE, **changes: Any):
     """The algorithm with its paper's bounds; the papers' off-policy form unless said otherwise."""
     rule = ALGORITHMS[algorithm]
     settings = {"ratio": "behaviour", "clip_low": rule.clip[0], "clip_high": rule.clip[1], "budget": BUDGET} | changes
     return LossConfig(rule=rule, correction=correction, **settings)
 
 
-def record_of(sequences: Sequence[tuple[float, Sequence[float]]], gaps: Sequence[float] | None = None) -> TokenRecord:
+def record_of(sequences, gaps=None):
     """Sequences of (advantage, ratios pi / mu of the tokens), a trajectory each. gaps: log ref / pi of all tokens."""
     numbers = torch.tensor([number for number, (_, ratios) in enumerate(sequences) for _ in ratios])
     advantages = [advantage for advantage, ratios in sequences for _ in ratios]
@@ -38,12 +36,12 @@ def record_of(sequences: Sequence[tuple[float, Sequence[float]]], gaps: Sequence
     return TokenRecord(trainer, behaviour, f64(advantages), numbers, lengths_of(numbers), reference)
 
 
-def moved(record: TokenRecord, ratios: Sequence[float]) -> TokenRecord:
+def moved(record, ratios):
     """The record with a proximal policy of its own: ratios pi_prox / mu of the tokens."""
     return replace(record, proximal=record.behaviour + f64([math.log(ratio) for ratio in ratios]))
 
 
-def random_record(num_sequences: int = 9, seed: int = 0, spread: float = 0.4, reference: bool = False) -> TokenRecord:
+def random_record(num_sequences=9, seed=0, spread=0.4, reference=False):
     """Sequences of 1 to 7 tokens, a trajectory each."""
     draw = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 8, (num_sequences,), generator=draw)
@@ -57,19 +55,19 @@ def random_record(num_sequences: int = 9, seed: int = 0, spread: float = 0.4, re
     return replace(made, reference=(trainer + gaps).detach()) if reference else made
 
 
-def lengths_of(sequences: Tensor) -> Tensor:
+def lengths_of(sequences):
     """Tokens of each token's sequence."""
     return torch.bincount(sequences)[sequences]
 
 
-def part_of(record: TokenRecord, places: Tensor) -> TokenRecord:
+def part_of(record, places):
     """Some sequences of a record, numbered anew from 0; places: bool [T]."""
     left = record.where(places)
     _, numbers = torch.unique(left.sequences, return_inverse=True)
     return replace(left, sequences=numbers)
 
 
-def normalised(record: TokenRecord, config: LossConfig) -> tuple[float, Tensor]:
+def normalised(record, config):
     """The loss of a step that consists of this record, and its gradient by the trainer's logprobs."""
     loss, sums = policy_loss(record, config)
     (gradient,) = torch.autograd.grad(loss, record.trainer)

@@ -10,7 +10,7 @@ from tests.rl.records import NONE, config_of, f64, moved, normalised, random_rec
 
 from marlaas_worker.rl.algorithms import Algorithm
 from marlaas_worker.rl.corrections import Bounds
-from marlaas_worker.rl.losses import TokenRecord, policy_loss
+from marlaas_worker.rl.losses import policy_loss
 
 NAMES: tuple[Algorithm, ...] = get_args(Algorithm)
 
@@ -87,7 +87,7 @@ def test_the_gradient_is_that_of_the_papers_formula_written_slowly(algorithm, sp
 # trajectories of several segments -----------------------------------------------------------------------------------
 
 
-def cut(record: TokenRecord) -> TokenRecord:
+def cut(record):
     """The same trajectories, of which every second token is in another segment."""
     return replace(record, sequences=2 * record.sequences + torch.arange(len(record.sequences)) % 2)
 

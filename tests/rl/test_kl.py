@@ -8,7 +8,6 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.rl.records import config_of, f64, moved, normalised, record_of
-from torch import Tensor
 
 from marlaas_worker.rl.corrections import Bounds
 from marlaas_worker.rl.kl import KlEstimator, kl_estimate, kl_penalty
@@ -41,7 +40,7 @@ def test_value_slope_and_weight_are_the_ones_computed_by_hand(estimator, algorit
     assert gradient.item() == pytest.approx(0.5 * slope)
 
 
-def drawn(seed: int) -> tuple[Tensor, ...]:
+def drawn(seed):
     """Logits of a policy, and the logprobs of that policy, a reference and a behaviour policy."""
     draw = torch.Generator().manual_seed(seed)
     logits, *others = (torch.randn(6, generator=draw, dtype=torch.float64) for _ in range(3))

@@ -13,7 +13,7 @@ from tests.rl.records import NONE, config_of, f64, lengths_of, moved, normalised
 
 from marlaas_worker.rl.algorithms import Algorithm, Ratio
 from marlaas_worker.rl.corrections import Bounds, counted
-from marlaas_worker.rl.losses import LossConfig, LossSums, TokenRecord, policy_loss
+from marlaas_worker.rl.losses import LossSums, TokenRecord, policy_loss
 
 NAMES: tuple[Algorithm, ...] = get_args(Algorithm)
 MOST = {"truncated": 1.3, "masked-token": 1.5, "masked-sequence": 2.0, "icepop": 2.0}
@@ -119,7 +119,7 @@ def test_policies_absurdly_far_apart_give_finite_gradients(algorithm, correction
 MASKS = [Bounds("masked-token", 1.3), Bounds("masked-sequence", 1.3), Bounds("icepop", 1.4, 0.7)]
 
 
-def of_those_left(record: TokenRecord, keep: torch.Tensor, config: LossConfig) -> tuple[float, torch.Tensor]:
+def of_those_left(record, keep, config):
     """Loss and gradient of a record that never held the others."""
     loss, sums = policy_loss(record.where(keep), config)
     (slopes,) = torch.autograd.grad(loss, record.trainer)

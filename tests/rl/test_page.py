@@ -8,7 +8,7 @@ from marlaas_worker.rl.corrections import CAPS
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "algorithms.md"
 
 
-def rows(header: str) -> list[list[str]]:
+def rows(header):
     """Cells of the page's table with this first header."""
     _, _, after = PAGE.read_text(encoding="utf-8").partition(f"| {header} |")
     lines = after.partition("\n\n")[0].splitlines()[2:]

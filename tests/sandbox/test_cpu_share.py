@@ -30,7 +30,7 @@ def _own_lock(tmp_path, monkeypatch):
     monkeypatch.setattr(server_start, "_LOCK", tmp_path / "loading.lock")
 
 
-def _change_share(niceness: int) -> None:
+def _change_share(niceness):
     """Change the share of the session of this process. Retry: without CAP_SYS_ADMIN, the kernel allows ten changes a second in all."""
     deadline = time.monotonic() + 30.0
     while not set_share(os.getpid(), niceness):

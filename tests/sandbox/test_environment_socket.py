@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from marlaas_api.errors import InvalidInput
-from marlaas_api.messages import FaultClass, JobDocument
+from marlaas_api.messages import FaultClass
 from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.server_start import ChildrenConfig, connect_server
 
@@ -24,22 +24,22 @@ MEMORY_BYTES = 1 << 29
 class Container:
     """What runs in the second container of a sandbox's pod."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.socket = folder / "environment.sock"
         self.variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "SECRET": "1"}
         self.variables["MARLAAS_ENVIRONMENT_SOCKET"] = str(self.socket)
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, name: str) -> None:
+    def start(self, name):
         command = [sys.executable, "-m", "marlaas", "env", "serve", name]
         self.process = subprocess.Popen(command, env=self.variables, start_new_session=True)
 
-    def kill(self) -> None:
+    def kill(self):
         """SIGKILL to the server alone; what it had started has to go by itself."""
         self.process.kill()
         self.process.wait()
 
-    def stop(self) -> int:
+    def stop(self):
         self.process.terminate()
         return self.process.wait(30)
 
@@ -54,13 +54,13 @@ def container(tmp_path):
 
 @pytest.fixture
 def config(tmp_path):
-    def make(load_timeout_s: float = 60.0, **args: object) -> ChildrenConfig:
+    def make(load_timeout_s=60.0, **args: object):
         return ChildrenConfig("", args, MEMORY_BYTES, load_timeout_s, tmp_path / "unused", {})
 
     return make
 
 
-def with_image(harness, **environment: object) -> JobDocument:
+def with_image(harness, **environment: object):
     """A job whose environment says nothing but its image, its command and its arguments."""
     document = harness.document("placeholder:play", **environment)
     own = {"name": None, "image": "registry/team-a/env:1", "entrypoint": ("marlaas", "env", "serve", "rogues:asks")}
@@ -137,7 +137,7 @@ async def test_what_an_episode_had_started_goes_with_the_server_that_is_killed(h
         await children.close()
 
 
-def _until_gone(fd: int) -> None:
+def _until_gone(fd):
     import select
 
     ready, _, _ = select.select([fd], [], [], 30)

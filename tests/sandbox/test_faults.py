@@ -9,7 +9,7 @@ import pytest
 from tests.harness import WITHIN_S
 from tests.tables import rows
 
-from marlaas_api.messages import Ending, Episode, FaultClass, GenerateReply, GenerateRequest, JobDocument
+from marlaas_api.messages import Ending, FaultClass
 from marlaas_worker.sandbox import attempt, server, service
 from marlaas_worker.sandbox.server import Server
 from marlaas_worker.sandbox.turns import TurnClient, TurnWaited
@@ -23,11 +23,11 @@ POLICYS = ("breaks_in_its_tool", "dies_in_its_tool", "closes_everything_in_its_t
 HARMLESS = ("is_fine", "comes_back_twice", "leaves_a_thread", "limits_a_tool_in_a_thread")
 
 
-async def played_in_turn(harness, document: JobDocument, names: list[str]) -> dict[str, Episode]:
+async def played_in_turn(harness, document, names):
     """Play one group, of which each member does another of `rogues`; return the episodes by what they did."""
     members = dict(enumerate(names))
 
-    def answer(request: GenerateRequest) -> list[GenerateReply]:
+    def answer(request):
         return [harness.rollout.result(request, members[request.member])]
 
     harness.rollout.answer = answer
@@ -86,7 +86,7 @@ async def test_nothing_that_an_episode_started_outlives_it(harness, tmp_path):
             await asyncio.sleep(0.01)
 
 
-def _lives(pid: int) -> bool:
+def _lives(pid):
     try:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")")[-1].split()[0]
     except OSError:

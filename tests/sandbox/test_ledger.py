@@ -16,17 +16,17 @@ from marlaas_worker.sandbox.session import parse
 AGENTS = ("a", "b", "c")
 
 
-def asked(agent: str, number: int = 0, parent: int | None = None, num_before: int | None = None) -> TurnMessage:
+def asked(agent, number=0, parent=None, num_before=None):
     before = number % BRANCH_TURNS if num_before is None else num_before
     fields = {"kind": "turn", "append": "x", "max_tokens": None}
     return TurnMessage(agent=agent, number=number, num_before=before, parent=parent, **fields)
 
 
-def scored(ending: str = "completed") -> ScoreMessage:
+def scored(ending="completed"):
     return ScoreMessage.model_validate({"kind": "score", "rewards": {}, "metrics": {}, "ending": ending, "tool_s": 0.0})
 
 
-def ledger(*turns: tuple[str, int, int | None], max_turns: int = 9, last: StopReason = StopReason.STOP) -> TurnLedger:
+def ledger(*turns: tuple[str, int, int | None], max_turns=9, last=StopReason.STOP):
     book = TurnLedger(AGENTS, max_turns)
     for agent, number, parent in turns:
         assert book.begin(asked(agent, number, parent))
@@ -123,17 +123,17 @@ def test_an_agent_that_the_task_may_not_call_has_no_turn_and_the_agents_are_name
         book.limit(["a", "b"])
 
 
-def candidate(number: int, choice: int = 0, parent: int | None = None, agent: str = "a") -> TurnMessage:
+def candidate(number, choice=0, parent=None, agent="a"):
     return asked(agent, number, parent).model_copy(update={"choice": choice})
 
 
-def rewarded(**rewards: list[float]) -> ScoreMessage:
+def rewarded(**rewards: list[float]):
     choices = [{"number": int(name[1:]), "rewards": values} for name, values in rewards.items()]
     fields = {"kind": "score", "rewards": {}, "metrics": {}, "ending": "completed", "tool_s": 0.0}
     return ScoreMessage.model_validate({**fields, "choices": choices})
 
 
-def chosen(*candidates: TurnMessage) -> TurnLedger:
+def chosen(*candidates: TurnMessage):
     book = TurnLedger(AGENTS, 9)
     for one in candidates:
         assert book.begin(one)

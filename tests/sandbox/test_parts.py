@@ -4,13 +4,11 @@ import json
 import socket
 import sys
 import threading
-from collections.abc import Callable
 
 import pytest
-from tests.sandbox.conftest import Answer, SandboxHarness
 
 from marlaas.environment_types import TurnRequest
-from marlaas_api.messages import ChatMessage, Ending, FaultClass, GenerateReply, GenerateRequest
+from marlaas_api.messages import ChatMessage, Ending, FaultClass, GenerateRequest
 from marlaas_api.names import BRANCH_TURNS
 from marlaas_worker.sandbox.channel import SupervisorChannel, encode_frame, receive_frame
 
@@ -35,14 +33,14 @@ async def test_turns_name_their_parents_and_the_last_replica_and_leaves_are_wher
     assert episode.rewards == {"proposer": 0.25, "solver": 1.0}
 
 
-def after(*names: tuple[str, int]) -> Callable[[SandboxHarness], Answer]:
+def after(*names: tuple[str, int]):
     """Answers the given turns in this order, each with its own number, whenever they were asked for."""
 
-    def answering(harness: SandboxHarness) -> Answer:
+    def answering(harness):
         held: dict[tuple[str, int], GenerateRequest] = {}
         left = list(names)
 
-        def answer(request: GenerateRequest) -> list[GenerateReply]:
+        def answer(request):
             held[request.agent, request.turn] = request
             replies = []
             while left and left[0] in held:
@@ -151,7 +149,7 @@ async def test_tools_and_their_answers_travel_to_the_rollout_role(harness):
 ROUNDS = 200
 
 
-def answer(agent: str, number: int) -> bytes:
+def answer(agent, number):
     return encode_frame(
         {"kind": "reply", "agent": agent, "turn": number, "text": f"{agent}{number}", "stop_reason": "stop"}
         | {"num_tokens": 1, "num_prompt_tokens": 1}
@@ -166,7 +164,7 @@ def test_an_answer_reaches_its_thread_while_another_ones_is_awaited():
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
 
-    def speak(agent: str, turns: int) -> None:
+    def speak(agent, turns):
         for number in range(turns):
             texts.append(channel.turn(TurnRequest(agent, None, "x", number=number)).text)
 
@@ -196,7 +194,7 @@ def test_all_waiting_threads_learn_that_the_connection_is_closed():
     channel = SupervisorChannel(ours)
     errors: list[EOFError] = []
 
-    def speak(agent: str) -> None:
+    def speak(agent):
         try:
             channel.turn(TurnRequest(agent, None, "x"))
         except EOFError as error:

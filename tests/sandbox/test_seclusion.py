@@ -214,7 +214,7 @@ def test_an_episodes_folder_gets_another_name_if_an_earlier_episode_has_taken_it
     assert [folder.stat().st_mode & 0o777 for folder in folders] == [0o700, 0o700]
 
 
-def num_files() -> int:
+def num_files():
     return len(list(Path("/proc/self/fd").iterdir()))
 
 

@@ -63,7 +63,7 @@ async def test_what_listens_may_say_anything_and_harms_nobody(config, path, said
         listener.bind(str(path))
         listener.listen()
 
-        async def impostor() -> None:
+        async def impostor():
             connection, _ = await loop.sock_accept(listener)
             with connection, contextlib.suppress(OSError):
                 for packet in (said, later):
@@ -96,7 +96,7 @@ async def test_an_environment_that_is_short_of_cpu_has_more_time_and_is_loaded_t
     ours, theirs = ends
     readings = []
 
-    def cpu_wait_s() -> float:
+    def cpu_wait_s():
         readings.append(0.9 * LIMIT_S * (len(readings) + 1))
         if len(readings) == 4:
             theirs.send(json.dumps({"report": "ready"}).encode())
@@ -114,7 +114,7 @@ async def test_an_environment_that_is_short_of_cpu_has_more_time_and_is_loaded_t
 async def test_an_environment_is_given_up_after_its_limit_unless_it_waits_for_a_cpu(ends, part, waited):
     at = 0.0
 
-    def cpu_wait_s() -> float:
+    def cpu_wait_s():
         nonlocal at
         at += part * LIMIT_S
         return at

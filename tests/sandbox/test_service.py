@@ -31,7 +31,7 @@ def _no_failpoint():
     failpoints.hook = None
 
 
-def num_asking(harness) -> int:
+def num_asking(harness):
     return len({request.episode for request in harness.rollout.requests})
 
 
@@ -233,7 +233,7 @@ async def test_a_play_that_is_cancelled_again_while_its_child_dies_leaves_none_o
     children = Children(partial(start_server, config))
     forked: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
 
-    async def play() -> None:
+    async def play():
         async with children.child() as child:
             forked.set_result(child)
             await asyncio.Event().wait()

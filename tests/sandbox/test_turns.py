@@ -29,7 +29,7 @@ event_loop_policy = virtual_time.event_loop_policy
 IDENTITY = {"namespace": "team-a", "job": "job", "uid": "u1", "agent": "policy", "group": "u1-t0", "member": 0}
 
 
-def request(turn: int = 0, text: str = "?") -> GenerateRequest:
+def request(turn=0, text="?"):
     appended = (ChatMessage(role="user", content=text),)
     return GenerateRequest(**IDENTITY, episode="u1-t0-0-1", turn=turn, parent=None, append=appended, deadline_s=LEASE_S)
 
@@ -53,7 +53,7 @@ async def client(server, rollout):
         yield made
 
 
-def passed_s() -> float:
+def passed_s():
     return virtual_time.now() - virtual_time.START
 
 
@@ -159,7 +159,7 @@ async def test_what_does_not_fit_into_a_message_is_refused(client, rollout):
     assert rollout.requests == []
 
 
-def clock(*heard: tuple[Any, ...]) -> TurnClock:
+def clock(*heard: tuple[Any, ...]):
     """A clock of a turn asked for at second 0, with 10 s for the engine and 100 s to wait, after what it heard and when."""
     made = TurnClock(timeout_s=10.0, wait_s=100.0, at=0.0)
     for hear, *words in heard:
@@ -180,19 +180,19 @@ MOST = 3 * FIRST_EPISODES
 class Crowd:
     """Episodes that want a place. `num_playing` of them have one; an episode ends when a test says so."""
 
-    def __init__(self, group: asyncio.TaskGroup, places: EpisodePlaces) -> None:
+    def __init__(self, group, places):
         self.num_playing = 0
         self.ends = asyncio.Semaphore(0)
         for _ in range(2 * MOST):
             group.create_task(self._play(places))
 
-    async def _play(self, places: EpisodePlaces) -> None:
+    async def _play(self, places):
         async with places.place():
             self.num_playing += 1
             await self.ends.acquire()
             self.num_playing -= 1
 
-    def end(self, num: int) -> None:
+    def end(self, num):
         for _ in range(num):
             self.ends.release()
 

@@ -1,8 +1,6 @@
 """What the trainers' tests share: a tiny random model, what samples from it, and a world around trainers."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pytest
 import torch
@@ -58,12 +56,12 @@ async def harness(tiny_model, tmp_path, sampler):
 
 @pytest.fixture(scope="session")
 def apart(tiny_model, tmp_path_factory, sampler):
-    async def run(play: Callable[[TrainerHarness], Coroutine[Any, Any, Any]]) -> Any:
+    async def run(play):
         harness = TrainerHarness(tiny_model, tmp_path_factory.mktemp("apart"), sampler)
         await harness.bus.ensure()
         return await play(harness)
 
-    def alone(play: Callable[[TrainerHarness], Coroutine[Any, Any, Any]]) -> Any:
+    def alone(play):
         with asyncio.Runner(loop_factory=virtual_time.VirtualLoop) as runner:
             return runner.run(run(play))
 

@@ -2,39 +2,22 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.torch import load
 from tests.harness import Harness, a_turn, identity, job_document, pool_document
-from tests.trainer.sampler import VOCABULARY, Sampler
-from torch import Tensor
+from tests.trainer.sampler import VOCABULARY
 
 from marlaas_api import subjects, wire
-from marlaas_api.messages import (
-    GroupLogEntry,
-    GroupReady,
-    JobDocument,
-    Manifest,
-    Meter,
-    PolicyRecord,
-    PoolDocument,
-    ReplicaReport,
-    StepClosed,
-    StopReason,
-    TrajectoryRef,
-    Turn,
-)
+from marlaas_api.messages import GroupReady, JobDocument, Meter, StepClosed, StopReason, TrajectoryRef, Turn
 from marlaas_api.names import derive_seed, episode_id, train_group
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import TENSORS_FILE
-from marlaas_worker.role import RoleContext
 from marlaas_worker.trainer import service
 from marlaas_worker.trainer.assignment import Assignment
-from marlaas_worker.trainer.rows import Segment
 from marlaas_worker.trainer.shared import Timing
 from marlaas_worker.trainer.trajectories import Expectation, read_group
 from marlaas_worker.trainer.weighing import weighing
@@ -48,12 +31,8 @@ class Clock:
 
     at: float = 1000.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.at
-
-
-Apart = Callable[[Callable[["TrainerHarness"], Coroutine[Any, Any, Any]]], Any]
-"""Runs a coroutine function with a harness of its own, in a loop of its own."""
 
 
 class TrainerHarness(Harness):
@@ -61,17 +40,17 @@ class TrainerHarness(Harness):
 
     clock: Clock
 
-    def __init__(self, model: Path, scratch: Path, sampler: Sampler) -> None:
+    def __init__(self, model, scratch, sampler):
         super().__init__(scratch, clock=Clock())
         self.model, self.sampler = model, sampler
         self.tamper: Callable[[Turn], Turn | None] = lambda turn: turn
 
     @property
-    def pool(self) -> PoolDocument:
+    def pool(self):
         """The pool that the trainers are of."""
         return pool_document(self.model, trainer={"threads": 1})
 
-    async def another(self) -> "TrainerHarness":
+    async def another(self):
         """A second harness, of which this one knows nothing."""
         made = TrainerHarness(self.model, self.scratch / "another", self.sampler)
         await made.bus.ensure()
@@ -79,15 +58,15 @@ class TrainerHarness(Harness):
 
     # a trainer ------------------------------------------------------------------------------------------------------
 
-    async def serve(self, context: RoleContext) -> None:
+    async def serve(self, context):
         await service.serve(context, self.pool, TIMING)
 
-    def trainer(self, name: str = "trainer-0") -> contextlib.AbstractAsyncContextManager[asyncio.Task[None]]:
+    def trainer(self, name="trainer-0"):
         """A trainer, restarted under its name whenever it is killed, and drained at the end."""
         return self.role(name, self.serve)
 
     @contextlib.asynccontextmanager
-    async def training(self, *documents: JobDocument, name: str = "trainer-0") -> AsyncIterator[None]:
+    async def training(self, *documents: JobDocument, name="trainer-0"):
         """A trainer that has bound these jobs."""
         for document in documents:
             await self.admit(document)
@@ -97,17 +76,17 @@ class TrainerHarness(Harness):
                     await self.version(document, 0, agent.name)
             yield
 
-    async def trained(self, *documents: JobDocument, steps: int = 2) -> list[bytes]:
+    async def trained(self, *documents: JobDocument, steps=2):
         """Adapters after some strict steps of jobs that are trained at the same time."""
         async with self.training(*documents), asyncio.TaskGroup() as tasks:
             for document in documents:
                 tasks.create_task(self.play(document, steps))
         return [await self.adapter(document) for document in documents]
 
-    async def report(self, wanted: Callable[[ReplicaReport], bool], name: str = "trainer-0") -> ReplicaReport:
+    async def report(self, wanted, name="trainer-0"):
         return await self.reported(wanted, "trainer", name)
 
-    async def let_time_pass(self) -> None:
+    async def let_time_pass(self):
         """Let the test's clock follow the loop's."""
         while True:
             self.clock.at += 1.0
@@ -116,48 +95,38 @@ class TrainerHarness(Harness):
 
     # the orchestrator -----------------------------------------------------------------------------------------------
 
-    async def assign(
-        self, document: JobDocument, step: int, positions: Sequence[int], *, agent: str = "policy", **changes: Any
-    ) -> None:
+    async def assign(self, document, step, positions, *, agent="policy", **changes: Any):
         """Log groups of a step, their turns being recorded."""
         record = await self.record(document, agent)
         for position in positions:
             group = await self._group(document, step, position, record)
             await self.log(document, group.model_copy(update=changes))
 
-    async def close(
-        self,
-        document: JobDocument,
-        step: int,
-        num_groups: int,
-        base_version: int | None = None,
-        *,
-        agent: str = "policy",
-    ) -> None:
+    async def close(self, document, step, num_groups, base_version=None, *, agent="policy"):
         """Log that a step has all its groups."""
         base = (await self.record(document, agent)).version if base_version is None else base_version
         entry = StepClosed(**identity(document), agent=agent, step=step, base_version=base, num_groups=num_groups)
         await self.log(document, entry)
 
-    async def step(self, document: JobDocument, step: int) -> None:
+    async def step(self, document, step):
         """Log all groups of a step, sampled from the present version, and that it is closed."""
         await self.assign(document, step, range(document.spec.training.groups_per_step))
         await self.close(document, step, document.spec.training.groups_per_step)
 
-    async def play(self, document: JobDocument, steps: int, first: int = 0) -> None:
+    async def play(self, document, steps, first=0):
         """Play the other roles in strict mode: each step's groups are sampled from the version before it."""
         for step in range(first, first + steps):
             await self.version(document, step)
             await self.step(document, step)
         await self.version(document, first + steps)
 
-    async def log(self, document: JobDocument, message: GroupLogEntry) -> None:
+    async def log(self, document, message):
         subject = subjects.group(document.namespace, document.job, message.agent)
         await self.bus.publish(subject, wire.encode(message))
 
     # rollout and sandbox --------------------------------------------------------------------------------------------
 
-    async def _group(self, document: JobDocument, step: int, position: int, record: PolicyRecord) -> GroupReady:
+    async def _group(self, document, step, position, record):
         index = step * document.spec.training.groups_per_step + position
         name = train_group(document.ref, index)
         manifest = await self.manifest(record.manifest)
@@ -178,7 +147,7 @@ class TrainerHarness(Harness):
         versions = {"base_version": record.version, "version": record.version}
         return GroupReady(**identity(document), **place, **versions, trajectories=tuple(refs))
 
-    def _turn(self, document: JobDocument, manifest: Manifest, at: tuple[str, int, int]) -> Turn:
+    def _turn(self, document, manifest, at):
         """An agent's turn. at: group, member, and the turn's number, which is the agent's."""
         group, member, number = at
         seed = derive_seed(document.seed, group.removeprefix(document.uid), member) + number
@@ -203,19 +172,19 @@ class TrainerHarness(Harness):
             at=self.clock(),
         )
 
-    async def publish_turn(self, turn: Turn) -> None:
+    async def publish_turn(self, turn):
         await self.bus.publish(subjects.turn("team-a", turn.job, turn.episode, turn.turn), wire.encode(turn))
 
     # committed versions ---------------------------------------------------------------------------------------------
 
-    async def version(self, document: JobDocument, version: int, agent: str = "policy") -> PolicyRecord:
+    async def version(self, document, version, agent="policy"):
         """Wait until a version is committed."""
         return await self.committed(document, lambda record: record.version >= version, agent)
 
-    async def weights(self, manifest: Manifest) -> dict[str, Tensor]:
+    async def weights(self, manifest):
         return dict(load(await self.blobs.get(manifest.files[TENSORS_FILE])))
 
-    async def groups(self, document: JobDocument, step: int) -> list[list[Segment]]:
+    async def groups(self, document, step):
         """Segments of a step's groups, weighed by the environment's rewards."""
         found = []
         expected = Expectation(document.spec.rollout.temperature, VOCABULARY, {})
@@ -227,7 +196,7 @@ class TrainerHarness(Harness):
         return found
 
 
-def job(name: str = "sums", *, agent: Mapping[str, Any] | None = None, **training: Any) -> JobDocument:
+def job(name="sums", *, agent=None, **training: Any):
     """A small strict job on the pool `tiny`."""
     small = {"steps": 4, "groupsPerStep": 2, "maxStaleness": 0, "microbatchTokens": 64}
     spec = {
@@ -239,5 +208,5 @@ def job(name: str = "sums", *, agent: Mapping[str, Any] | None = None, **trainin
     return job_document(name, seed=3, spec=spec)
 
 
-def assignment_of(document: JobDocument) -> Assignment:
+def assignment_of(document):
     return Assignment(document, document.spec.agents[0])

@@ -1,7 +1,5 @@
 """What samples for the trainers' tests."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,13 +10,13 @@ VOCABULARY = 61
 class Sampler:
     """Plain transformers with an adapter merged into its weights: knows nothing of the trainer's code."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         from transformers import AutoModelForCausalLM
 
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
         self._plain = {name: value.clone() for name, value in self._model.state_dict().items()}
 
-    def merge(self, adapter: Mapping[str, torch.Tensor], scaling: float) -> None:
+    def merge(self, adapter, scaling):
         """Use these weights from now on."""
         weights = {name: value.clone() for name, value in self._plain.items()}
         for name in (name for name in adapter if ".lora_A." in name):
@@ -27,14 +25,12 @@ class Sampler:
         self._model.load_state_dict(weights)
 
     @torch.no_grad()
-    def logprobs(self, ids: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
+    def logprobs(self, ids, temperature=1.0):
         """Logprobs [T - 1, V] of what follows each id."""
         logits: torch.Tensor = self._model(input_ids=torch.tensor([list(ids)])).logits[0]
         return (logits / temperature).log_softmax(-1)
 
-    def sample(
-        self, prompt: Sequence[int], num_tokens: int, temperature: float, seed: int
-    ) -> tuple[list[int], list[float]]:
+    def sample(self, prompt, num_tokens, temperature, seed):
         """Draw tokens one by one; returns ids and logprobs."""
         draw = torch.Generator().manual_seed(seed)
         ids, logprobs = list(prompt), []

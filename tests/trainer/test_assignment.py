@@ -1,10 +1,8 @@
 """Who may train an agent."""
 
-from collections.abc import Mapping
-
 import pytest
 from tests.harness import WITHIN_S, a_manifest, a_progress
-from tests.trainer.harness import TrainerHarness, job
+from tests.trainer.harness import job
 
 from marlaas_api import subjects, wire
 from marlaas_api.blobs import BlobRef, sha256_hex
@@ -125,7 +123,7 @@ def test_a_new_agent_counts_as_the_mean_and_one_without_work_a_little():
     assert recent_costs([], [work]) == {}
 
 
-async def placed(harness: TrainerHarness, names: str, on: Mapping[str, str]) -> dict[str, str]:
+async def placed(harness, names, on):
     """Who has which agent, as two trainers compute it, which report that all agents have their costs. on: the holders."""
     documents = {name: job(name) for name in names}
     keys = {name: harness.policy_key(document) for name, document in documents.items()}

@@ -15,13 +15,12 @@ from marlaas_worker import calibration as agreed
 from marlaas_worker.adapters import as_held, tensor_digest
 from marlaas_worker.trainer import calibration
 from marlaas_worker.trainer.calibration import CalibrationFailed, batch_of, calibrate
-from marlaas_worker.trainer.lora import AttachedAdapter
 from marlaas_worker.trainer.model import BaseModel
 
 IDS = [[3, 9, 27, 17, 5, 40, 8, 2], [1, 60, 33, 12, 7, 7, 21, 50]]
 
 
-def with_adapter(model: BaseModel) -> AttachedAdapter:
+def with_adapter(model):
     """A random adapter on every layer, the same for every model."""
     adapter = model.attach(4, 8, ())
     draw = torch.Generator().manual_seed(5)

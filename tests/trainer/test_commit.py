@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from tests.harness import WITHIN_S, changed
 from tests.killing import Killed, kill_at
-from tests.trainer.harness import TrainerHarness, assignment_of, job
+from tests.trainer.harness import assignment_of, job
 
 from marlaas_api import failpoints, subjects, wire
-from marlaas_api.blobs import BlobRef, BlobUnavailable
+from marlaas_api.blobs import BlobUnavailable
 from marlaas_api.blobs_memory import MemoryBlobs
-from marlaas_api.bus import Bucket, BusUnavailable
-from marlaas_api.messages import JobDocument, Phase, PolicyRecord
+from marlaas_api.bus import BusUnavailable
+from marlaas_api.messages import Phase, PolicyRecord
 from marlaas_api.names import job_prefix
 from marlaas_worker.trainer.assignment import GRACE_S
 from marlaas_worker.trainer.commit import AgentLease, LeaseLost, PolicyKey, StepResult, VersionContents
@@ -28,7 +28,7 @@ PLACES = [
 ]
 
 
-async def play(harness: TrainerHarness, **training: Any) -> list[tuple[int, int, tuple[str, ...], str]]:
+async def play(harness, **training: Any):
     """Train a job; what each version is, the oldest first."""
     document = job(**training)
     await harness.trained(document, steps=STEPS)
@@ -38,7 +38,7 @@ async def play(harness: TrainerHarness, **training: Any) -> list[tuple[int, int,
     ]
 
 
-async def until_only_versions_are_stored(harness: TrainerHarness, document: JobDocument) -> None:
+async def until_only_versions_are_stored(harness, document):
     """End a job, and wait until a trainer has removed the blobs to which no version refers."""
     expected, contents = (await harness.record(document)).stored_bytes, harness.blobs.contents
     await harness.admit(document, phase=Phase.SUCCEEDED)
@@ -77,7 +77,7 @@ async def test_the_record_counts_exactly_the_bytes_that_all_versions_and_the_kep
     assert record.stored_bytes == sum(map(len, ours))
 
 
-def num_versions(harness) -> int:
+def num_versions(harness):
     """Versions that have a manifest. A repeated commit writes another one, because it has other seconds."""
     return len({kept.rpartition("/")[0] for kept in harness.blobs.contents if kept.endswith("-manifest")})
 
@@ -96,7 +96,7 @@ async def test_a_trainer_that_has_lost_its_lease_deletes_nothing_of_later_versio
 async def test_killed_at_every_single_place_in_turn_a_trainer_still_gets_there(harness, undisturbed):
     seen: set[tuple[str, int]] = set()
 
-    def hook(name: str) -> None:
+    def hook(name):
         versions = num_versions(harness)
         if (name, versions) not in seen:
             seen.add((name, versions))
@@ -144,23 +144,23 @@ async def test_a_trainer_takes_over_once_the_holder_has_been_silent_for_long_eno
     assert (await harness.history(document))[0].files["adapter_model.safetensors"].sha256 == undisturbed[-1][3]
 
 
-def pass_time(harness: TrainerHarness, seconds: float) -> None:
+def pass_time(harness, seconds):
     harness.clock.at += seconds
     harness.server.wake()
 
 
-async def looked(harness: TrainerHarness) -> None:
+async def looked(harness):
     """Wait until trainer-1 has reported, and so looked around, a few times since the clock was moved."""
     now = iter(range(5))
     await harness.report(lambda report: report.at == harness.clock.at and next(now) == 4, "trainer-1")
 
 
-async def policy_key(harness: TrainerHarness, name: str, bucket: Any = None, **fields: Any) -> PolicyKey:
+async def policy_key(harness, name, bucket=None, **fields: Any):
     bucket = bucket or await harness.bus.bucket(subjects.POLICY)
     return PolicyKey(await harness.context(name, **fields), bucket, assignment_of(job()), 0.001)
 
 
-def version(number: int) -> VersionContents:
+def version(number):
     result = StepResult(number, number - 1, (f"uid-sums-t{number}",), {"loss": 0.5})
     return VersionContents(
         result, 8, {"adapter_model.safetensors": b"tensors"}, b"state", {"float32": "digest"}, (), 1e-3
@@ -190,13 +190,13 @@ async def test_of_two_trainers_that_bind_at_once_one_gets_the_agent(harness):
 class FaultyBucket:
     """A bucket whose next updates are lost on the way there, or whose answers are lost on the way back."""
 
-    def __init__(self, bucket: Bucket, lost: str, times: int) -> None:
+    def __init__(self, bucket, lost, times):
         self._bucket, self._lost, self.left = bucket, lost, times
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self._bucket, name)
 
-    async def update(self, key: str, data: bytes, revision: int) -> int:
+    async def update(self, key, data, revision):
         if self.left and self._lost == "request":
             self.left -= 1
             raise BusUnavailable("the request was lost")
@@ -222,11 +222,11 @@ async def test_a_set_whose_answer_is_lost_is_looked_up_not_repeated_blindly(harn
 class FillingBlobs(MemoryBlobs):
     """A store that is full for the first few writes."""
 
-    def __init__(self, refusals: int) -> None:
+    def __init__(self, refusals):
         super().__init__()
         self.refusals = refusals
 
-    async def put(self, folder: str, filename: str, data: bytes) -> BlobRef:
+    async def put(self, folder, filename, data):
         if self.refusals:
             self.refusals -= 1
             raise BlobUnavailable("no space left on device")

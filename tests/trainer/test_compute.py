@@ -21,7 +21,7 @@ async def test_work_that_is_cancelled_as_its_turn_is_granted_lets_the_next_go_on
     class Cancelling(Compute):
         victims: tuple[asyncio.Task[None], ...] = ()
 
-        def _grant(self) -> None:
+        def _grant(self):
             super()._grant()
             for victim in self.victims:
                 victim.cancel()
@@ -43,7 +43,7 @@ async def test_work_that_is_cancelled_however_often_is_over_before_the_next_begi
     running, go_on, over = asyncio.Event(), threading.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
-    def work() -> None:
+    def work():
         loop.call_soon_threadsafe(running.set)
         go_on.wait()
         over.set()
@@ -64,11 +64,11 @@ async def test_work_that_is_cancelled_however_often_is_over_before_the_next_begi
 STEP_S, QUANTUM_S = 0.1, 0.25
 
 
-def agent(name: str, tenant: str = "", job: str = "") -> ComputeAccount:
+def agent(name, tenant="", job=""):
     return ComputeAccount(tenant or name, job or name, name)
 
 
-def order(queue: ComputeQueue[str], seconds: float = STEP_S) -> list[str]:
+def order(queue, seconds=STEP_S):
     """Serve all that waits."""
     served = []
     while (ticket := queue.next()) is not None:
@@ -77,9 +77,7 @@ def order(queue: ComputeQueue[str], seconds: float = STEP_S) -> list[str]:
     return served
 
 
-def serve(
-    accounts: list[ComputeAccount], duration_s: float, queue: ComputeQueue[str], seed: int = 0
-) -> dict[str, float]:
+def serve(accounts, duration_s, queue, seed=0):
     """Seconds by tenant when every agent always has more work, whose time differs from its estimate."""
     draw, served, now = random.Random(seed), dict.fromkeys((one.tenant for one in accounts), 0.0), 0.0
     for account in accounts:

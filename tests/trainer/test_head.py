@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from marlaas_worker.trainer import head
 from marlaas_worker.trainer.head import token_logprobs, token_logprobs_and_entropies
 
 
-def plain(hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+def plain(hidden, weight, tokens, temperature):
     return (hidden @ weight.T / temperature).log_softmax(-1).gather(1, tokens[:, None]).squeeze(1)
 
 

@@ -11,9 +11,7 @@ Log = list[GroupReady | StepClosed]
 IDS = {"namespace": "team-a", "job": "sums", "uid": "uid", "agent": "policy"}
 
 
-def ready(
-    step: int, position: int, *, base: int | None = None, version: int | None = None, name: str = ""
-) -> GroupReady:
+def ready(step, position, *, base=None, version=None, name=""):
     base = step if base is None else base
     return GroupReady(
         **IDS,
@@ -27,11 +25,11 @@ def ready(
     )
 
 
-def closed(step: int, num_groups: int, base: int | None = None) -> StepClosed:
+def closed(step, num_groups, base=None):
     return StepClosed(**IDS, step=step, base_version=step if base is None else base, num_groups=num_groups)
 
 
-def drain(inbox: StepInbox) -> list[str]:
+def drain(inbox):
     """Train whatever can be trained; the names of groups and the numbers of steps, as it happens."""
     done = []
     while True:
@@ -45,7 +43,7 @@ def drain(inbox: StepInbox) -> list[str]:
             return done
 
 
-def train(inbox: StepInbox, messages: Log) -> None:
+def train(inbox, messages):
     for message in messages:
         inbox.add(message)
         drain(inbox)

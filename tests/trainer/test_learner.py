@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import torch
 from tests.rl.papers import CAP, FORMS
 from tests.trainer.harness import assignment_of, job
 from tests.trainer.sampler import VOCABULARY
-from torch import Tensor
 
 from marlaas_api.messages.job_spec import OptimizerSettings
 from marlaas_worker.adapters import AdapterConfig, tensor_name, write_adapter
@@ -25,14 +23,12 @@ from marlaas_worker.trainer.rows import Segment, pack_prefix_tree
 TEMPERATURE = 0.8
 
 
-def owner_of(part: Segment, parts: list[Segment]) -> int:
+def owner_of(part, parts):
     """The reply that a segment belongs to: its own unless it names a trajectory."""
     return part.trajectory if part.trajectory_tokens is not None else parts.index(part)
 
 
-def slow_step(
-    folder: Path, weights: dict[str, Tensor], parts: list[Segment], settings: dict[str, Any]
-) -> tuple[dict[str, Tensor], float]:
+def slow_step(folder, weights, parts, settings):
     """Token by token, segment by segment, without padding; the loss as its paper writes it."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -70,7 +66,7 @@ def slow_step(
     return {name: value.detach().clone() for name, value in named.items()}, norm
 
 
-def segments(seed: int, count: int = 6) -> list[Segment]:
+def segments(seed, count=6):
     """Segments with one of two prompts each, whose behaviour policy is some way off the model's."""
     draw = np.random.default_rng(seed)
     prompts, made = draw.integers(0, VOCABULARY, (2, 8)), []
@@ -82,7 +78,7 @@ def segments(seed: int, count: int = 6) -> list[Segment]:
     return made
 
 
-def paired(parts: list[Segment]) -> list[Segment]:
+def paired(parts):
     """The same segments, two to a trajectory; the first one's advantage is the trajectory's."""
     tokens = [sum(int(part.generated.sum()) for part in parts[at : at + 2]) for at in range(0, len(parts), 2)]
     return [
@@ -91,13 +87,11 @@ def paired(parts: list[Segment]) -> list[Segment]:
     ]
 
 
-def learner_of(base: BaseModel, **training: Any) -> Learner:
+def learner_of(base, **training: Any):
     return Learner(base, assignment_of(job(**training)))
 
 
-def step(
-    learner: Learner, parts: list[Segment], version: int = 0, budget: int = 64, pairs_per_token: int = 384
-) -> dict[str, float]:
+def step(learner, parts, version=0, budget=64, pairs_per_token=384):
     full, rest = pack([], pack_prefix_tree(parts, pairs_per_token, budget), budget)
     for batch in [*full, rest]:
         learner.accumulate(batch)
@@ -220,7 +214,7 @@ def test_a_learner_that_is_parked_and_taken_up_goes_on_to_the_same_bits(base, ti
     assert all(torch.equal(value, taken_up.weights()[name]) for name, value in straight.weights().items())
 
 
-def away(base: BaseModel, folder: Path, rank: int = 8) -> Path:
+def away(base, folder, rank=8):
     """A folder with an adapter that is not the zero adapter."""
     attached = base.attach(rank, 16, ())
     draw = torch.Generator().manual_seed(4)
@@ -316,11 +310,11 @@ def test_a_step_is_taken_at_the_rate_that_its_metrics_record_and_with_the_jobs_e
 # gradients that are not finite --------------------------------------------------------------------------------------
 
 
-def broken(value: float = float("nan")) -> list[Segment]:
+def broken(value=float("nan")):
     return [Segment(part.ids, part.generated, part.behaviour, 0, value) for part in segments(0)]
 
 
-def everything(learner: Learner) -> bytes:
+def everything(learner):
     """Weights, moments and counts of updates; not the counts of skipped steps."""
     state = learner.state(0, ())
     kept = TrainingState(

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from peft import LoraConfig, inject_adapter_in_model
-from torch import Tensor, nn
+from torch import nn
 
 from marlaas_worker.adapters import AdapterConfig, as_held, tensor_name
 from marlaas_worker.rollout.adapter_groups import add_adapters, group_rows, stacked_adapters
-from marlaas_worker.trainer.lora import ActiveAdapter, AttachedAdapter, adapt_layers, initial_weights, new_adapter
+from marlaas_worker.trainer.lora import ActiveAdapter, adapt_layers, initial_weights, new_adapter
 
 
 @dataclass(frozen=True)
@@ -22,20 +22,20 @@ class Adapted:
     up: nn.Parameter
 
     @property
-    def layer(self) -> nn.Linear:
+    def layer(self):
         layer = self.model["layer"]
         assert isinstance(layer, nn.Linear)
         return layer
 
 
-def adapter_of(layer: nn.Linear, rank: int, alpha: int, dtype: torch.dtype) -> AttachedAdapter:
+def adapter_of(layer, rank, alpha, dtype):
     made = new_adapter("one", AdapterConfig(rank, alpha), {"layer": layer}, torch.device("cpu"))
     parameters = {name: nn.Parameter(value.to(dtype)) for name, value in made.parameters.items()}
     down, up = parameters.values()
     return replace(made, parameters=parameters, layers={"layer": (down, up)})
 
 
-def on(layer: nn.Linear, rank: int, alpha: int, dtype: torch.dtype) -> Adapted:
+def on(layer, rank, alpha, dtype):
     model = nn.ModuleDict({"layer": layer}).requires_grad_(False)
     active = ActiveAdapter()
     active.adapter = adapter_of(layer, rank, alpha, dtype)
@@ -43,7 +43,7 @@ def on(layer: nn.Linear, rank: int, alpha: int, dtype: torch.dtype) -> Adapted:
     return Adapted(model, active, *active.adapter.layers["layer"])
 
 
-def adapted(bias: bool = False, dtype: torch.dtype = torch.float64, base: torch.dtype | None = None) -> Adapted:
+def adapted(bias=False, dtype=torch.float64, base=None):
     """A layer of 7 to 5 with an adapter of rank 3 and scaling 2, all weights random."""
     torch.manual_seed(0)
     made = on(nn.Linear(7, 5, bias=bias).to(dtype).to(base or dtype), 3, 6, dtype)
@@ -52,13 +52,13 @@ def adapted(bias: bool = False, dtype: torch.dtype = torch.float64, base: torch.
     return made
 
 
-def outcome(made: Adapted, hidden: Tensor, upstream: Tensor) -> list[Tensor]:
+def outcome(made, hidden, upstream):
     hidden = hidden.clone().requires_grad_()
     result = made.layer(hidden)
     return [result, *torch.autograd.grad(result, [hidden, made.down, made.up], upstream)]
 
 
-def outcome_of_peft(made: Adapted, hidden: Tensor, upstream: Tensor) -> list[Tensor]:
+def outcome_of_peft(made, hidden, upstream):
     layer = nn.Linear(7, 5, bias=made.layer.bias is not None).double()
     layer.load_state_dict(made.layer.state_dict())
     model = nn.ModuleDict({"layer": layer}).requires_grad_(False)
@@ -82,7 +82,7 @@ def test_output_and_gradients_are_pefts(bias, shape):
         assert torch.allclose(ours, pefts, rtol=1e-12, atol=1e-14)
 
 
-def half() -> Adapted:
+def half():
     """The same on a bfloat16 base; its adapter is float32."""
     return adapted(dtype=torch.float32, base=torch.bfloat16)
 

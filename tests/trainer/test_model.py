@@ -14,35 +14,35 @@ from marlaas_worker.adapters import write_adapter
 from marlaas_worker.base_model import ModelUnusable
 from marlaas_worker.trainer.batching import MicroBatch
 from marlaas_worker.trainer.batching import collate as collate_rows
-from marlaas_worker.trainer.lora import AttachedAdapter, TargetUnknown, WeightsMismatch, initial_weights
+from marlaas_worker.trainer.lora import TargetUnknown, WeightsMismatch, initial_weights
 from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.rows import Segment, chain, pack_prefix_tree
 
 
-def segment(seed: int, prompt: int, generated: int) -> Segment:
+def segment(seed, prompt, generated):
     draw = np.random.default_rng(seed)
     ids = draw.integers(0, VOCABULARY, prompt + generated).astype(np.int32)
     mask = np.arange(len(ids)) >= prompt
     return Segment(ids, mask, np.zeros(len(ids), np.float32), 0, 1.0)
 
 
-def collate(segments: list[Segment]) -> MicroBatch:
+def collate(segments):
     """Every segment in a row of its own."""
     return collate_rows([chain(part) for part in segments])
 
 
-def random_weights(adapter: AttachedAdapter, seed: int) -> dict[str, Tensor]:
+def random_weights(adapter, seed):
     draw = torch.Generator().manual_seed(seed)
     return {name: 0.2 * torch.randn(value.shape, generator=draw) for name, value in adapter.parameters.items()}
 
 
-def attach(base: BaseModel, seed: int, rank: int = 4, alpha: int = 8, targets: tuple[str, ...] = ()) -> AttachedAdapter:
+def attach(base, seed, rank=4, alpha=8, targets=()):
     adapter = base.attach(rank, alpha, targets)
     adapter.load(random_weights(adapter, seed))
     return adapter
 
 
-def gradients(base: BaseModel, adapter: AttachedAdapter, *batches: MicroBatch) -> dict[str, Tensor]:
+def gradients(base, adapter, *batches: MicroBatch):
     for parameter in adapter.parameters.values():
         parameter.grad = None
     for batch in batches:
@@ -84,7 +84,7 @@ def test_peft_loads_what_is_written_and_computes_the_same(base, tiny_model, tmp_
     assert torch.allclose(base.logprobs(adapter, collate([part]), 1.0), expected, atol=2e-5)
 
 
-def with_shared_beginnings(base: BaseModel) -> tuple[MicroBatch, list[Segment]]:
+def with_shared_beginnings(base):
     """Six segments of which five share a row, and the segments alone."""
     prompt, group = segment(1, 12, 0).ids, []
     for number in range(5):
@@ -133,7 +133,7 @@ def test_what_follows_a_generated_token_and_what_pads_it_has_exactly_no_gradient
     masked = Segment(part.ids, np.arange(10) == 5, part.behaviour, 0, 1.0)
     seen: list[Tensor] = []
 
-    def watch(_: Any, __: Any, output: Any) -> None:
+    def watch(_, __, output):
         output.last_hidden_state.register_hook(seen.append)
 
     hook = base._decoder.register_forward_hook(watch)
@@ -220,7 +220,7 @@ def test_an_architecture_that_changes_its_logits_behind_the_head_is_refused(tmp_
         BaseModel(str(tmp_path), dtype=dtype)
 
 
-def alike() -> list[Segment]:
+def alike():
     """Four segments with one beginning."""
     made = []
     for seed in range(4):
@@ -229,11 +229,11 @@ def alike() -> list[Segment]:
     return made
 
 
-def kept(base: BaseModel, adapter: AttachedAdapter, batch: MicroBatch) -> list[Tensor]:
+def kept(base, adapter, batch):
     """What a forward pass keeps for its backward pass, weights aside."""
     found: dict[int, Tensor] = {}
 
-    def keep(tensor: Tensor) -> Tensor:
+    def keep(tensor):
         if not isinstance(tensor, nn.Parameter):
             found[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
@@ -244,11 +244,11 @@ def kept(base: BaseModel, adapter: AttachedAdapter, batch: MicroBatch) -> list[T
     return list(found.values())
 
 
-def size(tensors: list[Tensor]) -> int:
+def size(tensors):
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
-def batches(base: BaseModel) -> list[MicroBatch]:
+def batches(base):
     return [
         collate([segment(1, 3, 40), segment(2, 6, 30)]),
         collate_rows(pack_prefix_tree(alike(), base.pairs_per_token, 1000)),

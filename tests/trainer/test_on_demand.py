@@ -2,31 +2,29 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from tests.harness import WITHIN_S
 from tests.trainer.harness import TrainerHarness, job
 
 from marlaas_api import subjects
-from marlaas_api.bus import BusRefused, Entry
+from marlaas_api.bus import BusRefused
 from marlaas_api.bus_memory import MemoryBus
 from marlaas_api.bus_memory.buckets import MemoryBucket
-from marlaas_api.messages import JobDocument, Phase
+from marlaas_api.messages import Phase
 from marlaas_worker.reporter import Reporter
 from marlaas_worker.trainer.commit import PolicyKey
 
 
-def jobs(num: int) -> list[JobDocument]:
+def jobs(num):
     return [job(f"job-{number}") for number in range(num)]
 
 
-async def bound(harness: TrainerHarness, name: str, num: int) -> tuple[str, ...]:
+async def bound(harness, name, num):
     return (await harness.report(lambda found: len(found.bound) == num, name)).bound
 
 
-async def alone(harness: TrainerHarness, folder: Path, document: JobDocument, steps: int) -> bytes:
+async def alone(harness, folder, document, steps):
     other = TrainerHarness(harness.model, folder, harness.sampler)
     await other.bus.ensure()
     (adapter,) = await other.trained(document, steps=steps)
@@ -54,10 +52,10 @@ async def test_a_trainer_that_joins_takes_over_its_share_and_each_agent_ends_whe
 
 
 @contextlib.asynccontextmanager
-async def doomed_trainer(harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+async def doomed_trainer(harness, monkeypatch):
     """The trainer `trainer-1`, which is killed at the end: a killed process releases and withdraws nothing."""
 
-    async def dead(*_: object) -> None:
+    async def dead(*_: object):
         pass
 
     doomed = asyncio.create_task(harness.serve(await harness.context("trainer-1")))
@@ -91,7 +89,7 @@ async def test_what_a_killed_trainer_has_left_of_a_job_that_ended_since_is_remov
 async def test_what_the_bus_refuses_a_trainer_is_not_the_jobs_fault(harness, monkeypatch):
     document, read = job(), MemoryBucket.get_from_leader
 
-    async def refuse(bucket: MemoryBucket, key: str) -> Entry | None:
+    async def refuse(bucket, key):
         if key == subjects.policy_key("team-a", document.job, "policy"):
             raise BusRefused(f"no permission to read {key}")
         return await read(bucket, key)

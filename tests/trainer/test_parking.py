@@ -12,11 +12,10 @@ import pytest
 import torch
 from tests.harness import WITHIN_S, pool_document
 from tests.killing import kill_at
-from tests.trainer.harness import Clock, TrainerHarness, assignment_of, job
+from tests.trainer.harness import Clock, assignment_of, job
 from tests.trainer.test_learner import away
 
 from marlaas_api.blobs import BlobRef
-from marlaas_api.messages import GroupReady, PoolDocument
 from marlaas_api.numeric import trained_bytes
 from marlaas_worker.orchestrator.capacity import PoolCapacity, trainer_bytes
 from marlaas_worker.trainer import agent_memory
@@ -30,7 +29,7 @@ from marlaas_worker.trainer.room import QUANTUM_S, AgentRoom, Pause
 from marlaas_worker.trainer.version_cache import CachedVersion, VersionCache
 
 
-def parked(harness: TrainerHarness, name: str = "trainer-0") -> dict[str, float]:
+def parked(harness, name="trainer-0"):
     samples = harness.metrics[name].samples()
     return {one.labels["job"]: one.value for one in samples if one.name == "marlaas_trainer_parked_total"}
 
@@ -40,7 +39,7 @@ def parks(monkeypatch):
     """Times that agents were parked, by job."""
     found, park = Counter[str](), AgentTrainer._park
 
-    async def counted(trainer: AgentTrainer, inbox: StepInbox) -> None:
+    async def counted(trainer, inbox):
         found[trainer.lease.record.uid] += 1
         await park(trainer, inbox)
 
@@ -53,7 +52,7 @@ def reads(monkeypatch):
     """Versions that were read from the blob store to be restored, by job."""
     found, read = Counter[str](), Residence._read
 
-    async def counted(residence: Residence, ref: BlobRef) -> CachedVersion:
+    async def counted(residence, ref):
         found[residence._assignment.ref.name] += 1
         return await read(residence, ref)
 
@@ -65,7 +64,7 @@ def reads(monkeypatch):
 def room_for(monkeypatch):
     """Give later trainers memory for so many agents, and host memory for this many bytes of versions."""
 
-    def give(num: int, host_bytes: int = 0) -> None:
+    def give(num, host_bytes=0):
         monkeypatch.setattr(agent_memory, "measure", lambda *_: AgentMemory(num * 8, 1, host_bytes))
 
     return give
@@ -74,7 +73,7 @@ def room_for(monkeypatch):
 async def test_a_step_that_waits_for_groups_is_begun_again_for_an_agent_that_can_commit(harness, room_for, monkeypatch):
     taken, take = asyncio.Event(), StepInbox.take
 
-    def observed(inbox: StepInbox, group: GroupReady) -> None:
+    def observed(inbox, group):
         take(inbox, group)
         taken.set()
 
@@ -144,7 +143,7 @@ def test_the_limit_is_that_of_the_container_in_both_versions_of_cgroups(tmp_path
     assert memory_limit(tmp_path) == limit
 
 
-def pool(**fields: object) -> PoolDocument:
+def pool(**fields: object):
     return pool_document(Path("m"), trainer={"activationBytes": "100"}).model_copy(update=fields)
 
 
@@ -200,11 +199,11 @@ def test_a_kl_reference_that_is_not_the_base_model_is_one_copy_more(base, tmp_pa
     assert follows or (learner._reference is not None) == (copies == 5)
 
 
-def version_ref(name: str) -> BlobRef:
+def version_ref(name):
     return BlobRef(name=name, sha256=name[-1] * 64, size_bytes=1)
 
 
-def held(name: str, num: int = 1) -> CachedVersion:
+def held(name, num=1):
     """A version of 16 bytes for each number."""
     tensors = {"w": torch.zeros(num)}
     return CachedVersion(
@@ -212,7 +211,7 @@ def held(name: str, num: int = 1) -> CachedVersion:
     )
 
 
-def kept(cache: VersionCache, names: str) -> str:
+def kept(cache, names):
     return "".join(name for name in names if cache.find(name, version_ref(name)))
 
 
@@ -235,11 +234,11 @@ def test_versions_are_kept_within_the_bound_and_the_least_recently_used_one_is_d
 class Room(AgentRoom):
     """A room for 10 with a clock of its own; `woken`: how often each agent was woken."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.clock, self.woken = Clock(), Counter[str]()
         super().__init__(10, self.clock)
 
-    def asks(self, agent: str, need: int, is_due: bool = False) -> bool:
+    def asks(self, agent, need, is_due=False):
         return self.enter(agent, need, is_due, lambda: self.woken.update([agent]))
 
 
@@ -289,14 +288,14 @@ class Agent:
     begun_again: int = 0
 
     @property
-    def is_due(self) -> bool:
+    def is_due(self):
         return self.arrived == self.num_groups
 
     @property
-    def has_work(self) -> bool:
+    def has_work(self):
         return self.arrived > 0 and (self.taken < self.arrived or self.is_due)
 
-    def turn(self) -> None:
+    def turn(self):
         """What it does when it is woken."""
         if self.is_here and self.room.pause(self.name, self._pause()):
             self.begun_again += self.taken > 0
@@ -307,12 +306,12 @@ class Agent:
         if self.is_here and self.has_work:
             self._work()
 
-    def _pause(self) -> Pause:
+    def _pause(self):
         if self.taken:
             return Pause.BUSY if self.has_work else Pause.WITHIN_STEP
         return Pause.AFTER_STEP if self.has_work else Pause.BETWEEN_STEPS
 
-    def _work(self) -> None:
+    def _work(self):
         if self.taken < self.arrived:
             self.taken += 1
         else:

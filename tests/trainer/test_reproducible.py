@@ -28,7 +28,7 @@ def test_on_a_gpu_float32_products_are_as_precise_as_the_engines(monkeypatch, sa
         torch.use_deterministic_algorithms(False)
 
 
-def start(model: Path) -> "subprocess.Popen[str]":
+def start(model):
     """A fresh process that says a gradient's digest; nothing about threads is set from outside."""
     surroundings = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "MKL_"))}
     command = [sys.executable, str(PROGRAM), str(model), "2"]

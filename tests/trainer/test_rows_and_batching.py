@@ -14,17 +14,17 @@ lengths = st.lists(st.integers(2, 40), max_size=30)
 alike = st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=12), min_size=1, max_size=10)
 
 
-def segment(ids: list[int], advantage: float = 1.0) -> Segment:
+def segment(ids, advantage=1.0):
     generated = np.arange(len(ids)) % 3 == 1
     behaviour = np.where(generated, -0.5 * np.arange(len(ids)) - 0.5, 0).astype(np.float32)
     return Segment(np.array(ids, np.int32), generated, behaviour, 0, advantage)
 
 
-def row(length: int) -> Row:
+def row(length):
     return chain(segment(list(range(1, length + 1))))
 
 
-def context(planted: Row, place: int) -> list[int]:
+def context(planted, place):
     """The tokens from the root to a place."""
     ids: list[int] = []
     while place >= 0:

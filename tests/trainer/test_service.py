@@ -2,19 +2,18 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 from tests.harness import WITHIN_S
-from tests.trainer.harness import TIMING, TrainerHarness, assignment_of, job
+from tests.trainer.harness import TIMING, assignment_of, job
 from tests.trainer.test_learner import away
 
-from marlaas_api.bus import BusUnavailable, Stored
+from marlaas_api.bus import BusUnavailable
 from marlaas_api.bus_memory import MemoryBus
 from marlaas_api.health import exposition
-from marlaas_api.messages import GroupReady, JobDocument
+from marlaas_api.messages import GroupReady
 from marlaas_worker.adapters import has_effect, read_adapter
 from marlaas_worker.calibration import NUM_FLOAT32_PROBES
 from marlaas_worker.health import families
@@ -120,14 +119,14 @@ IN_ORDER, BACKWARDS = (0, 1, 2, None), (None, 2, 1, 0)
 """A step's positions, and None for its end, in the order in which they are logged."""
 
 
-def team() -> JobDocument:
+def team():
     made = job(groupsPerStep=GROUPS)
     (agent,) = made.spec.agents
     agents = tuple(agent.model_copy(update={"name": name}) for name in AGENTS)
     return made.model_copy(update={"spec": made.spec.model_copy(update={"agents": agents})})
 
 
-async def log(harness: TrainerHarness, document: JobDocument, step: int, entries: Sequence[int | None]) -> None:
+async def log(harness, document, step, entries):
     """Log a step of both agents."""
     for position in entries:
         for name in AGENTS:
@@ -137,12 +136,12 @@ async def log(harness: TrainerHarness, document: JobDocument, step: int, entries
                 await harness.assign(document, step, [position], agent=name)
 
 
-async def versions(harness: TrainerHarness, document: JobDocument, version: int) -> None:
+async def versions(harness, document, version):
     for name in AGENTS:
         await harness.version(document, version, name)
 
 
-async def adapters(harness: TrainerHarness, document: JobDocument) -> dict[str, bytes]:
+async def adapters(harness, document):
     return {name: await harness.adapter(document, name) for name in AGENTS}
 
 
@@ -150,7 +149,7 @@ async def test_strict_agents_have_the_same_bits_however_their_groups_come(harnes
     """Each step is sampled from the version before it; a group's place in the sum is its position."""
     found, document, taken, take = [], team(), asyncio.Queue[GroupReady](), StepInbox.take
 
-    def observed(inbox: StepInbox, group: GroupReady) -> None:
+    def observed(inbox, group):
         take(inbox, group)
         taken.put_nowait(group)
 
@@ -220,11 +219,11 @@ async def test_a_turn_that_comes_late_is_waited_for_also_after_a_long_outage(har
     document, last = job(), MemoryBus.last
     unreachable, missing = asyncio.Event(), asyncio.Event()
 
-    async def in_an_outage(bus: MemoryBus, stream: str, subject: str) -> None:
+    async def in_an_outage(bus, stream, subject):
         unreachable.set()
         raise BusUnavailable("the bus cannot be reached")
 
-    async def after_it(bus: MemoryBus, stream: str, subject: str) -> Stored | None:
+    async def after_it(bus, stream, subject):
         found = await last(bus, stream, subject)
         if found is None:
             missing.set()

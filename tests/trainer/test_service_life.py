@@ -5,7 +5,6 @@ from tests.harness import changed, identity
 from tests.trainer.harness import job
 
 from marlaas_api import subjects, wire
-from marlaas_api.bus import Delivery
 from marlaas_api.bus_memory.consumers import MemoryConsumer
 from marlaas_api.messages import GroupLogEntry, GroupUnused, Phase
 
@@ -71,7 +70,7 @@ async def test_a_step_whose_messages_are_lost_with_the_connection_is_read_from_t
     """The bus delivers them again a minute later, on a clock that stands still here."""
     document, fetch = job(maxStaleness=1), MemoryConsumer.fetch
 
-    async def lossy(consumer: MemoryConsumer, batch: int, timeout_s: float) -> list[Delivery]:
+    async def lossy(consumer, batch, timeout_s):
         found = [(one, wire.decode(one.stored.data)) for one in await fetch(consumer, batch, timeout_s)]
         return [one for one, message in found if not isinstance(message, GroupLogEntry) or message.step > 0]
 

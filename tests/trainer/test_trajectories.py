@@ -13,7 +13,6 @@ from marlaas_api import wire
 from marlaas_api.messages import Ending, GroupReady, StopReason, TrajectoryRef, Turn
 from marlaas_api.messages.job_spec import BaselineSettings
 from marlaas_api.wire import pack_ids, pack_logprobs
-from marlaas_worker.trainer.rows import Segment
 from marlaas_worker.trainer.trajectories import (
     Expectation,
     Trajectory,
@@ -29,7 +28,7 @@ EXPECTED = Expectation(1.0, 1000, {4: "a" * 64})
 GRPO = Weighing("standardised", max_tokens=4, overlong_tokens=0)
 
 
-def turn(number: int, parent: int | None = None, *, opens: bool | None = None, **changes: Any) -> Turn:
+def turn(number, parent=None, *, opens=None, **changes: Any):
     """Turn n appends ids 10n, 10n + 1 and generates 10n + 5, 10n + 6 with logprobs -n - .5, -n - .6."""
     tokens = {"prompt_ids": pack_ids([10 * number, 10 * number + 1])}
     tokens |= {"output_ids": pack_ids([10 * number + 5, 10 * number + 6])}
@@ -38,7 +37,7 @@ def turn(number: int, parent: int | None = None, *, opens: bool | None = None, *
     return a_turn(number, parent, **{**IDS, "version": 4, "opens_segment": opens, **tokens, **changes})
 
 
-def group(*leaves: tuple[int, ...]) -> GroupReady:
+def group(*leaves: tuple[int, ...]):
     refs = tuple(
         TrajectoryRef(member=member, episode=f"uid-t0-{member}-1", leaves=leaf, reward=float(member))
         for member, leaf in enumerate(leaves)
@@ -123,7 +122,7 @@ def test_in_any_tree_of_turns_every_generated_token_is_trained_exactly_once(data
         check_contexts(part, turns)
 
 
-def check_contexts(part: Segment, turns: dict[int, Turn]) -> None:
+def check_contexts(part, turns):
     """What stands before a turn in a segment is its parent's conversation."""
     numbers = [int(token) // 10 for token in part.ids[::4]]
     assert turns[numbers[0]].opens_segment
@@ -208,7 +207,7 @@ async def test_a_missing_turn_may_still_come_and_a_wrong_one_never_turns_right(h
         await read_group(harness.bus, harness.blobs, group((0,), (0,)), EXPECTED)
 
 
-def played(reward: float, *turns: Turn, compared_with: str = "") -> Trajectory:
+def played(reward, *turns: Turn, compared_with=""):
     leaves = (max(made.turn for made in turns),)
     return Trajectory({made.turn: made for made in turns}, leaves, reward, compared_with=compared_with)
 
@@ -283,7 +282,7 @@ def test_a_turn_near_the_bound_costs_reward_however_short_the_others():
 RUNNING = BaselineSettings(type="running-mean", decay=0.75)
 
 
-def steps_of(baselines: Baselines, *steps: dict[str, list[float]]) -> list[dict[str, float]]:
+def steps_of(baselines, *steps: dict[str, list[float]]):
     found = []
     for rewards in steps:
         baselines.note(rewards)

@@ -1,8 +1,6 @@
 """Which version serves a request: only proven ones, for a group the one to which it is pinned; and versions that lost their slot and come back."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 from tests.killing import kill_at
@@ -24,7 +22,6 @@ async def test_a_new_version_is_verified_before_anybody_asks_for_it(harness):
 
 
 # Versions 1 that must never be served, with the reason.
-Spoil = Callable[[Any, Any, Any], Awaitable[str]]
 
 
 async def refused_by_the_engine(harness, engine, job):
@@ -173,9 +170,6 @@ async def test_in_strict_mode_and_evaluations_only_the_orchestrators_pin_counts(
     await harness.pin(request, 0)
     await harness.result(request)
     assert (await harness.turn(request)).version == 0
-
-
-MakeEngine = Callable[..., Any]
 
 
 def count_scores(engine):
