@@ -1,6 +1,7 @@
 """Every algorithm against numbers from paper and pencil, and against its paper's formula written out slowly."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -8,8 +9,8 @@ import torch
 from tests.rl.papers import CAP, FORMS
 from tests.rl.records import NONE, config_of, f64, moved, normalised, random_record, record_of
 
-from marlaas_worker.rl.algorithms import Algorithm
-from marlaas_worker.rl.corrections import Bounds
+from marlaas_worker.rl.algorithms import ALGORITHMS, Algorithm
+from marlaas_worker.rl.corrections import CAPS, Bounds
 from marlaas_worker.rl.losses import policy_loss
 
 NAMES: tuple[Algorithm, ...] = get_args(Algorithm)
@@ -113,3 +114,35 @@ def test_gspo_takes_a_ratio_for_each_segment_and_weighs_it_by_its_share_of_the_t
 
 
 # the table ----------------------------------------------------------------------------------------------------------
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "algorithms.md"
+
+
+def rows(header):
+    """Cells of the page's table with this first header."""
+    _, _, after = PAGE.read_text(encoding="utf-8").partition(f"| {header} |")
+    lines = after.partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_the_pages_table_is_the_registry():
+    found = {cells[0]: cells[1:7] for cells in rows("algorithm")}
+    for name, rule in ALGORITHMS.items():
+        clip = "none" if rule.surrogate == "weighted" else ", ".join(f"{bound:g}" for bound in rule.clip)
+        assert found.pop(name) == [rule.advantage, rule.over, rule.ratio, rule.surrogate, rule.normaliser, clip]
+    assert not found
+
+
+def test_the_pages_corrections_have_the_codes_caps():
+    assert {cells[0]: cells[2] for cells in rows("`correction.type`")} == {
+        **{name: f"{cap:g}" for name, cap in CAPS.items()},
+        "none": "",
+    }
+
+
+def test_every_algorithm_has_a_case_for_it_and_a_formula_for_each_of_its_words():
+    assert {cells[1] for cells in rows("you have")} == set(ALGORITHMS)
+    words = {cells[0] for cells in rows("word")}
+    for rule in ALGORITHMS.values():
+        assert {rule.advantage, rule.surrogate, f"ratio of a {rule.ratio}", f"mean over {rule.normaliser}"} <= words

@@ -1,12 +1,17 @@
-"""The compute thread: fair, one at a time, and never left half-way."""
+"""The compute thread: fair, one at a time, never left half-way, and with the same bits on two threads."""
 
 import asyncio
+import os
 import random
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
+import torch
 
-from marlaas_worker.trainer.compute import Compute
+from marlaas_worker.trainer.compute import Compute, compute_reproducibly
 from marlaas_worker.trainer.compute_queue import CREDIT_S, ComputeAccount, ComputeQueue
 
 
@@ -161,3 +166,37 @@ def test_an_agent_with_much_work_does_not_delay_its_siblings():
         queue.push(agent("floods", "tenant", "job"), f"f{number}")
     queue.push(agent("calm", "tenant", "job"), "calm")
     assert order(queue).index("calm") == 1
+
+
+PROGRAM = Path(__file__).parent / "gradient_digest.py"
+
+
+@pytest.mark.parametrize(("said", "precision"), [(None, "highest"), ("high", "high")])
+def test_on_a_gpu_float32_products_are_as_precise_as_the_engines(monkeypatch, said, precision):
+    monkeypatch.delenv("VLLM_FLOAT32_MATMUL_PRECISION", raising=False)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if said is not None:
+        monkeypatch.setenv("VLLM_FLOAT32_MATMUL_PRECISION", said)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        compute_reproducibly(torch.device("cuda"))
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        torch.use_deterministic_algorithms(False)
+
+
+def start(model):
+    """A fresh process that says a gradient's digest; nothing about threads is set from outside."""
+    surroundings = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "MKL_"))}
+    command = [sys.executable, str(PROGRAM), str(model), "2"]
+    return subprocess.Popen(command, env=surroundings, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_processes_with_two_threads_compute_the_same_gradient_bytes_while_they_fight_for_the_processor(tiny_model):
+    processes = [start(tiny_model) for _ in range(2)]
+    said = [process.communicate()[0].split() for process in processes]
+    assert all(words == said[0] for words in said)
+    assert said[0][1:] == ["2", "AUTO,STRICT"]

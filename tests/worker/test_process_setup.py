@@ -1,4 +1,4 @@
-"""A home and a name for processes that have none, and no change where there are."""
+"""What the process of a role sets up: a home and a name, the same bits, and which libraries it imports."""
 
 import getpass
 import os
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from marlaas_api.bus import BusRefused
+from marlaas_api.bus_nats.client import prepare_transport, transport
 from marlaas_worker.process_setup import make_home
 
 # Imports first: the interpreter may lie where that user may not read.
@@ -53,3 +55,80 @@ def test_a_user_that_nobody_knows_can_use_torchs_compiler():
     home, name, cache = done.stdout.split()
     assert (home, name) == (f"{scratch}/home", "marlaas")
     assert cache.startswith(scratch)
+
+
+SCRIPT = """
+import sys
+from marlaas_worker.__main__ import main
+assert "torch" not in sys.modules, "MKL would have read its settings before they are made"
+from marlaas_worker.process_setup import ask_for_the_same_bits
+import os
+ask_for_the_same_bits()
+print(os.environ["MKL_CBWR"], os.environ["MKL_DYNAMIC"])
+"""
+
+PRODUCTS = """
+import hashlib
+import torch
+from marlaas_worker.process_setup import ask_for_the_same_bits
+ask_for_the_same_bits()
+torch.manual_seed(0)
+torch.set_num_threads(1)
+
+def placed(values, offset):
+    room = torch.empty(values.numel() + 16)[offset : offset + values.numel()].view(values.shape)
+    return room.copy_(values)
+
+for rows, inner, outer in [(1, 128, 8), (7, 128, 8), (1, 8, 384)]:
+    left, right = torch.randn(rows, inner), torch.randn(outer, inner)
+    products = (placed(left, i) @ placed(right, j).T for i in range(16) for j in range(16))
+    print(len({hashlib.sha256(product.numpy().tobytes()).hexdigest() for product in products}))
+"""
+
+
+def run(*arguments, **variables):
+    """Run a script without the settings of MKL that the tests have; return the words that it prints."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MKL_")} | variables
+    command = [sys.executable, "-c", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+
+
+@pytest.mark.processes
+def test_a_role_asks_before_anything_that_computes_is_imported_and_what_the_user_has_set_stays():
+    assert run(SCRIPT) == ["AUTO,STRICT", "FALSE"]
+    assert run(SCRIPT, MKL_CBWR="AVX2") == ["AVX2", "FALSE"]
+
+
+@pytest.mark.processes
+def test_a_product_has_the_same_bits_wherever_its_matrices_lie_in_memory():
+    """Shapes of an adapter of rank 8. Without being asked, MKL gives some of them several results on most processors."""
+    assert run(PRODUCTS) == ["1", "1", "1"]
+
+
+HEAVY = {"aiohttp", "numpy", "torch", "transformers", "vllm"}
+FORK_SERVER = {"asyncio", "logging", "nats", "pydantic", "ssl"}
+
+
+def imported(module):
+    program = f"import {module}, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    return set(done.stdout.split())
+
+
+def test_a_sandbox_and_its_fork_server_import_none_of_the_libraries_that_they_do_not_need():
+    found = imported("marlaas_worker.__main__, marlaas_worker.sandbox.service")
+    assert "nats" in found
+    assert found & HEAVY == set()
+    for module in ("forkserver", "template"):
+        assert imported(f"marlaas_worker.sandbox.{module}") & (HEAVY | FORK_SERVER) == set()
+
+
+def test_a_websocket_url_gets_its_library_or_is_refused_with_its_name(monkeypatch):
+    monkeypatch.setattr(transport, "aiohttp", None)
+    prepare_transport("nats://127.0.0.1:4222")
+    assert transport.aiohttp is None
+    prepare_transport("wss://nats.example:443")
+    assert transport.aiohttp is sys.modules["aiohttp"]
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(BusRefused, match="needs aiohttp"):
+        prepare_transport("ws://nats.example:80")
