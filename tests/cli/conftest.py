@@ -12,7 +12,6 @@ MANIFEST = (Path(__file__).parent / "manifest.yaml").read_text("utf-8")
 
 
 def invoke(*arguments: str, typed=None):
-    """Run a command within this process."""
     return CliRunner().invoke(build(arguments), list(arguments), input=typed)
 
 

@@ -20,7 +20,6 @@ from marlaas_api.errors import InvalidInput, Permanent, Retryable
 
 
 def _command(*arguments: str, monkeypatch):
-    """Run the command as a shell does; the exit code."""
     monkeypatch.setattr(sys, "argv", ["marlaas", *arguments])
     with pytest.raises(SystemExit) as caught:
         main()

@@ -26,7 +26,6 @@ REF = JobRef("a", "one", "u1")
 
 
 def leave(out, *progress: Progress, jobs=None, model_path="/m"):
-    """Leave the folder as a run does that was stopped."""
     spec = pool_spec(ModelPoolSpec.model_validate({"model": {"builtin": "tiny"}}))
     pool = PoolDocument(name="tiny", model_path=model_path, spec=spec)
     with hold(out) as folder:

@@ -82,7 +82,6 @@ def name(page):
 
 
 def cells(line):
-    """The cells of a table's row."""
     return [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
 
 

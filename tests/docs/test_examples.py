@@ -77,7 +77,6 @@ def test_the_commands_of_a_page_print_what_it_shows(page, folder, monkeypatch):
 
 
 def run(line, monkeypatch):
-    """Run one command of ours, or `cd`, and return what it prints."""
     program, *words = shlex.split(line)
     if program == "cd":
         monkeypatch.chdir(words[0])

@@ -22,7 +22,6 @@ def first_task(split=Split.TRAIN):
 
 
 def said(request):
-    """What the policy was told last."""
     last = request.append[-1]
     assert isinstance(last, Message)
     return last.content
@@ -35,7 +34,6 @@ def play(name, args, answer, task=None, max_turns=100):
 
 
 def played(code, channel=None, *, is_strict=True):
-    """Play `code` as the environment of the agents a and b."""
     state = EpisodeState(["a", "b"], channel or OrderedReplies(), is_strict=is_strict)
     return play_episode(Environment(code, True, is_async=iscoroutinefunction(code)), first_task(), state)
 

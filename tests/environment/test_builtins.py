@@ -107,7 +107,6 @@ def test_arguments_that_a_builtin_cannot_take(name, args, words):
 
 
 def guess(answer, index=0, split=Split.TRAIN, **args: Any):
-    """Play `guess-number` with a policy that answers what it hears."""
     return play("guess-number", args, lambda request: answer(said(request)), Task(split, index, 7))[0]
 
 

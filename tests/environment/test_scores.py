@@ -23,7 +23,6 @@ NO_NUMBERS = [math.nan, math.inf, "0.5", None, [0.5], torch.tensor([0.5, 0.5]), 
 
 
 def rewarded(give):
-    """The outcome of an episode in which `give` is called with the agent and its result is returned."""
     return played(lambda task, agents: give(agents.a))
 
 

@@ -35,7 +35,6 @@ def play(code, *replies: str, agents=("policy",), max_turns=8):
 
 
 def example_of_the_docstring():
-    """The ten lines with which the SDK introduces itself."""
     found = re.search(r"\n\n(    def play.*?)\n\n(?=\S)", str(marlaas.environment.__doc__), re.DOTALL)
     assert found is not None
     return textwrap.dedent(found[1])
@@ -285,7 +284,6 @@ def work_forever():
 
 
 def in_a_thread(code):
-    """Run code in a thread; return its exception."""
     found: list[BaseException] = []
 
     def run():

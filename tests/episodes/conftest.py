@@ -15,8 +15,6 @@ def ref():
 
 @pytest.fixture
 def episode():
-    """A scored episode of a training group; fields override."""
-
     def build(index=0, member=0, reward=1.0, attempt=1, **fields: object):
         group = str(fields.pop("group", train_group(REVERSE.ref, index)))
         played = {"leaves": {"policy": (0,)}, "num_turns": 1, "duration_s": 0.5, "rewards": {"policy": reward}}
@@ -28,8 +26,6 @@ def episode():
 
 @pytest.fixture
 def turn():
-    """A turn of an episode; fields override."""
-
     def build(episode, number=0, text="olleh", **fields: object):
         place = {"group": episode.group, "member": episode.member, "episode": episode.episode, "text": text}
         tokens = {"prompt_ids": pack_ids([1, 2, number]), "output_ids": pack_ids([7, 8, 9]), "version": 3}

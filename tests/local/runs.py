@@ -30,8 +30,6 @@ spec:
 
 
 class Run:
-    """A runner process and what it has told so far."""
-
     def __init__(self, arguments, temporary):
         self.mark = str(uuid.uuid4())
         driver = Path(__file__).with_name("driver.py")
@@ -61,7 +59,6 @@ class Run:
             self.until(**wanted)
 
     def end(self):
-        """Read to the end and return the exit code."""
         for _ in self.lines():
             pass
         return self.process.wait()
@@ -86,8 +83,6 @@ def mark_of(process):
 
 
 class Place:
-    """A manifest, a script and an output folder."""
-
     def __init__(self, folder):
         self.folder, self.out = folder, folder / "out"
         self.temporary = folder / "temporary"

@@ -193,7 +193,6 @@ class Job:
 
 
 def module(name, serve):
-    """Put a scripted role in the place of the real one."""
     fake = types.ModuleType(f"marlaas_worker.{name}.service")
     fake.serve = serve
     sys.modules[fake.__name__] = fake

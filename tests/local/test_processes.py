@@ -37,8 +37,6 @@ WAIT = (sys.executable, "-c", "import time; time.sleep(600)")
 
 
 class NoProcess:
-    """A watchdog's process that hears nothing."""
-
     stdin = None
 
 
@@ -49,7 +47,6 @@ def folder(tmp_path):
 
 
 def launcher_of(folder, *command: str, credentials=None, modules=None):
-    """A launcher of two jobs' roles."""
     guard = Watchdog(cast("asyncio.subprocess.Process", NoProcess()), folder.root)
     jobs = {job.ref.key: job for job in (FIRST, SECOND)}
     return Launcher(folder, "nats://none", credentials or OneForAll(None), guard, {}, jobs, modules or {}, command)
@@ -85,8 +82,6 @@ def test_variables_of_the_shell_for_other_programs_do_not_reach_the_roles():
 
 
 class LostParent:
-    """A common parent that has exited."""
-
     async def fork(self, *_: object):
         raise ParentLost("it has exited")
 
@@ -102,7 +97,6 @@ async def test_a_sandbox_starts_as_a_process_of_its_own_once_the_parent_is_lost(
 
 
 def open_credentials():
-    """Count this process's open files with credentials."""
     files = [file.readlink() for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
     return sum("marlaas-credentials" in str(file) for file in files)
 

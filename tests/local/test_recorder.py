@@ -34,7 +34,6 @@ def folder(tmp_path):
 
 
 def played(member, number=0, num_turns=1, job=JOB):
-    """An episode, and one of its turns."""
     episode = an_episode(job, member=member, num_turns=num_turns, rewards={"policy": 1.0})
     names = {"uid": job.uid, "group": episode.group, "member": member, "episode": episode.episode}
     return episode, a_turn(number, version=2, text=f"{member}.{number}", at=50.0, **names)
@@ -54,7 +53,6 @@ async def publish(bus, *members: int, job=JOB):
 
 
 async def recorded(folder, bus, *, at_once=False):
-    """Record all published episodes."""
     made = Recorder(folder, bus, MemoryBlobs(), (JOB,))
     made.stop(at_once=at_once)
     await made.run()
@@ -168,8 +166,6 @@ async def test_the_consumer_stays_if_episodes_could_not_be_read(folder, bus, ser
 
 
 class CountingBus:
-    """A bus that counts the reads of streams."""
-
     def __init__(self, bus):
         self._bus = bus
         self.read: list[str] = []

@@ -50,7 +50,6 @@ def write_jobs(place, **steps: int):
 
 
 def refused(place, words):
-    """A run is refused before anything starts."""
     run = place.start()
     assert run.end() == 2
     assert [line["type"] for line in run.told] == ["error"]
@@ -122,7 +121,6 @@ def kill_roles(place, run):
 
 
 def until(wanted):
-    """Wait for another process's work."""
     last = time.monotonic() + 120
     while not wanted():
         assert time.monotonic() < last
@@ -130,7 +128,6 @@ def until(wanted):
 
 
 def command(place, *words: str, code=0):
-    """Call `marlaas` for the run; return what it prints."""
     line = [sys.executable, "-m", "marlaas", *words, "--run", str(place.out)]
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == code, done.stderr

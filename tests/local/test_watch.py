@@ -27,7 +27,6 @@ FILE = "adapter_model.safetensors"
 
 
 async def publish(bus, blobs, document, *contents: bytes, agent="policy"):
-    """Versions 0, 1, … with a file of this content, each with the one before as its parent."""
     parent = None
     for version, content in enumerate(contents):
         body = {"agent": agent, "version": version, "step": version - 1, "parent": parent, "rank": 8}
@@ -49,7 +48,6 @@ class Scene:
         return JobWatch(self.bus, Collector(self.folder, self.bus, self.blobs), JsonDisplay(_Nowhere()), jobs, ())
 
     async def publish(self, document, progress_of):
-        """The job has succeeded with version 1."""
         await publish(self.bus, self.blobs, document, b"v0", document.job.encode())
         done = progress_of(document, phase=Phase.SUCCEEDED, versions={"policy": 1}, step=3)
         await (await self.bus.bucket(subjects.PROGRESS)).put(document.ref.key, encode(done))

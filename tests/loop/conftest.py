@@ -45,13 +45,11 @@ def other_model(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def models(tiny_model, other_model):
-    """The base models by pool."""
     return {"tiny": tiny_model, "other": other_model}
 
 
 @pytest.fixture(scope="session")
 def judge(tiny_model, tmp_path_factory):
-    """A folder with a random adapter."""
     folder, draw = tmp_path_factory.mktemp("judge"), torch.Generator().manual_seed(4)
     parameters = BaseModel(str(tiny_model)).attach(8, 16, ()).parameters
     tensors = {name: 0.05 * torch.randn(value.shape, generator=draw) for name, value in parameters.items()}

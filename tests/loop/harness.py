@@ -73,7 +73,6 @@ class Ended:
 
     @property
     def training_turns(self):
-        """The turns of training groups."""
         return [turn for turn in self.turns if group_token(turn.group).startswith("t")]
 
     def consumed(self, agent):
@@ -81,7 +80,6 @@ class Ended:
         return [group for manifest in self.histories[agent] for group in manifest.consumed]
 
     def recorded(self, agent):
-        """The turns of an agent."""
         return Recorded(agent, [turn for turn in self.turns if turn.agent == agent], self.episodes)
 
 
@@ -214,7 +212,6 @@ class Loop(Harness):
         return end.result()
 
     async def ended(self, job):
-        """Wait for the job's end, and read all that it has left."""
         progress = await self.finished(job)
         names = [agent.name for agent in job.spec.policies]
         histories = {name: (await self.history(job, name))[::-1] for name in names}
@@ -230,7 +227,6 @@ class Loop(Harness):
         return Ended(job, progress, await self.steps(job), histories, newest, files, own, played)
 
     async def play(self, jobs):
-        """Run jobs at the same time; return their ends by name."""
         jobs = list(jobs)
         for job in jobs:
             await self.submit(job)

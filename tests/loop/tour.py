@@ -50,7 +50,6 @@ def manifest_of(job):
 
 
 def exact_pool():
-    """The builtin model with the reference engine."""
     rollout = {"engine": "reference", "dtype": "float32", "maxModelLen": 256}
     spec = {"model": {"builtin": "tiny"}, "adapterSlots": 16, "maxRank": 8, "rollout": rollout}
     return HEAD | {"kind": "ModelPool", "metadata": {"name": "exact"}, "spec": spec}
@@ -75,26 +74,21 @@ class Tour:
     killed: list[str] = field(default_factory=list)
 
     def progress(self, job):
-        """All lines of a job's progress."""
         return [line for line in self.lines if line["type"] == "progress" and line["job"] == job]
 
     def notes(self):
-        """All sentences about the runs."""
         return [str(line["message"]) for line in self.lines if line["type"] == "note"]
 
     @property
     def summary(self):
-        """The summary's jobs."""
         found: dict[str, dict[str, Any]] = json.loads((self.out / "summary.json").read_text())["jobs"]
         return found
 
     def steps(self, job):
-        """The records of a job's steps."""
         return [json.loads(line) for line in (self.out / job / "steps.jsonl").read_text().splitlines()]
 
 
 def play(folder):
-    """Play the tour."""
     manifest, added = folder / "tour.yaml", folder / "added.yaml"
     jobs_of_exact = exact_team("exact"), small_job(CANCELLED, 500)
     manifest.write_text(_quickstart() + yaml.safe_dump_all([exact_pool(), *map(manifest_of, jobs_of_exact)]))

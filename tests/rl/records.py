@@ -56,7 +56,6 @@ def random_record(num_sequences=9, seed=0, spread=0.4, reference=False):
 
 
 def lengths_of(sequences):
-    """Tokens of each token's sequence."""
     return torch.bincount(sequences)[sequences]
 
 

@@ -37,8 +37,6 @@ def small_model(tmp_path_factory):
 
 
 class Published(NamedTuple):
-    """A version as a trainer publishes it: its manifest, and its files in a folder."""
-
     manifest: Manifest
     folder: Path
 
@@ -94,7 +92,6 @@ def publish(small_model, hf_logprobs, tmp_path_factory):
 
 
 def linear_shapes(model):
-    """Output and input width of every linear layer but the head."""
     from transformers import AutoModelForCausalLM
 
     modules = AutoModelForCausalLM.from_pretrained(model).named_modules()
@@ -158,7 +155,6 @@ class EngineHarness:
 
 @pytest.fixture(params=["reference", pytest.param("vllm", marks=pytest.mark.engine)])
 def each_engine(request):
-    """Each kind of engine in turn."""
     return request.getfixturevalue(request.param)
 
 

@@ -109,7 +109,6 @@ def test_requests_of_unknown_agents_and_with_invalid_names_have_an_owner(group):
 
 
 def homes_of(*loads):
-    """Replicas `a`, `b`, … of an agent, with these loads."""
     names = "abcd"[: len(loads)]
     return Homes({KEY: tuple(names)}, tuple(names), dict(zip(names, loads, strict=True)))
 

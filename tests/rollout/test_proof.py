@@ -19,7 +19,6 @@ PROMPT = np.array([5, 9, 23, 40], dtype=np.int32)
 
 
 def with_probes(published, change):
-    """The manifest with other logprobs of its probe."""
     probe = published.manifest.probes[0]
     changed = pack_logprobs(change(unpack_logprobs(probe.logprobs)).astype(np.float32))
     return published.manifest.model_copy(update={"probes": (probe.model_copy(update={"logprobs": changed}),)})

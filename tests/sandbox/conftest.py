@@ -89,7 +89,6 @@ class Rollout:
             await self.bus.send(inbox, encode(reply))
 
     async def until(self, condition):
-        """Wait for something that requests bring about."""
         while not condition():
             self.changed.clear()
             await self.changed.wait()
@@ -128,7 +127,6 @@ class SandboxHarness(Harness):
         await self.bus.publish(subjects.task(task.namespace, task.job), encode(task))
 
     async def open_tasks(self):
-        """The consumer of tasks, as the orchestrator makes it."""
         return await self.bus.consumer(
             subjects.TASKS, "team-a_job_sandbox", "task.team-a.job", ack_wait_s=subjects.TASK_ACK_WAIT_S
         )
@@ -158,7 +156,6 @@ class SandboxHarness(Harness):
                 context.stop.set()
 
     async def episodes(self, num, start=1):
-        """Wait until this many episodes are published, and return them."""
         consumer = await self.bus.consumer(subjects.EPISODES, f"test-{start}", "episode.*.*")
         found: list[Episode] = []
         while len(found) < num:

@@ -17,7 +17,6 @@ event_loop_policy = virtual_time.event_loop_policy
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
-    """A Llama of two layers with random weights."""
     return save_random_llama(
         tmp_path_factory.mktemp("tiny-llama"),
         VOCABULARY,

@@ -27,8 +27,6 @@ TIMING = Timing()
 
 @dataclass
 class Clock:
-    """Seconds that pass only when a test says so."""
-
     at: float = 1000.0
 
     def __call__(self):
@@ -47,11 +45,9 @@ class TrainerHarness(Harness):
 
     @property
     def pool(self):
-        """The pool that the trainers are of."""
         return pool_document(self.model, trainer={"threads": 1})
 
     async def another(self):
-        """A second harness, of which this one knows nothing."""
         made = TrainerHarness(self.model, self.scratch / "another", self.sampler)
         await made.bus.ensure()
         return made
@@ -67,7 +63,6 @@ class TrainerHarness(Harness):
 
     @contextlib.asynccontextmanager
     async def training(self, *documents: JobDocument, name="trainer-0"):
-        """A trainer that has bound these jobs."""
         for document in documents:
             await self.admit(document)
         async with self.trainer(name):
@@ -77,7 +72,6 @@ class TrainerHarness(Harness):
             yield
 
     async def trained(self, *documents: JobDocument, steps=2):
-        """Adapters after some strict steps of jobs that are trained at the same time."""
         async with self.training(*documents), asyncio.TaskGroup() as tasks:
             for document in documents:
                 tasks.create_task(self.play(document, steps))
@@ -103,13 +97,11 @@ class TrainerHarness(Harness):
             await self.log(document, group.model_copy(update=changes))
 
     async def close(self, document, step, num_groups, base_version=None, *, agent="policy"):
-        """Log that a step has all its groups."""
         base = (await self.record(document, agent)).version if base_version is None else base_version
         entry = StepClosed(**identity(document), agent=agent, step=step, base_version=base, num_groups=num_groups)
         await self.log(document, entry)
 
     async def step(self, document, step):
-        """Log all groups of a step, sampled from the present version, and that it is closed."""
         await self.assign(document, step, range(document.spec.training.groups_per_step))
         await self.close(document, step, document.spec.training.groups_per_step)
 
@@ -178,7 +170,6 @@ class TrainerHarness(Harness):
     # committed versions ---------------------------------------------------------------------------------------------
 
     async def version(self, document, version, agent="policy"):
-        """Wait until a version is committed."""
         return await self.committed(document, lambda record: record.version >= version, agent)
 
     async def weights(self, manifest):

@@ -31,7 +31,6 @@ class Sampler:
         return (logits / temperature).log_softmax(-1)
 
     def sample(self, prompt, num_tokens, temperature, seed):
-        """Draw tokens one by one; returns ids and logprobs."""
         draw = torch.Generator().manual_seed(seed)
         ids, logprobs = list(prompt), []
         for _ in range(num_tokens):

@@ -220,8 +220,6 @@ async def test_a_set_whose_answer_is_lost_is_looked_up_not_repeated_blindly(harn
 
 
 class FillingBlobs(MemoryBlobs):
-    """A store that is full for the first few writes."""
-
     def __init__(self, refusals):
         super().__init__()
         self.refusals = refusals

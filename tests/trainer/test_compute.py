@@ -74,7 +74,6 @@ def agent(name, tenant="", job=""):
 
 
 def order(queue, seconds=STEP_S):
-    """Serve all that waits."""
     served = []
     while (ticket := queue.next()) is not None:
         served.append(ticket.item[2])

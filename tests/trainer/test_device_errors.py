@@ -123,7 +123,6 @@ async def reports(harness):
 
 
 async def serve_until_lost(harness):
-    """One life of a trainer, which ends by itself."""
     with pytest.raises(BaseExceptionGroup) as caught:
         await harness.serve(await harness.context("trainer-0"))
     cause = first_cause(caught.value)
@@ -318,7 +317,6 @@ async def test_an_adapter_that_does_not_fit_beside_others_waits_and_alone_fails_
 
 
 def segments(*lengths: int):
-    """Conversations that begin alike."""
     ids = [
         np.array([1, 2, 3, *range(4, length + 1)], np.int32) + np.arange(length) // 3 * number
         for number, length in enumerate(lengths)

@@ -16,8 +16,6 @@ from marlaas_worker.trainer.lora import ActiveAdapter, adapt_layers, initial_wei
 
 @dataclass(frozen=True)
 class Adapted:
-    """A layer with its adapter."""
-
     model: nn.ModuleDict
     active: ActiveAdapter
     down: nn.Parameter

@@ -36,7 +36,6 @@ def parked(harness, name="trainer-0"):
 
 @pytest.fixture
 def parks(monkeypatch):
-    """Times that agents were parked, by job."""
     found, park = Counter[str](), AgentTrainer._park
 
     async def counted(trainer, inbox):
@@ -296,7 +295,6 @@ class Agent:
         return self.arrived > 0 and (self.taken < self.arrived or self.is_due)
 
     def turn(self):
-        """What it does when it is woken."""
         if self.is_here and self.room.pause(self.name, self._pause()):
             self.begun_again += self.taken > 0
             self.taken, self.is_here = 0, False

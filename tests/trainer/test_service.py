@@ -127,7 +127,6 @@ def team():
 
 
 async def log(harness, document, step, entries):
-    """Log a step of both agents."""
     for position in entries:
         for name in AGENTS:
             if position is None:

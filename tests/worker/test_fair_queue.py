@@ -14,7 +14,6 @@ from marlaas_worker.fair_queue import FairQueue
 
 
 def served(queue, most=99, **room):
-    """Pop up to so many requests; return what they are."""
     return [ticket.item for _ in range(most) if (ticket := queue.pop(**room))]
 
 

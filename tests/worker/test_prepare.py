@@ -16,8 +16,6 @@ COMMIT = "c" * 40
 
 
 class Pod:
-    """One init container: its files, and the variables that it sees."""
-
     def __init__(self, folder, monkeypatch, capfd):
         self.folder, self._patch, self._capfd = folder, monkeypatch, capfd
         self.pool_file, self.out = folder / "pool.json", folder / "scratch" / "pool.json"

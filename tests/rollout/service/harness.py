@@ -40,8 +40,6 @@ from marlaas_worker.rollout.service import serve_engine
 
 @dataclass
 class Job:
-    """A job, and the requests that its sandbox sends."""
-
     document: JobDocument
 
     @property
@@ -67,8 +65,6 @@ class Job:
 
 @dataclass
 class Asked:
-    """The replies to a request, in order of arrival."""
-
     heard: list[GenerateReply] = field(default_factory=list)
     over: asyncio.Event = field(default_factory=asyncio.Event)
     more: asyncio.Event = field(default_factory=asyncio.Event)
@@ -108,8 +104,6 @@ class Asked:
 
 @dataclass
 class Replica:
-    """One rollout role, with its engine and its blobs."""
-
     name: str
     engine: ScriptedEngine
     context: RoleContext
@@ -128,8 +122,6 @@ class Replica:
 
 
 class RolloutHarness(Harness):
-    """The replicas of the rollout role, and the jobs and versions on their bus."""
-
     def __init__(self, scratch, **fields):
         super().__init__(scratch, **fields)
         self.replicas: list[Replica] = []
@@ -157,7 +149,6 @@ class RolloutHarness(Harness):
         return replica
 
     async def serving(self, engine=None, **spec):
-        """A replica and a job."""
         return await self.replica(engine=engine), await self.job(**spec)
 
     async def calibrate(self, engine, **changes):
@@ -166,7 +157,6 @@ class RolloutHarness(Harness):
         await self.put(subjects.CALIBRATIONS, subjects.calibration_key(POOL, calibration.dtype), calibration)
 
     async def job(self, name="job", admitted=True, **spec):
-        """Submit a job with version 0."""
         self._jobs += 1
         parts = {"poolRef": {"name": POOL}, "training": {"steps": 1, "maxStaleness": 1}, **spec}
         job = Job(job_document(name, "team", f"uid{self._jobs}", pool=POOL, seed=7, spec=parts))
@@ -196,12 +186,10 @@ class RolloutHarness(Harness):
         return ref
 
     async def commit(self, job, version, ref=None, agent="policy", **changes):
-        """Make a version true."""
         ref = ref or await self.publish(job, version, agent=agent, **changes)
         await self.put_policy(PolicyRecord(uid=job.uid, version=version, manifest=ref), job.document, agent)
 
     async def commit_verified(self, job, version, name="rollout-0"):
-        """Make a version true, and wait until a replica serves it."""
         await self.commit(job, version)
         await self.verified(name, job.adapter(version))
 
@@ -233,13 +221,11 @@ class RolloutHarness(Harness):
                     return await asked.end()
 
     async def result(self, request, of=None):
-        """Ask, and return the result, which must not be a failure."""
         reply = await self.ask(request, of)
         assert reply.phase is ReplyPhase.RESULT, reply.error
         return reply
 
     async def failure(self, request, of="rollout-0"):
-        """Ask, and return the failure."""
         reply = await self.ask(request, of)
         assert reply.phase is ReplyPhase.FAILED
         return reply
@@ -250,7 +236,6 @@ class RolloutHarness(Harness):
         return None if stored is None else wire.decode_as(Turn, stored.data)
 
     async def report(self, name, wanted):
-        """The replica's report, once it is as wanted."""
         return await self.reported(wanted, "rollout", name, POOL)
 
     async def verified(self, name, adapter):

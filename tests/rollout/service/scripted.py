@@ -57,8 +57,6 @@ class CharacterTokenizer:
 
 @dataclass
 class Call:
-    """One generation as the engine saw it."""
-
     adapter: LoadedAdapter
     prompt_ids: list[int]
     sampling: Sampling
@@ -197,7 +195,6 @@ def calibration_of(engine):
 
 
 def write_version(folder, seed):
-    """Write the files of a random adapter into a folder; return them by name."""
     draw = torch.Generator().manual_seed(seed)
     shapes = {"A": (8, 4), "B": (4, 8)}
     tensors = {tensor_name("layer", kind): torch.randn(shape, generator=draw) for kind, shape in shapes.items()}

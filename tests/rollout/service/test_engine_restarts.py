@@ -17,7 +17,6 @@ from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 
 
 async def ended(replica, error, words):
-    """Wait until a role has ended with an error."""
     with pytest.raises(BaseExceptionGroup) as found:
         await replica.task
     assert found.group_contains(error, match=words, depth=None)

@@ -12,7 +12,6 @@ from marlaas_worker.rollout import requests
 
 @contextlib.asynccontextmanager
 async def asking_all(harness, requests):
-    """Ask all of these, and wait until the replica has accepted them."""
     async with contextlib.AsyncExitStack() as stack:
         asked = [await stack.enter_async_context(harness.asking(one)) for one in requests]
         for one in asked:

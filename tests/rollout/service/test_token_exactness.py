@@ -59,8 +59,6 @@ THINKS = (
 
 
 class Drawn(NamedTuple):
-    """One generation as the engine saw it."""
-
     prompt: list[int]
     output: list[int]
     logprobs: list[float]
@@ -98,8 +96,6 @@ class DrawingEngine(ScriptedEngine):
 
 @dataclass
 class Play:
-    """One random episode as a sandbox plays it."""
-
     client: TurnClient
     job: Job
     group: int
@@ -141,7 +137,6 @@ def _message(rng):
 
 
 async def read(harness, job, group, refs, vocabulary):
-    """What a trainer reads of a group, by member."""
     names = job.request(group).model_dump(include={"namespace", "job", "uid", "agent", "group"})
     numbers = {"step": 0, "base_version": 0, "position": 0, "index": group, "version": 0}
     ready = GroupReady(**names, **numbers, trajectories=tuple(refs))
@@ -170,7 +165,6 @@ async def test_what_was_generated_is_what_is_trained_token_for_token(harness, ro
     vocabulary = len(made._tokenizer)
 
     def forget():
-        """Empty the replica's cache of conversations."""
         histories = roles[0]._histories
         for key in list(histories._kept):
             histories._drop(key)

@@ -173,7 +173,6 @@ async def test_in_strict_mode_and_evaluations_only_the_orchestrators_pin_counts(
 
 
 def count_scores(engine):
-    """Record the versions whose probes the engine scores."""
     scored: list[str] = []
     score = engine.score
 
