@@ -225,11 +225,6 @@ def test_calls_are_not_looked_for_without_tools_or_if_none_is_wanted():
         assert create(client, user("x"), tools=[ADD], tool_choice="none").choices[0].message.content == CALL
 
 
-def play(code, *replies: str, max_turns=9):
-    channel = ScriptedReplies(replies, max_turns)
-    return play_episode(Environment(code, False), first_task(), EpisodeState(["policy"], channel)), channel
-
-
 def endless(task, agent):
     with agent.openai() as server, client_of(server) as client:
         while True:
@@ -263,6 +258,7 @@ def asynchronous(task, agent):
 
 @pytest.mark.parametrize("code", [endless, framework, asynchronous])
 def test_running_out_of_turns_ends_the_episode_scored(code):
-    outcome, channel = play(code, "a", "b", "c", "d", max_turns=2)
+    channel = ScriptedReplies("abcd", 2)
+    outcome = play_episode(Environment(code, False), first_task(), EpisodeState(["policy"], channel))
     assert (outcome.ending, outcome.rewards) == ("max_turns", {"policy": 0.5})
     assert len(channel.asked) == (1 if code is framework else 2), "of several choices all are generated, or none"

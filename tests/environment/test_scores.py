@@ -5,14 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.environment.playing import OrderedReplies, first_task, played
+from tests.environment.playing import OrderedReplies, played
 from tests.tables import rows
 
 from marlaas.environment import Agents, Reply, Score
 from marlaas.envs.extraction import extractor
-from marlaas.envs.loading import Environment
-from marlaas.envs.playing import play_episode
-from marlaas.envs.scripted import RecordedReplies
 from marlaas.episode_state import EpisodeState
 from marlaas.rewards import Rubric, answer_reward, format_reward, length_penalty
 from marlaas.scores import InvalidScore, metrics
@@ -73,25 +70,6 @@ def test_no_number_is_a_fault_of_the_environment_also_within_a_tool(way, value):
 )
 def test_an_episode_without_a_reward_is_unscored_and_zero_is_a_reward(give, is_scored):
     assert rewarded(give).is_scored is is_scored
-
-
-def failing_tool(task, agents):
-    with agents.policy.tool():
-        raise KeyError("no such file")
-
-
-def too_many_turns(task, agents):
-    agents.policy.say("x")
-
-
-@pytest.mark.parametrize(
-    ("code", "ending", "text"),
-    [(failing_tool, "tool_error", "KeyError: 'no such file'"), (too_many_turns, "max_turns", "")],
-)
-def test_what_the_policy_ended_is_scored_and_a_tools_error_is_kept(code, ending, text):
-    state = EpisodeState(["policy"], RecordedReplies(lambda _: "x", 0))
-    outcome = play_episode(Environment(code, True), first_task(), state)
-    assert (outcome.ending, outcome.tool_error, outcome.is_scored) == (ending, text, True)
 
 
 def test_metrics_that_are_none_or_nan_are_left_out():

@@ -1,6 +1,7 @@
 """Parts of an episode that run at the same time, and candidates from one state: numbers of turns, limits and errors depend on no thread's pace."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.environment.playing import AFTER, FIRST, ORDERS, SECOND, Meeting, OrderedReplies, agents_of
@@ -77,13 +78,9 @@ def test_the_first_parts_error_is_raised_and_all_parts_have_ended():
         second_failed.set()
         raise ValueError("second")
 
-    def both():
-        with agents.together() as at_once:
-            at_once.run(first)
-            at_once.run(second)
-
-    with pytest.raises(KeyError, match="first"):
-        both()
+    with pytest.raises(KeyError, match="first"), agents.together() as at_once:  # noqa: PT012
+        at_once.run(first)
+        at_once.run(second)
     assert agents.a.say("on").turn == AFTER
 
 
@@ -111,19 +108,8 @@ def too_many_parts(agents):
 
 
 def in_a_thread(agents):
-    errors: list[BaseException] = []
-
-    def speak():
-        try:
-            agents.a.say("hi")
-        except InvalidInput as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=speak)
-    thread.start()
-    thread.join()
-    for error in errors:
-        raise error
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(agents.a.say, "hi").result()
 
 
 @pytest.mark.parametrize(
@@ -188,8 +174,8 @@ def test_where_one_script_speaks_for_all_parts_run_one_after_another():
     next_may_begin = threading.Event()
 
     def twice(agent):
-        agent.say("one")
-        agent.say("two")
+        for text in ("one", "two"):
+            agent.say(text)
         return next_may_begin.wait(0.2)
 
     with agents.together() as block:
@@ -234,11 +220,8 @@ def test_candidates_continue_one_state_in_any_order_of_arrival_and_the_chosen_go
     assert marked == {0: None, FIRST: 0, SECOND: 0, AFTER: 0, 4 * BRANCH_TURNS: None, 4 * BRANCH_TURNS + 1: None}
 
 
-def test_candidates_are_sampled_at_the_same_time():
+def test_candidates_are_sampled_at_the_same_time_count_as_one_turn_and_are_given_all_or_none():
     assert len(agents_of(Meeting(3)).a.branch("act", 3)) == 3
-
-
-def test_candidates_count_as_one_turn_and_all_or_none_are_given():
     agents = agents_of(OrderedReplies(max_turns=2))
     (best, _) = agents.a.branch("act", 2)
     best.go_on().say("second turn")
@@ -276,11 +259,7 @@ def test_within_a_part_candidates_count_as_turns_and_all_or_none_are_given():
     found = play_episode(Environment(play, True), Task(Split.TRAIN, 0, 0), EpisodeState(["a"], channel, is_strict=True))
     assert found.rewards == {"a": 1.0}
     assert found.choices == {0: [0.0, 0.0]}
-    assert [(one.number, one.choice) for one in sorted(channel.requests, key=lambda one: one.number)] == [
-        (FIRST, 0),
-        (FIRST + 1, 0),
-        (FIRST + 2, None),
-    ]
+    assert {one.number: one.choice for one in channel.requests} == {FIRST: 0, FIRST + 1: 0, FIRST + 2: None}
 
 
 def test_a_part_may_not_branch_a_conversation_to_which_another_part_speaks():
@@ -290,19 +269,15 @@ def test_a_part_may_not_branch_a_conversation_to_which_another_part_speaks():
         agents.a.say("x")
         spoken.set()
 
-    def branch():
+    def after_it(act):
         assert spoken.wait(30)
-        agents.a.branch("act", 2)
+        act()
 
-    def fork():
-        assert spoken.wait(30)
-        agents.a.fork()
-
-    for other in (branch, fork):
+    for other in (lambda: agents.a.branch("act", 2), agents.a.fork):
         spoken.clear()
         with pytest.raises(InvalidInput, match="speak to one conversation"), agents.together() as at_once:  # noqa: PT012
             at_once.run(say)
-            at_once.run(other)
+            at_once.run(after_it, other)
 
 
 @pytest.mark.parametrize("n", [-1, 0, 1, 17])

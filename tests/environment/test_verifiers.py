@@ -14,7 +14,8 @@ from marlaas.envs.scripted import RecordedReplies
 from marlaas.episode_state import EpisodeState
 from marlaas_api.errors import InvalidInput
 
-NAME = "marlaas.verifiers:Verifiers"
+NAME, TEAM = "marlaas.verifiers:Verifiers", "marlaas.verifiers:VerifiersTeam"
+PROOF = {"taskset": "proof-taskset"}
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +28,7 @@ def adds(request):
 
 
 def played(answer, split=Split.TRAIN, index=0, max_turns=4):
-    return play(NAME, {"taskset": "sums-taskset"}, answer, Task(split, index, 7), max_turns)
+    return play(NAME, PROOF, answer, Task(split, index, 7), max_turns)
 
 
 def test_its_rewards_and_metrics_are_the_episodes():
@@ -53,11 +54,7 @@ def test_without_the_library_the_way_to_get_it_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "marlaas.verifiers", raising=False)
     monkeypatch.setitem(sys.modules, "verifiers.v1", None)
     with pytest.raises(InvalidInput, match=r"needs the package 'verifiers.v1': pip install 'marlaas\[verifiers\]'"):
-        resolve(NAME, {"taskset": "sums-taskset"})
-
-
-TEAM = "marlaas.verifiers:VerifiersTeam"
-PROOF = {"taskset": "proof-taskset"}
+        resolve(NAME, PROOF)
 
 
 def answers(request):
@@ -75,9 +72,10 @@ def team_played(args, answer, *agents: str, max_turns=4):
 
 def test_each_agent_has_the_reward_and_metrics_of_its_trace():
     outcome, channel = team_played(PROOF, answers)
-    assert outcome.rewards == {"solver": 1.0, "verifier": 0.5}
-    assert outcome.metrics == {"solver/reward/right": 1.0, "verifier/reward/found": 1.0}
+    assert outcome.rewards == {"solver": 2.0, "verifier": 0.5}
     draft, verdict = (one.request for one in channel.asked)
+    length = {"solver/length": len(channel.asked[0].reply.text)}
+    assert outcome.metrics == {"solver/reward/right": 1.0, "verifier/reward/found": 1.0, **length}
     assert (draft.agent, verdict.agent) == ("solver", "verifier")
     assert verdict.append[-1].content == f"{draft.append[-1].content} {channel.asked[0].reply.text}: right or wrong?"
 
