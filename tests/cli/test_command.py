@@ -11,6 +11,7 @@ import sys
 import pytest
 from tests.cli.conftest import invoke
 from tests.models.model_folders import write_model
+from tests.tables import rows
 
 from marlaas.cli import main
 from marlaas.cli.app import COMMANDS, exit_code_of
@@ -193,17 +194,7 @@ def test_a_wrong_field_is_told_by_file_and_line_and_no_folder_is_made(marlaas, t
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (("--out", "job.yaml"), "a file exists where a folder is needed: choose another folder"),
-        (("--out", "/proc/here/out"), "cannot be written"),
-        (("--nats", "nats://127.0.0.1:1"), "127.0.0.1:1"),
-        (("--seed", "-1"), "--seed"),
-        (("--seed", str(2**53)), "--seed"),
-        (("another.yaml",), "another.yaml"),
-    ],
-)
+@pytest.mark.parametrize(("options", "sentence"), rows(__file__, "options"))
 def test_an_option_that_cannot_be_used_is_told(marlaas, options, sentence):
     code, _, said = marlaas(*options)
     assert code == 2

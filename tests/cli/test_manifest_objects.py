@@ -289,15 +289,7 @@ def write_adapter(folder, config):
     (folder / "adapter_model.safetensors").touch()
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ('{"r": 8, "lora_alpha": 16.0}', []),
-        ('{"r": 16, "lora_alpha": 16}', ["has rank 16, and adapter.rank of the agent is 8; they must be equal"]),
-        ('{"r": 8, "lora_alpha": 32}', ["has alpha 32, and adapter.alpha of the agent is 16; they must be equal"]),
-        ("no json", ["has rank nothing, and adapter.rank", "has alpha nothing, and adapter.alpha"]),
-    ],
-)
+@pytest.mark.parametrize(("config", "said"), rows(__file__, "adapters"))
 def test_an_adapter_of_another_size_is_told_with_both_numbers(complaints, tmp_path, config, said):
     write_adapter(tmp_path / "a", config)
     for line, words in zip(complaints(beginning("a")), said, strict=True):

@@ -154,13 +154,7 @@ def test_of_several_agents_the_one_that_is_asked_for_answers(team, agent, is_cha
     assert (told["adapter"] != told["base"]) is is_changed
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ((), "a/one has several agents: choose one with --agent solver or --agent critic"),
-        (("--agent", "judge"), "a/one has no agent judge: its agents are solver, critic"),
-    ],
-)
+@pytest.mark.parametrize(("options", "words"), rows(__file__, "chosen"))
 def test_an_agent_of_several_is_chosen_by_name(team, options, words):
     with pytest.raises(InvalidInput, match=words):
         raise invoke("chat", str(team), *options, "-p", "x").exception
@@ -249,13 +243,7 @@ def test_a_failed_job_and_one_that_the_run_gave_up_say_why(left):
     assert "Message: trainer-0 exited 5 times." in said
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (("third",), "has no job third: its jobs are team-a/sums, team-a/other"),
-        (("sums", "--context", "x"), "--run excludes --context and --kubeconfig"),
-    ],
-)
+@pytest.mark.parametrize(("words", "text"), rows(__file__, "unexplained"))
 def test_what_cannot_be_explained_is_refused(left, words, text):
     leave(left)
     with pytest.raises(InvalidInput, match=text):

@@ -80,14 +80,7 @@ def worth(name, args, *agents: str):
     return resolve(name, args).create().play(Task(Split.TRAIN, 0, 0), Agents(state))
 
 
-@pytest.mark.parametrize(
-    ("name", "args", "agents", "reward"),
-    [
-        ("own_games:play", {"bonus": 2}, ["policy"], 2),
-        ("own_games:Game", {"size": 3}, ["white", "black"], {"white": 3, "black": 3}),
-        ("own_games:Loose", {"a": 1, "b": 2}, ["policy"], 2.0),  # it takes any argument
-    ],
-)
+@pytest.mark.parametrize(("name", "args", "agents", "reward"), rows(__file__, "loaded"))
 def test_a_function_or_class_is_given_its_arguments_and_agents(name, args, agents, reward):
     assert worth(name, args, *agents) == reward
 
@@ -127,14 +120,7 @@ def test_a_class_may_name_other_agents_for_each_task():
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "args", "message"),
-    [
-        ("own_teams:Team", {"extra": ["judge"]}, "`agents_of` names 'judge'; the job's agents are solver, critic"),
-        ("own_teams:play", {"named": "solver"}, r"returned 'solver'; expected names of agents, such as \('solver',\)"),
-        ("own_teams:play", {"named": None}, "returned None; expected names of agents"),
-    ],
-)
+@pytest.mark.parametrize(("name", "args", "message"), rows(__file__, "named_agents"))
 def test_names_that_the_job_lacks_are_refused(name, args, message):
     with pytest.raises(InvalidInput, match=message):
         played(name, args)

@@ -78,19 +78,9 @@ def test_a_machine_that_cannot_lock_up_is_never_the_policys_doing(monkeypatch):
         resolve("python-tool", SUMS).create()
 
 
-@pytest.mark.parametrize(
-    ("ran", "max_chars", "text"),
-    [
-        (Ran("12\n", 0), 9, "12"),
-        (Ran("", 0), 9, "[no output]"),
-        (Ran("abcdefghijkl", 0), 5, "abc\n[7 characters cut]\nkl"),
-        (Ran("ab", 0), 1, "a\n[1 characters cut]\n"),
-        (Ran("", -9, "it took long"), 9, "[stopped: it took long]"),
-        (Ran("a", -9, "it took long"), 9, "a\n[stopped: it took long]"),
-    ],
-)
+@pytest.mark.parametrize(("ran", "max_chars", "text"), rows(__file__, "outputs"))
 def test_what_is_told_is_cut_and_never_empty(ran, max_chars, text):
-    assert tool_output(ran, max_chars) == text
+    assert tool_output(Ran(*ran), max_chars) == text
 
 
 ATTACKS = [program.replace("SUPERVISOR", str(os.getpid())) for program in rows(__file__, "attacks")]

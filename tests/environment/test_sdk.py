@@ -57,18 +57,7 @@ def test_the_example_fits_in_ten_lines_and_plays(tmp_path, monkeypatch):
 NOT_NEEDED = "asyncio nats numpy ormsgpack matplotlib openai pydantic rich torch transformers vllm yaml"
 
 
-@pytest.mark.parametrize(
-    ("modules", "needed"),
-    [
-        ("marlaas.environment, marlaas.envs.playing, marlaas.models.curriculum", ""),
-        ("marlaas.openai_server", "rich yaml"),
-        ("marlaas.cli.env, marlaas_worker.sandbox.environment_server", "asyncio openai pydantic rich vllm yaml"),
-        (
-            "marlaas_worker.__main__, marlaas_worker.sandbox.service",
-            "asyncio nats numpy openai ormsgpack pydantic rich yaml",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("modules", "needed"), rows(__file__, "imports"))
 def test_what_runs_beside_environments_imports_nothing_heavy(modules, needed):
     """An image with an environment of its own has neither numpy nor the worker's libraries."""
     code = f"import sys, {modules}; print(*sys.modules)"

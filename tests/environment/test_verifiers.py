@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.environment.playing import play
+from tests.tables import rows
 
 from marlaas.environment import Message, Split, Task
 from marlaas.envs.loading import resolve
@@ -99,14 +100,7 @@ def test_its_agents_are_known_before_a_job_starts():
         code.check_agents(["solver", "critic"])
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ({"taskset": "no-such-taskset"}, "no_such_taskset"),
-        ({"taskset": "proof-taskset", "env": "no-such-env"}, "no_such_env"),
-        ({"taskset": "proof-taskset", "settings": {"draft": 2}}, "settings of environment 'proof-taskset'"),
-    ],
-)
+@pytest.mark.parametrize(("args", "message"), rows(__file__, "missing_tasksets"))
 def test_what_is_not_there_is_named(args, message):
     with pytest.raises(InvalidInput, match=message):
         resolve(TEAM, args).create()

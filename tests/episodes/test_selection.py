@@ -3,6 +3,7 @@ import random
 
 import pytest
 from tests.harness import a_step, job_document
+from tests.tables import rows
 
 from marlaas.episodes.record import joined
 from marlaas.episodes.selection import (
@@ -50,24 +51,12 @@ def test_an_episode_knows_its_step_and_its_advantage_once_the_group_is_whole(rec
     assert [dict(one.advantages) for one in placed(records[:1], around)] == [{}]
 
 
-@pytest.mark.parametrize(
-    ("choice", "indices"),
-    [
-        (EpisodeFilter(limit=2), [(1, 1), (7, 0)]),
-        (EpisodeFilter(order=EpisodeOrder.WORST, limit=3), [(0, 1), (7, 0), (1, 0)]),
-        (EpisodeFilter(order=EpisodeOrder.BEST, limit=2), [(0, 0), (1, 0)]),
-        (EpisodeFilter(order=EpisodeOrder.WORST, limit=9), [(0, 1), (7, 0), (1, 0), (0, 0), (1, 1)]),
-        (EpisodeFilter(step=1), [(1, 0), (1, 1)]),
-        (EpisodeFilter(split=Split.EVAL), [(7, 0)]),
-        (EpisodeFilter(split=Split.TRAIN, step=0), [(0, 0), (0, 1)]),
-        (EpisodeFilter(faults=True), [(1, 1)]),
-        (EpisodeFilter(limit=0, order=EpisodeOrder.BEST), []),
-        (EpisodeFilter(limit=0), []),
-    ],
-)
+@pytest.mark.parametrize(("choice", "indices"), rows(__file__, "filters"))
 def test_the_wanted_ones_come_in_the_wanted_order(records, around, choice, indices):
-    found = chosen(placed(records, around), choice, random.Random(0))
-    assert [(one.record.index, one.record.member) for one in found] == indices
+    kinds = {"order": EpisodeOrder, "split": Split}
+    wanted = EpisodeFilter(**{name: kinds.get(name, type(value))(value) for name, value in choice.items()})
+    found = chosen(placed(records, around), wanted, random.Random(0))
+    assert [[one.record.index, one.record.member] for one in found] == indices
 
 
 def _spec(algorithm, **training: object):

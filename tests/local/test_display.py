@@ -27,6 +27,7 @@ from marlaas.local.table import (
 )
 from marlaas.local.tenants import OmittedJobs, ShareMeter, SharesSoFar, TenantView, by_tenant, rows
 from marlaas_api.messages import AgentProgress, Phase, TokenUse, UsageAmounts
+from tests import tables
 
 
 def rendered(renderable, width=140):
@@ -140,7 +141,6 @@ def test_the_report_shows_replies_before_and_after(document, progress_of, evalua
 ROLLOUT = ProcessSpec("rollout", "rollout-0", pool="tiny")
 TRAINER = ProcessSpec("trainer", "trainer-0", pool="tiny")
 UP = ProcessState(ROLLOUT, started_at=0.0, ready=True)
-MARKS = (ProgressMark(0.0, 0), ProgressMark(10.0, 1), ProgressMark(20.0, 2))
 
 
 def test_a_row_says_how_a_job_stands(document, progress_of):
@@ -216,18 +216,9 @@ def test_of_several_agents_those_without_signal_or_calls_are_named_and_frozen_on
     assert idle(2, team) == []
 
 
-@pytest.mark.parametrize(
-    ("marks", "steps", "now", "left_s"),
-    [
-        ((), 10, 0.0, None),  # no step has been seen to take time
-        ((ProgressMark(0.0, 4),), 10, 5.0, None),
-        ((ProgressMark(0.0, 0), ProgressMark(50.0, 1), ProgressMark(60.0, 2), ProgressMark(70.0, 3)), 10, 70.0, 70.0),
-        (MARKS, 4, 25.0, 15.0),  # between two steps it counts down
-        (MARKS, 4, 60.0, 10.0 + 30.0),  # it grows while a job stands still
-        ((ProgressMark(0.0, 0), ProgressMark(10.0, 3)), 3, 11.0, None),  # finished
-    ],
-)
+@pytest.mark.parametrize(("marks", "steps", "now", "left_s"), tables.rows(__file__, "remaining"))
 def test_the_remaining_steps_take_as_long_as_those_that_were_seen(marks, steps, now, left_s):
+    marks = tuple(ProgressMark(*mark) for mark in marks)
     assert eta_s(marks, steps, now) == (left_s if left_s is None else pytest.approx(left_s))
 
 
@@ -249,18 +240,7 @@ def test_processes_that_start_or_have_exited_are_told_before_anything_else():
     assert line == "rollout-0 (tiny) exited: ValueError: no memory; it restarts in 2 s (exit 2 in a row)"
 
 
-@pytest.mark.parametrize(
-    ("fields", "line"),
-    [
-        (
-            {"phase": Phase.QUEUED, "reason": "WaitingForSlots", "message": "needs 3 adapter slots; 1 of 8 are free"},
-            "team-a/reverse is queued: needs 3 adapter slots; 1 of 8 are free",
-        ),
-        ({}, "all roles are ready; evaluating version 0 and playing the first episodes"),
-        ({"step": 1}, "training"),
-        ({"step": 1, "reason": "StoreFull", "message": "full"}, "team-a/reverse waits: StoreFull: full"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "line"), tables.rows(__file__, "status_lines"))
 def test_when_all_processes_run_the_line_says_what_the_job_does(document, progress_of, fields, line):
     assert status_line([UP], [JobView(document(), progress_of(document(), **fields))], now=1.0) == line
 

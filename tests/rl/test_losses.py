@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.rl.records import NONE, config_of, f64, lengths_of, moved, normalised, part_of, random_record, record_of
+from tests.tables import rows
 
 from marlaas_worker.rl.algorithms import Algorithm, Ratio
 from marlaas_worker.rl.corrections import Bounds, counted
@@ -126,20 +127,10 @@ def of_those_left(record, keep, config):
     return loss.item() / sums.denominator, slopes / sums.denominator
 
 
-@pytest.mark.parametrize(
-    ("bounds", "kept"),
-    [
-        (Bounds("masked-token", 3.0), [True, False, True, True, True]),
-        (Bounds("masked-sequence", 3.0), [True, True, True, True, True]),  # 0.25 * 4 * 2.5 = 2.5, and 3
-        (Bounds("masked-sequence", 2.75), [True, True, True, False, False]),
-        (Bounds("icepop", 5.0, 0.5), [False, True, True, True, True]),
-        (Bounds("icepop", 2.5, 0.25), [True, False, True, True, True]),  # the bounds themselves count
-        (Bounds("none"), None),  # without a mask everything counts
-        (Bounds("truncated", 2.0), None),
-    ],
-)
+@pytest.mark.parametrize(("bounds", "kept"), rows(__file__, "masks"))
 def test_what_counts_is_what_was_worked_out_by_hand(bounds, kept):
     ratios, sequences = f64([0.25, 4.0, 2.5, 2.0, 1.5]), torch.tensor([0, 0, 0, 1, 1])
+    bounds = Bounds(*bounds)
     nudged = Bounds(bounds.type, bounds.cap + 1e-9, bounds.floor - 1e-9)
     found = counted(ratios.log(), sequences, nudged)
     assert (found if found is None else found.tolist()) == kept

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 from tests.rollout.conftest import linear_shapes
+from tests.tables import rows
 
 from marlaas_api.messages import AdaptedLayer, Calibration, Probe, SelfTestSpec
 from marlaas_api.wire import pack_ids, pack_logprobs
@@ -121,18 +122,7 @@ async def test_a_refused_adapter_another_base_model_and_another_drawing_are_foun
         await run_test(reference, self_test=calibration.self_test.model_copy(update={"seed": 2}))
 
 
-@pytest.mark.parametrize(
-    ("zero", "large", "words"),
-    [
-        (-2.0, -3.0, ""),
-        (-2.05, -3.1, ""),
-        (-2.2, -3.0, "with an adapter of zeros .* is 2.00e-01, the tolerance is 1.00e-01"),
-        (-2.0, -2.9, "moves the logprobs by 9.00e-01, expected at least 1.00e\\+00"),
-        (-2.0, -3.5, "under a large random adapter .* is 5.00e-01, the tolerance is 3.00e-01"),
-        (float("nan"), -3.0, "with an adapter of zeros"),
-        (-2.0, float("nan"), "it is not applied"),
-    ],
-)
+@pytest.mark.parametrize(("zero", "large", "words"), rows(__file__, "scores"))
 async def test_scores_are_judged_by_both_tolerances_and_by_the_shift(zero, large, words):
     base, moved, zero, large = (np.full(4, value, np.float32) for value in (-2.0, -3.0, zero, large))
     found = judge(Expected(base, moved, zero_tolerance=0.1, large_tolerance=0.3), zero, large)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from safetensors.torch import load_file
+from tests.tables import rows
 
 from marlaas_api.errors import InvalidInput, Permanent, Retryable
 from marlaas_worker.adapters import choose_dtype
@@ -58,16 +59,7 @@ def test_the_last_words_are_the_first_error_that_the_engine_did_not_survive(tmp_
     assert settings_of.first_error(log) == "ValueError: rank 64"
 
 
-@pytest.mark.parametrize(
-    ("words", "is_lasting"),
-    [
-        ("ValueError: 'aimv2' is already used by a Transformers config", True),
-        ("pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig", True),
-        ("ValueError: Free memory on device (1.0/2.0 GiB) on startup is less than desired", False),
-        ("torch.OutOfMemoryError: CUDA out of memory.", False),
-        ("RuntimeError: Address already in use", False),
-    ],
-)
+@pytest.mark.parametrize(("words", "is_lasting"), rows(__file__, "starts"))
 def test_a_start_that_would_fail_again_is_tried_once(tmp_path, words, is_lasting):
     assert isinstance(settings_of.start_failure(words, tmp_path), InvalidInput) == is_lasting
 

@@ -157,15 +157,7 @@ async def test_a_fork_server_that_no_longer_obeys_is_replaced(harness, monkeypat
     assert (first.rewards, second.rewards) == ({"policy": 1.0}, {"policy": 1.0})
 
 
-@pytest.mark.parametrize(
-    ("name", "words", "num_plays"),
-    [
-        ("rogues:Broken", ["OSError: the data set is missing", "rogues.py", "trying hard"], 2),
-        ("rogues:EndsItself", ["exited while it loaded"], 2),
-        ("nowhere:play", ["module 'nowhere' was not found"], 1),
-        ("rogues:needs_a_stranger", ["needs the agents stranger; the job lacks stranger (its agents: policy)"], 1),
-    ],
-)
+@pytest.mark.parametrize(("name", "words", "num_plays"), rows(__file__, "not_loaded"))
 async def test_an_environment_that_cannot_be_loaded_says_why_and_one_that_does_not_fit_the_job_is_not_tried_again(
     harness, name, words, num_plays
 ):
@@ -175,14 +167,7 @@ async def test_an_environment_that_cannot_be_loaded_says_why_and_one_that_does_n
         assert (1 + len(episode.prior_faults), episode.is_permanent) == (num_plays, num_plays == 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("rewards_a_stranger", "a reward for 'stranger', but the job's agents are policy"),
-        ("calls_a_stranger", "the job has no agent 'stranger'; its agents are policy"),
-        ("names_a_stranger", "`agents_of` names 'stranger'; the job's agents are policy"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text"), rows(__file__, "strangers"))
 async def test_an_environment_that_names_an_agent_that_the_job_lacks_is_told_so_once(harness, name, text):
     (episode,) = await harness.play(name, max_attempts=3)
     assert (episode.fault, episode.fault_text, episode.is_permanent) == (FaultClass.ENV, text, True)

@@ -1,11 +1,9 @@
 """What a child says: its turns, their numbers and limits, candidates, and the ending; and the fault of its exit."""
 
-import signal
-
 import pytest
 from tests.tables import rows
 
-from marlaas_api.messages import Ending, FaultClass, StopReason
+from marlaas_api.messages import Ending, StopReason
 from marlaas_api.names import BRANCH_TURNS, MAX_TURNS_FACTOR
 from marlaas_worker.sandbox.child_messages import ScoreMessage, TurnMessage
 from marlaas_worker.sandbox.faults import fault_of_exit
@@ -91,19 +89,9 @@ def test_the_ending_of_parts_depends_on_their_order_and_not_on_their_pace(order)
     assert book.ending(scored()) is Ending.COMPLETED
 
 
-@pytest.mark.parametrize(
-    ("ended", "fault", "by_policy"),
-    [
-        (Ended(-signal.SIGKILL, "memory"), FaultClass.ENV, True),
-        (Ended(-signal.SIGKILL, "processes"), FaultClass.ENV, True),
-        (Ended(-signal.SIGKILL), FaultClass.ENV, False),
-        (Ended(-signal.SIGSEGV), FaultClass.ENV, True),
-        (Ended(0), FaultClass.ENV, True),
-        (Ended(None, "fork server"), FaultClass.INFRA, False),
-    ],
-)
+@pytest.mark.parametrize(("ended", "fault", "by_policy"), rows(__file__, "exits"))
 def test_the_exit_of_a_child_determines_the_fault(ended, fault, by_policy):
-    found = fault_of_exit(ended, "64Mi")
+    found = fault_of_exit(Ended(*ended), "64Mi")
     assert (found.fault, found.by_policy) == (fault, by_policy)
 
 

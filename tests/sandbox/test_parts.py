@@ -6,6 +6,7 @@ import sys
 import threading
 
 import pytest
+from tests.tables import rows
 
 from marlaas.environment_types import TurnRequest
 from marlaas_api.messages import ChatMessage, Ending, FaultClass, GenerateRequest
@@ -109,20 +110,13 @@ async def test_a_child_that_dies_while_two_turns_are_open_is_a_fault_of_its_own(
     assert {cancel.agent for cancel in harness.rollout.cancelled} == {"a", "b"}
 
 
-@pytest.mark.parametrize(
-    ("name", "args", "ending", "named"),
-    [
-        ("calls_the_first", {}, Ending.COMPLETED, ("a",)),
-        ("calls_the_first", {"end": "in its tool"}, Ending.TOOL_ERROR, ("a",)),
-        ("both_at_once", {}, Ending.COMPLETED, ()),
-    ],
-)
+@pytest.mark.parametrize(("name", "args", "ending", "named"), rows(__file__, "speakers"))
 async def test_an_episode_names_the_agents_that_its_task_may_call_unless_it_may_call_all(
     harness, name, args, ending, named
 ):
     document = harness.document(f"rogues:{name}", agents=("a", "b"), args=args)
     (episode,) = await harness.play_document(document)
-    assert (episode.fault, episode.ending, episode.may_speak) == (None, ending, named)
+    assert (episode.fault, episode.ending, episode.may_speak) == (None, ending, tuple(named))
 
 
 CALL = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'

@@ -5,6 +5,7 @@ import contextlib
 
 import pytest
 from tests.harness import WITHIN_S, a_manifest, a_progress
+from tests.tables import rows
 from tests.trainer.harness import TrainerHarness, job
 
 from marlaas_api import subjects, wire
@@ -62,19 +63,7 @@ def test_a_holder_is_gone_once_it_has_been_absent_for_the_whole_grace_period_wit
     assert not absences.gone("a", 200.0), "what was not seen during an outage counts for nothing"
 
 
-@pytest.mark.parametrize(
-    ("job_changes", "progress_changes", "wanted"),
-    [
-        ({}, {}, True),
-        ({"deleted": True}, {}, False),
-        ({"pool": "large"}, {}, False),
-        ({}, {"admitted": False}, False),
-        ({}, {"uid": "uid-earlier"}, False),
-        ({}, {"phase": Phase.SUCCEEDED}, False),
-        ({}, {"phase": Phase.FAILED}, False),
-        ({"agent": {"poolRef": {"name": "large"}}}, {}, False),
-    ],
-)
+@pytest.mark.parametrize(("job_changes", "progress_changes", "wanted"), rows(__file__, "wanted"))
 def test_wanted_are_the_agents_of_admitted_unfinished_jobs_of_the_pool(job_changes, progress_changes, wanted):
     own = job_changes.get("agent")
     document = job(agent=own) if own else job().model_copy(update=job_changes)

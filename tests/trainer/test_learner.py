@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.rl.papers import CAP, FORMS
+from tests.tables import rows
 from tests.trainer.harness import assignment_of, job
 from tests.trainer.sampler import VOCABULARY
 
@@ -130,17 +131,7 @@ def test_a_step_is_the_one_that_a_slow_loop_over_plain_peft_takes(base, tiny_mod
         assert torch.allclose(value, expected[name], atol=2e-5), name
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "ratio", "correction"),
-    [
-        ("grpo", "proximal", "truncated"),
-        ("grpo", "behaviour", "truncated"),
-        ("dapo", "proximal", "masked-token"),
-        ("gspo", "proximal", "masked-sequence"),
-        ("rloo", "proximal", "icepop"),
-        ("cispo", "proximal", "none"),
-    ],
-)
+@pytest.mark.parametrize(("algorithm", "ratio", "correction"), rows(__file__, "corrections"))
 def test_a_step_in_microbatches_is_the_step_of_the_whole_batch(base, algorithm, ratio, correction):
     """Two segments make a trajectory, so that micro-batches cut trajectories."""
     results = []

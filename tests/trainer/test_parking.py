@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.harness import WITHIN_S, pool_document
 from tests.killing import kill_at
+from tests.tables import rows
 from tests.trainer.harness import Clock, assignment_of, job
 from tests.trainer.test_learner import away
 
@@ -125,16 +126,7 @@ async def test_restored_from_host_memory_agents_have_the_bits_that_they_have_fro
     assert bool(reads) == (host_bytes == 1)
 
 
-@pytest.mark.parametrize(
-    ("files", "limit"),
-    [
-        ({}, None),
-        ({"memory.max": "max\n"}, None),
-        ({"memory.max": "1048576\n"}, 1048576),
-        ({"memory/memory.limit_in_bytes": "1048576"}, 1048576),
-        ({"memory/memory.limit_in_bytes": "9223372036854771712"}, None),
-    ],
-)
+@pytest.mark.parametrize(("files", "limit"), rows(__file__, "cgroups"))
 def test_the_limit_is_that_of_the_container_in_both_versions_of_cgroups(tmp_path, files, limit):
     (tmp_path / "memory").mkdir()
     for name, text in files.items():
@@ -146,19 +138,7 @@ def pool(**fields: object):
     return pool_document(Path("m"), trainer={"activationBytes": "100"}).model_copy(update=fields)
 
 
-@pytest.mark.parametrize(
-    ("device", "limit", "estimate", "expected"),
-    [
-        ("cpu", 3100, 0, (1600, 0)),
-        ("cpu", None, 0, (3920, 0)),
-        ("cpu", 3100, 77, (77, 0)),
-        ("cpu", 900, 0, (1, 0)),
-        ("cuda", None, 77, (400, 2500)),
-        ("cuda", 5000, 77, (400, 1000)),
-        ("cuda", 500, 77, (400, 0)),
-    ],
-    ids=["container", "half of the machine", "the runner's", "no memory left", "accelerator", "in a container", "full"],
-)
+@pytest.mark.parametrize(("device", "limit", "estimate", "expected"), rows(__file__, "machines"))
 def test_the_room_is_known_on_every_machine(base, monkeypatch, device, limit, estimate, expected):
     """0.8 x (3100 - 1000 - 100); 0.8 x (10000 / 2 - 100). With an accelerator a quarter of the host's free memory keeps versions."""
     monkeypatch.setattr(agent_memory, "memory_limit", lambda: limit)
@@ -167,21 +147,10 @@ def test_the_room_is_known_on_every_machine(base, monkeypatch, device, limit, es
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (600, 1000))
     monkeypatch.setattr(base, "device", torch.device(device))
     memory = measure(base, pool(agent_room_bytes=estimate))
-    assert (memory.room_bytes, memory.host_bytes) == expected
+    assert [memory.room_bytes, memory.host_bytes] == expected
 
 
-@pytest.mark.parametrize(
-    ("agent", "kl", "copies"),
-    [
-        ({}, {}, 4),
-        ({}, {"coefficient": 0.1}, 4),
-        ({}, {"coefficient": 0.1, "reference": {"versionsBehind": 1}}, 5),
-        ({}, {"reference": {"versionsBehind": 1}}, 4),
-        ({}, {"coefficient": 0.1, "reference": {"path": "FOLDER"}}, 5),
-        ({"initFrom": {"path": "FOLDER"}}, {"coefficient": 0.1}, 5),
-        ({"initFrom": {"path": "FOLDER"}}, {}, 4),
-    ],
-)
+@pytest.mark.parametrize(("agent", "kl", "copies"), rows(__file__, "references"))
 def test_a_kl_reference_that_is_not_the_base_model_is_one_copy_more(base, tmp_path, agent, kl, copies):
     path = {"path": str(away(base, tmp_path / "start"))}
     agent = {"initFrom": path} if agent else {}

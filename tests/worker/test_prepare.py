@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from tests.models.model_folders import write_model
+from tests.tables import rows
 
 from marlaas_api.documents import pool_spec
 from marlaas_api.kinds import ModelPoolSpec
@@ -78,17 +79,7 @@ def test_a_model_of_the_hub_is_looked_for_in_the_shared_cache(pod, monkeypatch):
     assert pod.model_path == str(fetched)
 
 
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        ({"path": "/nowhere/model"}, "no base model in /nowhere/model: the folder does not exist"),
-        ({"path": "/usr"}, "no base model in /usr: it has no config.json; a folder in Hugging Face format is expected"),
-        ({"builtin": "tinny"}, "builtin model 'tinny' does not exist; "),
-        ({"pvc": {"claimName": "m"}}, "the model lies on a PersistentVolumeClaim: set MARLAAS_MODEL_MOUNT to the"),
-        (None, "--pool-file {}: No such file or directory"),
-        ({}, "--pool-file {} is no PoolDocument: "),
-    ],
-)
+@pytest.mark.parametrize(("model", "words"), rows(__file__, "models"))
 def test_what_only_a_person_can_mend_is_said_in_the_last_line(pod, model, words):
     if model:
         pod.give(**model)
