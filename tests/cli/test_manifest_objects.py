@@ -267,14 +267,7 @@ def beginning(path):
     return f"agents: [{{name: policy, adapter: {{rank: 8, alpha: 16}}, initFrom: {{path: '{path}'}}}}]"
 
 
-@pytest.mark.parametrize(
-    ("edit", "said"),
-    [
-        (beginning("~/a"), "initFrom.path: '~/a' begins with ~, which is not expanded; give the full path"),
-        (beginning("half"), "initFrom.path: no PEFT adapter in {here}/half: it has no adapter_model.safetensors"),
-        ("export: {path: file/below}", "export.path: {here}/file/below cannot be created: {here}/file is not a folder"),
-    ],
-)
+@pytest.mark.parametrize(("edit", "said"), rows(__file__, "folders"))
 def test_a_folder_that_cannot_be_used_is_told(complaints, tmp_path, edit, said):
     write_adapter(tmp_path / "half", "{}")
     (tmp_path / "half" / "adapter_model.safetensors").unlink()

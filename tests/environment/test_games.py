@@ -55,15 +55,7 @@ def test_letters_of_the_first_half_of_the_alphabet_are_bets_and_any_other_reply_
     assert (move_of("bet"), {move_of(reply) for reply in others}) == (BET, {PASS})
 
 
-@pytest.mark.parametrize(
-    ("index", "moves", "metrics"),
-    [
-        (JACK_KING, "bp", {"opened": 1, "bluffed": 1, "called": 0, "showdown": 0}),
-        (KING_JACK, "pbb", {"opened": 0, "bluffed": 1, "called": 1, "showdown": 1}),
-        (JACK_KING, "pbb", {"opened": 0, "bluffed": 0, "called": 1, "showdown": 1}),
-        (JACK_KING, "pp", {"opened": 0, "bluffed": 0, "called": 0, "showdown": 1}),
-    ],
-)
+@pytest.mark.parametrize(("index", "moves", "metrics"), rows(__file__, "kuhn_metrics"))
 def test_metrics_tell_what_happened(index, moves, metrics):
     assert play_kuhn(index, *moves)[0].metrics == metrics
 

@@ -187,13 +187,7 @@ def test_a_kernel_without_landlock_runs_nothing(monkeypatch, tmp_path):
         run("open('ran', 'w')")
 
 
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("    seccomp.install()\n", "network, processes$"),
-        ('    privileges.restrict_files(readable, ".")\n', "reading, writing"),
-    ],
-)
+@pytest.mark.parametrize(("line", "found"), rows(__file__, "open_locks"))
 def test_a_lock_that_is_left_open_is_found(line, found, monkeypatch, tmp_path):
     monkeypatch.setattr(program_module, "_START", without(tmp_path, "child.py", line, ""))
     with pytest.raises(NotLocked, match=f"not restricted: {found}"):

@@ -71,14 +71,7 @@ def test_a_job_that_is_taken_up_again_keeps_its_uid_generation_and_place_in_the_
     assert merge([before], [document(uid="second", created_at=9.0)]) == (before,)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        *({"spec": spec} for spec in ({"training": {"steps": 5}}, {"priority": 7}, {"suspend": True})),
-        {"spec": {"activeDeadlineSeconds": 60}},
-        {"tenant_weight": 4.0},
-    ],
-)
+@pytest.mark.parametrize("change", rows(__file__, "changeable"))
 def test_what_may_change_makes_a_new_generation_of_the_same_job(document, change):
     (merged,) = merge([document(uid="first")], [document(**change, uid="second")])
     assert (merged.uid, merged.generation) == ("first", 2)

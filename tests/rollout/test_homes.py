@@ -5,6 +5,7 @@ from itertools import permutations
 
 import pytest
 from tests.harness import job_document
+from tests.tables import rows
 
 from marlaas_api.messages import JobAgent, ReplicaReport
 from marlaas_worker.rollout.homes import EVEN, MIN_EXCESS, MIN_PART, Homes, _costs, homes
@@ -28,10 +29,7 @@ def of_all(placed, agents):
     return {one.document.job: placed.of(one.policy_key) for one in agents}
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [({}, 8), ({"maxStaleness": 1}, 16), ({"groups": 64, "size": 64}, 64), ({"groups": 1, "size": 2}, 2)],
-)
+@pytest.mark.parametrize(("settings", "expected"), rows(__file__, "open_episodes"))
 def test_open_episodes_are_those_of_the_steps_in_flight_and_at_most_the_sandboxes(settings, expected):
     spec = agent("a", **settings).document.spec
     assert (spec.environment.concurrency, spec.open_episodes) == (64, expected)

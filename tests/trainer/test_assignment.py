@@ -27,19 +27,9 @@ MANIFEST = BlobRef(name="m", sha256="0" * 64, size_bytes=1)
 HELD = PolicyRecord(uid="uid", version=3, manifest=MANIFEST, epoch=5, holder="trainer-0", step=4)
 
 
-@pytest.mark.parametrize(
-    ("record", "gone", "allowed"),
-    [
-        (None, False, True),
-        (HELD.model_copy(update={"uid": "earlier"}), False, True),
-        (HELD.model_copy(update={"holder": "trainer-1"}), False, True),
-        (HELD.model_copy(update={"holder": ""}), False, True),
-        (HELD, True, True),
-        (HELD, False, False),
-    ],
-    ids=["nobody", "another job", "itself", "released", "holder gone", "holder alive"],
-)
-def test_an_agent_may_be_bound_if_nobody_alive_holds_it_for_this_job(record, gone, allowed):
+@pytest.mark.parametrize(("changes", "gone", "allowed"), rows(__file__, "may_bind"))
+def test_an_agent_may_be_bound_if_nobody_alive_holds_it_for_this_job(changes, gone, allowed):
+    record = None if changes is None else HELD.model_copy(update=changes)
     assert may_bind(record, "uid", "trainer-1", gone) == allowed
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tests.tables import rows
 from tests.trainer.sampler import VOCABULARY
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -204,14 +205,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("Granite", {"logits_scaling": 8.0, "initializer_range": 0.5}),
-        ("Gemma2", {"head_dim": 16, "final_logit_softcapping": 5.0, "initializer_range": 0.1}),
-    ],
-    ids=["scaled", "capped by less than rounding"],
-)
+@pytest.mark.parametrize(("name", "settings"), rows(__file__, "scaled_logits"))
 def test_an_architecture_that_changes_its_logits_behind_the_head_is_refused(tmp_path, dtype, name, settings):
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
     config = getattr(transformers, f"{name}Config")(vocab_size=61, num_hidden_layers=1, **sizes, **settings)

@@ -1,10 +1,11 @@
 """A store that refuses, is full or says nothing: the trainer waits with the reason, and then makes the same bits."""
 
 import pytest
+from tests.tables import rows
 from tests.trainer.harness import job
 
-from marlaas_api import subjects
-from marlaas_api.blobs import BlobCorrupt, BlobFull, BlobRefused, BlobUnavailable
+from marlaas_api import blobs, subjects
+from marlaas_api.blobs import BlobCorrupt
 from marlaas_api.reasons import Reason
 
 UID = "uid-sums"
@@ -15,21 +16,16 @@ def undisturbed(apart):
     return apart(lambda harness: harness.trained(job(), steps=2))
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (BlobRefused("403 AccessDenied"), Reason.STORE_REFUSED),
-        (BlobFull("no space left"), Reason.STORE_FULL),
-        (BlobUnavailable("500"), Reason.STORE_SILENT),
-    ],
-)
-async def test_ten_minutes_without_the_store_are_waited_for_and_change_no_bit(harness, undisturbed, error, reason):
+@pytest.mark.parametrize(("kind", "words", "reason"), rows(__file__, "store_faults"))
+async def test_ten_minutes_without_the_store_are_waited_for_and_change_no_bit(
+    harness, undisturbed, kind, words, reason
+):
     document = job()
     async with harness.training(document):
         await harness.play(document, 1)
         num_groups = document.spec.training.groups_per_step
         await harness.assign(document, 1, range(num_groups))
-        harness.blobs.failure = error
+        harness.blobs.failure = getattr(blobs, kind)(words)
         await harness.close(document, 1, num_groups)
         since = (await harness.report(lambda report: UID in report.waits)).waits[UID].since
         for _ in range(20):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.harness import a_turn
+from tests.tables import rows
 
 from marlaas_api import wire
 from marlaas_api.messages import Ending, GroupReady, StopReason, TrajectoryRef, Turn
@@ -151,32 +152,12 @@ async def test_of_a_candidate_only_its_own_turn_is_trained_and_it_is_compared_wi
 # checks -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"namespace": "team-b"}, "namespace is 'team-b', and the group has 'team-a'"),
-        ({"uid": "other"}, "uid is 'other'"),
-        ({"agent": "critic"}, "agent is 'critic'"),
-        ({"group": "uid-t1"}, "group is 'uid-t1'"),
-        ({"member": 1}, "member is 1"),
-        ({"version": 3}, "version is 3, and the group has 4"),
-        ({"temperature": 0.7}, "temperature is 0.7, and the group has 1.0"),
-        ({"adapter_sha256": "b" * 64}, "adapter_sha256 is 'bbb"),
-        ({"opens_segment": False}, "no parent and opens no segment"),
-        ({"parent": 2}, "its parent 2 does not come before it"),
-        ({"output_ids": pack_ids([5])}, "1 generated tokens with 2 logprobs"),
-        ({"prompt_ids": b""}, "opens a segment without a prompt"),
-        ({"prompt_ids": b"\0\0\0"}, "not arrays of four-byte values"),
-        ({"logprobs": pack_logprobs([-1.0, 0.5])}, "above zero or not finite"),
-        ({"logprobs": pack_logprobs([-1.0, float("nan")])}, "above zero or not finite"),
-        ({"output_ids": pack_ids([5, 1000])}, "outside the vocabulary of 1000"),
-        ({"output_ids": pack_ids([5, -1])}, "outside the vocabulary of 1000"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
+@pytest.mark.parametrize(("changes", "text"), rows(__file__, "contradictions"))
 def test_a_turn_that_contradicts_its_group_or_itself_is_refused_with_the_contradiction(changes, text):
     whole = group((0,))
     check_turn(turn(0), whole, whole.trajectories[0], EXPECTED)
+    packs = {"prompt_ids": pack_ids, "output_ids": pack_ids, "logprobs": pack_logprobs}
+    changes = {name: packs[name](value) if isinstance(value, list) else value for name, value in changes.items()}
     with pytest.raises(TrajectoryInvalid, match="recorded by rollout-0") as caught:
         check_turn(turn(0, **changes), whole, whole.trajectories[0], EXPECTED)
     assert text in str(caught.value)
