@@ -196,9 +196,7 @@ def test_a_model_too_big_for_this_machine_is_refused_with_the_numbers(complaints
     assert complaints(PATH) == [], "a GPU has memory of its own"
 
 
-def test_a_hub_model_in_the_cache_is_looked_into_and_one_that_is_not_is_left_to_the_workers(
-    complaints, tmp_path, monkeypatch
-):
+def test_a_hub_model_is_looked_into_if_it_is_in_the_cache(complaints, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     hub = "model: {hub: {id: some/model}}"

@@ -75,9 +75,7 @@ def test_the_pools_of_all_agents_run_and_a_pool_without_an_agent_does_not(docume
 
 
 @pytest.mark.parametrize(("phase", "step", "expected"), rows(__file__, "unsettled"))
-def test_a_newer_document_unsettles_a_job_only_if_there_is_something_left_to_do(
-    document, progress_of, phase, step, expected
-):
+def test_a_newer_document_unsettles_a_job_only_if_there_is_more_to_do(document, progress_of, phase, step, expected):
     newer = document(spec={"training": {"steps": 5}}, generation=2)
     assert settled(newer, progress_of(document(), phase=phase, step=step)) is expected
     suspended = document(spec={"suspend": True})

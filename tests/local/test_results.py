@@ -104,9 +104,7 @@ def test_replies_are_paired_by_task_and_only_five(document, progress_of, evaluat
     assert replies == [(f"before {i}", f"after {i}") for i in range(5)]
 
 
-def test_without_a_second_evaluation_there_is_nothing_to_pair_and_the_mean_of_nothing_is_null(
-    document, progress_of, evaluation
-):
+def test_without_a_second_evaluation_nothing_is_paired_and_a_mean_of_nothing_is_null(document, progress_of, evaluation):
     result = JobResult(document(), progress_of(document()), (), (evaluation(document(), 0, math.nan, ("x",)),))
     assert exchanges(result) == ()
     entry = summary([result])["jobs"]["team-a/reverse"]

@@ -103,9 +103,7 @@ async def test_an_admission_wakes_the_runner_at_once_and_other_progress_does_not
     assert not watch.moved.is_set()
 
 
-async def test_of_several_agents_each_policy_has_a_folder_of_its_own_for_its_adapter_and_its_export(
-    scene, document, progress_of, tmp_path
-):
+async def test_each_policy_has_folders_for_its_adapter_and_export(scene, document, progress_of, tmp_path):
     agents = [{"name": "solver"}, {"name": "critic"}, {"name": "second", "policy": {"of": "solver"}}]
     job = document(spec={"agents": agents, "export": {"path": str(tmp_path / "mine")}})
     for agent, versions in (("solver", (b"v0", b"v1", b"solver 2")), ("critic", (b"critic 0",))):

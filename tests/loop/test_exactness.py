@@ -115,9 +115,7 @@ def at_commits(patch, agent, disturbances):
     patch.setattr(PolicyKey, "commit", disturbed)
 
 
-async def test_an_agent_whose_trainer_loses_it_leaves_or_is_killed_within_a_step_is_continued_by_another_one(
-    undisturbed, tiny_model, tmp_path, monkeypatch
-):
+async def test_an_agent_whose_trainer_goes_within_a_step_is_continued(undisturbed, tiny_model, tmp_path, monkeypatch):
     holders: list[str] = []
 
     async def lose(policy, lease):

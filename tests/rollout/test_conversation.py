@@ -33,9 +33,7 @@ USER_PLUS = "<|im_start|>user\nplus<|im_end|>\n<|im_start|>assistant\n"
         ("the to", StopReason.LENGTH, f"<|im_end|>\n{USER_PLUS}"),
     ],
 )
-def test_the_first_turn_is_the_rendered_template_and_then_only_what_the_template_adds_is_appended(
-    chatml, said, stop, appended
-):
+def test_the_first_turn_is_the_whole_template_and_later_ones_what_it_adds(chatml, said, stop, appended):
     """A reply that was cut by its length is closed by the template."""
     first, output = opened(chatml), chatml.encode(said)
     assert first.draft.opens_segment

@@ -24,9 +24,7 @@ def with_prompt(drawn):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-async def test_scores_equal_those_of_transformers_and_peft_also_of_drawn_tokens_at_the_temperature(
-    harness, publish, hf_logprobs, temperature
-):
+async def test_scores_equal_those_of_transformers_and_peft(harness, publish, hf_logprobs, temperature):
     published = publish(1)
     adapter = await harness.load(published)
     gap = np.abs(await harness.engine.score(adapter, IDS) - hf_logprobs(published.folder, IDS, 1.0))
@@ -158,9 +156,7 @@ async def test_full_slots_refuse_another_adapter_and_evict_nothing(harness, publ
     await harness.load(publish(9))
 
 
-async def test_a_refused_load_leaves_other_requests_running_and_an_adapter_in_use_is_not_unloaded(
-    harness, publish, tmp_path
-):
+async def test_a_refused_load_disturbs_no_request_and_an_adapter_in_use_is_not_unloaded(harness, publish, tmp_path):
     adapter = await harness.load(publish(1))
     drawn = [harness.engine.generate(f"r{n}", adapter, PROMPT, sampling(n, 40)) for n in range(4)]
     running = [asyncio.create_task(one) for one in drawn]

@@ -105,9 +105,7 @@ async def test_an_attack_is_found_and_the_engine_serves_nothing_of_it(harness, p
         await harness.engine.generate("after", adapter, PROMPT, Sampling(1.0, 1, 0))
 
 
-async def test_a_pointer_to_another_manifest_and_names_that_match_nothing_are_refused_but_no_unreadable_file(
-    harness, publish, tmp_path
-):
+async def test_another_manifest_and_unknown_names_are_refused_but_no_unreadable_file(harness, publish, tmp_path):
     """A file that this machine cannot read says nothing about the version."""
     with pytest.raises(ProofFailed, match=r"@v2.*@v1") as failure:
         await load_proven(harness.engine, publish(3, 1).manifest, harness.slot_for(publish(3, 2)))

@@ -128,7 +128,7 @@ def manifest(uid, **files):
     return a_manifest(SimpleNamespace(namespace="team", job="job", uid=uid), 1, files=refs)
 
 
-async def test_no_download_runs_on_after_another_one_of_its_version_has_failed_and_files_of_gone_jobs_are_removed(
+async def test_no_download_runs_on_after_another_failed_and_files_of_gone_jobs_go(
     tmp_path,
 ):
     files, lost = AdapterCache(None, OneFails(), tmp_path), manifest("u1", a="missing", b="slow")

@@ -70,9 +70,7 @@ def lacks(process, variables):
 
 @pytest.mark.engine
 @pytest.mark.asyncio(loop_scope="session")
-async def test_an_engine_is_healthy_while_its_counters_move_and_they_count_its_work(
-    vllm, publish, slot_ids, monkeypatch
-):
+async def test_an_engine_is_healthy_while_the_counters_of_its_work_move(vllm, publish, slot_ids, monkeypatch):
     adapter = publish(1).in_slot(slot_ids())
     await vllm.load(adapter)
     before = vllm.counts
@@ -114,9 +112,7 @@ async def test_an_engine_is_healthy_while_its_counters_move_and_they_count_its_w
 
 @pytest.mark.engine
 @pytest.mark.asyncio(loop_scope="session")
-async def test_an_engine_that_cannot_start_says_why_in_its_workers_words_and_a_cancelled_start_leaves_no_process(
-    vllm, small_model, pool, tmp_path
-):
+async def test_an_engine_that_cannot_start_says_why_and_leaves_no_process(vllm, small_model, pool, tmp_path):
     from marlaas_worker.rollout.vllm_engine import VllmEngine
 
     greedy = pool.model_copy(update={"rollout": pool.rollout.model_copy(update={"kv_cache_bytes": "900Ti"})})
@@ -137,9 +133,7 @@ async def test_an_engine_that_cannot_start_says_why_in_its_workers_words_and_a_c
 
 @pytest.mark.engine
 @pytest.mark.asyncio(loop_scope="session")
-async def test_an_engine_that_is_killed_serves_again_as_before_and_one_that_hangs_is_given_up(
-    vllm, publish, slot_ids, monkeypatch
-):
+async def test_a_killed_engine_serves_again_and_one_that_hangs_is_given_up(vllm, publish, slot_ids, monkeypatch):
     """The first incarnation was forked, the second is started anew."""
     published = [publish(1), publish(3)]
     failures, restarted = list[str](), asyncio.Event()

@@ -88,9 +88,7 @@ def test_the_log_of_the_life_before_is_kept(settings, tmp_path):
     assert config["handlers"]["file"]["filename"] == str(settings.log)
 
 
-def test_settings_keep_a_spare_slot_and_the_models_own_window_and_are_chosen_by_the_machine(
-    small_model, pool, tmp_path
-):
+def test_settings_keep_a_spare_slot_and_the_models_window_and_suit_the_machine(small_model, pool, tmp_path):
     wide = pool.model_copy(update={"rollout": pool.rollout.model_copy(update={"max_model_len": 4096})})
     settings = settings_of.vllm_settings(read_base_model(small_model), wide, tmp_path)
     arguments = settings_of.engine_arguments(settings, tmp_path / "log.json")

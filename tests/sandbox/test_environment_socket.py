@@ -68,9 +68,7 @@ def with_image(harness, **environment: object):
     return document.model_copy(update={"spec": spec})
 
 
-async def test_episodes_are_played_in_the_other_container_and_the_sandbox_is_ready_once_it_has_loaded(
-    harness, container
-):
+async def test_episodes_are_played_in_the_other_container_once_it_has_loaded(harness, container):
     document = with_image(harness, args={"turns": 3})
     async with harness.open(document, socket=container.socket) as context:
         assert not context.metrics.ready()

@@ -101,9 +101,7 @@ async def test_a_fault_is_played_again_and_stands_after_the_last_attempt(harness
 
 
 @pytest.mark.parametrize(("staleness", "attempts"), [(0, 2), (1, 4)])
-async def test_a_strict_job_whose_attempts_are_all_the_same_plays_an_environments_fault_only_twice(
-    harness, staleness, attempts
-):
+async def test_a_strict_job_with_equal_attempts_plays_an_environments_fault_twice(harness, staleness, attempts):
     document = harness.document("rogues:raises", max_attempts=4)
     training = document.spec.training.model_copy(update={"max_staleness": staleness})
     document = document.model_copy(update={"spec": document.spec.model_copy(update={"training": training})})
@@ -158,9 +156,7 @@ async def test_a_fork_server_that_no_longer_obeys_is_replaced(harness, monkeypat
 
 
 @pytest.mark.parametrize(("name", "words", "num_plays"), rows(__file__, "not_loaded"))
-async def test_an_environment_that_cannot_be_loaded_says_why_and_one_that_does_not_fit_the_job_is_not_tried_again(
-    harness, name, words, num_plays
-):
+async def test_an_environment_that_cannot_be_loaded_says_why_and_a_misfit_once(harness, name, words, num_plays):
     for episode in await harness.play(name, group_size=3, max_attempts=2):
         assert episode.fault is FaultClass.ENV
         assert not [word for word in words if word not in episode.fault_text], episode.fault_text
@@ -175,9 +171,7 @@ async def test_an_environment_that_names_an_agent_that_the_job_lacks_is_told_so_
 
 
 @pytest.mark.parametrize(("goes_on", "fault"), [(False, FaultClass.INFRA), (True, FaultClass.ENV)])
-async def test_a_kill_that_the_fork_server_reports_late_or_never_is_not_the_policys_doing(
-    harness, tmp_path, monkeypatch, goes_on, fault
-):
+async def test_a_kill_that_is_reported_late_or_never_is_not_the_policys(harness, tmp_path, monkeypatch, goes_on, fault):
     name, file = "rogues:is_killed_in_its_tool_while_the_fork_server_is_stopped", tmp_path / "fork server"
     send = Server.order
 

@@ -111,9 +111,7 @@ async def test_a_child_that_dies_while_two_turns_are_open_is_a_fault_of_its_own(
 
 
 @pytest.mark.parametrize(("name", "args", "ending", "named"), rows(__file__, "speakers"))
-async def test_an_episode_names_the_agents_that_its_task_may_call_unless_it_may_call_all(
-    harness, name, args, ending, named
-):
+async def test_an_episode_names_the_agents_that_its_task_may_call_unless_all(harness, name, args, ending, named):
     document = harness.document(f"rogues:{name}", agents=("a", "b"), args=args)
     (episode,) = await harness.play_document(document)
     assert (episode.fault, episode.ending, episode.may_speak) == (None, ending, tuple(named))

@@ -28,9 +28,7 @@ def config(tmp_path):
     return ChildrenConfig("", {}, 1 << 29, 60.0, tmp_path / "unused", {})
 
 
-async def test_nobody_listening_is_a_loss_of_the_fork_server_and_another_kind_of_socket_a_broken_environment(
-    config, path
-):
+async def test_nobody_listening_is_a_lost_fork_server_and_another_socket_a_broken_environment(config, path):
     with pytest.raises(ForkServerLost, match=r"does not listen on .*environment\.sock .*; its log says why"):
         await connect_server(config, path)
     assert virtual_time.now() - virtual_time.START == pytest.approx(60.0, abs=1.0)

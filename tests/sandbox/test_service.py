@@ -134,9 +134,7 @@ async def test_at_first_few_episodes_run_at_once_and_after_the_first_all(harness
 
 
 @pytest.mark.parametrize(("uid", "left"), [("u0", 0), ("u2", 1)], ids=["a past job", "the next job"])
-async def test_tasks_of_a_past_job_of_the_same_name_are_forgotten_and_those_of_the_next_one_left_alone(
-    harness, uid, left
-):
+async def test_tasks_of_a_past_job_of_the_name_are_forgotten_and_those_of_the_next_one_left(harness, uid, left):
     document = harness.document("rogues:asks")
     other = document.model_copy(update={"uid": uid})
     await harness.bus.ensure()

@@ -57,9 +57,7 @@ def test_a_16_bit_model_computed_in_float32_equals_a_float32_model_of_its_weight
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_calibration_holds_the_noise_of_the_dtype_and_an_adapter_that_moves_by_more_than_ten_tolerances(
-    tiny_model, half, base, dtype
-):
+def test_a_calibration_holds_the_dtypes_noise_and_an_adapter_that_moves_ten_tolerances(tiny_model, half, base, dtype):
     model = half if dtype == "bfloat16" else base
     found = calibrate(model, pool_document(tiny_model, maxRank=8, rollout={"dtype": dtype}))
     ids = [unpack_ids(probe.ids).tolist() for probe in found.probes]

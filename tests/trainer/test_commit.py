@@ -53,9 +53,7 @@ def undisturbed(apart):
 
 
 @pytest.mark.parametrize(("place", "passes"), PLACES)
-async def test_killed_between_any_two_effects_a_trainer_resumes_to_the_same_versions(
-    harness, undisturbed, place, passes
-):
+async def test_killed_between_any_two_effects_a_trainer_makes_the_same_versions(harness, undisturbed, place, passes):
     passed = kill_at(place, passes)
     assert await play(harness) == undisturbed
     assert passed.count(place) >= passes

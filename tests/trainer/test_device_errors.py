@@ -131,9 +131,7 @@ async def serve_until_lost(harness):
     return cause
 
 
-async def test_a_lost_device_ends_the_role_blames_no_job_and_the_next_process_goes_on_from_the_commits(
-    harness, undisturbed, monkeypatch
-):
+async def test_a_lost_device_ends_the_role_blames_no_job_and_the_next_one_goes_on(harness, undisturbed, monkeypatch):
     frail, sound = job("frail", agent=FRAIL), job("sound")
     faults = fragile(monkeypatch, lambda _: False)
     for document in (frail, sound):
@@ -210,7 +208,7 @@ def at(place, error, passes):
     ],
     ids=["no memory in backward", "error in forward", "not finite"],
 )
-async def test_what_goes_wrong_in_one_agents_pass_changes_no_bit_of_anothers_adapter(
+async def test_an_error_in_a_pass_changes_no_bit_of_others(
     harness, undisturbed, monkeypatch, place, error, passes, reason
 ):
     frail, sound = job("frail", agent=FRAIL), job("sound")
@@ -226,9 +224,7 @@ async def test_what_goes_wrong_in_one_agents_pass_changes_no_bit_of_anothers_ada
     assert await harness.adapter(sound) == undisturbed["sound"]
 
 
-async def test_gradients_that_are_not_finite_leave_version_and_moments_as_they_were_and_fail_the_third_time(
-    harness, monkeypatch
-):
+async def test_gradients_that_are_not_finite_change_nothing_and_fail_the_third_time(harness, monkeypatch):
     document = job(agent=FRAIL)
     faults = fragile(monkeypatch, lambda _: False)
     async with harness.training(document):
@@ -258,9 +254,7 @@ async def planned(harness, budget, **training: Any):
 
 
 @pytest.mark.parametrize(("place", "algorithm"), [("forward", "grpo"), ("backward", "reinforce++")])
-async def test_a_step_with_a_lowered_budget_is_the_step_that_was_planned_with_it(
-    harness, monkeypatch, place, algorithm
-):
+async def test_a_step_with_a_lowered_budget_is_the_planned_one(harness, monkeypatch, place, algorithm):
     settings: dict[str, Any] = {"algorithm": algorithm, "maxStaleness": 1}
     document = job(microbatchTokens=4 * PLANNED, **settings)
     faults = fragile(monkeypatch, no_room_above(ROOM, place=place))

@@ -107,9 +107,7 @@ async def test_killed_while_agents_are_parked_they_go_on_to_the_same_bits(harnes
 
 
 @pytest.mark.parametrize("host_bytes", [1 << 30, 1], ids=["host memory for all", "for none"])
-async def test_restored_from_host_memory_agents_have_the_bits_that_they_have_from_the_blob_store(
-    harness, room_for, parks, reads, host_bytes
-):
+async def test_restored_from_host_memory_agents_have_the_same_bits(harness, room_for, parks, reads, host_bytes):
     """With KL references, a fixed one and one that follows the policy, and running means of rewards."""
     baselines = {"baseline": {"type": "running-mean"}}
     references = [{}, {"coefficient": 0.1, "reference": {"versionsBehind": 1}}]

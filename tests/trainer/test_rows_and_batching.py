@@ -37,9 +37,7 @@ def context(planted, place):
 
 
 @given(ids=alike, pairs_per_token=st.sampled_from([0, 10, 1000]), budget=st.integers(12, 60))
-def test_however_beginnings_are_shared_every_generated_token_is_predicted_once_from_its_own_past(
-    ids, pairs_per_token, budget
-):
+def test_however_beginnings_are_shared_each_token_is_predicted_once_from_its_past(ids, pairs_per_token, budget):
     segments = [
         replace(segment(values, float(number)), trajectory=number // 2, trajectory_tokens=50 + number // 2)
         for number, values in enumerate(ids)

@@ -17,9 +17,7 @@ def undisturbed(apart):
 
 
 @pytest.mark.parametrize(("kind", "words", "reason"), rows(__file__, "store_faults"))
-async def test_ten_minutes_without_the_store_are_waited_for_and_change_no_bit(
-    harness, undisturbed, kind, words, reason
-):
+async def test_ten_minutes_without_the_store_change_no_bit(harness, undisturbed, kind, words, reason):
     document = job()
     async with harness.training(document):
         await harness.play(document, 1)

@@ -43,9 +43,7 @@ def equal(num):
 
 @pytest.mark.parametrize("with_parts", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_agent_is_placed_within_the_bound_its_parts_apart_and_the_placement_stays_and_depends_on_no_order(
-    seed, with_parts
-):
+def test_placement_is_within_the_bound_keeps_parts_apart_stays_and_depends_on_no_order(seed, with_parts):
     agents, workers = drawn(seed, with_parts=with_parts)
     placed = place(agents, workers)
     assert placed.keys() == agents.keys()

@@ -96,9 +96,7 @@ async def test_an_older_version_is_found_through_its_successors(harness, make_en
     assert engine.calls[0].adapter.name == job.adapter(1).engine_name
 
 
-async def test_a_version_that_is_pinned_before_its_commit_is_waited_for_without_room_in_the_engine(
-    harness, make_engine
-):
+async def test_a_version_that_is_pinned_before_its_commit_is_waited_for_outside_the_engine(harness, make_engine):
     """A failed load would be tried again only after a pause, and would have taken the slot of another version."""
     engine = make_engine(limits={"slots": 1, "max_num_seqs": 1, "kv_tokens": 32})
     await harness.replica(engine=engine)
@@ -212,9 +210,7 @@ async def test_after_a_restart_of_the_engine_a_version_is_probed_again(harness, 
     assert scored == [job.adapter(0).engine_name] * 2
 
 
-async def test_a_version_that_is_asked_for_while_it_is_evicted_is_loaded_after_its_files_are_removed(
-    harness, make_engine, monkeypatch
-):
+async def test_a_version_that_is_asked_for_while_it_is_evicted_is_loaded_anew(harness, make_engine, monkeypatch):
     engine = make_engine(limits={"slots": 2})
     await harness.replica(engine=engine)
     jobs = [await harness.job(name) for name in ("a", "b", "c")]
