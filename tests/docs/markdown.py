@@ -167,7 +167,6 @@ def _python(words):
 def _source(module):
     """The source of a module, or of all modules of a package."""
     spec = importlib.util.find_spec(module)
-    assert spec is not None
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
     paths = [path for folder in folders for path in folder.glob("*.py")] or [Path(str(spec.origin))]
     return "".join(path.read_text("utf-8") for path in paths)

@@ -7,7 +7,7 @@ from typing import Any
 
 from openai import OpenAI
 
-from marlaas.environment import Agents, Message, Split, Task, TurnLimit
+from marlaas.environment import Agents, Split, Task, TurnLimit
 from marlaas.environment_types import Reply, TurnRequest
 from marlaas.envs.loading import Environment, resolve
 from marlaas.envs.playing import play_episode
@@ -22,9 +22,7 @@ def first_task(split=Split.TRAIN):
 
 
 def said(request):
-    last = request.append[-1]
-    assert isinstance(last, Message)
-    return last.content
+    return request.append[-1].content
 
 
 def play(name, args, answer, task=None, max_turns=100):
@@ -45,7 +43,6 @@ def play_moves(name, args, agents, replies, task):
     def answer(request):
         assert request.parent is None, "each turn is a conversation of its own"
         (message,) = request.append
-        assert isinstance(message, Message)
         told.append((request.agent, message.content))
         return next(left)
 

@@ -79,7 +79,6 @@ def test_tasks_are_reproducible_varied_and_never_in_both_splits(name, args):
 
 def right_sum(request):
     expression = re.search(r"\d+ [-+] \d+", said(request))
-    assert expression is not None
     return tool_reply(expression[0])
 
 

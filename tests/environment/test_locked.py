@@ -162,7 +162,6 @@ program.run_program("import signal; signal.pause()")
 
 def test_the_program_goes_when_its_parent_is_killed():
     with subprocess.Popen([sys.executable, "-c", _ORPHANING], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
         child = os.pidfd_open(int(parent.stdout.readline()))
         parent.kill()
     assert select.select([child], [], [])[0] == [child]

@@ -41,7 +41,6 @@ class Run:
         self.told: list[dict[str, object]] = []
 
     def lines(self):
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self.told.append(json.loads(line))
             yield self.told[-1]

@@ -13,22 +13,10 @@ import tempfile
 import types
 from pathlib import Path
 
-from marlaas_api import subjects
+from marlaas_api import messages, subjects
 from marlaas_api.bus import RevisionConflict
 from marlaas_api.bus_users import read_credentials
 from marlaas_api.errors import InvalidInput
-from marlaas_api.messages import (
-    EvalRecord,
-    EvalSample,
-    JobDocument,
-    Manifest,
-    Phase,
-    PolicyRecord,
-    Progress,
-    ReplicaReport,
-    StepOutcome,
-    StepRecord,
-)
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.__main__ import main
 from marlaas_worker.role import wait_for
@@ -88,7 +76,7 @@ async def report(context, role, pool):
     engine = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(3600)")
     while not context.stop.is_set():
         body = {"role": role, "pool": pool, "replica": context.name, "at": context.now(), "ready": True}
-        message = ReplicaReport.model_validate(body)
+        message = messages.ReplicaReport.model_validate(body)
         await bucket.put(key, encode(message))
         at_work(role).touch()
         await wait_for(context.stop, 0.2)
@@ -114,7 +102,7 @@ async def orchestrate(context):
     while not context.stop.is_set():
         jobs = await (await context.bus.bucket(subjects.JOBS)).entries()
         for entry in jobs:
-            await Job(context, decode_as(JobDocument, entry.data)).advance()
+            await Job(context, decode_as(messages.JobDocument, entry.data)).advance()
         await wait_for(context.stop, PACE_S)
 
 
@@ -149,39 +137,41 @@ class Job:
     async def step(self, number):
         figures = {"at": self.context.now(), "wall_s": PACE_S, "reward_mean": 0.1 * number, "reward_std": 0.1}
         counts = {"indices": (number,), "num_groups": 1, "num_episodes": 8, "version": number + 1}
-        record = StepRecord(**self.base, step=number, outcome=StepOutcome.COMMITTED, **figures, **counts)
+        record = messages.StepRecord(
+            **self.base, step=number, outcome=messages.StepOutcome.COMMITTED, **figures, **counts
+        )
         await self.once(subjects.step(self.ref.namespace, self.ref.name, self.ref.uid, number), encode(record))
 
     async def evaluate(self, version, mean):
-        sample = EvalSample(index=0, prompt="spell hello backwards", reply=f"reply {version}", reward=mean)
+        sample = messages.EvalSample(index=0, prompt="spell hello backwards", reply=f"reply {version}", reward=mean)
         body = {"step": version, "version": version, "at": 1.0, "reward_mean": mean, "num_episodes": 1}
-        record = EvalRecord(**self.base, **body, samples=(sample,))
+        record = messages.EvalRecord(**self.base, **body, samples=(sample,))
         await self.once(subjects.evaluation(self.ref.namespace, self.ref.name, self.ref.uid, version), encode(record))
 
     async def commit(self, version):
         blobs, folder = self.context.blobs, f"{self.ref.namespace}/{self.ref.name}"
         files = {"adapter_config.json": await blobs.put(folder, "adapter_config.json", b'{"r": 8}')}
         body = {"agent": "policy", "version": version, "step": version - 1, "parent": None, "rank": 8, "files": files}
-        manifest = Manifest(**self.base, **body, state=None, tensor_digests={}, probes=())
+        manifest = messages.Manifest(**self.base, **body, state=None, tensor_digests={}, probes=())
         ref = await blobs.put(folder, "manifest", encode(manifest))
         bucket = await self.context.bus.bucket(subjects.POLICY)
-        record = PolicyRecord(uid=self.ref.uid, version=version, manifest=ref)
+        record = messages.PolicyRecord(uid=self.ref.uid, version=version, manifest=ref)
         await bucket.put(subjects.policy_key(self.ref.namespace, self.ref.name, "policy"), encode(record))
 
     async def tell(self, done, steps):
         over = done >= steps
         body = {"generation": self.document.generation, "step": done, "steps": steps, "versions": {"policy": done}}
-        phase = Phase.SUSPENDED if self.document.spec.suspend else Phase.RUNNING
-        running = {"phase": phase, "admitted": phase is Phase.RUNNING, "reason": "Admitted", "eval_last": 0.25}
+        phase = messages.Phase.SUSPENDED if self.document.spec.suspend else messages.Phase.RUNNING
+        running = {"phase": phase, "admitted": phase is messages.Phase.RUNNING, "reason": "Admitted", "eval_last": 0.25}
         ended = {
-            "phase": Phase.SUCCEEDED,
+            "phase": messages.Phase.SUCCEEDED,
             "admitted": False,
             "reason": "Finished",
             "eval_last": 0.75,
             "finished_at": 160.0,
         }
         told = {"eval_before": 0.25, "faults": {"env": 1}, "started_at": 100.0}
-        progress = Progress(**self.base, **body, **told, **(ended if over else running))
+        progress = messages.Progress(**self.base, **body, **told, **(ended if over else running))
         bucket = await self.context.bus.bucket(subjects.PROGRESS)
         await bucket.put(subjects.job_key(self.ref.namespace, self.ref.name), encode(progress))
 

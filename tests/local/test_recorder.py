@@ -162,9 +162,6 @@ async def test_the_consumer_stays_if_episodes_could_not_be_read(folder, bus, ser
     assert server.stream(subjects.EPISODES).consumers == {}
 
 
-# turns ---------------------------------------------------------------------------------------------------------------
-
-
 class CountingBus:
     def __init__(self, bus):
         self._bus = bus

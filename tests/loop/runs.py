@@ -230,7 +230,6 @@ async def _is_accounted(loop, crowd):
     """Read the jobs' progress again, which counts use that replicas report after a job's end, and the tenants' totals."""
     for name, one in crowd.jobs.items():
         progress = await loop.get(Progress, subjects.PROGRESS, one.document.ref.key)
-        assert progress is not None
         crowd.jobs[name] = replace(one, progress=progress)
     entries = await (await loop.bus.bucket(subjects.TENANTS)).entries(subjects.TENANT_USAGE)
     found = [wire.decode_as(TenantUsage, entry.data) for entry in entries if entry.data is not None]

@@ -70,9 +70,6 @@ def test_seconds_are_those_of_the_recorded_episodes_and_of_the_manifests(jobs):
         assert recorded.engine_s <= job.progress.amounts.engine_s + 1e-6, "of recorded turns"
 
 
-# in the crowd, whose workers were not killed -------------------------------------------------------------------------
-
-
 def test_the_jobs_of_a_tenant_and_those_that_it_deleted_add_up_to_its_total(crowd):
     assert len(crowd.tenants) == 4
     for name, usage in crowd.tenants.items():

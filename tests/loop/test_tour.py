@@ -75,7 +75,6 @@ def test_the_team_makes_the_adapters_that_it_makes_undisturbed(tour, undisturbed
 def test_every_recorded_token_is_in_an_episode_and_in_the_usage(tour):
     for one in open_jobs(tour.out):
         used = usage_of(one.document, read_all(one.folder), one.steps(), one.progress).amounts
-        assert one.progress is not None
         assert 0 < used.trained_tokens <= used.generated_tokens < used.prompt_tokens
         assert used.evaluation_tokens > 0
         steps = [agent for step in one.steps() for agent in step.usage.values()]

@@ -134,7 +134,6 @@ def _run(tour, command):
 
 
 def _lines(tour, process):
-    assert process.stdout is not None
     for text in process.stdout:
         tour.lines.append(json.loads(text))
         yield tour.lines[-1]

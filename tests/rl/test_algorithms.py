@@ -85,9 +85,6 @@ def test_the_gradient_is_that_of_the_papers_formula_written_slowly(algorithm, sp
         assert torch.allclose(-found, expected, rtol=1e-9, atol=1e-12)
 
 
-# trajectories of several segments -----------------------------------------------------------------------------------
-
-
 def cut(record):
     """The same trajectories, of which every second token is in another segment."""
     return replace(record, sequences=2 * record.sequences + torch.arange(len(record.sequences)) % 2)
@@ -111,9 +108,6 @@ def test_gspo_takes_a_ratio_for_each_segment_and_weighs_it_by_its_share_of_the_t
     second = 0.25 ** (1 / 3)
     assert loss == pytest.approx(-(2 / 5 * 0.5 + 3 / 5 * second + 1.0) / 2)
     assert gradient.tolist() == pytest.approx([-0.5 / 10] * 2 + [-second / 10] * 3 + [-1 / 2])
-
-
-# the table ----------------------------------------------------------------------------------------------------------
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "algorithms.md"

@@ -149,7 +149,6 @@ def test_masks_look_at_what_happened_before_the_step_and_not_at_its_own_move():
 def test_a_masked_token_leaves_the_loss_and_every_denominator(algorithm, bounds, ratio):
     record = random_record(seed=2, reference=True)
     keep = counted((record.trainer - record.behaviour).detach(), record.sequences, bounds)
-    assert keep is not None
     assert 0 < keep.sum() < len(keep)
     config = config_of(algorithm, bounds, kl_coefficient=0.1, ratio=ratio)
     never = config_of(algorithm, Bounds("truncated", 1e9), kl_coefficient=0.1, ratio=ratio)

@@ -240,8 +240,6 @@ def test_a_forked_core_keeps_no_connection_no_wakeup_and_no_threads_of_the_role_
     listener = socket.create_server(("127.0.0.1", 0))
     command = [sys.executable, "-c", ROLE, f"127.0.0.1:{listener.getsockname()[1]}"]
     with listener, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as role:
-        assert role.stdin is not None
-        assert role.stdout is not None
         facts = sorted((role.stdout.readline().split() for _ in range(3)), key=lambda line: line[1])
         (stopped, *of_stopped), (orphan, *of_orphan), (other, *of_other) = facts
         assert of_stopped == of_orphan == ["1", "True", "True", "False"]

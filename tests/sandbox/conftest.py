@@ -10,17 +10,7 @@ from pathlib import Path
 import pytest
 from tests.harness import Harness, identity, job_document
 
-from marlaas_api import subjects
-from marlaas_api.messages import (
-    CancelRequest,
-    Episode,
-    GenerateReply,
-    GenerateRequest,
-    KeepRequest,
-    ReplyPhase,
-    StopReason,
-    TaskMessage,
-)
+from marlaas_api import messages, subjects
 from marlaas_api.names import Split, derive_seed, train_group
 from marlaas_api.wire import decode, decode_as, encode
 from marlaas_worker.sandbox import service
@@ -28,12 +18,12 @@ from marlaas_worker.sandbox.service import serve
 from marlaas_worker.sandbox.session import ChildSession
 from marlaas_worker.sandbox.turns import TurnTimeouts
 
-Answer = Callable[[GenerateRequest], list[GenerateReply]]
+Answer = Callable[[messages.GenerateRequest], list[messages.GenerateReply]]
 QUICK_RETRIES = TurnTimeouts(first_retry_s=0.01, max_retry_s=0.02)
 
 
 def _reply(request, phase):
-    return GenerateReply(request=f"{request.episode}.{request.turn}", phase=phase, replica="rollout-0")
+    return messages.GenerateReply(request=f"{request.episode}.{request.turn}", phase=phase, replica="rollout-0")
 
 
 class Rollout:
@@ -42,36 +32,36 @@ class Rollout:
     def __init__(self, server):
         self.bus = server.connect("rollout")
         self.answer: Answer = lambda request: [self.result(request, "1")]
-        self.requests: list[GenerateRequest] = []
-        self.cancelled: list[CancelRequest] = []
-        self.kept: list[KeepRequest] = []
+        self.requests: list[messages.GenerateRequest] = []
+        self.cancelled: list[messages.CancelRequest] = []
+        self.kept: list[messages.KeepRequest] = []
         self.changed = asyncio.Event()
-        self._open: dict[str, tuple[GenerateRequest, str]] = {}
+        self._open: dict[str, tuple[messages.GenerateRequest, str]] = {}
 
     @staticmethod
-    def result(request, text, stop=StopReason.STOP):
-        return _reply(request, ReplyPhase.RESULT).model_copy(
+    def result(request, text, stop=messages.StopReason.STOP):
+        return _reply(request, messages.ReplyPhase.RESULT).model_copy(
             update={"text": text, "stop_reason": stop, "num_tokens": 3}
         )
 
     @staticmethod
     def failure(request, words, retryable):
-        return _reply(request, ReplyPhase.FAILED).model_copy(update={"error": words, "retryable": retryable})
+        return _reply(request, messages.ReplyPhase.FAILED).model_copy(update={"error": words, "retryable": retryable})
 
     @staticmethod
     def beat(request, running_s=None):
-        return _reply(request, ReplyPhase.HEARTBEAT).model_copy(update={"running_s": running_s})
+        return _reply(request, messages.ReplyPhase.HEARTBEAT).model_copy(update={"running_s": running_s})
 
     async def on_request(self, request):
         message = decode(request.data)
         self.changed.set()
-        if isinstance(message, CancelRequest):
+        if isinstance(message, messages.CancelRequest):
             self.cancelled.append(message)
             return
-        if isinstance(message, KeepRequest):
+        if isinstance(message, messages.KeepRequest):
             self.kept.append(message)
             return
-        assert isinstance(message, GenerateRequest)
+        assert isinstance(message, messages.GenerateRequest)
         self.requests.append(message)
         self._open[f"{message.episode}.{message.turn}"] = message, request.reply
         await self._reply(message, request.reply)
@@ -84,7 +74,7 @@ class Rollout:
 
     async def _reply(self, message, inbox):
         for reply in self.answer(message):
-            if reply.phase in (ReplyPhase.RESULT, ReplyPhase.FAILED):
+            if reply.phase in (messages.ReplyPhase.RESULT, messages.ReplyPhase.FAILED):
                 self._open.pop(reply.request, None)
             await self.bus.send(inbox, encode(reply))
 
@@ -121,7 +111,7 @@ class SandboxHarness(Harness):
     def task(self, document, index=0, group_size=1):
         place = {"group": train_group(document.ref, index), "split": Split.TRAIN, "index": index}
         seed = derive_seed(0, Split.TRAIN, index)
-        return TaskMessage(**identity(document), **place, seed=seed, group_size=group_size)
+        return messages.TaskMessage(**identity(document), **place, seed=seed, group_size=group_size)
 
     async def put_task(self, task):
         await self.bus.publish(subjects.task(task.namespace, task.job), encode(task))
@@ -157,10 +147,10 @@ class SandboxHarness(Harness):
 
     async def episodes(self, num, start=1):
         consumer = await self.bus.consumer(subjects.EPISODES, f"test-{start}", "episode.*.*")
-        found: list[Episode] = []
+        found: list[messages.Episode] = []
         while len(found) < num:
             for delivery in await consumer.fetch(1, 1.0):
-                found.append(decode_as(Episode, delivery.stored.data))
+                found.append(decode_as(messages.Episode, delivery.stored.data))
                 await delivery.ack()
         return found
 

@@ -157,7 +157,6 @@ def started(request):
     """A process that runs the program of the parameter, once it has printed a line."""
     command = [sys.executable, "-c", request.param]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         yield process.pid
         kernel.kill_all(process.pid)

@@ -105,9 +105,6 @@ async def test_killed_at_every_single_place_in_turn_a_trainer_still_gets_there(h
     assert {name for name, _ in seen} == {name for name, _ in PLACES} - {"trainer.commit.after_acks"}  # died before
 
 
-# leases -------------------------------------------------------------------------------------------------------------
-
-
 async def test_a_trainer_takes_over_once_the_holder_has_been_silent_for_long_enough(harness, undisturbed, caplog):
     document = job()
     await harness.admit(document)

@@ -117,11 +117,6 @@ def undisturbed(apart):
     return {one.job: apart(lambda harness, one=one: harness.trained(one, steps=STEPS))[0] for one in jobs}
 
 
-async def reports(harness):
-    entries = await (await harness.bus.bucket(subjects.REPLICAS)).entries()
-    return [wire.decode_as(ReplicaReport, entry.data) for entry in entries if entry.data is not None]
-
-
 async def serve_until_lost(harness):
     with pytest.raises(BaseExceptionGroup) as caught:
         await harness.serve(await harness.context("trainer-0"))
@@ -153,7 +148,8 @@ async def test_a_lost_device_ends_the_role_blames_no_job_and_the_next_one_goes_o
             "the trainer's device is lost (AcceleratorError: CUDA error: an illegal memory access was encountered)"
         )
         assert not harness.metrics["trainer-0"].alive()
-        assert [report.broken for report in await reports(harness)] == [{}]
+        reports = await (await harness.bus.bucket(subjects.REPLICAS)).entries()
+        assert [wire.decode_as(ReplicaReport, entry.data).broken for entry in reports] == [{}]
         assert {(await harness.record(document)).holder for document in (frail, sound)} == {""}
         faults.rule = lambda _: False
         async with harness.trainer():
@@ -179,9 +175,6 @@ async def test_after_a_sticky_error_nothing_more_is_computed_in_the_process():
         await compute.run(lambda: done.append(1))
     assert not done
     compute.close()
-
-
-# isolation ----------------------------------------------------------------------------------------------------------
 
 
 def at(place, error, passes):

@@ -298,13 +298,6 @@ def test_a_step_is_taken_at_the_rate_that_its_metrics_record_and_with_the_jobs_e
     assert moved == pytest.approx(largest, rel=1e-3) if epsilon < 1 else moved < largest
 
 
-# gradients that are not finite --------------------------------------------------------------------------------------
-
-
-def broken(value=float("nan")):
-    return [Segment(part.ids, part.generated, part.behaviour, 0, value) for part in segments(0)]
-
-
 def everything(learner):
     """Weights, moments and counts of updates; not the counts of skipped steps."""
     state = learner.state(0, ())
@@ -321,7 +314,8 @@ def test_a_step_whose_gradient_is_not_finite_changes_nothing_and_leaves_no_trace
         learner.begin()
         step(learner, segments(1), 0)
     before = everything(disturbed)
-    metrics = step(disturbed, broken(value), 1)
+    broken = [Segment(part.ids, part.generated, part.behaviour, 0, value) for part in segments(0)]
+    metrics = step(disturbed, broken, 1)
     assert metrics["skipped_update"] == 1.0
     assert "grad_norm" not in metrics
     assert all(math.isfinite(each) for each in metrics.values())

@@ -32,14 +32,9 @@ def collate(segments):
     return collate_rows([chain(part) for part in segments])
 
 
-def random_weights(adapter, seed):
-    draw = torch.Generator().manual_seed(seed)
-    return {name: 0.2 * torch.randn(value.shape, generator=draw) for name, value in adapter.parameters.items()}
-
-
 def attach(base, seed, rank=4, alpha=8, targets=()):
-    adapter = base.attach(rank, alpha, targets)
-    adapter.load(random_weights(adapter, seed))
+    adapter, draw = base.attach(rank, alpha, targets), torch.Generator().manual_seed(seed)
+    adapter.load({name: 0.2 * torch.randn(one.shape, generator=draw) for name, one in adapter.parameters.items()})
     return adapter
 
 
@@ -51,9 +46,6 @@ def gradients(base, adapter, *batches: MicroBatch):
     return {
         name: parameter.grad.clone() for name, parameter in adapter.parameters.items() if parameter.grad is not None
     }
-
-
-# what is computed ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -145,9 +137,6 @@ def test_what_follows_a_generated_token_and_what_pads_it_has_exactly_no_gradient
     assert rows == [(0, 4)]  # the hidden state before the one generated token, and no other
 
 
-# adapters beside each other -----------------------------------------------------------------------------------------
-
-
 def test_an_adapter_computes_the_same_bits_alone_and_among_others(base, tiny_model):
     batch, alone = collate([segment(1, 3, 5), segment(2, 4, 7)]), attach(base, 1)
     weights = gradients(base, alone, batch)
@@ -180,9 +169,6 @@ def test_initial_weights_depend_on_seed_agent_and_name_alone(base):
     assert 0.9 / 96**0.5 < float(weights[name].abs().max()) <= 1 / 96**0.5
     layers = {name.split(".")[-3] for name in first.parameters}
     assert layers == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}, "without targets"
-
-
-# refusals -----------------------------------------------------------------------------------------------------------
 
 
 def test_targets_and_weights_that_do_not_fit_are_refused_and_nothing_is_changed(base):

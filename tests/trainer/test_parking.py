@@ -35,29 +35,27 @@ def parked(harness, name="trainer-0"):
     return {one.labels["job"]: one.value for one in samples if one.name == "marlaas_trainer_parked_total"}
 
 
+def counted(monkeypatch, owner, name):
+    """Count the calls of a method."""
+    found, call = Counter(), getattr(owner, name)
+
+    async def count(*arguments):
+        found[name] += 1
+        return await call(*arguments)
+
+    monkeypatch.setattr(owner, name, count)
+    return found
+
+
 @pytest.fixture
 def parks(monkeypatch):
-    found, park = Counter[str](), AgentTrainer._park
-
-    async def counted(trainer, inbox):
-        found[trainer.lease.record.uid] += 1
-        await park(trainer, inbox)
-
-    monkeypatch.setattr(AgentTrainer, "_park", counted)
-    return found
+    return counted(monkeypatch, AgentTrainer, "_park")
 
 
 @pytest.fixture
 def reads(monkeypatch):
-    """Versions that were read from the blob store to be restored, by job."""
-    found, read = Counter[str](), Residence._read
-
-    async def counted(residence, ref):
-        found[residence._assignment.ref.name] += 1
-        return await read(residence, ref)
-
-    monkeypatch.setattr(Residence, "_read", counted)
-    return found
+    """Versions that were read from the blob store to be restored."""
+    return counted(monkeypatch, Residence, "_read")
 
 
 @pytest.fixture

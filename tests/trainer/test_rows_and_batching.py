@@ -33,9 +33,6 @@ def context(planted, place):
     return ids
 
 
-# rows ---------------------------------------------------------------------------------------------------------------
-
-
 @given(ids=alike, pairs_per_token=st.sampled_from([0, 10, 1000]), budget=st.integers(12, 60))
 def test_however_beginnings_are_shared_each_token_is_predicted_once_from_its_past(ids, pairs_per_token, budget):
     segments = [
@@ -73,9 +70,6 @@ def test_nothing_is_shared_where_attention_would_cost_more_than_it_saves():
     assert len(pack_prefix_tree(group, 384, 1 << 20)) == 4
     assert len(pack_prefix_tree(group, 1 << 20, 1 << 20)) == 1
     assert len(pack_prefix_tree([segment([1, 2, 3]), segment([4, 2, 3])], 1 << 20, 1 << 20)) == 2, "strangers"
-
-
-# micro-batches ------------------------------------------------------------------------------------------------------
 
 
 @given(lengths=lengths, cuts=st.lists(st.integers(0, 30), max_size=6), budget=st.integers(16, 200))

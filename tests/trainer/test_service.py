@@ -191,25 +191,23 @@ async def test_an_agent_that_failed_is_trained_again_later_or_elsewhere(harness,
     assert found.refused == (() if by == "itself" else ("team-a.sums.policy",))
 
 
-async def test_a_turn_that_is_not_what_its_group_says_fails_the_agent_and_no_version_is_made(harness):
-    document = job()
-    async with harness.training(document):
-        harness.tamper = lambda turn: turn.model_copy(update={"version": 5}) if turn.member == 1 else turn
-        await harness.step(document, 0)
-        event = await harness.emitted(document, "TrainingFailed")
-    assert "version is 5" in event.message
-    assert (await harness.record(document)).version == 0
+WRONG = [
+    (lambda turn: turn.model_copy(update={"version": 5}), "version is 5"),
+    (lambda turn: None, "turn.team-a.sums.uid-sums-t0-1-1.0 is not recorded"),
+]
 
 
-async def test_a_turn_that_stays_missing_fails_the_agent(harness):
+@pytest.mark.parametrize(("tamper", "words"), WRONG, ids=["wrong", "missing"])
+async def test_a_wrong_turn_and_one_that_stays_missing_fail_the_agent_and_make_no_version(harness, tamper, words):
     document = job()
     async with harness.training(document):
-        harness.tamper = lambda turn: None if turn.member == 1 else turn
+        harness.tamper = lambda turn: tamper(turn) if turn.member == 1 else turn
         await harness.assign(document, 0, [0])
         clock = asyncio.create_task(harness.let_time_pass())
         event = await harness.emitted(document, "TrainingFailed")
         clock.cancel()
-    assert "turn.team-a.sums.uid-sums-t0-1-1.0 is not recorded" in event.message
+    assert words in event.message
+    assert (await harness.record(document)).version == 0
 
 
 async def test_a_turn_that_comes_late_is_waited_for_also_after_a_long_outage(harness, monkeypatch):

@@ -48,9 +48,6 @@ def group(*leaves: tuple[int, ...]):
     return GroupReady(**names, **place, base_version=4, version=4, trajectories=refs)
 
 
-# segments -----------------------------------------------------------------------------------------------------------
-
-
 FIRST, SECOND = [0, 1, 5, 6], [10, 11, 15, 16]
 THIRD, FOURTH = [20, 21, 25, 26], [30, 31, 35, 36]
 NOTHING = {"prompt_ids": b"", "output_ids": b"", "logprobs": b"", "stop_reason": StopReason.CONTEXT}
@@ -149,9 +146,6 @@ async def test_of_a_candidate_only_its_own_turn_is_trained_and_it_is_compared_wi
     assert found == [(ended[0], -0.5, 6), (ended[1], 0.5, 2), ([25, 26], -0.5, 2), ([35, 36], 0.5, 2)]
 
 
-# checks -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("changes", "text"), rows(__file__, "contradictions"))
 def test_a_turn_that_contradicts_its_group_or_itself_is_refused_with_the_contradiction(changes, text):
     whole = group((0,))
@@ -161,9 +155,6 @@ def test_a_turn_that_contradicts_its_group_or_itself_is_refused_with_the_contrad
     with pytest.raises(TrajectoryInvalid, match="recorded by rollout-0") as caught:
         check_turn(turn(0, **changes), whole, whole.trajectories[0], EXPECTED)
     assert text in str(caught.value)
-
-
-# reading ------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_group_is_read_from_leaves_to_beginnings_also_from_the_blobs_and_weighed_by_its_rewards(harness):
