@@ -73,12 +73,15 @@ def test_each_agent_is_checked_against_its_own_pool_which_has_to_exist(complaint
 
 
 @pytest.mark.parametrize("runnable", [True, False])
-def test_an_amount_of_memory_in_which_nothing_runs_is_refused(complaints, runnable):
+def test_memory_in_which_nothing_runs_and_a_model_that_is_to_be_split_are_refused(complaints, runnable):
     edits = ("maxRank: 16\n  rollout: {kvCacheBytes: 512}", "environment: {name: reverse, memory: 512m}")
     assert complaints(*edits, runnable=runnable) == [
         "job.yaml:7: spec.rollout.kvCacheBytes: kvCacheBytes 512 is only 512 bytes; did you mean 512Mi?",
         "job.yaml:20: spec.environment.memory: memory 512m is only 0.512 bytes; did you mean 512Mi?",
     ]
+    (line,) = complaints("model: {builtin: tiny}\n  tensorParallelSize: 2", runnable=runnable)
+    said = "job.yaml:6: spec.tensorParallelSize: this version of MARLaaS supports only tensorParallelSize 1"
+    assert line.startswith(said)
 
 
 def test_a_job_without_a_namespace_may_be_submitted_into_one_that_the_pool_is_for(complaints):
@@ -251,14 +254,6 @@ def test_what_would_keep_a_local_run_from_a_model_is_noted_where_a_cluster_may_r
     assert notes_of(manifest, "agents: [{name: policy, initFrom: {path: /nowhere}}]") == [
         f"{INIT_FROM} no PEFT adapter in /nowhere: the folder does not exist"
     ]
-
-
-@pytest.mark.parametrize("runnable", [True, False])
-def test_a_model_that_is_to_be_split_is_refused_before_an_engine_is(complaints, runnable):
-    (line,) = complaints("model: {builtin: tiny}\n  tensorParallelSize: 2", runnable=runnable)
-    assert line.startswith(
-        "job.yaml:6: spec.tensorParallelSize: this version of MARLaaS supports only tensorParallelSize 1"
-    )
 
 
 def beginning(path):

@@ -62,7 +62,7 @@ def commands():
     for block in blocks():
         lines = block.text.replace("\\\n", " ").splitlines()
         if block.language in ("bash", "sh"):
-            yield from (line for line in map(_without_comment, lines) if line)
+            yield from filter(None, (re.sub(r"(^|\s+)#\s.*$", "", line).strip() for line in lines))
         elif block.language == "console":
             yield from (line.removeprefix("$ ") for line in lines if line.startswith("$ "))
     for page in pages():
@@ -71,10 +71,6 @@ def commands():
 
 def without_blocks(text):
     return _FENCE.sub("", text)
-
-
-def _without_comment(line):
-    return re.sub(r"(^|\s+)#\s.*$", "", line).strip()
 
 
 def name(page):
@@ -123,7 +119,7 @@ def _is_read(variable):
 
 
 def _marlaas(words):
-    rest = [_value(word) for word in words[2 if words[0] == "kubectl" else 1 :]]
+    rest = ["1" if word in ("N", "MIB") else word for word in words[2 if words[0] == "kubectl" else 1 :]]
     command: Any = get_command(build(rest))
     while commands := getattr(command, "commands", None):
         if not rest or rest[0] == "--help":
@@ -132,10 +128,6 @@ def _marlaas(words):
         command = commands[rest.pop(0)]
     if rest and "--help" not in rest:  # a command without anything is named in a sentence
         command.make_context(words[-1], rest)
-
-
-def _value(word):
-    return "1" if word in ("N", "MIB") else word
 
 
 def _make(words):
@@ -238,10 +230,6 @@ def _docker(words):
     assert words[1] in ("build", "push")
 
 
-def _nats(words):
-    assert words[words.index("stream") + 2] in {stream.name for stream in STREAMS}
-
-
 def _taken(words):
     """A command of the shell or of a usual program, which has nothing of ours to check."""
     assert len(words) > 1, words
@@ -255,6 +243,6 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "kubectl": _kubectl,
     "helm": _helm,
     "docker": _docker,
-    "nats": _nats,
+    "nats": lambda words: {stream.name: stream for stream in STREAMS}[words[words.index("stream") + 2]],
     **dict.fromkeys(("cd", "echo", "export", "jq"), _taken),
 }

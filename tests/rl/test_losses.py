@@ -1,19 +1,21 @@
-"""Sums over micro-batches, metrics, what masks leave out, and what far-apart policies do."""
+"""Sums over micro-batches, metrics, what masks leave out, what far-apart policies do, and the estimators of the KL by hand."""
 
 import itertools
 import math
+import sys
 from dataclasses import replace
 from typing import get_args
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.rl.records import NONE, config_of, f64, lengths_of, moved, normalised, part_of, random_record, record_of
 from tests.tables import rows
 
 from marlaas_worker.rl.algorithms import Algorithm, Ratio
 from marlaas_worker.rl.corrections import Bounds, counted
+from marlaas_worker.rl.kl import KlEstimator, kl_estimate, kl_penalty
 from marlaas_worker.rl.losses import LossSums, TokenRecord, policy_loss
 
 NAMES: tuple[Algorithm, ...] = get_args(Algorithm)
@@ -120,13 +122,6 @@ def test_policies_absurdly_far_apart_give_finite_gradients(algorithm, correction
 MASKS = [Bounds("masked-token", 1.3), Bounds("masked-sequence", 1.3), Bounds("icepop", 1.4, 0.7)]
 
 
-def of_those_left(record, keep, config):
-    """Loss and gradient of a record that never held the others."""
-    loss, sums = policy_loss(record.where(keep), config)
-    (slopes,) = torch.autograd.grad(loss, record.trainer)
-    return loss.item() / sums.denominator, slopes / sums.denominator
-
-
 @pytest.mark.parametrize(("bounds", "kept"), rows(__file__, "masks"))
 def test_what_counts_is_what_was_worked_out_by_hand(bounds, kept):
     ratios, sequences = f64([0.25, 4.0, 2.5, 2.0, 1.5]), torch.tensor([0, 0, 0, 1, 1])
@@ -153,9 +148,10 @@ def test_a_masked_token_leaves_the_loss_and_every_denominator(algorithm, bounds,
     config = config_of(algorithm, bounds, kl_coefficient=0.1, ratio=ratio)
     never = config_of(algorithm, Bounds("truncated", 1e9), kl_coefficient=0.1, ratio=ratio)
     loss, gradient = normalised(record, config)
-    expected, slopes = of_those_left(record, keep, never)
-    assert loss == pytest.approx(expected)
-    assert torch.allclose(gradient, slopes, rtol=1e-12, atol=0)
+    expected, sums = policy_loss(record.where(keep), never)  # of a record that never held the others
+    (slopes,) = torch.autograd.grad(expected, record.trainer)
+    assert loss == pytest.approx(expected.item() / sums.denominator)
+    assert torch.allclose(gradient, slopes / sums.denominator, rtol=1e-12, atol=0)
     assert not gradient[~keep].any()
     metrics = policy_loss(record, config)[1].metrics()
     assert metrics["masked_fraction"] == pytest.approx((~keep).double().mean().item())
@@ -178,3 +174,64 @@ def test_a_logprob_that_is_no_number_is_never_masked_away(bounds):
     one = replace(record, trainer=broken)
     for ratio in ("behaviour", "proximal"):
         assert math.isnan(policy_loss(one, config_of("grpo", bounds, ratio=ratio))[0].item())
+
+
+ALL: tuple[KlEstimator, ...] = ("k1", "k2", "k3")
+
+
+BY_HAND = [
+    # of a token that the reference finds twice as likely
+    ("k1", "dapo", "behaviour", Bounds("none"), 1.0, -LOG2, 1.0 - LOG2),
+    ("k2", "dapo", "behaviour", Bounds("none"), 1.0, LOG2**2 / 2, -LOG2),
+    ("k3", "dapo", "behaviour", Bounds("none"), 1.0, 1.0 - LOG2, -LOG2),
+    # weighed by pi / mu = 8, of which pi_prox / mu is 4
+    ("k3", "dapo", "behaviour", Bounds("none"), 8.0, 8.0 * (1.0 - LOG2), -8.0 * LOG2),
+    ("k3", "dapo", "behaviour", Bounds("truncated", 2.0), 8.0, 2.0 * (1.0 - LOG2), -2.0 * LOG2),
+    ("k3", "dapo", "proximal", Bounds("none"), 8.0, 2.0 * (1.0 - LOG2), -2.0 * LOG2),  # pi / pi_prox alone
+    ("k3", "dapo", "proximal", Bounds("truncated", 3.0), 8.0, 6.0 * (1.0 - LOG2), -6.0 * LOG2),  # 4 is held at 3
+    ("k3", "gspo", "proximal", Bounds("icepop", 5.0), 8.0, 8.0 * (1.0 - LOG2), -8.0 * LOG2),
+    ("k3", "cispo", "proximal", Bounds("none"), 8.0, 5.0 * (1.0 - LOG2), -5.0 * LOG2),  # its own bound
+]
+
+
+@pytest.mark.parametrize(("estimator", "algorithm", "form", "bounds", "ratio", "value", "slope"), BY_HAND)
+def test_value_slope_and_weight_are_the_ones_computed_by_hand(estimator, algorithm, form, bounds, ratio, value, slope):
+    record = moved(record_of([(0.0, [ratio])], [LOG2]), [ratio / 2])
+    config = config_of(algorithm, bounds, kl_coefficient=0.5, kl_estimator=estimator, ratio=form)
+    loss, gradient = normalised(record, config)
+    assert loss == pytest.approx(0.5 * value)
+    assert gradient.item() == pytest.approx(0.5 * slope)
+
+
+def drawn(seed):
+    """Logits of a policy, and the logprobs of that policy, a reference and a behaviour policy."""
+    draw = torch.Generator().manual_seed(seed)
+    logits, *others = (torch.randn(6, generator=draw, dtype=torch.float64) for _ in range(3))
+    return logits.requires_grad_(), *(torch.log_softmax(values, 0) for values in (logits, *others))
+
+
+@pytest.mark.parametrize("estimator", ALL)
+def test_the_gradient_is_that_of_the_exact_reverse_kl_in_expectation(estimator):
+    logits, policy, reference, behaviour = drawn(5)
+    exact = torch.autograd.grad((policy.exp() * (policy - reference)).sum(), logits, retain_graph=True)[0]
+    per_token = kl_penalty(estimator, policy, reference, (policy - behaviour).exp().detach())  # each token once,
+    estimate = torch.autograd.grad((behaviour.exp() * per_token).sum(), logits)[0]  # sampled from the behaviour policy
+    assert torch.allclose(estimate, exact, rtol=1e-12, atol=1e-14)
+
+
+def test_kl_in_the_reward_has_the_gradient_of_the_exact_reverse_kl_in_expectation():
+    logits, policy, reference, _ = drawn(9)
+    exact = torch.autograd.grad((policy.exp() * (policy - reference)).sum(), logits, retain_graph=True)[0]
+    behaviour = policy.detach()  # the policy that sampled
+    per_reply = -(behaviour - reference) * policy  # reward times log pi, each reply once
+    estimate = torch.autograd.grad((behaviour.exp() * per_reply).sum(), logits)[0]
+    assert torch.allclose(estimate, -exact, rtol=1e-12, atol=1e-14)
+
+
+@given(gap=st.floats(-10, 10))
+@example(gap=7.0e-17)  # the logprobs differ by less than rounding: k3 is -1.1e-16
+def test_k2_and_k3_are_up_to_rounding_never_negative_and_zero_only_for_equal_policies(gap):
+    for estimator in ("k2", "k3"):
+        estimate = kl_estimate(estimator, f64([-1.0]), f64([-1.0 + gap])).item()  # type: ignore[arg-type]
+        assert estimate >= -4 * sys.float_info.epsilon
+        assert estimate > 0.0 or abs(gap) < 1e-6
