@@ -47,16 +47,10 @@ def out(tmp_path):
     body = {"group": group, "split": Split.TRAIN, "index": 0}
     ids = {"output_ids": tuple(range(6)), "num_prompt_tokens": 9, "num_cached_tokens": 4}
     turn = TurnRecord(agent="policy", turn=0, version=0, append="", text="", stop_reason=StopReason.STOP, **ids)
-    EpisodeWriter(write_run(tmp_path / "out")).append(
-        EpisodeRecord(
-            episode=f"{group}-{member}-1",
-            **body,
-            member=member,
-            rewards={"policy": reward},
-            turns=(turn,) * (not member),
-        )
-        for member, reward in enumerate((0.0, 1.0, 0.5))
-    )
+    writer = EpisodeWriter(write_run(tmp_path / "out"))
+    for member, reward in enumerate((0.0, 1.0, 0.5)):
+        played = {"episode": f"{group}-{member}-1", "member": member, "rewards": {"policy": reward}}
+        writer.append([EpisodeRecord(**body, **played, turns=(turn,) * (not member))])
     return tmp_path / "out"
 
 
@@ -189,11 +183,8 @@ def test_a_job_that_was_running_is_told_as_it_was_left(left):
 
 def test_a_preempted_job_waits_since_it_was_stopped_for_the_job_that_ends_next(left):
     waits = {"phase": Phase.QUEUED, "admitted": False, "reason": "Preempted", "message": "preempted by tenant b"}
-    leave(
-        left,
-        a_progress(JOB, **waits, step=3, started_at=1000.0, at=1060.0, steps=40),
-        a_progress(OTHER, reason="Training", step=10, started_at=1000.0, admitted_s=50.0, at=1080.0),
-    )
+    other = a_progress(OTHER, reason="Training", step=10, started_at=1000.0, admitted_s=50.0, at=1080.0)
+    leave(left, a_progress(JOB, **waits, step=3, started_at=1000.0, at=1060.0, steps=40), other)
     said = why(left)
     assert "team-a/sums has been queued for 0 s, at step 3 of 40. Preempted: The job made room" in said
     assert "the next running job to end is team-a/other, in about 2 m 30 s. There is nothing to do." in said
@@ -232,11 +223,8 @@ def test_a_succeeded_job_says_where_its_adapters_are(left, names):
 
 def test_a_failed_job_and_one_that_the_run_gave_up_say_why(left):
     ended = {"phase": Phase.FAILED, "admitted": False, "finished_at": time.time()}
-    leave(
-        left,
-        a_progress(JOB, **ended, reason="TooManyFaults", message="KeyError: 'x'"),
-        a_progress(OTHER, **ended, reason="RoleFailed", message="trainer-0 exited 5 times"),
-    )
+    first = a_progress(JOB, **ended, reason="TooManyFaults", message="KeyError: 'x'")
+    leave(left, first, a_progress(OTHER, **ended, reason="RoleFailed", message="trainer-0 exited 5 times"))
     assert why(left).endswith("Fix it and start a run with another --out.")
     said = why(left, "other")
     assert "RoleFailed: A process that the job needs failed and is not restarted." in said

@@ -33,11 +33,9 @@ class Run:
     def __init__(self, arguments, temporary):
         self.mark = str(uuid.uuid4())
         driver = Path(__file__).with_name("driver.py")
-        self.process = subprocess.Popen(
-            [sys.executable, str(driver), *arguments],
-            stdout=subprocess.PIPE,
-            env={**os.environ, MARK: self.mark, "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)},
-        )
+        env = {**os.environ, MARK: self.mark, "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
+        command = [sys.executable, str(driver), *arguments]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, env=env)
         self.told: list[dict[str, object]] = []
 
     def lines(self):

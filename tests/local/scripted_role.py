@@ -163,13 +163,8 @@ class Job:
         body = {"generation": self.document.generation, "step": done, "steps": steps, "versions": {"policy": done}}
         phase = messages.Phase.SUSPENDED if self.document.spec.suspend else messages.Phase.RUNNING
         running = {"phase": phase, "admitted": phase is messages.Phase.RUNNING, "reason": "Admitted", "eval_last": 0.25}
-        ended = {
-            "phase": messages.Phase.SUCCEEDED,
-            "admitted": False,
-            "reason": "Finished",
-            "eval_last": 0.75,
-            "finished_at": 160.0,
-        }
+        ended = {"phase": messages.Phase.SUCCEEDED, "admitted": False, "reason": "Finished"}
+        ended |= {"eval_last": 0.75, "finished_at": 160.0}
         told = {"eval_before": 0.25, "faults": {"env": 1}, "started_at": 100.0}
         progress = messages.Progress(**self.base, **body, **told, **(ended if over else running))
         bucket = await self.context.bus.bucket(subjects.PROGRESS)

@@ -65,14 +65,9 @@ def test_the_published_version_and_its_evaluation_count_not_the_last(document, p
 def test_of_several_agents_the_summary_has_the_team_and_each(document, progress_of, evaluation):
     """The record's version is the sum of the agents': the last evaluation is that of 3 + 2, not the one of version 3."""
     job = document(spec={"agents": [{"name": "solver"}, {"name": "verifier"}]})
-    evals = tuple(
-        evaluation(job, version, team).model_copy(update={"rewards": rewards})
-        for version, team, rewards in (
-            (0, 0.1, {"solver": 0.2, "verifier": 0.0}),
-            (3, 0.9, {}),
-            (5, 0.6, {"solver": 0.7, "verifier": 0.5}),
-        )
-    )
+    rewards = {0: {"solver": 0.2, "verifier": 0.0}, 3: {}, 5: {"solver": 0.7, "verifier": 0.5}}
+    means = {0: 0.1, 3: 0.9, 5: 0.6}
+    evals = tuple(evaluation(job, at, means[at]).model_copy(update={"rewards": own}) for at, own in rewards.items())
     progress = _done(progress_of, document, versions={"solver": 3, "verifier": 2})
     entry = summary([JobResult(job, progress, (), evals)])["jobs"]["team-a/reverse"]
     assert (entry["evalBefore"], entry["evalAfter"], entry["policyVersion"]) == (0.1, 0.6, 5)

@@ -28,19 +28,10 @@ def other_model(tmp_path_factory):
     ids = [*characters.values()]
     tokenizer["model"]["vocab"] |= dict(zip(characters, ids[1:] + ids[:1], strict=True))
     path.write_text(json.dumps(tokenizer))
-    return save_random_llama(
-        folder,
-        len(VOCABULARY),
-        hidden_size=64,
-        intermediate_size=96,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=512,
-        initializer_range=0.15,
-        bos_token_id=None,
-        eos_token_id=VOCABULARY[END],
-        pad_token_id=VOCABULARY[PAD],
-    )
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1}
+    ids = {"bos_token_id": None, "eos_token_id": VOCABULARY[END], "pad_token_id": VOCABULARY[PAD]}
+    shape = {**sizes, **ids, "max_position_embeddings": 512, "initializer_range": 0.15}
+    return save_random_llama(folder, len(VOCABULARY), **shape)
 
 
 @pytest.fixture(scope="session")

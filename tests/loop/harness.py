@@ -113,14 +113,9 @@ class Loop(Harness):
         super().__init__(scratch)
         engine = {"engine": "reference", "dtype": "float32", "maxModelLen": 256} | rollout
         self._num_trainers = trainers
+        engines = {name: engine | ({"dtype": "bfloat16"} if name in half else {}) for name in models}
         self.pools = [
-            pool_document(
-                model,
-                name,
-                adapterSlots=slots,
-                maxRank=8,
-                rollout=engine | ({"dtype": "bfloat16"} if name in half else {}),
-            )
+            pool_document(model, name, adapterSlots=slots, maxRank=8, rollout=engines[name])
             for name, model in models.items()
         ]
         self._stops: dict[str, asyncio.Event] = {}

@@ -68,21 +68,22 @@ def leaks(task, agent, mib=150):
     time.sleep(1000)
 
 
-def leaks_after_a_wait(task, agent):
-    time.sleep(1.0)
-    leaks(task, agent)
-
-
-def leaks_in_a_process_after_a_wait(task, agent):
-    time.sleep(1.0)
-    eats_memory_in_processes(task, agent)
-
-
 def eats_memory_in_processes(task, agent):
     for _ in range(4):
         if os.fork() == 0:
             leaks(task, agent, mib=40)
     time.sleep(1000)
+
+
+def after_a_wait(play):
+    def waits(task, agent):
+        time.sleep(1.0)
+        play(task, agent)
+
+    return waits
+
+
+leaks_after_a_wait, leaks_in_a_process_after_a_wait = map(after_a_wait, (leaks, eats_memory_in_processes))
 
 
 def _channel():

@@ -3,7 +3,7 @@
 import json
 import socket
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.tables import rows
@@ -23,13 +23,9 @@ async def test_turns_name_their_parents_and_the_last_replica_and_leaves_are_wher
     harness.rollout.answer = answer
     (episode,) = await harness.play_document(document)
     asked = [(one.agent, one.turn, one.parent, one.last_replica) for one in harness.rollout.requests]
-    assert asked == [
-        ("proposer", 0, None, ""),
-        ("solver", 1, None, ""),
-        ("solver", 3, 1, "of-turn-1"),
-        ("solver", 5, 1, "of-turn-3"),
-        ("proposer", 2, None, "of-turn-0"),
-    ]
+    proposer = [("proposer", 0, None, ""), ("proposer", 2, None, "of-turn-0")]
+    solver = [("solver", 1, None, ""), ("solver", 3, 1, "of-turn-1"), ("solver", 5, 1, "of-turn-3")]
+    assert asked == [proposer[0], *solver, proposer[1]]
     assert episode.leaves == {"proposer": (0, 2), "solver": (3, 5)}
     assert episode.rewards == {"proposer": 0.25, "solver": 1.0}
 
@@ -64,12 +60,8 @@ async def test_turns_of_parts_are_open_at_the_same_time_and_named_by_the_order_o
     document = harness.document("rogues:both_at_once", agents=("a", "b"))
     harness.rollout.answer = after(*order)(harness)
     (episode,) = await harness.play_document(document)
-    assert sorted((request.agent, request.turn, request.parent) for request in harness.rollout.requests) == [
-        ("a", A, None),
-        ("a", A + 2, A),
-        ("b", B, None),
-        ("b", B + 2, B),
-    ]
+    asked = sorted((request.agent, request.turn, request.parent) for request in harness.rollout.requests)
+    assert asked == [("a", A, None), ("a", A + 2, A), ("b", B, None), ("b", B + 2, B)]
     assert (episode.fault, episode.num_turns) == (None, 4)
     assert episode.leaves == {"a": (A + 2,), "b": (B + 2,)}
 
@@ -152,54 +144,36 @@ def test_an_answer_reaches_its_thread_while_another_ones_is_awaited():
     """Thread a waits for its only turn until b has had all of its turns, one after another: whoever reads must let b go on."""
     ours, theirs = socket.socketpair()
     channel = SupervisorChannel(ours)
-    texts: list[str] = []
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
+    theirs.settimeout(20)
 
     def speak(agent, turns):
-        for number in range(turns):
-            texts.append(channel.turn(TurnRequest(agent, None, "x", number=number)).text)
+        return [channel.turn(TurnRequest(agent, None, "x", number=number)).text for number in range(turns)]
 
-    threads = [threading.Thread(target=speak, args=arguments, daemon=True) for arguments in (("a", 1), ("b", ROUNDS))]
     try:
-        for thread in threads:
-            thread.start()
-        theirs.settimeout(20)
-        asked = 0
-        while asked < ROUNDS:
-            request = receive_frame(theirs)
-            if request["agent"] == "b":
-                asked += 1
-                theirs.sendall(answer("b", request["number"]))
-        theirs.sendall(answer("a", 0))
-        for thread in threads:
-            thread.join(20)
+        with ThreadPoolExecutor(2) as threads, theirs:
+            spoken = [threads.submit(speak, *of) for of in (("a", 1), ("b", ROUNDS))]
+            asked = 0
+            while asked < ROUNDS:
+                request = receive_frame(theirs)
+                if request["agent"] == "b":
+                    asked += 1
+                    theirs.sendall(answer("b", request["number"]))
+            theirs.sendall(answer("a", 0))
+            assert [one.result(20) for one in spoken] == [["a0"], [f"b{number}" for number in range(ROUNDS)]]
     finally:
         sys.setswitchinterval(before)
-        theirs.close()
         ours.close()
-    assert sorted(texts) == sorted(["a0", *(f"b{number}" for number in range(ROUNDS))])
 
 
 def test_all_waiting_threads_learn_that_the_connection_is_closed():
     ours, theirs = socket.socketpair()
     channel = SupervisorChannel(ours)
-    errors: list[EOFError] = []
-
-    def speak(agent):
-        try:
-            channel.turn(TurnRequest(agent, None, "x"))
-        except EOFError as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=speak, args=(agent,), daemon=True) for agent in ("a", "b", "c")]
-    for thread in threads:
-        thread.start()
     theirs.settimeout(20)
-    for _ in threads:
-        receive_frame(theirs)
-    theirs.close()
-    for thread in threads:
-        thread.join(20)
-    ours.close()
-    assert len(errors) == 3
+    with ours, ThreadPoolExecutor(3) as threads:
+        turns = [threads.submit(channel.turn, TurnRequest(agent, None, "x")) for agent in ("a", "b", "c")]
+        for _ in turns:
+            receive_frame(theirs)
+        theirs.close()
+        assert all(isinstance(turn.exception(20), EOFError) for turn in turns)

@@ -67,12 +67,8 @@ def test_children_read_all_but_the_credential_and_look_into_no_process_outside(s
     if not mounted:
         secret.unlink()
         secret.write_text("seed")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path), str(secluded(secret))],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path), str(secluded(secret))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 77:
         pytest.skip("this kernel has no Landlock of version 2 or newer")
     assert done.stderr == ""
@@ -182,11 +178,8 @@ def test_a_child_that_another_thread_forked_is_found(started):
 def test_a_process_that_has_exited_has_no_memory_and_no_children():
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    assert (kernel.held_bytes(process.pid), kernel.resident_bytes(process.pid), kernel.children(process.pid)) == (
-        0,
-        0,
-        [],
-    )
+    asked = (kernel.held_bytes, kernel.resident_bytes, kernel.children)
+    assert [ask(process.pid) for ask in asked] == [0, 0, []]
 
 
 def test_a_process_that_shares_a_cpu_waits_for_it():

@@ -17,16 +17,9 @@ event_loop_policy = virtual_time.event_loop_policy
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
-    return save_random_llama(
-        tmp_path_factory.mktemp("tiny-llama"),
-        VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.2,
-    )
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+    shape = {**sizes, "max_position_embeddings": 256, "initializer_range": 0.2}
+    return save_random_llama(tmp_path_factory.mktemp("tiny-llama"), VOCABULARY, **shape)
 
 
 @pytest.fixture

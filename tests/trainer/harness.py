@@ -146,23 +146,12 @@ class TrainerHarness(Harness):
         prompt = [seed // 7**place % VOCABULARY for place in range(3 + seed % 4)]
         temperature = document.spec.rollout.temperature
         ids, logprobs = self.sampler.sample(prompt, 2 + seed % 5, temperature, seed)
-        return a_turn(
-            number,
-            **identity(document),
-            agent=manifest.agent,
-            group=group,
-            member=member,
-            episode=episode_id(group, member, 1),
-            version=manifest.version,
-            adapter_sha256=manifest.files[TENSORS_FILE].sha256,
-            prompt_ids=pack_ids(prompt),
-            output_ids=pack_ids(ids),
-            logprobs=pack_logprobs(logprobs),
-            stop_reason=StopReason.LENGTH,
-            temperature=temperature,
-            meter=Meter(prompt_tokens=len(prompt), output_tokens=len(ids)),
-            at=self.clock(),
-        )
+        names = {"agent": manifest.agent, "group": group, "member": member, "episode": episode_id(group, member, 1)}
+        policy = {"version": manifest.version, "adapter_sha256": manifest.files[TENSORS_FILE].sha256}
+        drawn = {"prompt_ids": pack_ids(prompt), "output_ids": pack_ids(ids), "logprobs": pack_logprobs(logprobs)}
+        meter = Meter(prompt_tokens=len(prompt), output_tokens=len(ids))
+        rest = {"stop_reason": StopReason.LENGTH, "temperature": temperature, "meter": meter, "at": self.clock()}
+        return a_turn(number, **identity(document), **names, **policy, **drawn, **rest)
 
     async def publish_turn(self, turn):
         await self.bus.publish(subjects.turn("team-a", turn.job, turn.episode, turn.turn), wire.encode(turn))

@@ -13,16 +13,11 @@ IDS = {"namespace": "team-a", "job": "sums", "uid": "uid", "agent": "policy"}
 
 def ready(step, position, *, base=None, version=None, name=""):
     base = step if base is None else base
-    return GroupReady(
-        **IDS,
-        step=step,
-        base_version=base,
-        position=position,
-        group=name or f"uid-t{10 * step + position}",
-        index=10 * step + position,
-        version=base if version is None else version,
-        trajectories=(TrajectoryRef(member=0, episode="e", leaves=(0,), reward=1.0),),
-    )
+    index = 10 * step + position
+    place = {"step": step, "position": position, "group": name or f"uid-t{index}", "index": index}
+    versions = {"base_version": base, "version": base if version is None else version}
+    played = TrajectoryRef(member=0, episode="e", leaves=(0,), reward=1.0)
+    return GroupReady(**IDS, **place, **versions, trajectories=(played,))
 
 
 def closed(step, num_groups, base=None):

@@ -44,13 +44,9 @@ def test_without_a_home_there_is_one_below_scratch_and_otherwise_nothing_is_touc
 def test_a_user_that_nobody_knows_can_use_torchs_compiler():
     with tempfile.TemporaryDirectory() as scratch:
         os.chown(scratch, 10001, 10001)
-        done = subprocess.run(
-            [sys.executable, "-c", NAMELESS, scratch],
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(filter(None, sys.path)), "TMPDIR": scratch},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        env = {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(filter(None, sys.path)), "TMPDIR": scratch}
+        command = [sys.executable, "-c", NAMELESS, scratch]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     home, name, cache = done.stdout.split()
     assert (home, name) == (f"{scratch}/home", "marlaas")

@@ -159,16 +159,12 @@ class RolloutHarness(Harness):
         folder = self.scratch / "published" / adapter.engine_name
         files = scripted.write_version(folder, version if seed is None else seed)
         tensors, config = read_adapter(folder)
+        gains = [scripted.gain(folder)] * (len(scripted.PROBE) - 1)
         fields = {
             "parent": self._manifests.get(job.adapter(version - 1, agent)),
             "files": {name: await self.blobs.put(adapter.blob_prefix, name, data) for name, data in files.items()},
             "tensor_digests": tensor_digests(tensors, config.scaling),
-            "probes": (
-                messages.Probe(
-                    ids=pack_ids(scripted.PROBE),
-                    logprobs=pack_logprobs([scripted.gain(folder)] * (len(scripted.PROBE) - 1)),
-                ),
-            ),
+            "probes": (messages.Probe(ids=pack_ids(scripted.PROBE), logprobs=pack_logprobs(gains)),),
         }
         manifest = a_manifest(job.document, version, **{**fields, "agent": agent, **changes})
         ref: BlobRef = await self.blobs.put(adapter.blob_prefix, "manifest", wire.encode(manifest))

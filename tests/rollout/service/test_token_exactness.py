@@ -17,6 +17,7 @@ import pytest
 from tests.rollout.chats import bpe
 from tests.rollout.service.harness import Job
 from tests.rollout.service.scripted import LIMITS, ScriptedEngine
+from tests.tables import rows
 
 from marlaas.models import prepare
 from marlaas_api.blobs_memory import MemoryBlobs
@@ -33,21 +34,7 @@ from marlaas_worker.trainer.weighing import segments_of
 MEMBERS = 2
 FORGETFUL = "forgetful"
 MAX_TURNS = 6
-WORDS = (
-    "reverse: ",
-    "abc",
-    "3 + 4",
-    " is",
-    "\n",
-    "  ",
-    "é",
-    "</think>",
-    "<tool_call>",
-    "<|end|>",
-    "<|im_end|>",
-    "the",
-    " ",
-)
+WORDS = rows(__file__, "words")
 TOOL = json.dumps({"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}})
 THINKS = (
     "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
