@@ -27,13 +27,10 @@ def test_a_scalar_is_read_as_kubernetes_reads_it(text, value):
     assert type(document.value[0]) is type(value)
 
 
-def test_a_value_has_its_line_and_what_is_not_written_that_of_what_holds_it():
+def test_values_have_their_lines_or_their_holders_also_in_further_documents():
     (document,) = read_documents("a: 1\nb:\n  - x\n  - {c: 2,\n     d: 3}\n")
     places = {("a",): 1, ("b",): 2, ("b", 0): 3, ("b", 1): 4, ("b", 1, "d"): 5, ("b", 1, "missing", 3, "deep"): 4}
     assert {place: document.line(place) for place in places} == places
-
-
-def test_lines_count_on_through_the_documents_and_empty_ones_are_left_out():
     documents = list(read_documents("---\n---\na: 1\n---\n# nothing\n---\nb: 2\n"))
     assert [(document.value, document.line(())) for document in documents] == [({"a": 1}, 3), ({"b": 2}, 7)]
 

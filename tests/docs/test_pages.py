@@ -58,14 +58,11 @@ def _anchors(page):
     return {line.strip().replace(" ", "-") for line in made} | set(re.findall(r'<a id="([^"]+)">', text))
 
 
-def test_every_page_of_the_site_is_in_its_menu_and_in_its_index():
+def test_every_page_is_in_the_menu_the_index_and_the_readme():
     menu = set(re.findall(r"\S+\.md$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE))
     there = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert menu == there
     assert set(re.findall(r"\]\(([^)]+\.md)\)", TEXT[ROOT / "docs/index.md"])) == there - {"index.md"}
-
-
-def test_readme_leads_to_every_page_in_one_click():
     linked = {link.partition("#")[0] for link in re.findall(r"\]\((docs/[^)]+\.md[^)]*)\)", TEXT[ROOT / "README.md"])}
     assert linked == {name(page) for page in pages() if page.is_relative_to(ROOT / "docs")}
     assert TEXT[ROOT / "README.md"].count("\n") <= 170
@@ -108,7 +105,7 @@ def test_a_generated_page_is_what_its_source_gives(generator):
     assert generator.page() == TEXT[page]
 
 
-def test_every_value_of_the_chart_that_is_named_is_one():
+def test_every_value_of_the_chart_is_one_and_every_column_is_explained():
     text = "\n".join(TEXT[page] for page in pages())
     keys = re.findall(r"`((?:nats|blobs|network|operator|crds)\.[a-z]\w+(?:\.\w+)*)`", text)
     assert len(keys) > 5
@@ -117,9 +114,6 @@ def test_every_value_of_the_chart_that_is_named_is_one():
         for step in key.split("."):
             assert step in value, key
             value = value[step]
-
-
-def test_every_column_is_explained():
     text = TEXT[ROOT / "docs/reference/status.md"]
     for kind in ("RLJob", "ModelPool"):
         for heading, *_ in PRESENTATIONS[kind].columns:

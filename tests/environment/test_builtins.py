@@ -82,15 +82,12 @@ def right_sum(request):
     return tool_reply(expression[0])
 
 
-def test_reasoning_gym_scores_the_answer_and_not_its_words():
+def test_reasoning_gym_scores_the_answer_and_can_pay_for_form():
     assert play("reasoning-gym", SUMS, right_sum)[0].rewards == {"policy": 1.0}
     wordy, _ = play("reasoning-gym", SUMS, lambda r: f"Let me see: 1 and 2 is not it, so {right_sum(r)}.")
     assert (wordy.rewards, wordy.metrics) == ({"policy": 1.0}, {"correct": 1.0, "formed": 0.0})
     assert play("reasoning-gym", SUMS, lambda r: f"{right_sum(r)}8")[0].rewards["policy"] < 1.0
     assert play("reasoning-gym", SUMS, lambda _: "no idea")[0].rewards == {"policy": 0.0}
-
-
-def test_reasoning_gym_can_pay_for_form():
     args = {**SUMS, "shaping": {"exact": 0.25, "format": 0.125}}
     rewards = [
         play("reasoning-gym", args, answer)[0].rewards["policy"]
@@ -134,13 +131,10 @@ def secret(index, split):
     return halving.guess
 
 
-def test_halving_always_earns_all():
+def test_halving_earns_all_and_the_reward_falls_with_guesses_beyond_it():
     outcomes = [guess(Halving(1, 100), index) for index in range(40)]
     assert {outcome.rewards["policy"] for outcome in outcomes} == {1.0}
     assert max(outcome.metrics["guesses"] for outcome in outcomes) <= 7
-
-
-def test_the_reward_falls_with_guesses_beyond_halvings():
     base = int(guess(Halving(1, 100)).metrics["guesses"])
     rewards = {n: guess(Halving(1, 100, n)).rewards["policy"] for n in (7 - base, 8 - base, 14 - base, 15 - base)}
     assert rewards == {7 - base: 1.0, 8 - base: pytest.approx(1 - 0.5 / 7), 14 - base: 0.5, 15 - base: 0.0}
@@ -205,16 +199,13 @@ def num_terms(question):
     return len(re.findall(r"\d+", question))
 
 
-def test_a_curriculum_makes_later_tasks_harder_and_the_held_out_ones_hardest_whatever_was_played_before():
+def test_a_curriculum_makes_later_tasks_harder_by_levels_that_rise_in_equal_stretches():
     assert [num_terms(drawn(Split.TRAIN, index)) for index in (0, 1)] == [2, 2]
     assert max(num_terms(drawn(Split.TRAIN, index)) for index in range(10, 20)) > 4
     assert max(num_terms(drawn(Split.EVAL, index)) for index in range(10)) > 4
     assert max(len(number) for number in re.findall(r"\d+", drawn(Split.TRAIN, 0))) <= 2
     later = drawn(Split.TRAIN, 8)
     assert [drawn(Split.TRAIN, index) for index in (8, 0, 8)] == [later, drawn(Split.TRAIN, 0), later]
-
-
-def test_levels_rise_in_equal_stretches_and_stay_and_all_of_them_are_known():
     levels = LevelSchedule({"terms": (1, 3), "digits": (2, 2)}, num_tasks=6)
     assert [levels.at(Split.TRAIN, index)["terms"] for index in range(9)] == [1, 1, 2, 2, 3, 3, 3, 3, 3]
     assert {levels.at(Split.TRAIN, index)["digits"] for index in range(9)} == {2}

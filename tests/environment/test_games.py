@@ -34,12 +34,9 @@ def test_the_chips_of_every_end_with_the_higher_and_the_lower_card(moves, higher
         assert outcome.ending == "completed"
 
 
-def test_a_player_is_told_its_own_card_and_the_moves_only():
+def test_a_player_is_told_its_own_card_of_one_of_six_deals_in_both_splits():
     _, told = play_kuhn(KING_JACK, "p", "b", "b")
     assert told == [("first", "kuhn: king"), ("second", "kuhn: jack pass"), ("first", "kuhn: king pass bet")]
-
-
-def test_the_first_six_tasks_are_the_six_deals_in_both_splits():
     for split in Split:
         dealt = [[text for _, text in play_kuhn(index, "p", "p", split=split)[1]] for index in range(7)]
         assert dealt[:6] == [[f"kuhn: {first}", f"kuhn: {second} pass"] for first, second in DEALS]
@@ -164,15 +161,12 @@ def test_the_solvers_reward_depends_on_its_own_answer_alone():
             assert outcome.rewards["solver"] == outcome.metrics["solved"] == solved
 
 
-def test_one_draft_of_a_task_is_right_and_sums_of_training_are_not_those_of_evaluations():
+def test_one_draft_is_right_the_other_differs_in_a_digit_and_sums_are_held_out():
     found = {split: [drafts(index, split) for index in range(64)] for split in Split}
     assert all([is_right(draft) for draft in both] == [True, False] for of_split in found.values() for both in of_split)
     trained, held_out = ({right for right, _ in of_split} for of_split in found.values())
     assert not trained & held_out
     assert [drafts(index) for index in range(8)] == found[Split.TRAIN][:8]
-
-
-def test_a_wrong_draft_differs_in_one_digit():
     rng = random.Random(3)
     for number in ("7", "14", "120"):
         for _ in range(50):

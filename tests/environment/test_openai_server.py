@@ -32,7 +32,7 @@ def test_a_completion_is_one_turn_with_its_usage():
     assert (one.request.parent, one.request.max_tokens, one.request.tools) == (None, 7, None)
 
 
-def test_the_whole_list_of_messages_goes_on_where_its_beginning_ended():
+def test_messages_go_on_where_their_beginning_ended_unless_they_were_rewritten():
     with opened("a", "b", "c") as (_, client, asked):
         messages: list[Any] = [user("one")]
         for text in ("two", "three"):
@@ -40,9 +40,6 @@ def test_the_whole_list_of_messages_goes_on_where_its_beginning_ended():
         create(client, *messages)
     assert [one.request.parent for one in asked] == [None, 0, 1]
     assert [one.request.append for one in asked] == [(Message("user", text),) for text in ("one", "two", "three")]
-
-
-def test_what_the_agent_rewrote_is_a_new_conversation():
     with opened("a ", "b") as (_, client, asked):
         reply = create(client, user("one")).choices[0].message.content
         create(client, user("one"), {"role": "assistant", "content": reply.strip()}, user("two"))

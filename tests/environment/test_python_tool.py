@@ -40,15 +40,12 @@ def asked_sum():
     return question.removeprefix("Calculate ").rstrip(".").removesuffix("=").strip(" =.")
 
 
-def test_a_program_is_run_and_its_output_told():
+def test_a_program_is_run_and_told_and_an_answer_needs_none_unless_it_is_asked_for():
     outcome, heard = play(block(f"print({asked_sum()})"), "It is §.")
     assert heard[1].strip("-").isdigit()
     assert outcome.rewards == {"policy": 1.0}
     assert outcome.metrics == {"correct": 1.0, "programs": 1.0, "programs_failed": 0.0, "programs_stopped": 0.0}
     assert outcome.tool_s > 0
-
-
-def test_an_answer_needs_no_program_unless_it_is_asked_for():
     right = str(eval(asked_sum()))
     assert play(right)[0].rewards == {"policy": 1.0}
     assert play(right, needs_program=True)[0].rewards == {"policy": 0.0}

@@ -302,11 +302,9 @@ def test_the_shortest_limit_ends_the_code(run, limits_s):
     assert repr(run(limited(*limits_s))) == f"TimeoutError('the tool took longer than {SHORT_S:g} s')"
 
 
-def test_a_call_that_waits_is_too_long_although_it_returns(run):
+def test_a_call_that_waits_is_too_long_and_code_within_its_limit_is_not_interrupted(run):
     assert isinstance(run(limited(SHORT_S, code=lambda: time.sleep(4 * SHORT_S))), TimeoutError)
 
-
-def test_code_within_its_limit_returns_and_is_not_interrupted_later(run):
     def code():
         with time_limit(SHORT_S), time_limit(None):
             pass

@@ -72,14 +72,10 @@ def members(episode, turn):
     return [joined(one, [turn(one, output_ids=pack_ids(own))]) for one, own in zip(plays, ids, strict=True)]
 
 
-def test_an_advantage_is_the_trainers_own(members):
+def test_an_advantage_is_the_trainers_own_also_of_an_overlong_reply(members):
     assert comparison_of(_spec("grpo")).of_members(members, POLICY, None) == pytest.approx([1.0, -1.0], abs=1e-5)
     assert comparison_of(_spec("dr-grpo")).of_members(members, POLICY, None) == [0.5, -0.5]
     assert comparison_of(_spec("rloo")).of_members(members, POLICY, None) == [1.0, -1.0]
-
-
-def test_an_overlong_reply_is_punished_where_the_algorithm_does_so(members):
-    """dapo with 4 tokens: the second reward becomes 0 - 1; standardised, two rewards are at plus and minus one all the same."""
     third = members[0].model_copy(update={"rewards": {"policy": 0.0}})
     found = comparison_of(_spec("dapo", overlong={"tokens": 4})).of_members([*members, third], POLICY, None)
     assert found == pytest.approx([reward / math.sqrt(2 / 3) for reward in (1.0, -1.0, 0.0)], abs=1e-5)

@@ -25,14 +25,11 @@ def apply(change, *jobs: JobDocument, **more: object):
     return changed(jobs or (FIRST,), change, **{"progress": {}, "pools": ["tiny"], **more})  # type: ignore[arg-type]
 
 
-def test_a_new_job_is_added_with_the_runs_seed():
+def test_a_new_job_has_the_runs_seed_and_one_that_is_submitted_again_keeps_its_uid():
     found = apply(RunChange(jobs=(SECOND,)), seed=7)
     assert [job.ref.name for job in found.jobs] == ["first", "second"]
     assert found.written == (SECOND.model_copy(update={"seed": 7}),)
     assert found.lines == ("team-a/second: added",)
-
-
-def test_a_job_that_is_submitted_again_keeps_its_uid_and_changes_only_where_it_may():
     again = job_document("first", uid="another")
     assert apply(RunChange(jobs=(again,))).lines == ("team-a/first: unchanged",)
     found = apply(RunChange(jobs=(edited(again, priority=3),)))

@@ -207,16 +207,13 @@ async def waiting(parent):
         os.close(gone)
 
 
-async def test_roles_end_with_a_parent_that_is_killed_and_no_more_are_forked(tmp_path):
+async def test_roles_end_with_a_parent_that_is_killed_and_with_the_context(tmp_path):
     async with started(tmp_path / "parent.log") as parent, waiting(parent) as (role, gone):
         os.kill(parent.pid, signal.SIGKILL)
         assert await role.wait() == -signal.SIGKILL
         await asyncio.to_thread(select.select, [gone], [], [])
         with (tmp_path / "role.log").open("ab") as log, pytest.raises(ParentLost):
             await parent.fork(["wait"], log, ())
-
-
-async def test_roles_end_with_the_context(tmp_path):
     async with contextlib.AsyncExitStack() as stack:
         async with started(tmp_path / "parent.log") as parent:
             _, gone = await stack.enter_async_context(waiting(parent))

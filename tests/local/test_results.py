@@ -91,15 +91,12 @@ def test_a_job_that_failed_was_given_up_or_never_began_is_no_success_and_says_wh
         assert not all_succeeded([result])
 
 
-def test_replies_are_paired_by_task_and_only_five(document, progress_of, evaluation):
+def test_replies_are_paired_by_task_only_five_and_not_without_a_second_evaluation(document, progress_of, evaluation):
     before = evaluation(document(), 0, 0.1, tuple(f"before {i}" for i in range(7)))
     after = evaluation(document(), 3, 0.9, tuple(f"after {i}" for i in range(6)))
     pairs = exchanges(JobResult(document(), _done(progress_of, document), (), (before, after)))
     replies = [(pair.before.reply, pair.after.reply) for pair in pairs]
     assert replies == [(f"before {i}", f"after {i}") for i in range(5)]
-
-
-def test_without_a_second_evaluation_nothing_is_paired_and_a_mean_of_nothing_is_null(document, progress_of, evaluation):
     result = JobResult(document(), progress_of(document()), (), (evaluation(document(), 0, math.nan, ("x",)),))
     assert exchanges(result) == ()
     entry = summary([result])["jobs"]["team-a/reverse"]

@@ -81,12 +81,9 @@ def test_a_template_that_rewrites_its_past_opens_a_segment_with_a_whole_prompt(t
         assert prompt.ids.tolist() == tokenizer.encode(tokenizer.render(history))
 
 
-def test_a_folder_without_a_tokenizer_is_named(tmp_path):
+def test_a_folder_without_a_tokenizer_is_named_and_end_tokens_are_its_own_or_the_models(tmp_path):
     with pytest.raises(TokenizerUnreadable, match=str(tmp_path)):
         PretrainedTokenizer.load(str(tmp_path))
-
-
-def test_a_reply_ends_with_the_tokenizers_end_token_or_with_one_of_the_models_own(tmp_path):
     save_tokenizer(tmp_path, 512)
     own = VOCABULARY["<|end|>"]
     assert PretrainedTokenizer.load(str(tmp_path)).end_ids == {own}

@@ -55,16 +55,13 @@ def test_numbers_of_turns_are_checked_and_an_agent_goes_on_from_its_own_turns_on
         book.begin(turn)
 
 
-def test_turns_are_limited_for_each_agent_on_its_way():
+def test_turns_are_limited_for_each_agent_on_its_way_and_for_parts_together():
     book = ledger(("a", 0, None), ("a", 1, 0), ("b", 0, None), max_turns=2)
     assert book.begin(asked("b", 1, 0))
     assert not book.begin(asked("a", 2, 1))
     assert book.begin(asked("a", BRANCH_TURNS, 1, num_before=1))
     assert not book.begin(asked("a", 2 * BRANCH_TURNS, 1, num_before=2))
     assert not book.begin(asked("a", 3 * BRANCH_TURNS - 1)), "several may be beyond the limit at the same time"
-
-
-def test_parts_at_the_same_time_together_have_a_limit_too():
     book = ledger(*(("a", branch * BRANCH_TURNS, None) for branch in range(MAX_TURNS_FACTOR)), max_turns=1)
     with pytest.raises(BadChildMessage, match=r"16 times rollout\.maxTurns"):
         book.begin(asked("a", MAX_TURNS_FACTOR * BRANCH_TURNS))

@@ -19,6 +19,7 @@ def test_check_fails_on_a_difference_and_passes_after_writing(
     assert api_docs.main([str(page), "--check"]) == 1
     assert "run `make crds`" in capsys.readouterr().err
     assert api_docs.main([str(page)]) == 0
+    assert page.read_text(encoding="utf-8") == DOCS.read_text(encoding="utf-8"), "the committed page"
     assert api_docs.main([str(page), "--check"]) == 0
 
 

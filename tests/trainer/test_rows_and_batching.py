@@ -57,14 +57,11 @@ def test_however_beginnings_are_shared_each_token_is_predicted_once_from_its_pas
     assert sum(planted.num_segment_tokens for planted in rows) == sum(map(len, ids))
 
 
-def test_a_prompt_that_all_members_share_is_one_run_of_tokens():
+def test_a_shared_prompt_is_one_run_of_tokens_unless_attention_would_cost_more():
     prompt = list(range(10, 30))
     rows = pack_prefix_tree([segment([*prompt, 1, 2]), segment([*prompt, 1, 3, 4]), segment([*prompt, 5])], 1000, 1000)
     assert [planted.ids.tolist() for planted in rows] == [[*prompt, 5, 1, 2, 3, 4]]
     assert rows[0].parents.tolist() == [*range(-1, 19), 19, 19, 21, 21, 23]
-
-
-def test_nothing_is_shared_where_attention_would_cost_more_than_it_saves():
     short, long = list(range(10)), list(range(100, 400))
     group = [segment([*short, 500 + number, *long]) for number in range(4)]
     assert len(pack_prefix_tree(group, 384, 1 << 20)) == 4

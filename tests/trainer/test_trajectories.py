@@ -236,15 +236,12 @@ def test_an_episode_is_truncated_when_a_limit_ended_it(member, is_truncated):
     assert member.is_truncated == is_truncated
 
 
-def test_the_overlong_filter_leaves_truncated_episodes_out_and_compares_their_rewards_all_the_same():
+def test_truncated_episodes_are_left_out_or_cost_reward_and_are_compared_all_the_same():
     group = [played(1.0, turn(0)), played(0.0, turn(0, **LONG)), played(0.0, turn(0))]
     (kept,) = Weighing("leave-one-out", 4, 0, filter_overlong=True).segments([group])
     (every,) = Weighing("leave-one-out", 4, 0).segments([group])
     assert [part.advantage for part in every] == [1.0, -0.5, -0.5]
     assert [(part.advantage, part.trajectory) for part in kept] == [(1.0, 0), (-0.5, 2)]
-
-
-def test_a_turn_near_the_bound_costs_reward_however_short_the_others():
     long = turn(1, 0, output_ids=pack_ids([1, 2, 3]), logprobs=pack_logprobs([-1.0, -1.0, -1.0]))
     group = [played(1.0, turn(0), long), played(1.0, turn(0), turn(1, 0))]
     (parts,) = Weighing("centred", max_tokens=4, overlong_tokens=2).segments([group])
@@ -262,16 +259,13 @@ def steps_of(baselines, *steps: dict[str, list[float]]):
     return found
 
 
-def test_each_player_has_its_own_which_begins_at_the_first_mean_and_moves_by_a_quarter_when_it_plays():
+def test_each_player_has_its_own_baseline_which_a_restart_takes_from_the_metrics():
     found = steps_of(Baselines(RUNNING), {"": [2.0, 0.0], "second": [-1.0]}, {"": [0.0]}, {"second": [1.0]})
     assert found == [
         {"baseline": 1.0, "baseline_second": -1.0},
         {"baseline": 0.75, "baseline_second": -1.0},
         {"baseline": 0.75, "baseline_second": -0.5},
     ]
-
-
-def test_a_restart_takes_the_values_from_the_versions_metrics_and_repeats_the_step():
     first = Baselines(RUNNING)
     (metrics,) = steps_of(first, {"": [1.0], "second": [3.0]})
     again = Baselines(RUNNING)
