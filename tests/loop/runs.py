@@ -62,9 +62,7 @@ def loop_of(models, folder):
 async def undisturbed(models, folder, judge):
     """Play a team and a job of the crowd, each alone, and then all other jobs at the same time; return them by name."""
     first, *strict = strict_jobs(judge, "native", "teams:at_once")
-    parts = jobs.named("parts", jobs.team(steps=1, microbatchTokens=64))
-    eight = jobs.document("eight", seed=8).model_copy(update={"pool": "half"})
-    rest = [eight, parts, *(jobs.alone(name) for name in jobs.TEAM), *jobs.examples()]
+    rest = [*(jobs.alone(name) for name in jobs.TEAM), *jobs.examples()]
     rest += [jobs.unruly("unruly", 1.0), jobs.unruly("too-unruly", 0.2), exact_team("tiny")]
     async with loop_of(models, folder) as loop:
         alone = await loop.play([first]) | await loop.play([other(SINGLE)])
