@@ -6,8 +6,7 @@ from typing import get_args
 
 import pytest
 import torch
-from tests.rl.papers import CAP, FORMS
-from tests.rl.records import NONE, config_of, f64, moved, normalised, random_record, record_of
+from tests.rl.papers import CAP, FORMS, NONE, config_of, f64, moved, normalised, random_record, record_of
 
 from marlaas_worker.rl.algorithms import ALGORITHMS, Algorithm
 from marlaas_worker.rl.corrections import CAPS, Bounds

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.rl.records import NONE, config_of, f64, lengths_of, moved, normalised, part_of, random_record, record_of
+from tests.rl.papers import NONE, config_of, f64, lengths_of, moved, normalised, part_of, random_record, record_of
 from tests.tables import rows
 
 from marlaas_worker.rl.algorithms import Algorithm, Ratio
