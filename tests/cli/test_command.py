@@ -28,11 +28,14 @@ def _command(*arguments: str, monkeypatch):
     return code if isinstance(code, int) else 0
 
 
-def test_help_names_every_command_and_how_to_begin():
+def test_help_names_every_command_and_an_unknown_one_gets_the_nearest_name():
     result = invoke("--help")
     assert result.exit_code == 0
     assert all(name in result.output and command.summary in result.output for name, command in COMMANDS.items())
     assert "marlaas run examples/quickstart.yaml" in result.output
+    shown, wrong = invoke("--version"), invoke("validat")
+    assert (shown.exit_code, shown.output.split()[0]) == (0, "marlaas")
+    assert (wrong.exit_code, "validate" in wrong.output) == (2, True)
 
 
 def test_help_imports_nothing_that_takes_time():
@@ -68,12 +71,6 @@ def test_ctrl_c_while_modules_load_is_no_traceback(monkeypatch):
 
     monkeypatch.setattr("marlaas.cli.app.import_module", interrupted)
     assert _command("why", "sums", monkeypatch=monkeypatch) == 130
-
-
-def test_the_version_is_shown_and_an_unknown_command_gets_the_nearest_name():
-    shown, wrong = invoke("--version"), invoke("validat")
-    assert (shown.exit_code, shown.output.split()[0]) == (0, "marlaas")
-    assert (wrong.exit_code, "validate" in wrong.output) == (2, True)
 
 
 def test_a_right_manifest_is_one_line_per_object(manifest):

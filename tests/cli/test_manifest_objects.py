@@ -237,15 +237,12 @@ def notes_of(manifest, *edits: str, runnable=False):
     return [str(note) for note in load([manifest(*edits)], runnable=runnable).notes]
 
 
-def test_a_longer_context_than_the_models_is_noted_where_somebody_wrote_it(manifest, tmp_path):
+def test_a_longer_context_and_what_would_keep_a_local_run_from_a_model_are_noted(manifest, tmp_path):
     write_model(tmp_path / "m")
     assert notes_of(manifest, "model: {path: m}\n  rollout: {maxModelLen: 4096}") == [
         "job.yaml:6: spec.rollout.maxModelLen: maxModelLen 4096 exceeds the model's context of 512 tokens; engines accept conversations of up to 512 tokens"
     ]
     assert notes_of(manifest, PATH) == []
-
-
-def test_what_would_keep_a_local_run_from_a_model_is_noted_where_a_cluster_may_run_it(manifest, tmp_path):
     (note,) = notes_of(manifest, "model: {path: /nowhere/model}")
     assert note.startswith("job.yaml:5: spec.model.path: no base model in /nowhere/model: the folder does not exist")
     write_model(tmp_path / "m", HUGE)

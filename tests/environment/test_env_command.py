@@ -17,12 +17,14 @@ def invoke(*words: str, typed=""):
     return result.exit_code, re.sub(r" +", " ", result.output), result.exception
 
 
-def test_the_builtins_are_listed_with_their_arguments():
+def test_the_builtins_are_listed_with_their_arguments_which_are_yaml():
     code, output, _ = invoke("list")
     assert code == 0
     assert all(name in output for name in BUILTINS)
     assert isinstance(invoke("play", "revers")[2], InvalidInput), "a wrong name"
     assert "tool_latency_s: float, default 0.0" in output
+    parsed = {"a": 1, "b": "x y", "c": {"d": [True]}, "e": "f=g"}
+    assert parsed_args(["a=1", "b=x y", "c={d: [true]}", "e=f=g"]) == parsed
 
 
 def test_a_script_or_a_person_plays_and_sees_turns_reward_and_metrics():
@@ -36,11 +38,6 @@ def test_a_script_or_a_person_plays_and_sees_turns_reward_and_metrics():
     assert (code, "reward of policy 1" in output) == (0, True)
     code, output, _ = invoke("play", "calculator", "--reply", "calc: 1+1")
     assert (code, "turn limit reached" in output) == (0, True), "the end of the replies ends the episode"
-
-
-def test_arguments_are_yaml():
-    parsed = {"a": 1, "b": "x y", "c": {"d": [True]}, "e": "f=g"}
-    assert parsed_args(["a=1", "b=x y", "c={d: [true]}", "e=f=g"]) == parsed
 
 
 @pytest.fixture

@@ -143,16 +143,13 @@ TRAINER = ProcessSpec("trainer", "trainer-0", pool="tiny")
 UP = ProcessState(ROLLOUT, started_at=0.0, ready=True)
 
 
-def test_a_row_says_how_a_job_stands(document, progress_of):
+def test_a_row_says_how_a_job_stands_and_words_of_a_failure_are_shown_and_never_obeyed(document, progress_of):
     rewards = {"reward": 0.5, "eval_before": 0.25, "eval_last": 0.75, "tokens_per_s": 1234.5, "staleness": 0.5}
     done = {"step": 2, "versions": {"policy": 2}, "faults": {"env": 3, "infra": 0}}
     row = cells(JobView(document(), progress_of(document(), **done, **rewards), eta_s=90.0))
     expected = ("team-a/reverse", "Running", "2/3", "2", "0.50", "0.25 → 0.75", "1,234", "0.50", "env 3", "1 m 30 s")
     assert row == expected
     assert cells(JobView(document(), progress_of(document(), phase=Phase.SUCCEEDED), eta_s=9.0))[-1] == "·"
-
-
-def test_the_words_of_a_failure_are_shown_and_never_obeyed(document, progress_of):
     failed = progress_of(document(), phase=Phase.FAILED, reason="TooManyFaults", message="\x1b[2Jall is well")
     waits = progress_of(document(), reason="StoreFull", message="\x1b[2Jall is well")
     assert plain_line(JobView(document(), waits)).endswith(r"StoreFull: \x1b[2Jall is well")

@@ -145,14 +145,11 @@ def test_what_must_not_change_is_refused_by_the_name_of_its_field(document, chan
     assert "team-a/reverse" in str(refused.value)
 
 
-def test_another_seed_and_a_job_that_is_gone_from_the_manifests_are_refused(document):
+def test_another_seed_another_base_model_and_a_missing_job_are_refused(document):
     with pytest.raises(InvalidInput, match="seed was 0 and is now 9"):
         merge([document()], [document(seed=9)])
     with pytest.raises(InvalidInput, match="job team-a/other was started in this output folder"):
         merge([document("other")], [document()])
-
-
-def test_a_pool_must_keep_its_base_model_and_nothing_else():
     stored = PoolDocument(name="tiny", model_path="/models/tiny", spec=pool_spec(_pool().spec))
     refuse_other_models([stored], [_pool(maxRank=8)])
     with pytest.raises(InvalidInput, match=r"ModelPool tiny: spec\.model has changed"):

@@ -12,7 +12,6 @@ import tempfile
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import psutil
 import pytest
@@ -24,7 +23,7 @@ from marlaas.local.folder import hold
 from marlaas.local.interrupts import Interrupts
 from marlaas.local.plan import MAX_NEVER_READY, MAX_START_S, ProcessSpec
 from marlaas.local.processes import ROLE_COMMAND, Launcher, Watchdog, ask_to_end, own_variables, watchdog
-from marlaas.local.sandbox_parent import ParentLost, SandboxParent, sandbox_parent
+from marlaas.local.sandbox_parent import ParentLost, sandbox_parent
 from marlaas.local.supervisor import Supervisor
 from marlaas.local.watchdog import kill_session, session_members, watch
 from marlaas_api.bus_users import BusKeys
@@ -47,7 +46,7 @@ def folder(tmp_path):
 
 
 def launcher_of(folder, *command: str, credentials=None, modules=None):
-    guard = Watchdog(cast("asyncio.subprocess.Process", NoProcess()), folder.root)
+    guard = Watchdog(NoProcess(), folder.root)
     jobs = {job.ref.key: job for job in (FIRST, SECOND)}
     return Launcher(folder, "nats://none", credentials or OneForAll(None), guard, {}, jobs, modules or {}, command)
 
@@ -90,7 +89,7 @@ async def test_a_sandbox_starts_as_a_process_of_its_own_once_the_parent_is_lost(
     launcher = launcher_of(folder, sys.executable, "-c", "import sys; print(sys.argv[1])")
     async with launcher.with_parent() as same:
         assert same is launcher  # a role command of a test has no common parent
-    process = await replace(launcher, parent=cast("SandboxParent", LostParent())).start(sandbox(FIRST))
+    process = await replace(launcher, parent=LostParent()).start(sandbox(FIRST))
     assert await process.wait() == 0
     lines = launcher.log(sandbox(FIRST)).read_text().splitlines()
     assert lines[1:] == ["a process of its own, not a fork of the sandboxes' common parent: it has exited", "sandbox"]
@@ -270,6 +269,16 @@ def test_the_watchdog_keeps_only_sessions_that_have_not_ended():
     assert watch(["+10\n", "+11\n", "-10\n", "+12\n"]) == {11, 12}
 
 
+def test_the_watchdog_kills_the_open_sessions_of_a_killed_runner_and_no_ended_ones(tree, tmp_path):
+    (tmp_path / "left" / "by-an-engine").mkdir(parents=True)
+    command = [sys.executable, "-m", "marlaas.local.watchdog", str(tmp_path / "left")]
+    assert subprocess.run(command, input=f"+{tree.pid}\n".encode(), check=False).returncode == 0
+    tree.wait()
+    assert session_members(tree.pid) == []
+    assert not (tmp_path / "left").exists()
+    assert watch(["+10\n", "+11\n", "-10\n", "+12\n"]) == {11, 12}
+
+
 def test_the_watchdog_kills_the_sessions_of_a_killed_runner(tree, tmp_path):
     (tmp_path / "left" / "by-an-engine").mkdir(parents=True)
     command = [sys.executable, "-m", "marlaas.local.watchdog", str(tmp_path / "left")]
@@ -305,7 +314,7 @@ def entries(folder):
     return [path.name for path in folder.iterdir()]
 
 
-async def test_the_folder_has_a_path_for_sockets_also_in_a_long_tmpdir_and_goes(long_folder):
+async def test_a_long_tmpdir_has_a_short_path_for_sockets_or_is_refused_with_the_numbers(long_folder, monkeypatch):
     async with watchdog() as guard:
         assert entries(long_folder) == [guard.temporary.name]
         address = guard.temporary / ("x" * 37)  # as long as vLLM's names
@@ -313,9 +322,6 @@ async def test_the_folder_has_a_path_for_sockets_also_in_a_long_tmpdir_and_goes(
             listener.bind(str(address))
     assert entries(long_folder) == []
     assert not guard.temporary.is_symlink()
-
-
-async def test_a_tmpdir_that_is_too_long_is_refused_with_the_numbers(long_folder, monkeypatch):
     monkeypatch.setattr(processes, "SHORT_FOLDERS", (Path("/nowhere"),))
     with pytest.raises(InvalidInput, match=r"TMPDIR is .* its path is too long .* .at most 64.* set TMPDIR"):
         async with watchdog():

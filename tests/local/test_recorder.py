@@ -1,7 +1,6 @@
 """The recorder of episodes, and its turns: read once for many episodes, and again for an episode whose turns are not there."""
 
 import asyncio
-from typing import cast
 
 import pytest
 from tests.harness import a_turn, an_episode, job_document
@@ -12,7 +11,7 @@ from marlaas.local.folder import hold
 from marlaas.local.recorder import Recorder, TurnReader, consumer_name
 from marlaas_api import subjects
 from marlaas_api.blobs_memory import MemoryBlobs
-from marlaas_api.bus import Bus, BusUnavailable
+from marlaas_api.bus import BusUnavailable
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.bus_memory.consumers import MemoryConsumer
 from marlaas_api.messages import Episode
@@ -182,7 +181,7 @@ def counting(bus):
 
 @pytest.fixture
 def reader(counting):
-    return TurnReader(cast("Bus", counting), MemoryBlobs(), JOB.ref)
+    return TurnReader(counting, MemoryBlobs(), JOB.ref)
 
 
 async def texts(reader, *episodes: Episode):

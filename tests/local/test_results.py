@@ -152,7 +152,7 @@ def request_of(tmp_path, document, step, evaluation):
 
 
 @pytest.mark.processes
-async def test_all_requested_curves_are_drawn_but_one_that_cannot_be_is_logged(request_of, caplog):
+async def test_all_requested_curves_are_drawn_and_an_interrupted_run_does_not_wait_for_them(request_of, caplog):
     """Also those that are requested while others are drawn."""
     sessions, first, broken, last = Sessions(), request_of("first"), request_of("broken"), request_of("last")
     (broken.folder / "steps.jsonl").write_text("no record\n")
@@ -166,10 +166,6 @@ async def test_all_requested_curves_are_drawn_but_one_that_cannot_be_is_logged(r
     assert "team-a/broken" in caplog.text
     assert not sessions.open
     assert set(sessions.shares) == {LEAST}, "its imports take most of its time"
-
-
-@pytest.mark.processes
-async def test_a_run_that_is_interrupted_does_not_wait_for_curves(request_of):
     sessions = Sessions()
     async with CurveDrawer(sessions) as curves:
         curves.add(request_of("a"))

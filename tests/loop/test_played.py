@@ -98,7 +98,7 @@ def test_an_asynchronous_team_keeps_its_staleness(killed):
     assert all(steps[1].agents[name].staleness_mean > 0 for name in TEAM)
 
 
-def test_the_others_learn_and_the_end_says_why_two_have_not(undisturbed):
+def test_the_others_learn_and_too_many_faults_end_the_job_with_the_last_one(undisturbed):
     """One agent always fails, one is never called, and one floods."""
     progress, steps = undisturbed["unruly"].progress, undisturbed["unruly"].steps
     assert (progress.phase, progress.reason) == (Phase.SUCCEEDED, "Finished"), progress.message
@@ -116,9 +116,6 @@ def test_the_others_learn_and_the_end_says_why_two_have_not(undisturbed):
     assert usage["flood"].failed_tokens == 0, "it spoke in no task with a fault"
     assert usage["flood"].trained_tokens > usage["steady"].trained_tokens > 0
     assert usage["faulty"].generated_tokens == usage["faulty"].failed_tokens + usage["faulty"].repeated_tokens > 0
-
-
-def test_too_many_faults_end_the_job_with_the_last_one(undisturbed):
     progress = undisturbed["too-unruly"].progress
     assert (progress.phase, progress.reason) == (Phase.FAILED, "TooManyFaults")
     assert "the last one: env: " in progress.message

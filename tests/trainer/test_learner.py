@@ -231,13 +231,10 @@ def test_an_adapter_as_kl_reference_is_kept_with_the_job_whatever_becomes_of_its
     assert kls[0] == kls[1] > 1e-6
 
 
-def test_a_kl_reference_of_another_rank_is_refused_with_both_numbers(base, tmp_path):
+def test_a_kl_reference_of_another_rank_and_a_damaged_state_are_refused(base, tmp_path):
     kl = {"coefficient": 0.1, "reference": {"path": str(away(base, tmp_path / "reference", rank=4))}}
     with pytest.raises(WeightsMismatch, match=r"kl\.reference .* has rank 4 and alpha 16; the agent's adapter has 8"):
         learner_of(base, kl=kl).begin()
-
-
-def test_a_state_that_is_damaged_or_of_another_adapter_is_refused(base):
     with pytest.raises(StateInvalid, match="cannot be read"):
         read_state(b"nonsense")
     with pytest.raises(StateInvalid, match="cannot be read"):

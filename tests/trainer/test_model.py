@@ -171,7 +171,7 @@ def test_initial_weights_depend_on_seed_agent_and_name_alone(base):
     assert layers == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}, "without targets"
 
 
-def test_targets_and_weights_that_do_not_fit_are_refused_and_nothing_is_changed(base):
+def test_targets_weights_and_folders_that_do_not_fit_are_refused_and_nothing_is_changed(base, tmp_path):
     with pytest.raises(TargetUnknown, match=r"'qproj' is not a linear layer .* did you mean q_proj"):
         base.attach(4, 8, ("qproj",))
     with pytest.raises(TargetUnknown, match="'lm_head' is not a linear layer"):
@@ -181,9 +181,6 @@ def test_targets_and_weights_that_do_not_fit_are_refused_and_nothing_is_changed(
     with pytest.raises(WeightsMismatch, match="does not fit this adapter"):
         adapter.load(wide.tensors())
     assert all(torch.equal(before[name], value) for name, value in adapter.tensors().items())
-
-
-def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(ModelUnusable, match="has no base model"):
         BaseModel(str(tmp_path / "nothing"))
     with pytest.raises(ModelUnusable, match="cannot be loaded"):
