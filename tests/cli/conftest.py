@@ -45,8 +45,6 @@ def manifest(tmp_path, monkeypatch):
 
 @pytest.fixture
 def complaints(manifest):
-    """What is said of the manifest after edits, one line per error."""
-
     def of(*edits: str | tuple[str, str], runnable=True):
         path = manifest(*edits)
         try:

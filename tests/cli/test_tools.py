@@ -34,7 +34,6 @@ def leave(out, *progress: Progress, jobs=None, model_path="/m"):
 
 
 def write_run(root, model_path="/m", agents=()):
-    """The folder of a run of job `a/one` that has only begun; return the job's folder."""
     spec = {"agents": list(agents)} if agents else {}
     job = job_document("one", uid="u1", namespace="a", tenant="a", spec=spec)
     return leave(root, jobs=[job], model_path=model_path).job(REF)
@@ -67,7 +66,6 @@ def save_adapter(folder, *, changes_replies=False):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run with an adapter that changes nothing, as version 0 does."""
     root = tmp_path_factory.mktemp("runs") / "out"
     save_adapter(write_run(root, str(prepare("tiny"))) / "adapter")
     return root

@@ -58,7 +58,6 @@ def blocks():
 
 
 def commands():
-    """Every command of a block, and of a sentence or a table."""
     for block in blocks():
         lines = block.text.replace("\\\n", " ").splitlines()
         if block.language in ("bash", "sh"):
@@ -157,7 +156,6 @@ def _python(words):
 
 
 def _source(module):
-    """The source of a module, or of all modules of a package."""
     spec = importlib.util.find_spec(module)
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
     paths = [path for folder in folders for path in folder.glob("*.py")] or [Path(str(spec.origin))]

@@ -59,7 +59,6 @@ def folder(tmp_path, monkeypatch):
 
 
 def squeezed(text):
-    """Lines without the columns' padding, and without times."""
     lines = [re.sub(r" {2,}", "  ", line).rstrip() for line in text.splitlines()]
     return [line for line in lines if line and not line.startswith("seconds in tools")]
 

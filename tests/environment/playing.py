@@ -90,7 +90,6 @@ class OrderedReplies:
         pass
 
     def numbers(self):
-        """By agent: its turns and what each continues, sorted."""
         found: dict[str, list[tuple[int, int | None]]] = {}
         for request in self.requests:
             found.setdefault(request.agent, []).append((request.number, request.parent))
@@ -123,7 +122,6 @@ class Held(OrderedReplies):
 
 
 def agents_of(channel, *names: str, is_strict=True):
-    """The agents of an episode on the channel, by default a and b."""
     return Agents(EpisodeState(names or ("a", "b"), channel, is_strict=is_strict))
 
 

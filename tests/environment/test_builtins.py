@@ -107,8 +107,6 @@ def guess(answer, index=0, split=Split.TRAIN, **args: Any):
 
 
 class Halving:
-    """Guesses the middle of what is left, after some wasted guesses."""
-
     def __init__(self, low, high, num_wasted=0):
         self.low, self.high, self.num_wasted = low, high, num_wasted
         self.guess = 0

@@ -131,7 +131,6 @@ def judge(draft):
 
 
 def drafts(index, split=Split.TRAIN):
-    """Return the drafts of a task, the right one first."""
     found = [said(request) for request in played(index, "", judge, split)[1]["verifier"]]
     return sorted(found, key=is_right, reverse=True)
 

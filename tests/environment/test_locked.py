@@ -27,7 +27,6 @@ def run(*lines: str, limits=GENEROUS):
 
 
 def unharmed():
-    """Whether the next program runs as if nothing had been."""
     return run("print(6 * 7)") == Ran("42\n", 0)
 
 

@@ -90,7 +90,6 @@ async def test_every_attack_is_the_policys_doing_and_harms_no_episode(tmp_path):
     harness, heard = SandboxHarness(tmp_path), {}
 
     def answer(request):
-        """Every member of the group attacks in its own way, and then gives up."""
         if request.turn > 0:
             heard[request.member] = request.append[-1].content
         attack = f"```python\n{ATTACKS[request.member]}\n```"

@@ -286,8 +286,6 @@ def run(request):
 
 
 def limited(*limits_s: float, code=work_forever):
-    """Code within limits, the outermost first."""
-
     def call():
         if not limits_s:
             return code()

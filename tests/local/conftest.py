@@ -37,7 +37,6 @@ def document():
 
 @pytest.fixture
 def progress_of():
-    """The progress of a document's job: running and admitted, unless `fields` change that."""
     return lambda document, **fields: a_progress(document, **{"generation": document.generation, **fields})
 
 

@@ -44,7 +44,6 @@ class Run:
             yield self.told[-1]
 
     def until(self, **wanted: object):
-        """Read on until an object has these values."""
         for line in self.lines():
             if all(line.get(key) == value for key, value in wanted.items()):
                 return line
@@ -61,7 +60,6 @@ class Run:
         return self.process.wait()
 
     def processes(self):
-        """Everything alive that this runner or its children started."""
         return [process for process in psutil.process_iter() if mark_of(process) == self.mark]
 
     def role(self, role, job="reverse"):

@@ -63,7 +63,6 @@ def tell_who():
 
 
 def at_work(role):
-    """What lies there once the pool's worker of this run has its engine and is ready."""
     return RUN / f"{role}.at-work"
 
 

@@ -163,7 +163,6 @@ COMMAND = (sys.executable, "-c", SCRIPTED)
 
 @contextlib.asynccontextmanager
 async def started(log, command=COMMAND, **variables: str):
-    """A common parent; its session is registered while it runs."""
     sessions = set[int]()
     with log.open("ab") as file:
         async with sandbox_parent(command, file, {**os.environ, **variables}, sessions) as parent:
@@ -196,7 +195,6 @@ async def test_a_forked_role_has_its_own_credentials_log_session_and_exit_code(t
 
 @contextlib.asynccontextmanager
 async def waiting(parent):
-    """A forked role that waits, and a descriptor that tells its end."""
     readable, writable = os.pipe()
     with os.fdopen(readable, "rb") as said, os.fdopen(writable, "wb") as log:
         role = await parent.fork(["wait"], log, ())
@@ -244,7 +242,6 @@ time.sleep(600)
 
 @pytest.fixture
 def tree():
-    """A session of two processes; the second has left its parent's process group."""
     with subprocess.Popen([sys.executable, "-c", TREE], stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout.readline() == b"up\n"
         yield process

@@ -109,7 +109,6 @@ async def test_records_of_an_earlier_job_of_the_same_name_are_not_ours(bus, docu
 
 @pytest.fixture
 def out(tmp_path, document, step, evaluation):
-    """A run of two jobs, one with records."""
     spec = pool_spec(ModelPoolSpec.model_validate({"model": {"builtin": "tiny"}}))
     pool = PoolDocument(name="tiny", model_path="/m", spec=spec)
     first, second = document("reverse"), document("spell", namespace="team-b", uid="u2")

@@ -135,7 +135,6 @@ def command(place, *words: str, code=0):
 
 
 def change(place, run):
-    """Add a job, suspend, resume and cancel others."""
     said = command(place, "why", "reverse")
     assert said.startswith("team-a/reverse has been running for ")
     assert ", at step 2 of 3, version 2, " in said

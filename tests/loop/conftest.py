@@ -51,17 +51,14 @@ def judge(tiny_model, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def undisturbed(models, judge, tmp_path_factory):
-    """The ends of jobs to which nothing happened, by name."""
     return asyncio.run(runs.undisturbed(models, tmp_path_factory.mktemp("undisturbed"), judge))
 
 
 @pytest.fixture(scope="session")
 def killed(models, judge, tmp_path_factory):
-    """The same strict jobs, and an asynchronous one, while roles were killed at every failpoint."""
     return asyncio.run(runs.killed(models, tmp_path_factory.mktemp("killed"), judge))
 
 
 @pytest.fixture(scope="session")
 def crowd(tiny_model, tmp_path_factory):
-    """The team among jobs that joined, left, failed and were preempted."""
     return asyncio.run(runs.crowd(tiny_model, tmp_path_factory.mktemp("crowd")))

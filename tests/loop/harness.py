@@ -55,7 +55,6 @@ class Ended:
 
     @property
     def manifests(self):
-        """The blobs of the manifests, by policy."""
         parents = {
             name: [one.parent for one in found if one.parent is not None] for name, found in self.histories.items()
         }
@@ -68,7 +67,6 @@ class Ended:
 
     @property
     def trained(self):
-        """Of each step, the trained tokens by policy."""
         return [{name: used.trained_tokens for name, used in step.usage.items()} for step in self.steps]
 
     @property
@@ -76,7 +74,6 @@ class Ended:
         return [turn for turn in self.turns if group_token(turn.group).startswith("t")]
 
     def consumed(self, agent):
-        """The names of the groups that trained an agent."""
         return [group for manifest in self.histories[agent] for group in manifest.consumed]
 
     def recorded(self, agent):
@@ -171,7 +168,6 @@ class Loop(Harness):
         self._episodes |= {one.sequence: one.data for one in await self.bus.replay("EPISODES", "episode.>", start)}
 
     async def context(self, name, **fields: Any):
-        """A context with a scratch folder of its own."""
         context = await super().context(name, **fields)
         return replace(context, scratch=Path(tempfile.mkdtemp(dir=context.scratch)))
 
@@ -184,7 +180,6 @@ class Loop(Harness):
         self._stops[name].set()
 
     async def submit(self, job):
-        """Give a job to the loop, with a sandbox of its own."""
         await super().submit(job)
         consumer = subjects.consumer(job.namespace, job.job, "sandbox")
 

@@ -41,21 +41,18 @@ def played(job, environment, **args: str):
 
 
 def team(environment="teams:at_once", **training: object):
-    """A job of two agents on tasks that all train something."""
     job = document("team", environment=environment, tokens=4, maxRefill=0, **training)
     (agent,) = job.spec.agents
     return named("team", job, agents=tuple(agent.model_copy(update={"name": name}) for name in TEAM))
 
 
 def alone(speaker):
-    """The team in which one agent is silent and not trained."""
     job = team()
     agents = tuple(one.model_copy(update={"trainable": one.name == speaker}) for one in job.spec.agents)
     return named(f"only-{speaker}", job, agents=agents, **played(job, "teams:Alone", speaker=speaker))
 
 
 def on_two_pools(pool):
-    """The team with its second agent on this pool."""
     job = team()
     first, second = job.spec.agents
     agents = first, second.model_copy(update={"pool_ref": NameRef(name=pool)})
@@ -78,7 +75,6 @@ def self_play():
 
 
 def judged(judge):
-    """A frozen agent, which plays the adapter in this folder, and one that learns."""
     job = document("judged", tokens=4, environment="teams:once", maxRefill=0)
     (learner,) = job.spec.agents
     frozen = learner.model_copy(update={"name": "judge", "trainable": False, "init_from": FolderRef(path=str(judge))})
@@ -86,7 +82,6 @@ def judged(judge):
 
 
 def candidates():
-    """An agent that branches, and goes on with the better candidates."""
     job = document("choose", tokens=4, environment="teams:choose", maxRefill=0)
     return changed(job, rollout=job.spec.rollout.model_copy(update={"max_turns": 5}))
 

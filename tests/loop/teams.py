@@ -10,7 +10,6 @@ def _plays(task, agent):
 
 
 def at_once(task, agents):
-    """All agents play at the same time, each with two parts of its own."""
     with agents.together() as block:
         parts = {
             name: [block.run(_plays, task, agent), block.run(_plays, task, agent.begin())]
@@ -20,15 +19,12 @@ def at_once(task, agents):
 
 
 def once(task, agents):
-    """All agents say one thing at the same time."""
     with agents.together() as block:
         parts = {name: block.run(agent.say, f"reverse: {task.index}") for name, agent in agents.items()}
     return {name: sum(map(ord, part.result.text)) % 97 / 97 for name, part in parts.items()}
 
 
 async def in_tasks(task, agents):
-    """As `at_once`, with tasks instead of threads."""
-
     async def plays(agent):
         first = await agent.say(f"reverse: {task.index}")
         await agent.say("again")

@@ -17,7 +17,6 @@ ACCOUNTED = ("team", "solo", "bases", "again", "late")
 
 @pytest.fixture(params=["killed", "crowd"])
 def jobs(request):
-    """The jobs of either run that ended well."""
     found = request.getfixturevalue(request.param).jobs
     if request.param == "killed":
         return [found[name] for name in ACCOUNTED]

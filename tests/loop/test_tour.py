@@ -18,7 +18,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.processes, pytest.mark.slow, pytes
 
 @pytest.fixture(scope="session")
 def tour(tiny_model, tmp_path_factory):
-    """One real run of vLLM and all other processes, stopped once and continued."""
     return played.play(tmp_path_factory.mktemp("tour"))
 
 
@@ -89,7 +88,6 @@ def test_nothing_is_left_running_and_no_temporary_file(tour):
 
 
 def peft_logprobs(model, adapter, turns):
-    """The logprobs of the replies in transformers and peft, one after the other."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM

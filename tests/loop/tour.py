@@ -44,7 +44,6 @@ ENGINE = "rollout-0.tiny"
 
 
 def manifest_of(job):
-    """A job as a tenant would write it."""
     spec = job.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True) | {"poolRef": {"name": job.pool}}
     return HEAD | {"kind": "RLJob", "metadata": {"name": job.job, "namespace": job.namespace}, "spec": spec}
 
@@ -56,7 +55,6 @@ def exact_pool():
 
 
 def small_job(name, steps):
-    """A job on the pool `exact`; name: `namespace/name`."""
     namespace, _, own = name.partition("/")
     job = jobs.document(own, steps=steps, groupsPerStep=1, maxRefill=0)
     return job.model_copy(update={"pool": "exact", "namespace": namespace})
@@ -120,7 +118,6 @@ def _quickstart():
 
 @contextlib.contextmanager
 def _run(tour, command):
-    """Start a run; read its lines to its end, and keep its exit code."""
     places = os.pathsep.join(map(str, ENVIRONMENTS))
     env = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(tour.temporary), "PYTHONPATH": places}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:

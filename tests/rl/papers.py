@@ -126,7 +126,6 @@ def moved(record, ratios):
 
 
 def random_record(num_sequences=9, seed=0, spread=0.4, reference=False):
-    """Sequences of 1 to 7 tokens, a trajectory each."""
     draw = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 8, (num_sequences,), generator=draw)
     numbers = torch.repeat_interleave(torch.arange(num_sequences), lengths)

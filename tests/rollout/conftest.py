@@ -108,7 +108,6 @@ def pool():
 
 @pytest.fixture(scope="session")
 def slot_ids():
-    """Numbers that no slot of this session has had."""
     numbers = itertools.count(1)
     return lambda: next(numbers)
 
@@ -136,8 +135,6 @@ async def vllm(small_model, pool, tmp_path_factory):
 
 
 class EngineHarness:
-    """An engine, and adapters that are gone from it when the test ends."""
-
     def __init__(self, engine, next_slot):
         self.engine, self.next_slot, self.made = engine, next_slot, []
 

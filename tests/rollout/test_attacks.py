@@ -100,7 +100,6 @@ class Run:
         self.limiter.outputs.note(job, output)
 
     async def generate(self, tenant, prompt, output, place, estimate):
-        """Return what the turn is charged; `served` counts what was computed."""
         began = self.clock()
         try:
             async with asyncio.timeout(self.behaviours[tenant].exits_s):

@@ -19,7 +19,6 @@ TOOL = '{"type": "function", "function": {"name": "add", "parameters": {}}}'
 
 
 def opened(tokenizer, append="three"):
-    """The prompt of a conversation's first turn."""
     return extend(tokenizer, None, user(append))
 
 

@@ -37,8 +37,6 @@ async def test_what_was_published_is_proven_within_the_manifests_tolerance_and_t
 
 
 def file_changed(change):
-    """A version of which a file is changed on its way to the engine."""
-
     def attack(publish, tmp_path):
         folder = Path(shutil.copytree(publish(3).folder, tmp_path / "copy"))
         change(folder)
@@ -67,8 +65,6 @@ def logprobs(change):
 
 
 def files_of(seed, version=1, size=0.2, of_version=1):
-    """The files of another version, which the manifest names as its own."""
-
     def attack(publish, tmp_path):
         other = publish(seed, version, size)
         return publish(3, of_version, size).manifest.model_copy(update={"files": other.manifest.files}), other.folder

@@ -25,7 +25,6 @@ def kernels():
 
 
 def assert_normed(found, x, weight, tolerance):
-    """By the formula in float64."""
     wide = x.double()
     expected = wide / (wide.pow(2).mean(-1, keepdim=True) + EPSILON).sqrt() * weight.double()
     torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)

@@ -134,7 +134,6 @@ class SandboxHarness(Harness):
 
     @contextlib.asynccontextmanager
     async def open(self, document, name="sandbox-0", socket=None):
-        """Run a sandbox in this process; on leaving it is told to stop, and awaited."""
         await self.bus.ensure()
         await self.open_tasks()
         context = await self.context(name)

@@ -87,7 +87,6 @@ leaks_after_a_wait, leaks_in_a_process_after_a_wait = map(after_a_wait, (leaks, 
 
 
 def _channel():
-    """The pipe to the supervisor, which an environment has no business with."""
     for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
         try:
             if stat.S_ISSOCK(os.fstat(number).st_mode):
@@ -138,8 +137,6 @@ def forks_a_lot(task, agent):
 
 
 def in_its_tool(play):
-    """Do in a tool, with a reward, what another environment does outside of one."""
-
     def play_in_its_tool(task, agent):
         agent.reward = 0.25
         with agent.tool():

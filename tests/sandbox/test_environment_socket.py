@@ -22,8 +22,6 @@ MEMORY_BYTES = 1 << 29
 
 
 class Container:
-    """What runs in the second container of a sandbox's pod."""
-
     def __init__(self, folder):
         self.socket = folder / "environment.sock"
         self.variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "SECRET": "1"}

@@ -150,7 +150,6 @@ thread.start()
 
 @pytest.fixture
 def started(request):
-    """A process that runs the program of the parameter, once it has printed a line."""
     command = [sys.executable, "-c", request.param]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"ready\n"

@@ -184,7 +184,6 @@ async def test_waiting_for_an_engine_counts_neither_against_the_turn_nor_against
 
 @pytest.fixture
 async def told(harness, monkeypatch):
-    """What each episode of a group finds in its process."""
     for name in ("NATS_CREDS_SECRET", "AWS_SECRET_ACCESS_KEY", "MARLAAS_NATS_SECRET"):
         monkeypatch.setenv(name, "hidden")
     monkeypatch.setenv("MARLAAS_ENVIRONMENT_JUDGE_SECRET", "meant for it")

@@ -58,7 +58,6 @@ class TrainerHarness(Harness):
         await service.serve(context, self.pool, TIMING)
 
     def trainer(self, name="trainer-0"):
-        """A trainer, restarted under its name whenever it is killed, and drained at the end."""
         return self.role(name, self.serve)
 
     @contextlib.asynccontextmanager
@@ -81,7 +80,6 @@ class TrainerHarness(Harness):
         return await self.reported(wanted, "trainer", name)
 
     async def let_time_pass(self):
-        """Let the test's clock follow the loop's."""
         while True:
             self.clock.at += 1.0
             self.server.wake()
@@ -165,7 +163,6 @@ class TrainerHarness(Harness):
         return dict(load(await self.blobs.get(manifest.files[TENSORS_FILE])))
 
     async def groups(self, document, step):
-        """Segments of a step's groups, weighed by the environment's rewards."""
         found = []
         expected = Expectation(document.spec.rollout.temperature, VOCABULARY, {})
         for stored in await self.bus.replay(subjects.GROUPS, subjects.group("team-a", document.job, "policy")):

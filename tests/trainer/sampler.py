@@ -17,7 +17,6 @@ class Sampler:
         self._plain = {name: value.clone() for name, value in self._model.state_dict().items()}
 
     def merge(self, adapter, scaling):
-        """Use these weights from now on."""
         weights = {name: value.clone() for name, value in self._plain.items()}
         for name in (name for name in adapter if ".lora_A." in name):
             module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")

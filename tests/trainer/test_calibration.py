@@ -21,7 +21,6 @@ IDS = [[3, 9, 27, 17, 5, 40, 8, 2], [1, 60, 33, 12, 7, 7, 21, 50]]
 
 
 def with_adapter(model):
-    """A random adapter on every layer, the same for every model."""
     adapter = model.attach(4, 8, ())
     draw = torch.Generator().manual_seed(5)
     adapter.load({name: 0.2 * torch.randn(one.shape, generator=draw) for name, one in adapter.parameters.items()})

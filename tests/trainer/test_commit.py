@@ -29,7 +29,6 @@ PLACES = [
 
 
 async def play(harness, **training: Any):
-    """Train a job; what each version is, the oldest first."""
     document = job(**training)
     await harness.trained(document, steps=STEPS)
     return [
@@ -39,7 +38,6 @@ async def play(harness, **training: Any):
 
 
 async def until_only_versions_are_stored(harness, document):
-    """End a job, and wait until a trainer has removed the blobs to which no version refers."""
     expected, contents = (await harness.record(document)).stored_bytes, harness.blobs.contents
     await harness.admit(document, phase=Phase.SUCCEEDED)
     async with harness.trainer("trainer-1"):

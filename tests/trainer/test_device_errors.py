@@ -112,7 +112,6 @@ FRAIL = {"adapter": {"rank": 16, "alpha": 16}}
 
 @pytest.fixture(scope="module")
 def undisturbed(apart):
-    """The adapters that the jobs of this file end with, each trained alone."""
     jobs = job("sound"), job("frail", agent=FRAIL)
     return {one.job: apart(lambda harness, one=one: harness.trained(one, steps=STEPS))[0] for one in jobs}
 
@@ -241,7 +240,6 @@ PLANNED, ROOM, FITS = 64, 40, 32
 
 
 async def planned(harness, budget, **training: Any):
-    """The adapter of a job that had this budget from its beginning, on a device that holds anything."""
     other = await harness.another()
     return (await other.trained(job(microbatchTokens=budget, **training), steps=2))[0]
 

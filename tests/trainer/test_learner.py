@@ -206,7 +206,6 @@ def test_a_learner_that_is_parked_and_taken_up_goes_on_to_the_same_bits(base, ti
 
 
 def away(base, folder, rank=8):
-    """A folder with an adapter that is not the zero adapter."""
     attached = base.attach(rank, 16, ())
     draw = torch.Generator().manual_seed(4)
     start = {name: 0.05 * torch.randn(value.shape, generator=draw) for name, value in attached.parameters.items()}

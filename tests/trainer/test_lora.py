@@ -81,7 +81,6 @@ def test_output_and_gradients_are_pefts(bias, shape):
 
 
 def half():
-    """The same on a bfloat16 base; its adapter is float32."""
     return adapted(dtype=torch.float32, base=torch.bfloat16)
 
 

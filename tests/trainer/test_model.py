@@ -28,7 +28,6 @@ def segment(seed, prompt, generated):
 
 
 def collate(segments):
-    """Every segment in a row of its own."""
     return collate_rows([chain(part) for part in segments])
 
 
@@ -198,7 +197,6 @@ def test_an_architecture_that_changes_its_logits_behind_the_head_is_refused(tmp_
 
 
 def alike():
-    """Four segments with one beginning."""
     made = []
     for seed in range(4):
         ids = np.concatenate([segment(9, 12, 0).ids, segment(seed, 0, 6 + seed).ids])

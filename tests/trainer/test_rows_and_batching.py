@@ -28,7 +28,6 @@ def row(length):
 
 
 def context(planted, place):
-    """The tokens from the root to a place."""
     ids: list[int] = []
     while place >= 0:
         ids.insert(0, int(planted.ids[place]))
@@ -137,7 +136,6 @@ def closed(step, num_groups, base=None):
 
 
 def drain(inbox):
-    """Train whatever can be trained; the names of groups and the numbers of steps, as it happens."""
     done = []
     while True:
         if (group := inbox.next_group()) is not None:

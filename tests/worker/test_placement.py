@@ -33,7 +33,6 @@ def drawn(seed, *, with_parts):
 
 
 def held(agents, placed):
-    """The agents when every worker has taken what it was given."""
     return {name: replace(agent, holder=placed[name]) for name, agent in agents.items()}
 
 

@@ -142,7 +142,6 @@ class ScriptedEngine:
         return Completion(tuple(ids), tuple(-0.5 for _ in ids), stop)
 
     def begin_all(self):
-        """Report the first tokens of the requests in the engine's own queue."""
         for began in self._begun:
             began()
 
@@ -166,7 +165,6 @@ class ScriptedEngine:
 
 
 def gain(folder):
-    """What an adapter adds to every logprob: the mean of a matrix."""
     return mean_of(adapters.read_adapter(folder)[0])
 
 
