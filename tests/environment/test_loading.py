@@ -80,14 +80,10 @@ def own_module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
-def worth(name, args, *agents: str):
-    state = EpisodeState(agents, ScriptedReplies([]))
-    return resolve(name, args).create().play(Task(Split.TRAIN, 0, 0), Agents(state))
-
-
 @pytest.mark.parametrize(("name", "args", "agents", "reward"), rows(__file__, "loaded"))
 def test_a_function_or_class_is_given_its_arguments_and_agents(name, args, agents, reward):
-    assert worth(name, args, *agents) == reward
+    state = EpisodeState(agents, ScriptedReplies([]))
+    assert resolve(name, args).create().play(Task(Split.TRAIN, 0, 0), Agents(state)) == reward
 
 
 @pytest.mark.parametrize(("name", "args", "words"), rows(__file__, "environments"))

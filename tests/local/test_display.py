@@ -164,14 +164,10 @@ TEAM = {
 }
 
 
-def a_team(document, progress_of):
+def test_a_job_of_several_agents_has_a_line_of_each(document, progress_of):
     agents = [{"name": "caller"}, {"name": "reader"}, {"name": "past", "policy": {"of": "caller", "versions": "past"}}]
     job = document(spec={"agents": agents})
-    return JobView(job, progress_of(job, step=2, versions={"reader": 1, "caller": 2}, agents=TEAM))
-
-
-def test_a_job_of_several_agents_has_a_line_of_each(document, progress_of):
-    view = a_team(document, progress_of)
+    view = JobView(job, progress_of(job, step=2, versions={"reader": 1, "caller": 2}, agents=TEAM))
     assert cells(view)[3] == "2/1", "versions of the policies, in the order of the manifest"
     assert {len(line) for line in agent_cells(view)} == {len(COLUMNS)}
     assert [[cell for cell in line if cell] for line in agent_cells(view)] == [

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.tables import rows
 
 from marlaas_api.errors import InvalidInput
 from marlaas_worker import __main__ as entry
@@ -56,10 +57,7 @@ def test_a_role_crashes_without_its_server_and_does_not_begin_without_its_runner
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("role", "variable", "value"),
-    [("rollout", "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128"), ("trainer", "THP_MEM_ALLOC_ENABLE", "1")],
-)
+@pytest.mark.parametrize(("role", "variable", "value"), rows(__file__, "memory_limits"))
 def test_a_role_limits_its_memory_unless_the_user_has_chosen(role, variable, value, monkeypatch):
     for chosen in ("7", None):
         monkeypatch.setenv(variable, chosen or "")

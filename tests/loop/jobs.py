@@ -35,11 +35,6 @@ def named(name, job, **spec: object):
     return job.model_copy(update={"job": name, "uid": uid, "spec": job.spec.model_copy(update=spec)})
 
 
-def played(job, environment, **args: str):
-    """The part of a spec that changes a job's environment."""
-    return {"environment": job.spec.environment.model_copy(update={"name": environment, "args": PackedArgs(args)})}
-
-
 def team(environment="teams:at_once", **training: object):
     job = document("team", environment=environment, tokens=4, maxRefill=0, **training)
     (agent,) = job.spec.agents
@@ -49,7 +44,9 @@ def team(environment="teams:at_once", **training: object):
 def alone(speaker):
     job = team()
     agents = tuple(one.model_copy(update={"trainable": one.name == speaker}) for one in job.spec.agents)
-    return named(f"only-{speaker}", job, agents=agents, **played(job, "teams:Alone", speaker=speaker))
+    changes = {"name": "teams:Alone", "args": PackedArgs({"speaker": speaker})}
+    environment = job.spec.environment.model_copy(update=changes)
+    return named(f"only-{speaker}", job, agents=agents, environment=environment)
 
 
 def on_two_pools(pool):

@@ -10,7 +10,7 @@ from bench.policy_reader import PolicyReader
 from bench.tic_tac_toe import uniform
 from bench.tic_tac_toe_runs import both_marks, policy_of
 from tests.loop.jobs import TEAM, UNRULY, examples
-from tests.trainer.sampler import Sampler
+from tests.trainer.harness import Sampler
 
 from marlaas.envs.kuhn_poker import BET, PLAYERS, move_of, prompt
 from marlaas.envs.tic_tac_toe import EMPTY

@@ -5,6 +5,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tables import rows
 
 from marlaas_worker.rl.advantages import Estimator, advantages, has_signal, overlong_penalty
 
@@ -12,20 +13,7 @@ ESTIMATORS: tuple[Estimator, ...] = ("standardised", "centred", "leave-one-out")
 rewards_of_a_group = st.lists(st.floats(-10, 10), min_size=2, max_size=16)
 
 
-@pytest.mark.parametrize(
-    ("estimator", "rewards", "expected"),
-    [
-        ("standardised", [1.0, 0.0], [1.0, -1.0]),
-        ("standardised", [1.0, 0.0, 0.0, 0.0], [math.sqrt(3), -1 / math.sqrt(3), -1 / math.sqrt(3), -1 / math.sqrt(3)]),
-        ("standardised", [2.0, 2.0, 2.0], [0.0, 0.0, 0.0]),
-        ("centred", [1.0, 0.0, 0.0, 0.0], [0.75, -0.25, -0.25, -0.25]),
-        ("centred", [2.0, 2.0], [0.0, 0.0]),
-        ("leave-one-out", [1.0, 0.0], [1.0, -1.0]),
-        ("leave-one-out", [1.0, 0.0, 0.0, 0.0], [1.0, -1 / 3, -1 / 3, -1 / 3]),
-        ("leave-one-out", [3.0, 1.0, 2.0], [1.5, -1.5, 0.0]),
-        ("leave-one-out", [2.0, 2.0, 2.0], [0.0, 0.0, 0.0]),
-    ],
-)
+@pytest.mark.parametrize(("estimator", "rewards", "expected"), rows(__file__, "advantages"))
 def test_advantages_are_the_ones_computed_by_hand(estimator, rewards, expected):
     assert advantages(estimator, rewards) == pytest.approx(expected, abs=1e-5)
 

@@ -122,9 +122,7 @@ def test_groups_of_a_step_are_divided_evenly_while_the_loads_are_equal(num, firs
     assert max(found.values()) - min(found[name] for name in "abcd"[:num]) <= 2
 
 
-@pytest.mark.parametrize(
-    ("loads", "parts"), [((8, 8), (1, 1)), ((0, 8), (4, 1)), ((40, 16), (1, 4)), ((8, 8, 24), (4, 4, 1))]
-)
+@pytest.mark.parametrize(("loads", "parts"), rows(__file__, "divisions"))
 def test_new_groups_are_divided_by_the_inverse_square_of_the_loads(loads, parts):
     """Of the loads plus eight: (16, 16); (8, 16); (48, 24); (16, 16, 32)."""
     assert EVEN == 8
@@ -133,10 +131,7 @@ def test_new_groups_are_divided_by_the_inverse_square_of_the_loads(loads, parts)
     assert shares == pytest.approx([part / sum(parts) for part in parts], abs=0.01)
 
 
-@pytest.mark.parametrize(
-    ("loads", "is_overloaded"),
-    [((8, 0), False), ((9, 0), True), ((24, 12), False), ((25, 12), True), ((9, 2), False), ((30, 30), False)],
-)
+@pytest.mark.parametrize(("loads", "is_overloaded"), rows(__file__, "overloads"))
 def test_a_replica_is_overloaded_with_twice_the_load_of_another_and_eight_requests_more(loads, is_overloaded):
     assert MIN_EXCESS == 8
     assert ("b" in owners(homes_of(*loads), range(256), last="a")) is is_overloaded

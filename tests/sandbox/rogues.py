@@ -378,35 +378,31 @@ calls_the_first.agents_of = lambda task, end="": ("a",)
 # that cannot be loaded --------------------------------------------------------------------------------------------------
 
 
-class Broken:
+class NeverPlayed:
+    def play(self, task, agent): ...
+
+
+class Broken(NeverPlayed):
     def __init__(self):
         sys.stdout.write("trying hard")
         raise OSError("the data set is missing")
 
-    def play(self, task, agent): ...
 
-
-class EndsItself:
+class EndsItself(NeverPlayed):
     def __init__(self):
         os._exit(4)
 
-    def play(self, task, agent): ...
 
-
-class NeverReady:
+class NeverReady(NeverPlayed):
     def __init__(self):
         time.sleep(1000)
 
-    def play(self, task, agent): ...
 
-
-class EndsWithAProcess:
+class EndsWithAProcess(NeverPlayed):
     def __init__(self):
         started = subprocess.Popen(["sleep", "1000"])
         Path(os.environ["TMPDIR"], "started").write_text(str(started.pid))
         os._exit(4)
-
-    def play(self, task, agent): ...
 
 
 # agents behind the OpenAI door ------------------------------------------------------------------------------------------

@@ -5,8 +5,7 @@ import asyncio
 import pytest
 import torch
 from tests.random_llama import save_random_llama
-from tests.trainer.harness import TrainerHarness
-from tests.trainer.sampler import VOCABULARY, Sampler
+from tests.trainer.harness import VOCABULARY, Sampler, TrainerHarness
 
 from marlaas_api import failpoints
 from marlaas_worker.trainer.model import BaseModel

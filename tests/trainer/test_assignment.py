@@ -6,7 +6,7 @@ import contextlib
 import pytest
 from tests.harness import WITHIN_S, a_manifest, a_progress
 from tests.tables import rows
-from tests.trainer.harness import TrainerHarness, job
+from tests.trainer.harness import job
 
 from marlaas_api import subjects, wire
 from marlaas_api.blobs import BlobRef, sha256_hex
@@ -167,14 +167,7 @@ async def bound(harness, name, num):
     return (await harness.report(lambda found: len(found.bound) == num, name)).bound
 
 
-async def alone(harness, folder, document, steps):
-    other = TrainerHarness(harness.model, folder, harness.sampler)
-    await other.bus.ensure()
-    (adapter,) = await other.trained(document, steps=steps)
-    return adapter
-
-
-async def test_a_trainer_that_joins_takes_over_its_share_and_each_agent_ends_where_it_ends_alone(harness, tmp_path):
+async def test_a_trainer_that_joins_takes_over_its_share_and_each_agent_ends_where_it_ends_alone(harness):
     documents = jobs(4)
     for document in documents:
         await harness.admit(document)
@@ -190,7 +183,7 @@ async def test_a_trainer_that_joins_takes_over_its_share_and_each_agent_ends_whe
             trainers = [manifest.trainer for document in documents for manifest in await harness.history(document)]
             assert {trainers.count(name) for name in ("trainer-0", "trainer-1")} == {10, 2}
         await bound(harness, "trainer-0", 4)  # trainer-1 has released its leases; no grace period passes
-    assert await harness.adapter(documents[0]) == await alone(harness, tmp_path, documents[0], 2)
+    assert [await harness.adapter(documents[0])] == await (await harness.another()).trained(documents[0], steps=2)
     assert [(await harness.record(document)).holder for document in documents] == [""] * 4
 
 

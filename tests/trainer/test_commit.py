@@ -1,4 +1,4 @@
-"""The bind and the commit, cut short between any two effects, and fenced by the lease."""
+"""The bind and the commit, cut short between any two effects and fenced by the lease; and a store that refuses, is full or says nothing."""
 
 import asyncio
 from typing import Any
@@ -6,14 +6,16 @@ from typing import Any
 import pytest
 from tests.harness import WITHIN_S, changed
 from tests.killing import Killed, kill_at
+from tests.tables import rows
 from tests.trainer.harness import assignment_of, job
 
-from marlaas_api import failpoints, subjects, wire
-from marlaas_api.blobs import BlobUnavailable
+from marlaas_api import blobs, failpoints, subjects, wire
+from marlaas_api.blobs import BlobCorrupt, BlobUnavailable
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import BusUnavailable
 from marlaas_api.messages import Phase, PolicyRecord
 from marlaas_api.names import job_prefix
+from marlaas_api.reasons import Reason
 from marlaas_worker.trainer.assignment import GRACE_S
 from marlaas_worker.trainer.commit import AgentLease, LeaseLost, PolicyKey, StepResult, VersionContents
 from marlaas_worker.trainer.optimizer import FILENAME
@@ -73,11 +75,6 @@ async def test_the_record_counts_exactly_the_bytes_that_all_versions_and_the_kep
     assert record.stored_bytes == sum(map(len, ours))
 
 
-def num_versions(harness):
-    """Versions that have a manifest. A repeated commit writes another one, because it has other seconds."""
-    return len({kept.rpartition("/")[0] for kept in harness.blobs.contents if kept.endswith("-manifest")})
-
-
 async def test_a_trainer_that_has_lost_its_lease_deletes_nothing_of_later_versions(harness):
     document = job()
     await harness.trained(document, steps=1)
@@ -93,7 +90,8 @@ async def test_killed_at_every_single_place_in_turn_a_trainer_still_gets_there(h
     seen: set[tuple[str, int]] = set()
 
     def hook(name):
-        versions = num_versions(harness)
+        # a repeated commit writes another manifest of its version, because it has other seconds
+        versions = len({kept.rpartition("/")[0] for kept in harness.blobs.contents if kept.endswith("-manifest")})
         if (name, versions) not in seen:
             seen.add((name, versions))
             raise Killed
@@ -230,3 +228,63 @@ async def test_a_full_disk_is_waited_for_and_the_version_is_whole(harness):
     lease = await policy.commit(await policy.bind(None), version(0))
     assert blobs.refusals == 0
     assert await blobs.get(lease.record.manifest)
+
+
+UID = "uid-sums"
+
+
+@pytest.fixture(scope="module")
+def two_steps(apart):
+    return apart(lambda harness: harness.trained(job(), steps=2))
+
+
+@pytest.mark.parametrize(("kind", "words", "reason"), rows(__file__, "store_faults"))
+async def test_ten_minutes_without_the_store_change_no_bit(harness, two_steps, kind, words, reason):
+    document = job()
+    async with harness.training(document):
+        await harness.play(document, 1)
+        num_groups = document.spec.training.groups_per_step
+        await harness.assign(document, 1, range(num_groups))
+        harness.blobs.failure = getattr(blobs, kind)(words)
+        await harness.close(document, 1, num_groups)
+        since = (await harness.report(lambda report: UID in report.waits)).waits[UID].since
+        for _ in range(20):
+            harness.clock.at += 30
+            found = await harness.report(lambda report: UID in report.waits and report.at == harness.clock.at)
+            assert (found.waits[UID].reason, found.broken, found.waits[UID].since) == (reason, {}, since)
+        harness.blobs.failure = None
+        await harness.version(document, 2)
+        await harness.report(lambda report: not report.waits)
+    assert await harness.adapter(document) == two_steps[0]
+
+
+async def test_wrong_bytes_still_fail_the_job_at_once(harness):
+    document = job()
+    async with harness.training(document):
+        pass
+    harness.blobs.failure = BlobCorrupt("other bytes")
+    async with harness.trainer():
+        await harness.report(lambda report: bool(report.broken))
+
+
+@pytest.mark.parametrize("where", ["policy", "groups", "document"])
+async def test_what_cannot_be_read_is_waited_for_with_its_place_and_nothing_is_let_go(harness, where):
+    document, newer = job(), b"\x83\xa1v\x63\xa1t\xa1X\xa1d\x80"
+    async with harness.training(document):
+        jobs, policies = await harness.bus.bucket(subjects.JOBS), await harness.bus.bucket(subjects.POLICY)
+        if where == "document":
+            await jobs.put(document.ref.key, newer)
+            await harness.play(document, 1)
+            return
+        record = await harness.record(document)
+        if where == "policy":
+            await policies.put(harness.policy_key(document), newer)
+        else:
+            await harness.bus.publish(subjects.group(document.namespace, document.job, "policy"), newer)
+        found = await harness.report(lambda report: UID in report.waits)
+        wait = found.waits[UID]
+        assert (wait.reason, found.broken) == (Reason.UNREADABLE, {})
+        assert ("key team-a.sums.policy" if where == "policy" else "group.team-a.sums.policy") in wait.message
+        assert "schema version 99" in wait.message
+    assert record.manifest is not None
+    assert record.manifest.name in harness.blobs.contents

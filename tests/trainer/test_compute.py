@@ -185,17 +185,12 @@ def test_on_a_gpu_float32_products_are_as_precise_as_the_engines(monkeypatch, sa
         torch.use_deterministic_algorithms(False)
 
 
-def start(model):
-    """A fresh process that says a gradient's digest; nothing about threads is set from outside."""
-    surroundings = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "MKL_"))}
-    command = [sys.executable, str(PROGRAM), str(model), "2"]
-    return subprocess.Popen(command, env=surroundings, stdout=subprocess.PIPE, text=True)
-
-
 @pytest.mark.slow
 @pytest.mark.processes
 def test_processes_with_two_threads_compute_the_same_gradient_bytes_while_they_fight_for_the_processor(tiny_model):
-    processes = [start(tiny_model) for _ in range(2)]
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "MKL_"))}
+    command = [sys.executable, str(PROGRAM), str(tiny_model), "2"]
+    processes = [subprocess.Popen(command, env=own, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = [process.communicate()[0].split() for process in processes]
     assert all(words == said[0] for words in said)
     assert said[0][1:] == ["2", "AUTO,STRICT"]

@@ -9,8 +9,7 @@ import pytest
 import torch
 from tests.rl.papers import CAP, FORMS
 from tests.tables import rows
-from tests.trainer.harness import assignment_of, job
-from tests.trainer.sampler import VOCABULARY
+from tests.trainer.harness import VOCABULARY, assignment_of, job
 
 from marlaas_api.messages.job_spec import OptimizerSettings
 from marlaas_worker.adapters import AdapterConfig, tensor_name, write_adapter
@@ -244,24 +243,7 @@ def test_a_kl_reference_of_another_rank_and_a_damaged_state_are_refused(base, tm
         learner.restore({}, TrainingState(num_updates=1, first_moments={name: torch.zeros(8, 64)}))
 
 
-HALF_ROOT_2 = math.sqrt(2) / 2
-
-
-@pytest.mark.parametrize(
-    ("spec", "num_steps", "rates"),
-    [
-        ({}, 4, [1, 1, 1, 1]),
-        ({"warmup_steps": 4}, 6, [0.25, 0.5, 0.75, 1, 1, 1]),
-        ({"schedule": "linear"}, 4, [1, 0.75, 0.5, 0.25]),
-        ({"schedule": "linear", "warmup_steps": 2}, 6, [0.5, 1, 1, 0.75, 0.5, 0.25]),
-        ({"min_learning_rate_ratio": 0.2}, 2, [1, 1]),  # an agent without decay, in a job that has a floor
-        ({"schedule": "linear", "min_learning_rate_ratio": 0.2}, 4, [1, 0.8, 0.6, 0.4]),
-        ({"schedule": "cosine"}, 4, [1, 0.5 + HALF_ROOT_2 / 2, 0.5, 0.5 - HALF_ROOT_2 / 2]),
-        ({"schedule": "cosine", "warmup_steps": 1}, 4, [1, 1, 0.75, 0.25]),  # cos(60°) = 1/2
-        ({"schedule": "cosine", "min_learning_rate_ratio": 0.5, "warmup_steps": 1}, 4, [1, 1, 0.875, 0.625]),
-        ({"schedule": "linear", "warmup_steps": 9}, 3, [1 / 9, 2 / 9, 3 / 9]),  # a job that ends before its peak
-    ],
-)
+@pytest.mark.parametrize(("spec", "num_steps", "rates"), rows(__file__, "schedules"))
 def test_a_step_has_the_rate_of_its_schedule(spec, num_steps, rates):
     optimizer = OptimizerSettings.model_validate({"learning_rate": 1.0, **spec})
     assert [learning_rate(optimizer, number, num_steps) for number in range(num_steps)] == pytest.approx(rates)

@@ -26,19 +26,14 @@ class Adapted:
         return self.model["layer"]
 
 
-def adapter_of(layer, rank, alpha, dtype):
+def on(layer, rank, alpha, dtype):
     made = new_adapter("one", AdapterConfig(rank, alpha), {"layer": layer}, torch.device("cpu"))
     parameters = {name: nn.Parameter(value.to(dtype)) for name, value in made.parameters.items()}
     down, up = parameters.values()
-    return replace(made, parameters=parameters, layers={"layer": (down, up)})
-
-
-def on(layer, rank, alpha, dtype):
-    model = nn.ModuleDict({"layer": layer}).requires_grad_(False)
-    active = ActiveAdapter()
-    active.adapter = adapter_of(layer, rank, alpha, dtype)
+    model, active = nn.ModuleDict({"layer": layer}).requires_grad_(False), ActiveAdapter()
+    active.adapter = replace(made, parameters=parameters, layers={"layer": (down, up)})
     adapt_layers(model, {"layer": layer}, active)
-    return Adapted(model, active, *active.adapter.layers["layer"])
+    return Adapted(model, active, down, up)
 
 
 def adapted(bias=False, dtype=torch.float64, base=None):

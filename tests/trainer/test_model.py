@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 from tests.tables import rows
-from tests.trainer.sampler import VOCABULARY
+from tests.trainer.harness import VOCABULARY
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 

@@ -60,6 +60,7 @@ def reads(monkeypatch):
 @pytest.fixture
 def room_for(monkeypatch):
     """Give later trainers memory for so many agents, and host memory for this many bytes of versions."""
+
     def give(num, host_bytes=0):
         monkeypatch.setattr(agent_memory, "measure", lambda *_: AgentMemory(num * 8, 1, host_bytes))
 

@@ -123,13 +123,6 @@ def _message(rng):
     return ChatMessage(role=role, content=_text(rng), tool_calls=calls)
 
 
-async def read(harness, job, group, refs, vocabulary):
-    names = job.request(group).model_dump(include={"namespace", "job", "uid", "agent", "group"})
-    numbers = {"step": 0, "base_version": 0, "position": 0, "index": group, "version": 0}
-    ready = GroupReady(**names, **numbers, trajectories=tuple(refs))
-    return await read_group(harness.bus, MemoryBlobs(), ready, Expectation(1.0, vocabulary, {}))
-
-
 def assert_trained_as_drawn(drawn, trained):
     """Every generated token is trained once, after exactly the ids that the engine was fed, and nothing else is."""
     for one in drawn:
@@ -165,7 +158,11 @@ async def test_what_was_generated_is_what_is_trained_token_for_token(harness, ro
         for group in range(num_episodes // MEMBERS):
             plays = [Play(client, job, group, member, tools=forgets) for member in range(MEMBERS)]
             refs = await asyncio.gather(*(play.run() for play in plays))
-            for ref, read_back in zip(refs, await read(harness, job, group, refs, vocabulary), strict=True):
+            names = job.request(group).model_dump(include={"namespace", "job", "uid", "agent", "group"})
+            numbers = {"step": 0, "base_version": 0, "position": 0, "index": group, "version": 0}
+            ready = GroupReady(**names, **numbers, trajectories=tuple(refs))
+            trained = await read_group(harness.bus, MemoryBlobs(), ready, Expectation(1.0, vocabulary, {}))
+            for ref, read_back in zip(refs, trained, strict=True):
                 turns = read_back.turns.values()
                 assert_trained_as_drawn(engine.drawn[ref.episode], segments_of(read_back.turns, read_back.leaves, 1.0))
                 num_rewritten += sum(turn.opens_segment and turn.parent is not None for turn in turns)
