@@ -42,10 +42,13 @@ def test_values_have_their_lines_or_their_holders_also_in_further_documents():
     assert [(document.value, document.line(())) for document in documents] == [({"a": 1}, 3), ({"b": 2}, 7)]
 
 
-def test_anchors_and_merges_work_and_the_nearer_value_wins():
+def test_anchors_and_merges_work_and_a_bomb_of_aliases_does_not_go_off():
     (document,) = read_documents("base: &base {x: 1, y: 2}\nall:\n  <<: *base\n  x: 3\nboth:\n  <<: [{x: 4}, *base]\n")
     assert document.value["all"] == {"x": 3, "y": 2}
     assert document.value["both"] == {"x": 4, "y": 2}
+    levels = [f"l{level}: &l{level} [{', '.join([f'*l{level - 1}'] * 9)}]" for level in range(1, 9)]
+    with pytest.raises(YamlError, match="more than 100000 values"):
+        list(read_documents("\n".join(["l0: &l0 [x]", *levels])))
 
 
 @pytest.mark.parametrize(("text", "line", "said"), rows(__file__, "no_yaml"), ids=lambda value: ascii(value)[:14])
@@ -53,12 +56,6 @@ def test_what_is_no_yaml_is_told_with_its_line(text, line, said):
     with pytest.raises(YamlError) as caught:
         list(read_documents(text))
     assert (caught.value.line, str(caught.value)) == (line, said)
-
-
-def test_a_bomb_of_aliases_does_not_go_off():
-    levels = [f"l{level}: &l{level} [{', '.join([f'*l{level - 1}'] * 9)}]" for level in range(1, 9)]
-    with pytest.raises(YamlError, match="more than 100000 values"):
-        list(read_documents("\n".join(["l0: &l0 [x]", *levels])))
 
 
 FILES = {

@@ -94,13 +94,10 @@ def test_past_versions_play_o_in_even_tasks_and_x_in_odd_ones():
     assert odd[0].rewards == {"x": 0, "o": -1, "before": 1}
 
 
-def test_the_agents_that_a_job_must_have_depend_on_the_argument():
+def test_tic_tac_toe_needs_its_agents_and_opens_with_at_most_two_moves():
     resolve("tic-tac-toe", {}).check_agents(["x", "o"])
     with pytest.raises(InvalidInput, match="needs the agents x, o, past; the job lacks past"):
         resolve("tic-tac-toe", {"past": "past"}).check_agents(["x", "o"])
-
-
-def test_openings_have_at_most_two_moves_and_nobody_has_won():
     boards = {opening(random.Random(seed)) for seed in range(2000)}
     assert len(boards) == 1 + 9 + 72
     assert all(len(free(board)) >= 7 and not has_won(board, "x") for board in boards)

@@ -145,7 +145,6 @@ def test_requests_of_an_asynchronous_job_are_sampled_at_the_same_time():
 
 
 def test_in_a_strict_job_a_request_beside_another_one_is_refused_in_words():
-    """Their order would be that of arrival."""
     channel = Held()
 
     async def both(client):

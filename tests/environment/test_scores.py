@@ -72,12 +72,9 @@ def test_an_episode_without_a_reward_is_unscored_and_zero_is_a_reward(give, is_s
     assert rewarded(give).is_scored is is_scored
 
 
-def test_metrics_that_are_none_or_nan_are_left_out():
+def test_metrics_that_are_none_or_nan_are_left_out_and_lone_surrogates_replaced_and_counted():
     given = {"a": 1, "b": None, "c": math.nan, "d": np.float32("nan"), "e": torch.tensor(2.0), "f": True}
     assert metrics(given) == {"a": 1.0, "e": 2.0, "f": 1.0}
-
-
-def test_lone_surrogates_are_replaced_and_counted():
     channel = OrderedReplies()
     state = EpisodeState(["policy"], channel)
     agent = Agents(state)["policy"]

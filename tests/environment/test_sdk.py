@@ -70,7 +70,7 @@ def test_the_package_has_the_names_of_the_sdk_and_no_others():
     assert names == set(marlaas.environment.__all__)
 
 
-def test_a_conversation_goes_on_where_it_ended():
+def test_a_conversation_goes_on_where_it_ended_and_branches_go_on_alone():
     def talk(task, agent):
         agent.ask([Message("system", "short"), {"role": "user", "content": "one"}])
         agent.say("two", max_tokens=3)
@@ -84,8 +84,6 @@ def test_a_conversation_goes_on_where_it_ended():
     assert (requests[1].append, requests[1].max_tokens) == ((Message("user", "two"),), 3)
     assert requests[2].append == "raw"
 
-
-def test_branches_go_on_alone():
     def branch(task, agent):
         first = agent.say("one")
         agent.say("two")

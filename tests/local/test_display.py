@@ -45,7 +45,7 @@ def _plain(now=(0.0,), width=200):
     return PlainDisplay(Console(file=out, width=width, color_system=None), lambda: now[0]), out
 
 
-def test_plain_lines_come_at_a_change_of_phase_and_once_a_period(document, progress_of):
+def test_plain_lines_come_at_a_change_of_phase_and_once_a_period_and_waits_are_told_once(document, progress_of):
     now = [0.0]
     display, out = _plain(now)
     for now[0], step in ((0.0, 0), (1.0, 1), (2.0, 2), (PLAIN_PERIOD_S + 1, 3), (PLAIN_PERIOD_S + 2, 3)):
@@ -53,9 +53,6 @@ def test_plain_lines_come_at_a_change_of_phase_and_once_a_period(document, progr
     display.jobs([JobView(document(), progress_of(document(), step=3, phase=Phase.SUCCEEDED))])
     told = [line.partition("step ")[2][:3] for line in out.getvalue().splitlines()]
     assert told == ["0/3", "3/3", "3/3"]
-
-
-def test_what_is_waited_for_is_told_once_although_its_seconds_run():
     display, out = _plain()
     for text in ("starting the engine (2 s)", "starting the engine (1 m 03 s)", "training"):
         display.waiting(text)

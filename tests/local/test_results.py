@@ -153,7 +153,6 @@ def request_of(tmp_path, document, step, evaluation):
 
 @pytest.mark.processes
 async def test_all_requested_curves_are_drawn_and_an_interrupted_run_does_not_wait_for_them(request_of, caplog):
-    """Also those that are requested while others are drawn."""
     sessions, first, broken, last = Sessions(), request_of("first"), request_of("broken"), request_of("last")
     (broken.folder / "steps.jsonl").write_text("no record\n")
     with caplog.at_level(logging.WARNING):

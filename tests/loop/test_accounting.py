@@ -56,7 +56,6 @@ def test_the_tokens_of_every_recorded_turn_count_once_by_their_use(jobs):
 
 
 def test_seconds_are_those_of_the_recorded_episodes_and_of_the_manifests(jobs):
-    """Those of an episode count in equal parts for the agents."""
     for job in jobs:
         group_size, agents = job.document.spec.rollout.group_size, job.progress.usage
         for agent, used in agents.items():

@@ -55,7 +55,6 @@ def said(job):
 
 
 def test_an_openai_agent_trains_on_the_very_turns_of_its_native_twin(undisturbed, killed):
-    """It was also killed at every effect."""
     native, chat = said(undisturbed["twin"]), said(killed.jobs["twin"])
     assert chat == native
     assert {turn["parent"] for turn in native.values()} >= {None, 0, 1}, "conversations went on, in both branches"

@@ -91,7 +91,6 @@ def test_tasks_come_again_and_some_rest(undisturbed):
 
 
 def test_an_asynchronous_team_keeps_its_staleness(killed):
-    """Each agent's first step was committed once a group of the second one played the version before it."""
     steps = killed.jobs["late"].steps
     assert [step.staleness_max for step in steps][:2] == [0, 1]
     assert steps[2].staleness_max <= 1

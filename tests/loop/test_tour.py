@@ -51,7 +51,6 @@ def test_a_job_learns_from_what_it_sampled_and_everything_a_person_looks_for_is_
 
 @pytest.mark.parametrize("name", [*LEARNING, TEAM, ADDED])
 def test_every_task_is_in_one_step_and_every_step_in_one_record(tour, name):
-    """Whatever was killed, suspended and stopped in between."""
     steps = tour.steps(name)
     assert [step["step"] for step in steps] == list(range(tour.summary[name]["steps"]))
     indices = [index for step in steps for index in step["indices"]]
@@ -60,7 +59,6 @@ def test_every_task_is_in_one_step_and_every_step_in_one_record(tour, name):
 
 
 def test_the_team_makes_the_adapters_that_it_makes_undisturbed(tour, undisturbed):
-    """In one process, to which nothing happens, and beside other jobs."""
     expected = undisturbed["exact"]
     for agent, versions in expected.weights.items():
         weights = (tour.out / TEAM / "adapter" / agent / "adapter_model.safetensors").read_bytes()

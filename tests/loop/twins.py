@@ -44,11 +44,7 @@ def chat(task, agent):
                 result = tool_reply(expression)
                 agent.reward += 0.125 * (result != TOOL_ERROR)
                 messages.append({"role": "tool", "content": result})
-                text = _streamed(client, messages)
+                chunks = client.chat.completions.create(model="policy", messages=messages, stream=True)
+                text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
                 messages.append({"role": "assistant", "content": text})
             agent.reward += float(last_number(text) == puzzle.answer)
-
-
-def _streamed(client, messages):
-    chunks = client.chat.completions.create(model="policy", messages=messages, stream=True)
-    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)

@@ -138,8 +138,6 @@ class Run:
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_an_attacker_gets_no_more_than_the_bound_while_the_other_tenant_waits(attack):
-    """First come, first served would give it more."""
-
     async def attacked(is_fair):
         made = Run(ATTACKS[attack], is_fair)
         await made.play(SECONDS)

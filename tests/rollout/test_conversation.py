@@ -1,7 +1,9 @@
 """What a turn appends to a conversation, what its reply leaves there, and what a chat template does to the past."""
 
 import pytest
+from tests.rollout import chats
 from tests.rollout.chats import CHATML, COUNTS_MESSAGES, FORGETS_REASONING, TRIMS, bpe, reply_to, say, user
+from tests.tables import rows
 
 from marlaas.models.tokenizer import VOCABULARY, save_tokenizer
 from marlaas_api.messages import ChatMessage, StopReason, ToolCallMessage
@@ -60,18 +62,9 @@ def test_raw_text_is_appended_verbatim_and_chat_goes_on_after_it_only_within_a_r
     assert prompt.draft.history[1].content == "the answer: 14"
 
 
-@pytest.mark.parametrize(
-    ("template", "reply", "opens"),
-    [
-        (FORGETS_REASONING, "hm</think>three", True),
-        (FORGETS_REASONING, "three", False),
-        (TRIMS, " three", True),
-        (TRIMS, "three", False),
-        (COUNTS_MESSAGES, "three", True),
-    ],
-)
+@pytest.mark.parametrize(("template", "reply", "opens"), rows(__file__, "rewrites"))
 def test_a_template_that_rewrites_its_past_opens_a_segment_with_a_whole_prompt(template, reply, opens):
-    tokenizer = bpe(template)
+    tokenizer = bpe(getattr(chats, template))
     ended = reply_to(tokenizer, extend(tokenizer, None, user("plus")), say(tokenizer, reply))
     prompt = extend(tokenizer, ended, user("14"))
     assert prompt.draft.opens_segment is opens

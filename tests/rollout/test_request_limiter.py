@@ -243,15 +243,12 @@ def test_shares_of_the_engines_time_add_up_to_the_time_it_was_busy():
     assert meter.job_engine_s == pytest.approx({"one": 2.0 + 2.0 + 1.0, "two": 2.0 + 1.0})
 
 
-def test_tokens_count_half_after_a_minute_and_are_forgotten():
+def test_recent_tokens_count_half_after_a_minute_and_tell_the_tokens_of_unfinished_generations():
     recent = recent_tokens()
     recent.add({"a": 100}, 0.0)
     recent.add({"b": 8, "a": 10}, 60.0)
     assert recent.at(60.0) == {"a": 60.0, "b": 8.0}
     assert recent.at(300.0) == {"a": 3.75}
-
-
-def test_unfinished_generations_are_estimated_from_the_recent_time_of_a_token():
     decode = DecodeTime()
     assert decode.tokens_in(0.0, 100) == 1
     for _ in range(200):

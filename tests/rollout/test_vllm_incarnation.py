@@ -41,7 +41,6 @@ OWNER = (
 @pytest.mark.processes
 @pytest.mark.slow
 def test_a_new_engine_process_has_our_kernels_and_does_not_outlive_an_owner_that_was_killed():
-    """Also if its main module imports the extension before vLLM."""
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
     assert "cpu_c" in owner.stdout.readline().split()
     below = psutil.Process(owner.pid).children(recursive=True)
@@ -134,7 +133,6 @@ async def test_an_engine_that_cannot_start_says_why_and_leaves_no_process(vllm, 
 @pytest.mark.engine
 @pytest.mark.asyncio(loop_scope="session")
 async def test_a_killed_engine_serves_again_and_one_that_hangs_is_given_up(vllm, publish, slot_ids, monkeypatch):
-    """The first incarnation was forked, the second is started anew."""
     published = [publish(1), publish(3)]
     failures, restarted = list[str](), asyncio.Event()
 

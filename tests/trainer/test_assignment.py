@@ -149,7 +149,6 @@ async def test_trainers_report_the_work_of_their_agents(harness):
 
 @pytest.mark.parametrize(("num_before", "known"), [(0, {3}), (1, {2, 3}), (2, {1, 2, 3}), (9, {1, 2, 3})])
 async def test_adapters_are_known_for_as_many_versions_as_groups_may_be_stale(num_before, known):
-    """Version 0 has no manifest any more."""
     blobs, parent = MemoryBlobs(), BlobRef(name="gone", sha256="0" * 64, size_bytes=1)
     for version in (1, 2, 3):
         files = {TENSORS_FILE: BlobRef(name="x", sha256=sha256_hex(b"%d" % version), size_bytes=1)}

@@ -265,7 +265,6 @@ async def test_a_step_with_a_lowered_budget_is_the_planned_one(harness, monkeypa
 
 
 async def test_a_later_trainer_goes_on_with_the_lowered_budget_even_if_it_has_more_memory(harness, monkeypatch):
-    """The first one is killed before it commits the budget."""
     document = job(microbatchTokens=PLANNED)
     faults = fragile(monkeypatch, no_room_above(ROOM))
     passed = kill_at(place := "trainer.commit.before_blobs", 2)

@@ -132,7 +132,6 @@ def test_a_step_is_the_one_that_a_slow_loop_over_plain_peft_takes(base, tiny_mod
 
 @pytest.mark.parametrize(("algorithm", "ratio", "correction"), rows(__file__, "corrections"))
 def test_a_step_in_microbatches_is_the_step_of_the_whole_batch(base, algorithm, ratio, correction):
-    """Two segments make a trajectory, so that micro-batches cut trajectories."""
     results = []
     job = {"algorithm": algorithm, "ratio": ratio, "correction": {"type": correction}, "entropy": {"coefficient": 0.01}}
     for budget, pairs_per_token in ((1 << 20, 0), (64, 0), (36, 384), (20, 384)):

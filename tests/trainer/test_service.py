@@ -178,7 +178,6 @@ async def test_strict_agents_have_the_same_bits_however_their_groups_come(harnes
 
 @pytest.mark.parametrize("by", ["itself", "another"])
 async def test_an_agent_that_failed_is_trained_again_later_or_elsewhere(harness, base, tmp_path, by):
-    """The adapter to begin from is not there at first."""
     document = job(agent={"initFrom": {"path": str(tmp_path / "adapter")}})
     await harness.admit(document)
     async with harness.trainer(), contextlib.AsyncExitStack() as others:

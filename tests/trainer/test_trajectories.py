@@ -97,10 +97,16 @@ def test_turns_become_segments_of_which_each_generated_token_is_trained_once(tur
     assert [(part.ids.tolist(), part.ids[part.generated].tolist()) for part in segments] == expected
 
 
-def test_behaviour_logprobs_stand_at_the_tokens_they_belong_to():
+def test_a_segment_has_its_behaviour_logprobs_its_trajectorys_advantage_and_its_tokens():
     (part,) = segments_of({0: turn(0), 1: turn(1, 0)}, (1,), 2.5)
     assert np.allclose(part.behaviour, [0, 0, -0.5, -0.6, 0, 0, -1.5, -1.6])
     assert (part.advantage, part.version) == (2.5, 4)
+    rewritten = Trajectory({0: turn(0), 1: turn(1, 0), 2: turn(2, 1, opens=True)}, (2,), 1.0)
+    (parts,) = Weighing("centred", 4, 0).segments([[rewritten, played(0.0, turn(0))]])
+    assert [int(part.generated.sum()) for part in parts] == [4, 2, 2]
+    assert [part.num_trajectory_tokens for part in parts] == [6, 6, 2]
+    assert [part.trajectory for part in parts] == [0, 0, 1]
+    assert [part.advantage for part in parts] == [0.5, 0.5, -0.5]
 
 
 @given(data=st.data())
@@ -207,15 +213,6 @@ def test_the_rewards_of_each_agent_are_compared_with_its_own_mean_and_deviation(
     assert found == pytest.approx([2**0.5, -(0.5**0.5), -(0.5**0.5), -(1.5**0.5), 0.0, 1.5**0.5], abs=1e-5)
 
 
-def test_every_segment_has_its_trajectorys_advantage_and_knows_how_many_tokens_it_generated():
-    rewritten = Trajectory({0: turn(0), 1: turn(1, 0), 2: turn(2, 1, opens=True)}, (2,), 1.0)
-    (parts,) = Weighing("centred", 4, 0).segments([[rewritten, played(0.0, turn(0))]])
-    assert [int(part.generated.sum()) for part in parts] == [4, 2, 2]
-    assert [part.num_trajectory_tokens for part in parts] == [6, 6, 2]
-    assert [part.trajectory for part in parts] == [0, 0, 1]
-    assert [part.advantage for part in parts] == [0.5, 0.5, -0.5]
-
-
 LONG = {"stop_reason": StopReason.LENGTH}
 
 
@@ -259,7 +256,7 @@ def steps_of(baselines, *steps: dict[str, list[float]]):
     return found
 
 
-def test_each_player_has_its_own_baseline_which_a_restart_takes_from_the_metrics():
+def test_each_player_has_its_own_baseline_which_a_restart_takes_from_the_metrics_and_no_candidate_moves():
     found = steps_of(Baselines(RUNNING), {"": [2.0, 0.0], "second": [-1.0]}, {"": [0.0]}, {"second": [1.0]})
     assert found == [
         {"baseline": 1.0, "baseline_second": -1.0},
@@ -274,9 +271,6 @@ def test_each_player_has_its_own_baseline_which_a_restart_takes_from_the_metrics
     again.rewind()
     assert again.values == first.values == {"": 1.0, "second": 3.0}
     assert steps_of(again, {"": [0.0]}) == steps_of(first, {"": [0.0]})
-
-
-def test_candidates_do_not_move_it_and_a_job_that_compares_groups_has_none():
     baselines = Baselines(RUNNING)
     baselines.note({"": [1.0], ("", "episode", 0): [5.0, 6.0]})
     assert baselines.finish_step() == {"baseline": 1.0}

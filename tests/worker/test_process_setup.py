@@ -191,7 +191,6 @@ def test_a_folder_of_the_machine_or_of_a_mounted_volume_is_looked_for_and_the_po
 
 @pytest.mark.processes
 def test_a_model_of_the_hub_is_looked_for_in_the_shared_cache(pod, monkeypatch):
-    """In a process of its own: the hub's library reads its settings once."""
     monkeypatch.delenv("HF_HOME")
     pod.set(MARLAAS_CACHE=str(pod.folder / "cache"), HF_HUB_OFFLINE="1")
     pod.give(hub={"id": "some/model", "revision": COMMIT})

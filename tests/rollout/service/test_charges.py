@@ -96,7 +96,6 @@ async def test_use_on_another_replica_is_charged_here(harness, shut_engine, role
 
 
 async def test_the_engine_gets_a_full_share_when_its_agents_outnumber_its_slots(harness, monkeypatch):
-    """Agents of other replicas do not count, and a role that shares no CPU leaves its session alone."""
     shares: list[int] = []
     elsewhere: list[AdapterRef] = []
     monkeypatch.setattr(service, "set_share", lambda pid, niceness: shares.append(niceness))

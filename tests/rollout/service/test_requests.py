@@ -24,7 +24,6 @@ async def phases(asked):
 
 
 async def test_a_request_asked_again_is_generated_once_and_answered_at_the_end(harness, shut_engine, monkeypatch):
-    """Another question under its name gets no common answer."""
     monkeypatch.setattr(requests, "MAX_INBOXES", 2)
     _, job = await harness.serving(shut_engine)
     questions = [*[job.request()] * 3, job.request(append="something else~")]
@@ -206,7 +205,6 @@ async def test_a_request_that_claims_to_be_another_jobs_or_wants_its_answer_else
 
 
 async def test_a_request_that_cannot_be_handled_ends_no_replica(harness, monkeypatch):
-    """It is received by each replica directly, and by the agent's subject."""
     accept = requests.Requests.accept
 
     async def fail_at_turn_9(self, request, inbox):
