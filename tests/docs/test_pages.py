@@ -120,16 +120,13 @@ def test_every_value_of_the_chart_is_one_and_every_column_is_explained():
             assert heading == "Age" or heading.upper() in text, heading
 
 
-def test_every_reason_that_is_named_is_one():
+def test_every_reason_and_every_metric_that_is_named_is_one():
     text = TEXT[ROOT / "docs/how-to/kubernetes.md"]
     section = text.partition("## When it waits or fails")[2]
     rows = re.findall(r"^\| (?:\*Failed:\* )?((?:[A-Z][a-z]+[A-Za-z]*(?:, )?)+) \|", section, re.MULTILINE)
     named = {word for row in rows for word in row.split(", ")} | set(re.findall(r"\(`([A-Z]\w+)`", section))
     assert Reason.WAITING_FOR_POOL in named
     assert named <= set(Reason)
-
-
-def test_every_metric_that_is_named_is_one():
     folders = (ROOT / "workers/marlaas_worker", ROOT / "operator")
     source = "\n".join(path.read_text("utf-8") for folder in folders for path in folder.rglob("*.py"))
     named = {word for text in TEXT.values() for word in re.findall(r"`(marlaas_[a-z_]+)(?:\{[\w,]*\})?`", text)}

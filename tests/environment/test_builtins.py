@@ -129,13 +129,18 @@ def secret(index, split):
     return halving.guess
 
 
-def test_halving_earns_all_and_the_reward_falls_with_guesses_beyond_it():
+def test_halving_earns_all_less_for_more_guesses_and_numbers_are_trained_on_or_held_out():
     outcomes = [guess(Halving(1, 100), index) for index in range(40)]
     assert {outcome.rewards["policy"] for outcome in outcomes} == {1.0}
     assert max(outcome.metrics["guesses"] for outcome in outcomes) <= 7
     base = int(guess(Halving(1, 100)).metrics["guesses"])
     rewards = {n: guess(Halving(1, 100, n)).rewards["policy"] for n in (7 - base, 8 - base, 14 - base, 15 - base)}
     assert rewards == {7 - base: 1.0, 8 - base: pytest.approx(1 - 0.5 / 7), 14 - base: 0.5, 15 - base: 0.0}
+    trained = {secret(index, Split.TRAIN) for index in range(60)}
+    held_out = {secret(index, Split.EVAL) for index in range(60)}
+    assert len(trained) > 20
+    assert len(held_out) > 5
+    assert not trained & held_out
 
 
 def test_a_reply_without_a_number_is_a_guess_lost_and_is_told():
@@ -151,14 +156,6 @@ def test_a_reply_without_a_number_is_a_guess_lost_and_is_told():
     assert outcome.rewards == {"policy": 0.0}
     assert outcome.metrics == {"found": 0.0, "guesses": 3.0, "no_number": 3.0}
     assert guess(lambda _: "9" * 5000, max_guesses=2).metrics["no_number"] == 0.0
-
-
-def test_numbers_are_trained_on_or_held_out():
-    trained = {secret(index, Split.TRAIN) for index in range(60)}
-    held_out = {secret(index, Split.EVAL) for index in range(60)}
-    assert len(trained) > 20
-    assert len(held_out) > 5
-    assert not trained & held_out
 
 
 ODD_ANSWERS = ("", "?", "1", "-1e999", "{", "[[1", "9" * 5000, "((", "x=1/0", "\0", "a\nb", "None")

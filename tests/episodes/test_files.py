@@ -140,7 +140,7 @@ def test_an_episode_of_two_agents_shows_who_spoke_and_whose_reward_and_advantage
     assert "version caller 4 · " in _text(Played("a/relay", joined(one, turns[1:]))), "only one of them spoke"
 
 
-def test_what_did_not_go_well_is_said(episode, turn):
+def test_what_did_not_go_well_is_said_and_what_a_model_wrote_cannot_drive_the_terminal(episode, turn):
     broke = joined(episode(0, 0, 0.0, ending=Ending.TOOL_ERROR, prior_faults=(FaultClass.INFRA,)), [])
     text = _text(Played("a/b", broke))
     assert "tool error of the policy" in text
@@ -152,9 +152,6 @@ def test_what_did_not_go_well_is_said(episode, turn):
     assert "fault: env (not scored)" in text
     assert "KeyError: 'x'" in text
     assert "reward" not in text
-
-
-def test_what_a_model_wrote_cannot_drive_the_terminal(episode, turn):
     one = episode(fault=None)
     played = Played("a/b", joined(one, [turn(one, text="\x1b]0;owned\x07 \x1b[2J[bold]not markup[/bold]")]))
     text = _text(played)

@@ -100,7 +100,7 @@ def test_a_change_is_taken_once_and_one_of_another_version_is_refused(tmp_path):
         ask(folder, RunChange())
 
 
-async def test_announcing_twice_changes_nothing_and_a_newer_document_replaces_the_older(bus, document):
+async def test_announcing_twice_changes_nothing_and_a_taken_name_refuses_the_whole_change(bus, document):
     bucket = await bus.bucket(subjects.JOBS)
     for _ in range(2):
         await announce(bus, [document()])
@@ -108,6 +108,11 @@ async def test_announcing_twice_changes_nothing_and_a_newer_document_replaces_th
     await announce(bus, [document(generation=2)])
     second = await bucket.get("team-a.reverse")
     assert (first.revision, second.revision) == (1, 2)
+    bucket = await bus.bucket(subjects.JOBS)
+    await announce(bus, [document("taken", uid="theirs")])
+    with pytest.raises(InvalidInput, match="already has a job team-a/taken of another run"):
+        await write_change(bus, [document("free"), document("taken")], [], asyncio.Event())
+    assert await bucket.get("team-a.free") is None
 
 
 async def test_a_cancelled_jobs_name_is_free_and_its_document_says_that_it_is_deleted(bus, document):
@@ -143,14 +148,6 @@ async def test_a_document_that_another_writer_changes_meanwhile_is_read_again(bu
     await change(bus, [job])
     there = decode_as(JobDocument, (await bucket.get(job.ref.key)).data)
     assert (there.uid, there.deleted) == (job.uid, change is withdraw)
-
-
-async def test_a_change_of_which_one_name_is_taken_writes_nothing(bus, document):
-    bucket = await bus.bucket(subjects.JOBS)
-    await announce(bus, [document("taken", uid="theirs")])
-    with pytest.raises(InvalidInput, match="already has a job team-a/taken of another run"):
-        await write_change(bus, [document("free"), document("taken")], [], asyncio.Event())
-    assert await bucket.get("team-a.free") is None
 
 
 async def test_a_change_is_written_as_soon_as_the_server_answers(bus, document, monkeypatch):

@@ -70,7 +70,7 @@ def refused(residents, name, slot_id):
     return str(error.value)
 
 
-def test_an_engine_refuses_a_full_house_a_name_twice_and_an_old_number():
+def test_an_engine_refuses_a_full_house_a_name_twice_and_an_old_number_of_which_it_keeps_a_bit():
     residents = Residents(2)
     residents.admit(held("a", 1))
     assert "loaded already" in refused(residents, "a", 2)
@@ -83,9 +83,6 @@ def test_an_engine_refuses_a_full_house_a_name_twice_and_an_old_number():
         residents.clear()  # a request that ends after a restart disturbs nothing
         residents.admit(held("a", 4))
     assert residents.remove(held("a", 4))
-
-
-def test_what_an_engine_remembers_of_a_past_load_is_one_bit():
     residents = Residents(2)
     for number in range(1, 8001):
         residents.admit(held("a", number))

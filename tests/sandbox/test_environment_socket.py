@@ -96,6 +96,12 @@ async def test_an_environment_that_cannot_be_loaded_is_a_fault_in_its_own_words(
     assert words in episode.fault_text
 
 
+async def test_a_container_that_does_not_listen_is_a_fault_of_the_infrastructure(harness, container):
+    harness.load_timeout_s = 0.0
+    (episode,) = await harness.play_document(with_image(harness), socket=container.socket)
+    assert (episode.fault, "does not listen on" in episode.fault_text) == (FaultClass.INFRA, True)
+
+
 async def test_killed_in_an_episode_the_container_restarts_and_the_next_attempt_is_unharmed(harness, container):
     container.start("rogues:asks")
     document = with_image(harness, max_attempts=3)

@@ -33,13 +33,10 @@ def test_an_agent_may_be_bound_if_nobody_alive_holds_it_for_this_job(changes, go
     assert may_bind(record, "uid", "trainer-1", gone) == allowed
 
 
-def test_a_bind_bumps_the_epoch_keeps_what_is_true_and_begins_afresh_for_another_job_of_the_name():
+def test_a_bind_bumps_the_epoch_and_a_holder_is_gone_after_the_whole_grace_period():
     assert bound_record(HELD, "uid", "trainer-1") == HELD.model_copy(update={"epoch": 6, "holder": "trainer-1"})
     assert bound_record(HELD, "new", "trainer-1") == PolicyRecord(uid="new", epoch=6, holder="trainer-1")
     assert bound_record(None, "new", "trainer-1") == PolicyRecord(uid="new", epoch=0, holder="trainer-1")
-
-
-def test_a_holder_is_gone_once_it_has_been_absent_for_the_whole_grace_period_without_a_break():
     absences = Absences()
     absences.observe({"a", "b"}, {"b"}, 100.0)
     assert not absences.gone("a", 100.0 + GRACE_S - 0.1)
@@ -90,15 +87,12 @@ COSTS = {"a": 0.08, "b": 0.04, "c": 0.02, "d": 0.01}
 LONG = 100 * HALF_LIFE_S
 
 
-def test_work_counts_half_after_ten_minutes_so_an_agent_that_pauses_between_steps_is_not_idle():
+def test_work_counts_half_after_ten_minutes_and_a_new_agent_as_the_mean():
     work = RecentWork(0.0)
     work.advance({"a": 64.0}, ["a"], 100.0)
     assert work.advance({"a": 64.0}, ["a"], 100.0 + HALF_LIFE_S)["a"] == (32.0, 50.0 + HALF_LIFE_S)
     assert work.advance({"a": 64.0}, [], 100.0 + 2 * HALF_LIFE_S)["a"] == (16.0, 325.0)
     assert work.advance({"a": 64.0}, [], LONG) == {}
-
-
-def test_a_new_agent_counts_as_the_mean_and_one_without_work_a_little():
     work = {"a": (90.0, 1000.0), "idle": (0.0, 1000.0)}
     found = recent_costs(["a", "idle", "new"], [work])
     mean = 90.0 / 2000.0

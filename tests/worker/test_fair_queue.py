@@ -17,7 +17,7 @@ def served(queue, most=99, **room):
     return [ticket.item for _ in range(most) if (ticket := queue.pop(**room))]
 
 
-def test_the_smallest_usage_divided_by_weight_is_served_first():
+def test_the_smallest_usage_by_weight_is_served_first_of_tenants_jobs_and_agents():
     queue = FairQueue()
     for number in range(3):
         queue.push(("a", "job"), f"a{number}", cost=4)
@@ -25,9 +25,6 @@ def test_the_smallest_usage_divided_by_weight_is_served_first():
     # usage a, b: 0 0 | 4 0 | 4 2 | 4 4 | 8 4 | 8 6
     assert served(queue) == ["a0", "b0", "b1", "a1", "b2", "a2"]
     assert (queue.usage("a"), queue.usage("b")) == (12, 6)
-
-
-def test_jobs_of_a_tenant_and_agents_of_a_job_share_its_service():
     queue = FairQueue()
     for number in range(4):
         queue.push(("a", "long"), f"long{number}", cost=3)
@@ -53,7 +50,7 @@ def test_the_real_cost_replaces_the_estimate_and_a_removed_request_costs_nothing
     assert queue.usage("a") == 4
 
 
-def test_an_idle_tenant_saves_up_no_credit():
+def test_an_idle_tenant_saves_up_no_credit_and_usage_elsewhere_or_beyond_others_counts():
     queue = FairQueue()
     queue.open(("a", "job"))
     queue.open(("b", "job"))
@@ -65,6 +62,17 @@ def test_an_idle_tenant_saves_up_no_credit():
     queue.close(("b", "job"))
     queue.open(("c", "job"))
     assert queue.usage("c") == 100, "as the last active one"
+    queue = FairQueue()
+    queue.open(("a", "job"))
+    queue.charge(("a",), 30.0)
+    queue.charge(("b",), 1000.0)
+    assert (queue.usage("a"), queue.usage("a", "job")) == (30, 0)
+    queue.open(("b", "job"))
+    assert queue.usage("b") == 30
+    queue.charge(("b", "job"), 50)
+    queue.close(("b", "job"))
+    queue.open(("b", "job"))
+    assert queue.usage("b") == 80
 
 
 @pytest.mark.parametrize(("max_credit", "usage"), [(math.inf, 0), (10.0, 40 / 3 - 10.0), (0.0, 40 / 3)])
@@ -89,20 +97,6 @@ def test_the_credit_of_all_active_tenants_together_is_bounded():
     queue.push(("b", "job"), "again", cost=10)
     queue.push(("a", "job"), "after the tool call", cost=10)
     assert (queue.usage("a"), queue.usage("b")) == (100 - 10.0 / 4, 100)
-
-
-def test_use_elsewhere_counts_for_active_tenants_only_and_usage_beyond_the_others_is_not_forgiven_by_leaving():
-    queue = FairQueue()
-    queue.open(("a", "job"))
-    queue.charge(("a",), 30.0)
-    queue.charge(("b",), 1000.0)
-    assert (queue.usage("a"), queue.usage("a", "job")) == (30, 0)
-    queue.open(("b", "job"))
-    assert queue.usage("b") == 30
-    queue.charge(("b", "job"), 50)
-    queue.close(("b", "job"))
-    queue.open(("b", "job"))
-    assert queue.usage("b") == 80
 
 
 def test_memory_is_bounded_by_what_is_active():
