@@ -170,16 +170,13 @@ def why(left, *words: str):
     return " ".join(result.stdout.split())
 
 
-def test_a_job_that_was_running_is_told_as_it_was_left(left):
+def test_a_job_is_told_as_it_was_left_running_or_preempted(left):
     agents = {"policy": AgentProgress(reward=0.5)}
     leave(left, a_progress(JOB, reason="Training", step=10, reward=0.5, started_at=1000.0, at=1060.0, agents=agents))
     assert why(left) == (
         f"No `marlaas run` uses {left} now. To continue the run, repeat the command that started it. As it was left: team-a/sums has been running for 1 m 00 s, at step 10 "
         "of 40, reward 0.50. Training: Episodes are played and trained on. There is nothing to do."
     )
-
-
-def test_a_preempted_job_waits_since_it_was_stopped_for_the_job_that_ends_next(left):
     waits = {"phase": Phase.QUEUED, "admitted": False, "reason": "Preempted", "message": "preempted by tenant b"}
     other = a_progress(OTHER, reason="Training", step=10, started_at=1000.0, admitted_s=50.0, at=1080.0)
     leave(left, a_progress(JOB, **waits, step=3, started_at=1000.0, at=1060.0, steps=40), other)

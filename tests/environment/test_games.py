@@ -149,15 +149,12 @@ def test_the_verifier_is_paid_if_both_verdicts_are_right(verdict, reward, judged
     assert outcome.metrics == {"solved": 0.0, "judged": judged, "verdicts": formed}
 
 
-def test_the_solvers_reward_depends_on_its_own_answer_alone():
+def test_the_solver_is_paid_for_its_own_answer_and_one_draft_is_right_the_other_off_by_a_digit():
     truth = int(drafts(0)[0].split()[-1])
     for reply, solved in ((f"It is {truth}.", 1.0), (f"{truth} or {truth + 1}", 0.0), ("", 0.0)):
         for verdict in (judge, lambda _: "right"):
             outcome, _ = played(0, reply, verdict)
             assert outcome.rewards["solver"] == outcome.metrics["solved"] == solved
-
-
-def test_one_draft_is_right_the_other_differs_in_a_digit_and_sums_are_held_out():
     found = {split: [drafts(index, split) for index in range(64)] for split in Split}
     assert all([is_right(draft) for draft in both] == [True, False] for of_split in found.values() for both in of_split)
     trained, held_out = ({right for right, _ in of_split} for of_split in found.values())

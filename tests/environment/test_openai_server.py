@@ -190,7 +190,7 @@ def test_a_tool_is_called_and_answered(stream):
     assert asked[1].request.append == (Message("tool", "3", tool_call_id=call.id),)
 
 
-def test_a_call_that_a_client_printed_anew_is_the_same_call():
+def test_a_call_that_a_client_printed_anew_is_the_same_and_none_is_looked_for_without_tools():
     with opened(CALL, "3") as (_, client, asked):
         (call,) = create(client, user("1 + 2"), tools=[ADD]).choices[0].message.tool_calls
         again = call.model_dump()
@@ -198,6 +198,9 @@ def test_a_call_that_a_client_printed_anew_is_the_same_call():
         said = {"role": "assistant", "content": None, "tool_calls": [again]}
         create(client, user("1 + 2"), said, user("go on"), tools=[ADD])
     assert asked[1].request.parent == 0
+    with opened(CALL, CALL) as (_, client, _):
+        assert create(client, user("x")).choices[0].message.content == CALL
+        assert create(client, user("x"), tools=[ADD], tool_choice="none").choices[0].message.content == CALL
 
 
 @pytest.mark.parametrize(("reply", "names"), rows(__file__, "calls"))
@@ -213,12 +216,6 @@ def test_what_is_no_call_is_text(reply):
     with opened(reply) as (_, client, _):
         choice = create(client, user("x"), tools=[ADD]).choices[0]
     assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", reply, None)
-
-
-def test_calls_are_not_looked_for_without_tools_or_if_none_is_wanted():
-    with opened(CALL, CALL) as (_, client, _):
-        assert create(client, user("x")).choices[0].message.content == CALL
-        assert create(client, user("x"), tools=[ADD], tool_choice="none").choices[0].message.content == CALL
 
 
 def endless(task, agent):

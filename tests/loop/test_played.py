@@ -121,12 +121,9 @@ def test_the_others_learn_and_too_many_faults_end_the_job_with_the_last_one(undi
     assert "KeyError: 'nothing'" in progress.message
 
 
-def test_the_examples_end_well_without_faults(undisturbed):
+def test_the_examples_end_well_with_the_teams_reward_or_opposite_ones(undisturbed):
     ends = [undisturbed[job.job].progress for job in examples()]
     assert [(end.phase, end.faults) for end in ends] == [(Phase.SUCCEEDED, {})] * len(ends), ends
-
-
-def test_the_agents_of_the_relay_have_the_teams_reward_and_those_of_a_game_opposite_ones(undisturbed):
     for step in undisturbed["relay"].steps:
         caller, reader = step.agents["caller"], step.agents["reader"]
         assert caller.reward_mean == reader.reward_mean == step.reward_mean

@@ -160,16 +160,13 @@ async def test_a_request_queued_for_a_larger_cache_enters_the_empty_engine():
     assert entered == ["first", "large"]
 
 
-def test_a_reservation_is_whole_blocks_and_never_more_than_the_budget_and_the_empty_engine_takes_any_request():
+def test_a_reservation_is_whole_blocks_within_the_budget_and_an_estimate_of_the_last_64_outputs():
     budget = KvBudget(1, 1000)
     assert [budget.size(tokens) for tokens in (0, 1, BLOCK_TOKENS, BLOCK_TOKENS + 1, 5000)] == [0, 32, 32, 64, 1000]
     budget.take(32)
     assert budget.room < 0, "there is no sequence left"
     budget.give_back(32)
     assert budget.room == math.inf
-
-
-def test_an_estimate_is_of_the_last_64_outputs_of_the_job():
     outputs = RecentOutputs()
     for number in (*[900] * 64, *range(1, 65)):
         outputs.note("job", number)

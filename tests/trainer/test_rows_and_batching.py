@@ -95,7 +95,7 @@ def test_every_row_is_in_one_microbatch_in_order_and_only_a_lone_one_exceeds_the
         assert len(batch) == 1 or max(map(len, batch)) * len(batch) <= budget
 
 
-def test_a_microbatch_says_from_where_its_generated_tokens_are_predicted_and_whose_they_are():
+def test_a_microbatch_says_where_its_tokens_are_predicted_and_what_each_token_sees():
     batch = collate([chain(segment([1, 2, 3], 1.5)), chain(segment([1, 2, 3, 4, 5, 6], -2.0))])
     assert batch.ids.tolist() == [[1, 2, 3, 0, 0, 0], [1, 2, 3, 4, 5, 6]]
     assert batch.before.tolist() == [0, 6, 9]
@@ -105,9 +105,6 @@ def test_a_microbatch_says_from_where_its_generated_tokens_are_predicted_and_who
     assert batch.sequences.tolist() == [0, 1, 1]
     assert batch.lengths.tolist() == [1, 2, 2], "a segment that says nothing else is its whole trajectory"
     assert (batch.num_padded_tokens, batch.sees, batch.depths) == (12, None, None)
-
-
-def test_in_a_shared_row_a_token_sees_its_ancestors_and_itself_and_padding_only_itself():
     (shared,) = pack_prefix_tree([segment([7, 8, 1]), segment([7, 8, 2, 3])], 1000, 1000)
     batch = collate([shared, row(6)])
     assert batch.ids[0].tolist() == [7, 8, 1, 2, 3, 0]

@@ -23,13 +23,7 @@ from marlaas_worker.health import families, health_server
 from marlaas_worker.metrics import Metrics, Sample, of_report
 from marlaas_worker.waits import KEPT_S, SILENT_S, Waits
 
-METRICS = (
-    "# HELP marlaas_bus_connected 1 while connected to the bus.\n# TYPE marlaas_bus_connected gauge\nmarlaas_bus_connected 0.0",
-    "# TYPE marlaas_trainer_busy_seconds_total counter\nmarlaas_trainer_busy_seconds_total 1.5",
-    "marlaas_trainer_wall_seconds_total 60.0",
-    "marlaas_trainer_running 1.0",
-    'marlaas_trainer_job_seconds_total{job="sums",namespace="team-a"} 1.25',
-)
+METRICS = rows(__file__, "metrics")
 
 
 async def get(port, path, method="GET"):
@@ -66,7 +60,7 @@ async def test_a_worker_lives_before_it_is_ready_and_has_no_other_pages():
         assert await get(port, "/livez") == (503, "not alive\n")
 
 
-async def test_figures_are_those_of_the_moment():
+async def test_figures_are_those_of_the_moment_and_samples_of_one_name_stand_together():
     report = ReplicaReport(
         role="trainer", pool="p", replica="t", num_running=1, busy_s=1.5, wall_s=60, job_engine_s={"u": 1.25, "old": 9}
     )
@@ -77,9 +71,6 @@ async def test_figures_are_those_of_the_moment():
         assert page.count("marlaas_trainer_job_seconds_total{") == 1, "a job that has no document is left out"
         report = report.model_copy(update={"busy_s": 2.5})
         assert "marlaas_trainer_busy_seconds_total 2.5\n" in (await get(port, "/metrics"))[1]
-
-
-def test_samples_of_one_name_stand_together_and_labels_are_escaped():
     samples = [
         Sample(name, "gauge", "Text.", 1, {"class": label}) for name, label in (("a", "x"), ("b", ""), ("a", 'q"\\\n'))
     ]
