@@ -29,6 +29,7 @@ NAMES = (
     "agents",
     "multitenant",
     "fairness",
+    "staleness",
     "quality",
     "neighbours",
     "soak",

@@ -1,11 +1,17 @@
-"""What is asked of JetStream: pure configurations, and what its refusals mean."""
+"""What is asked of JetStream: pure configurations, what its refusals mean, and how a watch outlives its consumer."""
+
+from collections import deque
 
 import pytest
 
-from marlaas_api.bus import BusRefused, BusUnavailable, RevisionConflict, StreamFull
+from marlaas_api.bus import BusRefused, BusUnavailable, Entry, RevisionConflict, StreamFull
 from marlaas_api.bus_nats.layout import bucket_config, merged, stream_config
 from marlaas_api.bus_nats.verdicts import Missing, verdict
+from marlaas_api.bus_nats.watches import BucketWatch
 from marlaas_api.subjects import BucketSpec, StreamSpec
+from tests import virtual_time
+
+event_loop_policy = virtual_time.event_loop_policy
 
 
 def test_a_full_work_queue_refuses_and_a_full_log_forgets() -> None:
@@ -52,3 +58,27 @@ def test_a_refusal_is_for_now_for_good_or_a_lost_race(code, kind, text, expected
     assert type(error) is expected
     assert str(error).startswith(f"NATS: cannot write: {text}")
     assert ("free disk space" in str(error)) == (kind in (10047, 10049))
+
+
+class LostTail:
+    """A reader whose consumer is lost whenever changes are awaited."""
+
+    def __init__(self) -> None:
+        self.arrived: deque[object] = deque()
+
+    async def start(self, sequence: int) -> None:
+        """Its consumer starts, and is lost before anything arrives."""
+
+    async def more(self) -> None:
+        raise BusUnavailable("lost")
+
+
+async def test_a_watch_tells_a_key_of_which_an_outage_left_no_marker() -> None:
+    gone, stays = Entry("gone", b"1", 1), Entry("stays", b"2", 2)
+    pages = iter([[gone, stays], [], [stays], []])
+
+    async def page(start: int) -> list[Entry]:
+        return next(pages)
+
+    watch = BucketWatch(LostTail(), page, lambda *_: gone)
+    assert [await anext(watch) for _ in range(4)] == [gone, stays, stays, Entry("gone", None, 1)]

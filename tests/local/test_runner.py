@@ -22,6 +22,13 @@ from marlaas_api.nats_server import EmbeddedNats
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
+TENANT = """
+---
+apiVersion: marlaas.dev/v1alpha1
+kind: Tenant
+metadata: {name: other}
+spec: {namespaces: [team-b]}
+"""
 HAS_SHARES = Path("/proc/self/autogroup").exists()
 SECRET = re.compile(r"\bS[AOU][A-Z2-7]{50,}")
 ROLES = ("orchestrator", "rollout", "trainer", "sandbox")
@@ -46,7 +53,7 @@ def write_jobs(place, **steps: int):
     place.write(**steps)
     manifest = place.folder / "jobs.yaml"
     text = manifest.read_text().replace("training:", "export: {trackers: [tensorboard]}\n  training:", 1)
-    manifest.write_text(text.replace("name: other, namespace: team-a", "name: other, namespace: team-b"))
+    manifest.write_text(text.replace("name: other, namespace: team-a", "name: other, namespace: team-b") + TENANT)
 
 
 def refused(place, words):

@@ -1,5 +1,6 @@
 """The examples of teams; second roles, past versions, candidates, resting tasks and unruly agents: which versions play, and which turns are trained."""
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -135,10 +136,13 @@ def test_the_examples_end_well_with_the_teams_reward_or_opposite_ones(undisturbe
 
 def test_one_policy_plays_both_marks_and_its_past_is_never_trained(undisturbed, tiny_model):
     job = undisturbed["tic-tac-toe"]
-    assert (
-        [step.agents["x"].version for step in job.steps] == [step.agents["o"].version for step in job.steps] == [1, 2]
+    versions = [step.agents["x"].version for step in job.steps]
+    assert versions == [step.agents["o"].version for step in job.steps]
+    trained = [step.usage["x"].trained_tokens > 0 for step in job.steps]
+    assert versions == list(itertools.accumulate(trained)), (
+        "an opening without signal is not replaced: a step may be empty"
     )
-    assert sum(step.usage["x"].trained_tokens for step in job.steps) > 0
+    assert any(trained)
     assert sum(step.usage["past"].trained_tokens if "past" in step.usage else 0 for step in job.steps) == 0
     policy = policy_of(PolicyReader(tiny_model), job.files["x"])
     assert 0.0 < sum(policy[EMPTY].values()) < 1.0

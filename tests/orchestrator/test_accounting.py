@@ -47,6 +47,7 @@ class AccountingHarness:
         self.records, self.episodes, self.ledger = [], [], None
         self.logs = {name: [] for name in self.names}
         self.policies = {name: PolicyRecord(uid=document.uid, version=0) for name in self.names}
+        self.served = dict.fromkeys(self.names, 0)
         self.pins, self.queue = {}, set()
         self.members, self.trained, self.written = Counter(), {name: [] for name in self.names}, []
         self.turns, self.last_turn, self.num_waits = {}, 0, 0
@@ -78,11 +79,7 @@ class AccountingHarness:
     def orchestrate(self) -> None:
         state = self.state
         state.policies.update(self.policies)
-        self.write(state.assembly.close_if_due())
-        ready = [(self.sampled_from(group.index), group) for group in state.groups.resolvable(in_order=state.strict)]
-        for versions, group in state.assembly.in_order(ready):
-            used = UsageAmounts(generated_tokens=1 + group.index, open_tokens=1 + group.index)
-            self.write(state.resolve(group, versions, dict.fromkeys(self.names, used)))
+        self.decide()
         while (draft := state.assembly.recordable(state.committed)) is not None:
             manifests = {
                 name: self.manifest(name, draft.step, part.base_version + 1)
@@ -103,11 +100,9 @@ class AccountingHarness:
             due, self.mark = self.mark, state.turns_from(self.last_turn)
             self.turns = {member: sequence for member, sequence in self.turns.items() if sequence >= due}
             self.effect()
-            self.write(state.assembly.close_if_due())
-        needed = state.assembly.needed_versions(len(state.groups.in_flight))
-        is_fresh = state.strict or all(needed[name] <= record.version for name, record in self.policies.items())
-        if state.assembly.want(len(state.groups.in_flight)) and is_fresh:
-            indices = state.take_indices(state.assembly.want(len(state.groups.in_flight)), self.last_turn)
+            self.decide()
+        if want := state.assembly.want(len(state.groups.in_flight), self.served):
+            indices = state.take_indices(want, self.last_turn)
             self.ledger, past = state.ledger(), state.tasks.past
             assert self.draws.setdefault(past.step, past.versions) == past.versions, "one draw of past versions a step"
             self.effect()
@@ -115,8 +110,29 @@ class AccountingHarness:
                 self.give_out(index)
                 self.effect()
 
+    def decide(self) -> None:
+        state = self.state
+        ready = [(self.sampled_from(group.index), group) for group in state.groups.resolvable(in_order=state.strict)]
+        ready = state.assembly.in_order(ready)
+        while True:
+            state.assembly.oldest = {index: self.oldest(index) for index in state.groups.in_flight}
+            self.write(closed := state.assembly.close_if_due())
+            pair = next((pair for pair in ready if state.assembly.takes(pair[1], pair[0])), None)
+            if pair is not None:
+                ready.remove(pair)
+                versions, group = pair
+                used = UsageAmounts(generated_tokens=1 + group.index, open_tokens=1 + group.index)
+                self.write(state.resolve(group, versions, dict.fromkeys(self.names, used)))
+            elif not closed:
+                return
+
     def sampled_from(self, index: int) -> dict[str, int]:
         return {name: self.pins.get((name, index), record.version) for name, record in self.policies.items()}
+
+    def oldest(self, index: int) -> dict[str, int]:
+        at, bound = self.state.assembly.next_versions, self.rules.max_staleness
+        served = {name: max(version, at[name] - bound) for name, version in self.served.items()}
+        return {name: self.pins.get((name, index), version) for name, version in served.items()}
 
     def write(self, messages: list[GroupLogEntry]) -> None:
         for message in messages:
@@ -125,6 +141,9 @@ class AccountingHarness:
             self.effect()
 
     def play(self) -> None:
+        for name in self.names:  # a replica loads what is committed, late
+            lag = self.chance.choice([0, 0, 0, 1, 2])
+            self.served[name] = max(self.served[name], self.policies[name].version - lag)
         if not self.queue:
             return
         index = self.chance.choice(sorted(self.queue))
@@ -141,8 +160,7 @@ class AccountingHarness:
         self.turns[index, member] = self.last_turn
         self.called[index, member] = {agent.name for agent in called if agent.trainable}
         for agent in called:
-            lag = self.chance.choice([0, 0, 0, 1, 2])
-            self.pins.setdefault((agent.pinned_as, index), max(0, self.policies[agent.policy_name].version - lag))
+            self.pins.setdefault((agent.pinned_as, index), self.served[agent.policy_name])
         fault = FaultClass.ENV if self.chance.random() < self.faults else None
         rewards = {
             name: 1.0 if random.Random(f"{index} {number}").random() < self.flats else float(member)
@@ -285,6 +303,7 @@ def test_steps_are_full_fresh_and_in_order_and_every_group_ends_in_one_record(do
         assert [record.step for record in harness.records] == [0, 1, 2, 3], seed
         ended = [index for record in harness.records for index in record.indices]
         assert len(ended) == len(set(ended)), seed
+        assert not any(record.num_dropped for record in harness.records), seed
         for name, trained in harness.trained.items():
             in_records = sum(record.agents[name].num_groups for record in harness.records)
             assert len(trained) == len(set(trained)) == in_records, seed

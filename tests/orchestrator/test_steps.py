@@ -1,6 +1,10 @@
 """Step assembly: what is trained when, in which order, and how stale. GroupReady and StepClosed are checked field by field."""
 
+import itertools
 from collections import Counter
+
+import pytest
+from bench.staleness import Dropping, Simulation, World
 
 from marlaas_api.messages import GroupOutcome, GroupUnused, StepClosed, TrajectoryRef, UsageAmounts
 from marlaas_api.names import JobRef, train_group
@@ -39,25 +43,50 @@ def test_what_would_be_too_stale_is_dropped_and_counted():
 
 
 def test_credits_bound_what_is_outstanding_and_no_group_is_given_out_for_which_no_step_has_a_place():
-    steps = fresh(ASYNC)
-    assert (steps.want(0), steps.want(3)) == (4, 1)
+    steps, served = fresh(ASYNC), {"policy": 0}
+    assert (steps.want(0, served), steps.want(3, served)) == (4, 1)
     steps.resolve(group(0), {"policy": 0})
-    assert steps.want(3) == 0
-    assert Assembly(REF, ASYNC, recorded=2, versions={"policy": 2}).want(0) == 2, "what is left to train"
+    assert steps.want(3, served) == 0
+    assert Assembly(REF, ASYNC, recorded=2, versions={"policy": 2}).want(0, {"policy": 2}) == 2, "what is left to train"
     steps = fresh(StepRules(groups_per_step=3, max_staleness=1, max_refill=0, steps=2))
-    assert steps.want(0) == 6
+    assert steps.want(0, served) == 6
     for index in range(2):
         steps.resolve(flat(index), {"policy": 0})
-    assert steps.want(0) == 4, "one more closes this step, and the next one has three places"
+    assert steps.want(0, served) == 4, "one more closes this step, and the next one has three places"
+
+
+def test_a_step_waits_for_groups_that_only_it_can_train_and_keeps_places_for_them():
+    steps = Assembly(REF, ASYNC, recorded=1, versions={"policy": 1})
+    steps.oldest = {0: {"policy": 0}, 1: {"policy": 1}, 2: {"policy": 1}}
+    assert steps.urgent == {0}
+    assert steps.takes(group(1), {"policy": 1})
+    steps.resolve(group(1), {"policy": 1})
+    assert not steps.takes(group(2), {"policy": 1}), "the last place is kept"
+    assert steps.takes(flat(2), {"policy": 1})
+    assert steps.takes(group(0), {"policy": 0})
+    *_, closed = steps.resolve(group(0), {"policy": 0})
+    assert (type(closed), closed.num_groups) == (StepClosed, 2)
+    assert steps.want(1, {"policy": 1}) == 1, "the next step has one place for a group of version 1"
+
+
+@pytest.mark.parametrize("flats", [0.0, 0.5])
+@pytest.mark.parametrize("bound", [1, 2, 4, 8])
+def test_the_trained_groups_have_the_durations_of_the_issued_ones(bound, flats):
+    for agents, refill in itertools.product((("policy",), ("a", "b")), (0, 2)):
+        world = World(bound, flat=flats, agents=agents, steps=40, per_step=4, refill=refill)
+        pacing = Simulation(world).run()
+        assert (pacing.dropped, pacing.distance()) == (set(), 0.0)
+        assert pacing.staleness <= bound
+        assert Simulation(world, Dropping).run().share_dropped(0.2) > 0.2, "without it, slow groups are missing"
 
 
 def test_groups_without_signal_are_drawn_anew_within_a_bound_and_then_the_step_goes_with_what_it_has():
     steps = fresh(STRICT)
     steps.resolve(flat(0), {"policy": 0})
     steps.resolve(group(1), {"policy": 0})
-    assert steps.want(0) == 1
+    assert steps.want(0, {"policy": 0}) == 1
     steps.resolve(flat(2), {"policy": 0})
-    assert steps.want(0) == 1
+    assert steps.want(0, {"policy": 0}) == 1
     _, closed = steps.resolve(flat(3), {"policy": 0})
     assert (type(closed), closed.num_groups) == (StepClosed, 1)
     assert [one.index for one in steps.drafts[0].resolved] == [0, 1, 2, 3]

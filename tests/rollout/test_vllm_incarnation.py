@@ -78,9 +78,14 @@ async def test_an_engine_is_healthy_while_the_counters_of_its_work_move(vllm, pu
         for number in itertools.count():
             await vllm.generate(f"{name}-{number}", adapter, PROMPT, LONG)
 
+    def has_batched():
+        """Several requests have shared a step since the start, and others wait for theirs."""
+        now = vllm.counts
+        steps, tokens = now.steps - before.steps, now.tokens - before.tokens
+        return 0 < steps < tokens and now.queued_steps > before.queued_steps
+
     async def answers_too_late():
-        seen = vllm.counts
-        while vllm.counts.work == seen.work or not vllm.counts.queued_steps > before.queued_steps:  # noqa: ASYNC110 - memory that another process writes
+        while not has_batched():  # noqa: ASYNC110 - memory that another process writes
             await asyncio.sleep(0.01)
         raise TimeoutError
 
@@ -90,7 +95,6 @@ async def test_an_engine_is_healthy_while_the_counters_of_its_work_move(vllm, pu
         assert await vllm.healthy()
     after = vllm.counts
     steps = after.steps - before.steps
-    assert 0 < steps < after.tokens - before.tokens
     assert torch.cuda.is_available() or after.layers - before.layers > steps, "a step moves the counters many times"
     assert (after.requests - before.requests >= 40, after.preemptions) == (True, 0)
     for task in busy:

@@ -47,6 +47,7 @@ class Report:
                 *_tenants(self.results, self.shares),
                 *_whys(failed, MAX_LINES_OF_MANY),
                 *_faulted(self.results),
+                *_warned(self.results),
                 *_idle(self.results, self.folder),
                 where,
             )
@@ -56,6 +57,7 @@ class Report:
             *_tenants(self.results, self.shares),
             *_whys(self.results),
             *_faulted(self.results),
+            *_warned(self.results),
             *_idle(self.results, self.folder),
             *(part for one in self.results for part in self._job(one)),
         )
@@ -163,6 +165,14 @@ def _whys(results: Sequence[JobResult], max_lines: int = MAX_LINES) -> list[Text
         for name, why_not in failed
         if why_not
     ]
+
+
+def _warned(results: Sequence[JobResult]) -> Iterator[Text]:
+    """Yield the last warnings of each job."""
+    for result in results:
+        warnings = result.progress.warnings if result.progress is not None else {}
+        for name, text in warnings.items():
+            yield Text(f"\n{result.document.ref}: {name}: {text}", style="yellow")
 
 
 def _faulted(results: Sequence[JobResult]) -> Iterator[Text]:

@@ -56,6 +56,29 @@ class TaskIssuer:
         pins = {agent: await self._records.pins.version(agent, group.name) for agent in state.policies}
         return {agent: state.versions[agent] if pin is None else pin for agent, pin in pins.items()}
 
+    async def oldest(self, state: JobState, index: int) -> dict[str, int]:
+        """Return, by agent, the oldest version from which a turn of a group in flight is, or can still be, sampled.
+
+        A replica pins a group that has no pin yet to its newest version. A step waits for a replica that has none fresh enough.
+        """
+        bound, group = state.document.spec.training.max_staleness, state.tasks.train(index).group
+        served, at = self.served(state), state.assembly.next_versions
+        pins = {agent: await self._records.pins.version(agent, group) for agent in state.policies}
+        return {agent: max(served[agent], at[agent] - bound) if pin is None else pin for agent, pin in pins.items()}
+
+    def served(self, state: JobState) -> dict[str, int]:
+        """Return, by agent, the newest version that every replica serves which serves any; the newest one if none does."""
+        reports, found = list(self._reports()), dict(state.versions)
+        bound = state.document.spec.training.max_staleness
+        for one in (JobAgent(state.document, agent) for agent in state.document.spec.policies):
+            newest = state.versions[one.agent.name]
+            names = {version: one.adapter(version).engine_name for version in range(max(0, newest - bound), newest + 1)}
+            on_replicas = [
+                [version for version, name in names.items() if name in report.verified] for report in reports
+            ]
+            found[one.agent.name] = min((max(versions) for versions in on_replicas if versions), default=newest)
+        return found
+
     async def keep_pins(self, state: JobState) -> None:
         """Recreate expired pins of groups that are partly played.
 

@@ -24,7 +24,8 @@ from marlaas_api.messages import (
 from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator import step_records
 from marlaas_worker.orchestrator.capacity import trainerless, unserved
-from marlaas_worker.orchestrator.evaluation import EvaluationRun
+from marlaas_worker.orchestrator.evaluation import EvaluationRun, evaluated_text
+from marlaas_worker.orchestrator.experience import CompleteGroup
 from marlaas_worker.orchestrator.faults import GivenUp
 from marlaas_worker.orchestrator.giving_way import Stops, open_members
 from marlaas_worker.orchestrator.issuing import TaskIssuer
@@ -176,9 +177,9 @@ class OwnedJob:
         if state.has_policies:
             if min(state.assembly.versions.values()) < 0:
                 await self._begin_training(state)
-            await self._log(state.assembly.close_if_due())
-            await self._resolve(state)
-            await self._record(state)
+            await self._decide(state)
+            while await self._record(state):
+                await self._decide(state)
             self._measure(state)
             await self._retention.purge(at_once=self._room.is_filled(TIGHT))
             await self._issue(state)
@@ -196,14 +197,33 @@ class OwnedJob:
         state.assembly.begin(state.versions)
         await self._records.emit("PolicyPublished", "version 0 is published; training begins")
 
-    async def _resolve(self, state: JobState) -> None:
+    async def _decide(self, state: JobState) -> None:
+        """Decide complete groups and close steps, until a group that is not complete is needed, or no group has a place."""
         ready = [
             (await self._issuer.sampled_from(state, group), group)
             for group in state.groups.resolvable(in_order=state.strict)
         ]
-        usage = await self._records.metering.of_groups(group for _, group in ready)
-        for versions, group in state.assembly.in_order(ready):
-            await self._log(state.resolve(group, versions, usage[group.index]))
+        ready, asked = state.assembly.in_order(ready), set[int]()
+        while True:
+            await self._learn_oldest(state, asked)
+            await self._log(closed := state.assembly.close_if_due())
+            pair = next((pair for pair in ready if state.assembly.takes(pair[1], pair[0])), None)
+            if pair is not None:
+                ready.remove(pair)
+                await self._resolve(state, *pair)
+            elif not closed:
+                return
+
+    async def _learn_oldest(self, state: JobState, asked: set[int]) -> None:
+        """Ask for the pins of the groups for which a step may have to wait. asked: those that need no second look now."""
+        unknown = set() if state.strict else state.groups.in_flight - state.assembly.oldest.keys()
+        for index in (unknown | state.assembly.urgent) - asked:
+            state.assembly.oldest[index] = await self._issuer.oldest(state, index)
+            asked.add(index)
+
+    async def _resolve(self, state: JobState, versions: dict[str, int], group: CompleteGroup) -> None:
+        usage = await self._records.metering.of_groups([group])
+        await self._log(state.resolve(group, versions, usage[group.index]))
 
     async def _log(self, messages: Sequence[GroupLogEntry]) -> None:
         for message in messages:
@@ -211,21 +231,24 @@ class OwnedJob:
             if isinstance(message, StepClosed):
                 log.info("closed step %d of job %s with %d groups", message.step, self.document.ref, message.num_groups)
 
-    async def _record(self, state: JobState) -> None:
-        while (draft := state.assembly.recordable(state.committed)) is not None:
-            manifests = {
-                agent: await self._records.manifest(state.policies[agent].manifest, draft.step)
-                for agent, part in draft.agents.items()
-                if not part.no_op
-            }
-            around = step_records.around(state, draft, self.times.started_at, self._context.now())
-            record = step_records.step_record(self.document, draft, manifests, around)
-            await self._records.log_step(record)
-            state.record(record)
-            await self._records.write_ledger(state.ledger())
-            await self._records.forget_groups(record.step)
-            await self._mark(state)
-            await self._log(state.assembly.close_if_due())
+    async def _record(self, state: JobState) -> bool:
+        """Record the oldest step if it is finished; return whether it was."""
+        draft = state.assembly.recordable(state.committed)
+        if draft is None:
+            return False
+        manifests = {
+            agent: await self._records.manifest(state.policies[agent].manifest, draft.step)
+            for agent, part in draft.agents.items()
+            if not part.no_op
+        }
+        around = step_records.around(state, draft, self.times.started_at, self._context.now())
+        record = step_records.step_record(self.document, draft, manifests, around)
+        await self._records.log_step(record)
+        state.record(record)
+        await self._records.write_ledger(state.ledger())
+        await self._records.forget_groups(record.step)
+        await self._mark(state)
+        return True
 
     def _measure(self, state: JobState) -> None:
         """Note the job's use of TURNS and its need, estimated from the size of its latest episodes."""
@@ -253,15 +276,15 @@ class OwnedJob:
         if number == 0:
             return
         indices = state.take_indices(number, turns.last_sequence)
+        state.assembly.oldest.update(dict.fromkeys(indices, self._issuer.served(state)))
         await self._records.write_ledger(state.ledger())
         await self._issuer.publish(state, indices)
 
     def _want(self, state: JobState) -> int:
         """Return the number of groups that the job can use now."""
-        num, assembly = len(state.groups.in_flight), state.assembly
-        needed = assembly.needed_versions(num)
-        is_early = not state.strict and any(needed[agent] > version for agent, version in state.versions.items())
-        return 0 if is_early or self.stops.holds_back(state) else assembly.want(num)
+        if self.stops.holds_back(state):
+            return 0
+        return state.assembly.want(len(state.groups.in_flight), self._issuer.served(state))
 
     async def _evaluate(self, state: JobState) -> None:
         run = None if self.stops.any else state.due_evaluation()
@@ -275,11 +298,11 @@ class OwnedJob:
             return
         samples = [await self._sample(state, run, index) for index in sorted(run.episodes)[:NUM_SAMPLES]]
         usage = await self._records.metering.of_evaluation(run.episodes.values())
-        end = step_records.EvaluationEnd(self._context.now(), tuple(samples), usage)
+        end = step_records.EvaluationEnd(self._context.now(), tuple(samples), usage, state.trained_prompts)
         record = step_records.eval_record(self.document, run, end)
         await self._records.log_evaluation(record)
         state.record_evaluation(record)
-        await self._records.emit("Evaluated", f"version {run.version}: mean reward {record.reward_mean:.3f}")
+        await self._records.emit("Evaluated", evaluated_text(record))
         self.wake.set()
 
     async def _sample(self, state: JobState, run: EvaluationRun, index: int) -> EvalSample:

@@ -21,6 +21,11 @@ class AgentDraft:
     closed: bool = False
 
     @property
+    def next_version(self) -> int:
+        """The version after the step, as of the groups that it has."""
+        return self.base_version + bool(self.assigned)
+
+    @property
     def no_op(self) -> bool:
         """Whether the step was closed without signal for the agent. It makes no version of it."""
         return self.closed and not self.assigned

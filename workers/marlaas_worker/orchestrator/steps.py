@@ -1,9 +1,12 @@
 """Assignment of groups to steps. Staleness is decided only here (FlexMARL: barrier-free, strongly consistent).
 
 The version at which a step is trained is known: the committed version plus the closed steps before it. So a
-group's staleness is exact when the group is assigned, and a group that would be too stale is dropped only here.
+group's staleness is exact when the group is assigned.
 Strict mode (max_staleness 0) resolves groups in index order in rounds, so that a step depends only on seeds.
-Otherwise groups are taken as they complete.
+Otherwise groups are taken as they complete, and no group is dropped for its duration, which would train the distribution of
+short tasks: a step does not close while that would make a group in flight too stale, and keeps places for those that the
+later steps have no room for (earliest deadline first). So steps wait for slow groups, max_staleness versions later. A group
+is dropped only if its pin turns out older than known, after an edit of the job for example.
 
 The agents of a job share the steps. A step is a set of groups, and closes for all agents at once: when enough of its groups
 train any agent, or at the refill bound. An agent without groups in it has a no-op; the others are not delayed by it. Each
@@ -60,6 +63,10 @@ class StepRules:
 class Assembly:
     """Steps of a job that are not recorded yet, oldest first. The last one is open unless training is over.
 
+    Attributes:
+        oldest: by index of each group in flight, and by agent, a version than which none of its turns is older. The caller
+            adds groups, and replaces what it has learned; an agent that is missing is taken for version 0.
+
     Args:
         recorded: number of recorded steps.
         versions: by agent, in the order of the manifest, the version after the recorded steps; -1 while it has none.
@@ -70,6 +77,7 @@ class Assembly:
         self.rules = rules
         self.versions = dict(versions)
         self.drafts: list[StepDraft] = []
+        self.oldest: dict[int, Mapping[str, int]] = {}
         self._next_step = recorded
         self._open()
 
@@ -108,6 +116,28 @@ class Assembly:
             if self.drafts and message.step >= self.drafts[0].step:
                 self._apply(message)
 
+    @property
+    def urgent(self) -> set[int]:
+        """Indices of groups in flight that only the open step can train, as far as is known; in strict mode none."""
+        if self.open is None or self.rules.max_staleness == 0:
+            return set()
+        return {index for index, versions in self.oldest.items() if self._slack(self.next_versions, versions) <= 0}
+
+    def takes(self, group: CompleteGroup, versions: Mapping[str, int]) -> bool:
+        """Return whether a complete group may be decided now. Otherwise groups in flight need the places that are left.
+
+        Args:
+            versions: by agent, the version that the group was sampled from.
+        """
+        draft = self.open
+        if draft is None or self.rules.max_staleness == 0 or not group.has_signal or group.index in draft.decided:
+            return True
+        at, missing = self.next_versions, self._missing(draft)
+        if self._slack(at, versions) <= 0:
+            return True
+        others = [self._slack(at, oldest) for index, oldest in self.oldest.items() if index != group.index]
+        return missing > 0 and self._fits(others, missing - 1)
+
     def in_order(self, ready: list[tuple[dict[str, int], CompleteGroup]]) -> list[tuple[dict[str, int], CompleteGroup]]:
         """Return groups and the versions that they were sampled from, in the order of their decisions.
 
@@ -135,6 +165,7 @@ class Assembly:
             versions: by agent, the version that the group was sampled from.
             usage: by agent, what it used in the group's episodes, with open tokens; None: not known.
         """
+        self.oldest.pop(group.index, None)
         if not self.drafts:
             return []
         draft = next((one for one in self.drafts if group.index in one.decided), self.drafts[-1])
@@ -148,7 +179,11 @@ class Assembly:
         return [*messages, *self.close_if_due()]
 
     def close_if_due(self) -> list[GroupLogEntry]:
-        """Close the open step if it is full or has resolved its maximum of groups; return the messages to log."""
+        """Close the open step if it is full or has resolved its maximum of groups, and no group in flight needs it.
+
+        Returns:
+            The messages to log.
+        """
         draft = self.open
         if draft is None or draft.unfinished or not (self._may_close(draft) or self._is_closing(draft)):
             return []
@@ -184,8 +219,13 @@ class Assembly:
         """Return the number of groups assigned to steps that are not recorded yet."""
         return sum(len(draft.trained) for draft in self.drafts)
 
-    def want(self, in_flight: int) -> int:
-        """Return how many new groups to issue (credits, see docs/explanation/architecture.md). in_flight: groups that are issued already."""
+    def want(self, in_flight: int, served: Mapping[str, int]) -> int:
+        """Return how many new groups to issue (credits, see docs/explanation/architecture.md).
+
+        Args:
+            in_flight: number of groups that are issued already.
+            served: by agent, the version from which a new group is sampled, or an older one.
+        """
         draft = self.open
         if draft is None:
             return 0
@@ -193,9 +233,12 @@ class Assembly:
         if self.rules.max_staleness == 0:
             ready = in_flight == 0 and len(self.drafts) <= (2 if len(self.versions) > 1 else 1)
             return max(0, room) if ready else 0
-        later = (self.rules.steps - draft.step - 1) * self.rules.groups_per_step
-        credit = (self.rules.max_staleness + 1) * self.rules.groups_per_step - in_flight - self.num_uncommitted()
-        return max(0, min(credit, room + later - in_flight))
+        size = self.rules.groups_per_step
+        later = (self.rules.steps - draft.step - 1) * size
+        # The open step and the `slack` steps after it can train a new group, all those in flight before it.
+        timely = (self._slack(self.next_versions, served) + 1) * size - len(draft.trained) - in_flight
+        credit = (self.rules.max_staleness + 1) * size - in_flight - self.num_uncommitted()
+        return max(0, min(credit, timely, room + later - in_flight))
 
     def needed_versions(self, in_flight: int) -> dict[str, int]:
         """Return, by agent, the oldest version from which the next issued group may be sampled without becoming too stale."""
@@ -234,7 +277,25 @@ class Assembly:
     def _may_close(self, draft: StepDraft) -> bool:
         if self.rules.max_staleness == 0 and len(self.drafts) > 1:
             return False
-        return self._missing(draft) <= 0 or len(draft.decided) >= self.rules.max_resolved
+        is_full = self._missing(draft) <= 0
+        is_spent = len(draft.decided) >= self.rules.max_resolved
+        if self.rules.max_staleness == 0 or not (is_full or is_spent):
+            return is_full or is_spent
+        if any(self._slack(self.next_versions, versions) == 0 for versions in self.oldest.values()):
+            return False  # it would be too stale for the next step
+        after = {agent: part.next_version for agent, part in draft.agents.items()}
+        slacks = [self._slack(after, versions) for versions in self.oldest.values()]
+        return is_full or self._fits(slacks, self.rules.groups_per_step)
+
+    def _slack(self, at: Mapping[str, int], versions: Mapping[str, int]) -> int:
+        """Return how many steps later than at these versions a group can be trained; below 0: it is too stale."""
+        return min(versions.get(agent, 0) + self.rules.max_staleness - version for agent, version in at.items())
+
+    def _fits(self, slacks: Iterable[int], places: int) -> bool:
+        """Return whether groups have places in time (earliest deadline first). places: those left in the step of slack 0."""
+        timely = sorted(slack for slack in slacks if slack >= 0)
+        later = self.rules.groups_per_step
+        return all(number <= places + slack * later for number, slack in enumerate(timely, 1))
 
     def _is_closing(self, draft: StepDraft) -> bool:
         """Whether an earlier orchestrator has closed the step for some agents."""
@@ -246,7 +307,7 @@ class Assembly:
         parts = {agent: AgentDraft(version) for agent, version in self.versions.items()}
         if self.drafts:
             before = self.drafts[-1].agents.items()
-            parts = {agent: AgentDraft(part.base_version + (0 if part.no_op else 1)) for agent, part in before}
+            parts = {agent: AgentDraft(part.next_version) for agent, part in before}
         self.drafts.append(StepDraft(self._next_step, parts))
         self._next_step += 1
 
@@ -277,6 +338,7 @@ class Assembly:
             usage=usage,
             own_rewards=None if own.rewards == tuple(one.reward for one in own.trajectories) else own.rewards,
             other_rewards=dict(own.other_rewards),
+            plays=group.plays,
         )
 
     def _unused(self, draft: StepDraft, agent: str, group: CompleteGroup, usage: UsageAmounts) -> GroupUnused:
@@ -290,6 +352,7 @@ class Assembly:
             faults=dict(group.faults),
             usage=usage,
             other_rewards=dict(own.other_rewards),
+            plays=group.plays,
         )
 
     def _names(self, agent: str) -> dict[str, str]:

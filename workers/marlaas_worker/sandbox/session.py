@@ -207,7 +207,7 @@ class ChildSession:
         except _ChildEnded as end:
             raise fault_of_exit(end.ended, self._spec.environment.memory) from None
         stop = reply.stop_reason or StopReason.STOP
-        self.ledger.end(asked, stop)
+        self.ledger.end(asked, stop, reply.num_tokens)
         sizes = {"num_tokens": reply.num_tokens, "num_prompt_tokens": reply.num_prompt_tokens}
         return {"kind": "reply", "text": reply.text, "stop_reason": stop, **sizes}
 
