@@ -1,10 +1,9 @@
 """A right manifest, and what is said when it is edited."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from marlaas.cli.app import build
 from marlaas.manifest import InvalidManifest, load
@@ -12,12 +11,11 @@ from marlaas.manifest import InvalidManifest, load
 MANIFEST = (Path(__file__).parent / "manifest.yaml").read_text("utf-8")
 
 
-def invoke(*arguments: str, typed: str | None = None) -> Result:
-    """Run a command within this process."""
+def invoke(*arguments: str, typed=None):
     return CliRunner().invoke(build(arguments), list(arguments), input=typed)
 
 
-def _replacement(line: str) -> tuple[str, str]:
+def _replacement(line):
     """The last line with the same key and `line` in its place; without such a line, the job's spec with `line` at its end."""
     key = line.partition(":")[0] + ":"
     lines = [known.strip() for known in MANIFEST.splitlines()]
@@ -26,14 +24,14 @@ def _replacement(line: str) -> tuple[str, str]:
 
 
 @pytest.fixture
-def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def manifest(tmp_path, monkeypatch):
     """Writes the right manifest into an empty folder, which is also the working directory.
 
     An edit is a pair (old, new), or a line that replaces the one with its key, or is added to the job.
     """
     monkeypatch.chdir(tmp_path)
 
-    def write(*edits: str | tuple[str, str]) -> Path:
+    def write(*edits: str | tuple[str, str]):
         text = MANIFEST
         for edit in edits:
             old, new = _replacement(edit) if isinstance(edit, str) else edit
@@ -46,10 +44,8 @@ def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., P
 
 
 @pytest.fixture
-def complaints(manifest: Callable[..., Path]) -> Callable[..., list[str]]:
-    """What is said of the manifest after edits, one line per error."""
-
-    def of(*edits: str | tuple[str, str], runnable: bool = True) -> list[str]:
+def complaints(manifest):
+    def of(*edits: str | tuple[str, str], runnable=True):
         path = manifest(*edits)
         try:
             load([path], runnable=runnable)

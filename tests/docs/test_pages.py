@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
@@ -21,27 +20,27 @@ VALUES = yaml.safe_load((ROOT / "charts/marlaas/values.yaml").read_text("utf-8")
 
 
 @pytest.mark.parametrize("page", EVERY, ids=name)
-def test_no_line_and_no_cell_is_long(page: Path) -> None:
+def test_no_line_and_no_cell_is_long(page):
     lines = TEXT[page].splitlines()
     assert [line for line in lines if len(line) > MAX_LINE] == []
     rows = [line for line in without_blocks(TEXT[page]).splitlines() if line.startswith("|")]
     assert [cell for row in rows for cell in cells(row) if len(cell) > MAX_CELL] == []
 
 
-def test_every_page_is_looked_at() -> None:
+def test_every_page_is_looked_at():
     listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert {ROOT / path for path in listed.splitlines()} == set(EVERY)
 
 
 @pytest.mark.parametrize("page", pages(), ids=name)
-def test_every_block_has_a_language_that_says_how_it_is_tested(page: Path) -> None:
+def test_every_block_has_a_language_that_says_how_it_is_tested(page):
     own = [block for block in blocks() if block.page == page]
     assert {block.language for block in own} <= set(LANGUAGES)
     assert len(own) * 2 == len(re.findall(r"^```", TEXT[page], re.MULTILINE))
 
 
 @pytest.mark.parametrize("page", EVERY, ids=name)
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_leads_somewhere(page):
     for link in re.findall(r"\]\(([^)\s]+)\)", without_blocks(TEXT[page])):
         path, _, anchor = link.partition("#")
         if "://" in link:
@@ -51,7 +50,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in _anchors(target), link
 
 
-def _anchors(page: Path) -> set[str]:
+def _anchors(page):
     """The anchors of a page, as GitHub makes them from headings, and those that are written out."""
     text = without_blocks(page.read_text("utf-8"))
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
@@ -59,20 +58,17 @@ def _anchors(page: Path) -> set[str]:
     return {line.strip().replace(" ", "-") for line in made} | set(re.findall(r'<a id="([^"]+)">', text))
 
 
-def test_every_page_of_the_site_is_in_its_menu_and_in_its_index() -> None:
+def test_every_page_is_in_the_menu_the_index_and_the_readme():
     menu = set(re.findall(r"\S+\.md$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE))
     there = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert menu == there
     assert set(re.findall(r"\]\(([^)]+\.md)\)", TEXT[ROOT / "docs/index.md"])) == there - {"index.md"}
-
-
-def test_readme_leads_to_every_page_in_one_click() -> None:
     linked = {link.partition("#")[0] for link in re.findall(r"\]\((docs/[^)]+\.md[^)]*)\)", TEXT[ROOT / "README.md"])}
     assert linked == {name(page) for page in pages() if page.is_relative_to(ROOT / "docs")}
     assert TEXT[ROOT / "README.md"].count("\n") <= 170
 
 
-def test_every_page_that_the_tree_names_is_there() -> None:
+def test_every_page_that_the_tree_names_is_there():
     """Error messages, comments, manifests and tests name pages as docs/….md."""
     folders = ("operator", "workers", "charts", "crds", "examples", "tests", "e2e", "bench", "tools", "images")
     files = [
@@ -84,7 +80,7 @@ def test_every_page_that_the_tree_names_is_there() -> None:
 
 
 @pytest.mark.parametrize("page", pages(), ids=name)
-def test_every_file_that_is_named_is_there(page: Path) -> None:
+def test_every_file_that_is_named_is_there(page):
     text = TEXT[page]
     named = set(re.findall(r"(?<![\w/.-])(?:examples|images|charts|docs|tests|tools|crds)/[\w./-]*\w", text))
     names = sorted(path for path in named if not re.search(r"/[A-Z]+\.", path))  # a word in capitals stands for a name
@@ -92,24 +88,24 @@ def test_every_file_that_is_named_is_there(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", sorted(set(pages()) - GENERATED), ids=name)
-def test_a_figure_that_points_to_its_measurement_is_that_one(page: Path) -> None:
+def test_a_figure_that_points_to_its_measurement_is_that_one(page):
     figures = {claim.id: claim.figure for section in measurements_page.sections() for claim in section.claims}
     for label, anchor in re.findall(r"\[([^\]]+)\]\([^)]*measurements\.md#([\w-]+)\)", TEXT[page]):
         numbers = re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?", label)
         assert not numbers or set(numbers) <= set(re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?", figures[anchor])), label
 
 
-def test_every_file_and_test_of_a_promise_is_there() -> None:
+def test_every_file_and_test_of_a_promise_is_there():
     assert list(promises_page.missing()) == []
 
 
 @pytest.mark.parametrize("generator", [measurements_page, promises_page], ids=lambda module: module.__name__)
-def test_a_generated_page_is_what_its_source_gives(generator) -> None:
+def test_a_generated_page_is_what_its_source_gives(generator):
     page = ROOT / "docs/reference" / f"{generator.__name__.rpartition('.')[2].removesuffix('_page')}.md"
     assert generator.page() == TEXT[page]
 
 
-def test_every_value_of_the_chart_that_is_named_is_one() -> None:
+def test_every_value_of_the_chart_is_one_and_every_column_is_explained():
     text = "\n".join(TEXT[page] for page in pages())
     keys = re.findall(r"`((?:nats|blobs|network|operator|crds)\.[a-z]\w+(?:\.\w+)*)`", text)
     assert len(keys) > 5
@@ -118,25 +114,19 @@ def test_every_value_of_the_chart_that_is_named_is_one() -> None:
         for step in key.split("."):
             assert step in value, key
             value = value[step]
-
-
-def test_every_column_is_explained() -> None:
     text = TEXT[ROOT / "docs/reference/status.md"]
     for kind in ("RLJob", "ModelPool"):
         for heading, *_ in PRESENTATIONS[kind].columns:
             assert heading == "Age" or heading.upper() in text, heading
 
 
-def test_every_reason_that_is_named_is_one() -> None:
+def test_every_reason_and_every_metric_that_is_named_is_one():
     text = TEXT[ROOT / "docs/how-to/kubernetes.md"]
     section = text.partition("## When it waits or fails")[2]
     rows = re.findall(r"^\| (?:\*Failed:\* )?((?:[A-Z][a-z]+[A-Za-z]*(?:, )?)+) \|", section, re.MULTILINE)
     named = {word for row in rows for word in row.split(", ")} | set(re.findall(r"\(`([A-Z]\w+)`", section))
     assert Reason.WAITING_FOR_POOL in named
     assert named <= set(Reason)
-
-
-def test_every_metric_that_is_named_is_one() -> None:
     folders = (ROOT / "workers/marlaas_worker", ROOT / "operator")
     source = "\n".join(path.read_text("utf-8") for folder in folders for path in folder.rglob("*.py"))
     named = {word for text in TEXT.values() for word in re.findall(r"`(marlaas_[a-z_]+)(?:\{[\w,]*\})?`", text)}
@@ -149,7 +139,7 @@ def test_every_metric_that_is_named_is_one() -> None:
         )
 
 
-def test_every_function_of_one_step_is_where_the_page_says() -> None:
+def test_every_function_of_one_step_is_where_the_page_says():
     functions = re.findall(r"\[`([\w.]+)`\]\((?:\.\./)+([\w/.]+)\)", TEXT[ROOT / "docs/explanation/one-step.md"])
     assert len(functions) > 30
     for function, path in functions:
@@ -158,7 +148,7 @@ def test_every_function_of_one_step_is_where_the_page_says() -> None:
             assert re.search(rf"(?:def|class) {part}\b", source), f"{function} in {path}"
 
 
-def test_results_are_formatted_so_that_a_new_figure_is_a_small_difference() -> None:
+def test_results_are_formatted_so_that_a_new_figure_is_a_small_difference():
     for path in measurements_page.RESULTS.glob("*.json"):
         text = path.read_text("utf-8")
         assert text == json.dumps(json.loads(text), indent=2, ensure_ascii=False) + "\n", path
@@ -180,9 +170,7 @@ proof = [
 HERE = "test_a_missing_file_and_a_missing_test_are_reported_and_a_moved_one_with_its_place"
 
 
-def test_a_missing_file_and_a_missing_test_are_reported_and_a_moved_one_with_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_file_and_a_missing_test_are_reported_and_a_moved_one_with_its_place(tmp_path, monkeypatch, capsys):
     source = tmp_path / "promises.toml"
     source.write_text(SOURCE.format(here=HERE))
     monkeypatch.setattr(promises_page, "SOURCE", source)

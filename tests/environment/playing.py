@@ -1,61 +1,48 @@
 """Playing without a model: a function or an order of turns is the policy, also behind an OpenAI server with the official client."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import iscoroutinefunction
 from typing import Any
 
 from openai import OpenAI
 
-from marlaas.environment import Agents, Message, Split, Task, TurnLimit
+from marlaas.environment import Agents, Split, Task, TurnLimit
 from marlaas.environment_types import Reply, TurnRequest
 from marlaas.envs.loading import Environment, resolve
-from marlaas.envs.playing import Outcome, play_episode
+from marlaas.envs.playing import play_episode
 from marlaas.envs.scripted import RecordedReplies, ScriptedReplies
 from marlaas.episode_state import EpisodeState
-from marlaas.openai_server import OpenAIServer
 from marlaas_api.names import BRANCH_TURNS
 
-Answer = Callable[[TurnRequest], str]
 
-
-def first_task(split: Split = Split.TRAIN) -> Task:
+def first_task(split=Split.TRAIN):
     """A new one for every play: a task's random numbers are used up by it."""
     return Task(split, 0, 7)
 
 
-def said(request: TurnRequest) -> str:
-    """What the policy was told last."""
-    last = request.append[-1]
-    assert isinstance(last, Message)
-    return last.content
+def said(request):
+    return request.append[-1].content
 
 
-def play(
-    name: str, args: dict[str, Any], answer: Answer, task: Task | None = None, max_turns: int = 100
-) -> tuple[Outcome, RecordedReplies]:
+def play(name, args, answer, task=None, max_turns=100):
     channel = RecordedReplies(answer, max_turns)
     state = EpisodeState(["policy"], channel)
     return play_episode(resolve(name, args).create(), task or first_task(), state), channel
 
 
-def played(code: Callable[..., Any], channel: "OrderedReplies | None" = None, *, is_strict: bool = True) -> Outcome:
-    """Play `code` as the environment of the agents a and b."""
+def played(code, channel=None, *, is_strict=True):
     state = EpisodeState(["a", "b"], channel or OrderedReplies(), is_strict=is_strict)
     return play_episode(Environment(code, True, is_async=iscoroutinefunction(code)), first_task(), state)
 
 
-def play_moves(
-    name: str, args: dict[str, Any], agents: Sequence[str], replies: Iterable[str], task: Task
-) -> tuple[Outcome, list[tuple[str, str]]]:
+def play_moves(name, args, agents, replies, task):
     """Play a game with these replies, each in a conversation of its own; return also each turn's agent and message."""
     left, told = iter(replies), []
 
-    def answer(request: TurnRequest) -> str:
+    def answer(request):
         assert request.parent is None, "each turn is a conversation of its own"
         (message,) = request.append
-        assert isinstance(message, Message)
         told.append((request.agent, message.content))
         return next(left)
 
@@ -79,12 +66,12 @@ ORDERS = [
 class OrderedReplies:
     """A channel that answers some turns in a fixed order, and all others at once. order: (agent, number) of these turns."""
 
-    def __init__(self, *order: tuple[str, int], max_turns: int = 9) -> None:
+    def __init__(self, *order: tuple[str, int], max_turns=9):
         self.requests: list[TurnRequest] = []
         self._order, self._max_turns = list(order), max_turns
         self._changed = threading.Condition()
 
-    def turn(self, request: TurnRequest) -> Reply:
+    def turn(self, request):
         name = (request.agent, request.number)
         with self._changed:
             assert self._changed.wait_for(lambda: name not in self._order or self._order[0] == name, timeout=30)
@@ -96,14 +83,13 @@ class OrderedReplies:
             self.requests.append(request)
         return Reply(f"{request.agent}{request.number}", num_tokens=1, turn=request.number)
 
-    def may_call(self, agents) -> None:
+    def may_call(self, agents):
         pass
 
-    def tool(self, is_open, rewards) -> None:
+    def tool(self, is_open, rewards):
         pass
 
-    def numbers(self) -> dict[str, list[tuple[int, int | None]]]:
-        """By agent: its turns and what each continues, sorted."""
+    def numbers(self):
         found: dict[str, list[tuple[int, int | None]]] = {}
         for request in self.requests:
             found.setdefault(request.agent, []).append((request.number, request.parent))
@@ -113,11 +99,11 @@ class OrderedReplies:
 class Meeting(OrderedReplies):
     """Answers turns when `num` of them are open, and then the next `num`."""
 
-    def __init__(self, num: int) -> None:
+    def __init__(self, num):
         super().__init__()
         self._meeting = threading.Barrier(num, timeout=30)
 
-    def turn(self, request: TurnRequest) -> Reply:
+    def turn(self, request):
         self._meeting.wait()
         return super().turn(request)
 
@@ -125,18 +111,17 @@ class Meeting(OrderedReplies):
 class Held(OrderedReplies):
     """Answers no turn before `may_answer` is set; `asked` is released by each."""
 
-    def __init__(self, max_turns: int = 9) -> None:
+    def __init__(self, max_turns=9):
         super().__init__(max_turns=max_turns)
         self.asked, self.may_answer = threading.Semaphore(0), threading.Event()
 
-    def turn(self, request: TurnRequest) -> Reply:
+    def turn(self, request):
         self.asked.release()
         assert self.may_answer.wait(30)
         return super().turn(request)
 
 
-def agents_of(channel: OrderedReplies, *names: str, is_strict: bool = True) -> Agents:
-    """The agents of an episode on the channel, by default a and b."""
+def agents_of(channel, *names: str, is_strict=True):
     return Agents(EpisodeState(names or ("a", "b"), channel, is_strict=is_strict))
 
 
@@ -152,9 +137,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call
 
 
 @contextmanager
-def opened(
-    *replies: str, agents: tuple[str, ...] = ("policy",), temperature: float = 1.0, channel: Any = None
-) -> Iterator[Any]:
+def opened(*replies: str, agents=("policy",), temperature=1.0, channel=None):
     """A server, its client, and the requests to the agents behind it."""
     channel = channel or ScriptedReplies(replies, max_turns=99)
     state = EpisodeState(agents, channel, temperature)
@@ -162,13 +145,13 @@ def opened(
         yield server, client, channel.asked
 
 
-def client_of(server: OpenAIServer) -> OpenAI:
+def client_of(server):
     return OpenAI(base_url=server.base_url, api_key=server.api_key)
 
 
-def user(text: str) -> dict[str, str]:
+def user(text):
     return {"role": "user", "content": text}
 
 
-def create(client: OpenAI, *messages: Any, **more: Any) -> Any:
+def create(client, *messages: Any, **more: Any):
     return client.chat.completions.create(model=more.pop("model", "policy"), messages=list(messages), **more)

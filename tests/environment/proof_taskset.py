@@ -10,16 +10,20 @@ class SumData(vf.TaskData):
 
 
 class SumTask(vf.Task[SumData]):
-    @vf.reward
+    @vf.reward(weight=2.0)
     async def right(self, trace) -> float:
-        return float(str(trace.branches[-1].messages[-1].content) == self.data.answer)
+        return float(_last_reply(trace) == self.data.answer)
+
+    @vf.metric
+    async def length(self, trace) -> float:
+        return float(len(_last_reply(trace)))
 
 
 class Sums(vf.Taskset[SumTask, vf.TasksetConfig]):
     def load(self):
         for a in range(1, 10):
             for b in range(1, 10):
-                yield SumTask(SumData(prompt=f"{a} + {b}?", answer=str(a + b)))
+                yield SumTask(SumData(prompt=f"{a} + {b}?", system_prompt="Digits only.", answer=str(a + b)))
 
 
 class ProofConfig(vf.EnvConfig):
@@ -35,11 +39,13 @@ class ProofEnv(vf.Env[ProofConfig]):
     async def run(self, task, agents):
         for _ in range(self.config.drafts):
             draft = await agents.solver.run(task)
-            text = draft.branches[-1].messages[-1].content
-            question = f"{task.data.prompt} {text}: right or wrong?"
+            question = f"{task.data.prompt} {_last_reply(draft)}: right or wrong?"
             await agents.verifier.run(vf.Task(vf.TaskData(idx=0, prompt=question)))
 
     async def finalize(self, task, episode):
         for draft, verdict in zip(episode.traces[::2], episode.traces[1::2], strict=True):
-            said = str(verdict.branches[-1].messages[-1].content)
-            verdict.record_reward("found", float((said == "right") == (draft.reward == 1.0)), weight=0.5)
+            verdict.record_reward("found", float((_last_reply(verdict) == "right") == (draft.reward > 0)), weight=0.5)
+
+
+def _last_reply(trace) -> str:
+    return str(trace.branches[-1].messages[-1].content)

@@ -1,19 +1,18 @@
 """An `async def play`: turns are awaited, parts are tasks, and numbers, limits and errors are those of the same code in threads."""
 
 import asyncio
-from typing import Any
 
 import pytest
 from tests.environment.playing import AFTER, FIRST, ORDERS, SECOND, Held, Meeting, OrderedReplies, played
 
-from marlaas.environment import Agents, Task, ToolError, TurnLimit
+from marlaas.environment import ToolError, TurnLimit
 from marlaas_api.errors import InvalidInput
 
 
-def threads(task: Task, agents: Agents) -> float:
+def threads(task, agents):
     first = agents.a.say("one")
 
-    def part(agent) -> str:
+    def part(agent):
         agent.say("two")
         return agent.fork(first if agent.name == "a" else None).say("three").text
 
@@ -25,10 +24,10 @@ def threads(task: Task, agents: Agents) -> float:
     return float(len("".join([*texts, best.go_on().complete("five").text])))
 
 
-async def tasks(task: Task, agents: Any) -> float:
+async def tasks(task, agents):
     first = await agents.a.say("one")
 
-    async def part(agent) -> str:
+    async def part(agent):
         await agent.say("two")
         return (await agent.fork(first if agent.name == "a" else None).say("three")).text
 
@@ -50,25 +49,25 @@ def test_an_episode_has_the_same_turns_in_tasks_as_in_threads_whatever_their_pac
     assert {one.number: one.choice for one in awaited.requests} == {one.number: one.choice for one in threaded.requests}
 
 
-async def in_parts(task: Task, agents: Any) -> None:
+async def in_parts(task, agents):
     async with agents.together() as at_once:
         for agent in agents.values():
             at_once.run(agent.say, "hi")
 
 
-async def gathered(task: Task, agents: Any) -> None:
+async def gathered(task, agents):
     await asyncio.gather(*(agent.say("hi") for agent in agents.values()))
 
 
-async def gathered_in_one_agent(task: Task, agents: Any) -> None:
+async def gathered_in_one_agent(task, agents):
     await asyncio.gather(agents.a.say("hi"), agents.a.begin().say("hi"))
 
 
-async def candidates(task: Task, agents: Any) -> None:
+async def candidates(task, agents):
     await agents.a.branch("hi", 2)
 
 
-async def candidates_in_a_part(task: Task, agents: Any) -> None:
+async def candidates_in_a_part(task, agents):
     async with agents.together() as at_once:
         at_once.run(agents.a.branch, "hi", 2)
 
@@ -89,15 +88,19 @@ def test_turns_really_are_open_at_the_same_time(code, is_strict, numbers):
     assert {agent: [number for number, _ in turns] for agent, turns in channel.numbers().items()} == numbers
 
 
-async def one_conversation_in_two_parts(task: Task, agents: Any) -> None:
+async def one_conversation_in_two_parts(task, agents):
     async with agents.together() as at_once:
         at_once.run(agents.a.say, "one")
         at_once.run(agents.a.say, "two")
 
 
-async def a_task_within_a_part(task: Task, agents: Any) -> None:
+async def a_task_within_a_part(task, agents):
     async with agents.together() as at_once:
         at_once.run(gathered, task, agents)
+
+
+async def two_turns_of_a_conversation_in_any_job(task, agents):
+    await asyncio.gather(agents.a.say("one"), agents.a.say("two"))
 
 
 @pytest.mark.parametrize(
@@ -107,34 +110,27 @@ async def a_task_within_a_part(task: Task, agents: Any) -> None:
         (gathered, "in a task that the episode does not know"),
         (gathered_in_one_agent, "in a task that the episode does not know"),
         (a_task_within_a_part, "in a task that the episode does not know"),
+        (two_turns_of_a_conversation_in_any_job, "two turns of one conversation at the same time"),
     ],
 )
 def test_what_would_make_a_strict_episode_depend_on_its_tasks_is_refused(code, words):
     with pytest.raises(InvalidInput, match=words):
-        played(code)
-
-
-def test_a_conversation_has_one_turn_at_a_time_in_any_job():
-    async def twice(task: Task, agents: Any) -> None:
-        await asyncio.gather(agents.a.say("one"), agents.a.say("two"))
-
-    with pytest.raises(InvalidInput, match="two turns of one conversation at the same time"):
-        played(twice, is_strict=False)
+        played(code, is_strict=code is not two_turns_of_a_conversation_in_any_job)
 
 
 def test_the_first_parts_error_is_raised_and_all_parts_have_ended():
     ended: list[str] = []
 
-    async def both(task: Task, agents: Any) -> None:
+    async def both(task, agents):
         second_failed = asyncio.Event()
 
-        async def first() -> None:
+        async def first():
             await second_failed.wait()
             await agents.a.say("on")
             ended.append("first")
             raise KeyError("first")
 
-        async def second() -> None:
+        async def second():
             second_failed.set()
             raise ValueError("second")
 
@@ -153,7 +149,7 @@ def test_the_first_parts_error_is_raised_and_all_parts_have_ended():
 def test_a_turn_that_has_begun_is_part_of_the_episode_also_if_its_task_is_cancelled():
     channel = Held()
 
-    async def impatient(task: Task, agents: Any) -> float:
+    async def impatient(task, agents):
         speaking = asyncio.create_task(agents.a.say("hi"))
         assert await asyncio.to_thread(channel.asked.acquire, timeout=30)
         speaking.cancel()
@@ -172,10 +168,10 @@ def test_a_cancelled_block_cancels_its_parts_and_waits_for_their_turns():
     channel = OrderedReplies()
     ends: list[str] = []
 
-    async def impatient(task: Task, agents: Any) -> None:
+    async def impatient(task, agents):
         asked = asyncio.Event()
 
-        async def speak() -> None:
+        async def speak():
             asked.set()
             try:
                 await agents.a.say("hi")
@@ -184,7 +180,7 @@ def test_a_cancelled_block_cancels_its_parts_and_waits_for_their_turns():
                 ends.append("part")
                 raise
 
-        async def block() -> None:
+        async def block():
             async with asyncio.timeout(60) as limit, agents.together() as at_once:
                 at_once.run(speak)
                 await asked.wait()
@@ -199,25 +195,25 @@ def test_a_cancelled_block_cancels_its_parts_and_waits_for_their_turns():
     assert channel.numbers()["a"][0][0] == FIRST
 
 
-async def until_the_limit(task: Task, agents: Any) -> None:
+async def until_the_limit(task, agents):
     agents.a.reward = 0.25
     while True:
         await agents.a.say("on")
 
 
-async def in_a_group(task: Task, agents: Any) -> None:
+async def in_a_group(task, agents):
     agents.a.reward = 0.25
     async with asyncio.TaskGroup() as group:
         group.create_task(until_the_limit(task, agents))
 
 
-async def broken_tool(task: Task, agents: Any) -> None:
+async def broken_tool(task, agents):
     agents.a.reward = 0.25
     async with agents.a.tool():
         raise KeyError("x")
 
 
-async def slow_tool(task: Task, agents: Any) -> None:
+async def slow_tool(task, agents):
     agents.a.reward = 0.25
     async with agents.a.tool(timeout_s=0.01):
         await asyncio.Event().wait()
@@ -225,12 +221,7 @@ async def slow_tool(task: Task, agents: Any) -> None:
 
 @pytest.mark.parametrize(
     ("code", "ending"),
-    [
-        (until_the_limit, "max_turns"),
-        (in_a_group, "max_turns"),
-        (broken_tool, "tool_error"),
-        (slow_tool, "tool_error"),
-    ],
+    [(until_the_limit, "max_turns"), (in_a_group, "max_turns"), (broken_tool, "tool_error"), (slow_tool, "tool_error")],
 )
 def test_what_the_policy_causes_is_scored(code, ending):
     outcome = played(code, OrderedReplies(max_turns=2), is_strict=code is not in_a_group)
@@ -238,7 +229,7 @@ def test_what_the_policy_causes_is_scored(code, ending):
 
 
 def test_the_environment_is_told_how_its_tool_failed():
-    async def told(task: Task, agents: Any) -> None:
+    async def told(task, agents):
         with pytest.raises(ToolError, match=r"TimeoutError: the tool took longer than 0\.01 s"):
             async with agents.a.tool(timeout_s=0.01):
                 await asyncio.Event().wait()
@@ -250,7 +241,7 @@ def test_the_environment_is_told_how_its_tool_failed():
 
 
 def test_an_error_of_the_environment_beside_the_limit_is_a_fault():
-    async def mixed(task: Task, agents: Any) -> None:
+    async def mixed(task, agents):
         raise BaseExceptionGroup("both", [TurnLimit("x"), ValueError("mine")])
 
     with pytest.raises(BaseExceptionGroup, match="both"):

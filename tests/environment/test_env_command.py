@@ -2,7 +2,6 @@
 
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,20 +12,22 @@ from marlaas.envs import BUILTINS
 from marlaas_api.errors import InvalidInput
 
 
-def invoke(*words: str, typed: str = "") -> tuple[int, str, BaseException | None]:
+def invoke(*words: str, typed=""):
     result = CliRunner().invoke(app, list(words), input=typed)
     return result.exit_code, re.sub(r" +", " ", result.output), result.exception
 
 
-def test_the_builtins_are_listed_with_their_arguments() -> None:
+def test_the_builtins_are_listed_with_their_arguments_which_are_yaml():
     code, output, _ = invoke("list")
     assert code == 0
     assert all(name in output for name in BUILTINS)
     assert isinstance(invoke("play", "revers")[2], InvalidInput), "a wrong name"
     assert "tool_latency_s: float, default 0.0" in output
+    parsed = {"a": 1, "b": "x y", "c": {"d": [True]}, "e": "f=g"}
+    assert parsed_args(["a=1", "b=x y", "c={d: [true]}", "e=f=g"]) == parsed
 
 
-def test_a_script_or_a_person_plays_and_sees_turns_reward_and_metrics() -> None:
+def test_a_script_or_a_person_plays_and_sees_turns_reward_and_metrics():
     code, output, _ = invoke("play", "calculator", "--reply", "calc: 40+2", "--reply", "42")
     assert code == 0
     for line in ("policy: calc: 40+2", "tool: 42", "policy: 42", "tool_calls", "reward of policy", "completed"):
@@ -39,18 +40,13 @@ def test_a_script_or_a_person_plays_and_sees_turns_reward_and_metrics() -> None:
     assert (code, "turn limit reached" in output) == (0, True), "the end of the replies ends the episode"
 
 
-def test_arguments_are_yaml() -> None:
-    parsed = {"a": 1, "b": "x y", "c": {"d": [True]}, "e": "f=g"}
-    assert parsed_args(["a=1", "b=x y", "c={d: [true]}", "e=f=g"]) == parsed
-
-
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+def own(tmp_path, monkeypatch):
     """Writes `play` into a module of this folder; returns the environment's name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path])
 
-    def write(source: str) -> str:
+    def write(source):
         module = f"own_{abs(hash(source))}"
         Path(f"{module}.py").write_text(source)
         return f"{module}:play"
@@ -58,7 +54,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]
     return write
 
 
-def test_ones_own_environment_is_found_in_this_folder(own: Callable[[str], str]) -> None:
+def test_ones_own_environment_is_found_in_this_folder(own):
     name = own("def play(task, agents):\n    return {n: len(a.say('hi').text) for n, a in agents.items()}\n")
     code, output, _ = invoke("play", name, "--agent", "red", "--agent", "blue", "-r", "abc", "-r", "d")
     assert (code, "reward of red 3" in output, "reward of blue 1" in output) == (0, True, True)
@@ -76,7 +72,7 @@ def play(task, agents):
 """
 
 
-def test_replies_are_given_by_agent_then_by_part_and_turn(own: Callable[[str], str]) -> None:
+def test_replies_are_given_by_agent_then_by_part_and_turn(own):
     replies = ("blue=a", "1", "2", "blue=b", "3", "4", "blue=c", "blue=d=e")
     given = [word for text in replies for word in ("-r", text)]
     code, output, _ = invoke("play", own(IN_PARTS), "--agent", "red", "--agent", "blue", *given)
@@ -84,7 +80,7 @@ def test_replies_are_given_by_agent_then_by_part_and_turn(own: Callable[[str], s
     assert "PARTS 12 34 ab cd=e" in output
 
 
-def test_one_is_any_agent_and_a_script_plays_the_others() -> None:
+def test_one_is_any_agent_and_a_script_plays_the_others():
     words = ["play", "solver-verifier", "--as", "verifier", "-r", "solver=14"]
     code, output, _ = invoke(*words, typed="right\nwrong\n")
     assert (code, "reward of verifier 1" in output, "reward of solver 1" in output) == (0, True, True), output
@@ -94,16 +90,14 @@ def test_one_is_any_agent_and_a_script_plays_the_others() -> None:
     assert (code, "turn limit reached" in output) == (0, True), "the solver has no replies"
 
 
-def test_an_environment_that_raises_shows_its_traceback(own: Callable[[str], str]) -> None:
+def test_an_environment_that_raises_shows_its_traceback(own):
     code, output, _ = invoke("play", own("def play(task, agent):\n    return agent.say('x').txt\n"), "--reply", "a")
     assert code == 1
     assert "agent.say('x').txt" in output
     assert "not scored" in output
 
 
-def test_an_environment_finds_the_variables_that_it_finds_in_a_job(
-    own: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_finds_the_variables_that_it_finds_in_a_job(own, monkeypatch):
     name = own("import os\n\ndef play(task, agent):\n    return float(os.environ['JUDGE_KEY'])\n")
     monkeypatch.setenv("JUDGE_KEY", "1")
     code, output, _ = invoke("play", name, "--reply", "x")
@@ -116,7 +110,7 @@ def test_an_environment_finds_the_variables_that_it_finds_in_a_job(
 @pytest.mark.parametrize(
     ("end", "is_told"), [("float(reply == 'x')", True), ("return 0.0", False), ("agent.reward = 0.5", False)]
 )
-def test_a_forgotten_return_is_told(own: Callable[[str], str], end: str, is_told: bool) -> None:
+def test_a_forgotten_return_is_told(own, end, is_told):
     name = own(f"def play(task, agent):\n    reply = agent.say('?').text\n    {end}\n")
     code, output, _ = invoke("play", name, "--reply", "x")
     assert (code, "Is a `return` missing?" in output) == (0, is_told)

@@ -5,7 +5,6 @@ import json
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import openai
@@ -14,15 +13,15 @@ from openai import AsyncOpenAI
 from tests.environment.playing import ADD, CALL, Held, Meeting, client_of, create, first_task, opened, user
 from tests.tables import rows
 
-from marlaas.environment import Agent, Message, Reply, StopReason, Task
+from marlaas.environment import Message, Reply, StopReason
 from marlaas.envs.loading import Environment
-from marlaas.envs.playing import Outcome, play_episode
+from marlaas.envs.playing import play_episode
 from marlaas.envs.scripted import RecordedReplies, ScriptedReplies
 from marlaas.episode_state import EpisodeState
 from marlaas.openai_server import OpenAIServer
 
 
-def test_a_completion_is_one_turn_with_its_usage() -> None:
+def test_a_completion_is_one_turn_with_its_usage():
     with opened("four") as (_, client, asked):
         parts = {"role": "user", "content": [{"type": "text", "text": "2 "}, {"type": "text", "text": "+ 2"}]}
         answer = create(client, {"role": "developer", "content": "be short"}, parts, max_completion_tokens=7)
@@ -33,7 +32,7 @@ def test_a_completion_is_one_turn_with_its_usage() -> None:
     assert (one.request.parent, one.request.max_tokens, one.request.tools) == (None, 7, None)
 
 
-def test_the_whole_list_of_messages_goes_on_where_its_beginning_ended() -> None:
+def test_messages_go_on_where_their_beginning_ended_unless_they_were_rewritten():
     with opened("a", "b", "c") as (_, client, asked):
         messages: list[Any] = [user("one")]
         for text in ("two", "three"):
@@ -41,9 +40,6 @@ def test_the_whole_list_of_messages_goes_on_where_its_beginning_ended() -> None:
         create(client, *messages)
     assert [one.request.parent for one in asked] == [None, 0, 1]
     assert [one.request.append for one in asked] == [(Message("user", text),) for text in ("one", "two", "three")]
-
-
-def test_what_the_agent_rewrote_is_a_new_conversation() -> None:
     with opened("a ", "b") as (_, client, asked):
         reply = create(client, user("one")).choices[0].message.content
         create(client, user("one"), {"role": "assistant", "content": reply.strip()}, user("two"))
@@ -51,7 +47,7 @@ def test_what_the_agent_rewrote_is_a_new_conversation() -> None:
     assert asked[1].request.append == (Message("user", "one"), Message("assistant", "a"), Message("user", "two"))
 
 
-def test_the_model_is_the_agent() -> None:
+def test_the_model_is_the_agent():
     with opened("p", "s", "s2", agents=("proposer", "solver")) as (_, client, asked):
         create(client, user("x"), model="proposer")
         reply = create(client, user("x"), model="solver").choices[0].message
@@ -65,9 +61,9 @@ def test_the_model_is_the_agent() -> None:
 
 
 @pytest.mark.parametrize("stop", [StopReason.LENGTH, StopReason.CONTEXT])
-def test_a_reply_that_was_cut_says_so(stop: StopReason) -> None:
+def test_a_reply_that_was_cut_says_so(stop):
     class Cut(RecordedReplies):
-        def turn(self, request: Any) -> Reply:
+        def turn(self, request):
             return Reply(CALL, stop, 5, 0, 12)
 
     with opened(channel=Cut(lambda _: "")) as (_, client, _):
@@ -76,7 +72,7 @@ def test_a_reply_that_was_cut_says_so(stop: StopReason) -> None:
     assert (answer.choices[0].finish_reason, usage.prompt_tokens, usage.total_tokens) == ("length", 12, 17)
 
 
-def test_a_closed_server_leaves_no_thread_and_no_port() -> None:
+def test_a_closed_server_leaves_no_thread_and_no_port():
     before = threading.active_count()
     with opened("a") as (server, client, _):
         create(client, user("x"))
@@ -88,18 +84,15 @@ def test_a_closed_server_leaves_no_thread_and_no_port() -> None:
         _ = server.base_url
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    rows(__file__, "requests"),
-)
-def test_what_training_could_not_reproduce_is_refused_in_words(fields: dict[str, Any], words: str) -> None:
+@pytest.mark.parametrize(("fields", "words"), rows(__file__, "requests"))
+def test_what_training_could_not_reproduce_is_refused_in_words(fields, words):
     with opened("a") as (_, client, asked):
         with pytest.raises(openai.BadRequestError, match=words):
             client.chat.completions.create(**{"model": "policy", "messages": [user("x")], **fields})
         assert asked == []
 
 
-def test_nobody_comes_in_without_the_episodes_key() -> None:
+def test_nobody_comes_in_without_the_episodes_key():
     with opened("a") as (server, client, asked):
         with pytest.raises(openai.AuthenticationError):
             create(client.with_options(api_key="sk-other"), user("x"))
@@ -110,9 +103,9 @@ def test_nobody_comes_in_without_the_episodes_key() -> None:
     assert asked == []
 
 
-def test_what_breaks_behind_the_server_is_told_and_not_asked_again() -> None:
+def test_what_breaks_behind_the_server_is_told_and_not_asked_again():
     class Broken(RecordedReplies):
-        def turn(self, request: Any) -> Reply:
+        def turn(self, request):
             self.num_tools += 1
             raise EOFError("the supervisor is gone")
 
@@ -123,10 +116,8 @@ def test_what_breaks_behind_the_server_is_told_and_not_asked_again() -> None:
     assert channel.num_tools == 1
 
 
-def served(
-    channel: Any, talk: Callable[[AsyncOpenAI], Awaitable[Any]], *agents: str, is_strict: bool = False
-) -> list[Any]:
-    async def run(server: OpenAIServer) -> Any:
+def served(channel, talk, *agents: str, is_strict=False):
+    async def run(server):
         async with AsyncOpenAI(base_url=server.base_url, api_key=server.api_key) as client:
             return await talk(client)
 
@@ -134,7 +125,7 @@ def served(
         return asyncio.run(run(server))
 
 
-async def two_turns(client: AsyncOpenAI, agent: str) -> list[str]:
+async def two_turns(client, agent):
     messages: list[Any] = [user(agent)]
     for text in ("and", "end"):
         reply = (await client.chat.completions.create(model=agent, messages=messages)).choices[0].message
@@ -146,7 +137,7 @@ def test_requests_of_an_asynchronous_job_are_sampled_at_the_same_time():
     """An agent's names count its own turns, so they do not depend on the pace of other agents."""
     channel = Meeting(2)
 
-    async def both(client: AsyncOpenAI) -> Any:
+    async def both(client):
         return await asyncio.gather(two_turns(client, "a"), two_turns(client, "b"))
 
     assert served(channel, both) == [["a0", "a1"], ["b0", "b1"]]
@@ -154,10 +145,9 @@ def test_requests_of_an_asynchronous_job_are_sampled_at_the_same_time():
 
 
 def test_in_a_strict_job_a_request_beside_another_one_is_refused_in_words():
-    """Their order would be that of arrival."""
     channel = Held()
 
-    async def both(client: AsyncOpenAI) -> Any:
+    async def both(client):
         first = asyncio.create_task(client.chat.completions.create(model="a", messages=[user("x")]))
         assert await asyncio.to_thread(channel.asked.acquire, timeout=30)
         for agent in ("a", "b"):
@@ -174,7 +164,7 @@ def test_in_a_strict_job_a_request_beside_another_one_is_refused_in_words():
 
 @pytest.mark.parametrize("is_strict", [True, False])
 def test_several_choices_are_sampled_at_the_same_time_in_the_order_of_their_numbers(is_strict):
-    async def ask(client: AsyncOpenAI) -> Any:
+    async def ask(client):
         answer = await client.chat.completions.create(model="a", messages=[user("x")], n=3)
         return [choice.message.content for choice in answer.choices]
 
@@ -182,7 +172,7 @@ def test_several_choices_are_sampled_at_the_same_time_in_the_order_of_their_numb
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_tool_is_called_and_answered(stream: bool) -> None:
+def test_a_tool_is_called_and_answered(stream):
     with opened(f"Let me see.\n{CALL}", "3") as (_, client, asked):
         if stream:
             with client.chat.completions.stream(model="policy", messages=[user("1 + 2")], tools=[ADD]) as events:
@@ -200,7 +190,7 @@ def test_a_tool_is_called_and_answered(stream: bool) -> None:
     assert asked[1].request.append == (Message("tool", "3", tool_call_id=call.id),)
 
 
-def test_a_call_that_a_client_printed_anew_is_the_same_call() -> None:
+def test_a_call_that_a_client_printed_anew_is_the_same_and_none_is_looked_for_without_tools():
     with opened(CALL, "3") as (_, client, asked):
         (call,) = create(client, user("1 + 2"), tools=[ADD]).choices[0].message.tool_calls
         again = call.model_dump()
@@ -208,48 +198,34 @@ def test_a_call_that_a_client_printed_anew_is_the_same_call() -> None:
         said = {"role": "assistant", "content": None, "tool_calls": [again]}
         create(client, user("1 + 2"), said, user("go on"), tools=[ADD])
     assert asked[1].request.parent == 0
+    with opened(CALL, CALL) as (_, client, _):
+        assert create(client, user("x")).choices[0].message.content == CALL
+        assert create(client, user("x"), tools=[ADD], tool_choice="none").choices[0].message.content == CALL
 
 
-@pytest.mark.parametrize(
-    ("reply", "names"),
-    rows(__file__, "calls"),
-)
-def test_calls_are_read(reply: str, names: list[str]) -> None:
+@pytest.mark.parametrize(("reply", "names"), rows(__file__, "calls"))
+def test_calls_are_read(reply, names):
     with opened(reply) as (_, client, _):
         choice = create(client, user("x"), tools=[ADD]).choices[0]
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
     assert [call.function.name for call in choice.message.tool_calls] == names
 
 
-@pytest.mark.parametrize(
-    "reply",
-    rows(__file__, "texts"),
-)
-def test_what_is_no_call_is_text(reply: str) -> None:
+@pytest.mark.parametrize("reply", rows(__file__, "texts"))
+def test_what_is_no_call_is_text(reply):
     with opened(reply) as (_, client, _):
         choice = create(client, user("x"), tools=[ADD]).choices[0]
     assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", reply, None)
 
 
-def test_calls_are_not_looked_for_without_tools_or_if_none_is_wanted() -> None:
-    with opened(CALL, CALL) as (_, client, _):
-        assert create(client, user("x")).choices[0].message.content == CALL
-        assert create(client, user("x"), tools=[ADD], tool_choice="none").choices[0].message.content == CALL
-
-
-def play(code: Any, *replies: str, max_turns: int = 9) -> tuple[Outcome, RecordedReplies]:
-    channel = ScriptedReplies(replies, max_turns)
-    return play_episode(Environment(code, False), first_task(), EpisodeState(["policy"], channel)), channel
-
-
-def endless(task: Task, agent: Agent) -> None:
+def endless(task, agent):
     with agent.openai() as server, client_of(server) as client:
         while True:
             create(client, user("on"))
             agent.reward += 0.25
 
 
-def framework(task: Task, agent: Agent) -> None:
+def framework(task, agent):
     with agent.openai() as server, client_of(server) as client:
         create(client, user("on"))
         agent.reward += 0.5
@@ -259,8 +235,8 @@ def framework(task: Task, agent: Agent) -> None:
             raise RuntimeError(f"the chain broke: {error.code == 'turn_limit'}") from None
 
 
-def asynchronous(task: Task, agent: Agent) -> None:
-    async def both(server: OpenAIServer) -> None:
+def asynchronous(task, agent):
+    async def both(server):
         async with (
             AsyncOpenAI(base_url=server.base_url, api_key=server.api_key) as client,
             asyncio.TaskGroup() as group,
@@ -274,7 +250,8 @@ def asynchronous(task: Task, agent: Agent) -> None:
 
 
 @pytest.mark.parametrize("code", [endless, framework, asynchronous])
-def test_running_out_of_turns_ends_the_episode_scored(code: Any) -> None:
-    outcome, channel = play(code, "a", "b", "c", "d", max_turns=2)
+def test_running_out_of_turns_ends_the_episode_scored(code):
+    channel = ScriptedReplies("abcd", 2)
+    outcome = play_episode(Environment(code, False), first_task(), EpisodeState(["policy"], channel))
     assert (outcome.ending, outcome.rewards) == ("max_turns", {"policy": 0.5})
     assert len(channel.asked) == (1 if code is framework else 2), "of several choices all are generated, or none"

@@ -8,10 +8,9 @@ from tests.environment import playing
 from tests.sandbox.conftest import SandboxHarness
 from tests.tables import rows
 
-from marlaas.environment_types import TurnRequest
 from marlaas.envs.loading import resolve
 from marlaas.envs.locked.program import Ran
-from marlaas.envs.playing import Outcome, play_episode
+from marlaas.envs.playing import play_episode
 from marlaas.envs.python_tool import tool_output
 from marlaas.envs.scripted import RecordedReplies
 from marlaas.episode_state import EpisodeState
@@ -21,35 +20,32 @@ from marlaas_api.messages import Ending
 SUMS = {"config": {"min_terms": 2, "max_terms": 2, "operators": ["+"], "allow_negation": False}, "memory_mib": 128}
 
 
-def play(*replies: str, **args: Any) -> tuple[Outcome, list[str]]:
+def play(*replies: str, **args: Any):
     """Play with these replies; `§` stands for what the tool said last. Return what the policy heard, the question first."""
     heard: list[str] = []
 
-    def answer(request: TurnRequest) -> str:
+    def answer(request):
         heard.append(playing.said(request))
         return replies[len(heard) - 1].replace("§", heard[-1])
 
     return playing.play("python-tool", {**SUMS, **args}, answer, max_turns=len(replies))[0], heard
 
 
-def block(code: str) -> str:
+def block(code):
     return f"Let me compute.\n```python\n{code}\n```\nThat is it."
 
 
-def asked_sum() -> str:
+def asked_sum():
     _, (question, *_) = play("?")
     return question.removeprefix("Calculate ").rstrip(".").removesuffix("=").strip(" =.")
 
 
-def test_a_program_is_run_and_its_output_told() -> None:
+def test_a_program_is_run_and_told_and_an_answer_needs_none_unless_it_is_asked_for():
     outcome, heard = play(block(f"print({asked_sum()})"), "It is §.")
     assert heard[1].strip("-").isdigit()
     assert outcome.rewards == {"policy": 1.0}
     assert outcome.metrics == {"correct": 1.0, "programs": 1.0, "programs_failed": 0.0, "programs_stopped": 0.0}
     assert outcome.tool_s > 0
-
-
-def test_an_answer_needs_no_program_unless_it_is_asked_for() -> None:
     right = str(eval(asked_sum()))
     assert play(right)[0].rewards == {"policy": 1.0}
     assert play(right, needs_program=True)[0].rewards == {"policy": 0.0}
@@ -57,7 +53,7 @@ def test_an_answer_needs_no_program_unless_it_is_asked_for() -> None:
     assert play(block("pass"), right, needs_program=True)[0].rewards == {"policy": 1.0}
 
 
-def test_what_a_program_breaks_is_told_and_the_episode_goes_on() -> None:
+def test_what_a_program_breaks_is_told_and_the_episode_goes_on():
     outcome, heard = play(
         block("import socket; socket.socket()"), block("x = 1"), block("import sys; sys.exit(2)"), "1"
     )
@@ -69,7 +65,7 @@ def test_what_a_program_breaks_is_told_and_the_episode_goes_on() -> None:
     assert (outcome.ending, outcome.metrics["programs_stopped"]) == ("completed", 1.0)
 
 
-def test_a_machine_that_cannot_lock_up_is_never_the_policys_doing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_cannot_lock_up_is_never_the_policys_doing(monkeypatch):
     environment = resolve("python-tool", SUMS).create()
     state = EpisodeState(["policy"], RecordedReplies(lambda _: block("print(1)")))
     monkeypatch.setattr("marlaas.envs.locked.program._START", "raise SystemExit('no locks here')")
@@ -79,19 +75,9 @@ def test_a_machine_that_cannot_lock_up_is_never_the_policys_doing(monkeypatch: p
         resolve("python-tool", SUMS).create()
 
 
-@pytest.mark.parametrize(
-    ("ran", "max_chars", "text"),
-    [
-        (Ran("12\n", 0), 9, "12"),
-        (Ran("", 0), 9, "[no output]"),
-        (Ran("abcdefghijkl", 0), 5, "abc\n[7 characters cut]\nkl"),
-        (Ran("ab", 0), 1, "a\n[1 characters cut]\n"),
-        (Ran("", -9, "it took long"), 9, "[stopped: it took long]"),
-        (Ran("a", -9, "it took long"), 9, "a\n[stopped: it took long]"),
-    ],
-)
-def test_what_is_told_is_cut_and_never_empty(ran: Ran, max_chars: int, text: str) -> None:
-    assert tool_output(ran, max_chars) == text
+@pytest.mark.parametrize(("ran", "max_chars", "text"), rows(__file__, "outputs"))
+def test_what_is_told_is_cut_and_never_empty(ran, max_chars, text):
+    assert tool_output(Ran(*ran), max_chars) == text
 
 
 ATTACKS = [program.replace("SUPERVISOR", str(os.getpid())) for program in rows(__file__, "attacks")]
@@ -100,11 +86,10 @@ ENDS = ("PermissionError", "MemoryError", "[stopped: it printed", "[stopped: it 
 
 
 @pytest.mark.processes
-async def test_every_attack_is_the_policys_doing_and_harms_no_episode(tmp_path) -> None:
+async def test_every_attack_is_the_policys_doing_and_harms_no_episode(tmp_path):
     harness, heard = SandboxHarness(tmp_path), {}
 
     def answer(request):
-        """Every member of the group attacks in its own way, and then gives up."""
         if request.turn > 0:
             heard[request.member] = request.append[-1].content
         attack = f"```python\n{ATTACKS[request.member]}\n```"

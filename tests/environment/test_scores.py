@@ -1,38 +1,38 @@
-"""Accepted rewards and metrics, for every way of giving them, and unscored episodes."""
+"""Accepted rewards and metrics, for every way of giving them, unscored episodes, and rubrics by hand-worked numbers."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from tests.environment.playing import OrderedReplies, first_task, played
+from tests.environment.playing import OrderedReplies, played
+from tests.tables import rows
 
-from marlaas.environment import Agents, Score
-from marlaas.envs.loading import Environment
-from marlaas.envs.playing import Outcome, play_episode
-from marlaas.envs.scripted import RecordedReplies
+from marlaas.environment import Agents, Reply, Score
+from marlaas.envs.extraction import extractor
 from marlaas.episode_state import EpisodeState
+from marlaas.rewards import Rubric, answer_reward, format_reward, length_penalty
 from marlaas.scores import InvalidScore, metrics
+from marlaas_api.errors import InvalidInput
 
 NUMBERS = [0.5, np.float32(0.5), np.float64(0.5), torch.tensor(0.5), np.array(0.5)]
 NO_NUMBERS = [math.nan, math.inf, "0.5", None, [0.5], torch.tensor([0.5, 0.5]), 1e31, 10**400]
 
 
-def rewarded(give) -> Outcome:
-    """The outcome of an episode in which `give` is called with the agent and its result is returned."""
+def rewarded(give):
     return played(lambda task, agents: give(agents.a))
 
 
-def in_a_tool(agent, value) -> None:
+def in_a_tool(agent, value):
     with agent.tool():
         agent.reward = value
 
 
-def on_the_agent(agent, value) -> None:
+def on_the_agent(agent, value):
     agent.reward = value
 
 
-def on_a_candidate(agent, value) -> None:
+def on_a_candidate(agent, value):
     for candidate in agent.branch("x", 2):
         candidate.reward = value
 
@@ -72,31 +72,9 @@ def test_an_episode_without_a_reward_is_unscored_and_zero_is_a_reward(give, is_s
     assert rewarded(give).is_scored is is_scored
 
 
-def failing_tool(task, agents):
-    with agents.policy.tool():
-        raise KeyError("no such file")
-
-
-def too_many_turns(task, agents):
-    agents.policy.say("x")
-
-
-@pytest.mark.parametrize(
-    ("code", "ending", "text"),
-    [(failing_tool, "tool_error", "KeyError: 'no such file'"), (too_many_turns, "max_turns", "")],
-)
-def test_what_the_policy_ended_is_scored_and_a_tools_error_is_kept(code, ending, text):
-    state = EpisodeState(["policy"], RecordedReplies(lambda _: "x", 0))
-    outcome = play_episode(Environment(code, True), first_task(), state)
-    assert (outcome.ending, outcome.tool_error, outcome.is_scored) == (ending, text, True)
-
-
-def test_metrics_that_are_none_or_nan_are_left_out():
+def test_metrics_that_are_none_or_nan_are_left_out_and_lone_surrogates_replaced_and_counted():
     given = {"a": 1, "b": None, "c": math.nan, "d": np.float32("nan"), "e": torch.tensor(2.0), "f": True}
     assert metrics(given) == {"a": 1.0, "e": 2.0, "f": 1.0}
-
-
-def test_lone_surrogates_are_replaced_and_counted():
     channel = OrderedReplies()
     state = EpisodeState(["policy"], channel)
     agent = Agents(state)["policy"]
@@ -106,3 +84,70 @@ def test_lone_surrogates_are_replaced_and_counted():
     texts = [channel.requests[0].append[0].content, *channel.requests[1].tools]
     assert texts == ["\U0001f600 \ufffd", '{"type": "function", "function": {"name": "\ufffd"}}']
     assert state.num_replaced == 2
+
+
+def half(reply):
+    return 0.5
+
+
+def same(reply, truth, factor=1.0):
+    return factor * (reply.text == truth)
+
+
+def broken(reply):
+    return math.nan
+
+
+def test_a_reward_is_the_weighted_sum_and_every_part_is_logged():
+    score = Rubric((2.0, same), (-0.5, half), (0, len_of_text)).score(reply=Reply("abc"), truth="abc")
+    assert score.reward == 2.0 * 1.0 - 0.5 * 0.5
+    assert score.metrics == {"same": 1.0, "half": 0.5, "len_of_text": 3.0}
+
+
+def len_of_text(*, reply):
+    return len(reply.text)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Rubric(), "at least one part"),
+        (lambda: Rubric((1, half), (2, half)), "two parts named 'half'"),
+        (lambda: Rubric((1, lambda reply: 1.0)), "the function needs a name"),
+        (lambda: Rubric(("1", half)), "a weight is a finite number"),  # type: ignore[arg-type]
+        (lambda: Rubric((math.inf, half)), "a weight is a finite number"),
+        (
+            lambda: Rubric((1, same)).score(reply=Reply("a"), truths="a"),
+            "'same' needs 'truth', .*; did you mean 'truths'",
+        ),
+        (lambda: Rubric((1, broken)).score(reply=Reply("a")), "'broken' returned nan"),
+        (lambda: extractor("boxd"), "expected one of last_number, boxed, tag, whole, regex"),
+        (lambda: extractor("regex"), "needs the argument 'pattern'"),
+        (lambda: extractor("regex", "("), "not a regular expression"),
+        (lambda: extractor("tag", "x"), "`pattern` applies only to answer: regex"),
+        (lambda: format_reward("("), "not a regular expression"),
+        (lambda: length_penalty(10, 10), "expected 0 <= free_tokens < max_tokens"),
+        (lambda: answer_reward("box"), "did you mean 'boxed'"),
+    ],
+)
+def test_rubrics_and_extractions_that_cannot_be(make, words):
+    with pytest.raises(InvalidInput, match=words):
+        make()
+
+
+def test_lengths_forms_and_answers_are_paid():
+    """The length penalty is DAPO's. Answers are compared as numbers when both are."""
+    penalty = length_penalty(100, 200)
+    assert [penalty(Reply("", num_tokens=n)) for n in (0, 100, 125, 200, 999)] == [0.0, 0.0, -0.25, -1.0, -1.0]
+    form = format_reward(r"<think>.*</think>\s*<answer>.*</answer>")
+    assert form(Reply(" <think>a\nb</think>\n<answer>c</answer>\n")) == 1.0
+    assert form(Reply("well <think></think><answer></answer>")) == form(Reply("<answer>c</answer>")) == 0.0
+    pairs = {"so 7.0": 7, "1,000": "1000", "8": 7, "none": 7, "it is 0.50": 0.5}
+    assert [answer_reward("last_number")(Reply(text), truth) for text, truth in pairs.items()] == [1, 1, 0, 0, 1]
+    assert answer_reward("whole")(Reply("Paris"), "Paris") == 1.0
+
+
+@pytest.mark.parametrize(("kind", "reply", "answer"), rows(__file__, "answers"))
+def test_answers_are_found(kind, reply, answer):
+    is_name = kind in ("last_number", "boxed", "tag", "whole")
+    assert (extractor(kind) if is_name else extractor("regex", kind))(reply) == answer

@@ -1,4 +1,4 @@
-"""The SDK: conversations, rewards, tools, tasks, and the forms of messages and tools that `ask` takes."""
+"""The SDK: conversations, rewards, tools and their time limits, tasks, and the forms of messages and tools that `ask` takes."""
 
 import inspect
 import random
@@ -7,9 +7,8 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from tests.environment.playing import first_task
@@ -18,39 +17,38 @@ from tests.tables import rows
 import marlaas
 import marlaas.environment
 from marlaas.chat_messages import message_of, tool_text
-from marlaas.environment import Agent, Agents, Message, Reply, Rows, Score, Split, StopReason, Task, ToolCall, TurnLimit
-from marlaas.environment_types import InvalidTurn, TurnRequest
+from marlaas.environment import Agents, Message, Rows, Score, Split, StopReason, Task, ToolCall, TurnLimit
+from marlaas.environment_types import InvalidTurn
 from marlaas.envs.loading import Environment, resolve
 from marlaas.envs.playing import explain, play_episode
 from marlaas.envs.scripted import RecordedReplies, ScriptedReplies
 from marlaas.episode_state import EpisodeState
 from marlaas.scores import InvalidScore
+from marlaas.time_limit import time_limit
 from marlaas_api import messages
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import split_of
 
 
-def play(code, *replies: str, agents: tuple[str, ...] = ("policy",), max_turns: int = 8):
+def play(code, *replies: str, agents=("policy",), max_turns=8):
     """Play a function `code(task, agent)` against replies in order; return the outcome and the channel."""
     channel = ScriptedReplies(replies, max_turns)
     environment = Environment(code, takes_all_agents=len(agents) > 1)
     return play_episode(environment, first_task(), EpisodeState(agents, channel)), channel
 
 
-def example_of_the_docstring() -> str:
-    """The ten lines with which the SDK introduces itself."""
+def example_of_the_docstring():
     found = re.search(r"\n\n(    def play.*?)\n\n(?=\S)", str(marlaas.environment.__doc__), re.DOTALL)
-    assert found is not None
     return textwrap.dedent(found[1])
 
 
-def test_the_example_fits_in_ten_lines_and_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_fits_in_ten_lines_and_plays(tmp_path, monkeypatch):
     (tmp_path / "ten_lines.py").write_text(example_of_the_docstring())
     monkeypatch.syspath_prepend(str(tmp_path))
     assert len(example_of_the_docstring().splitlines()) <= 10
     environment = resolve("ten_lines:play", {}).create()
 
-    def honest(request: TurnRequest) -> str:
+    def honest(request):
         first, second = map(int, re.findall(r"\d+", str(request.append[0])))
         return str(first + second)
 
@@ -58,49 +56,25 @@ def test_the_example_fits_in_ten_lines_and_plays(tmp_path: Path, monkeypatch: py
     assert environment.play(Task(Split.TRAIN, 3, 1), Agents(state)) == 1.0
 
 
-NOT_NEEDED = [
-    "asyncio",
-    "nats",
-    "numpy",
-    "ormsgpack",
-    "matplotlib",
-    "openai",
-    "pydantic",
-    "rich",
-    "torch",
-    "transformers",
-    "vllm",
-    "yaml",
-]
+NOT_NEEDED = "asyncio nats numpy ormsgpack matplotlib openai pydantic rich torch transformers vllm yaml"
 
 
-@pytest.mark.parametrize(
-    ("modules", "needed"),
-    [
-        ("marlaas.environment, marlaas.envs.playing, marlaas.models.curriculum", ""),
-        ("marlaas.openai_server", "rich yaml"),
-        ("marlaas.cli.env, marlaas_worker.sandbox.environment_server", "asyncio openai pydantic rich vllm yaml"),
-        (
-            "marlaas_worker.__main__, marlaas_worker.sandbox.service",
-            "asyncio nats numpy openai ormsgpack pydantic rich yaml",
-        ),
-    ],
-)
-def test_what_runs_beside_environments_imports_nothing_heavy(modules: str, needed: str) -> None:
+@pytest.mark.parametrize(("modules", "needed"), rows(__file__, "imports"))
+def test_what_runs_beside_environments_imports_nothing_heavy(modules, needed):
     """An image with an environment of its own has neither numpy nor the worker's libraries."""
     code = f"import sys, {modules}; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    assert not ({*NOT_NEEDED} - {*needed.split()}) & {*found}
+    assert not ({*NOT_NEEDED.split()} - {*needed.split()}) & {*found}
 
 
-def test_the_package_has_the_names_of_the_sdk_and_no_others() -> None:
+def test_the_package_has_the_names_of_the_sdk_and_no_others():
     assert StopReason is messages.StopReason
     names = {name for name, value in vars(marlaas).items() if not name.startswith("_") and not inspect.ismodule(value)}
     assert names == set(marlaas.environment.__all__)
 
 
-def test_a_conversation_goes_on_where_it_ended() -> None:
-    def talk(task: Task, agent: Agent) -> float:
+def test_a_conversation_goes_on_where_it_ended_and_branches_go_on_alone():
+    def talk(task, agent):
         agent.ask([Message("system", "short"), {"role": "user", "content": "one"}])
         agent.say("two", max_tokens=3)
         agent.complete("raw")
@@ -113,9 +87,7 @@ def test_a_conversation_goes_on_where_it_ended() -> None:
     assert (requests[1].append, requests[1].max_tokens) == ((Message("user", "two"),), 3)
     assert requests[2].append == "raw"
 
-
-def test_branches_go_on_alone() -> None:
-    def branch(task: Task, agent: Agent) -> float:
+    def branch(task, agent):
         first = agent.say("one")
         agent.say("two")
         other, again, fresh = agent.fork(), agent.fork(first), agent.begin()
@@ -127,12 +99,12 @@ def test_branches_go_on_alone() -> None:
     assert [asked.request.parent for asked in channel.asked] == [None, 0, 1, 1, 0, None]
 
 
-def earning(task: Task, agents: Mapping[str, Agent]) -> None:
+def earning(task, agents):
     agents["white"].reward += 1
     agents["black"].reward -= 1
 
 
-def scoring_one(task: Task, agents: Mapping[str, Agent]) -> Score:
+def scoring_one(task, agents):
     agents["black"].reward = 0.25
     return Score({"white": 1.0}, {"moves": 4})
 
@@ -145,30 +117,37 @@ def scoring_one(task: Task, agents: Mapping[str, Agent]) -> Score:
         (scoring_one, 1.0, 0.25, {"moves": 4.0}),  # a mapping leaves other agents what they earned
     ],
 )
-def test_agents_get_what_is_returned_or_what_they_earned(game, white: float, black: float, metrics) -> None:
+def test_agents_get_what_is_returned_or_what_they_earned(game, white, black, metrics):
     outcome, _ = play(game, agents=("white", "black"))
     assert (outcome.rewards, outcome.metrics) == ({"white": white, "black": black}, metrics)
 
 
-def test_running_out_of_turns_is_scored_with_what_was_earned_unless_the_environment_handles_it() -> None:
-    def endless(task: Task, agent: Agent) -> float:
+def test_running_out_of_turns_is_scored_with_what_was_earned_unless_the_environment_handles_it():
+    def endless(task, agent):
         while True:
             agent.say("on")
             agent.reward += 0.25
 
-    def careful(task: Task, agent: Agent) -> float:
+    def careful(task, agent):
         with pytest.raises(TurnLimit):
             endless(task, agent)
         return 0.75
 
     outcome, _ = play(endless, *"abcdef", max_turns=2)
-    assert (outcome.ending, outcome.rewards) == ("max_turns", {"policy": 0.5})
+    assert (outcome.ending, outcome.rewards, outcome.is_scored) == ("max_turns", {"policy": 0.5}, True)
     assert play(careful, "a")[0].rewards == {"policy": 0.75}, "an environment may handle the limit itself"
 
 
-@pytest.mark.parametrize("breaks", [lambda: 1 / 0, lambda: sys.exit(3), lambda: int("x"), lambda: time.sleep(30)])
-def test_a_tool_that_the_policy_breaks_or_holds_too_long_is_scored(breaks: Callable[[], object]) -> None:
-    def use(task: Task, agent: Agent) -> float:
+@pytest.mark.parametrize(
+    ("breaks", "error"),
+    [
+        (lambda: 1 / 0, "ZeroDivisionError: division by zero"),
+        (lambda: sys.exit(3), "SystemExit: 3"),
+        (lambda: time.sleep(30), "TimeoutError: the tool took longer than 0.05 s"),
+    ],
+)
+def test_a_tool_that_the_policy_breaks_or_holds_too_long_is_scored_and_its_error_is_kept(breaks, error):
+    def use(task, agent):
         agent.reward = 0.1
         with agent.tool(timeout_s=0.05):
             breaks()
@@ -176,11 +155,12 @@ def test_a_tool_that_the_policy_breaks_or_holds_too_long_is_scored(breaks: Calla
 
     outcome, channel = play(use)
     assert (outcome.ending, outcome.rewards, channel.num_tools) == ("tool_error", {"policy": 0.1}, 1)
+    assert (outcome.tool_error, outcome.is_scored) == (error, True)
 
 
-def test_time_in_tools_is_counted_without_the_turns_in_them() -> None:
+def test_time_in_tools_is_counted_without_the_turns_in_them():
     class Slow(RecordedReplies):
-        def turn(self, request: TurnRequest) -> Reply:
+        def turn(self, request):
             time.sleep(0.2)
             return super().turn(request)
 
@@ -204,12 +184,12 @@ def test_time_in_tools_is_counted_without_the_turns_in_them() -> None:
         (Score(1.0, {f"m{n}": 0.0 for n in range(200)}), "200 metrics"),
     ],
 )
-def test_what_is_no_score_is_refused(returned: object, words: str) -> None:
+def test_what_is_no_score_is_refused(returned, words):
     with pytest.raises(InvalidScore, match=words):
         play(lambda task, agent: returned)
 
 
-def test_another_exception_is_not_scored_and_its_traceback_begins_at_the_environments_own_code() -> None:
+def test_another_exception_is_not_scored_and_its_traceback_begins_at_the_environments_own_code():
     with pytest.raises(KeyError) as caught:
         play(lambda task, agent: {}["missing"])
     text = explain(caught.value)
@@ -218,8 +198,8 @@ def test_another_exception_is_not_scored_and_its_traceback_begins_at_the_environ
     assert text.endswith("KeyError: 'missing'")
 
 
-def test_what_is_held_out_is_never_trained_on() -> None:
-    def draw(rng: random.Random) -> int:
+def test_what_is_held_out_is_never_trained_on():
+    def draw(rng):
         return rng.randrange(500)
 
     trained = {Task(Split.TRAIN, n, 1).draw(draw) for n in range(2000)}
@@ -228,7 +208,7 @@ def test_what_is_held_out_is_never_trained_on() -> None:
     assert all(split_of(repr(number)) == Split.EVAL for number in held_out)
 
 
-def test_rows_are_held_out_by_their_content_and_each_is_played_once_a_pass() -> None:
+def test_rows_are_held_out_by_their_content_and_each_is_played_once_a_pass():
     rows = [{"word": f"w{number}", "difficulty": number % 3} for number in range(100)]
     played = {split: [Task(split, index, 0).row(rows)["word"] for index in range(100)] for split in Split}
     assert not {*played[Split.TRAIN]} & {*played[Split.EVAL]}
@@ -259,7 +239,7 @@ class Row:
         ({Unnamed(): 1}, r"a key of it is a Unnamed"),
     ],
 )
-def test_content_without_a_stable_text_is_refused_unless_a_text_is_given(content, words: str) -> None:
+def test_content_without_a_stable_text_is_refused_unless_a_text_is_given(content, words):
     for split in Split:
         with pytest.raises(InvalidInput, match=words):
             Task(split, 0, 0).draw(lambda rng: content)
@@ -300,10 +280,7 @@ def test_messages_in_the_forms_of_other_libraries(given, message):
     assert message_of(given) == message
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    rows(__file__, "messages"),
-)
+@pytest.mark.parametrize(("given", "words"), rows(__file__, "messages"))
 def test_other_messages_are_refused_with_the_reason(given, words):
     with pytest.raises(InvalidTurn, match=words):
         message_of(given)
@@ -322,3 +299,80 @@ def test_a_tool_with_and_without_its_wrapper(given):
 def test_other_tools_are_refused(given):
     with pytest.raises(InvalidTurn, match="tool"):
         tool_text(given)
+
+
+LONG_S, SHORT_S = 60.0, 0.05
+
+
+def work_forever():
+    while True:
+        pass
+
+
+def here(code):
+    """The error of the code, if it has one."""
+    try:
+        code()
+    except BaseException as error:
+        return error
+    return None
+
+
+def in_a_thread(code):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(here, code).result()
+
+
+@pytest.fixture(params=[here, in_a_thread])
+def run(request):
+    return request.param
+
+
+def limited(*limits_s: float, code=work_forever):
+    def call():
+        if not limits_s:
+            return code()
+        with time_limit(limits_s[0]):
+            return limited(*limits_s[1:], code=code)()
+
+    return call
+
+
+@pytest.mark.parametrize("limits_s", [(SHORT_S,), (LONG_S, SHORT_S), (SHORT_S, LONG_S)])
+def test_the_shortest_limit_ends_the_code(run, limits_s):
+    assert repr(run(limited(*limits_s))) == f"TimeoutError('the tool took longer than {SHORT_S:g} s')"
+
+
+def test_a_call_that_waits_is_too_long_and_code_within_its_limit_is_not_interrupted(run):
+    assert isinstance(run(limited(SHORT_S, code=lambda: time.sleep(4 * SHORT_S))), TimeoutError)
+
+    def code():
+        with time_limit(SHORT_S), time_limit(None):
+            pass
+        for _ in range(100):
+            time.sleep(SHORT_S / 50)
+
+    assert run(code) is None
+
+
+def test_an_error_of_the_code_and_one_that_it_handles_stay_its_own(run):
+    assert isinstance(run(limited(LONG_S, code=lambda: {}["x"])), KeyError)
+
+    def handles():
+        with time_limit(SHORT_S):
+            try:
+                work_forever()
+            except TimeoutError:
+                return
+
+    assert run(handles) is None
+
+
+def test_a_limit_goes_on_after_one_within_it(run):
+    def code():
+        with time_limit(2 * SHORT_S):
+            with time_limit(LONG_S):
+                pass
+            work_forever()
+
+    assert str(run(code)) == f"the tool took longer than {2 * SHORT_S:g} s"

@@ -1,7 +1,7 @@
 """Parts of an episode that run at the same time, and candidates from one state: numbers of turns, limits and errors depend on no thread's pace."""
 
 import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.environment.playing import AFTER, FIRST, ORDERS, SECOND, Meeting, OrderedReplies, agents_of
@@ -9,7 +9,7 @@ from tests.environment.playing import AFTER, FIRST, ORDERS, SECOND, Meeting, Ord
 from marlaas import branches
 from marlaas.branches import Branch
 from marlaas.environment import Agents, TurnLimit
-from marlaas.environment_types import Reply, Split, Task, TurnRequest
+from marlaas.environment_types import Split, Task, TurnRequest
 from marlaas.envs.loading import Environment
 from marlaas.envs.playing import play_episode
 from marlaas.episode_state import EpisodeState
@@ -78,53 +78,38 @@ def test_the_first_parts_error_is_raised_and_all_parts_have_ended():
         second_failed.set()
         raise ValueError("second")
 
-    def both():
-        with agents.together() as at_once:
-            at_once.run(first)
-            at_once.run(second)
-
-    with pytest.raises(KeyError, match="first"):
-        both()
+    with pytest.raises(KeyError, match="first"), agents.together() as at_once:  # noqa: PT012
+        at_once.run(first)
+        at_once.run(second)
     assert agents.a.say("on").turn == AFTER
 
 
-def nested(agents: Agents) -> None:
+def nested(agents):
     with agents.together() as outer:
         outer.run(lambda: agents.together().__enter__())
 
 
-def in_the_main_line(agents: Agents) -> None:
+def in_the_main_line(agents):
     with agents.together() as at_once:
         at_once.run(agents.b.say, "hi")
         agents.a.say("hi")
 
 
-def one_conversation_twice(agents: Agents) -> None:
+def one_conversation_twice(agents):
     with agents.together() as at_once:
         at_once.run(agents.a.say, "one")
         at_once.run(agents.a.say, "two")
 
 
-def too_many_parts(agents: Agents) -> None:
+def too_many_parts(agents):
     with agents.together() as at_once:
         for _ in range(MAX_BRANCHES + 1):
             at_once.run(int)
 
 
-def in_a_thread(agents: Agents) -> None:
-    errors: list[BaseException] = []
-
-    def speak():
-        try:
-            agents.a.say("hi")
-        except InvalidInput as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=speak)
-    thread.start()
-    thread.join()
-    for error in errors:
-        raise error
+def in_a_thread(agents):
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(agents.a.say, "hi").result()
 
 
 @pytest.mark.parametrize(
@@ -137,7 +122,7 @@ def in_a_thread(agents: Agents) -> None:
         (in_a_thread, "in a thread that the episode does not know"),
     ],
 )
-def test_what_would_make_an_episode_depend_on_its_threads_is_refused(code: Callable[[Agents], None], words: str):
+def test_what_would_make_an_episode_depend_on_its_threads_is_refused(code, words):
     with pytest.raises(InvalidInput, match=words):
         code(agents_of(OrderedReplies()))
 
@@ -149,7 +134,7 @@ def test_turns_beyond_the_limit_are_refused_at_the_same_time_and_their_numbers_a
     numbers: list[int] = []
     answer = channel.turn
 
-    def noted(request: TurnRequest) -> Reply:
+    def noted(request):
         numbers.append(request.number)
         return answer(request)
 
@@ -172,7 +157,7 @@ def test_a_server_belongs_to_the_part_in_which_it_was_opened_while_that_runs():
     state = EpisodeState(["a"], channel, is_strict=True)
     opened: list[Branch | None] = []
 
-    def part() -> None:
+    def part():
         opened.append(state.branch())
         branches.at_once(state.begin_served(TurnRequest("a", None, "x"), 1, opened[0]))
 
@@ -188,9 +173,9 @@ def test_where_one_script_speaks_for_all_parts_run_one_after_another():
 
     next_may_begin = threading.Event()
 
-    def twice(agent) -> bool:
-        agent.say("one")
-        agent.say("two")
+    def twice(agent):
+        for text in ("one", "two"):
+            agent.say(text)
         return next_may_begin.wait(0.2)
 
     with agents.together() as block:
@@ -209,7 +194,7 @@ def test_a_part_that_waits_for_a_later_one_is_not_waited_for(monkeypatch):
     agents = Agents(EpisodeState(["a", "b"], OrderedReplies(), in_order=True))
     spoken = threading.Event()
 
-    def second() -> None:
+    def second():
         agents.b.say("x")
         spoken.set()
 
@@ -235,11 +220,8 @@ def test_candidates_continue_one_state_in_any_order_of_arrival_and_the_chosen_go
     assert marked == {0: None, FIRST: 0, SECOND: 0, AFTER: 0, 4 * BRANCH_TURNS: None, 4 * BRANCH_TURNS + 1: None}
 
 
-def test_candidates_are_sampled_at_the_same_time():
+def test_candidates_are_sampled_at_the_same_time_count_as_one_turn_and_are_given_all_or_none():
     assert len(agents_of(Meeting(3)).a.branch("act", 3)) == 3
-
-
-def test_candidates_count_as_one_turn_and_all_or_none_are_given():
     agents = agents_of(OrderedReplies(max_turns=2))
     (best, _) = agents.a.branch("act", 2)
     best.go_on().say("second turn")
@@ -263,8 +245,8 @@ def test_within_a_part_candidates_count_as_turns_and_all_or_none_are_given():
     """A candidate without the others could be compared with nothing, so no reward would train it."""
     channel = OrderedReplies(max_turns=3)
 
-    def play(task: Task, agents: Agents) -> float:
-        def part() -> str:
+    def play(task, agents):
+        def part():
             agents.a.branch("act", 2)
             with pytest.raises(TurnLimit):
                 agents.a.branch("act again", 2)
@@ -277,33 +259,25 @@ def test_within_a_part_candidates_count_as_turns_and_all_or_none_are_given():
     found = play_episode(Environment(play, True), Task(Split.TRAIN, 0, 0), EpisodeState(["a"], channel, is_strict=True))
     assert found.rewards == {"a": 1.0}
     assert found.choices == {0: [0.0, 0.0]}
-    assert [(one.number, one.choice) for one in sorted(channel.requests, key=lambda one: one.number)] == [
-        (FIRST, 0),
-        (FIRST + 1, 0),
-        (FIRST + 2, None),
-    ]
+    assert {one.number: one.choice for one in channel.requests} == {FIRST: 0, FIRST + 1: 0, FIRST + 2: None}
 
 
 def test_a_part_may_not_branch_a_conversation_to_which_another_part_speaks():
     agents, spoken = agents_of(OrderedReplies()), threading.Event()
 
-    def say() -> None:
+    def say():
         agents.a.say("x")
         spoken.set()
 
-    def branch() -> None:
+    def after_it(act):
         assert spoken.wait(30)
-        agents.a.branch("act", 2)
+        act()
 
-    def fork() -> None:
-        assert spoken.wait(30)
-        agents.a.fork()
-
-    for other in (branch, fork):
+    for other in (lambda: agents.a.branch("act", 2), agents.a.fork):
         spoken.clear()
         with pytest.raises(InvalidInput, match="speak to one conversation"), agents.together() as at_once:  # noqa: PT012
             at_once.run(say)
-            at_once.run(other)
+            at_once.run(after_it, other)
 
 
 @pytest.mark.parametrize("n", [-1, 0, 1, 17])

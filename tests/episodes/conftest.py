@@ -1,25 +1,21 @@
-from collections.abc import Callable
-
 import pytest
 from tests.harness import a_turn, an_episode, identity, job_document
 
-from marlaas_api.messages import ChatMessage, Episode, Meter, Turn
-from marlaas_api.names import JobRef, episode_id, train_group
+from marlaas_api.messages import ChatMessage, Meter
+from marlaas_api.names import episode_id, train_group
 from marlaas_api.wire import pack_ids, pack_logprobs
 
 REVERSE = job_document("reverse", uid="uid-1")
 
 
 @pytest.fixture
-def ref() -> JobRef:
+def ref():
     return REVERSE.ref
 
 
 @pytest.fixture
-def episode() -> Callable[..., Episode]:
-    """A scored episode of a training group; fields override."""
-
-    def build(index: int = 0, member: int = 0, reward: float = 1.0, attempt: int = 1, **fields: object) -> Episode:
+def episode():
+    def build(index=0, member=0, reward=1.0, attempt=1, **fields: object):
         group = str(fields.pop("group", train_group(REVERSE.ref, index)))
         played = {"leaves": {"policy": (0,)}, "num_turns": 1, "duration_s": 0.5, "rewards": {"policy": reward}}
         names = {"group": group, "episode": episode_id(group, member, attempt)}
@@ -29,10 +25,8 @@ def episode() -> Callable[..., Episode]:
 
 
 @pytest.fixture
-def turn() -> Callable[..., Turn]:
-    """A turn of an episode; fields override."""
-
-    def build(episode: Episode, number: int = 0, text: str = "olleh", **fields: object) -> Turn:
+def turn():
+    def build(episode, number=0, text="olleh", **fields: object):
         place = {"group": episode.group, "member": episode.member, "episode": episode.episode, "text": text}
         tokens = {"prompt_ids": pack_ids([1, 2, number]), "output_ids": pack_ids([7, 8, 9]), "version": 3}
         tokens |= {"logprobs": pack_logprobs([-0.123456, -1.0, 0.0]), "at": 100.0 + number}

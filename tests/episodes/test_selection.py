@@ -3,6 +3,7 @@ import random
 
 import pytest
 from tests.harness import a_step, job_document
+from tests.tables import rows
 
 from marlaas.episodes.record import joined
 from marlaas.episodes.selection import (
@@ -14,7 +15,7 @@ from marlaas.episodes.selection import (
     comparison_of,
     placed,
 )
-from marlaas_api.messages import Choice, FaultClass, JobSpec, StepRecord
+from marlaas_api.messages import Choice, FaultClass
 from marlaas_api.messages.agent_settings import AgentSettings, PolicySettings, RewardShare
 from marlaas_api.names import Split, eval_group
 from marlaas_api.wire import pack_ids
@@ -24,7 +25,7 @@ POLICY = AgentSettings(name="policy")
 CENTRED = Comparison("centred")
 
 
-def _step(number: int, *indices: int) -> StepRecord:
+def _step(number, *indices: int):
     return a_step(REVERSE, number, indices=indices)
 
 
@@ -50,27 +51,15 @@ def test_an_episode_knows_its_step_and_its_advantage_once_the_group_is_whole(rec
     assert [dict(one.advantages) for one in placed(records[:1], around)] == [{}]
 
 
-@pytest.mark.parametrize(
-    ("choice", "indices"),
-    [
-        (EpisodeFilter(limit=2), [(1, 1), (7, 0)]),
-        (EpisodeFilter(order=EpisodeOrder.WORST, limit=3), [(0, 1), (7, 0), (1, 0)]),
-        (EpisodeFilter(order=EpisodeOrder.BEST, limit=2), [(0, 0), (1, 0)]),
-        (EpisodeFilter(order=EpisodeOrder.WORST, limit=9), [(0, 1), (7, 0), (1, 0), (0, 0), (1, 1)]),
-        (EpisodeFilter(step=1), [(1, 0), (1, 1)]),
-        (EpisodeFilter(split=Split.EVAL), [(7, 0)]),
-        (EpisodeFilter(split=Split.TRAIN, step=0), [(0, 0), (0, 1)]),
-        (EpisodeFilter(faults=True), [(1, 1)]),
-        (EpisodeFilter(limit=0, order=EpisodeOrder.BEST), []),
-        (EpisodeFilter(limit=0), []),
-    ],
-)
+@pytest.mark.parametrize(("choice", "indices"), rows(__file__, "filters"))
 def test_the_wanted_ones_come_in_the_wanted_order(records, around, choice, indices):
-    found = chosen(placed(records, around), choice, random.Random(0))
-    assert [(one.record.index, one.record.member) for one in found] == indices
+    kinds = {"order": EpisodeOrder, "split": Split}
+    wanted = EpisodeFilter(**{name: kinds.get(name, type(value))(value) for name, value in choice.items()})
+    found = chosen(placed(records, around), wanted, random.Random(0))
+    assert [[one.record.index, one.record.member] for one in found] == indices
 
 
-def _spec(algorithm: str, **training: object) -> JobSpec:
+def _spec(algorithm, **training: object):
     own = {"steps": 3, "algorithm": algorithm, **training}
     return job_document(spec={"rollout": {"maxTokens": 10}, "training": own}).spec
 
@@ -83,14 +72,10 @@ def members(episode, turn):
     return [joined(one, [turn(one, output_ids=pack_ids(own))]) for one, own in zip(plays, ids, strict=True)]
 
 
-def test_an_advantage_is_the_trainers_own(members):
+def test_an_advantage_is_the_trainers_own_also_of_an_overlong_reply(members):
     assert comparison_of(_spec("grpo")).of_members(members, POLICY, None) == pytest.approx([1.0, -1.0], abs=1e-5)
     assert comparison_of(_spec("dr-grpo")).of_members(members, POLICY, None) == [0.5, -0.5]
     assert comparison_of(_spec("rloo")).of_members(members, POLICY, None) == [1.0, -1.0]
-
-
-def test_an_overlong_reply_is_punished_where_the_algorithm_does_so(members):
-    """dapo with 4 tokens: the second reward becomes 0 - 1; standardised, two rewards are at plus and minus one all the same."""
     third = members[0].model_copy(update={"rewards": {"policy": 0.0}})
     found = comparison_of(_spec("dapo", overlong={"tokens": 4})).of_members([*members, third], POLICY, None)
     assert found == pytest.approx([reward / math.sqrt(2 / 3) for reward in (1.0, -1.0, 0.0)], abs=1e-5)

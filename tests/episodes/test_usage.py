@@ -24,7 +24,7 @@ def steps(document):
 
 @pytest.fixture
 def play(episode, turn):
-    def build(tokens: int, *place: object, **fields: object):
+    def build(tokens, *place: object, **fields: object):
         one = episode(*place, **fields)
         meter = Meter(prompt_tokens=20, cached_tokens=16, output_tokens=tokens, queue_s=0.1, engine_s=0.2)
         return joined(one, [turn(one, output_ids=pack_ids(list(range(tokens))), meter=meter)])
@@ -76,7 +76,7 @@ def test_the_parts_of_the_agents_are_the_whole_and_a_player_counts_for_its_polic
     assert (parts.prompt_tokens, parts.sandbox_s) == (row.amounts.prompt_tokens, row.amounts.sandbox_s)
 
 
-def test_every_generated_token_is_counted_once_by_what_became_of_it(document, records, steps):
+def test_every_generated_token_is_counted_once_by_its_use_and_tenants_have_the_sum(document, records, steps):
     amounts = usage_of(document, records, steps, None).amounts
     assert (amounts.trained_tokens, amounts.zero_variance_tokens, amounts.stale_tokens) == (3, 70, 10)
     assert (amounts.repeated_tokens, amounts.failed_tokens) == (600, 700)
@@ -86,6 +86,11 @@ def test_every_generated_token_is_counted_once_by_what_became_of_it(document, re
     assert (amounts.prompt_tokens, amounts.cached_tokens) == (200, 160)
     assert amounts.sandbox_s == pytest.approx(10 * 0.5)
     assert usage_of(document, [*records, *records], steps, None).amounts == amounts, "an episode that is read twice"
+    one, other = usage_of(document, records, steps, None), usage_of(document, records[:2], steps, None)
+    sums = sums_by_tenant([one, other])
+    assert list(sums) == ["acme"]
+    assert sums["acme"].generated_tokens == 99383 + 3
+    assert sum(sums.values(), UsageAmounts()) == one.amounts + other.amounts
 
 
 def test_tokens_of_engines_that_are_in_no_episode_are_told(document, records, steps):
@@ -102,11 +107,3 @@ def test_tokens_of_engines_that_are_in_no_episode_are_told(document, records, st
     assert (amounts.charged_tokens, amounts.charged_engine_s) == (100000 - 117, 0.75)
     fewer = usage_of(document, records, steps, a_progress(document, tokens=5)).amounts
     assert (fewer.generated_tokens, fewer.unrecorded_tokens) == (99383, 0), "recorded turns are certain"
-
-
-def test_tenants_have_the_sum_of_their_jobs(document, records, steps):
-    one, other = usage_of(document, records, steps, None), usage_of(document, records[:2], steps, None)
-    sums = sums_by_tenant([one, other])
-    assert list(sums) == ["acme"]
-    assert sums["acme"].generated_tokens == 99383 + 3
-    assert sum(sums.values(), UsageAmounts()) == one.amounts + other.amounts

@@ -1,23 +1,19 @@
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
-
 import pytest
 from tests.harness import a_progress, identity, job_document
-from tests.local.runs import Place, placed
+from tests.local.runs import placed
 
 from marlaas_api.blobs_memory import MemoryBlobs
-from marlaas_api.bus import Bus
 from marlaas_api.bus_memory import MemoryServer
-from marlaas_api.messages import EvalRecord, EvalSample, JobDocument, Progress, StepOutcome, StepRecord
+from marlaas_api.messages import EvalRecord, EvalSample, StepOutcome, StepRecord
 
 
 @pytest.fixture
-def server() -> MemoryServer:
+def server():
     return MemoryServer()
 
 
 @pytest.fixture
-async def bus(server: MemoryServer) -> AsyncIterator[Bus]:
+async def bus(server):
     bus = server.connect("test")
     await bus.ensure()
     yield bus
@@ -25,29 +21,28 @@ async def bus(server: MemoryServer) -> AsyncIterator[Bus]:
 
 
 @pytest.fixture
-def blobs() -> MemoryBlobs:
+def blobs():
     return MemoryBlobs()
 
 
 @pytest.fixture
-def document() -> Callable[..., JobDocument]:
+def document():
     """A job of three steps on pool `tiny`; `spec` overrides parts of its spec, by camelCase name."""
 
-    def build(name: str = "reverse", spec: dict[str, object] | None = None, **fields: object) -> JobDocument:
+    def build(name="reverse", spec=None, **fields: object):
         return job_document(name, spec={"training": {"steps": 3}, **(spec or {})}, **fields)
 
     return build
 
 
 @pytest.fixture
-def progress_of() -> Callable[..., Progress]:
-    """The progress of a document's job: running and admitted, unless `fields` change that."""
+def progress_of():
     return lambda document, **fields: a_progress(document, **{"generation": document.generation, **fields})
 
 
 @pytest.fixture
-def step() -> Callable[..., StepRecord]:
-    def build(document: JobDocument, number: int, **fields: object) -> StepRecord:
+def step():
+    def build(document, number, **fields: object):
         body = {"step": number, "outcome": StepOutcome.COMMITTED, "version": number + 1, "indices": (number,)}
         counts = {"num_groups": 8, "num_episodes": 64, "at": 100.0 + number, "wall_s": 1.0}
         rewards = {"reward_mean": 0.1 * number, "reward_std": 0.2}
@@ -57,8 +52,8 @@ def step() -> Callable[..., StepRecord]:
 
 
 @pytest.fixture
-def evaluation() -> Callable[..., EvalRecord]:
-    def build(document: JobDocument, version: int, mean: float, replies: tuple[str, ...] = ()) -> EvalRecord:
+def evaluation():
+    def build(document, version, mean, replies=()):
         samples = tuple(
             EvalSample(index=i, prompt=f"p{i}", reply=reply, reward=mean) for i, reply in enumerate(replies)
         )
@@ -69,6 +64,6 @@ def evaluation() -> Callable[..., EvalRecord]:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def place(tmp_path):
     with placed(tmp_path) as here:
         yield here

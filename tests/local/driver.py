@@ -10,14 +10,8 @@ from marlaas_api.errors import MarlaasError
 script, file, out, *nats = sys.argv[1:]
 roles = (sys.executable, str(Path(__file__).with_name("scripted_role.py")), script)
 url, creds = (*nats, None, None)[:2]
-request = RunRequest(
-    (file,),
-    Path(out),
-    nats=url,
-    creds=Path(creds) if creds else None,
-    again=("marlaas", "run", file),
-    role_command=roles,
-)
+server = {"nats": url, "creds": Path(creds) if creds else None}
+request = RunRequest((file,), Path(out), again=("marlaas", "run", file), role_command=roles, **server)
 display = choose(True)
 try:
     sys.exit(run(request, display))

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,54 +30,46 @@ spec:
 
 
 class Run:
-    """A runner process and what it has told so far."""
-
-    def __init__(self, arguments: list[str], temporary: Path) -> None:
+    def __init__(self, arguments, temporary):
         self.mark = str(uuid.uuid4())
         driver = Path(__file__).with_name("driver.py")
-        self.process = subprocess.Popen(
-            [sys.executable, str(driver), *arguments],
-            stdout=subprocess.PIPE,
-            env={**os.environ, MARK: self.mark, "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)},
-        )
+        env = {**os.environ, MARK: self.mark, "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
+        command = [sys.executable, str(driver), *arguments]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, env=env)
         self.told: list[dict[str, object]] = []
 
-    def lines(self) -> Iterator[dict[str, object]]:
-        assert self.process.stdout is not None
+    def lines(self):
         for line in self.process.stdout:
             self.told.append(json.loads(line))
             yield self.told[-1]
 
-    def until(self, **wanted: object) -> dict[str, object]:
-        """Read on until an object has these values."""
+    def until(self, **wanted: object):
         for line in self.lines():
             if all(line.get(key) == value for key, value in wanted.items()):
                 return line
         raise AssertionError(f"it ended without telling {wanted}: {self.told}")
 
-    def told_of(self, **wanted: object) -> None:
+    def told_of(self, **wanted: object):
         """Read on until an object has these values, unless one had them already: what two tellers tell comes in either order."""
         if not any(all(line.get(key) == value for key, value in wanted.items()) for line in self.told):
             self.until(**wanted)
 
-    def end(self) -> int:
-        """Read to the end and return the exit code."""
+    def end(self):
         for _ in self.lines():
             pass
         return self.process.wait()
 
-    def processes(self) -> list[psutil.Process]:
-        """Everything alive that this runner or its children started."""
+    def processes(self):
         return [process for process in psutil.process_iter() if mark_of(process) == self.mark]
 
-    def role(self, role: str, job: str = "reverse") -> psutil.Process:
+    def role(self, role, job="reverse"):
         """The process of a role; of several sandboxes the one of this job."""
         found = [process for process in self.processes() if role in process.cmdline()]
         (one,) = [process for process in found if role != "sandbox" or f"{job}.json" in " ".join(process.cmdline())]
         return one
 
 
-def mark_of(process: psutil.Process) -> str | None:
+def mark_of(process):
     """Which run's it is; None when it is not alive any more."""
     try:
         return None if process.status() == psutil.STATUS_ZOMBIE else process.environ().get(MARK)
@@ -87,9 +78,7 @@ def mark_of(process: psutil.Process) -> str | None:
 
 
 class Place:
-    """A manifest, a script and an output folder."""
-
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder, self.out = folder, folder / "out"
         self.temporary = folder / "temporary"
         self.temporary.mkdir()
@@ -98,34 +87,34 @@ class Place:
         self.write(reverse=3)
         self.script()
 
-    def write(self, **jobs: int) -> None:
+    def write(self, **jobs: int):
         text = POOL % (self.folder / "model") + "".join(JOB % item for item in jobs.items())
         (self.folder / "jobs.yaml").write_text(text)
 
-    def script(self, **settings: object) -> None:
+    def script(self, **settings: object):
         (self.folder / "script.json").write_text(json.dumps(settings))
 
-    def go(self) -> None:
+    def go(self):
         (self.folder / "go").touch()
 
-    def start(self, *more: str) -> Run:
+    def start(self, *more: str):
         arguments = [str(self.folder / "script.json"), str(self.folder / "jobs.yaml"), str(self.out), *more]
         self.runs.append(Run(arguments, self.temporary))
         return self.runs[-1]
 
-    def summary(self) -> dict[str, dict[str, object]]:
+    def summary(self):
         return json.loads((self.out / "summary.json").read_text())["jobs"]
 
-    def steps(self, job: str = "reverse") -> list[int]:
+    def steps(self, job="reverse"):
         lines = (self.out / "team-a" / job / "steps.jsonl").read_text().splitlines()
         return [json.loads(line)["step"] for line in lines]
 
-    def log(self, name: str) -> str:
+    def log(self, name):
         return (self.out / ".state" / "logs" / name).read_text()
 
 
 @contextmanager
-def placed(folder: Path) -> Iterator[Place]:
+def placed(folder):
     """Whatever a test does, no process is left, nor anything in the folder for temporary files."""
     here = Place(folder)
     yield here

@@ -13,25 +13,13 @@ import tempfile
 import types
 from pathlib import Path
 
-from marlaas_api import subjects
+from marlaas_api import messages, subjects
 from marlaas_api.bus import RevisionConflict
 from marlaas_api.bus_users import read_credentials
 from marlaas_api.errors import InvalidInput
-from marlaas_api.messages import (
-    EvalRecord,
-    EvalSample,
-    JobDocument,
-    Manifest,
-    Phase,
-    PolicyRecord,
-    Progress,
-    ReplicaReport,
-    StepOutcome,
-    StepRecord,
-)
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.__main__ import main
-from marlaas_worker.role import RoleContext, wait_for
+from marlaas_worker.role import wait_for
 
 PACE_S = 0.05
 SCRIPT = Path(sys.argv[1])
@@ -41,7 +29,7 @@ RUN = Path(tempfile.gettempdir())
 POOL_ROLES = ("rollout", "trainer")
 
 
-def misbehave(role: str) -> None:
+def misbehave(role):
     """Die as the script says: `invalid`, `raise` or `kill`, as often as `times` says."""
     settings = SETTINGS.get(role, {})
     if not any(is_mine(f"{role}.death.{number}") for number in range(settings.get("times", 0))):
@@ -53,7 +41,7 @@ def misbehave(role: str) -> None:
     raise ValueError(settings["text"])
 
 
-def is_mine(death: str) -> bool:
+def is_mine(death):
     """Whether this process is the one that dies it; of two that ask at once only one does."""
     try:
         with SCRIPT.with_name(death).open("x"):
@@ -62,7 +50,7 @@ def is_mine(death: str) -> bool:
         return False
 
 
-def tell_who() -> None:
+def tell_who():
     """Leave a word of whom this process connects as; the file can be read again, as a reconnect does.
 
     A temporary file is left behind too, as an engine leaves its sockets.
@@ -74,12 +62,11 @@ def tell_who() -> None:
         SCRIPT.with_name(f"{who}.connected").touch()
 
 
-def at_work(role: str) -> Path:
-    """What lies there once the pool's worker of this run has its engine and is ready."""
+def at_work(role):
     return RUN / f"{role}.at-work"
 
 
-async def report(context: RoleContext, role: str, pool: str) -> None:
+async def report(context, role, pool):
     """Be a pool worker that is ready; a child of its own stands for an engine's worker."""
     misbehave(role)
     tell_who()
@@ -88,7 +75,7 @@ async def report(context: RoleContext, role: str, pool: str) -> None:
     engine = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(3600)")
     while not context.stop.is_set():
         body = {"role": role, "pool": pool, "replica": context.name, "at": context.now(), "ready": True}
-        message = ReplicaReport.model_validate(body)
+        message = messages.ReplicaReport.model_validate(body)
         await bucket.put(key, encode(message))
         at_work(role).touch()
         await wait_for(context.stop, 0.2)
@@ -98,9 +85,7 @@ async def report(context: RoleContext, role: str, pool: str) -> None:
     await engine.wait()
 
 
-async def sandbox(
-    context: RoleContext, document: JobDocument, environment_socket: Path | None = None, modules: Path | None = None
-) -> None:
+async def sandbox(context, document, environment_socket=None, modules=None):
     misbehave("sandbox")
     tell_who()
     sys.stdout.write(f"playing {document.ref}\n")
@@ -109,25 +94,25 @@ async def sandbox(
     await context.stop.wait()
 
 
-async def orchestrate(context: RoleContext) -> None:
+async def orchestrate(context):
     await context.bus.ensure()
     misbehave("orchestrator")
     tell_who()
     while not context.stop.is_set():
         jobs = await (await context.bus.bucket(subjects.JOBS)).entries()
         for entry in jobs:
-            await Job(context, decode_as(JobDocument, entry.data)).advance()
+            await Job(context, decode_as(messages.JobDocument, entry.data)).advance()
         await wait_for(context.stop, PACE_S)
 
 
 class Job:
     """One step further at each call; what is done is what the stream says."""
 
-    def __init__(self, context: RoleContext, document: JobDocument) -> None:
+    def __init__(self, context, document):
         self.context, self.document, self.ref = context, document, document.ref
         self.base = {"namespace": self.ref.namespace, "job": self.ref.name, "uid": self.ref.uid}
 
-    async def advance(self) -> None:
+    async def advance(self):
         subject = subjects.step(self.ref.namespace, self.ref.name, self.ref.uid, 0).rpartition(".")[0] + ".*"
         done = len(await self.context.bus.replay(subjects.STEPS, subject))
         steps = self.document.spec.training.steps
@@ -141,61 +126,57 @@ class Job:
             await self.evaluate(done, 0.75)
         await self.tell(done, steps)
 
-    def paused(self, done: int) -> bool:
+    def paused(self, done):
         if self.document.spec.suspend or not all(at_work(role).exists() for role in POOL_ROLES):
             return True
         if not SCRIPT.with_name(f"{self.document.job}.played").exists():
             return True
         return done == SETTINGS.get("pause_at") and not SCRIPT.with_name("go").exists()
 
-    async def step(self, number: int) -> None:
+    async def step(self, number):
         figures = {"at": self.context.now(), "wall_s": PACE_S, "reward_mean": 0.1 * number, "reward_std": 0.1}
         counts = {"indices": (number,), "num_groups": 1, "num_episodes": 8, "version": number + 1}
-        record = StepRecord(**self.base, step=number, outcome=StepOutcome.COMMITTED, **figures, **counts)
+        record = messages.StepRecord(
+            **self.base, step=number, outcome=messages.StepOutcome.COMMITTED, **figures, **counts
+        )
         await self.once(subjects.step(self.ref.namespace, self.ref.name, self.ref.uid, number), encode(record))
 
-    async def evaluate(self, version: int, mean: float) -> None:
-        sample = EvalSample(index=0, prompt="spell hello backwards", reply=f"reply {version}", reward=mean)
+    async def evaluate(self, version, mean):
+        sample = messages.EvalSample(index=0, prompt="spell hello backwards", reply=f"reply {version}", reward=mean)
         body = {"step": version, "version": version, "at": 1.0, "reward_mean": mean, "num_episodes": 1}
-        record = EvalRecord(**self.base, **body, samples=(sample,))
+        record = messages.EvalRecord(**self.base, **body, samples=(sample,))
         await self.once(subjects.evaluation(self.ref.namespace, self.ref.name, self.ref.uid, version), encode(record))
 
-    async def commit(self, version: int) -> None:
+    async def commit(self, version):
         blobs, folder = self.context.blobs, f"{self.ref.namespace}/{self.ref.name}"
         files = {"adapter_config.json": await blobs.put(folder, "adapter_config.json", b'{"r": 8}')}
         body = {"agent": "policy", "version": version, "step": version - 1, "parent": None, "rank": 8, "files": files}
-        manifest = Manifest(**self.base, **body, state=None, tensor_digests={}, probes=())
+        manifest = messages.Manifest(**self.base, **body, state=None, tensor_digests={}, probes=())
         ref = await blobs.put(folder, "manifest", encode(manifest))
         bucket = await self.context.bus.bucket(subjects.POLICY)
-        record = PolicyRecord(uid=self.ref.uid, version=version, manifest=ref)
+        record = messages.PolicyRecord(uid=self.ref.uid, version=version, manifest=ref)
         await bucket.put(subjects.policy_key(self.ref.namespace, self.ref.name, "policy"), encode(record))
 
-    async def tell(self, done: int, steps: int) -> None:
+    async def tell(self, done, steps):
         over = done >= steps
         body = {"generation": self.document.generation, "step": done, "steps": steps, "versions": {"policy": done}}
-        phase = Phase.SUSPENDED if self.document.spec.suspend else Phase.RUNNING
-        running = {"phase": phase, "admitted": phase is Phase.RUNNING, "reason": "Admitted", "eval_last": 0.25}
-        ended = {
-            "phase": Phase.SUCCEEDED,
-            "admitted": False,
-            "reason": "Finished",
-            "eval_last": 0.75,
-            "finished_at": 160.0,
-        }
+        phase = messages.Phase.SUSPENDED if self.document.spec.suspend else messages.Phase.RUNNING
+        running = {"phase": phase, "admitted": phase is messages.Phase.RUNNING, "reason": "Admitted", "eval_last": 0.25}
+        ended = {"phase": messages.Phase.SUCCEEDED, "admitted": False, "reason": "Finished"}
+        ended |= {"eval_last": 0.75, "finished_at": 160.0}
         told = {"eval_before": 0.25, "faults": {"env": 1}, "started_at": 100.0}
-        progress = Progress(**self.base, **body, **told, **(ended if over else running))
+        progress = messages.Progress(**self.base, **body, **told, **(ended if over else running))
         bucket = await self.context.bus.bucket(subjects.PROGRESS)
         await bucket.put(subjects.job_key(self.ref.namespace, self.ref.name), encode(progress))
 
-    async def once(self, subject: str, data: bytes) -> None:
+    async def once(self, subject, data):
         try:
             await self.context.bus.publish(subject, data, expect_last=0)
         except RevisionConflict:
             return
 
 
-def module(name: str, serve: object) -> None:
-    """Put a scripted role in the place of the real one."""
+def module(name, serve):
     fake = types.ModuleType(f"marlaas_worker.{name}.service")
     fake.serve = serve
     sys.modules[fake.__name__] = fake

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from pathlib import Path
 
 import pytest
 from tests.harness import a_progress, job_document
@@ -22,18 +21,15 @@ from marlaas_api.wire import decode_as, encode
 FIRST, SECOND = job_document("first"), job_document("second", tenant="b")
 
 
-def apply(change: RunChange, *jobs: JobDocument, **more: object) -> changes.ChangedJobs:
+def apply(change, *jobs: JobDocument, **more: object):
     return changed(jobs or (FIRST,), change, **{"progress": {}, "pools": ["tiny"], **more})  # type: ignore[arg-type]
 
 
-def test_a_new_job_is_added_with_the_runs_seed() -> None:
+def test_a_new_job_has_the_runs_seed_and_one_that_is_submitted_again_keeps_its_uid():
     found = apply(RunChange(jobs=(SECOND,)), seed=7)
     assert [job.ref.name for job in found.jobs] == ["first", "second"]
     assert found.written == (SECOND.model_copy(update={"seed": 7}),)
     assert found.lines == ("team-a/second: added",)
-
-
-def test_a_job_that_is_submitted_again_keeps_its_uid_and_changes_only_where_it_may() -> None:
     again = job_document("first", uid="another")
     assert apply(RunChange(jobs=(again,))).lines == ("team-a/first: unchanged",)
     found = apply(RunChange(jobs=(edited(again, priority=3),)))
@@ -42,7 +38,7 @@ def test_a_job_that_is_submitted_again_keeps_its_uid_and_changes_only_where_it_m
         apply(RunChange(jobs=(again.model_copy(update={"seed": 1}),)))
 
 
-def test_suspending_and_resuming_make_new_generations() -> None:
+def test_suspending_and_resuming_make_new_generations():
     key = FIRST.ref.key
     suspended = apply(RunChange(suspend={key: True}))
     assert [(job.spec.suspend, job.generation) for job in suspended.written] == [(True, 2)]
@@ -53,7 +49,7 @@ def test_suspending_and_resuming_make_new_generations() -> None:
 
 
 @pytest.mark.parametrize("reason", ["Training", "Preempted", "WaitingForSlots"])
-def test_a_job_that_is_cancelled_while_it_runs_or_waits_leaves_the_run(reason: str) -> None:
+def test_a_job_that_is_cancelled_while_it_runs_or_waits_leaves_the_run(reason):
     waits = {} if reason == "Training" else {"phase": Phase.QUEUED, "admitted": False}
     known = {FIRST.ref.key: a_progress(FIRST, reason=reason, step=2, **waits)}
     found = apply(RunChange(cancel=(FIRST.ref.key,)), FIRST, SECOND, progress=known)
@@ -74,12 +70,12 @@ def test_a_job_that_is_cancelled_while_it_runs_or_waits_leaves_the_run(reason: s
     ],
     ids=["unknown", "suspend an ended one", "cancel an ended one", "another pool"],
 )
-def test_what_cannot_be_changed_is_refused_with_a_reason(change: RunChange, text: str) -> None:
+def test_what_cannot_be_changed_is_refused_with_a_reason(change, text):
     with pytest.raises(InvalidInput, match=re.escape(text)):
         apply(change, progress={FIRST.ref.key: a_progress(FIRST, phase=Phase.FAILED)})
 
 
-def test_a_change_is_taken_once_and_one_of_another_version_is_refused(tmp_path: Path) -> None:
+def test_a_change_is_taken_once_and_one_of_another_version_is_refused(tmp_path):
     known = a_progress(FIRST, step=2)
     with pytest.raises(InvalidInput, match="no `marlaas run` uses"):
         ask(OutFolder(tmp_path), RunChange())
@@ -104,7 +100,7 @@ def test_a_change_is_taken_once_and_one_of_another_version_is_refused(tmp_path: 
         ask(folder, RunChange())
 
 
-async def test_announcing_twice_changes_nothing_and_a_newer_document_replaces_the_older(bus, document):
+async def test_announcing_twice_changes_nothing_and_a_taken_name_refuses_the_whole_change(bus, document):
     bucket = await bus.bucket(subjects.JOBS)
     for _ in range(2):
         await announce(bus, [document()])
@@ -112,6 +108,11 @@ async def test_announcing_twice_changes_nothing_and_a_newer_document_replaces_th
     await announce(bus, [document(generation=2)])
     second = await bucket.get("team-a.reverse")
     assert (first.revision, second.revision) == (1, 2)
+    bucket = await bus.bucket(subjects.JOBS)
+    await announce(bus, [document("taken", uid="theirs")])
+    with pytest.raises(InvalidInput, match="already has a job team-a/taken of another run"):
+        await write_change(bus, [document("free"), document("taken")], [], asyncio.Event())
+    assert await bucket.get("team-a.free") is None
 
 
 async def test_a_cancelled_jobs_name_is_free_and_its_document_says_that_it_is_deleted(bus, document):
@@ -147,14 +148,6 @@ async def test_a_document_that_another_writer_changes_meanwhile_is_read_again(bu
     await change(bus, [job])
     there = decode_as(JobDocument, (await bucket.get(job.ref.key)).data)
     assert (there.uid, there.deleted) == (job.uid, change is withdraw)
-
-
-async def test_a_change_of_which_one_name_is_taken_writes_nothing(bus, document):
-    bucket = await bus.bucket(subjects.JOBS)
-    await announce(bus, [document("taken", uid="theirs")])
-    with pytest.raises(InvalidInput, match="already has a job team-a/taken of another run"):
-        await write_change(bus, [document("free"), document("taken")], [], asyncio.Event())
-    assert await bucket.get("team-a.free") is None
 
 
 async def test_a_change_is_written_as_soon_as_the_server_answers(bus, document, monkeypatch):

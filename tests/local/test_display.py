@@ -27,6 +27,7 @@ from marlaas.local.table import (
 )
 from marlaas.local.tenants import OmittedJobs, ShareMeter, SharesSoFar, TenantView, by_tenant, rows
 from marlaas_api.messages import AgentProgress, Phase, TokenUse, UsageAmounts
+from tests import tables
 
 
 def rendered(renderable, width=140):
@@ -44,7 +45,7 @@ def _plain(now=(0.0,), width=200):
     return PlainDisplay(Console(file=out, width=width, color_system=None), lambda: now[0]), out
 
 
-def test_plain_lines_come_at_a_change_of_phase_and_once_a_period(document, progress_of):
+def test_plain_lines_come_at_a_change_of_phase_and_once_a_period_and_waits_are_told_once(document, progress_of):
     now = [0.0]
     display, out = _plain(now)
     for now[0], step in ((0.0, 0), (1.0, 1), (2.0, 2), (PLAIN_PERIOD_S + 1, 3), (PLAIN_PERIOD_S + 2, 3)):
@@ -52,9 +53,6 @@ def test_plain_lines_come_at_a_change_of_phase_and_once_a_period(document, progr
     display.jobs([JobView(document(), progress_of(document(), step=3, phase=Phase.SUCCEEDED))])
     told = [line.partition("step ")[2][:3] for line in out.getvalue().splitlines()]
     assert told == ["0/3", "3/3", "3/3"]
-
-
-def test_what_is_waited_for_is_told_once_although_its_seconds_run():
     display, out = _plain()
     for text in ("starting the engine (2 s)", "starting the engine (1 m 03 s)", "training"):
         display.waiting(text)
@@ -95,7 +93,7 @@ def test_the_live_table_leaves_the_terminal_as_it_was(document, progress_of):
 
 
 @pytest.fixture
-def team(document, progress_of, evaluation) -> JobResult:
+def team(document, progress_of, evaluation):
     """A job of two agents after ten steps; the second one is never called."""
     job = document(spec={"agents": [{"name": "caller"}, {"name": "reader"}], "training": {"steps": 10}})
     agents = {"caller": AgentProgress(reward=0.31, eval_before=0.11), "reader": AgentProgress(reward=0.0)}
@@ -140,19 +138,15 @@ def test_the_report_shows_replies_before_and_after(document, progress_of, evalua
 ROLLOUT = ProcessSpec("rollout", "rollout-0", pool="tiny")
 TRAINER = ProcessSpec("trainer", "trainer-0", pool="tiny")
 UP = ProcessState(ROLLOUT, started_at=0.0, ready=True)
-MARKS = (ProgressMark(0.0, 0), ProgressMark(10.0, 1), ProgressMark(20.0, 2))
 
 
-def test_a_row_says_how_a_job_stands(document, progress_of):
+def test_a_row_says_how_a_job_stands_and_words_of_a_failure_are_shown_and_never_obeyed(document, progress_of):
     rewards = {"reward": 0.5, "eval_before": 0.25, "eval_last": 0.75, "tokens_per_s": 1234.5, "staleness": 0.5}
     done = {"step": 2, "versions": {"policy": 2}, "faults": {"env": 3, "infra": 0}}
     row = cells(JobView(document(), progress_of(document(), **done, **rewards), eta_s=90.0))
     expected = ("team-a/reverse", "Running", "2/3", "2", "0.50", "0.25 → 0.75", "1,234", "0.50", "env 3", "1 m 30 s")
     assert row == expected
     assert cells(JobView(document(), progress_of(document(), phase=Phase.SUCCEEDED), eta_s=9.0))[-1] == "·"
-
-
-def test_the_words_of_a_failure_are_shown_and_never_obeyed(document, progress_of):
     failed = progress_of(document(), phase=Phase.FAILED, reason="TooManyFaults", message="\x1b[2Jall is well")
     waits = progress_of(document(), reason="StoreFull", message="\x1b[2Jall is well")
     assert plain_line(JobView(document(), waits)).endswith(r"StoreFull: \x1b[2Jall is well")
@@ -167,14 +161,10 @@ TEAM = {
 }
 
 
-def a_team(document, progress_of) -> JobView:
+def test_a_job_of_several_agents_has_a_line_of_each(document, progress_of):
     agents = [{"name": "caller"}, {"name": "reader"}, {"name": "past", "policy": {"of": "caller", "versions": "past"}}]
     job = document(spec={"agents": agents})
-    return JobView(job, progress_of(job, step=2, versions={"reader": 1, "caller": 2}, agents=TEAM))
-
-
-def test_a_job_of_several_agents_has_a_line_of_each(document, progress_of):
-    view = a_team(document, progress_of)
+    view = JobView(job, progress_of(job, step=2, versions={"reader": 1, "caller": 2}, agents=TEAM))
     assert cells(view)[3] == "2/1", "versions of the policies, in the order of the manifest"
     assert {len(line) for line in agent_cells(view)} == {len(COLUMNS)}
     assert [[cell for cell in line if cell] for line in agent_cells(view)] == [
@@ -183,12 +173,7 @@ def test_a_job_of_several_agents_has_a_line_of_each(document, progress_of):
         ["  past", "2", "·", "·", "0.00"],
     ]
     assert "; reader: version 1, reward 0.12, eval 0.50, staleness 0.00; past: " in plain_line(view)
-    assert as_json(view)["agents"]["caller"] == {
-        "reward": 0.5,
-        "evalBefore": 0.25,
-        "evalLast": 0.75,
-        "staleness": 0.5,
-    }
+    assert as_json(view)["agents"]["caller"] == {"reward": 0.5, "evalBefore": 0.25, "evalLast": 0.75, "staleness": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -221,18 +206,9 @@ def test_of_several_agents_those_without_signal_or_calls_are_named_and_frozen_on
     assert idle(2, team) == []
 
 
-@pytest.mark.parametrize(
-    ("marks", "steps", "now", "left_s"),
-    [
-        ((), 10, 0.0, None),  # no step has been seen to take time
-        ((ProgressMark(0.0, 4),), 10, 5.0, None),
-        ((ProgressMark(0.0, 0), ProgressMark(50.0, 1), ProgressMark(60.0, 2), ProgressMark(70.0, 3)), 10, 70.0, 70.0),
-        (MARKS, 4, 25.0, 15.0),  # between two steps it counts down
-        (MARKS, 4, 60.0, 10.0 + 30.0),  # it grows while a job stands still
-        ((ProgressMark(0.0, 0), ProgressMark(10.0, 3)), 3, 11.0, None),  # finished
-    ],
-)
+@pytest.mark.parametrize(("marks", "steps", "now", "left_s"), tables.rows(__file__, "remaining"))
 def test_the_remaining_steps_take_as_long_as_those_that_were_seen(marks, steps, now, left_s):
+    marks = tuple(ProgressMark(*mark) for mark in marks)
     assert eta_s(marks, steps, now) == (left_s if left_s is None else pytest.approx(left_s))
 
 
@@ -254,18 +230,7 @@ def test_processes_that_start_or_have_exited_are_told_before_anything_else():
     assert line == "rollout-0 (tiny) exited: ValueError: no memory; it restarts in 2 s (exit 2 in a row)"
 
 
-@pytest.mark.parametrize(
-    ("fields", "line"),
-    [
-        (
-            {"phase": Phase.QUEUED, "reason": "WaitingForSlots", "message": "needs 3 adapter slots; 1 of 8 are free"},
-            "team-a/reverse is queued: needs 3 adapter slots; 1 of 8 are free",
-        ),
-        ({}, "all roles are ready; evaluating version 0 and playing the first episodes"),
-        ({"step": 1}, "training"),
-        ({"step": 1, "reason": "StoreFull", "message": "full"}, "team-a/reverse waits: StoreFull: full"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "line"), tables.rows(__file__, "status_lines"))
 def test_when_all_processes_run_the_line_says_what_the_job_does(document, progress_of, fields, line):
     assert status_line([UP], [JobView(document(), progress_of(document(), **fields))], now=1.0) == line
 

@@ -71,14 +71,7 @@ def test_a_job_that_is_taken_up_again_keeps_its_uid_generation_and_place_in_the_
     assert merge([before], [document(uid="second", created_at=9.0)]) == (before,)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        *({"spec": spec} for spec in ({"training": {"steps": 5}}, {"priority": 7}, {"suspend": True})),
-        {"spec": {"activeDeadlineSeconds": 60}},
-        {"tenant_weight": 4.0},
-    ],
-)
+@pytest.mark.parametrize("change", rows(__file__, "changeable"))
 def test_what_may_change_makes_a_new_generation_of_the_same_job(document, change):
     (merged,) = merge([document(uid="first")], [document(**change, uid="second")])
     assert (merged.uid, merged.generation) == ("first", 2)
@@ -144,10 +137,7 @@ def test_of_what_may_change_while_a_job_runs_only_the_number_of_steps_concerns_i
     assert others == CHANGEABLE - {"training.steps"}
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    rows(__file__, "fixed"),
-)
+@pytest.mark.parametrize(("change", "words"), rows(__file__, "fixed"))
 def test_what_must_not_change_is_refused_by_the_name_of_its_field(document, change, words):
     with pytest.raises(InvalidInput) as refused:
         merge([document()], [document(spec=change)])
@@ -155,14 +145,11 @@ def test_what_must_not_change_is_refused_by_the_name_of_its_field(document, chan
     assert "team-a/reverse" in str(refused.value)
 
 
-def test_another_seed_and_a_job_that_is_gone_from_the_manifests_are_refused(document):
+def test_another_seed_another_base_model_and_a_missing_job_are_refused(document):
     with pytest.raises(InvalidInput, match="seed was 0 and is now 9"):
         merge([document()], [document(seed=9)])
     with pytest.raises(InvalidInput, match="job team-a/other was started in this output folder"):
         merge([document("other")], [document()])
-
-
-def test_a_pool_must_keep_its_base_model_and_nothing_else():
     stored = PoolDocument(name="tiny", model_path="/models/tiny", spec=pool_spec(_pool().spec))
     refuse_other_models([stored], [_pool(maxRank=8)])
     with pytest.raises(InvalidInput, match=r"ModelPool tiny: spec\.model has changed"):

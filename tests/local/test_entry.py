@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.tables import rows
 
 from marlaas_api.errors import InvalidInput
 from marlaas_worker import __main__ as entry
@@ -46,23 +47,17 @@ def _role(role, *more, url="nats://127.0.0.1:1", scratch):
 
 
 @pytest.mark.processes
-def test_a_role_whose_server_does_not_answer_crashes_and_says_so(tmp_path):
+def test_a_role_crashes_without_its_server_and_does_not_begin_without_its_runner(tmp_path, monkeypatch):
     done = _role("orchestrator", scratch=tmp_path)
     assert done.returncode == 1
     assert "CRITICAL x marlaas_worker: " in done.stderr
     assert "127.0.0.1:1" in done.stderr
-
-
-@pytest.mark.processes
-def test_a_role_whose_runner_is_gone_already_does_not_begin(tmp_path, monkeypatch):
     monkeypatch.setenv("MARLAAS_PARENT_PID", "1")
     assert _role("orchestrator", scratch=tmp_path).returncode == -9
 
 
-@pytest.mark.parametrize(
-    ("role", "variable", "value"),
-    [("rollout", "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128"), ("trainer", "THP_MEM_ALLOC_ENABLE", "1")],
-)
+@pytest.mark.processes
+@pytest.mark.parametrize(("role", "variable", "value"), rows(__file__, "memory_limits"))
 def test_a_role_limits_its_memory_unless_the_user_has_chosen(role, variable, value, monkeypatch):
     for chosen in ("7", None):
         monkeypatch.setenv(variable, chosen or "")

@@ -1,4 +1,5 @@
 import pytest
+from tests.tables import rows
 
 from marlaas.local.plan import (
     EXIT_INVALID,
@@ -73,19 +74,8 @@ def test_the_pools_of_all_agents_run_and_a_pool_without_an_agent_does_not(docume
     assert affected(ProcessSpec("trainer", "trainer-0", pool="big"), [team, document("other")]) == [team]
 
 
-@pytest.mark.parametrize(
-    ("phase", "step", "expected"),
-    [
-        (Phase.SUCCEEDED, 3, False),
-        (Phase.SUCCEEDED, 5, True),
-        (Phase.FAILED, 3, True),
-        (Phase.SUSPENDED, 3, False),
-        (Phase.RUNNING, 5, False),
-    ],
-)
-def test_a_newer_document_unsettles_a_job_only_if_there_is_something_left_to_do(
-    document, progress_of, phase, step, expected
-):
+@pytest.mark.parametrize(("phase", "step", "expected"), rows(__file__, "unsettled"))
+def test_a_newer_document_unsettles_a_job_only_if_there_is_more_to_do(document, progress_of, phase, step, expected):
     newer = document(spec={"training": {"steps": 5}}, generation=2)
     assert settled(newer, progress_of(document(), phase=phase, step=step)) is expected
     suspended = document(spec={"suspend": True})
@@ -101,17 +91,7 @@ def test_a_process_affects_the_jobs_of_its_pool_or_its_own(document):
     assert len(keys) == 2, "two pools' replicas of one name have logs of their own"
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({}, True),
-        ({"at": 39.0}, False),
-        ({"ready": False}, False),
-        ({"pool": "big"}, False),
-        ({"replica": "rollout-1"}, False),
-        ({"role": "trainer"}, False),
-    ],
-)
+@pytest.mark.parametrize(("fields", "expected"), rows(__file__, "reports"))
 def test_a_pool_worker_is_ready_when_its_own_report_says_so_since_it_started(fields, expected):
     body = {"role": "rollout", "pool": "tiny", "replica": "rollout-0", "at": 50.0}
     report = ReplicaReport.model_validate({**body, **fields})
@@ -129,7 +109,7 @@ SHORT = ProcessRun(ended_at=51.0, ready_at=50.0, exit_code=1)
 GOOD = ProcessRun(ended_at=50.0 + MIN_READY_S, ready_at=50.0, exit_code=-9)
 
 
-def _all(*runs: ProcessRun) -> RestartBackoff:
+def _all(*runs: ProcessRun):
     backoff = RestartBackoff()
     for run in runs:
         backoff = after(backoff, run)

@@ -9,23 +9,21 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 import psutil
 import pytest
 from tests.harness import job_document
 
 from marlaas.local import processes
-from marlaas.local.credentials import CredentialSource, LocalIssuer, OneForAll
-from marlaas.local.folder import OutFolder, hold
+from marlaas.local.credentials import LocalIssuer, OneForAll
+from marlaas.local.folder import hold
 from marlaas.local.interrupts import Interrupts
 from marlaas.local.plan import MAX_NEVER_READY, MAX_START_S, ProcessSpec
 from marlaas.local.processes import ROLE_COMMAND, Launcher, Watchdog, ask_to_end, own_variables, watchdog
-from marlaas.local.sandbox_parent import ForkedProcess, ParentLost, SandboxParent, sandbox_parent
+from marlaas.local.sandbox_parent import ParentLost, sandbox_parent
 from marlaas.local.supervisor import Supervisor
 from marlaas.local.watchdog import kill_session, session_members, watch
 from marlaas_api.bus_users import BusKeys
@@ -38,37 +36,29 @@ WAIT = (sys.executable, "-c", "import time; time.sleep(600)")
 
 
 class NoProcess:
-    """A watchdog's process that hears nothing."""
-
     stdin = None
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[OutFolder]:
+def folder(tmp_path):
     with hold(tmp_path / "out") as held:
         yield held
 
 
-def launcher_of(
-    folder: OutFolder,
-    *command: str,
-    credentials: CredentialSource | None = None,
-    modules: dict[str, Path] | None = None,
-) -> Launcher:
-    """A launcher of two jobs' roles."""
-    guard = Watchdog(cast("asyncio.subprocess.Process", NoProcess()), folder.root)
+def launcher_of(folder, *command: str, credentials=None, modules=None):
+    guard = Watchdog(NoProcess(), folder.root)
     jobs = {job.ref.key: job for job in (FIRST, SECOND)}
     return Launcher(folder, "nats://none", credentials or OneForAll(None), guard, {}, jobs, modules or {}, command)
 
 
-def sandbox(job: Any, number: int = 0) -> ProcessSpec:
+def sandbox(job, number=0):
     return ProcessSpec("sandbox", f"sandbox-{number}", job=job.ref.key)
 
 
 OWN = {"environment": {"name": "game:play"}}
 
 
-def test_each_sandbox_is_told_the_folder_of_its_own_jobs_manifest(folder: OutFolder) -> None:
+def test_each_sandbox_is_told_the_folder_of_its_own_jobs_manifest(folder):
     first, second = (job_document(name, spec=OWN) for name in ("first", "added"))
     launcher = launcher_of(folder, modules={first.ref.key: Path("/a")})
     launcher.add(first, Path("/of a change of it"))
@@ -80,7 +70,7 @@ def test_each_sandbox_is_told_the_folder_of_its_own_jobs_manifest(folder: OutFol
     assert launcher._modules(sandbox(first)) == ["--modules", "/c"]
 
 
-def test_variables_of_the_shell_for_other_programs_do_not_reach_the_roles() -> None:
+def test_variables_of_the_shell_for_other_programs_do_not_reach_the_roles():
     dropped = (
         "PYTHONWARNINGS PYTHONOPTIMIZE PYTHONSTARTUP VLLM_PORT VLLM_DP_RANK MASTER_ADDR RANK LOCAL_RANK WORLD_SIZE"
     )
@@ -91,29 +81,26 @@ def test_variables_of_the_shell_for_other_programs_do_not_reach_the_roles() -> N
 
 
 class LostParent:
-    """A common parent that has exited."""
-
-    async def fork(self, *_: object) -> None:
+    async def fork(self, *_: object):
         raise ParentLost("it has exited")
 
 
-async def test_a_sandbox_starts_as_a_process_of_its_own_once_the_parent_is_lost(folder: OutFolder) -> None:
+async def test_a_sandbox_starts_as_a_process_of_its_own_once_the_parent_is_lost(folder):
     launcher = launcher_of(folder, sys.executable, "-c", "import sys; print(sys.argv[1])")
     async with launcher.with_parent() as same:
         assert same is launcher  # a role command of a test has no common parent
-    process = await replace(launcher, parent=cast("SandboxParent", LostParent())).start(sandbox(FIRST))
+    process = await replace(launcher, parent=LostParent()).start(sandbox(FIRST))
     assert await process.wait() == 0
     lines = launcher.log(sandbox(FIRST)).read_text().splitlines()
     assert lines[1:] == ["a process of its own, not a fork of the sandboxes' common parent: it has exited", "sandbox"]
 
 
-def open_credentials() -> int:
-    """Count this process's open files with credentials."""
+def open_credentials():
     files = [file.readlink() for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
     return sum("marlaas-credentials" in str(file) for file in files)
 
 
-async def test_credentials_of_a_job_are_closed_once_all_its_sandboxes_have_ended(folder: OutFolder) -> None:
+async def test_credentials_of_a_job_are_closed_once_all_its_sandboxes_have_ended(folder):
     first, again, second = sandbox(FIRST), sandbox(FIRST, 1), sandbox(SECOND)
     with closing(LocalIssuer(BusKeys.make())) as issuer:
         async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
@@ -129,7 +116,7 @@ async def test_credentials_of_a_job_are_closed_once_all_its_sandboxes_have_ended
     assert kept == [2, 2, 1, 0]
 
 
-async def test_a_worker_that_does_not_become_ready_is_ended_and_given_up_with_the_limit(folder: OutFolder) -> None:
+async def test_a_worker_that_does_not_become_ready_is_ended_and_given_up_with_the_limit(folder):
     engine, now = ProcessSpec("rollout", "rollout-0", pool="tiny"), [0.0]
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         supervisor = Supervisor(launcher_of(folder, *WAIT), tasks, lambda: now[0])
@@ -175,8 +162,7 @@ COMMAND = (sys.executable, "-c", SCRIPTED)
 
 
 @contextlib.asynccontextmanager
-async def started(log: Path, command: tuple[str, ...] = COMMAND, **variables: str) -> AsyncIterator[SandboxParent]:
-    """A common parent; its session is registered while it runs."""
+async def started(log, command=COMMAND, **variables: str):
     sessions = set[int]()
     with log.open("ab") as file:
         async with sandbox_parent(command, file, {**os.environ, **variables}, sessions) as parent:
@@ -185,7 +171,7 @@ async def started(log: Path, command: tuple[str, ...] = COMMAND, **variables: st
     assert sessions == set()
 
 
-async def test_a_forked_role_has_its_own_credentials_log_session_and_exit_code(tmp_path: Path) -> None:
+async def test_a_forked_role_has_its_own_credentials_log_session_and_exit_code(tmp_path):
     creds = os.memfd_create("credentials")
     os.write(creds, b"secret")
     async with started(tmp_path / "parent.log") as parent:
@@ -208,8 +194,7 @@ async def test_a_forked_role_has_its_own_credentials_log_session_and_exit_code(t
 
 
 @contextlib.asynccontextmanager
-async def waiting(parent: SandboxParent) -> AsyncIterator[tuple[ForkedProcess, int]]:
-    """A forked role that waits, and a descriptor that tells its end."""
+async def waiting(parent):
     readable, writable = os.pipe()
     with os.fdopen(readable, "rb") as said, os.fdopen(writable, "wb") as log:
         role = await parent.fork(["wait"], log, ())
@@ -219,30 +204,27 @@ async def waiting(parent: SandboxParent) -> AsyncIterator[tuple[ForkedProcess, i
         os.close(gone)
 
 
-async def test_roles_end_with_a_parent_that_is_killed_and_no_more_are_forked(tmp_path: Path) -> None:
+async def test_roles_end_with_a_parent_that_is_killed_and_with_the_context(tmp_path):
     async with started(tmp_path / "parent.log") as parent, waiting(parent) as (role, gone):
         os.kill(parent.pid, signal.SIGKILL)
         assert await role.wait() == -signal.SIGKILL
         await asyncio.to_thread(select.select, [gone], [], [])
         with (tmp_path / "role.log").open("ab") as log, pytest.raises(ParentLost):
             await parent.fork(["wait"], log, ())
-
-
-async def test_roles_end_with_the_context(tmp_path: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
         async with started(tmp_path / "parent.log") as parent:
             _, gone = await stack.enter_async_context(waiting(parent))
         await asyncio.to_thread(select.select, [gone], [], [])
 
 
-async def test_a_parent_with_a_second_thread_forks_nothing(tmp_path: Path) -> None:
+async def test_a_parent_with_a_second_thread_forks_nothing(tmp_path):
     async with started(tmp_path / "parent.log", THREADS="1") as parent:
         with (tmp_path / "role.log").open("ab") as log, pytest.raises(ParentLost):
             await parent.fork(["end", "0"], log, ())
     assert "more than one thread" in (tmp_path / "parent.log").read_text()
 
 
-async def test_the_real_parent_forks_the_real_role(tmp_path: Path) -> None:
+async def test_the_real_parent_forks_the_real_role(tmp_path):
     async with started(tmp_path / "parent.log", ROLE_COMMAND) as parent:
         with (tmp_path / "role.log").open("ab") as log:
             role = await parent.fork(["sandbox", "--name", "sandbox-0"], log, ())
@@ -259,8 +241,7 @@ time.sleep(600)
 
 
 @pytest.fixture
-def tree() -> Iterator["subprocess.Popen[bytes]"]:
-    """A session of two processes; the second has left its parent's process group."""
+def tree():
     with subprocess.Popen([sys.executable, "-c", TREE], stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout.readline() == b"up\n"
         yield process
@@ -268,7 +249,7 @@ def tree() -> Iterator["subprocess.Popen[bytes]"]:
 
 
 @pytest.mark.parametrize("is_leader_killed", [False, True])
-def test_a_session_ends_with_everything_in_it(tree: "subprocess.Popen[bytes]", is_leader_killed: bool) -> None:
+def test_a_session_ends_with_everything_in_it(tree, is_leader_killed):
     inside = [psutil.Process(pid) for pid in session_members(tree.pid)]
     assert len(inside) == 2
     if is_leader_killed:
@@ -281,11 +262,21 @@ def test_a_session_ends_with_everything_in_it(tree: "subprocess.Popen[bytes]", i
     assert os.getpid() in session_members(os.getsid(0)), "our own session is not touched"
 
 
-def test_the_watchdog_keeps_only_sessions_that_have_not_ended() -> None:
+def test_the_watchdog_keeps_only_sessions_that_have_not_ended():
     assert watch(["+10\n", "+11\n", "-10\n", "+12\n"]) == {11, 12}
 
 
-def test_the_watchdog_kills_the_sessions_of_a_killed_runner(tree: "subprocess.Popen[bytes]", tmp_path: Path) -> None:
+def test_the_watchdog_kills_the_open_sessions_of_a_killed_runner_and_no_ended_ones(tree, tmp_path):
+    (tmp_path / "left" / "by-an-engine").mkdir(parents=True)
+    command = [sys.executable, "-m", "marlaas.local.watchdog", str(tmp_path / "left")]
+    assert subprocess.run(command, input=f"+{tree.pid}\n".encode(), check=False).returncode == 0
+    tree.wait()
+    assert session_members(tree.pid) == []
+    assert not (tmp_path / "left").exists()
+    assert watch(["+10\n", "+11\n", "-10\n", "+12\n"]) == {11, 12}
+
+
+def test_the_watchdog_kills_the_sessions_of_a_killed_runner(tree, tmp_path):
     (tmp_path / "left" / "by-an-engine").mkdir(parents=True)
     command = [sys.executable, "-m", "marlaas.local.watchdog", str(tmp_path / "left")]
     assert subprocess.run(command, input=f"+{tree.pid}\n".encode(), check=False).returncode == 0
@@ -294,7 +285,7 @@ def test_the_watchdog_kills_the_sessions_of_a_killed_runner(tree: "subprocess.Po
     assert not (tmp_path / "left").exists()
 
 
-async def test_a_runner_whose_watchdog_was_killed_cleans_up_itself(tree: "subprocess.Popen[bytes]") -> None:
+async def test_a_runner_whose_watchdog_was_killed_cleans_up_itself(tree):
     async with watchdog() as guard:
         guard.add(tree.pid)
         (guard.temporary / "by-an-engine").touch()
@@ -308,7 +299,7 @@ async def test_a_runner_whose_watchdog_was_killed_cleans_up_itself(tree: "subpro
 
 
 @pytest.fixture
-def long_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def long_folder(tmp_path, monkeypatch):
     """A TMPDIR as batch systems set it."""
     folder = tmp_path.joinpath(*["scratch-of-a-project-on-a-parallel-file-system"] * 3)
     folder.mkdir(parents=True)
@@ -316,11 +307,11 @@ def long_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def entries(folder: Path) -> list[str]:
+def entries(folder):
     return [path.name for path in folder.iterdir()]
 
 
-async def test_the_folder_has_a_path_for_sockets_also_in_a_long_tmpdir_and_goes(long_folder: Path) -> None:
+async def test_a_long_tmpdir_has_a_short_path_for_sockets_or_is_refused_with_the_numbers(long_folder, monkeypatch):
     async with watchdog() as guard:
         assert entries(long_folder) == [guard.temporary.name]
         address = guard.temporary / ("x" * 37)  # as long as vLLM's names
@@ -328,9 +319,6 @@ async def test_the_folder_has_a_path_for_sockets_also_in_a_long_tmpdir_and_goes(
             listener.bind(str(address))
     assert entries(long_folder) == []
     assert not guard.temporary.is_symlink()
-
-
-async def test_a_tmpdir_that_is_too_long_is_refused_with_the_numbers(long_folder: Path, monkeypatch) -> None:
     monkeypatch.setattr(processes, "SHORT_FOLDERS", (Path("/nowhere"),))
     with pytest.raises(InvalidInput, match=r"TMPDIR is .* its path is too long .* .at most 64.* set TMPDIR"):
         async with watchdog():

@@ -13,7 +13,7 @@ from marlaas.local.changes import is_running
 from marlaas.local.folder import OutFolder, RunRecord, hold, replace_folder, translated, write
 from marlaas.local.records import RecordFile, open_job, open_jobs, read_line
 from marlaas_api import subjects
-from marlaas_api.bus import Bus, BusUnavailable
+from marlaas_api.bus import BusUnavailable
 from marlaas_api.bus_memory import MemoryBus
 from marlaas_api.documents import pool_spec
 from marlaas_api.errors import InvalidInput
@@ -22,7 +22,7 @@ from marlaas_api.messages import BusMessage, EvalRecord, PoolDocument, StepRecor
 from marlaas_api.wire import encode
 
 
-async def _publish(bus: Bus, *records: BusMessage) -> None:
+async def _publish(bus, *records: BusMessage):
     for record in records:
         if isinstance(record, StepRecord):
             subject = subjects.step(record.namespace, record.job, record.uid, record.step)
@@ -109,7 +109,6 @@ async def test_records_of_an_earlier_job_of_the_same_name_are_not_ours(bus, docu
 
 @pytest.fixture
 def out(tmp_path, document, step, evaluation):
-    """A run of two jobs, one with records."""
     spec = pool_spec(ModelPoolSpec.model_validate({"model": {"builtin": "tiny"}}))
     pool = PoolDocument(name="tiny", model_path="/m", spec=spec)
     first, second = document("reverse"), document("spell", namespace="team-b", uid="u2")
@@ -160,7 +159,7 @@ def test_what_cannot_be_opened_is_told(out, tmp_path):
         open_job(out, "reverse").steps()
 
 
-def test_a_file_of_records_is_replaced_only_if_it_changes(tmp_path, document, step) -> None:
+def test_a_file_of_records_is_replaced_only_if_it_changes(tmp_path, document, step):
     folder, job = OutFolder(tmp_path), document()
     file = RecordFile(job.ref)
     file.write(folder)
@@ -216,7 +215,7 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path):
 
 
 def test_a_file_system_without_symbolic_links_serves_too(tmp_path, document, monkeypatch):
-    def refused(*_: object) -> None:
+    def refused(*_: object):
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "symlink", refused)

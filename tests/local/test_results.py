@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,14 +72,9 @@ def test_the_published_version_and_its_evaluation_count_not_the_last(document, p
 def test_of_several_agents_the_summary_has_the_team_and_each(document, progress_of, evaluation):
     """The record's version is the sum of the agents': the last evaluation is that of 3 + 2, not the one of version 3."""
     job = document(spec={"agents": [{"name": "solver"}, {"name": "verifier"}]})
-    evals = tuple(
-        evaluation(job, version, team).model_copy(update={"rewards": rewards})
-        for version, team, rewards in (
-            (0, 0.1, {"solver": 0.2, "verifier": 0.0}),
-            (3, 0.9, {}),
-            (5, 0.6, {"solver": 0.7, "verifier": 0.5}),
-        )
-    )
+    rewards = {0: {"solver": 0.2, "verifier": 0.0}, 3: {}, 5: {"solver": 0.7, "verifier": 0.5}}
+    means = {0: 0.1, 3: 0.9, 5: 0.6}
+    evals = tuple(evaluation(job, at, means[at]).model_copy(update={"rewards": own}) for at, own in rewards.items())
     progress = _done(progress_of, document, versions={"solver": 3, "verifier": 2})
     entry = summary([JobResult(job, progress, (), evals)])["jobs"]["team-a/reverse"]
     assert (entry["evalBefore"], entry["evalAfter"], entry["policyVersion"]) == (0.1, 0.6, 5)
@@ -104,24 +98,19 @@ def test_a_job_that_failed_was_given_up_or_never_began_is_no_success_and_says_wh
         assert not all_succeeded([result])
 
 
-def test_replies_are_paired_by_task_and_only_five(document, progress_of, evaluation):
+def test_replies_are_paired_by_task_only_five_and_not_without_a_second_evaluation(document, progress_of, evaluation):
     before = evaluation(document(), 0, 0.1, tuple(f"before {i}" for i in range(7)))
     after = evaluation(document(), 3, 0.9, tuple(f"after {i}" for i in range(6)))
     pairs = exchanges(JobResult(document(), _done(progress_of, document), (), (before, after)))
     replies = [(pair.before.reply, pair.after.reply) for pair in pairs]
     assert replies == [(f"before {i}", f"after {i}") for i in range(5)]
-
-
-def test_without_a_second_evaluation_there_is_nothing_to_pair_and_the_mean_of_nothing_is_null(
-    document, progress_of, evaluation
-):
     result = JobResult(document(), progress_of(document()), (), (evaluation(document(), 0, math.nan, ("x",)),))
     assert exchanges(result) == ()
     entry = summary([result])["jobs"]["team-a/reverse"]
     assert entry["evalBefore"] is entry["evalAfter"] is None
 
 
-def _size(png: bytes) -> tuple[int, int]:
+def _size(png):
     assert png.startswith(b"\x89PNG\r\n\x1a\n")
     return struct.unpack(">II", png[16:24])
 
@@ -148,17 +137,17 @@ class Sessions:
     open: set[int] = field(default_factory=set)
     shares: list[int] = field(default_factory=list)
 
-    def add(self, session: int) -> None:
+    def add(self, session):
         self.open.add(session)
         self.shares.append(share_of(session))
 
-    def remove(self, session: int) -> None:
+    def remove(self, session):
         self.open.remove(session)
 
 
 @pytest.fixture
-def request_of(tmp_path, document, step, evaluation) -> Callable[[str], CurveRequest]:
-    def recorded(name: str) -> CurveRequest:
+def request_of(tmp_path, document, step, evaluation):
+    def recorded(name):
         folder = tmp_path / name
         folder.mkdir()
         lines = [step(document(name), number).model_dump_json() for number in range(3)]
@@ -170,8 +159,7 @@ def request_of(tmp_path, document, step, evaluation) -> Callable[[str], CurveReq
 
 
 @pytest.mark.processes
-async def test_all_requested_curves_are_drawn_but_one_that_cannot_be_is_logged(request_of, caplog):
-    """Also those that are requested while others are drawn."""
+async def test_all_requested_curves_are_drawn_and_an_interrupted_run_does_not_wait_for_them(request_of, caplog):
     sessions, first, broken, last = Sessions(), request_of("first"), request_of("broken"), request_of("last")
     (broken.folder / "steps.jsonl").write_text("no record\n")
     with caplog.at_level(logging.WARNING):
@@ -184,10 +172,6 @@ async def test_all_requested_curves_are_drawn_but_one_that_cannot_be_is_logged(r
     assert "team-a/broken" in caplog.text
     assert not sessions.open
     assert set(sessions.shares) == {LEAST}, "its imports take most of its time"
-
-
-@pytest.mark.processes
-async def test_a_run_that_is_interrupted_does_not_wait_for_curves(request_of):
     sessions = Sessions()
     async with CurveDrawer(sessions) as curves:
         curves.add(request_of("a"))

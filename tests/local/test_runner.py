@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
-from tests.local.runs import JOB, POOL, Place, Run, mark_of, placed
+from tests.local.runs import JOB, POOL, mark_of, placed
 
 from marlaas.local.folder import OutFolder
 from marlaas_api.bus_users import BusKeys, OrchestratorUser, mint, server_config
@@ -40,7 +39,7 @@ STEPS = {"reverse": FIRST, "spell": 3, "other": 3, "added": 2}
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def ended(tmp_path_factory):
     """A folder in which a run was killed, changed and stopped, continued, killed with its runner, and ended."""
     with placed(tmp_path_factory.mktemp("story")) as here:
         stop_a_run(here)
@@ -49,7 +48,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         yield here
 
 
-def write_jobs(place: Place, **steps: int) -> None:
+def write_jobs(place, **steps: int):
     """Write the manifest; `reverse` is told to a tracker, and `other` belongs to another tenant."""
     place.write(**steps)
     manifest = place.folder / "jobs.yaml"
@@ -57,15 +56,14 @@ def write_jobs(place: Place, **steps: int) -> None:
     manifest.write_text(text.replace("name: other, namespace: team-a", "name: other, namespace: team-b") + TENANT)
 
 
-def refused(place: Place, words: str) -> None:
-    """A run is refused before anything starts."""
+def refused(place, words):
     run = place.start()
     assert run.end() == 2
     assert [line["type"] for line in run.told] == ["error"]
     assert words in str(run.told[0]["message"])
 
 
-def stop_a_run(place: Place) -> None:
+def stop_a_run(place):
     """Each role is killed and started again, jobs are changed, and Ctrl-C drains."""
     write_jobs(place, **{name: steps for name, steps in STEPS.items() if name != "added"}, extra=3)
     place.script(pause_at=2)
@@ -88,7 +86,7 @@ def stop_a_run(place: Place) -> None:
     assert [job.ref.name for job in cancelled] == ["extra"], "withdrawn, and not deleted by an orchestrator yet"
 
 
-def assert_shares(run: Run) -> None:
+def assert_shares(run):
     """The trainer has a smaller share of the CPU, the engine chooses its own, and a tenant's sandboxes share one."""
     assert "--share-cpu" in run.role("rollout").cmdline()
     if HAS_SHARES:
@@ -100,7 +98,7 @@ def assert_shares(run: Run) -> None:
         assert first == second == third > other == 0
 
 
-def assert_no_secrets(place: Place, run: Run) -> None:
+def assert_no_secrets(place, run):
     """No secret lies where others look: in command lines, variables and files."""
     said = [" ".join([*process.cmdline(), *process.environ().values()]) for process in run.processes()]
     for root, _, names in os.walk(place.folder):
@@ -111,7 +109,7 @@ def assert_no_secrets(place: Place, run: Run) -> None:
     assert not [text for text in said if SECRET.search(text)]
 
 
-def kill_roles(place: Place, run: Run) -> None:
+def kill_roles(place, run):
     """Kill each role and wait until it is at work again, of which it leaves a file; then kill the nats-server."""
     (temporary,) = (path.parent for path in place.temporary.glob("*/rollout.at-work"))
     marks = {role: temporary / f"{role}.at-work" for role in ("rollout", "trainer")}
@@ -129,24 +127,21 @@ def kill_roles(place: Place, run: Run) -> None:
     server.kill()
 
 
-def until(wanted: Callable[[], bool]) -> None:
-    """Wait for another process's work."""
+def until(wanted):
     last = time.monotonic() + 120
     while not wanted():
         assert time.monotonic() < last
         time.sleep(0.02)
 
 
-def command(place: Place, *words: str, code: int = 0) -> str:
-    """Call `marlaas` for the run; return what it prints."""
+def command(place, *words: str, code=0):
     line = [sys.executable, "-m", "marlaas", *words, "--run", str(place.out)]
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == code, done.stderr
     return done.stdout + done.stderr
 
 
-def change(place: Place, run: Run) -> None:
-    """Add a job, suspend, resume and cancel others."""
+def change(place, run):
     said = command(place, "why", "reverse")
     assert said.startswith("team-a/reverse has been running for ")
     assert ", at step 2 of 3, version 2, " in said
@@ -161,7 +156,7 @@ def change(place: Place, run: Run) -> None:
     assert command(place, "cancel", "extra").startswith("team-a/extra: cancelled;")
 
 
-def continue_it(place: Place) -> None:
+def continue_it(place):
     """The same command goes on. Once more, it prints the summary and starts nothing; manifests that do not fit are refused."""
     refused(place, "job team-a/added was started in this output folder and is missing from the manifests")
     write_jobs(place, **STEPS, extra=3)
@@ -180,7 +175,7 @@ def continue_it(place: Place) -> None:
     refused(place, "spec.training.steps was 3 and is now 2")
 
 
-def kill_the_runner(place: Place) -> None:
+def kill_the_runner(place):
     """More steps take a finished job further. Nothing outlives a runner that is killed, and the same command goes on."""
     assert place.steps() == list(range(FIRST))
     write_jobs(place, **STEPS | {"reverse": LONGER})
@@ -198,7 +193,7 @@ def kill_the_runner(place: Place) -> None:
     assert place.start().end() == 0
 
 
-def test_the_runs_end_with_everything_a_person_wants_of_the_jobs(ended: Place) -> None:
+def test_the_runs_end_with_everything_a_person_wants_of_the_jobs(ended):
     done = {"phase": "Succeeded", "steps": 3, "policyVersion": 3, "wallSeconds": 60.0}
     rest = {"evalBefore": 0.25, "evalAfter": 0.75, "faults": {"env": 1}, "trainingFaults": {}}
     assert ended.summary()["team-a/spell"] == {**done, **rest}
@@ -210,7 +205,7 @@ def test_the_runs_end_with_everything_a_person_wants_of_the_jobs(ended: Place) -
     assert "trainer starts" in (job / "logs" / "trainer-0.tiny.log").read_text()
 
 
-def test_every_step_is_recorded_and_told_to_the_tracker_once(ended: Place) -> None:
+def test_every_step_is_recorded_and_told_to_the_tracker_once(ended):
     """However often the run is stopped and killed. The files of the cancelled job stay."""
     expected = {"reverse": LONGER, "spell": 3, "added": 2, "extra": 2}
     assert {name: ended.steps(name) for name in expected} == {name: [*range(n)] for name, n in expected.items()}
@@ -221,7 +216,7 @@ def test_every_step_is_recorded_and_told_to_the_tracker_once(ended: Place) -> No
     assert sorted(event.step for event in events.Tensors(".", "reward/held_out")) == [0, FIRST, LONGER]
 
 
-def test_every_role_connects_as_itself_and_commands_for_a_run_that_has_ended_say_so(ended: Place) -> None:
+def test_every_role_connects_as_itself_and_commands_for_a_run_that_has_ended_say_so(ended):
     names = [path.stem for path in ended.folder.glob("*.connected")]
     users = {name.rpartition(".")[0] if name.startswith("sandbox") else name for name in names}
     sandboxes = {f"sandbox.team-a.{job}" for job in ("reverse", "spell", "extra", "added")} | {"sandbox.team-b.other"}
@@ -230,7 +225,7 @@ def test_every_role_connects_as_itself_and_commands_for_a_run_that_has_ended_say
     assert re.match(r"team-a/added succeeded .* ago, at step 2 of 2, version 2, ", command(ended, "why", "added"))
 
 
-def test_ctrl_c_twice_ends_everything_at_once(place: Place) -> None:
+def test_ctrl_c_twice_ends_everything_at_once(place):
     place.script(pause_at=1, stubborn=True)
     run = place.start()
     run.until(type="progress", step=1)
@@ -241,7 +236,7 @@ def test_ctrl_c_twice_ends_everything_at_once(place: Place) -> None:
     assert run.processes() == []
 
 
-def test_a_role_that_always_dies_is_given_up_with_its_own_words(place: Place) -> None:
+def test_a_role_that_always_dies_is_given_up_with_its_own_words(place):
     place.script(rollout={"how": "raise", "text": "No common block size for 16", "times": 99})
     assert place.start().end() == 1
     entry = place.summary()["team-a/reverse"]
@@ -251,7 +246,7 @@ def test_a_role_that_always_dies_is_given_up_with_its_own_words(place: Place) ->
     assert "Traceback" in place.log("rollout-0.tiny.log")
 
 
-def test_what_only_a_person_can_mend_fails_one_job_at_once_and_goes_on_when_it_is_mended(place: Place) -> None:
+def test_what_only_a_person_can_mend_fails_one_job_at_once_and_goes_on_when_it_is_mended(place):
     place.write(reverse=3, spell=2)
     place.script(sandbox={"how": "invalid", "text": "no such environment", "times": 1}, pause_at=1)
     run = place.start()
@@ -265,9 +260,7 @@ def test_what_only_a_person_can_mend_fails_one_job_at_once_and_goes_on_when_it_i
     assert {entry["phase"] for entry in place.summary().values()} == {"Succeeded"}
 
 
-async def test_a_server_that_is_there_already_takes_the_persons_credentials_and_is_left_running(
-    place: Place, tmp_path: Path
-) -> None:
+async def test_a_server_that_is_there_already_takes_the_persons_credentials_and_is_left_running(place, tmp_path):
     keys = BusKeys.make()
     async with EmbeddedNats(tmp_path / "nats", extra_config=server_config(keys)) as server:
         without = place.start(server.url)

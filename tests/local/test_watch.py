@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from tests.harness import identity, pool_document, working
@@ -17,7 +15,7 @@ from marlaas.local.supervisor import Supervisor
 from marlaas.local.watch import JobWatch
 from marlaas.models import prepare
 from marlaas_api import subjects
-from marlaas_api.blobs import BlobCorrupt, BlobFull, Blobs
+from marlaas_api.blobs import BlobCorrupt, BlobFull
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import InvalidInput
@@ -28,8 +26,7 @@ from marlaas_worker.adapters import AdapterConfig, tensor_name, write_adapter
 FILE = "adapter_model.safetensors"
 
 
-async def publish(bus: Bus, blobs: Blobs, document: JobDocument, *contents: bytes, agent: str = "policy") -> None:
-    """Versions 0, 1, … with a file of this content, each with the one before as its parent."""
+async def publish(bus, blobs, document, *contents: bytes, agent="policy"):
     parent = None
     for version, content in enumerate(contents):
         body = {"agent": agent, "version": version, "step": version - 1, "parent": parent, "rank": 8}
@@ -47,23 +44,22 @@ class Scene:
     blobs: MemoryBlobs
     folder: OutFolder
 
-    def watch(self, *jobs: JobDocument) -> JobWatch:
+    def watch(self, *jobs: JobDocument):
         return JobWatch(self.bus, Collector(self.folder, self.bus, self.blobs), JsonDisplay(_Nowhere()), jobs, ())
 
-    async def publish(self, document: JobDocument, progress_of: Callable[..., object]) -> None:
-        """The job has succeeded with version 1."""
+    async def publish(self, document, progress_of):
         await publish(self.bus, self.blobs, document, b"v0", document.job.encode())
         done = progress_of(document, phase=Phase.SUCCEEDED, versions={"policy": 1}, step=3)
         await (await self.bus.bucket(subjects.PROGRESS)).put(document.ref.key, encode(done))
 
 
 class _Nowhere:
-    def write(self, _: str) -> None: ...
-    def flush(self) -> None: ...
+    def write(self, _): ...
+    def flush(self): ...
 
 
 @pytest.fixture
-def scene(tmp_path: Path, bus: Bus, blobs: MemoryBlobs) -> Iterator[Scene]:
+def scene(tmp_path, bus, blobs):
     with hold(tmp_path) as folder:
         yield Scene(bus, blobs, folder)
 
@@ -107,9 +103,7 @@ async def test_an_admission_wakes_the_runner_at_once_and_other_progress_does_not
     assert not watch.moved.is_set()
 
 
-async def test_of_several_agents_each_policy_has_a_folder_of_its_own_for_its_adapter_and_its_export(
-    scene, document, progress_of, tmp_path
-):
+async def test_each_policy_has_folders_for_its_adapter_and_export(scene, document, progress_of, tmp_path):
     agents = [{"name": "solver"}, {"name": "critic"}, {"name": "second", "policy": {"of": "solver"}}]
     job = document(spec={"agents": agents, "export": {"path": str(tmp_path / "mine")}})
     for agent, versions in (("solver", (b"v0", b"v1", b"solver 2")), ("critic", (b"critic 0",))):

@@ -1,11 +1,9 @@
 import asyncio
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from tests.loop import runs
-from tests.loop.harness import Ended
 from tests.random_llama import save_random_llama
 
 from marlaas.models import prepare
@@ -15,12 +13,12 @@ from marlaas_worker.trainer.model import BaseModel
 
 
 @pytest.fixture(scope="session")
-def tiny_model() -> Path:
+def tiny_model():
     return prepare("tiny")
 
 
 @pytest.fixture(scope="session")
-def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def other_model(tmp_path_factory):
     """A smaller Llama than `tiny`, with random weights; its characters have other ids."""
     folder = tmp_path_factory.mktemp("other-model")
     save_tokenizer(folder, 512)
@@ -30,30 +28,19 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids = [*characters.values()]
     tokenizer["model"]["vocab"] |= dict(zip(characters, ids[1:] + ids[:1], strict=True))
     path.write_text(json.dumps(tokenizer))
-    return save_random_llama(
-        folder,
-        len(VOCABULARY),
-        hidden_size=64,
-        intermediate_size=96,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=512,
-        initializer_range=0.15,
-        bos_token_id=None,
-        eos_token_id=VOCABULARY[END],
-        pad_token_id=VOCABULARY[PAD],
-    )
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1}
+    ids = {"bos_token_id": None, "eos_token_id": VOCABULARY[END], "pad_token_id": VOCABULARY[PAD]}
+    shape = {**sizes, **ids, "max_position_embeddings": 512, "initializer_range": 0.15}
+    return save_random_llama(folder, len(VOCABULARY), **shape)
 
 
 @pytest.fixture(scope="session")
-def models(tiny_model: Path, other_model: Path) -> dict[str, Path]:
-    """The base models by pool."""
+def models(tiny_model, other_model):
     return {"tiny": tiny_model, "other": other_model}
 
 
 @pytest.fixture(scope="session")
-def judge(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a random adapter."""
+def judge(tiny_model, tmp_path_factory):
     folder, draw = tmp_path_factory.mktemp("judge"), torch.Generator().manual_seed(4)
     parameters = BaseModel(str(tiny_model)).attach(8, 16, ()).parameters
     tensors = {name: 0.05 * torch.randn(value.shape, generator=draw) for name, value in parameters.items()}
@@ -63,18 +50,15 @@ def judge(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(models: dict[str, Path], judge: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
-    """The ends of jobs to which nothing happened, by name."""
+def undisturbed(models, judge, tmp_path_factory):
     return asyncio.run(runs.undisturbed(models, tmp_path_factory.mktemp("undisturbed"), judge))
 
 
 @pytest.fixture(scope="session")
-def killed(models: dict[str, Path], judge: Path, tmp_path_factory: pytest.TempPathFactory) -> runs.Killed:
-    """The same strict jobs, and an asynchronous one, while roles were killed at every failpoint."""
+def killed(models, judge, tmp_path_factory):
     return asyncio.run(runs.killed(models, tmp_path_factory.mktemp("killed"), judge))
 
 
 @pytest.fixture(scope="session")
-def crowd(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> runs.Crowd:
-    """The team among jobs that joined, left, failed and were preempted."""
+def crowd(tiny_model, tmp_path_factory):
     return asyncio.run(runs.crowd(tiny_model, tmp_path_factory.mktemp("crowd")))

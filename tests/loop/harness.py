@@ -9,25 +9,22 @@ import contextlib
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.harness import Harness, Serve, pool_document
+from tests.harness import Harness, pool_document
 from tests.killing import Killed
 from tests.loop.recorded import Recorded
 
 from marlaas_api import failpoints, subjects, wire
 from marlaas_api.blobs import BlobRef
-from marlaas_api.bus import Request
-from marlaas_api.messages import Episode, JobDocument, Manifest, PoolDocument, Progress, StepRecord, Turn
+from marlaas_api.messages import Episode, JobDocument, Manifest, Progress, StepRecord, Turn
 from marlaas_api.names import group_token
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.orchestrator import service as orchestrator
-from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout import service as rollout
 from marlaas_worker.sandbox import service as sandbox
 from marlaas_worker.trainer import service as trainer
@@ -57,38 +54,33 @@ class Ended:
     episodes: list[Episode]
 
     @property
-    def manifests(self) -> dict[str, list[BlobRef]]:
-        """The blobs of the manifests, by policy."""
+    def manifests(self):
         parents = {
             name: [one.parent for one in found if one.parent is not None] for name, found in self.histories.items()
         }
         return {name: [*refs, self.newest[name]] for name, refs in parents.items()}
 
     @property
-    def weights(self) -> dict[str, list[str]]:
+    def weights(self):
         """The sha256 of the weights of every version, the oldest first, by policy."""
         return {name: [one.files[TENSORS_FILE].sha256 for one in found] for name, found in self.histories.items()}
 
     @property
-    def trained(self) -> list[dict[str, int]]:
-        """Of each step, the trained tokens by policy."""
+    def trained(self):
         return [{name: used.trained_tokens for name, used in step.usage.items()} for step in self.steps]
 
     @property
-    def training_turns(self) -> list[Turn]:
-        """The turns of training groups."""
+    def training_turns(self):
         return [turn for turn in self.turns if group_token(turn.group).startswith("t")]
 
-    def consumed(self, agent: str) -> list[str]:
-        """The names of the groups that trained an agent."""
+    def consumed(self, agent):
         return [group for manifest in self.histories[agent] for group in manifest.consumed]
 
-    def recorded(self, agent: str) -> Recorded:
-        """The turns of an agent."""
+    def recorded(self, agent):
         return Recorded(agent, [turn for turn in self.turns if turn.agent == agent], self.episodes)
 
 
-def kill_at_each(places: Mapping[str, Collection[int]]) -> list[str]:
+def kill_at_each(places):
     """Kill a role at each of several failpoints, on the passes with the given numbers; return where it was killed.
 
     A place may end with `@POOL`: only passes of that pool's roles count. Of two tasks of a role that are killed at the same
@@ -96,7 +88,7 @@ def kill_at_each(places: Mapping[str, Collection[int]]) -> list[str]:
     """
     passed, killed = Counter[str](), list[str]()
 
-    def hook(name: str) -> None:
+    def hook(name):
         for place in (name, f"{name}@{POOL.get('')}"):
             passed[place] += 1
             if passed[place] in places.get(place, ()):
@@ -113,28 +105,14 @@ class Loop(Harness):
     `Killed` sandboxes leave claimed tasks, which are delivered again at once, and never because time has passed.
     """
 
-    def __init__(
-        self,
-        models: Mapping[str, Path],
-        scratch: Path,
-        *,
-        slots: int = 16,
-        trainers: int = 1,
-        half: Collection[str] = (),
-        **rollout: object,
-    ) -> None:
+    def __init__(self, models, scratch, *, slots=16, trainers=1, half=(), **rollout: object):
         """models: base models by pool. trainers: of each pool. half: pools that compute in bfloat16. rollout: settings of each pool."""
         super().__init__(scratch)
         engine = {"engine": "reference", "dtype": "float32", "maxModelLen": 256} | rollout
         self._num_trainers = trainers
+        engines = {name: engine | ({"dtype": "bfloat16"} if name in half else {}) for name in models}
         self.pools = [
-            pool_document(
-                model,
-                name,
-                adapterSlots=slots,
-                maxRank=8,
-                rollout=engine | ({"dtype": "bfloat16"} if name in half else {}),
-            )
+            pool_document(model, name, adapterSlots=slots, maxRank=8, rollout=engines[name])
             for name, model in models.items()
         ]
         self._stops: dict[str, asyncio.Event] = {}
@@ -143,7 +121,7 @@ class Loop(Harness):
         self._turns: list[bytes] = []
         self._episodes: dict[int, bytes] = {}
 
-    async def __aenter__(self) -> "Loop":
+    async def __aenter__(self):
         patch = self._open.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(subjects, "TASK_ACK_WAIT_S", 2 * JOB_S)
         patch.setenv("PYTHONPATH", os.pathsep.join(map(str, ENVIRONMENTS)))
@@ -155,21 +133,21 @@ class Loop(Harness):
             await self._serve(pool)
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *_: object):
         failpoints.hook = None
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
         await self._open.aclose()
 
-    async def _serve(self, pool: PoolDocument) -> None:
+    async def _serve(self, pool):
         """Start the workers of a pool. With several trainers, wait until all are ready: they then share the agents."""
 
-        async def sample_on(context: RoleContext) -> None:
+        async def sample_on(context):
             POOL.set(pool.name)
             await rollout.serve(context, pool)
 
-        async def train_on(context: RoleContext) -> None:
+        async def train_on(context):
             POOL.set(pool.name)
             await trainer.serve(context, pool)
 
@@ -180,41 +158,39 @@ class Loop(Harness):
             for number in range(self._num_trainers):
                 await self.reported(lambda report: report.ready, "trainer", f"trainer-{number}", pool.name)
 
-    async def _keep_turn(self, turn: Request) -> None:
+    async def _keep_turn(self, turn):
         """Keep a stored turn, which the orchestrator purges."""
         self._turns.append(turn.data)
 
-    async def _keep_episodes(self, _: Request) -> None:
+    async def _keep_episodes(self, _):
         """Read the stream, which drops a second play of a member although it is published."""
         start = max(self._episodes, default=0) + 1
         self._episodes |= {one.sequence: one.data for one in await self.bus.replay("EPISODES", "episode.>", start)}
 
-    async def context(self, name: str, **fields: Any) -> RoleContext:
-        """A context with a scratch folder of its own."""
+    async def context(self, name, **fields: Any):
         context = await super().context(name, **fields)
         return replace(context, scratch=Path(tempfile.mkdtemp(dir=context.scratch)))
 
-    def _keep(self, name: str, serve: Serve) -> None:
+    def _keep(self, name, serve):
         stop = self._stops[name] = asyncio.Event()
         self._keepers.append(asyncio.create_task(self.keep(name, serve, stop), name=name))
 
-    def stop(self, name: str) -> None:
+    def stop(self, name):
         """Ask a role to stop, of the last pool if several have one; if it is killed, it is not started again."""
         self._stops[name].set()
 
-    async def submit(self, job: JobDocument) -> None:
-        """Give a job to the loop, with a sandbox of its own."""
+    async def submit(self, job):
         await super().submit(job)
         consumer = subjects.consumer(job.namespace, job.job, "sandbox")
 
-        async def play(context: RoleContext) -> None:
+        async def play(context):
             if (state := self.server.stream(subjects.TASKS).consumers.get(consumer)) is not None:
                 state.pending = dict.fromkeys(state.pending, self.server.clock())  # of the sandbox that was killed
             await sandbox.serve(context, job)
 
         self._keep(f"sandbox-{job.job}", play)
 
-    async def finished(self, job: JobDocument) -> Progress:
+    async def finished(self, job):
         """Wait for the job's end, and stop its sandbox. Raises whatever ended a role for good, should one end."""
         end = asyncio.create_task(self.progress(job, lambda progress: progress.phase.final, JOB_S))
         while not end.done():
@@ -225,8 +201,7 @@ class Loop(Harness):
         self.stop(f"sandbox-{job.job}")
         return end.result()
 
-    async def ended(self, job: JobDocument) -> Ended:
-        """Wait for the job's end, and read all that it has left."""
+    async def ended(self, job):
         progress = await self.finished(job)
         names = [agent.name for agent in job.spec.policies]
         histories = {name: (await self.history(job, name))[::-1] for name in names}
@@ -241,8 +216,7 @@ class Loop(Harness):
         played = [one for one in episodes if one.uid == job.uid]
         return Ended(job, progress, await self.steps(job), histories, newest, files, own, played)
 
-    async def play(self, jobs: Iterable[JobDocument]) -> dict[str, Ended]:
-        """Run jobs at the same time; return their ends by name."""
+    async def play(self, jobs):
         jobs = list(jobs)
         for job in jobs:
             await self.submit(job)

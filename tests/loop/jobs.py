@@ -7,7 +7,6 @@ from typing import Any
 import yaml
 from tests.harness import changed, job_document
 
-from marlaas_api.messages import JobDocument
 from marlaas_api.messages.agent_settings import FolderRef, NameRef, PolicySettings
 from marlaas_api.messages.job_spec import BaselineSettings
 from marlaas_api.messages.packed import PackedArgs
@@ -17,9 +16,7 @@ TEAM = ("solver", "verifier")
 UNRULY = ("steady", "faulty", "silent", "flood")
 
 
-def document(
-    name: str = "reverse", *, seed: int = 7, environment: str = "reverse", tokens: int = 16, **training: object
-) -> JobDocument:
+def document(name="reverse", *, seed=7, environment="reverse", tokens=16, **training: object):
     """A small strict job on the pool `tiny`. tokens: of a reply, at most; the tasks of `teams` need few."""
     settings = {"steps": 2, "groupsPerStep": 2, "maxStaleness": 0, "microbatchTokens": 512, "maxRefill": 2} | training
     spec = {
@@ -32,40 +29,34 @@ def document(
     return job_document(name, uid=uid, seed=seed, spec=spec)
 
 
-def named(name: str, job: JobDocument, **spec: object) -> JobDocument:
+def named(name, job, **spec: object):
     """The job under another name, with other values in its spec. Its seed stays, so it draws the same."""
     uid = hashlib.sha256(name.encode()).hexdigest()[:12]
     return job.model_copy(update={"job": name, "uid": uid, "spec": job.spec.model_copy(update=spec)})
 
 
-def played(job: JobDocument, environment: str, **args: str) -> dict[str, object]:
-    """The part of a spec that changes a job's environment."""
-    return {"environment": job.spec.environment.model_copy(update={"name": environment, "args": PackedArgs(args)})}
-
-
-def team(environment: str = "teams:at_once", **training: object) -> JobDocument:
-    """A job of two agents on tasks that all train something."""
+def team(environment="teams:at_once", **training: object):
     job = document("team", environment=environment, tokens=4, maxRefill=0, **training)
     (agent,) = job.spec.agents
     return named("team", job, agents=tuple(agent.model_copy(update={"name": name}) for name in TEAM))
 
 
-def alone(speaker: str) -> JobDocument:
-    """The team in which one agent is silent and not trained."""
+def alone(speaker):
     job = team()
     agents = tuple(one.model_copy(update={"trainable": one.name == speaker}) for one in job.spec.agents)
-    return named(f"only-{speaker}", job, agents=agents, **played(job, "teams:Alone", speaker=speaker))
+    changes = {"name": "teams:Alone", "args": PackedArgs({"speaker": speaker})}
+    environment = job.spec.environment.model_copy(update=changes)
+    return named(f"only-{speaker}", job, agents=agents, environment=environment)
 
 
-def on_two_pools(pool: str) -> JobDocument:
-    """The team with its second agent on this pool."""
+def on_two_pools(pool):
     job = team()
     first, second = job.spec.agents
     agents = first, second.model_copy(update={"pool_ref": NameRef(name=pool)})
     return named("bases", job, agents=agents, rollout=job.spec.rollout.model_copy(update={"max_turns": 8}))
 
 
-def self_play() -> JobDocument:
+def self_play():
     """One policy plays two roles against one of its past versions, all three at the same time.
 
     A group has one member. The baseline of each role is the running mean of its rewards.
@@ -80,27 +71,25 @@ def self_play() -> JobDocument:
     return named("self", job, agents=(policy, second, opponent), training=training, rollout=rollout)
 
 
-def judged(judge: Path) -> JobDocument:
-    """A frozen agent, which plays the adapter in this folder, and one that learns."""
+def judged(judge):
     job = document("judged", tokens=4, environment="teams:once", maxRefill=0)
     (learner,) = job.spec.agents
     frozen = learner.model_copy(update={"name": "judge", "trainable": False, "init_from": FolderRef(path=str(judge))})
     return named("judged", job, agents=(frozen, learner))
 
 
-def candidates() -> JobDocument:
-    """An agent that branches, and goes on with the better candidates."""
+def candidates():
     job = document("choose", tokens=4, environment="teams:choose", maxRefill=0)
     return changed(job, rollout=job.spec.rollout.model_copy(update={"max_turns": 5}))
 
 
-def again() -> JobDocument:
+def again():
     """Four tasks that come again, and rest when they are solved or hopeless."""
     data = {"tasks": 4, "order": "shuffled", "skip": {"passes": 1, "maxShare": 0.6}}
     return document("again", environment="calculator", steps=4, maxRefill=1, data=data)
 
 
-def unruly(name: str, max_fault_share: float) -> JobDocument:
+def unruly(name, max_fault_share):
     """A job of four agents. Every second task ends in a fault."""
     job = document(name, environment="teams:unruly", tokens=4, maxRefill=8)
     (agent,) = job.spec.agents
@@ -112,7 +101,7 @@ def unruly(name: str, max_fault_share: float) -> JobDocument:
 # examples ------------------------------------------------------------------------------------------------------------
 
 
-def example(name: str, steps: int, tasks: int, **training: object) -> dict[str, Any]:
+def example(name, steps, tasks, **training: object):
     """The spec of examples/agents/NAME.yaml on the pool `tiny` with few steps and held-out tasks."""
     manifests = list(yaml.safe_load_all((EXAMPLES / f"{name}.yaml").read_text()))
     spec: dict[str, Any] = {key: value for key, value in manifests[-1]["spec"].items() if key != "poolRef"}
@@ -121,7 +110,7 @@ def example(name: str, steps: int, tasks: int, **training: object) -> dict[str, 
     return spec
 
 
-def examples() -> list[JobDocument]:
+def examples():
     """The examples of teams, with adapters and replies that fit the tiny model."""
     relay = example("relay", 2, 4, groupsPerStep=4, maxRefill=0, maxStaleness=0)
     solving = example("solver-verifier", 2, 4, groupsPerStep=2, maxRefill=0)

@@ -4,11 +4,11 @@ Shares no code with the orchestrator's metering.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from marlaas_api.messages import Episode, StepRecord, TokenUse, Turn, UsageAmounts
+from marlaas_api.messages import Episode, TokenUse, Turn
 from marlaas_api.names import Split, attempt_of
 from marlaas_api.wire import unpack_ids
 
@@ -21,11 +21,11 @@ class Recorded:
     turns: Sequence[Turn]
     episodes: Sequence[Episode]
 
-    def sandbox_s(self, steps: Iterable[StepRecord], group_size: int) -> float:
+    def sandbox_s(self, steps, group_size):
         """Return the seconds of all decided groups in sandboxes: of each member, those of its first episode."""
         return sum(one.duration_s for _, members, _ in self._decided(steps, group_size) for one in members)
 
-    def slot_s(self) -> float:
+    def slot_s(self):
         """Return the seconds for which turns were in an engine, which its slots took at least: once for each version on a replica."""
         spans: dict[object, list[tuple[float, float]]] = defaultdict(list)
         for turn in self.turns:
@@ -39,13 +39,11 @@ class Recorded:
         return total
 
     @property
-    def num_tokens(self) -> int:
+    def num_tokens(self):
         """Generated tokens of all turns."""
         return sum(len(unpack_ids(turn.output_ids)) for turn in self.turns)
 
-    def check(
-        self, counted: UsageAmounts, steps: Sequence[StepRecord], consumed: Sequence[str], group_size: int
-    ) -> None:
+    def check(self, counted, steps, consumed, group_size):
         """Assert that each turn counts once by its use. One that was recorded after its group was decided may be missing."""
         certain, late = self.by_use(steps, consumed, group_size)
         num_open = certain.pop(TokenUse.OPEN, 0)
@@ -56,9 +54,7 @@ class Recorded:
         for name in ("prompt_tokens", "cached_tokens"):
             assert prompts[name] <= getattr(counted, name) <= prompts[name] + late_prompts[name], name
 
-    def by_use(
-        self, steps: Iterable[StepRecord], consumed: Iterable[str], group_size: int
-    ) -> tuple[Counter[TokenUse], Counter[TokenUse]]:
+    def by_use(self, steps, consumed, group_size):
         """Return the generated tokens by their use: those that count, and those that were recorded so late that they may count.
 
         OPEN: of plays that belong to no decided group.
@@ -71,7 +67,7 @@ class Recorded:
             (late if is_late else certain)[use] += len(unpack_ids(turn.output_ids))
         return certain, late
 
-    def prompts(self, steps: Iterable[StepRecord], group_size: int) -> tuple[Counter[str], Counter[str]]:
+    def prompts(self, steps, group_size):
         """Return the prompt tokens of all decided groups and those from the prefix cache, as `by_use`.
 
         Those of plays that preemptions cut are left out.
@@ -83,9 +79,7 @@ class Recorded:
                 found += Counter(prompt_tokens=turn.meter.prompt_tokens, cached_tokens=turn.meter.cached_tokens)
         return certain, late
 
-    def _used(
-        self, steps: Iterable[StepRecord], consumed: Iterable[str], group_size: int
-    ) -> Iterable[tuple[Turn, TokenUse, bool]]:
+    def _used(self, steps, consumed, group_size):
         """Yield each turn with the use of its tokens, and whether its group may have been decided before it was recorded.
 
         That cannot be before the last turn of the plays that count.
@@ -104,14 +98,14 @@ class Recorded:
         for place, turn in enumerate(self.turns):
             yield turn, uses.get(turn.episode, TokenUse.OPEN), place > until.get(turn.episode, place)
 
-    def _decided(self, steps: Iterable[StepRecord], group_size: int) -> Iterable[tuple[str, list[Episode], list[str]]]:
+    def _decided(self, steps, group_size):
         """Yield the complete groups of evaluations, and those that finished steps have resolved; as `_groups`."""
         resolved = {index for step in steps for index in step.indices}
         for name, members, repeats in self._groups(group_size):
             if members[0].split is not Split.TRAIN or members[0].index in resolved:
                 yield name, members, repeats
 
-    def _groups(self, size: int) -> Iterable[tuple[str, list[Episode], list[str]]]:
+    def _groups(self, size):
         """Yield complete groups: the first episode of each member, and the names of others that came before the last one."""
         members: dict[str, dict[int, Episode]] = defaultdict(dict)
         repeats: dict[str, list[str]] = defaultdict(list)
@@ -125,13 +119,13 @@ class Recorded:
             if len(found) == wanted:
                 yield one.group, list(found.values()), repeats[one.group]
 
-    def _earlier(self, one: Episode) -> list[str]:
+    def _earlier(self, one):
         """Return the recorded plays of the same member before this one, in their order."""
         play, number = one.episode.removesuffix(str(attempt_of(one.episode))), attempt_of(one.episode)
         names = {turn.episode for turn in self.turns if turn.episode.startswith(play)}
         return sorted((name for name in names if attempt_of(name) < number), key=attempt_of)
 
-    def _cut(self, one: Episode) -> set[str]:
+    def _cut(self, one):
         """Return the plays of the same member that preemptions cut: each the last one before turns after a further preemption."""
         known: dict[str, list[int]] = defaultdict(list)
         for turn in self.turns:
@@ -139,7 +133,7 @@ class Recorded:
         plays = [play for play in [*self._earlier(one), one.episode] if play in known]
         return {play for play, after in pairwise(plays) if max(known[play]) < min(known[after])}
 
-    def _use(self, is_trained: bool, members: Sequence[Episode]) -> TokenUse:
+    def _use(self, is_trained, members):
         if members[0].split is not Split.TRAIN:
             return TokenUse.EVALUATION
         if is_trained:

@@ -1,10 +1,7 @@
 """Teams of two agents. Imported by sandbox children only."""
 
-from marlaas.async_environment import AsyncAgent, AsyncAgents
-from marlaas.environment import Agent, Agents, Task
 
-
-def _plays(task: Task, agent: Agent) -> float:
+def _plays(task, agent):
     """Two turns and one more from between them; a reward that nearly no two episodes share."""
     first = agent.say(f"reverse: {task.index}")
     agent.say("again")
@@ -12,8 +9,7 @@ def _plays(task: Task, agent: Agent) -> float:
     return sum(map(ord, first.text + branch.text)) % 97 / 97
 
 
-def at_once(task: Task, agents: Agents) -> dict[str, float]:
-    """All agents play at the same time, each with two parts of its own."""
+def at_once(task, agents):
     with agents.together() as block:
         parts = {
             name: [block.run(_plays, task, agent), block.run(_plays, task, agent.begin())]
@@ -22,17 +18,14 @@ def at_once(task: Task, agents: Agents) -> dict[str, float]:
     return {name: first.result + second.result for name, (first, second) in parts.items()}
 
 
-def once(task: Task, agents: Agents) -> dict[str, float]:
-    """All agents say one thing at the same time."""
+def once(task, agents):
     with agents.together() as block:
         parts = {name: block.run(agent.say, f"reverse: {task.index}") for name, agent in agents.items()}
     return {name: sum(map(ord, part.result.text)) % 97 / 97 for name, part in parts.items()}
 
 
-async def in_tasks(task: Task, agents: AsyncAgents) -> dict[str, float]:
-    """As `at_once`, with tasks instead of threads."""
-
-    async def plays(agent: AsyncAgent) -> float:
+async def in_tasks(task, agents):
+    async def plays(agent):
         first = await agent.say(f"reverse: {task.index}")
         await agent.say("again")
         branch = await agent.fork(first).say("once more")
@@ -43,7 +36,7 @@ async def in_tasks(task: Task, agents: AsyncAgents) -> dict[str, float]:
     return {name: first.result + second.result for name, (first, second) in parts.items()}
 
 
-def unruly(task: Task, agents: Agents) -> None:
+def unruly(task, agents):
     """`steady` speaks in every task, then `faulty` breaks every second one, and `flood` speaks until its turns are used up. `silent` is never called."""
     reply = agents.steady.say(f"reverse: {task.index}")
     if task.index % 2:
@@ -54,7 +47,7 @@ def unruly(task: Task, agents: Agents) -> None:
         agents.flood.reward += sum(map(ord, agents.flood.say("on").text)) % 89 / 89
 
 
-def choose(task: Task, agent: Agent) -> float:
+def choose(task, agent):
     """Goes on with the better of two candidates, and then with the two best of three."""
     text = agent.say(f"reverse: {task.index}").text
     for prompt, number in (("act", 2), ("act again", 3)):
@@ -70,10 +63,10 @@ def choose(task: Task, agent: Agent) -> float:
 class Alone:
     """As `at_once`, but only the agent `speaker` speaks; the numbers of its parts are those that it has in the team."""
 
-    def __init__(self, speaker: str) -> None:
+    def __init__(self, speaker):
         self.speaker = speaker
 
-    def play(self, task: Task, agents: Agents) -> dict[str, float]:
+    def play(self, task, agents):
         rewards = dict.fromkeys(agents, 0.0)
         with agents.together() as block:
             for name, agent in agents.items():

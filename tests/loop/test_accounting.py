@@ -3,8 +3,7 @@
 from collections import Counter
 
 import pytest
-from tests.loop.harness import Ended
-from tests.loop.runs import KEPT_STATES, SLOTS, Crowd
+from tests.loop.runs import KEPT_STATES, SLOTS
 
 from marlaas_api import subjects
 from marlaas_api.messages import Phase
@@ -17,15 +16,14 @@ ACCOUNTED = ("team", "solo", "bases", "again", "late")
 
 
 @pytest.fixture(params=["killed", "crowd"])
-def jobs(request: pytest.FixtureRequest) -> list[Ended]:
-    """The jobs of either run that ended well."""
+def jobs(request):
     found = request.getfixturevalue(request.param).jobs
     if request.param == "killed":
         return [found[name] for name in ACCOUNTED]
     return [one for one in found.values() if one.progress.phase is Phase.SUCCEEDED]
 
 
-def test_every_index_is_in_one_record_and_every_step_trains_each_agent_once(jobs: list[Ended]) -> None:
+def test_every_index_is_in_one_record_and_every_step_trains_each_agent_once(jobs):
     for job in jobs:
         assert [step.step for step in job.steps] == list(range(job.document.spec.training.steps))
         indices = [index for step in job.steps for index in step.indices]
@@ -44,7 +42,7 @@ def test_every_index_is_in_one_record_and_every_step_trains_each_agent_once(jobs
         assert len(trained) == sum(step.num_groups for step in job.steps)
 
 
-def test_the_tokens_of_every_recorded_turn_count_once_by_their_use(jobs: list[Ended]) -> None:
+def test_the_tokens_of_every_recorded_turn_count_once_by_their_use(jobs):
     for job in jobs:
         group_size = job.document.spec.rollout.group_size
         for agent, counted in job.progress.usage.items():
@@ -57,8 +55,7 @@ def test_the_tokens_of_every_recorded_turn_count_once_by_their_use(jobs: list[En
         assert job.progress.amounts.unrecorded_tokens == rest - min(rest, job.progress.preempted_tokens)
 
 
-def test_seconds_are_those_of_the_recorded_episodes_and_of_the_manifests(jobs: list[Ended]) -> None:
-    """Those of an episode count in equal parts for the agents."""
+def test_seconds_are_those_of_the_recorded_episodes_and_of_the_manifests(jobs):
     for job in jobs:
         group_size, agents = job.document.spec.rollout.group_size, job.progress.usage
         for agent, used in agents.items():
@@ -71,10 +68,7 @@ def test_seconds_are_those_of_the_recorded_episodes_and_of_the_manifests(jobs: l
         assert recorded.engine_s <= job.progress.amounts.engine_s + 1e-6, "of recorded turns"
 
 
-# in the crowd, whose workers were not killed -------------------------------------------------------------------------
-
-
-def test_the_jobs_of_a_tenant_and_those_that_it_deleted_add_up_to_its_total(crowd: Crowd) -> None:
+def test_the_jobs_of_a_tenant_and_those_that_it_deleted_add_up_to_its_total(crowd):
     assert len(crowd.tenants) == 4
     for name, usage in crowd.tenants.items():
         amounts = [one.progress.amounts for one in crowd.jobs.values() if one.document.tenant == name]
@@ -82,7 +76,7 @@ def test_the_jobs_of_a_tenant_and_those_that_it_deleted_add_up_to_its_total(crow
         assert usage.total.model_dump() == pytest.approx(expected.model_dump())
 
 
-def test_engine_and_slot_seconds_are_those_that_the_replica_reported(crowd: Crowd) -> None:
+def test_engine_and_slot_seconds_are_those_that_the_replica_reported(crowd):
     """A version of an ended job keeps its slot until another version needs it. These seconds are charged to no agent."""
     (report,) = (one for one in crowd.reports if one.role == "rollout")
     assert sum(report.job_engine_s.values()) == pytest.approx(report.busy_s, rel=1e-3)
@@ -97,7 +91,7 @@ def test_engine_and_slot_seconds_are_those_that_the_replica_reported(crowd: Crow
             assert used.slot_s <= report.agent_slot_s[uid][agent] + 1e-6
 
 
-def blobs_of(job: Ended, agent: str) -> set[str]:
+def blobs_of(job, agent):
     """The names of the blobs that an agent's versions refer to, manifests included; the newest versions keep their training states."""
     versions = job.histories[agent]
     files = {file.name for made in versions for file in made.files.values()}
@@ -105,7 +99,7 @@ def blobs_of(job: Ended, agent: str) -> set[str]:
     return files | states | {ref.name for ref in job.manifests[agent]}
 
 
-def test_stored_bytes_are_those_of_the_blobs_to_which_versions_refer_and_no_other_is_left(crowd: Crowd) -> None:
+def test_stored_bytes_are_those_of_the_blobs_to_which_versions_refer_and_no_other_is_left(crowd):
     for job in crowd.jobs.values():
         for agent, used in job.progress.usage.items():
             assert used.stored_bytes == sum(crowd.blobs[name] for name in blobs_of(job, agent)) > 0
@@ -113,9 +107,7 @@ def test_stored_bytes_are_those_of_the_blobs_to_which_versions_refer_and_no_othe
     assert set(crowd.blobs) == needed
 
 
-def test_ended_jobs_leave_their_results_and_no_work_and_a_replica_no_more_versions_than_it_has_slots(
-    crowd: Crowd,
-) -> None:
+def test_ended_jobs_leave_their_results_and_no_work_and_a_replica_no_more_versions_than_it_has_slots(crowd):
     keys = {one.document.ref.key for one in crowd.jobs.values()}
     agents = {f"{one.document.ref.key}.{agent}" for one in crowd.jobs.values() for agent in one.histories}
     assert crowd.keys[subjects.JOBS] == crowd.keys[subjects.PROGRESS] == crowd.keys[subjects.LEDGER] == keys

@@ -2,38 +2,33 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import pytest
 from tests.killing import Killed
 from tests.loop import runs
-from tests.loop.harness import Ended, Loop
+from tests.loop.harness import Loop
 from tests.loop.jobs import TEAM, team
-from tests.loop.runs import KILLS, SINGLE, Crowd, FailingBlobs, other
+from tests.loop.runs import KILLS, SINGLE, FailingBlobs, other
 
 from marlaas_api import subjects, wire
 from marlaas_api.messages import Phase
 from marlaas_api.names import group_token
 from marlaas_worker.trainer import assignment
-from marlaas_worker.trainer.commit import AgentLease, PolicyKey, VersionContents
+from marlaas_worker.trainer.commit import PolicyKey
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 STRICT = ("team", "solo", "bases", "self", "choose", "judged", "again", "twin")
 FROZEN = ("judge",)
-METRICS = ("tokens", "loss", "grad_norm")
 
 
-def test_roles_were_killed_at_every_failpoint(killed: runs.Killed) -> None:
+def test_roles_were_killed_at_every_failpoint(killed):
     assert Counter(killed.places) == {place: len(passes) for place, passes in KILLS.items()}
     assert min(killed.faults[kind.__name__] for kind in FailingBlobs.KINDS) > 2, "the blob store failed in every way"
 
 
 @pytest.mark.parametrize("name", STRICT)
-def test_killed_at_every_effect_a_job_makes_the_same_adapters_from_the_same_tasks(
-    undisturbed: dict[str, Ended], killed: runs.Killed, name: str
-) -> None:
+def test_killed_at_every_effect_a_job_makes_the_same_adapters_from_the_same_tasks(undisturbed, killed, name):
     """The team also speaks in asyncio tasks instead of threads. `solo` is computed in bfloat16, `bases` on two base models."""
     one, again = undisturbed[name], killed.jobs[name]
     assert [found.progress.phase for found in (one, again)] == [Phase.SUCCEEDED] * 2, again.progress.message
@@ -48,7 +43,7 @@ def test_killed_at_every_effect_a_job_makes_the_same_adapters_from_the_same_task
     assert again.trained == one.trained
 
 
-def said(job: Ended) -> dict[tuple[str, int, int], dict[str, object]]:
+def said(job):
     """The training turns of the plays that count, without the names of the plays, and what they cost."""
     last = {(one.group, one.member): one.episode for one in job.episodes}
     aside = {"meter", "at", "replica", "job", "uid", "group", "episode"}
@@ -59,36 +54,19 @@ def said(job: Ended) -> dict[tuple[str, int, int], dict[str, object]]:
     }
 
 
-def test_an_openai_agent_trains_on_the_very_turns_of_its_native_twin(
-    undisturbed: dict[str, Ended], killed: runs.Killed
-) -> None:
-    """It was also killed at every effect."""
+def test_an_openai_agent_trains_on_the_very_turns_of_its_native_twin(undisturbed, killed):
     native, chat = said(undisturbed["twin"]), said(killed.jobs["twin"])
     assert chat == native
     assert {turn["parent"] for turn in native.values()} >= {None, 0, 1}, "conversations went on, in both branches"
 
 
-def test_another_seed_is_another_adapter(undisturbed: dict[str, Ended]) -> None:
-    assert undisturbed["eight"].weights["policy"][-1] != undisturbed["solo"].weights["policy"][-1]
-
-
 @pytest.mark.parametrize("speaker", TEAM)
-def test_an_agent_learns_the_same_bits_as_in_a_job_of_its_own(undisturbed: dict[str, Ended], speaker: str) -> None:
+def test_an_agent_learns_the_same_bits_as_in_a_job_of_its_own(undisturbed, speaker):
     """Both speak in every episode, independently. The other one is frozen and silent in the job that it is compared with."""
     assert undisturbed[f"only-{speaker}"].weights[speaker] == undisturbed["team"].weights[speaker]
 
 
-def test_each_agents_step_in_micro_batches_is_its_step_in_one_batch(undisturbed: dict[str, Ended]) -> None:
-    """The first step, which samples the same tokens. Its sums differ in rounding only."""
-    (parts,), whole = undisturbed["parts"].steps, undisturbed["team"].steps[0]
-    for name in TEAM:
-        assert parts.metrics[f"{name}/microbatches"] > whole.metrics[f"{name}/microbatches"] == 1
-        for metric in METRICS:
-            expected = pytest.approx(whole.metrics[f"{name}/{metric}"], rel=1e-4, abs=1e-6)
-            assert parts.metrics[f"{name}/{metric}"] == expected
-
-
-def test_what_sampled_is_what_trained(undisturbed: dict[str, Ended], killed: runs.Killed) -> None:
+def test_what_sampled_is_what_trained(undisturbed, killed):
     """The trainer's logprobs of the sampled tokens are the engine's, on another base model for each agent too."""
     jobs = [undisturbed["team"], undisturbed["bases"], killed.jobs["bases"], killed.jobs["late"]]
     steps = [one.metrics for job in jobs for found in job.histories.values() for one in found if one.version == 1]
@@ -96,9 +74,7 @@ def test_what_sampled_is_what_trained(undisturbed: dict[str, Ended], killed: run
     assert max(metrics["logprob_gap"] for metrics in steps) < 1e-4
 
 
-def test_among_others_that_join_leave_fail_and_are_preempted_adapters_are_the_same_as_alone(
-    undisturbed: dict[str, Ended], crowd: Crowd
-) -> None:
+def test_among_others_that_join_leave_fail_and_are_preempted_adapters_are_the_same_as_alone(undisturbed, crowd):
     """Those of a team whose agents speak at the same time, and of one of the others."""
     team, single = crowd.jobs["team"], other(SINGLE).job
     assert {name: versions[:3] for name, versions in team.weights.items()} == undisturbed["team"].weights
@@ -111,14 +87,11 @@ def test_among_others_that_join_leave_fail_and_are_preempted_adapters_are_the_sa
     assert crowd.preempted > {"team"}
 
 
-Disturb = Callable[[PolicyKey, AgentLease], Awaitable[None]]
-
-
-def at_commits(patch: pytest.MonkeyPatch, agent: str, disturbances: dict[int, Disturb]) -> None:
+def at_commits(patch, agent, disturbances):
     """Call each function once, when an agent's step of its number is about to be committed."""
     commit = PolicyKey.commit
 
-    async def disturbed(policy: PolicyKey, lease: AgentLease, contents: VersionContents) -> AgentLease:
+    async def disturbed(policy, lease, contents):
         if policy._assignment.agent.name == agent and (disturb := disturbances.pop(contents.result.step, None)):
             await disturb(policy, lease)
         return await commit(policy, lease, contents)
@@ -126,23 +99,21 @@ def at_commits(patch: pytest.MonkeyPatch, agent: str, disturbances: dict[int, Di
     patch.setattr(PolicyKey, "commit", disturbed)
 
 
-async def test_an_agent_whose_trainer_loses_it_leaves_or_is_killed_within_a_step_is_continued_by_another_one(
-    undisturbed: dict[str, Ended], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_agent_whose_trainer_goes_within_a_step_is_continued(undisturbed, tiny_model, tmp_path, monkeypatch):
     holders: list[str] = []
 
-    async def lose(policy: PolicyKey, lease: AgentLease) -> None:
+    async def lose(policy, lease):
         """Another trainer binds the agent, and releases it."""
         holders.append(lease.record.holder)
         record = lease.record.model_copy(update={"epoch": lease.record.epoch + 1, "holder": ""})
         await policy._bucket.update(policy._assignment.policy_key, wire.encode(record), lease.revision)
 
-    async def leave(_: PolicyKey, lease: AgentLease) -> None:
+    async def leave(_, lease):
         holders.append(lease.record.holder)
         loop.stop(lease.record.holder)
         await asyncio.Event().wait()  # until it is cancelled
 
-    async def die(_: PolicyKey, lease: AgentLease) -> None:
+    async def die(_, lease):
         holders.append(lease.record.holder)
         loop.stop(lease.record.holder)
         raise Killed(lease.record.holder)

@@ -1,17 +1,14 @@
 """What a person sees of one real run (`tour`): the jobs learn, nothing is lost or doubled by kills, and everything looked for is there."""
 
 import hashlib
-from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 from tests.loop import tour as played
-from tests.loop.harness import Ended
-from tests.loop.tour import ADDED, CANCELLED, HELD_OUT, LEARNING, STEPS, TEAM, Tour
+from tests.loop.tour import ADDED, CANCELLED, HELD_OUT, LEARNING, STEPS, TEAM
 
 from marlaas.episodes.files import read_all
-from marlaas.episodes.record import TurnRecord
 from marlaas.episodes.usage import usage_of
 from marlaas.local.records import open_jobs
 from marlaas_api.names import Split
@@ -20,12 +17,11 @@ pytestmark = [pytest.mark.engine, pytest.mark.processes, pytest.mark.slow, pytes
 
 
 @pytest.fixture(scope="session")
-def tour(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Tour:
-    """One real run of vLLM and all other processes, stopped once and continued."""
+def tour(tiny_model, tmp_path_factory):
     return played.play(tmp_path_factory.mktemp("tour"))
 
 
-def test_stopped_by_ctrl_c_killed_and_changed_the_same_command_ends_it_well(tour: Tour) -> None:
+def test_stopped_by_ctrl_c_killed_and_changed_the_same_command_ends_it_well(tour):
     assert tour.codes == [130, 0], tour.lines[-3:]
     phases = {name: job["phase"] for name, job in tour.summary.items()}
     assert phases == dict.fromkeys((*LEARNING, TEAM, ADDED), "Succeeded")
@@ -41,7 +37,7 @@ def test_stopped_by_ctrl_c_killed_and_changed_the_same_command_ends_it_well(tour
 
 
 @pytest.mark.parametrize("name", LEARNING)
-def test_a_job_learns_from_what_it_sampled_and_everything_a_person_looks_for_is_there(tour: Tour, name: str) -> None:
+def test_a_job_learns_from_what_it_sampled_and_everything_a_person_looks_for_is_there(tour, name):
     job, first, folder = tour.summary[name], tour.steps(name)[0], tour.out / name
     assert job["steps"] == STEPS[name.rpartition("/")[2]]
     assert job["evalBefore"] <= 0.45
@@ -54,8 +50,7 @@ def test_a_job_learns_from_what_it_sampled_and_everything_a_person_looks_for_is_
 
 
 @pytest.mark.parametrize("name", [*LEARNING, TEAM, ADDED])
-def test_every_task_is_in_one_step_and_every_step_in_one_record(tour: Tour, name: str) -> None:
-    """Whatever was killed, suspended and stopped in between."""
+def test_every_task_is_in_one_step_and_every_step_in_one_record(tour, name):
     steps = tour.steps(name)
     assert [step["step"] for step in steps] == list(range(tour.summary[name]["steps"]))
     indices = [index for step in steps for index in step["indices"]]
@@ -63,8 +58,7 @@ def test_every_task_is_in_one_step_and_every_step_in_one_record(tour: Tour, name
     assert [step["version"] for step in steps] == sorted(step["version"] for step in steps)
 
 
-def test_the_team_makes_the_adapters_that_it_makes_undisturbed(tour: Tour, undisturbed: dict[str, Ended]) -> None:
-    """In one process, to which nothing happens, and beside other jobs."""
+def test_the_team_makes_the_adapters_that_it_makes_undisturbed(tour, undisturbed):
     expected = undisturbed["exact"]
     for agent, versions in expected.weights.items():
         weights = (tour.out / TEAM / "adapter" / agent / "adapter_model.safetensors").read_bytes()
@@ -75,10 +69,9 @@ def test_the_team_makes_the_adapters_that_it_makes_undisturbed(tour: Tour, undis
         assert trained == {name: used.trained_tokens for name, used in step.usage.items()}
 
 
-def test_every_recorded_token_is_in_an_episode_and_in_the_usage(tour: Tour) -> None:
+def test_every_recorded_token_is_in_an_episode_and_in_the_usage(tour):
     for one in open_jobs(tour.out):
         used = usage_of(one.document, read_all(one.folder), one.steps(), one.progress).amounts
-        assert one.progress is not None
         assert 0 < used.trained_tokens <= used.generated_tokens < used.prompt_tokens
         assert used.evaluation_tokens > 0
         steps = [agent for step in one.steps() for agent in step.usage.values()]
@@ -86,14 +79,13 @@ def test_every_recorded_token_is_in_an_episode_and_in_the_usage(tour: Tour) -> N
         assert one.progress.faults == {}, "kills are none"
 
 
-def test_nothing_is_left_running_and_no_temporary_file(tour: Tour) -> None:
+def test_nothing_is_left_running_and_no_temporary_file(tour):
     lines = [" ".join(one.info["cmdline"] or []) for one in psutil.process_iter(["cmdline"])]
     assert not [line for line in lines if str(tour.out) in line]
     assert list(tour.temporary.iterdir()) == []
 
 
-def peft_logprobs(model: Path, adapter: Path | None, turns: list[TurnRecord]) -> np.ndarray:
-    """The logprobs of the replies in transformers and peft, one after the other."""
+def peft_logprobs(model, adapter, turns):
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -110,7 +102,7 @@ def peft_logprobs(model: Path, adapter: Path | None, turns: list[TurnRecord]) ->
     return np.concatenate(rows)
 
 
-def test_the_adapter_is_a_plain_peft_folder_of_the_policy_that_vllm_sampled(tour: Tour, tiny_model: Path) -> None:
+def test_the_adapter_is_a_plain_peft_folder_of_the_policy_that_vllm_sampled(tour, tiny_model):
     """The replies to held-out tasks, after the last step. Without the adapter, they have other logprobs."""
     episodes = [one for one in read_all(tour.out / LEARNING[0]) if one.split is Split.EVAL]
     turns = [one.turns[0] for one in episodes if one.turns[0].version == STEPS["reverse"]]

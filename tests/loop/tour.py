@@ -12,7 +12,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,6 @@ from tests.loop.runs import exact_team
 from typer.testing import CliRunner
 
 from marlaas.cli.app import build
-from marlaas_api.messages import JobDocument
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
 HEAD = {"apiVersion": "marlaas.dev/v1alpha1"}
@@ -44,21 +43,18 @@ VICTIMS = ("sandbox", "orchestrator", "nats-server", "trainer-0.exact", "rollout
 ENGINE = "rollout-0.tiny"
 
 
-def manifest_of(job: JobDocument) -> dict[str, Any]:
-    """A job as a tenant would write it."""
+def manifest_of(job):
     spec = job.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True) | {"poolRef": {"name": job.pool}}
     return HEAD | {"kind": "RLJob", "metadata": {"name": job.job, "namespace": job.namespace}, "spec": spec}
 
 
-def exact_pool() -> dict[str, Any]:
-    """The builtin model with the reference engine."""
+def exact_pool():
     rollout = {"engine": "reference", "dtype": "float32", "maxModelLen": 256}
     spec = {"model": {"builtin": "tiny"}, "adapterSlots": 16, "maxRank": 8, "rollout": rollout}
     return HEAD | {"kind": "ModelPool", "metadata": {"name": "exact"}, "spec": spec}
 
 
-def small_job(name: str, steps: int) -> JobDocument:
-    """A job on the pool `exact`; name: `namespace/name`."""
+def small_job(name, steps):
     namespace, _, own = name.partition("/")
     job = jobs.document(own, steps=steps, groupsPerStep=1, maxRefill=0)
     return job.model_copy(update={"pool": "exact", "namespace": namespace})
@@ -75,27 +71,22 @@ class Tour:
     said: dict[str, str] = field(default_factory=dict)
     killed: list[str] = field(default_factory=list)
 
-    def progress(self, job: str) -> list[dict[str, Any]]:
-        """All lines of a job's progress."""
+    def progress(self, job):
         return [line for line in self.lines if line["type"] == "progress" and line["job"] == job]
 
-    def notes(self) -> list[str]:
-        """All sentences about the runs."""
+    def notes(self):
         return [str(line["message"]) for line in self.lines if line["type"] == "note"]
 
     @property
-    def summary(self) -> dict[str, dict[str, Any]]:
-        """The summary's jobs."""
+    def summary(self):
         found: dict[str, dict[str, Any]] = json.loads((self.out / "summary.json").read_text())["jobs"]
         return found
 
-    def steps(self, job: str) -> list[dict[str, Any]]:
-        """The records of a job's steps."""
+    def steps(self, job):
         return [json.loads(line) for line in (self.out / job / "steps.jsonl").read_text().splitlines()]
 
 
-def play(folder: Path) -> Tour:
-    """Play the tour."""
+def play(folder):
     manifest, added = folder / "tour.yaml", folder / "added.yaml"
     jobs_of_exact = exact_team("exact"), small_job(CANCELLED, 500)
     manifest.write_text(_quickstart() + yaml.safe_dump_all([exact_pool(), *map(manifest_of, jobs_of_exact)]))
@@ -115,7 +106,7 @@ def play(folder: Path) -> Tour:
     return tour
 
 
-def _quickstart() -> str:
+def _quickstart():
     """The quickstart with fewer steps and more held-out tasks, which are played at the beginning and at the end."""
     objects = list(yaml.safe_load_all(QUICKSTART.read_text()))
     for job in objects:
@@ -126,8 +117,7 @@ def _quickstart() -> str:
 
 
 @contextlib.contextmanager
-def _run(tour: Tour, command: list[str]) -> Iterator["subprocess.Popen[str]"]:
-    """Start a run; read its lines to its end, and keep its exit code."""
+def _run(tour, command):
     places = os.pathsep.join(map(str, ENVIRONMENTS))
     env = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(tour.temporary), "PYTHONPATH": places}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
@@ -140,14 +130,13 @@ def _run(tour: Tour, command: list[str]) -> Iterator["subprocess.Popen[str]"]:
     tour.codes.append(process.returncode)
 
 
-def _lines(tour: Tour, process: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
-    assert process.stdout is not None
+def _lines(tour, process):
     for text in process.stdout:
         tour.lines.append(json.loads(text))
         yield tour.lines[-1]
 
 
-def _do_all(tour: Tour, process: "subprocess.Popen[str]", rules: list[Rule]) -> None:
+def _do_all(tour, process, rules):
     """Read the run's lines until all actions are done, each once its condition holds; one a line."""
     for _ in _lines(tour, process):
         due = next((rule for rule in rules if rule[0]()), None)
@@ -159,20 +148,20 @@ def _do_all(tour: Tour, process: "subprocess.Popen[str]", rules: list[Rule]) -> 
     raise AssertionError(f"the run has ended, and {len(rules)} actions are left: {tour.lines[-5:]}")
 
 
-def _step(tour: Tour, job: str) -> int:
+def _step(tour, job):
     """The job's last step that was told; -1 before it has any progress."""
     return max((int(line.get("step", -1)) for line in tour.progress(job)), default=-1)
 
 
-def _phase(tour: Tour, job: str) -> str:
+def _phase(tour, job):
     return str(tour.progress(job)[-1]["phase"]) if tour.progress(job) else ""
 
 
-def _has_ended(tour: Tour, job: str) -> bool:
+def _has_ended(tour, job):
     return _phase(tour, job) in ("Succeeded", "Failed")
 
 
-def _rules(tour: Tour, process: "subprocess.Popen[str]", added: Path) -> list[Rule]:
+def _rules(tour, process, added):
     """What is done, and when: kills while the team trains, and changes of the other jobs."""
     rules: list[Rule] = [(lambda: _step(tour, CANCELLED) >= 1, lambda: _command(tour, "cancel", "cancelled"))]
     for number, name in enumerate(VICTIMS, 1):
@@ -180,10 +169,10 @@ def _rules(tour: Tour, process: "subprocess.Popen[str]", added: Path) -> list[Ru
         rules.append((is_due, partial(_kill, tour, process, name)))
     learning, *_ = LEARNING
 
-    def may_resume() -> bool:
+    def may_resume():
         return "why" in tour.said and [*VICTIMS] == tour.killed
 
-    def may_stop() -> bool:
+    def may_stop():
         return "resume" in tour.said and _step(tour, learning) >= 4 and not _has_ended(tour, learning)
 
     return [
@@ -196,7 +185,7 @@ def _rules(tour: Tour, process: "subprocess.Popen[str]", added: Path) -> list[Ru
     ]
 
 
-def _kill(tour: Tour, process: "subprocess.Popen[str]", name: str) -> None:
+def _kill(tour, process, name):
     """kill -9 a role, by its name or its replica's and its pool's, or the nats-server."""
     found = [one for one in psutil.Process(process.pid).children(recursive=True) if name in _names(one)]
     assert found, f"{name} does not run"
@@ -206,7 +195,7 @@ def _kill(tour: Tour, process: "subprocess.Popen[str]", name: str) -> None:
     tour.killed.append(name)
 
 
-def _names(process: psutil.Process) -> list[str]:
+def _names(process):
     """The names of a process: a role's and the one of its folder, which is the replica's, or the program's."""
     try:
         line = process.cmdline()
@@ -218,7 +207,7 @@ def _names(process: psutil.Process) -> list[str]:
     return [line[line.index("marlaas_worker") + 1], Path(folder).name]
 
 
-def _command(tour: Tour, *words: str) -> None:
+def _command(tour, *words: str):
     arguments = [*words, "--run", str(tour.out)]
     done = CliRunner().invoke(build(arguments), arguments)
     assert done.exit_code == 0, done.output

@@ -6,7 +6,7 @@ It computes with a tool in two branches; with a streak of calls it runs out of t
 import openai.resources.chat  # noqa: F401  # once, not in every episode
 from openai import OpenAI
 
-from marlaas.environment import Agent, Message, Task
+from marlaas.environment import Message
 from marlaas.envs.extraction import last_number
 from marlaas.models.curriculum import TOOL_ERROR, calculator_task, requested_expression, tool_reply
 from marlaas_api.names import derive_seed
@@ -14,11 +14,11 @@ from marlaas_api.names import derive_seed
 BRANCHES = 2
 
 
-def _puzzle(task: Task):
+def _puzzle(task):
     return calculator_task(task.split, derive_seed(task.seed, task.index))
 
 
-def native(task: Task, agent: Agent) -> None:
+def native(task, agent):
     puzzle = _puzzle(task)
     branches = [agent.begin() for _ in range(BRANCHES)]
     replies = [branch.say(puzzle.prompt, max_tokens=14) for branch in branches]
@@ -31,7 +31,7 @@ def native(task: Task, agent: Agent) -> None:
         agent.reward += float(last_number(text) == puzzle.answer)
 
 
-def chat(task: Task, agent: Agent) -> None:
+def chat(task, agent):
     puzzle = _puzzle(task)
     with agent.openai() as door, OpenAI(base_url=door.base_url, api_key=door.api_key) as client:
         asked = [{"role": "user", "content": puzzle.prompt}]
@@ -44,11 +44,7 @@ def chat(task: Task, agent: Agent) -> None:
                 result = tool_reply(expression)
                 agent.reward += 0.125 * (result != TOOL_ERROR)
                 messages.append({"role": "tool", "content": result})
-                text = _streamed(client, messages)
+                chunks = client.chat.completions.create(model="policy", messages=messages, stream=True)
+                text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
                 messages.append({"role": "assistant", "content": text})
             agent.reward += float(last_number(text) == puzzle.answer)
-
-
-def _streamed(client: OpenAI, messages) -> str:
-    chunks = client.chat.completions.create(model="policy", messages=messages, stream=True)
-    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)

@@ -1,16 +1,16 @@
 """Every algorithm against numbers from paper and pencil, and against its paper's formula written out slowly."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import pytest
 import torch
-from tests.rl.papers import CAP, FORMS
-from tests.rl.records import NONE, config_of, f64, moved, normalised, random_record, record_of
+from tests.rl.papers import CAP, FORMS, NONE, config_of, f64, moved, normalised, random_record, record_of
 
-from marlaas_worker.rl.algorithms import Algorithm, Ratio
-from marlaas_worker.rl.corrections import Bounds
-from marlaas_worker.rl.losses import TokenRecord, policy_loss
+from marlaas_worker.rl.algorithms import ALGORITHMS, Algorithm
+from marlaas_worker.rl.corrections import CAPS, Bounds
+from marlaas_worker.rl.losses import policy_loss
 
 NAMES: tuple[Algorithm, ...] = get_args(Algorithm)
 
@@ -46,14 +46,14 @@ BY_HAND = [
 
 
 @pytest.mark.parametrize(("ratio", "algorithm", "objective", "slopes"), BY_HAND)
-def test_the_objective_and_its_slopes_are_the_ones_computed_by_hand(ratio, algorithm, objective, slopes) -> None:
+def test_the_objective_and_its_slopes_are_the_ones_computed_by_hand(ratio, algorithm, objective, slopes):
     correction = NONE if ratio == "behaviour" or algorithm == "cispo" else Bounds("truncated", 2.0)
     loss, gradient = normalised(moved(record_of(BATCH), PROXIMAL), config_of(algorithm, correction, ratio=ratio))
     assert loss == pytest.approx(-objective)
     assert torch.allclose(-gradient, f64(slopes), rtol=1e-12, atol=1e-15)
 
 
-def test_gspo_weighs_a_sequence_by_one_number_and_clips_by_another() -> None:
+def test_gspo_weighs_a_sequence_by_one_number_and_clips_by_another():
     # pi_prox / mu: sqrt(2 * 4.5) = 3, held at 2, and pi / pi_prox: sqrt(1/2 * 2) = 1; then 1/4 and 1.1, held at 1.0004
     record = moved(record_of([(1.0, [1.0, 9.0]), (3.0, [0.275])]), [2.0, 4.5, 0.25])
     loss, gradient = normalised(record, config_of("gspo", Bounds("truncated", 2.0), ratio="proximal"))
@@ -64,7 +64,7 @@ def test_gspo_weighs_a_sequence_by_one_number_and_clips_by_another() -> None:
 @pytest.mark.parametrize("ratio", ["behaviour", "proximal"])
 @pytest.mark.parametrize("spread", [1e-4, 0.05, 0.6])
 @pytest.mark.parametrize("algorithm", NAMES)
-def test_the_gradient_is_that_of_the_papers_formula_written_slowly(algorithm, spread, ratio) -> None:
+def test_the_gradient_is_that_of_the_papers_formula_written_slowly(algorithm, spread, ratio):
     correction = Bounds("truncated", CAP) if ratio == "proximal" and algorithm != "cispo" else NONE
     for seed in range(5):
         record = random_record(seed=seed, spread=spread)
@@ -84,17 +84,14 @@ def test_the_gradient_is_that_of_the_papers_formula_written_slowly(algorithm, sp
         assert torch.allclose(-found, expected, rtol=1e-9, atol=1e-12)
 
 
-# trajectories of several segments -----------------------------------------------------------------------------------
-
-
-def cut(record: TokenRecord) -> TokenRecord:
+def cut(record):
     """The same trajectories, of which every second token is in another segment."""
     return replace(record, sequences=2 * record.sequences + torch.arange(len(record.sequences)) % 2)
 
 
 @pytest.mark.parametrize("ratio", ["behaviour", "proximal"])
 @pytest.mark.parametrize("algorithm", [name for name in NAMES if name != "gspo"])
-def test_an_episode_weighs_the_same_in_however_many_segments_it_comes(algorithm: Algorithm, ratio: Ratio) -> None:
+def test_an_episode_weighs_the_same_in_however_many_segments_it_comes(algorithm, ratio):
     record = random_record(spread=0.5)
     config = config_of(algorithm, Bounds("truncated", 1.5), ratio=ratio)
     (loss, gradient), (expected, slopes) = normalised(cut(record), config), normalised(record, config)
@@ -103,7 +100,7 @@ def test_an_episode_weighs_the_same_in_however_many_segments_it_comes(algorithm:
     assert policy_loss(cut(record), config)[1].metrics()["sequences"] == 9
 
 
-def test_gspo_takes_a_ratio_for_each_segment_and_weighs_it_by_its_share_of_the_trajectory() -> None:
+def test_gspo_takes_a_ratio_for_each_segment_and_weighs_it_by_its_share_of_the_trajectory():
     whole = record_of([(1.0, [0.5, 0.5, 0.25, 1.0, 1.0]), (1.0, [1.0])])  # one trajectory of 5 tokens, one of 1
     record = replace(whole, sequences=torch.tensor([0, 0, 1, 1, 1, 2]))
     loss, gradient = normalised(record, config_of("gspo"))
@@ -112,4 +109,27 @@ def test_gspo_takes_a_ratio_for_each_segment_and_weighs_it_by_its_share_of_the_t
     assert gradient.tolist() == pytest.approx([-0.5 / 10] * 2 + [-second / 10] * 3 + [-1 / 2])
 
 
-# the table ----------------------------------------------------------------------------------------------------------
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "algorithms.md"
+
+
+def rows(header):
+    """Cells of the page's table with this first header."""
+    _, _, after = PAGE.read_text(encoding="utf-8").partition(f"| {header} |")
+    lines = after.partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_the_pages_tables_are_the_registry_the_caps_and_the_words():
+    found = {cells[0]: cells[1:7] for cells in rows("algorithm")}
+    for name, rule in ALGORITHMS.items():
+        clip = "none" if rule.surrogate == "weighted" else ", ".join(f"{bound:g}" for bound in rule.clip)
+        assert found.pop(name) == [rule.advantage, rule.over, rule.ratio, rule.surrogate, rule.normaliser, clip]
+    assert not found
+    assert {cells[0]: cells[2] for cells in rows("`correction.type`")} == {
+        **{name: f"{cap:g}" for name, cap in CAPS.items()},
+        "none": "",
+    }
+    assert {cells[1] for cells in rows("you have")} == set(ALGORITHMS)
+    words = {cells[0] for cells in rows("word")}
+    for rule in ALGORITHMS.values():
+        assert {rule.advantage, rule.surrogate, f"ratio of a {rule.ratio}", f"mean over {rule.normaliser}"} <= words

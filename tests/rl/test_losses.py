@@ -1,19 +1,22 @@
-"""Sums over micro-batches, metrics, what masks leave out, and what far-apart policies do."""
+"""Sums over micro-batches, metrics, what masks leave out, what far-apart policies do, and the estimators of the KL by hand."""
 
 import itertools
 import math
+import sys
 from dataclasses import replace
 from typing import get_args
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.rl.records import NONE, config_of, f64, lengths_of, moved, normalised, part_of, random_record, record_of
+from tests.rl.papers import NONE, config_of, f64, lengths_of, moved, normalised, part_of, random_record, record_of
+from tests.tables import rows
 
 from marlaas_worker.rl.algorithms import Algorithm, Ratio
 from marlaas_worker.rl.corrections import Bounds, counted
-from marlaas_worker.rl.losses import LossConfig, LossSums, TokenRecord, policy_loss
+from marlaas_worker.rl.kl import KlEstimator, kl_estimate, kl_penalty
+from marlaas_worker.rl.losses import LossSums, TokenRecord, policy_loss
 
 NAMES: tuple[Algorithm, ...] = get_args(Algorithm)
 MOST = {"truncated": 1.3, "masked-token": 1.5, "masked-sequence": 2.0, "icepop": 2.0}
@@ -46,7 +49,7 @@ def test_dealt_out_to_microbatches_loss_gradient_and_metrics_are_those_of_the_wh
     assert sums.metrics()["loss"] == pytest.approx(expected_loss)
 
 
-def test_the_metrics_are_the_ones_computed_by_hand() -> None:
+def test_the_metrics_are_the_ones_computed_by_hand():
     record = record_of([(1.0, [1.0, 2.0, 4.0]), (-1.0, [0.5])], [0.0, LOG2, 0.0, 0.0])
     metrics = policy_loss(record, config_of("dapo"))[1].metrics()
     assert (metrics["tokens"], metrics["sequences"], metrics["masked_fraction"]) == (4, 2, 0)
@@ -64,7 +67,7 @@ def test_the_metrics_are_the_ones_computed_by_hand() -> None:
     assert truncated["loss"] == pytest.approx(-(1 + 2 + 3 - 0.5) / 2)
 
 
-def test_metrics_of_ratios_are_of_trainer_over_behaviour_in_both_forms_and_the_others_of_what_the_form_does() -> None:
+def test_metrics_of_ratios_are_of_trainer_over_behaviour_in_both_forms_and_the_others_of_what_the_form_does():
     record = moved(record_of([(1.0, [1.0, 2.0, 4.0]), (-1.0, [0.5])]), [1.0, 2.0, 3.5, 1.0])
     configs = {ratio: config_of("grpo", Bounds("truncated", 3.0), ratio=ratio) for ratio in get_args(Ratio)}
     found = {ratio: policy_loss(record, config)[1].metrics() for ratio, config in configs.items()}
@@ -76,7 +79,7 @@ def test_metrics_of_ratios_are_of_trainer_over_behaviour_in_both_forms_and_the_o
     assert found["proximal"]["truncated_fraction"] == pytest.approx(1 / 4)  # c: 3.5
 
 
-def test_the_entropy_bonus_is_the_one_computed_by_hand_and_weighs_tokens_as_the_loss_does() -> None:
+def test_the_entropy_bonus_is_the_one_computed_by_hand_and_weighs_tokens_as_the_loss_does():
     record = record_of([(1.0, [3.0]), (1.0, [1.0, 1.0])])
     entropies = torch.tensor([2.0, 0.5, 1.5], dtype=torch.float64, requires_grad=True)
     bonus = replace(record, entropies=entropies)
@@ -95,7 +98,7 @@ def test_the_entropy_bonus_is_the_one_computed_by_hand_and_weighs_tokens_as_the_
 
 
 @pytest.mark.parametrize("algorithm", NAMES)
-def test_a_microbatch_without_tokens_is_zero_and_no_error(algorithm: Algorithm) -> None:
+def test_a_microbatch_without_tokens_is_zero_and_no_error(algorithm):
     empty = TokenRecord(*(torch.zeros(0) for _ in range(3)), *(torch.zeros(0, dtype=torch.int64) for _ in "ab"))
     loss, sums = policy_loss(empty, config_of(algorithm))
     assert loss.item() == 0.0
@@ -104,7 +107,7 @@ def test_a_microbatch_without_tokens_is_zero_and_no_error(algorithm: Algorithm) 
 
 @pytest.mark.parametrize("correction", CORRECTIONS, ids=lambda bounds: str(bounds.type))
 @pytest.mark.parametrize("algorithm", NAMES)
-def test_policies_absurdly_far_apart_give_finite_gradients(algorithm: Algorithm, correction: Bounds) -> None:
+def test_policies_absurdly_far_apart_give_finite_gradients(algorithm, correction):
     behaviour = torch.tensor([-200.0, -1e-3, -200.0, -1e-3])
     trainer = torch.tensor([-1e-3, -200.0, -1e-3, -200.0], requires_grad=True)
     advantages = torch.tensor([1.0, 1.0, -1.0, -1.0])
@@ -119,33 +122,16 @@ def test_policies_absurdly_far_apart_give_finite_gradients(algorithm: Algorithm,
 MASKS = [Bounds("masked-token", 1.3), Bounds("masked-sequence", 1.3), Bounds("icepop", 1.4, 0.7)]
 
 
-def of_those_left(record: TokenRecord, keep: torch.Tensor, config: LossConfig) -> tuple[float, torch.Tensor]:
-    """Loss and gradient of a record that never held the others."""
-    loss, sums = policy_loss(record.where(keep), config)
-    (slopes,) = torch.autograd.grad(loss, record.trainer)
-    return loss.item() / sums.denominator, slopes / sums.denominator
-
-
-@pytest.mark.parametrize(
-    ("bounds", "kept"),
-    [
-        (Bounds("masked-token", 3.0), [True, False, True, True, True]),
-        (Bounds("masked-sequence", 3.0), [True, True, True, True, True]),  # 0.25 * 4 * 2.5 = 2.5, and 3
-        (Bounds("masked-sequence", 2.75), [True, True, True, False, False]),
-        (Bounds("icepop", 5.0, 0.5), [False, True, True, True, True]),
-        (Bounds("icepop", 2.5, 0.25), [True, False, True, True, True]),  # the bounds themselves count
-        (Bounds("none"), None),  # without a mask everything counts
-        (Bounds("truncated", 2.0), None),
-    ],
-)
-def test_what_counts_is_what_was_worked_out_by_hand(bounds: Bounds, kept: list[bool] | None) -> None:
+@pytest.mark.parametrize(("bounds", "kept"), rows(__file__, "masks"))
+def test_what_counts_is_what_was_worked_out_by_hand(bounds, kept):
     ratios, sequences = f64([0.25, 4.0, 2.5, 2.0, 1.5]), torch.tensor([0, 0, 0, 1, 1])
+    bounds = Bounds(*bounds)
     nudged = Bounds(bounds.type, bounds.cap + 1e-9, bounds.floor - 1e-9)
     found = counted(ratios.log(), sequences, nudged)
     assert (found if found is None else found.tolist()) == kept
 
 
-def test_masks_look_at_what_happened_before_the_step_and_not_at_its_own_move() -> None:
+def test_masks_look_at_what_happened_before_the_step_and_not_at_its_own_move():
     record = moved(record_of([(1.0, [4.0, 4.0])]), [4.0, 1.0])  # staleness moved the first, the step itself the second
     loss, gradient = normalised(record, config_of("rloo", Bounds("masked-token", 3.0), ratio="proximal"))
     assert gradient.tolist() == pytest.approx([0.0, -4.0 / 0.5])  # half of the trajectory is left
@@ -155,17 +141,17 @@ def test_masks_look_at_what_happened_before_the_step_and_not_at_its_own_move() -
 @pytest.mark.parametrize("ratio", ["behaviour", "proximal"])
 @pytest.mark.parametrize("bounds", MASKS, ids=lambda bounds: str(bounds.type))
 @pytest.mark.parametrize("algorithm", NAMES)
-def test_a_masked_token_leaves_the_loss_and_every_denominator(algorithm, bounds, ratio) -> None:
+def test_a_masked_token_leaves_the_loss_and_every_denominator(algorithm, bounds, ratio):
     record = random_record(seed=2, reference=True)
     keep = counted((record.trainer - record.behaviour).detach(), record.sequences, bounds)
-    assert keep is not None
     assert 0 < keep.sum() < len(keep)
     config = config_of(algorithm, bounds, kl_coefficient=0.1, ratio=ratio)
     never = config_of(algorithm, Bounds("truncated", 1e9), kl_coefficient=0.1, ratio=ratio)
     loss, gradient = normalised(record, config)
-    expected, slopes = of_those_left(record, keep, never)
-    assert loss == pytest.approx(expected)
-    assert torch.allclose(gradient, slopes, rtol=1e-12, atol=0)
+    expected, sums = policy_loss(record.where(keep), never)  # of a record that never held the others
+    (slopes,) = torch.autograd.grad(expected, record.trainer)
+    assert loss == pytest.approx(expected.item() / sums.denominator)
+    assert torch.allclose(gradient, slopes / sums.denominator, rtol=1e-12, atol=0)
     assert not gradient[~keep].any()
     metrics = policy_loss(record, config)[1].metrics()
     assert metrics["masked_fraction"] == pytest.approx((~keep).double().mean().item())
@@ -174,7 +160,7 @@ def test_a_masked_token_leaves_the_loss_and_every_denominator(algorithm, bounds,
 
 
 @pytest.mark.parametrize("algorithm", NAMES)
-def test_a_mask_that_takes_everything_leaves_a_zero_and_no_error(algorithm: Algorithm) -> None:
+def test_a_mask_that_takes_everything_leaves_a_zero_and_no_error(algorithm):
     record = record_of([(1.0, [9.0, 9.0])])
     loss, sums = policy_loss(record, config_of(algorithm, Bounds("masked-token", 2.0)))
     assert (loss.item(), sums.denominator, sums.num_counted, sums.num_tokens) == (0.0, 0, 0, 2)
@@ -182,9 +168,70 @@ def test_a_mask_that_takes_everything_leaves_a_zero_and_no_error(algorithm: Algo
 
 
 @pytest.mark.parametrize("bounds", [*MASKS, Bounds("truncated", 2.0)], ids=lambda bounds: str(bounds.type))
-def test_a_logprob_that_is_no_number_is_never_masked_away(bounds: Bounds) -> None:
+def test_a_logprob_that_is_no_number_is_never_masked_away(bounds):
     record = record_of([(1.0, [1.0, 1.0])])
     broken = torch.tensor([math.nan, -1.0], dtype=torch.float64, requires_grad=True)
     one = replace(record, trainer=broken)
     for ratio in ("behaviour", "proximal"):
         assert math.isnan(policy_loss(one, config_of("grpo", bounds, ratio=ratio))[0].item())
+
+
+ALL: tuple[KlEstimator, ...] = ("k1", "k2", "k3")
+
+
+BY_HAND = [
+    # of a token that the reference finds twice as likely
+    ("k1", "dapo", "behaviour", Bounds("none"), 1.0, -LOG2, 1.0 - LOG2),
+    ("k2", "dapo", "behaviour", Bounds("none"), 1.0, LOG2**2 / 2, -LOG2),
+    ("k3", "dapo", "behaviour", Bounds("none"), 1.0, 1.0 - LOG2, -LOG2),
+    # weighed by pi / mu = 8, of which pi_prox / mu is 4
+    ("k3", "dapo", "behaviour", Bounds("none"), 8.0, 8.0 * (1.0 - LOG2), -8.0 * LOG2),
+    ("k3", "dapo", "behaviour", Bounds("truncated", 2.0), 8.0, 2.0 * (1.0 - LOG2), -2.0 * LOG2),
+    ("k3", "dapo", "proximal", Bounds("none"), 8.0, 2.0 * (1.0 - LOG2), -2.0 * LOG2),  # pi / pi_prox alone
+    ("k3", "dapo", "proximal", Bounds("truncated", 3.0), 8.0, 6.0 * (1.0 - LOG2), -6.0 * LOG2),  # 4 is held at 3
+    ("k3", "gspo", "proximal", Bounds("icepop", 5.0), 8.0, 8.0 * (1.0 - LOG2), -8.0 * LOG2),
+    ("k3", "cispo", "proximal", Bounds("none"), 8.0, 5.0 * (1.0 - LOG2), -5.0 * LOG2),  # its own bound
+]
+
+
+@pytest.mark.parametrize(("estimator", "algorithm", "form", "bounds", "ratio", "value", "slope"), BY_HAND)
+def test_value_slope_and_weight_are_the_ones_computed_by_hand(estimator, algorithm, form, bounds, ratio, value, slope):
+    record = moved(record_of([(0.0, [ratio])], [LOG2]), [ratio / 2])
+    config = config_of(algorithm, bounds, kl_coefficient=0.5, kl_estimator=estimator, ratio=form)
+    loss, gradient = normalised(record, config)
+    assert loss == pytest.approx(0.5 * value)
+    assert gradient.item() == pytest.approx(0.5 * slope)
+
+
+def drawn(seed):
+    """Logits of a policy, and the logprobs of that policy, a reference and a behaviour policy."""
+    draw = torch.Generator().manual_seed(seed)
+    logits, *others = (torch.randn(6, generator=draw, dtype=torch.float64) for _ in range(3))
+    return logits.requires_grad_(), *(torch.log_softmax(values, 0) for values in (logits, *others))
+
+
+@pytest.mark.parametrize("estimator", ALL)
+def test_the_gradient_is_that_of_the_exact_reverse_kl_in_expectation(estimator):
+    logits, policy, reference, behaviour = drawn(5)
+    exact = torch.autograd.grad((policy.exp() * (policy - reference)).sum(), logits, retain_graph=True)[0]
+    per_token = kl_penalty(estimator, policy, reference, (policy - behaviour).exp().detach())  # each token once,
+    estimate = torch.autograd.grad((behaviour.exp() * per_token).sum(), logits)[0]  # sampled from the behaviour policy
+    assert torch.allclose(estimate, exact, rtol=1e-12, atol=1e-14)
+
+
+def test_kl_in_the_reward_has_the_gradient_of_the_exact_reverse_kl_in_expectation():
+    logits, policy, reference, _ = drawn(9)
+    exact = torch.autograd.grad((policy.exp() * (policy - reference)).sum(), logits, retain_graph=True)[0]
+    behaviour = policy.detach()  # the policy that sampled
+    per_reply = -(behaviour - reference) * policy  # reward times log pi, each reply once
+    estimate = torch.autograd.grad((behaviour.exp() * per_reply).sum(), logits)[0]
+    assert torch.allclose(estimate, -exact, rtol=1e-12, atol=1e-14)
+
+
+@given(gap=st.floats(-10, 10))
+@example(gap=7.0e-17)  # the logprobs differ by less than rounding: k3 is -1.1e-16
+def test_k2_and_k3_are_up_to_rounding_never_negative_and_zero_only_for_equal_policies(gap):
+    for estimator in ("k2", "k3"):
+        estimate = kl_estimate(estimator, f64([-1.0]), f64([-1.0 + gap])).item()  # type: ignore[arg-type]
+        assert estimate >= -4 * sys.float_info.epsilon
+        assert estimate > 0.0 or abs(gap) < 1e-6

@@ -22,21 +22,11 @@ def bpe(template):
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+    bytes_ = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "show_progress": False}
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special, **bytes_)
     backend.train_from_iterator(["the tool answers three plus fourteen user assistant system"] * 8, trainer)
-    return PretrainedTokenizer(
-        PreTrainedTokenizerFast(
-            tokenizer_object=backend,
-            eos_token="<|im_end|>",
-            additional_special_tokens=special,
-            chat_template=template,
-        )
-    )
+    tokens = {"eos_token": "<|im_end|>", "additional_special_tokens": special}
+    return PretrainedTokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, **tokens, chat_template=template))
 
 
 def user(content):

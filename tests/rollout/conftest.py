@@ -37,8 +37,6 @@ def small_model(tmp_path_factory):
 
 
 class Published(NamedTuple):
-    """A version as a trainer publishes it: its manifest, and its files in a folder."""
-
     manifest: Manifest
     folder: Path
 
@@ -94,7 +92,6 @@ def publish(small_model, hf_logprobs, tmp_path_factory):
 
 
 def linear_shapes(model):
-    """Output and input width of every linear layer but the head."""
     from transformers import AutoModelForCausalLM
 
     modules = AutoModelForCausalLM.from_pretrained(model).named_modules()
@@ -111,7 +108,6 @@ def pool():
 
 @pytest.fixture(scope="session")
 def slot_ids():
-    """Numbers that no slot of this session has had."""
     numbers = itertools.count(1)
     return lambda: next(numbers)
 
@@ -139,8 +135,6 @@ async def vllm(small_model, pool, tmp_path_factory):
 
 
 class EngineHarness:
-    """An engine, and adapters that are gone from it when the test ends."""
-
     def __init__(self, engine, next_slot):
         self.engine, self.next_slot, self.made = engine, next_slot, []
 
@@ -158,7 +152,6 @@ class EngineHarness:
 
 @pytest.fixture(params=["reference", pytest.param("vllm", marks=pytest.mark.engine)])
 def each_engine(request):
-    """Each kind of engine in turn."""
     return request.getfixturevalue(request.param)
 
 

@@ -100,7 +100,6 @@ class Run:
         self.limiter.outputs.note(job, output)
 
     async def generate(self, tenant, prompt, output, place, estimate):
-        """Return what the turn is charged; `served` counts what was computed."""
         began = self.clock()
         try:
             async with asyncio.timeout(self.behaviours[tenant].exits_s):
@@ -139,8 +138,6 @@ class Run:
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_an_attacker_gets_no_more_than_the_bound_while_the_other_tenant_waits(attack):
-    """First come, first served would give it more."""
-
     async def attacked(is_fair):
         made = Run(ATTACKS[attack], is_fair)
         await made.play(SECONDS)

@@ -1,7 +1,9 @@
 """What a turn appends to a conversation, what its reply leaves there, and what a chat template does to the past."""
 
 import pytest
+from tests.rollout import chats
 from tests.rollout.chats import CHATML, COUNTS_MESSAGES, FORGETS_REASONING, TRIMS, bpe, reply_to, say, user
+from tests.tables import rows
 
 from marlaas.models.tokenizer import VOCABULARY, save_tokenizer
 from marlaas_api.messages import ChatMessage, StopReason, ToolCallMessage
@@ -19,7 +21,6 @@ TOOL = '{"type": "function", "function": {"name": "add", "parameters": {}}}'
 
 
 def opened(tokenizer, append="three"):
-    """The prompt of a conversation's first turn."""
     return extend(tokenizer, None, user(append))
 
 
@@ -33,9 +34,7 @@ USER_PLUS = "<|im_start|>user\nplus<|im_end|>\n<|im_start|>assistant\n"
         ("the to", StopReason.LENGTH, f"<|im_end|>\n{USER_PLUS}"),
     ],
 )
-def test_the_first_turn_is_the_rendered_template_and_then_only_what_the_template_adds_is_appended(
-    chatml, said, stop, appended
-):
+def test_the_first_turn_is_the_whole_template_and_later_ones_what_it_adds(chatml, said, stop, appended):
     """A reply that was cut by its length is closed by the template."""
     first, output = opened(chatml), chatml.encode(said)
     assert first.draft.opens_segment
@@ -63,18 +62,9 @@ def test_raw_text_is_appended_verbatim_and_chat_goes_on_after_it_only_within_a_r
     assert prompt.draft.history[1].content == "the answer: 14"
 
 
-@pytest.mark.parametrize(
-    ("template", "reply", "opens"),
-    [
-        (FORGETS_REASONING, "hm</think>three", True),
-        (FORGETS_REASONING, "three", False),
-        (TRIMS, " three", True),
-        (TRIMS, "three", False),
-        (COUNTS_MESSAGES, "three", True),
-    ],
-)
+@pytest.mark.parametrize(("template", "reply", "opens"), rows(__file__, "rewrites"))
 def test_a_template_that_rewrites_its_past_opens_a_segment_with_a_whole_prompt(template, reply, opens):
-    tokenizer = bpe(template)
+    tokenizer = bpe(getattr(chats, template))
     ended = reply_to(tokenizer, extend(tokenizer, None, user("plus")), say(tokenizer, reply))
     prompt = extend(tokenizer, ended, user("14"))
     assert prompt.draft.opens_segment is opens
@@ -83,12 +73,9 @@ def test_a_template_that_rewrites_its_past_opens_a_segment_with_a_whole_prompt(t
         assert prompt.ids.tolist() == tokenizer.encode(tokenizer.render(history))
 
 
-def test_a_folder_without_a_tokenizer_is_named(tmp_path):
+def test_a_folder_without_a_tokenizer_is_named_and_end_tokens_are_its_own_or_the_models(tmp_path):
     with pytest.raises(TokenizerUnreadable, match=str(tmp_path)):
         PretrainedTokenizer.load(str(tmp_path))
-
-
-def test_a_reply_ends_with_the_tokenizers_end_token_or_with_one_of_the_models_own(tmp_path):
     save_tokenizer(tmp_path, 512)
     own = VOCABULARY["<|end|>"]
     assert PretrainedTokenizer.load(str(tmp_path)).end_ids == {own}

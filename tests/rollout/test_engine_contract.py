@@ -24,9 +24,7 @@ def with_prompt(drawn):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-async def test_scores_equal_those_of_transformers_and_peft_also_of_drawn_tokens_at_the_temperature(
-    harness, publish, hf_logprobs, temperature
-):
+async def test_scores_equal_those_of_transformers_and_peft(harness, publish, hf_logprobs, temperature):
     published = publish(1)
     adapter = await harness.load(published)
     gap = np.abs(await harness.engine.score(adapter, IDS) - hf_logprobs(published.folder, IDS, 1.0))
@@ -91,7 +89,7 @@ async def test_generations_begin_once_each_and_more_prompts_than_fit_into_one_st
     assert all(len(completion.output_ids) == len(completion.logprobs) > 0 for completion in drawn)
 
 
-async def test_a_generation_stops_at_its_budget_or_at_the_end_of_the_window(harness, publish):
+async def test_a_generation_stops_at_its_budget_or_window_and_unknown_ids_are_refused(harness, publish):
     adapter = await harness.load(publish(1))
     long = np.resize(IDS, harness.engine.limits.max_model_len - 2)
     short = await harness.engine.generate("short", adapter, PROMPT, sampling(3, max_tokens=2))
@@ -100,9 +98,6 @@ async def test_a_generation_stops_at_its_budget_or_at_the_end_of_the_window(harn
     assert (len(full.output_ids), full.stop_reason) == (2, StopReason.CONTEXT)
     none = await harness.engine.generate("none", adapter, np.resize(IDS, len(long) + 2), sampling())
     assert (none.output_ids, none.stop_reason) == ((), StopReason.CONTEXT)
-
-
-async def test_ids_that_the_model_does_not_know_are_refused_before_they_reach_it(harness, publish):
     adapter = await harness.load(publish(1))
     for ids in ([], [3, -1], [3, 96]):
         with pytest.raises(PromptInvalid):
@@ -158,9 +153,7 @@ async def test_full_slots_refuse_another_adapter_and_evict_nothing(harness, publ
     await harness.load(publish(9))
 
 
-async def test_a_refused_load_leaves_other_requests_running_and_an_adapter_in_use_is_not_unloaded(
-    harness, publish, tmp_path
-):
+async def test_a_refused_load_disturbs_no_request_and_an_adapter_in_use_is_not_unloaded(harness, publish, tmp_path):
     adapter = await harness.load(publish(1))
     drawn = [harness.engine.generate(f"r{n}", adapter, PROMPT, sampling(n, 40)) for n in range(4)]
     running = [asyncio.create_task(one) for one in drawn]

@@ -5,6 +5,7 @@ from itertools import permutations
 
 import pytest
 from tests.harness import job_document
+from tests.tables import rows
 
 from marlaas_api.messages import JobAgent, ReplicaReport
 from marlaas_worker.rollout.homes import EVEN, MIN_EXCESS, MIN_PART, Homes, _costs, homes
@@ -28,10 +29,7 @@ def of_all(placed, agents):
     return {one.document.job: placed.of(one.policy_key) for one in agents}
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [({}, 8), ({"maxStaleness": 1}, 16), ({"groups": 64, "size": 64}, 64), ({"groups": 1, "size": 2}, 2)],
-)
+@pytest.mark.parametrize(("settings", "expected"), rows(__file__, "open_episodes"))
 def test_open_episodes_are_those_of_the_steps_in_flight_and_at_most_the_sandboxes(settings, expected):
     spec = agent("a", **settings).document.spec
     assert (spec.environment.concurrency, spec.open_episodes) == (64, expected)
@@ -109,7 +107,6 @@ def test_requests_of_unknown_agents_and_with_invalid_names_have_an_owner(group):
 
 
 def homes_of(*loads):
-    """Replicas `a`, `b`, … of an agent, with these loads."""
     names = "abcd"[: len(loads)]
     return Homes({KEY: tuple(names)}, tuple(names), dict(zip(names, loads, strict=True)))
 
@@ -125,9 +122,7 @@ def test_groups_of_a_step_are_divided_evenly_while_the_loads_are_equal(num, firs
     assert max(found.values()) - min(found[name] for name in "abcd"[:num]) <= 2
 
 
-@pytest.mark.parametrize(
-    ("loads", "parts"), [((8, 8), (1, 1)), ((0, 8), (4, 1)), ((40, 16), (1, 4)), ((8, 8, 24), (4, 4, 1))]
-)
+@pytest.mark.parametrize(("loads", "parts"), rows(__file__, "divisions"))
 def test_new_groups_are_divided_by_the_inverse_square_of_the_loads(loads, parts):
     """Of the loads plus eight: (16, 16); (8, 16); (48, 24); (16, 16, 32)."""
     assert EVEN == 8
@@ -136,10 +131,7 @@ def test_new_groups_are_divided_by_the_inverse_square_of_the_loads(loads, parts)
     assert shares == pytest.approx([part / sum(parts) for part in parts], abs=0.01)
 
 
-@pytest.mark.parametrize(
-    ("loads", "is_overloaded"),
-    [((8, 0), False), ((9, 0), True), ((24, 12), False), ((25, 12), True), ((9, 2), False), ((30, 30), False)],
-)
+@pytest.mark.parametrize(("loads", "is_overloaded"), rows(__file__, "overloads"))
 def test_a_replica_is_overloaded_with_twice_the_load_of_another_and_eight_requests_more(loads, is_overloaded):
     assert MIN_EXCESS == 8
     assert ("b" in owners(homes_of(*loads), range(256), last="a")) is is_overloaded

@@ -37,7 +37,7 @@ def in_use(name, loaded_at=LONG_AGO, num_running=1, **fields):
     return Resident(name, loaded_at, NOW, num_running, **fields)
 
 
-def test_free_slots_are_filled_by_urgency_and_one_is_freed_ahead_of_need():
+def test_free_slots_are_filled_by_urgency_and_idle_versions_evicted_in_order():
     assert plan(3, [idle("a")], PREFETCH, SUCCESSOR, waiting("w")).load == ("w", "s")
     old = idle("old", is_current=False)
     assert plan(3, [old]).evict == (), "a superseded version stays until its slot is needed"
@@ -45,9 +45,6 @@ def test_free_slots_are_filled_by_urgency_and_one_is_freed_ahead_of_need():
     assert (found.evict, found.load) == (("old",), ("w",))
     assert plan(2, [old, in_use("a")]).evict == ("old",)
     assert plan(2, [idle("b"), in_use("a")]).evict == ()
-
-
-def test_idle_versions_are_evicted_in_this_order_superseded_strict_newest():
     residents = [
         in_use("recent", num_running=0),
         idle("newest", LONG_AGO + 1),

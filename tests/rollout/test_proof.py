@@ -19,7 +19,6 @@ PROMPT = np.array([5, 9, 23, 40], dtype=np.int32)
 
 
 def with_probes(published, change):
-    """The manifest with other logprobs of its probe."""
     probe = published.manifest.probes[0]
     changed = pack_logprobs(change(unpack_logprobs(probe.logprobs)).astype(np.float32))
     return published.manifest.model_copy(update={"probes": (probe.model_copy(update={"logprobs": changed}),)})
@@ -38,8 +37,6 @@ async def test_what_was_published_is_proven_within_the_manifests_tolerance_and_t
 
 
 def file_changed(change):
-    """A version of which a file is changed on its way to the engine."""
-
     def attack(publish, tmp_path):
         folder = Path(shutil.copytree(publish(3).folder, tmp_path / "copy"))
         change(folder)
@@ -68,8 +65,6 @@ def logprobs(change):
 
 
 def files_of(seed, version=1, size=0.2, of_version=1):
-    """The files of another version, which the manifest names as its own."""
-
     def attack(publish, tmp_path):
         other = publish(seed, version, size)
         return publish(3, of_version, size).manifest.model_copy(update={"files": other.manifest.files}), other.folder
@@ -106,9 +101,7 @@ async def test_an_attack_is_found_and_the_engine_serves_nothing_of_it(harness, p
         await harness.engine.generate("after", adapter, PROMPT, Sampling(1.0, 1, 0))
 
 
-async def test_a_pointer_to_another_manifest_and_names_that_match_nothing_are_refused_but_no_unreadable_file(
-    harness, publish, tmp_path
-):
+async def test_another_manifest_and_unknown_names_are_refused_but_no_unreadable_file(harness, publish, tmp_path):
     """A file that this machine cannot read says nothing about the version."""
     with pytest.raises(ProofFailed, match=r"@v2.*@v1") as failure:
         await load_proven(harness.engine, publish(3, 1).manifest, harness.slot_for(publish(3, 2)))

@@ -1,10 +1,17 @@
+"""Slots of the engine and the versions in them, and caches that are bounded in bytes and by what lives."""
+
 import asyncio
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.harness import a_manifest, job_document
 
+from marlaas_api.blobs import BlobRef, BlobUnavailable
+from marlaas_api.blobs_memory import MemoryBlobs
+from marlaas_worker.rollout.adapter_cache import AdapterCache
+from marlaas_worker.rollout.bounded_cache import BoundedCache
 from marlaas_worker.rollout.engine import LoadedAdapter, LoadFailed, Residents
 from marlaas_worker.rollout.slot_table import SlotTable
 from marlaas_worker.rollout.slots import Held, ProvenVersions
@@ -63,7 +70,7 @@ def refused(residents, name, slot_id):
     return str(error.value)
 
 
-def test_an_engine_refuses_a_full_house_a_name_twice_and_an_old_number():
+def test_an_engine_refuses_a_full_house_a_name_twice_and_an_old_number_of_which_it_keeps_a_bit():
     residents = Residents(2)
     residents.admit(held("a", 1))
     assert "loaded already" in refused(residents, "a", 2)
@@ -76,9 +83,6 @@ def test_an_engine_refuses_a_full_house_a_name_twice_and_an_old_number():
         residents.clear()  # a request that ends after a restart disturbs nothing
         residents.admit(held("a", 4))
     assert residents.remove(held("a", 4))
-
-
-def test_what_an_engine_remembers_of_a_past_load_is_one_bit():
     residents = Residents(2)
     for number in range(1, 8001):
         residents.admit(held("a", number))
@@ -102,3 +106,50 @@ async def test_a_new_group_is_not_sampled_from_a_version_that_is_too_old():
     assert [wait.name for wait in proven.waits] == [newest.engine_name]
     proven.add(Held(proven.table.begin(newest.engine_name, NOWHERE), a_manifest(job, 10)))
     assert await waiting == 10
+
+
+class OneFails(MemoryBlobs):
+    """A store that fails at once for the file `missing`, and writes any other file two rounds of the event loop later."""
+
+    async def fetch(self, ref, target):
+        if ref.name == "missing":
+            raise BlobUnavailable("away")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(b"tensors")
+
+
+def manifest(uid, **files):
+    refs = {file: BlobRef(name=name, sha256="0" * 64, size_bytes=7) for file, name in files.items()}
+    return a_manifest(SimpleNamespace(namespace="team", job="job", uid=uid), 1, files=refs)
+
+
+async def test_no_download_runs_on_after_another_failed_and_files_of_gone_jobs_go(
+    tmp_path,
+):
+    files, lost = AdapterCache(None, OneFails(), tmp_path), manifest("u1", a="missing", b="slow")
+    with pytest.raises(BlobUnavailable):
+        await files.fetch(lost)
+    await files.discard(lost.adapter)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert list(tmp_path.iterdir()) == []
+    fetched = [await files.fetch(manifest(uid, a="slow")) for uid in ("gone", "here")]
+    await files.forget({"gone"})
+    assert list(tmp_path.iterdir()) == fetched[1:]
+
+
+def test_a_cache_is_bounded_in_bytes_evicts_the_least_recently_used_and_forgets_what_is_gone():
+    cache = BoundedCache(100)
+    for key, num_bytes in (("a", 40), ("b", 30), ("c", 30)):
+        cache.put(key, num_bytes, num_bytes)
+    assert (cache.get("a"), cache.num_bytes) == (40, 100)
+    cache.put("d", 50, 50)
+    assert ([key in cache for key in "abcd"], cache.get("b"), cache.num_bytes) == ([True, False, False, True], None, 90)
+    cache.put("a", "new", 45)
+    assert (cache.get("a"), cache.num_bytes, len(cache)) == ("new", 95, 2)
+    cache.forget(lambda key, value: value == 50)
+    assert (cache.get("d"), cache.num_bytes) == (None, 45)
+    cache.put("large", 2, 500)
+    assert (cache.get("a"), cache.get("large"), cache.num_bytes) == (None, 2, 500), "one is kept, however large"

@@ -3,9 +3,12 @@
 import asyncio
 import itertools
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
+from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -38,7 +41,6 @@ OWNER = (
 @pytest.mark.processes
 @pytest.mark.slow
 def test_a_new_engine_process_has_our_kernels_and_does_not_outlive_an_owner_that_was_killed():
-    """Also if its main module imports the extension before vLLM."""
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
     assert "cpu_c" in owner.stdout.readline().split()
     below = psutil.Process(owner.pid).children(recursive=True)
@@ -67,9 +69,7 @@ def lacks(process, variables):
 
 @pytest.mark.engine
 @pytest.mark.asyncio(loop_scope="session")
-async def test_an_engine_is_healthy_while_its_counters_move_and_they_count_its_work(
-    vllm, publish, slot_ids, monkeypatch
-):
+async def test_an_engine_is_healthy_while_the_counters_of_its_work_move(vllm, publish, slot_ids, monkeypatch):
     adapter = publish(1).in_slot(slot_ids())
     await vllm.load(adapter)
     before = vllm.counts
@@ -115,9 +115,7 @@ async def test_an_engine_is_healthy_while_its_counters_move_and_they_count_its_w
 
 @pytest.mark.engine
 @pytest.mark.asyncio(loop_scope="session")
-async def test_an_engine_that_cannot_start_says_why_in_its_workers_words_and_a_cancelled_start_leaves_no_process(
-    vllm, small_model, pool, tmp_path
-):
+async def test_an_engine_that_cannot_start_says_why_and_leaves_no_process(vllm, small_model, pool, tmp_path):
     from marlaas_worker.rollout.vllm_engine import VllmEngine
 
     greedy = pool.model_copy(update={"rollout": pool.rollout.model_copy(update={"kv_cache_bytes": "900Ti"})})
@@ -138,10 +136,7 @@ async def test_an_engine_that_cannot_start_says_why_in_its_workers_words_and_a_c
 
 @pytest.mark.engine
 @pytest.mark.asyncio(loop_scope="session")
-async def test_an_engine_that_is_killed_serves_again_as_before_and_one_that_hangs_is_given_up(
-    vllm, publish, slot_ids, monkeypatch
-):
-    """The first incarnation was forked, the second is started anew."""
+async def test_a_killed_engine_serves_again_and_one_that_hangs_is_given_up(vllm, publish, slot_ids, monkeypatch):
     published = [publish(1), publish(3)]
     failures, restarted = list[str](), asyncio.Event()
 
@@ -196,3 +191,68 @@ async def test_an_engine_that_is_killed_serves_again_as_before_and_one_that_hang
     await vllm.stop()
     _, left = psutil.wait_procs(second, timeout=60)
     assert left == []
+
+
+ROLE = """
+import os, signal, socket, sys, threading, time
+from marlaas_worker.rollout import vllm_extension, vllm_fork
+import torch
+import torch._dynamo
+
+bus = socket.create_connection(sys.argv[1].split(":"))
+torch.set_num_threads(2)
+ours, wake = socket.socketpair()
+wake.setblocking(False)
+signal.set_wakeup_fd(wake.fileno())
+signal.signal(signal.SIGTERM, lambda number, frame: None)
+os.environ[vllm_extension.OWNER] = vllm_extension.owner_token()
+
+def core():
+    try:
+        bus.getpeername()
+        connected = True
+    except OSError:
+        connected = False
+    watched = any(thread.name == "owner-watch" for thread in threading.enumerate())
+    facts = os.getpid(), torch.get_num_threads(), torch._dynamo.config.disable, watched, connected
+    os.write(1, (" ".join(map(str, facts)) + "\\n").encode())  # one write: two processes share the pipe
+    time.sleep(600)
+
+for is_core in (True, True, False):
+    if is_core:
+        with vllm_fork.forking(1):
+            pid = os.fork()
+    else:
+        pid = os.fork()
+    if pid == 0:
+        core()
+sys.stdin.readline()
+ours.setblocking(False)
+try:
+    print("woken", ours.recv(1), flush=True)
+except BlockingIOError:
+    print("not woken", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_a_forked_core_keeps_no_connection_no_wakeup_and_no_threads_of_the_role_and_ends_with_it():
+    listener = socket.create_server(("127.0.0.1", 0))
+    command = [sys.executable, "-c", ROLE, f"127.0.0.1:{listener.getsockname()[1]}"]
+    with listener, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as role:
+        facts = sorted((role.stdout.readline().split() for _ in range(3)), key=lambda line: line[1])
+        (stopped, *of_stopped), (orphan, *of_orphan), (other, *of_other) = facts
+        assert of_stopped == of_orphan == ["1", "True", "True", "False"]
+        assert of_other == ["2", "False", "False", "True"]  # a fork that is no core is left as it is
+        for core, end in ((stopped, partial(os.kill, int(stopped), signal.SIGTERM)), (orphan, role.kill)):
+            ended = os.pidfd_open(int(core))
+            end()
+            assert select.select([ended], [], [], 60.0)[0]
+            os.close(ended)
+            if core == stopped:
+                role.stdin.write("\n")
+                role.stdin.flush()
+                assert role.stdout.readline() == "not woken\n"
+        os.kill(int(other), signal.SIGKILL)

@@ -3,100 +3,82 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.harness import Harness, identity, job_document
 
-from marlaas_api import subjects
-from marlaas_api.bus import Consumer, Request
-from marlaas_api.bus_memory import MemoryServer
-from marlaas_api.messages import (
-    CancelRequest,
-    Episode,
-    GenerateReply,
-    GenerateRequest,
-    JobDocument,
-    KeepRequest,
-    ReplyPhase,
-    StopReason,
-    TaskMessage,
-)
+from marlaas_api import messages, subjects
 from marlaas_api.names import Split, derive_seed, train_group
 from marlaas_api.wire import decode, decode_as, encode
-from marlaas_worker.role import RoleContext
 from marlaas_worker.sandbox import service
-from marlaas_worker.sandbox.child_messages import TurnMessage
-from marlaas_worker.sandbox.server import Child
-from marlaas_worker.sandbox.server_start import ChildrenConfig
 from marlaas_worker.sandbox.service import serve
 from marlaas_worker.sandbox.session import ChildSession
 from marlaas_worker.sandbox.turns import TurnTimeouts
 
-Answer = Callable[[GenerateRequest], list[GenerateReply]]
+Answer = Callable[[messages.GenerateRequest], list[messages.GenerateReply]]
 QUICK_RETRIES = TurnTimeouts(first_retry_s=0.01, max_retry_s=0.02)
 
 
-def _reply(request: GenerateRequest, phase: ReplyPhase) -> GenerateReply:
-    return GenerateReply(request=f"{request.episode}.{request.turn}", phase=phase, replica="rollout-0")
+def _reply(request, phase):
+    return messages.GenerateReply(request=f"{request.episode}.{request.turn}", phase=phase, replica="rollout-0")
 
 
 class Rollout:
     """Plays the rollout role: `answer` says what comes back for a request, by default the reply `1`."""
 
-    def __init__(self, server: MemoryServer) -> None:
+    def __init__(self, server):
         self.bus = server.connect("rollout")
         self.answer: Answer = lambda request: [self.result(request, "1")]
-        self.requests: list[GenerateRequest] = []
-        self.cancelled: list[CancelRequest] = []
-        self.kept: list[KeepRequest] = []
+        self.requests: list[messages.GenerateRequest] = []
+        self.cancelled: list[messages.CancelRequest] = []
+        self.kept: list[messages.KeepRequest] = []
         self.changed = asyncio.Event()
-        self._open: dict[str, tuple[GenerateRequest, str]] = {}
+        self._open: dict[str, tuple[messages.GenerateRequest, str]] = {}
 
     @staticmethod
-    def result(request: GenerateRequest, text: str, stop: StopReason = StopReason.STOP) -> GenerateReply:
-        return _reply(request, ReplyPhase.RESULT).model_copy(
+    def result(request, text, stop=messages.StopReason.STOP):
+        return _reply(request, messages.ReplyPhase.RESULT).model_copy(
             update={"text": text, "stop_reason": stop, "num_tokens": 3}
         )
 
     @staticmethod
-    def failure(request: GenerateRequest, words: str, retryable: bool) -> GenerateReply:
-        return _reply(request, ReplyPhase.FAILED).model_copy(update={"error": words, "retryable": retryable})
+    def failure(request, words, retryable):
+        return _reply(request, messages.ReplyPhase.FAILED).model_copy(update={"error": words, "retryable": retryable})
 
     @staticmethod
-    def beat(request: GenerateRequest, running_s: float | None = None) -> GenerateReply:
-        return _reply(request, ReplyPhase.HEARTBEAT).model_copy(update={"running_s": running_s})
+    def beat(request, running_s=None):
+        return _reply(request, messages.ReplyPhase.HEARTBEAT).model_copy(update={"running_s": running_s})
 
-    async def on_request(self, request: Request) -> None:
+    async def on_request(self, request):
         message = decode(request.data)
         self.changed.set()
-        if isinstance(message, CancelRequest):
+        if isinstance(message, messages.CancelRequest):
             self.cancelled.append(message)
             return
-        if isinstance(message, KeepRequest):
+        if isinstance(message, messages.KeepRequest):
             self.kept.append(message)
             return
-        assert isinstance(message, GenerateRequest)
+        assert isinstance(message, messages.GenerateRequest)
         self.requests.append(message)
         self._open[f"{message.episode}.{message.turn}"] = message, request.reply
         await self._reply(message, request.reply)
 
-    async def answer_open(self, answer: Answer | None = None) -> None:
+    async def answer_open(self, answer=None):
         """Answer requests like this from now on, by default with the reply `1`, and those that are open at once."""
         self.answer = answer or (lambda request: [self.result(request, "1")])
         for message, inbox in list(self._open.values()):
             await self._reply(message, inbox)
 
-    async def _reply(self, message: GenerateRequest, inbox: str) -> None:
+    async def _reply(self, message, inbox):
         for reply in self.answer(message):
-            if reply.phase in (ReplyPhase.RESULT, ReplyPhase.FAILED):
+            if reply.phase in (messages.ReplyPhase.RESULT, messages.ReplyPhase.FAILED):
                 self._open.pop(reply.request, None)
             await self.bus.send(inbox, encode(reply))
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for something that requests bring about."""
+    async def until(self, condition):
         while not condition():
             self.changed.clear()
             await self.changed.wait()
@@ -105,7 +87,7 @@ class Rollout:
 class SandboxHarness(Harness):
     """One job and what it needs; `open` runs a sandbox for it. The bus's clock goes on by `later` only."""
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch):
         super().__init__(scratch)
         self.at = 1000.0
         self.server.clock = lambda: self.at
@@ -114,37 +96,36 @@ class SandboxHarness(Harness):
         self.load_timeout_s = 60.0
         """How long the environment may take to load, however little an episode may take."""
 
-    def later(self, seconds: float) -> None:
+    def later(self, seconds):
         self.at += seconds
         self.server.wake()
 
     modules: Path | None = None
     """The folder of the job's manifest."""
 
-    def document(self, name: str, *, agents: tuple[str, ...] = ("policy",), **environment: object) -> JobDocument:
+    def document(self, name, *, agents=("policy",), **environment: object):
         spec = {"agents": [{"name": agent} for agent in agents], "rollout": {"maxTurns": 4}}
         played = {"name": name, "max_attempts": 1, **environment}
         return job_document("job", uid="u1", spec={**spec, "environment": played})
 
-    def task(self, document: JobDocument, index: int = 0, group_size: int = 1) -> TaskMessage:
+    def task(self, document, index=0, group_size=1):
         place = {"group": train_group(document.ref, index), "split": Split.TRAIN, "index": index}
         seed = derive_seed(0, Split.TRAIN, index)
-        return TaskMessage(**identity(document), **place, seed=seed, group_size=group_size)
+        return messages.TaskMessage(**identity(document), **place, seed=seed, group_size=group_size)
 
-    async def put_task(self, task: TaskMessage) -> None:
+    async def put_task(self, task):
         await self.bus.publish(subjects.task(task.namespace, task.job), encode(task))
 
-    async def open_tasks(self) -> Consumer:
-        """The consumer of tasks, as the orchestrator makes it."""
+    async def open_tasks(self):
         return await self.bus.consumer(
             subjects.TASKS, "team-a_job_sandbox", "task.team-a.job", ack_wait_s=subjects.TASK_ACK_WAIT_S
         )
 
-    async def num_tasks(self) -> int:
+    async def num_tasks(self):
         return len(await self.bus.replay(subjects.TASKS, "task.*.*"))
 
     @contextlib.asynccontextmanager
-    async def rollout_role(self, *agents: str) -> AsyncIterator[None]:
+    async def rollout_role(self, *agents: str):
         async with contextlib.AsyncExitStack() as stack:
             for agent in agents:
                 subject = subjects.generation("team-a", "job", agent)
@@ -152,10 +133,7 @@ class SandboxHarness(Harness):
             yield
 
     @contextlib.asynccontextmanager
-    async def open(
-        self, document: JobDocument, name: str = "sandbox-0", socket: Path | None = None
-    ) -> AsyncIterator[RoleContext]:
-        """Run a sandbox in this process; on leaving it is told to stop, and awaited."""
+    async def open(self, document, name="sandbox-0", socket=None):
         await self.bus.ensure()
         await self.open_tasks()
         context = await self.context(name)
@@ -166,35 +144,32 @@ class SandboxHarness(Harness):
             finally:
                 context.stop.set()
 
-    async def episodes(self, num: int, start: int = 1) -> list[Episode]:
-        """Wait until this many episodes are published, and return them."""
+    async def episodes(self, num, start=1):
         consumer = await self.bus.consumer(subjects.EPISODES, f"test-{start}", "episode.*.*")
-        found: list[Episode] = []
+        found: list[messages.Episode] = []
         while len(found) < num:
             for delivery in await consumer.fetch(1, 1.0):
-                found.append(decode_as(Episode, delivery.stored.data))
+                found.append(decode_as(messages.Episode, delivery.stored.data))
                 await delivery.ack()
         return found
 
-    async def play(self, name: str, group_size: int = 1, **environment: object) -> list[Episode]:
+    async def play(self, name, group_size=1, **environment: object):
         """Play one group of an environment of `rogues` (or a builtin's) and return its episodes, by member."""
         document = self.document(name if ":" in name else f"rogues:{name}", **environment)
         return await self.play_document(document, group_size)
 
-    async def play_document(
-        self, document: JobDocument, group_size: int = 1, name: str = "sandbox-0", socket: Path | None = None
-    ) -> list[Episode]:
+    async def play_document(self, document, group_size=1, name="sandbox-0", socket=None):
         async with self.open(document, name, socket):
             await self.put_task(self.task(document, group_size=group_size))
             return sorted(await self.episodes(group_size), key=lambda episode: episode.member)
 
 
 @pytest.fixture
-def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SandboxHarness:
+def harness(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)  # behind it: the tree under test
     made, configured = SandboxHarness(tmp_path), service._children_config
 
-    def with_time_to_load(context: RoleContext, document: JobDocument, socket: Path | None) -> ChildrenConfig:
+    def with_time_to_load(context, document, socket):
         """On a slow machine an episode's small time is over before a fork server has even started."""
         return replace(configured(context, document, socket), load_timeout_s=made.load_timeout_s)
 
@@ -203,11 +178,11 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SandboxHarness:
 
 
 @pytest.fixture
-def _time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def _time_is_over(monkeypatch):
     """An episode's time is over once it has said "from here on"."""
     answer = ChildSession._answer
 
-    async def last(session: ChildSession, child: Child, asked: TurnMessage) -> None:
+    async def last(session, child, asked):
         await answer(session, child, asked)
         if "from here on" in str(asked.append):
             session._left_s = 0.0

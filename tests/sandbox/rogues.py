@@ -68,16 +68,6 @@ def leaks(task, agent, mib=150):
     time.sleep(1000)
 
 
-def leaks_after_a_wait(task, agent):
-    time.sleep(1.0)
-    leaks(task, agent)
-
-
-def leaks_in_a_process_after_a_wait(task, agent):
-    time.sleep(1.0)
-    eats_memory_in_processes(task, agent)
-
-
 def eats_memory_in_processes(task, agent):
     for _ in range(4):
         if os.fork() == 0:
@@ -85,8 +75,18 @@ def eats_memory_in_processes(task, agent):
     time.sleep(1000)
 
 
+def after_a_wait(play):
+    def waits(task, agent):
+        time.sleep(1.0)
+        play(task, agent)
+
+    return waits
+
+
+leaks_after_a_wait, leaks_in_a_process_after_a_wait = map(after_a_wait, (leaks, eats_memory_in_processes))
+
+
 def _channel():
-    """The pipe to the supervisor, which an environment has no business with."""
     for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
         try:
             if stat.S_ISSOCK(os.fstat(number).st_mode):
@@ -137,8 +137,6 @@ def forks_a_lot(task, agent):
 
 
 def in_its_tool(play):
-    """Do in a tool, with a reward, what another environment does outside of one."""
-
     def play_in_its_tool(task, agent):
         agent.reward = 0.25
         with agent.tool():
@@ -380,35 +378,31 @@ calls_the_first.agents_of = lambda task, end="": ("a",)
 # that cannot be loaded --------------------------------------------------------------------------------------------------
 
 
-class Broken:
+class NeverPlayed:
+    def play(self, task, agent): ...
+
+
+class Broken(NeverPlayed):
     def __init__(self):
         sys.stdout.write("trying hard")
         raise OSError("the data set is missing")
 
-    def play(self, task, agent): ...
 
-
-class EndsItself:
+class EndsItself(NeverPlayed):
     def __init__(self):
         os._exit(4)
 
-    def play(self, task, agent): ...
 
-
-class NeverReady:
+class NeverReady(NeverPlayed):
     def __init__(self):
         time.sleep(1000)
 
-    def play(self, task, agent): ...
 
-
-class EndsWithAProcess:
+class EndsWithAProcess(NeverPlayed):
     def __init__(self):
         started = subprocess.Popen(["sleep", "1000"])
         Path(os.environ["TMPDIR"], "started").write_text(str(started.pid))
         os._exit(4)
-
-    def play(self, task, agent): ...
 
 
 # agents behind the OpenAI door ------------------------------------------------------------------------------------------

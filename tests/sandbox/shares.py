@@ -12,7 +12,6 @@ def share(task: Task, agent: Agent) -> Score:
 
 
 def computes(task: Task, agent: Agent) -> Score:
-    """Compute until the share is low."""
     first = _niceness_of_session()
     while os.nice(0) == 0:
         pass

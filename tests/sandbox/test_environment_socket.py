@@ -6,14 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from marlaas_api.errors import InvalidInput
-from marlaas_api.messages import FaultClass, JobDocument
+from marlaas_api.messages import FaultClass
 from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.server_start import ChildrenConfig, connect_server
 
@@ -23,30 +22,28 @@ MEMORY_BYTES = 1 << 29
 
 
 class Container:
-    """What runs in the second container of a sandbox's pod."""
-
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.socket = folder / "environment.sock"
         self.variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "SECRET": "1"}
         self.variables["MARLAAS_ENVIRONMENT_SOCKET"] = str(self.socket)
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, name: str) -> None:
+    def start(self, name):
         command = [sys.executable, "-m", "marlaas", "env", "serve", name]
         self.process = subprocess.Popen(command, env=self.variables, start_new_session=True)
 
-    def kill(self) -> None:
+    def kill(self):
         """SIGKILL to the server alone; what it had started has to go by itself."""
         self.process.kill()
         self.process.wait()
 
-    def stop(self) -> int:
+    def stop(self):
         self.process.terminate()
         return self.process.wait(30)
 
 
 @pytest.fixture
-def container(tmp_path: Path) -> Iterator[Container]:
+def container(tmp_path):
     made = Container(tmp_path)
     yield made
     if made.process is not None and made.process.poll() is None:
@@ -54,14 +51,14 @@ def container(tmp_path: Path) -> Iterator[Container]:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Callable[..., ChildrenConfig]:
-    def make(load_timeout_s: float = 60.0, **args: object) -> ChildrenConfig:
+def config(tmp_path):
+    def make(load_timeout_s=60.0, **args: object):
         return ChildrenConfig("", args, MEMORY_BYTES, load_timeout_s, tmp_path / "unused", {})
 
     return make
 
 
-def with_image(harness, **environment: object) -> JobDocument:
+def with_image(harness, **environment: object):
     """A job whose environment says nothing but its image, its command and its arguments."""
     document = harness.document("placeholder:play", **environment)
     own = {"name": None, "image": "registry/team-a/env:1", "entrypoint": ("marlaas", "env", "serve", "rogues:asks")}
@@ -69,9 +66,7 @@ def with_image(harness, **environment: object) -> JobDocument:
     return document.model_copy(update={"spec": spec})
 
 
-async def test_episodes_are_played_in_the_other_container_and_the_sandbox_is_ready_once_it_has_loaded(
-    harness, container
-):
+async def test_episodes_are_played_in_the_other_container_once_it_has_loaded(harness, container):
     document = with_image(harness, args={"turns": 3})
     async with harness.open(document, socket=container.socket) as context:
         assert not context.metrics.ready()
@@ -99,6 +94,12 @@ async def test_an_environment_that_cannot_be_loaded_is_a_fault_in_its_own_words(
     (episode,) = await harness.play_document(with_image(harness, args=args), socket=container.socket)
     assert episode.fault is FaultClass.ENV
     assert words in episode.fault_text
+
+
+async def test_a_container_that_does_not_listen_is_a_fault_of_the_infrastructure(harness, container):
+    harness.load_timeout_s = 0.0
+    (episode,) = await harness.play_document(with_image(harness), socket=container.socket)
+    assert (episode.fault, "does not listen on" in episode.fault_text) == (FaultClass.INFRA, True)
 
 
 async def test_killed_in_an_episode_the_container_restarts_and_the_next_attempt_is_unharmed(harness, container):
@@ -138,7 +139,7 @@ async def test_what_an_episode_had_started_goes_with_the_server_that_is_killed(h
         await children.close()
 
 
-def _until_gone(fd: int) -> None:
+def _until_gone(fd):
     import select
 
     ready, _, _ = select.select([fd], [], [], 30)

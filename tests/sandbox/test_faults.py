@@ -9,7 +9,7 @@ import pytest
 from tests.harness import WITHIN_S
 from tests.tables import rows
 
-from marlaas_api.messages import Ending, Episode, FaultClass, GenerateReply, GenerateRequest, JobDocument
+from marlaas_api.messages import Ending, FaultClass
 from marlaas_worker.sandbox import attempt, server, service
 from marlaas_worker.sandbox.server import Server
 from marlaas_worker.sandbox.turns import TurnClient, TurnWaited
@@ -23,11 +23,11 @@ POLICYS = ("breaks_in_its_tool", "dies_in_its_tool", "closes_everything_in_its_t
 HARMLESS = ("is_fine", "comes_back_twice", "leaves_a_thread", "limits_a_tool_in_a_thread")
 
 
-async def played_in_turn(harness, document: JobDocument, names: list[str]) -> dict[str, Episode]:
+async def played_in_turn(harness, document, names):
     """Play one group, of which each member does another of `rogues`; return the episodes by what they did."""
     members = dict(enumerate(names))
 
-    def answer(request: GenerateRequest) -> list[GenerateReply]:
+    def answer(request):
         return [harness.rollout.result(request, members[request.member])]
 
     harness.rollout.answer = answer
@@ -86,7 +86,7 @@ async def test_nothing_that_an_episode_started_outlives_it(harness, tmp_path):
             await asyncio.sleep(0.01)
 
 
-def _lives(pid: int) -> bool:
+def _lives(pid):
     try:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")")[-1].split()[0]
     except OSError:
@@ -101,9 +101,7 @@ async def test_a_fault_is_played_again_and_stands_after_the_last_attempt(harness
 
 
 @pytest.mark.parametrize(("staleness", "attempts"), [(0, 2), (1, 4)])
-async def test_a_strict_job_whose_attempts_are_all_the_same_plays_an_environments_fault_only_twice(
-    harness, staleness, attempts
-):
+async def test_a_strict_job_with_equal_attempts_plays_an_environments_fault_twice(harness, staleness, attempts):
     document = harness.document("rogues:raises", max_attempts=4)
     training = document.spec.training.model_copy(update={"max_staleness": staleness})
     document = document.model_copy(update={"spec": document.spec.model_copy(update={"training": training})})
@@ -157,32 +155,15 @@ async def test_a_fork_server_that_no_longer_obeys_is_replaced(harness, monkeypat
     assert (first.rewards, second.rewards) == ({"policy": 1.0}, {"policy": 1.0})
 
 
-@pytest.mark.parametrize(
-    ("name", "words", "num_plays"),
-    [
-        ("rogues:Broken", ["OSError: the data set is missing", "rogues.py", "trying hard"], 2),
-        ("rogues:EndsItself", ["exited while it loaded"], 2),
-        ("nowhere:play", ["module 'nowhere' was not found"], 1),
-        ("rogues:needs_a_stranger", ["needs the agents stranger; the job lacks stranger (its agents: policy)"], 1),
-    ],
-)
-async def test_an_environment_that_cannot_be_loaded_says_why_and_one_that_does_not_fit_the_job_is_not_tried_again(
-    harness, name, words, num_plays
-):
+@pytest.mark.parametrize(("name", "words", "num_plays"), rows(__file__, "not_loaded"))
+async def test_an_environment_that_cannot_be_loaded_says_why_and_a_misfit_once(harness, name, words, num_plays):
     for episode in await harness.play(name, group_size=3, max_attempts=2):
         assert episode.fault is FaultClass.ENV
         assert not [word for word in words if word not in episode.fault_text], episode.fault_text
         assert (1 + len(episode.prior_faults), episode.is_permanent) == (num_plays, num_plays == 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("rewards_a_stranger", "a reward for 'stranger', but the job's agents are policy"),
-        ("calls_a_stranger", "the job has no agent 'stranger'; its agents are policy"),
-        ("names_a_stranger", "`agents_of` names 'stranger'; the job's agents are policy"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text"), rows(__file__, "strangers"))
 async def test_an_environment_that_names_an_agent_that_the_job_lacks_is_told_so_once(harness, name, text):
     (episode,) = await harness.play(name, max_attempts=3)
     assert (episode.fault, episode.fault_text, episode.is_permanent) == (FaultClass.ENV, text, True)
@@ -190,9 +171,7 @@ async def test_an_environment_that_names_an_agent_that_the_job_lacks_is_told_so_
 
 
 @pytest.mark.parametrize(("goes_on", "fault"), [(False, FaultClass.INFRA), (True, FaultClass.ENV)])
-async def test_a_kill_that_the_fork_server_reports_late_or_never_is_not_the_policys_doing(
-    harness, tmp_path, monkeypatch, goes_on, fault
-):
+async def test_a_kill_that_is_reported_late_or_never_is_not_the_policys(harness, tmp_path, monkeypatch, goes_on, fault):
     name, file = "rogues:is_killed_in_its_tool_while_the_fork_server_is_stopped", tmp_path / "fork server"
     send = Server.order
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -44,7 +43,7 @@ print((folder / "two" / "x").read_text())
 
 
 @pytest.fixture
-def secret(tmp_path: Path) -> Path:
+def secret(tmp_path):
     """A Secret as it is mounted: a link to a link to what comes and goes."""
     folder = tmp_path / "bus"
     (folder / "..2026").mkdir(parents=True)
@@ -68,12 +67,8 @@ def test_children_read_all_but_the_credential_and_look_into_no_process_outside(s
     if not mounted:
         secret.unlink()
         secret.write_text("seed")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path), str(secluded(secret))],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path), str(secluded(secret))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 77:
         pytest.skip("this kernel has no Landlock of version 2 or newer")
     assert done.stderr == ""
@@ -154,18 +149,16 @@ thread.start()
 
 
 @pytest.fixture
-def started(request: pytest.FixtureRequest) -> Iterator[int]:
-    """A process that runs the program of the parameter, once it has printed a line."""
+def started(request):
     command = [sys.executable, "-c", request.param]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         yield process.pid
         kernel.kill_all(process.pid)
 
 
 @pytest.mark.parametrize("started", [HOLDS], indirect=True)
-def test_held_memory_counts_shared_pages_and_cpu_time_grows_only_while_a_process_runs(started: int) -> None:
+def test_held_memory_counts_shared_pages_and_cpu_time_grows_only_while_a_process_runs(started):
     assert 48 << 20 <= kernel.held_bytes(started) <= kernel.resident_bytes(started), "resident memory is an upper bound"
     own = kernel.cpu_time_ns(os.getpid())
     sum(range(10_000))
@@ -177,21 +170,18 @@ def test_held_memory_counts_shared_pages_and_cpu_time_grows_only_while_a_process
 
 
 @pytest.mark.parametrize("started", [FORKS_IN_A_THREAD], indirect=True)
-def test_a_child_that_another_thread_forked_is_found(started: int) -> None:
+def test_a_child_that_another_thread_forked_is_found(started):
     assert len(kernel.descendants(started)) == 1
 
 
-def test_a_process_that_has_exited_has_no_memory_and_no_children() -> None:
+def test_a_process_that_has_exited_has_no_memory_and_no_children():
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    assert (kernel.held_bytes(process.pid), kernel.resident_bytes(process.pid), kernel.children(process.pid)) == (
-        0,
-        0,
-        [],
-    )
+    asked = (kernel.held_bytes, kernel.resident_bytes, kernel.children)
+    assert [ask(process.pid) for ask in asked] == [0, 0, []]
 
 
-def test_a_process_that_shares_a_cpu_waits_for_it() -> None:
+def test_a_process_that_shares_a_cpu_waits_for_it():
     cpu = min(os.sched_getaffinity(0))
     spin = [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"]
     both = [subprocess.Popen(spin) for _ in range(2)]
@@ -205,9 +195,7 @@ def test_a_process_that_shares_a_cpu_waits_for_it() -> None:
     assert kernel.cpu_wait_ns(both[0].pid) == 0, "it has ended"
 
 
-def test_an_episodes_folder_gets_another_name_if_an_earlier_episode_has_taken_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_episodes_folder_gets_another_name_if_an_earlier_episode_has_taken_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "episode-2").symlink_to("/")
     folders = [Path(forkserver.new_folder(number)) for number in (1, 2)]
@@ -217,7 +205,7 @@ def test_an_episodes_folder_gets_another_name_if_an_earlier_episode_has_taken_it
     assert [folder.stat().st_mode & 0o777 for folder in folders] == [0o700, 0o700]
 
 
-def num_files() -> int:
+def num_files():
     return len(list(Path("/proc/self/fd").iterdir()))
 
 

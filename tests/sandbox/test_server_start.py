@@ -4,9 +4,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -21,18 +19,16 @@ DEEP = b"[" * 60_000
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "environment.sock"
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> ChildrenConfig:
+def config(tmp_path):
     return ChildrenConfig("", {}, 1 << 29, 60.0, tmp_path / "unused", {})
 
 
-async def test_nobody_listening_is_a_loss_of_the_fork_server_and_another_kind_of_socket_a_broken_environment(
-    config, path
-):
+async def test_nobody_listening_is_a_lost_fork_server_and_another_socket_a_broken_environment(config, path):
     with pytest.raises(ForkServerLost, match=r"does not listen on .*environment\.sock .*; its log says why"):
         await connect_server(config, path)
     assert virtual_time.now() - virtual_time.START == pytest.approx(60.0, abs=1.0)
@@ -65,7 +61,7 @@ async def test_what_listens_may_say_anything_and_harms_nobody(config, path, said
         listener.bind(str(path))
         listener.listen()
 
-        async def impostor() -> None:
+        async def impostor():
             connection, _ = await loop.sock_accept(listener)
             with connection, contextlib.suppress(OSError):
                 for packet in (said, later):
@@ -87,7 +83,7 @@ LIMIT_S = 60.0
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+def ends():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     with ours, theirs:
@@ -98,7 +94,7 @@ async def test_an_environment_that_is_short_of_cpu_has_more_time_and_is_loaded_t
     ours, theirs = ends
     readings = []
 
-    def cpu_wait_s() -> float:
+    def cpu_wait_s():
         readings.append(0.9 * LIMIT_S * (len(readings) + 1))
         if len(readings) == 4:
             theirs.send(json.dumps({"report": "ready"}).encode())
@@ -116,7 +112,7 @@ async def test_an_environment_that_is_short_of_cpu_has_more_time_and_is_loaded_t
 async def test_an_environment_is_given_up_after_its_limit_unless_it_waits_for_a_cpu(ends, part, waited):
     at = 0.0
 
-    def cpu_wait_s() -> float:
+    def cpu_wait_s():
         nonlocal at
         at += part * LIMIT_S
         return at

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,6 @@ from marlaas_worker.sandbox import server_start
 from marlaas_worker.sandbox.channel import encode_frame, read_frame
 from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.seclusion import clean_variables
-from marlaas_worker.sandbox.server import Child
 from marlaas_worker.sandbox.server_start import ChildrenConfig, start_server
 
 pytestmark = pytest.mark.processes
@@ -34,11 +32,11 @@ class RunningTemplate:
     process: subprocess.Popen[bytes]
     requests: socket.socket
 
-    def end(self) -> None:
+    def end(self):
         self.process.kill()
         self.process.wait()
 
-    def config(self, scratch: Path, name: str = "rogues:asks") -> ChildrenConfig:
+    def config(self, scratch, name="rogues:asks"):
         return ChildrenConfig(name, {}, 1 << 29, 30.0, scratch, VARIABLES, template=self.requests)
 
 
@@ -46,7 +44,7 @@ VARIABLES = {**clean_variables(os.environ), "PYTHONPATH": f"{Path(__file__).pare
 
 
 @pytest.fixture
-def template() -> Iterator[RunningTemplate]:
+def template():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         command = [sys.executable, "-P", "-s", "-m", "marlaas_worker.sandbox.template", str(theirs.fileno())]
@@ -57,7 +55,7 @@ def template() -> Iterator[RunningTemplate]:
 
 
 @contextlib.asynccontextmanager
-async def opened(config: ChildrenConfig):
+async def opened(config):
     children = Children(partial(start_server, config))
     try:
         yield children
@@ -65,12 +63,12 @@ async def opened(config: ChildrenConfig):
         await children.close()
 
 
-async def first_turn(child: Child) -> dict[str, object]:
+async def first_turn(child):
     child.writer.write(encode_frame(START))
     return json.loads(await read_frame(child.reader))
 
 
-async def fork_server(child: Child) -> psutil.Process:
+async def fork_server(child):
     while child.number not in child.server.pids:  # noqa: ASYNC110 (reports have no event)
         await asyncio.sleep(0)
     return psutil.Process(child.server.pids[child.number]).parent()
@@ -132,12 +130,11 @@ async def test_a_template_that_answers_too_late_forks_nothing_that_stays(templat
         os.close(process)
 
 
-def pid_of(process: int) -> int:
-    lines = Path(f"/proc/self/fdinfo/{process}").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("Pid:")).split()[1])
+def pid_of(process):
+    return int(Path(f"/proc/self/fdinfo/{process}").read_text().partition("Pid:")[2].split()[0])
 
 
-def begun(template: RunningTemplate, scratch: Path, name: str) -> tuple[socket.socket, int]:
+def begun(template, scratch, name):
     """Ask for a fork server; return the supervisor's end of its connection, and a descriptor of its process."""
     setup = {"name": name, "args": {}, "agents": ["policy"], "memory_bytes": 1 << 29, "secluded": None, "given": {}}
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -1,7 +1,6 @@
 """Turns: asking for them, which of their time counts, silence, failures and places for episodes. In virtual time."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import ormsgpack
@@ -30,18 +29,18 @@ event_loop_policy = virtual_time.event_loop_policy
 IDENTITY = {"namespace": "team-a", "job": "job", "uid": "u1", "agent": "policy", "group": "u1-t0", "member": 0}
 
 
-def request(turn: int = 0, text: str = "?") -> GenerateRequest:
+def request(turn=0, text="?"):
     appended = (ChatMessage(role="user", content=text),)
     return GenerateRequest(**IDENTITY, episode="u1-t0-0-1", turn=turn, parent=None, append=appended, deadline_s=LEASE_S)
 
 
 @pytest.fixture
-def server() -> MemoryServer:
+def server():
     return MemoryServer(virtual_time.now)
 
 
 @pytest.fixture
-async def rollout(server: MemoryServer) -> AsyncIterator[Rollout]:
+async def rollout(server):
     made = Rollout(server)
     await made.bus.ensure()
     async with made.bus.listen(subjects.generation("team-a", "job", "policy"), made.on_request, "rollout"):
@@ -49,12 +48,12 @@ async def rollout(server: MemoryServer) -> AsyncIterator[Rollout]:
 
 
 @pytest.fixture
-async def client(server: MemoryServer, rollout: Rollout) -> AsyncIterator[TurnClient]:
+async def client(server, rollout):
     async with TurnClient(server.connect("sandbox")) as made:
         yield made
 
 
-def passed_s() -> float:
+def passed_s():
     return virtual_time.now() - virtual_time.START
 
 
@@ -160,7 +159,7 @@ async def test_what_does_not_fit_into_a_message_is_refused(client, rollout):
     assert rollout.requests == []
 
 
-def clock(*heard: tuple[Any, ...]) -> TurnClock:
+def clock(*heard: tuple[Any, ...]):
     """A clock of a turn asked for at second 0, with 10 s for the engine and 100 s to wait, after what it heard and when."""
     made = TurnClock(timeout_s=10.0, wait_s=100.0, at=0.0)
     for hear, *words in heard:
@@ -181,25 +180,25 @@ MOST = 3 * FIRST_EPISODES
 class Crowd:
     """Episodes that want a place. `num_playing` of them have one; an episode ends when a test says so."""
 
-    def __init__(self, group: asyncio.TaskGroup, places: EpisodePlaces) -> None:
+    def __init__(self, group, places):
         self.num_playing = 0
         self.ends = asyncio.Semaphore(0)
         for _ in range(2 * MOST):
             group.create_task(self._play(places))
 
-    async def _play(self, places: EpisodePlaces) -> None:
+    async def _play(self, places):
         async with places.place():
             self.num_playing += 1
             await self.ends.acquire()
             self.num_playing -= 1
 
-    def end(self, num: int) -> None:
+    def end(self, num):
         for _ in range(num):
             self.ends.release()
 
 
 @pytest.mark.parametrize("one_ends", [True, False], ids=["until one has ended", "for a while after loading"])
-async def test_at_first_few_episodes_run_at_once_and_then_as_many_as_allowed(one_ends: bool) -> None:
+async def test_at_first_few_episodes_run_at_once_and_then_as_many_as_allowed(one_ends):
     places, loaded = EpisodePlaces(MOST), asyncio.Event()
     async with asyncio.TaskGroup() as group:
         opening = group.create_task(places.open_after(loaded))
@@ -218,7 +217,7 @@ async def test_at_first_few_episodes_run_at_once_and_then_as_many_as_allowed(one
         crowd.end(2 * MOST)
 
 
-async def test_waiting_for_a_place_takes_none_and_ends_at_a_stop() -> None:
+async def test_waiting_for_a_place_takes_none_and_ends_at_a_stop():
     places, stop = EpisodePlaces(1), asyncio.Event()
     assert await places.wait(stop)
     async with places.place():

@@ -108,6 +108,7 @@ def test_a_stale_page_is_found_and_written_anew(tmp_path, capsys):
     assert api_docs.main([str(page), "--check"]) == 1
     assert "run `make crds`" in capsys.readouterr().err
     assert api_docs.main([str(page)]) == 0
+    assert page.read_text(encoding="utf-8") == DOCS.read_text(encoding="utf-8"), "the committed page"
     assert api_docs.main([str(page), "--check"]) == 0
 
 

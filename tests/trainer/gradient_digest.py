@@ -15,11 +15,11 @@ from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.rows import Segment, chain
 
 
-def digest(folder: str) -> str:
+def digest(folder):
     return hashlib.sha256(b"".join(gradient(folder, dtype) for dtype in (torch.float32, torch.bfloat16))).hexdigest()
 
 
-def gradient(folder: str, dtype: torch.dtype) -> bytes:
+def gradient(folder, dtype):
     base = BaseModel(folder, dtype=dtype)
     adapter = base.attach(8, 16, ())
     adapter.load(initial_weights(adapter.parameters, 0, "policy"))
@@ -34,7 +34,7 @@ def gradient(folder: str, dtype: torch.dtype) -> bytes:
     return b"".join(gradient.numpy().tobytes() for gradient in gradients if gradient is not None)
 
 
-async def main() -> None:
+async def main():
     compute = Compute(int(sys.argv[2]))
     found = await compute.run(lambda: digest(sys.argv[1]))
     sys.stdout.write(f"{found} {await compute.run(torch.get_num_threads)} {os.environ['MKL_CBWR']}\n")

@@ -2,39 +2,22 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors.torch import load
 from tests.harness import Harness, a_turn, identity, job_document, pool_document
-from tests.trainer.sampler import VOCABULARY, Sampler
-from torch import Tensor
 
 from marlaas_api import subjects, wire
-from marlaas_api.messages import (
-    GroupLogEntry,
-    GroupReady,
-    JobDocument,
-    Manifest,
-    Meter,
-    PolicyRecord,
-    PoolDocument,
-    ReplicaReport,
-    StepClosed,
-    StopReason,
-    TrajectoryRef,
-    Turn,
-)
+from marlaas_api.messages import GroupReady, JobDocument, Meter, StepClosed, StopReason, TrajectoryRef, Turn
 from marlaas_api.names import derive_seed, episode_id, train_group
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import TENSORS_FILE
-from marlaas_worker.role import RoleContext
 from marlaas_worker.trainer import service
 from marlaas_worker.trainer.assignment import Assignment
-from marlaas_worker.trainer.rows import Segment
 from marlaas_worker.trainer.shared import Timing
 from marlaas_worker.trainer.trajectories import Expectation, read_group
 from marlaas_worker.trainer.weighing import weighing
@@ -44,16 +27,10 @@ TIMING = Timing()
 
 @dataclass
 class Clock:
-    """Seconds that pass only when a test says so."""
-
     at: float = 1000.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.at
-
-
-Apart = Callable[[Callable[["TrainerHarness"], Coroutine[Any, Any, Any]]], Any]
-"""Runs a coroutine function with a harness of its own, in a loop of its own."""
 
 
 class TrainerHarness(Harness):
@@ -61,34 +38,30 @@ class TrainerHarness(Harness):
 
     clock: Clock
 
-    def __init__(self, model: Path, scratch: Path, sampler: Sampler) -> None:
+    def __init__(self, model, scratch, sampler):
         super().__init__(scratch, clock=Clock())
         self.model, self.sampler = model, sampler
         self.tamper: Callable[[Turn], Turn | None] = lambda turn: turn
 
     @property
-    def pool(self) -> PoolDocument:
-        """The pool that the trainers are of."""
+    def pool(self):
         return pool_document(self.model, trainer={"threads": 1})
 
-    async def another(self) -> "TrainerHarness":
-        """A second harness, of which this one knows nothing."""
+    async def another(self):
         made = TrainerHarness(self.model, self.scratch / "another", self.sampler)
         await made.bus.ensure()
         return made
 
     # a trainer ------------------------------------------------------------------------------------------------------
 
-    async def serve(self, context: RoleContext) -> None:
+    async def serve(self, context):
         await service.serve(context, self.pool, TIMING)
 
-    def trainer(self, name: str = "trainer-0") -> contextlib.AbstractAsyncContextManager[asyncio.Task[None]]:
-        """A trainer, restarted under its name whenever it is killed, and drained at the end."""
+    def trainer(self, name="trainer-0"):
         return self.role(name, self.serve)
 
     @contextlib.asynccontextmanager
-    async def training(self, *documents: JobDocument, name: str = "trainer-0") -> AsyncIterator[None]:
-        """A trainer that has bound these jobs."""
+    async def training(self, *documents: JobDocument, name="trainer-0"):
         for document in documents:
             await self.admit(document)
         async with self.trainer(name):
@@ -97,18 +70,16 @@ class TrainerHarness(Harness):
                     await self.version(document, 0, agent.name)
             yield
 
-    async def trained(self, *documents: JobDocument, steps: int = 2) -> list[bytes]:
-        """Adapters after some strict steps of jobs that are trained at the same time."""
+    async def trained(self, *documents: JobDocument, steps=2):
         async with self.training(*documents), asyncio.TaskGroup() as tasks:
             for document in documents:
                 tasks.create_task(self.play(document, steps))
         return [await self.adapter(document) for document in documents]
 
-    async def report(self, wanted: Callable[[ReplicaReport], bool], name: str = "trainer-0") -> ReplicaReport:
+    async def report(self, wanted, name="trainer-0"):
         return await self.reported(wanted, "trainer", name)
 
-    async def let_time_pass(self) -> None:
-        """Let the test's clock follow the loop's."""
+    async def let_time_pass(self):
         while True:
             self.clock.at += 1.0
             self.server.wake()
@@ -116,48 +87,36 @@ class TrainerHarness(Harness):
 
     # the orchestrator -----------------------------------------------------------------------------------------------
 
-    async def assign(
-        self, document: JobDocument, step: int, positions: Sequence[int], *, agent: str = "policy", **changes: Any
-    ) -> None:
+    async def assign(self, document, step, positions, *, agent="policy", **changes: Any):
         """Log groups of a step, their turns being recorded."""
         record = await self.record(document, agent)
         for position in positions:
             group = await self._group(document, step, position, record)
             await self.log(document, group.model_copy(update=changes))
 
-    async def close(
-        self,
-        document: JobDocument,
-        step: int,
-        num_groups: int,
-        base_version: int | None = None,
-        *,
-        agent: str = "policy",
-    ) -> None:
-        """Log that a step has all its groups."""
+    async def close(self, document, step, num_groups, base_version=None, *, agent="policy"):
         base = (await self.record(document, agent)).version if base_version is None else base_version
         entry = StepClosed(**identity(document), agent=agent, step=step, base_version=base, num_groups=num_groups)
         await self.log(document, entry)
 
-    async def step(self, document: JobDocument, step: int) -> None:
-        """Log all groups of a step, sampled from the present version, and that it is closed."""
+    async def step(self, document, step):
         await self.assign(document, step, range(document.spec.training.groups_per_step))
         await self.close(document, step, document.spec.training.groups_per_step)
 
-    async def play(self, document: JobDocument, steps: int, first: int = 0) -> None:
+    async def play(self, document, steps, first=0):
         """Play the other roles in strict mode: each step's groups are sampled from the version before it."""
         for step in range(first, first + steps):
             await self.version(document, step)
             await self.step(document, step)
         await self.version(document, first + steps)
 
-    async def log(self, document: JobDocument, message: GroupLogEntry) -> None:
+    async def log(self, document, message):
         subject = subjects.group(document.namespace, document.job, message.agent)
         await self.bus.publish(subject, wire.encode(message))
 
     # rollout and sandbox --------------------------------------------------------------------------------------------
 
-    async def _group(self, document: JobDocument, step: int, position: int, record: PolicyRecord) -> GroupReady:
+    async def _group(self, document, step, position, record):
         index = step * document.spec.training.groups_per_step + position
         name = train_group(document.ref, index)
         manifest = await self.manifest(record.manifest)
@@ -178,45 +137,32 @@ class TrainerHarness(Harness):
         versions = {"base_version": record.version, "version": record.version}
         return GroupReady(**identity(document), **place, **versions, trajectories=tuple(refs))
 
-    def _turn(self, document: JobDocument, manifest: Manifest, at: tuple[str, int, int]) -> Turn:
+    def _turn(self, document, manifest, at):
         """An agent's turn. at: group, member, and the turn's number, which is the agent's."""
         group, member, number = at
         seed = derive_seed(document.seed, group.removeprefix(document.uid), member) + number
         prompt = [seed // 7**place % VOCABULARY for place in range(3 + seed % 4)]
         temperature = document.spec.rollout.temperature
         ids, logprobs = self.sampler.sample(prompt, 2 + seed % 5, temperature, seed)
-        return a_turn(
-            number,
-            **identity(document),
-            agent=manifest.agent,
-            group=group,
-            member=member,
-            episode=episode_id(group, member, 1),
-            version=manifest.version,
-            adapter_sha256=manifest.files[TENSORS_FILE].sha256,
-            prompt_ids=pack_ids(prompt),
-            output_ids=pack_ids(ids),
-            logprobs=pack_logprobs(logprobs),
-            stop_reason=StopReason.LENGTH,
-            temperature=temperature,
-            meter=Meter(prompt_tokens=len(prompt), output_tokens=len(ids)),
-            at=self.clock(),
-        )
+        names = {"agent": manifest.agent, "group": group, "member": member, "episode": episode_id(group, member, 1)}
+        policy = {"version": manifest.version, "adapter_sha256": manifest.files[TENSORS_FILE].sha256}
+        drawn = {"prompt_ids": pack_ids(prompt), "output_ids": pack_ids(ids), "logprobs": pack_logprobs(logprobs)}
+        meter = Meter(prompt_tokens=len(prompt), output_tokens=len(ids))
+        rest = {"stop_reason": StopReason.LENGTH, "temperature": temperature, "meter": meter, "at": self.clock()}
+        return a_turn(number, **identity(document), **names, **policy, **drawn, **rest)
 
-    async def publish_turn(self, turn: Turn) -> None:
+    async def publish_turn(self, turn):
         await self.bus.publish(subjects.turn("team-a", turn.job, turn.episode, turn.turn), wire.encode(turn))
 
     # committed versions ---------------------------------------------------------------------------------------------
 
-    async def version(self, document: JobDocument, version: int, agent: str = "policy") -> PolicyRecord:
-        """Wait until a version is committed."""
+    async def version(self, document, version, agent="policy"):
         return await self.committed(document, lambda record: record.version >= version, agent)
 
-    async def weights(self, manifest: Manifest) -> dict[str, Tensor]:
+    async def weights(self, manifest):
         return dict(load(await self.blobs.get(manifest.files[TENSORS_FILE])))
 
-    async def groups(self, document: JobDocument, step: int) -> list[list[Segment]]:
-        """Segments of a step's groups, weighed by the environment's rewards."""
+    async def groups(self, document, step):
         found = []
         expected = Expectation(document.spec.rollout.temperature, VOCABULARY, {})
         for stored in await self.bus.replay(subjects.GROUPS, subjects.group("team-a", document.job, "policy")):
@@ -227,7 +173,7 @@ class TrainerHarness(Harness):
         return found
 
 
-def job(name: str = "sums", *, agent: Mapping[str, Any] | None = None, **training: Any) -> JobDocument:
+def job(name="sums", *, agent=None, **training: Any):
     """A small strict job on the pool `tiny`."""
     small = {"steps": 4, "groupsPerStep": 2, "maxStaleness": 0, "microbatchTokens": 64}
     spec = {
@@ -239,5 +185,40 @@ def job(name: str = "sums", *, agent: Mapping[str, Any] | None = None, **trainin
     return job_document(name, seed=3, spec=spec)
 
 
-def assignment_of(document: JobDocument) -> Assignment:
+def assignment_of(document):
     return Assignment(document, document.spec.agents[0])
+
+
+VOCABULARY = 61
+
+
+class Sampler:
+    """Plain transformers with an adapter merged into its weights: knows nothing of the trainer's code."""
+
+    def __init__(self, folder):
+        from transformers import AutoModelForCausalLM
+
+        self._model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
+        self._plain = {name: value.clone() for name, value in self._model.state_dict().items()}
+
+    def merge(self, adapter, scaling):
+        weights = {name: value.clone() for name, value in self._plain.items()}
+        for name in (name for name in adapter if ".lora_A." in name):
+            module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            weights[f"{module}.weight"] += scaling * adapter[name.replace("lora_A", "lora_B")] @ adapter[name]
+        self._model.load_state_dict(weights)
+
+    @torch.no_grad()
+    def logprobs(self, ids, temperature=1.0):
+        """Logprobs [T - 1, V] of what follows each id."""
+        logits: torch.Tensor = self._model(input_ids=torch.tensor([list(ids)])).logits[0]
+        return (logits / temperature).log_softmax(-1)
+
+    def sample(self, prompt, num_tokens, temperature, seed):
+        draw = torch.Generator().manual_seed(seed)
+        ids, logprobs = list(prompt), []
+        for _ in range(num_tokens):
+            row = self.logprobs(ids, temperature)[-1]
+            ids.append(int(torch.multinomial(row.exp(), 1, generator=draw)))
+            logprobs.append(float(row[ids[-1]]))
+        return ids[len(prompt) :], logprobs

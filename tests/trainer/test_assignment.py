@@ -1,17 +1,24 @@
-"""Who may train an agent."""
+"""Who may train an agent, and several trainers that share the agents of a pool."""
 
-from collections.abc import Mapping
+import asyncio
+import contextlib
 
 import pytest
 from tests.harness import WITHIN_S, a_manifest, a_progress
-from tests.trainer.harness import TrainerHarness, job
+from tests.tables import rows
+from tests.trainer.harness import job
 
 from marlaas_api import subjects, wire
 from marlaas_api.blobs import BlobRef, sha256_hex
 from marlaas_api.blobs_memory import MemoryBlobs
+from marlaas_api.bus import BusRefused
+from marlaas_api.bus_memory import MemoryBus
+from marlaas_api.bus_memory.buckets import MemoryBucket
 from marlaas_api.messages import Phase, PolicyRecord, ReplicaReport
 from marlaas_worker.adapters import TENSORS_FILE
+from marlaas_worker.reporter import Reporter
 from marlaas_worker.trainer.assignment import GRACE_S, Absences, assignments, bound_record, may_bind
+from marlaas_worker.trainer.commit import PolicyKey
 from marlaas_worker.trainer.recent_work import HALF_LIFE_S, MIN_PART, PRIOR_S, RecentWork, recent_costs
 from marlaas_worker.trainer.versions import known_adapters
 from marlaas_worker.trainer.view import TrainerCaches
@@ -20,29 +27,16 @@ MANIFEST = BlobRef(name="m", sha256="0" * 64, size_bytes=1)
 HELD = PolicyRecord(uid="uid", version=3, manifest=MANIFEST, epoch=5, holder="trainer-0", step=4)
 
 
-@pytest.mark.parametrize(
-    ("record", "gone", "allowed"),
-    [
-        (None, False, True),
-        (HELD.model_copy(update={"uid": "earlier"}), False, True),
-        (HELD.model_copy(update={"holder": "trainer-1"}), False, True),
-        (HELD.model_copy(update={"holder": ""}), False, True),
-        (HELD, True, True),
-        (HELD, False, False),
-    ],
-    ids=["nobody", "another job", "itself", "released", "holder gone", "holder alive"],
-)
-def test_an_agent_may_be_bound_if_nobody_alive_holds_it_for_this_job(record, gone, allowed):
+@pytest.mark.parametrize(("changes", "gone", "allowed"), rows(__file__, "may_bind"))
+def test_an_agent_may_be_bound_if_nobody_alive_holds_it_for_this_job(changes, gone, allowed):
+    record = None if changes is None else HELD.model_copy(update=changes)
     assert may_bind(record, "uid", "trainer-1", gone) == allowed
 
 
-def test_a_bind_bumps_the_epoch_keeps_what_is_true_and_begins_afresh_for_another_job_of_the_name():
+def test_a_bind_bumps_the_epoch_and_a_holder_is_gone_after_the_whole_grace_period():
     assert bound_record(HELD, "uid", "trainer-1") == HELD.model_copy(update={"epoch": 6, "holder": "trainer-1"})
     assert bound_record(HELD, "new", "trainer-1") == PolicyRecord(uid="new", epoch=6, holder="trainer-1")
     assert bound_record(None, "new", "trainer-1") == PolicyRecord(uid="new", epoch=0, holder="trainer-1")
-
-
-def test_a_holder_is_gone_once_it_has_been_absent_for_the_whole_grace_period_without_a_break():
     absences = Absences()
     absences.observe({"a", "b"}, {"b"}, 100.0)
     assert not absences.gone("a", 100.0 + GRACE_S - 0.1)
@@ -56,19 +50,7 @@ def test_a_holder_is_gone_once_it_has_been_absent_for_the_whole_grace_period_wit
     assert not absences.gone("a", 200.0), "what was not seen during an outage counts for nothing"
 
 
-@pytest.mark.parametrize(
-    ("job_changes", "progress_changes", "wanted"),
-    [
-        ({}, {}, True),
-        ({"deleted": True}, {}, False),
-        ({"pool": "large"}, {}, False),
-        ({}, {"admitted": False}, False),
-        ({}, {"uid": "uid-earlier"}, False),
-        ({}, {"phase": Phase.SUCCEEDED}, False),
-        ({}, {"phase": Phase.FAILED}, False),
-        ({"agent": {"poolRef": {"name": "large"}}}, {}, False),
-    ],
-)
+@pytest.mark.parametrize(("job_changes", "progress_changes", "wanted"), rows(__file__, "wanted"))
 def test_wanted_are_the_agents_of_admitted_unfinished_jobs_of_the_pool(job_changes, progress_changes, wanted):
     own = job_changes.get("agent")
     document = job(agent=own) if own else job().model_copy(update=job_changes)
@@ -105,15 +87,12 @@ COSTS = {"a": 0.08, "b": 0.04, "c": 0.02, "d": 0.01}
 LONG = 100 * HALF_LIFE_S
 
 
-def test_work_counts_half_after_ten_minutes_so_an_agent_that_pauses_between_steps_is_not_idle() -> None:
+def test_work_counts_half_after_ten_minutes_and_a_new_agent_as_the_mean():
     work = RecentWork(0.0)
     work.advance({"a": 64.0}, ["a"], 100.0)
     assert work.advance({"a": 64.0}, ["a"], 100.0 + HALF_LIFE_S)["a"] == (32.0, 50.0 + HALF_LIFE_S)
     assert work.advance({"a": 64.0}, [], 100.0 + 2 * HALF_LIFE_S)["a"] == (16.0, 325.0)
     assert work.advance({"a": 64.0}, [], LONG) == {}
-
-
-def test_a_new_agent_counts_as_the_mean_and_one_without_work_a_little() -> None:
     work = {"a": (90.0, 1000.0), "idle": (0.0, 1000.0)}
     found = recent_costs(["a", "idle", "new"], [work])
     mean = 90.0 / 2000.0
@@ -125,7 +104,7 @@ def test_a_new_agent_counts_as_the_mean_and_one_without_work_a_little() -> None:
     assert recent_costs([], [work]) == {}
 
 
-async def placed(harness: TrainerHarness, names: str, on: Mapping[str, str]) -> dict[str, str]:
+async def placed(harness, names, on):
     """Who has which agent, as two trainers compute it, which report that all agents have their costs. on: the holders."""
     documents = {name: job(name) for name in names}
     keys = {name: harness.policy_key(document) for name, document in documents.items()}
@@ -144,7 +123,7 @@ async def placed(harness: TrainerHarness, names: str, on: Mapping[str, str]) -> 
     return {name: trainer for name in names for trainer, agents in found.items() if keys[name] in agents}
 
 
-async def test_two_trainers_divide_agents_by_their_cost_and_no_agent_moves_again(harness: TrainerHarness) -> None:
+async def test_two_trainers_divide_agents_by_their_cost_and_no_agent_moves_again(harness):
     """8 + 4 and 2 + 1 become 8 and 4 + 2 + 1, though each trainer has two agents before."""
     first = {"a": "trainer-0", "b": "trainer-0", "c": "trainer-1", "d": "trainer-1"}
     after = await placed(harness, "abcd", first)
@@ -152,7 +131,7 @@ async def test_two_trainers_divide_agents_by_their_cost_and_no_agent_moves_again
     assert await placed(harness, "abcd", after) == after
 
 
-async def test_trainers_report_the_work_of_their_agents(harness: TrainerHarness) -> None:
+async def test_trainers_report_the_work_of_their_agents(harness):
     document = job()
     async with harness.training(document):
         await harness.play(document, 1)
@@ -164,7 +143,6 @@ async def test_trainers_report_the_work_of_their_agents(harness: TrainerHarness)
 
 @pytest.mark.parametrize(("num_before", "known"), [(0, {3}), (1, {2, 3}), (2, {1, 2, 3}), (9, {1, 2, 3})])
 async def test_adapters_are_known_for_as_many_versions_as_groups_may_be_stale(num_before, known):
-    """Version 0 has no manifest any more."""
     blobs, parent = MemoryBlobs(), BlobRef(name="gone", sha256="0" * 64, size_bytes=1)
     for version in (1, 2, 3):
         files = {TENSORS_FILE: BlobRef(name="x", sha256=sha256_hex(b"%d" % version), size_bytes=1)}
@@ -172,3 +150,85 @@ async def test_adapters_are_known_for_as_many_versions_as_groups_may_be_stale(nu
         parent = await blobs.put("a", "manifest", wire.encode(manifest))
     found = await known_adapters(blobs, manifest, num_before)
     assert found == {version: sha256_hex(b"%d" % version) for version in known}
+
+
+def jobs(num):
+    return [job(f"job-{number}") for number in range(num)]
+
+
+async def bound(harness, name, num):
+    return (await harness.report(lambda found: len(found.bound) == num, name)).bound
+
+
+async def test_a_trainer_that_joins_takes_over_its_share_and_each_agent_ends_where_it_ends_alone(harness):
+    documents = jobs(4)
+    for document in documents:
+        await harness.admit(document)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        for document in documents:
+            await harness.play(document, 1)
+        await bound(harness, "trainer-0", 4)
+        async with harness.trainer("trainer-1"):
+            mine, others = await bound(harness, "trainer-0", 2), await bound(harness, "trainer-1", 2)
+            assert not {name.partition("@")[0] for name in mine} & {name.partition("@")[0] for name in others}
+            for document in documents:
+                await harness.play(document, 1, first=1)
+            trainers = [manifest.trainer for document in documents for manifest in await harness.history(document)]
+            assert {trainers.count(name) for name in ("trainer-0", "trainer-1")} == {10, 2}
+        await bound(harness, "trainer-0", 4)  # trainer-1 has released its leases; no grace period passes
+    assert [await harness.adapter(documents[0])] == await (await harness.another()).trained(documents[0], steps=2)
+    assert [(await harness.record(document)).holder for document in documents] == [""] * 4
+
+
+@contextlib.asynccontextmanager
+async def doomed_trainer(harness, monkeypatch):
+    """The trainer `trainer-1`, which is killed at the end: a killed process releases and withdraws nothing."""
+
+    async def dead(*_: object):
+        pass
+
+    doomed = asyncio.create_task(harness.serve(await harness.context("trainer-1")))
+    await harness.report(lambda _: True, "trainer-1")
+    yield
+    with monkeypatch.context() as patched:
+        for owner, name in ((PolicyKey, "release"), (Reporter, "withdraw"), (MemoryBus, "delete_consumer")):
+            patched.setattr(owner, name, dead)
+        doomed.cancel()
+        with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
+            await doomed
+
+
+@pytest.mark.parametrize("successor", ["trainer-1", "trainer-2"], ids=["restarted", "another"])
+async def test_what_a_killed_trainer_has_left_of_a_job_that_ended_since_is_removed(harness, monkeypatch, successor):
+    (document,) = jobs(1)
+    async with asyncio.timeout(WITHIN_S):
+        async with doomed_trainer(harness, monkeypatch):
+            await harness.admit(document)
+            await harness.play(document, 1)
+        await harness.admit(document, phase=Phase.SUCCEEDED)
+        consumers = harness.server.stream(subjects.GROUPS).consumers
+        assert ((await harness.record(document)).holder, len(consumers)) == ("trainer-1", 1)
+        async with harness.trainer(successor):
+            clock = asyncio.create_task(harness.let_time_pass())
+            await harness.committed(document, lambda record: not record.holder)
+            clock.cancel()
+    assert (len(consumers), (await harness.record(document)).version) == (0, 1)
+
+
+async def test_what_the_bus_refuses_a_trainer_is_not_the_jobs_fault(harness, monkeypatch):
+    document, read = job(), MemoryBucket.get_from_leader
+
+    async def refuse(bucket, key):
+        if key == subjects.policy_key("team-a", document.job, "policy"):
+            raise BusRefused(f"no permission to read {key}")
+        return await read(bucket, key)
+
+    monkeypatch.setattr(MemoryBucket, "get_from_leader", refuse)
+    await harness.admit(document)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        found = await harness.report(lambda found: bool(found.refused))
+        assert (found.refused, found.broken) == (("team-a.sums.policy",), {})
+        assert "no permission to read" in (await harness.emitted(document, "BusRefused")).message
+        monkeypatch.setattr(MemoryBucket, "get_from_leader", read)
+        harness.clock.at += 1e7
+        await harness.play(document, 1)

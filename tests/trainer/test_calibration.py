@@ -1,7 +1,6 @@
 """Calibration of a pool: noise by hand, a 16-bit model computed in float32, and what a trainer publishes before it trains."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,14 +15,12 @@ from marlaas_worker import calibration as agreed
 from marlaas_worker.adapters import as_held, tensor_digest
 from marlaas_worker.trainer import calibration
 from marlaas_worker.trainer.calibration import CalibrationFailed, batch_of, calibrate
-from marlaas_worker.trainer.lora import AttachedAdapter
 from marlaas_worker.trainer.model import BaseModel
 
 IDS = [[3, 9, 27, 17, 5, 40, 8, 2], [1, 60, 33, 12, 7, 7, 21, 50]]
 
 
-def with_adapter(model: BaseModel) -> AttachedAdapter:
-    """A random adapter on every layer, the same for every model."""
+def with_adapter(model):
     adapter = model.attach(4, 8, ())
     draw = torch.Generator().manual_seed(5)
     adapter.load({name: 0.2 * torch.randn(one.shape, generator=draw) for name, one in adapter.parameters.items()})
@@ -31,12 +28,12 @@ def with_adapter(model: BaseModel) -> AttachedAdapter:
 
 
 @pytest.fixture(scope="module")
-def half(tiny_model: Path) -> BaseModel:
+def half(tiny_model):
     return BaseModel(str(tiny_model), dtype=torch.bfloat16)
 
 
 @pytest.fixture(scope="module")
-def rounded(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> BaseModel:
+def rounded(tiny_model, tmp_path_factory):
     """The same model in float32, its weights rounded to bfloat16."""
     from transformers import AutoModelForCausalLM
 
@@ -59,9 +56,7 @@ def test_a_16_bit_model_computed_in_float32_equals_a_float32_model_of_its_weight
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_calibration_holds_the_noise_of_the_dtype_and_an_adapter_that_moves_by_more_than_ten_tolerances(
-    tiny_model, half, base, dtype
-):
+def test_a_calibration_holds_the_dtypes_noise_and_an_adapter_that_moves_ten_tolerances(tiny_model, half, base, dtype):
     model = half if dtype == "bfloat16" else base
     found = calibrate(model, pool_document(tiny_model, maxRank=8, rollout={"dtype": dtype}))
     ids = [unpack_ids(probe.ids).tolist() for probe in found.probes]

@@ -1,4 +1,4 @@
-"""The bind and the commit, cut short between any two effects, and fenced by the lease."""
+"""The bind and the commit, cut short between any two effects and fenced by the lease; and a store that refuses, is full or says nothing."""
 
 import asyncio
 from typing import Any
@@ -6,14 +6,16 @@ from typing import Any
 import pytest
 from tests.harness import WITHIN_S, changed
 from tests.killing import Killed, kill_at
-from tests.trainer.harness import Apart, TrainerHarness, assignment_of, job
+from tests.tables import rows
+from tests.trainer.harness import assignment_of, job
 
-from marlaas_api import failpoints, subjects, wire
-from marlaas_api.blobs import BlobRef, BlobUnavailable
+from marlaas_api import blobs, failpoints, subjects, wire
+from marlaas_api.blobs import BlobCorrupt, BlobUnavailable
 from marlaas_api.blobs_memory import MemoryBlobs
-from marlaas_api.bus import Bucket, BusUnavailable
-from marlaas_api.messages import JobDocument, Phase, PolicyRecord
+from marlaas_api.bus import BusUnavailable
+from marlaas_api.messages import Phase, PolicyRecord
 from marlaas_api.names import job_prefix
+from marlaas_api.reasons import Reason
 from marlaas_worker.trainer.assignment import GRACE_S
 from marlaas_worker.trainer.commit import AgentLease, LeaseLost, PolicyKey, StepResult, VersionContents
 from marlaas_worker.trainer.optimizer import FILENAME
@@ -28,8 +30,7 @@ PLACES = [
 ]
 
 
-async def play(harness: TrainerHarness, **training: Any) -> list[tuple[int, int, tuple[str, ...], str]]:
-    """Train a job; what each version is, the oldest first."""
+async def play(harness, **training: Any):
     document = job(**training)
     await harness.trained(document, steps=STEPS)
     return [
@@ -38,8 +39,7 @@ async def play(harness: TrainerHarness, **training: Any) -> list[tuple[int, int,
     ]
 
 
-async def until_only_versions_are_stored(harness: TrainerHarness, document: JobDocument) -> None:
-    """End a job, and wait until a trainer has removed the blobs to which no version refers."""
+async def until_only_versions_are_stored(harness, document):
     expected, contents = (await harness.record(document)).stored_bytes, harness.blobs.contents
     await harness.admit(document, phase=Phase.SUCCEEDED)
     async with harness.trainer("trainer-1"):
@@ -48,14 +48,12 @@ async def until_only_versions_are_stored(harness: TrainerHarness, document: JobD
 
 
 @pytest.fixture(scope="module")
-def undisturbed(apart: Apart) -> list[tuple[int, int, tuple[str, ...], str]]:
+def undisturbed(apart):
     return apart(play)
 
 
 @pytest.mark.parametrize(("place", "passes"), PLACES)
-async def test_killed_between_any_two_effects_a_trainer_resumes_to_the_same_versions(
-    harness, undisturbed, place, passes
-):
+async def test_killed_between_any_two_effects_a_trainer_makes_the_same_versions(harness, undisturbed, place, passes):
     passed = kill_at(place, passes)
     assert await play(harness) == undisturbed
     assert passed.count(place) >= passes
@@ -77,11 +75,6 @@ async def test_the_record_counts_exactly_the_bytes_that_all_versions_and_the_kep
     assert record.stored_bytes == sum(map(len, ours))
 
 
-def num_versions(harness) -> int:
-    """Versions that have a manifest. A repeated commit writes another one, because it has other seconds."""
-    return len({kept.rpartition("/")[0] for kept in harness.blobs.contents if kept.endswith("-manifest")})
-
-
 async def test_a_trainer_that_has_lost_its_lease_deletes_nothing_of_later_versions(harness):
     document = job()
     await harness.trained(document, steps=1)
@@ -96,8 +89,9 @@ async def test_a_trainer_that_has_lost_its_lease_deletes_nothing_of_later_versio
 async def test_killed_at_every_single_place_in_turn_a_trainer_still_gets_there(harness, undisturbed):
     seen: set[tuple[str, int]] = set()
 
-    def hook(name: str) -> None:
-        versions = num_versions(harness)
+    def hook(name):
+        # a repeated commit writes another manifest of its version, because it has other seconds
+        versions = len({kept.rpartition("/")[0] for kept in harness.blobs.contents if kept.endswith("-manifest")})
         if (name, versions) not in seen:
             seen.add((name, versions))
             raise Killed
@@ -105,9 +99,6 @@ async def test_killed_at_every_single_place_in_turn_a_trainer_still_gets_there(h
     failpoints.hook = hook
     assert await play(harness) == undisturbed
     assert {name for name, _ in seen} == {name for name, _ in PLACES} - {"trainer.commit.after_acks"}  # died before
-
-
-# leases -------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_trainer_takes_over_once_the_holder_has_been_silent_for_long_enough(harness, undisturbed, caplog):
@@ -144,23 +135,23 @@ async def test_a_trainer_takes_over_once_the_holder_has_been_silent_for_long_eno
     assert (await harness.history(document))[0].files["adapter_model.safetensors"].sha256 == undisturbed[-1][3]
 
 
-def pass_time(harness: TrainerHarness, seconds: float) -> None:
+def pass_time(harness, seconds):
     harness.clock.at += seconds
     harness.server.wake()
 
 
-async def looked(harness: TrainerHarness) -> None:
+async def looked(harness):
     """Wait until trainer-1 has reported, and so looked around, a few times since the clock was moved."""
     now = iter(range(5))
     await harness.report(lambda report: report.at == harness.clock.at and next(now) == 4, "trainer-1")
 
 
-async def policy_key(harness: TrainerHarness, name: str, bucket: Any = None, **fields: Any) -> PolicyKey:
+async def policy_key(harness, name, bucket=None, **fields: Any):
     bucket = bucket or await harness.bus.bucket(subjects.POLICY)
     return PolicyKey(await harness.context(name, **fields), bucket, assignment_of(job()), 0.001)
 
 
-def version(number: int) -> VersionContents:
+def version(number):
     result = StepResult(number, number - 1, (f"uid-sums-t{number}",), {"loss": 0.5})
     return VersionContents(
         result, 8, {"adapter_model.safetensors": b"tensors"}, b"state", {"float32": "digest"}, (), 1e-3
@@ -190,13 +181,13 @@ async def test_of_two_trainers_that_bind_at_once_one_gets_the_agent(harness):
 class FaultyBucket:
     """A bucket whose next updates are lost on the way there, or whose answers are lost on the way back."""
 
-    def __init__(self, bucket: Bucket, lost: str, times: int) -> None:
+    def __init__(self, bucket, lost, times):
         self._bucket, self._lost, self.left = bucket, lost, times
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self._bucket, name)
 
-    async def update(self, key: str, data: bytes, revision: int) -> int:
+    async def update(self, key, data, revision):
         if self.left and self._lost == "request":
             self.left -= 1
             raise BusUnavailable("the request was lost")
@@ -220,13 +211,11 @@ async def test_a_set_whose_answer_is_lost_is_looked_up_not_repeated_blindly(harn
 
 
 class FillingBlobs(MemoryBlobs):
-    """A store that is full for the first few writes."""
-
-    def __init__(self, refusals: int) -> None:
+    def __init__(self, refusals):
         super().__init__()
         self.refusals = refusals
 
-    async def put(self, folder: str, filename: str, data: bytes) -> BlobRef:
+    async def put(self, folder, filename, data):
         if self.refusals:
             self.refusals -= 1
             raise BlobUnavailable("no space left on device")
@@ -239,3 +228,63 @@ async def test_a_full_disk_is_waited_for_and_the_version_is_whole(harness):
     lease = await policy.commit(await policy.bind(None), version(0))
     assert blobs.refusals == 0
     assert await blobs.get(lease.record.manifest)
+
+
+UID = "uid-sums"
+
+
+@pytest.fixture(scope="module")
+def two_steps(apart):
+    return apart(lambda harness: harness.trained(job(), steps=2))
+
+
+@pytest.mark.parametrize(("kind", "words", "reason"), rows(__file__, "store_faults"))
+async def test_ten_minutes_without_the_store_change_no_bit(harness, two_steps, kind, words, reason):
+    document = job()
+    async with harness.training(document):
+        await harness.play(document, 1)
+        num_groups = document.spec.training.groups_per_step
+        await harness.assign(document, 1, range(num_groups))
+        harness.blobs.failure = getattr(blobs, kind)(words)
+        await harness.close(document, 1, num_groups)
+        since = (await harness.report(lambda report: UID in report.waits)).waits[UID].since
+        for _ in range(20):
+            harness.clock.at += 30
+            found = await harness.report(lambda report: UID in report.waits and report.at == harness.clock.at)
+            assert (found.waits[UID].reason, found.broken, found.waits[UID].since) == (reason, {}, since)
+        harness.blobs.failure = None
+        await harness.version(document, 2)
+        await harness.report(lambda report: not report.waits)
+    assert await harness.adapter(document) == two_steps[0]
+
+
+async def test_wrong_bytes_still_fail_the_job_at_once(harness):
+    document = job()
+    async with harness.training(document):
+        pass
+    harness.blobs.failure = BlobCorrupt("other bytes")
+    async with harness.trainer():
+        await harness.report(lambda report: bool(report.broken))
+
+
+@pytest.mark.parametrize("where", ["policy", "groups", "document"])
+async def test_what_cannot_be_read_is_waited_for_with_its_place_and_nothing_is_let_go(harness, where):
+    document, newer = job(), b"\x83\xa1v\x63\xa1t\xa1X\xa1d\x80"
+    async with harness.training(document):
+        jobs, policies = await harness.bus.bucket(subjects.JOBS), await harness.bus.bucket(subjects.POLICY)
+        if where == "document":
+            await jobs.put(document.ref.key, newer)
+            await harness.play(document, 1)
+            return
+        record = await harness.record(document)
+        if where == "policy":
+            await policies.put(harness.policy_key(document), newer)
+        else:
+            await harness.bus.publish(subjects.group(document.namespace, document.job, "policy"), newer)
+        found = await harness.report(lambda report: UID in report.waits)
+        wait = found.waits[UID]
+        assert (wait.reason, found.broken) == (Reason.UNREADABLE, {})
+        assert ("key team-a.sums.policy" if where == "policy" else "group.team-a.sums.policy") in wait.message
+        assert "schema version 99" in wait.message
+    assert record.manifest is not None
+    assert record.manifest.name in harness.blobs.contents

@@ -11,8 +11,7 @@ import pytest
 import torch
 from tests.harness import WITHIN_S
 from tests.killing import kill_at
-from tests.trainer.harness import Apart, TrainerHarness, assignment_of, job
-from torch import Tensor
+from tests.trainer.harness import assignment_of, job
 
 from marlaas_api import subjects, wire
 from marlaas_api.errors import InvalidInput, first_cause
@@ -21,13 +20,12 @@ from marlaas_api.messages import ReplicaReport
 from marlaas_worker.device_errors import DeviceLost
 from marlaas_worker.health import families
 from marlaas_worker.trainer import service
-from marlaas_worker.trainer.batching import MicroBatch
 from marlaas_worker.trainer.compute import Compute
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.lora import AttachedAdapter
 from marlaas_worker.trainer.memory import RowTooLarge, lowered_budget, memory_errors
 from marlaas_worker.trainer.model import BaseModel
-from marlaas_worker.trainer.rows import Row, Segment, chain, pack_prefix_tree
+from marlaas_worker.trainer.rows import Segment, chain, pack_prefix_tree
 from marlaas_worker.trainer.versions import read_version
 
 
@@ -48,7 +46,7 @@ class Faults:
     rule: Callable[[Pass], bool] = lambda _: False
     failed: list[Pass] = field(default_factory=list)
 
-    def at(self, found: Pass) -> bool:
+    def at(self, found):
         broken = True
         try:
             broken = self.rule(found)
@@ -65,11 +63,11 @@ class FragileModel(BaseModel):
     _active_adapter: AttachedAdapter | None = None
     _temperature = 1.0
 
-    def logprobs(self, adapter: AttachedAdapter | None, batch: MicroBatch, temperature: float) -> Tensor:
+    def logprobs(self, adapter, batch, temperature):
         self._active_adapter, self._temperature = adapter, temperature
         return super().logprobs(adapter, batch, temperature)
 
-    def backward(self, loss: Tensor, batch: MicroBatch) -> None:
+    def backward(self, loss, batch):
         super().backward(loss, batch)
         with memory_errors(batch):
             if self.faults.at(self._pass("backward", batch)) and self._active_adapter is not None:
@@ -77,18 +75,18 @@ class FragileModel(BaseModel):
                     if parameter.grad is not None:
                         parameter.grad.fill_(float("nan"))
 
-    def _hidden(self, batch: MicroBatch) -> Tensor:
+    def _hidden(self, batch):
         hidden = super()._hidden(batch)
         self.faults.at(self._pass("forward", batch))
         return hidden
 
-    def _pass(self, place: str, batch: MicroBatch) -> Pass:
+    def _pass(self, place, batch):
         rank = 0 if self._active_adapter is None else self._active_adapter.config.rank
         trained = self._temperature != 1.0 and (torch.is_grad_enabled() or place == "backward")
         return Pass(place, rank, trained, batch.num_padded_tokens)
 
 
-def fragile(monkeypatch: pytest.MonkeyPatch, rule: Callable[[Pass], Any]) -> Faults:
+def fragile(monkeypatch, rule):
     """Let trainers have such a model from now on; `rule` may be replaced later."""
     faults = Faults(rule)
     monkeypatch.setattr(FragileModel, "faults", faults)
@@ -96,10 +94,10 @@ def fragile(monkeypatch: pytest.MonkeyPatch, rule: Callable[[Pass], Any]) -> Fau
     return faults
 
 
-def no_room_above(num_tokens: int, *, rank: int = 8, place: str = "forward") -> Callable[[Pass], bool]:
+def no_room_above(num_tokens, *, rank=8, place="forward"):
     """A device on which a trained micro-batch of more padded tokens does not fit."""
 
-    def rule(found: Pass) -> bool:
+    def rule(found):
         if found.place == place and found.rank == rank and found.trained and found.num_tokens > num_tokens:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return False
@@ -113,19 +111,12 @@ FRAIL = {"adapter": {"rank": 16, "alpha": 16}}
 
 
 @pytest.fixture(scope="module")
-def undisturbed(apart: Apart) -> dict[str, bytes]:
-    """The adapters that the jobs of this file end with, each trained alone."""
+def undisturbed(apart):
     jobs = job("sound"), job("frail", agent=FRAIL)
     return {one.job: apart(lambda harness, one=one: harness.trained(one, steps=STEPS))[0] for one in jobs}
 
 
-async def reports(harness: TrainerHarness) -> list[ReplicaReport]:
-    entries = await (await harness.bus.bucket(subjects.REPLICAS)).entries()
-    return [wire.decode_as(ReplicaReport, entry.data) for entry in entries if entry.data is not None]
-
-
-async def serve_until_lost(harness: TrainerHarness) -> DeviceLost:
-    """One life of a trainer, which ends by itself."""
+async def serve_until_lost(harness):
     with pytest.raises(BaseExceptionGroup) as caught:
         await harness.serve(await harness.context("trainer-0"))
     cause = first_cause(caught.value)
@@ -134,15 +125,13 @@ async def serve_until_lost(harness: TrainerHarness) -> DeviceLost:
     return cause
 
 
-async def test_a_lost_device_ends_the_role_blames_no_job_and_the_next_process_goes_on_from_the_commits(
-    harness, undisturbed, monkeypatch
-):
+async def test_a_lost_device_ends_the_role_blames_no_job_and_the_next_one_goes_on(harness, undisturbed, monkeypatch):
     frail, sound = job("frail", agent=FRAIL), job("sound")
     faults = fragile(monkeypatch, lambda _: False)
     for document in (frail, sound):
         await harness.admit(document)
 
-    def break_down(found: Pass) -> bool:
+    def break_down(found):
         if found.trained and found.rank == 16:
             raise torch.AcceleratorError(ILLEGAL)
         return False
@@ -158,7 +147,8 @@ async def test_a_lost_device_ends_the_role_blames_no_job_and_the_next_process_go
             "the trainer's device is lost (AcceleratorError: CUDA error: an illegal memory access was encountered)"
         )
         assert not harness.metrics["trainer-0"].alive()
-        assert [report.broken for report in await reports(harness)] == [{}]
+        reports = await (await harness.bus.bucket(subjects.REPLICAS)).entries()
+        assert [wire.decode_as(ReplicaReport, entry.data).broken for entry in reports] == [{}]
         assert {(await harness.record(document)).holder for document in (frail, sound)} == {""}
         faults.rule = lambda _: False
         async with harness.trainer():
@@ -175,7 +165,7 @@ async def test_a_lost_device_ends_the_role_blames_no_job_and_the_next_process_go
 async def test_after_a_sticky_error_nothing_more_is_computed_in_the_process():
     compute, done = Compute(1), []
 
-    def fail() -> None:
+    def fail():
         raise RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR")
 
     with pytest.raises(DeviceLost, match="CUDNN_STATUS_INTERNAL_ERROR"):
@@ -186,14 +176,11 @@ async def test_after_a_sticky_error_nothing_more_is_computed_in_the_process():
     compute.close()
 
 
-# isolation ----------------------------------------------------------------------------------------------------------
-
-
-def at(place: str, error: Exception | None, passes: int) -> Callable[[Pass], bool]:
+def at(place, error, passes):
     """Fail the frail job's given pass and all that follow, with an error or with gradients that are not finite."""
     seen = []
 
-    def rule(found: Pass) -> bool:
+    def rule(found):
         if (found.place, found.rank) != (place, 16) or not found.trained:
             return False
         seen.append(found)
@@ -213,7 +200,7 @@ def at(place: str, error: Exception | None, passes: int) -> Callable[[Pass], boo
     ],
     ids=["no memory in backward", "error in forward", "not finite"],
 )
-async def test_what_goes_wrong_in_one_agents_pass_changes_no_bit_of_anothers_adapter(
+async def test_an_error_in_a_pass_changes_no_bit_of_others(
     harness, undisturbed, monkeypatch, place, error, passes, reason
 ):
     frail, sound = job("frail", agent=FRAIL), job("sound")
@@ -229,9 +216,7 @@ async def test_what_goes_wrong_in_one_agents_pass_changes_no_bit_of_anothers_ada
     assert await harness.adapter(sound) == undisturbed["sound"]
 
 
-async def test_gradients_that_are_not_finite_leave_version_and_moments_as_they_were_and_fail_the_third_time(
-    harness, monkeypatch
-):
+async def test_gradients_that_are_not_finite_change_nothing_and_fail_the_third_time(harness, monkeypatch):
     document = job(agent=FRAIL)
     faults = fragile(monkeypatch, lambda _: False)
     async with harness.training(document):
@@ -254,16 +239,13 @@ async def test_gradients_that_are_not_finite_leave_version_and_moments_as_they_w
 PLANNED, ROOM, FITS = 64, 40, 32
 
 
-async def planned(harness: TrainerHarness, budget: int, **training: Any) -> bytes:
-    """The adapter of a job that had this budget from its beginning, on a device that holds anything."""
+async def planned(harness, budget, **training: Any):
     other = await harness.another()
     return (await other.trained(job(microbatchTokens=budget, **training), steps=2))[0]
 
 
 @pytest.mark.parametrize(("place", "algorithm"), [("forward", "grpo"), ("backward", "reinforce++")])
-async def test_a_step_with_a_lowered_budget_is_the_step_that_was_planned_with_it(
-    harness, monkeypatch, place, algorithm
-):
+async def test_a_step_with_a_lowered_budget_is_the_planned_one(harness, monkeypatch, place, algorithm):
     settings: dict[str, Any] = {"algorithm": algorithm, "maxStaleness": 1}
     document = job(microbatchTokens=4 * PLANNED, **settings)
     faults = fragile(monkeypatch, no_room_above(ROOM, place=place))
@@ -283,7 +265,6 @@ async def test_a_step_with_a_lowered_budget_is_the_step_that_was_planned_with_it
 
 
 async def test_a_later_trainer_goes_on_with_the_lowered_budget_even_if_it_has_more_memory(harness, monkeypatch):
-    """The first one is killed before it commits the budget."""
     document = job(microbatchTokens=PLANNED)
     faults = fragile(monkeypatch, no_room_above(ROOM))
     passed = kill_at(place := "trainer.commit.before_blobs", 2)
@@ -298,7 +279,7 @@ async def test_a_later_trainer_goes_on_with_the_lowered_budget_even_if_it_has_mo
 
 
 async def test_an_adapter_that_does_not_fit_beside_others_waits_and_alone_fails_its_job(harness, monkeypatch):
-    def probes_do_not_fit(found: Pass) -> bool:
+    def probes_do_not_fit(found):
         if found.rank == 32 and not found.trained:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return False
@@ -319,8 +300,7 @@ async def test_an_adapter_that_does_not_fit_beside_others_waits_and_alone_fails_
         await harness.emitted(large, "TrainingFailed")
 
 
-def segments(*lengths: int) -> list[Segment]:
-    """Conversations that begin alike."""
+def segments(*lengths: int):
     ids = [
         np.array([1, 2, 3, *range(4, length + 1)], np.int32) + np.arange(length) // 3 * number
         for number, length in enumerate(lengths)
@@ -328,7 +308,7 @@ def segments(*lengths: int) -> list[Segment]:
     return [Segment(one, np.arange(len(one)) > 2, np.full(len(one), -1, np.float32), 0, 1.0) for one in ids]
 
 
-def chains(*lengths: int) -> list[Row]:
+def chains(*lengths: int):
     return [chain(segment) for segment in segments(*lengths)]
 
 
@@ -355,7 +335,7 @@ def test_what_a_failed_pass_held_is_free_before_the_step_begins_anew(tiny_model,
     full: list[bool] = []
 
     class Watched(FragileModel):
-        def _hidden(self, batch: Any) -> torch.Tensor:
+        def _hidden(self, batch):
             hidden = super()._hidden(batch)
             held.append(weakref.ref(hidden))
             if full:

@@ -2,16 +2,14 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.rl.papers import CAP, FORMS
-from tests.trainer.harness import assignment_of, job
-from tests.trainer.sampler import VOCABULARY
-from torch import Tensor
+from tests.tables import rows
+from tests.trainer.harness import VOCABULARY, assignment_of, job
 
 from marlaas_api.messages.job_spec import OptimizerSettings
 from marlaas_worker.adapters import AdapterConfig, tensor_name, write_adapter
@@ -25,14 +23,12 @@ from marlaas_worker.trainer.rows import Segment, pack_prefix_tree
 TEMPERATURE = 0.8
 
 
-def owner_of(part: Segment, parts: list[Segment]) -> int:
+def owner_of(part, parts):
     """The reply that a segment belongs to: its own unless it names a trajectory."""
     return part.trajectory if part.trajectory_tokens is not None else parts.index(part)
 
 
-def slow_step(
-    folder: Path, weights: dict[str, Tensor], parts: list[Segment], settings: dict[str, Any]
-) -> tuple[dict[str, Tensor], float]:
+def slow_step(folder, weights, parts, settings):
     """Token by token, segment by segment, without padding; the loss as its paper writes it."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -70,7 +66,7 @@ def slow_step(
     return {name: value.detach().clone() for name, value in named.items()}, norm
 
 
-def segments(seed: int, count: int = 6) -> list[Segment]:
+def segments(seed, count=6):
     """Segments with one of two prompts each, whose behaviour policy is some way off the model's."""
     draw = np.random.default_rng(seed)
     prompts, made = draw.integers(0, VOCABULARY, (2, 8)), []
@@ -82,7 +78,7 @@ def segments(seed: int, count: int = 6) -> list[Segment]:
     return made
 
 
-def paired(parts: list[Segment]) -> list[Segment]:
+def paired(parts):
     """The same segments, two to a trajectory; the first one's advantage is the trajectory's."""
     tokens = [sum(int(part.generated.sum()) for part in parts[at : at + 2]) for at in range(0, len(parts), 2)]
     return [
@@ -91,13 +87,11 @@ def paired(parts: list[Segment]) -> list[Segment]:
     ]
 
 
-def learner_of(base: BaseModel, **training: Any) -> Learner:
+def learner_of(base, **training: Any):
     return Learner(base, assignment_of(job(**training)))
 
 
-def step(
-    learner: Learner, parts: list[Segment], version: int = 0, budget: int = 64, pairs_per_token: int = 384
-) -> dict[str, float]:
+def step(learner, parts, version=0, budget=64, pairs_per_token=384):
     full, rest = pack([], pack_prefix_tree(parts, pairs_per_token, budget), budget)
     for batch in [*full, rest]:
         learner.accumulate(batch)
@@ -136,19 +130,8 @@ def test_a_step_is_the_one_that_a_slow_loop_over_plain_peft_takes(base, tiny_mod
         assert torch.allclose(value, expected[name], atol=2e-5), name
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "ratio", "correction"),
-    [
-        ("grpo", "proximal", "truncated"),
-        ("grpo", "behaviour", "truncated"),
-        ("dapo", "proximal", "masked-token"),
-        ("gspo", "proximal", "masked-sequence"),
-        ("rloo", "proximal", "icepop"),
-        ("cispo", "proximal", "none"),
-    ],
-)
+@pytest.mark.parametrize(("algorithm", "ratio", "correction"), rows(__file__, "corrections"))
 def test_a_step_in_microbatches_is_the_step_of_the_whole_batch(base, algorithm, ratio, correction):
-    """Two segments make a trajectory, so that micro-batches cut trajectories."""
     results = []
     job = {"algorithm": algorithm, "ratio": ratio, "correction": {"type": correction}, "entropy": {"coefficient": 0.01}}
     for budget, pairs_per_token in ((1 << 20, 0), (64, 0), (36, 384), (20, 384)):
@@ -220,8 +203,7 @@ def test_a_learner_that_is_parked_and_taken_up_goes_on_to_the_same_bits(base, ti
     assert all(torch.equal(value, taken_up.weights()[name]) for name, value in straight.weights().items())
 
 
-def away(base: BaseModel, folder: Path, rank: int = 8) -> Path:
-    """A folder with an adapter that is not the zero adapter."""
+def away(base, folder, rank=8):
     attached = base.attach(rank, 16, ())
     draw = torch.Generator().manual_seed(4)
     start = {name: 0.05 * torch.randn(value.shape, generator=draw) for name, value in attached.parameters.items()}
@@ -246,13 +228,10 @@ def test_an_adapter_as_kl_reference_is_kept_with_the_job_whatever_becomes_of_its
     assert kls[0] == kls[1] > 1e-6
 
 
-def test_a_kl_reference_of_another_rank_is_refused_with_both_numbers(base, tmp_path):
+def test_a_kl_reference_of_another_rank_and_a_damaged_state_are_refused(base, tmp_path):
     kl = {"coefficient": 0.1, "reference": {"path": str(away(base, tmp_path / "reference", rank=4))}}
     with pytest.raises(WeightsMismatch, match=r"kl\.reference .* has rank 4 and alpha 16; the agent's adapter has 8"):
         learner_of(base, kl=kl).begin()
-
-
-def test_a_state_that_is_damaged_or_of_another_adapter_is_refused(base):
     with pytest.raises(StateInvalid, match="cannot be read"):
         read_state(b"nonsense")
     with pytest.raises(StateInvalid, match="cannot be read"):
@@ -263,24 +242,7 @@ def test_a_state_that_is_damaged_or_of_another_adapter_is_refused(base):
         learner.restore({}, TrainingState(num_updates=1, first_moments={name: torch.zeros(8, 64)}))
 
 
-HALF_ROOT_2 = math.sqrt(2) / 2
-
-
-@pytest.mark.parametrize(
-    ("spec", "num_steps", "rates"),
-    [
-        ({}, 4, [1, 1, 1, 1]),
-        ({"warmup_steps": 4}, 6, [0.25, 0.5, 0.75, 1, 1, 1]),
-        ({"schedule": "linear"}, 4, [1, 0.75, 0.5, 0.25]),
-        ({"schedule": "linear", "warmup_steps": 2}, 6, [0.5, 1, 1, 0.75, 0.5, 0.25]),
-        ({"min_learning_rate_ratio": 0.2}, 2, [1, 1]),  # an agent without decay, in a job that has a floor
-        ({"schedule": "linear", "min_learning_rate_ratio": 0.2}, 4, [1, 0.8, 0.6, 0.4]),
-        ({"schedule": "cosine"}, 4, [1, 0.5 + HALF_ROOT_2 / 2, 0.5, 0.5 - HALF_ROOT_2 / 2]),
-        ({"schedule": "cosine", "warmup_steps": 1}, 4, [1, 1, 0.75, 0.25]),  # cos(60°) = 1/2
-        ({"schedule": "cosine", "min_learning_rate_ratio": 0.5, "warmup_steps": 1}, 4, [1, 1, 0.875, 0.625]),
-        ({"schedule": "linear", "warmup_steps": 9}, 3, [1 / 9, 2 / 9, 3 / 9]),  # a job that ends before its peak
-    ],
-)
+@pytest.mark.parametrize(("spec", "num_steps", "rates"), rows(__file__, "schedules"))
 def test_a_step_has_the_rate_of_its_schedule(spec, num_steps, rates):
     optimizer = OptimizerSettings.model_validate({"learning_rate": 1.0, **spec})
     assert [learning_rate(optimizer, number, num_steps) for number in range(num_steps)] == pytest.approx(rates)
@@ -313,14 +275,7 @@ def test_a_step_is_taken_at_the_rate_that_its_metrics_record_and_with_the_jobs_e
     assert moved == pytest.approx(largest, rel=1e-3) if epsilon < 1 else moved < largest
 
 
-# gradients that are not finite --------------------------------------------------------------------------------------
-
-
-def broken(value: float = float("nan")) -> list[Segment]:
-    return [Segment(part.ids, part.generated, part.behaviour, 0, value) for part in segments(0)]
-
-
-def everything(learner: Learner) -> bytes:
+def everything(learner):
     """Weights, moments and counts of updates; not the counts of skipped steps."""
     state = learner.state(0, ())
     kept = TrainingState(
@@ -336,7 +291,8 @@ def test_a_step_whose_gradient_is_not_finite_changes_nothing_and_leaves_no_trace
         learner.begin()
         step(learner, segments(1), 0)
     before = everything(disturbed)
-    metrics = step(disturbed, broken(value), 1)
+    broken = [Segment(part.ids, part.generated, part.behaviour, 0, value) for part in segments(0)]
+    metrics = step(disturbed, broken, 1)
     assert metrics["skipped_update"] == 1.0
     assert "grad_norm" not in metrics
     assert all(math.isfinite(each) for each in metrics.values())

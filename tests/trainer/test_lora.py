@@ -1,49 +1,42 @@
-"""An adapted layer as one operation, against PEFT's own forward and autograd."""
+"""An adapted layer and the output head, against PEFT's own forward and autograd."""
 
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from peft import LoraConfig, inject_adapter_in_model
-from torch import Tensor, nn
+from torch import nn
 
 from marlaas_worker.adapters import AdapterConfig, as_held, tensor_name
 from marlaas_worker.rollout.adapter_groups import add_adapters, group_rows, stacked_adapters
-from marlaas_worker.trainer.lora import ActiveAdapter, AttachedAdapter, adapt_layers, initial_weights, new_adapter
+from marlaas_worker.trainer import head
+from marlaas_worker.trainer.head import token_logprobs, token_logprobs_and_entropies
+from marlaas_worker.trainer.lora import ActiveAdapter, adapt_layers, initial_weights, new_adapter
 
 
 @dataclass(frozen=True)
 class Adapted:
-    """A layer with its adapter."""
-
     model: nn.ModuleDict
     active: ActiveAdapter
     down: nn.Parameter
     up: nn.Parameter
 
     @property
-    def layer(self) -> nn.Linear:
-        layer = self.model["layer"]
-        assert isinstance(layer, nn.Linear)
-        return layer
+    def layer(self):
+        return self.model["layer"]
 
 
-def adapter_of(layer: nn.Linear, rank: int, alpha: int, dtype: torch.dtype) -> AttachedAdapter:
+def on(layer, rank, alpha, dtype):
     made = new_adapter("one", AdapterConfig(rank, alpha), {"layer": layer}, torch.device("cpu"))
     parameters = {name: nn.Parameter(value.to(dtype)) for name, value in made.parameters.items()}
     down, up = parameters.values()
-    return replace(made, parameters=parameters, layers={"layer": (down, up)})
-
-
-def on(layer: nn.Linear, rank: int, alpha: int, dtype: torch.dtype) -> Adapted:
-    model = nn.ModuleDict({"layer": layer}).requires_grad_(False)
-    active = ActiveAdapter()
-    active.adapter = adapter_of(layer, rank, alpha, dtype)
+    model, active = nn.ModuleDict({"layer": layer}).requires_grad_(False), ActiveAdapter()
+    active.adapter = replace(made, parameters=parameters, layers={"layer": (down, up)})
     adapt_layers(model, {"layer": layer}, active)
-    return Adapted(model, active, *active.adapter.layers["layer"])
+    return Adapted(model, active, down, up)
 
 
-def adapted(bias: bool = False, dtype: torch.dtype = torch.float64, base: torch.dtype | None = None) -> Adapted:
+def adapted(bias=False, dtype=torch.float64, base=None):
     """A layer of 7 to 5 with an adapter of rank 3 and scaling 2, all weights random."""
     torch.manual_seed(0)
     made = on(nn.Linear(7, 5, bias=bias).to(dtype).to(base or dtype), 3, 6, dtype)
@@ -52,13 +45,13 @@ def adapted(bias: bool = False, dtype: torch.dtype = torch.float64, base: torch.
     return made
 
 
-def outcome(made: Adapted, hidden: Tensor, upstream: Tensor) -> list[Tensor]:
+def outcome(made, hidden, upstream):
     hidden = hidden.clone().requires_grad_()
     result = made.layer(hidden)
     return [result, *torch.autograd.grad(result, [hidden, made.down, made.up], upstream)]
 
 
-def outcome_of_peft(made: Adapted, hidden: Tensor, upstream: Tensor) -> list[Tensor]:
+def outcome_of_peft(made, hidden, upstream):
     layer = nn.Linear(7, 5, bias=made.layer.bias is not None).double()
     layer.load_state_dict(made.layer.state_dict())
     model = nn.ModuleDict({"layer": layer}).requires_grad_(False)
@@ -74,7 +67,7 @@ def outcome_of_peft(made: Adapted, hidden: Tensor, upstream: Tensor) -> list[Ten
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(4,), (2, 3)], ids=["a row of tokens", "two rows"])
-def test_output_and_gradients_are_pefts(bias: bool, shape: tuple[int, ...]) -> None:
+def test_output_and_gradients_are_pefts(bias, shape):
     made = adapted(bias)
     hidden, upstream = torch.randn(*shape, 7).double(), torch.randn(*shape, 5).double()
     expected = outcome_of_peft(made, hidden, upstream)
@@ -82,8 +75,7 @@ def test_output_and_gradients_are_pefts(bias: bool, shape: tuple[int, ...]) -> N
         assert torch.allclose(ours, pefts, rtol=1e-12, atol=1e-14)
 
 
-def half() -> Adapted:
-    """The same on a bfloat16 base; its adapter is float32."""
+def half():
     return adapted(dtype=torch.float32, base=torch.bfloat16)
 
 
@@ -135,7 +127,7 @@ def test_a_16_bit_layer_computes_what_the_engine_adds_to_its_outputs():
     assert torch.equal(layer(hidden).view(-1, 5), expected)
 
 
-def test_gradients_of_a_16_bit_layers_adapter_are_float32_and_those_of_autograd_through_what_is_held() -> None:
+def test_gradients_of_a_16_bit_layers_adapter_are_float32_and_those_of_autograd_through_what_is_held():
     made = half()
     hidden, upstream = torch.randn(2, 3, 7).bfloat16(), torch.randn(2, 3, 5).bfloat16()
     _, slope, *ours = outcome(made, hidden, upstream)
@@ -148,3 +140,43 @@ def test_gradients_of_a_16_bit_layers_adapter_are_float32_and_those_of_autograd_
     for found, value in zip(ours, expected, strict=True):
         assert found.dtype == torch.float32
         assert torch.allclose(found, value, rtol=1e-2, atol=1e-2)
+
+
+def plain(hidden, weight, tokens, temperature):
+    return (hidden @ weight.T / temperature).log_softmax(-1).gather(1, tokens[:, None]).squeeze(1)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("rows", [1, 3, 1 << 20], ids=["row by row", "three rows", "at once"])
+def test_logprobs_entropies_and_their_gradients_are_those_of_autograd(monkeypatch, temperature, rows):
+    monkeypatch.setattr(head, "chunk_rows", lambda *_: rows)
+    draw = torch.Generator().manual_seed(3)
+    hidden = torch.randn(11, 5, generator=draw, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(13, 5, generator=draw, dtype=torch.float64)
+    tokens = torch.randint(13, (11,), generator=draw)
+    upstreams = torch.randn(2, 11, generator=draw, dtype=torch.float64)
+    alone = token_logprobs(hidden, weight, tokens, temperature)
+    found = token_logprobs_and_entropies(hidden, weight, tokens, temperature)
+    log_softmax = (hidden @ weight.T / temperature).log_softmax(-1)
+    expected = plain(hidden, weight, tokens, temperature), -(log_softmax.exp() * log_softmax).sum(-1)
+    assert torch.equal(found[0], alone)
+    assert all(torch.allclose(one, other, rtol=1e-12) for one, other in zip(found, expected, strict=True))
+    for ours, theirs, part in ((found, expected, upstreams), ((alone,), expected[:1], upstreams[:1])):
+        slopes = [torch.autograd.grad(one, hidden, tuple(part), retain_graph=True)[0] for one in (ours, theirs)]
+        assert torch.allclose(*slopes, rtol=1e-11, atol=1e-13)
+
+
+def test_a_half_precision_head_has_logprobs_and_slopes_in_single_precision():
+    """Against autograd in float32 through the rounded logits: a softmax rounded to bfloat16 would be off by a few parts in a thousand of each summand."""
+    draw = torch.Generator().manual_seed(3)
+    hidden = torch.randn(5, 16, generator=draw).bfloat16().requires_grad_()
+    weight, tokens = torch.randn(200, 16, generator=draw).bfloat16(), torch.tensor([3, 1, 4, 1, 5])
+    upstream = torch.tensor([0.3, -1.7, 2.0, 1e-3, 5.0])
+    logprobs = token_logprobs(hidden, weight, tokens, 0.7)
+    assert logprobs.dtype == torch.float32
+    assert torch.allclose(logprobs, plain((hidden @ weight.T).float(), torch.eye(200), tokens, 0.7))
+    (slope,) = torch.autograd.grad(logprobs, hidden, upstream)
+    exact = hidden.detach().float().requires_grad_()
+    (expected,) = torch.autograd.grad(plain(exact, weight.float(), tokens, 0.7), exact, upstream)
+    assert slope.dtype == torch.bfloat16
+    assert torch.allclose(slope.float(), expected, rtol=2e-2, atol=1e-2 * float(expected.abs().max()))

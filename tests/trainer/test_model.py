@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tests.trainer.sampler import VOCABULARY
+from tests.tables import rows
+from tests.trainer.harness import VOCABULARY
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -14,35 +15,29 @@ from marlaas_worker.adapters import write_adapter
 from marlaas_worker.base_model import ModelUnusable
 from marlaas_worker.trainer.batching import MicroBatch
 from marlaas_worker.trainer.batching import collate as collate_rows
-from marlaas_worker.trainer.lora import AttachedAdapter, TargetUnknown, WeightsMismatch, initial_weights
+from marlaas_worker.trainer.lora import TargetUnknown, WeightsMismatch, initial_weights
 from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.rows import Segment, chain, pack_prefix_tree
 
 
-def segment(seed: int, prompt: int, generated: int) -> Segment:
+def segment(seed, prompt, generated):
     draw = np.random.default_rng(seed)
     ids = draw.integers(0, VOCABULARY, prompt + generated).astype(np.int32)
     mask = np.arange(len(ids)) >= prompt
     return Segment(ids, mask, np.zeros(len(ids), np.float32), 0, 1.0)
 
 
-def collate(segments: list[Segment]) -> MicroBatch:
-    """Every segment in a row of its own."""
+def collate(segments):
     return collate_rows([chain(part) for part in segments])
 
 
-def random_weights(adapter: AttachedAdapter, seed: int) -> dict[str, Tensor]:
-    draw = torch.Generator().manual_seed(seed)
-    return {name: 0.2 * torch.randn(value.shape, generator=draw) for name, value in adapter.parameters.items()}
-
-
-def attach(base: BaseModel, seed: int, rank: int = 4, alpha: int = 8, targets: tuple[str, ...] = ()) -> AttachedAdapter:
-    adapter = base.attach(rank, alpha, targets)
-    adapter.load(random_weights(adapter, seed))
+def attach(base, seed, rank=4, alpha=8, targets=()):
+    adapter, draw = base.attach(rank, alpha, targets), torch.Generator().manual_seed(seed)
+    adapter.load({name: 0.2 * torch.randn(one.shape, generator=draw) for name, one in adapter.parameters.items()})
     return adapter
 
 
-def gradients(base: BaseModel, adapter: AttachedAdapter, *batches: MicroBatch) -> dict[str, Tensor]:
+def gradients(base, adapter, *batches: MicroBatch):
     for parameter in adapter.parameters.values():
         parameter.grad = None
     for batch in batches:
@@ -50,9 +45,6 @@ def gradients(base: BaseModel, adapter: AttachedAdapter, *batches: MicroBatch) -
     return {
         name: parameter.grad.clone() for name, parameter in adapter.parameters.items() if parameter.grad is not None
     }
-
-
-# what is computed ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -84,7 +76,7 @@ def test_peft_loads_what_is_written_and_computes_the_same(base, tiny_model, tmp_
     assert torch.allclose(base.logprobs(adapter, collate([part]), 1.0), expected, atol=2e-5)
 
 
-def with_shared_beginnings(base: BaseModel) -> tuple[MicroBatch, list[Segment]]:
+def with_shared_beginnings(base):
     """Six segments of which five share a row, and the segments alone."""
     prompt, group = segment(1, 12, 0).ids, []
     for number in range(5):
@@ -133,7 +125,7 @@ def test_what_follows_a_generated_token_and_what_pads_it_has_exactly_no_gradient
     masked = Segment(part.ids, np.arange(10) == 5, part.behaviour, 0, 1.0)
     seen: list[Tensor] = []
 
-    def watch(_: Any, __: Any, output: Any) -> None:
+    def watch(_, __, output):
         output.last_hidden_state.register_hook(seen.append)
 
     hook = base._decoder.register_forward_hook(watch)
@@ -142,9 +134,6 @@ def test_what_follows_a_generated_token_and_what_pads_it_has_exactly_no_gradient
     hook.remove()
     rows = [tuple(place) for place in seen[0].abs().sum(-1).nonzero().tolist()]
     assert rows == [(0, 4)]  # the hidden state before the one generated token, and no other
-
-
-# adapters beside each other -----------------------------------------------------------------------------------------
 
 
 def test_an_adapter_computes_the_same_bits_alone_and_among_others(base, tiny_model):
@@ -181,10 +170,7 @@ def test_initial_weights_depend_on_seed_agent_and_name_alone(base):
     assert layers == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}, "without targets"
 
 
-# refusals -----------------------------------------------------------------------------------------------------------
-
-
-def test_targets_and_weights_that_do_not_fit_are_refused_and_nothing_is_changed(base):
+def test_targets_weights_and_folders_that_do_not_fit_are_refused_and_nothing_is_changed(base, tmp_path):
     with pytest.raises(TargetUnknown, match=r"'qproj' is not a linear layer .* did you mean q_proj"):
         base.attach(4, 8, ("qproj",))
     with pytest.raises(TargetUnknown, match="'lm_head' is not a linear layer"):
@@ -194,9 +180,6 @@ def test_targets_and_weights_that_do_not_fit_are_refused_and_nothing_is_changed(
     with pytest.raises(WeightsMismatch, match="does not fit this adapter"):
         adapter.load(wide.tensors())
     assert all(torch.equal(before[name], value) for name, value in adapter.tensors().items())
-
-
-def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(ModelUnusable, match="has no base model"):
         BaseModel(str(tmp_path / "nothing"))
     with pytest.raises(ModelUnusable, match="cannot be loaded"):
@@ -204,14 +187,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("Granite", {"logits_scaling": 8.0, "initializer_range": 0.5}),
-        ("Gemma2", {"head_dim": 16, "final_logit_softcapping": 5.0, "initializer_range": 0.1}),
-    ],
-    ids=["scaled", "capped by less than rounding"],
-)
+@pytest.mark.parametrize(("name", "settings"), rows(__file__, "scaled_logits"))
 def test_an_architecture_that_changes_its_logits_behind_the_head_is_refused(tmp_path, dtype, name, settings):
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
     config = getattr(transformers, f"{name}Config")(vocab_size=61, num_hidden_layers=1, **sizes, **settings)
@@ -220,8 +196,7 @@ def test_an_architecture_that_changes_its_logits_behind_the_head_is_refused(tmp_
         BaseModel(str(tmp_path), dtype=dtype)
 
 
-def alike() -> list[Segment]:
-    """Four segments with one beginning."""
+def alike():
     made = []
     for seed in range(4):
         ids = np.concatenate([segment(9, 12, 0).ids, segment(seed, 0, 6 + seed).ids])
@@ -229,11 +204,11 @@ def alike() -> list[Segment]:
     return made
 
 
-def kept(base: BaseModel, adapter: AttachedAdapter, batch: MicroBatch) -> list[Tensor]:
+def kept(base, adapter, batch):
     """What a forward pass keeps for its backward pass, weights aside."""
     found: dict[int, Tensor] = {}
 
-    def keep(tensor: Tensor) -> Tensor:
+    def keep(tensor):
         if not isinstance(tensor, nn.Parameter):
             found[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
@@ -244,11 +219,11 @@ def kept(base: BaseModel, adapter: AttachedAdapter, batch: MicroBatch) -> list[T
     return list(found.values())
 
 
-def size(tensors: list[Tensor]) -> int:
+def size(tensors):
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
-def batches(base: BaseModel) -> list[MicroBatch]:
+def batches(base):
     return [
         collate([segment(1, 3, 40), segment(2, 6, 30)]),
         collate_rows(pack_prefix_tree(alike(), base.pairs_per_token, 1000)),

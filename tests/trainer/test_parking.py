@@ -12,11 +12,11 @@ import pytest
 import torch
 from tests.harness import WITHIN_S, pool_document
 from tests.killing import kill_at
-from tests.trainer.harness import Clock, TrainerHarness, assignment_of, job
+from tests.tables import rows
+from tests.trainer.harness import Clock, assignment_of, job
 from tests.trainer.test_learner import away
 
 from marlaas_api.blobs import BlobRef
-from marlaas_api.messages import GroupReady, PoolDocument
 from marlaas_api.numeric import trained_bytes
 from marlaas_worker.orchestrator.capacity import PoolCapacity, trainer_bytes
 from marlaas_worker.trainer import agent_memory
@@ -30,42 +30,38 @@ from marlaas_worker.trainer.room import QUANTUM_S, AgentRoom, Pause
 from marlaas_worker.trainer.version_cache import CachedVersion, VersionCache
 
 
-def parked(harness: TrainerHarness, name: str = "trainer-0") -> dict[str, float]:
+def parked(harness, name="trainer-0"):
     samples = harness.metrics[name].samples()
     return {one.labels["job"]: one.value for one in samples if one.name == "marlaas_trainer_parked_total"}
 
 
-@pytest.fixture
-def parks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Times that agents were parked, by job."""
-    found, park = Counter[str](), AgentTrainer._park
+def counted(monkeypatch, owner, name):
+    """Count the calls of a method."""
+    found, call = Counter(), getattr(owner, name)
 
-    async def counted(trainer: AgentTrainer, inbox: StepInbox) -> None:
-        found[trainer.lease.record.uid] += 1
-        await park(trainer, inbox)
+    async def count(*arguments):
+        found[name] += 1
+        return await call(*arguments)
 
-    monkeypatch.setattr(AgentTrainer, "_park", counted)
+    monkeypatch.setattr(owner, name, count)
     return found
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Versions that were read from the blob store to be restored, by job."""
-    found, read = Counter[str](), Residence._read
-
-    async def counted(residence: Residence, ref: BlobRef) -> CachedVersion:
-        found[residence._assignment.ref.name] += 1
-        return await read(residence, ref)
-
-    monkeypatch.setattr(Residence, "_read", counted)
-    return found
+def parks(monkeypatch):
+    return counted(monkeypatch, AgentTrainer, "_park")
 
 
 @pytest.fixture
-def room_for(monkeypatch: pytest.MonkeyPatch):
+def reads(monkeypatch):
+    return counted(monkeypatch, Residence, "_read")
+
+
+@pytest.fixture
+def room_for(monkeypatch):
     """Give later trainers memory for so many agents, and host memory for this many bytes of versions."""
 
-    def give(num: int, host_bytes: int = 0) -> None:
+    def give(num, host_bytes=0):
         monkeypatch.setattr(agent_memory, "measure", lambda *_: AgentMemory(num * 8, 1, host_bytes))
 
     return give
@@ -74,7 +70,7 @@ def room_for(monkeypatch: pytest.MonkeyPatch):
 async def test_a_step_that_waits_for_groups_is_begun_again_for_an_agent_that_can_commit(harness, room_for, monkeypatch):
     taken, take = asyncio.Event(), StepInbox.take
 
-    def observed(inbox: StepInbox, group: GroupReady) -> None:
+    def observed(inbox, group):
         take(inbox, group)
         taken.set()
 
@@ -95,7 +91,7 @@ async def test_a_step_that_waits_for_groups_is_begun_again_for_an_agent_that_can
     assert [await harness.adapter(one) for one in (waiting, due)] == expected
 
 
-async def test_killed_while_agents_are_parked_they_go_on_to_the_same_bits(harness, room_for, parks) -> None:
+async def test_killed_while_agents_are_parked_they_go_on_to_the_same_bits(harness, room_for, parks):
     documents = [job(f"job-{number}") for number in range(3)]
     other = await harness.another()
     expected = await other.trained(*documents, steps=3)
@@ -108,9 +104,7 @@ async def test_killed_while_agents_are_parked_they_go_on_to_the_same_bits(harnes
 
 
 @pytest.mark.parametrize("host_bytes", [1 << 30, 1], ids=["host memory for all", "for none"])
-async def test_restored_from_host_memory_agents_have_the_bits_that_they_have_from_the_blob_store(
-    harness: TrainerHarness, room_for, parks: Counter[str], reads: Counter[str], host_bytes
-) -> None:
+async def test_restored_from_host_memory_agents_have_the_same_bits(harness, room_for, parks, reads, host_bytes):
     """With KL references, a fixed one and one that follows the policy, and running means of rewards."""
     baselines = {"baseline": {"type": "running-mean"}}
     references = [{}, {"coefficient": 0.1, "reference": {"versionsBehind": 1}}]
@@ -127,16 +121,7 @@ async def test_restored_from_host_memory_agents_have_the_bits_that_they_have_fro
     assert bool(reads) == (host_bytes == 1)
 
 
-@pytest.mark.parametrize(
-    ("files", "limit"),
-    [
-        ({}, None),
-        ({"memory.max": "max\n"}, None),
-        ({"memory.max": "1048576\n"}, 1048576),
-        ({"memory/memory.limit_in_bytes": "1048576"}, 1048576),
-        ({"memory/memory.limit_in_bytes": "9223372036854771712"}, None),
-    ],
-)
+@pytest.mark.parametrize(("files", "limit"), rows(__file__, "cgroups"))
 def test_the_limit_is_that_of_the_container_in_both_versions_of_cgroups(tmp_path, files, limit):
     (tmp_path / "memory").mkdir()
     for name, text in files.items():
@@ -144,23 +129,11 @@ def test_the_limit_is_that_of_the_container_in_both_versions_of_cgroups(tmp_path
     assert memory_limit(tmp_path) == limit
 
 
-def pool(**fields: object) -> PoolDocument:
+def pool(**fields: object):
     return pool_document(Path("m"), trainer={"activationBytes": "100"}).model_copy(update=fields)
 
 
-@pytest.mark.parametrize(
-    ("device", "limit", "estimate", "expected"),
-    [
-        ("cpu", 3100, 0, (1600, 0)),
-        ("cpu", None, 0, (3920, 0)),
-        ("cpu", 3100, 77, (77, 0)),
-        ("cpu", 900, 0, (1, 0)),
-        ("cuda", None, 77, (400, 2500)),
-        ("cuda", 5000, 77, (400, 1000)),
-        ("cuda", 500, 77, (400, 0)),
-    ],
-    ids=["container", "half of the machine", "the runner's", "no memory left", "accelerator", "in a container", "full"],
-)
+@pytest.mark.parametrize(("device", "limit", "estimate", "expected"), rows(__file__, "machines"))
 def test_the_room_is_known_on_every_machine(base, monkeypatch, device, limit, estimate, expected):
     """0.8 x (3100 - 1000 - 100); 0.8 x (10000 / 2 - 100). With an accelerator a quarter of the host's free memory keeps versions."""
     monkeypatch.setattr(agent_memory, "memory_limit", lambda: limit)
@@ -169,21 +142,10 @@ def test_the_room_is_known_on_every_machine(base, monkeypatch, device, limit, es
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (600, 1000))
     monkeypatch.setattr(base, "device", torch.device(device))
     memory = measure(base, pool(agent_room_bytes=estimate))
-    assert (memory.room_bytes, memory.host_bytes) == expected
+    assert [memory.room_bytes, memory.host_bytes] == expected
 
 
-@pytest.mark.parametrize(
-    ("agent", "kl", "copies"),
-    [
-        ({}, {}, 4),
-        ({}, {"coefficient": 0.1}, 4),
-        ({}, {"coefficient": 0.1, "reference": {"versionsBehind": 1}}, 5),
-        ({}, {"reference": {"versionsBehind": 1}}, 4),
-        ({}, {"coefficient": 0.1, "reference": {"path": "FOLDER"}}, 5),
-        ({"initFrom": {"path": "FOLDER"}}, {"coefficient": 0.1}, 5),
-        ({"initFrom": {"path": "FOLDER"}}, {}, 4),
-    ],
-)
+@pytest.mark.parametrize(("agent", "kl", "copies"), rows(__file__, "references"))
 def test_a_kl_reference_that_is_not_the_base_model_is_one_copy_more(base, tmp_path, agent, kl, copies):
     path = {"path": str(away(base, tmp_path / "start"))}
     agent = {"initFrom": path} if agent else {}
@@ -200,11 +162,11 @@ def test_a_kl_reference_that_is_not_the_base_model_is_one_copy_more(base, tmp_pa
     assert follows or (learner._reference is not None) == (copies == 5)
 
 
-def version_ref(name: str) -> BlobRef:
+def version_ref(name):
     return BlobRef(name=name, sha256=name[-1] * 64, size_bytes=1)
 
 
-def held(name: str, num: int = 1) -> CachedVersion:
+def held(name, num=1):
     """A version of 16 bytes for each number."""
     tensors = {"w": torch.zeros(num)}
     return CachedVersion(
@@ -212,11 +174,11 @@ def held(name: str, num: int = 1) -> CachedVersion:
     )
 
 
-def kept(cache: VersionCache, names: str) -> str:
+def kept(cache, names):
     return "".join(name for name in names if cache.find(name, version_ref(name)))
 
 
-def test_versions_are_kept_within_the_bound_and_the_least_recently_used_one_is_dropped_first() -> None:
+def test_versions_are_kept_within_the_bound_and_the_least_recently_used_one_is_dropped_first():
     cache = VersionCache(48)
     for name in "abc":
         cache.keep(name, held(name))
@@ -235,20 +197,20 @@ def test_versions_are_kept_within_the_bound_and_the_least_recently_used_one_is_d
 class Room(AgentRoom):
     """A room for 10 with a clock of its own; `woken`: how often each agent was woken."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.clock, self.woken = Clock(), Counter[str]()
         super().__init__(10, self.clock)
 
-    def asks(self, agent: str, need: int, is_due: bool = False) -> bool:
+    def asks(self, agent, need, is_due=False):
         return self.enter(agent, need, is_due, lambda: self.woken.update([agent]))
 
 
 @pytest.fixture
-def room() -> Room:
+def room():
     return Room()
 
 
-def test_agents_without_work_leave_first_and_of_them_the_one_that_entered_first(room: Room) -> None:
+def test_agents_without_work_leave_first_and_of_them_the_one_that_entered_first(room):
     for agent in "abc":
         assert room.asks(agent, 3)
         room.clock.at += QUANTUM_S
@@ -262,7 +224,7 @@ def test_agents_without_work_leave_first_and_of_them_the_one_that_entered_first(
     assert room.asks("d", 4)
 
 
-def test_due_agents_enter_before_those_that_came_earlier_and_one_that_withdraws_lets_the_next_one_in(room: Room):
+def test_due_agents_enter_before_those_that_came_earlier_and_one_that_withdraws_lets_the_next_one_in(room):
     assert room.asks("a", 10)
     assert not any(room.asks(agent, 10, is_due) for agent, is_due in (("b", False), ("c", False), ("d", True)))
     room.leave("a")
@@ -289,15 +251,14 @@ class Agent:
     begun_again: int = 0
 
     @property
-    def is_due(self) -> bool:
+    def is_due(self):
         return self.arrived == self.num_groups
 
     @property
-    def has_work(self) -> bool:
+    def has_work(self):
         return self.arrived > 0 and (self.taken < self.arrived or self.is_due)
 
-    def turn(self) -> None:
-        """What it does when it is woken."""
+    def turn(self):
         if self.is_here and self.room.pause(self.name, self._pause()):
             self.begun_again += self.taken > 0
             self.taken, self.is_here = 0, False
@@ -307,12 +268,12 @@ class Agent:
         if self.is_here and self.has_work:
             self._work()
 
-    def _pause(self) -> Pause:
+    def _pause(self):
         if self.taken:
             return Pause.BUSY if self.has_work else Pause.WITHIN_STEP
         return Pause.AFTER_STEP if self.has_work else Pause.BETWEEN_STEPS
 
-    def _work(self) -> None:
+    def _work(self):
         if self.taken < self.arrived:
             self.taken += 1
         else:
@@ -320,7 +281,7 @@ class Agent:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_random_schedules_end_and_never_overfill_the_room(seed: int) -> None:
+def test_random_schedules_end_and_never_overfill_the_room(seed):
     """A group of a step arrives only after all agents have committed the step before, so agents wait for one another."""
     chance, clock = random.Random(seed), Clock()
     size, num_steps = chance.randint(5, 12), 6

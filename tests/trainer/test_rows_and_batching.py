@@ -1,31 +1,33 @@
-"""Rows and packing: every segment in its own context, the same micro-batches however they arrive, and nothing seen that is not there."""
+"""The log of groups as steps, rows and micro-batches: each group once and in order, every segment in its own context."""
 
 import itertools
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marlaas_api.messages import GroupReady, StepClosed, TrajectoryRef
 from marlaas_worker.trainer.batching import collate, pack
+from marlaas_worker.trainer.intake import LogInvalid, StepInbox
 from marlaas_worker.trainer.rows import Row, Segment, chain, pack_prefix_tree
 
 lengths = st.lists(st.integers(2, 40), max_size=30)
 alike = st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=12), min_size=1, max_size=10)
 
 
-def segment(ids: list[int], advantage: float = 1.0) -> Segment:
+def segment(ids, advantage=1.0):
     generated = np.arange(len(ids)) % 3 == 1
     behaviour = np.where(generated, -0.5 * np.arange(len(ids)) - 0.5, 0).astype(np.float32)
     return Segment(np.array(ids, np.int32), generated, behaviour, 0, advantage)
 
 
-def row(length: int) -> Row:
+def row(length):
     return chain(segment(list(range(1, length + 1))))
 
 
-def context(planted: Row, place: int) -> list[int]:
-    """The tokens from the root to a place."""
+def context(planted, place):
     ids: list[int] = []
     while place >= 0:
         ids.insert(0, int(planted.ids[place]))
@@ -33,13 +35,8 @@ def context(planted: Row, place: int) -> list[int]:
     return ids
 
 
-# rows ---------------------------------------------------------------------------------------------------------------
-
-
 @given(ids=alike, pairs_per_token=st.sampled_from([0, 10, 1000]), budget=st.integers(12, 60))
-def test_however_beginnings_are_shared_every_generated_token_is_predicted_once_from_its_own_past(
-    ids, pairs_per_token, budget
-):
+def test_however_beginnings_are_shared_each_token_is_predicted_once_from_its_past(ids, pairs_per_token, budget):
     segments = [
         replace(segment(values, float(number)), trajectory=number // 2, trajectory_tokens=50 + number // 2)
         for number, values in enumerate(ids)
@@ -62,22 +59,16 @@ def test_however_beginnings_are_shared_every_generated_token_is_predicted_once_f
     assert sum(planted.num_segment_tokens for planted in rows) == sum(map(len, ids))
 
 
-def test_a_prompt_that_all_members_share_is_one_run_of_tokens():
+def test_a_shared_prompt_is_one_run_of_tokens_unless_attention_would_cost_more():
     prompt = list(range(10, 30))
     rows = pack_prefix_tree([segment([*prompt, 1, 2]), segment([*prompt, 1, 3, 4]), segment([*prompt, 5])], 1000, 1000)
     assert [planted.ids.tolist() for planted in rows] == [[*prompt, 5, 1, 2, 3, 4]]
     assert rows[0].parents.tolist() == [*range(-1, 19), 19, 19, 21, 21, 23]
-
-
-def test_nothing_is_shared_where_attention_would_cost_more_than_it_saves():
     short, long = list(range(10)), list(range(100, 400))
     group = [segment([*short, 500 + number, *long]) for number in range(4)]
     assert len(pack_prefix_tree(group, 384, 1 << 20)) == 4
     assert len(pack_prefix_tree(group, 1 << 20, 1 << 20)) == 1
     assert len(pack_prefix_tree([segment([1, 2, 3]), segment([4, 2, 3])], 1 << 20, 1 << 20)) == 2, "strangers"
-
-
-# micro-batches ------------------------------------------------------------------------------------------------------
 
 
 @given(lengths=lengths, cuts=st.lists(st.integers(0, 30), max_size=6), budget=st.integers(16, 200))
@@ -104,7 +95,7 @@ def test_every_row_is_in_one_microbatch_in_order_and_only_a_lone_one_exceeds_the
         assert len(batch) == 1 or max(map(len, batch)) * len(batch) <= budget
 
 
-def test_a_microbatch_says_from_where_its_generated_tokens_are_predicted_and_whose_they_are():
+def test_a_microbatch_says_where_its_tokens_are_predicted_and_what_each_token_sees():
     batch = collate([chain(segment([1, 2, 3], 1.5)), chain(segment([1, 2, 3, 4, 5, 6], -2.0))])
     assert batch.ids.tolist() == [[1, 2, 3, 0, 0, 0], [1, 2, 3, 4, 5, 6]]
     assert batch.before.tolist() == [0, 6, 9]
@@ -114,9 +105,6 @@ def test_a_microbatch_says_from_where_its_generated_tokens_are_predicted_and_who
     assert batch.sequences.tolist() == [0, 1, 1]
     assert batch.lengths.tolist() == [1, 2, 2], "a segment that says nothing else is its whole trajectory"
     assert (batch.num_padded_tokens, batch.sees, batch.depths) == (12, None, None)
-
-
-def test_in_a_shared_row_a_token_sees_its_ancestors_and_itself_and_padding_only_itself():
     (shared,) = pack_prefix_tree([segment([7, 8, 1]), segment([7, 8, 2, 3])], 1000, 1000)
     batch = collate([shared, row(6)])
     assert batch.ids[0].tolist() == [7, 8, 1, 2, 3, 0]
@@ -125,3 +113,86 @@ def test_in_a_shared_row_a_token_sees_its_ancestors_and_itself_and_padding_only_
     assert seen == [[0], [0, 1], [0, 1, 2], [0, 1, 3], [0, 1, 3, 4], [5]]
     assert (batch.sees[1] == np.tri(6, dtype=np.bool_)).all()
     assert batch.sequences.tolist() == [0, 1, 2, 2], "the generated tokens of a segment are one sequence"
+
+
+Log = list[GroupReady | StepClosed]
+IDS = {"namespace": "team-a", "job": "sums", "uid": "uid", "agent": "policy"}
+
+
+def ready(step, position, *, base=None, version=None, name=""):
+    base = step if base is None else base
+    index = 10 * step + position
+    place = {"step": step, "position": position, "group": name or f"uid-t{index}", "index": index}
+    versions = {"base_version": base, "version": base if version is None else version}
+    played = TrajectoryRef(member=0, episode="e", leaves=(0,), reward=1.0)
+    return GroupReady(**IDS, **place, **versions, trajectories=(played,))
+
+
+def closed(step, num_groups, base=None):
+    return StepClosed(**IDS, step=step, base_version=step if base is None else base, num_groups=num_groups)
+
+
+def drain(inbox):
+    done = []
+    while True:
+        if (group := inbox.next_group()) is not None:
+            done.append(group.group)
+            inbox.take(group)
+        elif (due := inbox.due()) is not None:
+            done.append(f"step {due.step}: {' '.join(inbox.consumed())}")
+            inbox.commit(due.step)
+        else:
+            return done
+
+
+def train(inbox, messages):
+    for message in messages:
+        inbox.add(message)
+        drain(inbox)
+
+
+WHOLE: Log = [ready(0, 0), ready(0, 1), closed(0, 2), ready(1, 0), closed(1, 1)]
+TRAINED = ["uid-t0", "uid-t1", "step 0: uid-t0 uid-t1", "uid-t10", "step 1: uid-t10"]
+
+
+@given(order=st.permutations(range(len(WHOLE))), repeats=st.lists(st.integers(0, len(WHOLE) - 1), max_size=8))
+def test_in_whatever_order_and_however_often_messages_of_two_steps_come_each_is_trained_once(order, repeats):
+    inbox, done = StepInbox(-1, 0), []
+    for number in [*order, *repeats]:
+        inbox.add(WHOLE[number])
+        done += drain(inbox)
+    assert done == TRAINED
+
+
+@pytest.mark.parametrize(("committed", "left"), [(-1, TRAINED), (0, TRAINED[3:]), (1, [])])
+def test_steps_that_are_committed_already_are_ignored(committed, left):
+    inbox = StepInbox(committed, committed + 1)
+    for message in WHOLE:
+        assert inbox.is_committed(message) == (message.step <= committed)
+        inbox.add(message)
+    assert drain(inbox) == left
+
+
+def test_a_step_without_signal_is_skipped_by_number_and_not_by_version():
+    inbox = StepInbox(0, 1)
+    for message in (ready(3, 0, base=1), closed(3, 1, base=1)):
+        inbox.add(message)
+    assert drain(inbox) == ["uid-t30", "step 3: uid-t30"]
+    assert (inbox.committed_step, inbox.version) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ([ready(0, 0), ready(0, 0, name="uid-t7")], "assigned twice"),
+        ([closed(0, 2), closed(0, 3)], "assigned twice"),
+        ([ready(0, 0, base=-1)], "must be trained at version -1, and policy is at version 0"),
+        ([closed(0, 0, base=-1)], "must be trained at version -1, and policy is at version 0"),
+        ([ready(0, 0, version=1)], "was sampled at version 1, after its base version 0"),
+        ([ready(0, 0), ready(0, 1), closed(0, 1)], "has 2 groups, closed with 1"),
+    ],
+)
+def test_a_log_that_contradicts_itself_or_the_version_is_refused(messages, text):
+    inbox = StepInbox(-1, 0)
+    with pytest.raises(LogInvalid, match=text):
+        train(inbox, messages)

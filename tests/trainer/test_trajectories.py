@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.harness import a_turn
+from tests.tables import rows
 
 from marlaas_api import wire
 from marlaas_api.messages import Ending, GroupReady, StopReason, TrajectoryRef, Turn
 from marlaas_api.messages.job_spec import BaselineSettings
 from marlaas_api.wire import pack_ids, pack_logprobs
-from marlaas_worker.trainer.rows import Segment
 from marlaas_worker.trainer.trajectories import (
     Expectation,
     Trajectory,
@@ -29,7 +29,7 @@ EXPECTED = Expectation(1.0, 1000, {4: "a" * 64})
 GRPO = Weighing("standardised", max_tokens=4, overlong_tokens=0)
 
 
-def turn(number: int, parent: int | None = None, *, opens: bool | None = None, **changes: Any) -> Turn:
+def turn(number, parent=None, *, opens=None, **changes: Any):
     """Turn n appends ids 10n, 10n + 1 and generates 10n + 5, 10n + 6 with logprobs -n - .5, -n - .6."""
     tokens = {"prompt_ids": pack_ids([10 * number, 10 * number + 1])}
     tokens |= {"output_ids": pack_ids([10 * number + 5, 10 * number + 6])}
@@ -38,7 +38,7 @@ def turn(number: int, parent: int | None = None, *, opens: bool | None = None, *
     return a_turn(number, parent, **{**IDS, "version": 4, "opens_segment": opens, **tokens, **changes})
 
 
-def group(*leaves: tuple[int, ...]) -> GroupReady:
+def group(*leaves: tuple[int, ...]):
     refs = tuple(
         TrajectoryRef(member=member, episode=f"uid-t0-{member}-1", leaves=leaf, reward=float(member))
         for member, leaf in enumerate(leaves)
@@ -46,9 +46,6 @@ def group(*leaves: tuple[int, ...]) -> GroupReady:
     place = {"agent": "policy", "step": 0, "position": 0, "group": "uid-t0", "index": 0}
     names = {"namespace": "team-a", "job": "sums", "uid": "uid"}
     return GroupReady(**names, **place, base_version=4, version=4, trajectories=refs)
-
-
-# segments -----------------------------------------------------------------------------------------------------------
 
 
 FIRST, SECOND = [0, 1, 5, 6], [10, 11, 15, 16]
@@ -100,10 +97,16 @@ def test_turns_become_segments_of_which_each_generated_token_is_trained_once(tur
     assert [(part.ids.tolist(), part.ids[part.generated].tolist()) for part in segments] == expected
 
 
-def test_behaviour_logprobs_stand_at_the_tokens_they_belong_to():
+def test_a_segment_has_its_behaviour_logprobs_its_trajectorys_advantage_and_its_tokens():
     (part,) = segments_of({0: turn(0), 1: turn(1, 0)}, (1,), 2.5)
     assert np.allclose(part.behaviour, [0, 0, -0.5, -0.6, 0, 0, -1.5, -1.6])
     assert (part.advantage, part.version) == (2.5, 4)
+    rewritten = Trajectory({0: turn(0), 1: turn(1, 0), 2: turn(2, 1, opens=True)}, (2,), 1.0)
+    (parts,) = Weighing("centred", 4, 0).segments([[rewritten, played(0.0, turn(0))]])
+    assert [int(part.generated.sum()) for part in parts] == [4, 2, 2]
+    assert [part.num_trajectory_tokens for part in parts] == [6, 6, 2]
+    assert [part.trajectory for part in parts] == [0, 0, 1]
+    assert [part.advantage for part in parts] == [0.5, 0.5, -0.5]
 
 
 @given(data=st.data())
@@ -123,7 +126,7 @@ def test_in_any_tree_of_turns_every_generated_token_is_trained_exactly_once(data
         check_contexts(part, turns)
 
 
-def check_contexts(part: Segment, turns: dict[int, Turn]) -> None:
+def check_contexts(part, turns):
     """What stands before a turn in a segment is its parent's conversation."""
     numbers = [int(token) // 10 for token in part.ids[::4]]
     assert turns[numbers[0]].opens_segment
@@ -149,41 +152,15 @@ async def test_of_a_candidate_only_its_own_turn_is_trained_and_it_is_compared_wi
     assert found == [(ended[0], -0.5, 6), (ended[1], 0.5, 2), ([25, 26], -0.5, 2), ([35, 36], 0.5, 2)]
 
 
-# checks -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"namespace": "team-b"}, "namespace is 'team-b', and the group has 'team-a'"),
-        ({"uid": "other"}, "uid is 'other'"),
-        ({"agent": "critic"}, "agent is 'critic'"),
-        ({"group": "uid-t1"}, "group is 'uid-t1'"),
-        ({"member": 1}, "member is 1"),
-        ({"version": 3}, "version is 3, and the group has 4"),
-        ({"temperature": 0.7}, "temperature is 0.7, and the group has 1.0"),
-        ({"adapter_sha256": "b" * 64}, "adapter_sha256 is 'bbb"),
-        ({"opens_segment": False}, "no parent and opens no segment"),
-        ({"parent": 2}, "its parent 2 does not come before it"),
-        ({"output_ids": pack_ids([5])}, "1 generated tokens with 2 logprobs"),
-        ({"prompt_ids": b""}, "opens a segment without a prompt"),
-        ({"prompt_ids": b"\0\0\0"}, "not arrays of four-byte values"),
-        ({"logprobs": pack_logprobs([-1.0, 0.5])}, "above zero or not finite"),
-        ({"logprobs": pack_logprobs([-1.0, float("nan")])}, "above zero or not finite"),
-        ({"output_ids": pack_ids([5, 1000])}, "outside the vocabulary of 1000"),
-        ({"output_ids": pack_ids([5, -1])}, "outside the vocabulary of 1000"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
+@pytest.mark.parametrize(("changes", "text"), rows(__file__, "contradictions"))
 def test_a_turn_that_contradicts_its_group_or_itself_is_refused_with_the_contradiction(changes, text):
     whole = group((0,))
     check_turn(turn(0), whole, whole.trajectories[0], EXPECTED)
+    packs = {"prompt_ids": pack_ids, "output_ids": pack_ids, "logprobs": pack_logprobs}
+    changes = {name: packs[name](value) if isinstance(value, list) else value for name, value in changes.items()}
     with pytest.raises(TrajectoryInvalid, match="recorded by rollout-0") as caught:
         check_turn(turn(0, **changes), whole, whole.trajectories[0], EXPECTED)
     assert text in str(caught.value)
-
-
-# reading ------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_group_is_read_from_leaves_to_beginnings_also_from_the_blobs_and_weighed_by_its_rewards(harness):
@@ -208,7 +185,7 @@ async def test_a_missing_turn_may_still_come_and_a_wrong_one_never_turns_right(h
         await read_group(harness.bus, harness.blobs, group((0,), (0,)), EXPECTED)
 
 
-def played(reward: float, *turns: Turn, compared_with: str = "") -> Trajectory:
+def played(reward, *turns: Turn, compared_with=""):
     leaves = (max(made.turn for made in turns),)
     return Trajectory({made.turn: made for made in turns}, leaves, reward, compared_with=compared_with)
 
@@ -236,15 +213,6 @@ def test_the_rewards_of_each_agent_are_compared_with_its_own_mean_and_deviation(
     assert found == pytest.approx([2**0.5, -(0.5**0.5), -(0.5**0.5), -(1.5**0.5), 0.0, 1.5**0.5], abs=1e-5)
 
 
-def test_every_segment_has_its_trajectorys_advantage_and_knows_how_many_tokens_it_generated():
-    rewritten = Trajectory({0: turn(0), 1: turn(1, 0), 2: turn(2, 1, opens=True)}, (2,), 1.0)
-    (parts,) = Weighing("centred", 4, 0).segments([[rewritten, played(0.0, turn(0))]])
-    assert [int(part.generated.sum()) for part in parts] == [4, 2, 2]
-    assert [part.num_trajectory_tokens for part in parts] == [6, 6, 2]
-    assert [part.trajectory for part in parts] == [0, 0, 1]
-    assert [part.advantage for part in parts] == [0.5, 0.5, -0.5]
-
-
 LONG = {"stop_reason": StopReason.LENGTH}
 
 
@@ -265,15 +233,12 @@ def test_an_episode_is_truncated_when_a_limit_ended_it(member, is_truncated):
     assert member.is_truncated == is_truncated
 
 
-def test_the_overlong_filter_leaves_truncated_episodes_out_and_compares_their_rewards_all_the_same():
+def test_truncated_episodes_are_left_out_or_cost_reward_and_are_compared_all_the_same():
     group = [played(1.0, turn(0)), played(0.0, turn(0, **LONG)), played(0.0, turn(0))]
     (kept,) = Weighing("leave-one-out", 4, 0, filter_overlong=True).segments([group])
     (every,) = Weighing("leave-one-out", 4, 0).segments([group])
     assert [part.advantage for part in every] == [1.0, -0.5, -0.5]
     assert [(part.advantage, part.trajectory) for part in kept] == [(1.0, 0), (-0.5, 2)]
-
-
-def test_a_turn_near_the_bound_costs_reward_however_short_the_others():
     long = turn(1, 0, output_ids=pack_ids([1, 2, 3]), logprobs=pack_logprobs([-1.0, -1.0, -1.0]))
     group = [played(1.0, turn(0), long), played(1.0, turn(0), turn(1, 0))]
     (parts,) = Weighing("centred", max_tokens=4, overlong_tokens=2).segments([group])
@@ -283,7 +248,7 @@ def test_a_turn_near_the_bound_costs_reward_however_short_the_others():
 RUNNING = BaselineSettings(type="running-mean", decay=0.75)
 
 
-def steps_of(baselines: Baselines, *steps: dict[str, list[float]]) -> list[dict[str, float]]:
+def steps_of(baselines, *steps: dict[str, list[float]]):
     found = []
     for rewards in steps:
         baselines.note(rewards)
@@ -291,16 +256,13 @@ def steps_of(baselines: Baselines, *steps: dict[str, list[float]]) -> list[dict[
     return found
 
 
-def test_each_player_has_its_own_which_begins_at_the_first_mean_and_moves_by_a_quarter_when_it_plays():
+def test_each_player_has_its_own_baseline_which_a_restart_takes_from_the_metrics_and_no_candidate_moves():
     found = steps_of(Baselines(RUNNING), {"": [2.0, 0.0], "second": [-1.0]}, {"": [0.0]}, {"second": [1.0]})
     assert found == [
         {"baseline": 1.0, "baseline_second": -1.0},
         {"baseline": 0.75, "baseline_second": -1.0},
         {"baseline": 0.75, "baseline_second": -0.5},
     ]
-
-
-def test_a_restart_takes_the_values_from_the_versions_metrics_and_repeats_the_step():
     first = Baselines(RUNNING)
     (metrics,) = steps_of(first, {"": [1.0], "second": [3.0]})
     again = Baselines(RUNNING)
@@ -309,9 +271,6 @@ def test_a_restart_takes_the_values_from_the_versions_metrics_and_repeats_the_st
     again.rewind()
     assert again.values == first.values == {"": 1.0, "second": 3.0}
     assert steps_of(again, {"": [0.0]}) == steps_of(first, {"": [0.0]})
-
-
-def test_candidates_do_not_move_it_and_a_job_that_compares_groups_has_none():
     baselines = Baselines(RUNNING)
     baselines.note({"": [1.0], ("", "episode", 0): [5.0, 6.0]})
     assert baselines.finish_step() == {"baseline": 1.0}

@@ -1,8 +1,14 @@
+"""The files of adapters, and of base models that several threads load."""
+
 import json
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
 from peft import LoraConfig
+from safetensors.torch import load, save
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from marlaas_worker.adapters import (
     CONFIG_FILE,
@@ -18,6 +24,8 @@ from marlaas_worker.adapters import (
     tensor_name,
     write_adapter,
 )
+from marlaas_worker.base_model import load_base_model
+from marlaas_worker.tensor_file import write_tensors
 
 MODULES = ("model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj", "model.layers.1.self_attn.q_proj")
 CONFIG = AdapterConfig(rank=4, alpha=8, base_model="team/tiny", revision="9f2c")
@@ -33,7 +41,7 @@ def random_tensors():
     }
 
 
-def test_what_is_written_is_read_back_bit_for_bit(tmp_path):
+def test_what_is_written_is_read_back_bit_for_bit_and_does_not_depend_on_the_order(tmp_path):
     tensors = random_tensors()
     for name, data in write_adapter(tensors, CONFIG).items():
         (tmp_path / name).write_bytes(data)
@@ -41,9 +49,6 @@ def test_what_is_written_is_read_back_bit_for_bit(tmp_path):
     assert config == CONFIG
     assert read.keys() == tensors.keys()
     assert all(torch.equal(read[name], tensors[name]) for name in tensors)
-
-
-def test_the_same_tensors_in_another_order_give_the_same_bytes_and_digest():
     tensors = random_tensors()
     backwards = dict(reversed(tensors.items()))
     assert write_adapter(tensors, CONFIG) == write_adapter(backwards, CONFIG)
@@ -73,7 +78,7 @@ def test_a_digest_is_of_a_cast_and_of_b_cast_then_scaled(scaling):
         assert digest == slot_digest(held) == tensor_digest(tensors, scaling, dtype)
 
 
-def test_a_digest_differs_when_one_bit_one_name_or_the_scaling_differs():
+def test_a_digest_differs_with_any_bit_name_or_scaling_and_not_with_a_module_of_zeros():
     tensors = random_tensors()
     nudged = {name: tensor.clone() for name, tensor in tensors.items()}
     first = nudged[tensor_name(MODULES[0], "B")]
@@ -81,9 +86,6 @@ def test_a_digest_differs_when_one_bit_one_name_or_the_scaling_differs():
     renamed = {name.replace("layers.1", "layers.2"): tensor for name, tensor in tensors.items()}
     found = {tensor_digest(one, 2.0, "float32") for one in (tensors, nudged, renamed)}
     assert len({*found, tensor_digest(tensors, 1.0, "float32"), *tensor_digests(tensors, 2.0).values()}) == 6
-
-
-def test_a_module_of_zeros_digests_like_a_missing_one():
     tensors = random_tensors()
     without = {name: tensor for name, tensor in tensors.items() if MODULES[1] not in name}
     zeroed = {name: tensor if name in without else torch.zeros_like(tensor) for name, tensor in tensors.items()}
@@ -129,3 +131,47 @@ def test_damaged_or_missing_files_and_other_kinds_of_adapter_are_refused(tmp_pat
             read_adapter(broken)
     with pytest.raises(AdapterInvalid, match=r"no adapter_config\.json"):
         read_adapter(tmp_path)
+
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
+
+
+def tensors():
+    draw = torch.Generator().manual_seed(1)
+    shapes = {"b.x": (3, 4), "a": (5,), "layers.10.w": (1, 1), "layers.2.w": (0, 7), "umläut": (2, 3)}
+    return {
+        f"{name}/{dtype}": (100 * torch.rand(shape, generator=draw)).to(dtype)
+        for dtype in reversed(DTYPES)
+        for name, shape in shapes.items()
+    }
+
+
+def test_the_bytes_are_those_of_the_library_also_of_parts_of_a_buffer():
+    made = tensors()
+    for metadata in (None, {"format": "pt"}):
+        assert write_tensors(made, metadata) == save(made, metadata=metadata)
+        assert write_tensors(dict(reversed(made.items())), metadata) == save(made, metadata=metadata)
+    flat = torch.arange(12.0)
+    made = {"left": flat[:6].view(2, 3), "right": flat[6:].view(3, 2).T}
+    found = load(write_tensors(made))
+    assert all(torch.equal(found[name], value) for name, value in made.items())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("model")
+    sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    config = LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=True)
+    LlamaForCausalLM(config).save_pretrained(made)
+    return made
+
+
+def test_models_that_are_loaded_at_once_are_complete_and_leave_transformers_as_it_was(folder):
+    tie_weights, dtype = PreTrainedModel.tie_weights, torch.get_default_dtype()
+    with ThreadPoolExecutor(8) as threads:
+        models = list(threads.map(partial(load_base_model, folder), [torch.float32, torch.bfloat16] * 16))
+    assert PreTrainedModel.tie_weights is tie_weights
+    assert torch.get_default_dtype() is dtype
+    for model in models:
+        assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+        assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}

@@ -1,29 +1,29 @@
-"""Health checks and metrics over real HTTP: of this process, and of a role in a process of its own."""
+"""Health checks and metrics over real HTTP; errors of devices sorted by their words, and the failures that jobs wait for."""
 
 import asyncio
+import builtins
 import contextlib
 import signal
 import sys
+from contextlib import suppress
 
 import pytest
 from tests.harness import WITHIN_S
+from tests.tables import rows
 
 from marlaas_api import health
+from marlaas_api.blobs import BlobUnavailable
 from marlaas_api.errors import InvalidInput
 from marlaas_api.health import exposition
 from marlaas_api.messages import ReplicaReport
 from marlaas_api.names import JobRef
 from marlaas_api.nats_server import EmbeddedNats
+from marlaas_worker.device_errors import first_line, is_out_of_memory, says_lost
 from marlaas_worker.health import families, health_server
 from marlaas_worker.metrics import Metrics, Sample, of_report
+from marlaas_worker.waits import KEPT_S, SILENT_S, Waits
 
-METRICS = (
-    "# HELP marlaas_bus_connected 1 while connected to the bus.\n# TYPE marlaas_bus_connected gauge\nmarlaas_bus_connected 0.0",
-    "# TYPE marlaas_trainer_busy_seconds_total counter\nmarlaas_trainer_busy_seconds_total 1.5",
-    "marlaas_trainer_wall_seconds_total 60.0",
-    "marlaas_trainer_running 1.0",
-    'marlaas_trainer_job_seconds_total{job="sums",namespace="team-a"} 1.25',
-)
+METRICS = rows(__file__, "metrics")
 
 
 async def get(port, path, method="GET"):
@@ -60,7 +60,7 @@ async def test_a_worker_lives_before_it_is_ready_and_has_no_other_pages():
         assert await get(port, "/livez") == (503, "not alive\n")
 
 
-async def test_figures_are_those_of_the_moment():
+async def test_figures_are_those_of_the_moment_and_samples_of_one_name_stand_together():
     report = ReplicaReport(
         role="trainer", pool="p", replica="t", num_running=1, busy_s=1.5, wall_s=60, job_engine_s={"u": 1.25, "old": 9}
     )
@@ -71,9 +71,6 @@ async def test_figures_are_those_of_the_moment():
         assert page.count("marlaas_trainer_job_seconds_total{") == 1, "a job that has no document is left out"
         report = report.model_copy(update={"busy_s": 2.5})
         assert "marlaas_trainer_busy_seconds_total 2.5\n" in (await get(port, "/metrics"))[1]
-
-
-def test_samples_of_one_name_stand_together_and_labels_are_escaped():
     samples = [
         Sample(name, "gauge", "Text.", 1, {"class": label}) for name, label in (("a", "x"), ("b", ""), ("a", 'q"\\\n'))
     ]
@@ -140,3 +137,28 @@ async def test_a_leader_and_its_standby_are_ready_until_the_bus_goes(tmp_path):
         assert "marlaas_bus_breaks_total 1.0\n" in (await get(second, "/metrics"))[1]
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
+
+
+@pytest.mark.parametrize(("error", "expected"), rows(__file__, "errors"))
+def test_an_error_is_of_a_lost_device_of_memory_or_neither(error, expected):
+    kind, *words = error
+    error = getattr(builtins, kind)(*words)
+    assert [says_lost(str(error)), is_out_of_memory(error)] == expected
+
+
+def test_of_a_long_error_the_first_line_is_told():
+    assert first_line(RuntimeError("CUDA error: unknown\nFor debugging ...")) == "RuntimeError: CUDA error: unknown"
+    assert first_line(MemoryError()) == "MemoryError: no words"
+
+
+async def test_calls_that_a_silent_store_lets_time_out_are_one_wait_since_the_first_one_began():
+    now = [100.0]
+    waits = Waits(lambda: now[0])
+    for _ in range(3):
+        with suppress(BlobUnavailable):
+            async with waits.watched("u", "write", "x"):
+                now[0] += SILENT_S + 1 + 4 * KEPT_S
+                assert waits.reported()["u"].since == 100.0
+                raise BlobUnavailable("operation timed out")
+        assert waits.reported()["u"].since == 100.0
+        now[0] += KEPT_S / 2

@@ -33,7 +33,6 @@ def drawn(seed, *, with_parts):
 
 
 def held(agents, placed):
-    """The agents when every worker has taken what it was given."""
     return {name: replace(agent, holder=placed[name]) for name, agent in agents.items()}
 
 
@@ -43,9 +42,7 @@ def equal(num):
 
 @pytest.mark.parametrize("with_parts", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_agent_is_placed_within_the_bound_its_parts_apart_and_the_placement_stays_and_depends_on_no_order(
-    seed, with_parts
-):
+def test_placement_is_within_the_bound_keeps_parts_apart_stays_and_depends_on_no_order(seed, with_parts):
     agents, workers = drawn(seed, with_parts=with_parts)
     placed = place(agents, workers)
     assert placed.keys() == agents.keys()
@@ -82,7 +79,7 @@ def test_a_worker_that_joins_takes_over_its_share_and_only_agents_of_one_that_di
     assert all(without[name] == worker for name, worker in before.items() if worker != workers[0])
 
 
-def test_agents_that_a_worker_gave_up_for_another_do_not_come_back():
+def test_agents_that_a_worker_gave_up_or_refuses_do_not_come_back():
     """They have no holder until the other worker has bound them, one after the other."""
     workers, agents = ["old", "new"], held(equal(16), dict.fromkeys(equal(16), "old"))
     placed = place(agents, workers)
@@ -91,9 +88,6 @@ def test_agents_that_a_worker_gave_up_for_another_do_not_come_back():
         found = place(released, workers)
         assert all(found[other] == "new" for other, agent in released.items() if not agent.holder)
         released[name] = replace(released[name], holder="new")
-
-
-def test_an_agent_goes_to_no_worker_that_refuses_it_and_nothing_is_placed_without_workers():
     refused = AgentLoad(holder="a", refused=frozenset({"a"}))
     assert place({"agent": refused}, ["a", "b"]) == {"agent": "b"}
     assert place({"agent": replace(refused, refused=frozenset("ab"))}, ["a", "b"]) == {}

@@ -33,8 +33,6 @@ def shut_engine():
 
 @pytest.fixture
 def make_engine():
-    """Make engines that are open."""
-
     def make(limits=None, **settings):
         engine = ScriptedEngine(limits=replace(LIMITS, **(limits or {})), **settings)
         engine.open.set()
@@ -45,7 +43,6 @@ def make_engine():
 
 @pytest.fixture
 def roles(monkeypatch):
-    """The rollout roles that the test starts."""
     roles, init = [], service._Rollout.__init__
 
     def recorded(self, *arguments):

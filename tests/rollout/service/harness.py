@@ -5,32 +5,10 @@ import contextlib
 from dataclasses import dataclass, field, replace
 
 from tests.harness import Harness, a_manifest, identity, job_document
-from tests.rollout.service.scripted import (
-    POOL,
-    PROBE,
-    CharacterTokenizer,
-    ScriptedEngine,
-    calibration_of,
-    gain,
-    write_version,
-)
+from tests.rollout.service import scripted
 
-from marlaas_api import subjects, wire
+from marlaas_api import messages, subjects, wire
 from marlaas_api.blobs import BlobRef
-from marlaas_api.messages import (
-    CancelRequest,
-    ChatMessage,
-    GenerateReply,
-    GenerateRequest,
-    JobDocument,
-    KeepRequest,
-    Phase,
-    Pin,
-    PolicyRecord,
-    Probe,
-    ReplyPhase,
-    Turn,
-)
 from marlaas_api.names import AdapterRef, episode_id, train_group
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import read_adapter, tensor_digests
@@ -40,9 +18,7 @@ from marlaas_worker.rollout.service import serve_engine
 
 @dataclass
 class Job:
-    """A job, and the requests that its sandbox sends."""
-
-    document: JobDocument
+    document: messages.JobDocument
 
     @property
     def uid(self):
@@ -54,35 +30,36 @@ class Job:
     def request(self, index=0, member=0, turn=0, **changes):
         group = train_group(self.document.ref, index)
         place = {"group": group, "member": member, "episode": episode_id(group, member, 1), "turn": turn}
-        said = {"parent": turn - 1 if turn else None, "append": (ChatMessage(role="user", content=f"question {turn}"),)}
+        said = {
+            "parent": turn - 1 if turn else None,
+            "append": (messages.ChatMessage(role="user", content=f"question {turn}"),),
+        }
         fields = {**identity(self.document), "agent": "policy", **place, **said, "deadline_s": 60.0}
-        return GenerateRequest(**{**fields, **changes})
+        return messages.GenerateRequest(**{**fields, **changes})
 
-    def cancel(self, kind=CancelRequest):
+    def cancel(self, kind=messages.CancelRequest):
         return kind(**self.request().model_dump(include={"namespace", "job", "uid", "agent", "episode"}))
 
     def keep(self):
-        return self.cancel(KeepRequest)
+        return self.cancel(messages.KeepRequest)
 
 
 @dataclass
 class Asked:
-    """The replies to a request, in order of arrival."""
-
-    heard: list[GenerateReply] = field(default_factory=list)
+    heard: list[messages.GenerateReply] = field(default_factory=list)
     over: asyncio.Event = field(default_factory=asyncio.Event)
     more: asyncio.Event = field(default_factory=asyncio.Event)
 
     def hear(self, reply):
         self.heard.append(reply)
         self.more.set()
-        if reply.phase in (ReplyPhase.RESULT, ReplyPhase.FAILED):
+        if reply.phase in (messages.ReplyPhase.RESULT, messages.ReplyPhase.FAILED):
             self.over.set()
 
     @property
     def without_heartbeats(self):
         """Phases of the replies; a slow machine adds heartbeats."""
-        return [reply.phase for reply in self.heard if reply.phase is not ReplyPhase.HEARTBEAT]
+        return [reply.phase for reply in self.heard if reply.phase is not messages.ReplyPhase.HEARTBEAT]
 
     async def until(self, phase):
         return await self._next(lambda reply: reply.phase is phase)
@@ -90,7 +67,7 @@ class Asked:
     async def until_it_says(self, doing):
         """The first heartbeat from now on that says that the request does this."""
         return await self._next(
-            lambda reply: reply.phase is ReplyPhase.HEARTBEAT and doing in reply.doing, len(self.heard)
+            lambda reply: reply.phase is messages.ReplyPhase.HEARTBEAT and doing in reply.doing, len(self.heard)
         )
 
     async def _next(self, wanted, first=0):
@@ -103,15 +80,15 @@ class Asked:
 
     async def end(self):
         await self.over.wait()
-        return next(reply for reply in self.heard if reply.phase in (ReplyPhase.RESULT, ReplyPhase.FAILED))
+        return next(
+            reply for reply in self.heard if reply.phase in (messages.ReplyPhase.RESULT, messages.ReplyPhase.FAILED)
+        )
 
 
 @dataclass
 class Replica:
-    """One rollout role, with its engine and its blobs."""
-
     name: str
-    engine: ScriptedEngine
+    engine: scripted.ScriptedEngine
     context: RoleContext
     task: "asyncio.Task[None]"
 
@@ -128,8 +105,6 @@ class Replica:
 
 
 class RolloutHarness(Harness):
-    """The replicas of the rollout role, and the jobs and versions on their bus."""
-
     def __init__(self, scratch, **fields):
         super().__init__(scratch, **fields)
         self.replicas: list[Replica] = []
@@ -140,7 +115,7 @@ class RolloutHarness(Harness):
     async def replica(self, name="rollout-0", engine=None, tokenizer=None):
         """Start a replica, and wait until it can serve; its engine lets everything go unless it was given."""
         if engine is None:
-            engine = ScriptedEngine()
+            engine = scripted.ScriptedEngine()
             engine.open.set()
         await self.calibrate(engine)
         replica = await self.begin(name, engine, tokenizer)
@@ -151,44 +126,45 @@ class RolloutHarness(Harness):
         """Start a replica, whether or not it can ever serve."""
         context = await self.context(name)
         context = replace(context, scratch=self.scratch / f"{name}-{len(self.replicas)}", shares_cpu=self.shares_cpu)
-        task = asyncio.create_task(serve_engine(context, POOL, tokenizer or CharacterTokenizer(), engine))
+        task = asyncio.create_task(
+            serve_engine(context, scripted.POOL, tokenizer or scripted.CharacterTokenizer(), engine)
+        )
         replica = Replica(name, engine, context, task)
         self.replicas.append(replica)
         return replica
 
     async def serving(self, engine=None, **spec):
-        """A replica and a job."""
         return await self.replica(engine=engine), await self.job(**spec)
 
     async def calibrate(self, engine, **changes):
         """The trainer's part before any engine serves: what such engines score under no adapter and under the self-test's."""
-        calibration = calibration_of(engine).model_copy(update=changes)
-        await self.put(subjects.CALIBRATIONS, subjects.calibration_key(POOL, calibration.dtype), calibration)
+        calibration = scripted.calibration_of(engine).model_copy(update=changes)
+        await self.put(subjects.CALIBRATIONS, subjects.calibration_key(scripted.POOL, calibration.dtype), calibration)
 
     async def job(self, name="job", admitted=True, **spec):
-        """Submit a job with version 0."""
         self._jobs += 1
-        parts = {"poolRef": {"name": POOL}, "training": {"steps": 1, "maxStaleness": 1}, **spec}
-        job = Job(job_document(name, "team", f"uid{self._jobs}", pool=POOL, seed=7, spec=parts))
+        parts = {"poolRef": {"name": scripted.POOL}, "training": {"steps": 1, "maxStaleness": 1}, **spec}
+        job = Job(job_document(name, "team", f"uid{self._jobs}", pool=scripted.POOL, seed=7, spec=parts))
         await self.admit(job, admitted)
         await self.commit(job, 0)
         return job
 
     async def admit(self, job, admitted=True):
-        phase = Phase.RUNNING if admitted else Phase.QUEUED
+        phase = messages.Phase.RUNNING if admitted else messages.Phase.QUEUED
         await super().admit(job.document, phase=phase, admitted=admitted)
 
     async def publish(self, job, version, seed=None, agent="policy", **changes):
         """Put a version's blobs; the policy does not yet point to it. `seed` makes its tensors, the version if not given."""
         adapter = job.adapter(version, agent)
         folder = self.scratch / "published" / adapter.engine_name
-        files = write_version(folder, version if seed is None else seed)
+        files = scripted.write_version(folder, version if seed is None else seed)
         tensors, config = read_adapter(folder)
+        gains = [scripted.gain(folder)] * (len(scripted.PROBE) - 1)
         fields = {
             "parent": self._manifests.get(job.adapter(version - 1, agent)),
             "files": {name: await self.blobs.put(adapter.blob_prefix, name, data) for name, data in files.items()},
             "tensor_digests": tensor_digests(tensors, config.scaling),
-            "probes": (Probe(ids=pack_ids(PROBE), logprobs=pack_logprobs([gain(folder)] * (len(PROBE) - 1))),),
+            "probes": (messages.Probe(ids=pack_ids(scripted.PROBE), logprobs=pack_logprobs(gains)),),
         }
         manifest = a_manifest(job.document, version, **{**fields, "agent": agent, **changes})
         ref: BlobRef = await self.blobs.put(adapter.blob_prefix, "manifest", wire.encode(manifest))
@@ -196,18 +172,16 @@ class RolloutHarness(Harness):
         return ref
 
     async def commit(self, job, version, ref=None, agent="policy", **changes):
-        """Make a version true."""
         ref = ref or await self.publish(job, version, agent=agent, **changes)
-        await self.put_policy(PolicyRecord(uid=job.uid, version=version, manifest=ref), job.document, agent)
+        await self.put_policy(messages.PolicyRecord(uid=job.uid, version=version, manifest=ref), job.document, agent)
 
     async def commit_verified(self, job, version, name="rollout-0"):
-        """Make a version true, and wait until a replica serves it."""
         await self.commit(job, version)
         await self.verified(name, job.adapter(version))
 
     async def pin(self, request, version):
         key = subjects.pin_key(request.namespace, request.job, request.agent, request.group)
-        await self.put(subjects.PINS, key, Pin(version=version))
+        await self.put(subjects.PINS, key, messages.Pin(version=version))
 
     @contextlib.asynccontextmanager
     async def asking(self, request, of=None):
@@ -215,11 +189,11 @@ class RolloutHarness(Harness):
         asked, inbox = Asked(), self.bus.new_inbox()
 
         async def hear(reply):
-            asked.hear(wire.decode_as(GenerateReply, reply.data))
+            asked.hear(wire.decode_as(messages.GenerateReply, reply.data))
 
         async with self.bus.listen(inbox, hear):
             subject = subjects.generation(request.namespace, request.job, request.agent)
-            await self.bus.send(subjects.engine(POOL, of) if of else subject, wire.encode(request), inbox)
+            await self.bus.send(subjects.engine(scripted.POOL, of) if of else subject, wire.encode(request), inbox)
             yield asked
 
     async def ask(self, request, of=None):
@@ -233,25 +207,22 @@ class RolloutHarness(Harness):
                     return await asked.end()
 
     async def result(self, request, of=None):
-        """Ask, and return the result, which must not be a failure."""
         reply = await self.ask(request, of)
-        assert reply.phase is ReplyPhase.RESULT, reply.error
+        assert reply.phase is messages.ReplyPhase.RESULT, reply.error
         return reply
 
     async def failure(self, request, of="rollout-0"):
-        """Ask, and return the failure."""
         reply = await self.ask(request, of)
-        assert reply.phase is ReplyPhase.FAILED
+        assert reply.phase is messages.ReplyPhase.FAILED
         return reply
 
     async def turn(self, request):
         subject = subjects.turn(request.namespace, request.job, request.episode, request.turn)
         stored = await self.bus.last(subjects.TURNS, subject)
-        return None if stored is None else wire.decode_as(Turn, stored.data)
+        return None if stored is None else wire.decode_as(messages.Turn, stored.data)
 
     async def report(self, name, wanted):
-        """The replica's report, once it is as wanted."""
-        return await self.reported(wanted, "rollout", name, POOL)
+        return await self.reported(wanted, "rollout", name, scripted.POOL)
 
     async def verified(self, name, adapter):
         await self.report(name, lambda report: adapter.engine_name in report.verified)

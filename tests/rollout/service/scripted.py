@@ -11,14 +11,7 @@ import torch
 
 from marlaas_api.messages import AdaptedLayer, Calibration, Probe, SelfTestSpec, StopReason
 from marlaas_api.wire import pack_ids, pack_logprobs
-from marlaas_worker.adapters import (
-    AdapterConfig,
-    read_adapter,
-    tensor_digest,
-    tensor_digests,
-    tensor_name,
-    write_adapter,
-)
+from marlaas_worker import adapters
 from marlaas_worker.calibration import draw_adapter
 from marlaas_worker.rollout.conversation import BadAppend
 from marlaas_worker.rollout.engine import Completion, EngineDown, EngineLimits, LoadedAdapter, LoadFailed, Sampling
@@ -57,8 +50,6 @@ class CharacterTokenizer:
 
 @dataclass
 class Call:
-    """One generation as the engine saw it."""
-
     adapter: LoadedAdapter
     prompt_ids: list[int]
     sampling: Sampling
@@ -124,8 +115,8 @@ class ScriptedEngine:
 
     async def digest(self, adapter):
         self._check()
-        tensors, config = read_adapter(self._held[adapter])
-        return tensor_digests(tensors, config.scaling)[self.limits.dtype]
+        tensors, config = adapters.read_adapter(self._held[adapter])
+        return adapters.tensor_digests(tensors, config.scaling)[self.limits.dtype]
 
     async def score(self, adapter, ids):
         self._check()
@@ -151,7 +142,6 @@ class ScriptedEngine:
         return Completion(tuple(ids), tuple(-0.5 for _ in ids), stop)
 
     def begin_all(self):
-        """Report the first tokens of the requests in the engine's own queue."""
         for began in self._begun:
             began()
 
@@ -175,12 +165,11 @@ class ScriptedEngine:
 
 
 def gain(folder):
-    """What an adapter adds to every logprob: the mean of a matrix."""
-    return mean_of(read_adapter(folder)[0])
+    return mean_of(adapters.read_adapter(folder)[0])
 
 
 def mean_of(tensors):
-    return float(tensors[tensor_name("layer", "B")].float().mean())
+    return float(tensors[adapters.tensor_name("layer", "B")].float().mean())
 
 
 def calibration_of(engine):
@@ -188,7 +177,7 @@ def calibration_of(engine):
     layers, dtype = {"layer": AdaptedLayer(rows=4, columns=4, size=2.0)}, engine.limits.dtype
     drawn = SelfTestSpec(seed=1, rank=8, layers=layers, sha256="", logprobs=(), tolerance=1e-4)
     tensors, config = draw_adapter(drawn, dtype)
-    sha256, logprobs = tensor_digest(tensors, config.scaling, dtype), (pack_logprobs([mean_of(tensors)] * 7),)
+    sha256, logprobs = adapters.tensor_digest(tensors, config.scaling, dtype), (pack_logprobs([mean_of(tensors)] * 7),)
     return Calibration(
         **{"pool": POOL, "base": engine.base, "dtype": dtype, "noise": 0.0, "tolerance": 1e-4, "trainer": "trainer-0"},
         probes=(Probe(ids=pack_ids(PROBE), logprobs=pack_logprobs([0.0] * 7)),),
@@ -197,12 +186,13 @@ def calibration_of(engine):
 
 
 def write_version(folder, seed):
-    """Write the files of a random adapter into a folder; return them by name."""
     draw = torch.Generator().manual_seed(seed)
     shapes = {"A": (8, 4), "B": (4, 8)}
-    tensors = {tensor_name("layer", kind): torch.randn(shape, generator=draw) for kind, shape in shapes.items()}
+    tensors = {
+        adapters.tensor_name("layer", kind): torch.randn(shape, generator=draw) for kind, shape in shapes.items()
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    files = write_adapter(tensors, AdapterConfig(8, 16, "base"))
+    files = adapters.write_adapter(tensors, adapters.AdapterConfig(8, 16, "base"))
     for name, data in files.items():
         (folder / name).write_bytes(data)
     return files

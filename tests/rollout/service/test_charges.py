@@ -19,9 +19,7 @@ REPLY_TOKENS = 4
 
 
 @pytest.mark.parametrize("preempted", [None, "before", "while it runs"])
-async def test_a_cancelled_generation_is_charged_its_prompt_and_an_estimate_of_its_output(
-    harness, shut_engine, roles, preempted
-):
+async def test_a_cancelled_generation_is_charged_prompt_and_estimated_output(harness, shut_engine, roles, preempted):
     """It counts as preempted if its job was preempted while it ran, even if that is admitted again before its sandbox cancels."""
     _, job = await harness.serving(shut_engine, rollout={"maxTokens": 50})
     shut_engine.queues = preempted is None
@@ -45,9 +43,7 @@ async def test_a_cancelled_generation_is_charged_its_prompt_and_an_estimate_of_i
     assert [found.job_preempted_tokens, found.job_preempted_engine_s] == cut
 
 
-async def test_a_turn_tells_how_often_its_job_was_preempted_also_if_its_sandbox_learns_it_first(
-    harness, roles, monkeypatch
-):
+async def test_a_turn_tells_how_often_its_job_was_preempted_even_if_the_watch_is_slow(harness, roles, monkeypatch):
     _, job = await harness.serving()
     request = job.request()
     later = request.model_copy(update={"episode": episode_id(request.group, 0, PREEMPTION_STRIDE + 1)})
@@ -100,7 +96,6 @@ async def test_use_on_another_replica_is_charged_here(harness, shut_engine, role
 
 
 async def test_the_engine_gets_a_full_share_when_its_agents_outnumber_its_slots(harness, monkeypatch):
-    """Agents of other replicas do not count, and a role that shares no CPU leaves its session alone."""
     shares: list[int] = []
     elsewhere: list[AdapterRef] = []
     monkeypatch.setattr(service, "set_share", lambda pid, niceness: shares.append(niceness))

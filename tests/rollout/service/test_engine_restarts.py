@@ -17,7 +17,6 @@ from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 
 
 async def ended(replica, error, words):
-    """Wait until a role has ended with an error."""
     with pytest.raises(BaseExceptionGroup) as found:
         await replica.task
     assert found.group_contains(error, match=words, depth=None)
@@ -64,9 +63,7 @@ async def test_a_request_under_which_the_engine_always_dies_is_refused(harness, 
 
 
 @pytest.mark.parametrize("places", [64, 2], ids=["places for all", "two places"])
-async def test_a_prompt_that_always_ends_the_engine_does_so_three_times_in_all_and_hits_every_other_at_most_once(
-    harness, make_engine, places
-):
+async def test_a_prompt_that_always_ends_the_engine_does_so_thrice_and_hits_others_once(harness, make_engine, places):
     engine = make_engine(limits={"max_num_seqs": places})
     inside, deaths, generate = Counter(), [], engine.generate
 

@@ -12,7 +12,6 @@ from marlaas_worker.rollout import requests
 
 @contextlib.asynccontextmanager
 async def asking_all(harness, requests):
-    """Ask all of these, and wait until the replica has accepted them."""
     async with contextlib.AsyncExitStack() as stack:
         asked = [await stack.enter_async_context(harness.asking(one)) for one in requests]
         for one in asked:
@@ -24,10 +23,7 @@ async def phases(asked):
     return {(await one.end()).phase for one in asked}
 
 
-async def test_a_request_asked_again_is_generated_once_and_answered_where_it_was_asked_last(
-    harness, shut_engine, monkeypatch
-):
-    """Another question under its name gets no common answer."""
+async def test_a_request_asked_again_is_generated_once_and_answered_at_the_end(harness, shut_engine, monkeypatch):
     monkeypatch.setattr(requests, "MAX_INBOXES", 2)
     _, job = await harness.serving(shut_engine)
     questions = [*[job.request()] * 3, job.request(append="something else~")]
@@ -40,9 +36,7 @@ async def test_a_request_asked_again_is_generated_once_and_answered_where_it_was
 
 
 @pytest.mark.parametrize("changes", [{"append": "something else~"}, {"tools": ('{"name": "add"}',)}])
-async def test_a_recorded_turn_is_answered_from_its_record_and_another_question_under_its_name_is_refused(
-    harness, changes
-):
+async def test_a_recorded_turn_is_answered_from_its_record_and_another_question_is_refused(harness, changes):
     earlier, job = await harness.serving()
     first = await harness.result(job.request())
     other = await harness.failure(job.request(**changes))
@@ -57,9 +51,7 @@ async def test_a_recorded_turn_is_answered_from_its_record_and_another_question_
 
 
 @pytest.mark.parametrize(("num_characters", "held"), [(3, 1), (2 * requests._REQUEST_CHARACTERS, 2)])
-async def test_a_job_with_too_much_text_or_too_many_requests_may_ask_again_and_others_notice_nothing(
-    harness, shut_engine, monkeypatch, num_characters, held
-):
+async def test_a_job_with_too_many_requests_may_ask_again(harness, shut_engine, monkeypatch, num_characters, held):
     monkeypatch.setattr(requests, "MAX_CHARACTERS", num_characters)
     await harness.replica(engine=shut_engine)
     job, neighbour = await harness.job(), await harness.job("neighbour")
@@ -142,9 +134,7 @@ async def test_heartbeats_say_whether_a_turn_waits_or_is_generated_and_the_repor
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
-async def test_a_cancelled_episode_is_aborted_within_the_engine_of_whichever_replica_is_at_it(
-    harness, shut_engine, num_replicas
-):
+async def test_a_cancelled_episode_is_aborted_in_the_engine_of_its_replica(harness, shut_engine, num_replicas):
     for number in range(num_replicas):
         await harness.replica(f"rollout-{number}", None if number else shut_engine)
     job = await harness.job()
@@ -164,9 +154,7 @@ def listeners(harness, job):
     return [listener for listener in harness.server.listeners if listener.subject == subject]
 
 
-async def test_a_job_that_is_not_admitted_any_more_is_not_listened_to_and_its_requests_are_cancelled(
-    harness, shut_engine
-):
+async def test_a_job_that_is_not_admitted_any_more_is_not_heard_and_its_requests_are_cancelled(harness, shut_engine):
     """The replica does not receive the cancellation of the job's sandbox. The answer lets a sandbox that still runs send the request again."""
     _, job = await harness.serving(shut_engine)
     other = await harness.job("other")
@@ -217,7 +205,6 @@ async def test_a_request_that_claims_to_be_another_jobs_or_wants_its_answer_else
 
 
 async def test_a_request_that_cannot_be_handled_ends_no_replica(harness, monkeypatch):
-    """It is received by each replica directly, and by the agent's subject."""
     accept = requests.Requests.accept
 
     async def fail_at_turn_9(self, request, inbox):
@@ -235,9 +222,7 @@ async def test_a_request_that_cannot_be_handled_ends_no_replica(harness, monkeyp
             assert not replica.task.done()
 
 
-async def test_a_request_fails_at_its_deadline_unless_it_is_asked_again_or_its_sandbox_says_that_it_waits(
-    harness, shut_engine
-):
+async def test_a_request_fails_at_its_deadline_unless_it_is_asked_again_or_kept(harness, shut_engine):
     _, job = await harness.serving(shut_engine)
     await harness.verified("rollout-0", job.adapter(0))
     asked_again, at = job.request(index=1), asyncio.get_running_loop().time
@@ -265,9 +250,7 @@ async def test_an_agent_without_a_version_is_named_at_the_deadline(harness):
 
 
 @pytest.mark.parametrize("ends_in_time", [True, False])
-async def test_a_stopping_replica_takes_nothing_new_and_hands_back_what_does_not_end_in_time(
-    harness, shut_engine, ends_in_time
-):
+async def test_a_stopping_replica_takes_nothing_new_and_hands_back_the_rest(harness, shut_engine, ends_in_time):
     replica, job = await harness.serving(shut_engine)
     async with harness.asking(job.request()) as asked:
         await shut_engine.called.wait()

@@ -17,6 +17,7 @@ import pytest
 from tests.rollout.chats import bpe
 from tests.rollout.service.harness import Job
 from tests.rollout.service.scripted import LIMITS, ScriptedEngine
+from tests.tables import rows
 
 from marlaas.models import prepare
 from marlaas_api.blobs_memory import MemoryBlobs
@@ -33,21 +34,7 @@ from marlaas_worker.trainer.weighing import segments_of
 MEMBERS = 2
 FORGETFUL = "forgetful"
 MAX_TURNS = 6
-WORDS = (
-    "reverse: ",
-    "abc",
-    "3 + 4",
-    " is",
-    "\n",
-    "  ",
-    "é",
-    "</think>",
-    "<tool_call>",
-    "<|end|>",
-    "<|im_end|>",
-    "the",
-    " ",
-)
+WORDS = rows(__file__, "words")
 TOOL = json.dumps({"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}})
 THINKS = (
     "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
@@ -59,8 +46,6 @@ THINKS = (
 
 
 class Drawn(NamedTuple):
-    """One generation as the engine saw it."""
-
     prompt: list[int]
     output: list[int]
     logprobs: list[float]
@@ -98,8 +83,6 @@ class DrawingEngine(ScriptedEngine):
 
 @dataclass
 class Play:
-    """One random episode as a sandbox plays it."""
-
     client: TurnClient
     job: Job
     group: int
@@ -140,14 +123,6 @@ def _message(rng):
     return ChatMessage(role=role, content=_text(rng), tool_calls=calls)
 
 
-async def read(harness, job, group, refs, vocabulary):
-    """What a trainer reads of a group, by member."""
-    names = job.request(group).model_dump(include={"namespace", "job", "uid", "agent", "group"})
-    numbers = {"step": 0, "base_version": 0, "position": 0, "index": group, "version": 0}
-    ready = GroupReady(**names, **numbers, trajectories=tuple(refs))
-    return await read_group(harness.bus, MemoryBlobs(), ready, Expectation(1.0, vocabulary, {}))
-
-
 def assert_trained_as_drawn(drawn, trained):
     """Every generated token is trained once, after exactly the ids that the engine was fed, and nothing else is."""
     for one in drawn:
@@ -163,17 +138,13 @@ def assert_trained_as_drawn(drawn, trained):
     assert sum(int(segment.generated.sum()) for segment in trained) == sum(len(one.output) for one in drawn)
 
 
-@pytest.mark.parametrize(
-    ("name", "num_episodes"),
-    [("tiny", 200), ("smollm2-135m-instruct", 100), (FORGETFUL, 200)],
-)
+@pytest.mark.parametrize(("name", "num_episodes"), [("tiny", 200), ("smollm2-135m-instruct", 100), (FORGETFUL, 200)])
 async def test_what_was_generated_is_what_is_trained_token_for_token(harness, roles, name, num_episodes):
     forgets = name == FORGETFUL
     made = bpe(THINKS) if forgets else PretrainedTokenizer.load(str(await asyncio.to_thread(prepare, name)))
     vocabulary = len(made._tokenizer)
 
     def forget():
-        """Empty the replica's cache of conversations."""
         histories = roles[0]._histories
         for key in list(histories._kept):
             histories._drop(key)
@@ -187,7 +158,11 @@ async def test_what_was_generated_is_what_is_trained_token_for_token(harness, ro
         for group in range(num_episodes // MEMBERS):
             plays = [Play(client, job, group, member, tools=forgets) for member in range(MEMBERS)]
             refs = await asyncio.gather(*(play.run() for play in plays))
-            for ref, read_back in zip(refs, await read(harness, job, group, refs, vocabulary), strict=True):
+            names = job.request(group).model_dump(include={"namespace", "job", "uid", "agent", "group"})
+            numbers = {"step": 0, "base_version": 0, "position": 0, "index": group, "version": 0}
+            ready = GroupReady(**names, **numbers, trajectories=tuple(refs))
+            trained = await read_group(harness.bus, MemoryBlobs(), ready, Expectation(1.0, vocabulary, {}))
+            for ref, read_back in zip(refs, trained, strict=True):
                 turns = read_back.turns.values()
                 assert_trained_as_drawn(engine.drawn[ref.episode], segments_of(read_back.turns, read_back.leaves, 1.0))
                 num_rewritten += sum(turn.opens_segment and turn.parent is not None for turn in turns)

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.rollout.service.scripted import CharacterTokenizer
+from tests.tables import rows
 
 from marlaas_api.health import exposition
 from marlaas_api.messages import ChatMessage, ReplyPhase, StopReason
@@ -147,25 +148,10 @@ LONG = "1" * 40_000
 
 
 REFUSED = [
-    ({"uid": "old"}, "has uid uid1"),
-    ({"job": "nobody"}, "there is no job"),
-    ({"agent": "critic"}, "has no agent 'critic'"),
-    ({"group": "uid1-x"}, "not a group name"),
-    ({"group": "other-t0", "episode": "other-t0-0-1"}, "not of job uid"),
-    ({"episode": "uid1-t1-0-1"}, "is not of member 0"),
-    ({"episode": "uid1-t0-0-1.*"}, "is not of member 0"),
-    ({"member": 1, "episode": "uid1-t0-0-1"}, "is not of member 1"),
+    *rows(__file__, "refused"),
     ({"group": f"uid1-{LONG}-t0", "episode": f"uid1-{LONG}-t0-0-1"}, "is not of job uid uid1"),
     ({"group": f"uid1-t{LONG}", "episode": f"uid1-t{LONG}-0-1"}, "not a group name"),
     ({"episode": f"uid1-t0-0-{LONG}"}, "is not of member 0"),
-    ({"member": -1, "episode": "uid1-t0--1-1"}, "member -1 of a group"),
-    ({"member": 10**9, "episode": "uid1-t0-1000000000-1"}, "member 1000000000 of a group"),
-    ({"turn": 10**9}, "turn 1000000000 is out of range"),
-    ({"turn": -1}, "turn -1 is out of range"),
-    ({"turn": 2, "parent": 2}, "cannot follow"),
-    ({"turn": 2, "parent": 1}, "turn 1 of episode uid1-t0-0-1 is not recorded"),
-    ({"max_tokens": 0}, "at least 1"),
-    ({"append": ""}, "nothing to generate from"),
     ({"append": ()}, "no messages"),
     ({"append": HI, "tools": ("x" * 100_000,)}, "the model's chat template shows little of them"),
     ({"append": (HI[0].model_copy(update={"name": "x" * 100_000}),)}, "the model's chat template shows little of them"),

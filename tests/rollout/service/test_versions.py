@@ -1,8 +1,6 @@
 """Which version serves a request: only proven ones, for a group the one to which it is pinned; and versions that lost their slot and come back."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 from tests.killing import kill_at
@@ -13,18 +11,7 @@ from marlaas_api.messages import ReplyPhase
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.rollout.adapter_cache import AdapterCache
 
-
-async def test_a_new_version_is_verified_before_anybody_asks_for_it(harness):
-    replica, job = await harness.serving()
-    await harness.verified("rollout-0", job.adapter(0))
-    await harness.commit_verified(job, 1)
-    event = await harness.emitted(job.document, "VersionVerified")
-    assert (event.uid, event.role) == (job.uid, "rollout")
-    assert replica.engine.loads == [job.adapter(0).engine_name, job.adapter(1).engine_name]
-
-
 # Versions 1 that must never be served, with the reason.
-Spoil = Callable[[Any, Any, Any], Awaitable[str]]
 
 
 async def refused_by_the_engine(harness, engine, job):
@@ -99,9 +86,7 @@ async def test_an_older_version_is_found_through_its_successors(harness, make_en
     assert engine.calls[0].adapter.name == job.adapter(1).engine_name
 
 
-async def test_a_version_that_is_pinned_before_its_commit_is_waited_for_without_room_in_the_engine(
-    harness, make_engine
-):
+async def test_a_version_that_is_pinned_before_its_commit_is_waited_for_outside_the_engine(harness, make_engine):
     """A failed load would be tried again only after a pause, and would have taken the slot of another version."""
     engine = make_engine(limits={"slots": 1, "max_num_seqs": 1, "kv_tokens": 32})
     await harness.replica(engine=engine)
@@ -124,6 +109,8 @@ async def test_a_group_keeps_the_version_of_its_first_turn(harness, staleness):
     _, job = await harness.serving(training={"steps": 1, "maxStaleness": staleness})
     await harness.ask(job.request(turn=0))
     await harness.commit_verified(job, 1)
+    event = await harness.emitted(job.document, "VersionVerified")
+    assert (event.uid, event.role) == (job.uid, "rollout")
     later = [job.request(turn=1), job.request(member=3), job.request(index=1)]
     for request in later:
         await harness.ask(request)
@@ -175,11 +162,7 @@ async def test_in_strict_mode_and_evaluations_only_the_orchestrators_pin_counts(
     assert (await harness.turn(request)).version == 0
 
 
-MakeEngine = Callable[..., Any]
-
-
 def count_scores(engine):
-    """Record the versions whose probes the engine scores."""
     scored: list[str] = []
     score = engine.score
 
@@ -219,9 +202,7 @@ async def test_after_a_restart_of_the_engine_a_version_is_probed_again(harness, 
     assert scored == [job.adapter(0).engine_name] * 2
 
 
-async def test_a_version_that_is_asked_for_while_it_is_evicted_is_loaded_after_its_files_are_removed(
-    harness, make_engine, monkeypatch
-):
+async def test_a_version_that_is_asked_for_while_it_is_evicted_is_loaded_anew(harness, make_engine, monkeypatch):
     engine = make_engine(limits={"slots": 2})
     await harness.replica(engine=engine)
     jobs = [await harness.job(name) for name in ("a", "b", "c")]
