@@ -133,11 +133,12 @@ class TrainerHarness(Harness):
         base_version: int | None = None,
         *,
         agent: str = "policy",
+        follows: int | None = None,
     ) -> None:
         """Log that a step has all its groups."""
         base = (await self.record(document, agent)).version if base_version is None else base_version
         entry = StepClosed(**identity(document), agent=agent, step=step, base_version=base, num_groups=num_groups)
-        await self.log(document, entry)
+        await self.log(document, entry.model_copy(update={"follows": follows}))
 
     async def step(self, document: JobDocument, step: int) -> None:
         """Log all groups of a step, sampled from the present version, and that it is closed."""

@@ -179,7 +179,7 @@ def _faulted(results: Sequence[JobResult]) -> Iterator[Text]:
 
 
 def _idle(results: Sequence[JobResult], folder: Path) -> Iterator[Text]:
-    """Yield a sentence for each job with many steps without signal, or for each such agent of several."""
+    """Yield a sentence for each job with many steps that trained no token, or for each such agent of several."""
     for result in results:
         for sentence in (
             idle(result.progress.step, _activity(result.document, result.progress)) if result.progress else ()
@@ -197,6 +197,7 @@ def _activity(document: JobDocument, progress: Progress) -> list[AgentActivity]:
             progress.versions.get(agent.name),
             agent.trainable,
             progress.usage[agent.name].generated_tokens if agent.name in progress.usage else None,
+            progress.agents[agent.name].untrained if agent.name in progress.agents else {},
         )
         for agent in document.spec.policies
     ]

@@ -88,7 +88,7 @@ def _job_summary(result: JobResult) -> dict[str, Any]:
     return {
         "phase": result.phase.value,
         "evalBefore": finite(before.reward_mean if before else (progress.eval_before if progress else None)),
-        "evalAfter": finite(after.reward_mean if after else (progress.eval_last if progress else None)),
+        "evalAfter": finite(after.reward_mean if after else None),
         "steps": progress.step if progress else 0,
         "policyVersion": result.version,
         **_agents_summary(result),

@@ -236,12 +236,12 @@ class OwnedJob:
         draft = state.assembly.recordable(state.committed)
         if draft is None:
             return False
+        around = step_records.around(state, draft, self.times.started_at, self._context.now())
         manifests = {
             agent: await self._records.manifest(state.policies[agent].manifest, draft.step)
             for agent, part in draft.agents.items()
-            if not part.no_op
+            if not part.no_op and agent not in around.untrained
         }
-        around = step_records.around(state, draft, self.times.started_at, self._context.now())
         record = step_records.step_record(self.document, draft, manifests, around)
         await self._records.log_step(record)
         state.record(record)

@@ -255,7 +255,8 @@ class Requests:
             text=turn.text,
             stop_reason=turn.stop_reason,
             num_tokens=len(unpack_ids(turn.output_ids)),
-            num_prompt_tokens=turn.meter.prompt_tokens,
+            num_prompt_tokens=turn.meter.prompt_tokens or turn.unfit_tokens,
+            context_tokens=turn.context_tokens,
         )
 
     def _failed(self, request: GenerateRequest, error: str, *, retryable: bool, waits: bool = False) -> GenerateReply:

@@ -207,6 +207,12 @@ class ChildSession:
         except _ChildEnded as end:
             raise fault_of_exit(end.ended, self._spec.environment.memory) from None
         stop = reply.stop_reason or StopReason.STOP
+        if reply.context_tokens and self.ledger.num_turns == 0:
+            text = (
+                f"the first prompt of agent {asked.agent!r} has {reply.num_prompt_tokens} tokens, and the base model's context of {reply.context_tokens} tokens "
+                "leaves no room for a reply: shorten the prompt, or raise rollout.maxModelLen of the pool"
+            )
+            raise Fault(FaultClass.ENV, text, is_retryable=False)
         self.ledger.end(asked, stop)
         sizes = {"num_tokens": reply.num_tokens, "num_prompt_tokens": reply.num_prompt_tokens}
         return {"kind": "reply", "text": reply.text, "stop_reason": stop, **sizes}
