@@ -120,3 +120,4 @@ def test_a_forgotten_return_is_told(own: Callable[[str], str], end: str, is_told
     name = own(f"def play(task, agent):\n    reply = agent.say('?').text\n    {end}\n")
     code, output, _ = invoke("play", name, "--reply", "x")
     assert (code, "Is a `return` missing?" in output) == (0, is_told)
+    assert ("reward of policy unscored" in " ".join(output.split())) == is_told

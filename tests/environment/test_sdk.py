@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.environment.playing import first_task
 from tests.tables import rows
@@ -110,6 +111,25 @@ def test_a_conversation_goes_on_where_it_ended() -> None:
     assert requests[0].append == (Message("system", "short"), Message("user", "one"))
     assert (requests[1].append, requests[1].max_tokens) == ((Message("user", "two"),), 3)
     assert requests[2].append == "raw"
+
+
+@pytest.mark.parametrize(
+    ("asks", "words"),
+    [
+        (lambda agent: agent.say("x", max_tokens=0), "max_tokens is 0"),
+        (lambda agent: agent.complete("x", max_tokens=1.5), r"max_tokens is 1\.5"),
+        (lambda agent: agent.complete(5), "text that is not empty, not 5"),
+        (lambda agent: [agent.complete("x"), agent.complete("y"), agent.say("z")], "began as raw text"),
+    ],
+)
+def test_a_turn_that_no_job_takes_is_refused_by_hand_too_also_within_a_tool(asks, words) -> None:
+    def game(task: Task, agent: Agent) -> None:
+        with agent.tool():
+            asks(agent)
+
+    with pytest.raises(InvalidTurn, match=words):
+        play(game, "1", "2", "3")
+    assert play(lambda task, agent: float(agent.say("x", max_tokens=np.int64(3)).text), "1")[0].rewards == {"policy": 1}
 
 
 def test_branches_go_on_alone() -> None:
@@ -254,11 +274,16 @@ TEXT = '{"type": "function", "function": {"name": "add", "parameters": {"type": 
 )
 def test_messages_in_the_forms_of_other_libraries(given, message):
     assert message_of(given) == message
+    assert message_of(Message("assistant", "", tool_calls=({"name": "add", "arguments": {"a": 1}},))).tool_calls
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
-    rows(__file__, "messages"),
+    [
+        *rows(__file__, "messages"),
+        (Message("assistant", "", tool_calls=(ToolCall("add", "1"),)), "a tool call needs"),
+        (Message("user", "x", name=3), "name must be text"),
+    ],
 )
 def test_other_messages_are_refused_with_the_reason(given, words):
     with pytest.raises(InvalidTurn, match=words):

@@ -9,7 +9,7 @@ import pytest
 from tests.harness import WITHIN_S
 from tests.tables import rows
 
-from marlaas_api.messages import Ending, Episode, FaultClass, GenerateReply, GenerateRequest, JobDocument, StopReason
+from marlaas_api.messages import Ending, Episode, FaultClass, GenerateReply, GenerateRequest, JobDocument, ReplyPhase
 from marlaas_worker.sandbox import attempt, server, service
 from marlaas_worker.sandbox.server import Server
 from marlaas_worker.sandbox.turns import TurnClient, TurnWaited
@@ -51,15 +51,19 @@ async def test_what_an_environment_does_is_a_fault_of_its_own_or_the_policys_and
     assert "exit status" in episodes["dies_in_its_tool"].tool_error
 
 
-async def test_a_first_prompt_that_does_not_fit_is_the_environments_fault_with_the_numbers(harness):
-    def refuse(request: GenerateRequest) -> list[GenerateReply]:
-        sizes = {"num_tokens": 0, "num_prompt_tokens": 300, "context_tokens": 256}
-        return [harness.rollout.result(request, "", StopReason.CONTEXT).model_copy(update=sizes)]
+UNFIT = {"num_prompt_tokens": 300, "context_tokens": 256}
+REFUSED = {"phase": ReplyPhase.FAILED, "error": "only users", "is_refused": True, "is_permanent": True}
 
-    harness.rollout.answer = refuse
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [(UNFIT, "has 300 tokens, and the base model's context of 256 tokens"), (REFUSED, "was refused: only users")],
+)
+async def test_a_prompt_that_the_model_cannot_take_is_the_environments_fault_and_is_asked_once(harness, reply, words):
+    harness.rollout.answer = lambda asked: [harness.rollout.result(asked, "").model_copy(update=reply)]
     (episode,) = await harness.play_document(harness.document("rogues:asks", max_attempts=3), 1)
-    assert (episode.fault, episode.prior_faults) == (FaultClass.ENV, ())
-    assert "has 300 tokens, and the base model's context of 256 tokens" in episode.fault_text
+    assert (episode.fault, episode.prior_faults, len(harness.rollout.requests)) == (FaultClass.ENV, (), 1)
+    assert (words in episode.fault_text, episode.is_permanent) == (True, reply is REFUSED)
 
 
 @pytest.mark.usefixtures("_time_is_over")

@@ -88,7 +88,8 @@ class GenerateReply(BusMessage):
 
     FAILED: `error` is for people. retryable: the same request may be sent again. waits: not an error; the replica has
     no place now, and the time until it has one counts as waiting. stops_engine: the request is the cause of the
-    engine's failures, so another attempt at the episode would fail too. context_tokens: see `Turn`.
+    engine's failures, so another attempt at the episode would fail too. is_refused: the environment's messages or the base model's chat template are the
+    cause, so another attempt would be refused too; is_permanent: so would every other episode of the job. context_tokens: see `Turn`.
     """
 
     request: str
@@ -105,6 +106,8 @@ class GenerateReply(BusMessage):
     retryable: bool = False
     waits: bool = False
     stops_engine: bool = False
+    is_refused: bool = False
+    is_permanent: bool = False
 
 
 class Meter(BusMessage):

@@ -184,4 +184,5 @@ async def test_what_can_never_be_served_is_refused_for_good_and_a_job_that_is_no
         assert not reply.retryable, changes
         assert words in reply.error
         assert len(reply.error) < 1000
+        assert reply.is_refused == ("append" in changes), changes
     assert replica.engine.calls == []

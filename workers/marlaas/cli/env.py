@@ -25,7 +25,7 @@ from marlaas.environment_types import TurnRequest, UnknownAgent
 from marlaas.envs import BUILTINS
 from marlaas.envs.loading import EnvironmentCode, refuse_shadows, resolve
 from marlaas.envs.playing import UNSCORED, Outcome, explain, play_episode
-from marlaas.episode_state import EpisodeState
+from marlaas.episode_state import ARBITRARY, EpisodeState
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import Split, derive_seed
 
@@ -132,8 +132,13 @@ def play(
         code.check_agents(names)
         channel = _TerminalChannel(console, _AgentReplies(names, reply, played_as, _typed(console)), max_turns)
         task = Task(split, index, derive_seed(seed, split.value, index))
-        outcome = _played(code, task, EpisodeState(names, channel, in_order=True), dropped)
+        state = EpisodeState(names, channel, in_order=True)
+        outcome = _played(code, task, state, dropped)
     _show(console, outcome, channel.num_turns)
+    if state.is_spoken_apart:
+        complain(
+            f"An agent was spoken to in a thread that the episode does not know. A job with maxStaleness 0 refuses this: {ARBITRARY}."
+        )
 
 
 def _played(code: EnvironmentCode, task: Task, state: EpisodeState, dropped: Collection[str]) -> Outcome:
@@ -297,7 +302,8 @@ def _show(console: Console, outcome: Outcome, num_turns: int) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_row("ending", _ENDINGS[outcome.ending])
     for agent, reward in outcome.rewards.items():
-        table.add_row(f"reward of {agent}", Text(f"{reward:g}", style="bold"))
+        text = f"{reward:g}" if outcome.is_scored else "unscored"
+        table.add_row(f"reward of {agent}", Text(text, style="bold"))
     for number, rewards in outcome.choices.items():
         table.add_row(f"rewards of choice {number + 1}", ", ".join(f"{reward:g}" for reward in rewards))
     for name, value in outcome.metrics.items():

@@ -35,7 +35,15 @@ from marlaas_worker.sandbox.child_messages import (
 from marlaas_worker.sandbox.faults import Fault, fault_of_exit
 from marlaas_worker.sandbox.ledger import BadChildMessage, TurnLedger
 from marlaas_worker.sandbox.server import Child, Ended
-from marlaas_worker.sandbox.turns import LEASE_S, TurnClient, TurnFailed, TurnStopsEngine, TurnTooLong, TurnWaited
+from marlaas_worker.sandbox.turns import (
+    LEASE_S,
+    TurnClient,
+    TurnFailed,
+    TurnRefused,
+    TurnStopsEngine,
+    TurnTooLong,
+    TurnWaited,
+)
 
 _EXIT_GRACE_S = 0.5
 """Time for the exit of a child to be reported after its connection, or for its last message after its exit."""
@@ -198,6 +206,9 @@ class ChildSession:
             reply = await _unless_ended(child, self._turns.generate(self._request(asked), timeout_s))
         except (BadChildMessage, TurnTooLong) as error:
             raise Fault(FaultClass.ENV, str(error)) from error
+        except TurnRefused as error:
+            text = f"a turn of agent {asked.agent!r} was refused: {error}"
+            raise Fault(FaultClass.ENV, text, is_retryable=False, is_permanent=error.is_permanent) from error
         except TurnStopsEngine as error:
             raise Fault(FaultClass.ENV, str(error), is_retryable=False) from error
         except TurnFailed as error:
