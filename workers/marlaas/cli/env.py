@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from threading import Lock
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 import yaml
@@ -23,6 +23,7 @@ from marlaas.cli.app import FAILED, complain
 from marlaas.environment import Reply, Task, TurnLimit
 from marlaas.environment_types import TurnRequest, UnknownAgent
 from marlaas.envs import BUILTINS
+from marlaas.envs.leftovers import ProcessState, told
 from marlaas.envs.loading import EnvironmentCode, refuse_shadows, resolve
 from marlaas.envs.playing import UNSCORED, Outcome, explain, play_episode
 from marlaas.episode_state import ARBITRARY, EpisodeState
@@ -126,6 +127,7 @@ def play(
     sys.path.insert(0, os.getcwd())  # noqa: PTH109  # what Python itself would put there
     arguments = parsed_args(args or [])
     console = _console()
+    before = ProcessState.now()
     with _variables_of_a_job() as dropped:
         code = resolve(name, arguments)
         names = agent or list(code.needed_agents()) or ["policy"]
@@ -133,7 +135,7 @@ def play(
         channel = _TerminalChannel(console, _AgentReplies(names, reply, played_as, _typed(console)), max_turns)
         task = Task(split, index, derive_seed(seed, split.value, index))
         state = EpisodeState(names, channel, in_order=True)
-        outcome = _played(code, task, state, dropped)
+        outcome = _played(code, task, state, dropped, before)
     _show(console, outcome, channel.num_turns)
     if state.is_spoken_apart:
         complain(
@@ -141,19 +143,38 @@ def play(
         )
 
 
-def _played(code: EnvironmentCode, task: Task, state: EpisodeState, dropped: Collection[str]) -> Outcome:
-    """Play the episode. Exits if the environment raises an exception. dropped: variables that it does not find."""
+def _played(
+    code: EnvironmentCode, task: Task, state: EpisodeState, dropped: Collection[str], before: ProcessState
+) -> Outcome:
+    """Play the episode, and say what loading left behind. Exits if the environment raises an exception.
+
+    Args:
+        dropped: variables that it does not find.
+        before: of this process, before the environment was imported.
+    """
     try:
-        return play_episode(code.create(), task, state)
+        environment = code.create()
     except UnknownAgent:
         raise
     except (Exception, SystemExit) as error:
-        complain(explain(error))
-        complain_of_variables(dropped, explain(error))
-        complain(
-            "The environment raised an exception. In a job this is a fault: the episode is played again and not scored."
-        )
-        raise typer.Exit(FAILED) from None
+        _complain_of(error, dropped)
+    for sentence in told(before, environment.code, has_hook=environment.hook is not None):
+        complain(f"{sentence}.")
+    try:
+        return play_episode(environment, task, state)
+    except UnknownAgent:
+        raise
+    except (Exception, SystemExit) as error:
+        _complain_of(error, dropped)
+
+
+def _complain_of(error: BaseException, dropped: Collection[str]) -> NoReturn:
+    complain(explain(error))
+    complain_of_variables(dropped, explain(error))
+    complain(
+        "The environment raised an exception. In a job this is a fault: the episode is played again and not scored."
+    )
+    raise typer.Exit(FAILED) from None
 
 
 @app.command("serve", epilog="Example: `marlaas env serve my_environment:play`", no_args_is_help=True)

@@ -7,9 +7,11 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import isawaitable
 from pathlib import Path
 from typing import Literal
 
+from marlaas.agent_base import AgentBase
 from marlaas.environment import Agents, Score, Task, ToolError, TurnLimit
 from marlaas.environment_types import UnknownAgent
 from marlaas.envs.loading import Environment
@@ -76,10 +78,18 @@ def play_episode(environment: Environment, task: Task, state: EpisodeState) -> O
 
 def _returned(environment: Environment, task: Task, state: EpisodeState) -> object:
     if not environment.is_async:
+        environment.start_episode(task)
         return environment.play(task, Agents(state))
     from marlaas.async_environment import play_async  # see `loading`
 
-    return play_async(partial(environment.play, task), state)
+    return play_async(partial(_started, environment, task), state)
+
+
+async def _started(environment: Environment, task: Task, agents: Mapping[str, AgentBase]) -> object:
+    begun = environment.start_episode(task)
+    if isawaitable(begun):
+        await begun
+    return await environment.play(task, agents)
 
 
 def _end_of(group: BaseExceptionGroup[BaseException]) -> TurnLimit | ToolError:

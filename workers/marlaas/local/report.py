@@ -46,6 +46,7 @@ class Report:
                 _grouped(self.results),
                 *_tenants(self.results, self.shares),
                 *_whys(failed, MAX_LINES_OF_MANY),
+                *_noted(self.results),
                 *_faulted(self.results),
                 *_idle(self.results, self.folder),
                 where,
@@ -55,6 +56,7 @@ class Report:
             _scores(self.results),
             *_tenants(self.results, self.shares),
             *_whys(self.results),
+            *_noted(self.results),
             *_faulted(self.results),
             *_idle(self.results, self.folder),
             *(part for one in self.results for part in self._job(one)),
@@ -163,6 +165,13 @@ def _whys(results: Sequence[JobResult], max_lines: int = MAX_LINES) -> list[Text
         for name, why_not in failed
         if why_not
     ]
+
+
+def _noted(results: Sequence[JobResult]) -> Iterator[Text]:
+    """Yield for each job what loading its environment left behind."""
+    for result in results:
+        for note in result.load_notes:
+            yield Text(f"\n{result.document.ref}: {visible(note)}", style="yellow")
 
 
 def _faulted(results: Sequence[JobResult]) -> Iterator[Text]:
