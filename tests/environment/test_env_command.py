@@ -165,3 +165,8 @@ def test_start_episode_runs_before_play_in_functions_classes_and_async_ones(own:
     )
     for each in (name.replace(":play", ":Game"), name):
         assert "reward of policy 1" in " ".join(invoke("play", each)[1].split())
+
+
+def test_the_same_task_draws_the_same_from_global_generators_as_in_a_job(own: Callable[[str], str]) -> None:
+    name = own("import random\ndef play(task, agent):\n    return random.random()\n")
+    assert len({invoke("play", name, "--index", index)[1] for index in ("0", "0", "1")}) == 2

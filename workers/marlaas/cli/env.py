@@ -25,7 +25,7 @@ from marlaas.environment_types import TurnRequest, UnknownAgent
 from marlaas.envs import BUILTINS
 from marlaas.envs.leftovers import ProcessState, told
 from marlaas.envs.loading import EnvironmentCode, refuse_shadows, resolve
-from marlaas.envs.playing import UNSCORED, Outcome, explain, play_episode
+from marlaas.envs.playing import UNSCORED, Outcome, explain, play_episode, seed_generators
 from marlaas.episode_state import ARBITRARY, EpisodeState
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import Split, derive_seed
@@ -160,6 +160,7 @@ def _played(
         _complain_of(error, dropped)
     for sentence in told(before, environment.code, has_hook=environment.hook is not None):
         complain(f"{sentence}.")
+    seed_generators(task)
     try:
         return play_episode(environment, task, state)
     except UnknownAgent:

@@ -233,11 +233,12 @@ def _peer(number: int) -> str | None:
 
 
 def _threads() -> list[tuple[int, str]]:
-    """Return the threads of Python besides the main one. `threading` is not imported for this."""
+    """Return the threads of Python besides the main one and tqdm's, which only redraws. `threading` is not imported for this."""
     threading = sys.modules.get("threading")
     if threading is None:
         return []
-    return [(one.ident or 0, one.name) for one in threading.enumerate() if one is not threading.main_thread()]
+    others = (one for one in threading.enumerate() if one is not threading.main_thread())
+    return [(one.ident or 0, one.name) for one in others if not type(one).__module__.startswith("tqdm.")]
 
 
 def _children() -> list[int]:

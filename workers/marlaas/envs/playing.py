@@ -3,6 +3,8 @@
 Runs in the sandbox's child process and in `marlaas env play`. Independent of the bus and of processes.
 """
 
+import random
+import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ from marlaas.envs.loading import Environment
 from marlaas.episode_state import EpisodeState
 from marlaas.scores import metrics, number
 from marlaas_api.errors import first_cause
+from marlaas_api.names import derive_seed
 
 REPLACED = "replaced_surrogates"
 """The metric that counts requests in which a lone surrogate was replaced; an episode without one lacks it."""
@@ -50,6 +53,21 @@ class Outcome:
     tool_error: str = ""
     is_scored: bool = True
     choices: dict[int, list[float]] = field(default_factory=dict)
+
+
+def seed_generators(task: Task) -> None:
+    """Seed the global generators from the task alone, so that all members of a group get the same content.
+
+    Those of libraries that the environment has loaded are seeded too; torch's would otherwise be the same in every episode.
+    """
+    seed = derive_seed(task.seed, "global", task.split, task.index)
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(seed)
 
 
 def play_episode(environment: Environment, task: Task, state: EpisodeState) -> Outcome:
