@@ -178,6 +178,14 @@ def split_of(text: str) -> Split:
     return Split.TRAIN if first % _HELD_OUT_SHARE else Split.EVAL
 
 
+def digest_of(*texts: str) -> str:
+    """Return a short digest of texts, to compare the tasks of a job: 16 hexadecimal digits."""
+    found = hashlib.sha256()
+    for text in texts:
+        found.update(f"{len(text)} ".encode() + text.encode(errors="surrogatepass"))
+    return found.hexdigest()[:16]
+
+
 def group_token(group: str) -> str:
     """Return a group's name without its uid (`t12`, `e3v5`), as used in seeds and for people.
 

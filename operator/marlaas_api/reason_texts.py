@@ -254,6 +254,50 @@ _FAULTS = {
         "because a job's environment cannot change.",
     ),
     Reason.RECOVERED: Text(ReasonStage.WORKING, Actor.NOBODY, "A fault of a pod or of the bus is over.", NOTHING),
+    Reason.HEALTHY: Text(
+        ReasonStage.WORKING,
+        Actor.NOBODY,
+        "The figures of the job's last step and evaluation are within their bounds again.",
+        NOTHING,
+    ),
+    Reason.EVALUATION_OVERLAP: Text(
+        ReasonStage.FAULTY,
+        Actor.TENANT,
+        "Held-out tasks of the last evaluation were trained on, so that it does not show what the policy does on new tasks. Tasks are compared by their first "
+        "prompt and by the content that they draw.",
+        "Draw the content of each task with task.draw or task.row, which hold one in eight out of training.",
+    ),
+    Reason.REPLIES_CUT: Text(
+        ReasonStage.FAULTY,
+        Actor.TENANT,
+        "More than 30 % of the replies of the last step were cut at rollout.maxTokens or at the pool's maxModelLen.",
+        "Raise rollout.maxTokens or the pool's maxModelLen, or ask for shorter replies. Models that think need thousands of tokens.",
+    ),
+    Reason.NO_SIGNAL: Text(
+        ReasonStage.FAULTY,
+        Actor.TENANT,
+        "In more than 80 % of the groups of the last step all rewards are equal. They train nothing.",
+        "Choose tasks that the policy sometimes solves, give a finer reward, or skip such tasks with training.data.skip.",
+    ),
+    Reason.MIXED_GROUPS: Text(
+        ReasonStage.FAULTY,
+        Actor.TENANT,
+        "Members of a group began with different prompts, so that their rewards do not compare.",
+        "Draw all content of a task from task.rng, task.draw or task.row, and use no other randomness.",
+    ),
+    Reason.ONE_PROMPT: Text(
+        ReasonStage.FAULTY,
+        Actor.TENANT,
+        "All tasks of the last step begin with the same prompt, and draw no content with task.draw or task.row.",
+        "If the prompts should differ, draw from task.rng: a generator that was made at import repeats. If the tasks differ in what they hide, draw it with "
+        "task.draw.",
+    ),
+    Reason.ENGINE_MISMATCH: Text(
+        ReasonStage.FAULTY,
+        Actor.TENANT,
+        "The logprobs of engine and trainer differ much: the effective sample size is below 0.9, or on-policy tokens differ by more than 0.1 nats.",
+        "Lower training.maxStaleness or the learning rate. If it stays, ask the platform team for a pool with another dtype or another kind of CPU.",
+    ),
 }
 
 _FAILURES = {

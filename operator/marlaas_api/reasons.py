@@ -55,6 +55,15 @@ class Reason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     RECOVERED = "Recovered"
 
+    # Figures of a job that are out of their bounds (condition Healthy).
+    HEALTHY = "Healthy"
+    EVALUATION_OVERLAP = "EvaluationOverlap"
+    REPLIES_CUT = "RepliesCut"
+    NO_SIGNAL = "NoSignal"
+    MIXED_GROUPS = "MixedGroups"
+    ONE_PROMPT = "OnePrompt"
+    ENGINE_MISMATCH = "EngineMismatch"
+
     # Failures of a job; final.
     BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
     DEADLINE_EXCEEDED = "DeadlineExceeded"

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from tests.tables import rows
 import marlaas
 import marlaas.environment
 from marlaas.chat_messages import message_of, tool_text
-from marlaas.environment import Agent, Agents, Message, Reply, Score, Split, StopReason, Task, ToolCall, TurnLimit
+from marlaas.environment import Agent, Agents, Message, Reply, Rows, Score, Split, StopReason, Task, ToolCall, TurnLimit
 from marlaas.environment_types import InvalidTurn, TurnRequest
 from marlaas.envs.loading import Environment, resolve
 from marlaas.envs.playing import explain, play_episode
@@ -26,6 +27,7 @@ from marlaas.envs.scripted import RecordedReplies, ScriptedReplies
 from marlaas.episode_state import EpisodeState
 from marlaas.scores import InvalidScore
 from marlaas_api import messages
+from marlaas_api.errors import InvalidInput
 from marlaas_api.names import split_of
 
 
@@ -244,6 +246,48 @@ def test_what_is_held_out_is_never_trained_on() -> None:
     held_out = {Task(Split.EVAL, n, 2).draw(draw) for n in range(2000)}
     assert not trained & held_out
     assert all(split_of(repr(number)) == Split.EVAL for number in held_out)
+
+
+def test_rows_are_held_out_by_their_content_and_each_is_played_once_a_pass() -> None:
+    rows = [{"word": f"w{number}", "difficulty": number % 3} for number in range(100)]
+    played = {split: [Task(split, index, 0).row(rows)["word"] for index in range(100)] for split in Split}
+    assert not {*played[Split.TRAIN]} & {*played[Split.EVAL]}
+    assert sum(len({*words}) for words in played.values()) == 100
+    assert len({*played[Split.TRAIN][: len({*played[Split.TRAIN]})]}) == len({*played[Split.TRAIN]})
+    divided = Rows(rows[::-1])
+    assert {Task(Split.EVAL, index, 9).row(divided)["word"] for index in range(100)} == {*played[Split.EVAL]}
+    with pytest.raises(InvalidInput, match="none of the 1 rows is for"):
+        [Task(split, 0, 0).row(["only"]) for split in Split]
+
+
+class Unnamed:
+    """An object whose text is its address."""
+
+
+@dataclass
+class Row:
+    word: str
+    check: object = None
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"check": len, "run": lambda: 1}, r"it\['run'\] is a function"),
+        ([1, {"tags": {"a", "b"}}], r"it\[1\]\['tags'\] is a set"),
+        (Row("w", Unnamed()), r"it.check is a Unnamed"),
+        ({Unnamed(): 1}, r"a key of it is a Unnamed"),
+    ],
+)
+def test_content_without_a_stable_text_is_refused_unless_a_text_is_given(content, words: str) -> None:
+    for split in Split:
+        with pytest.raises(InvalidInput, match=words):
+            Task(split, 0, 0).draw(lambda rng: content)
+        with pytest.raises(InvalidInput, match=words):
+            Task(split, 0, 0).row([content])
+    task = Task(Split.TRAIN, 0, 0)
+    assert task.draw(lambda rng: content, text=lambda _: f"{random.random()}") is content
+    assert Task(Split.TRAIN, 0, 0).draw(lambda rng: Row(f"w{rng.random()}")).check is None
 
 
 CALL = ToolCall("add", '{"a": 1}', "c1")

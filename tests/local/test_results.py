@@ -35,11 +35,18 @@ def test_the_last_fault_of_the_recorded_episodes_is_in_the_closing_report(docume
     file.parent.mkdir(parents=True)
     lines = [{"fault_text": "KeyError: 'a'"}, {"fault_text": "KeyError: 'b'\nTraceback"}, {"fault": None}]
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    result = with_last_fault(out, JobResult(document(), _done(progress_of, document, faults={"env": 3, "infra": 1})))
+    result = with_last_fault(
+        out,
+        JobResult(
+            document(), _done(progress_of, document, faults={"env": 3, "infra": 1}, warnings={"NoSignal": "9 of 10"})
+        ),
+    )
     console = Console(width=300, record=True, file=io.StringIO())
     console.print(Report([result], tmp_path).rich())
     sentence = "4 faults (env 3, infra 1), and no mean contains an episode with a fault; the last one: KeyError: 'b'\n"
-    assert f"team-a/reverse: {sentence}" in console.export_text().replace(" \n", "\n")
+    text = "\n".join(line.rstrip() for line in console.export_text().splitlines())
+    assert f"team-a/reverse: {sentence}" in text
+    assert "team-a/reverse: NoSignal: 9 of 10\n" in text
 
 
 def test_a_run_that_is_continued_with_other_code_of_an_environment_says_both_digests(document, tmp_path):

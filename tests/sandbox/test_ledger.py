@@ -22,6 +22,19 @@ def asked(agent: str, number: int = 0, parent: int | None = None, num_before: in
     return TurnMessage(agent=agent, number=number, num_before=before, parent=parent, **fields)
 
 
+def test_a_task_is_known_by_its_first_prompt_and_what_it_draws_and_cut_replies_are_counted():
+    book = TurnLedger(AGENTS, 9)
+    assert book.prompt("drawn") == ""
+    for number, stop in enumerate((StopReason.STOP, StopReason.LENGTH, StopReason.CONTEXT)):
+        turn = asked("a", number, number - 1 if number else None)
+        book.begin(turn)
+        book.end(turn, stop, 5)
+    other = TurnLedger(AGENTS, 9)
+    other.begin(asked("a"))
+    assert (book.num_tokens, book.num_cut) == (15, 2)
+    assert book.prompt("drawn") == other.prompt("drawn") != other.prompt("")
+
+
 def scored(ending: str = "completed") -> ScoreMessage:
     return ScoreMessage.model_validate({"kind": "score", "rewards": {}, "metrics": {}, "ending": ending, "tool_s": 0.0})
 

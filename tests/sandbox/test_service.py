@@ -43,6 +43,8 @@ async def test_a_group_is_played_published_and_its_task_acked(harness):
     for one in episodes:
         assert (one.fault, one.rewards, one.ending) == (None, {"policy": 1.0}, Ending.COMPLETED)
         assert (one.num_turns, one.leaves, one.split, one.index) == (3, {"policy": (2,)}, "train", 0)
+    assert len({one.prompt for one in episodes}) == 1 == len({one.num_tokens for one in episodes})
+    assert (episodes[0].prompt != "", episodes[0].num_tokens > 0, episodes[0].num_cut) == (True, True, 0)
     request = next(one for one in harness.rollout.requests if (one.member, one.turn) == (1, 0))
     assert (request.namespace, request.job, request.uid, request.agent) == ("team-a", "job", "u1", "policy")
     assert (request.group, request.episode, request.parent) == ("u1-t0", "u1-t0-1-1", None)

@@ -5,6 +5,7 @@ from marlaas.environment import Agents as Agents
 from marlaas.environment import Candidate as Candidate
 from marlaas.environment import Message as Message
 from marlaas.environment import Reply as Reply
+from marlaas.environment import Rows as Rows
 from marlaas.environment import Score as Score
 from marlaas.environment import Split as Split
 from marlaas.environment import StopReason as StopReason

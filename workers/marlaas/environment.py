@@ -36,7 +36,7 @@ from typing import Any
 
 from marlaas.agent_base import AgentBase, AgentsBase, Candidate, Prompt, as_tool_error
 from marlaas.branches import Together
-from marlaas.environment_types import Message, Reply, Score, Task, ToolCall, ToolError, TurnLimit, TurnRequest
+from marlaas.environment_types import Message, Reply, Rows, Score, Task, ToolCall, ToolError, TurnLimit, TurnRequest
 from marlaas.episode_state import EpisodeState
 from marlaas.time_limit import time_limit
 from marlaas_api.names import Split, StopReason
@@ -47,6 +47,7 @@ __all__ = [
     "Candidate",
     "Message",
     "Reply",
+    "Rows",
     "Score",
     "Split",
     "StopReason",

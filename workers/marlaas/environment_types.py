@@ -4,12 +4,14 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, overload
 
+from marlaas.stable_text import stable_text
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import Split, StopReason, derive_seed, split_of
 
 _T = TypeVar("_T")
+_R = TypeVar("_R")
 _ROLES = ("system", "user", "assistant", "tool")
 _MAX_DRAWS = 1000
 
@@ -78,33 +80,106 @@ class Score:
     metrics: Mapping[str, float | None] = field(default_factory=dict)
 
 
+class Rows(Sequence[_R]):
+    """Rows of a data set, divided by their content: one in eight is held out, whatever the order of the rows and the seed.
+
+    Equal rows are in the same part. `Task.row` takes plain sequences too; of many thousand rows, make this once, when the
+    module is loaded.
+
+    Args:
+        rows: the data set.
+        text: returns the text that identifies a row; by default its `repr`.
+
+    Raises:
+        InvalidInput: no text identifies a row in every process.
+    """
+
+    def __init__(self, rows: Sequence[_R], text: Callable[[_R], str] = stable_text) -> None:
+        self._rows = rows
+        parts: dict[Split, list[int]] = {Split.TRAIN: [], Split.EVAL: []}
+        for number, row in enumerate(rows):
+            parts[split_of(text(row))].append(number)
+        self._parts, self.text = parts, text
+
+    @overload
+    def __getitem__(self, at: int) -> _R: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[_R]: ...
+    def __getitem__(self, at: int | slice) -> _R | Sequence[_R]:
+        return self._rows[at]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def part(self, split: Split) -> Sequence[int]:
+        """Return the numbers of the rows of a split. Raises InvalidInput if it has none."""
+        if not self._parts[split]:
+            raise InvalidInput(
+                f"none of the {len(self)} rows is for {split}: one in eight is held out, by its content; add rows"
+            )
+        return self._parts[split]
+
+
 @dataclass(frozen=True)
 class Task:
-    """The prompt instance to play. All episodes of a group get the same task and must draw the same content from it."""
+    """The prompt instance to play. All episodes of a group get the same task and must draw the same content from it.
+
+    Attributes:
+        split: `train`, or `eval` for held-out tasks.
+        index: number of the task within its split; both splits count from 0, so `DATA[task.index]` would train on held-out rows.
+        drawn: the texts of the content that `draw` and `row` have given, by which tasks are compared.
+    """
 
     split: Split
     index: int
     seed: int
+    drawn: list[str] = field(default_factory=list, compare=False, repr=False)
 
     @cached_property
     def rng(self) -> random.Random:
-        """Random generator that depends only on the task. An environment must use no other randomness."""
+        """Random generator that depends only on the task. An environment must use no other randomness.
+
+        It does not separate the splits: use `draw` or `row` for content that an evaluation must not have in common with training.
+        """
         return random.Random(derive_seed(self.seed, self.split, self.index))
 
-    def draw(self, generate: Callable[[random.Random], _T], text: Callable[[_T], str] = repr) -> _T:
+    def draw(self, generate: Callable[[random.Random], _T], text: Callable[[_T], str] = stable_text) -> _T:
         """Generate content that belongs to this split, so that held-out content is never trained on, whatever the seeds.
 
         A hash of the content's text assigns it to a split; one in eight is held out. `generate` is called until its
         content falls into this split.
 
+        Args:
+            generate: returns content, from the generator that it is given.
+            text: returns the text that identifies the content; by default its `repr`.
+
         Raises:
-            InvalidInput: no content of this split in 1000 draws.
+            InvalidInput: no content of this split in 1000 draws, or no text identifies the content in every process.
         """
         for _ in range(_MAX_DRAWS):
             content = generate(self.rng)
-            if split_of(text(content)) == self.split:
+            if split_of(found := text(content)) == self.split:
+                self.drawn.append(found)
                 return content
         raise InvalidInput(f"no {self.split} task in {_MAX_DRAWS} draws: the environment has too few different tasks")
+
+    def row(self, rows: Sequence[_R], text: Callable[[_R], str] = stable_text) -> _R:
+        """Return the task's row of a data set. No held-out row is ever trained on.
+
+        Tasks of a split go through its rows in order, and begin again after the last one. `training.data` sets the order of tasks.
+
+        Args:
+            rows: the data set; `Rows`, or a plain sequence.
+            text: returns the text that identifies a row; by default its `repr`. `Rows` have their own.
+
+        Raises:
+            InvalidInput: as `Rows`.
+        """
+        divided = rows if isinstance(rows, Rows) else Rows(rows, text)
+        part = divided.part(self.split)
+        row = divided[part[self.index % len(part)]]
+        self.drawn.append(divided.text(row))
+        return row
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from marlaas_api.messages.jobs import (
     agents_on,
     concerns_loop,
 )
+from marlaas_api.messages.plays import GroupPlays, Lengths, StepPlays
 from marlaas_api.messages.policies import Manifest, PolicyRecord, Probe, UntrainedStep
 from marlaas_api.messages.pool_spec import PoolSpec
 from marlaas_api.messages.pools import AdaptedLayer, Calibration, JobWait, PoolDocument, ReplicaReport, SelfTestSpec
@@ -82,6 +83,7 @@ __all__ = [
     "GenerateRequest",
     "GroupLogEntry",
     "GroupOutcome",
+    "GroupPlays",
     "GroupReady",
     "GroupResolution",
     "GroupUnused",
@@ -95,6 +97,7 @@ __all__ = [
     "JobVerdict",
     "JobWait",
     "KeepRequest",
+    "Lengths",
     "Manifest",
     "Meter",
     "PastUses",
@@ -110,6 +113,7 @@ __all__ = [
     "SelfTestSpec",
     "StepClosed",
     "StepOutcome",
+    "StepPlays",
     "StepRecord",
     "StopReason",
     "TaskMessage",

@@ -50,7 +50,9 @@ class Episode(JobMessage):
     leaves: by agent, the last turn of each of its conversations. may_speak: the agents that the task may call
     (`agents_of` of the environment); empty: all. prior_faults: faults of earlier attempts at this member. is_permanent:
     the fault is one that every play of the job would have, so it is not repeated. tool_error: text of the failed tool that ended
-    the episode. load_notes: what loading the environment has left behind, in the first episode after each load.
+    the episode. load_notes: what loading the environment has left behind, in the first episode after each load. prompt: digest of
+    the first prompt and of the content that the task has drawn; empty: not known. num_tokens: generated ones. num_cut: turns that
+    maxTokens or the context cut.
     """
 
     group: str
@@ -70,7 +72,10 @@ class Episode(JobMessage):
     leaves: dict[str, tuple[Integer, ...]] = Field(default_factory=dict)
     may_speak: tuple[str, ...] = ()
     choices: tuple[Choice, ...] = ()
+    prompt: str = ""
     num_turns: Integer = 0
+    num_tokens: Integer = 0
+    num_cut: Integer = 0
     duration_s: float = 0.0
     tool_s: float = 0.0
 

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from marlaas_api.messages.base import BusMessage, JobMessage
 from marlaas_api.messages.episodes import Ending
+from marlaas_api.messages.plays import GroupPlays
 from marlaas_api.messages.usage import UsageAmounts
 
 
@@ -57,7 +58,8 @@ class GroupReady(JobMessage):
     among the agent's groups of the step; a trainer accumulates in exactly this order. trajectories: at least two, or at
     least one with a running mean (`training.baseline`). faults: by class, the same for every agent. usage: what the agents that
     play the policy used in their episodes. own_rewards: those of the agent itself; None: those of the trajectories.
-    other_rewards: of further players of the policy, by agent. The trainer uses none of these four.
+    other_rewards: of further players of the policy, by agent. The trainer uses none of these
+    four, nor the plays.
     """
 
     agent: str
@@ -73,6 +75,7 @@ class GroupReady(JobMessage):
     own_rewards: tuple[float, ...] | None = None
     other_rewards: dict[str, tuple[float, ...]] = Field(default_factory=dict)
     follows: int | None = None
+    plays: GroupPlays = GroupPlays()
 
     @property
     def staleness(self) -> int:
@@ -108,6 +111,7 @@ class GroupUnused(JobMessage):
     usage: UsageAmounts = UsageAmounts()
     other_rewards: dict[str, tuple[float, ...]] = Field(default_factory=dict)
     is_out_of_turns: bool = False
+    plays: GroupPlays = GroupPlays()
 
 
 class StepClosed(JobMessage):

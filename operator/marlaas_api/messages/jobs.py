@@ -212,7 +212,8 @@ class Progress(JobMessage):
     evaluations, with the seconds of its slots and its stored bytes up to now. tenant: to which the job is accounted.
 
     training_faults: problems in training that cost no step, by class. `out-of-memory`: steps repeated with a lower
-    token budget. `non-finite`: versions without an update.
+    token budget. `non-finite`: versions without an update. warnings: by reason, a sentence about each figure of the last step or
+    evaluation that is out of its bounds (`orchestrator/diagnosis.py`).
     """
 
     generation: int = 1
@@ -255,6 +256,7 @@ class Progress(JobMessage):
     tenant: str = ""
     usage: dict[str, UsageAmounts] = Field(default_factory=dict)
     agents: dict[str, AgentProgress] = Field(default_factory=dict)
+    warnings: dict[str, str] = Field(default_factory=dict)
 
     @property
     def generated_tokens(self) -> int:

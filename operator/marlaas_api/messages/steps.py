@@ -5,6 +5,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from marlaas_api.messages.base import BusMessage, JobMessage
+from marlaas_api.messages.plays import StepPlays
 from marlaas_api.messages.usage import UsageAmounts
 
 
@@ -102,6 +103,7 @@ class StepRecord(JobMessage):
     metrics: dict[str, float] = Field(default_factory=dict)
     usage: dict[str, UsageAmounts] = Field(default_factory=dict)
     agents: dict[str, AgentStep] = Field(default_factory=dict)
+    plays: StepPlays = StepPlays()
 
     def metric(self, name: str) -> float:
         """Return the sum of a metric over the agents; 0 if no agent has it."""
@@ -121,7 +123,8 @@ class EvalRecord(JobMessage):
     """Mean reward on the held-out tasks; stream STEPS, subject `eval.…`.
 
     version: the sum of the agents' versions, as in `StepRecord`. versions, usage: by agent. rewards: by agent, the mean over
-    the tasks that may call it. reward_mean: mean over the episodes of the team's reward, as in `StepRecord`.
+    the tasks that may call it. reward_mean: mean over the episodes of the team's reward, as in `StepRecord`. num_prompts:
+    distinct tasks, by first prompt and drawn content; num_overlapping: those of them that were trained on before.
     """
 
     step: int
@@ -135,3 +138,5 @@ class EvalRecord(JobMessage):
     usage: dict[str, UsageAmounts] = Field(default_factory=dict)
     versions: dict[str, int] = Field(default_factory=dict)
     rewards: dict[str, float] = Field(default_factory=dict)
+    num_prompts: int = 0
+    num_overlapping: int = 0

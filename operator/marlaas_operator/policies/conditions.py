@@ -40,7 +40,19 @@ FAULTS = frozenset(
 _CONSEQUENCES = frozenset({Reason.FINISHED, Reason.NOT_ADMITTED, Reason.DELETING, Reason.SUSPENDED})
 """Reasons of a condition that became false as a consequence of a change that has an event of its own."""
 _SILENT = frozenset(("False", reason) for reason in _CONSEQUENCES)
-_ALARMS = frozenset({Reason.IN_USE, Reason.CONFLICTING_TENANTS, Reason.POOL_NOT_FOUND, Reason.UNSUPPORTED, *MISFITS})
+_UNHEALTHY = frozenset(
+    {
+        Reason.EVALUATION_OVERLAP,
+        Reason.REPLIES_CUT,
+        Reason.NO_SIGNAL,
+        Reason.MIXED_GROUPS,
+        Reason.ONE_PROMPT,
+        Reason.ENGINE_MISMATCH,
+    }
+)
+_ALARMS = frozenset(
+    {Reason.IN_USE, Reason.CONFLICTING_TENANTS, Reason.POOL_NOT_FOUND, Reason.UNSUPPORTED, *MISFITS, *_UNHEALTHY}
+)
 """Reasons that emit a Warning even if the condition's status did not change, because a person must act."""
 _LONGEST_EVENT_BYTES, _LONGEST_NOTE = 1000, 1024
 """Longest message in bytes, and longest note of an Event in characters."""

@@ -40,7 +40,8 @@ from marlaas_operator.policies.job_phase import (
 )
 from marlaas_operator.snapshot import JobSnapshot
 
-ADMITTED, SANDBOX_READY, COMPLETE, FAILED = "Admitted", "SandboxReady", "Complete", "Failed"
+ADMITTED, SANDBOX_READY, HEALTHY = "Admitted", "SandboxReady", "Healthy"
+COMPLETE, FAILED = "Complete", "Failed"
 _FIGURES = (
     *("progress", "step", "steps", "agents", "versions", "reward", "evalBefore", "evalLast", "staleness"),
     *("tokens", "tokensPerSecond", "acceleratorSeconds", "usage", "faults", "trainingFaults", "startedAt"),
@@ -104,9 +105,20 @@ def _findings(snapshot: JobSnapshot, summary: StatusSummary, phase: Phase) -> It
         yield _admitted(snapshot, summary, phase)
         yield _sandbox_ready(snapshot, summary, phase)
     seen = {condition.get("type") for condition in (snapshot.status or {}).get("conditions") or ()}
+    if snapshot.own_progress is not None and (snapshot.own_progress.warnings or HEALTHY in seen):
+        yield _healthy(snapshot.own_progress)
     for type_, final in ((COMPLETE, Phase.SUCCEEDED), (FAILED, Phase.FAILED)):
         if phase is final or type_ in seen:
             yield ConditionState(type_, phase is final, summary.reason, summary.message)
+
+
+def _healthy(progress: Progress) -> ConditionState:
+    """Whether the figures of the job's last step and evaluation are within their bounds."""
+    if not progress.warnings:
+        return ConditionState(
+            HEALTHY, True, Reason.HEALTHY, "the figures of the last step and evaluation are within their bounds"
+        )
+    return ConditionState(HEALTHY, False, next(iter(progress.warnings)), "; ".join(progress.warnings.values()))
 
 
 def _admitted(snapshot: JobSnapshot, summary: StatusSummary, phase: Phase) -> ConditionState:

@@ -66,6 +66,17 @@ def test_conditions_admitted_and_sandbox_ready(scene, expected):
     assert (found["Admitted"], found["SandboxReady"]) == expected
 
 
+def test_a_warning_of_the_job_is_the_condition_healthy_and_an_event_and_its_end_too():
+    unhealthy = running(progress=progress(warnings={"RepliesCut": "40 % of the replies", "NoSignal": "9 of 10 groups"}))
+    first = plan_job(unhealthy, INSTALLATION, NOW)
+    found = {c["type"]: (c["status"], c["reason"], c["message"]) for c in first.status["conditions"]}
+    assert found["Healthy"] == ("False", "RepliesCut", "40 % of the replies; 9 of 10 groups")
+    assert ("Warning", "RepliesCut") in [(one.type, one.reason) for one in first.events]
+    later = plan_job(replace(running(), status=first.status), INSTALLATION, NOW)
+    assert {c["type"]: c["status"] for c in later.status["conditions"]}["Healthy"] == "True"
+    assert "Healthy" not in conditions(running())
+
+
 def test_complete_and_failed_appear_at_the_end_and_turn_when_a_job_goes_on():
     ended = running(progress=progress(Phase.SUCCEEDED, "Finished", step=40, finished_at=NOW))
     assert conditions(ended)["Complete"] == ("True", "Finished")

@@ -48,6 +48,7 @@ class Report:
                 *_whys(failed, MAX_LINES_OF_MANY),
                 *_noted(self.results),
                 *_faulted(self.results),
+                *_warned(self.results),
                 *_idle(self.results, self.folder),
                 where,
             )
@@ -58,6 +59,7 @@ class Report:
             *_whys(self.results),
             *_noted(self.results),
             *_faulted(self.results),
+            *_warned(self.results),
             *_idle(self.results, self.folder),
             *(part for one in self.results for part in self._job(one)),
         )
@@ -172,6 +174,14 @@ def _noted(results: Sequence[JobResult]) -> Iterator[Text]:
     for result in results:
         for note in result.load_notes:
             yield Text(f"\n{result.document.ref}: {visible(note)}", style="yellow")
+
+
+def _warned(results: Sequence[JobResult]) -> Iterator[Text]:
+    """Yield the last warnings of each job."""
+    for result in results:
+        warnings = result.progress.warnings if result.progress is not None else {}
+        for name, text in warnings.items():
+            yield Text(f"\n{result.document.ref}: {name}: {text}", style="yellow")
 
 
 def _faulted(results: Sequence[JobResult]) -> Iterator[Text]:

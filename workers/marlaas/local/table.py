@@ -152,6 +152,7 @@ def as_json(view: JobView) -> dict[str, object]:
         "tokensPerSecond": round(progress.tokens_per_s, 1),
         "staleness": progress.staleness,
         "faults": dict(progress.faults),
+        "warnings": dict(progress.warnings),
         "trainingFaults": dict(progress.training_faults),
         "etaSeconds": None if view.eta_s is None else round(view.eta_s),
         "at": progress.at,

@@ -56,6 +56,7 @@ class JobWatch:
     shares: ShareMeter = field(default_factory=ShareMeter)
     moved: asyncio.Event = field(default_factory=asyncio.Event)
     _phases: dict[str, tuple[Phase, bool]] = field(default_factory=dict)
+    _warned: set[tuple[str, str]] = field(default_factory=set)
     _all_progress: BucketCache[Progress] = field(init=False)
     _reports: BucketCache[ReplicaReport] = field(init=False)
 
@@ -69,6 +70,7 @@ class JobWatch:
         keys, uids = {job.ref.key for job in jobs}, {job.uid for job in jobs}
         self.failures = {key: failure for key, failure in self.failures.items() if key in keys}
         self._phases = {key: phase for key, phase in self._phases.items() if key in keys}
+        self._warned = {(key, reason) for key, reason in self._warned if key in keys}
         self.marks = {uid: marks for uid, marks in self.marks.items() if uid in uids}
         self.collector.keep(uids)
 
@@ -90,7 +92,7 @@ class JobWatch:
         desired = plan.desired(self.pools, live, self.seen.progress)
         if desired:
             await supervisor.reconcile(desired, self.seen.reports)
-        for text in supervisor.news():
+        for text in (*supervisor.news(), *self._new_warnings()):
             self.display.note(text)
         failing = None
         try:
@@ -143,6 +145,14 @@ class JobWatch:
             return False
         read_at = self._all_progress.read_at
         return read_at is not None and asyncio.get_running_loop().time() - read_at < ANSWER_S + REREAD_S
+
+    def _new_warnings(self) -> Iterator[str]:
+        """Yield each job's warnings, each reason once."""
+        for key, progress in self.seen.progress.items():
+            for reason, text in progress.warnings.items():
+                if (key, reason) not in self._warned:
+                    self._warned.add((key, reason))
+                    yield f"{key.replace('.', '/')}: {reason}: {text}"
 
     def _note_phase(self, key: str) -> None:
         progress = self._all_progress.get(key) if any(job.ref.key == key for job in self.jobs) else None

@@ -21,6 +21,8 @@ MAX_PRIOR_FAULTS = 100
 MAX_NUMBER = 1e30
 """Largest absolute reward or metric: sums and squares stay finite in float64, sums also in the trainer's float32."""
 MAX_FAULT_CHARACTERS = 64 << 10
+MAX_TOKENS = 1 << 40
+"""Most tokens of an episode: sums of them stay exact."""
 MAX_SECONDS = 30 * 86400.0
 """Longest time of an episode: turns are kept no longer. So sums of times stay finite, and a status is valid JSON."""
 MAX_KEPT_BYTES = 256 << 20
@@ -168,6 +170,12 @@ def _accounts(episode: Episode, document: JobDocument) -> str | None:
     end = MAX_TURNS_FACTOR * document.spec.rollout.max_turns * len(document.spec.agents)
     if not 0 <= episode.num_turns <= end or len(episode.prior_faults) > MAX_PRIOR_FAULTS:
         return f"{episode.num_turns} turns after {len(episode.prior_faults)} faults"
+    if (
+        not 0 <= episode.num_cut <= episode.num_turns
+        or not 0 <= episode.num_tokens <= MAX_TOKENS
+        or len(episode.prompt) > 64
+    ):
+        return f"{episode.num_tokens} tokens and {episode.num_cut} cut replies of {episode.num_turns}, or a digest that is none"
     if not all(0.0 <= seconds <= MAX_SECONDS for seconds in (episode.duration_s, episode.tool_s)):
         return f"a time of {episode.duration_s} s with {episode.tool_s} s in tools"
     return None

@@ -65,6 +65,13 @@ class EvaluationRun:
         return {name: sum(some) / len(some) for name, some in values.items()}
 
 
+def evaluated_text(record: EvalRecord) -> str:
+    """Return an evaluation for people; with its number of distinct tasks, where some are played more than once."""
+    text = f"version {record.version}: mean reward {record.reward_mean:.3f}"
+    is_repeated = 0 < record.num_prompts < record.num_episodes
+    return f"{text} over {record.num_episodes} episodes of {record.num_prompts} distinct tasks" if is_repeated else text
+
+
 def without_samples(record: EvalRecord) -> EvalRecord:
     """Return what decisions need of a record: a job keeps all of them, and the texts of its samples are large."""
     return record.model_copy(update={"samples": (), "metrics": {}})

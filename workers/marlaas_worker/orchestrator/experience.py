@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from marlaas_api.messages import Difficulty, Episode, GroupOutcome, GroupResolution, TrajectoryRef
+from marlaas_api.messages import Difficulty, Episode, GroupOutcome, GroupPlays, GroupResolution, TrajectoryRef
 from marlaas_api.messages.agent_settings import AgentSettings, trained_reward
 from marlaas_api.names import group_token
 from marlaas_worker.rl.advantages import has_signal
@@ -55,6 +55,20 @@ class CompleteGroup:
     faults: Counter[str]
     episodes: tuple[Episode, ...] = ()
     repeats: tuple[Episode, ...] = ()
+
+    @property
+    def plays(self) -> GroupPlays:
+        """Figures of the members without a fault."""
+        counted = [episode for episode in self.episodes if episode.fault is None]
+        prompts = [episode.prompt for episode in counted if episode.prompt]
+        return GroupPlays(
+            prompt=next(iter(prompts), ""),
+            is_mixed=len(set(prompts)) > 1,
+            tokens=tuple(episode.num_tokens for episode in counted),
+            num_turns=sum(episode.num_turns for episode in counted),
+            num_cut=sum(episode.num_cut for episode in counted),
+            seconds=max((episode.duration_s for episode in counted), default=0.0),
+        )
 
     @property
     def has_signal(self) -> bool:

@@ -35,6 +35,7 @@ class JobState:
     Attributes:
         policies: by agent, in the order of the manifest.
         evaluations: recorded ones by version, without their samples.
+        trained_prompts: digests of the tasks of all recorded steps.
     """
 
     def __init__(self, document: JobDocument, history: History) -> None:
@@ -50,6 +51,7 @@ class JobState:
         self.episode_bytes = 0
         self.waits = self.pauses = self.unserved = self.trainerless = ""
         self.recorded = RecordedTotals(history.steps, history.evaluations)
+        self.trained_prompts = {prompt for step in history.steps for prompt in step.plays.prompts}
         self.tasks.note_steps(history.steps)
         has_baseline = spec.training.has_running_baseline
         self._sizes = KeptSizes()
@@ -212,6 +214,7 @@ class JobState:
         before = {agent: part.base_version for agent, part in draft.agents.items()}
         self.assembly.recorded(draft, _versions_after(record, before))
         self.recorded.add_step(record)
+        self.trained_prompts.update(record.plays.prompts)
         self.tasks.note(record.outcomes)
         done = {group.index for group in draft.resolved}
         self.groups.forget(done)

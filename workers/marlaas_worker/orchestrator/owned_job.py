@@ -25,7 +25,7 @@ from marlaas_api.messages import (
 from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator import step_records
 from marlaas_worker.orchestrator.capacity import trainerless, unserved
-from marlaas_worker.orchestrator.evaluation import EvaluationRun
+from marlaas_worker.orchestrator.evaluation import EvaluationRun, evaluated_text
 from marlaas_worker.orchestrator.experience import CompleteGroup
 from marlaas_worker.orchestrator.faults import GivenUp
 from marlaas_worker.orchestrator.giving_way import Stops, open_members
@@ -310,11 +310,11 @@ class OwnedJob:
             return
         samples = [await self._sample(state, run, index) for index in sorted(run.episodes)[:NUM_SAMPLES]]
         usage = await self._records.metering.of_evaluation(run.episodes.values())
-        end = step_records.EvaluationEnd(self._context.now(), tuple(samples), usage)
+        end = step_records.EvaluationEnd(self._context.now(), tuple(samples), usage, state.trained_prompts)
         record = step_records.eval_record(self.document, run, end)
         await self._records.log_evaluation(record)
         state.record_evaluation(record)
-        await self._records.emit("Evaluated", f"version {run.version}: mean reward {record.reward_mean:.3f}")
+        await self._records.emit("Evaluated", evaluated_text(record))
         self.wake.set()
 
     async def _sample(self, state: JobState, run: EvaluationRun, index: int) -> EvalSample:

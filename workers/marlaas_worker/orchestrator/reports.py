@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from marlaas_api.messages import (
     AgentProgress,
+    EvalRecord,
     JobDocument,
     JobWait,
     Phase,
@@ -16,6 +17,7 @@ from marlaas_api.messages.usage import merged, total
 from marlaas_api.names import AdapterRef
 from marlaas_api.reasons import Reason
 from marlaas_worker.orchestrator.admission import Admission
+from marlaas_worker.orchestrator.diagnosis import warnings
 from marlaas_worker.orchestrator.evaluation import best
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.usage import AdmittedTime, JobUsage
@@ -68,6 +70,7 @@ def progress(
         tenant=document.tenant,
         usage=_by_agent(state, usage),
         agents=_agents(state),
+        warnings=warnings(state.document, state.last_step, _newest(state.evaluations)),
         **times.as_of(now),
         finished_at=now if phase.final else None,
         at=now,
@@ -84,6 +87,10 @@ def _evaluations(state: JobState) -> dict[str, float | None]:
     """Return the mean reward of the base model and of the newest evaluated version; None if there is none."""
     means = {version: record.reward_mean for version, record in state.evaluations.items()}
     return {"eval_before": means.get(0), "eval_last": means[max(means)] if means else None}
+
+
+def _newest(evaluations: Mapping[int, EvalRecord]) -> EvalRecord | None:
+    return evaluations[max(evaluations)] if evaluations else None
 
 
 def _agents(state: JobState) -> dict[str, AgentProgress]:

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from marlaas_api.messages import (
@@ -12,11 +12,14 @@ from marlaas_api.messages import (
     EvalRecord,
     EvalSample,
     GroupOutcome,
+    GroupPlays,
     GroupResolution,
     GroupUnused,
     JobDocument,
+    Lengths,
     Manifest,
     StepOutcome,
+    StepPlays,
     StepRecord,
     TaskOutcome,
     Turn,
@@ -108,6 +111,40 @@ def step_record(
         metrics=_metrics(made, train_s, by_agent=len(draft.agents) > 1),
         usage=merged(used, trainer),
         agents=agents,
+        plays=_plays(draft),
+    )
+
+
+def _plays(draft: StepDraft) -> StepPlays:
+    """Return the figures of the plays of a step's groups, each once."""
+    by_index = {group.index: group.plays for group in draft.resolved}
+    signal = {group.index for group in draft.resolved if group.outcome is GroupOutcome.SIGNAL}
+    flat = {group.index for group in draft.resolved if group.outcome is GroupOutcome.FLAT} - signal
+    groups = list(by_index.values())
+    return StepPlays(
+        trained=_lengths([by_index[index] for index in draft.trained]),
+        flat=_lengths([by_index[index] for index in flat]),
+        dropped=_lengths([by_index[index] for index in signal - draft.trained]),
+        prompts=tuple(sorted({by_index[index].prompt for index in draft.trained} - {""})),
+        num_prompts=len({one.prompt for one in groups} - {""}),
+        num_mixed=sum(one.is_mixed for one in groups),
+        num_turns=sum(one.num_turns for one in groups),
+        num_cut=sum(one.num_cut for one in groups),
+    )
+
+
+def _lengths(groups: Sequence[GroupPlays]) -> Lengths:
+    tokens = sorted(number for one in groups for number in one.tokens)
+    if not tokens:
+        return Lengths(num_groups=len(groups))
+    last = len(tokens) - 1
+    return Lengths(
+        num_groups=len(groups),
+        mean=statistics.fmean(tokens),
+        p10=tokens[round(0.1 * last)],
+        p90=tokens[round(0.9 * last)],
+        max=tokens[-1],
+        seconds=statistics.fmean(one.seconds for one in groups),
     )
 
 
@@ -200,16 +237,21 @@ def _num_flat(parts: Iterable[AgentDraft]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationEnd:
-    """Facts about a complete evaluation that its episodes do not contain. at: unix seconds. samples: for people. usage: by agent."""
+    """Facts about a complete evaluation that its episodes do not contain.
+
+    at: unix seconds. samples: for people. usage: by agent. trained_prompts: digests of the tasks that were trained on so far.
+    """
 
     at: float
     samples: tuple[EvalSample, ...]
     usage: Mapping[str, UsageAmounts]
+    trained_prompts: Container[str] = ()
 
 
 def eval_record(document: JobDocument, run: EvaluationRun, end: EvaluationEnd) -> EvalRecord:
     """Return the record of a complete evaluation."""
     agents = document.spec.agents
+    prompts = {episode.prompt for episode in run.scored()} - {""}
     return EvalRecord(
         namespace=document.namespace,
         job=document.job,
@@ -225,6 +267,8 @@ def eval_record(document: JobDocument, run: EvaluationRun, end: EvaluationEnd) -
         usage=dict(end.usage),
         versions=dict(run.versions),
         rewards=run.rewards([agent.name for agent in agents]),
+        num_prompts=len(prompts),
+        num_overlapping=sum(prompt in end.trained_prompts for prompt in prompts),
     )
 
 

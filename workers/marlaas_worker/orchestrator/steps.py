@@ -296,8 +296,9 @@ class Assembly:
         if self.rules.max_staleness == 0 and len(self.drafts) > 1:
             return False
         is_full = self._missing(draft) <= 0
-        if self.rules.max_staleness == 0 or not (is_full or len(draft.decided) >= self.rules.max_resolved):
-            return is_full or len(draft.decided) >= self.rules.max_resolved
+        is_spent = len(draft.decided) >= self.rules.max_resolved
+        if self.rules.max_staleness == 0 or not (is_full or is_spent):
+            return is_full or is_spent
         if any(self._slack(self.next_versions, versions) == 0 for versions in self.oldest.values()):
             return False  # it would be too stale for the next step
         after = {agent: part.next_version for agent, part in draft.agents.items()}
@@ -359,6 +360,7 @@ class Assembly:
             own_rewards=None if own.rewards == tuple(one.reward for one in own.trajectories) else own.rewards,
             other_rewards=dict(own.other_rewards),
             follows=part.follows,
+            plays=group.plays,
         )
 
     def _unused(self, draft: StepDraft, agent: str, group: CompleteGroup, usage: UsageAmounts) -> GroupUnused:
@@ -373,6 +375,7 @@ class Assembly:
             usage=usage,
             other_rewards=dict(own.other_rewards),
             is_out_of_turns=all(one.ending is Ending.MAX_TURNS for one in own.trajectories),
+            plays=group.plays,
         )
 
     def _names(self, agent: str) -> dict[str, str]:

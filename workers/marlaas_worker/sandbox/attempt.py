@@ -52,7 +52,9 @@ class Attempt:
                 "is_permanent": fault.is_permanent,
             }
         ended = {"prior_faults": prior_faults, "duration_s": time.monotonic() - started}
-        return self._blank.model_copy(update={**ended, **result, "num_turns": self._session.ledger.num_turns})
+        ledger = self._session.ledger
+        counts = {"num_turns": ledger.num_turns, "num_tokens": ledger.num_tokens, "num_cut": ledger.num_cut}
+        return self._blank.model_copy(update={**ended, **result, **counts})
 
     async def _scored(self) -> dict[str, Any]:
         """Return the Episode's fields for a play that counts. Raises Fault."""
@@ -67,6 +69,7 @@ class Attempt:
                 "metrics": score.metrics,
                 "tool_s": score.tool_s,
                 "tool_error": bounded(score.tool_error),
+                "prompt": session.ledger.prompt(score.content),
                 **_turns(session.ledger),
             }
         except Fault as fault:

@@ -19,6 +19,7 @@ from marlaas.environment_types import UnknownAgent
 from marlaas.envs.loading import Environment
 from marlaas.envs.playing import explain, play_episode, seed_generators
 from marlaas.episode_state import EpisodeState
+from marlaas_api.names import digest_of
 from marlaas_worker.sandbox import kernel
 from marlaas_worker.sandbox.channel import SupervisorChannel, encode_frame, receive_frame
 
@@ -69,6 +70,7 @@ def played(environment: Environment, connection: socket.socket) -> dict[str, Any
             "ending": outcome.ending,
             "tool_s": outcome.tool_s,
             "tool_error": outcome.tool_error[-MAX_FAULT_TEXT:],
+            "content": digest_of(*task.drawn) if task.drawn else "",
             "choices": [{"number": number, "rewards": rewards} for number, rewards in outcome.choices.items()],
         }
         if not outcome.is_scored:

@@ -65,7 +65,7 @@ class ChoiceMessage(_Message):
 
 
 class ScoreMessage(_Message):
-    """Result of a completed episode."""
+    """Result of a completed episode. content: digest of what the task has drawn; empty if it has drawn nothing."""
 
     kind: Literal["score"]
     rewards: _Rewards
@@ -73,6 +73,7 @@ class ScoreMessage(_Message):
     ending: Literal["completed", "max_turns", "tool_error"]
     tool_s: Annotated[FiniteFloat, Field(ge=0)]
     tool_error: str = ""
+    content: Annotated[str, Field(max_length=64)] = ""
     choices: Annotated[list[ChoiceMessage], Field(max_length=MAX_BRANCHES)] = []
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from marlaas_api.messages import Choice, Ending, StopReason
-from marlaas_api.names import BRANCH_TURNS, MAX_TURNS_FACTOR, turn_number
+from marlaas_api.names import BRANCH_TURNS, MAX_TURNS_FACTOR, digest_of, turn_number
 from marlaas_worker.sandbox.child_messages import ScoreMessage, TurnMessage
 
 
@@ -17,13 +17,16 @@ class TurnLedger:
     """The turns of one play, by agent and by their number among the agent's own.
 
     may_speak: the agents that the task may call; empty: all. tool_rewards: rewards so far, while a tool call is open; else
-    None.
+    None. num_tokens, num_cut: generated tokens, and turns that maxTokens or the context cut.
     """
 
     agents: tuple[str, ...]
     max_turns: int
     may_speak: tuple[str, ...] = ()
     tool_rewards: dict[str, float] | None = None
+    num_tokens: int = 0
+    num_cut: int = 0
+    _first: str = ""
     _parents: dict[str, dict[int, int | None]] = field(default_factory=dict)
     _begun: set[tuple[str, int]] = field(default_factory=set)
     _last: TurnMessage | None = None
@@ -69,11 +72,18 @@ class TurnLedger:
         has_turn = asked.num_before < self.max_turns
         self._was_limited |= not has_turn
         if has_turn:
+            self._first = self._first or digest_of(repr(asked.append), repr(asked.tools))
             self._begun.add(name)
         return has_turn
 
-    def end(self, asked: TurnMessage, stop: StopReason) -> None:
+    def prompt(self, content: str) -> str:
+        """Return a digest of the first prompt and of the content that the task has drawn; empty if there was no turn."""
+        return digest_of(self._first, content) if self._first else ""
+
+    def end(self, asked: TurnMessage, stop: StopReason, num_tokens: int = 0) -> None:
         """Record a generated turn."""
+        self.num_tokens += num_tokens
+        self.num_cut += stop is not StopReason.STOP
         self._parents.setdefault(asked.agent, {})[asked.number] = asked.parent
         if asked.choice is not None:
             self._choices.setdefault(asked.choice, []).append(asked)

@@ -224,7 +224,7 @@ class ChildSession:
                 "leaves no room for a reply: shorten the prompt, or raise rollout.maxModelLen of the pool"
             )
             raise Fault(FaultClass.ENV, text, is_retryable=False)
-        self.ledger.end(asked, stop)
+        self.ledger.end(asked, stop, reply.num_tokens)
         sizes = {"num_tokens": reply.num_tokens, "num_prompt_tokens": reply.num_prompt_tokens}
         return {"kind": "reply", "text": reply.text, "stop_reason": stop, **sizes}
 
