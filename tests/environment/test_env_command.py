@@ -137,7 +137,7 @@ LEAVES = {
         0,
         r"starts threads \(loader\), which do not exist in an episode",
     ),
-    "import subprocess\nLEFT = subprocess.Popen(['sleep', '5'])": (0, r"starts processes \(sleep 5\), which are ended"),
+    "import subprocess\nLEFT = subprocess.Popen(['sleep', '5'])": (0, r"starts processes \((sleep 5|\d+)\), which are"),
     "import random\nclass Data:\n    rng = random.Random(7)": (0, r"random numbers \(\w+.Data.rng\), which repeat"),
     "import numpy\nRNG = {'own': numpy.random.default_rng()}": (0, r"random numbers \(\w+.RNG\['own'\]\), which"),
     f"TEXT = open({str(BESIDE)!r}); TEXT.read()": (0, r"leaves files open \(\w+.TEXT\)"),
