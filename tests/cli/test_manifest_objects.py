@@ -233,6 +233,19 @@ def test_replies_that_fill_the_models_own_context_are_refused(complaints, tmp_pa
     assert complaints(PATH, "rollout: {maxTokens: 512}", runnable=runnable) == []
 
 
+def test_a_model_without_a_chat_template_is_refused_for_builtin_environments_and_noted_for_others(
+    complaints, manifest, tmp_path
+):
+    write_model(tmp_path / "m")
+    (tmp_path / "m" / "tokenizer_config.json").write_text("{}")
+    text = "the base model of ModelPool 'tiny' has no chat template, so the environment"
+    assert [text in one for one in complaints(PATH, runnable=False)] == [True]
+    own = ("environment: {name: reverse}", "environment: {image: game, entrypoint: [game]}")
+    assert sum(text in one for one in notes_of(manifest, PATH, own)) == 1
+    (tmp_path / "m" / "chat_template.jinja").touch()
+    assert complaints(PATH, runnable=False) == []
+
+
 def notes_of(manifest, *edits: str, runnable=False):
     return [str(note) for note in load([manifest(*edits)], runnable=runnable).notes]
 

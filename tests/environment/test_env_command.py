@@ -1,6 +1,7 @@
 """`marlaas env`: a script is the policy."""
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -114,3 +115,52 @@ def test_a_forgotten_return_is_told(own, end, is_told):
     name = own(f"def play(task, agent):\n    reply = agent.say('?').text\n    {end}\n")
     code, output, _ = invoke("play", name, "--reply", "x")
     assert (code, "Is a `return` missing?" in output) == (0, is_told)
+    assert ("reward of policy unscored" in " ".join(output.split())) == is_told
+
+
+BESIDE = Path(__file__).with_name("cases.yaml")
+LEAVES = {
+    f"FILE = open({str(BESIDE)!r})": (2, r"the file \w+.FILE \(.*cases.yaml\) open for reading, and all episodes"),
+    "import socket\nLISTENER = socket.create_server(('127.0.0.1', 0))\n"
+    "CONNECTION = [socket.create_connection(LISTENER.getsockname())]": (
+        2,
+        r"the connection \w+.CONNECTION\[…\] to 127",
+    ),
+    f"import os\nFD = os.open({str(BESIDE)!r}, os.O_RDONLY)": (0, r"leaves files open \(/.*cases.yaml\)"),
+    "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True, name='loader').start()": (
+        0,
+        r"starts threads \(loader\), which do not exist in an episode",
+    ),
+    "import subprocess\nLEFT = subprocess.Popen(['sleep', '5'])": (0, r"starts processes \((sleep 5|\d+)\), which are"),
+    "import random\nclass Data:\n    rng = random.Random(7)": (0, r"random numbers \(\w+.Data.rng\), which repeat"),
+    "import numpy\nRNG = {'own': numpy.random.default_rng()}": (0, r"random numbers \(\w+.RNG\['own'\]\), which"),
+    f"TEXT = open({str(BESIDE)!r}); TEXT.read()": (0, r"leaves files open \(\w+.TEXT\)"),
+    f"import random\nWORDS = open({str(BESIDE)!r}).read()\nRNG = random.SystemRandom()": (0, ""),
+}
+
+
+@pytest.mark.parametrize("left", LEAVES)
+def test_what_loading_leaves_behind_is_told_or_refused(own, left: str) -> None:
+    name = own(f"{left}\ndef play(task, agent):\n    return 1.0\n")
+    ran = subprocess.run(
+        [sys.executable, "-m", "marlaas", "env", "play", name], capture_output=True, text=True, check=False
+    )
+    code, words = LEAVES[left]
+    said = " ".join(ran.stderr.split())
+    assert (ran.returncode, bool(re.search(words, said)), bool(said)) == (code, True, bool(words)), said
+
+
+def test_start_episode_runs_before_play_in_functions_classes_and_async_ones(own) -> None:
+    name = own(
+        "class Game:\n    async def start_episode(self, task):\n        self.word = task.rng.random()\n"
+        "    async def play(self, task, agent):\n        return float(self.word == task.rng.random())\n"
+        "def play(task, agent, size=1):\n    return float(DONE == [size])\nDONE = []\n"
+        "play.start_episode = lambda task, size=1: DONE.append(size)\n"
+    )
+    for each in (name.replace(":play", ":Game"), name):
+        assert "reward of policy 1" in " ".join(invoke("play", each)[1].split())
+
+
+def test_the_same_task_draws_the_same_from_global_generators_as_in_a_job(own) -> None:
+    name = own("import random\ndef play(task, agent):\n    return random.random()\n")
+    assert len({invoke("play", name, "--index", index)[1] for index in ("0", "0", "1")}) == 2

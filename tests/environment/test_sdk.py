@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 from tests.environment.playing import first_task
 from tests.tables import rows
@@ -71,6 +72,25 @@ def test_the_package_has_the_names_of_the_sdk_and_no_others():
     assert StopReason is messages.StopReason
     names = {name for name, value in vars(marlaas).items() if not name.startswith("_") and not inspect.ismodule(value)}
     assert names == set(marlaas.environment.__all__)
+
+
+@pytest.mark.parametrize(
+    ("asks", "words"),
+    [
+        (lambda agent: agent.say("x", max_tokens=0), "max_tokens is 0"),
+        (lambda agent: agent.complete("x", max_tokens=1.5), r"max_tokens is 1\.5"),
+        (lambda agent: agent.complete(5), "text that is not empty, not 5"),
+        (lambda agent: [agent.complete("x"), agent.complete("y"), agent.say("z")], "began as raw text"),
+    ],
+)
+def test_a_turn_that_no_job_takes_is_refused_by_hand_too_also_within_a_tool(asks, words):
+    def game(task, agent):
+        with agent.tool():
+            asks(agent)
+
+    with pytest.raises(InvalidTurn, match=words):
+        play(game, "1", "2", "3")
+    assert play(lambda task, agent: float(agent.say("x", max_tokens=np.int64(3)).text), "1")[0].rewards == {"policy": 1}
 
 
 def test_a_conversation_goes_on_where_it_ended_and_branches_go_on_alone():
@@ -278,9 +298,17 @@ TEXT = '{"type": "function", "function": {"name": "add", "parameters": {"type": 
 )
 def test_messages_in_the_forms_of_other_libraries(given, message):
     assert message_of(given) == message
+    assert message_of(Message("assistant", "", tool_calls=({"name": "add", "arguments": {"a": 1}},))).tool_calls
 
 
-@pytest.mark.parametrize(("given", "words"), rows(__file__, "messages"))
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        *rows(__file__, "messages"),
+        (Message("assistant", "", tool_calls=(ToolCall("add", "1"),)), "a tool call needs"),
+        (Message("user", "x", name=3), "name must be text"),
+    ],
+)
 def test_other_messages_are_refused_with_the_reason(given, words):
     with pytest.raises(InvalidTurn, match=words):
         message_of(given)

@@ -183,8 +183,11 @@ def test_a_job_of_several_agents_has_a_line_of_each(document, progress_of):
 def test_many_steps_without_signal_are_told(step, newest, num_idle):
     told = idle(step, [AgentActivity("policy", newest, tokens=0)])
     assert [words[: words.index(":")] for words in told] == (
-        [] if num_idle is None else [f"{num_idle} of {step} steps had no signal"]
+        [] if num_idle is None else [f"{num_idle} of {step} steps trained no token"]
     )
+    (told,) = idle(9, [AgentActivity("policy", 2, tokens=5, untrained={"flat": 1, "filtered": 6})])
+    assert told.startswith("7 of 9 steps trained no token: in 6, training.overlong.filter left out all replies")
+    assert "; in 1, all episodes of a task earned the same reward" in told
 
 
 def test_of_several_agents_those_without_signal_or_calls_are_named_and_frozen_ones_need_no_signal():
@@ -198,8 +201,8 @@ def test_of_several_agents_those_without_signal_or_calls_are_named_and_frozen_on
     ]
     told = idle(10, team)
     assert [words[: words.index(":")] for words in told] == [
-        "9 of 10 steps had no signal for agent flat",
-        "10 of 10 steps had no signal for agent unknown",
+        "9 of 10 steps trained no token of agent flat",
+        "10 of 10 steps trained no token of agent unknown",
         "Agent mute was called in no episode of 10 steps, and has learned nothing",
         "Agent critic was called in no episode of 10 steps",
     ]

@@ -67,6 +67,9 @@ def test_the_published_version_and_its_evaluation_count_not_the_last(document, p
     result = JobResult(document(), _done(progress_of, document, promoted={"policy": 2}), (), evals)
     entry = summary([result])["jobs"]["team-a/reverse"]
     assert (entry["policyVersion"], entry["evalAfter"]) == (2, 0.9)
+    untrained = JobResult(document(), _done(progress_of, document, eval_last=0.1), (), evals[:1])
+    entry = summary([untrained])["jobs"]["team-a/reverse"]
+    assert (entry["evalBefore"], entry["evalAfter"]) == (0.1, None), "version 0 is not after training"
 
 
 def test_of_several_agents_the_summary_has_the_team_and_each(document, progress_of, evaluation):

@@ -75,6 +75,7 @@ class OrchestratorHarness(Harness):
         self.may_train.set()
         self.step_metrics = {"loss": 0.5}
         self.fault: dict[str, Any] = {"fault_text": "ZeroDivisionError: in play"}
+        self.load_notes: tuple[str, ...] = ()
 
     @property
     def trained_groups(self) -> list[str]:
@@ -122,7 +123,7 @@ class OrchestratorHarness(Harness):
         for name, (at,) in leaves.items():
             await self.record_turn(task, member, turn=at, agent=name)
         place = task.model_dump(include={"group", "split", "index"})
-        ended = {"rewards": dict.fromkeys(names, reward), "leaves": leaves}
+        ended = {"rewards": dict.fromkeys(names, reward), "leaves": leaves, "load_notes": self.load_notes}
         if reward is None:
             ended = {"fault": FaultClass.ENV, **self.fault}
         episode = an_episode(document, **place, member=member, episode=_play_of(task, member), **ended)

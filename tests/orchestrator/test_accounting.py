@@ -19,13 +19,15 @@ from marlaas_api.messages import (
     Manifest,
     PolicyRecord,
     StepClosed,
+    UntrainedStep,
     UsageAmounts,
 )
 from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.names import Split, episode_id, train_group
+from marlaas_worker.orchestrator import step_records
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.recorded_totals import History
-from marlaas_worker.orchestrator.step_records import Around, step_record
+from marlaas_worker.orchestrator.step_records import step_record
 
 GROUP_SIZE = 2
 PAST = {"name": "past", "policy": {"of": "a0", "versions": "past", "window": 2}}
@@ -57,6 +59,8 @@ class AccountingHarness:
         self.names = [agent.name for agent in document.spec.policies]
         self.trained_agents = [agent.name for agent in document.spec.policies if agent.trainable]
         self.rules = document.spec.training
+        is_pinned_ahead = self.rules.max_staleness == 0 and len(self.names) > 1
+        self.untrained = 0 if is_pinned_ahead else chance.choice([0, 0.5])
         self.records, self.episodes, self.ledger = [], [], None
         self.logs = {name: [] for name in self.names}
         self.policies = {name: PolicyRecord(uid=document.uid, version=0) for name in self.names}
@@ -94,9 +98,12 @@ class AccountingHarness:
         state.policies.update(self.policies)
         self.decide()
         while (draft := state.assembly.recordable(state.committed)) is not None:
-            made = {name: part.base_version + 1 for name, part in draft.agents.items() if not part.no_op}
-            manifests = {name: self.manifest(name, draft.step, version) for name, version in made.items()}
-            around = Around(0.0, 0.0, state.tasks.new_skips(state.recorded.skips), state.tasks.outcomes(draft.resolved))
+            around = step_records.around(state, draft, 0.0, 0.0)
+            manifests = {
+                name: self.manifest(name, draft.step, part.base_version + 1)
+                for name, part in draft.agents.items()
+                if not part.no_op and name not in around.untrained
+            }
             record = step_record(self.document, draft, manifests, around)
             if len(self.records) == record.step:
                 self.records.append(record)
@@ -210,14 +217,20 @@ class AccountingHarness:
         groups = [one for one in log if isinstance(one, GroupReady) and one.step == closed.step]
         assert [group.position for group in groups] == list(range(closed.num_groups))
         assert 1 <= closed.num_groups <= self.rules.groups_per_step
-        assert {closed.base_version, *(group.base_version for group in groups)} == {policy.version}
+        assert {one.follows for one in (closed, *groups)} == {policy.step}
+        most = policy.version + len(policy.untrained)
+        assert all(policy.version <= one.base_version <= most for one in (closed, *groups))
         assert all(0 <= group.staleness <= self.rules.max_staleness for group in groups)
         for group in groups:
             for trajectory in group.trajectories:
                 assert (group.index, trajectory.member) in self.turns
                 assert (trajectory.agent or name) in self.called[group.index, trajectory.member]
         self.trained[name] += [group.index for group in groups]
-        self.policies[name] = policy.model_copy(update={"version": policy.version + 1, "step": closed.step})
+        change = {"version": policy.version + 1, "step": closed.step}
+        if self.chance.random() < self.untrained:
+            untrained = UntrainedStep(step=closed.step, cause="masked")
+            change = {"untrained": (*policy.untrained, untrained), "step": closed.step}
+        self.policies[name] = policy.model_copy(update=change)
 
     def live(self) -> None:
         for _ in range(20_000):

@@ -11,7 +11,7 @@ from marlaas_api import failpoints, messages, subjects
 from marlaas_api.blobs import BlobRef, BlobRefused
 from marlaas_api.names import Split, train_group
 from marlaas_api.reasons import Reason
-from marlaas_api.wire import decode_as
+from marlaas_api.wire import decode, decode_as
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
@@ -58,6 +58,16 @@ async def test_asynchronous_agents_train_later_groups_while_an_earlier_one_is_pl
     assert all(record.staleness_max <= 1 for record in records)
     indices = [index for record in records for index in record.indices]
     assert len(indices) == len(set(indices))
+
+
+async def test_what_loading_left_behind_is_an_event_once(harness, document):
+    harness.load_notes = ("loading leaves a file open",)
+    await run_to_end(harness, job := document(steps=1), lambda task, member: float(member))
+    events = [
+        decode(one.data)
+        for one in await harness.bus.replay(subjects.EVENTS, subjects.event(job.namespace, job.job, ">"))
+    ]
+    assert [one.message for one in events if one.reason == "EnvironmentLoaded"] == ["loading leaves a file open"]
 
 
 async def test_a_solved_job_finishes_with_counted_steps_and_no_new_version(harness, document):

@@ -5,10 +5,22 @@ from collections import Counter
 
 import pytest
 from bench.staleness import Dropping, Simulation, World
+from tests.harness import job_document
 
-from marlaas_api.messages import GroupOutcome, GroupUnused, StepClosed, TrajectoryRef, UsageAmounts
+from marlaas_api.messages import (
+    Ending,
+    GroupOutcome,
+    GroupUnused,
+    StepClosed,
+    StepOutcome,
+    TrajectoryRef,
+    UntrainedStep,
+    UsageAmounts,
+)
 from marlaas_api.names import JobRef, train_group
 from marlaas_worker.orchestrator.experience import AgentGroup, CompleteGroup
+from marlaas_worker.orchestrator.recorded_totals import RecordedTotals
+from marlaas_worker.orchestrator.step_records import Around, step_record
 from marlaas_worker.orchestrator.steps import Assembly, StepRules
 
 REF = JobRef("team-a", "sums", "u1")
@@ -16,9 +28,10 @@ STRICT = StepRules(groups_per_step=2, max_staleness=0, max_refill=1, steps=3)
 ASYNC = StepRules(groups_per_step=2, max_staleness=1, max_refill=1, steps=3)
 
 
-def group(index: int, outcome: GroupOutcome = GroupOutcome.SIGNAL) -> CompleteGroup:
+def group(index: int, outcome: GroupOutcome = GroupOutcome.SIGNAL, ending: Ending = Ending.COMPLETED) -> CompleteGroup:
     rewards = {GroupOutcome.SIGNAL: (1.0, 0.0), GroupOutcome.FLAT: (1.0, 1.0)}.get(outcome, (1.0,))
-    trajectories = tuple(TrajectoryRef(member=i, episode=f"e{i}", leaves=(0,), reward=r) for i, r in enumerate(rewards))
+    part = {"leaves": (0,), "ending": ending}
+    trajectories = tuple(TrajectoryRef(member=i, episode=f"e{i}", reward=r, **part) for i, r in enumerate(rewards))
     own = {"policy": AgentGroup(trajectories, outcome, rewards)}
     return CompleteGroup(index, train_group(REF, index), own, Counter({"env": 2 - len(rewards)}))
 
@@ -100,3 +113,33 @@ def test_a_step_without_any_signal_is_a_no_op_that_makes_no_version_and_gives_th
     assert (type(closed), closed.step, closed.num_groups) == (StepClosed, 0, 0)
     assert steps.recordable({"policy": -1}).no_op
     assert (steps.open.step, steps.open.agents["policy"].base_version) == (1, 0)
+
+
+def test_a_step_that_trained_no_token_lowers_the_versions_of_the_steps_after_it_which_still_follow_it():
+    steps = fresh(ASYNC)
+    for index in range(4):
+        *_, closed = steps.resolve(group(index), {"policy": 0})
+    assert (closed.step, closed.base_version, closed.follows) == (1, 1, 0)
+    steps.recorded(steps.recordable({"policy": 0}), {"policy": 0})
+    (ready,) = steps.resolve(group(4), {"policy": 0})
+    assert (ready.step, ready.base_version, ready.follows) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("groups", "trainers", "causes"),
+    [
+        ([flat(0), group(1, GroupOutcome.FLAT, Ending.MAX_TURNS)], None, {"flat": 1, "out-of-turns": 1}),
+        ([group(0, GroupOutcome.FAULTED), group(1, GroupOutcome.UNCALLED)], None, {"faulted": 1, "uncalled": 1}),
+        ([group(0), flat(1)], "masked", {"masked": 1, "flat": 1}),
+    ],
+)
+def test_a_record_counts_why_its_groups_trained_nothing(groups, trainers, causes):
+    steps = fresh(StepRules(groups_per_step=2, max_staleness=0, max_refill=0, steps=3))
+    for one in groups:
+        steps.resolve(one, {"policy": 0}, {"policy": UsageAmounts(generated_tokens=7, open_tokens=7)})
+    reports = {"policy": UntrainedStep(step=0, cause=trainers, train_s=2.0)} if trainers else {}
+    record = step_record(job_document(), steps.drafts[0], {}, Around(0.0, 0.0, untrained=reports))
+    assert (record.outcome, record.version, record.agents["policy"].untrained) == (StepOutcome.NO_OP, 0, causes)
+    amounts = record.usage["policy"]
+    assert (amounts.wasted_tokens, amounts.trainer_s) == (14, 2.0 if trainers else 0.0)
+    assert RecordedTotals([record], []).untrained == {"policy": {next(iter(causes)): 1}}

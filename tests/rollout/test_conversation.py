@@ -135,6 +135,8 @@ def test_tools_are_shown_from_when_they_are_given_and_others_are_another_past():
     [
         ("{{ raise_exception('only users') }}", (), "only users"),
         (None, (), "no chat template"),
+        ("{{ messages[7].content }}{{ 1 / 0 }}", (), "refuses these messages"),
+        ("{{ 1 // 0 }}", (), "refuses these messages: integer division"),
         (CHATML, (TOOL,), "shows no tools"),
         (SHOWS_TOOLS, ("{",), "refuses these messages"),
     ],

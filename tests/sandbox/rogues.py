@@ -317,6 +317,14 @@ class LeavesAProcess:
         return 1.0
 
 
+class HoldsAFile:
+    def __init__(self):
+        self.file = Path(__file__).open()  # noqa: SIM115
+
+    def play(self, task, agent):
+        return float(len(self.file.readline()))
+
+
 def hangs_with_a_child(task, agent):
     """Prints who is to vanish: the fork server, itself, and a process that it started."""
     started = subprocess.Popen(["sleep", "1000"], start_new_session=True)

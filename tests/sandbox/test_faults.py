@@ -9,7 +9,7 @@ import pytest
 from tests.harness import WITHIN_S
 from tests.tables import rows
 
-from marlaas_api.messages import Ending, FaultClass
+from marlaas_api.messages import Ending, FaultClass, ReplyPhase
 from marlaas_worker.sandbox import attempt, server, service
 from marlaas_worker.sandbox.server import Server
 from marlaas_worker.sandbox.turns import TurnClient, TurnWaited
@@ -51,6 +51,21 @@ async def test_what_an_environment_does_is_a_fault_of_its_own_or_the_policys_and
     assert "exit status" in episodes["dies_in_its_tool"].tool_error
 
 
+UNFIT = {"num_prompt_tokens": 300, "context_tokens": 256}
+REFUSED = {"phase": ReplyPhase.FAILED, "error": "only users", "is_refused": True, "is_permanent": True}
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [(UNFIT, "has 300 tokens, and the base model's context of 256 tokens"), (REFUSED, "was refused: only users")],
+)
+async def test_a_prompt_that_the_model_cannot_take_is_the_environments_fault_and_is_asked_once(harness, reply, words):
+    harness.rollout.answer = lambda asked: [harness.rollout.result(asked, "").model_copy(update=reply)]
+    (episode,) = await harness.play_document(harness.document("rogues:asks", max_attempts=3), 1)
+    assert (episode.fault, episode.prior_faults, len(harness.rollout.requests)) == (FaultClass.ENV, (), 1)
+    assert (words in episode.fault_text, episode.is_permanent) == (True, reply is REFUSED)
+
+
 @pytest.mark.usefixtures("_time_is_over")
 async def test_an_environment_whose_time_is_over_is_killed_and_shows_where_it_was(harness, monkeypatch):
     monkeypatch.setattr(server, "_STACK_S", 120.0)  # with a low share of a busy CPU, it takes long to print its stack
@@ -74,6 +89,13 @@ async def test_a_flood_that_never_ends_is_read_and_ends_with_its_time(harness):
 async def test_a_process_that_loading_the_environment_started_is_ended(harness):
     (episode,) = await harness.play("LeavesAProcess", episode_timeout_seconds=3600)
     assert (episode.fault, episode.rewards) == (None, {"policy": 1.0})
+    assert [note[:41] for note in episode.load_notes] == ["loading the environment starts processes "]
+
+
+async def test_an_environment_that_holds_an_open_file_fails_for_good(harness):
+    (episode,) = await harness.play("HoldsAFile")
+    assert (episode.fault, episode.is_permanent) == (FaultClass.ENV, True)
+    assert "leaves the file self.file" in episode.fault_text
 
 
 async def test_nothing_that_an_episode_started_outlives_it(harness, tmp_path):

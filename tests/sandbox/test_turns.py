@@ -19,6 +19,7 @@ from marlaas_worker.sandbox.turns import (
     TurnClient,
     TurnFailed,
     TurnOverran,
+    TurnRefused,
     TurnStopsEngine,
     TurnTooLong,
     TurnWaited,
@@ -74,12 +75,17 @@ async def test_a_failure_of_the_moment_is_tried_again_after_longer_and_longer_pa
     assert passed_s() == pytest.approx(0.1 + 0.2 + 0.4 + 0.8 + 1.6 + 2.0 + 2.0)
 
 
-@pytest.mark.parametrize(("stops_engine", "error"), [(False, TurnFailed), (True, TurnStopsEngine)])
-async def test_a_failure_for_good_is_raised_in_its_own_words(client, rollout, stops_engine, error):
-    rollout.answer = lambda asked: [
-        rollout.failure(asked, "the adapter is corrupt", False).model_copy(update={"stops_engine": stops_engine})
-    ]
-    with pytest.raises(error, match=r"^rollout-0: the adapter is corrupt$"):
+@pytest.mark.parametrize(
+    ("cause", "error", "where"),
+    [
+        ({}, TurnFailed, "rollout-0: "),
+        ({"stops_engine": True}, TurnStopsEngine, "rollout-0: "),
+        ({"is_refused": True}, TurnRefused, ""),
+    ],
+)
+async def test_a_failure_for_good_is_raised_in_its_own_words(client, rollout, cause, error, where):
+    rollout.answer = lambda asked: [rollout.failure(asked, "the end", False).model_copy(update=cause)]
+    with pytest.raises(error, match=f"^{where}the end$"):
         await client.generate(request(), 60.0)
     assert len(rollout.requests) == 1
 

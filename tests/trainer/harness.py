@@ -94,10 +94,10 @@ class TrainerHarness(Harness):
             group = await self._group(document, step, position, record)
             await self.log(document, group.model_copy(update=changes))
 
-    async def close(self, document, step, num_groups, base_version=None, *, agent="policy"):
+    async def close(self, document, step, num_groups, base_version=None, *, agent="policy", follows=None):
         base = (await self.record(document, agent)).version if base_version is None else base_version
         entry = StepClosed(**identity(document), agent=agent, step=step, base_version=base, num_groups=num_groups)
-        await self.log(document, entry)
+        await self.log(document, entry.model_copy(update={"follows": follows}))
 
     async def step(self, document, step):
         await self.assign(document, step, range(document.spec.training.groups_per_step))

@@ -140,7 +140,7 @@ def drain(inbox):
             inbox.take(group)
         elif (due := inbox.due()) is not None:
             done.append(f"step {due.step}: {' '.join(inbox.consumed())}")
-            inbox.commit(due.step)
+            inbox.commit(due.step, inbox.version + 1)
         else:
             return done
 
@@ -181,6 +181,15 @@ def test_a_step_without_signal_is_skipped_by_number_and_not_by_version():
     assert (inbox.committed_step, inbox.version) == (3, 2)
 
 
+def test_after_a_step_that_trained_no_token_the_next_one_goes_on_at_the_old_version():
+    inbox, of_step_1 = StepInbox(-1, 0), {"follows": 0}
+    inbox.add(ready(1, 0).model_copy(update=of_step_1))
+    assert inbox.has_gap
+    inbox.commit(0, 0)
+    inbox.add(closed(1, 1).model_copy(update=of_step_1))
+    assert (inbox.has_gap, drain(inbox)) == (False, ["uid-t10", "step 1: uid-t10"])
+
+
 @pytest.mark.parametrize(
     ("messages", "text"),
     [
@@ -188,6 +197,7 @@ def test_a_step_without_signal_is_skipped_by_number_and_not_by_version():
         ([closed(0, 2), closed(0, 3)], "assigned twice"),
         ([ready(0, 0, base=-1)], "must be trained at version -1, and policy is at version 0"),
         ([closed(0, 0, base=-1)], "must be trained at version -1, and policy is at version 0"),
+        ([ready(0, 0).model_copy(update={"follows": -2})], "after step -2, and policy has trained step -1"),
         ([ready(0, 0, version=1)], "was sampled at version 1, after its base version 0"),
         ([ready(0, 0), ready(0, 1), closed(0, 1)], "has 2 groups, closed with 1"),
     ],

@@ -15,7 +15,7 @@ from marlaas_api.bus import BusUnavailable
 from marlaas_api.bus_memory import MemoryBus
 from marlaas_api.bus_memory.consumers import MemoryConsumer
 from marlaas_api.health import exposition
-from marlaas_api.messages import GroupLogEntry, GroupReady, GroupUnused, Phase
+from marlaas_api.messages import GroupLogEntry, GroupReady, GroupUnused, Phase, StopReason, UntrainedCause
 from marlaas_worker.adapters import has_effect, read_adapter
 from marlaas_worker.calibration import NUM_FLOAT32_PROBES
 from marlaas_worker.health import families
@@ -51,6 +51,20 @@ async def test_a_job_is_trained_step_by_step_and_its_logprobs_are_the_samplers(h
     tensors, config = read_adapter({name: await harness.blobs.get(ref) for name, ref in zero.files.items()})
     assert not has_effect(tensors)
     assert (config.rank, config.alpha, zero.parent, len(zero.probes)) == (8, 16, None, NUM_FLOAT32_PROBES)
+
+
+async def test_a_step_of_which_no_token_counts_makes_no_version_and_the_next_one_is_trained_on_the_old(harness):
+    document = job(overlong={"filter": True})
+    async with harness.training(document):
+        await harness.assign(document, 0, range(2))
+        await harness.close(document, 0, 2, follows=-1)
+        record = await harness.committed(document, lambda record: record.step == 0)
+        found = [(one.step, one.cause, one.metrics["overlong_filtered"]) for one in record.untrained]
+        assert (record.version, found) == (0, [(0, UntrainedCause.FILTERED, 6.0)])
+        harness.tamper = lambda turn: turn.model_copy(update={"stop_reason": StopReason.STOP})
+        await harness.step(document, 1)
+        await harness.version(document, 1)
+    assert [(one.version, one.step) for one in await harness.history(document)] == [(1, 1), (0, -1)]
 
 
 async def test_the_reference_is_the_version_so_many_before_the_one_that_is_trained(harness, base):

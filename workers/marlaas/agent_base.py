@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from operator import index
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from marlaas.chat_messages import message_of, tool_text
@@ -11,6 +12,7 @@ from marlaas.episode_state import EpisodeState, OpenTurn
 from marlaas.scores import number
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import MAX_TURNS_FACTOR
+from marlaas_api.numeric import LARGEST_INTEGER
 
 if TYPE_CHECKING:
     from marlaas.openai_server import OpenAIServer
@@ -75,12 +77,22 @@ class AgentBase:
         if not append:
             raise InvalidTurn(f"agent {self.name!r}: `ask` needs at least one message")
         shown = None if tools is None else tuple(tool_text(tool) for tool in tools)
-        return TurnRequest(self.name, self._parent, append, max_tokens, shown)
+        return TurnRequest(self.name, self._parent, append, self._limit(max_tokens), shown)
 
     def _raw(self, text: str, max_tokens: int | None) -> TurnRequest:
-        if not text:
-            raise InvalidTurn(f"agent {self.name!r}: `complete` needs a text that is not empty")
-        return TurnRequest(self.name, self._parent, text, max_tokens)
+        if not isinstance(text, str) or not text:
+            raise InvalidTurn(f"agent {self.name!r}: `complete` needs a text that is not empty, not {text!r:.80}")
+        return TurnRequest(self.name, self._parent, text, self._limit(max_tokens))
+
+    def _limit(self, max_tokens: int | None) -> int | None:
+        """Return the limit of a turn as an int; whole numbers of numpy are accepted. Raises InvalidTurn."""
+        try:
+            found = None if max_tokens is None else int(index(max_tokens))
+        except TypeError:
+            found = 0
+        if found is not None and not 1 <= found <= LARGEST_INTEGER:
+            raise InvalidTurn(f"agent {self.name!r}: max_tokens is {max_tokens!r:.80}; expected a whole number from 1")
+        return found
 
     @contextlib.contextmanager
     def _opened(self, request: TurnRequest) -> Iterator[OpenTurn]:

@@ -18,7 +18,9 @@ def message_of(given: Message | Mapping[str, Any]) -> Message:
         InvalidTurn: as `read_message`, or the mapping has a field that would be lost.
     """
     if isinstance(given, Message):
-        return given
+        for key, value in (("name", given.name), ("tool_call_id", given.tool_call_id)):
+            _text(value or "", f"a message: {key}")
+        return replace(given, tool_calls=tuple(_call(one, "a message") for one in given.tool_calls or ()))
     if isinstance(given, Mapping):
         lost = [name for name, value in given.items() if name not in _FIELDS and value is not None]
         if lost:
@@ -119,9 +121,10 @@ def _content(given: object, where: str) -> str:
 
 
 def _call(given: Any, where: str) -> ToolCall:
-    if isinstance(given, ToolCall):
-        return given
     try:
+        if isinstance(given, ToolCall):
+            canonical(given.arguments)
+            return given
         function = given.get("function", given)
         return ToolCall(str(function["name"]), canonical(function["arguments"]), str(given.get("id") or ""))
     except (AttributeError, KeyError, TypeError, ValueError):

@@ -21,7 +21,8 @@ a job without them is refused before it starts. A function `agents_of(task)`, as
 that a task calls; a call of another agent is then a fault of the environment.
 
 A class is an environment as well. `__init__(self, **args)` runs once per sandbox: load data there. `play(self,
-task, agent)` runs once per episode, on that episode's own copy of the object.
+task, agent)` runs once per episode, on that episode's own copy of the object. A method or attribute `start_episode(task)` is
+called in each episode's process before `play`: open connections, files and threads there, which episodes cannot share.
 
 Failures that the policy causes end the episode with the rewards earned so far: too many turns (`TurnLimit`), or a
 failed tool (`with agent.tool():`). Any other exception is a fault of the environment: the episode is not scored, it

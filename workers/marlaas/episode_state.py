@@ -10,12 +10,12 @@ from typing import Protocol
 
 from marlaas.branches import Branch, Together, at_once
 from marlaas.chat_messages import encodable, encodable_append
-from marlaas.environment_types import Channel, Reply, TurnLimit, TurnRequest
+from marlaas.environment_types import Channel, InvalidTurn, Reply, TurnLimit, TurnRequest
 from marlaas.scores import number
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import MAX_BRANCHES
 
-_ARBITRARY = (
+ARBITRARY = (
     "the order of turns, and with it their seeds, would be arbitrary, and maxStaleness 0 promises exact results; "
     "speak in the parts of `agents.together()`, which have an order"
 )
@@ -43,6 +43,7 @@ class EpisodeState:
         rewards: of the agents so far. is_rewarded: one of them, or a candidate, was set.
         may_speak: the agents that the task calls.
         choices: by number, the candidates of each choice.
+        is_spoken_apart: a turn was asked for in a thread or task that the episode does not know, which a strict job refuses.
         num_replaced: requests in which a lone surrogate, which no tokenizer takes, was replaced.
         tool_s: seconds in tools, without the time that turns within a tool call take.
     """
@@ -63,6 +64,7 @@ class EpisodeState:
         self.temperature = temperature
         self.is_strict, self.in_order = is_strict, in_order
         self.num_replaced = 0
+        self.is_spoken_apart = False
         self.tool_s = 0.0
         self._channel = channel
         self._waited_s = 0.0
@@ -71,6 +73,7 @@ class EpisodeState:
         self._branches: dict[object, Branch] = {}
         self._main_line = Branch(0, 0, {})
         self._parts: list[Branch] = []
+        self._raw: set[tuple[str, int | None]] = set()
         self._num_branches = self._num_blocks = self._num_choices = 0
         self._is_apart = False
         self.be_called_by(get_ident, "thread")
@@ -101,8 +104,9 @@ class EpisodeState:
         Turns of callers that are not declared belong to the main line; they may be open at the same time unless the job is strict.
         """
         branch = self.branch()
+        self.is_spoken_apart |= branch is None
         if branch is None and self.is_strict:
-            raise InvalidInput(f"an agent was spoken to in a {self._kind} that the episode does not know: {_ARBITRARY}")
+            raise InvalidInput(f"an agent was spoken to in a {self._kind} that the episode does not know: {ARBITRARY}")
         return self._begin(request, num, branch or self._main_line)
 
     def generate(self, turns: Sequence[OpenTurn]) -> list[Reply]:
@@ -124,8 +128,16 @@ class EpisodeState:
                     "within `together`, agents are spoken to in its parts: `at_once.run(agents.solver.say, …)`"
                 )
             if self.is_strict and branch.num_open:
-                raise InvalidInput(f"two turns were asked for at the same time: {_ARBITRARY}")
+                raise InvalidInput(f"two turns were asked for at the same time: {ARBITRARY}")
+            is_raw = (agent, request.parent) in self._raw or (
+                request.parent is None and isinstance(request.append, str)
+            )
+            if is_raw and not isinstance(request.append, str):
+                raise InvalidTurn(
+                    f"agent {agent!r}: this conversation began as raw text and cannot go on as chat: append text, or begin a new conversation"
+                )
             numbers, before = branch.take(agent, num)
+            self._raw.update((agent, one) for one in numbers if is_raw)
             request = self._encodable(request)
         requests = (replace(request, number=number, num_before=before) for number in numbers)
         return [partial(self._generate, one, branch) for one in requests]

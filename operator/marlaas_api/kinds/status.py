@@ -146,6 +146,12 @@ class AgentStatus(Status):
     staleness: float | None = Field(
         None, description="Mean staleness of the agent's groups in the last step, in versions."
     )
+    untrained_steps: (
+        Annotated[dict[Annotated[str, StringConstraints(max_length=63)], _Count], Field(max_length=32)] | None
+    ) = Field(
+        None,
+        description="Number of finished steps that trained no token of the agent and made no version, by cause: `flat`, `out-of-turns`, `faulted`, `uncalled`, `stale`, `filtered`, `empty` or `masked`.",
+    )
     usage: UsageStatus | None = Field(
         None,
         description="Usage of the agent in finished steps and evaluations, with the seconds of its slots and its stored bytes. The time of admission is known for the job only.",

@@ -36,7 +36,7 @@ from marlaas_api.messages.jobs import (
     concerns_loop,
 )
 from marlaas_api.messages.plays import GroupPlays, Lengths, StepPlays
-from marlaas_api.messages.policies import Manifest, PolicyRecord, Probe
+from marlaas_api.messages.policies import Manifest, PolicyRecord, Probe, UntrainedStep
 from marlaas_api.messages.pool_spec import PoolSpec
 from marlaas_api.messages.pools import AdaptedLayer, Calibration, JobWait, PoolDocument, ReplicaReport, SelfTestSpec
 from marlaas_api.messages.steps import (
@@ -47,6 +47,7 @@ from marlaas_api.messages.steps import (
     StepOutcome,
     StepRecord,
     TaskOutcome,
+    UntrainedCause,
 )
 from marlaas_api.messages.tasks import IssueLedger, Pin, TaskMessage
 from marlaas_api.messages.turns import (
@@ -123,6 +124,8 @@ __all__ = [
     "ToolCallMessage",
     "TrajectoryRef",
     "Turn",
+    "UntrainedCause",
+    "UntrainedStep",
     "UsageAmounts",
     "agents_on",
     "concerns_loop",

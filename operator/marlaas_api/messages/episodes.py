@@ -50,8 +50,9 @@ class Episode(JobMessage):
     leaves: by agent, the last turn of each of its conversations. may_speak: the agents that the task may call
     (`agents_of` of the environment); empty: all. prior_faults: faults of earlier attempts at this member. is_permanent:
     the fault is one that every play of the job would have, so it is not repeated. tool_error: text of the failed tool that ended
-    the episode. prompt: digest of the first prompt and of the content that the task has drawn; empty: not known. num_tokens:
-    generated ones. num_cut: turns that maxTokens or the context cut.
+    the episode. load_notes: what loading the environment has left behind, in the first episode after each load. prompt: digest of
+    the first prompt and of the content that the task has drawn; empty: not known. num_tokens: generated ones. num_cut: turns that
+    maxTokens or the context cut.
     """
 
     group: str
@@ -65,6 +66,7 @@ class Episode(JobMessage):
     prior_faults: tuple[FaultClass, ...] = ()
     ending: Ending = Ending.COMPLETED
     tool_error: str = ""
+    load_notes: tuple[str, ...] = ()
     rewards: dict[str, float] = Field(default_factory=dict)
     metrics: dict[str, float] = Field(default_factory=dict)
     leaves: dict[str, tuple[Integer, ...]] = Field(default_factory=dict)

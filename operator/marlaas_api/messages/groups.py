@@ -52,7 +52,9 @@ class TrajectoryRef(BusMessage):
 class GroupReady(JobMessage):
     """A complete group, assigned to a step; stream GROUPS.
 
-    The step trains the group at `base_version`, so that its staleness is already exact. position: consecutive, from 0
+    The step trains the group at `base_version`, so that its staleness is already exact; it is lower if an earlier step turns
+    out to train no token. follows: the agent's last step before this one that has groups (-1: none); None in messages of
+    earlier releases. position: consecutive, from 0
     among the agent's groups of the step; a trainer accumulates in exactly this order. trajectories: at least two, or at
     least one with a running mean (`training.baseline`). faults: by class, the same for every agent. usage: what the agents that
     play the policy used in their episodes. own_rewards: those of the agent itself; None: those of the trajectories.
@@ -72,6 +74,7 @@ class GroupReady(JobMessage):
     usage: UsageAmounts = UsageAmounts()
     own_rewards: tuple[float, ...] | None = None
     other_rewards: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    follows: int | None = None
     plays: GroupPlays = GroupPlays()
 
     @property
@@ -96,7 +99,7 @@ class GroupUnused(JobMessage):
     outcome: SIGNAL if the group was dropped: it would have been too stale, or all steps were closed. rewards: of the
     agent itself in the members without a fault, whether it has taken a turn or not; empty if the task may not call it. faults:
     by class, the same for every agent. usage: what the agents that play the policy used in their episodes. other_rewards: as
-    `rewards`, of further players of the policy, by agent.
+    `rewards`, of further players of the policy, by agent. is_out_of_turns: every member without a fault used up its turns.
     """
 
     agent: str
@@ -107,6 +110,7 @@ class GroupUnused(JobMessage):
     faults: dict[str, int] = Field(default_factory=dict)
     usage: UsageAmounts = UsageAmounts()
     other_rewards: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    is_out_of_turns: bool = False
     plays: GroupPlays = GroupPlays()
 
 
@@ -114,13 +118,14 @@ class StepClosed(JobMessage):
     """The end of a step for one agent; stream GROUPS. The optimizer step is due after positions 0..num_groups-1 have arrived.
 
     A step ends for all agents of a job at once, and each has a message of its own. num_groups: 0 if the step closed without
-    signal for the agent. Such a step makes no version of it, and the trainer ignores it.
+    signal for the agent. Such a step makes no version of it, and the trainer ignores it. follows: as in `GroupReady`.
     """
 
     agent: str
     step: int
     base_version: int
     num_groups: int
+    follows: int | None = None
 
 
 GroupResolution = GroupReady | GroupUnused

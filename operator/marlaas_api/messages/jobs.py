@@ -182,12 +182,17 @@ class Phase(StrEnum):
 
 
 class AgentProgress(BusMessage):
-    """One agent's part of a job's progress. The fields have the meaning of those of `Progress`; reward: None if the last step's tasks may not call it."""
+    """One agent's part of a job's progress.
+
+    The fields have the meaning of those of `Progress`. reward: None if the last step's tasks may not call it. untrained: number of
+    finished steps without a new version of the agent's policy, by their main `UntrainedCause`.
+    """
 
     reward: float | None = None
     eval_before: float | None = None
     eval_last: float | None = None
     staleness: float = 0.0
+    untrained: dict[str, int] = Field(default_factory=dict)
 
 
 class Progress(JobMessage):

@@ -4,14 +4,24 @@ from pydantic import Field
 
 from marlaas_api.blobs import BlobRef
 from marlaas_api.messages.base import BusMessage, JobMessage
+from marlaas_api.messages.steps import UntrainedCause
 from marlaas_api.names import AdapterRef
+
+
+class UntrainedStep(BusMessage):
+    """A step with groups of which no token was trained. It makes no version. cause: of all its groups. metrics, train_s: as of a `Manifest`."""
+
+    step: int
+    cause: UntrainedCause
+    metrics: dict[str, float] = Field(default_factory=dict)
+    train_s: float = 0.0
 
 
 class PolicyRecord(BusMessage):
     """Current state of an agent's policy; KV `policy`. Version and epoch only grow; it changes only by compare-and-set.
 
-    epoch: incremented by every bind; a trainer with an older epoch cannot commit. step: the step whose commit made this
-    version (-1: version 0). manifest: None until version 0 is published. train_s: seconds that the trainer computed
+    epoch: incremented by every bind; a trainer with an older epoch cannot commit. step: the last step that the trainer
+    has finished (-1: version 0). untrained: the latest of these steps that made no version, oldest first. manifest: None until version 0 is published. train_s: seconds that the trainer computed
     since the previous version. It is not in the manifest, because a retried commit must produce the same manifest byte
     for byte. adapter_bytes: of the adapter files and manifests of all versions, which are kept as long as the job. state_bytes: of the
     training states that are kept (`checkpoint.keep`), oldest first. Blobs of failed commits are not counted.
@@ -26,6 +36,7 @@ class PolicyRecord(BusMessage):
     train_s: float = 0.0
     adapter_bytes: int = 0
     state_bytes: tuple[int, ...] = ()
+    untrained: tuple[UntrainedStep, ...] = ()
 
     @property
     def stored_bytes(self) -> int:

@@ -10,10 +10,28 @@ from marlaas_api.messages.usage import UsageAmounts
 
 
 class StepOutcome(StrEnum):
-    """Outcome of a step: a new version, or no signal. Both count as a step."""
+    """Outcome of a step: a new version, or nothing that trains. Both count as a step."""
 
     COMMITTED = "committed"
     NO_OP = "no_op"
+
+
+class UntrainedCause(StrEnum):
+    """Why a group trained no token of an agent.
+
+    FLAT: all rewards are equal. OUT_OF_TURNS: all rewards are equal, and every episode used up its turns. FAULTED: too many
+    episodes ended with a fault. UNCALLED: too few episodes called the agent. STALE: it was too stale. FILTERED:
+    `training.overlong.filter` left out all replies. EMPTY: no reply has a token. MASKED: `training.correction` left out all tokens.
+    """
+
+    FLAT = "flat"
+    OUT_OF_TURNS = "out-of-turns"
+    FAULTED = "faulted"
+    UNCALLED = "uncalled"
+    STALE = "stale"
+    FILTERED = "filtered"
+    EMPTY = "empty"
+    MASKED = "masked"
 
 
 class Difficulty(StrEnum):
@@ -34,7 +52,8 @@ class TaskOutcome(BusMessage):
 
 class AgentStep(BusMessage):
     """One agent's part of a finished step. outcome: of this agent. reward_mean: over the
-    episodes whose task may call it; None if there are none.
+    episodes whose task may call it; None if there are none. untrained: of a trained agent without a new version, the number of
+    its groups by cause.
     """
 
     outcome: StepOutcome
@@ -44,6 +63,7 @@ class AgentStep(BusMessage):
     num_zero_variance: int = 0
     num_dropped: int = 0
     staleness_mean: float = 0.0
+    untrained: dict[UntrainedCause, int] = Field(default_factory=dict)
 
 
 class StepRecord(JobMessage):

@@ -88,7 +88,8 @@ class GenerateReply(BusMessage):
 
     FAILED: `error` is for people. retryable: the same request may be sent again. waits: not an error; the replica has
     no place now, and the time until it has one counts as waiting. stops_engine: the request is the cause of the
-    engine's failures, so another attempt at the episode would fail too.
+    engine's failures, so another attempt at the episode would fail too. is_refused: the environment's messages or the base model's chat template are the
+    cause, so another attempt would be refused too; is_permanent: so would every other episode of the job. context_tokens: see `Turn`.
     """
 
     request: str
@@ -98,12 +99,15 @@ class GenerateReply(BusMessage):
     stop_reason: StopReason | None = None
     num_tokens: int = 0
     num_prompt_tokens: int = 0
+    context_tokens: int = 0
     running_s: float | None = None
     doing: str = ""
     error: str = ""
     retryable: bool = False
     waits: bool = False
     stops_engine: bool = False
+    is_refused: bool = False
+    is_permanent: bool = False
 
 
 class Meter(BusMessage):
@@ -127,7 +131,8 @@ class Turn(JobMessage):
     the sampling policy at `temperature`. `prompt_ids` are only the tokens that this turn appended after its parent's
     output; with `opens_segment` they are a whole prompt (the first turn, or after a template that rewrote earlier
     text). text: the reply's text. append, tools: from the request. A prompt too long for the context window is not fed
-    to the engine; of such a prompt, only the beginning and a digest are recorded. num_preemptions: of the job before the
+    to the engine; of such a prompt, only the beginning and a digest are recorded, with its length, `unfit_tokens`, and that of the
+    window, `context_tokens`; otherwise both are 0. num_preemptions: of the job before the
     request.
     """
 
@@ -150,5 +155,7 @@ class Turn(JobMessage):
     temperature: float
     meter: Meter
     num_preemptions: int = 0
+    unfit_tokens: int = 0
+    context_tokens: int = 0
     replica: str
     at: float

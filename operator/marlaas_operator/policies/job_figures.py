@@ -63,6 +63,7 @@ def _agent(name: str, policy: str, progress: Progress) -> dict[str, Any]:
             "evalBefore": figure(own.eval_before, 3),
             "evalLast": figure(own.eval_last, 3),
             "staleness": figure(own.staleness, 3) if name in progress.agents else None,
+            "untrainedSteps": dict(own.untrained) or None,
             "usage": usage_status(progress.usage[name]) if name in progress.usage else None,
         }
     )

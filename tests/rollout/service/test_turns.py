@@ -127,6 +127,7 @@ async def test_a_prompt_beyond_the_context_window_ends_the_policys_episode_and_i
     request = job.request(append=said("x" * 200_000), tools=("{}",))
     reply = await harness.result(request)
     assert (reply.stop_reason, reply.num_tokens) == (StopReason.CONTEXT, 0)
+    assert reply.num_prompt_tokens >= reply.context_tokens > 0
     turn = await harness.turn(request)
     assert (turn.prompt_ids, turn.output_ids, turn.opens_segment) == (b"", b"", True)
     assert len(encode(turn)) < 4096
@@ -169,4 +170,5 @@ async def test_what_can_never_be_served_is_refused_for_good_and_a_job_that_is_no
         assert not reply.retryable, changes
         assert words in reply.error
         assert len(reply.error) < 1000
+        assert reply.is_refused == ("append" in changes), changes
     assert replica.engine.calls == []

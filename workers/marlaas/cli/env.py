@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from threading import Lock
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 import yaml
@@ -23,9 +23,10 @@ from marlaas.cli.app import FAILED, complain
 from marlaas.environment import Reply, Task, TurnLimit
 from marlaas.environment_types import TurnRequest, UnknownAgent
 from marlaas.envs import BUILTINS
+from marlaas.envs.leftovers import ProcessState, told
 from marlaas.envs.loading import EnvironmentCode, refuse_shadows, resolve
-from marlaas.envs.playing import UNSCORED, Outcome, explain, play_episode
-from marlaas.episode_state import EpisodeState
+from marlaas.envs.playing import UNSCORED, Outcome, explain, play_episode, seed_generators
+from marlaas.episode_state import ARBITRARY, EpisodeState
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import Split, derive_seed
 
@@ -126,29 +127,55 @@ def play(
     sys.path.insert(0, os.getcwd())  # noqa: PTH109  # what Python itself would put there
     arguments = parsed_args(args or [])
     console = _console()
+    before = ProcessState.now()
     with _variables_of_a_job() as dropped:
         code = resolve(name, arguments)
         names = agent or list(code.needed_agents()) or ["policy"]
         code.check_agents(names)
         channel = _TerminalChannel(console, _AgentReplies(names, reply, played_as, _typed(console)), max_turns)
         task = Task(split, index, derive_seed(seed, split.value, index))
-        outcome = _played(code, task, EpisodeState(names, channel, in_order=True), dropped)
+        state = EpisodeState(names, channel, in_order=True)
+        outcome = _played(code, task, state, dropped, before)
     _show(console, outcome, channel.num_turns)
+    if state.is_spoken_apart:
+        complain(
+            f"An agent was spoken to in a thread that the episode does not know. A job with maxStaleness 0 refuses this: {ARBITRARY}."
+        )
 
 
-def _played(code: EnvironmentCode, task: Task, state: EpisodeState, dropped: Collection[str]) -> Outcome:
-    """Play the episode. Exits if the environment raises an exception. dropped: variables that it does not find."""
+def _played(
+    code: EnvironmentCode, task: Task, state: EpisodeState, dropped: Collection[str], before: ProcessState
+) -> Outcome:
+    """Play the episode, and say what loading left behind. Exits if the environment raises an exception.
+
+    Args:
+        dropped: variables that it does not find.
+        before: of this process, before the environment was imported.
+    """
     try:
-        return play_episode(code.create(), task, state)
+        environment = code.create()
     except UnknownAgent:
         raise
     except (Exception, SystemExit) as error:
-        complain(explain(error))
-        complain_of_variables(dropped, explain(error))
-        complain(
-            "The environment raised an exception. In a job this is a fault: the episode is played again and not scored."
-        )
-        raise typer.Exit(FAILED) from None
+        _complain_of(error, dropped)
+    for sentence in told(before, environment.code, has_hook=environment.hook is not None):
+        complain(f"{sentence}.")
+    seed_generators(task)
+    try:
+        return play_episode(environment, task, state)
+    except UnknownAgent:
+        raise
+    except (Exception, SystemExit) as error:
+        _complain_of(error, dropped)
+
+
+def _complain_of(error: BaseException, dropped: Collection[str]) -> NoReturn:
+    complain(explain(error))
+    complain_of_variables(dropped, explain(error))
+    complain(
+        "The environment raised an exception. In a job this is a fault: the episode is played again and not scored."
+    )
+    raise typer.Exit(FAILED) from None
 
 
 @app.command("serve", epilog="Example: `marlaas env serve my_environment:play`", no_args_is_help=True)
@@ -297,7 +324,8 @@ def _show(console: Console, outcome: Outcome, num_turns: int) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_row("ending", _ENDINGS[outcome.ending])
     for agent, reward in outcome.rewards.items():
-        table.add_row(f"reward of {agent}", Text(f"{reward:g}", style="bold"))
+        text = f"{reward:g}" if outcome.is_scored else "unscored"
+        table.add_row(f"reward of {agent}", Text(text, style="bold"))
     for number, rewards in outcome.choices.items():
         table.add_row(f"rewards of choice {number + 1}", ", ".join(f"{reward:g}" for reward in rewards))
     for name, value in outcome.metrics.items():

@@ -154,6 +154,7 @@ def _agent(opened: OpenedJob, name: str, progress: Progress) -> dict[str, Any]:
         "reward": finite(agent.reward),
         "evalBefore": finite(agent.eval_before),
         "evalLast": finite(agent.eval_last),
+        "untrainedSteps": dict(agent.untrained) or None,
         "usage": usage_status(progress.usage[name]) if name in progress.usage else None,
     }
 

@@ -141,7 +141,7 @@ def _rewards(of: RLJobStatus | AgentStatus) -> list[str]:
 
 
 def _idle(job: ClusterJobView) -> Iterator[str]:
-    """Yield a sentence about each agent with many steps without signal, or that is never called."""
+    """Yield a sentence about each agent of which many steps trained no token, or that is never called."""
     status = job.status
     if status is not None and status.phase in ("Running", "Succeeded") and job.deleted_at is None:
         own = [agent for agent in status.agents if agent.name in job.policies]
@@ -150,7 +150,7 @@ def _idle(job: ClusterJobView) -> Iterator[str]:
 
 def _activity(agent: AgentStatus, is_trained: bool) -> AgentActivity:
     tokens = None if agent.usage is None else agent.usage.generated_tokens or 0
-    return AgentActivity(agent.name, agent.policy_version, is_trained, tokens)
+    return AgentActivity(agent.name, agent.policy_version, is_trained, tokens, agent.untrained_steps or {})
 
 
 def _why(job: ClusterJobView, now: float) -> Iterator[str]:

@@ -88,6 +88,7 @@ def _progress(document: JobDocument, status: RLJobStatus | None, now: float) -> 
                 eval_before=agent.eval_before,
                 eval_last=agent.eval_last,
                 staleness=agent.staleness or 0.0,
+                untrained=dict(agent.untrained_steps or {}),
             )
             for agent in status.agents
         },

@@ -20,6 +20,7 @@ from marlaas.agent_base import AgentBase
 from marlaas.environment import Task
 from marlaas.environment_types import UnknownAgent
 from marlaas.envs import BUILTINS
+from marlaas.envs.leftovers import HOOK, ProcessState, told
 from marlaas_api.errors import InvalidInput
 
 _SCALARS = (bool, int, float, str)
@@ -30,12 +31,13 @@ _ASYNC = "marlaas.async_environment"
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """An environment that is ready to play. is_async: its `play` is `async def`."""
+    """An environment that is ready to play. is_async: its `play` is `async def`. hook: its `start_episode`, if it has one."""
 
     code: Callable[..., object]
     takes_all_agents: bool
     named_agents: Callable[[Task], object] | None = None
     is_async: bool = False
+    hook: Callable[[Task], object] | None = None
 
     def agents_of(self, task: Task, names: Sequence[str]) -> tuple[str, ...]:
         """Return the agents that a task calls: those that the environment's `agents_of` names, or all.
@@ -54,6 +56,10 @@ class Environment:
         if unknown := [name for name in called if name not in names]:
             raise UnknownAgent(f"`agents_of` names {unknown[0]!r:.80}; the job's agents are {', '.join(names)}")
         return called
+
+    def start_episode(self, task: Task) -> Any:
+        """Call the environment's `start_episode`, in the episode's process. Returns an awaitable if that is `async def`."""
+        return None if self.hook is None else self.hook(replace(task))  # a copy, as for `agents_of`
 
     def play(self, task: Task, agents: Mapping[str, AgentBase]) -> Any:
         """Play one episode. Returns and raises what the environment's own code returns and raises; a coroutine if it is async."""
@@ -111,15 +117,29 @@ class EnvironmentCode:
             importlib.import_module(_ASYNC)
         if inspect.isclass(self.target):
             made: Any = self.target(**self.args)
-            agents_of = getattr(made, "agents_of", None)
-            return Environment(made.play, _takes_all(made.play, has_self=False), agents_of, is_async)
+            agents_of, hook = getattr(made, "agents_of", None), getattr(made, HOOK, None)
+            return Environment(made.play, _takes_all(made.play, has_self=False), agents_of, is_async, hook)
 
         def play_with_args(task: Task, agent: object) -> object:
             return self.target(task, agent, **self.args)
 
-        own = getattr(self.target, "agents_of", None)
-        agents_of = None if own is None else partial(own, **self.args)
-        return Environment(play_with_args, _takes_all(self.target, has_self=False), agents_of, is_async)
+        own = (getattr(self.target, name, None) for name in ("agents_of", HOOK))
+        agents_of, hook = (None if one is None else partial(one, **self.args) for one in own)
+        return Environment(play_with_args, _takes_all(self.target, has_self=False), agents_of, is_async, hook)
+
+
+def load(name: str, args: Mapping[str, Any], agents: Sequence[str]) -> tuple[Environment, tuple[str, ...]]:
+    """Find, check and create an environment for a job's agents; return also what loading it has left behind, in sentences.
+
+    Raises:
+        InvalidInput: as `resolve` and `check_agents`, or it holds a connection or an open file (`leftovers.told`).
+        Other exceptions: of the environment's `__init__`.
+    """
+    before = ProcessState.now()
+    code = resolve(name, args)
+    code.check_agents(agents)
+    made = code.create()
+    return made, told(before, made.code, has_hook=made.hook is not None)
 
 
 def resolve(name: str, args: Mapping[str, Any]) -> EnvironmentCode:
@@ -132,6 +152,7 @@ def resolve(name: str, args: Mapping[str, Any]) -> EnvironmentCode:
     if play is None:
         raise InvalidInput(f"{what} has no method `play(self, task, agent)`")
     _check_play(what, play, num_bound=1 if inspect.isclass(target) else 0)
+    _check_hook(what, getattr(target, HOOK, None), play)
     _check_args(what, target, args)
     return EnvironmentCode(name, target, dict(args))
 
@@ -181,6 +202,13 @@ def _check_play(what: str, play: Callable[..., Any], num_bound: int) -> None:
         raise InvalidInput(f"{what}: `play` takes {len(given)} positional parameters; expected task and agent")
     if num_bound and any(p.default is inspect.Parameter.empty for p in given[_NUM_GIVEN:]):
         raise InvalidInput(f"{what}: `play` takes task and agent only; arguments of a class go to `__init__`")
+
+
+def _check_hook(what: str, hook: object, play: Callable[..., Any]) -> None:
+    if hook is not None and not callable(hook):
+        raise InvalidInput(f"{what}: its `{HOOK}` is {hook!r:.80}; expected a function of a task")
+    if inspect.iscoroutinefunction(hook) and not inspect.iscoroutinefunction(play):
+        raise InvalidInput(f"{what}: its `{HOOK}` is `async def` and its `play` is not; make both or none `async def`")
 
 
 def _check_args(what: str, target: Callable[..., Any], args: Mapping[str, Any]) -> None:

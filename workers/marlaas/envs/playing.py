@@ -3,19 +3,24 @@
 Runs in the sandbox's child process and in `marlaas env play`. Independent of the bus and of processes.
 """
 
+import random
+import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import isawaitable
 from pathlib import Path
 from typing import Literal
 
+from marlaas.agent_base import AgentBase
 from marlaas.environment import Agents, Score, Task, ToolError, TurnLimit
 from marlaas.environment_types import UnknownAgent
 from marlaas.envs.loading import Environment
 from marlaas.episode_state import EpisodeState
 from marlaas.scores import metrics, number
 from marlaas_api.errors import first_cause
+from marlaas_api.names import derive_seed
 
 REPLACED = "replaced_surrogates"
 """The metric that counts requests in which a lone surrogate was replaced; an episode without one lacks it."""
@@ -50,6 +55,21 @@ class Outcome:
     choices: dict[int, list[float]] = field(default_factory=dict)
 
 
+def seed_generators(task: Task) -> None:
+    """Seed the global generators from the task alone, so that all members of a group get the same content.
+
+    Those of libraries that the environment has loaded are seeded too; torch's would otherwise be the same in every episode.
+    """
+    seed = derive_seed(task.seed, "global", task.split, task.index)
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(seed)
+
+
 def play_episode(environment: Environment, task: Task, state: EpisodeState) -> Outcome:
     """Play an episode to its end. Raises InvalidScore, UnknownAgent, and exceptions of the environment that the policy did not cause."""
     state.limit(environment.agents_of(task, tuple(state.rewards)))
@@ -76,10 +96,18 @@ def play_episode(environment: Environment, task: Task, state: EpisodeState) -> O
 
 def _returned(environment: Environment, task: Task, state: EpisodeState) -> object:
     if not environment.is_async:
+        environment.start_episode(task)
         return environment.play(task, Agents(state))
     from marlaas.async_environment import play_async  # see `loading`
 
-    return play_async(partial(environment.play, task), state)
+    return play_async(partial(_started, environment, task), state)
+
+
+async def _started(environment: Environment, task: Task, agents: Mapping[str, AgentBase]) -> object:
+    begun = environment.start_episode(task)
+    if isawaitable(begun):
+        await begun
+    return await environment.play(task, agents)
 
 
 def _end_of(group: BaseExceptionGroup[BaseException]) -> TurnLimit | ToolError:

@@ -70,6 +70,7 @@ class EpisodeRecord(_Kept):
     tool_error: str = ""
     fault: FaultClass | None = None
     fault_text: str = ""
+    load_notes: tuple[str, ...] = ()
     prior_faults: tuple[FaultClass, ...] = ()
     duration_s: float = 0.0
     tool_s: float = 0.0
@@ -124,6 +125,7 @@ def joined(episode: Episode, turns: Sequence[Turn]) -> EpisodeRecord:
         "tool_error",
         "fault",
         "fault_text",
+        "load_notes",
     )
     fields = {name: getattr(episode, name) for name in (*same, "prior_faults", "duration_s", "tool_s", "choices")}
     return EpisodeRecord(**fields, at=max((turn.at for turn in kept), default=0.0), turns=kept)

@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 from marlaas.local import adapter
@@ -18,6 +19,7 @@ from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import EvalRecord, JobDocument, Phase, PoolDocument, Progress, StepRecord
 
 log = logging.getLogger(__name__)
+_FIRST_EPISODES = 256
 
 RecordListener = Callable[[JobDocument, Sequence[StepRecord], Sequence[EvalRecord]], None]
 """Called with all records of a job so far whenever there are new ones; must return at once."""
@@ -116,19 +118,20 @@ class Collector:
 
 
 def with_last_fault(folder: OutFolder, result: JobResult) -> JobResult:
-    """Return a result with the text of the last fault in the job's recorded episodes, if it counts faults."""
-    if result.progress is None or not result.progress.faults:
-        return result
-    last = ""
+    """Return a result with the text of the last fault in the job's recorded episodes, and what loading its environment left behind."""
+    last, notes = "", dict.fromkeys(result.load_notes)
     with (
         contextlib.suppress(FileNotFoundError),
         (folder.job(result.document.ref) / "episodes.jsonl").open("rb") as file,
     ):
-        for line in file:
-            if b'"fault_text":' in line:
+        has_faults = result.progress is not None and any(result.progress.faults.values())
+        for line in file if has_faults else islice(file, _FIRST_EPISODES):  # the first one has the notes
+            if b'"fault_text":' in line or b'"load_notes":' in line:
                 with contextlib.suppress(ValueError):
-                    last = json.loads(line).get("fault_text") or last
-    return replace(result, last_fault=last)
+                    episode = json.loads(line)
+                    last = episode.get("fault_text") or last
+                    notes |= dict.fromkeys(episode.get("load_notes", ()))
+    return replace(result, last_fault=last, load_notes=tuple(notes))
 
 
 def write_summary(folder: OutFolder, results: Sequence[JobResult], modules: Mapping[str, ModuleFile]) -> None:

@@ -46,6 +46,7 @@ class Report:
                 _grouped(self.results),
                 *_tenants(self.results, self.shares),
                 *_whys(failed, MAX_LINES_OF_MANY),
+                *_noted(self.results),
                 *_faulted(self.results),
                 *_warned(self.results),
                 *_idle(self.results, self.folder),
@@ -56,6 +57,7 @@ class Report:
             _scores(self.results),
             *_tenants(self.results, self.shares),
             *_whys(self.results),
+            *_noted(self.results),
             *_faulted(self.results),
             *_warned(self.results),
             *_idle(self.results, self.folder),
@@ -167,6 +169,13 @@ def _whys(results: Sequence[JobResult], max_lines: int = MAX_LINES) -> list[Text
     ]
 
 
+def _noted(results: Sequence[JobResult]) -> Iterator[Text]:
+    """Yield for each job what loading its environment left behind."""
+    for result in results:
+        for note in result.load_notes:
+            yield Text(f"\n{result.document.ref}: {visible(note)}", style="yellow")
+
+
 def _warned(results: Sequence[JobResult]) -> Iterator[Text]:
     """Yield the last warnings of each job."""
     for result in results:
@@ -189,7 +198,7 @@ def _faulted(results: Sequence[JobResult]) -> Iterator[Text]:
 
 
 def _idle(results: Sequence[JobResult], folder: Path) -> Iterator[Text]:
-    """Yield a sentence for each job with many steps without signal, or for each such agent of several."""
+    """Yield a sentence for each job with many steps that trained no token, or for each such agent of several."""
     for result in results:
         for sentence in (
             idle(result.progress.step, _activity(result.document, result.progress)) if result.progress else ()
@@ -207,6 +216,7 @@ def _activity(document: JobDocument, progress: Progress) -> list[AgentActivity]:
             progress.versions.get(agent.name),
             agent.trainable,
             progress.usage[agent.name].generated_tokens if agent.name in progress.usage else None,
+            progress.agents[agent.name].untrained if agent.name in progress.agents else {},
         )
         for agent in document.spec.policies
     ]

@@ -20,7 +20,8 @@ class Failure:
 class JobResult:
     """State of a job at the end of a run; the job itself may be unfinished. `steps` and `evals` are in order.
 
-    last_fault: text of the last recorded fault; empty if none is recorded.
+    last_fault: text of the last recorded fault; empty if none is recorded. load_notes: what loading its environment left
+    behind, in sentences.
     """
 
     document: JobDocument
@@ -29,6 +30,7 @@ class JobResult:
     evals: tuple[EvalRecord, ...] = ()
     failure: Failure | None = None
     last_fault: str = ""
+    load_notes: tuple[str, ...] = ()
 
     @property
     def phase(self) -> Phase:
@@ -88,7 +90,7 @@ def _job_summary(result: JobResult) -> dict[str, Any]:
     return {
         "phase": result.phase.value,
         "evalBefore": finite(before.reward_mean if before else (progress.eval_before if progress else None)),
-        "evalAfter": finite(after.reward_mean if after else (progress.eval_last if progress else None)),
+        "evalAfter": finite(after.reward_mean if after else None),
         "steps": progress.step if progress else 0,
         "policyVersion": result.version,
         **_agents_summary(result),
@@ -96,6 +98,7 @@ def _job_summary(result: JobResult) -> dict[str, Any]:
         "faults": dict(progress.faults) if progress else {},
         "trainingFaults": dict(progress.training_faults) if progress else {},
         **({"lastFault": result.last_fault} if result.last_fault else {}),
+        **({"loadNotes": list(result.load_notes)} if result.load_notes else {}),
         **reason(result),
     }
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from marlaas.envs import BUILTINS
 from marlaas.manifest.crosscheck import ManifestObjects
 from marlaas.manifest.findings import Finding, Placed
 from marlaas.models import ModelError, ModelFacts, inspect, list_models, prepared, resolve
@@ -41,6 +42,7 @@ def check_models(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]
             yield from pool.source.findings(unadaptable(facts, pool.object))
             yield from _wrong_targets(contents, pool.object, facts)
             yield from _too_long(contents, pool.object, facts)
+            yield from _untemplated(contents, pool.object, facts, is_builtin=True)
     if here is not None:
         yield from _too_big(contents, known, here.limit)
 
@@ -59,6 +61,7 @@ def model_notes(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]:
         yield from pool.source.findings(() if has_gpu() else _no_gpu(pool.object))
         if facts is not None:
             known.append((pool, facts))
+            yield from _untemplated(contents, pool.object, facts, is_builtin=False)
         elif not runnable:
             yield from pool.source.findings(_not_here(pool.object))
     if here is not None and runnable:
@@ -104,6 +107,22 @@ def _too_long(contents: ManifestObjects, pool: ModelPool, facts: ModelFacts) -> 
                 f"context of {most} tokens; lower maxTokens or choose a pool with another model"
             )
             yield job.source.finding(Problem(("spec", "rollout", "maxTokens"), text))
+
+
+def _untemplated(
+    contents: ManifestObjects, pool: ModelPool, facts: ModelFacts, *, is_builtin: bool
+) -> Iterator[Finding]:
+    """Yield jobs on a model without a chat template. Builtin environments need one; other environments may append raw text."""
+    for job in () if facts.has_chat_template else contents.jobs:
+        name = job.object.spec.environment.name
+        if job.object.spec.agents_on(pool.metadata.name) and (name in BUILTINS) == is_builtin:
+            text = f"the base model of {pool_text(job.object, pool.metadata.name)} has no chat template, so "
+            text += (
+                f"the environment '{name}' cannot send it messages; choose a chat model"
+                if is_builtin
+                else "the environment cannot send it messages (`agent.say`, `agent.ask`), only raw text (`agent.complete`)"
+            )
+            yield job.source.finding(Problem(("spec", "environment"), text))
 
 
 def _wrong_targets(contents: ManifestObjects, pool: ModelPool, facts: ModelFacts) -> Iterator[Finding]:

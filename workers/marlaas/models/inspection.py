@@ -15,6 +15,8 @@ from marlaas.models.weight_files import read_json, tensors
 
 _NOT_ADAPTED = re.compile(r"embed|head$|experts|router|\bgate$|\bwte$|\bwpe$")
 _WEIGHT = ".weight"
+_TOKENIZER = "tokenizer_config.json"
+_TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class ModelFacts:
             one per layer of the model.
         max_positions: longest conversation that the model supports, in tokens; None if config.json lacks it.
         vocab_size, hidden_size, num_layers: as in config.json; 0 if missing.
+        has_chat_template: whether the tokenizer has one.
     """
 
     architectures: tuple[str, ...]
@@ -37,6 +40,7 @@ class ModelFacts:
     vocab_size: int = 0
     hidden_size: int = 0
     num_layers: int = 0
+    has_chat_template: bool = True
 
     def adapter_parameters(self, rank: int, targets: Collection[str] = ()) -> int:
         """Return the number of values in an adapter of these linear layers (empty: all): A [rank, in] and B [out, rank] for each."""
@@ -65,7 +69,15 @@ def inspect(folder: Path) -> ModelFacts:
         vocab_size=_size(settings, "vocab_size"),
         hidden_size=_size(settings, "hidden_size"),
         num_layers=_size(settings, "num_hidden_layers"),
+        has_chat_template=_has_chat_template(folder),
     )
+
+
+def _has_chat_template(folder: Path) -> bool:
+    """Return whether a folder has a chat template, in a file of its own or in the tokenizer's configuration; True without such a configuration."""
+    if any((folder / name).exists() for name in _TEMPLATES) or not (folder / _TOKENIZER).is_file():
+        return True
+    return bool(read_json(folder / _TOKENIZER).get("chat_template"))
 
 
 def _size(config: dict[str, Any], key: str) -> int:

@@ -7,7 +7,7 @@ Episodes of open groups stay in memory, which all jobs share: `slim` and `KeptSi
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from marlaas_api.bus import Stored
 from marlaas_api.errors import Permanent
@@ -27,6 +27,7 @@ MAX_SECONDS = 30 * 86400.0
 """Longest time of an episode: turns are kept no longer. So sums of times stay finite, and a status is valid JSON."""
 MAX_KEPT_BYTES = 256 << 20
 """Most memory for the turns and metrics of one job's episodes until their step or evaluation is on record."""
+_NO_TEXTS: Mapping[str, object] = {"fault_text": "", "tool_error": "", "load_notes": ()}
 _NUMBER_BYTES, _METRIC_BYTES = 40, 160
 """Memory of a number in a tuple, and of a metric with its name, in CPython."""
 
@@ -60,9 +61,9 @@ def read_episode(stored: Stored, document: JobDocument) -> Episode | None:
 def slim(episode: Episode) -> Episode:
     """Return an episode with only what decisions, usage and samples of evaluations need."""
     if episode.split is Split.TRAIN:
-        return episode.model_copy(update={"fault_text": "", "tool_error": "", "metrics": {}})
+        return episode.model_copy(update={**_NO_TEXTS, "metrics": {}})
     last = {agent: leaves[-1:] for agent, leaves in episode.leaves.items()}
-    return episode.model_copy(update={"fault_text": "", "tool_error": "", "leaves": last, "choices": ()})
+    return episode.model_copy(update={**_NO_TEXTS, "leaves": last, "choices": ()})
 
 
 class KeptSizes:
@@ -133,7 +134,7 @@ def _worth(episode: Episode, document: JobDocument) -> str | None:
         return f"conversations of {uncalled[0]!r}, which the task may not call"
     if not all(abs(number) <= MAX_NUMBER for number in (*episode.rewards.values(), *episode.metrics.values())):
         return f"a reward or metric that is not a number between -{MAX_NUMBER:g} and {MAX_NUMBER:g}"
-    num_characters = max(len(episode.fault_text), len(episode.tool_error))
+    num_characters = max(len(episode.fault_text), len(episode.tool_error), sum(map(len, episode.load_notes)))
     if len(episode.metrics) > MAX_METRICS or num_characters > MAX_FAULT_CHARACTERS:
         return f"{len(episode.metrics)} metrics and {num_characters} characters about a fault"
     unreadable = (name for name in episode.metrics if len(name) > MAX_METRIC_NAME or not name.isprintable())

@@ -62,7 +62,8 @@ class JobState:
         window, has_scored = max(2 * group, group * num_groups), bool(history.steps or history.evaluations)
         self.faults = FaultWatch(window, spec.environment.max_fault_share, at_least, has_scored=has_scored)
         versions = {agent: self._recorded_version(agent) for agent in self.policies}
-        self.assembly = Assembly(document.ref, self._rules(), self.finished, versions)
+        last_steps = {agent: part.step for part in history.steps for agent in _agents_with_groups(part)}
+        self.assembly = Assembly(document.ref, self._rules(), self.finished, versions, last_steps)
         self.assembly.restore(history.groups)
         self._schedule = EvaluationSchedule(self.policies, strict=self.strict)
         for number, step in enumerate(history.steps, 1):
@@ -92,7 +93,7 @@ class JobState:
 
     @property
     def committed(self) -> dict[str, int]:
-        """Last step that its trainer has committed, by agent; -1 before the first."""
+        """Last step that its trainer has finished, by agent; -1 before the first."""
         return {agent: record.step for agent, record in self.policies.items()}
 
     @property
@@ -296,6 +297,10 @@ class JobState:
         if version is not None and version not in self.evaluations:
             tasks, versions = self.document.spec.evaluation.tasks, ledger.evaluating_versions
             self.evaluation = EvaluationRun(version, ledger.evaluating_step, tasks, versions)
+
+
+def _agents_with_groups(step: StepRecord) -> list[str]:
+    return [agent for agent, part in step.agents.items() if part.num_groups]
 
 
 def _versions_after(step: StepRecord, otherwise: Mapping[str, int]) -> dict[str, int]:

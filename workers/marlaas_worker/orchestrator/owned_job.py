@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from marlaas_api import subjects
 from marlaas_api.bus import Consumer
 from marlaas_api.errors import MarlaasError, Retryable
+from marlaas_api.last_words import visible
 from marlaas_api.messages import (
     Episode,
     EvalSample,
@@ -43,6 +44,8 @@ TICKS_PER_S = 64.0  # most of all idle jobs together: with more jobs, each one's
 NUM_SAMPLES = 5
 CUT_S = 5.0
 """Longest time to read what a preemption cuts: all other jobs' admissions wait for it."""
+MAX_TOLD = 32
+"""Most events about what loading a job's environment has left behind."""
 _RECORDS = "records"
 _FULL = "the stream TURNS is full: turns wait until steps are on record and their turns are purged"
 
@@ -65,6 +68,7 @@ class OwnedJob:
         self._retention = Retention(context.bus, document.ref, context.now)
         self._share = Share(shared.room, document.uid, document.spec, EpisodeSize())
         self._num_episodes = 0
+        self._told: set[str] = set()
         self._state: JobState | None = None
         self.ended: tuple[Phase, str, str] | None = None
 
@@ -162,10 +166,18 @@ class OwnedJob:
                 episode = self._records.episode(delivery.stored)
                 if episode is not None:
                     self._note(state, delivery.stored.sequence, episode)
+                    await self._tell(episode.load_notes)
                     state.add_episode(episode)
                     self._num_episodes += 1
                 await delivery.ack()
                 self.wake.set()
+
+    async def _tell(self, notes: Sequence[str]) -> None:
+        """Emit an event for each sentence about what loading the environment has left behind, once."""
+        for note in notes:
+            if note not in self._told and len(self._told) < MAX_TOLD:
+                self._told.add(note)
+                await self._records.emit("EnvironmentLoaded", visible(note))
 
     def _note(self, state: JobState, sequence: int, episode: Episode) -> None:
         self._retention.note(sequence, episode.group if state.is_open(episode) else None)
@@ -236,12 +248,12 @@ class OwnedJob:
         draft = state.assembly.recordable(state.committed)
         if draft is None:
             return False
+        around = step_records.around(state, draft, self.times.started_at, self._context.now())
         manifests = {
             agent: await self._records.manifest(state.policies[agent].manifest, draft.step)
             for agent, part in draft.agents.items()
-            if not part.no_op
+            if not part.no_op and agent not in around.untrained
         }
-        around = step_records.around(state, draft, self.times.started_at, self._context.now())
         record = step_records.step_record(self.document, draft, manifests, around)
         await self._records.log_step(record)
         state.record(record)

@@ -1,6 +1,6 @@
 """The records of a job, and totals over its recorded steps and evaluations. Each record counts once."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -23,7 +23,10 @@ class History:
 
 
 class RecordedTotals:
-    """Faults, skipped visits, seconds of the trainer, and usage by agent."""
+    """Faults, skipped visits, seconds of the trainer, and usage by agent.
+
+    untrained: by agent, its steps without a new version, by the cause of most of their groups.
+    """
 
     def __init__(self, steps: Iterable[StepRecord], evaluations: Iterable[EvalRecord]) -> None:
         self.faults: Counter[str] = Counter()
@@ -31,6 +34,7 @@ class RecordedTotals:
         self.training_faults: Counter[str] = Counter()
         self.trainer_s = 0.0
         self.usage: dict[str, UsageAmounts] = {}
+        self.untrained: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for step in steps:
             self.add_step(step)
         for evaluation in evaluations:
@@ -43,6 +47,9 @@ class RecordedTotals:
         self.training_faults += Counter({name: int(record.metric(metric)) for name, metric in TRAINING_FAULTS.items()})
         self.trainer_s += record.metric("train_s")
         self.usage = merged(self.usage, record.usage)
+        for agent, part in record.agents.items():
+            if part.untrained:
+                self.untrained[agent][max(part.untrained, key=part.untrained.__getitem__)] += 1
 
     def add_evaluation(self, record: EvalRecord) -> None:
         """Add a recorded evaluation."""

@@ -105,6 +105,7 @@ def _agents(state: JobState) -> dict[str, AgentProgress]:
             eval_before=first.get(agent.name),
             eval_last=last.get(agent.name),
             staleness=part.staleness_mean if part else 0.0,
+            untrained=dict(state.recorded.untrained.get(agent.name, {})),
         )
         for agent in state.document.spec.agents
     }

@@ -11,11 +11,14 @@ class AgentDraft:
     """One agent's part of a step that is not recorded yet.
 
     Attributes:
+        base_version: version at which the step trains, if all earlier steps with groups make one.
+        follows: the agent's last step before this one that has groups; -1: none.
         assigned: groups that the step trains, by position.
         resolved: all groups decided in the step, in the order of the decisions.
     """
 
     base_version: int
+    follows: int = -1
     assigned: list[GroupReady] = field(default_factory=list)
     resolved: list[GroupResolution] = field(default_factory=list)
     closed: bool = False

@@ -14,6 +14,7 @@ from marlaas_api.messages import (
     GroupOutcome,
     GroupPlays,
     GroupResolution,
+    GroupUnused,
     JobDocument,
     Lengths,
     Manifest,
@@ -22,6 +23,8 @@ from marlaas_api.messages import (
     StepRecord,
     TaskOutcome,
     Turn,
+    UntrainedCause,
+    UntrainedStep,
     UsageAmounts,
 )
 from marlaas_api.messages.agent_settings import AgentSettings
@@ -42,6 +45,7 @@ class Around:
         skips: visits skipped since the step before, as (solved, hopeless).
         outcomes: difficulties of its tasks.
         train_s: by agent, seconds of the trainer's computing, for manifests without them; not of all agents known.
+        untrained: by agent, the trainer's report of a step with groups that made no version.
     """
 
     began_at: float
@@ -49,6 +53,7 @@ class Around:
     skips: tuple[int, int] = (0, 0)
     outcomes: tuple[TaskOutcome, ...] = ()
     train_s: Mapping[str, float] = field(default_factory=dict)
+    untrained: Mapping[str, UntrainedStep] = field(default_factory=dict)
 
 
 def around(state: JobState, draft: StepDraft, started_at: float, now: float) -> Around:
@@ -60,6 +65,9 @@ def around(state: JobState, draft: StepDraft, started_at: float, now: float) -> 
         outcomes=state.tasks.outcomes(draft.resolved),
         # The policy record has the seconds of the newest step only, which may be a later one.
         train_s={agent: record.train_s for agent, record in state.policies.items() if record.step == draft.step},
+        untrained={
+            agent: one for agent, record in state.policies.items() for one in record.untrained if one.step == draft.step
+        },
     )
 
 
@@ -67,10 +75,12 @@ def step_record(
     document: JobDocument, draft: StepDraft, manifests: Mapping[str, Manifest], around: Around
 ) -> StepRecord:
     """Return the record of a finished step. manifests: of the versions that it made, by agent."""
-    train_s = {agent: _train_s(agent, manifest, around) for agent, manifest in manifests.items()}
+    made: dict[str, Manifest | UntrainedStep] = {**manifests, **around.untrained}
+    train_s = {agent: _train_s(agent, one, around) for agent, one in made.items()}
     trainer = {agent: UsageAmounts(trainer_s=seconds or 0.0) for agent, seconds in train_s.items()}
+    used = {agent: _untrained_use(one) if agent in around.untrained else one for agent, one in draft.usage().items()}
     players = [(agent, draft.agents[agent.policy_name]) for agent in document.spec.agents]
-    agents = {agent.name: _agent_step(agent, part, manifests.get(agent.policy_name)) for agent, part in players}
+    agents = {agent.name: _agent_step(agent, part, made.get(agent.policy_name)) for agent, part in players}
     rewards = _team_rewards((agent, part) for agent, part in players if agent.trainable)
     trained = [draft.agents[agent.name] for agent in document.spec.policies if agent.trainable]
     staleness = [ready.staleness for part in trained for ready in part.assigned]
@@ -98,8 +108,8 @@ def step_record(
         staleness_mean=statistics.fmean(staleness) if staleness else 0.0,
         staleness_max=max(staleness, default=0),
         faults=dict(draft.faults()),
-        metrics=_metrics(manifests, train_s, by_agent=len(draft.agents) > 1),
-        usage=merged(draft.usage(), trainer),
+        metrics=_metrics(made, train_s, by_agent=len(draft.agents) > 1),
+        usage=merged(used, trainer),
         agents=agents,
         plays=_plays(draft),
     )
@@ -138,12 +148,18 @@ def _lengths(groups: Sequence[GroupPlays]) -> Lengths:
     )
 
 
+def _untrained_use(amounts: UsageAmounts) -> UsageAmounts:
+    """Return the amounts of a step that trained no token: those that its groups were to train count as without use."""
+    moved = amounts.zero_variance_tokens + amounts.trained_tokens
+    return amounts.model_copy(update={"zero_variance_tokens": moved, "trained_tokens": 0})
+
+
 def _metrics(
-    manifests: Mapping[str, Manifest], train_s: Mapping[str, float | None], *, by_agent: bool
+    made: Mapping[str, Manifest | UntrainedStep], train_s: Mapping[str, float | None], *, by_agent: bool
 ) -> dict[str, float]:
     """Return the trainers' metrics of a step; by_agent: named `agent/metric`."""
     found: dict[str, float] = {}
-    for agent, manifest in manifests.items():
+    for agent, manifest in made.items():
         timed = {} if (seconds := train_s[agent]) is None else {"train_s": seconds}
         own = manifest.metrics | timed
         found |= {f"{agent}/{name}" if by_agent else name: value for name, value in own.items()}
@@ -178,9 +194,10 @@ def _num_episodes(players: Iterable[tuple[AgentSettings, AgentDraft]]) -> int:
     return sizes.total()
 
 
-def _agent_step(agent: AgentSettings, part: AgentDraft, manifest: Manifest | None) -> AgentStep:
-    """Return an agent's part of a step. part, manifest: of the policy that it plays."""
+def _agent_step(agent: AgentSettings, part: AgentDraft, made: Manifest | UntrainedStep | None) -> AgentStep:
+    """Return an agent's part of a step. part, made: of the policy that it plays."""
     rewards = _rewards(agent, part)
+    manifest, untrained = (made, None) if isinstance(made, Manifest) else (None, made)
     staleness = [ready.staleness for ready in part.assigned]
     return AgentStep(
         outcome=StepOutcome.NO_OP if manifest is None else StepOutcome.COMMITTED,
@@ -190,10 +207,24 @@ def _agent_step(agent: AgentSettings, part: AgentDraft, manifest: Manifest | Non
         num_zero_variance=sum(group.outcome is GroupOutcome.FLAT for group in part.resolved),
         num_dropped=len(part.dropped),
         staleness_mean=statistics.fmean(staleness) if staleness else 0.0,
+        untrained=dict(_causes(part, untrained)) if manifest is None and agent.trainable else {},
     )
 
 
-def _train_s(agent: str, manifest: Manifest, around: Around) -> float | None:
+def _causes(part: AgentDraft, made: UntrainedStep | None) -> Counter[UntrainedCause]:
+    """Return the number of a policy's groups by why they trained none of its tokens. made: the trainer's report of the step."""
+    found = Counter({made.cause: len(part.assigned)} if made is not None else {})
+    found.update(_cause(group) for group in part.resolved if isinstance(group, GroupUnused))
+    return found
+
+
+def _cause(group: GroupUnused) -> UntrainedCause:
+    if group.outcome is GroupOutcome.FLAT and group.is_out_of_turns:
+        return UntrainedCause.OUT_OF_TURNS
+    return UntrainedCause.STALE if group.outcome is GroupOutcome.SIGNAL else UntrainedCause(group.outcome)
+
+
+def _train_s(agent: str, manifest: Manifest | UntrainedStep, around: Around) -> float | None:
     return around.train_s.get(agent) if manifest.train_s is None else manifest.train_s
 
 

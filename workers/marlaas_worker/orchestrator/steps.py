@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from marlaas_api.messages import (
+    Ending,
     GroupLogEntry,
     GroupOutcome,
     GroupReady,
@@ -70,15 +71,24 @@ class Assembly:
     Args:
         recorded: number of recorded steps.
         versions: by agent, in the order of the manifest, the version after the recorded steps; -1 while it has none.
+        last_steps: by agent, its last recorded step with groups; -1 for an agent that is missing.
     """
 
-    def __init__(self, ref: JobRef, rules: StepRules, recorded: int, versions: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        ref: JobRef,
+        rules: StepRules,
+        recorded: int,
+        versions: Mapping[str, int],
+        last_steps: Mapping[str, int] | None = None,
+    ) -> None:
         self._ref = ref
         self.rules = rules
         self.versions = dict(versions)
         self.drafts: list[StepDraft] = []
         self.oldest: dict[int, Mapping[str, int]] = {}
         self._next_step = recorded
+        self._last_steps = last_steps or {}
         self._open()
 
     @property
@@ -189,7 +199,11 @@ class Assembly:
             return []
         closed: list[GroupLogEntry] = [
             StepClosed(
-                **self._names(agent), step=draft.step, base_version=part.base_version, num_groups=len(part.assigned)
+                **self._names(agent),
+                step=draft.step,
+                base_version=part.base_version,
+                num_groups=len(part.assigned),
+                follows=part.follows,
             )
             for agent, part in draft.agents.items()
             if not part.closed
@@ -211,9 +225,13 @@ class Assembly:
         return draft if finished else None
 
     def recorded(self, draft: StepDraft, versions: Mapping[str, int]) -> None:
-        """Remove a recorded step. versions: the committed versions by agent."""
+        """Remove a recorded step. versions: by agent, the version after it: the same as before, if it trained no token of the agent."""
         self.drafts.remove(draft)
-        self.versions = dict(versions)
+        self.versions = base = dict(versions)
+        for one in self.drafts:
+            for agent, part in one.agents.items():
+                part.base_version = base[agent]
+            base = {agent: part.next_version for agent, part in one.agents.items()}
 
     def num_uncommitted(self) -> int:
         """Return the number of groups assigned to steps that are not recorded yet."""
@@ -304,10 +322,13 @@ class Assembly:
     def _open(self) -> None:
         if self._next_step >= self.rules.steps:
             return
-        parts = {agent: AgentDraft(version) for agent, version in self.versions.items()}
+        parts = {agent: AgentDraft(one, self._last_steps.get(agent, -1)) for agent, one in self.versions.items()}
         if self.drafts:
-            before = self.drafts[-1].agents.items()
-            parts = {agent: AgentDraft(part.next_version) for agent, part in before}
+            number, before = self.drafts[-1].step, self.drafts[-1].agents.items()
+            parts = {
+                agent: AgentDraft(part.next_version, number if part.assigned else part.follows)
+                for agent, part in before
+            }
         self.drafts.append(StepDraft(self._next_step, parts))
         self._next_step += 1
 
@@ -338,6 +359,7 @@ class Assembly:
             usage=usage,
             own_rewards=None if own.rewards == tuple(one.reward for one in own.trajectories) else own.rewards,
             other_rewards=dict(own.other_rewards),
+            follows=part.follows,
             plays=group.plays,
         )
 
@@ -352,6 +374,7 @@ class Assembly:
             faults=dict(group.faults),
             usage=usage,
             other_rewards=dict(own.other_rewards),
+            is_out_of_turns=all(one.ending is Ending.MAX_TURNS for one in own.trajectories),
             plays=group.plays,
         )
 

@@ -42,6 +42,10 @@ class BadAppend(Permanent):
     """The appended messages or text cannot be rendered or tokenized; the text has the reason."""
 
 
+class NoChatTemplate(BadAppend):
+    """Messages were appended, and the base model has no chat template."""
+
+
 class Tokenizer(Protocol):
     """Tokenizer interface of this module, implemented by `tokenizer.PretrainedTokenizer`."""
 

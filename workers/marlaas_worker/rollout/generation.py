@@ -183,7 +183,7 @@ class Generation:
         engine = self.engine
         sha256 = held.manifest.files[TENSORS_FILE].sha256
         if order.prompt.room(engine.limits.max_model_len) < 1:
-            return Drawn(_OUT_OF_CONTEXT, sha256)
+            return Drawn(_OUT_OF_CONTEXT, sha256, context_tokens=engine.limits.max_model_len)
         stage.enter("it waited within the engine")
         entered = _clock()
         mark = engine.meter.enter(entered)

@@ -24,7 +24,7 @@ from marlaas_api.messages import CancelRequest, GenerateReply, GenerateRequest, 
 from marlaas_api.names import request_id
 from marlaas_api.wire import unpack_ids
 from marlaas_worker.role import RoleContext, wait_for
-from marlaas_worker.rollout.conversation import num_characters
+from marlaas_worker.rollout.conversation import BadAppend, NoChatTemplate, num_characters
 from marlaas_worker.rollout.engine_failures import EngineKilled
 from marlaas_worker.rollout.generation import RequestStage
 from marlaas_worker.rollout.policies import NotAdmitted
@@ -215,7 +215,12 @@ class Requests:
         except MarlaasError as error:
             waits = isinstance(error, _WAITS)
             failed = self._failed(request, str(error), retryable=waits or not isinstance(error, Permanent), waits=waits)
-            return failed.model_copy(update={"stops_engine": isinstance(error, EngineKilled) and error.is_sure})
+            causes = {
+                "stops_engine": isinstance(error, EngineKilled) and error.is_sure,
+                "is_refused": isinstance(error, BadAppend),
+                "is_permanent": isinstance(error, NoChatTemplate),
+            }
+            return failed.model_copy(update=causes)
         except Exception as error:
             _log.exception("turn %d of episode %s failed", request.turn, request.episode)
             return self._failed(request, f"replica {self._replica}: {error!r}", retryable=True)
@@ -255,7 +260,8 @@ class Requests:
             text=turn.text,
             stop_reason=turn.stop_reason,
             num_tokens=len(unpack_ids(turn.output_ids)),
-            num_prompt_tokens=turn.meter.prompt_tokens,
+            num_prompt_tokens=turn.meter.prompt_tokens or turn.unfit_tokens,
+            context_tokens=turn.context_tokens,
         )
 
     def _failed(self, request: GenerateRequest, error: str, *, retryable: bool, waits: bool = False) -> GenerateReply:

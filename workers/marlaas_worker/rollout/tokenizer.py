@@ -11,8 +11,11 @@ from transformers import AutoTokenizer
 
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import ChatMessage, ToolCallMessage
-from marlaas_worker.rollout.conversation import BadAppend
+from marlaas_worker.rollout.conversation import BadAppend, NoChatTemplate
 
+NO_TEMPLATE = "the base model has no chat template: choose a chat model, or have the environment append raw text (`agent.complete`) instead of messages"
+_TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""Exceptions of a template's own expressions."""
 _ANY_TOOL = json.dumps(
     {
         "type": "function",
@@ -44,12 +47,12 @@ class PretrainedTokenizer:
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
         """Render the chat template with the generation prompt. Raises BadAppend with the template's error text."""
         if self._tokenizer.chat_template is None:
-            raise BadAppend("the base model has no chat template: append raw text instead of messages")
+            raise NoChatTemplate(NO_TEMPLATE)
         if tools and not self.shows_tools:
             raise BadAppend("the base model's chat template shows no tools: describe them in a system message instead")
         try:
             return self._rendered(messages, tools)
-        except (TemplateError, ValueError, TypeError) as error:
+        except _TEMPLATE_ERRORS as error:
             raise BadAppend(f"the base model's chat template refuses these messages: {error}") from error
 
     @cached_property
@@ -58,7 +61,7 @@ class PretrainedTokenizer:
         messages = (ChatMessage(role="user", content="?"),)
         try:
             return self._rendered(messages, (_ANY_TOOL,)) != self._rendered(messages, ())
-        except (TemplateError, ValueError, TypeError):
+        except _TEMPLATE_ERRORS:
             return True  # Then `render` raises the template's own error for the actual messages.
 
     def _rendered(self, messages: Sequence[ChatMessage], tools: Sequence[str]) -> str:

@@ -36,13 +36,17 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A completion with the sha256 of its adapter, its queue and engine times, and its share of the engine's time, in seconds."""
+    """A completion with the sha256 of its adapter, its queue and engine times, and its share of the engine's time, in seconds.
+
+    context_tokens: length of the context window, if the prompt does not fit; else 0.
+    """
 
     completion: Completion
     sha256: str
     queue_s: float = 0.0
     engine_s: float = 0.0
     share_s: float = 0.0
+    context_tokens: int = 0
 
 
 def turn_record(order: Order, drawn: Drawn, text: str, replica: str, at: float) -> Turn:
@@ -53,6 +57,7 @@ def turn_record(order: Order, drawn: Drawn, text: str, replica: str, at: float) 
         at: now, in unix seconds.
     """
     request, prompt, completion = order.request, order.prompt, drawn.completion
+    num_prompt = len(prompt.past) + len(prompt.appended)
     fed = len(completion.output_ids) > 0 or completion.stop_reason is not StopReason.CONTEXT
     append, tools = (request.append, request.tools) if fed else beginning(request)
     return Turn(
@@ -69,7 +74,7 @@ def turn_record(order: Order, drawn: Drawn, text: str, replica: str, at: float) 
         stop_reason=completion.stop_reason,
         temperature=order.served.document.spec.rollout.temperature,
         meter=Meter(
-            prompt_tokens=len(prompt.past) + len(prompt.appended) if fed else 0,
+            prompt_tokens=num_prompt if fed else 0,
             cached_tokens=completion.cached_tokens,
             output_tokens=len(completion.output_ids),
             queue_s=drawn.queue_s,
@@ -77,6 +82,8 @@ def turn_record(order: Order, drawn: Drawn, text: str, replica: str, at: float) 
             share_s=drawn.share_s,
         ),
         num_preemptions=order.num_preemptions,
+        unfit_tokens=num_prompt if drawn.context_tokens else 0,
+        context_tokens=drawn.context_tokens,
         replica=replica,
         at=at,
     )

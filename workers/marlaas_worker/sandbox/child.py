@@ -6,7 +6,6 @@ It has a connection to the supervisor and nothing else: no bus, no credential, n
 import contextlib
 import faulthandler
 import os
-import random
 import resource
 import signal
 import socket
@@ -18,9 +17,9 @@ from typing import Any, NoReturn
 from marlaas.environment import Split, Task
 from marlaas.environment_types import UnknownAgent
 from marlaas.envs.loading import Environment
-from marlaas.envs.playing import explain, play_episode
+from marlaas.envs.playing import explain, play_episode, seed_generators
 from marlaas.episode_state import EpisodeState
-from marlaas_api.names import derive_seed, digest_of
+from marlaas_api.names import digest_of
 from marlaas_worker.sandbox import kernel
 from marlaas_worker.sandbox.channel import SupervisorChannel, encode_frame, receive_frame
 
@@ -58,7 +57,7 @@ def played(environment: Environment, connection: socket.socket) -> dict[str, Any
     """Play the episode that the supervisor names on the connection, and return the message of its result."""
     start = receive_frame(connection)
     task = Task(Split(start["split"]), start["index"], start["seed"])
-    _seed_everything(task)
+    seed_generators(task)
     pid = os.getpid()
     try:
         channel, temperature = SupervisorChannel(connection), start.get("temperature", 1.0)
@@ -109,18 +108,3 @@ def _settle(output: int, confinement: Confinement) -> None:
     os.nice(confinement.niceness)
     kernel.limit_memory(confinement.memory_bytes)
     os.environ["TMPDIR"] = tempfile.tempdir = confinement.tmp
-
-
-def _seed_everything(task: Task) -> None:
-    """Seed the global generators from the task alone, so that all members of a group get the same content.
-
-    Those of libraries that the environment has loaded are seeded too; torch's would otherwise be the same in every episode.
-    """
-    seed = derive_seed(task.seed, "global", task.split, task.index)
-    random.seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed % 2**32)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.manual_seed(seed)

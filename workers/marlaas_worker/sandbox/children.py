@@ -26,6 +26,7 @@ class Children:
         self._starting = asyncio.Lock()
         self._broken: tuple[float, BrokenEnvironment] | None = None
         self._num_forked = 0
+        self._untold: tuple[str, ...] = ()
         self.loaded = asyncio.Event()
 
     @contextlib.asynccontextmanager
@@ -109,5 +110,13 @@ class Children:
         except BrokenEnvironment as error:
             self._broken = (asyncio.get_running_loop().time(), error)
             raise
+        for sentence in server.told:
+            log.warning("%s", sentence)
+        self._untold = server.told
         self.loaded.set()
         return server
+
+    def take_told(self) -> tuple[str, ...]:
+        """Return, once after each load, what it has left behind, in sentences."""
+        told, self._untold = self._untold, ()
+        return told

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marlaas.envs.loading import Environment, refuse_shadows, resolve
+from marlaas.envs.loading import Environment, load, refuse_shadows
 from marlaas.envs.playing import explain
 from marlaas_api.cpu_shares import FULL_SHARE, LOW_SHARE, set_share, share_of
 from marlaas_api.errors import InvalidInput
@@ -241,14 +241,13 @@ def _send(control: socket.socket, report: dict[str, Any]) -> None:
         control.send(json.dumps(report).encode())
 
 
-def _load(config: dict[str, Any]) -> Environment:
+def _load(config: dict[str, Any]) -> tuple[Environment, tuple[str, ...]]:
+    """Load the environment; return also what loading has left behind, in sentences."""
     kernel.limit_memory(config["memory_bytes"])
     if modules := config.get("modules"):
         refuse_shadows(Path(modules))
         search_first(modules)
-    code = resolve(config["name"], config["args"])
-    code.check_agents(config["agents"])
-    return code.create()
+    return load(config["name"], config["args"], config["agents"])
 
 
 def load_and_serve(control: socket.socket, config: dict[str, Any], loaded: Callable[[], None]) -> None:
@@ -258,7 +257,7 @@ def load_and_serve(control: socket.socket, config: dict[str, Any], loaded: Calla
     """
     os.environ["TMPDIR"] = tempfile.tempdir = config["scratch"]
     try:
-        environment = _load(config)
+        environment, told = _load(config)
     except BaseException as error:
         is_permanent = isinstance(error, InvalidInput) and error.__cause__ is None
         text = str(error) if is_permanent else explain(error)
@@ -269,7 +268,7 @@ def load_and_serve(control: socket.socket, config: dict[str, Any], loaded: Calla
     child.prepare()
     gc.collect()
     gc.freeze()  # children write to fewer shared pages
-    _send(control, {"report": "ready"})
+    _send(control, {"report": "ready"} | ({"told": told} if told else {}))
     ForkServer(control, environment, config["memory_bytes"]).serve()
 
 

@@ -6,6 +6,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from marlaas.envs.leftovers import MAX_CHARACTERS, MAX_TOLD
+from marlaas_api.last_words import visible
 from marlaas_worker.sandbox.output import Output
 from marlaas_worker.sandbox.server import INVALID_REPORT, PACKET_BYTES, BrokenEnvironment
 
@@ -17,8 +19,8 @@ _SHORT_OF_CPU = 0.5
 
 async def wait_until_loaded(
     control: socket.socket, output: Output, timeout_s: float, cpu_wait_s: Callable[[], float] | None = None
-) -> None:
-    """Wait for the report that the environment is loaded.
+) -> tuple[str, ...]:
+    """Wait for the report that the environment is loaded; return what loading has left behind, in sentences.
 
     Args:
         timeout_s: limit. With a low share of a busy CPU, imports take many times as long as alone; then the limit is
@@ -35,12 +37,14 @@ async def wait_until_loaded(
             report = json.loads(packet)
         broken = report["report"] == "broken"
         text, is_permanent = (str(report["text"]), report.get("is_permanent") is True) if broken else ("", False)
+        told = tuple(visible(str(one))[:MAX_CHARACTERS] for one in list(report.get("told", ()))[:MAX_TOLD])
     except INVALID_REPORT as error:
         raise BrokenEnvironment(
             f"the process that loads the environment sent an invalid report: {type(error).__name__}"
         ) from error
     if broken:
         raise BrokenEnvironment(f"{text}\n{output.text()}".rstrip(), is_permanent=is_permanent)
+    return told
 
 
 async def _report(control: socket.socket, output: Output, timeout_s: float, cpu_wait_s: Callable[[], float]) -> bytes:

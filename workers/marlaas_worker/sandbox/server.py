@@ -108,10 +108,12 @@ class ServerProcess(Protocol):
 
 
 class Server:
-    """A running fork server and its children."""
+    """A running fork server and its children. told: what loading the environment has left behind, in sentences."""
 
-    def __init__(self, process: ServerProcess, control: socket.socket, output: Output) -> None:
-        self.output = output
+    def __init__(
+        self, process: ServerProcess, control: socket.socket, output: Output, told: tuple[str, ...] = ()
+    ) -> None:
+        self.output, self.told = output, told
         self.pids: dict[int, int] = {}
         self.children: dict[int, Child] = {}
         self.lost = asyncio.Event()

@@ -78,7 +78,7 @@ async def start_server(config: ChildrenConfig) -> Server:
             await asyncio.wait({loading}, timeout=FULL_SHARE_S if alone else 0.0)
         if not loading.done():
             await _lower_share(process.pid)
-        await loading
+        told = await loading
     except BaseException:
         loading.cancel()
         ours.close()
@@ -86,7 +86,7 @@ async def start_server(config: ChildrenConfig) -> Server:
         await process.ended()
         output.close()
         raise
-    return Server(process, ours, output)
+    return Server(process, ours, output, told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,14 +219,14 @@ async def connect_server(config: ChildrenConfig, path: Path) -> Server:
     output = _empty_output()
     try:
         _send_config(control, config)
-        await wait_until_loaded(control, output, config.load_timeout_s)
+        told = await wait_until_loaded(control, output, config.load_timeout_s)
     except OSError as error:
         control.close()
         raise ForkServerLost(f"the environment's container closed the connection: {error}") from error
     except BaseException:
         control.close()
         raise
-    return Server(RemoteServerProcess(control), control, output)
+    return Server(RemoteServerProcess(control), control, output, told)
 
 
 async def _connect(path: Path, timeout_s: float) -> socket.socket:

@@ -225,7 +225,8 @@ class _Supervisor:
     async def _play_member(self, task: TaskMessage, member: int, num_delivered: int) -> None:
         async with self._places.place():
             episode = await self._played(task, member, num_delivered)
-        await self._publish(episode)
+        told = self._dependencies.children.take_told()
+        await self._publish(episode.model_copy(update={"load_notes": told}) if told else episode)
         self._outcomes[episode.fault or episode.ending] += 1
         failpoint("sandbox.episode.after_publish")
 

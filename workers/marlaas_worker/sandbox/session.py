@@ -35,7 +35,15 @@ from marlaas_worker.sandbox.child_messages import (
 from marlaas_worker.sandbox.faults import Fault, fault_of_exit
 from marlaas_worker.sandbox.ledger import BadChildMessage, TurnLedger
 from marlaas_worker.sandbox.server import Child, Ended
-from marlaas_worker.sandbox.turns import LEASE_S, TurnClient, TurnFailed, TurnStopsEngine, TurnTooLong, TurnWaited
+from marlaas_worker.sandbox.turns import (
+    LEASE_S,
+    TurnClient,
+    TurnFailed,
+    TurnRefused,
+    TurnStopsEngine,
+    TurnTooLong,
+    TurnWaited,
+)
 
 _EXIT_GRACE_S = 0.5
 """Time for the exit of a child to be reported after its connection, or for its last message after its exit."""
@@ -198,6 +206,9 @@ class ChildSession:
             reply = await _unless_ended(child, self._turns.generate(self._request(asked), timeout_s))
         except (BadChildMessage, TurnTooLong) as error:
             raise Fault(FaultClass.ENV, str(error)) from error
+        except TurnRefused as error:
+            text = f"a turn of agent {asked.agent!r} was refused: {error}"
+            raise Fault(FaultClass.ENV, text, is_retryable=False, is_permanent=error.is_permanent) from error
         except TurnStopsEngine as error:
             raise Fault(FaultClass.ENV, str(error), is_retryable=False) from error
         except TurnFailed as error:
@@ -207,6 +218,12 @@ class ChildSession:
         except _ChildEnded as end:
             raise fault_of_exit(end.ended, self._spec.environment.memory) from None
         stop = reply.stop_reason or StopReason.STOP
+        if reply.context_tokens and self.ledger.num_turns == 0:
+            text = (
+                f"the first prompt of agent {asked.agent!r} has {reply.num_prompt_tokens} tokens, and the base model's context of {reply.context_tokens} tokens "
+                "leaves no room for a reply: shorten the prompt, or raise rollout.maxModelLen of the pool"
+            )
+            raise Fault(FaultClass.ENV, text, is_retryable=False)
         self.ledger.end(asked, stop, reply.num_tokens)
         sizes = {"num_tokens": reply.num_tokens, "num_prompt_tokens": reply.num_prompt_tokens}
         return {"kind": "reply", "text": reply.text, "stop_reason": stop, **sizes}

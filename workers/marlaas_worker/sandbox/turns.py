@@ -36,6 +36,17 @@ class TurnStopsEngine(Permanent):
     """The engine fails each time that it runs the turn's prompt; the text is for people."""
 
 
+class TurnRefused(Permanent):
+    """The environment's messages or the base model's chat template are why the turn cannot be generated; the text is for people.
+
+    is_permanent: no messages at all could be.
+    """
+
+    def __init__(self, text: str, *, is_permanent: bool = False) -> None:
+        super().__init__(text)
+        self.is_permanent = is_permanent
+
+
 class TurnOverran(TurnFailed):
     """The turn exceeded its generation time (turnTimeoutSeconds)."""
 
@@ -101,6 +112,7 @@ class TurnClient:
         Raises:
             TurnFailed: a failure that a retry cannot fix; TurnOverran: no result in time.
             TurnStopsEngine: the turn is the cause of the engine's failures.
+            TurnRefused: the turn's messages cannot be rendered.
             TurnWaited: no place for the turn within `TurnTimeouts.wait_s`.
             TurnTooLong: the request is larger than the bus's limit.
         """
@@ -129,6 +141,8 @@ class TurnClient:
                 continue
             if reply.phase is ReplyPhase.RESULT:
                 return reply
+            if reply.is_refused:
+                raise TurnRefused(reply.error, is_permanent=reply.is_permanent)
             if not reply.retryable:
                 failure = TurnStopsEngine if reply.stops_engine else TurnFailed
                 raise failure(f"{reply.replica}: {reply.error}")

@@ -31,6 +31,7 @@ class Accumulation:
 
     Attributes:
         baselines: what rewards are compared with, if not with those of the group.
+        num_filtered: trajectories of the step that `training.overlong.filter` leaves out.
     """
 
     def __init__(self, dependencies: TrainerDependencies, assignment: Assignment) -> None:
@@ -42,11 +43,11 @@ class Accumulation:
         self._weighing = weighing(assignment.document.spec)
         self._held: list[list[Trajectory]] = []
         self._pending: list[Row] = []
-        self._num_filtered = 0
+        self.num_filtered = 0
 
     def rewind(self) -> None:
         """Return to the first group of the step."""
-        self._held, self._pending, self._num_filtered = [], [], 0
+        self._held, self._pending, self.num_filtered = [], [], 0
         self.baselines.rewind()
 
     async def add(self, learner: Learner, trajectories: Sequence[Trajectory]) -> None:
@@ -61,7 +62,7 @@ class Accumulation:
         members = list(trajectories)
         if self._kl.coefficient > 0 and self._kl.added_to == "reward":
             members = await self._less_kl(learner, members)
-        self._num_filtered += sum(not self._weighing.trains(member) for member in members)
+        self.num_filtered += sum(not self._weighing.trains(member) for member in members)
         self.baselines.note(self._weighing.rewards(members))
         self._held.append(members)
         if self._rule.over == "group":
@@ -75,9 +76,11 @@ class Accumulation:
             await self._backward(learner, self._pending)
             self._pending = []
 
-    def finish_step(self) -> dict[str, float]:
-        """Begin the next step; return the metrics of the finished one."""
-        num_filtered, self._num_filtered = self._num_filtered, 0
+    def finish_step(self, *, is_trained: bool = True) -> dict[str, float]:
+        """Begin the next step; return the metrics of the finished one. is_trained: otherwise the baselines stay as they are."""
+        num_filtered, self.num_filtered = self.num_filtered, 0
+        if not is_trained:
+            self.baselines.rewind()
         return {"overlong_filtered": float(num_filtered), **self.baselines.finish_step()}
 
     async def _less_kl(self, learner: Learner, group: Sequence[Trajectory]) -> list[Trajectory]:

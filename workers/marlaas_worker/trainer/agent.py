@@ -12,7 +12,7 @@ from marlaas_api.background import background
 from marlaas_api.blobs import BlobRef, sha256_hex
 from marlaas_api.errors import Retryable, Unreadable
 from marlaas_api.failpoints import failpoint
-from marlaas_api.messages import GroupReady, StepClosed
+from marlaas_api.messages import GroupReady, StepClosed, UntrainedCause, UntrainedStep
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.trainer.accumulation import Accumulation, DoesNotFit
 from marlaas_worker.trainer.assignment import Assignment
@@ -34,6 +34,13 @@ from marlaas_worker.trainer.version_cache import CachedVersion
 from marlaas_worker.trainer.versions import contents_of, known_adapters, read_manifest, take_snapshot
 
 T = TypeVar("T")
+_METRICS_OF_UNTRAINED = frozenset({"tokens", "masked_fraction", "behaviour_kl", "overlong_filtered", "out_of_memory"})
+"""Few, because they are part of the policy record."""
+_WHY_UNTRAINED = {
+    UntrainedCause.FILTERED: "training.overlong.filter left out all replies, which end at a limit of tokens or turns; raise rollout.maxTokens or rollout.maxTurns",
+    UntrainedCause.EMPTY: "no reply has a token; the prompts may leave no room in the context window",
+    UntrainedCause.MASKED: "training.correction left out all tokens, on which sampler and trainer disagree; see behaviour_kl in the step's metrics",
+}
 
 
 class AgentTrainer:
@@ -157,7 +164,7 @@ class AgentTrainer:
             inbox.take(group)
         elif (closed := inbox.due()) is not None:
             await self._finish(learner, closed, inbox.consumed())
-            inbox.commit(closed.step)
+            inbox.commit(closed.step, self.lease.record.version)
             await intake.settle()
             failpoint("trainer.commit.after_acks")
             await self._tidy()
@@ -182,18 +189,35 @@ class AgentTrainer:
         inbox.rewind()
 
     async def _finish(self, learner: Learner, closed: StepClosed, consumed: tuple[str, ...]) -> None:
-        """Run backward for the remaining rows, take the optimizer step, and commit."""
+        """Run backward for the remaining rows, take the optimizer step, and commit; without a trained token, only the step's number."""
         await self._accumulation.complete(learner)
         version = self.lease.record.version + 1
+        cause = learner.why_untrained(self._accumulation.num_filtered) if self._may_skip(closed) else None
         metrics = await self._compute(partial(learner.step, closed.step))
         metrics["out_of_memory"], self._num_redone = float(self._num_redone), 0
-        metrics |= self._accumulation.finish_step()
+        metrics |= self._accumulation.finish_step(is_trained=cause is None)
         train_s, self._computed_s = self._busy_s() - self._computed_s, self._busy_s()
+        if cause is not None:
+            told = {name: value for name, value in metrics.items() if name in _METRICS_OF_UNTRAINED}
+            untrained = UntrainedStep(step=closed.step, cause=cause, metrics=told, train_s=train_s)
+            self.lease = await self._policy.skip(self.lease, untrained)
+            text = f"step {closed.step} trained no token and made no version: {_WHY_UNTRAINED[cause]}"
+            await self._dependencies.emit(self._assignment, "NothingTrained", text)
+            return
         await self._publish(learner, StepResult(version, closed.step, consumed, metrics, train_s))
         if metrics["skipped_update"]:
             self._dependencies.skipped[self._assignment.policy_key] += 1
             text = f"the gradient of step {closed.step} is not finite: version {version} has the weights of version {version - 1}"
             await self._dependencies.emit(self._assignment, "UpdateSkipped", text)
+
+    def _may_skip(self, closed: StepClosed) -> bool:
+        """Return whether a step may end without a version.
+
+        In a strict job of several policies, the turns of the next step are already pinned to its version. Orchestrators of earlier
+        releases (no `follows`) expect one.
+        """
+        is_pinned = self._spec.training.max_staleness == 0 and self._spec.steps_ahead > 0
+        return closed.follows is not None and not is_pinned
 
     async def _publish(self, learner: Learner, result: StepResult) -> None:
         calibration = self._dependencies.calibration

@@ -17,7 +17,7 @@ from marlaas_api.blobs import BlobRef
 from marlaas_api.bus import Bucket, BusUnavailable, RevisionConflict
 from marlaas_api.errors import Permanent, Retryable, Unreadable
 from marlaas_api.failpoints import failpoint
-from marlaas_api.messages import Manifest, PolicyRecord, Probe
+from marlaas_api.messages import Manifest, PolicyRecord, Probe, UntrainedStep
 from marlaas_worker.role import RoleContext
 from marlaas_worker.trainer.assignment import Assignment, bound_record
 from marlaas_worker.trainer.optimizer import FILENAME
@@ -130,6 +130,15 @@ class PolicyKey:
         committed = await self._set(lease.record.model_copy(update=update), lease.revision)
         failpoint("trainer.commit.after_set")
         return committed
+
+    async def skip(self, lease: AgentLease, step: UntrainedStep) -> AgentLease:
+        """Record that a step is finished without a version, and return the lease at its new revision. Raises LeaseLost."""
+        training = self._assignment.document.spec.training
+        # The orchestrator has recorded earlier ones: it keeps at most so many groups, each step of which has one.
+        oldest = step.step - (training.max_staleness + 1) * training.groups_per_step
+        kept = tuple(one for one in lease.record.untrained if one.step >= oldest)
+        update = {"step": step.step, "train_s": step.train_s, "untrained": (*kept, step)}
+        return await self._set(lease.record.model_copy(update=update), lease.revision)
 
     def _stored(self, before: PolicyRecord, manifest: Manifest, ref: BlobRef) -> dict[str, object]:
         """Return the fields of the record that count the stored bytes. ref: of the manifest."""

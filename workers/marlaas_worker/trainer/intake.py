@@ -26,6 +26,7 @@ class LogInvalid(Permanent):
 @dataclass(slots=True)
 class _Step:
     base_version: int
+    follows: int | None
     groups: dict[int, GroupReady] = field(default_factory=dict)
     closed: StepClosed | None = None
     num_taken: int = 0
@@ -57,7 +58,7 @@ class StepInbox:
         """Add a message. Raises LogInvalid if it contradicts an earlier one."""
         if self.is_committed(message):
             return
-        step = self._steps.setdefault(message.step, _Step(message.base_version))
+        step = self._steps.setdefault(message.step, _Step(message.base_version, message.follows))
         if isinstance(message, StepClosed):
             known: GroupReady | StepClosed | None = step.closed
             step.closed = step.closed or message
@@ -68,9 +69,11 @@ class StepInbox:
 
     @property
     def has_gap(self) -> bool:
-        """Whether the first step is for a later version: messages of the step before it have not arrived."""
+        """Whether the first step is trained after one that is not committed: messages of that step have not arrived."""
         step = self._first()
-        return step is not None and step.base_version > self.version
+        if step is None or step.follows is None:
+            return step is not None and step.base_version > self.version
+        return step.follows > self.committed_step
 
     def check_replayed(self, message: GroupReady | StepClosed) -> None:
         """Raise LogInvalid if a message of a replay, added last, is behind a gap: all messages before it were added."""
@@ -120,10 +123,9 @@ class StepInbox:
             )
         return step.closed
 
-    def commit(self, step: int) -> None:
-        """Record that the step is committed, and drop its messages."""
-        self.committed_step = step
-        self.version += 1
+    def commit(self, step: int, version: int) -> None:
+        """Record that the step is committed, and drop its messages. version: after it; the same as before if it trained no token."""
+        self.committed_step, self.version = step, version
         self._steps = {number: value for number, value in self._steps.items() if number > step}
 
     def consumed(self) -> tuple[str, ...]:
@@ -139,7 +141,11 @@ class StepInbox:
         return self._steps[min(self._steps)] if self._steps else None
 
     def _check_base(self, message: GroupReady | StepClosed) -> None:
-        if message.base_version != self.version:
+        if message.follows is not None and message.follows != self.committed_step:
+            raise LogInvalid(
+                f"step {message.step} must be trained after step {message.follows}, and {message.agent} has trained step {self.committed_step}"
+            )
+        if message.follows is None and message.base_version != self.version:
             raise LogInvalid(
                 f"step {message.step} must be trained at version {message.base_version}, and {message.agent} is at version {self.version}"
             )

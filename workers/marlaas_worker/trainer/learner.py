@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from marlaas_api.messages import Probe
+from marlaas_api.messages import Probe, UntrainedCause
 from marlaas_api.messages.job_spec import TrainingSettings
 from marlaas_worker.adapters import AdapterConfig, has_effect, read_adapter
 from marlaas_worker.calibration import ids_of
@@ -160,6 +160,14 @@ class Learner:
             spec = self._assignment.agent.adapter
             self._reference = self._model.attach(spec.rank, spec.alpha, spec.targets)
         self._reference.load(weights)
+
+    def why_untrained(self, num_filtered: int) -> UntrainedCause | None:
+        """Return why no token of the step counts; None if one does. num_filtered: trajectories that are left out of the step."""
+        if self._sums.denominator:
+            return None
+        if self._sums.num_tokens:
+            return UntrainedCause.MASKED
+        return UntrainedCause.FILTERED if num_filtered else UntrainedCause.EMPTY
 
     def step(self, number: int) -> dict[str, float]:
         """Take the optimizer step of this number, and return the step's metrics without those that are not finite.
