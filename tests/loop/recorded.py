@@ -26,17 +26,12 @@ class Recorded:
         return sum(one.duration_s for _, members, _ in self._decided(steps, group_size) for one in members)
 
     def slot_s(self):
-        """Return the seconds for which turns were in an engine, which its slots took at least: once for each version on a replica."""
-        spans: dict[object, list[tuple[float, float]]] = defaultdict(list)
+        """Return the seconds for which slots were in use at least: of each version on a replica, its longest turn in the engine."""
+        longest: dict[object, float] = defaultdict(float)
         for turn in self.turns:
-            spans[turn.version, turn.replica].append((turn.at - turn.meter.engine_s, turn.at))
-        total = 0.0
-        for found in spans.values():
-            end = 0.0
-            for start, at in sorted(found):
-                total += max(0.0, at - max(start, end))
-                end = max(end, at)
-        return total
+            held = turn.version, turn.replica
+            longest[held] = max(longest[held], turn.meter.engine_s)
+        return sum(longest.values())
 
     @property
     def num_tokens(self):

@@ -98,7 +98,6 @@ async def test_a_generation_stops_at_its_budget_or_window_and_unknown_ids_are_re
     assert (len(full.output_ids), full.stop_reason) == (2, StopReason.CONTEXT)
     none = await harness.engine.generate("none", adapter, np.resize(IDS, len(long) + 2), sampling())
     assert (none.output_ids, none.stop_reason) == ((), StopReason.CONTEXT)
-    adapter = await harness.load(publish(1))
     for ids in ([], [3, -1], [3, 96]):
         with pytest.raises(PromptInvalid):
             await harness.engine.generate("bad", adapter, np.array(ids, dtype=np.int32), sampling())
