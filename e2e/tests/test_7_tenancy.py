@@ -135,7 +135,7 @@ def test_unknown_fields_and_a_forged_status_are_dropped_and_labels_make_no_tenan
     created: dict[str, Any] = json.loads(editor.kubectl(*words, stdin=json.dumps(body)))
     assert not forged.keys() & created["spec"].keys()
     assert "status" not in created
-    assert editor.status("rljob", JOB, HOME)["tenant"] == f"namespace/{HOME}"
+    assert editor.status("rljob", JOB, HOME)["tenant"] == "tenant/default"
     assert "rich" not in editor.get("pod", pod, HOME)["metadata"]["labels"].values()
 
 
