@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from bench.staleness import Dropping, Simulation, World
@@ -66,6 +67,17 @@ def test_credits_bound_what_is_outstanding_and_no_group_is_given_out_for_which_n
     for index in range(2):
         steps.resolve(flat(index), {"policy": 0})
     assert steps.want(0, served) == 4, "one more closes this step, and the next one has three places"
+
+
+def test_steps_that_train_different_agents_count_together_against_the_credits():
+    steps = Assembly(REF, ASYNC, recorded=0, versions={"a": 0, "b": 0})
+    uncalled = AgentGroup((), GroupOutcome.UNCALLED, ())
+    for index, agents in enumerate((("a", "b"), ("a", "b"), ("b", "a"), ("b", "a"))):
+        one = group(index)
+        own = {agents[0]: one.agents["policy"], agents[1]: uncalled}
+        steps.resolve(replace(one, agents={name: own[name] for name in ("a", "b")}), {"a": 0, "b": 0})
+    assert steps.next_versions == {"a": 1, "b": 1}
+    assert steps.want(0, {"a": 0, "b": 0}) == 0, "four groups are closed and not committed"
 
 
 def test_a_step_waits_for_groups_that_only_it_can_train_and_keeps_places_for_them():
