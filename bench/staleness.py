@@ -21,7 +21,7 @@ from bench.runs import table
 from marlaas_api.messages import GroupLogEntry, GroupOutcome, GroupReady, StepClosed, TrajectoryRef
 from marlaas_api.names import JobRef, train_group
 from marlaas_worker.orchestrator.experience import AgentGroup, CompleteGroup
-from marlaas_worker.orchestrator.steps import Assembly, StepRules
+from marlaas_worker.orchestrator.steps import Assembly, Sampled, StepRules
 
 REF = JobRef("bench", "staleness", "u1")
 SIGMA, GROUP_SIZE, PER_STEP, STEPS = 1.0, 8, 8, 400
@@ -36,8 +36,8 @@ class Dropping(Assembly):
         self.oldest.clear()
         return super().close_if_due()
 
-    def takes(self, group: CompleteGroup, versions: Mapping[str, int]) -> bool:
-        return True
+    def next_decision(self, ready: Sequence[Sampled]) -> Sampled | None:
+        return next(iter(ready), None)
 
     def want(self, in_flight: int, served: Mapping[str, int]) -> int:
         needed = self.needed_versions(in_flight)
@@ -115,10 +115,11 @@ class Simulation:
             closed = steps.close_if_due()
             self._note(closed)
             pairs = steps.in_order([(self._pins[group.index], group) for group in self._ready()])
-            pair = next((pair for pair in pairs if steps.takes(pair[1], pair[0])), None)
-            if pair is not None:
-                del self._complete[pair[1].index], self._pins[pair[1].index]
-                self._note(steps.resolve(pair[1], pair[0]))
+            decided = steps.next_decision(pairs)
+            if decided is not None:
+                versions, group = decided
+                del self._complete[group.index], self._pins[group.index]
+                self._note(steps.resolve(group, versions))
             elif not closed:
                 return
 

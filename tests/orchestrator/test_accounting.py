@@ -134,10 +134,9 @@ class AccountingHarness:
         while True:
             state.assembly.oldest = {index: self.oldest(index) for index in state.groups.in_flight}
             self.write(closed := state.assembly.close_if_due())
-            pair = next((pair for pair in ready if state.assembly.takes(pair[1], pair[0])), None)
-            if pair is not None:
-                ready.remove(pair)
-                versions, group = pair
+            if (decided := state.assembly.next_decision(ready)) is not None:
+                ready.remove(decided)
+                versions, group = decided
                 used = UsageAmounts(generated_tokens=1 + group.index, open_tokens=1 + group.index)
                 self.write(state.resolve(group, versions, dict.fromkeys(self.names, used)))
             elif not closed:

@@ -84,11 +84,13 @@ def test_a_step_waits_for_groups_that_only_it_can_train_and_keeps_places_for_the
     steps = Assembly(REF, ASYNC, recorded=1, versions={"policy": 1})
     steps.oldest = {0: {"policy": 0}, 1: {"policy": 1}, 2: {"policy": 1}}
     assert steps.urgent == {0}
-    assert steps.takes(group(1), {"policy": 1})
+    old, young, another = ({"policy": 0}, group(0)), ({"policy": 1}, group(1)), ({"policy": 1}, group(2))
+    assert steps.next_decision([young]) is young
     steps.resolve(group(1), {"policy": 1})
-    assert not steps.takes(group(2), {"policy": 1}), "the last place is kept"
-    assert steps.takes(flat(2), {"policy": 1})
-    assert steps.takes(group(0), {"policy": 0})
+    assert steps.next_decision([another]) is None, "the last place is kept"
+    assert steps.next_decision([another, old]) is old
+    without = ({"policy": 1}, flat(2))
+    assert steps.next_decision([another, old, without]) is without
     *_, closed = steps.resolve(group(0), {"policy": 0})
     assert (type(closed), closed.num_groups) == (StepClosed, 2)
     assert steps.want(1, {"policy": 1}) == 1, "the next step has one place for a group of version 1"

@@ -5,7 +5,7 @@ Crash-only: after a Retryable error, the job's state is rebuilt from its records
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from marlaas_api import subjects
 from marlaas_api.bus import Consumer
@@ -211,18 +211,18 @@ class OwnedJob:
 
     async def _decide(self, state: JobState) -> None:
         """Decide complete groups and close steps, until a group that is not complete is needed, or no group has a place."""
-        ready = [
+        sampled = [
             (await self._issuer.sampled_from(state, group), group)
             for group in state.groups.resolvable(in_order=state.strict)
         ]
-        ready, asked = state.assembly.in_order(ready), set[int]()
+        ready, asked = state.assembly.in_order(sampled), set[int]()
         while True:
             await self._learn_oldest(state, asked)
             await self._log(closed := state.assembly.close_if_due())
-            pair = next((pair for pair in ready if state.assembly.takes(pair[1], pair[0])), None)
-            if pair is not None:
-                ready.remove(pair)
-                await self._resolve(state, *pair)
+            decided = state.assembly.next_decision(ready)
+            if decided is not None:
+                ready.remove(decided)
+                await self._resolve(state, *decided)
             elif not closed:
                 return
 
@@ -233,7 +233,7 @@ class OwnedJob:
             state.assembly.oldest[index] = await self._issuer.oldest(state, index)
             asked.add(index)
 
-    async def _resolve(self, state: JobState, versions: dict[str, int], group: CompleteGroup) -> None:
+    async def _resolve(self, state: JobState, versions: Mapping[str, int], group: CompleteGroup) -> None:
         usage = await self._records.metering.of_groups([group])
         await self._log(state.resolve(group, versions, usage[group.index]))
 

@@ -20,7 +20,7 @@ the logs to the state that the step records give restores the steps. A crash can
 only; it is completed for the others before anything else is decided.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from marlaas_api.messages import (
@@ -37,6 +37,9 @@ from marlaas_api.messages import (
 from marlaas_api.names import JobRef
 from marlaas_worker.orchestrator.experience import AgentGroup, CompleteGroup
 from marlaas_worker.orchestrator.step_drafts import AgentDraft, StepDraft
+
+Sampled = tuple[Mapping[str, int], CompleteGroup]
+"""A complete group, and by agent the version that it was sampled from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,22 +136,27 @@ class Assembly:
             return set()
         return {index for index, versions in self.oldest.items() if self._slack(self.next_versions, versions) <= 0}
 
-    def takes(self, group: CompleteGroup, versions: Mapping[str, int]) -> bool:
-        """Return whether a complete group may be decided now. Otherwise groups in flight need the places that are left.
+    def next_decision(self, ready: Sequence[Sampled]) -> Sampled | None:
+        """Return which complete group to decide now; None if there is none, or if groups in flight need the places that are left.
 
         Args:
-            versions: by agent, the version that the group was sampled from.
+            ready: complete groups, in the order of `in_order`.
         """
         draft = self.open
-        if draft is None or self.rules.max_staleness == 0 or not group.has_signal or group.index in draft.decided:
-            return True
-        at, missing = self.next_versions, self._missing(draft)
-        if self._slack(at, versions) <= 0:
-            return True
-        others = [self._slack(at, oldest) for index, oldest in self.oldest.items() if index != group.index]
-        return missing > 0 and self._fits(others, missing - 1)
+        if draft is None or self.rules.max_staleness == 0:
+            return next(iter(ready), None)
+        needs_no_place = (one for one in ready if not one[1].has_signal or one[1].index in draft.decided)
+        if (unplaced := next(needs_no_place, None)) is not None:
+            return unplaced
+        at = self.next_versions
+        first = min(ready, key=lambda one: self._slack(at, one[0]), default=None)
+        if first is None or self._slack(at, first[0]) <= 0:
+            return first
+        others = [self._slack(at, oldest) for index, oldest in self.oldest.items() if index != first[1].index]
+        places = self._missing(draft) - 1
+        return first if places >= 0 and self._fits(others, places) else None
 
-    def in_order(self, ready: list[tuple[dict[str, int], CompleteGroup]]) -> list[tuple[dict[str, int], CompleteGroup]]:
+    def in_order(self, ready: Iterable[Sampled]) -> list[Sampled]:
         """Return groups and the versions that they were sampled from, in the order of their decisions.
 
         A group that an earlier orchestrator has decided for some agents only comes first; else, in strict mode, the lowest
@@ -156,7 +164,7 @@ class Assembly:
         """
         unfinished, is_strict = self.unfinished, self.rules.max_staleness == 0
 
-        def rank(pair: tuple[dict[str, int], CompleteGroup]) -> tuple[bool, int]:
+        def rank(pair: Sampled) -> tuple[bool, int]:
             versions, group = pair
             return group.index not in unfinished, group.index if is_strict else sum(versions.values())
 
@@ -299,10 +307,11 @@ class Assembly:
         is_spent = len(draft.decided) >= self.rules.max_resolved
         if self.rules.max_staleness == 0 or not (is_full or is_spent):
             return is_full or is_spent
-        if any(self._slack(self.next_versions, versions) == 0 for versions in self.oldest.values()):
-            return False  # it would be too stale for the next step
         after = {agent: part.next_version for agent, part in draft.agents.items()}
-        slacks = [self._slack(after, versions) for versions in self.oldest.values()]
+        timely = [one for one in self.oldest.values() if self._slack(self.next_versions, one) >= 0]
+        slacks = [self._slack(after, versions) for versions in timely]
+        if any(slack < 0 for slack in slacks):
+            return False  # the next step would be too late for it
         return is_full or self._fits(slacks, self.rules.groups_per_step)
 
     def _slack(self, at: Mapping[str, int], versions: Mapping[str, int]) -> int:
