@@ -28,6 +28,9 @@ from marlaas_worker.orchestrator.open_groups import OpenGroups
 from marlaas_worker.orchestrator.recorded_totals import History, RecordedTotals
 from marlaas_worker.orchestrator.steps import Assembly, StepRules
 
+MAX_PROMPTS = 50_000
+"""Of a job, about 5 MiB: all jobs share the orchestrator's memory."""
+
 
 class JobState:
     """State of one job.
@@ -35,7 +38,7 @@ class JobState:
     Attributes:
         policies: by agent, in the order of the manifest.
         evaluations: recorded ones by version, without their samples.
-        trained_prompts: digests of the tasks of all recorded steps.
+        trained_prompts: digests of the tasks of recorded steps, MAX_PROMPTS at most; with more, an overlap is a lower bound.
     """
 
     def __init__(self, document: JobDocument, history: History) -> None:
@@ -51,7 +54,9 @@ class JobState:
         self.episode_bytes = 0
         self.waits = self.pauses = self.unserved = self.trainerless = ""
         self.recorded = RecordedTotals(history.steps, history.evaluations)
-        self.trained_prompts = {prompt for step in history.steps for prompt in step.plays.prompts}
+        self.trained_prompts: set[str] = set()
+        for step in history.steps:
+            self._note_prompts(step)
         self.tasks.note_steps(history.steps)
         has_baseline = spec.training.has_running_baseline
         self._sizes = KeptSizes()
@@ -214,7 +219,7 @@ class JobState:
         before = {agent: part.base_version for agent, part in draft.agents.items()}
         self.assembly.recorded(draft, _versions_after(record, before))
         self.recorded.add_step(record)
-        self.trained_prompts.update(record.plays.prompts)
+        self._note_prompts(record)
         self.tasks.note(record.outcomes)
         done = {group.index for group in draft.resolved}
         self.groups.forget(done)
@@ -273,6 +278,9 @@ class JobState:
             return policy.version
         last = self.last_step.agents.get(agent) if self.last_step else None
         return last.version if last else 0
+
+    def _note_prompts(self, step: StepRecord) -> None:
+        self.trained_prompts.update(step.plays.prompts[: MAX_PROMPTS - len(self.trained_prompts)])
 
     def _note_versions(self, finished: int, step: StepRecord) -> None:
         """Note the versions after a recorded step, which may have to be evaluated."""
