@@ -20,6 +20,8 @@ from marlaas_operator.policies.job_phase import MISFITS
 
 _URGENT = ("phase", "reason", "conditions", "observedGeneration", "finishedAt")
 _LONGEST_MESSAGE = 4096
+HEALTHY = "Healthy"
+"""Condition of a job: the figures of its last step and evaluation are within their bounds."""
 
 RawCondition = Mapping[str, Any]
 
@@ -77,9 +79,15 @@ def status_patch(
 
 
 def is_urgent(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> bool:
-    """Return whether a field other than the numeric ones changed."""
+    """Return whether a field other than the numeric ones changed. The text of `Healthy` has the figures of each step."""
     stored = before or {}
-    return any(stored.get(key) != after.get(key) for key in _URGENT)
+    return any(_without_figures(stored.get(key)) != _without_figures(after.get(key)) for key in _URGENT)
+
+
+def _without_figures(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    return [{**one, "message": ""} if one.get("type") == HEALTHY else one for one in value]
 
 
 def figure(value: float | None, digits: int) -> float | None:

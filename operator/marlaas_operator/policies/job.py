@@ -17,6 +17,7 @@ from marlaas_operator.pod_facts import first_fault
 from marlaas_operator.policies import child_reconcile
 from marlaas_operator.policies.child_reconcile import STUCK_S
 from marlaas_operator.policies.conditions import (
+    HEALTHY,
     ConditionState,
     clipped,
     conditions,
@@ -40,8 +41,7 @@ from marlaas_operator.policies.job_phase import (
 )
 from marlaas_operator.snapshot import JobSnapshot
 
-ADMITTED, SANDBOX_READY, HEALTHY = "Admitted", "SandboxReady", "Healthy"
-COMPLETE, FAILED = "Complete", "Failed"
+ADMITTED, SANDBOX_READY, COMPLETE, FAILED = "Admitted", "SandboxReady", "Complete", "Failed"
 _FIGURES = (
     *("progress", "step", "steps", "agents", "versions", "reward", "evalBefore", "evalLast", "staleness"),
     *("tokens", "tokensPerSecond", "acceleratorSeconds", "usage", "faults", "trainingFaults", "startedAt"),

@@ -76,6 +76,9 @@ def test_a_warning_of_the_job_is_the_condition_healthy_and_an_event_and_its_end_
     found = {c["type"]: (c["status"], c["reason"], c["message"]) for c in first.status["conditions"]}
     assert found["Healthy"] == ("False", "RepliesCut", "40 % of the replies; 9 of 10 groups")
     assert ("Warning", "RepliesCut") in [(one.type, one.reason) for one in first.events]
+    next_step = progress(warnings={"RepliesCut": "41 % of the replies", "NoSignal": "9 of 10 groups"})
+    same = plan_job(replace(running(), status=first.status, progress=next_step), INSTALLATION, NOW)
+    assert (same.urgent, same.events) == (False, ()), "a figure that changes with each step is no transition"
     later = plan_job(replace(running(), status=first.status), INSTALLATION, NOW)
     assert {c["type"]: c["status"] for c in later.status["conditions"]}["Healthy"] == "True"
     assert "Healthy" not in conditions(running())
