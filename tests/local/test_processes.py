@@ -262,10 +262,6 @@ def test_a_session_ends_with_everything_in_it(tree, is_leader_killed):
     assert os.getpid() in session_members(os.getsid(0)), "our own session is not touched"
 
 
-def test_the_watchdog_keeps_only_sessions_that_have_not_ended():
-    assert watch(["+10\n", "+11\n", "-10\n", "+12\n"]) == {11, 12}
-
-
 def test_the_watchdog_kills_the_open_sessions_of_a_killed_runner_and_no_ended_ones(tree, tmp_path):
     (tmp_path / "left" / "by-an-engine").mkdir(parents=True)
     command = [sys.executable, "-m", "marlaas.local.watchdog", str(tmp_path / "left")]
@@ -274,15 +270,6 @@ def test_the_watchdog_kills_the_open_sessions_of_a_killed_runner_and_no_ended_on
     assert session_members(tree.pid) == []
     assert not (tmp_path / "left").exists()
     assert watch(["+10\n", "+11\n", "-10\n", "+12\n"]) == {11, 12}
-
-
-def test_the_watchdog_kills_the_sessions_of_a_killed_runner(tree, tmp_path):
-    (tmp_path / "left" / "by-an-engine").mkdir(parents=True)
-    command = [sys.executable, "-m", "marlaas.local.watchdog", str(tmp_path / "left")]
-    assert subprocess.run(command, input=f"+{tree.pid}\n".encode(), check=False).returncode == 0
-    tree.wait()
-    assert session_members(tree.pid) == []
-    assert not (tmp_path / "left").exists()
 
 
 async def test_a_runner_whose_watchdog_was_killed_cleans_up_itself(tree):
