@@ -65,14 +65,18 @@ async def test_what_the_queue_still_holds_is_not_put_there_again(harness, docume
     assert set(plays.values()) == {1}
 
 
-async def test_a_group_half_played_keeps_its_version_although_its_pin_has_expired(harness, document):
+@pytest.mark.parametrize("newer", [False, True], ids=["half played", "all played, one by a newer version"])
+async def test_a_group_keeps_its_oldest_version_although_its_pin_has_expired(harness, document, newer):
     job = document(maxStaleness=1)
     async with given_out(harness, job):
-        await played(harness, job, 0, version=0)
+        await played(harness, job, 0, version=int(newer))
+        if newer:
+            await played(harness, job, 1, version=0)
         await harness.commit(JobAgent(job, job.spec.agents[0]), PolicyRecord(uid=job.uid, version=0), None, ())
         async with harness.orchestrating():
             await harness.progress(job, lambda level: level.versions == {"policy": 1})
-            await played(harness, job, 1, version=0)
+            if not newer:
+                await played(harness, job, 1, version=0)
             reader = await harness.bus.consumer(subjects.GROUPS, "reader", subjects.group("team-a", job.job, "policy"))
             (delivery, *_) = await reader.fetch(1, 30.0)
             ready = decode_as(GroupReady, delivery.stored.data)

@@ -163,6 +163,23 @@ def test_a_turn_that_contradicts_its_group_or_itself_is_refused_with_the_contrad
     assert text in str(caught.value)
 
 
+def test_a_turn_may_be_newer_than_its_group_up_to_the_version_that_is_trained_if_turns_refresh():
+    whole = group((0,)).model_copy(update={"base_version": 6})
+    files = {4: "a" * 64, 6: "b" * 64}
+    refreshed, pinned = (Expectation(1.0, 1000, files, refreshes) for refreshes in (True, False))
+    newer = turn(0, version=6, adapter_sha256="b" * 64)
+    check_turn(newer, whole, whole.trajectories[0], refreshed)
+    wrong = [
+        (pinned, newer),
+        (refreshed, turn(0, version=3)),
+        (refreshed, turn(0, version=7)),
+        (refreshed, turn(0, version=6)),
+    ]
+    for expected, one in wrong:
+        with pytest.raises(TrajectoryInvalid, match=r"version is \d|adapter_sha256 is"):
+            check_turn(one, whole, whole.trajectories[0], expected)
+
+
 async def test_a_group_is_read_from_leaves_to_beginnings_also_from_the_blobs_and_weighed_by_its_rewards(harness):
     for member in (0, 1):
         ids: dict[str, Any] = {"member": member, "episode": f"uid-t0-{member}-1"}

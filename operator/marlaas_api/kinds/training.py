@@ -68,6 +68,12 @@ class RolloutSpec(Spec):
         le=2,
         description="Sampling temperature, in training and evaluation; 1 samples from the unscaled policy. Minimum 0.01, the lowest that engines sample at.",
     )
+    refresh: Literal["group", "turn"] = Field(
+        "group",
+        description="When training episodes go over to a newer version. group: one version samples all turns of a group. turn: the newest version that the "
+        "engine serves samples each turn, so long episodes end with fresher tokens; their conversation is computed anew after each change. A group is as stale "
+        "as its oldest turn may be. In strict mode there is no newer version.",
+    )
 
 
 class TrainingSpec(Spec):

@@ -56,6 +56,7 @@ class SamplingSettings(SpecPart):
     max_turns: int = 8
     max_tokens: int = 256
     temperature: float = 1.0
+    refresh: Literal["group", "turn"] = "group"
 
 
 class OptimizerSettings(SpecPart):

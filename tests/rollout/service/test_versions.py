@@ -104,9 +104,13 @@ async def test_a_version_that_is_pinned_before_its_commit_is_waited_for_outside_
     assert engine.loads == [job.adapter(version).engine_name for version in (0, 1)]
 
 
-@pytest.mark.parametrize("staleness", [1, 2])
-async def test_a_group_keeps_the_version_of_its_first_turn(harness, staleness):
-    _, job = await harness.serving(training={"steps": 1, "maxStaleness": staleness})
+@pytest.mark.parametrize(
+    ("staleness", "refresh", "expected"), [(1, "group", [0, 0, 1]), (2, "group", [0, 0, 1]), (2, "turn", [1, 1, 1])]
+)
+async def test_a_group_keeps_the_version_of_its_first_turn_unless_each_turn_refreshes_it(
+    harness, staleness, refresh, expected
+):
+    _, job = await harness.serving(training={"steps": 1, "maxStaleness": staleness}, rollout={"refresh": refresh})
     await harness.ask(job.request(turn=0))
     await harness.commit_verified(job, 1)
     event = await harness.emitted(job.document, "VersionVerified")
@@ -114,7 +118,7 @@ async def test_a_group_keeps_the_version_of_its_first_turn(harness, staleness):
     later = [job.request(turn=1), job.request(member=3), job.request(index=1)]
     for request in later:
         await harness.ask(request)
-    assert [(await harness.turn(request)).version for request in later] == [0, 0, 1]
+    assert [(await harness.turn(request)).version for request in later] == expected
 
 
 async def test_a_group_keeps_the_version_to_which_a_replica_pinned_it_before_it_was_killed(harness, monkeypatch):

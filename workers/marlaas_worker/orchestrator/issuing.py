@@ -3,7 +3,7 @@
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from marlaas_api.failpoints import failpoint
-from marlaas_api.messages import JobAgent, ReplicaReport
+from marlaas_api.messages import Episode, JobAgent, ReplicaReport
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
 from marlaas_worker.orchestrator.experience import CompleteGroup
 from marlaas_worker.orchestrator.job_state import JobState
@@ -85,14 +85,14 @@ class TaskIssuer:
         Their other members must be sampled from the same version, however long the job was suspended.
         """
         open_groups = {state.tasks.train(index).group for index in state.groups.in_flight}
-        agents = {agent.name: agent for agent in state.document.spec.agents}
-        half_played = {(agent.pinned_as, group) for agent in agents.values() for group in open_groups}
+        pinned_as = {agent.name: agent.pinned_as for agent in state.document.spec.agents}
+        played: dict[tuple[str, str], list[tuple[str, Episode]]] = {}
         for episode in state.undecided():
-            for name, leaves in episode.leaves.items():
-                key = agents[name].pinned_as, episode.group
-                if leaves and key in half_played:
-                    half_played.remove(key)
-                    await self._records.keep_pin(agents[name], episode)
+            for agent, leaves in episode.leaves.items():
+                if leaves and episode.group in open_groups:
+                    played.setdefault((pinned_as[agent], episode.group), []).append((agent, episode))
+        for key, parts in played.items():
+            await self._records.keep_pin(*key, parts)
 
     async def _pin(self, group: str, versions: Mapping[str, int]) -> None:
         for agent, version in versions.items():

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
@@ -25,7 +25,6 @@ from marlaas_api.messages import (
     TaskMessage,
     Turn,
 )
-from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.names import JobRef
 from marlaas_api.wire import decode, decode_as, encode, unpack
 from marlaas_worker.job_events import EventEmitter
@@ -248,13 +247,18 @@ class Records:
         subject = subjects.task(self.ref.namespace, self.ref.name)
         await self.bus.publish(subject, encode(task.model_copy(update=issued)), message_id=name)
 
-    async def keep_pin(self, agent: AgentSettings, episode: Episode) -> None:
-        """Recreate the pin of an episode's group if it has expired; the version comes from the agent's last turn."""
-        if await self.pins.version(agent.pinned_as, episode.group) is not None:
+    async def keep_pin(self, pinned_as: str, group: str, played: Iterable[tuple[str, Episode]]) -> None:
+        """Recreate a group's pin if it has expired, from the oldest version in its turns.
+
+        played: the agents that the pin is for, each with an episode of the group in which it has turns.
+        """
+        if await self.pins.version(pinned_as, group) is not None:
             return
-        turn = await self.turn(episode.episode, episode.leaves[agent.name][-1])
-        if turn is not None and (turn.agent, turn.group) == (agent.name, episode.group):
-            await self.pins.create(agent.pinned_as, episode.group, turn.version)
+        leaves = [(agent, episode.episode, leaf) for agent, episode in played for leaf in episode.leaves[agent]]
+        turns = [(agent, turn) for agent, episode, leaf in leaves for turn in await self.conversation(episode, leaf)]
+        own = [turn.version for agent, turn in turns if (turn.agent, turn.group) == (agent, group)]
+        if own:
+            await self.pins.create(pinned_as, group, min(own))
 
     async def turn(self, episode: str, number: int) -> Turn | None:
         """Return a recorded turn; None if it is not on record."""

@@ -13,7 +13,7 @@ from itertools import count
 from weakref import WeakValueDictionary
 
 from marlaas_api.messages import GenerateRequest, JobAgent, StopReason, Turn
-from marlaas_api.names import request_id, sampling_seed
+from marlaas_api.names import AdapterRef, request_id, sampling_seed
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.accounts import account_of
@@ -29,7 +29,7 @@ from marlaas_worker.rollout.engine import Began, Completion, EngineDown, Samplin
 from marlaas_worker.rollout.engine_failures import MAX_ENGINE_FAILURES, EngineFailures, Failures
 from marlaas_worker.rollout.engine_meter import Computed
 from marlaas_worker.rollout.kv_budget import Place
-from marlaas_worker.rollout.policies import Pins, Policies, past_caller
+from marlaas_worker.rollout.policies import Pins, Policies, past_caller, refreshes
 from marlaas_worker.rollout.slots import Held
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 from marlaas_worker.rollout.turn_log import Histories, key_of, require_same
@@ -109,10 +109,7 @@ class Generation:
                 return require_same(recorded, request)
         stage.enter(f"no version of agent {request.agent} was verified yet")
         document, num_preemptions = served.document, self.policies.num_preemptions(request.ref)
-        newest = partial(
-            self.versions.proven.newest_of, served.adapter(0), document.tenant, document.spec.training.max_staleness
-        )
-        adapter = served.adapter(await self.pins.version(request, document, newest))
+        adapter = await self._version(request, served)
         if (caller := past_caller(request, document)) is not None:
             self.versions.proven.past.note(adapter, *caller, _clock())
         order = Order(request, served, adapter, await self._extend(request), began, num_preemptions)
@@ -125,6 +122,15 @@ class Generation:
             conversation = conclude(order.prompt, turn.text, drawn.completion.output_ids, turn.stop_reason)
             self.histories.keep(key_of(turn, turn.turn), conversation, turn.parent)
         return require_same(recorded, request)
+
+    async def _version(self, request: GenerateRequest, served: JobAgent) -> AdapterRef:
+        """Return the version that samples a turn: that of its group's pin, or a newer one that is served here (`refreshes`)."""
+        document, proven = served.document, self.versions.proven
+        newest = partial(proven.newest_of, served.adapter(0), document.tenant, document.spec.training.max_staleness)
+        pinned = await self.pins.version(request, document, newest)
+        if not refreshes(request, document):
+            return served.adapter(pinned)
+        return served.adapter(max(pinned, proven.newest_resident(served.adapter(0))))
 
     async def _extend(self, request: GenerateRequest) -> Prompt:
         """Tokenize the prompt. Long texts run in a thread, one at a time for each job.

@@ -206,6 +206,12 @@ def pinned_by_orchestrator(document: JobDocument, agent: AgentSettings, group: s
     return agent.plays_past or document.spec.training.max_staleness == 0 or group_token(group).startswith("e")
 
 
+def refreshes(request: GenerateRequest, document: JobDocument) -> bool:
+    """Return whether a turn may be sampled by a newer version than its group's pin, which is then the oldest of the group."""
+    is_pinned = pinned_by_orchestrator(document, _player(document, request.agent), request.group)
+    return document.spec.rollout.refresh == "turn" and not is_pinned
+
+
 def past_caller(request: GenerateRequest, document: JobDocument) -> tuple[str, int] | None:
     """Return the caller that keeps using a request's version after newer ones were committed; None if there is none.
 
@@ -218,7 +224,7 @@ def past_caller(request: GenerateRequest, document: JobDocument) -> tuple[str, i
 
 
 class Pins:
-    """Cache of pins: the policy version from which a group is sampled. The first pin counts and never changes.
+    """Cache of pins: the policy version from which a group is sampled, or the oldest one (`refreshes`). The first pin counts and never changes.
 
     Creates missing pins; concurrent requests for one pin share one bus call. The orchestrator pins evaluation groups,
     and in strict mode all groups, before it publishes their tasks. This role never pins those: a missing pin is an

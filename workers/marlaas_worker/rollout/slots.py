@@ -207,6 +207,11 @@ class ProvenVersions:
             if is_needed and not self.table.running(name):
                 self.wake.set()
 
+    def newest_resident(self, agent: AdapterRef) -> int:
+        """Return the newest version of an agent that may be served now, without a load; -1 if there is none."""
+        adapters = (held.manifest.adapter for held in self._proven.values())
+        return max((adapter.version for adapter in adapters if adapter.at(0) == agent.at(0)), default=-1)
+
     async def newest_of(self, agent: AdapterRef, tenant: str, max_staleness: int) -> int:
         """Return the newest proven version of an agent; wait for the newest one if all are too old. Raises VersionRefused.
 
@@ -218,9 +223,7 @@ class ProvenVersions:
             max_staleness: most versions behind the newest one.
         """
         while True:
-            adapters = (held.manifest.adapter for held in self._proven.values())
-            resident = {adapter.version for adapter in adapters if adapter.at(0) == agent.at(0)}
-            best = max(resident | self._versions.get(agent.at(0), set()), default=-1)
+            best = max(self.newest_resident(agent), *self._versions.get(agent.at(0), ()), -1)
             newest = self.newest.get(agent.at(0))
             if best >= 0 and (newest is None or best >= newest.version - max_staleness):
                 return best

@@ -1,6 +1,7 @@
 """The gradient of an agent's open step: from the trajectories of its groups to micro-batches, and a backward pass for each."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -44,17 +45,22 @@ class Accumulation:
         self._held: list[list[Trajectory]] = []
         self._pending: list[Row] = []
         self.num_filtered = 0
+        self._staleness = Counter[int]()
 
     def rewind(self) -> None:
         """Return to the first group of the step."""
         self._held, self._pending, self.num_filtered = [], [], 0
+        self._staleness.clear()
         self.baselines.rewind()
 
-    async def add(self, learner: Learner, trajectories: Sequence[Trajectory]) -> None:
+    async def add(self, learner: Learner, trajectories: Sequence[Trajectory], version: int) -> None:
         """Run backward for every micro-batch that the group fills.
 
         Remaining rows wait for the next group. If rewards are compared across the step, the group waits until the
         step is complete.
+
+        Args:
+            version: the version that is trained.
 
         Raises:
             DoesNotFit: the step must begin again with a lower token budget.
@@ -63,6 +69,9 @@ class Accumulation:
         if self._kl.coefficient > 0 and self._kl.added_to == "reward":
             members = await self._less_kl(learner, members)
         self.num_filtered += sum(not self._weighing.trains(member) for member in members)
+        for member in filter(self._weighing.trains, members):
+            for sampled_by, length in member.trained_turns:
+                self._staleness[version - sampled_by] += length
         self.baselines.note(self._weighing.rewards(members))
         self._held.append(members)
         if self._rule.over == "group":
@@ -79,9 +88,15 @@ class Accumulation:
     def finish_step(self, *, is_trained: bool = True) -> dict[str, float]:
         """Begin the next step; return the metrics of the finished one. is_trained: otherwise the baselines stay as they are."""
         num_filtered, self.num_filtered = self.num_filtered, 0
+        staleness, self._staleness = self._staleness, Counter()
+        versions = sum(behind * number for behind, number in staleness.items())
         if not is_trained:
             self.baselines.rewind()
-        return {"overlong_filtered": float(num_filtered), **self.baselines.finish_step()}
+        return {
+            "overlong_filtered": float(num_filtered),
+            "token_staleness": versions / max(1, staleness.total()),
+            **self.baselines.finish_step(),
+        }
 
     async def _less_kl(self, learner: Learner, group: Sequence[Trajectory]) -> list[Trajectory]:
         """Return the group with each reward lowered by its trajectory's KL.

@@ -160,7 +160,7 @@ class AgentTrainer:
     async def _advance_with(self, learner: Learner, inbox: StepInbox, intake: Intake) -> bool:
         """See `_advance`. Raises DoesNotFit."""
         if (group := inbox.next_group()) is not None:
-            await self._accumulation.add(learner, await self._read(group))
+            await self._accumulation.add(learner, await self._read(group), self.lease.record.version)
             inbox.take(group)
         elif (closed := inbox.due()) is not None:
             await self._finish(learner, closed, inbox.consumed())
@@ -237,7 +237,8 @@ class AgentTrainer:
     async def _read(self, group: GroupReady) -> list[Trajectory]:
         """Read the group's trajectories. A missing turn is retried for missing_turn_s; outages do not count. Raises TrajectoryInvalid."""
         context = self._dependencies.context
-        expected = Expectation(self._spec.rollout.temperature, self._dependencies.model.vocab_size, self._adapters)
+        rollout, vocab_size = self._spec.rollout, self._dependencies.model.vocab_size
+        expected = Expectation(rollout.temperature, vocab_size, self._adapters, rollout.refresh == "turn")
         missing_since: float | None = None
         while True:
             try:

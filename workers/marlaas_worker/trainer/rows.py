@@ -26,7 +26,7 @@ class Segment:
     ids: int32 [T].
     generated: bool [T], true where a token was sampled and is trained here (never at 0).
     behaviour: float32 [T], logprobs of generated tokens, else 0.
-    version: the policy version that sampled the generated tokens.
+    version: the policy version that sampled the last turn; for readers only.
     advantage: advantage of the trajectory. trajectory: a number that the segments of one trajectory share.
     trajectory_tokens: generated tokens of the whole trajectory; None: the segment is the whole trajectory.
     """

@@ -33,11 +33,16 @@ class TurnMissing(Retryable):
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """Values that every turn of a job must have. adapters: sha256 of the adapter file, for the versions that the trainer knows."""
+    """Values that every turn of a job must have.
+
+    adapters: sha256 of the adapter file, for the versions that the trainer knows. refreshes: turns may be newer than their
+    group's version (`rollout.refresh: turn`).
+    """
 
     temperature: float
     vocab_size: int
     adapters: Mapping[int, str]
+    refreshes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +62,15 @@ class Trajectory:
     untrained: frozenset[int] = frozenset()
 
     @property
+    def trained_turns(self) -> list[tuple[int, int]]:
+        """Version and number of generated tokens of each turn that is trained."""
+        own = (turn for turn in self.turns.values() if turn.turn not in self.untrained)
+        return [(turn.version, len(unpack_ids(turn.output_ids))) for turn in own]
+
+    @property
     def longest_turn(self) -> int:
         """Most tokens generated in one turn that is trained."""
-        own = (turn for turn in self.turns.values() if turn.turn not in self.untrained)
-        return max((len(unpack_ids(turn.output_ids)) for turn in own), default=0)
+        return max((length for _, length in self.trained_turns), default=0)
 
     @property
     def is_truncated(self) -> bool:
@@ -98,7 +108,7 @@ def _untrained(turns: Mapping[int, Turn], ref: TrajectoryRef) -> frozenset[int]:
 
 
 def check_turn(turn: Turn, group: GroupReady, ref: TrajectoryRef, expected: Expectation) -> None:
-    """Raise TrajectoryInvalid unless a turn matches its group and job, and was sampled by the group's pinned policy version."""
+    """Raise TrajectoryInvalid unless a turn matches its group and job, and was sampled by the group's version, or by a newer one if it may."""
     wanted: dict[str, object] = {
         "namespace": group.namespace,
         "job": group.job,
@@ -109,11 +119,12 @@ def check_turn(turn: Turn, group: GroupReady, ref: TrajectoryRef, expected: Expe
     wanted |= {
         "member": ref.member,
         "episode": ref.episode,
-        "version": group.version,
         "temperature": expected.temperature,
     }
-    if group.version in expected.adapters:
-        wanted["adapter_sha256"] = expected.adapters[group.version]
+    if not (expected.refreshes and group.version <= turn.version <= group.base_version):
+        wanted["version"] = group.version
+    if turn.version in expected.adapters:
+        wanted["adapter_sha256"] = expected.adapters[turn.version]
     for name, value in wanted.items():
         if getattr(turn, name) != value:
             raise _invalid(turn, f"{name} is {getattr(turn, name)!r}, and the group has {value!r}")
