@@ -1,6 +1,7 @@
 """`marlaas run` with changes that only a benchmark makes: `CHANGES=NAME,… python -m bench.changed_run run …`.
 
 lockstep: a barrier over all jobs after each step; NUM_JOBS in the environment is the number of jobs that it waits for.
+dropping: no step waits for slow groups, and those that become too stale are dropped.
 first-come: requests enter the engines in the order of their arrival, whatever the weights.
 monitored: the NATS server has a monitoring endpoint.
 store: the blobs are in the store of the URL in BLOBS, not in the output folder.
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
-NAMES = ("lockstep", "first-come", "monitored", "store")
+NAMES = ("lockstep", "dropping", "first-come", "monitored", "store")
 VARIABLE = "CHANGES"
 STORE = "BLOBS"
 _COMMAND = (sys.executable, "-P", "-m", "bench.changed_run")
@@ -36,6 +37,14 @@ def barrier() -> None:
         return want(job, state)
 
     _set(OwnedJob, "_want", want_in_step)
+
+
+def dropping() -> None:
+    """Assign groups of this process's jobs to steps as before pacing."""
+    from bench.staleness import Dropping
+    from marlaas_worker.orchestrator import job_state
+
+    _set(job_state, "Assembly", Dropping)
 
 
 def first_come() -> None:
@@ -76,7 +85,7 @@ def changes_of(words: list[str], names: list[str]) -> list[Callable[[], None]]:
     """Return the changes of a process. words: its arguments. names: the changes of the run."""
     wanted = {
         "run": {"monitored": monitored},
-        "orchestrator": {"lockstep": barrier},
+        "orchestrator": {"lockstep": barrier, "dropping": dropping},
         "rollout": {"first-come": first_come},
     }
     return [change for name, change in ({"store": store} | wanted.get(words[0], {})).items() if name in names]

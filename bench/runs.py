@@ -49,22 +49,24 @@ def run(
     seed: int = 0,
     nats: str | None = None,
     env: Mapping[str, str] = MappingProxyType({}),
+    changes: str = "",
 ) -> Run:
     """Run manifests to their end, with the code of this tree. Raises RuntimeError with the end of the run's log if it wrote no summary.
 
-    env: variables of the run beside this process's.
+    env: variables of the run beside this process's. changes: of `bench.changed_run`, with commas between them.
     """
     folder = Path(tempfile.mkdtemp(prefix="marlaas-bench-"))
     if isinstance(manifest, list):
         path = folder.with_suffix(".yaml")
         path.write_text(yaml.safe_dump_all(manifest, sort_keys=False))
         manifest = path
-    command = [sys.executable, "-m", "marlaas", "run", str(manifest), "--out", str(folder), "--seed", str(seed)]
+    module = "bench.changed_run" if changes else "marlaas"
+    command = [sys.executable, "-m", module, "run", str(manifest), "--out", str(folder), "--seed", str(seed)]
     command += ["--nats", nats] if nats else []
     begun = time.monotonic()
     log = folder.with_suffix(".log")
     with log.open("w") as sink:
-        variables = {**os.environ, "PYTHONPATH": python_path(), **env}
+        variables = {**os.environ, "PYTHONPATH": python_path(), "CHANGES": changes, **env}
         process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=variables)
         try:
             memory = _watch(process)

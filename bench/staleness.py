@@ -1,11 +1,11 @@
 """Which groups asynchronous jobs train, in simulated time: steps that wait for slow groups, against dropping stale ones.
 
 The product's `Assembly` assigns groups to steps. Groups are played at once and pinned to the newest committed version. A
-member's time is log-normal with median 1 and SIGMA, and a group lasts as long as its slowest member. An agent's trainer takes
+member's time is the sum of one or more log-normal times of median 1 and SIGMA, and a group lasts as long as its slowest member. An agent's trainer takes
 the same time for each step. `dropping` is the assignment before pacing: a group that lasts too long is dropped. For each bound
 are printed: the time of a step (in median replies); steps a second against strict mode and against dropping; the groups that
 were dropped, of all and of the slowest fifth; and the largest difference between the distributions of the times of trained
-and of issued groups (two-sample Kolmogorov-Smirnov).
+and of issued groups (two-sample Kolmogorov-Smirnov). `--runs` and `--halves` measure real runs (`staleness_runs`).
 """
 
 import heapq
@@ -47,7 +47,10 @@ class Dropping(Assembly):
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a simulation draws from. flat: share of the groups without signal. trainer_s: seconds of an agent's step."""
+    """What a simulation draws from.
+
+    flat: share of the groups without signal. trainer_s: seconds of an agent's step. calls: log-normal times of one member.
+    """
 
     bound: int
     trainer_s: float = 0.5
@@ -57,6 +60,7 @@ class World:
     per_step: int = PER_STEP
     refill: int = 2
     seed: int = 0
+    calls: int = 1
 
 
 @dataclass(slots=True)
@@ -106,7 +110,8 @@ class Simulation:
 
     def _issue(self, steps: Assembly, versions: Mapping[str, int], chance: random.Random) -> None:
         index = len(self.durations)
-        self.durations[index] = max(chance.lognormvariate(0.0, SIGMA) for _ in range(GROUP_SIZE))
+        calls = range(self.world.calls)
+        self.durations[index] = max(sum(chance.lognormvariate(0.0, SIGMA) for _ in calls) for _ in range(GROUP_SIZE))
         self._pins[index] = steps.oldest[index] = dict(versions) if self.world.bound else steps.next_versions
         heapq.heappush(self._events, (self.now + self.durations[index], index, "group", index))
 
@@ -206,11 +211,25 @@ HEAD = ["assignment", "bound", "time a step", "steps/s to strict", "to dropping"
 
 def main(arguments: Sequence[str] = ()) -> None:
     parser = options("staleness", __doc__)
-    parser.add_argument("--steps", type=int, default=STEPS, help="steps of each simulation")
-    steps = parser.parse_args(arguments).steps
+    parser.add_argument("--steps", type=int, help=f"default: {STEPS} of a simulation, 30 of a run")
+    parser.add_argument("--runs", action="store_true", help="real runs of a job whose tools wait")
+    parser.add_argument("--halves", action="store_true", help="real runs of a job half of whose tasks take long")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of --halves; default: 0 1 2")
+    chosen = parser.parse_args(arguments)
+    if chosen.runs or chosen.halves:
+        from bench import staleness_runs  # imported late: an orchestrator imports this module for `Dropping`
+
+        if chosen.runs:
+            staleness_runs.measure_runs(chosen.steps or 30)
+        if chosen.halves:
+            staleness_runs.measure_halves(chosen.steps or 30, chosen.seeds)
+        return
+    steps = chosen.steps or STEPS
     for trainer_s in TRAINER_S:
         print(f"\ntrainer {trainer_s:g} median replies a step\n")
         print(table(HEAD, rows(World(0, trainer_s, steps=steps))))
+    print("\neight calls a reply, trainer 0.5\n")
+    print(table(HEAD, rows(World(0, calls=8, steps=steps))))
     print("\nhalf of the groups without signal, trainer 0.5\n")
     print(table(HEAD, rows(World(0, flat=0.5, steps=steps))))
     print("\nthree agents, trainers 0.5\n")

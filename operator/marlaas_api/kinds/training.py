@@ -126,12 +126,13 @@ class TrainingSpec(Spec):
         json_schema_extra=FIXED,
     )
     max_staleness: int = Field(
-        1,
+        2,
         ge=0,
         le=16,
         description="Maximum number of policy versions by which a trained group may be behind the trainer. 0 is strict mode: on-policy, and bitwise "
         "reproducible with the pool's rollout.engine reference on the same kind of CPU with as many threads (docs/reference/models.md, Reproducibility); vLLM's "
-        "sampling depends on its batch. 1 lets sampling and training overlap.",
+        "sampling depends on its batch. 1 or more lets sampling and training overlap: a step waits for slow groups that many steps later, and an agent uses "
+        "that many adapter slots more.",
         json_schema_extra=FIXED,
     )
     max_refill: int = Field(

@@ -246,7 +246,7 @@ def both(second, first=None):
         (
             both(JobPool("big", big(adapterSlots=2))),
             "NeverFits",
-            "spec.training.maxStaleness: maxStaleness 1 needs 1 + 2 = 3 adapter slots, and adapterSlots of ModelPool 'big' of agent 'judge' "
+            "spec.training.maxStaleness: maxStaleness 2 needs 2 + 2 = 4 adapter slots, and adapterSlots of ModelPool 'big' of agent 'judge' "
             "is 2; lower maxStaleness or raise the pool's adapterSlots. The job starts once the pool is changed so that it fits",
         ),
         (
