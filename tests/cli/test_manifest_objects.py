@@ -292,6 +292,18 @@ def test_an_adapter_of_another_size_is_told_with_both_numbers(complaints, tmp_pa
         assert line.startswith(f"{INIT_FROM} the adapter in {tmp_path / 'a'} {words}")
 
 
+@pytest.mark.parametrize("runnable", [True, False])
+def test_an_adapter_of_another_base_model_is_noted(manifest, tmp_path, runnable):
+    write_model(tmp_path / "m")
+    for base, notes in (("/elsewhere/m", 0), ("org/other", 1)):
+        config = {"r": 8, "lora_alpha": 16, "base_model_name_or_path": base}
+        write_adapter(tmp_path / f"adapter-{notes}", json.dumps(config))
+        found = notes_of(manifest, PATH, beginning(f"adapter-{notes}"), runnable=runnable)
+        assert (
+            sum("the adapter was trained on org/other, and the pool's base model is m" in one for one in found) == notes
+        )
+
+
 def test_an_export_replaces_an_adapter_only_and_two_jobs_do_not_write_over_each_others(complaints, tmp_path):
     (tmp_path / "mine").mkdir()
     assert complaints("export: {path: mine}") == []

@@ -11,6 +11,7 @@ from pathlib import Path
 from marlaas.envs import BUILTINS
 from marlaas.manifest.crosscheck import ManifestObjects
 from marlaas.manifest.findings import Finding, Placed
+from marlaas.manifest.references import base_model_notes
 from marlaas.models import ModelError, ModelFacts, inspect, list_models, prepared, resolve
 from marlaas.models.architectures import ADAPTABLE
 from marlaas.models.hub import cached
@@ -59,6 +60,7 @@ def model_notes(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]:
         facts = _facts(pool.object.spec.model, runnable=False)
         yield from pool.source.findings(_shorter(pool.object, facts))
         yield from pool.source.findings(() if has_gpu() else _no_gpu(pool.object))
+        yield from _other_bases(contents, pool.object)
         if facts is not None:
             known.append((pool, facts))
             yield from _untemplated(contents, pool.object, facts, is_builtin=False)
@@ -68,6 +70,16 @@ def model_notes(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]:
         yield from _too_big(contents, known, here.free, " now, because of what else runs on this machine")
     elif here is not None:
         yield from _too_big(contents, known, here.limit, " on this machine, so `marlaas run` refuses it here")
+
+
+def _other_bases(contents: ManifestObjects, pool: ModelPool) -> Iterator[Finding]:
+    """Yield adapters of jobs that name another base model than the pool's. A claim's model is known by its trainer only."""
+    model = pool.spec.model
+    folder = prepared(model.builtin) if model.builtin is not None else Path(model.path) if model.path else None
+    name = model.hub.id if model.hub is not None else folder.name if folder is not None else None
+    revision = model.hub.revision if model.hub is not None else None
+    for job in contents.jobs if name is not None else ():
+        yield from job.source.findings(base_model_notes(job.object, pool, str(name), revision))
 
 
 def _not_here(pool: ModelPool) -> Iterator[Problem]:

@@ -98,6 +98,11 @@ class BaseModel:
         return tuple(self._attached)
 
     @property
+    def source(self) -> tuple[str, str | None]:
+        """Name and revision by which adapters name this model: the hub's, or the folder's name and None."""
+        return (self._hub.id, self._hub.revision) if self._hub is not None else (self._name, None)
+
+    @property
     def dtype(self) -> torch.dtype:
         """Dtype of the weights."""
         dtype: torch.dtype = self._head.weight.dtype
@@ -113,8 +118,7 @@ class BaseModel:
         wanted = self._resolve(targets)
         layers = {name: layer for name, layer in self._layers.items() if name.rsplit(".", 1)[-1] in wanted}
         name = f"adapter{next(self._numbers)}"
-        base = (self._hub.id, self._hub.revision) if self._hub is not None else (self._name,)
-        adapter = new_adapter(name, AdapterConfig(rank, alpha, *base), layers, self.device)
+        adapter = new_adapter(name, AdapterConfig(rank, alpha, *self.source), layers, self.device)
         if not self._recompute.bytes_per_token:
             self._measure_activations(adapter)
         self._attached[name] = adapter
