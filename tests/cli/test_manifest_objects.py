@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.models.model_folders import write_model
+from tests.models.model_folders import SHAPES, write_model
 from tests.tables import rows
 
 from marlaas.envs import BUILTINS
@@ -256,6 +256,9 @@ def test_a_longer_context_and_what_would_keep_a_local_run_from_a_model_are_noted
         "job.yaml:6: spec.rollout.maxModelLen: maxModelLen 4096 exceeds the model's context of 512 tokens; engines accept conversations of up to 512 tokens"
     ]
     assert notes_of(manifest, PATH) == []
+    write_model(tmp_path / "m", SHAPES | {f"model.layers.{at}.mlp.experts.up_proj": (4, 8, 32) for at in (0, 1)})
+    (note,) = notes_of(manifest, PATH)
+    assert note.endswith("only its down_proj and q_proj; experts and routers, 48% of the parameters, stay as they are")
     (note,) = notes_of(manifest, "model: {path: /nowhere/model}")
     assert note.startswith("job.yaml:5: spec.model.path: no base model in /nowhere/model: the folder does not exist")
     write_model(tmp_path / "m", HUGE)

@@ -63,6 +63,7 @@ def model_notes(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]:
         yield from _other_bases(contents, pool.object)
         if facts is not None:
             known.append((pool, facts))
+            yield from pool.source.findings(_experts(pool.object, facts))
             yield from _untemplated(contents, pool.object, facts, is_builtin=False)
         elif not runnable:
             yield from pool.source.findings(_not_here(pool.object))
@@ -105,6 +106,16 @@ def _shorter(pool: ModelPool, facts: ModelFacts | None) -> Iterator[Problem]:
     if most is not None and most < wanted and "max_model_len" in pool.spec.rollout.model_fields_set:
         text = f"maxModelLen {wanted} exceeds the model's context of {most} tokens; engines accept conversations of up to {most} tokens"
         yield Problem(("spec", "rollout", "maxModelLen"), text)
+
+
+def _experts(pool: ModelPool, facts: ModelFacts) -> Iterator[Problem]:
+    if facts.num_expert_parameters:
+        share = facts.num_expert_parameters / facts.num_parameters
+        yield Problem(
+            (*_MODEL, _source(pool.spec.model)),
+            f"the model is a mixture of experts, and adapters change only its {listed(list(facts.linear_layers))}; "
+            f"experts and routers, {share:.0%} of the parameters, stay as they are",
+        )
 
 
 def _too_long(contents: ManifestObjects, pool: ModelPool, facts: ModelFacts) -> Iterator[Finding]:
