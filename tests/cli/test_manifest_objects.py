@@ -295,6 +295,18 @@ def test_an_adapter_of_another_size_is_told_with_both_numbers(complaints, tmp_pa
         assert line.startswith(f"{INIT_FROM} the adapter in {tmp_path / 'a'} {words}")
 
 
+@pytest.mark.parametrize(("pool", "said"), rows(__file__, "caches"))
+def test_a_kv_cache_too_small_for_a_group_is_noted_with_the_value_to_set(manifest, tmp_path, pool, said):
+    """A token's keys and values take 128 KiB in bfloat16, as of Llama-3.1-8B, which has more layers with fewer heads."""
+    heads = {"num_attention_heads": 128, "num_key_value_heads": 128, "head_dim": 128}
+    write_model(tmp_path / "m", num_hidden_layers=2, max_position_embeddings=131072, **heads)
+    loaded = load([manifest(f"model: {{path: m}}\n  rollout: {pool}")], runnable=False)
+    assert [str(note).partition("kvCacheBytes: ")[2] for note in loaded.notes if "kvCacheBytes" in str(note)] == said[
+        1:
+    ]
+    assert list(loaded.cache_rooms.values()) == said[:1]
+
+
 @pytest.mark.parametrize("runnable", [True, False])
 def test_an_adapter_of_another_base_model_is_noted(manifest, tmp_path, runnable):
     write_model(tmp_path / "m")

@@ -32,6 +32,7 @@ class ModelFacts:
         max_positions: longest conversation that the model supports, in tokens; None if config.json lacks it.
         vocab_size, hidden_size, num_layers: as in config.json; 0 if missing.
         has_chat_template: whether the tokenizer has one.
+        cached_values: numbers that a KV cache holds of each token; 0 if the architecture has other caches too.
         num_expert_parameters: number of values in the experts of a mixture of experts, routers included.
     """
 
@@ -44,6 +45,7 @@ class ModelFacts:
     num_layers: int = 0
     has_chat_template: bool = True
     num_expert_parameters: int = 0
+    cached_values: int = 0
 
     def adapter_parameters(self, rank: int, targets: Collection[str] = ()) -> int:
         """Return the number of values in an adapter of these linear layers (empty: all): A [rank, in] and B [out, rank] for each."""
@@ -82,6 +84,7 @@ def inspect(folder: Path) -> ModelFacts:
         num_layers=_size(settings, "num_hidden_layers"),
         has_chat_template=_has_chat_template(folder),
         num_expert_parameters=sum(math.prod(shape) for name, shape in shapes.items() if _EXPERTS.search(name)),
+        cached_values=_cached_values(settings),
     )
 
 
@@ -90,6 +93,21 @@ def _has_chat_template(folder: Path) -> bool:
     if any((folder / name).exists() for name in _TEMPLATES) or not (folder / _TOKENIZER).is_file():
         return True
     return bool(read_json(folder / _TOKENIZER).get("chat_template"))
+
+
+def _cached_values(settings: dict[str, Any]) -> int:
+    """Return keys and values of a token in all layers, or the compressed ones of multi-head latent attention.
+
+    Layers with a sliding window count in full, so the result is an upper bound for them.
+    """
+    layers = settings.get("layer_types") or ["full_attention"] * _size(settings, "num_hidden_layers")
+    if any(str(kind) not in ("full_attention", "sliding_attention") for kind in layers):
+        return 0
+    if compressed := _size(settings, "kv_lora_rank"):
+        return len(layers) * (compressed + _size(settings, "qk_rope_head_dim"))
+    heads = _size(settings, "num_attention_heads")
+    width = _size(settings, "head_dim") or _size(settings, "hidden_size") // max(1, heads)
+    return 2 * len(layers) * (_size(settings, "num_key_value_heads") or heads) * width
 
 
 def _size(config: dict[str, Any], key: str) -> int:
