@@ -110,7 +110,7 @@ class CorrectionSettings(SpecPart):
 class OverlongSettings(SpecPart):
     """Treatment of overlong replies."""
 
-    tokens: int | None = None
+    tokens: int = 0
     filter: bool = False
 
 
@@ -134,7 +134,7 @@ class DataSettings(SpecPart):
 class TrainingSettings(SpecPart):
     """Algorithm, loss, optimizer and data."""
 
-    algorithm: Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo"] = "grpo"
+    algorithm: Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo"] = "dapo"
     steps: int
     groups_per_step: int = 8
     microbatch_tokens: int = 4096
