@@ -91,7 +91,7 @@ class TrlRun:
     def _config(self) -> GRPOConfig:
         rollout, training = self.job["rollout"], self.job["training"]
         completions = rollout["groupSize"] * training["groupsPerStep"]
-        loss_type, low, high = SAME_LOSS[training.get("algorithm", "grpo")]
+        loss_type, low, high = SAME_LOSS[training.get("algorithm", "dapo")]
         return GRPOConfig(
             output_dir=tempfile.mkdtemp(),
             use_cpu=True,

@@ -78,8 +78,9 @@ def test_a_right_manifest_is_one_line_per_object(manifest):
     assert (result.exit_code, result.output) == (
         0,
         "ModelPool tiny: tiny; 1 engine, 1 trainer; 8 adapter slots of rank up to 16\n"
+        "  KV cache of an engine: 349,525 tokens, 682 conversations of 512 tokens\n"
         "Tenant red: weight 1 for 1 namespace\n"
-        "RLJob team-a/sums: grpo, 3 steps of 8 x 4 episodes of reverse on pool tiny\n",
+        "RLJob team-a/sums: dapo, 3 steps of 8 x 4 episodes of reverse on pool tiny\n",
     )
 
 

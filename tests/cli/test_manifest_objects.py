@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.models.model_folders import write_model
+from tests.models.model_folders import SHAPES, write_model
 from tests.tables import rows
 
 from marlaas.envs import BUILTINS
@@ -256,6 +256,9 @@ def test_a_longer_context_and_what_would_keep_a_local_run_from_a_model_are_noted
         "job.yaml:6: spec.rollout.maxModelLen: maxModelLen 4096 exceeds the model's context of 512 tokens; engines accept conversations of up to 512 tokens"
     ]
     assert notes_of(manifest, PATH) == []
+    write_model(tmp_path / "m", SHAPES | {f"model.layers.{at}.mlp.experts.up_proj": (4, 8, 32) for at in (0, 1)})
+    (note,) = notes_of(manifest, PATH)
+    assert note.endswith("only its down_proj and q_proj; experts and routers, 48% of the parameters, stay as they are")
     (note,) = notes_of(manifest, "model: {path: /nowhere/model}")
     assert note.startswith("job.yaml:5: spec.model.path: no base model in /nowhere/model: the folder does not exist")
     write_model(tmp_path / "m", HUGE)
@@ -290,6 +293,30 @@ def test_an_adapter_of_another_size_is_told_with_both_numbers(complaints, tmp_pa
     write_adapter(tmp_path / "a", config)
     for line, words in zip(complaints(beginning("a")), said, strict=True):
         assert line.startswith(f"{INIT_FROM} the adapter in {tmp_path / 'a'} {words}")
+
+
+@pytest.mark.parametrize(("pool", "said"), rows(__file__, "caches"))
+def test_a_kv_cache_too_small_for_a_group_is_noted_with_the_value_to_set(manifest, tmp_path, pool, said):
+    """A token's keys and values take 128 KiB in bfloat16, as of Llama-3.1-8B, which has more layers with fewer heads."""
+    heads = {"num_attention_heads": 128, "num_key_value_heads": 128, "head_dim": 128}
+    write_model(tmp_path / "m", num_hidden_layers=2, max_position_embeddings=131072, **heads)
+    loaded = load([manifest(f"model: {{path: m}}\n  rollout: {pool}")], runnable=False)
+    assert [str(note).partition("kvCacheBytes: ")[2] for note in loaded.notes if "kvCacheBytes" in str(note)] == said[
+        1:
+    ]
+    assert list(loaded.cache_rooms.values()) == said[:1]
+
+
+@pytest.mark.parametrize("runnable", [True, False])
+def test_an_adapter_of_another_base_model_is_noted(manifest, tmp_path, runnable):
+    write_model(tmp_path / "m")
+    for base, notes in (("/elsewhere/m", 0), ("org/other", 1)):
+        config = {"r": 8, "lora_alpha": 16, "base_model_name_or_path": base}
+        write_adapter(tmp_path / f"adapter-{notes}", json.dumps(config))
+        found = notes_of(manifest, PATH, beginning(f"adapter-{notes}"), runnable=runnable)
+        assert (
+            sum("the adapter was trained on org/other, and the pool's base model is m" in one for one in found) == notes
+        )
 
 
 def test_an_export_replaces_an_adapter_only_and_two_jobs_do_not_write_over_each_others(complaints, tmp_path):

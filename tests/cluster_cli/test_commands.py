@@ -17,7 +17,7 @@ def test_submit_creates_then_finds_nothing_to_change_then_changes(shell):
     first = shell.run("submit", shell.write(shell.both))
     assert (first.code, first.err) == (0, "")
     assert f"ModelPool {shell.namespace}: created; tiny; 1 engine" in first.out
-    assert f"RLJob {shell.namespace}/sums: created; grpo, 8 steps" in first.out
+    assert f"RLJob {shell.namespace}/sums: created; dapo, 8 steps" in first.out
     assert f"watch: kubectl marlaas watch -n {shell.namespace} sums" in first.out
     assert f"RLJob {shell.namespace}/sums: unchanged" in shell.run("submit", shell.write(shell.both)).out
     assert "sums: changed" in shell.run("submit", shell.write(shell.both.replace("steps: 8", "steps: 9"))).out

@@ -17,6 +17,14 @@ def test_a_model_is_known_from_its_headers(tmp_path):
     assert facts.max_positions == 512
     text = {"text_config": {"max_position_embeddings": 64}}  # as models with a picture side have it
     assert inspect(write_model(tmp_path / "pictures", max_position_embeddings=None, **text)).max_positions == 64
+    heads = {"num_attention_heads": 4, "hidden_size": 64, "num_hidden_layers": 2}
+    for given, cached in (
+        (heads, 2 * 2 * 64),
+        (heads | {"num_key_value_heads": 2, "head_dim": 32}, 2 * 2 * 2 * 32),
+        (heads | {"kv_lora_rank": 48, "qk_rope_head_dim": 16}, 2 * (48 + 16)),
+        (heads | {"layer_types": ["full_attention", "linear_attention"]}, 0),
+    ):
+        assert inspect(write_model(tmp_path / "cached", **given)).cached_values == cached
     assert facts.adapter_parameters(4) == 4 * 2 * (8 + 8) + 4 * 2 * (8 + 32)
 
 
@@ -39,14 +47,25 @@ def test_weights_in_another_format_are_not_served(tmp_path):
         inspect(folder)
 
 
-def test_the_layers_are_those_that_manifests_are_checked_against_and_that_engine_and_trainer_adapt():
+def test_the_layers_are_those_that_manifests_are_checked_against_and_that_engine_and_trainer_adapt(tmp_path):
+    """Of a mixture of experts neither adapts routers and experts, shared ones included."""
+    from transformers import AfmoeConfig, AfmoeForCausalLM
+
     from marlaas_api.kinds.checks import LINEAR_LAYERS
     from marlaas_worker.rollout.vllm_settings import adaptable_layers
     from marlaas_worker.trainer.model import BaseModel
 
-    folder = prepare("tiny")
-    found = set(inspect(folder).linear_layers)
-    assert found == set(LINEAR_LAYERS) == adaptable_layers(folder) == set(BaseModel(str(folder)).linear_layers)
+    sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 2, "num_dense_layers": 1}
+    AfmoeForCausalLM(AfmoeConfig(**sizes, **heads, num_experts=4, num_experts_per_tok=2)).save_pretrained(tmp_path)
+    mixture = BaseModel(str(tmp_path))
+    assert not [name for name in mixture.layer_shapes() if "layers.1.mlp" in name]
+    for folder, model in ((prepare("tiny"), BaseModel(str(prepare("tiny")))), (tmp_path, mixture)):
+        facts = inspect(folder)
+        assert set(facts.linear_layers) == set(LINEAR_LAYERS) == adaptable_layers(folder) == set(model.linear_layers)
+        per_rank = sum(rows + columns for rows, columns, _ in model.layer_shapes().values())
+        assert facts.adapter_parameters(1) == model.parameters_per_rank == per_rank
+        assert bool(facts.num_expert_parameters) == (model is mixture)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm's sources (the extra cpu or gpu)")

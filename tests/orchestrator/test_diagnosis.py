@@ -18,7 +18,7 @@ GROUPS = {"indices": tuple(range(10))}
     ("step", "reasons"),
     [
         ({"plays": StepPlays(num_turns=10, num_cut=3)}, []),
-        ({"plays": StepPlays(num_turns=10, num_cut=4)}, ["RepliesCut"]),
+        ({"plays": StepPlays(num_turns=10, num_cut=4, num_overtime=1)}, ["RepliesCut"]),
         ({**GROUPS, "num_zero_variance": 8}, []),
         ({**GROUPS, "num_zero_variance": 9}, ["NoSignal"]),
         ({"indices": (1,), "num_zero_variance": 1, "plays": StepPlays(num_prompts=1)}, []),
@@ -31,7 +31,11 @@ GROUPS = {"indices": tuple(range(10))}
 )
 def test_a_figure_out_of_its_bounds_is_told(document, step, reasons):
     job = document()
-    assert [*warnings(job, a_step(job, 3, **step), None)] == reasons
+    found = warnings(job, a_step(job, 3, **step), None)
+    assert [*found] == reasons
+    assert [text for text in found.values() if "10% of all at turnTimeoutSeconds (128)" in text] == (
+        list(found.values()) if reasons == ["RepliesCut"] else []
+    )
 
 
 def test_held_out_tasks_that_were_trained_on_are_told_and_the_distinct_ones_counted(document):
@@ -42,13 +46,21 @@ def test_held_out_tasks_that_were_trained_on_are_told_and_the_distinct_ones_coun
         for member in range(job.spec.rollout.group_size):
             fault = FaultClass.ENV if member > 1 else None
             rewards = {} if fault else {"policy": float(member)}
-            counts = {"num_turns": 2, "num_cut": member, "num_tokens": 10 * (index + 1), "duration_s": 1.0 + index}
+            counts = {
+                "num_turns": 2,
+                "num_cut": member,
+                "num_overtime": member,
+                "num_tokens": 10 * (index + 1),
+                "duration_s": 1.0 + index,
+            }
             one = an_episode(job, index, member, rewards=rewards, fault=fault, prompt=f"{index}", **counts)
             state.add_episode(one)
         state.resolve(state.groups.complete[index], {"policy": 0})
     record = step_record(job, state.assembly.drafts[0], {}, Around(0.0, 1.0))
     lengths = Lengths(num_groups=2, mean=15.0, p10=10.0, p90=20.0, max=20, seconds=1.5)
-    assert record.plays == StepPlays(trained=lengths, prompts=("0", "1"), num_prompts=2, num_turns=8, num_cut=2)
+    assert record.plays == StepPlays(
+        trained=lengths, prompts=("0", "1"), num_prompts=2, num_turns=8, num_cut=2, num_overtime=2
+    )
     state.record(record)
     run = EvaluationRun(0, 1, 4, {"policy": 0})
     for index, prompt in enumerate(("1", "7", "7", "8")):

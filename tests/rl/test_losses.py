@@ -16,7 +16,7 @@ from tests.tables import rows
 from marlaas_worker.rl.algorithms import Algorithm, Ratio
 from marlaas_worker.rl.corrections import Bounds, counted
 from marlaas_worker.rl.kl import KlEstimator, kl_estimate, kl_penalty
-from marlaas_worker.rl.losses import LossSums, TokenRecord, policy_loss
+from marlaas_worker.rl.losses import LossSums, TokenRecord, kept, policy_loss
 
 NAMES: tuple[Algorithm, ...] = get_args(Algorithm)
 MOST = {"truncated": 1.3, "masked-token": 1.5, "masked-sequence": 2.0, "icepop": 2.0}
@@ -138,14 +138,22 @@ def test_masks_look_at_what_happened_before_the_step_and_not_at_its_own_move():
     assert loss == pytest.approx(-4.0 / 0.5)
 
 
+@pytest.mark.parametrize(("bounds", "whole", "value"), rows(__file__, "segments"))
+def test_gspo_masks_whole_segments_by_their_geometric_mean(bounds, whole, value):
+    """Advantages 1, -1, 2, of 2, 2 and 1 tokens; the means of c are 1, 6 and 1/4. By hand: the mean over the kept of -c A."""
+    record = record_of([(1.0, [4.0, 0.25]), (-1.0, [9.0, 4.0]), (2.0, [0.25])])
+    loss, gradient = normalised(record, config_of("gspo", Bounds(*bounds), ratio="proximal"))
+    assert (loss, [bool(slope) for slope in gradient]) == (pytest.approx(value), whole)
+
+
 @pytest.mark.parametrize("ratio", ["behaviour", "proximal"])
 @pytest.mark.parametrize("bounds", MASKS, ids=lambda bounds: str(bounds.type))
 @pytest.mark.parametrize("algorithm", NAMES)
 def test_a_masked_token_leaves_the_loss_and_every_denominator(algorithm, bounds, ratio):
     record = random_record(seed=2, reference=True)
-    keep = counted((record.trainer - record.behaviour).detach(), record.sequences, bounds)
-    assert 0 < keep.sum() < len(keep)
     config = config_of(algorithm, bounds, kl_coefficient=0.1, ratio=ratio)
+    keep = kept(replace(record, trainer=record.trainer.detach()), config)
+    assert 0 < keep.sum() < len(keep)
     never = config_of(algorithm, Bounds("truncated", 1e9), kl_coefficient=0.1, ratio=ratio)
     loss, gradient = normalised(record, config)
     expected, sums = policy_loss(record.where(keep), never)  # of a record that never held the others

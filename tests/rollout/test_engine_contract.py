@@ -1,6 +1,7 @@
 """What every engine keeps, the real one and its fake alike. Names are promises; figures are of the small random model in float32."""
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -102,6 +103,22 @@ async def test_a_generation_stops_at_its_budget_or_window_and_unknown_ids_are_re
         with pytest.raises(PromptInvalid):
             await harness.engine.generate("bad", adapter, np.array(ids, dtype=np.int32), sampling())
     assert len(await harness.engine.score(adapter, IDS)) == len(IDS) - 1
+
+
+async def test_a_generation_that_takes_too_long_ends_with_the_tokens_that_were_sampled_first(harness, publish):
+    adapter = await harness.load(publish(1))
+    whole = [await harness.engine.generate(f"w{n}", adapter, PROMPT, sampling(n, 100)) for n in range(4)]
+    for number, expected in enumerate(whole):
+        limited = replace(sampling(number, 100), max_s=0.0)
+        drawn = await harness.engine.generate(f"l{number}", adapter, PROMPT, limited)
+        length = len(drawn.output_ids)
+        assert 0 < length == len(drawn.logprobs) < len(expected.output_ids)
+        assert drawn.output_ids == expected.output_ids[:length]
+        assert drawn.logprobs == pytest.approx(expected.logprobs[:length], abs=1e-4)
+        assert (drawn.stop_reason, drawn.is_overtime, expected.is_overtime) == (StopReason.LENGTH, True, False)
+    in_time = await harness.engine.generate("t", adapter, PROMPT, replace(sampling(1, 12), max_s=600.0))
+    assert (in_time.output_ids, in_time.is_overtime) == (whole[1].output_ids[:12], False)
+    await harness.engine.unload(adapter)
 
 
 async def test_cancelling_ends_a_request_and_frees_its_adapter(harness, publish):

@@ -14,7 +14,7 @@ from tests.killing import kill_at
 
 from marlaas_api import failpoints, subjects, wire
 from marlaas_api.bus import BusUnavailable
-from marlaas_api.messages import ChatMessage, Ending, FaultClass, TaskMessage
+from marlaas_api.messages import ChatMessage, Ending, FaultClass, StopReason, TaskMessage
 from marlaas_api.wire import decode_as
 from marlaas_worker.sandbox import attempt, places, service, session
 from marlaas_worker.sandbox.attempt import MAX_DELIVERIES
@@ -178,6 +178,21 @@ async def test_waiting_for_an_engine_counts_neither_against_the_turn_nor_against
         (episode,) = await harness.episodes(1)
     assert (episode.fault, episode.prior_faults, episode.rewards) == (None, (), {"policy": 1.0})
     assert episode.duration_s >= 1e6
+
+
+async def test_a_turn_that_the_engine_ends_at_its_time_limit_is_a_cut_reply_and_no_fault(harness):
+    """The sandbox waits longer than the limit, so that the engine's end of the turn comes first."""
+
+    def answer(request):
+        cut = harness.rollout.result(request, "1", StopReason.LENGTH).model_copy(update={"is_overtime": True})
+        return [harness.rollout.beat(request, running_s=20.0), cut]
+
+    harness.rollout.answer = answer
+    document = harness.document("rogues:asks", turn_timeout_seconds=0.1)
+    async with harness.open(document):
+        await harness.put_task(harness.task(document))
+        (episode,) = await harness.episodes(1)
+    assert (episode.fault, episode.num_cut, episode.num_overtime, episode.ending) == (None, 1, 1, Ending.MAX_TOKENS)
 
 
 @pytest.fixture

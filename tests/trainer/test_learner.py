@@ -203,12 +203,12 @@ def test_a_learner_that_is_parked_and_taken_up_goes_on_to_the_same_bits(base, ti
     assert all(torch.equal(value, taken_up.weights()[name]) for name, value in straight.weights().items())
 
 
-def away(base, folder, rank=8):
+def away(base, folder, rank=8, named=""):
     attached = base.attach(rank, 16, ())
     draw = torch.Generator().manual_seed(4)
     start = {name: 0.05 * torch.randn(value.shape, generator=draw) for name, value in attached.parameters.items()}
     folder.mkdir()
-    for name, data in write_adapter(start, AdapterConfig(rank, 16)).items():
+    for name, data in write_adapter(start, AdapterConfig(rank, 16, named)).items():
         (folder / name).write_bytes(data)
     return folder
 

@@ -7,14 +7,15 @@ import pytest
 import torch
 import transformers
 from tests.tables import rows
-from tests.trainer.harness import VOCABULARY
+from tests.trainer.harness import VOCABULARY, assignment_of, job
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from marlaas_worker.adapters import write_adapter
+from marlaas_worker.adapters import AdapterInvalid, write_adapter
 from marlaas_worker.base_model import ModelUnusable
 from marlaas_worker.trainer.batching import MicroBatch
 from marlaas_worker.trainer.batching import collate as collate_rows
+from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.lora import TargetUnknown, WeightsMismatch, initial_weights
 from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.rows import Segment, chain, pack_prefix_tree
@@ -61,19 +62,60 @@ def test_logprobs_are_those_of_the_merged_model(base, sampler, temperature):
     assert torch.allclose(found, torch.stack(expected), atol=2e-5)
 
 
-def test_peft_loads_what_is_written_and_computes_the_same(base, tiny_model, tmp_path):
-    from peft import PeftModel
+def of_peft(folder, adapter, parts, **made):
+    """Logprobs of the parts' tokens under the adapter as PEFT loads it; with `made`, PEFT first makes and saves it, all weights random."""
+    from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM
 
+    def plain() -> Any:
+        return AutoModelForCausalLM.from_pretrained(folder)
+
+    if made:
+        torch.manual_seed(0)
+        trained = get_peft_model(plain(), LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **made))
+        for name, parameter in trained.named_parameters():
+            if "lora_" in name:
+                parameter.data += 0.1 * torch.randn_like(parameter)
+        trained.save_pretrained(adapter)
+    loaded, found = PeftModel.from_pretrained(plain(), adapter).eval(), []
+    for part in parts:
+        with torch.no_grad():
+            logits = loaded(input_ids=torch.tensor([part.ids.tolist()])).logits[0].log_softmax(-1)
+        found.append(logits[:-1].gather(1, torch.tensor(part.ids[1:, None].tolist())).squeeze(1))
+    return torch.cat(found)
+
+
+PROBES = [segment(seed, 1, 9) for seed in (1, 2, 3)]
+
+
+def test_peft_loads_what_is_written_and_computes_the_same(base, tiny_model, tmp_path):
     adapter = attach(base, 5, targets=("q_proj", "down_proj"))
     for name, data in write_adapter(adapter.tensors(), adapter.config).items():
         (tmp_path / name).write_bytes(data)
-    loaded: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), tmp_path).eval()
-    part = segment(1, 1, 9)
-    with torch.no_grad():
-        logits = loaded(input_ids=torch.tensor([part.ids.tolist()])).logits[0]
-    expected = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(part.ids[1:, None].tolist())).squeeze(1)
-    assert torch.allclose(base.logprobs(adapter, collate([part]), 1.0), expected, atol=2e-5)
+    expected = of_peft(tiny_model, tmp_path, PROBES)
+    assert torch.allclose(base.logprobs(adapter, collate(PROBES), 1.0), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize(("fields", "refused"), rows(__file__, "peft"))
+def test_an_adapter_that_peft_made_computes_the_same_here_or_is_refused_by_name(
+    base, tiny_model, tmp_path, fields, refused
+):
+    """The trainer's begin of a job, on three probes; PEFT's loaded model is the reference."""
+    expected = of_peft(tiny_model, tmp_path, PROBES, **{"target_modules": ["q_proj", "v_proj", "up_proj"], **fields})
+    learner = Learner(
+        base,
+        assignment_of(job(agent={"adapter": {"rank": 4, "alpha": 8}, "initFrom": {"path": str(tmp_path)}})),
+    )
+    if refused:
+        with pytest.raises(AdapterInvalid, match=f"more than plain LoRA: .*{refused} is "):
+            learner.begin()
+        return
+    assert learner.begin() == ()
+    adapter = base.attach(4, 8, ())
+    adapter.load(learner.weights())
+    found, alone = (base.logprobs(one, collate(PROBES), 1.0) for one in (adapter, None))
+    assert torch.allclose(found, expected, atol=2e-5)
+    assert (found - alone).abs().max() > 0.1
 
 
 def with_shared_beginnings(base):

@@ -106,7 +106,7 @@ async def test_kl_in_the_reward_is_subtracted_before_rewards_are_compared(harnes
 
 @pytest.mark.parametrize("has_adapter", [False, True], ids=["of the base model", "of an adapter"])
 async def test_a_frozen_agent_gets_version_zero_and_is_let_go(harness, base, tmp_path, has_adapter):
-    given = away(base, tmp_path / "judge") if has_adapter else None
+    given = away(base, tmp_path / "judge", named="org/other") if has_adapter else None
     document = job(agent={"trainable": False} | ({"initFrom": {"path": str(given)}} if given else {}))
     async with harness.training(document):
         assert (await harness.report(lambda report: not report.bound)).num_running == 0
@@ -114,6 +114,8 @@ async def test_a_frozen_agent_gets_version_zero_and_is_let_go(harness, base, tmp
     weights = await harness.weights(*await harness.history(document))
     assert has_effect(weights) == has_adapter
     if given:
+        event = await harness.emitted(document, "BaseModelDiffers")
+        assert f"initFrom {given}: the adapter was trained on org/other" in event.message
         expected, _ = read_adapter(given)
         assert weights.keys() == expected.keys()
         assert all(torch.equal(weights[name], value) for name, value in expected.items())

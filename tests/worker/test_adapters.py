@@ -8,6 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig
 from safetensors.torch import load, save
+from tests.tables import rows
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from marlaas_worker.adapters import (
@@ -25,6 +26,7 @@ from marlaas_worker.adapters import (
     write_adapter,
 )
 from marlaas_worker.base_model import load_base_model
+from marlaas_worker.peft_config import other_base, unsupported_fields
 from marlaas_worker.tensor_file import write_tensors
 
 MODULES = ("model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj", "model.layers.1.self_attn.q_proj")
@@ -120,17 +122,32 @@ def test_what_is_no_adapter_is_refused_by_name(change, rank, words):
 
 def test_damaged_or_missing_files_and_other_kinds_of_adapter_are_refused(tmp_path):
     files = write_adapter(random_tensors(), CONFIG)
-    dora = json.dumps({**json.loads(files[CONFIG_FILE]), "use_dora": True}).encode()
+    fields = json.loads(files[CONFIG_FILE])
+    unnamed = json.dumps({**fields, "target_modules": ["q_proj"]}).encode()
     for broken, words in (
         ({**files, TENSORS_FILE: files[TENSORS_FILE][:-3]}, "damaged"),
         ({**files, CONFIG_FILE: b"{"}, "cannot be read"),
-        ({**files, CONFIG_FILE: dora}, "use_dora"),
+        ({**files, CONFIG_FILE: b"[]"}, "holds no mapping"),
+        ({**files, CONFIG_FILE: unnamed}, r"down_proj\.lora_[AB]\.weight', which target_modules"),
         ({CONFIG_FILE: files[CONFIG_FILE]}, "no adapter_model.safetensors"),
     ):
         with pytest.raises(AdapterInvalid, match=words):
             read_adapter(broken)
     with pytest.raises(AdapterInvalid, match=r"no adapter_config\.json"):
         read_adapter(tmp_path)
+
+
+def test_every_field_of_peft_is_accepted_as_it_is_by_default_and_each_other_value_is_refused_by_name():
+    made = json.loads(json.dumps(LoraConfig(task_type="CAUSAL_LM").to_dict(), default=list))
+    assert list(unsupported_fields(made)) == []
+    for name, value in rows(__file__, "unsupported"):
+        (said,) = unsupported_fields({**made, name: value})
+        assert said.startswith(f"{name} is {value!r}: ")
+
+
+@pytest.mark.parametrize(("named", "base", "differs"), rows(__file__, "bases"))
+def test_an_adapter_of_another_base_model_is_told_from_one_that_has_its_name_in_another_form(named, base, differs):
+    assert (other_base(*named, *base) is not None) == differs
 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 
 from marlaas_api.errors import Permanent
+from marlaas_worker.peft_config import left_out, unsupported_fields
 from marlaas_worker.tensor_file import raw, write_tensors
 
 
@@ -55,7 +56,6 @@ _FIXED = {
     "rank_pattern": {},
     "alpha_pattern": {},
 }
-_MUST_BE_EMPTY = ("modules_to_save", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "lora_bias")
 
 
 class AdapterInvalid(Permanent):
@@ -64,7 +64,10 @@ class AdapterInvalid(Permanent):
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """Settings of all modules of an adapter. base_model, revision: by which loaders (AutoPeft, vLLM) find the base model; not an identity."""
+    """Settings of all modules of an adapter.
+
+    base_model, revision: by which loaders (AutoPeft, vLLM) find the base model; not an identity.
+    """
 
     rank: int
     alpha: int
@@ -110,18 +113,25 @@ def write_adapter(tensors: Tensors, config: AdapterConfig) -> dict[str, bytes]:
 
 def read_adapter(source: Path | Mapping[str, bytes]) -> tuple[dict[str, torch.Tensor], AdapterConfig]:
     """Read a PEFT folder, or its files by name. Raises AdapterInvalid if a file is missing, damaged, or not plain LoRA."""
-    config = _read_config(_file(source, CONFIG_FILE))
+    fields = _read_fields(_file(source, CONFIG_FILE))
+    config = _config(fields)
     try:
         tensors: dict[str, torch.Tensor] = load_safetensors(_file(source, TENSORS_FILE))
     except SafetensorError as error:
         raise AdapterInvalid(f"{TENSORS_FILE} is damaged: {error}") from error
     check_adapter(tensors, config)
+    ignored = [name for name in tensors if left_out(parse_name(name)[0], fields.get("target_modules"))]
+    if ignored:
+        raise AdapterInvalid(
+            f"{TENSORS_FILE} has {ignored[0]!r}, which target_modules of {CONFIG_FILE} does not name, so PEFT ignores it; "
+            "name its layer there or remove its tensors"
+        )
     return tensors, config
 
 
 def read_config(folder: Path) -> AdapterConfig:
     """Read only the configuration. Raises AdapterInvalid."""
-    return _read_config(_file(folder, CONFIG_FILE))
+    return _config(_read_fields(_file(folder, CONFIG_FILE)))
 
 
 def check_adapter(tensors: Tensors, config: AdapterConfig) -> None:
@@ -204,15 +214,24 @@ def _file(source: Path | Mapping[str, bytes], name: str) -> bytes:
         raise AdapterInvalid(f"no {name} in the adapter: {error}") from error
 
 
-def _read_config(data: bytes) -> AdapterConfig:
+def _read_fields(data: bytes) -> dict[str, Any]:
     try:
-        fields: dict[str, Any] = json.loads(data)
+        fields = json.loads(data)
+    except ValueError as error:
+        raise AdapterInvalid(f"{CONFIG_FILE} cannot be read: {error!r}") from error
+    if not isinstance(fields, dict):
+        raise AdapterInvalid(f"{CONFIG_FILE} cannot be read: it holds no mapping")
+    return fields
+
+
+def _config(fields: Mapping[str, Any]) -> AdapterConfig:
+    unsupported = "; ".join(unsupported_fields(fields))
+    if unsupported:
+        raise AdapterInvalid(f"{CONFIG_FILE} asks for more than plain LoRA: {unsupported}")
+    try:
         rank, alpha = int(fields["r"]), float(fields["lora_alpha"])
     except (ValueError, KeyError, TypeError) as error:
         raise AdapterInvalid(f"{CONFIG_FILE} cannot be read: {error!r}") from error
-    unsupported = [name for name in _MUST_BE_EMPTY if fields.get(name)]
-    if unsupported or fields.get("bias", "none") != "none":
-        raise AdapterInvalid(f"{CONFIG_FILE} asks for more than plain LoRA: {', '.join(unsupported) or 'bias'}")
     if rank < 1 or not math.isfinite(alpha) or not alpha.is_integer():
         raise AdapterInvalid(
             f"{CONFIG_FILE} has rank {rank} and alpha {alpha}; both must be whole numbers, rank from 1"

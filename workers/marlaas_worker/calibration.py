@@ -7,7 +7,6 @@ A trainer measures them (`trainer/calibration.py`), and an engine is tested agai
 import hashlib
 import json
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,7 +30,6 @@ FLOOR = 1e-4
 LEAST_SHIFT = 10.0
 """Least shift of the probes' logprobs under the self-test's adapter, in multiples of the tolerance."""
 
-_NOT_ADAPTED = re.compile(r"embed|head$|experts|router|\bgate$|\bwte$|\bwpe$")
 _SAMPLE_BYTES = 1 << 15
 
 
@@ -51,11 +49,6 @@ def tolerance_of(noise: float) -> float:
 def probes_of_a_version(calibration: Calibration) -> tuple[Probe, ...]:
     """Return the calibration's probes that every version carries: all of them, or fewer in float32."""
     return calibration.probes[:NUM_FLOAT32_PROBES] if calibration.dtype == "float32" else calibration.probes
-
-
-def is_adaptable(name: str) -> bool:
-    """Return whether a linear layer of this name may carry an adapter: all may, except embeddings, head, routers and experts."""
-    return not _NOT_ADAPTED.search(name)
 
 
 def draw_adapter(self_test: SelfTestSpec, dtype: str) -> tuple[dict[str, torch.Tensor], AdapterConfig]:

@@ -159,12 +159,13 @@ class EnvironmentSpec(Spec):
         description="Timeout of one episode, in seconds; then the episode ends as an environment fault. Time in which turns wait or are generated is not "
         "counted.",
     )
-    turn_timeout_seconds: float = Field(
-        120,
+    turn_timeout_seconds: float | None = Field(
+        None,
         gt=0,
         le=86400,
-        description="Timeout for generating one turn, in seconds; then the episode ends as an infrastructure fault. Waiting in the engine's queue, "
-        "for an adapter slot or for a replica that restarts is not counted.",
+        description="Longest generation of one turn, in seconds; then the reply ends there, as one that rollout.maxTokens cuts, and trains. Waiting in the "
+        "engine's queue, for an adapter slot or for a replica that restarts is not counted. Absent: 120, or half a second for each token of "
+        "rollout.maxTokens if that is more.",
     )
     memory: Quantity = Field(
         "512Mi",

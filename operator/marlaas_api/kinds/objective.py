@@ -149,12 +149,12 @@ class CorrectionSpec(Spec):
 class OverlongSpec(Spec):
     """Treatment of overlong replies (DAPO). It affects only training: rewards in status and records do not include it."""
 
-    tokens: int | None = Field(
-        None,
+    tokens: int = Field(
+        0,
         ge=0,
         le=1_048_576,
         description="Length of the penalty range: over the last this many tokens before maxTokens, a penalty rises linearly from 0 to 1 and is subtracted "
-        "from the reward; 0 disables it. Absent: a fifth of maxTokens for dapo, 0 for the other algorithms.",
+        "from the reward; 0 disables it. DAPO's paper has a fifth of maxTokens.",
     )
     filter: bool = Field(
         False,

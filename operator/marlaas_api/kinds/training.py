@@ -96,9 +96,9 @@ class TrainingSpec(Spec):
         )
     )
     algorithm: Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo"] = Field(
-        "grpo",
+        "dapo",
         description="RL algorithm; docs/reference/algorithms.md compares them. grpo: advantages are rewards standardised within the group. dr-grpo: centred only, "
-        "with equal weight for every token. dapo: grpo with equal token weights, a higher upper clip and a penalty for overlong replies. gspo: one "
+        "with equal weight for every token. dapo: grpo with equal weight for every token and a higher upper clip. gspo: one "
         "importance ratio per sequence. rloo: policy gradient without a clip; each reward minus the mean of the group's others. reinforce++: rewards "
         "standardised over the step; not in strict mode. cispo: clips importance weights and drops no token.",
         json_schema_extra=FIXED,

@@ -52,7 +52,7 @@ class Episode(JobMessage):
     the fault is one that every play of the job would have, so it is not repeated. tool_error: text of the failed tool that ended
     the episode. load_notes: what loading the environment has left behind, in the first episode after each load. prompt: digest of
     the first prompt and of the content that the task has drawn; empty: not known. num_tokens: generated ones. num_cut: turns that
-    maxTokens or the context cut.
+    maxTokens, the context or the time limit cut. num_overtime: those of the time limit.
     """
 
     group: str
@@ -76,6 +76,7 @@ class Episode(JobMessage):
     num_turns: Integer = 0
     num_tokens: Integer = 0
     num_cut: Integer = 0
+    num_overtime: Integer = 0
     duration_s: float = 0.0
     tool_s: float = 0.0
 

@@ -12,6 +12,11 @@ from marlaas_api.numeric import QUANTITY
 QuantityText = Annotated[str, StringConstraints(pattern=QUANTITY)]
 
 
+LEAST_TURN_S, MAX_TURN_S = 120.0, 86400.0
+SECONDS_PER_TOKEN = 0.5
+"""Of a turn without a timeout of its own. Engines that generate less than two tokens per second for a request are overloaded."""
+
+
 class BaselineSettings(SpecPart):
     """What an episode's reward is compared with."""
 
@@ -40,7 +45,7 @@ class EnvironmentSettings(SpecPart):
     replicas: int = 1
     concurrency: int = 64
     episode_timeout_seconds: float = 300.0
-    turn_timeout_seconds: float = 120.0
+    turn_timeout_seconds: float | None = None
     memory: QuantityText = "512Mi"
     cpu: QuantityText | None = None
     max_attempts: int = 3
@@ -106,7 +111,7 @@ class CorrectionSettings(SpecPart):
 class OverlongSettings(SpecPart):
     """Treatment of overlong replies."""
 
-    tokens: int | None = None
+    tokens: int = 0
     filter: bool = False
 
 
@@ -130,7 +135,7 @@ class DataSettings(SpecPart):
 class TrainingSettings(SpecPart):
     """Algorithm, loss, optimizer and data."""
 
-    algorithm: Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo"] = "grpo"
+    algorithm: Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo"] = "dapo"
     steps: int
     groups_per_step: int = 8
     microbatch_tokens: int = 4096
@@ -194,6 +199,12 @@ class JobSpec(SpecPart):
     def policies(self) -> tuple[AgentSettings, ...]:
         """The agents that have a policy of their own."""
         return tuple(agent for agent in self.agents if agent.policy is None)
+
+    @property
+    def turn_timeout_s(self) -> float:
+        """Longest generation of a turn; then the engine ends it, and the reply counts as cut."""
+        derived = max(LEAST_TURN_S, SECONDS_PER_TOKEN * self.rollout.max_tokens)
+        return self.environment.turn_timeout_seconds or min(derived, MAX_TURN_S)
 
     @property
     def num_pinned(self) -> int:

@@ -7,7 +7,8 @@ class GroupPlays(BusMessage):
     """The plays of one group's members without a fault, the same for every agent.
 
     prompt: digest of the first prompt and the drawn content, of the first member; empty: not known. is_mixed: members had
-    different ones. tokens: generated, by member. num_turns, num_cut: replies, and those that maxTokens or the context cut.
+    different ones. tokens: generated, by member. num_turns, num_cut, num_overtime: replies, those
+    that maxTokens, the context or the time limit cut, and those of the time limit.
     seconds: of the longest play.
     """
 
@@ -16,6 +17,7 @@ class GroupPlays(BusMessage):
     tokens: tuple[int, ...] = ()
     num_turns: int = 0
     num_cut: int = 0
+    num_overtime: int = 0
     seconds: float = 0.0
 
 
@@ -34,7 +36,7 @@ class StepPlays(BusMessage):
     """The plays of a step. trained, flat, dropped: of groups that train any agent, without signal, and with signal but not trained.
 
     prompts: the distinct digests of the trained groups. num_prompts: distinct ones of all groups. num_mixed: groups whose
-    members had different ones. num_turns, num_cut: replies, and those that maxTokens or the context cut.
+    members had different ones. num_turns, num_cut, num_overtime: as of `GroupPlays`.
     """
 
     trained: Lengths = Lengths()
@@ -45,3 +47,4 @@ class StepPlays(BusMessage):
     num_mixed: int = 0
     num_turns: int = 0
     num_cut: int = 0
+    num_overtime: int = 0

@@ -89,7 +89,8 @@ class GenerateReply(BusMessage):
     FAILED: `error` is for people. retryable: the same request may be sent again. waits: not an error; the replica has
     no place now, and the time until it has one counts as waiting. stops_engine: the request is the cause of the
     engine's failures, so another attempt at the episode would fail too. is_refused: the environment's messages or the base model's chat template are the
-    cause, so another attempt would be refused too; is_permanent: so would every other episode of the job. context_tokens: see `Turn`.
+    cause, so another attempt would be refused too; is_permanent: so would every other episode of the job. context_tokens, is_overtime:
+    see `Turn`.
     """
 
     request: str
@@ -100,6 +101,7 @@ class GenerateReply(BusMessage):
     num_tokens: int = 0
     num_prompt_tokens: int = 0
     context_tokens: int = 0
+    is_overtime: bool = False
     running_s: float | None = None
     doing: str = ""
     error: str = ""
@@ -133,7 +135,7 @@ class Turn(JobMessage):
     text). text: the reply's text. append, tools: from the request. A prompt too long for the context window is not fed
     to the engine; of such a prompt, only the beginning and a digest are recorded, with its length, `unfit_tokens`, and that of the
     window, `context_tokens`; otherwise both are 0. num_preemptions: of the job before the
-    request.
+    request. is_overtime: whether the turn's time limit ended it, with the stop reason LENGTH.
     """
 
     agent: str
@@ -157,5 +159,6 @@ class Turn(JobMessage):
     num_preemptions: int = 0
     unfit_tokens: int = 0
     context_tokens: int = 0
+    is_overtime: bool = False
     replica: str
     at: float

@@ -58,7 +58,7 @@ class Call:
 @dataclass
 class ScriptedEngine:
     """See `engine.Engine`. `open` lets generations end; `reply` is what it draws; `deaths` generations kill it first; `twist` falsifies loads;
-    `queues`: it keeps requests in a queue of its own until it is opened; without `applies` its slots hold adapters and are not used.
+    `overtime`: generations take too long; `queues`: it keeps requests in a queue of its own until it is opened; without `applies` its slots hold adapters and are not used.
     """
 
     limits: EngineLimits = LIMITS
@@ -66,6 +66,7 @@ class ScriptedEngine:
     reply: str = "yes~"
     deaths: int = 0
     queues: bool = False
+    overtime: bool = False
     refuse: str = ""
     applies: bool = True
     twist: Callable[[Path], Path] = lambda folder: folder
@@ -138,8 +139,10 @@ class ScriptedEngine:
         if self.queues:
             began()
         ids = CharacterTokenizer().encode(self.reply)[: sampling.max_tokens]
+        if self.overtime:
+            ids = ids[:2]
         stop = StopReason.STOP if ids[-1] == END else StopReason.LENGTH
-        return Completion(tuple(ids), tuple(-0.5 for _ in ids), stop)
+        return Completion(tuple(ids), tuple(-0.5 for _ in ids), stop, is_overtime=self.overtime)
 
     def begin_all(self):
         for began in self._begun:

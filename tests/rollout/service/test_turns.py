@@ -32,6 +32,18 @@ async def test_a_turn_is_recorded_and_then_answered(harness):
     assert turn.adapter_sha256[:16] == tensors.rsplit("/", 1)[1][:16], "the bytes of the version that answered"
 
 
+@pytest.mark.parametrize(("limits", "max_s"), rows(__file__, "time_limits"))
+async def test_a_turn_that_the_time_limit_ends_is_a_cut_reply_with_the_tokens_that_it_has(harness, limits, max_s):
+    replica, job = await harness.serving(**limits)
+    replica.engine.overtime = True
+    reply = await harness.result(job.request())
+    assert (reply.text, reply.stop_reason, reply.is_overtime) == ("ye", StopReason.LENGTH, True)
+    turn = await harness.turn(job.request())
+    assert (unpack_ids(turn.output_ids).tolist(), len(unpack_logprobs(turn.logprobs))) == ([*map(ord, "ye")], 2)
+    assert (turn.stop_reason, turn.is_overtime) == (StopReason.LENGTH, True)
+    assert [call.sampling.max_s for call in replica.engine.calls] == [max_s]
+
+
 async def test_a_replica_says_that_it_is_ready_and_what_it_generated_for_whom(harness):
     replica, job = await harness.serving()
     await harness.ask(job.request())

@@ -11,7 +11,7 @@ from marlaas.cli.summaries import summary
 from marlaas.cluster.submission import preview
 from marlaas.manifest import Finding, InvalidManifest, LoadedManifest, load
 from marlaas_api.errors import InvalidInput
-from marlaas_api.kinds import Kind, RLJob
+from marlaas_api.kinds import Kind, ModelPool, RLJob
 
 Files = Annotated[list[str], typer.Argument(metavar="FILE", help="YAML manifests; - is standard input.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -58,6 +58,8 @@ def _print_summary(manifest: LoadedManifest) -> None:
         complain(f"note: {note}")
     for one in _objects(manifest):
         typer.echo(f"{type(one).__name__} {_name(one)}: {summary(one)}")
+        if isinstance(one, ModelPool) and (room := manifest.cache_rooms.get(_name(one))):
+            typer.echo(f"  KV cache of an engine: {room}")
 
 
 def _result(manifest: LoadedManifest) -> dict[str, Any]:

@@ -56,17 +56,13 @@ class Comparison:
 
 def comparison_of(spec: JobSpec) -> Comparison:
     """Return how a job compares rewards."""
-    rule, max_tokens, asked = (
-        ALGORITHMS[spec.training.algorithm],
-        spec.rollout.max_tokens,
-        spec.training.overlong.tokens,
-    )
+    rule = ALGORITHMS[spec.training.algorithm]
     return Comparison(
         estimator=rule.advantage,
         over_group=rule.over == "group",
         has_baseline=spec.training.has_running_baseline,
-        max_tokens=max_tokens,
-        overlong=int(rule.overlong * max_tokens) if asked is None else asked,
+        max_tokens=spec.rollout.max_tokens,
+        overlong=spec.training.overlong.tokens,
     )
 
 

@@ -1,7 +1,7 @@
 """Load manifests from paths; all errors are reported together."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from marlaas.manifest.crosscheck import (
@@ -16,7 +16,7 @@ from marlaas.manifest.crosscheck import (
     unknown_pools,
 )
 from marlaas.manifest.findings import Finding, InvalidManifest, Placed
-from marlaas.manifest.models import check_models, model_notes
+from marlaas.manifest.models import cache_rooms, check_models, model_notes
 from marlaas.manifest.objects import File, Objects, read_files, read_objects
 from marlaas.manifest.references import anchored_job, anchored_pool, check_environments
 from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
@@ -29,6 +29,7 @@ class LoadedManifest:
     folders: of the jobs' files, one for each job.
     notes: findings that are not errors; cluster_notes: those that matter for a submission.
     placed: every object with its place and its source.
+    cache_rooms: by pool, how many conversations its KV cache holds, if the model is on this machine.
     """
 
     pools: tuple[ModelPool, ...]
@@ -38,6 +39,7 @@ class LoadedManifest:
     notes: tuple[Finding, ...] = ()
     cluster_notes: tuple[Finding, ...] = ()
     placed: tuple[Placed[Kind], ...] = ()
+    cache_rooms: Mapping[str, str] = field(default_factory=dict)
 
 
 def load(paths: Sequence[str | Path], *, runnable: bool = True) -> LoadedManifest:
@@ -73,6 +75,7 @@ def load(paths: Sequence[str | Path], *, runnable: bool = True) -> LoadedManifes
         _manifest(contents if runnable else given, objects.placed),
         notes=tuple(_in_order([*notes, *local], labels)),
         cluster_notes=tuple(_in_order(notes, labels)),
+        cache_rooms=cache_rooms(contents),
     )
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 from marlaas.envs import BUILTINS
 from marlaas.manifest.crosscheck import ManifestObjects
 from marlaas.manifest.findings import Finding, Placed
+from marlaas.manifest.references import base_model_notes
 from marlaas.models import ModelError, ModelFacts, inspect, list_models, prepared, resolve
 from marlaas.models.architectures import ADAPTABLE
 from marlaas.models.hub import cached
-from marlaas.models.memory import Demand, Machine, demands, has_gpu, machine, shortage
+from marlaas.models.memory import CacheRoom, Demand, Machine, cache_room, demands, has_gpu, machine, shortage
 from marlaas_api.documents import job_spec
 from marlaas_api.kinds import ModelPool, ModelSpec, RLJob
 from marlaas_api.kinds.checks import pool_text
@@ -22,6 +23,8 @@ from marlaas_api.kinds.fields import did_you_mean, listed
 from marlaas_api.kinds.problems import Loc, Problem
 
 _MODEL = ("spec", "model")
+_GROUP = 8
+"""Conversations that a KV cache should hold at least: the default groupSize."""
 _WORKERS_NEED = ("torch", "transformers", "peft")
 
 
@@ -59,8 +62,11 @@ def model_notes(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]:
         facts = _facts(pool.object.spec.model, runnable=False)
         yield from pool.source.findings(_shorter(pool.object, facts))
         yield from pool.source.findings(() if has_gpu() else _no_gpu(pool.object))
+        yield from _other_bases(contents, pool.object)
         if facts is not None:
             known.append((pool, facts))
+            yield from pool.source.findings(_experts(pool.object, facts))
+            yield from pool.source.findings(_small_cache(contents, pool.object, facts))
             yield from _untemplated(contents, pool.object, facts, is_builtin=False)
         elif not runnable:
             yield from pool.source.findings(_not_here(pool.object))
@@ -68,6 +74,16 @@ def model_notes(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]:
         yield from _too_big(contents, known, here.free, " now, because of what else runs on this machine")
     elif here is not None:
         yield from _too_big(contents, known, here.limit, " on this machine, so `marlaas run` refuses it here")
+
+
+def _other_bases(contents: ManifestObjects, pool: ModelPool) -> Iterator[Finding]:
+    """Yield adapters of jobs that name another base model than the pool's. A claim's model is known by its trainer only."""
+    model = pool.spec.model
+    folder = prepared(model.builtin) if model.builtin is not None else Path(model.path) if model.path else None
+    name = model.hub.id if model.hub is not None else folder.name if folder is not None else None
+    revision = model.hub.revision if model.hub is not None else None
+    for job in contents.jobs if name is not None else ():
+        yield from job.source.findings(base_model_notes(job.object, pool, str(name), revision))
 
 
 def _not_here(pool: ModelPool) -> Iterator[Problem]:
@@ -93,6 +109,45 @@ def _shorter(pool: ModelPool, facts: ModelFacts | None) -> Iterator[Problem]:
     if most is not None and most < wanted and "max_model_len" in pool.spec.rollout.model_fields_set:
         text = f"maxModelLen {wanted} exceeds the model's context of {most} tokens; engines accept conversations of up to {most} tokens"
         yield Problem(("spec", "rollout", "maxModelLen"), text)
+
+
+def cache_rooms(contents: ManifestObjects) -> dict[str, str]:
+    """Return by pool how many conversations its KV cache holds, of pools whose models are on this machine."""
+    rooms = {}
+    for pool in contents.pools:
+        facts = _facts(pool.object.spec.model, runnable=False)
+        room = _room(pool.object, facts) if facts is not None else None
+        if room is not None:
+            rooms[pool.object.metadata.name] = str(room)
+    return rooms
+
+
+def _room(pool: ModelPool, facts: ModelFacts) -> CacheRoom | None:
+    return cache_room(facts, pool.spec, on_gpu=pool.spec.rollout.gpus > 0 or has_gpu())
+
+
+def _small_cache(contents: ManifestObjects, pool: ModelPool, facts: ModelFacts) -> Iterator[Problem]:
+    """Yield a KV cache that does not hold one group of the greatest length: its episodes wait for each other."""
+    sizes = [
+        job.object.spec.rollout.group_size for job in contents.jobs if job.object.spec.agents_on(pool.metadata.name)
+    ]
+    room, wanted = _room(pool, facts), max([_GROUP, *sizes])
+    if room is not None and room.num_sequences < wanted:
+        effect = "vLLM does not start" if room.num_sequences < 1 else f"a group of {wanted} waits or is computed again"
+        yield Problem(
+            ("spec", "rollout", "kvCacheBytes"),
+            f"{pool.spec.rollout.kv_cache_bytes} holds {room}, so {effect}; set {room.needed(wanted)} or lower maxModelLen",
+        )
+
+
+def _experts(pool: ModelPool, facts: ModelFacts) -> Iterator[Problem]:
+    if facts.num_expert_parameters:
+        share = facts.num_expert_parameters / facts.num_parameters
+        yield Problem(
+            (*_MODEL, _source(pool.spec.model)),
+            f"the model is a mixture of experts, and adapters change only its {listed(list(facts.linear_layers))}; "
+            f"experts and routers, {share:.0%} of the parameters, stay as they are",
+        )
 
 
 def _too_long(contents: ManifestObjects, pool: ModelPool, facts: ModelFacts) -> Iterator[Finding]:

@@ -1,6 +1,6 @@
 """Check what jobs refer to outside of their manifests: adapters, export folders and environments.
 
-An adapter must exist and have the agent's rank and alpha; its weights are not read. An existing adapter may be
+An adapter must exist, be plain LoRA, and have the agent's rank and alpha; its weights are not read. An existing adapter may be
 replaced by an export, other files may not. Environments are imported in a child process (`marlaas.environment_check`).
 """
 
@@ -20,6 +20,7 @@ from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPool, RLJob
 from marlaas_api.kinds.agent import AgentSpec
 from marlaas_api.kinds.problems import Loc, Problem
+from marlaas_worker.peft_config import other_base, unsupported_fields
 
 TIMEOUT_S = 120.0
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -75,14 +76,32 @@ def objection(target: Path) -> str | None:
 
 def adapter_problems(job: RLJob) -> Iterator[Problem]:
     """Yield problems that would keep a trainer on this machine from reading the adapters that the job names."""
+    for loc, agent, path in _given(job):
+        yield from (Problem(loc, text) for text in _adapter_problems(agent, Path(path)))
+
+
+def base_model_notes(job: RLJob, pool: ModelPool, base: str, revision: str | None) -> Iterator[Problem]:
+    """Yield the adapters of agents on the pool that name another base model.
+
+    base, revision: of the pool's model: the hub's, or the folder's name and None.
+    """
+    on_pool = {agent.name for _, agent in job.spec.agents_on(pool.metadata.name)}
+    for loc, agent, path in _given(job):
+        config = _adapter_config(Path(path) / CONFIG)
+        named, at = config.get("base_model_name_or_path"), config.get("revision")
+        text = other_base(str(named or ""), str(at) if at else None, base, revision)
+        if text is not None and agent.name in on_pool:
+            yield Problem(loc, text)
+
+
+def _given(job: RLJob) -> Iterator[tuple[Loc, AgentSpec, str]]:
+    """Yield the field, the agent and the folder of every adapter that a job begins with or refers to."""
     reference = job.spec.training.kl.reference.path
     for at, agent in enumerate(job.spec.agents):
         if agent.init_from is not None:
-            loc: Loc = ("spec", "agents", at, "initFrom", "path")
-            yield from (Problem(loc, text) for text in _adapter_problems(agent, Path(agent.init_from.path)))
+            yield ("spec", "agents", at, "initFrom", "path"), agent, agent.init_from.path
         if reference is not None and agent.trainable and agent.policy is None:
-            loc = ("spec", "training", "kl", "reference", "path")
-            yield from (Problem(loc, text) for text in _adapter_problems(agent, Path(reference)))
+            yield ("spec", "training", "kl", "reference", "path"), agent, reference
 
 
 def export_problems(jobs: Sequence[Placed[RLJob]]) -> Iterator[Finding]:
@@ -116,8 +135,9 @@ def _adapter_problems(agent: AgentSpec, given: Path) -> Iterator[str]:
 
 
 def _misfits(agent: AgentSpec, folder: Path) -> Iterator[str]:
-    """Yield differences in rank and alpha: a trainer loads an adapter without changing them."""
+    """Yield settings that are not plain LoRA, and differences in rank and alpha: a trainer loads an adapter as it is."""
     config = _adapter_config(folder / CONFIG)
+    yield from (f"the adapter in {folder} is not plain LoRA: {field}" for field in unsupported_fields(config))
     for key, field, wanted in (("r", "rank", agent.adapter.rank), ("lora_alpha", "alpha", agent.adapter.alpha)):
         if config.get(key) != wanted:
             there = config.get(key, "nothing")

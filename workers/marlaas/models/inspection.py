@@ -13,7 +13,8 @@ from typing import Any
 from marlaas.models.damage import refuse_damaged
 from marlaas.models.weight_files import read_json, tensors
 
-_NOT_ADAPTED = re.compile(r"embed|head$|experts|router|\bgate$|\bwte$|\bwpe$")
+_NOT_ADAPTED = re.compile(r"embed|head$|experts|router|\bgate\b|\bwte$|\bwpe$")
+_EXPERTS = re.compile(r"experts|router|\bgate\b")
 _WEIGHT = ".weight"
 _TOKENIZER = "tokenizer_config.json"
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
@@ -31,6 +32,8 @@ class ModelFacts:
         max_positions: longest conversation that the model supports, in tokens; None if config.json lacks it.
         vocab_size, hidden_size, num_layers: as in config.json; 0 if missing.
         has_chat_template: whether the tokenizer has one.
+        cached_values: numbers that a KV cache holds of each token; 0 if the architecture has other caches too.
+        num_expert_parameters: number of values in the experts of a mixture of experts, routers included.
     """
 
     architectures: tuple[str, ...]
@@ -41,11 +44,21 @@ class ModelFacts:
     hidden_size: int = 0
     num_layers: int = 0
     has_chat_template: bool = True
+    num_expert_parameters: int = 0
+    cached_values: int = 0
 
     def adapter_parameters(self, rank: int, targets: Collection[str] = ()) -> int:
         """Return the number of values in an adapter of these linear layers (empty: all): A [rank, in] and B [out, rank] for each."""
         chosen = [shapes for name, shapes in self.linear_layers.items() if not targets or name in targets]
         return sum(rank * (out + into) for shapes in chosen for out, into in shapes)
+
+
+def is_adaptable(name: str) -> bool:
+    """Return whether a linear layer of this name may carry an adapter: all may, except embeddings, head, routers and experts.
+
+    Engines and trainers choose their layers by this rule too.
+    """
+    return not _NOT_ADAPTED.search(name)
 
 
 def inspect(folder: Path) -> ModelFacts:
@@ -70,6 +83,8 @@ def inspect(folder: Path) -> ModelFacts:
         hidden_size=_size(settings, "hidden_size"),
         num_layers=_size(settings, "num_hidden_layers"),
         has_chat_template=_has_chat_template(folder),
+        num_expert_parameters=sum(math.prod(shape) for name, shape in shapes.items() if _EXPERTS.search(name)),
+        cached_values=_cached_values(settings),
     )
 
 
@@ -78,6 +93,21 @@ def _has_chat_template(folder: Path) -> bool:
     if any((folder / name).exists() for name in _TEMPLATES) or not (folder / _TOKENIZER).is_file():
         return True
     return bool(read_json(folder / _TOKENIZER).get("chat_template"))
+
+
+def _cached_values(settings: dict[str, Any]) -> int:
+    """Return keys and values of a token in all layers, or the compressed ones of multi-head latent attention.
+
+    Layers with a sliding window count in full, so the result is an upper bound for them.
+    """
+    layers = settings.get("layer_types") or ["full_attention"] * _size(settings, "num_hidden_layers")
+    if any(str(kind) not in ("full_attention", "sliding_attention") for kind in layers):
+        return 0
+    if compressed := _size(settings, "kv_lora_rank"):
+        return len(layers) * (compressed + _size(settings, "qk_rope_head_dim"))
+    heads = _size(settings, "num_attention_heads")
+    width = _size(settings, "head_dim") or _size(settings, "hidden_size") // max(1, heads)
+    return 2 * len(layers) * (_size(settings, "num_key_value_heads") or heads) * width
 
 
 def _size(config: dict[str, Any], key: str) -> int:
@@ -90,6 +120,6 @@ def _linear_layers(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[tuple[
     found: dict[str, list[tuple[int, int]]] = {}
     for key, shape in shapes.items():
         module = key.removesuffix(_WEIGHT)
-        if key.endswith(_WEIGHT) and len(shape) == 2 and not _NOT_ADAPTED.search(module):
+        if key.endswith(_WEIGHT) and len(shape) == 2 and is_adaptable(module):
             found.setdefault(module.rpartition(".")[2], []).append((shape[0], shape[1]))
     return {name: tuple(found[name]) for name in sorted(found)}

@@ -6,6 +6,7 @@ measured peaks. On a machine with a GPU the weights are in GPU memory, and nothi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,39 @@ class Machine:
 
     limit: int
     free: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRoom:
+    """Room of one engine's KV cache. max_tokens: longest conversation."""
+
+    num_tokens: int
+    max_tokens: int
+    token_bytes: int
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of conversations of the greatest length that fit at once."""
+        return self.num_tokens // self.max_tokens
+
+    def needed(self, num_sequences: int) -> str:
+        """Return the quantity of memory that holds that many conversations of the greatest length."""
+        mebibytes = math.ceil(num_sequences * self.max_tokens * self.token_bytes / 2**20)
+        return f"{math.ceil(mebibytes / 1024)}Gi" if mebibytes >= 4096 else f"{64 * math.ceil(mebibytes / 64)}Mi"
+
+    def __str__(self) -> str:
+        number = self.num_sequences
+        return f"{self.num_tokens:,} tokens, {number} conversation{'' if number == 1 else 's'} of {self.max_tokens:,} tokens"
+
+
+def cache_room(facts: ModelFacts, spec: ModelPoolSpec, *, on_gpu: bool) -> CacheRoom | None:
+    """Return the room of the pool's KV cache; None if the engine has none of that size, or the architecture is unknown."""
+    if spec.rollout.engine != "vllm" or not facts.cached_values:
+        return None
+    dtype = "bfloat16" if spec.rollout.dtype == "auto" and on_gpu else spec.rollout.dtype
+    each = facts.cached_values * _NUMBER_BYTES[dtype]
+    longest = min(spec.rollout.max_model_len, facts.max_positions or spec.rollout.max_model_len)
+    return CacheRoom(int(quantity(spec.rollout.kv_cache_bytes)) // each, longest, each)
 
 
 def demands(facts: ModelFacts, spec: ModelPoolSpec, jobs: Sequence[JobSpec] = ()) -> list[Demand]:

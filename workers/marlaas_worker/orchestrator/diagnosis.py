@@ -5,7 +5,7 @@ A warning never stops a job. It says that the numbers of the job may not mean wh
 
 from collections.abc import Iterator
 
-from marlaas_api.messages import EvalRecord, JobDocument, StepRecord
+from marlaas_api.messages import EvalRecord, JobDocument, StepPlays, StepRecord
 from marlaas_api.reasons import Reason
 
 MAX_CUT, MAX_FLAT = 0.3, 0.8
@@ -36,13 +36,20 @@ def _of_evaluation(record: EvalRecord) -> Iterator[tuple[str, str]]:
         )
 
 
+def _of_time(document: JobDocument, plays: StepPlays) -> str:
+    if not plays.num_overtime:
+        return ""
+    limit = f"turnTimeoutSeconds ({document.spec.turn_timeout_s:g})"
+    return f", {plays.num_overtime / plays.num_turns:.0%} of all at {limit}"
+
+
 def _of_step(document: JobDocument, step: StepRecord) -> Iterator[tuple[str, str]]:
     plays, at = step.plays, f"step {step.step}"
     if plays.num_turns and plays.num_cut / plays.num_turns > MAX_CUT:
         yield (
             Reason.REPLIES_CUT,
             f"{plays.num_cut / plays.num_turns:.0%} of the replies of {at} were cut at rollout.maxTokens ({document.spec.rollout.max_tokens}) or the pool's "
-            "maxModelLen, and what they would have said is not scored: raise the limit, or ask for shorter replies",
+            f"maxModelLen{_of_time(document, plays)}, and what they would have said is not scored: raise the limit, or ask for shorter replies",
         )
     if len(step.indices) >= FEWEST_GROUPS and step.num_zero_variance / len(step.indices) > MAX_FLAT:
         yield (

@@ -171,7 +171,7 @@ def _accounts(episode: Episode, document: JobDocument) -> str | None:
     if not 0 <= episode.num_turns <= end or len(episode.prior_faults) > MAX_PRIOR_FAULTS:
         return f"{episode.num_turns} turns after {len(episode.prior_faults)} faults"
     if (
-        not 0 <= episode.num_cut <= episode.num_turns
+        not 0 <= episode.num_overtime <= episode.num_cut <= episode.num_turns
         or not 0 <= episode.num_tokens <= MAX_TOKENS
         or len(episode.prompt) > 64
     ):

@@ -67,6 +67,7 @@ class CompleteGroup:
             tokens=tuple(episode.num_tokens for episode in counted),
             num_turns=sum(episode.num_turns for episode in counted),
             num_cut=sum(episode.num_cut for episode in counted),
+            num_overtime=sum(episode.num_overtime for episode in counted),
             seconds=max((episode.duration_s for episode in counted), default=0.0),
         )
 

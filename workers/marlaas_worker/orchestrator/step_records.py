@@ -130,6 +130,7 @@ def _plays(draft: StepDraft) -> StepPlays:
         num_mixed=sum(one.is_mixed for one in groups),
         num_turns=sum(one.num_turns for one in groups),
         num_cut=sum(one.num_cut for one in groups),
+        num_overtime=sum(one.num_overtime for one in groups),
     )
 
 

@@ -48,7 +48,7 @@ class Rule:
     normaliser: the mean taken. token: over all tokens of the step. sequence: over trajectories, of the mean over their tokens. budget: over trajectories,
     of the sum over their tokens divided by rollout.maxTokens. sum: over trajectories, of the sum over their tokens.
 
-    clip: (low, high) bound the ratio to [1 - low, 1 + high]. overlong: share of maxTokens over which DAPO's penalty falls. correction: the default, which
+    clip: (low, high) bound the ratio to [1 - low, 1 + high]. correction: the default, which
     the job may override.
     """
 
@@ -58,7 +58,6 @@ class Rule:
     surrogate: Literal["clipped", "capped", "weighted"]
     normaliser: Literal["token", "sequence", "budget", "sum"]
     clip: tuple[float, float] = (0.2, 0.2)
-    overlong: float = 0.0
     correction: Correction = "truncated"
 
 
@@ -75,14 +74,15 @@ long wrong answers.
 
     J = mean_i 1/L sum_t min(ratio_t A_i, clip(ratio_t, 1 - e, 1 + e) A_i),    A_i = R_i - mean_G R,    L = rollout.maxTokens, a constant"""
 
-DAPO = Rule("standardised", "group", "token", "clipped", "token", (0.2, 0.28), overlong=0.2)
+DAPO = Rule("standardised", "group", "token", "clipped", "token", (0.2, 0.28))
 """Decoupled clip and dynamic sampling (arXiv 2503.14476, section 3): a separate upper bound, so that rare tokens can become more probable (3.1); groups
-without variance are replaced (3.2; the job's maxRefill, for every algorithm); equal weight for each token (3.3); a penalty for overlong replies (3.4).
+without variance are replaced (3.2; the job's maxRefill, for every algorithm); equal weight for each token (3.3). The default algorithm.
 
-    J = 1/(sum_i |o_i|) sum_i sum_t min(ratio_t A_i, clip(ratio_t, 1 - low, 1 + high) A_i),    A_i as in GRPO, of R + overlong_penalty
+    J = 1/(sum_i |o_i|) sum_i sum_t min(ratio_t A_i, clip(ratio_t, 1 - low, 1 + high) A_i),    A_i as in GRPO
 
-Deltas: the penalty depends on a trajectory's longest turn; the orchestrator, which replaces groups, uses rewards without the penalty. The paper's overlong
-filter (section 3.4) is `training.overlong.filter`, for every algorithm."""
+Deltas: the paper's penalty for overlong replies and its filter (section 3.4) are `training.overlong`, for every algorithm, and off by default, as in TRL: a
+job whose maxTokens fits its answers must not be punished for using them. The penalty depends on a trajectory's longest turn; the orchestrator, which
+replaces groups, uses rewards without it."""
 
 GSPO = Rule("standardised", "group", "sequence", "clipped", "sequence", (3e-4, 4e-4))
 """Group sequence policy optimisation (arXiv 2507.18071, section 4.1, equations 5 to 7; bounds from section 5.1).

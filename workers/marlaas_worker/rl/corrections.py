@@ -15,7 +15,8 @@ act there. (With one update a step the two ratios are equal in value.)
                      0.5 and cap 5).
     none             w = 1: tokens train as if pi_prox had sampled them. In the behaviour form r is left unchanged.
 
-A token that does not count contributes nothing and is left out of every denominator (slime#657): see `losses`.
+For a ratio of a sequence (gspo), c is the geometric mean over a segment, so whole segments count or do not
+(`losses.kept`). A token that does not count contributes nothing and is left out of every denominator (slime#657): see `losses`.
 """
 
 from collections.abc import Mapping

@@ -167,7 +167,7 @@ class Surrogate(NamedTuple):
 
 def policy_loss(record: TokenRecord, config: LossConfig) -> tuple[Tensor, LossSums]:
     """Return the loss summed over the record's tokens (a scalar with gradient), and the sums for metrics and normalisation."""
-    keep = counted(record.fixed(config) - record.behaviour, record.sequences, config.correction)
+    keep = kept(record, config)
     left = record if keep is None else record.where(keep)
     found = surrogate(left, config)
     per_token = -found.value
@@ -180,6 +180,18 @@ def policy_loss(record: TokenRecord, config: LossConfig) -> tuple[Tensor, LossSu
         per_token = per_token / left.lengths
     total = per_token.sum()
     return total, _sums(record, left, config, (total, found))
+
+
+def kept(record: TokenRecord, config: LossConfig) -> Tensor | None:
+    """Return which tokens count, bool [T]; None if all do.
+
+    A rule whose ratio is of a sequence masks whole segments, by the ratio that it weighs them with: without some of its
+    tokens a segment would have another ratio. `masked-sequence` defines a ratio of its own.
+    """
+    away = record.fixed(config) - record.behaviour
+    if config.rule.ratio == "sequence" and config.correction.type != "masked-sequence":
+        away = means_of(away, record.sequences)
+    return counted(away, record.sequences, config.correction)
 
 
 def surrogate(record: TokenRecord, config: LossConfig) -> Surrogate:

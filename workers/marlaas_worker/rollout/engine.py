@@ -7,6 +7,7 @@ replacement: it runs transformers, one sequence at a time, so a result depends o
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -78,11 +79,15 @@ class LoadedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling parameters: seeded softmax sampling at `temperature`, until an end token or `max_tokens`."""
+    """Sampling parameters: seeded softmax sampling at `temperature`, until an end token or `max_tokens`.
+
+    max_s: seconds after the first token at which the generation ends with the tokens that it has.
+    """
 
     temperature: float
     max_tokens: int
     seed: int
+    max_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +98,14 @@ class Completion:
         output_ids: [T]; an end token, if sampled, is the last id and is counted.
         logprobs: [T], under softmax(logits / temperature).
         cached_tokens: prompt tokens that came from the prefix cache.
+        is_overtime: whether `Sampling.max_s` ended it; its stop reason is LENGTH, and its tokens are those that were sampled first.
     """
 
     output_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     stop_reason: StopReason
     cached_tokens: int = 0
+    is_overtime: bool = False
 
 
 class Engine(Protocol):
@@ -158,7 +165,7 @@ class Engine(Protocol):
         sampling: Sampling,
         began: Began = unheard,
     ) -> Completion:
-        """Generate. Cancelling the caller aborts the request in the engine.
+        """Generate. Cancelling the caller aborts the request in the engine; `sampling.max_s` ends it with its tokens so far.
 
         A prompt that fills the context window returns an empty Completion with CONTEXT.
 

@@ -233,6 +233,7 @@ class Generation:
             temperature=rollout.temperature,
             max_tokens=min(request.max_tokens or rollout.max_tokens, rollout.max_tokens),
             seed=sampling_seed(document.seed, len(document.spec.agents), request.group, request.member, request.turn),
+            max_s=document.spec.turn_timeout_s,
         )
         call = f"{request_id(request.episode, request.turn)}/{next(self._calls)}"
         return await self.engine.generate(call, held.loaded, order.prompt.ids, sampling, began)

@@ -5,8 +5,9 @@ that; it is slow. It has the same limits and raises the same errors as `VllmEngi
 """
 
 import asyncio
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -138,9 +139,16 @@ class ReferenceEngine:
         room = min(sampling.max_tokens, self._limits.max_model_len - len(prompt_ids))
         if room < 1:
             return Completion((), (), StopReason.CONTEXT)
-        over = threading.Event()
-        begin = partial(asyncio.get_running_loop().call_soon_threadsafe, began)
-        draw = _Draw(prompt_ids, sampling, room, self._end_ids, begin, over)
+        over, overtime, loop = threading.Event(), threading.Event(), asyncio.get_running_loop()
+
+        def begin() -> None:
+            began()
+            if sampling.max_s < math.inf:
+                loop.call_later(sampling.max_s, overtime.set)
+
+        draw = _Draw(
+            prompt_ids, sampling, room, self._end_ids, partial(loop.call_soon_threadsafe, begin), over, overtime
+        )
         try:
             with self._residents.using(adapter):
                 return await incarnation.work(partial(incarnation.model.generate, held, draw))
@@ -188,7 +196,7 @@ class _Incarnation:
 
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    """One generation. begin: called when the thread starts it; over: set when its result is no longer awaited."""
+    """One generation. begin: called when the thread starts it; over: set when its result is no longer awaited; overtime: at its time limit."""
 
     prompt_ids: npt.NDArray[np.int32]
     sampling: Sampling
@@ -196,6 +204,13 @@ class _Draw:
     end_ids: frozenset[int]
     begin: Callable[[], object]
     over: threading.Event
+    overtime: threading.Event
+
+    def may_continue(self, ids: Sequence[int]) -> bool:
+        """Return whether another token follows these. There is at least one, unless nobody waits."""
+        if self.over.is_set() or len(ids) >= self.room:
+            return False
+        return not ids or not (self.overtime.is_set() or ids[-1] in self.end_ids)
 
 
 class _AdaptedModel:
@@ -235,18 +250,17 @@ class _AdaptedModel:
         ids: list[int] = []
         logprobs: list[float] = []
         step, cache = torch.from_numpy(draw.prompt_ids.astype(np.int64))[None], None
-        while len(ids) < draw.room and not draw.over.is_set() and not (ids and ids[-1] in draw.end_ids):
+        while draw.may_continue(ids):
             output = self._model(input_ids=step, past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache = output.past_key_values
             row = torch.log_softmax(output.logits[0, -1].float() / draw.sampling.temperature, dim=-1)
             step = torch.multinomial(row.exp(), 1, generator=generator)[None]
             ids.append(int(step))
             logprobs.append(float(row[ids[-1]]))
-        return Completion(
-            tuple(ids),
-            tuple(logprobs),
-            stop_reason(ids[-1:] != [] and ids[-1] in draw.end_ids, len(ids), draw.sampling),
-        )
+        has_ended = ids[-1:] != [] and ids[-1] in draw.end_ids
+        is_overtime = not has_ended and len(ids) < draw.room and draw.overtime.is_set()
+        reason = StopReason.LENGTH if is_overtime else stop_reason(has_ended, len(ids), draw.sampling)
+        return Completion(tuple(ids), tuple(logprobs), reason, is_overtime=is_overtime)
 
     def _add(
         self, name: str, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor

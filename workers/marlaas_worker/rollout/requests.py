@@ -1,8 +1,8 @@
 """Generation requests of this replica: accept, send heartbeats, answer or fail.
 
 A request waits until its deadline. Each `keep` message of its sandbox starts the deadline anew; a request
-without one is dropped. The engine has no time limit for a turn: the sandbox judges from the heartbeats whether
-it takes too long.
+without one is dropped. The engine ends a turn at the job's time limit, with the tokens that it has. The sandbox
+judges from the heartbeats whether a turn takes much longer than that.
 
 A request is identified by job, agent, episode, turn number, and a hash of its content. A duplicate of a running
 request joins it. For `REMEMBERED_S` after the end, a duplicate gets the same answer. Later duplicates are
@@ -262,6 +262,7 @@ class Requests:
             num_tokens=len(unpack_ids(turn.output_ids)),
             num_prompt_tokens=turn.meter.prompt_tokens or turn.unfit_tokens,
             context_tokens=turn.context_tokens,
+            is_overtime=turn.is_overtime,
         )
 
     def _failed(self, request: GenerateRequest, error: str, *, retryable: bool, waits: bool = False) -> GenerateReply:

@@ -84,6 +84,7 @@ def turn_record(order: Order, drawn: Drawn, text: str, replica: str, at: float) 
         num_preemptions=order.num_preemptions,
         unfit_tokens=num_prompt if drawn.context_tokens else 0,
         context_tokens=drawn.context_tokens,
+        is_overtime=completion.is_overtime,
         replica=replica,
         at=at,
     )

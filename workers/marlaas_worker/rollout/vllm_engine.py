@@ -5,8 +5,10 @@ or bus.
 """
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,7 @@ from marlaas_worker.rollout.vllm_incarnation import EngineIncarnation, start_inc
 from marlaas_worker.rollout.vllm_settings import vllm_settings
 
 ANSWER_BOUND_S = 30.0
+_ABORTED = "abort"
 _LAST_AT_ONCE = 1 << 30
 """Tokens per message after the first. vLLM sends the first token at once, and all others with the last one."""
 
@@ -141,7 +144,7 @@ class VllmEngine:
         if not 2 <= len(ids) < self.limits.max_model_len:
             raise PromptInvalid(f"{len(ids)} ids to score; 2 to {self.limits.max_model_len - 1} are possible")
         with self._residents.using(adapter):
-            outputs = await self._run(f"score-{adapter.name}", adapter, ids, _scoring(), unheard)
+            outputs = await self._run(f"score-{adapter.name}", adapter, ids, _scoring(), _Start())
         return np.asarray(outputs[-1].prompt_logprobs.logprobs, dtype=np.float32)
 
     async def generate(
@@ -157,7 +160,8 @@ class VllmEngine:
         with self._residents.using(adapter):
             if room < 1:
                 return Completion((), (), StopReason.CONTEXT)
-            outputs = await self._run(request, adapter, prompt_ids, _sampling(sampling, room, self._end_ids), began)
+            params = _sampling(sampling, room, self._end_ids)
+            outputs = await self._run(request, adapter, prompt_ids, params, _Start(began, sampling.max_s))
         return _completion(outputs, sampling)
 
     async def healthy(self) -> bool:
@@ -194,20 +198,20 @@ class VllmEngine:
         return self._incarnation
 
     async def _run(
-        self, request: str, adapter: LoadedAdapter, ids: npt.NDArray[np.int32], params: Any, began: Began
+        self, request: str, adapter: LoadedAdapter, ids: npt.NDArray[np.int32], params: Any, start: "_Start"
     ) -> list[Any]:
         """Return vLLM's messages of a request, in order; the last one has the finish reason."""
         incarnation = self._alive()
         prompt = {"prompt_token_ids": ids.tolist()}
         streamed = incarnation.llm.generate(prompt, params, request, lora_request=_lora_request(adapter))
         try:
-            outputs = await incarnation.call(_all(streamed, began))
+            outputs = await incarnation.call(_all(streamed, start, partial(incarnation.llm.abort, request)))
         except MarlaasError:
             raise
         except Exception as error:
             raise Retryable(f"vLLM failed {request}: {error.__cause__ or error!r}") from error
         reason = outputs[-1].outputs[0].finish_reason if outputs else None
-        if reason not in ("stop", "length"):
+        if reason not in ("stop", "length", *([_ABORTED] if start.is_limited else [])):
             raise EngineDown(f"vLLM ended {request} with {reason!r}")
         return outputs
 
@@ -223,13 +227,38 @@ def _judge_silent(incarnation: EngineIncarnation, silent_s: float) -> None:
         )
 
 
-async def _all(streamed: Any, began: Began) -> list[Any]:
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What follows a request's first token. began: to be called then; max_s: seconds until the request is ended."""
+
+    began: Began = unheard
+    max_s: float = math.inf
+
+    @property
+    def is_limited(self) -> bool:
+        return self.max_s < math.inf
+
+
+async def _all(streamed: Any, start: _Start, abort: Callable[[], Awaitable[None]]) -> list[Any]:
+    """Return all messages. At the time limit, abort the request: vLLM's last message then has the tokens so far."""
     outputs: list[Any] = []
-    async for output in streamed:
-        if not outputs:
-            began()
-        outputs.append(output)
+    limit: asyncio.Future[None] | None = None
+    try:
+        async for output in streamed:
+            if not outputs:
+                start.began()
+                limit = asyncio.ensure_future(_after(start.max_s, abort)) if start.is_limited else None
+            outputs.append(output)
+    finally:
+        if limit is not None:
+            limit.cancel()
+            await asyncio.gather(limit, return_exceptions=True)  # An engine that is down fails the stream, too.
     return outputs
+
+
+async def _after(delay_s: float, act: Callable[[], Awaitable[None]]) -> None:
+    await asyncio.sleep(delay_s)
+    await act()
 
 
 def _rank(adapter: LoadedAdapter) -> int:
@@ -287,11 +316,14 @@ def _scoring() -> Any:
 def _completion(outputs: Sequence[Any], sampling: Sampling) -> Completion:
     parts = [output.outputs[0] for output in outputs]
     ids = tuple(chain.from_iterable(part.token_ids for part in parts))
+    reason = parts[-1].finish_reason
     return Completion(
         output_ids=ids,
-        logprobs=tuple(chain.from_iterable(part.logprobs.logprobs for part in parts)),
-        stop_reason=stop_reason(parts[-1].finish_reason == "stop", len(ids), sampling),
+        # A message of an aborted request that has no new tokens repeats the logprobs of the earlier ones.
+        logprobs=tuple(chain.from_iterable(part.logprobs.logprobs[: len(part.token_ids)] for part in parts)),
+        stop_reason=StopReason.LENGTH if reason == _ABORTED else stop_reason(reason == "stop", len(ids), sampling),
         cached_tokens=outputs[-1].num_cached_tokens or 0,
+        is_overtime=reason == _ABORTED,
     )
 
 

@@ -26,11 +26,11 @@ from typing import Any
 
 import torch
 
+from marlaas.models.inspection import is_adaptable
 from marlaas_api.errors import InvalidInput, Permanent
 from marlaas_api.messages.pool_spec import PoolSpec
 from marlaas_api.numeric import quantity
 from marlaas_worker.adapters import choose_dtype
-from marlaas_worker.calibration import is_adaptable
 from marlaas_worker.rollout.engine import EngineLimits, ModelFolder
 from marlaas_worker.rollout.engine_progress import CPU_PRODUCTS_PER_S, GPU_PRODUCTS_PER_S, busy_bound_s
 from marlaas_worker.rollout.kv_budget import BLOCK_TOKENS

@@ -53,7 +53,8 @@ class Attempt:
             }
         ended = {"prior_faults": prior_faults, "duration_s": time.monotonic() - started}
         ledger = self._session.ledger
-        counts = {"num_turns": ledger.num_turns, "num_tokens": ledger.num_tokens, "num_cut": ledger.num_cut}
+        counts = {"num_turns": ledger.num_turns, "num_tokens": ledger.num_tokens}
+        counts |= {"num_cut": ledger.num_cut, "num_overtime": ledger.num_overtime}
         return self._blank.model_copy(update={**ended, **result, **counts})
 
     async def _scored(self) -> dict[str, Any]:

@@ -17,7 +17,8 @@ class TurnLedger:
     """The turns of one play, by agent and by their number among the agent's own.
 
     may_speak: the agents that the task may call; empty: all. tool_rewards: rewards so far, while a tool call is open; else
-    None. num_tokens, num_cut: generated tokens, and turns that maxTokens or the context cut.
+    None. num_tokens: generated tokens. num_cut, num_overtime: turns that maxTokens, the context or the time limit cut, and
+    those of the time limit.
     """
 
     agents: tuple[str, ...]
@@ -26,6 +27,7 @@ class TurnLedger:
     tool_rewards: dict[str, float] | None = None
     num_tokens: int = 0
     num_cut: int = 0
+    num_overtime: int = 0
     _first: str = ""
     _parents: dict[str, dict[int, int | None]] = field(default_factory=dict)
     _begun: set[tuple[str, int]] = field(default_factory=set)
@@ -80,10 +82,11 @@ class TurnLedger:
         """Return a digest of the first prompt and of the content that the task has drawn; empty if there was no turn."""
         return digest_of(self._first, content) if self._first else ""
 
-    def end(self, asked: TurnMessage, stop: StopReason, num_tokens: int = 0) -> None:
+    def end(self, asked: TurnMessage, stop: StopReason, num_tokens: int = 0, *, is_overtime: bool = False) -> None:
         """Record a generated turn."""
         self.num_tokens += num_tokens
         self.num_cut += stop is not StopReason.STOP
+        self.num_overtime += is_overtime
         self._parents.setdefault(asked.agent, {})[asked.number] = asked.parent
         if asked.choice is not None:
             self._choices.setdefault(asked.choice, []).append(asked)

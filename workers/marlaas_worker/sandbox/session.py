@@ -46,6 +46,8 @@ from marlaas_worker.sandbox.turns import (
 )
 
 _EXIT_GRACE_S = 0.5
+_CUT_GRACE_S = 30.0
+"""Seconds after a turn's time limit at which the sandbox gives it up. An engine that computes has ended it before, as a cut reply."""
 """Time for the exit of a child to be reported after its connection, or for its last message after its exit."""
 _T = TypeVar("_T")
 
@@ -202,7 +204,7 @@ class ChildSession:
             if not self.ledger.begin(asked):
                 text = f"agent {asked.agent!r} has had its {self.ledger.max_turns} turns (rollout.maxTurns)"
                 return {"kind": "limit", "text": text}
-            timeout_s = self._spec.environment.turn_timeout_seconds
+            timeout_s = self._spec.turn_timeout_s + _CUT_GRACE_S
             reply = await _unless_ended(child, self._turns.generate(self._request(asked), timeout_s))
         except (BadChildMessage, TurnTooLong) as error:
             raise Fault(FaultClass.ENV, str(error)) from error
@@ -224,7 +226,7 @@ class ChildSession:
                 "leaves no room for a reply: shorten the prompt, or raise rollout.maxModelLen of the pool"
             )
             raise Fault(FaultClass.ENV, text, is_retryable=False)
-        self.ledger.end(asked, stop, reply.num_tokens)
+        self.ledger.end(asked, stop, reply.num_tokens, is_overtime=reply.is_overtime)
         sizes = {"num_tokens": reply.num_tokens, "num_prompt_tokens": reply.num_prompt_tokens}
         return {"kind": "reply", "text": reply.text, "stop_reason": stop, **sizes}
 

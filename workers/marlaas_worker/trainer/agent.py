@@ -99,7 +99,8 @@ class AgentTrainer:
             if self.is_leaving:
                 return
         learner = await self._residence.make_learner()
-        await self._compute(learner.begin)
+        for remark in await self._compute(learner.begin):
+            await self._dependencies.emit(self._assignment, "BaseModelDiffers", remark)
         await self._publish(learner, StepResult(version=0))
 
     async def _resume(self, ref: BlobRef) -> None:

@@ -11,19 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from marlaas_worker.base_model import ModelUnusable
 from marlaas_worker.trainer.batching import MicroBatch, collate
 from marlaas_worker.trainer.rows import Segment, chain, pack_prefix_tree
 
 log = logging.getLogger(__name__)
-
-
-def linear_layers(decoder: nn.Module) -> tuple[str, ...]:
-    """Return the short names of the decoder's linear layers (`q_proj`)."""
-    linear = (name for name, module in decoder.named_modules() if isinstance(module, nn.Linear))
-    return tuple(sorted({name.rsplit(".", 1)[-1] for name in linear}))
 
 
 def example(ids: Sequence[int]) -> Segment:

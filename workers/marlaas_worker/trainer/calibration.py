@@ -28,7 +28,6 @@ from marlaas_worker.calibration import (
     NUM_TOKENS,
     draw_adapter,
     fingerprint,
-    is_adaptable,
     joined,
     mean_gap,
     tolerance_of,
@@ -140,7 +139,6 @@ def _drawn(model: BaseModel, rank: int, size: float) -> SelfTestSpec:
         layers={
             name: AdaptedLayer(rows=rows, columns=columns, size=size * scale * (columns / rank) ** 0.5)
             for name, (rows, columns, scale) in layers.items()
-            if is_adaptable(name)
         },
         sha256="",
         logprobs=(),

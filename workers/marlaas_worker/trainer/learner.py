@@ -19,6 +19,7 @@ from marlaas_api.messages.job_spec import TrainingSettings
 from marlaas_worker.adapters import AdapterConfig, has_effect, read_adapter
 from marlaas_worker.calibration import ids_of
 from marlaas_worker.device_errors import OutOfMemory
+from marlaas_worker.peft_config import other_base
 from marlaas_worker.rl.algorithms import ALGORITHMS
 from marlaas_worker.rl.corrections import CAPS, FLOOR, Bounds
 from marlaas_worker.rl.losses import LossConfig, LossSums, TokenRecord, policy_loss
@@ -86,16 +87,21 @@ class Learner:
         """The adapter's rank and alpha."""
         return self._adapter.config
 
-    def begin(self) -> None:
-        """Load the weights of version 0: the zero adapter, or the adapter of initFrom. Raises AdapterInvalid, WeightsMismatch."""
+    def begin(self) -> tuple[str, ...]:
+        """Load the weights of version 0: the zero adapter, or the adapter of initFrom.
+
+        Return a sentence for each given adapter that names another base model. Raises AdapterInvalid, WeightsMismatch.
+        """
+        remarks: list[str] = []
         agent, reference = self._assignment.agent, self._training.kl.reference.path
         self._adapter.load(initial_weights(self._adapter.parameters, self._assignment.document.seed, agent.name))
         if agent.init_from is not None:
-            self._adapter.load(self._read("initFrom", agent.init_from.path))
+            self._adapter.load(self._read("initFrom", agent.init_from.path, remarks))
         if reference is not None and agent.trainable and self._training.kl.coefficient > 0:
-            self._keep_initial(self._read("kl.reference", reference))
+            self._keep_initial(self._read("kl.reference", reference, remarks))
         elif agent.init_from is not None:
             self._keep_initial(self._adapter.tensors())
+        return tuple(remarks)
 
     def restore(self, weights: Mapping[str, Tensor], state: TrainingState) -> None:
         """Load a version's weights and training state. Raises WeightsMismatch, StateInvalid."""
@@ -234,13 +240,16 @@ class Learner:
         parts = [moments[name].reshape(-1) for name in self._adapter.parameters]
         return torch.cat(parts).to(self._adapter.flat.device, torch.float32)
 
-    def _read(self, field: str, path: str) -> dict[str, Tensor]:
+    def _read(self, field: str, path: str, remarks: list[str]) -> dict[str, Tensor]:
         tensors, config = read_adapter(Path(path))
         if (config.rank, config.alpha) != (self.config.rank, self.config.alpha):
             raise WeightsMismatch(
                 f"{field} {path} has rank {config.rank} and alpha {config.alpha}; "
                 f"the agent's adapter has {self.config.rank} and {self.config.alpha}"
             )
+        remark = other_base(config.base_model, config.revision, *self._model.source)
+        if remark is not None:
+            remarks.append(f"{field} {path}: {remark}")
         return {name: tensor.float() for name, tensor in tensors.items()}
 
     def _keep_initial(self, weights: dict[str, Tensor]) -> None:

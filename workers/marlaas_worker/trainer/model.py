@@ -18,10 +18,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from marlaas.models.inspection import is_adaptable
 from marlaas_api.messages.pool_spec import HubSource
 from marlaas_worker.adapters import DTYPES, AdapterConfig, choose_dtype
 from marlaas_worker.base_model import load_base_model
-from marlaas_worker.trainer.architecture import check_head, example, linear_layers, shares_prefixes
+from marlaas_worker.trainer.architecture import check_head, example, shares_prefixes
 from marlaas_worker.trainer.batching import MicroBatch, collate
 from marlaas_worker.trainer.compute import compute_reproducibly
 from marlaas_worker.trainer.head import in_float32, precise_token_logprobs, token_logprobs, token_logprobs_and_entropies
@@ -35,7 +36,8 @@ log = logging.getLogger(__name__)
 class BaseModel:
     """A causal language model in Hugging Face format. Adapters are float32, whatever the model's dtype.
 
-    linear_layers: layer names that an adapter may target: the decoder's linear layers, without head and embeddings.
+    linear_layers: short names of the layers that an adapter may target (`q_proj`): the decoder's linear layers without
+    routers and experts, as the engine's.
     pairs_per_token: argument of `rows.pack_prefix_tree`; 0 if the architecture cannot share prefixes. With hidden
     size H, a layer costs about 24 H^2 operations per token, and 4 H per pair of tokens in its attention.
 
@@ -66,8 +68,8 @@ class BaseModel:
         dtype = dtype or DTYPES[choose_dtype("auto", self.device.type != "cpu")]
         self._model: Any = load_base_model(Path(path), dtype).to(self.device)
         self._decoder, self._head = self._model.get_decoder(), self._model.get_output_embeddings()
-        self.linear_layers = linear_layers(self._decoder)
         self._layers = self._adaptable_layers()
+        self.linear_layers = tuple(sorted({name.rsplit(".", 1)[-1] for name in self._layers}))
         self._active = ActiveAdapter()
         adapt_layers(self._model, self._layers, self._active)
         self._recompute = LayerRecompute(self._decoder, activation_bytes)
@@ -80,9 +82,8 @@ class BaseModel:
 
     @property
     def parameters_per_rank(self) -> int:
-        """Number of parameters that an adapter on every linear layer has for each unit of its rank."""
-        linear = (module for module in self._decoder.modules() if isinstance(module, nn.Linear))
-        return sum(module.in_features + module.out_features for module in linear)
+        """Number of parameters that an adapter on every layer has for each unit of its rank."""
+        return sum(layer.in_features + layer.out_features for layer in self._layers.values())
 
     @property
     def activation_bytes_per_token(self) -> float:
@@ -96,6 +97,11 @@ class BaseModel:
     def adapters(self) -> tuple[str, ...]:
         """Names of the attached adapters."""
         return tuple(self._attached)
+
+    @property
+    def source(self) -> tuple[str, str | None]:
+        """Name and revision by which adapters name this model: the hub's, or the folder's name and None."""
+        return (self._hub.id, self._hub.revision) if self._hub is not None else (self._name, None)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -113,8 +119,7 @@ class BaseModel:
         wanted = self._resolve(targets)
         layers = {name: layer for name, layer in self._layers.items() if name.rsplit(".", 1)[-1] in wanted}
         name = f"adapter{next(self._numbers)}"
-        base = (self._hub.id, self._hub.revision) if self._hub is not None else (self._name,)
-        adapter = new_adapter(name, AdapterConfig(rank, alpha, *base), layers, self.device)
+        adapter = new_adapter(name, AdapterConfig(rank, alpha, *self.source), layers, self.device)
         if not self._recompute.bytes_per_token:
             self._measure_activations(adapter)
         self._attached[name] = adapter
@@ -171,16 +176,14 @@ class BaseModel:
         return ids
 
     def layer_shapes(self) -> dict[str, tuple[int, int, float]]:
-        """Return the shape and scale of each linear layer of the decoder, by the model's own layer names.
+        """Return the shape and scale of each layer that an adapter may target, by the model's own layer names.
 
         The values are output width, input width, and root mean square of the weights.
         """
-        found = {}
-        for name, module in self._model.named_modules():
-            if isinstance(module, nn.Linear) and module is not self._head:
-                scale = module.weight.float().square().mean().sqrt().item()
-                found[name] = (module.out_features, module.in_features, scale)
-        return found
+        return {
+            name: (layer.out_features, layer.in_features, layer.weight.float().square().mean().sqrt().item())
+            for name, layer in self._layers.items()
+        }
 
     def backward(self, loss: Tensor, batch: MicroBatch) -> None:
         """Add the loss's gradient to the active adapter's parameters. Raises OutOfMemory."""
@@ -225,7 +228,8 @@ class BaseModel:
     def _adaptable_layers(self) -> dict[str, nn.Linear]:
         inside = set(self._decoder.modules())
         named = self._model.named_modules()
-        return {name: module for name, module in named if isinstance(module, nn.Linear) and module in inside}
+        linear = ((name, module) for name, module in named if isinstance(module, nn.Linear) and module in inside)
+        return {name: module for name, module in linear if is_adaptable(name)}
 
     def _resolve(self, targets: Sequence[str]) -> list[str]:
         known = self.linear_layers

@@ -129,9 +129,8 @@ def weighing(spec: JobSpec) -> Weighing:
     """Return a job's conversion of rewards to advantages: the job's settings, with the algorithm's defaults."""
     rule, max_tokens = ALGORITHMS[spec.training.algorithm], spec.rollout.max_tokens
     overlong = spec.training.overlong
-    tokens = int(rule.overlong * max_tokens) if overlong.tokens is None else overlong.tokens
     has_baseline = spec.training.has_running_baseline
-    return Weighing(rule.advantage, max_tokens, tokens, overlong.filter, has_baseline)
+    return Weighing(rule.advantage, max_tokens, overlong.tokens, overlong.filter, has_baseline)
 
 
 def segments_of(
