@@ -105,6 +105,7 @@ def _settle(output: int, confinement: Confinement) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    os.nice(confinement.niceness)
+    # Not relative: the fork server may have lowered this process's share already, and twice would be the least share there is.
+    os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), confinement.niceness))
     kernel.limit_memory(confinement.memory_bytes)
     os.environ["TMPDIR"] = tempfile.tempdir = confinement.tmp
