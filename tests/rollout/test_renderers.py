@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.rollout.chats import bpe, reply_to, user
+from tests.tables import rows
 
+from marlaas.tool_calls import chatml_parts
 from marlaas_api.messages import ChatMessage, StopReason
 from marlaas_worker.rollout.conversation import extend
 from marlaas_worker.rollout.renderers import TemplateRefused
@@ -29,8 +31,7 @@ def calls_of(parts):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_familys_reply_is_read_and_its_past_is_rendered_again(name):
     case, tokenizer = FAMILIES[name], made(name)
-    family = tokenizer.renderer.family
-    assert (None if family is None else family.name) == case["family"]
+    assert tokenizer.renderer.family.name == case["family"]
     tools = TOOLS if case.get("shows_tools", True) else None
     prompt = extend(tokenizer, None, user(DATA["defaults"]["user"]), tools)
     assert prompt.draft.text == case["prompt"]
@@ -58,6 +59,20 @@ def test_a_malformed_call_is_content_and_a_cut_reply_is_read_as_far_as_it_goes(n
     reply = read(tokenizer, prompt, tokenizer.encode(text), StopReason.LENGTH)
     parts = ("", reply.text) if reply.parts is None else (reply.parts.reasoning, reply.parts.content)
     assert (reply.text, *parts) == (text, reasoning, content)
+
+
+ELSEWHERE = str(Path(__file__).parents[1] / "environment" / "test_openai_server.py")
+REPLIES = ["plain", "<think>a</think> b", *(text for text, _ in rows(ELSEWHERE, "calls"))]
+
+
+@pytest.mark.parametrize("text", [*REPLIES, *rows(ELSEWHERE, "texts")])
+def test_a_written_reply_is_read_as_that_of_a_chatml_model(text):
+    tokenizer = made("plain ChatML")
+    parts = tokenizer.parts(tokenizer.encode(text), "", TOOLS)
+    written = chatml_parts(text, {"add"})
+    assert [[call.name, call.arguments] for call in written.tool_calls] == ([] if parts is None else calls_of(parts))
+    read_as = ("", text) if parts is None else (parts.reasoning, parts.content)
+    assert (written.reasoning, written.content) == read_as
 
 
 UNKNOWN = (

@@ -61,6 +61,7 @@ def model_notes(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]:
         yield from pool.source.findings(() if has_gpu() else _no_gpu(pool.object))
         if facts is not None:
             known.append((pool, facts))
+            yield from pool.source.findings(_of_no_family(pool.object, facts))
             yield from _untemplated(contents, pool.object, facts, is_builtin=False)
         elif not runnable:
             yield from pool.source.findings(_not_here(pool.object))
@@ -93,6 +94,16 @@ def _shorter(pool: ModelPool, facts: ModelFacts | None) -> Iterator[Problem]:
     if most is not None and most < wanted and "max_model_len" in pool.spec.rollout.model_fields_set:
         text = f"maxModelLen {wanted} exceeds the model's context of {most} tokens; engines accept conversations of up to {most} tokens"
         yield Problem(("spec", "rollout", "maxModelLen"), text)
+
+
+def _of_no_family(pool: ModelPool, facts: ModelFacts) -> Iterator[Problem]:
+    """Yield a note on a model of no known family; the builtin ones are ChatML-like, or have no calls."""
+    if facts.reads_as_chatml and pool.spec.model.builtin is None:
+        text = (
+            "the model's chat template is of no known family: replies are read as those of ChatML models (<think>…</think>, "
+            "<tool_call>{JSON}</tool_call>); if it writes others, put a `response_template` into its tokenizer_config.json"
+        )
+        yield Problem((*_MODEL, _source(pool.spec.model)), text)
 
 
 def _too_long(contents: ManifestObjects, pool: ModelPool, facts: ModelFacts) -> Iterator[Finding]:

@@ -64,7 +64,7 @@ class Family:
         return has_tokens and all(word in template for word in self.words)
 
 
-CHATML = Family("ChatML")
+CHATML = Family("ChatML", words=("<|im_start|>",))
 """For plain ChatML models, and for models of no known family."""
 
 FAMILIES = (
@@ -204,6 +204,7 @@ FAMILIES = (
     ),
     Family("Phi-4", words=("<|im_sep|>",), grammar={"reasoning": _THINK, "content": _CONTENT}),
     Family("DeepSeek-R1", words=("<｜Assistant｜>",), grammar={"reasoning": _THINK, "content": _CONTENT}),
+    CHATML,
 )
 
 

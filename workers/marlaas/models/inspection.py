@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from marlaas.models.damage import refuse_damaged
+from marlaas.models.families import family_of
 from marlaas.models.weight_files import read_json, tensors
 
 _NOT_ADAPTED = re.compile(r"embed|head$|experts|router|\bgate$|\bwte$|\bwpe$")
@@ -31,6 +32,8 @@ class ModelFacts:
         max_positions: longest conversation that the model supports, in tokens; None if config.json lacks it.
         vocab_size, hidden_size, num_layers: as in config.json; 0 if missing.
         has_chat_template: whether the tokenizer has one.
+        family: name of the model's family, which reads its replies; empty if it is of no known family, or if there is no template to tell.
+        reads_as_chatml: whether there is a template of no known family.
     """
 
     architectures: tuple[str, ...]
@@ -41,6 +44,8 @@ class ModelFacts:
     hidden_size: int = 0
     num_layers: int = 0
     has_chat_template: bool = True
+    family: str = ""
+    reads_as_chatml: bool = False
 
     def adapter_parameters(self, rank: int, targets: Collection[str] = ()) -> int:
         """Return the number of values in an adapter of these linear layers (empty: all): A [rank, in] and B [out, rank] for each."""
@@ -61,6 +66,8 @@ def inspect(folder: Path) -> ModelFacts:
     shapes = {one.name: one.shape for one in found}
     settings = text if isinstance(text, dict) else config
     positions = settings.get("max_position_embeddings")
+    template = _template(folder)
+    family = family_of(template, _tokens(folder)) if template else None
     return ModelFacts(
         architectures=tuple(str(name) for name in config.get("architectures") or ()),
         num_parameters=sum(math.prod(shape) for shape in shapes.values()),
@@ -70,6 +77,8 @@ def inspect(folder: Path) -> ModelFacts:
         hidden_size=_size(settings, "hidden_size"),
         num_layers=_size(settings, "num_hidden_layers"),
         has_chat_template=_has_chat_template(folder),
+        family="" if family is None else family.name,
+        reads_as_chatml=bool(template) and family is None and not _tokenizer(folder).get("response_template"),
     )
 
 
@@ -77,7 +86,26 @@ def _has_chat_template(folder: Path) -> bool:
     """Return whether a folder has a chat template, in a file of its own or in the tokenizer's configuration; True without such a configuration."""
     if any((folder / name).exists() for name in _TEMPLATES) or not (folder / _TOKENIZER).is_file():
         return True
-    return bool(read_json(folder / _TOKENIZER).get("chat_template"))
+    return bool(_tokenizer(folder).get("chat_template"))
+
+
+def _tokenizer(folder: Path) -> dict[str, Any]:
+    return read_json(folder / _TOKENIZER) if (folder / _TOKENIZER).is_file() else {}
+
+
+def _template(folder: Path) -> str:
+    """Return the text of a folder's chat template; empty if it has none, or several."""
+    text, listed = folder / _TEMPLATES[0], folder / _TEMPLATES[1]
+    if text.is_file():
+        return text.read_text(encoding="utf-8", errors="replace")
+    found = (read_json(listed) if listed.is_file() else _tokenizer(folder)).get("chat_template")
+    return found if isinstance(found, str) else ""
+
+
+def _tokens(folder: Path) -> frozenset[str] | None:
+    """Return the added tokens of a folder's tokenizer; None if its configuration does not list them."""
+    added = _tokenizer(folder).get("added_tokens_decoder")
+    return frozenset(str(one["content"]) for one in added.values()) if isinstance(added, dict) else None
 
 
 def _size(config: dict[str, Any], key: str) -> int:

@@ -79,7 +79,7 @@ class Renderer:
     def past(self, text: str, before: str, tools: Sequence[str]) -> tuple[ChatMessage, ...]:
         """Return messages that give a reply to the chat template: its parts, if it has some, and its plain text.
 
-        The template of a known family is given the parts first. Another one may not show them, so it is given the text first.
+        A family's template is given the parts first. A plain one may not show them, so it is given the text first.
         """
         plain = ChatMessage(role="assistant", content=text)
         reasoning, content, calls = self._read(text, before, tools)
@@ -90,7 +90,7 @@ class Renderer:
             for number, call in enumerate(calls)
         )
         parts = ChatMessage(role="assistant", content=content, tool_calls=told, reasoning_content=reasoning)
-        return (plain, parts) if self.family is None and self.own is None else (parts, plain)
+        return (plain, parts) if self._is_plain else (parts, plain)
 
     def check(self, plain: str, structured: str) -> None:
         """Refuse a model whose template structures replies with special tokens that nothing here reads.
@@ -101,7 +101,7 @@ class Renderer:
 
         Raises TemplateRefused.
         """
-        if self.own is not None or self.family is not None:
+        if not self._is_plain:
             return
         lost = [token for token in self._specials if structured.count(token) > plain.count(token)]
         if lost:
@@ -111,6 +111,11 @@ class Renderer:
                 "tokenizer_config.json (transformers, chat response parsing), or give the pool a chatTemplate that writes calls as "
                 "<tool_call>{JSON}</tool_call>"
             )
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether nothing says in which form the template writes reasoning and calls."""
+        return self.own is None and self._family is CHATML
 
     @property
     def _family(self) -> Family:
