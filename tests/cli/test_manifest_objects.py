@@ -242,8 +242,10 @@ def test_a_model_without_a_chat_template_is_refused_for_builtin_environments_and
     assert [text in one for one in complaints(PATH, runnable=False)] == [True]
     own = ("environment: {name: reverse}", "environment: {image: game, entrypoint: [game]}")
     assert sum(text in one for one in notes_of(manifest, PATH, own)) == 1
-    (tmp_path / "m" / "chat_template.jinja").touch()
-    assert complaints(PATH, runnable=False) == []
+    for template, num in (("{{ messages[0].content }}", 1), ("<|im_start|>", 0), ("<|channel|><|message|>", 0)):
+        (tmp_path / "m" / "chat_template.jinja").write_text(template)
+        assert complaints(PATH, runnable=False) == []
+        assert sum("is of no known family" in one for one in notes_of(manifest, PATH)) == num
 
 
 def notes_of(manifest, *edits: str, runnable=False):

@@ -11,7 +11,7 @@ from marlaas.episodes.selection import Played
 from marlaas.episodes.show import rich
 from marlaas_api.errors import InvalidInput
 from marlaas_api.last_words import visible
-from marlaas_api.messages import ChatMessage, Ending, FaultClass
+from marlaas_api.messages import ChatMessage, Ending, FaultClass, ReplyPartsMessage, ToolCallMessage
 
 
 def test_an_episode_is_read_back_as_it_was_generated(tmp_path, episode, turn):
@@ -153,8 +153,10 @@ def test_what_did_not_go_well_is_said_and_what_a_model_wrote_cannot_drive_the_te
     assert "KeyError: 'x'" in text
     assert "reward" not in text
     one = episode(fault=None)
-    played = Played("a/b", joined(one, [turn(one, text="\x1b]0;owned\x07 \x1b[2J[bold]not markup[/bold]")]))
-    text = _text(played)
+    call = ReplyPartsMessage(content="", tool_calls=(ToolCallMessage(name="add", arguments="\x1b{}"),), raw="")
+    hostile = turn(one, text="\x1b]0;owned\x07 \x1b[2J[bold]not markup[/bold]").model_copy(update={"parts": call})
+    text = _text(Played("a/b", joined(one, [hostile])))
+    assert "call add \\x1b{}" in text
     assert "\x1b" not in text
     assert "\\x1b]0;owned\\x07" in text
     assert "[bold]not markup[/bold]" in text

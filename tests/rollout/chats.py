@@ -1,7 +1,7 @@
 """Tokenizers with chat templates of every kind, and what is said with them."""
 
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from marlaas_api.messages import ChatMessage, StopReason
@@ -17,15 +17,19 @@ TRIMS = CHATML.replace("m.content", "m.content | trim")
 COUNTS_MESSAGES = "{{ messages | length }}" + CHATML
 
 
-def bpe(template):
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+def bpe(template, special=SPECIAL, added=(), end="<|im_end|>", **settings):
+    """A tokenizer with a template. added: tokens that are not special, as many families' marks."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     bytes_ = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "show_progress": False}
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special, **bytes_)
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=list(special), **bytes_)
     backend.train_from_iterator(["the tool answers three plus fourteen user assistant system"] * 8, trainer)
-    tokens = {"eos_token": "<|im_end|>", "additional_special_tokens": special}
+    backend.add_tokens([AddedToken(text, normalized=False) for text in added])
+    tokens = {"eos_token": end, **settings}
     return PretrainedTokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, **tokens, chat_template=template))
 
 

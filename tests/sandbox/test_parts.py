@@ -9,7 +9,15 @@ import pytest
 from tests.tables import rows
 
 from marlaas.environment_types import TurnRequest
-from marlaas_api.messages import ChatMessage, Ending, FaultClass, GenerateRequest, StopReason
+from marlaas_api.messages import (
+    ChatMessage,
+    Ending,
+    FaultClass,
+    GenerateRequest,
+    ReplyPartsMessage,
+    StopReason,
+    ToolCallMessage,
+)
 from marlaas_api.names import BRANCH_TURNS, MAX_TURNS_FACTOR
 from marlaas_worker.sandbox.channel import SupervisorChannel, encode_frame, receive_frame
 from marlaas_worker.sandbox.child_messages import ScoreMessage, TurnMessage
@@ -114,13 +122,13 @@ async def test_an_episode_names_the_agents_that_its_task_may_call_unless_all(har
     assert (episode.fault, episode.ending, episode.may_speak) == (None, ending, tuple(named))
 
 
-CALL = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+CALL = ReplyPartsMessage(content="", tool_calls=(ToolCallMessage(name="add", arguments="{}"),), raw="<a><b>")
 
 
 async def test_tools_and_their_answers_travel_to_the_rollout_role(harness):
     def answer(request):
-        reply = harness.rollout.result(request, "3" if request.parent == 0 else CALL)
-        return [reply.model_copy(update={"num_prompt_tokens": 40})]
+        reply = harness.rollout.result(request, "3")
+        return [reply.model_copy(update={"num_prompt_tokens": 40, "parts": None if request.parent == 0 else CALL})]
 
     harness.rollout.answer = answer
     document = harness.document("rogues:uses_a_tool")

@@ -34,7 +34,7 @@ class UnknownAgent(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call in a hand-written assistant message (not a generated one). `arguments` is the JSON text of an object."""
+    """A tool call, in a reply or in a hand-written assistant message. `arguments` is the JSON text of an object."""
 
     name: str
     arguments: str
@@ -59,14 +59,52 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplyParts:
+    """A reply as its model family reads it: see the properties of `Reply`."""
+
+    reasoning: str
+    content: str
+    tool_calls: tuple[ToolCall, ...]
+    raw: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
-    """One turn of an agent. Pass it to `Agent.fork` to branch after it; `num_prompt_tokens` is the length of the prompt."""
+    """One turn of an agent. Pass it to `Agent.fork` to branch after it.
+
+    Attributes:
+        text: all that the policy wrote, without the end token. Special tokens are written out if the model family structures
+            its replies with them (Llama's `<|python_tag|>`, gpt-oss' channels), and left out otherwise.
+        num_prompt_tokens: length of the prompt.
+        parts: the reply as its model family reads it; None for a plain text.
+    """
 
     text: str
     stop_reason: StopReason = StopReason.STOP
     num_tokens: int = 0
     turn: int = 0
     num_prompt_tokens: int = 0
+    parts: ReplyParts | None = None
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning before the answer, without its marks; empty if there is none."""
+        return "" if self.parts is None else self.parts.reasoning
+
+    @property
+    def content(self) -> str:
+        """The answer, without reasoning and tool calls. A malformed tool call is part of it."""
+        return self.text if self.parts is None else self.parts.content
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The tool calls; they have no ids."""
+        return () if self.parts is None else self.parts.tool_calls
+
+    @property
+    def raw(self) -> str:
+        """The text with every special token written out, without the end token."""
+        return self.text if self.parts is None else self.parts.raw
 
 
 @dataclass(frozen=True, slots=True)

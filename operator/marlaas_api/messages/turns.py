@@ -18,16 +18,23 @@ class ToolCallMessage(BusMessage):
 
 
 class ChatMessage(BusMessage):
-    """One chat message. name: of a tool.
-
-    tool_calls: only in an assistant's message that was written and not generated; a generated message is plain text.
-    """
+    """One chat message. name: of a tool. tool_calls, reasoning_content: of an assistant."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
     name: str | None = None
     tool_calls: tuple[ToolCallMessage, ...] = ()
     tool_call_id: str | None = None
+    reasoning_content: str = ""
+
+
+class ReplyPartsMessage(BusMessage):
+    """A reply as its model family reads it. content: without reasoning and calls. raw: with every special token written out, without the end token."""
+
+    reasoning: str = ""
+    content: str
+    tool_calls: tuple[ToolCallMessage, ...] = ()
+    raw: str
 
 
 class GenerateRequest(JobMessage):
@@ -97,6 +104,7 @@ class GenerateReply(BusMessage):
     phase: ReplyPhase
     replica: str
     text: str = ""
+    parts: ReplyPartsMessage | None = None
     stop_reason: StopReason | None = None
     num_tokens: int = 0
     num_prompt_tokens: int = 0
@@ -132,7 +140,7 @@ class Turn(JobMessage):
     prompt_ids, output_ids: int32 bytes [T] (`marlaas_api.wire`). logprobs: float32 bytes, one per output id, under
     the sampling policy at `temperature`. `prompt_ids` are only the tokens that this turn appended after its parent's
     output; with `opens_segment` they are a whole prompt (the first turn, or after a template that rewrote earlier
-    text). text: the reply's text. append, tools: from the request. A prompt too long for the context window is not fed
+    text). text: the reply's text. parts: None if text, content and raw are equal. append, tools: from the request. A prompt too long for the context window is not fed
     to the engine; of such a prompt, only the beginning and a digest are recorded, with its length, `unfit_tokens`, and that of the
     window, `context_tokens`; otherwise both are 0. num_preemptions: of the job before the
     request. is_overtime: whether the turn's time limit ended it, with the stop reason LENGTH.
@@ -153,6 +161,7 @@ class Turn(JobMessage):
     output_ids: bytes
     logprobs: bytes
     text: str
+    parts: ReplyPartsMessage | None = None
     stop_reason: StopReason
     temperature: float
     meter: Meter

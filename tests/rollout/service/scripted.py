@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from marlaas_api.messages import AdaptedLayer, Calibration, Probe, SelfTestSpec, StopReason
+from marlaas_api.messages import AdaptedLayer, Calibration, ChatMessage, Probe, SelfTestSpec, StopReason
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker import adapters
 from marlaas_worker.calibration import draw_adapter
@@ -43,6 +43,12 @@ class CharacterTokenizer:
 
     def decode(self, ids):
         return "".join(chr(token) for token in ids if token != END)
+
+    def past(self, text, before, tools):
+        return (ChatMessage(role="assistant", content=text),)
+
+    def parts(self, ids, before, tools):
+        return None
 
     def token_text(self, token):
         return "~" if token == END else chr(token)

@@ -26,6 +26,7 @@ from marlaas.envs import BUILTINS
 from marlaas.envs.leftovers import ProcessState, told
 from marlaas.envs.loading import EnvironmentCode, refuse_shadows, resolve
 from marlaas.envs.playing import UNSCORED, Outcome, explain, play_episode, seed_generators
+from marlaas.envs.scripted import WrittenReplies
 from marlaas.episode_state import ARBITRARY, EpisodeState
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import Split, derive_seed
@@ -275,6 +276,7 @@ class _TerminalChannel:
         self._replies = replies
         self._max_turns = max_turns
         self._one_at_a_time = Lock()
+        self._written = WrittenReplies()
 
     def turn(self, request: TurnRequest) -> Reply:
         """Display the request and return the agent's next reply. Raises TurnLimit."""
@@ -290,7 +292,7 @@ class _TerminalChannel:
         text = self._replies.next(request.agent)
         self.num_turns += 1
         self._say(request.agent, text, "assistant")
-        return Reply(text, num_tokens=len(text), turn=request.number)
+        return self._written.reply(request, text)
 
     def may_call(self, agents: Sequence[str]) -> None:
         """Do nothing: a call of another agent is an error that names it."""

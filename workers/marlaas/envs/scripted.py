@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from marlaas.environment import Reply, StopReason, TurnLimit
 from marlaas.environment_types import TurnRequest
+from marlaas.tool_calls import chatml_parts, tool_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,25 @@ class RecordedTurn:
     reply: Reply
 
 
+class WrittenReplies:
+    """Makes replies of texts that a person or a script has written, as a ChatML model would write them.
+
+    It knows the tools of each conversation, because a request without tools has those of the turn before.
+    """
+
+    def __init__(self) -> None:
+        self._tools: dict[tuple[str, int], frozenset[str]] = {}
+
+    def reply(self, request: TurnRequest, text: str) -> Reply:
+        """Return the reply of a text to a request."""
+        if request.tools is not None:
+            names = tool_names(request.tools)
+        else:
+            names = self._tools.get((request.agent, -1 if request.parent is None else request.parent), frozenset())
+        self._tools[request.agent, request.number] = names
+        return Reply(text, StopReason.STOP, len(text), request.number, parts=chatml_parts(text, names))
+
+
 class RecordedReplies:
     """Channel that computes each reply from the request and records the turns in `asked`. Raises TurnLimit like a sandbox."""
 
@@ -27,6 +47,7 @@ class RecordedReplies:
         self.may_speak: tuple[str, ...] = ()
         self.num_tools = 0
         self._answer = answer
+        self._written = WrittenReplies()
         self._max_turns = max_turns
 
     def turn(self, request: TurnRequest) -> Reply:
@@ -34,7 +55,7 @@ class RecordedReplies:
         if request.num_before >= self._max_turns:
             raise TurnLimit(f"agent {request.agent!r} has used all of its {self._max_turns} turns")
         text = self._answer(request)
-        reply = Reply(text, StopReason.STOP, len(text), request.number)
+        reply = self._written.reply(request, text)
         self.asked.append(RecordedTurn(request, reply))
         return reply
 

@@ -1,13 +1,13 @@
 """Episode format on disk: the sandbox's result joined with the engine's turns. Pure.
 
-Token ids are exact. `text` is the engine's decoding of them, without special tokens.
+Token ids are exact. `text` is their decoding, as `marlaas.environment.Reply.text`.
 """
 
 from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from marlaas_api.messages import ChatMessage, Choice, Ending, Episode, FaultClass, StopReason, Turn
+from marlaas_api.messages import ChatMessage, Choice, Ending, Episode, FaultClass, ReplyPartsMessage, StopReason, Turn
 from marlaas_api.messages.agent_settings import AgentSettings, trained_reward
 from marlaas_api.names import Split
 from marlaas_api.wire import unpack_ids, unpack_logprobs
@@ -27,6 +27,7 @@ class TurnRecord(_Kept):
 
     append: chat messages, or raw text, that were appended before it.
     prompt_ids: ids of the appended part only, or of the whole prompt if the turn opens a segment.
+    parts: reasoning, content and calls; None if the reply is plain text.
     logprobs: of output_ids, under the policy that sampled them.
     num_prompt_tokens: of the whole prompt. num_cached_tokens: of these, from the engine's prefix cache.
     queue_s, engine_s: seconds. share_s: its share of the engine's time. at: unix time of its end.
@@ -39,6 +40,7 @@ class TurnRecord(_Kept):
     opens_segment: bool = True
     append: tuple[ChatMessage, ...] | str
     text: str
+    parts: ReplyPartsMessage | None = None
     stop_reason: StopReason
     prompt_ids: tuple[int, ...] = ()
     output_ids: tuple[int, ...] = ()
@@ -137,7 +139,7 @@ def _are_several(turns: Sequence[Turn]) -> bool:
 
 
 def _turn(turn: Turn) -> TurnRecord:
-    same = ("agent", "turn", "parent", "version", "opens_segment", "append", "text", "stop_reason", "at")
+    same = ("agent", "turn", "parent", "version", "opens_segment", "append", "text", "parts", "stop_reason", "at")
     return TurnRecord(
         **{name: getattr(turn, name) for name in same},
         prompt_ids=tuple(unpack_ids(turn.prompt_ids).tolist()),

@@ -97,6 +97,8 @@ def _turn(turn: TurnRecord, tokens: bool, candidate: str) -> Iterator[Text]:
             f"{turn.agent} (new segment: the chat template changed earlier text)", turn.text, "assistant"
         )
     yield reply.append(f"  [{turn.stop_reason}, {len(turn.output_ids)} tokens{candidate}]", style="dim")
+    for call in turn.parts.tool_calls if turn.parts is not None else ():
+        yield Text(f"call {visible(call.name)} {visible(call.arguments)}", style="dim")
     if tokens:
         yield Text(f"ids {' '.join(map(str, turn.output_ids))}", style="dim")
 

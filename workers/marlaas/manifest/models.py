@@ -67,6 +67,7 @@ def model_notes(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]:
             known.append((pool, facts))
             yield from pool.source.findings(_experts(pool.object, facts))
             yield from pool.source.findings(_small_cache(contents, pool.object, facts))
+            yield from pool.source.findings(_of_no_family(pool.object, facts))
             yield from _untemplated(contents, pool.object, facts, is_builtin=False)
         elif not runnable:
             yield from pool.source.findings(_not_here(pool.object))
@@ -148,6 +149,16 @@ def _experts(pool: ModelPool, facts: ModelFacts) -> Iterator[Problem]:
             f"the model is a mixture of experts, and adapters change only its {listed(list(facts.linear_layers))}; "
             f"experts and routers, {share:.0%} of the parameters, stay as they are",
         )
+
+
+def _of_no_family(pool: ModelPool, facts: ModelFacts) -> Iterator[Problem]:
+    """Yield a note on a model of no known family; the builtin ones are ChatML-like, or have no calls."""
+    if facts.reads_as_chatml and pool.spec.model.builtin is None:
+        text = (
+            "the model's chat template is of no known family: replies are read as those of ChatML models (<think>…</think>, "
+            "<tool_call>{JSON}</tool_call>); if it writes others, put a `response_template` into its tokenizer_config.json"
+        )
+        yield Problem((*_MODEL, _source(pool.spec.model)), text)
 
 
 def _too_long(contents: ManifestObjects, pool: ModelPool, facts: ModelFacts) -> Iterator[Finding]:

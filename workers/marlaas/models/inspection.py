@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from marlaas.models.damage import refuse_damaged
+from marlaas.models.families import family_of
 from marlaas.models.weight_files import read_json, tensors
 
 _NOT_ADAPTED = re.compile(r"embed|head$|experts|router|\bgate\b|\bwte$|\bwpe$")
@@ -34,6 +35,8 @@ class ModelFacts:
         has_chat_template: whether the tokenizer has one.
         cached_values: numbers that a KV cache holds of each token; 0 if the architecture has other caches too.
         num_expert_parameters: number of values in the experts of a mixture of experts, routers included.
+        family: name of the model's family, which reads its replies; empty if it is of no known family, or if there is no template to tell.
+        reads_as_chatml: whether there is a template of no known family.
     """
 
     architectures: tuple[str, ...]
@@ -46,6 +49,8 @@ class ModelFacts:
     has_chat_template: bool = True
     num_expert_parameters: int = 0
     cached_values: int = 0
+    family: str = ""
+    reads_as_chatml: bool = False
 
     def adapter_parameters(self, rank: int, targets: Collection[str] = ()) -> int:
         """Return the number of values in an adapter of these linear layers (empty: all): A [rank, in] and B [out, rank] for each."""
@@ -74,6 +79,8 @@ def inspect(folder: Path) -> ModelFacts:
     shapes = {one.name: one.shape for one in found}
     settings = text if isinstance(text, dict) else config
     positions = settings.get("max_position_embeddings")
+    template = _template(folder)
+    family = family_of(template, _tokens(folder)) if template else None
     return ModelFacts(
         architectures=tuple(str(name) for name in config.get("architectures") or ()),
         num_parameters=sum(math.prod(shape) for shape in shapes.values()),
@@ -85,6 +92,8 @@ def inspect(folder: Path) -> ModelFacts:
         has_chat_template=_has_chat_template(folder),
         num_expert_parameters=sum(math.prod(shape) for name, shape in shapes.items() if _EXPERTS.search(name)),
         cached_values=_cached_values(settings),
+        family="" if family is None else family.name,
+        reads_as_chatml=bool(template) and family is None and not _tokenizer(folder).get("response_template"),
     )
 
 
@@ -92,7 +101,26 @@ def _has_chat_template(folder: Path) -> bool:
     """Return whether a folder has a chat template, in a file of its own or in the tokenizer's configuration; True without such a configuration."""
     if any((folder / name).exists() for name in _TEMPLATES) or not (folder / _TOKENIZER).is_file():
         return True
-    return bool(read_json(folder / _TOKENIZER).get("chat_template"))
+    return bool(_tokenizer(folder).get("chat_template"))
+
+
+def _tokenizer(folder: Path) -> dict[str, Any]:
+    return read_json(folder / _TOKENIZER) if (folder / _TOKENIZER).is_file() else {}
+
+
+def _template(folder: Path) -> str:
+    """Return the text of a folder's chat template; empty if it has none, or several."""
+    text, listed = folder / _TEMPLATES[0], folder / _TEMPLATES[1]
+    if text.is_file():
+        return text.read_text(encoding="utf-8", errors="replace")
+    found = (read_json(listed) if listed.is_file() else _tokenizer(folder)).get("chat_template")
+    return found if isinstance(found, str) else ""
+
+
+def _tokens(folder: Path) -> frozenset[str] | None:
+    """Return the added tokens of a folder's tokenizer; None if its configuration does not list them."""
+    added = _tokenizer(folder).get("added_tokens_decoder")
+    return frozenset(str(one["content"]) for one in added.values()) if isinstance(added, dict) else None
 
 
 def _cached_values(settings: dict[str, Any]) -> int:

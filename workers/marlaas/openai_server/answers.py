@@ -1,61 +1,20 @@
-"""From a reply to a chat completion: parse the tool calls in its text, and write the answer in the API's formats.
-
-Calls have one of two formats. First: `<tool_call>{"name": …, "arguments": {…}}</tool_call>` (Hermes, Qwen), any
-number of them, with text around. Second: the whole reply is such an object, or a list of them, and names known tools
-(Llama; `parameters` may replace `arguments`). Malformed calls stay text and are not repaired, because the policy
-learns to write calls from their reward. An answer is one JSON body, or server-sent events.
-"""
+"""From a reply to a chat completion in the API's formats: one JSON body, or server-sent events."""
 
 import json
-import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from marlaas.chat_messages import canonical
-from marlaas.environment import Message, Reply, StopReason, ToolCall
-
-_TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-
-
-def find_calls(text: str, names: Collection[str]) -> tuple[str, tuple[ToolCall, ...]]:
-    """Split a reply into its text and its calls, which have no ids yet. `names` are the known tools."""
-    tagged = _TAGGED.findall(text)
-    try:
-        if tagged:
-            return _TAGGED.sub("", text).strip(), tuple(_parsed_call(json.loads(body)) for body in tagged)
-        return _plain(text, names)
-    except (KeyError, TypeError, ValueError):
-        return text, ()
-
-
-def tool_names(tools: Sequence[str]) -> frozenset[str]:
-    """Return the names of tools from their JSON texts."""
-    return frozenset(json.loads(tool)["function"]["name"] for tool in tools)
-
-
-def _plain(text: str, names: Collection[str]) -> tuple[str, tuple[ToolCall, ...]]:
-    body = json.loads(text)
-    calls = tuple(_parsed_call(one) for one in (body if isinstance(body, list) else [body]))
-    if not calls or any(call.name not in names for call in calls):
-        return text, ()
-    return "", calls
-
-
-def _parsed_call(given: Any) -> ToolCall:
-    """Parse one call. Raises KeyError, TypeError or ValueError if it is malformed."""
-    name, arguments = given["name"], given["arguments"] if "arguments" in given else given["parameters"]
-    if not isinstance(name, str) or not name:
-        raise ValueError("the name must be text")
-    return ToolCall(name, canonical(arguments))
+from marlaas.environment import Message, Reply, StopReason
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyChoice:
-    """One reply, and the message that the client receives for it."""
+    """One reply, and the message that the client receives for it. reasoning: empty if there is none, or if it is in the content."""
 
     reply: Reply
     message: Message
+    reasoning: str = ""
 
     @property
     def finish_reason(self) -> str:
@@ -75,7 +34,7 @@ class Answer:
 
     def body(self) -> dict[str, Any]:
         """Return the answer as one `chat.completion`."""
-        choices = [_choice(number, one, "message", _message(one.message)) for number, one in enumerate(self.choices)]
+        choices = [_choice(number, one, "message", _message(one)) for number, one in enumerate(self.choices)]
         return self._envelope("chat.completion", choices) | {"usage": self.usage()}
 
     def events(self, with_usage: bool) -> bytes:
@@ -93,7 +52,7 @@ class Answer:
         kind = "chat.completion.chunk"
         more = {"usage": None} if with_usage else {}
         for number, choice in enumerate(self.choices):
-            delta = _message(choice.message)
+            delta = _message(choice)
             for index, call in enumerate(delta.get("tool_calls", ())):
                 call["index"] = index
             yield self._envelope(kind, [_choice(number, None, "delta", delta)]) | more
@@ -111,12 +70,16 @@ def _choice(number: int, ended: ReplyChoice | None, key: str, content: dict[str,
     return {"index": number, key: content, "logprobs": None, "finish_reason": reason}
 
 
-def _message(message: Message) -> dict[str, Any]:
-    """Return the message as JSON. Its content is null if it has tool calls only."""
-    if not message.tool_calls:
-        return {"role": "assistant", "content": message.content}
-    calls = [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in message.tool_calls
-    ]
-    return {"role": "assistant", "content": message.content or None, "tool_calls": calls}
+def _message(one: ReplyChoice) -> dict[str, Any]:
+    """Return the message as JSON. Its content is null if it has tool calls only; reasoning is in `reasoning_content`, as servers have it."""
+    message = one.message
+    body: dict[str, Any] = {"role": "assistant", "content": message.content}
+    if one.reasoning:
+        body["reasoning_content"] = one.reasoning
+    if message.tool_calls:
+        body["content"] = message.content or None
+        body["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    return body

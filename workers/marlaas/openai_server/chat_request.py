@@ -70,6 +70,23 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": ("auto", "none"),
 }
 """Sampling fields, each with the values that have no effect."""
+_OTHER_DISTRIBUTION = "it would sample from another distribution than the policy that is trained"
+_NO_LOGPROBS = "the rollout role keeps logprobs for training, and an environment never receives them; remove the field"
+_ONE_FORM = "a grammar would sample from another distribution than the policy that is trained; check the form in the environment"
+_OLD_CALLS = "functions have become tools; send `tools` and `tool_choice`"
+_REASONS = {
+    "stop": "the server does not cut replies; cut the text after it has been received, or lower max_tokens",
+    "logprobs": _NO_LOGPROBS,
+    "top_logprobs": _NO_LOGPROBS,
+    "best_of": "each choice is a turn that is trained; ask for `n` choices",
+    "modalities": "the models write text only",
+    "response_format": _ONE_FORM,
+    "tool_choice": "a call cannot be forced without another distribution than the policy that is trained; send auto or none",
+    "parallel_tool_calls": "the number of calls in a reply is the policy's choice; remove the field",
+    "functions": _OLD_CALLS,
+    "function_call": _OLD_CALLS,
+}
+"""Why other values of fields are refused, unless it is `_OTHER_DISTRIBUTION`."""
 _IRRELEVANT = {
     *("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "seed", "service_tier", "store"),
     "user",
@@ -122,7 +139,7 @@ def _check_sampling(fields: Mapping[str, Any], temperature: float) -> None:
         )
     for name, value in fields.items():
         if name in _NEUTRAL and value not in _NEUTRAL[name]:
-            raise _refused(name, value, "it would sample from another distribution than the policy that is trained")
+            raise _refused(name, value, _REASONS.get(name, _OTHER_DISTRIBUTION))
         if name not in _NEUTRAL and name not in _SERVED and name not in _IRRELEVANT:
             raise RequestError(f"unknown field {name!r}; remove it", param=name)
 

@@ -19,7 +19,7 @@ from typing import Self
 from marlaas.environment import Message, Reply, TurnLimit
 from marlaas.environment_types import TurnRequest
 from marlaas.episode_state import EpisodeState, OpenTurn
-from marlaas.openai_server.answers import Answer, ReplyChoice, find_calls, tool_names
+from marlaas.openai_server.answers import Answer, ReplyChoice
 from marlaas.openai_server.chat_request import TURN_LIMIT, ChatRequest, RequestError, mentions_turn_limit, read
 from marlaas.openai_server.loopback import Loopback
 from marlaas_api.errors import InvalidInput
@@ -157,7 +157,7 @@ class OpenAIServer:
         except TurnLimit as limit:
             self._limit = limit
             raise RequestError(str(limit), status=403, code=TURN_LIMIT) from limit
-        choices = [ReplyChoice(reply, _message(asked, reply)) for reply in replies]
+        choices = [_choice(asked, reply) for reply in replies]
         with self._lock:
             for one in choices:
                 state = ConversationState(one.reply.turn, asked.tools)
@@ -174,13 +174,14 @@ class OpenAIServer:
             raise RequestError(str(error), code="not_allowed") from error
 
 
-def _message(asked: ChatRequest, reply: Reply) -> Message:
-    """Return the reply as the client sees it.
+def _choice(asked: ChatRequest, reply: Reply) -> ReplyChoice:
+    """Return the reply as the client sees it. If it asks for no tools, a call is text, as every other text.
 
     The ids of calls contain the turn, so a client that repeats them identifies the conversation.
     """
-    if not asked.calls:
-        return Message("assistant", reply.text)
-    text, calls = find_calls(reply.text, tool_names(asked.tools))
-    named = tuple(dataclasses.replace(call, id=f"call_{reply.turn}_{number}") for number, call in enumerate(calls))
-    return Message("assistant", text, tool_calls=named)
+    if reply.tool_calls and not asked.calls:
+        return ReplyChoice(reply, Message("assistant", reply.text))
+    named = tuple(
+        dataclasses.replace(call, id=f"call_{reply.turn}_{number}") for number, call in enumerate(reply.tool_calls)
+    )
+    return ReplyChoice(reply, Message("assistant", reply.content, tool_calls=named), reply.reasoning)

@@ -58,7 +58,11 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, without special tokens."""
+        """Return the text of a reply's ids: `marlaas.environment.Reply.text`."""
+        ...
+
+    def past(self, text: str, before: str, tools: Sequence[str]) -> Sequence[ChatMessage]:
+        """Return the messages that give a reply to the chat template, the most proper one first (`renderers.Renderer.past`)."""
         ...
 
     def token_text(self, token: int) -> str:
@@ -160,7 +164,7 @@ def num_characters(append: Append, tools: Tools) -> int:
 
 
 def read_reply(tokenizer: Tokenizer, output_ids: Sequence[int], stop_reason: StopReason) -> str:
-    """Return the text of generated ids, without the end token and other special tokens."""
+    """Return the text of generated ids, without the end token."""
     return tokenizer.decode(output_ids[:-1] if stop_reason is StopReason.STOP else output_ids)
 
 
@@ -237,12 +241,22 @@ def _chat_draft(
         raise BadAppend(
             "this conversation began as raw text and cannot go on as chat: append text, or begin a new conversation"
         )
-    history = (*parent.history, ChatMessage(role="assistant", content=parent.reply), *append)
-    text = tokenizer.render(history, tools)
     past = parent.text + _end_text(tokenizer, parent)
-    if not text.startswith(past):
-        return Draft(history, "", text, text, opens_segment=True, tools=tools)
-    return Draft(history, "", text, text[len(past) :], opens_segment=False, after=parent.end, tools=tools)
+    rewritten: Draft | None = None
+    refusal: BadAppend | None = None
+    for said in tokenizer.past(parent.reply, parent.text.removesuffix(parent.reply), tools):
+        history = (*parent.history, said, *append)
+        try:
+            text = tokenizer.render(history, tools)
+        except BadAppend as error:  # Some templates refuse the plain text of a reply that has parts.
+            refusal = error
+            continue
+        if text.startswith(past):
+            return Draft(history, "", text, text[len(past) :], opens_segment=False, after=parent.end, tools=tools)
+        rewritten = rewritten or Draft(history, "", text, text, opens_segment=True, tools=tools)
+    if rewritten is None:
+        raise refusal or BadAppend("the reply cannot be given to the base model's chat template")
+    return rewritten
 
 
 def _fresh_ids(tokenizer: Tokenizer, draft: Draft) -> list[int]:
@@ -267,4 +281,4 @@ def _ids(ids: Sequence[int]) -> Ids:
 
 def _texts(message: ChatMessage) -> tuple[str, ...]:
     calls = (text for call in message.tool_calls for text in (call.name, call.arguments, call.id))
-    return (message.content, message.name or "", message.tool_call_id or "", *calls)
+    return (message.content, message.reasoning_content, message.name or "", message.tool_call_id or "", *calls)

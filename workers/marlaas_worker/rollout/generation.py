@@ -19,17 +19,16 @@ from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.accounts import account_of
 from marlaas_worker.rollout.conversation import (
     Prompt,
-    Tokenizer,
     conclude,
     extend,
     num_characters,
-    read_reply,
 )
 from marlaas_worker.rollout.engine import Began, Completion, EngineDown, Sampling
 from marlaas_worker.rollout.engine_failures import MAX_ENGINE_FAILURES, EngineFailures, Failures
 from marlaas_worker.rollout.engine_meter import Computed
 from marlaas_worker.rollout.kv_budget import Place
 from marlaas_worker.rollout.policies import Pins, Policies, past_caller, refreshes
+from marlaas_worker.rollout.renderers.replies import ReadingTokenizer, ReadReply, read
 from marlaas_worker.rollout.slots import Held
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 from marlaas_worker.rollout.turn_log import Histories, key_of, require_same
@@ -37,6 +36,8 @@ from marlaas_worker.rollout.turn_record import Drawn, Order, turn_record
 from marlaas_worker.rollout.versions import Versions
 
 _LONG_CHARACTERS = 16_384
+_LONG_REPLY = 2048
+"""Tokens."""
 _OUT_OF_CONTEXT = Completion((), (), StopReason.CONTEXT)
 
 
@@ -75,7 +76,7 @@ class Generation:
     """Plays turns, any number of them concurrently."""
 
     context: RoleContext
-    tokenizer: Tokenizer
+    tokenizer: ReadingTokenizer
     engine: SupervisedEngine
     policies: Policies
     pins: Pins
@@ -115,8 +116,8 @@ class Generation:
         order = Order(request, served, adapter, await self._extend(request), began, num_preemptions)
         drawn = await self._draw(order, stage)
         stage.enter("it was being recorded", self.histories.log.explain)
-        text = read_reply(self.tokenizer, drawn.completion.output_ids, drawn.completion.stop_reason)
-        turn = turn_record(order, drawn, text, self.context.name, self.context.now())
+        reply = await self._read(order, drawn.completion)
+        turn = turn_record(order, drawn, reply, self.context.name, self.context.now())
         recorded = await self.histories.log.record(turn)
         if recorded is turn:
             conversation = conclude(order.prompt, turn.text, drawn.completion.output_ids, turn.stop_reason)
@@ -143,6 +144,11 @@ class Generation:
             return tokenize()
         async with self._long_texts.setdefault(request.uid, asyncio.Lock()):
             return await asyncio.to_thread(tokenize)
+
+    async def _read(self, order: Order, completion: Completion) -> ReadReply:
+        """Read the reply; a long one in a thread, because a text full of marks takes a second."""
+        parse = partial(read, self.tokenizer, order.prompt, completion.output_ids, completion.stop_reason)
+        return await asyncio.to_thread(parse) if len(completion.output_ids) > _LONG_REPLY else parse()
 
     async def _draw(self, order: Order, stage: RequestStage) -> Drawn:
         """Generate, and retry after engine restarts.

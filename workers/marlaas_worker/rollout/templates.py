@@ -13,7 +13,8 @@ from typing import Protocol
 from marlaas_api.messages import ChatMessage, StopReason
 from marlaas_api.names import JobRef
 from marlaas_worker.job_events import EventEmitter
-from marlaas_worker.rollout.conversation import BadAppend, Tokenizer, conclude, extend, read_reply
+from marlaas_worker.rollout.conversation import BadAppend, conclude, extend, read_reply
+from marlaas_worker.rollout.renderers.replies import ReadingTokenizer
 
 REASON = "TemplateRewritesPast"
 _REPLIES = {
@@ -26,7 +27,7 @@ _USER = (ChatMessage(role="user", content="two and two?"),)
 _log = logging.getLogger(__name__)
 
 
-class EndingTokenizer(Tokenizer, Protocol):
+class EndingTokenizer(ReadingTokenizer, Protocol):
     """A tokenizer that knows the end tokens of replies."""
 
     @property

@@ -10,8 +10,9 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
 from marlaas_api.errors import InvalidInput
-from marlaas_api.messages import ChatMessage, ToolCallMessage
+from marlaas_api.messages import ChatMessage, ReplyPartsMessage, ToolCallMessage
 from marlaas_worker.rollout.conversation import BadAppend, NoChatTemplate
+from marlaas_worker.rollout.renderers import Renderer
 
 NO_TEMPLATE = "the base model has no chat template: choose a chat model, or have the environment append raw text (`agent.complete`) instead of messages"
 _TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
@@ -21,6 +22,15 @@ _ANY_TOOL = json.dumps(
         "type": "function",
         "function": {"name": "any", "description": "", "parameters": {"type": "object", "properties": {}}},
     }
+)
+
+_ASKED = ChatMessage(role="user", content="?")
+_PLAIN = ChatMessage(role="assistant", content="x")
+_STRUCTURED = ChatMessage(
+    role="assistant",
+    content="x",
+    reasoning_content="y",
+    tool_calls=(ToolCallMessage(name="any", arguments="{}", id="call00000"),),
 )
 
 
@@ -38,11 +48,21 @@ class PretrainedTokenizer:
 
     @classmethod
     def load(cls, model_path: str) -> "PretrainedTokenizer":
-        """Load a model folder's tokenizer; takes seconds. Raises TokenizerUnreadable."""
+        """Load a model folder's tokenizer; takes seconds. Raises TokenizerUnreadable, TemplateRefused."""
         try:
-            return cls(AutoTokenizer.from_pretrained(model_path), _end_ids(Path(model_path)))
+            loaded = cls(AutoTokenizer.from_pretrained(model_path), _end_ids(Path(model_path)))
         except (OSError, ValueError) as error:
             raise TokenizerUnreadable(f"no tokenizer in {model_path}: {error}") from error
+        loaded.check_template()
+        return loaded
+
+    def check_template(self) -> None:
+        """Refuse a model whose template writes calls or reasoning in a form that is not known. Raises TemplateRefused."""
+        try:
+            plain, structured = (self.render((_ASKED, reply)) for reply in (_PLAIN, _STRUCTURED))
+        except BadAppend:
+            return
+        self.renderer.check(plain, structured)
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
         """Render the chat template with the generation prompt. Raises BadAppend with the template's error text."""
@@ -77,8 +97,20 @@ class PretrainedTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
+    @cached_property
+    def renderer(self) -> Renderer:
+        """The reader of the model family's replies."""
+        return Renderer.of(self._tokenizer)
+
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return self.renderer.text(ids)
+
+    def past(self, text: str, before: str, tools: Sequence[str]) -> Sequence[ChatMessage]:
+        return self.renderer.past(text, before, tools)
+
+    def parts(self, ids: Sequence[int], before: str, tools: Sequence[str]) -> ReplyPartsMessage | None:
+        """Read a reply's ids without the end token (`renderers.Renderer.parts`)."""
+        return self.renderer.parts(ids, before, tools)
 
     def token_text(self, token: int) -> str:
         return str(self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
@@ -98,6 +130,8 @@ def _plain(message: ChatMessage) -> dict[str, Any]:
         plain["name"] = message.name
     if message.tool_call_id is not None:
         plain["tool_call_id"] = message.tool_call_id
+    if message.reasoning_content:  # Templates differ in the name.
+        plain["reasoning_content"] = plain["thinking"] = message.reasoning_content
     if message.tool_calls:
         plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
     return plain

@@ -8,6 +8,7 @@ from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.rollout.accounts import Account, account_of
 from marlaas_worker.rollout.conversation import Prompt, beginning
 from marlaas_worker.rollout.engine import Completion, EngineLimits
+from marlaas_worker.rollout.renderers.replies import ReadReply
 
 _COPIED = {"namespace", "job", "uid", "agent", "group", "member", "episode", "turn", "parent"}
 
@@ -49,11 +50,11 @@ class Drawn:
     context_tokens: int = 0
 
 
-def turn_record(order: Order, drawn: Drawn, text: str, replica: str, at: float) -> Turn:
+def turn_record(order: Order, drawn: Drawn, reply: ReadReply, replica: str, at: float) -> Turn:
     """Return the record. A prompt beyond the context window was not fed to the engine, so its ids are left out.
 
     Args:
-        text: the reply.
+        reply: the completion's.
         at: now, in unix seconds.
     """
     request, prompt, completion = order.request, order.prompt, drawn.completion
@@ -70,7 +71,8 @@ def turn_record(order: Order, drawn: Drawn, text: str, replica: str, at: float) 
         prompt_ids=pack_ids(prompt.appended) if fed else b"",
         output_ids=pack_ids(completion.output_ids),
         logprobs=pack_logprobs(completion.logprobs),
-        text=text,
+        text=reply.text,
+        parts=reply.parts,
         stop_reason=completion.stop_reason,
         temperature=order.served.document.spec.rollout.temperature,
         meter=Meter(

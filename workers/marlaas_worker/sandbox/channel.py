@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from marlaas.chat_messages import encodable
-from marlaas.environment import Message, Reply, StopReason, TurnLimit
-from marlaas.environment_types import TurnRequest
+from marlaas.environment import Message, Reply, StopReason, ToolCall, TurnLimit
+from marlaas.environment_types import ReplyParts, TurnRequest
 
 if TYPE_CHECKING:
     import asyncio
@@ -54,7 +54,8 @@ class SupervisorChannel:
         if answer["kind"] == "limit":
             raise TurnLimit(answer["text"])
         stop = StopReason(answer["stop_reason"])
-        return Reply(answer["text"], stop, answer["num_tokens"], answer["turn"], answer["num_prompt_tokens"])
+        sizes = (answer["num_tokens"], answer["turn"], answer["num_prompt_tokens"])
+        return Reply(answer["text"], stop, *sizes, _parts(answer.get("parts")))
 
     def _receive(self, turn: tuple[str, int]) -> dict[str, Any]:
         """Return the answer to a turn. One of the waiting threads reads for all."""
@@ -136,6 +137,13 @@ def _exactly(connection: socket.socket, num_bytes: int) -> bytes:
             raise EOFError("the supervisor closed the connection")
         data += part
     return bytes(data)
+
+
+def _parts(given: dict[str, Any] | None) -> ReplyParts | None:
+    if given is None:
+        return None
+    calls = tuple(ToolCall(call["name"], call["arguments"]) for call in given["tool_calls"])
+    return ReplyParts(given["reasoning"], given["content"], calls, given["raw"])
 
 
 def _plain(message: Message) -> dict[str, Any]:

@@ -228,7 +228,8 @@ class ChildSession:
             raise Fault(FaultClass.ENV, text, is_retryable=False)
         self.ledger.end(asked, stop, reply.num_tokens, is_overtime=reply.is_overtime)
         sizes = {"num_tokens": reply.num_tokens, "num_prompt_tokens": reply.num_prompt_tokens}
-        return {"kind": "reply", "text": reply.text, "stop_reason": stop, **sizes}
+        parts = None if reply.parts is None else reply.parts.model_dump(mode="json")
+        return {"kind": "reply", "text": reply.text, "parts": parts, "stop_reason": stop, **sizes}
 
     def _request(self, asked: TurnMessage) -> GenerateRequest:
         task = self._task

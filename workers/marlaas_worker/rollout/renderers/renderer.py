@@ -1,0 +1,186 @@
+"""A model family's reader of replies: from token ids to text, and from text to reasoning, content and tool calls.
+
+Parsing is transformers' (`transformers.utils.chat_parsing`), with the grammar of `marlaas.models.families`, or with the
+`response_template` of the model's own tokenizer. Nothing of vLLM is imported, so that the reference engine reads alike.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from transformers.utils.chat_parsing import ResponseParser
+from transformers.utils.chat_parsing.response_templates import load_response_template
+
+from marlaas.environment_types import ToolCall
+from marlaas.models.families import CALLS, CHATML, THINK, Family, family_of
+from marlaas.tool_calls import MALFORMED, bare_calls, json_calls, named_call, python_calls, tool_names
+from marlaas_api.errors import InvalidInput
+from marlaas_api.messages import ChatMessage, ReplyPartsMessage, ToolCallMessage
+
+_ANCHOR = "\0"
+"""Begins the text before a reply that the parser sees. Every response template needs one."""
+_PIECE = 512
+"""Characters."""
+_ONLY_CONTENT: dict[str, Any] = {"content": {}}
+_REASONING = ("reasoning", "thinking", "reasoning_content")
+"""Names of the field with the reasoning; those of other projects' response templates are the last two."""
+
+
+class TemplateRefused(InvalidInput):
+    """The model's template writes special tokens into an assistant's message that no known family has."""
+
+
+@dataclass(frozen=True)
+class Renderer:
+    """Reader of one model's replies.
+
+    Attributes:
+        family: None if it is of no known family. Then its replies are read as those of ChatML models.
+        own: the `response_template` of the model's tokenizer; it goes before the family's grammar.
+    """
+
+    tokenizer: Any
+    family: Family | None
+    own: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> "Renderer":
+        """Return the reader for a tokenizer of transformers."""
+        template = tokenizer.chat_template
+        text = template if isinstance(template, str) else ""
+        return cls(tokenizer, family_of(text, tokenizer.get_vocab()), getattr(tokenizer, "response_template", None))
+
+    @cached_property
+    def writes_specials(self) -> bool:
+        """Whether `text` writes special tokens out: the model family structures its replies with some of them."""
+        marks = json.dumps((self.own or self._family.grammar), default=dict, ensure_ascii=False).replace("\\", "")
+        return any(token in marks for token in self._specials)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Return the text of a reply's ids: `Reply.text`."""
+        return self._decode(ids, skips=not self.writes_specials)
+
+    def parts(self, ids: Sequence[int], before: str, tools: Sequence[str]) -> ReplyPartsMessage | None:
+        """Read a reply's ids without the end token; None if text, content and raw text are equal.
+
+        Args:
+            before: the text of the prompt, which may open the reasoning.
+            tools: JSON texts of the functions that the template shows.
+        """
+        raw, text = self._decode(ids, skips=False), self.text(ids)
+        reasoning, content, calls = self._read(text, before, tools)
+        if not reasoning and not calls and content == text == raw:
+            return None
+        told = tuple(ToolCallMessage(name=call.name, arguments=call.arguments) for call in calls)
+        return ReplyPartsMessage(reasoning=reasoning, content=content, tool_calls=told, raw=raw)
+
+    def past(self, text: str, before: str, tools: Sequence[str]) -> tuple[ChatMessage, ...]:
+        """Return messages that give a reply to the chat template: its parts, if it has some, and its plain text.
+
+        A family's template is given the parts first. A plain one may not show them, so it is given the text first.
+        """
+        plain = ChatMessage(role="assistant", content=text)
+        reasoning, content, calls = self._read(text, before, tools)
+        if not reasoning and not calls and content == text:
+            return (plain,)
+        told = tuple(
+            ToolCallMessage(name=call.name, arguments=call.arguments, id=f"call{number:05}")
+            for number, call in enumerate(calls)
+        )
+        parts = ChatMessage(role="assistant", content=content, tool_calls=told, reasoning_content=reasoning)
+        return (plain, parts) if self._is_plain else (parts, plain)
+
+    def check(self, plain: str, structured: str) -> None:
+        """Refuse a model whose template structures replies with special tokens that nothing here reads.
+
+        Args:
+            plain: rendering of a conversation with a plain reply.
+            structured: the same with reasoning and a tool call.
+
+        Raises TemplateRefused.
+        """
+        if not self._is_plain:
+            return
+        lost = [token for token in self._specials if structured.count(token) > plain.count(token)]
+        if lost:
+            raise TemplateRefused(
+                f"the base model's chat template writes the special tokens {', '.join(sorted(lost))} into an assistant's message, and no "
+                "known model family does: tool calls and reasoning would be lost. Put a `response_template` that reads them into the model's "
+                "tokenizer_config.json (transformers, chat response parsing), or replace its chat template by one that writes calls as "
+                "<tool_call>{JSON}</tool_call>"
+            )
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether nothing says in which form the template writes reasoning and calls."""
+        return self.own is None and self._family is CHATML
+
+    @property
+    def _family(self) -> Family:
+        return self.family or CHATML
+
+    @cached_property
+    def _specials(self) -> frozenset[str]:
+        added = self.tokenizer.added_tokens_decoder.values()  # Many tokenizers name only a few of them.
+        return frozenset((*self.tokenizer.all_special_tokens, *(str(token) for token in added if token.special)))
+
+    @cached_property
+    def _grammars(self) -> tuple[Any, Any]:
+        """The loaded grammars with calls and without them."""
+        whole = self.own or {"fields": dict(self._family.grammar), "start_anchor": _ANCHOR}
+        spoken = {name: field for name, field in whole["fields"].items() if not _holds_calls(name)}
+        return load_response_template(whole), load_response_template({**whole, "fields": spoken or _ONLY_CONTENT})
+
+    def _decode(self, ids: Sequence[int], *, skips: bool) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=skips, clean_up_tokenization_spaces=False))
+
+    def _read(self, text: str, before: str, tools: Sequence[str]) -> tuple[str, str, tuple[ToolCall, ...]]:
+        """Return reasoning, content and calls. Malformed calls are content."""
+        whole, spoken = self._grammars
+        prefix = before if self.own is not None else _ANCHOR + THINK if before.rstrip().endswith(THINK) else ""
+        try:
+            found = _parsed(text, whole, prefix, [json.loads(tool) for tool in tools])
+            calls = self._calls(found)
+        except MALFORMED:
+            found, calls = _parsed(text, spoken, prefix, []), ()
+        reasoning = next((str(found[name]) for name in _REASONING if found.get(name)), "")
+        content = str(found.get("content", ""))
+        if not reasoning and not calls and (not content or content.strip() == text.strip()):
+            content = text
+        if not calls and (calls := bare_calls(content, tool_names(tools), self._family.bare)):
+            content = ""
+        return reasoning.strip(), content.strip() if reasoning or calls else content, calls
+
+    def _calls(self, found: dict[str, Any]) -> tuple[ToolCall, ...]:
+        """Return the calls that a grammar found. Raises one of MALFORMED."""
+        calls: list[ToolCall] = []
+        for name in filter(_holds_calls, found):
+            values = found[name] if isinstance(found[name], list) else [found[name]]
+            for value in values:
+                calls += self._from_text(value) if isinstance(value, str) else _from_fields(value)
+        return tuple(calls)
+
+    def _from_text(self, body: str) -> Iterable[ToolCall]:
+        return python_calls(body) if self._family.bare == "python" else json_calls(body)
+
+
+def _parsed(text: str, grammar: Any, prefix: str, tools: list[Any]) -> dict[str, Any]:
+    """Return the fields of a text. It is fed in pieces: the parser searches its buffer to the end after every mark, so that a long
+    text of many marks would take time in proportion to the square of its length.
+    """
+    parser = ResponseParser(grammar, prefix=prefix, tools=tools)
+    for at in range(0, len(text), _PIECE):
+        parser.feed(text[at : at + _PIECE])
+    found: dict[str, Any] = parser.finalize()[0]
+    return found
+
+
+def _from_fields(value: Any) -> Iterable[ToolCall]:
+    given = value if isinstance(value, list) else [value]
+    return [named_call(one["function"]["name"], one["function"]["arguments"]) for one in given]
+
+
+def _holds_calls(name: str) -> bool:
+    return name.startswith((CALLS, "tool_calls"))

@@ -1,0 +1,32 @@
+"""From a completion to the reply that is recorded and sent."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from marlaas_api.messages import ReplyPartsMessage, StopReason
+from marlaas_worker.rollout.conversation import Prompt, Tokenizer, read_reply
+
+
+class ReadingTokenizer(Tokenizer, Protocol):
+    """A tokenizer that reads replies as its model family writes them."""
+
+    def parts(self, ids: Sequence[int], before: str, tools: Sequence[str]) -> ReplyPartsMessage | None:
+        """Read a reply's ids without the end token (`renderers.Renderer.parts`)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReply:
+    """A reply's text, and its parts; None if they are the text."""
+
+    text: str
+    parts: ReplyPartsMessage | None
+
+
+def read(tokenizer: ReadingTokenizer, prompt: Prompt, output_ids: Sequence[int], stop_reason: StopReason) -> ReadReply:
+    """Read the reply to a prompt."""
+    draft = prompt.draft
+    spoken = output_ids[:-1] if stop_reason is StopReason.STOP else output_ids
+    before = draft.text.removesuffix(draft.begun) if draft.history else draft.text
+    return ReadReply(read_reply(tokenizer, output_ids, stop_reason), tokenizer.parts(spoken, before, draft.tools))
