@@ -8,9 +8,9 @@ from tests.rollout.conftest import linear_shapes
 from tests.tables import rows
 
 from marlaas_api.messages import AdaptedLayer, Calibration, Probe, SelfTestSpec
-from marlaas_api.wire import pack_ids, pack_logprobs
+from marlaas_api.wire import pack_ids, pack_logprobs, unpack_logprobs
 from marlaas_worker.adapters import tensor_digest, write_adapter
-from marlaas_worker.calibration import draw_adapter, fingerprint
+from marlaas_worker.calibration import draw_adapter, fingerprint, rounding_warning
 from marlaas_worker.rollout import self_test
 from marlaas_worker.rollout.engine import LoadFailed
 from marlaas_worker.rollout.self_test import Expected, SelfTestFailed, judge
@@ -74,12 +74,31 @@ def deaf(adapter):
     return "zero"
 
 
-async def test_an_engine_that_applies_its_slots_passes_and_is_left_empty(harness, run_test, publish, tmp_path):
-    await run_test(harness.engine)
-    await run_test(harness.engine)
+async def test_an_engine_that_applies_its_slots_passes_with_its_distance_and_is_left_empty(
+    harness, run_test, publish, tmp_path, calibration
+):
+    assert await run_test(harness.engine) < 1e-5
+    moved = [(probe, unpack_logprobs(probe.logprobs) - 5e-5) for probe in calibration.probes]
+    away = tuple(probe.model_copy(update={"logprobs": pack_logprobs(moved)}) for probe, moved in moved)
+    assert await run_test(harness.engine, probes=away) == pytest.approx(5e-5, rel=0.2)
     assert not (tmp_path / "files").exists()
     for seed in range(harness.engine.limits.slots):
         await harness.load(publish(seed))
+
+
+@pytest.mark.parametrize(("distance", "noise", "warns"), rows(__file__, "distances"))
+async def test_an_engine_that_rounds_worse_than_the_trainer_is_told_with_both_figures(
+    calibration, distance, noise, warns
+):
+    said = rounding_warning(distance, calibration.model_copy(update={"noise": noise, "dtype": "bfloat16"}))
+    assert (
+        said[:83]
+        == (
+            f"the engine's logprobs on the probes differ from float32 by {distance} per token in bfloat16"
+            if warns
+            else ""
+        )[:83]
+    )
 
 
 FAULTS = {

@@ -23,7 +23,15 @@ from marlaas_api.background import await_all
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import Calibration
 from marlaas_worker.adapters import AdapterConfig, tensor_digest, write_adapter
-from marlaas_worker.calibration import LEAST_SHIFT, draw_adapter, ids_of, joined, mean_gap, zero_adapter
+from marlaas_worker.calibration import (
+    LEAST_SHIFT,
+    draw_adapter,
+    ids_of,
+    joined,
+    mean_gap,
+    rounding_warning,
+    zero_adapter,
+)
 from marlaas_worker.rollout.engine import Engine, EngineDown, LoadedAdapter, LoadFailed
 
 _log = logging.getLogger(__name__)
@@ -84,18 +92,27 @@ class EngineSelfTest:
             large_tolerance=test.tolerance,
         )
 
-    async def run(self, engine: Engine) -> None:
-        """Test every slot. Raises SelfTestFailed, EngineDown."""
+    async def run(self, engine: Engine) -> float:
+        """Test every slot, and return the engine's distance from float32. Raises SelfTestFailed, EngineDown.
+
+        The distance is the mean |difference| between its logprobs under an adapter of zeros and the trainer's in float32.
+        """
         began = time.perf_counter()
         try:
             await asyncio.to_thread(self._prepare)
-            await self._test_slots(engine)
+            zero = await self._test_slots(engine)
         except LoadFailed as error:
             raise SelfTestFailed(f"the engine's self-test failed: it refuses the test's adapter: {error}") from error
         finally:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
-        slots, seconds = engine.limits.slots, time.perf_counter() - began
-        _log.info("self-test passed: %d slots in %.1f s, tolerance %.2e", slots, seconds, self._calibration.tolerance)
+        slots, seconds, tolerance = engine.limits.slots, time.perf_counter() - began, self._calibration.tolerance
+        distance = mean_gap(zero, self._expected.zero)
+        _log.info(
+            "self-test passed: %d slots in %.1f s, tolerance %.2e, distance %.2e", slots, seconds, tolerance, distance
+        )
+        if words := rounding_warning(distance, self._calibration):
+            _log.warning("%s", words)
+        return distance
 
     def _prepare(self) -> None:
         """Write both adapters. Raises SelfTestFailed if the large one differs from the trainer's."""
@@ -116,8 +133,8 @@ class EngineSelfTest:
         for filename, data in write_adapter(tensors, config).items():
             (folder / filename).write_bytes(data)
 
-    async def _test_slots(self, engine: Engine) -> None:
-        """Test each slot in turn.
+    async def _test_slots(self, engine: Engine) -> Scores:
+        """Test each slot in turn, and return the scores under an adapter of zeros in all of them.
 
         An engine loads an adapter into its first free slot. So after one zero adapter is unloaded, the next
         load goes into the slot under test.
@@ -136,6 +153,7 @@ class EngineSelfTest:
                 self._require(slot, num_slots, others[0] if others else zero, large)
                 await engine.unload(loaded[slot])
                 loaded[slot] = await self._load(engine, "zero", slot)
+            return zero
         finally:
             with contextlib.suppress(EngineDown):
                 for adapter in loaded:

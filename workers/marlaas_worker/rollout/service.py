@@ -82,6 +82,7 @@ class _Rollout:
         self._began = asyncio.get_running_loop().time()
         self._changed = asyncio.Event()
         self._failure = ""
+        self._probe_distance = 0.0
         self._phase = "the engine is starting"
         self._calibrations = Calibrations(context.bus, pool, engine.base, engine.limits.dtype)
         self._engine = SupervisedEngine(engine, self._test, self._engine_stopped, self._engine_restarted)
@@ -211,7 +212,8 @@ class _Rollout:
         calibration = await self._calibrations.wait()
         self._phase = "the engine's self-test is running"
         self._reporter.changed()
-        await EngineSelfTest(calibration, self._context.scratch / "self-test", self._engine.slot_numbers).run(engine)
+        test = EngineSelfTest(calibration, self._context.scratch / "self-test", self._engine.slot_numbers)
+        self._probe_distance = await test.run(engine)
 
     def _ready(self) -> bool:
         return self._engine.up and not self._requests.closed
@@ -258,6 +260,7 @@ class _Rollout:
             ready=self._ready(),
             reason=self._reason(),
             probe_tolerance=self._calibrations.tolerance,
+            probe_distance=self._probe_distance,
             verified=self._versions.proven.names,
             kv_tokens=limits.kv_tokens,
             num_running=meter.num_running,
