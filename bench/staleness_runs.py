@@ -15,7 +15,7 @@ from typing import Any
 from bench.runs import documents, finished, kept, print_table, run
 from bench.sources import CACHE, ROOT, python_path
 
-BOUND, CALLS, MEDIAN_S, WARM_UP = 2, 8, 0.5, 3
+BOUND, CALLS, MEDIAN_S, WARM_UP = 2, 8, 1.0, 3
 VARIANTS: Mapping[str, dict[str, Any]] = {
     "strict": {"staleness": 0},
     "dropping": {"staleness": BOUND, "changes": "dropping"},
@@ -84,8 +84,8 @@ def measure_runs(steps: int) -> None:
 
 def measure_halves(steps: int, seeds: Sequence[int]) -> None:
     """Train with dropping and with pacing, and print the held-out reward of both halves."""
-    environment = {"name": "staleness_env:halves", "args": {"median_s": 2 * MEDIAN_S}}
-    print(f"\nhalf of the tasks wait for a tool of median {2 * MEDIAN_S:g} s; held-out reward after {steps} steps\n")
+    environment = {"name": "staleness_env:halves", "args": {"median_s": MEDIAN_S}}
+    print(f"\nhalf of the tasks wait for a tool of median {MEDIAN_S:g} s; held-out reward after {steps} steps\n")
     rows = []
     for seed in seeds:
         for name in ("dropping", "pacing"):
