@@ -11,6 +11,7 @@ from prometheus_client import Metric
 
 from marlaas_api.bus import Bus
 from marlaas_api.bus_users import CredentialIssuer
+from marlaas_operator import heap
 from marlaas_operator.bus_health import BusHealth
 from marlaas_operator.cluster import Cluster, Resource, Target
 from marlaas_operator.cluster.resources import KINDS, RLJOBS, TENANTS
@@ -93,7 +94,11 @@ class Service:
             ExceptionGroup: a background task failed: InvalidInput, or a bug.
         """
         async with asyncio.TaskGroup() as tasks:
-            background = [tasks.create_task(self.documents.run(), name="bus")]
+            heap.configure()
+            background = [
+                tasks.create_task(self.documents.run(), name="bus"),
+                tasks.create_task(heap.trim(), name="heap"),
+            ]
             starting = tasks.create_task(self._start(), name="first lists")
             stopping = tasks.create_task(stop.wait(), name="stop")
             await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)

@@ -1,8 +1,9 @@
 """The spec of a job in its document; `marlaas_api.kinds` documents the meaning of the fields."""
 
+import sys
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 from marlaas_api.messages.agent_settings import AgentSettings, AgentTrainingSettings, EntropySettings, NameRef
 from marlaas_api.messages.base import SpecPart
@@ -40,7 +41,7 @@ class EnvironmentSettings(SpecPart):
     name: str | None = None
     image: str | None = None
     image_pull_secrets: tuple[NameRef, ...] = ()
-    entrypoint: tuple[str, ...] = ()
+    entrypoint: tuple[Annotated[str, AfterValidator(sys.intern)], ...] = ()
     args: PackedArgs = PackedArgs({})
     replicas: int = 1
     concurrency: int = 64

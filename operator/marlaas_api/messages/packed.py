@@ -4,6 +4,7 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
@@ -12,14 +13,19 @@ _COMPRESSED_FROM_BYTES = 512
 
 
 class PackedArgs(Mapping[str, Any]):
-    """A JSON object, parsed at each access. On the bus and in JSON it is the object itself."""
+    """A JSON object, parsed at each access. On the bus and in JSON it is the object itself.
 
-    __slots__ = ("_data", "_is_compressed")
+    Equal arguments of this process share their text: the operator keeps each job's object and its document.
+    """
+
+    __slots__ = ("__weakref__", "_data", "_is_compressed")
 
     def __init__(self, value: Mapping[str, Any]) -> None:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass")
         self._is_compressed = len(text) >= _COMPRESSED_FROM_BYTES
-        self._data = zlib.compress(text, 1) if self._is_compressed else text
+        data = zlib.compress(text, 1) if self._is_compressed else text
+        known = _known.setdefault(hash(data), self) if self._is_compressed else self
+        self._data: bytes = known._data if known is not self and known._data == data else data
 
     @property
     def value(self) -> dict[str, Any]:
@@ -62,3 +68,7 @@ class PackedArgs(Mapping[str, Any]):
         """Read a mapping, write a mapping."""
         written = core_schema.plain_serializer_function_ser_schema(lambda packed: packed.value)
         return core_schema.no_info_plain_validator_function(cls.of, serialization=written)
+
+
+_known: WeakValueDictionary[int, PackedArgs] = WeakValueDictionary()
+"""Compressed arguments by the hash of their text."""

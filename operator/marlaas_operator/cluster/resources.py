@@ -1,5 +1,6 @@
 """Kinds that the operator uses, and their URL paths."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -113,7 +114,8 @@ _KEPT = (
 def slim(body: Body) -> Body:
     """Return what is kept of an object: no managedFields; of our kinds neither annotations nor labels, which only people read.
 
-    The arguments of a job's environment are compressed: they may be most of the object, and are needed once.
+    The arguments of a job's environment are compressed: they may be most of the object, and are needed once. They and its entrypoint
+    are shared with the job's document.
     """
     metadata = body["metadata"]
     ours = (body.get("apiVersion"), body.get("kind")) in _OURS
@@ -124,19 +126,26 @@ def slim(body: Body) -> Body:
 def unpacked(body: Body) -> Body:
     """Return an object as it was before `slim` compressed the arguments."""
     args = _mapping(_mapping(body.get("spec")).get("environment")).get("args")
-    return _with_args(body, args.value) if isinstance(args, PackedArgs) else body
+    return _with(body, {"args": args.value}) if isinstance(args, PackedArgs) else body
 
 
 def _packed(body: Body) -> Body:
-    args = _mapping(_mapping(body.get("spec")).get("environment")).get("args")
-    if body.get("kind") != RLJOBS.kind or not isinstance(args, dict) or not args:
+    environment = _mapping(_mapping(body.get("spec")).get("environment"))
+    args, entrypoint = environment.get("args"), environment.get("entrypoint")
+    found: Body = {}
+    if body.get("kind") != RLJOBS.kind:
         return {}
-    return {"spec": _with_args(body, PackedArgs(args))["spec"]}
+    if isinstance(args, dict) and args:
+        found["args"] = PackedArgs(args)
+    if isinstance(entrypoint, list):
+        found["entrypoint"] = [sys.intern(word) if type(word) is str else word for word in entrypoint]
+    return {"spec": _with(body, found)["spec"]} if found else {}
 
 
-def _with_args(body: Body, args: object) -> Body:
+def _with(body: Body, fields: Body) -> Body:
+    """Return a job with other fields of its environment."""
     spec = body["spec"]
-    return {**body, "spec": {**spec, "environment": {**spec["environment"], "args": args}}}
+    return {**body, "spec": {**spec, "environment": {**spec["environment"], **fields}}}
 
 
 def resource_of(body: Body) -> Resource:
