@@ -2,7 +2,7 @@
 
 import pytest
 from tests.rollout import chats
-from tests.rollout.chats import CHATML, COUNTS_MESSAGES, FORGETS_REASONING, TRIMS, bpe, reply_to, say, user
+from tests.rollout.chats import CHATML, COUNTS_MESSAGES, FORGETS_REASONING, TRIMS, assistant, bpe, reply_to, say, user
 from tests.tables import rows
 
 from marlaas_api.messages import ChatMessage, StopReason, ToolCallMessage
@@ -70,6 +70,35 @@ def test_a_template_that_rewrites_its_past_opens_a_segment_with_a_whole_prompt(t
     history = (*user("plus"), ChatMessage(role="assistant", content=reply), *user("14"))
     if opens:
         assert prompt.ids.tolist() == tokenizer.encode(tokenizer.render(history))
+
+
+@pytest.mark.parametrize(("template", "prefill", "end", "opening", "reply", "opens"), rows(__file__, "openings"))
+def test_a_reply_begins_with_what_the_template_or_the_environment_wrote(template, prefill, end, opening, reply, opens):
+    tokenizer = bpe(getattr(chats, template))
+    first = extend(tokenizer, None, (*user("plus"), *(() if prefill is None else (assistant(prefill),))))
+    assert first.draft.text.partition("<|im_start|>assistant\n")[2] == end
+    assert first.ids.tolist() == tokenizer.encode(first.draft.text)
+    assert first.draft.opening == opening
+    second = extend(tokenizer, reply_to(tokenizer, first, say(tokenizer, reply)), user("14"))
+    assert second.draft.history[1].content == opening + reply
+    assert second.draft.opens_segment is opens
+
+
+CALLS = (ToolCallMessage(name="add", arguments="{}"),)
+
+
+@pytest.mark.parametrize(
+    ("template", "last", "words"),
+    [
+        ("ALTERNATES", assistant("the"), "users last"),
+        ("DROPS_REASONING", assistant("<think>a</think>the"), "changes the assistant's message"),
+        ("SHOUTS", assistant("the"), "changes the assistant's message"),
+        ("CHATML", assistant("", tool_calls=CALLS), "tool calls cannot be continued"),
+    ],
+)
+def test_a_beginning_that_the_template_cannot_continue_is_refused(template, last, words):
+    with pytest.raises(BadAppend, match=words):
+        extend(bpe(getattr(chats, template)), None, (*user("plus"), last))
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):

@@ -60,13 +60,24 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One turn of an agent. Pass it to `Agent.fork` to branch after it; `num_prompt_tokens` is the length of the prompt."""
+    """One turn of an agent. Pass it to `Agent.fork` to branch after it; `num_prompt_tokens` is the length of the prompt.
+
+    opening: the beginning of the assistant's message, which the chat template (`<think>` and a line end) or the environment (an
+        assistant's message at the end of `Agent.ask`) has written into the prompt. It is not trained.
+    text: what the policy has written after it.
+    """
 
     text: str
     stop_reason: StopReason = StopReason.STOP
     num_tokens: int = 0
     turn: int = 0
     num_prompt_tokens: int = 0
+    opening: str = ""
+
+    @property
+    def message(self) -> str:
+        """The whole message of the assistant: opening and text."""
+        return self.opening + self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +210,12 @@ class TurnRequest:
     number: int = 0
     num_before: int = 0
     choice: int | None = None
+
+    @property
+    def opening(self) -> str:
+        """The text of an assistant's message at the end, which the reply continues; empty if another message is the last one."""
+        last = self.append[-1] if self.append and not isinstance(self.append, str) else None
+        return last.content if last is not None and last.role == "assistant" else ""
 
 
 class Channel(Protocol):

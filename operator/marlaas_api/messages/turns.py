@@ -83,7 +83,7 @@ class ReplyPhase(StrEnum):
 class GenerateReply(BusMessage):
     """A reply to a sandbox's request, on the reply inbox. It never contains ids, logprobs or versions.
 
-    HEARTBEAT: `running_s` is the number of seconds for which the engine has generated; None: the request waits. `doing`
+    RESULT: `text` and `opening` as in `Turn`. HEARTBEAT: `running_s` is the number of seconds for which the engine has generated; None: the request waits. `doing`
     is for people.
 
     FAILED: `error` is for people. retryable: the same request may be sent again. waits: not an error; the replica has
@@ -96,6 +96,7 @@ class GenerateReply(BusMessage):
     phase: ReplyPhase
     replica: str
     text: str = ""
+    opening: str = ""
     stop_reason: StopReason | None = None
     num_tokens: int = 0
     num_prompt_tokens: int = 0
@@ -130,7 +131,8 @@ class Turn(JobMessage):
     prompt_ids, output_ids: int32 bytes [T] (`marlaas_api.wire`). logprobs: float32 bytes, one per output id, under
     the sampling policy at `temperature`. `prompt_ids` are only the tokens that this turn appended after its parent's
     output; with `opens_segment` they are a whole prompt (the first turn, or after a template that rewrote earlier
-    text). text: the reply's text. append, tools: from the request. A prompt too long for the context window is not fed
+    text). text: the reply's text. opening: the beginning of the assistant's message
+    that stands in the prompt, from the chat template (`<think>`) or the request. append, tools: from the request. A prompt too long for the context window is not fed
     to the engine; of such a prompt, only the beginning and a digest are recorded, with its length, `unfit_tokens`, and that of the
     window, `context_tokens`; otherwise both are 0. num_preemptions: of the job before the
     request.
@@ -151,6 +153,7 @@ class Turn(JobMessage):
     output_ids: bytes
     logprobs: bytes
     text: str
+    opening: str = ""
     stop_reason: StopReason
     temperature: float
     meter: Meter

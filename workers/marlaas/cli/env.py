@@ -290,7 +290,7 @@ class _TerminalChannel:
         text = self._replies.next(request.agent)
         self.num_turns += 1
         self._say(request.agent, text, "assistant")
-        return Reply(text, num_tokens=len(text), turn=request.number)
+        return Reply(text, num_tokens=len(text), turn=request.number, opening=request.opening)
 
     def may_call(self, agents: Sequence[str]) -> None:
         """Do nothing: a call of another agent is an error that names it."""

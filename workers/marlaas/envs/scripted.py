@@ -34,7 +34,7 @@ class RecordedReplies:
         if request.num_before >= self._max_turns:
             raise TurnLimit(f"agent {request.agent!r} has used all of its {self._max_turns} turns")
         text = self._answer(request)
-        reply = Reply(text, StopReason.STOP, len(text), request.number)
+        reply = Reply(text, StopReason.STOP, len(text), request.number, opening=request.opening)
         self.asked.append(RecordedTurn(request, reply))
         return reply
 

@@ -26,6 +26,7 @@ class TurnRecord(_Kept):
     """One generation of an agent.
 
     append: chat messages, or raw text, that were appended before it.
+    opening: beginning of the assistant's message that stands in the prompt: the chat template's (`<think>`), or the environment's.
     prompt_ids: ids of the appended part only, or of the whole prompt if the turn opens a segment.
     logprobs: of output_ids, under the policy that sampled them.
     num_prompt_tokens: of the whole prompt. num_cached_tokens: of these, from the engine's prefix cache.
@@ -39,6 +40,7 @@ class TurnRecord(_Kept):
     opens_segment: bool = True
     append: tuple[ChatMessage, ...] | str
     text: str
+    opening: str = ""
     stop_reason: StopReason
     prompt_ids: tuple[int, ...] = ()
     output_ids: tuple[int, ...] = ()
@@ -137,7 +139,7 @@ def _are_several(turns: Sequence[Turn]) -> bool:
 
 
 def _turn(turn: Turn) -> TurnRecord:
-    same = ("agent", "turn", "parent", "version", "opens_segment", "append", "text", "stop_reason", "at")
+    same = ("agent", "turn", "parent", "version", "opens_segment", "append", "text", "opening", "stop_reason", "at")
     return TurnRecord(
         **{name: getattr(turn, name) for name in same},
         prompt_ids=tuple(unpack_ids(turn.prompt_ids).tolist()),

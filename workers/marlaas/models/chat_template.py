@@ -83,6 +83,20 @@ def closing_token(frame: ReplyFrame, tokens: Mapping[str, int]) -> int | None:
     return None if is_header else tokens[found]
 
 
+def without_empty_block(text: str, content: str) -> str:
+    """Return a rendering up to an assistant's message without the empty block before the message, if the message has its own block.
+
+    Args:
+        text: ends with `content`.
+    """
+    if not text.endswith(content):
+        return text
+    before = text.removesuffix(content)
+    found = _EMPTY_BLOCK.search(before)
+    tag = found[0].partition(">" if found[1] else "]")[0] if found else ""
+    return before[: found.start()] + content if found and content.lstrip().startswith(tag) else text
+
+
 def read_frame(folder: Path) -> ReplyFrame | None:
     """Return the text around a reply, from the files of a model; None without a chat template or without transformers. Raises NotAModel."""
     template = _template(folder)

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from typing import Protocol
 
-from marlaas.models.chat_template import ReplyFrame
 from marlaas_api.messages import ChatMessage, StopReason
 from marlaas_api.names import JobRef
 from marlaas_worker.job_events import EventEmitter
@@ -33,12 +32,10 @@ _log = logging.getLogger(__name__)
 
 
 class EndingTokenizer(Tokenizer, Protocol):
-    """A tokenizer that knows the end tokens of replies, and what the template writes around them."""
+    """A tokenizer that knows the end tokens of replies."""
 
     @property
     def end_ids(self) -> frozenset[int]: ...
-    @property
-    def frame(self) -> ReplyFrame: ...
 
 
 def rewritten(tokenizer: EndingTokenizer) -> tuple[str, ...]:
@@ -87,6 +84,6 @@ def _rewrites(tokenizer: EndingTokenizer, text: str, end: int) -> bool:
         prompt = extend(tokenizer, conversation, _USER)
         if conversation is not None and prompt.draft.opens_segment:
             return True
-        output = [*tokenizer.encode(text), end]
+        output = [*tokenizer.encode(text.removeprefix(prompt.draft.opening)), end]
         conversation = conclude(prompt, read_reply(tokenizer, output, StopReason.STOP), output, StopReason.STOP)
     return extend(tokenizer, conversation, _USER).draft.opens_segment

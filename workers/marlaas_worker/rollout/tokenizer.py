@@ -10,11 +10,11 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
-from marlaas.models.chat_template import PlainMessage, ReplyFrame, closing_token, frame_of
+from marlaas.models.chat_template import PlainMessage, ReplyFrame, closing_token, frame_of, without_empty_block
 from marlaas.models.end_tokens import TEMPLATE, TOKENIZER, EndTokens, configured_ends
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import ChatMessage, ToolCallMessage
-from marlaas_worker.rollout.conversation import BadAppend, NoChatTemplate
+from marlaas_worker.rollout.conversation import CHANGES_BEGINNING, BadAppend, NoChatTemplate
 
 NO_TEMPLATE = "the base model has no chat template: choose a chat model, or have the environment append raw text (`agent.complete`) instead of messages"
 _TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
@@ -59,7 +59,7 @@ class PretrainedTokenizer:
             raise TokenizerUnreadable(f"no tokenizer in {model_path}: {error}") from error
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
-        """Render the chat template with the generation prompt. Raises BadAppend with the template's error text."""
+        """See `conversation.Tokenizer`. Raises BadAppend with the template's error text."""
         if self._tokenizer.chat_template is None:
             raise NoChatTemplate(NO_TEMPLATE)
         if tools and not self.shows_tools:
@@ -79,14 +79,21 @@ class PretrainedTokenizer:
             return True  # Then `render` raises the template's own error for the actual messages.
 
     def _rendered(self, messages: Sequence[ChatMessage], tools: Sequence[str]) -> str:
-        return self._plainly_rendered(
-            [_plain(message) for message in messages], True, [json.loads(tool) for tool in tools] or None
-        )
+        plain, shown = [_plain(message) for message in messages], [json.loads(tool) for tool in tools] or None
+        if not messages or messages[-1].role != "assistant" or messages[-1].tool_calls:
+            return self._plainly_rendered(plain, True, shown)
+        try:
+            text = self._plainly_rendered(plain, False, shown, continue_final_message=True)
+        except ValueError as error:  # The library's text contains the whole rendering.
+            raise BadAppend(CHANGES_BEGINNING) from error
+        return without_empty_block(text, messages[-1].content)
 
-    def _plainly_rendered(self, messages: Sequence[PlainMessage], prompts: bool, tools: list[Any] | None = None) -> str:
+    def _plainly_rendered(
+        self, messages: Sequence[PlainMessage], prompts: bool, tools: list[Any] | None = None, **options: bool
+    ) -> str:
         return str(
             self._tokenizer.apply_chat_template(
-                list(messages), tools=tools, tokenize=False, add_generation_prompt=prompts
+                list(messages), tools=tools, tokenize=False, add_generation_prompt=prompts, **options
             )
         )
 

@@ -71,6 +71,7 @@ def turn_record(order: Order, drawn: Drawn, text: str, replica: str, at: float) 
         output_ids=pack_ids(completion.output_ids),
         logprobs=pack_logprobs(completion.logprobs),
         text=text,
+        opening=prompt.draft.opening if fed else "",
         stop_reason=completion.stop_reason,
         temperature=order.served.document.spec.rollout.temperature,
         meter=Meter(

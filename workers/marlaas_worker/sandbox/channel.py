@@ -53,8 +53,14 @@ class SupervisorChannel:
         answer = self._receive((request.agent, request.number))
         if answer["kind"] == "limit":
             raise TurnLimit(answer["text"])
-        stop = StopReason(answer["stop_reason"])
-        return Reply(answer["text"], stop, answer["num_tokens"], answer["turn"], answer["num_prompt_tokens"])
+        return Reply(
+            answer["text"],
+            StopReason(answer["stop_reason"]),
+            answer["num_tokens"],
+            answer["turn"],
+            answer["num_prompt_tokens"],
+            answer["opening"],
+        )
 
     def _receive(self, turn: tuple[str, int]) -> dict[str, Any]:
         """Return the answer to a turn. One of the waiting threads reads for all."""

@@ -226,7 +226,7 @@ class ChildSession:
             raise Fault(FaultClass.ENV, text, is_retryable=False)
         self.ledger.end(asked, stop, reply.num_tokens)
         sizes = {"num_tokens": reply.num_tokens, "num_prompt_tokens": reply.num_prompt_tokens}
-        return {"kind": "reply", "text": reply.text, "stop_reason": stop, **sizes}
+        return {"kind": "reply", "text": reply.text, "opening": reply.opening, "stop_reason": stop, **sizes}
 
     def _request(self, asked: TurnMessage) -> GenerateRequest:
         task = self._task
