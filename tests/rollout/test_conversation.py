@@ -1,9 +1,12 @@
 """What a turn appends to a conversation, what its reply leaves there, and what a chat template does to the past."""
 
+import copy
+
 import pytest
 from tests.rollout import chats
 from tests.rollout.chats import CHATML, COUNTS_MESSAGES, FORGETS_REASONING, TRIMS, assistant, bpe, reply_to, say, user
 from tests.tables import rows
+from tokenizers.processors import TemplateProcessing
 
 from marlaas_api.messages import ChatMessage, StopReason, ToolCallMessage
 from marlaas_worker.rollout.conversation import BadAppend, extend, read_reply
@@ -59,6 +62,20 @@ def test_raw_text_is_appended_verbatim_and_chat_goes_on_after_it_only_within_a_r
     prompt = extend(chatml, reply_to(chatml, extend(chatml, cut, " answer:"), say(chatml, " 14")), user("plus"))
     assert not prompt.draft.opens_segment
     assert prompt.draft.history[1].content == "the answer: 14"
+
+
+def test_raw_text_begins_with_what_the_tokenizers_own_encoding_puts_there_and_only_once(chatml):
+    made = copy.deepcopy(chatml._tokenizer)
+    marked = [("<|endoftext|>", 0), ("<|im_end|>", 2)]
+    made.backend_tokenizer.post_processor = TemplateProcessing("<|endoftext|> $A <|im_end|>", special_tokens=marked)
+    tokenizer = PretrainedTokenizer(made)
+    first = extend(tokenizer, None, "three")
+    assert first.ids.tolist() == [0, *chatml.encode("three")]
+    assert extend(tokenizer, None, "<|endoftext|>three").ids.tolist() == first.ids.tolist()
+    assert extend(tokenizer, reply_to(tokenizer, first, say(chatml, "14")), "plus").appended.tolist() == chatml.encode(
+        "plus"
+    )
+    assert opened(tokenizer).ids.tolist() == opened(chatml).ids.tolist()
 
 
 @pytest.mark.parametrize(("template", "reply", "opens"), rows(__file__, "rewrites"))

@@ -30,6 +30,7 @@ class CharacterTokenizer:
 
     end_ids = frozenset({END})
     frame = ReplyFrame()
+    begin_ids = ()
 
     def __init__(self, trims=False):
         self.trims = trims

@@ -59,6 +59,11 @@ class Tokenizer(Protocol):
         """What the chat template writes around a reply."""
         ...
 
+    @property
+    def begin_ids(self) -> tuple[int, ...]:
+        """The special tokens that the tokenizer's own encoding puts before a text, such as BOS. Chat templates write theirs."""
+        ...
+
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
         """Render the chat template with the generation prompt, or up to the end of an assistant's message that is the last one.
 
@@ -287,8 +292,12 @@ def _fresh_ids(tokenizer: Tokenizer, draft: Draft) -> list[int]:
     """Return the ids of the new text.
 
     The preceding end token is tokenized with it and removed again, as in a rendering of the whole text.
-    Otherwise a tokenizer that marks the beginning of a text would add its mark here.
+    Otherwise a tokenizer that marks the beginning of a text would add its mark here. Raw text that begins a conversation gets
+    the special tokens that the tokenizer's own encoding puts there, unless the text has them.
     """
+    if draft.history is None and draft.opens_segment:
+        ids, begin = tokenizer.encode(draft.fresh), list(tokenizer.begin_ids)
+        return ids if ids[: len(begin)] == begin else begin + ids
     if draft.after is None:
         return tokenizer.encode(draft.fresh)
     ids = tokenizer.encode(tokenizer.token_text(draft.after) + draft.fresh)

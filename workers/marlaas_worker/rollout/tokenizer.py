@@ -97,6 +97,13 @@ class PretrainedTokenizer:
             )
         )
 
+    @cached_property
+    def begin_ids(self) -> tuple[int, ...]:
+        """See `conversation.Tokenizer`."""
+        ids, text = list(self._tokenizer.encode("a", add_special_tokens=True)), self.encode("a")
+        places = (at for at in range(len(ids)) if ids[at : at + len(text)] == text)
+        return tuple(ids[: next(places, 0)])
+
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
