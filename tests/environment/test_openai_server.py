@@ -47,6 +47,16 @@ def test_messages_go_on_where_their_beginning_ended_unless_they_were_rewritten()
     assert asked[1].request.append == (Message("user", "one"), Message("assistant", "a"), Message("user", "two"))
 
 
+def test_a_message_that_is_continued_goes_on_however_a_client_sends_it_back():
+    with opened("b", "c", "d") as (_, client, asked):
+        begun = {"role": "assistant", "content": "a"}
+        reply = create(client, user("x"), begun, extra_body={"continue_final_message": True}).choices[0].message
+        create(client, user("x"), begun, reply, user("y"))
+        create(client, user("x"), begun | {"content": f"a{reply.content}"}, user("z"))
+    assert [one.request.parent for one in asked] == [None, 0, 0]
+    assert asked[0].reply.message == "ab"
+
+
 def test_the_model_is_the_agent():
     with opened("p", "s", "s2", agents=("proposer", "solver")) as (_, client, asked):
         create(client, user("x"), model="proposer")

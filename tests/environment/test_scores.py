@@ -141,10 +141,13 @@ def test_lengths_forms_and_answers_are_paid():
     assert [penalty(Reply("", num_tokens=n)) for n in (0, 100, 125, 200, 999)] == [0.0, 0.0, -0.25, -1.0, -1.0]
     form = format_reward(r"<think>.*</think>\s*<answer>.*</answer>")
     assert form(Reply(" <think>a\nb</think>\n<answer>c</answer>\n")) == 1.0
+    assert form(Reply("a</think><answer>c</answer>", opening="<think>\n")) == 1.0
     assert form(Reply("well <think></think><answer></answer>")) == form(Reply("<answer>c</answer>")) == 0.0
     pairs = {"so 7.0": 7, "1,000": "1000", "8": 7, "none": 7, "it is 0.50": 0.5}
     assert [answer_reward("last_number")(Reply(text), truth) for text, truth in pairs.items()] == [1, 1, 0, 0, 1]
     assert answer_reward("whole")(Reply("Paris"), "Paris") == 1.0
+    opened = (Reply("7}", opening="= \\boxed{"), Reply("I do not know", opening="7 ="))
+    assert [answer_reward(kind)(one, "7") for kind, one in zip(("boxed", "last_number"), opened, strict=True)] == [1, 0]
 
 
 @pytest.mark.parametrize(("kind", "reply", "answer"), rows(__file__, "answers"))

@@ -1,17 +1,21 @@
 import gzip
 import io
+import json
 
 import pytest
 from rich.console import Console
 
 from marlaas.episodes import files
 from marlaas.episodes.files import OPEN, EpisodeFollower, EpisodeWriter, parts, read
+from marlaas.episodes.prompts import PromptTexts
 from marlaas.episodes.record import joined
 from marlaas.episodes.selection import Played
-from marlaas.episodes.show import rich
+from marlaas.episodes.show import as_json, rich
+from marlaas.models.tokenizer import VOCABULARY, save_tokenizer
 from marlaas_api.errors import InvalidInput
 from marlaas_api.last_words import visible
 from marlaas_api.messages import ChatMessage, Ending, FaultClass, ReplyPartsMessage, ToolCallMessage
+from marlaas_api.wire import pack_ids
 
 
 def test_an_episode_is_read_back_as_it_was_generated(tmp_path, episode, turn):
@@ -109,7 +113,7 @@ def test_a_tail_waits_for_a_line_to_be_whole(tmp_path, episode):
     tail.close()
 
 
-def _text(one, **options: bool):
+def _text(one, **options: object):
     console = Console(file=io.StringIO(), width=200)
     console.print(rich(one, **options))
     return console.file.getvalue()
@@ -138,6 +142,19 @@ def test_an_episode_of_two_agents_shows_who_spoke_and_whose_reward_and_advantage
     ]
     assert "ids 7 8 9" in _text(played, tokens=True), "token ids are shown on request"
     assert "version caller 4 · " in _text(Played("a/relay", joined(one, turns[1:]))), "only one of them spoke"
+
+
+def test_the_beginning_of_a_reply_is_shown_once_and_the_whole_prompt_on_request(episode, turn, tmp_path):
+    save_tokenizer(tmp_path, 512)
+    said = (ChatMessage(role="user", content="x"), ChatMessage(role="assistant", content="ol"))
+    one = episode(5, 1)
+    record = joined(one, [turn(one, append=said, opening="ol", text="leh", prompt_ids=pack_ids([4, 50, 2, 5]))])
+    played, prompts = Played("a/b", record), PromptTexts({("a/b", "policy"): tmp_path})
+    lines = [line.rstrip() for line in _text(played).splitlines()]
+    assert lines[1:3] == ["  user: x", "  policy: olleh  [stop, 3 tokens]"]
+    prompt = f"<|user|>{next(text for text, number in VOCABULARY.items() if number == 50)}<|end|><|assistant|>"
+    assert f"\n  prompt: {prompt} " in _text(played, prompts=prompts)
+    assert json.loads(as_json(played, prompts))["prompt_texts"] == [prompt]
 
 
 def test_what_did_not_go_well_is_said_and_what_a_model_wrote_cannot_drive_the_terminal(episode, turn):

@@ -12,14 +12,14 @@ from marlaas.local.collection import Collector
 from marlaas.local.display import JsonDisplay
 from marlaas.local.folder import OutFolder, hold
 from marlaas.local.supervisor import Supervisor
-from marlaas.local.watch import JobWatch
+from marlaas.local.watch import JobWatch, Observation
 from marlaas.models import prepare
 from marlaas_api import subjects
 from marlaas_api.blobs import BlobCorrupt, BlobFull
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import InvalidInput
-from marlaas_api.messages import JobDocument, Manifest, Phase, PolicyRecord
+from marlaas_api.messages import JobDocument, Manifest, Phase, PolicyRecord, ReplicaReport
 from marlaas_api.wire import encode
 from marlaas_worker.adapters import AdapterConfig, tensor_name, write_adapter
 
@@ -101,6 +101,15 @@ async def test_an_admission_wakes_the_runner_at_once_and_other_progress_does_not
         await bucket.put(job.ref.key, encode(progress_of(job, phase=Phase.RUNNING, admitted=True, step=2)))
         assert (await watch.results())[0].progress.step == 2
     assert not watch.moved.is_set()
+
+
+def test_a_warning_about_a_pools_template_is_a_line_of_the_run_once(scene, document):
+    watch = scene.watch(document())
+    report = {"role": "rollout", "pool": "tiny", "notices": {"TemplateRewritesPast": "it trims"}}
+    watch.seen = Observation(reports=tuple(ReplicaReport(**report, replica=name) for name in ("r-0", "r-1")))
+    assert list(watch._new_warnings()) == ["pool tiny: TemplateRewritesPast: it trims"]
+    watch.replace((document(),))
+    assert list(watch._new_warnings()) == []
 
 
 async def test_each_policy_has_folders_for_its_adapter_and_export(scene, document, progress_of, tmp_path):

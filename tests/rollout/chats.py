@@ -14,6 +14,12 @@ CHATML = (
 )
 FORGETS_REASONING = CHATML.replace("m.content", "m.content.split('</think>')[-1]")
 TRIMS = CHATML.replace("m.content", "m.content | trim")
+OPENS_REASONING = CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")
+DROPS_REASONING = OPENS_REASONING.replace("m.content", "m.content.split('</think>')[-1]")
+_BLOCK = "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}"
+WRITES_AN_EMPTY_BLOCK = OPENS_REASONING.replace("{{ m.content }}", _BLOCK)
+ALTERNATES = "{% if messages[-1].role != 'user' %}{{ raise_exception('users last') }}{% endif %}" + CHATML
+SHOUTS = CHATML.replace("m.content", "m.content | upper")
 COUNTS_MESSAGES = "{{ messages | length }}" + CHATML
 
 
@@ -35,6 +41,10 @@ def bpe(template, special=SPECIAL, added=(), end="<|im_end|>", **settings):
 
 def user(content):
     return (ChatMessage(role="user", content=content),)
+
+
+def assistant(content, **fields):
+    return ChatMessage(role="assistant", content=content, **fields)
 
 
 def reply_to(tokenizer, prompt, output, stop=StopReason.STOP):

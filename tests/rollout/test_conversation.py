@@ -1,11 +1,13 @@
 """What a turn appends to a conversation, what its reply leaves there, and what a chat template does to the past."""
 
+import copy
+
 import pytest
 from tests.rollout import chats
-from tests.rollout.chats import CHATML, COUNTS_MESSAGES, FORGETS_REASONING, TRIMS, bpe, reply_to, say, user
+from tests.rollout.chats import CHATML, COUNTS_MESSAGES, FORGETS_REASONING, TRIMS, assistant, bpe, reply_to, say, user
 from tests.tables import rows
+from tokenizers.processors import TemplateProcessing
 
-from marlaas.models.tokenizer import VOCABULARY, save_tokenizer
 from marlaas_api.messages import ChatMessage, StopReason, ToolCallMessage
 from marlaas_worker.rollout.conversation import BadAppend, extend, read_reply
 from marlaas_worker.rollout.templates import rewritten
@@ -62,6 +64,20 @@ def test_raw_text_is_appended_verbatim_and_chat_goes_on_after_it_only_within_a_r
     assert prompt.draft.history[1].content == "the answer: 14"
 
 
+def test_raw_text_begins_with_what_the_tokenizers_own_encoding_puts_there_and_only_once(chatml):
+    made = copy.deepcopy(chatml._tokenizer)
+    marked = [("<|endoftext|>", 0), ("<|im_end|>", 2)]
+    made.backend_tokenizer.post_processor = TemplateProcessing("<|endoftext|> $A <|im_end|>", special_tokens=marked)
+    tokenizer = PretrainedTokenizer(made)
+    first = extend(tokenizer, None, "three")
+    assert first.ids.tolist() == [0, *chatml.encode("three")]
+    assert extend(tokenizer, None, "<|endoftext|>three").ids.tolist() == first.ids.tolist()
+    assert extend(tokenizer, reply_to(tokenizer, first, say(chatml, "14")), "plus").appended.tolist() == chatml.encode(
+        "plus"
+    )
+    assert opened(tokenizer).ids.tolist() == opened(chatml).ids.tolist()
+
+
 @pytest.mark.parametrize(("template", "reply", "opens"), rows(__file__, "rewrites"))
 def test_a_template_that_rewrites_its_past_opens_a_segment_with_a_whole_prompt(template, reply, opens):
     tokenizer = bpe(getattr(chats, template))
@@ -73,14 +89,38 @@ def test_a_template_that_rewrites_its_past_opens_a_segment_with_a_whole_prompt(t
         assert prompt.ids.tolist() == tokenizer.encode(tokenizer.render(history))
 
 
-def test_a_folder_without_a_tokenizer_is_named_and_end_tokens_are_its_own_or_the_models(tmp_path):
+@pytest.mark.parametrize(("template", "prefill", "end", "opening", "reply", "opens"), rows(__file__, "openings"))
+def test_a_reply_begins_with_what_the_template_or_the_environment_wrote(template, prefill, end, opening, reply, opens):
+    tokenizer = bpe(getattr(chats, template))
+    first = extend(tokenizer, None, (*user("plus"), *(() if prefill is None else (assistant(prefill),))))
+    assert first.draft.text.partition("<|im_start|>assistant\n")[2] == end
+    assert first.ids.tolist() == tokenizer.encode(first.draft.text)
+    assert first.draft.opening == opening
+    second = extend(tokenizer, reply_to(tokenizer, first, say(tokenizer, reply)), user("14"))
+    assert second.draft.history[1].content == opening + reply
+    assert second.draft.opens_segment is opens
+
+
+CALLS = (ToolCallMessage(name="add", arguments="{}"),)
+
+
+@pytest.mark.parametrize(
+    ("template", "last", "words"),
+    [
+        ("ALTERNATES", assistant("the"), "users last"),
+        ("DROPS_REASONING", assistant("<think>a</think>the"), "changes the assistant's message"),
+        ("SHOUTS", assistant("the"), "changes the assistant's message"),
+        ("CHATML", assistant("", tool_calls=CALLS), "tool calls cannot be continued"),
+    ],
+)
+def test_a_beginning_that_the_template_cannot_continue_is_refused(template, last, words):
+    with pytest.raises(BadAppend, match=words):
+        extend(bpe(getattr(chats, template)), None, (*user("plus"), last))
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path):
     with pytest.raises(TokenizerUnreadable, match=str(tmp_path)):
         PretrainedTokenizer.load(str(tmp_path))
-    save_tokenizer(tmp_path, 512)
-    own = VOCABULARY["<|end|>"]
-    assert PretrainedTokenizer.load(str(tmp_path)).end_ids == {own}
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
-    assert PretrainedTokenizer.load(str(tmp_path)).end_ids == {own, 7, 9}
 
 
 def test_the_reply_has_no_end_token_but_keeps_what_was_cut(chatml):

@@ -149,7 +149,7 @@ ROUNDS = 200
 def answer(agent, number):
     return encode_frame(
         {"kind": "reply", "agent": agent, "turn": number, "text": f"{agent}{number}", "stop_reason": "stop"}
-        | {"num_tokens": 1, "num_prompt_tokens": 1}
+        | {"num_tokens": 1, "num_prompt_tokens": 1, "opening": ""}
     )
 
 

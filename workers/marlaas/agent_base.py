@@ -76,6 +76,8 @@ class AgentBase:
         append = tuple(message_of(one) for one in given)
         if not append:
             raise InvalidTurn(f"agent {self.name!r}: `ask` needs at least one message")
+        if append[-1].role == "assistant" and append[-1].tool_calls:
+            raise InvalidTurn(f"agent {self.name!r}: the last message has tool calls, and a reply cannot continue it")
         shown = None if tools is None else tuple(tool_text(tool) for tool in tools)
         return TurnRequest(self.name, self._parent, append, self._limit(max_tokens), shown)
 

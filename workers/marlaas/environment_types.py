@@ -76,6 +76,8 @@ class Reply:
         text: all that the policy wrote, without the end token. Special tokens are written out if the model family structures
             its replies with them (Llama's `<|python_tag|>`, gpt-oss' channels), and left out otherwise.
         num_prompt_tokens: length of the prompt.
+        opening: the beginning of the assistant's message, which the chat template (`<think>` and a line end) or the environment (an
+            assistant's message at the end of `Agent.ask`) has written into the prompt. It is not trained. `text` follows it.
         parts: the reply as its model family reads it; None for a plain text.
     """
 
@@ -84,6 +86,7 @@ class Reply:
     num_tokens: int = 0
     turn: int = 0
     num_prompt_tokens: int = 0
+    opening: str = ""
     parts: ReplyParts | None = None
 
     @property
@@ -105,6 +108,11 @@ class Reply:
     def raw(self) -> str:
         """The text with every special token written out, without the end token."""
         return self.text if self.parts is None else self.parts.raw
+
+    @property
+    def message(self) -> str:
+        """The whole message of the assistant: opening and text."""
+        return self.opening + self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +245,12 @@ class TurnRequest:
     number: int = 0
     num_before: int = 0
     choice: int | None = None
+
+    @property
+    def opening(self) -> str:
+        """The text of an assistant's message at the end, which the reply continues; empty if another message is the last one."""
+        last = self.append[-1] if self.append and not isinstance(self.append, str) else None
+        return last.content if last is not None and last.role == "assistant" else ""
 
 
 class Channel(Protocol):

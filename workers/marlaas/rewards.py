@@ -3,7 +3,7 @@
     answer = extractor("boxed")
 
     def correct(reply, truth):
-        return float(answer(reply.text) == truth)
+        return float(answer(reply.message) == truth)
 
     RUBRIC = Rubric((1.0, correct), (0.1, format_reward(r"<think>.*</think>.*")), (0.5, length_penalty(200, 300)))
 
@@ -70,14 +70,17 @@ class Rubric:
 
 
 def format_reward(pattern: str) -> Part:
-    r"""Return a part `format`: 1 if the reply, stripped of white space, matches `pattern` as a whole (`.` matches any character)."""
+    r"""Return a part `format`: 1 if the message, stripped of white space, matches `pattern` as a whole (`.` matches any character).
+
+    The message is the reply after its opening, so that a chat template may open `<think>` in the prompt.
+    """
     try:
         form = re.compile(pattern, re.DOTALL)
     except re.error as error:
         raise InvalidInput(f"pattern {pattern!r} is not a regular expression: {error}") from error
 
     def format(reply: Reply) -> float:
-        return float(form.fullmatch(reply.text.strip()) is not None)
+        return float(form.fullmatch(reply.message.strip()) is not None)
 
     return format
 
@@ -100,12 +103,13 @@ def length_penalty(free_tokens: int, max_tokens: int) -> Part:
 def answer_reward(kind: str, pattern: str | None = None) -> Part:
     """Return a part `correct`: 1 if the reply's answer equals `truth`.
 
-    Two numbers are compared by value. `kind` and `pattern` are those of `extractor`.
+    Two numbers are compared by value. `kind` and `pattern` are those of `extractor`. Answers with a mark of their own (all kinds but
+    `whole` and `last_number`) may begin in the reply's opening.
     """
-    extract = extractor(kind, pattern)
+    extract, is_marked = extractor(kind, pattern), kind not in ("whole", "last_number")
 
     def correct(reply: Reply, truth: object) -> float:
-        answer = extract(reply.text)
+        answer = extract(reply.message if is_marked else reply.text)
         return float(answer is not None and (answer == str(truth) or _same_number(answer, str(truth))))
 
     return correct

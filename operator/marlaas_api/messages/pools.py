@@ -91,7 +91,8 @@ class ReplicaReport(BusMessage):
     slots, by job uid and agent. tenant_tokens: computed prompt and generated tokens by
     tenant, for the queues of the pool's other replicas. agent_tokens: recent tokens of agents of jobs with several policies, by policy key. agent_work: recent seconds of computation on a trainer, and seconds for which the agent was bound to it, by policy key; both count half after ten minutes. job_turn_bytes: bytes that this replica added to the stream TURNS, by job uid. busy_s: time with a
     non-empty batch (rollout) or in forward/backward (trainer). broken: by `JobAgent.fault_key`, the error for which this
-    trainer gave up the agent. waits: by job uid, what the replica's work for the job waits for. refused: policy keys of agents that this trainer does not train at present. reason: why the replica is not ready, for people; empty if it is ready. probe_tolerance: the
+    trainer gave up the agent. waits: by job uid, what the replica's work for the job waits for. refused: policy keys of agents that this trainer does not train at present. reason: why the replica is not ready, for people; empty if it is ready.
+    notices: sentences about the base model's chat template, by reason. probe_tolerance: the
     calibration's tolerance with which a rollout replica passed its self-test; 0 before. probe_distance: mean |difference| of
     its engine's logprobs from the trainer's in float32, at its last self-test.
     """
@@ -108,6 +109,7 @@ class ReplicaReport(BusMessage):
     bytes_per_rank: int = 0
     ready: bool = True
     reason: str = ""
+    notices: dict[str, str] = Field(default_factory=dict)
     probe_tolerance: float = 0.0
     probe_distance: float = 0.0
     verified: tuple[str, ...] = ()

@@ -90,7 +90,7 @@ class ReplyPhase(StrEnum):
 class GenerateReply(BusMessage):
     """A reply to a sandbox's request, on the reply inbox. It never contains ids, logprobs or versions.
 
-    HEARTBEAT: `running_s` is the number of seconds for which the engine has generated; None: the request waits. `doing`
+    RESULT: `text` and `opening` as in `Turn`. HEARTBEAT: `running_s` is the number of seconds for which the engine has generated; None: the request waits. `doing`
     is for people.
 
     FAILED: `error` is for people. retryable: the same request may be sent again. waits: not an error; the replica has
@@ -105,6 +105,7 @@ class GenerateReply(BusMessage):
     replica: str
     text: str = ""
     parts: ReplyPartsMessage | None = None
+    opening: str = ""
     stop_reason: StopReason | None = None
     num_tokens: int = 0
     num_prompt_tokens: int = 0
@@ -140,7 +141,8 @@ class Turn(JobMessage):
     prompt_ids, output_ids: int32 bytes [T] (`marlaas_api.wire`). logprobs: float32 bytes, one per output id, under
     the sampling policy at `temperature`. `prompt_ids` are only the tokens that this turn appended after its parent's
     output; with `opens_segment` they are a whole prompt (the first turn, or after a template that rewrote earlier
-    text). text: the reply's text. parts: None if text, content and raw are equal. append, tools: from the request. A prompt too long for the context window is not fed
+    text). text: the reply's text. parts: None if text, content and raw are equal. opening: the beginning of the assistant's message
+    that stands in the prompt, from the chat template (`<think>`) or the request. append, tools: from the request. A prompt too long for the context window is not fed
     to the engine; of such a prompt, only the beginning and a digest are recorded, with its length, `unfit_tokens`, and that of the
     window, `context_tokens`; otherwise both are 0. num_preemptions: of the job before the
     request. is_overtime: whether the turn's time limit ended it, with the stop reason LENGTH.
@@ -162,6 +164,7 @@ class Turn(JobMessage):
     logprobs: bytes
     text: str
     parts: ReplyPartsMessage | None = None
+    opening: str = ""
     stop_reason: StopReason
     temperature: float
     meter: Meter

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from marlaas.models.chat_template import ReplyFrame
 from marlaas_api.messages import AdaptedLayer, Calibration, ChatMessage, Probe, SelfTestSpec, StopReason
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker import adapters
@@ -28,6 +29,8 @@ class CharacterTokenizer:
     """One id per character; `~` is the end token. A template of one line per message; it trims on demand."""
 
     end_ids = frozenset({END})
+    frame = ReplyFrame()
+    begin_ids = ()
 
     def __init__(self, trims=False):
         self.trims = trims

@@ -68,12 +68,12 @@ class Chat:
         self.transcripts = dict.fromkeys(Side, ())
 
 
-_ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow", "raw text": "cyan"}
+ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow", "raw text": "cyan"}
 
 
 def conversation_line(speaker: str, text: str, role: str) -> Text:
     """Return one line of a conversation for a terminal, in the colour of the role. `role` is the message's, or `raw text`."""
-    return Text.assemble((f"{visible(speaker)}: ", f"bold {_ROLE_STYLES[role]}"), (visible(text), _ROLE_STYLES[role]))
+    return Text.assemble((f"{visible(speaker)}: ", f"bold {ROLE_STYLES[role]}"), (visible(text), ROLE_STYLES[role]))
 
 
 def speaker_name(role: str, name: str | None) -> str:

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from marlaas.episodes import files, show
+from marlaas.episodes.prompts import PromptTexts
 from marlaas.episodes.record import EpisodeRecord
 from marlaas.episodes.selection import EpisodeFilter, EpisodeOrder, JobContext, Played, chosen, comparison_of, placed
 from marlaas.local.folder import write
@@ -36,6 +37,10 @@ Faults = Annotated[
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep showing episodes as they end, until Ctrl-C.")]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=0, metavar="N", help="Maximum number of episodes.")]
 Tokens = Annotated[bool, typer.Option("--tokens", help="Show the token ids of each reply.")]
+Prompts = Annotated[
+    bool,
+    typer.Option("--prompts", help="Show prompts as the model read them, with its template. Loads its tokenizer."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line, with token ids and logprobs.")]
 
 
@@ -51,12 +56,14 @@ def episodes(
     follow: Follow = False,
     limit: Limit = 5,
     tokens: Tokens = False,
+    prompts: Prompts = False,
     as_json: Json = False,
 ) -> None:
     """Show recorded episodes of a run: messages, replies, tool output, reward, advantage, version, stop reason, fault.
 
     Works during the run. Without --worst, --best or --random, the latest episodes are shown in order of time. The text is the engine's decoding
-    of the generated tokens; --tokens shows the token ids, on which the trainer trains.
+    of the generated tokens, after the part of the assistant's message that the chat template or the environment has begun. --tokens shows
+    the token ids, on which the trainer trains.
 
     The run stores them in DIR/NAMESPACE/NAME/episodes.jsonl, older ones compressed beside it, up to 256 MiB per job (`marlaas run --keep-episodes`).
 
@@ -67,14 +74,15 @@ def episodes(
     console = Console(highlight=False)
     tails = [files.EpisodeFollower(one.folder) for one in jobs] if follow else []
     found = chosen([one for opened in jobs for one in _placed(opened)], choice, random.Random())
-    _show_episodes(console, found, tokens, as_json)
+    texts = PromptTexts(_models(jobs)) if prompts else None
+    _show_episodes(console, found, tokens, as_json, texts)
     if not found and not follow and not as_json:
         console.print(_nothing(jobs, choice))
     while follow:
         time.sleep(FOLLOW_S)
         for opened, tail in zip(jobs, tails, strict=True):
             fresh = [one for one in _placed(opened, tail.news()) if chosen([one], choice, random.Random())]
-            _show_episodes(console, fresh, tokens, as_json)
+            _show_episodes(console, fresh, tokens, as_json, texts)
 
 
 def _order(worst: bool, best: bool, any_: bool) -> EpisodeOrder:
@@ -97,12 +105,23 @@ def _placed(opened: OpenedJob, fresh: Sequence[EpisodeRecord] | None = None) -> 
     return [one for one in placed(files.read(opened.folder), around) if one.record.episode in ids] if ids else []
 
 
-def _show_episodes(console: Console, found: Sequence[Played], tokens: bool, as_json: bool) -> None:
+def _models(jobs: Sequence[OpenedJob]) -> dict[tuple[str, str], Path]:
+    """Return the folder of each agent's base model."""
+    return {
+        (one.name, agent.name): Path(one.pool_of(agent).model_path)
+        for one in jobs
+        for agent in one.document.spec.agents
+    }
+
+
+def _show_episodes(
+    console: Console, found: Sequence[Played], tokens: bool, as_json: bool, prompts: PromptTexts | None
+) -> None:
     for one in found:
         if as_json:
-            typer.echo(show.as_json(one))
+            typer.echo(show.as_json(one, prompts))
         else:
-            console.print(show.rich(one, tokens=tokens))
+            console.print(show.rich(one, tokens=tokens, prompts=prompts))
 
 
 def _nothing(jobs: Sequence[OpenedJob], choice: EpisodeFilter) -> str:

@@ -5,10 +5,11 @@ play_episode(resolve("reverse", {}).create(), Task(Split.TRAIN, 0, 0), state)
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from marlaas.environment import Reply, StopReason, TurnLimit
 from marlaas.environment_types import TurnRequest
+from marlaas.models.families import THINK, THINK_END
 from marlaas.tool_calls import chatml_parts, tool_names
 
 
@@ -36,7 +37,9 @@ class WrittenReplies:
         else:
             names = self._tools.get((request.agent, -1 if request.parent is None else request.parent), frozenset())
         self._tools[request.agent, request.number] = names
-        return Reply(text, StopReason.STOP, len(text), request.number, parts=chatml_parts(text, names))
+        opened = THINK if THINK in request.opening and THINK_END not in request.opening else ""
+        parts = replace(chatml_parts(opened + text, names), raw=text)
+        return Reply(text, StopReason.STOP, len(text), request.number, opening=request.opening, parts=parts)
 
 
 class RecordedReplies:

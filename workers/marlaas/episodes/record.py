@@ -26,6 +26,7 @@ class TurnRecord(_Kept):
     """One generation of an agent.
 
     append: chat messages, or raw text, that were appended before it.
+    opening: beginning of the assistant's message that stands in the prompt: the chat template's (`<think>`), or the environment's.
     prompt_ids: ids of the appended part only, or of the whole prompt if the turn opens a segment.
     parts: reasoning, content and calls; None if the reply is plain text.
     logprobs: of output_ids, under the policy that sampled them.
@@ -41,6 +42,7 @@ class TurnRecord(_Kept):
     append: tuple[ChatMessage, ...] | str
     text: str
     parts: ReplyPartsMessage | None = None
+    opening: str = ""
     stop_reason: StopReason
     prompt_ids: tuple[int, ...] = ()
     output_ids: tuple[int, ...] = ()
@@ -139,7 +141,19 @@ def _are_several(turns: Sequence[Turn]) -> bool:
 
 
 def _turn(turn: Turn) -> TurnRecord:
-    same = ("agent", "turn", "parent", "version", "opens_segment", "append", "text", "parts", "stop_reason", "at")
+    same = (
+        "agent",
+        "turn",
+        "parent",
+        "version",
+        "opens_segment",
+        "append",
+        "text",
+        "parts",
+        "opening",
+        "stop_reason",
+        "at",
+    )
     return TurnRecord(
         **{name: getattr(turn, name) for name in same},
         prompt_ids=tuple(unpack_ids(turn.prompt_ids).tolist()),

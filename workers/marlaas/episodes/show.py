@@ -5,12 +5,14 @@ Control characters in a model's text are escaped, so that the terminal does not 
 
 import json
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from marlaas.chat.conversations import conversation_line, speaker_name
+from marlaas.chat.conversations import ROLE_STYLES, conversation_line, speaker_name
+from marlaas.episodes.prompts import PromptTexts
 from marlaas.episodes.record import EpisodeRecord, TurnRecord
 from marlaas.episodes.selection import Played
 from marlaas_api.last_words import visible
@@ -24,18 +26,29 @@ _ENDINGS = {
 }
 
 
-def rich(one: Played, *, tokens: bool = False) -> RenderableType:
-    """Return an episode for a terminal or plain text. `tokens` adds the token ids below each reply."""
+def rich(one: Played, *, tokens: bool = False, prompts: PromptTexts | None = None) -> RenderableType:
+    """Return an episode for a terminal or plain text.
+
+    Args:
+        tokens: add the token ids below each reply.
+        prompts: show prompts as the model read them, instead of the environment's messages.
+    """
     earned = _candidates(one)
-    lines = [line for turn in one.record.turns for line in _turn(turn, tokens, earned.get((turn.agent, turn.turn), ""))]
+    lines: list[Text] = []
+    for turn in one.record.turns:
+        if prompts is None:
+            lines += _appended(turn)
+        else:
+            lines.append(conversation_line("prompt", prompts.text(one.job, turn.agent, turn.prompt_ids), "raw text"))
+        lines += _replied(turn, tokens, earned.get((turn.agent, turn.turn), ""))
     return Group(
         Text(_heading(one), style="bold"), Padding(Group(*lines), (0, 0, 0, 2)), Padding(_verdict(one), (0, 0, 0, 2))
     )
 
 
-def as_json(one: Played) -> str:
-    """Return one JSON line: the episode as stored, with its job, step, advantages and group's rewards."""
-    around = {
+def as_json(one: Played, prompts: PromptTexts | None = None) -> str:
+    """Return one JSON line: the episode as stored, with its job, step, advantages and group's rewards, and the texts of `prompts`."""
+    around: dict[str, Any] = {
         "job": one.job,
         "step": one.step,
         "advantages": dict(one.advantages),
@@ -44,6 +57,8 @@ def as_json(one: Played) -> str:
         ],
         "group_rewards": {agent: list(rewards) for agent, rewards in one.group_rewards.items()},
     }
+    if prompts is not None:
+        around["prompt_texts"] = [prompts.text(one.job, turn.agent, turn.prompt_ids) for turn in one.record.turns]
     return json.dumps({**around, **one.record.model_dump(mode="json")}, ensure_ascii=False)
 
 
@@ -84,18 +99,20 @@ def _candidates(one: Played) -> dict[tuple[str, int], str]:
     return found
 
 
-def _turn(turn: TurnRecord, tokens: bool, candidate: str) -> Iterator[Text]:
+def _appended(turn: TurnRecord) -> Iterator[Text]:
     if isinstance(turn.append, str):
         yield conversation_line("raw text", turn.append, "raw text")
-    else:
-        for message in turn.append:
-            yield conversation_line(speaker_name(message.role, message.name), message.content, message.role)
-    if not turn.opens_segment or turn.parent is None:
-        reply = conversation_line(turn.agent, turn.text or "(nothing)", "assistant")
-    else:
-        reply = conversation_line(
-            f"{turn.agent} (new segment: the chat template changed earlier text)", turn.text, "assistant"
-        )
+        return
+    continues = turn.append and turn.append[-1].role == "assistant"
+    for message in turn.append[:-1] if continues else turn.append:
+        yield conversation_line(speaker_name(message.role, message.name), message.content, message.role)
+
+
+def _replied(turn: TurnRecord, tokens: bool, candidate: str) -> Iterator[Text]:
+    is_new = turn.opens_segment and turn.parent is not None
+    speaker = f"{turn.agent} (new segment: the chat template changed earlier text)" if is_new else turn.agent
+    reply = conversation_line(speaker, "", "assistant").append(visible(turn.opening), style="dim")
+    reply.append(visible(turn.text) or ("" if is_new else "(nothing)"), style=ROLE_STYLES["assistant"])
     yield reply.append(f"  [{turn.stop_reason}, {len(turn.output_ids)} tokens{candidate}]", style="dim")
     for call in turn.parts.tool_calls if turn.parts is not None else ():
         yield Text(f"call {visible(call.name)} {visible(call.arguments)}", style="dim")

@@ -70,7 +70,7 @@ class JobWatch:
         keys, uids = {job.ref.key for job in jobs}, {job.uid for job in jobs}
         self.failures = {key: failure for key, failure in self.failures.items() if key in keys}
         self._phases = {key: phase for key, phase in self._phases.items() if key in keys}
-        self._warned = {(key, reason) for key, reason in self._warned if key in keys}
+        self._warned = {(key, reason) for key, reason in self._warned if key in keys or "." not in key}
         self.marks = {uid: marks for uid, marks in self.marks.items() if uid in uids}
         self.collector.keep(uids)
 
@@ -147,12 +147,14 @@ class JobWatch:
         return read_at is not None and asyncio.get_running_loop().time() - read_at < ANSWER_S + REREAD_S
 
     def _new_warnings(self) -> Iterator[str]:
-        """Yield each job's warnings, each reason once."""
-        for key, progress in self.seen.progress.items():
-            for reason, text in progress.warnings.items():
+        """Yield the warnings about each job and each pool's model, each reason once."""
+        jobs = [(key, key.replace(".", "/"), found.warnings) for key, found in self.seen.progress.items()]
+        pools = [(report.pool, f"pool {report.pool}", report.notices) for report in self.seen.reports]
+        for key, name, warnings in (*jobs, *pools):
+            for reason, text in warnings.items():
                 if (key, reason) not in self._warned:
                     self._warned.add((key, reason))
-                    yield f"{key.replace('.', '/')}: {reason}: {text}"
+                    yield f"{name}: {reason}: {text}"
 
     def _note_phase(self, key: str) -> None:
         progress = self._all_progress.get(key) if any(job.ref.key == key for job in self.jobs) else None

@@ -14,6 +14,8 @@ from marlaas.manifest.findings import Finding, Placed
 from marlaas.manifest.references import base_model_notes
 from marlaas.models import ModelError, ModelFacts, inspect, list_models, prepared, resolve
 from marlaas.models.architectures import ADAPTABLE
+from marlaas.models.chat_template import read_frame
+from marlaas.models.end_tokens import read_ends
 from marlaas.models.hub import cached
 from marlaas.models.memory import CacheRoom, Demand, Machine, cache_room, demands, has_gpu, machine, shortage
 from marlaas_api.documents import job_spec
@@ -69,6 +71,7 @@ def model_notes(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]:
             yield from pool.source.findings(_small_cache(contents, pool.object, facts))
             yield from pool.source.findings(_of_no_family(pool.object, facts))
             yield from _untemplated(contents, pool.object, facts, is_builtin=False)
+            yield from pool.source.findings(() if runnable else _replies(pool.object.spec.model))
         elif not runnable:
             yield from pool.source.findings(_not_here(pool.object))
     if here is not None and runnable:
@@ -95,6 +98,20 @@ def _not_here(pool: ModelPool) -> Iterator[Problem]:
             yield Problem(
                 (*_MODEL, "path"), f"{error}; `marlaas run` needs it on this machine, and a cluster on its workers"
             )
+
+
+def _replies(model: ModelSpec) -> Iterator[Problem]:
+    """Yield notes on the begin and the end of replies; a run's engine logs them itself."""
+    folder = _folder(model, runnable=False)
+    if folder is None or model.builtin is not None:
+        return
+    frame = read_frame(folder)
+    ends = read_ends(folder, frame)
+    loc = (*_MODEL, _source(model))
+    if frame is not None and frame.problem:
+        yield Problem(loc, frame.problem)
+    for text in ends.notes if ends.by_place else ends.problems:
+        yield Problem(loc, text)
 
 
 def _no_gpu(pool: ModelPool) -> Iterator[Problem]:
@@ -234,19 +251,23 @@ def unknown_targets(facts: ModelFacts, job: RLJob, pool: str) -> Iterator[Proble
 
 
 def _facts(model: ModelSpec, runnable: bool) -> ModelFacts | None:
-    """Return the facts of a model; None if it is not on this machine. Raises ModelError.
+    """Return the facts of a model; None if it is not on this machine. Raises ModelError."""
+    folder = _folder(model, runnable)
+    return None if folder is None else inspect(folder)
+
+
+def _folder(model: ModelSpec, runnable: bool) -> Path | None:
+    """Return the folder of a model; None if it is not on this machine. Raises ModelError.
 
     If not `runnable`, a path may belong to another machine, so a missing one is not an error.
     """
     if model.builtin is not None:
         _known(model.builtin)
-        folder = prepared(model.builtin)
-    elif model.path is not None:
+        return prepared(model.builtin)
+    if model.path is not None:
         there = (Path(model.path).expanduser() / "config.json").is_file()
-        folder = resolve(model) if runnable or there else None
-    else:
-        folder = cached(model.hub.id, model.hub.revision) if model.hub is not None else None
-    return inspect(folder) if folder is not None else None
+        return resolve(model) if runnable or there else None
+    return cached(model.hub.id, model.hub.revision) if model.hub is not None else None
 
 
 def _known(name: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 Grammar = Mapping[str, Any]
 """The fields of a response template. Those whose name begins with `calls` hold tool calls."""
-THINK = "<think>"
+THINK, THINK_END = "<think>", "</think>"
 CALLS = "calls"
 _TEXT = {"content_args": {"strip": False}, "repeats": True}
 _CONTENT = {**_TEXT, "join": ""}
@@ -36,7 +36,7 @@ def _tags(pattern: str) -> dict[str, Any]:
     return {"content": "xml-inline", "content_args": {"tag_pattern": pattern}}
 
 
-_THINK = _thinking(THINK, "</think>")
+_THINK = _thinking(THINK, THINK_END)
 _JSON_TAGS = {"reasoning": _THINK, CALLS: _calls("<tool_call>", "</tool_call>"), "content": _CONTENT}
 
 

@@ -93,7 +93,18 @@ _IRRELEVANT = {
 }
 """Ignored fields, which do not affect sampling. The job determines seeds."""
 _SERVED = {
-    *("max_completion_tokens", "max_tokens", "messages", "model", "n", "stream", "stream_options", "temperature"),
+    *(
+        "add_generation_prompt",
+        "continue_final_message",
+        "max_completion_tokens",
+        "max_tokens",
+        "messages",
+        "model",
+        "n",
+        "stream",
+        "stream_options",
+        "temperature",
+    ),
     "tools",
 }
 
@@ -119,9 +130,11 @@ def read(body: object, temperature: float) -> ChatRequest:
     fields = {name: value for name, value in body.items() if value is not None}
     _check_sampling(fields, temperature)
     tools = _tools(fields.get("tools", []))
+    messages = _messages(fields.get("messages"))
+    _check_continuation(fields, messages[-1])
     return ChatRequest(
         model=_text(fields.get("model"), "model"),
-        messages=_messages(fields.get("messages")),
+        messages=messages,
         tools=tools,
         calls=bool(tools) and fields.get("tool_choice") != "none",
         num_choices=_count(fields, "n", MAX_CHOICES) or 1,
@@ -142,6 +155,17 @@ def _check_sampling(fields: Mapping[str, Any], temperature: float) -> None:
             raise _refused(name, value, _REASONS.get(name, _OTHER_DISTRIBUTION))
         if name not in _NEUTRAL and name not in _SERVED and name not in _IRRELEVANT:
             raise RequestError(f"unknown field {name!r}; remove it", param=name)
+
+
+def _check_continuation(fields: Mapping[str, Any], last: Message) -> None:
+    """Refuse what contradicts the messages: an assistant's message at the end is always continued, and no other one."""
+    continues = last.role == "assistant"
+    if continues and last.tool_calls:
+        raise RequestError("the last message has tool calls, and a reply cannot continue it", param="messages")
+    for name, right in (("continue_final_message", continues), ("add_generation_prompt", not continues)):
+        if fields.get(name, right) != right:
+            why = f"the reply {'continues' if continues else 'begins after'} the last message; remove the field"
+            raise _refused(name, fields[name], why)
 
 
 def _refused(name: str, value: object, why: str) -> RequestError:

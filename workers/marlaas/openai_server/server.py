@@ -37,11 +37,12 @@ class ConversationState:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The state to continue, the messages to append, and a digest of all messages."""
+    """The state to continue, the messages to append, and the digests of all messages and of all but the last."""
 
     place: ConversationState
     append: tuple[Message, ...]
     digest: bytes
+    before: bytes
 
 
 class Conversations:
@@ -63,12 +64,19 @@ class Conversations:
             if places:
                 place = next((one for one in places if one.turn not in self._followed), places[0])
                 self._followed.add(place.turn)
-                return Found(place, tuple(messages[known:]), digests[-1])
-        return Found(ConversationState(), tuple(messages), digests[-1])
+                return Found(place, tuple(messages[known:]), digests[-1], digests[-2])
+        return Found(ConversationState(), tuple(messages), digests[-1], digests[-2])
 
     def note(self, agent: str, found: Found, reply: Message, place: ConversationState) -> None:
-        """Store the state of the conversation after a reply."""
+        """Store the state of the conversation after a reply.
+
+        Clients send back a reply that continues an assistant's message as a message of its own, or joined with that message.
+        """
         self._places[agent, _digest(found.digest, reply)].append(place)
+        last = found.append[-1]
+        if last.role == "assistant":
+            joined = dataclasses.replace(reply, content=last.content + reply.content)
+            self._places[agent, _digest(found.before, joined)].append(place)
 
 
 def _digests(messages: Sequence[Message]) -> list[bytes]:

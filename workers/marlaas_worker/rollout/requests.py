@@ -259,6 +259,7 @@ class Requests:
             replica=self._replica,
             text=turn.text,
             parts=turn.parts,
+            opening=turn.opening,
             stop_reason=turn.stop_reason,
             num_tokens=len(unpack_ids(turn.output_ids)),
             num_prompt_tokens=turn.meter.prompt_tokens or turn.unfit_tokens,

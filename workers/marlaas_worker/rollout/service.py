@@ -39,6 +39,8 @@ _log = logging.getLogger(__name__)
 async def serve(context: RoleContext, pool: PoolDocument) -> None:
     """Serve a pool until the role is stopped. Raises Permanent if the model or the engine cannot be loaded."""
     tokenizer = await asyncio.to_thread(PretrainedTokenizer.load, pool.model_path)
+    for text in tokenizer.ends.notes:
+        _log.warning("%s", text)
     engine = await asyncio.to_thread(open_engine, context, pool, tokenizer.end_ids)
     await serve_engine(context, pool.name, tokenizer, engine, pool.spec.rollout.agents_per_slot)
 
@@ -259,6 +261,7 @@ class _Rollout:
             agents_per_slot=self.agents_per_slot,
             ready=self._ready(),
             reason=self._reason(),
+            notices=dict(self._template.texts),
             probe_tolerance=self._calibrations.tolerance,
             probe_distance=self._probe_distance,
             verified=self._versions.proven.names,

@@ -1,12 +1,12 @@
-"""Warns if a chat template rewrites its past.
+"""Warns if a chat template rewrites its past, or writes no header for a reply.
 
-Each turn after such a rewrite opens a new segment, which costs a prefill and training time. Correct tokens do
+Each turn after a rewrite opens a new segment, which costs a prefill and training time. Correct tokens do
 not depend on this warning: every turn is checked in `conversation`. The warning is for people. It tries a few
 typical replies, so it may miss a template that rewrites the past after other replies.
 """
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from typing import Protocol
 
@@ -17,12 +17,17 @@ from marlaas_worker.rollout.conversation import BadAppend, conclude, extend, rea
 from marlaas_worker.rollout.renderers.replies import ReadingTokenizer
 
 REASON = "TemplateRewritesPast"
+NO_PROMPT = "TemplateLacksGenerationPrompt"
 _REPLIES = {
     "any reply": "four",
     "a reply with spaces or line ends around it": " four\n",
     "a reply with reasoning (<think>…</think>)": "<think>\ntwo and two\n</think>\n\nfour",
     "a tool call (<tool_call>…</tool_call>)": '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call>',
 }
+_REWRITES = (
+    "the base model's chat template rewrites its past after {}: the next turn of such a conversation opens a new segment, with its "
+    "whole prompt again"
+)
 _USER = (ChatMessage(role="user", content="two and two?"),)
 _log = logging.getLogger(__name__)
 
@@ -44,34 +49,33 @@ def rewritten(tokenizer: EndingTokenizer) -> tuple[str, ...]:
 
 
 class TemplateNotice:
-    """Emits the warning once in the log, and once to every job."""
+    """Emits the warnings once in the log, and once to every job."""
 
     def __init__(self, emitter: EventEmitter, tokenizer: EndingTokenizer) -> None:
         self._emitter = emitter
         self._tokenizer = tokenizer
         self._told: set[JobRef] = set()
 
+    @cached_property
+    def texts(self) -> Mapping[str, str]:
+        """The warnings by reason. They are logged when this is first read."""
+        found = rewritten(self._tokenizer)
+        texts = {REASON: _REWRITES.format(", ".join(found)) if found else "", NO_PROMPT: self._tokenizer.frame.problem}
+        told = {reason: text for reason, text in texts.items() if text}
+        for reason, text in told.items():
+            _log.warning("%s: %s", reason, text)
+        return told
+
     def emit(self, jobs: Iterable[JobRef]) -> None:
-        """Emit the warning to jobs that have not received it. The first call logs it, even without jobs."""
-        for job in set(jobs) - self._told if self._text else ():
+        """Emit the warnings to jobs that have not received them."""
+        for job in set(jobs) - self._told:
             self._told.add(job)
-            self._emitter.queue(job, REASON, self._text, once=f"{REASON}-{job.key}-{job.uid}")
+            for reason, text in self.texts.items():
+                self._emitter.queue(job, reason, text, once=f"{reason}-{job.key}-{job.uid}")
 
     def forget(self, uids: Collection[str]) -> None:
         """Forget the jobs that are gone."""
         self._told = {job for job in self._told if job.uid not in uids}
-
-    @cached_property
-    def _text(self) -> str:
-        found = rewritten(self._tokenizer)
-        if not found:
-            return ""
-        text = (
-            f"the base model's chat template rewrites its past after {', '.join(found)}: the next turn of such a conversation opens a "
-            "new segment, with its whole prompt again"
-        )
-        _log.warning("%s", text)
-        return text
 
 
 def _rewrites(tokenizer: EndingTokenizer, text: str, end: int) -> bool:
@@ -81,6 +85,6 @@ def _rewrites(tokenizer: EndingTokenizer, text: str, end: int) -> bool:
         prompt = extend(tokenizer, conversation, _USER)
         if conversation is not None and prompt.draft.opens_segment:
             return True
-        output = [*tokenizer.encode(text), end]
+        output = [*tokenizer.encode(text.removeprefix(prompt.draft.opening)), end]
         conversation = conclude(prompt, read_reply(tokenizer, output, StopReason.STOP), output, StopReason.STOP)
     return extend(tokenizer, conversation, _USER).draft.opens_segment

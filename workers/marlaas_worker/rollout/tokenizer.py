@@ -1,7 +1,8 @@
 """Adapter for transformers' tokenizers: a pool's tokenizer and chat template, loaded once."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
+from marlaas.models.chat_template import PlainMessage, ReplyFrame, closing_token, frame_of, without_empty_block
+from marlaas.models.end_tokens import TEMPLATE, TOKENIZER, EndTokens, configured_ends
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import ChatMessage, ReplyPartsMessage, ToolCallMessage
-from marlaas_worker.rollout.conversation import BadAppend, NoChatTemplate
+from marlaas_worker.rollout.conversation import CHANGES_BEGINNING, BadAppend, NoChatTemplate
 from marlaas_worker.rollout.renderers import Renderer
 
 NO_TEMPLATE = "the base model has no chat template: choose a chat model, or have the environment append raw text (`agent.complete`) instead of messages"
@@ -39,18 +42,29 @@ class TokenizerUnreadable(InvalidInput):
 
 
 class PretrainedTokenizer:
-    """`conversation.Tokenizer` for a Hugging Face folder. `end_ids` end a reply."""
+    """`conversation.Tokenizer` for a Hugging Face folder.
 
-    def __init__(self, tokenizer: Any, end_ids: Iterable[int] = ()) -> None:
+    Attributes:
+        frame: what the chat template writes around a reply.
+        ends: the tokens that end a reply, by the places that name them.
+
+    Args:
+        configured: end tokens of the model's configuration.
+    """
+
+    def __init__(self, tokenizer: Any, configured: EndTokens | None = None) -> None:
         self._tokenizer = tokenizer
-        own = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
-        self.end_ids = frozenset((*own, *end_ids))
+        self.frame = ReplyFrame() if tokenizer.chat_template is None else frame_of(self._plainly_rendered)
+        tokens: dict[str, int] = tokenizer.get_added_vocab()
+        ends = replace(configured or EndTokens(), texts={number: text for text, number in tokens.items()})
+        self.ends = ends.found(TOKENIZER, tokenizer.eos_token_id).found(TEMPLATE, closing_token(self.frame, tokens))
+        self.end_ids = self.ends.ids
 
     @classmethod
     def load(cls, model_path: str) -> "PretrainedTokenizer":
         """Load a model folder's tokenizer; takes seconds. Raises TokenizerUnreadable, TemplateRefused."""
         try:
-            loaded = cls(AutoTokenizer.from_pretrained(model_path), _end_ids(Path(model_path)))
+            loaded = cls(AutoTokenizer.from_pretrained(model_path), configured_ends(Path(model_path)))
         except (OSError, ValueError) as error:
             raise TokenizerUnreadable(f"no tokenizer in {model_path}: {error}") from error
         loaded.check_template()
@@ -59,13 +73,14 @@ class PretrainedTokenizer:
     def check_template(self) -> None:
         """Refuse a model whose template writes calls or reasoning in a form that is not known. Raises TemplateRefused."""
         try:
-            plain, structured = (self.render((_ASKED, reply)) for reply in (_PLAIN, _STRUCTURED))
-        except BadAppend:
+            asked = ([_plain(_ASKED), _plain(reply)] for reply in (_PLAIN, _STRUCTURED))
+            plain, structured = (self._plainly_rendered(messages, True) for messages in asked)
+        except _TEMPLATE_ERRORS:
             return
         self.renderer.check(plain, structured)
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
-        """Render the chat template with the generation prompt. Raises BadAppend with the template's error text."""
+        """See `conversation.Tokenizer`. Raises BadAppend with the template's error text."""
         if self._tokenizer.chat_template is None:
             raise NoChatTemplate(NO_TEMPLATE)
         if tools and not self.shows_tools:
@@ -85,14 +100,30 @@ class PretrainedTokenizer:
             return True  # Then `render` raises the template's own error for the actual messages.
 
     def _rendered(self, messages: Sequence[ChatMessage], tools: Sequence[str]) -> str:
+        plain, shown = [_plain(message) for message in messages], [json.loads(tool) for tool in tools] or None
+        if not messages or messages[-1].role != "assistant" or messages[-1].tool_calls:
+            return self._plainly_rendered(plain, True, shown)
+        try:
+            text = self._plainly_rendered(plain, False, shown, continue_final_message=True)
+        except ValueError as error:  # The library's text contains the whole rendering.
+            raise BadAppend(CHANGES_BEGINNING) from error
+        return without_empty_block(text, messages[-1].content)
+
+    def _plainly_rendered(
+        self, messages: Sequence[PlainMessage], prompts: bool, tools: list[Any] | None = None, **options: bool
+    ) -> str:
         return str(
             self._tokenizer.apply_chat_template(
-                [_plain(message) for message in messages],
-                tools=[json.loads(tool) for tool in tools] or None,
-                tokenize=False,
-                add_generation_prompt=True,
+                list(messages), tools=tools, tokenize=False, add_generation_prompt=prompts, **options
             )
         )
+
+    @cached_property
+    def begin_ids(self) -> tuple[int, ...]:
+        """See `conversation.Tokenizer`."""
+        ids, text = list(self._tokenizer.encode("a", add_special_tokens=True)), self.encode("a")
+        places = (at for at in range(len(ids)) if ids[at : at + len(text)] == text)
+        return tuple(ids[: next(places, 0)])
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
@@ -114,13 +145,6 @@ class PretrainedTokenizer:
 
     def token_text(self, token: int) -> str:
         return str(self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-
-def _end_ids(folder: Path) -> list[int]:
-    """Return the end tokens of the model's `generation_config.json`, in addition to the tokenizer's end token."""
-    config = folder / "generation_config.json"
-    ends = json.loads(config.read_bytes()).get("eos_token_id") if config.exists() else None
-    return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
 
 def _plain(message: ChatMessage) -> dict[str, Any]:

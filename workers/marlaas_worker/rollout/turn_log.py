@@ -242,9 +242,9 @@ def _weight(conversation: Conversation) -> int:
 
     Text counts too: a prompt beyond the context window has no ids, and may be as long as a message.
     """
-    contents = (message.content for message in conversation.history)
+    contents = (message.content for message in conversation.history or ())
     text = sum(map(sys.getsizeof, (conversation.text, conversation.reply, *contents)))
-    return _BYTES_PER_ID * len(conversation.ids) + text + _MESSAGE_OBJECT_BYTES * len(conversation.history)
+    return _BYTES_PER_ID * len(conversation.ids) + text + _MESSAGE_OBJECT_BYTES * len(conversation.history or ())
 
 
 def _lineage(turns: dict[int, Turn], number: int, request: GenerateRequest) -> list[Turn]:

@@ -73,6 +73,7 @@ def turn_record(order: Order, drawn: Drawn, reply: ReadReply, replica: str, at: 
         logprobs=pack_logprobs(completion.logprobs),
         text=reply.text,
         parts=reply.parts,
+        opening=prompt.draft.opening if fed else "",
         stop_reason=completion.stop_reason,
         temperature=order.served.document.spec.rollout.temperature,
         meter=Meter(

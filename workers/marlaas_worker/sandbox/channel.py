@@ -55,7 +55,7 @@ class SupervisorChannel:
             raise TurnLimit(answer["text"])
         stop = StopReason(answer["stop_reason"])
         sizes = (answer["num_tokens"], answer["turn"], answer["num_prompt_tokens"])
-        return Reply(answer["text"], stop, *sizes, _parts(answer.get("parts")))
+        return Reply(answer["text"], stop, *sizes, opening=answer["opening"], parts=_parts(answer.get("parts")))
 
     def _receive(self, turn: tuple[str, int]) -> dict[str, Any]:
         """Return the answer to a turn. One of the waiting threads reads for all."""

@@ -37,6 +37,7 @@ def _frames(index: int) -> list[dict[str, object]]:
         "kind": "reply",
         "agent": _AGENT,
         "text": "2",
+        "opening": "",
         "stop_reason": "stop",
         "num_tokens": 1,
         "num_prompt_tokens": 1,

@@ -229,7 +229,8 @@ class ChildSession:
         self.ledger.end(asked, stop, reply.num_tokens, is_overtime=reply.is_overtime)
         sizes = {"num_tokens": reply.num_tokens, "num_prompt_tokens": reply.num_prompt_tokens}
         parts = None if reply.parts is None else reply.parts.model_dump(mode="json")
-        return {"kind": "reply", "text": reply.text, "parts": parts, "stop_reason": stop, **sizes}
+        texts = {"text": reply.text, "opening": reply.opening, "parts": parts}
+        return {"kind": "reply", **texts, "stop_reason": stop, **sizes}
 
     def _request(self, asked: TurnMessage) -> GenerateRequest:
         task = self._task

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from marlaas.models.families import THINK, THINK_END
 from marlaas_api.messages import ReplyPartsMessage, StopReason
 from marlaas_worker.rollout.conversation import Prompt, Tokenizer, read_reply
 
@@ -28,5 +29,7 @@ def read(tokenizer: ReadingTokenizer, prompt: Prompt, output_ids: Sequence[int],
     """Read the reply to a prompt."""
     draft = prompt.draft
     spoken = output_ids[:-1] if stop_reason is StopReason.STOP else output_ids
-    before = draft.text.removesuffix(draft.begun) if draft.history else draft.text
+    before = draft.text.removesuffix(draft.begun.removeprefix(draft.opening)) if draft.history else draft.text
+    if THINK in draft.opening and THINK_END not in draft.opening:
+        before = draft.text.removesuffix(draft.opening) + THINK  # also if the environment has begun the reasoning
     return ReadReply(read_reply(tokenizer, output_ids, stop_reason), tokenizer.parts(spoken, before, draft.tools))
