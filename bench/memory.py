@@ -83,7 +83,7 @@ def trainer(model: Path, dtype: str, num_tokens: int) -> dict[str, int]:
     found["trainer: process"] += buffers - found["trainer: an agent"]  # MKL's grow with the width of the layers
     found["trainer: bytes kept per token"] = int(base.activation_bytes_per_token)
     for learner in learners:
-        learner.step(1)
+        learner.step(1, 1)
     found[f"trainer: {num_tokens} tokens"] = _pass_bytes(base, learners[0], num_tokens)
     found["trainer: publishing"] = _publishing_bytes(base, learners[0], model, dtype)
     passing = max(found[f"trainer: {num_tokens} tokens"], found["trainer: publishing"])
@@ -101,7 +101,7 @@ def _bound(base: "BaseModel", num_tokens: int) -> "Learner":
     learner = Learner(base, Assignment(job := document(num_tokens), job.spec.agents[0]))
     learner.begin()
     for _ in range(2):
-        learner.step(0)
+        learner.step(0, 1)
         learner.accumulate(_rows(base.vocab_size, WIDTH))
     return learner
 
@@ -122,7 +122,7 @@ def _publishing_bytes(base: "BaseModel", learner: "Learner", model: Path, dtype:
     from marlaas_worker.trainer.commit import StepResult
     from marlaas_worker.trainer.versions import contents_of, take_snapshot
 
-    learner.step(2)
+    learner.step(2, 1)
     calibration = calibrate(base, PoolDocument(name="pool", model_path=str(model), spec=pool_spec(pool(model, dtype))))
     before = peak_from_here()
     result = StepResult(1, 1, (), {}, 0.0)

@@ -105,7 +105,7 @@ def ours(
     def step() -> None:
         for batch in batches:
             learner.accumulate(batch)
-        learner.step(0)
+        learner.step(0, 1)
 
     return step
 

@@ -143,6 +143,24 @@ def test_halving_earns_all_less_for_more_guesses_and_numbers_are_trained_on_or_h
     assert not trained & held_out
 
 
+def test_a_width_gives_each_task_a_range_of_its_own_in_which_its_number_is():
+    def halve(text):
+        nonlocal halving
+        if found := re.findall(r"\d+", text):
+            ranges.append((int(found[0]), int(found[1])))
+            halving = Halving(*ranges[-1])
+        return halving(text)
+
+    ranges: list[tuple[int, int]] = []
+    halving = Halving(0, 0)
+    outcomes = [guess(halve, index, high=40, width=20) for index in range(40)]
+    assert {outcome.rewards["policy"] for outcome in outcomes} == {1.0}
+    assert max(outcome.metrics["guesses"] for outcome in outcomes) == 5
+    assert {high - low for low, high in ranges} == {19}
+    assert {min(ranges), max(ranges)} <= {(low, low + 19) for low in range(1, 22)}
+    assert len(set(ranges)) > 10
+
+
 def test_a_reply_without_a_number_is_a_guess_lost_and_is_told():
     heard: list[str] = []
 

@@ -352,5 +352,5 @@ def test_what_a_failed_pass_held_is_free_before_the_step_begins_anew(tiny_model,
     assert [ref() for ref in held] == [None]
     full.clear()
     assert learner.try_accumulate(rows)
-    metrics = learner.step(0)
+    metrics = learner.step(0, 1)
     assert (metrics["microbatches"], metrics["tokens"]) == (1, 12)

@@ -91,11 +91,11 @@ def learner_of(base, **training: Any):
     return Learner(base, assignment_of(job(**training)))
 
 
-def step(learner, parts, version=0, budget=64, pairs_per_token=384):
+def step(learner, parts, version=0, budget=64, pairs_per_token=384, num_groups=1):
     full, rest = pack([], pack_prefix_tree(parts, pairs_per_token, budget), budget)
     for batch in [*full, rest]:
         learner.accumulate(batch)
-    return learner.step(version)
+    return learner.step(version, num_groups)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +128,26 @@ def test_a_step_is_the_one_that_a_slow_loop_over_plain_peft_takes(base, tiny_mod
         moved = (value - before[name]).abs().max()
         assert moved > 1e-4
         assert torch.allclose(value, expected[name], atol=2e-5), name
+
+
+@pytest.mark.parametrize(("flat_groups", "num_groups", "factor"), rows(__file__, "flat_groups"))
+def test_counted_flat_groups_scale_a_steps_gradient_by_the_share_of_groups_that_train(
+    base, flat_groups, num_groups, factor
+):
+    def taken(flat, num):
+        learner = learner_of(base, flatGroups=flat, groupsPerStep=4, optimizer={"maxGradNorm": 1e9})
+        learner.begin()
+        step(learner, segments(0), num_groups=4)  # all groups train
+        first = learner.state(0, ()).first_moments
+        metrics = step(learner, segments(1), 1, num_groups=num)
+        last = learner.state(1, ()).first_moments
+        return metrics, {name: (last[name] - 0.9 * first[name]) / 0.1 for name in last}  # the step's gradient
+
+    (metrics, gradient), (whole, expected) = taken(flat_groups, num_groups), taken("excluded", 4)
+    assert metrics["grad_norm"] == pytest.approx(factor * whole["grad_norm"], rel=1e-6)
+    assert metrics["loss"] == pytest.approx(factor * whole["loss"], rel=1e-6)
+    for name, value in gradient.items():
+        assert torch.allclose(value, factor * expected[name], rtol=1e-4, atol=1e-7), name
 
 
 @pytest.mark.parametrize(("algorithm", "ratio", "correction"), rows(__file__, "corrections"))

@@ -67,6 +67,18 @@ async def test_a_step_of_which_no_token_counts_makes_no_version_and_the_next_one
     assert [(one.version, one.step) for one in await harness.history(document)] == [(1, 1), (0, -1)]
 
 
+async def test_a_step_of_fewer_groups_than_groups_per_step_is_smaller_where_flat_ones_count(harness):
+    norms = {}
+    for flat, place in (("excluded", harness), ("counted", await harness.another())):
+        document = job(flatGroups=flat, groupsPerStep=4, optimizer={"maxGradNorm": 1e9})
+        async with place.training(document):
+            await place.assign(document, 0, range(1))
+            await place.close(document, 0, 1)
+            await place.version(document, 1)
+        norms[flat] = (await place.history(document))[0].metrics["grad_norm"]
+    assert norms["counted"] == pytest.approx(norms["excluded"] / 4, rel=1e-5)
+
+
 async def test_the_reference_is_the_version_so_many_before_the_one_that_is_trained(harness, base):
     document = job(kl={"coefficient": 0.1, "reference": {"versionsBehind": 2}}, steps=5)
     await harness.trained(document, steps=5)
@@ -79,7 +91,7 @@ async def test_the_reference_is_the_version_so_many_before_the_one_that_is_train
         learner.refer_to(weights[reference])
         rows = [chain(part) for group in await harness.groups(document, trained_on) for part in group]
         learner.accumulate(rows)
-        assert learner.step(0)["kl"] == pytest.approx(made[trained_on + 1].metrics["kl"], rel=1e-4)
+        assert learner.step(0, 1)["kl"] == pytest.approx(made[trained_on + 1].metrics["kl"], rel=1e-4)
 
 
 async def test_kl_in_the_reward_is_subtracted_before_rewards_are_compared(harness, base):
@@ -98,7 +110,7 @@ async def test_kl_in_the_reward_is_subtracted_before_rewards_are_compared(harnes
         ]
         costs, tokens = costs + float(gaps.sum()), tokens + sum(int(part.generated.sum()) for part in group)
     learner.accumulate(rows)
-    found = learner.step(0)
+    found = learner.step(0, 1)
     for name in ("loss", "grad_norm", "kl"):
         assert made[2].metrics[name] == pytest.approx(found[name], rel=1e-3), name
     assert made[2].metrics["kl"] == pytest.approx(costs / tokens, rel=1e-3)

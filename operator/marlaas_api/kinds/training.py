@@ -142,6 +142,13 @@ class TrainingSpec(Spec):
         description="Limit on replacing groups without signal (all rewards equal): one step samples at most maxRefill x groupsPerStep further groups.",
         json_schema_extra=FIXED,
     )
+    flat_groups: Literal["excluded", "counted"] = Field(
+        "excluded",
+        description="Whether groups without signal lower the step's loss. excluded: the loss is a mean over the groups that train, so a step in which one "
+        "of eight groups has signal is as large as any. counted: the loss is multiplied by the share of groupsPerStep that trains, as if the others were in "
+        "the mean with a gradient of zero.",
+        json_schema_extra=FIXED,
+    )
     ratio: Literal["proximal", "behaviour"] = Field(
         "proximal",
         description="Importance ratio that the algorithm's clip bounds. proximal: trained policy / trainer's policy at the start of the step; it is 1, "

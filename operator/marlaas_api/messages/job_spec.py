@@ -143,6 +143,7 @@ class TrainingSettings(SpecPart):
     optimizer: OptimizerSettings = OptimizerSettings()
     max_staleness: int = 1
     max_refill: int = 2
+    flat_groups: Literal["excluded", "counted"] = "excluded"
     ratio: Literal["proximal", "behaviour"] = "proximal"
     clip: ClipSettings = ClipSettings()
     baseline: BaselineSettings = BaselineSettings()

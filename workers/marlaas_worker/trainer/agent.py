@@ -194,7 +194,7 @@ class AgentTrainer:
         await self._accumulation.complete(learner)
         version = self.lease.record.version + 1
         cause = learner.why_untrained(self._accumulation.num_filtered) if self._may_skip(closed) else None
-        metrics = await self._compute(partial(learner.step, closed.step))
+        metrics = await self._compute(partial(learner.step, closed.step, closed.num_groups))
         metrics["out_of_memory"], self._num_redone = float(self._num_redone), 0
         metrics |= self._accumulation.finish_step(is_trained=cause is None)
         train_s, self._computed_s = self._busy_s() - self._computed_s, self._busy_s()

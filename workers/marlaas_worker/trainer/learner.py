@@ -60,6 +60,13 @@ def loss_config(training: TrainingSettings, max_tokens: int) -> LossConfig:
     )
 
 
+def loss_factor(training: TrainingSettings, num_groups: int) -> float:
+    """Return the factor of a step's loss. num_groups: groups of the agent that train in the step."""
+    if training.flat_groups == "excluded":
+        return 1.0
+    return num_groups / max(training.groups_per_step, num_groups)
+
+
 class Learner:
     """An agent's adapter on the shared base model, with its optimizer. Call `close` to detach the adapter.
 
@@ -175,12 +182,14 @@ class Learner:
             return UntrainedCause.MASKED
         return UntrainedCause.FILTERED if num_filtered else UntrainedCause.EMPTY
 
-    def step(self, number: int) -> dict[str, float]:
+    def step(self, number: int, num_groups: int) -> dict[str, float]:
         """Take the optimizer step of this number, and return the step's metrics without those that are not finite.
 
         Metrics besides those of the loss: computed_tokens, tokens computed by the model, padding included;
         segment_tokens, total length of the segments, which is larger where prefixes are shared; microbatch_tokens,
         the step's token budget; skipped_update, 1 if the gradient was not finite.
+
+        num_groups: groups of the agent that train in the step.
 
         If no generated token counts, or the gradient is not finite, weights and moments are unchanged.
 
@@ -188,14 +197,15 @@ class Learner:
             GradientInvalid: the gradient is not finite in MAX_SKIPPED consecutive steps.
         """
         sums, optimizer = self._sums, self._training.optimizer
-        rate = learning_rate(optimizer, number, self._training.steps)
+        rate, factor = learning_rate(optimizer, number, self._training.steps), loss_factor(self._training, num_groups)
         norm = 0.0
         if sums.denominator:
             self._adapter.collect_gradients()
             views = self._adapter.parameters.values()
-            norm = update(self._optimizer, sums.denominator, rate, optimizer.max_grad_norm, views)
+            norm = update(self._optimizer, sums.denominator / factor, rate, optimizer.max_grad_norm, views)
             self._count_skipped(number, norm)
         metrics = sums.metrics() | {name: float(value) for name, value in self._work.items()}
+        metrics["loss"] *= factor
         metrics |= {"learning_rate": rate, "grad_norm": norm, "microbatch_tokens": float(self.token_budget)}
         metrics["skipped_update"] = float(not math.isfinite(norm))
         self._forget_step()
