@@ -27,10 +27,15 @@ class Split(StrEnum):
     EVAL = "eval"
 
 
+MAX_STOPS, MAX_STOP_TEXT = 16, 64
+"""Most strings that end a reply, and their most characters."""
+
+
 class StopReason(StrEnum):
-    """Why a reply ended: the model's end token, the token budget, or the context window."""
+    """Why a reply ended: an end token, a string of `rollout.stop` or of the request, the token budget, or the context window."""
 
     STOP = "stop"
+    MATCH = "match"
     LENGTH = "length"
     CONTEXT = "context"
 

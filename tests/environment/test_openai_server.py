@@ -21,6 +21,18 @@ from marlaas.episode_state import EpisodeState
 from marlaas.openai_server import OpenAIServer
 
 
+def test_a_reply_ends_at_a_stop_string_which_the_client_does_not_see_and_the_conversation_keeps():
+    with opened("add 2\nResult: 5") as (_, client, asked):
+        first = create(client, USER, stop=["Result:", "\n\n"]).choices[0]
+        create(client, USER, first.message.model_dump(exclude_none=True), USER, stop="!")
+    assert (first.message.content, first.finish_reason) == ("add 2\n", "stop")
+    assert [(one.request.stop, one.reply.text, one.reply.stop_reason) for one in asked] == [
+        (("Result:", "\n\n"), "add 2\nResult:", StopReason.MATCH),
+        (("!",), "add 2\nResult: 5", StopReason.STOP),
+    ]
+    assert asked[1].request.parent == asked[0].reply.turn
+
+
 def test_a_completion_is_one_turn_with_its_usage():
     with opened("four") as (_, client, asked):
         parts = {"role": "user", "content": [{"type": "text", "text": "2 "}, {"type": "text", "text": "+ 2"}]}

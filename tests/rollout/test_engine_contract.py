@@ -9,6 +9,7 @@ import pytest
 
 from marlaas_api.messages import StopReason
 from marlaas_worker.rollout.engine import LoadedAdapter, LoadFailed, PromptInvalid, Sampling
+from marlaas_worker.rollout.stops import Stops
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -195,3 +196,29 @@ async def test_a_prompt_that_was_seen_is_found_in_the_cache_only_by_the_same_ver
     assert first.cached_tokens == other.cached_tokens == 0
     assert again.cached_tokens in (0, 64)
     assert np.abs(np.array(again.logprobs) - np.array(first.logprobs)).max() < 1e-3
+
+
+async def test_a_generation_ends_with_the_token_that_completes_a_string_or_is_an_added_end(harness, publish):
+    adapter = await harness.load(publish(1))
+    whole = await harness.engine.generate("whole", adapter, PROMPT, sampling(1, 30))
+
+    def raw(ids):
+        return "".join(f"{one}," for one in ids)
+
+    for at in (0, 5, 11):
+        stops = Stops((raw(whole.output_ids[at : at + 2]),), raw)
+        drawn = await harness.engine.generate(f"s{at}", adapter, PROMPT, replace(sampling(1, 30), stops=stops))
+        length = next(number for number in range(31) if stops.texts[0] in raw(whole.output_ids[:number]))
+        assert (drawn.output_ids, drawn.stop_reason) == (whole.output_ids[:length], StopReason.MATCH)
+        assert (len(drawn.logprobs), drawn.is_overtime) == (length, False)
+        assert drawn.logprobs == pytest.approx(whole.logprobs[:length], abs=1e-4)
+    end = whole.output_ids[6]
+    ended = await harness.engine.generate("e", adapter, PROMPT, replace(sampling(1, 30), end_ids=frozenset({end})))
+    assert (ended.output_ids[-1], ended.stop_reason) == (end, StopReason.STOP)
+    await harness.engine.unload(adapter)
+
+
+async def test_a_string_is_found_across_the_bytes_of_characters():
+    ids = list("é→x é→".encode())
+    stops = Stops(("→x é", "y"), lambda part: bytes(part).decode(errors="replace"))
+    assert (stops.end(ids[:8]), stops.end(ids), stops.end(ids, 8)) == (None, 9, 9)

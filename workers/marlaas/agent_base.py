@@ -11,12 +11,14 @@ from marlaas.environment_types import InvalidTurn, Message, Reply, ToolError, Tu
 from marlaas.episode_state import EpisodeState, OpenTurn
 from marlaas.scores import number
 from marlaas_api.errors import InvalidInput
-from marlaas_api.names import MAX_TURNS_FACTOR
+from marlaas_api.names import MAX_STOP_TEXT, MAX_STOPS, MAX_TURNS_FACTOR
 from marlaas_api.numeric import LARGEST_INTEGER
 
 if TYPE_CHECKING:
     from marlaas.openai_server import OpenAIServer
 
+Stop = str | Iterable[str]
+"""A string that ends a reply, or several."""
 _FEWEST = 2
 """Candidates that can be compared."""
 _OWN = "give each its own by `begin` or `fork`"
@@ -71,6 +73,7 @@ class AgentBase:
         messages: Message | Iterable[Message | Mapping[str, Any]],
         max_tokens: int | None,
         tools: Iterable[Mapping[str, Any]] | None = None,
+        stop: Stop = (),
     ) -> TurnRequest:
         given = (messages,) if isinstance(messages, Message | Mapping) else messages
         append = tuple(message_of(one) for one in given)
@@ -79,12 +82,19 @@ class AgentBase:
         if append[-1].role == "assistant" and append[-1].tool_calls:
             raise InvalidTurn(f"agent {self.name!r}: the last message has tool calls, and a reply cannot continue it")
         shown = None if tools is None else tuple(tool_text(tool) for tool in tools)
-        return TurnRequest(self.name, self._parent, append, self._limit(max_tokens), shown)
+        return TurnRequest(self.name, self._parent, append, self._limit(max_tokens), shown, stop=self._stops(stop))
 
-    def _raw(self, text: str, max_tokens: int | None) -> TurnRequest:
+    def _raw(self, text: str, max_tokens: int | None, stop: Stop = ()) -> TurnRequest:
         if not isinstance(text, str) or not text:
             raise InvalidTurn(f"agent {self.name!r}: `complete` needs a text that is not empty, not {text!r:.80}")
-        return TurnRequest(self.name, self._parent, text, self._limit(max_tokens))
+        return TurnRequest(self.name, self._parent, text, self._limit(max_tokens), stop=self._stops(stop))
+
+    def _stops(self, stop: Stop) -> tuple[str, ...]:
+        found = (stop,) if isinstance(stop, str) else tuple(stop)
+        if len(found) > MAX_STOPS or not all(isinstance(one, str) and 1 <= len(one) <= MAX_STOP_TEXT for one in found):
+            text = f"agent {self.name!r}: stop is {stop!r:.80}; expected at most {MAX_STOPS} strings of 1 to {MAX_STOP_TEXT} characters"
+            raise InvalidTurn(text)
+        return found
 
     def _limit(self, max_tokens: int | None) -> int | None:
         """Return the limit of a turn as an int; whole numbers of numpy are accepted. Raises InvalidTurn."""

@@ -17,7 +17,7 @@ from functools import partial
 from threading import Thread
 from typing import Any, TypeVar
 
-from marlaas.agent_base import AgentBase, AgentsBase, Candidate, Prompt, as_tool_error
+from marlaas.agent_base import AgentBase, AgentsBase, Candidate, Prompt, Stop, as_tool_error
 from marlaas.branches import PATIENCE_S, Branch, Part, raise_first
 from marlaas.environment_types import Message, Reply, TurnRequest
 from marlaas.episode_state import EpisodeState
@@ -39,9 +39,9 @@ class AsyncAgents(AgentsBase["AsyncAgent"]):
 class AsyncAgent(AgentBase):
     """One policy of the job in one conversation, for an `async def play`. Each call continues after the turn before."""
 
-    async def say(self, text: str, *, max_tokens: int | None = None) -> Reply:
+    async def say(self, text: str, *, max_tokens: int | None = None, stop: Stop = ()) -> Reply:
         """Append a user message and return the agent's reply of at most `max_tokens` tokens. Raises TurnLimit."""
-        return await self.ask(Message("user", text), max_tokens=max_tokens)
+        return await self.ask(Message("user", text), max_tokens=max_tokens, stop=stop)
 
     async def ask(
         self,
@@ -49,13 +49,14 @@ class AsyncAgent(AgentBase):
         *,
         max_tokens: int | None = None,
         tools: Iterable[Mapping[str, Any]] | None = None,
+        stop: Stop = (),
     ) -> Reply:
         """Append messages and return the agent's reply; arguments as of `Agent.ask`. Raises TurnLimit."""
-        return await self._turn(self._asked(messages, max_tokens, tools))
+        return await self._turn(self._asked(messages, max_tokens, tools, stop))
 
-    async def complete(self, text: str, *, max_tokens: int | None = None) -> Reply:
+    async def complete(self, text: str, *, max_tokens: int | None = None, stop: Stop = ()) -> Reply:
         """Append raw text without the chat template and return the agent's continuation. Raises TurnLimit."""
-        return await self._turn(self._raw(text, max_tokens))
+        return await self._turn(self._raw(text, max_tokens, stop))
 
     async def branch(self, prompt: Prompt, n: int, *, max_tokens: int | None = None) -> "list[Candidate[AsyncAgent]]":
         """Return `n` different replies to one prompt, all from the present state of this conversation; see `Agent.branch`."""

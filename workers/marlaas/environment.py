@@ -34,7 +34,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from marlaas.agent_base import AgentBase, AgentsBase, Candidate, Prompt, as_tool_error
+from marlaas.agent_base import AgentBase, AgentsBase, Candidate, Prompt, Stop, as_tool_error
 from marlaas.branches import Together
 from marlaas.environment_types import Message, Reply, Rows, Score, Task, ToolCall, ToolError, TurnLimit, TurnRequest
 from marlaas.episode_state import EpisodeState
@@ -73,9 +73,9 @@ class Agents(AgentsBase["Agent"]):
 class Agent(AgentBase):
     """One policy of the job in one conversation. Each call continues after the turn before."""
 
-    def say(self, text: str, *, max_tokens: int | None = None) -> Reply:
+    def say(self, text: str, *, max_tokens: int | None = None, stop: Stop = ()) -> Reply:
         """Append a user message and return the agent's reply of at most `max_tokens` tokens. Raises TurnLimit."""
-        return self.ask(Message("user", text), max_tokens=max_tokens)
+        return self.ask(Message("user", text), max_tokens=max_tokens, stop=stop)
 
     def ask(
         self,
@@ -83,19 +83,21 @@ class Agent(AgentBase):
         *,
         max_tokens: int | None = None,
         tools: Iterable[Mapping[str, Any]] | None = None,
+        stop: Stop = (),
     ) -> Reply:
         """Append messages (`Message`, or a mapping as in the chat-completions API) and return the agent's reply.
 
         `tools` replaces the functions that the chat template shows, each as `{"type": "function", "function":
-        {…}}`, or as the bare function. None leaves them unchanged.
+        {…}}`, or as the bare function. None leaves them unchanged. `stop`: strings that end the reply, beside those of the job's
+        `rollout.stop`; the reply keeps the one that was found, and its `stop_reason` is MATCH.
 
         Raises: TurnLimit, InvalidTurn.
         """
-        return self._turn(self._asked(messages, max_tokens, tools))
+        return self._turn(self._asked(messages, max_tokens, tools, stop))
 
-    def complete(self, text: str, *, max_tokens: int | None = None) -> Reply:
+    def complete(self, text: str, *, max_tokens: int | None = None, stop: Stop = ()) -> Reply:
         """Append raw text without the chat template and return the agent's continuation. Raises TurnLimit."""
-        return self._turn(self._raw(text, max_tokens))
+        return self._turn(self._raw(text, max_tokens, stop))
 
     def branch(self, prompt: Prompt, n: int, *, max_tokens: int | None = None) -> "list[Candidate[Agent]]":
         """Return `n` different replies to one prompt, all from the present state of this conversation, sampled at the same time.

@@ -1,13 +1,14 @@
 """Training settings of a job: sampling, algorithm, evaluation, checkpoints and export."""
 
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from marlaas_api.kinds.base import FIXED, Distinct, PathText, Spec, refuse, rules
 from marlaas_api.kinds.data import DataSpec
 from marlaas_api.kinds.objective import BaselineSpec, ClipSpec, CorrectionSpec, EntropySpec, KlSpec, OverlongSpec
 from marlaas_api.kinds.optimizer import OptimizerSpec
+from marlaas_api.names import MAX_STOP_TEXT, MAX_STOPS
 from marlaas_api.numeric import LARGEST_INTEGER
 
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
@@ -15,6 +16,7 @@ Tracker = Literal["tensorboard", "wandb", "mlflow"]
 
 Trackers = Distinct[Tracker]
 
+StopText = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_TEXT)]
 _SAMPLING_CONTRACT = (
     "refused: temperature is the only sampling setting that the trainer can reproduce; {key} makes the engine sample from another "
     "distribution than the one whose logprobs are trained on. Remove it"
@@ -73,6 +75,16 @@ class RolloutSpec(Spec):
         description="When training episodes go over to a newer version. group: one version samples all turns of a group. turn: the newest version that the "
         "engine serves samples each turn, so long episodes end with fresher tokens; their conversation is computed anew after each change. A group is as stale "
         "as its oldest turn may be. In strict mode there is no newer version.",
+    )
+    stop: Annotated[tuple[StopText, ...], Field(max_length=MAX_STOPS)] = Field(
+        (),
+        description="Strings that end a reply, beside the model's end tokens. They are found on the text, across tokens. The reply keeps the string, and all of its "
+        "sampled tokens are trained. A special token is named by its text.",
+    )
+    stop_token_ids: Annotated[
+        tuple[Annotated[int, Field(ge=0, le=LARGEST_INTEGER)], ...], Field(max_length=MAX_STOPS)
+    ] = Field(
+        (), description="Ids of tokens that end a reply, beside the model's end tokens; they are not part of its text."
     )
 
 

@@ -63,6 +63,8 @@ class SamplingSettings(SpecPart):
     max_tokens: int = 256
     temperature: float = 1.0
     refresh: Literal["group", "turn"] = "group"
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
 
 
 class OptimizerSettings(SpecPart):

@@ -1,12 +1,14 @@
 """Messages of one turn: the sandbox's request, the replies to it, and the rollout role's record."""
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from marlaas_api.messages.base import BusMessage, Integer, JobMessage
-from marlaas_api.names import StopReason
+from marlaas_api.names import MAX_STOP_TEXT, MAX_STOPS, StopReason
+
+StopText = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_TEXT)]
 
 
 class ToolCallMessage(BusMessage):
@@ -42,7 +44,7 @@ class GenerateRequest(JobMessage):
 
     The request's id is `names.request_id(episode, turn)`. parent: None begins a conversation; otherwise the turn whose
     conversation continues (turns may branch). append: chat messages, or raw text that bypasses the template.
-    max_tokens: None is the job's own limit, which a request can only lower. tools: the JSON text of each function for
+    max_tokens: None is the job's own limit, which a request can only lower. stop: strings that end the reply, beside the job's. tools: the JSON text of each function for
     the chat template; None: those of the parent, or none in a new conversation.
 
     deadline_s: the replica drops the request this many seconds after the last message about it; a repeated request or a
@@ -59,6 +61,7 @@ class GenerateRequest(JobMessage):
     append: tuple[ChatMessage, ...] | str
     tools: tuple[str, ...] | None = None
     max_tokens: Integer | None = None
+    stop: Annotated[tuple[StopText, ...], Field(max_length=MAX_STOPS)] = ()
     deadline_s: float = Field(allow_inf_nan=False)
     reply_to: str | None = None
     last_replica: str = ""

@@ -37,9 +37,11 @@ class WrittenReplies:
         else:
             names = self._tools.get((request.agent, -1 if request.parent is None else request.parent), frozenset())
         self._tools[request.agent, request.number] = names
+        ends = [text.find(one) + len(one) for one in request.stop if one in text]
+        text, reason = text[: min(ends, default=len(text))], StopReason.MATCH if ends else StopReason.STOP
         opened = THINK if THINK in request.opening and THINK_END not in request.opening else ""
         parts = replace(chatml_parts(opened + text, names), raw=text)
-        return Reply(text, StopReason.STOP, len(text), request.number, opening=request.opening, parts=parts)
+        return Reply(text, reason, len(text), request.number, opening=request.opening, parts=parts)
 
 
 class RecordedReplies:

@@ -19,7 +19,7 @@ class ReplyChoice:
     @property
     def finish_reason(self) -> str:
         """`length` if the reply was cut, even if it contains calls; else `tool_calls` or `stop`."""
-        if self.reply.stop_reason is not StopReason.STOP:
+        if self.reply.stop_reason in (StopReason.LENGTH, StopReason.CONTEXT):
             return "length"
         return "tool_calls" if self.message.tool_calls else "stop"
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from marlaas.chat_messages import read_message, tool_text
 from marlaas.environment_types import InvalidTurn, Message
+from marlaas_api.names import MAX_STOP_TEXT, MAX_STOPS
 
 TURN_LIMIT = "turn_limit"
 
@@ -58,7 +59,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
     "logit_bias": ({},),
-    "stop": ([], ""),
     "logprobs": (False,),
     "top_logprobs": (0,),
     "best_of": (1,),
@@ -75,7 +75,6 @@ _NO_LOGPROBS = "the rollout role keeps logprobs for training, and an environment
 _ONE_FORM = "a grammar would sample from another distribution than the policy that is trained; check the form in the environment"
 _OLD_CALLS = "functions have become tools; send `tools` and `tool_choice`"
 _REASONS = {
-    "stop": "the server does not cut replies; cut the text after it has been received, or lower max_tokens",
     "logprobs": _NO_LOGPROBS,
     "top_logprobs": _NO_LOGPROBS,
     "best_of": "each choice is a turn that is trained; ask for `n` choices",
@@ -101,6 +100,7 @@ _SERVED = {
         "messages",
         "model",
         "n",
+        "stop",
         "stream",
         "stream_options",
         "temperature",
@@ -121,6 +121,7 @@ class ChatRequest:
     max_tokens: int | None = None
     streams: bool = False
     streams_usage: bool = False
+    stop: tuple[str, ...] = ()
 
 
 def read(body: object, temperature: float) -> ChatRequest:
@@ -141,7 +142,16 @@ def read(body: object, temperature: float) -> ChatRequest:
         max_tokens=_count(fields, "max_completion_tokens") or _count(fields, "max_tokens"),
         streams=bool(fields.get("stream", False)),
         streams_usage=_streams_usage(fields.get("stream_options", {})),
+        stop=_stop(fields.get("stop", ())),
     )
+
+
+def _stop(given: Any) -> tuple[str, ...]:
+    found = (given,) if isinstance(given, str) and given else given or ()
+    is_list = isinstance(found, list | tuple) and len(found) <= MAX_STOPS
+    if not is_list or not all(isinstance(one, str) and 1 <= len(one) <= MAX_STOP_TEXT for one in found):
+        raise _refused("stop", given, f"expected at most {MAX_STOPS} strings of 1 to {MAX_STOP_TEXT} characters")
+    return tuple(found)
 
 
 def _check_sampling(fields: Mapping[str, Any], temperature: float) -> None:

@@ -175,7 +175,7 @@ class OpenAIServer:
     def _begun(self, asked: ChatRequest, found: Found) -> list[OpenTurn]:
         """Begin a turn for each choice; all are within the turn limit, or none is. Raises RequestError."""
         tools = None if asked.tools == found.place.tools else asked.tools
-        request = TurnRequest(asked.model, found.place.turn, found.append, asked.max_tokens, tools)
+        request = TurnRequest(asked.model, found.place.turn, found.append, asked.max_tokens, tools, stop=asked.stop)
         try:
             return self._episode.begin_served(request, asked.num_choices, self._opened_in)
         except InvalidInput as error:
@@ -188,8 +188,15 @@ def _choice(asked: ChatRequest, reply: Reply) -> ReplyChoice:
     The ids of calls contain the turn, so a client that repeats them identifies the conversation.
     """
     if reply.tool_calls and not asked.calls:
-        return ReplyChoice(reply, Message("assistant", reply.text))
+        return ReplyChoice(reply, Message("assistant", _until(reply.text, asked.stop)))
     named = tuple(
         dataclasses.replace(call, id=f"call_{reply.turn}_{number}") for number, call in enumerate(reply.tool_calls)
     )
-    return ReplyChoice(reply, Message("assistant", reply.content, tool_calls=named), reply.reasoning)
+    return ReplyChoice(
+        reply, Message("assistant", _until(reply.content, asked.stop), tool_calls=named), reply.reasoning
+    )
+
+
+def _until(text: str, stop: tuple[str, ...]) -> str:
+    """Return the text before the first stop string, as the API has it. The conversation keeps the whole text."""
+    return text[: min((text.find(one) for one in stop if one in text), default=len(text))]

@@ -21,6 +21,7 @@ from marlaas_api.errors import InvalidInput, Permanent, Retryable
 from marlaas_api.messages import StopReason
 from marlaas_worker.calibration import fingerprint
 from marlaas_worker.rollout.engine_progress import EngineCounts
+from marlaas_worker.rollout.stops import Stops
 
 T = TypeVar("T")
 Began = Callable[[], None]
@@ -81,13 +82,16 @@ class LoadedAdapter:
 class Sampling:
     """Sampling parameters: seeded softmax sampling at `temperature`, until an end token or `max_tokens`.
 
-    max_s: seconds after the first token at which the generation ends with the tokens that it has.
+    max_s: seconds after the first token at which the generation ends with the tokens that it has. stops: strings that end it, too.
+    end_ids: end tokens beside the model's.
     """
 
     temperature: float
     max_tokens: int
     seed: int
     max_s: float = math.inf
+    stops: Stops | None = None
+    end_ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,10 +285,10 @@ def check_ids(ids: npt.NDArray[np.int32], vocab_size: int) -> None:
         raise PromptInvalid(f"token ids from {ids.min()} to {ids.max()}, but the model knows 0 to {vocab_size - 1}")
 
 
-def stop_reason(ended: bool, num_output: int, sampling: Sampling) -> StopReason:
-    """Return a generation's stop reason. ended: its last token was an end token."""
-    if ended:
-        return StopReason.STOP
+def stop_reason(ended: bool, num_output: int, sampling: Sampling, *, matched: bool = False) -> StopReason:
+    """Return a generation's stop reason. ended: its last token was an end token. matched: its text ends with a string of `stops`."""
+    if ended or matched:
+        return StopReason.STOP if ended else StopReason.MATCH
     return StopReason.LENGTH if num_output >= sampling.max_tokens else StopReason.CONTEXT
 
 

@@ -30,6 +30,7 @@ from marlaas_worker.rollout.kv_budget import Place
 from marlaas_worker.rollout.policies import Pins, Policies, past_caller, refreshes
 from marlaas_worker.rollout.renderers.replies import ReadingTokenizer, ReadReply, read
 from marlaas_worker.rollout.slots import Held
+from marlaas_worker.rollout.stops import stops_of
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 from marlaas_worker.rollout.turn_log import Histories, key_of, require_same
 from marlaas_worker.rollout.turn_record import Drawn, Order, turn_record
@@ -235,9 +236,12 @@ class Generation:
     async def _generate(self, order: Order, held: Held, began: Began) -> Completion:
         request, document = order.request, order.served.document
         rollout = document.spec.rollout
+        stops, end_ids = stops_of(self.tokenizer, rollout, request)
         sampling = Sampling(
             temperature=rollout.temperature,
             max_tokens=min(request.max_tokens or rollout.max_tokens, rollout.max_tokens),
+            stops=stops,
+            end_ids=end_ids,
             seed=sampling_seed(document.seed, len(document.spec.agents), request.group, request.member, request.turn),
             max_s=document.spec.turn_timeout_s,
         )

@@ -147,7 +147,13 @@ class ReferenceEngine:
                 loop.call_later(sampling.max_s, overtime.set)
 
         draw = _Draw(
-            prompt_ids, sampling, room, self._end_ids, partial(loop.call_soon_threadsafe, begin), over, overtime
+            prompt_ids,
+            sampling,
+            room,
+            self._end_ids | sampling.end_ids,
+            partial(loop.call_soon_threadsafe, begin),
+            over,
+            overtime,
         )
         try:
             with self._residents.using(adapter):
@@ -210,7 +216,12 @@ class _Draw:
         """Return whether another token follows these. There is at least one, unless nobody waits."""
         if self.over.is_set() or len(ids) >= self.room:
             return False
-        return not ids or not (self.overtime.is_set() or ids[-1] in self.end_ids)
+        return not ids or not (self.overtime.is_set() or ids[-1] in self.end_ids or self.is_matched(ids))
+
+    def is_matched(self, ids: Sequence[int]) -> bool:
+        """Return whether the last of these tokens completes a string of `Sampling.stops`."""
+        stops = self.sampling.stops
+        return stops is not None and stops.end(ids, len(ids) - 1) is not None
 
 
 class _AdaptedModel:
@@ -258,8 +269,10 @@ class _AdaptedModel:
             ids.append(int(step))
             logprobs.append(float(row[ids[-1]]))
         has_ended = ids[-1:] != [] and ids[-1] in draw.end_ids
-        is_overtime = not has_ended and len(ids) < draw.room and draw.overtime.is_set()
-        reason = StopReason.LENGTH if is_overtime else stop_reason(has_ended, len(ids), draw.sampling)
+        matched = bool(ids) and draw.is_matched(ids)
+        is_overtime = not (has_ended or matched) and len(ids) < draw.room and draw.overtime.is_set()
+        reason = stop_reason(has_ended, len(ids), draw.sampling, matched=matched)
+        reason = StopReason.LENGTH if is_overtime else reason
         return Completion(tuple(ids), tuple(logprobs), reason, is_overtime=is_overtime)
 
     def _add(

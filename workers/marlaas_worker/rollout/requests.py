@@ -307,7 +307,7 @@ def _size(request: GenerateRequest) -> int:
 
 
 def _key_of(request: GenerateRequest) -> RequestKey:
-    return (*key_of(request, request.turn), hash((request.parent, request.append, request.tools)))
+    return (*key_of(request, request.turn), hash((request.parent, request.append, request.tools, request.stop)))
 
 
 def _clock() -> float:

@@ -136,6 +136,13 @@ class PretrainedTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return self.renderer.text(ids)
 
+    def raw(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def special_id(self, text: str) -> int | None:
+        added = self._tokenizer.added_tokens_decoder.items()
+        return next((int(number) for number, token in added if token.special and str(token) == text), None)
+
     def past(self, text: str, before: str, tools: Sequence[str]) -> Sequence[ChatMessage]:
         return self.renderer.past(text, before, tools)
 
@@ -144,7 +151,7 @@ class PretrainedTokenizer:
         return self.renderer.parts(ids, before, tools)
 
     def token_text(self, token: int) -> str:
-        return str(self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return self.raw([token])
 
 
 def _plain(message: ChatMessage) -> dict[str, Any]:

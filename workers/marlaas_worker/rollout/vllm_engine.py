@@ -39,6 +39,7 @@ from marlaas_worker.rollout.engine import (
     unheard,
 )
 from marlaas_worker.rollout.engine_progress import STALL_S, EngineCounts
+from marlaas_worker.rollout.stops import Stops
 from marlaas_worker.rollout.vllm_incarnation import EngineIncarnation, start_incarnation
 from marlaas_worker.rollout.vllm_settings import vllm_settings
 
@@ -160,8 +161,9 @@ class VllmEngine:
         with self._residents.using(adapter):
             if room < 1:
                 return Completion((), (), StopReason.CONTEXT)
-            params = _sampling(sampling, room, self._end_ids)
-            outputs = await self._run(request, adapter, prompt_ids, params, _Start(began, sampling.max_s))
+            params = _sampling(sampling, room, self._end_ids | sampling.end_ids)
+            start = _Start(began, sampling.max_s, sampling.stops)
+            outputs = await self._run(request, adapter, prompt_ids, params, start)
         return _completion(outputs, sampling)
 
     async def healthy(self) -> bool:
@@ -229,26 +231,36 @@ def _judge_silent(incarnation: EngineIncarnation, silent_s: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """What follows a request's first token. began: to be called then; max_s: seconds until the request is ended."""
+    """What follows a request's first token. began: to be called then; max_s: seconds until the request is ended; stops: strings that end it."""
 
     began: Began = unheard
     max_s: float = math.inf
+    stops: Stops | None = None
 
     @property
     def is_limited(self) -> bool:
-        return self.max_s < math.inf
+        """Whether this process may end the request."""
+        return self.max_s < math.inf or self.stops is not None
 
 
 async def _all(streamed: Any, start: _Start, abort: Callable[[], Awaitable[None]]) -> list[Any]:
-    """Return all messages. At the time limit, abort the request: vLLM's last message then has the tokens so far."""
+    """Return all messages. At the time limit or after a string, abort the request: vLLM's last message then has the tokens so far."""
     outputs: list[Any] = []
+    ids: list[int] = []
+    is_matched = False
     limit: asyncio.Future[None] | None = None
     try:
         async for output in streamed:
             if not outputs:
                 start.began()
-                limit = asyncio.ensure_future(_after(start.max_s, abort)) if start.is_limited else None
+                limit = asyncio.ensure_future(_after(start.max_s, abort)) if start.max_s < math.inf else None
             outputs.append(output)
+            if start.stops is not None and not is_matched:
+                checked = len(ids)
+                ids += output.outputs[0].token_ids
+                is_matched = start.stops.end(ids, checked) is not None
+                if is_matched and not output.finished:
+                    await abort()
     finally:
         if limit is not None:
             limit.cancel()
@@ -301,7 +313,7 @@ def _sampling(sampling: Sampling, max_tokens: int, end_ids: frozenset[int]) -> A
         flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
-        stream_interval=_LAST_AT_ONCE,
+        stream_interval=_LAST_AT_ONCE if sampling.stops is None else 1,
         skip_clone=True,
     )
 
@@ -317,13 +329,19 @@ def _completion(outputs: Sequence[Any], sampling: Sampling) -> Completion:
     parts = [output.outputs[0] for output in outputs]
     ids = tuple(chain.from_iterable(part.token_ids for part in parts))
     reason = parts[-1].finish_reason
+    # A message of an aborted request that has no new tokens repeats the logprobs of the earlier ones.
+    logprobs = tuple(chain.from_iterable(part.logprobs.logprobs[: len(part.token_ids)] for part in parts))
+    end = None if sampling.stops is None else sampling.stops.end(ids)
+    ended = reason == "stop" and end in (None, len(ids))
+    is_overtime = reason == _ABORTED and end is None
     return Completion(
-        output_ids=ids,
-        # A message of an aborted request that has no new tokens repeats the logprobs of the earlier ones.
-        logprobs=tuple(chain.from_iterable(part.logprobs.logprobs[: len(part.token_ids)] for part in parts)),
-        stop_reason=StopReason.LENGTH if reason == _ABORTED else stop_reason(reason == "stop", len(ids), sampling),
+        output_ids=ids[:end],  # vLLM may have sampled on before it was told to end.
+        logprobs=logprobs[:end],
+        stop_reason=StopReason.LENGTH
+        if is_overtime
+        else stop_reason(ended, len(ids), sampling, matched=end is not None),
         cached_tokens=outputs[-1].num_cached_tokens or 0,
-        is_overtime=reason == _ABORTED,
+        is_overtime=is_overtime,
     )
 
 

@@ -49,6 +49,7 @@ class SupervisorChannel:
             append=request.append if isinstance(request.append, str) else [_plain(m) for m in request.append],
             max_tokens=request.max_tokens,
             tools=request.tools,
+            stop=request.stop,
         )
         answer = self._receive((request.agent, request.number))
         if answer["kind"] == "limit":

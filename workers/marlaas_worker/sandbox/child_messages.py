@@ -6,7 +6,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 
 from marlaas.scores import MAX_METRIC_NAME, MAX_METRICS, MAX_NUMBER
 from marlaas_api.messages import ChatMessage
-from marlaas_api.names import BRANCH_TURNS, MAX_BRANCHES
+from marlaas_api.messages.turns import StopText
+from marlaas_api.names import BRANCH_TURNS, MAX_BRANCHES, MAX_STOPS
 from marlaas_api.numeric import LARGEST_INTEGER
 
 
@@ -40,6 +41,7 @@ class TurnMessage(_Message):
     max_tokens: Annotated[int, Field(ge=1, le=LARGEST_INTEGER)] | None
     tools: list[str] | None = None
     choice: Annotated[int, Field(ge=0, lt=MAX_BRANCHES)] | None = None
+    stop: Annotated[list[StopText], Field(max_length=MAX_STOPS)] = []
 
 
 class AgentsMessage(_Message):

@@ -85,7 +85,7 @@ class TurnLedger:
     def end(self, asked: TurnMessage, stop: StopReason, num_tokens: int = 0, *, is_overtime: bool = False) -> None:
         """Record a generated turn."""
         self.num_tokens += num_tokens
-        self.num_cut += stop is not StopReason.STOP
+        self.num_cut += stop in (StopReason.LENGTH, StopReason.CONTEXT)
         self.num_overtime += is_overtime
         self._parents.setdefault(asked.agent, {})[asked.number] = asked.parent
         if asked.choice is not None:

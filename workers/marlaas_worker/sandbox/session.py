@@ -247,6 +247,7 @@ class ChildSession:
             append=asked.append if isinstance(asked.append, str) else tuple(asked.append),
             tools=None if asked.tools is None else tuple(asked.tools),
             max_tokens=asked.max_tokens,
+            stop=tuple(asked.stop),
             deadline_s=LEASE_S,
         )
 

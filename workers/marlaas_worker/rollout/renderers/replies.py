@@ -7,9 +7,10 @@ from typing import Protocol
 from marlaas.models.families import THINK, THINK_END
 from marlaas_api.messages import ReplyPartsMessage, StopReason
 from marlaas_worker.rollout.conversation import Prompt, Tokenizer, read_reply
+from marlaas_worker.rollout.stops import WritingTokenizer
 
 
-class ReadingTokenizer(Tokenizer, Protocol):
+class ReadingTokenizer(Tokenizer, WritingTokenizer, Protocol):
     """A tokenizer that reads replies as its model family writes them."""
 
     def parts(self, ids: Sequence[int], before: str, tools: Sequence[str]) -> ReplyPartsMessage | None:
