@@ -5,21 +5,18 @@ Each role's folder has a subclass, which plays the other roles where the real on
 
 import asyncio
 import contextlib
-import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pytest
 from tests.killing import Killed, kills
 
 from marlaas_api import subjects, wire
 from marlaas_api.blobs import BlobRef, Blobs
 from marlaas_api.blobs_memory import MemoryBlobs
-from marlaas_api.bus import Bus, Entry
+from marlaas_api.bus import Bus
 from marlaas_api.bus_memory import MemoryServer
-from marlaas_api.bus_memory.buckets import MemoryBucket
 from marlaas_api.documents import job_spec, pool_spec
 from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
 from marlaas_api.messages import (
@@ -63,20 +60,6 @@ async def working(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(result, Exception):
                 raise result
-
-
-async def blind_bus(reads: int = 40) -> None:
-    """Keys are missing from this many lists, as on a replica of the bus that lost sight of them."""
-    seen_often, number = asyncio.Event(), itertools.count(1)
-
-    async def blind(bucket: MemoryBucket, prefix: str = "") -> AsyncIterator[list[Entry]]:
-        if next(number) == reads:
-            seen_often.set()
-        yield []
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(MemoryBucket, "pages", blind)
-        await seen_often.wait()
 
 
 # messages -----------------------------------------------------------------------------------------------------------

@@ -22,19 +22,12 @@ def test_what_is_none_is_told_in_a_sentence(capsys, words, sentence):
     assert sentence in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "rows"),
-    [
-        ("trainer --batches 2x16 --agents 2,3", 3 + 2 + 1),
-        ("ceiling --tokens 16,32", 2),
-        ("noise --rows 2 --prompt 4 --reply 6", 3),
-    ],
-)
-def test_a_measurement_for_a_gpu_runs_on_a_cpu_with_a_small_shape(tmp_path_factory, capsys, words, rows):
+@pytest.mark.parametrize(("words", "num_rows"), rows(__file__, "gpu_measurements"))
+def test_a_measurement_for_a_gpu_runs_on_a_cpu_with_a_small_shape(tmp_path_factory, capsys, words, num_rows):
     """So that none fails for a slip when a GPU is at hand for half an hour."""
     model = tmp_path_factory.getbasetemp() / "gpu-shape"
     gpu_main([*words.split(), "--device", "cpu", "--repeats", "1", "--model", str(model)])
     lines = capsys.readouterr().out.splitlines()
     rules = [at for at, line in enumerate(lines) if line.startswith("|---")]
-    assert len(lines) == rows + 2 * len(rules)
+    assert len(lines) == num_rows + 2 * len(rules)
     assert not any("out of memory" in line or "nan" in line for line in lines)

@@ -10,6 +10,7 @@ from bench import multitenant_report as reports
 from bench.multitenant_engine import EngineTotals
 from bench.multitenant_figures import Events
 from bench.multitenant_workload import MODES, Mode, Workload
+from tests.tables import data
 
 from marlaas.episodes.record import EpisodeRecord, TurnRecord
 from marlaas_api.messages import StopReason
@@ -18,16 +19,7 @@ from marlaas_worker.rollout.engine_progress import EngineCounts
 from marlaas_worker.rollout.reload_pace import ReloadPace
 
 BEGIN = 1000.0
-USAGE = [
-    {"at": BEGIN - 1, "cpu_s": {"rollout": 20.0}, "pss_bytes": {"rollout": 9 << 20}},
-    {"at": BEGIN + 4, "cpu_s": {"rollout": 22.0, "sandbox": 1.0}, "pss_bytes": {"rollout": 5 << 20}},
-    {
-        "at": BEGIN + 10,
-        "cpu_s": {"rollout": 23.0, "sandbox": 3.0},
-        "pss_bytes": {"rollout": 4 << 20, "sandbox": 1 << 20},
-    },
-    {"at": BEGIN + 11, "cpu_s": {"rollout": 99.0, "sandbox": 9.0}},
-]
+USAGE = data(__file__, "usage")
 
 
 def turn(end: float, engine_s: float, queue_s: float = 0.0, tokens: int = 2, version: int = 0) -> TurnRecord:

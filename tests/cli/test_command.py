@@ -11,7 +11,7 @@ import sys
 import pytest
 from tests.cli.conftest import invoke
 from tests.models.model_folders import write_model
-from tests.tables import rows
+from tests.tables import data, rows
 
 from marlaas.cli import main
 from marlaas.cli.app import COMMANDS, exit_code_of
@@ -75,13 +75,7 @@ def test_ctrl_c_while_modules_load_is_no_traceback(monkeypatch):
 
 def test_a_right_manifest_is_one_line_per_object(manifest):
     result = invoke("validate", str(manifest()))
-    assert (result.exit_code, result.output) == (
-        0,
-        "ModelPool tiny: tiny; 1 engine, 1 trainer; 8 adapter slots of rank up to 16\n"
-        "  KV cache of an engine: 349,525 tokens, 682 conversations of 512 tokens\n"
-        "Tenant red: weight 1 for 1 namespace\n"
-        "RLJob team-a/sums: dapo, 3 steps of 8 x 4 episodes of reverse on pool tiny\n",
-    )
+    assert (result.exit_code, result.output) == (0, data(__file__, "right_manifest"))
 
 
 def test_a_bad_manifest_is_told_on_standard_error_with_exit_code_2(manifest, monkeypatch, capfd):

@@ -15,23 +15,8 @@ from marlaas.cli import main
 from marlaas_e2e import binaries
 from marlaas_e2e.control_plane import ControlPlane
 
-POOL = """\
-apiVersion: marlaas.dev/v1alpha1
-kind: ModelPool
-metadata: {name: POOL}
-spec:
-  model: {builtin: tiny}
-"""
-JOB = """\
-apiVersion: marlaas.dev/v1alpha1
-kind: RLJob
-metadata: {name: sums}
-spec:
-  poolRef: {name: POOL}
-  environment: {name: reverse}
-  training:
-    steps: 8
-"""
+BOTH = Path(__file__).with_name("manifests.yaml").read_text(encoding="utf-8")
+JOB = BOTH.partition("---\n")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +36,7 @@ class Shell:
     namespace: str
     run: Callable[..., Said]
     job: str = JOB
-    both: str = f"{POOL}---\n{JOB}"
+    both: str = BOTH
 
     def write(self, text: str = JOB, name: str = "job.yaml") -> str:
         """A manifest in the working directory; POOL stands for a pool of this test's own."""

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import pytest
-from tests.tables import rows
+from tests.tables import data, rows
 
 Shell = Any
 """The conftest's."""
@@ -92,19 +92,10 @@ def test_why_names_the_pools_own_cause(shell):
 def test_why_tells_the_last_warning_of_the_jobs_events(shell):
     shell.submit()
     meta = shell.get("rljob", "sums")["metadata"]
-    event = {
-        "apiVersion": "events.k8s.io/v1",
-        "kind": "Event",
-        "metadata": {"name": "sums.1", "namespace": shell.namespace},
-        "eventTime": meta["creationTimestamp"].replace("Z", ".000000Z"),
-        "reportingController": "marlaas-operator",
-        "reportingInstance": "x",
-        "action": "Reconcile",
-        "type": "Warning",
-        "reason": "PodRefused",
-        "note": "exceeded quota: pods=0",
-        "regarding": {"kind": "RLJob", "name": "sums", "namespace": shell.namespace, "uid": meta["uid"]},
-    }
+    event = data(__file__, "event")
+    event["metadata"] |= {"namespace": shell.namespace}
+    event["regarding"] |= {"namespace": shell.namespace, "uid": meta["uid"]}
+    event["eventTime"] = meta["creationTimestamp"].replace("Z", ".000000Z")
     shell.plane.kubectl("create", "--filename=-", stdin=json.dumps(event))
     shell.set_status("rljob", "sums", {"phase": "Running", "reason": "SandboxStarting"})
     assert "PodRefused: exceeded quota: pods=0." in shell.run("why", "sums").out

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import invoke
-from tests.tables import rows
+from tests.tables import data, rows
 
 from marlaas.cluster.errors import AccessDenied, CommandFailed
 from marlaas.cluster.fetching import Published, fetch, published
@@ -121,12 +121,7 @@ def test_an_adapter_becomes_a_folder_and_replaces_an_older_one(cluster, tmp_path
 def test_of_several_agents_each_gets_a_folder_and_a_named_one_is_fetched_alone(cluster, tmp_path, monkeypatch):
     for agent in ("solver", "verifier"):
         _archive(tmp_path / f"{agent}.tar", "adapter_config.json", "adapter_model.safetensors", f"of-{agent}")
-    agents: list[dict[str, Any]] = [
-        {"name": "solver", "policyVersion": 7, "adapter": "a/sums/solver/7"},
-        {"name": "second", "policyVersion": 7},
-        {"name": "verifier", "policyVersion": 5, "promotedVersion": 4, "adapter": "a/sums/verifier/4"},
-        {"name": "critic"},
-    ]
+    agents = data(__file__, "agents_with_adapters")
     body = _body(*agents)
     body["spec"] = {**SPEC, "agents": [{"name": name} for name in ("solver", "verifier", "critic")]}
     script = 'case "$*" in *"--agent solver --version 7") cat solver.tar;; *) cat verifier.tar;; esac'

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.tables import data
+
 from marlaas.cluster.watching import ClusterWatch, headline, view
 from marlaas.local.report import Report
 from marlaas.local.table import JobView, agent_cells, cells, cells_of_many
@@ -59,21 +61,7 @@ def _watch(*looks: Sequence[dict[str, Any]] | Exception) -> tuple[ClusterWatch, 
 
 
 def test_a_row_reads_as_in_a_local_run():
-    status: dict[str, Any] = {
-        "phase": "Running",
-        "reason": "Training",
-        "step": 3,
-        "steps": 8,
-        "reward": 0.25,
-        "evalBefore": 0.1,
-        "evalLast": 0.2,
-        "staleness": 0.5,
-        "tokensPerSecond": 1234.5,
-        "faults": {"env": 2},
-        "trainingFaults": {},
-        "tokens": 200,
-        "agents": [{"name": "policy", "policyVersion": 3, "usage": {"generatedTokens": 100, "trainedTokens": 90}}],
-    }
+    status = data(__file__, "status_of_a_row")
     agents = [{"name": "a", "policyVersion": 2, "reward": 0.5, "evalBefore": 0.25}, {"name": "b"}]
     team = view(_job(**status | {"agents": agents}), 0.0)
     found = [[cell for cell in line if cell] for line in agent_cells(team)]

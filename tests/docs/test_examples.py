@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.docs.markdown import CLUSTER_PROGRAMS, ROOT, blocks, check, commands, name, pages, program, simple
-from tests.tables import rows
+from tests.tables import data, rows
 from tools.crd import PRESENTATIONS
 from typer._click.exceptions import UsageError
 from typer.testing import CliRunner
@@ -24,12 +24,7 @@ from marlaas_api.kinds import RLJob
 from marlaas_api.kinds.checks import check_supported
 
 WITH_COMMANDS = [page for page in pages() if any(block.page == page and block.language == "bash" for block in blocks())]
-JOB: dict[str, Any] = {
-    "apiVersion": "marlaas.dev/v1alpha1",
-    "kind": "RLJob",
-    "metadata": {"name": "shown", "namespace": "team-a"},
-    "spec": {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 3}},
-}
+JOB: dict[str, Any] = data(__file__, "job")
 """What a piece of a job in a page is put into."""
 
 

@@ -6,6 +6,7 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 from openai import OpenAI
+from tests.tables import data
 
 from marlaas.environment import Agents, Split, Task, TurnLimit
 from marlaas.environment_types import Reply, TurnRequest
@@ -125,14 +126,7 @@ def agents_of(channel, *names: str, is_strict=True):
     return Agents(EpisodeState(names or ("a", "b"), channel, is_strict=is_strict))
 
 
-ADD = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Adds.",
-        "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}},
-    },
-}
+ADD = data(__file__, "tool")
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.tables import rows
 from typer.testing import CliRunner
 
 from marlaas.cli.env import app, parsed_args
@@ -119,33 +120,14 @@ def test_a_forgotten_return_is_told(own, end, is_told):
 
 
 BESIDE = Path(__file__).with_name("cases.yaml")
-LEAVES = {
-    f"FILE = open({str(BESIDE)!r})": (2, r"the file \w+.FILE \(.*cases.yaml\) open for reading, and all episodes"),
-    "import socket\nLISTENER = socket.create_server(('127.0.0.1', 0))\n"
-    "CONNECTION = [socket.create_connection(LISTENER.getsockname())]": (
-        2,
-        r"the connection \w+.CONNECTION\[…\] to 127",
-    ),
-    f"import os\nFD = os.open({str(BESIDE)!r}, os.O_RDONLY)": (0, r"leaves files open \(/.*cases.yaml\)"),
-    "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True, name='loader').start()": (
-        0,
-        r"starts threads \(loader\), which do not exist in an episode",
-    ),
-    "import subprocess\nLEFT = subprocess.Popen(['sleep', '5'])": (0, r"starts processes \((sleep 5|\d+)\), which are"),
-    "import random\nclass Data:\n    rng = random.Random(7)": (0, r"random numbers \(\w+.Data.rng\), which repeat"),
-    "import numpy\nRNG = {'own': numpy.random.default_rng()}": (0, r"random numbers \(\w+.RNG\['own'\]\), which"),
-    f"TEXT = open({str(BESIDE)!r}); TEXT.read()": (0, r"leaves files open \(\w+.TEXT\)"),
-    f"import random\nWORDS = open({str(BESIDE)!r}).read()\nRNG = random.SystemRandom()": (0, ""),
-}
 
 
-@pytest.mark.parametrize("left", LEAVES)
-def test_what_loading_leaves_behind_is_told_or_refused(own, left: str) -> None:
-    name = own(f"{left}\ndef play(task, agent):\n    return 1.0\n")
+@pytest.mark.parametrize(("left", "code", "words"), rows(__file__, "left_behind"))
+def test_what_loading_leaves_behind_is_told_or_refused(own, left: str, code: int, words: str) -> None:
+    name = own(f"{left.replace('BESIDE', repr(str(BESIDE)))}\ndef play(task, agent):\n    return 1.0\n")
     ran = subprocess.run(
         [sys.executable, "-m", "marlaas", "env", "play", name], capture_output=True, text=True, check=False
     )
-    code, words = LEAVES[left]
     said = " ".join(ran.stderr.split())
     assert (ran.returncode, bool(re.search(words, said)), bool(said)) == (code, True, bool(words)), said
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.environment.playing import play
 from tests.tables import rows
 
@@ -15,67 +16,14 @@ from marlaas.envs.scripted import RecordedReplies, ScriptedReplies
 from marlaas.episode_state import EpisodeState
 from marlaas_api.errors import InvalidInput
 
-TEAMS = """
-def is_hard(task):
-    return task.rng.random() < 0.5
-
-def play(task, agents, calls="solver", named=("solver",)):
-    agents.critic.reward = 0.5
-    for name in calls.split():
-        agents[name].say("?")
-    return {"solver": task.rng.random()}
-
-play.agents_of = lambda task, calls="solver", named=("solver",): named
-
-class Team:
-    def __init__(self, extra=()):
-        self.extra = extra
-
-    def agents_of(self, task):
-        return ["solver", *(["critic"] if is_hard(task) else []), *self.extra]
-
-    def play(self, task, agents):
-        for name in self.agents_of(task):
-            agents[name].say("?")
-        return 1.0
-
-def wrong(task, agents): ...
-wrong.agents_of = ("solver",)
-"""
 AGENTS = ("solver", "critic")
-MODULE = """
-def play(task, agent, *, bonus: float = 0.0, words=("a",)):
-    return bonus
-
-def one(task): ...
-
-class Game:
-    def __init__(self, size: int, depth: "int" = 2, strict: bool = False):
-        self.size = size
-
-    def play(self, task, agents):
-        return {name: self.size for name in agents}
-
-class Loose:
-    def __init__(self, **anything):
-        self.anything = anything
-
-    def play(self, task, agent):
-        return float(len(self.anything))
-
-class NoPlay: ...
-
-class Odd:
-    def play(self, task, agent, more): ...
-
-number = 3
-"""
 
 
 @pytest.fixture(autouse=True)
 def own_module(tmp_path, monkeypatch):
-    sources = {"own_games": MODULE, "own_teams": TEAMS, "own_broken": "import nowhere_to_be_found_later\n"}
-    for name, source in sources.items():
+    for name, source in yaml.safe_load(
+        Path(__file__).with_name("own_modules.yaml").read_text(encoding="utf-8")
+    ).items():
         (tmp_path / f"{name}.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.tables import rows
+from tests.tables import data, rows
 
 import marlaas.envs.locked.program as program_module
 from marlaas.envs.locked import landlock
@@ -37,15 +37,7 @@ def test_programs_print_exit_and_write_scratch_files_that_are_gone_afterwards():
     ends |= {"print('\ud800')": 1, "print(1)\0": 1}
     assert {line: run(line).exit_code for line in ends} == ends
     ran = run("def half(x):", "    return x / 0", "half(1)")
-    assert ran.output.splitlines() == [
-        "Traceback (most recent call last):",
-        '  File "program.py", line 3, in <module>',
-        "    half(1)",
-        '  File "program.py", line 2, in half',
-        "    return x / 0",
-        "           ~~^~~",
-        "ZeroDivisionError: division by zero",
-    ]
+    assert ran.output.splitlines() == data(__file__, "traceback")
     assert (ran.exit_code, ran.stopped, ran.is_ok) == (1, None, False)
     ran = run(
         "import os, tempfile",

@@ -275,29 +275,11 @@ FUNCTION = {"name": "add", "parameters": {"type": "object"}}
 TEXT = '{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}'
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"role": "user", "content": "x"}, Message("user", "x")),
-        ({"role": "developer", "content": "x", "refusal": None}, Message("system", "x")),
-        (
-            {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]},
-            Message("user", "xy"),
-        ),
-        ({"role": "tool", "content": "3", "tool_call_id": "c1"}, Message("tool", "3", tool_call_id="c1")),
-        *(
-            ({"role": "assistant", "content": None, "tool_calls": [call]}, Message("assistant", "", tool_calls=(CALL,)))
-            for call in (
-                CALL,
-                {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}},
-                {"id": "c1", "function": {"name": "add", "arguments": {"a": 1}}},
-                {"id": "c1", "name": "add", "arguments": {"a": 1}},
-            )
-        ),
-    ],
-)
+@pytest.mark.parametrize(("given", "message"), rows(__file__, "message_forms"))
 def test_messages_in_the_forms_of_other_libraries(given, message):
-    assert message_of(given) == message
+    calls = tuple(ToolCall(*call) for call in message.get("tool_calls", ()))
+    assert message_of(given) == Message(**{**message, "tool_calls": calls})
+    assert message_of({"role": "assistant", "content": None, "tool_calls": [CALL]}).tool_calls == (CALL,)
     assert message_of(Message("assistant", "", tool_calls=({"name": "add", "arguments": {"a": 1}},))).tool_calls
 
 

@@ -12,21 +12,7 @@ import psutil
 from tests.models.model_folders import write_model
 
 MARK = "MARLAAS_TEST_MARK"
-POOL = """
-apiVersion: marlaas.dev/v1alpha1
-kind: ModelPool
-metadata: {name: tiny}
-spec: {model: {path: %s}}
-"""
-JOB = """---
-apiVersion: marlaas.dev/v1alpha1
-kind: RLJob
-metadata: {name: %s, namespace: team-a}
-spec:
-  poolRef: {name: tiny}
-  environment: {name: reverse}
-  training: {steps: %d}
-"""
+POOL, JOB = Path(__file__).with_name("manifests.yaml").read_text(encoding="utf-8").split("---\n")
 
 
 class Run:
@@ -88,7 +74,7 @@ class Place:
         self.script()
 
     def write(self, **jobs: int):
-        text = POOL % (self.folder / "model") + "".join(JOB % item for item in jobs.items())
+        text = POOL % (self.folder / "model") + "".join("---\n" + JOB % item for item in jobs.items())
         (self.folder / "jobs.yaml").write_text(text)
 
     def script(self, **settings: object):

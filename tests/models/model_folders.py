@@ -2,16 +2,9 @@
 
 import json
 
-SHAPES = {
-    "model.embed_tokens.weight": (100, 8),
-    "model.layers.0.self_attn.q_proj.weight": (8, 8),
-    "model.layers.0.self_attn.q_proj.bias": (8,),
-    "model.layers.0.mlp.down_proj.weight": (8, 32),
-    "model.layers.1.self_attn.q_proj.weight": (8, 8),
-    "model.layers.1.mlp.down_proj.weight": (8, 32),
-    "model.norm.weight": (8,),
-    "lm_head.weight": (100, 8),
-}
+from tests.tables import data
+
+SHAPES = {name: tuple(shape) for name, shape in data(__file__, "shapes").items()}
 CONFIG = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 512}
 
 

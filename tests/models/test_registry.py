@@ -2,6 +2,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.tables import rows
 
 from marlaas.models import MissingPackage, NotAModel, UnknownModel, list_models, prepare, prepared, registry, resolve
 from marlaas_api.errors import InvalidInput
@@ -25,10 +26,7 @@ def test_a_model_is_prepared_only_on_request(own_cache):
     assert not own_cache.exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [("tny", "did you mean 'tiny'"), ("SmolLM2_135M", "did you mean 'smollm2"), ("gpt", "the builtin models are")],
-)
+@pytest.mark.parametrize(("name", "hint"), rows(__file__, "unknown_names"))
 def test_an_unknown_name_is_answered_with_the_nearest(name, hint):
     with pytest.raises(UnknownModel, match=hint) as caught:
         prepare(name)

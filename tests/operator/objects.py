@@ -3,22 +3,14 @@
 from pathlib import Path
 
 import yaml
+from tests.tables import data
 
 from marlaas_operator.cluster import Body
 from marlaas_operator.installation import Installation
 
 API_VERSION = "marlaas.dev/v1alpha1"
 SYSTEM = "marlaas-system"
-PLAIN = {
-    "release": "marlaas",
-    "namespace": SYSTEM,
-    "natsUrl": "nats://marlaas-nats.marlaas-system.svc:4222",
-    "natsPodSelector": {"app.kubernetes.io/component": "nats", "app.kubernetes.io/instance": "marlaas"},
-    "busSecret": "marlaas-bus",
-    "blobs": {"url": "file:///var/lib/marlaas/blobs", "claimName": "marlaas-blobs"},
-    "workerImage": {"name": "registry.example/marlaas-worker:0.1.0"},
-    "network": {"closedRanges": ["10.0.0.0/8", "172.16.0.0/12", "100.64.0.0/10", "fc00::/7"]},
-}
+PLAIN = data(__file__, "installation")
 
 
 def installation(**given: object) -> Installation:

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.harness import a_manifest, identity
 from tests.killing import Killed
+from tests.tables import data
 
 from marlaas_api.messages import (
     Episode,
@@ -30,17 +31,7 @@ from marlaas_worker.orchestrator.recorded_totals import History
 from marlaas_worker.orchestrator.step_records import step_record
 
 GROUP_SIZE = 2
-PAST = {"name": "past", "policy": {"of": "a0", "versions": "past", "window": 2}}
-ROLES = [{"name": "a0"}, {"name": "second", "policy": {"of": "a0"}}, PAST, {"name": "a1"}]
-TEAMS = {
-    "one": [[{"name": "policy"}]],
-    "two": [[{"name": "a0"}, {"name": "a1"}]],
-    "several": [
-        [{"name": "a0"}, {"name": "a1"}, {"name": "a2"}],
-        [{"name": "a0"}, {"name": "a1"}, {"name": "a2"}, {"name": "a3", "trainable": False}],
-        ROLES,
-    ],
-}
+TEAMS = data(__file__, "teams")
 """The agents of jobs; each job has those of one list."""
 WORLDS = {"one": 120, "two": 60, "several": 42}
 

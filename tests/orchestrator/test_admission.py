@@ -113,13 +113,7 @@ def test_a_job_is_admitted_to_all_its_pools_or_to_none():
     assert [admissions[job.uid].admitted for job in waiting] == [False, False], "the place on tiny is kept for it"
 
 
-@pytest.mark.parametrize(
-    ("role", "name", "reason", "missing"),
-    [
-        ("rollout", "rollout-0", "WaitingForPool", "no rollout replica of pool big (agent b) is ready"),
-        ("trainer", "t0", "WaitingForTrainer", "no trainer of pool big (agent b) is ready"),
-    ],
-)
+@pytest.mark.parametrize(("role", "name", "reason", "missing"), rows(__file__, "missing_workers"))
 async def test_a_job_waits_for_workers_of_a_pool_that_disappear_and_then_goes_on(harness, role, name, reason, missing):
     job, lost = team(), subjects.replica_key(role, "big", name)
     harness.pause_after = 2  # both agents have trained one step

@@ -2,6 +2,7 @@
 
 import pytest
 from tests.harness import a_step, an_episode, identity
+from tests.tables import rows
 
 from marlaas_api.messages import EvalRecord, FaultClass, Lengths, PolicyRecord, StepPlays
 from marlaas_api.names import Split
@@ -11,27 +12,11 @@ from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.recorded_totals import History
 from marlaas_worker.orchestrator.step_records import Around, EvaluationEnd, eval_record, step_record
 
-GROUPS = {"indices": tuple(range(10))}
 
-
-@pytest.mark.parametrize(
-    ("step", "reasons"),
-    [
-        ({"plays": StepPlays(num_turns=10, num_cut=3)}, []),
-        ({"plays": StepPlays(num_turns=10, num_cut=4, num_overtime=1)}, ["RepliesCut"]),
-        ({**GROUPS, "num_zero_variance": 8}, []),
-        ({**GROUPS, "num_zero_variance": 9}, ["NoSignal"]),
-        ({"indices": (1,), "num_zero_variance": 1, "plays": StepPlays(num_prompts=1)}, []),
-        ({**GROUPS, "plays": StepPlays(num_prompts=1)}, ["OnePrompt"]),
-        ({**GROUPS, "plays": StepPlays(num_prompts=9, num_mixed=1)}, ["MixedGroups"]),
-        ({"metrics": {"ess": 0.89, "logprob_gap": 0.01}}, ["EngineMismatch"]),
-        ({"metrics": {"a/ess": 0.95, "a/logprob_gap": 0.2}}, ["EngineMismatch"]),
-        ({"metrics": {"ess": 0.95, "logprob_gap": 0.2}, "staleness_max": 1}, []),
-    ],
-)
+@pytest.mark.parametrize(("step", "reasons"), rows(__file__, "warnings"))
 def test_a_figure_out_of_its_bounds_is_told(document, step, reasons):
     job = document()
-    found = warnings(job, a_step(job, 3, **step), None)
+    found = warnings(job, a_step(job, 3, **{"indices": range(10), **step}), None)
     assert [*found] == reasons
     assert [text for text in found.values() if "10% of all at turnTimeoutSeconds (128)" in text] == (
         list(found.values()) if reasons == ["RepliesCut"] else []

@@ -94,15 +94,7 @@ def test_candidates_are_a_group_of_their_own_and_context_elsewhere():
     assert found == [*of_members, (0, (2,), 5.0, (), 0), (0, (3,), 6.0, (), 0)]
 
 
-@pytest.mark.parametrize(
-    ("rewards", "own", "choices", "outcome"),
-    [
-        ((1.0, 1.0), (5.0, 6.0), [0, 0], SIGNAL),
-        ((1.0, 0.0), (5.0, 5.0), [None, None], SIGNAL),
-        ((1.0, 0.0), (), [None, None], SIGNAL),
-        ((1.0, 1.0), (5.0, 5.0), [None, None], FLAT),
-    ],
-)
+@pytest.mark.parametrize(("rewards", "own", "choices", "outcome"), rows(__file__, "compared"))
 def test_only_what_is_compared_with_different_rewards_is_trained(rewards, own, choices, outcome):
     part = chosen(rewards, Choice(agent="solver", turns=(2, 3), rewards=own))
     assert (part.outcome, [one.choice for one in part.trajectories]) == (outcome, choices)

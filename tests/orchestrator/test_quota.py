@@ -43,13 +43,7 @@ def test_a_tenant_below_its_rates_never_pauses():
     assert Meter(tokens_per_second=100.0, trainer_seconds_per_hour=1800.0).run(3600, 99.0, 0.49) == 0
 
 
-@pytest.mark.parametrize(
-    ("quota", "allowed", "words"),
-    [
-        ({"tokens_per_second": 100.0}, 100.0 * 3600, "100 tokens a second"),
-        ({"trainer_seconds_per_hour": 900.0}, 900.0, "900 trainer seconds an hour"),
-    ],
-)
+@pytest.mark.parametrize(("quota", "allowed", "words"), rows(__file__, "rates"))
 def test_a_tenant_above_a_rate_pauses_until_its_average_is_the_rate(quota, allowed, words):
     meter, which = Meter(**quota), "trainer_seconds_per_hour" in quota
     meter.run(3600, 400.0, 1.0)

@@ -6,6 +6,7 @@ import pytest
 from tests.harness import WITHIN_S, a_progress, changed, working
 from tests.killing import kill_at
 from tests.orchestrator.harness import SEAMS, OrchestratorHarness, final, mixed, run_to_end, running
+from tests.tables import rows
 
 from marlaas_api import failpoints, messages, subjects
 from marlaas_api.blobs import BlobRef, BlobRefused
@@ -77,13 +78,7 @@ async def test_a_solved_job_finishes_with_counted_steps_and_no_new_version(harne
     assert [(one.outcome, one.num_zero_variance) for one in records] == [(messages.StepOutcome.NO_OP, 4)] * 3
 
 
-@pytest.mark.parametrize(
-    ("fault", "reason", "words"),
-    [
-        ({"fault_text": "ZeroDivisionError: in play"}, "TooManyFaults", "ZeroDivisionError: in play"),
-        ({"fault_text": "the job lacks the agent critic", "is_permanent": True}, "InvalidEnvironment", "the job lacks"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "reason", "words"), rows(__file__, "failing_environments"))
 async def test_an_environment_that_always_fails_fails_the_job_in_its_words(harness, document, fault, reason, words):
     harness.fault = fault
     level = await run_to_end(harness, document(), lambda task, member: None)

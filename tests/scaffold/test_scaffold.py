@@ -37,14 +37,7 @@ def test_a_project_has_everything_and_nothing_is_left_to_fill_in(folder):
     assert job["metadata"]["name"] == "first-sums"
 
 
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        ("pytest -q -p no:cacheprovider", "8 passed"),
-        ("marlaas validate job.yaml", "12 steps of 8 x 8 episodes of first_sums:play on pool smollm2"),
-        ("marlaas env play first_sums:play --reply none --reply 0", "I see no number"),
-    ],
-)
+@pytest.mark.parametrize(("command", "said"), rows(__file__, "commands"))
 def test_its_tests_pass_its_manifest_is_valid_and_its_environment_plays(folder, command, said):
     done = _run(folder, *command.split())
     assert done.returncode == 0, done.stdout + done.stderr

@@ -10,32 +10,7 @@ import pytest
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
-CONFTEST = """
-import pathlib, subprocess, pytest
-from tests import guard
-
-def pytest_configure(config):
-    guard.register(config)
-
-def is_first(name):
-    seen = pathlib.Path(__file__).with_name(name)
-    first = not seen.exists()
-    seen.touch()
-    return first
-
-@pytest.fixture
-def first():
-    return is_first
-
-@pytest.fixture(scope="session")
-def process():
-    subprocess.run(["true"])
-
-@pytest.fixture(scope="session")
-def broken_once(process):
-    if is_first("fixture"):
-        raise RuntimeError("the fixture failed by chance")
-"""
+CONFTEST = Path(__file__).with_name("conftest_of_runs.txt").read_text(encoding="utf-8")
 
 
 def outcome(folder: Path, tests: str) -> tuple[int, str]:

@@ -98,16 +98,7 @@ def step(learner, parts, version=0, budget=64, pairs_per_token=384, num_groups=1
     return learner.step(version, num_groups)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "ratio", "terms", "parts"),
-    [
-        *((name, form, (0.0, 0.0), "segments") for form in FORMS for name in ("grpo", "gspo", "rloo")),
-        *((name, "proximal", (0.0, 0.0), "segments") for name in ("dapo", "cispo")),
-        ("grpo", "behaviour", (0.2, 0.0), "segments"),
-        ("grpo", "proximal", (0.3, 0.2), "trajectories of two"),
-        ("dr-grpo", "proximal", (0.0, 0.0), "trajectories of two"),
-    ],
-)
+@pytest.mark.parametrize(("algorithm", "ratio", "terms", "parts"), rows(__file__, "slow_steps"))
 def test_a_step_is_the_one_that_a_slow_loop_over_plain_peft_takes(base, tiny_model, algorithm, ratio, terms, parts):
     (kl, entropy), made = terms, segments(1) if parts == "segments" else paired(segments(1))
     correction = {} if ratio == "proximal" else {"type": "none"}

@@ -48,53 +48,18 @@ def group(*leaves: tuple[int, ...]):
     return GroupReady(**names, **place, base_version=4, version=4, trajectories=refs)
 
 
-FIRST, SECOND = [0, 1, 5, 6], [10, 11, 15, 16]
-THIRD, FOURTH = [20, 21, 25, 26], [30, 31, 35, 36]
 NOTHING = {"prompt_ids": b"", "output_ids": b"", "logprobs": b"", "stop_reason": StopReason.CONTEXT}
-CHAIN = (turn(0), turn(1, 0))
-REWRITTEN = (*CHAIN, turn(2, 1, opens=True), turn(3, 2))
-CHOICE = (*CHAIN, turn(2, 0), turn(3, 2))
 
 
-@pytest.mark.parametrize(
-    ("turns", "leaves", "untrained", "expected"),
-    [
-        (CHAIN, (1,), (), [(FIRST + SECOND, [5, 6, 15, 16])]),
-        (CHAIN, (0, 1), (), [(FIRST + SECOND, [5, 6, 15, 16])]),
-        ((*CHAIN, turn(2, 0)), (1, 2), (), [(FIRST + SECOND, [5, 6, 15, 16]), (FIRST + THIRD, [25, 26])]),
-        (REWRITTEN, (3,), (), [(FIRST + SECOND, [5, 6, 15, 16]), (THIRD + FOURTH, [25, 26, 35, 36])]),
-        ((turn(0, **NOTHING),), (0,), (), []),
-        ((turn(0), turn(1, 0, opens=True, **NOTHING)), (1,), (), [(FIRST, [5, 6])]),
-        ((), (), (), []),
-        (CHOICE, (3,), (1, 2), [(FIRST + THIRD + FOURTH, [5, 6, 35, 36])]),
-        (
-            (*CHOICE, turn(4, 1), turn(5, 1)),
-            (3, 4, 5),
-            (1, 2),
-            [
-                (FIRST + THIRD + FOURTH, [5, 6, 35, 36]),
-                (FIRST + SECOND + [40, 41, 45, 46], [45, 46]),
-                (FIRST + SECOND + [50, 51, 55, 56], [55, 56]),
-            ],
-        ),
-        ((turn(0), turn(1)), (), (0, 1), []),
-    ],
-    ids=[
-        "a conversation is one segment with all its turns trained",
-        "a leaf within another leaf's conversation adds nothing",
-        "a shared beginning is trained once and context afterwards",
-        "a template that rewrote its past ends a segment and opens another",
-        "a prompt that never fitted the context leaves no segment",
-        "also not after others",
-        "a member in which the agent never spoke",
-        "candidates are context of the conversation that goes on from one of them",
-        "if several go on each is context of its own continuation",
-        "an episode of candidates only trains nothing itself",
-    ],
-)
+@pytest.mark.parametrize(("turns", "leaves", "untrained", "expected"), rows(__file__, "segments_of_turns"))
 def test_turns_become_segments_of_which_each_generated_token_is_trained_once(turns, leaves, untrained, expected):
-    segments = segments_of({made.turn: made for made in turns}, leaves, 1.0, untrained=untrained)
-    assert [(part.ids.tolist(), part.ids[part.generated].tolist()) for part in segments] == expected
+    """turns: the parent of each, and whether it opens a segment or has no tokens."""
+    made = {}
+    for number, (parent, *is_such) in enumerate(turns):
+        opens = True if "opens" in is_such else None
+        made[number] = turn(number, parent, opens=opens, **(NOTHING if "nothing" in is_such else {}))
+    segments = segments_of(made, leaves, 1.0, untrained=untrained)
+    assert [[part.ids.tolist(), part.ids[part.generated].tolist()] for part in segments] == expected
 
 
 def test_a_segment_has_its_behaviour_logprobs_its_trajectorys_advantage_and_its_tokens():

@@ -20,17 +20,7 @@ from marlaas_api.nats_server import EmbeddedNats
 T = TypeVar("T")
 EPISODES, TASKS = subjects.EPISODES, subjects.TASKS
 EPISODE, TASK = subjects.episode("team-a", "job"), subjects.task("team-a", "job")
-USERS = """
-authorization {
-  users = [
-    { user: admin, password: secret }
-    { user: sandbox, password: secret, permissions: {
-        publish: ["task.team-a.>", "$JS.API.STREAM.INFO.*", "$JS.API.CONSUMER.CREATE.TASKS.>"]
-        subscribe: ["_INBOX.>", "gen.team-a.>"] } }
-    { user: deaf, password: secret, permissions: { publish: ">", subscribe: "_INBOX_deaf.>" } }
-  ]
-}
-"""
+USERS = Path(__file__).with_name("users.conf").read_text(encoding="utf-8")
 
 
 async def soon(awaitable: Awaitable[T]) -> T:

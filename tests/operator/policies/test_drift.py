@@ -3,34 +3,12 @@
 import copy
 
 import pytest
-import yaml
-from tests.tables import rows
+from tests.tables import data, rows
 
 from marlaas_operator.manifests.pods import stamped
 from marlaas_operator.policies.child_reconcile import differs
 
-DESIRED = stamped(
-    yaml.safe_load("""
-kind: Deployment
-metadata: {name: d, labels: {a: b}, ownerReferences: [{kind: RLJob, uid: u1, controller: true}]}
-spec:
-  replicas: 2
-  paused: false
-  template:
-    spec:
-      automountServiceAccountToken: false
-      containers:
-      - name: main
-        image: w:1
-        command: [a, b]
-        env: [{name: A, value: "1"}, {name: B, value: "1"}]
-        resources: {requests: {cpu: 1000m, memory: "1073741824"}, limits: {nvidia.com/gpu: "1"}}
-        volumeMounts: [{name: v, mountPath: /v}]
-      volumes: [{name: v, emptyDir: {sizeLimit: 1Gi}}]
-      tolerations: [{key: gpu, operator: Exists}]
-  ingress: []
-""")
-)
+DESIRED = stamped(data(__file__, "desired"))
 
 
 def observed(edit=""):

@@ -7,6 +7,7 @@ import pytest
 import yaml
 from tests.operator.policies.scenes import NOW, container, crashed, document, new, pod, queued, repooled, running
 from tests.operator.policies.test_job_status import conditions, status
+from tests.tables import rows
 
 from marlaas_operator.pod_facts import first_fault, pod_facts, pod_fault, refusal_of
 from marlaas_operator.snapshot import BusState
@@ -45,13 +46,7 @@ def test_what_a_container_says_becomes_a_reason_and_its_own_words(scene):
     assert (found and found.reason, found and found.message) == (scene.get("reason"), scene.get("says"))
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        ("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", "PodUnschedulable"),
-        ('persistentvolumeclaim "models" not found', "ConfigMissing"),
-    ],
-)
+@pytest.mark.parametrize(("words", "reason"), rows(__file__, "unschedulable"))
 def test_a_pod_without_a_node_tells_in_the_schedulers_words(words, reason):
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
     found = fault(conditions=yaml.safe_dump([condition]))

@@ -234,30 +234,10 @@ def both(second, first=None):
     return first or JobPool("tiny", scenes.modelpool(), pods=SERVING), second
 
 
-@pytest.mark.parametrize(
-    ("found", "reason", "message"),
-    [
-        (
-            both(JobPool("big", problem="spec.x: no"), JobPool("tiny")),
-            "PoolNotFound",
-            "ModelPool 'tiny' does not exist; ModelPool 'big' of agent 'judge' cannot be read (spec.x: no); the job starts when pools of "
-            "these names exist",
-        ),
-        (
-            both(JobPool("big", big(adapterSlots=2))),
-            "NeverFits",
-            "spec.training.maxStaleness: maxStaleness 2 needs 2 + 2 = 4 adapter slots, and adapterSlots of ModelPool 'big' of agent 'judge' "
-            "is 2; lower maxStaleness or raise the pool's adapterSlots. The job starts once the pool is changed so that it fits",
-        ),
-        (
-            both(JobPool("big", big(namespaces=["team-b"]))),
-            "NamespaceNotAllowed",
-            "metadata.namespace: namespace 'team-a' may not use ModelPool 'big' of agent 'judge', which allows only team-b. The job starts "
-            "once the pool is changed so that it fits",
-        ),
-    ],
-)
-def test_a_job_waits_until_all_its_pools_exist_and_allow_it(found, reason, message):
+@pytest.mark.parametrize(("spec", "problem", "reason", "message"), rows(__file__, "two_pools"))
+def test_a_job_waits_until_all_its_pools_exist_and_allow_it(spec, problem, reason, message):
+    """spec: of the second pool; without it, `problem` is why it cannot be read, and the first pool does not exist."""
+    found = both(JobPool("big", problem=problem), JobPool("tiny")) if problem else both(JobPool("big", big(**spec)))
     scene = scenes.new(job=TEAM, pools=found)
     told = plan(scene)
     assert not any(isinstance(action, WriteDocument) for action in told.actions)

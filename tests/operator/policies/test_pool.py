@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from tests.operator.policies import scenes
-from tests.tables import rows
+from tests.tables import data, rows
 
 from marlaas_api.messages import Phase
 from marlaas_operator.manifests.pool import Pool, role_objects, shared_objects
@@ -50,20 +50,7 @@ def test_a_new_pool_gets_its_finalizer_and_its_workers_after_what_guards_them():
     scene = scenes.pool_snapshot()
     found = plan(replace(scene, meta=replace(scene.meta, finalizers=())))
     assert found.actions[0] == AddFinalizer(FINALIZER)
-    assert applied(found) == [
-        ("ServiceAccount", "tiny-workers"),
-        ("ConfigMap", "tiny-pool"),
-        ("NetworkPolicy", "tiny-rollout"),
-        ("Service", "tiny-rollout"),
-        ("PodDisruptionBudget", "tiny-rollout"),
-        ("Secret", "tiny-rollout"),
-        ("StatefulSet", "tiny-rollout"),
-        ("NetworkPolicy", "tiny-trainer"),
-        ("Service", "tiny-trainer"),
-        ("PodDisruptionBudget", "tiny-trainer"),
-        ("Secret", "tiny-trainer"),
-        ("StatefulSet", "tiny-trainer"),
-    ]
+    assert [f"{kind} {name}" for kind, name in applied(found)] == data(__file__, "applied_of_a_pool")
 
 
 def test_a_pool_in_a_steady_state_needs_nothing_and_workers_wait_for_their_credentials():
@@ -89,17 +76,7 @@ def test_a_change_reaches_those_whom_it_concerns_and_restarts_nobody_else(change
 def test_the_status_says_who_serves_and_what_is_taken():
     jobs = (scenes.load("a"), scenes.load("b", Phase.QUEUED), scenes.load("c", Phase.SUCCEEDED))
     found = plan(scenes.pool_snapshot(pods=SERVING, jobs=jobs)).status
-    assert {key: value for key, value in found.items() if key != "conditions"} == {
-        "observedGeneration": 1,
-        "model": "tiny",
-        "rollout": {"replicas": 1, "ready": 1},
-        "trainer": {"replicas": 1, "ready": 1},
-        "rolloutReady": "1/1",
-        "trainerReady": "1/1",
-        "jobs": 1,
-        "slots": "3/16",
-        "freeSlots": 13,
-    }
+    assert {key: value for key, value in found.items() if key != "conditions"} == data(__file__, "pool_status")
 
 
 def test_before_the_bus_was_read_nothing_new_is_said_of_what_jobs_hold():

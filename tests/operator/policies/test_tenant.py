@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from tests.operator.policies.scenes import AWAKE, INSTALLATION, NOW, document, load, tenant
+from tests.tables import data
 
 from marlaas_api.kinds.status import TenantStatus
 from marlaas_api.messages import Phase, TenantUsage, UsageAmounts
@@ -72,17 +73,7 @@ def test_a_tenant_shows_its_total_usage_and_keeps_it_while_the_bus_has_none():
     used = UsageAmounts(generated_tokens=9, trained_tokens=4, failed_tokens=3, **cut, trainer_s=1.26, stored_bytes=9)
     usage = TenantUsage(tenant="ant", total=used, removed=UsageAmounts(trainer_s=1))
     found = plan_tenant(scene(usage=usage), NOW).status
-    shown = {
-        "generatedTokens": 9,
-        "trainedTokens": 4,
-        "failedTokens": 3,
-        "preemptedTokens": 2,
-        "engineSeconds": 5.0,
-        "preemptedEngineSeconds": 1.5,
-        "wastedTokens": 3,
-        "trainerSeconds": 1.3,
-        "storedBytes": 9,
-    }
+    shown = data(__file__, "tenant_usage")
     assert (found["usage"], found["deletedUsage"]) == (shown, {"trainerSeconds": 1.0})
     status = TenantStatus.model_validate(found)
     assert usage_amounts(status.usage) == used.model_copy(update={"trainer_s": 1.3})

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from tests.tables import rows
 
 from marlaas_api.bus import BusRefused, BusUnavailable
 from marlaas_operator import cluster, work_queue
@@ -51,16 +52,9 @@ def test_a_key_comes_again_if_it_was_added_while_it_was_worked_on_or_asked_for_a
     assert (schedule.take(6.9), schedule.take(7.0)) == (None, "a")
 
 
-@pytest.mark.parametrize(
-    ("error", "waits"),
-    [
-        (cluster.Unavailable("x"), [0.2, 0.4, 0.8, 1.6]),
-        (cluster.Conflict("x"), [0.05, 0.1, 0.2, 0.4]),
-        (cluster.Invalid("x"), [5.0, 10.0, 20.0, 40.0]),
-        (cluster.TooMany("x", 3.0), [3.0, 3.0, 3.0, 3.0]),
-    ],
-)
-def test_waits_double(error, waits):
+@pytest.mark.parametrize(("error", "words", "waits"), rows(__file__, "waits"))
+def test_waits_double(error, words, waits):
+    error = getattr(cluster, error)(*words)
     assert [work_queue.backoff_s(failures, error) for failures in (1, 2, 3, 4)] == waits
     assert work_queue.backoff_s(1000, error) == 60.0
 

@@ -11,6 +11,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from tests.rollout.service.scripted import LIMITS, CharacterTokenizer, ScriptedEngine, gain, write_version
+from tests.tables import data
 
 from marlaas_api import subjects, wire
 from marlaas_api.messages import ChatMessage, StopReason, Turn
@@ -21,12 +22,7 @@ from marlaas_worker.sandbox.turns import TurnClient, TurnTimeouts
 GROUPS, MEMBERS, VERSIONS = 60, 2, 5
 SEEDS = {"policy": 1, "other": 101}
 ROLES = {"policy": "policy", "other": "other", "second": "policy", "past": "policy"}
-AGENTS = [
-    {"name": "policy"},
-    {"name": "other"},
-    {"name": "second", "policy": {"of": "policy"}},
-    {"name": "past", "policy": {"of": "policy", "versions": "past"}},
-]
+AGENTS = data(__file__, "agents")
 
 
 class SigningEngine(ScriptedEngine):
