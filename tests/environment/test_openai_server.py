@@ -23,7 +23,7 @@ from marlaas.openai_server import OpenAIServer
 
 def test_a_reply_ends_at_a_stop_string_which_the_client_does_not_see_and_the_conversation_keeps():
     user = {"role": "user", "content": "?"}
-    with opened("add 2\nResult: 5") as (_, client, asked):
+    with opened("add 2\nResult: 5", "add 2\nResult: 5") as (_, client, asked):
         first = create(client, user, stop=["Result:", "\n\n"]).choices[0]
         create(client, user, first.message.model_dump(exclude_none=True), user, stop="!")
     assert (first.message.content, first.finish_reason) == ("add 2\n", "stop")
