@@ -12,7 +12,8 @@ import psutil
 from tests.models.model_folders import write_model
 
 MARK = "MARLAAS_TEST_MARK"
-POOL, JOB = Path(__file__).with_name("manifests.yaml").read_text(encoding="utf-8").split("---\n")
+POOL, _, JOB = Path(__file__).with_name("manifests.yaml").read_text(encoding="utf-8").partition("---\n")
+JOB = f"---\n{JOB}"
 
 
 class Run:
@@ -74,7 +75,7 @@ class Place:
         self.script()
 
     def write(self, **jobs: int):
-        text = POOL % (self.folder / "model") + "".join("---\n" + JOB % item for item in jobs.items())
+        text = POOL % (self.folder / "model") + "".join(JOB % item for item in jobs.items())
         (self.folder / "jobs.yaml").write_text(text)
 
     def script(self, **settings: object):
