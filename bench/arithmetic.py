@@ -1,4 +1,4 @@
-"""Whether a real LLM learns: `examples/arithmetic.yaml`, SmolLM2-135M-Instruct on one-digit arithmetic of reasoning-gym."""
+"""Whether a real LLM learns: `examples/arithmetic.yaml`, SmolLM2-135M-Instruct on arithmetic of reasoning-gym."""
 
 from bench.runs import EXAMPLES, run, table
 
