@@ -79,12 +79,12 @@ class RolloutSpec(Spec):
     stop: Annotated[tuple[StopText, ...], Field(max_length=MAX_STOPS)] = Field(
         (),
         description="Strings that end a reply, beside the model's end tokens. They are found on the text, across tokens. The reply keeps the string, and all of its "
-        "sampled tokens are trained. A special token is named by its text.",
+        "sampled tokens are trained. A special token is named by its text. Absent: only the end tokens do.",
     )
     stop_token_ids: Annotated[
         tuple[Annotated[int, Field(ge=0, le=LARGEST_INTEGER)], ...], Field(max_length=MAX_STOPS)
     ] = Field(
-        (), description="Ids of tokens that end a reply, beside the model's end tokens; they are not part of its text."
+        (), description="Ids of tokens that end a reply, beside the model's end tokens; they are not part of its text. Absent: none."
     )
 
 
