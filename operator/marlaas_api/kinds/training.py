@@ -84,7 +84,8 @@ class RolloutSpec(Spec):
     stop_token_ids: Annotated[
         tuple[Annotated[int, Field(ge=0, le=LARGEST_INTEGER)], ...], Field(max_length=MAX_STOPS)
     ] = Field(
-        (), description="Ids of tokens that end a reply, beside the model's end tokens; they are not part of its text. Absent: none."
+        (),
+        description="Ids of tokens that end a reply, beside the model's end tokens; they are not part of its text. Absent: none.",
     )
 
 
