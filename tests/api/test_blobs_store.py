@@ -5,38 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.tables import data
 
 from marlaas_api.blobs import BlobRefused, BlobUnavailable, sha256_hex
 from marlaas_api.blobs_store import open_blobs
 from marlaas_api.errors import InvalidInput
 
-CHILD = """
-import asyncio, resource, signal, sys
-from pathlib import Path
-from marlaas_api.blobs_store import open_blobs
-from marlaas_api.errors import MarlaasError
-
-async def main(folder, action, target):
-    try:
-        if action == "put":
-            await open_blobs(folder).put("a", "x", b"0" * 1_000_000)
-        elif action == "fetch":
-            blobs = open_blobs("memory://")
-            await blobs.fetch(await blobs.put("a", "x", b"0" * 1_000_000), Path(target))
-        elif action == "for-ever":
-            blobs = open_blobs(folder)
-            for number in range(1_000_000):
-                await blobs.put("a", "x", number.to_bytes(4, "big") * 2_000_000)
-                print(number, flush=True)
-    except MarlaasError as error:
-        print(type(error).__name__, error)
-
-folder, action, target, handicap = sys.argv[1:]
-if handicap == "limited":
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-asyncio.run(main(folder, action, target))
-"""
+CHILD = data(__file__, "child")
 
 
 async def child(folder: Path, action: str, target: str = "", handicap: str = "") -> asyncio.subprocess.Process:

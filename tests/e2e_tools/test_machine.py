@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.tables import rows
+from tests.tables import data, rows
 
 from marlaas_e2e.__main__ import UNABLE, main
 from marlaas_e2e.handle import ClusterHandle
@@ -25,28 +25,7 @@ plane.start()
 print(plane.etcd.pid, plane.apiserver.pid, plane.folder, flush=True)
 time.sleep(600)
 """
-_HARNESS = """
-import sys
-from pathlib import Path
-from marlaas_e2e import __main__ as harness
-from marlaas_e2e.node import cluster
-from marlaas_e2e.node.cluster import CannotRun, Running
-
-diary, story, *words = sys.argv[1:]
-def wrote(word):
-    with open(diary, "a") as file:
-        file.write(word + "\\n")
-def up(layout, *, tied=False):
-    wrote("up tied" if tied else "up")
-    if story == "cannot":
-        raise CannotRun("no room")
-    return Running(1, 1)
-cluster.up = up
-cluster.down = lambda layout: wrote("down")
-cluster.running = lambda layout: Running(1, 1) if story == "there already" else None
-cluster.inside = lambda found, command: list(command)
-sys.exit(harness.main(["--root", str(Path(diary).parent), "run", *words]))
-"""
+_HARNESS = data(__file__, "harness")
 
 
 def test_without_root_it_says_so_and_somebody_elses_cluster_needs_no_rights_here(monkeypatch, capsys):

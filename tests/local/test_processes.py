@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.harness import job_document
+from tests.tables import data
 
 from marlaas.local import processes
 from marlaas.local.credentials import LocalIssuer, OneForAll
@@ -132,32 +133,7 @@ async def test_a_worker_that_does_not_become_ready_is_ended_and_given_up_with_th
     assert "rollout-0 (tiny) exited: killed, because it was not ready after 30 m 00 s" in why
 
 
-SCRIPTED = """
-import os, signal, sys, threading, time
-from pathlib import Path
-from marlaas_worker.sandbox import parent
-
-def role(arguments):
-    match arguments:
-        case ["tell", path]:
-            print(Path(path).read_text(), os.getsid(0) == os.getpid(), os.environ["MARLAAS_PARENT_PID"] == str(os.getppid()))
-        case ["files"]:
-            print(*(file.readlink() for file in Path("/proc/self/fd").iterdir() if file.is_symlink()))
-        case ["end", code]:
-            return int(code)
-        case ["crash"]:
-            raise RuntimeError("scripted crash")
-        case ["wait"]:
-            from marlaas_worker.__main__ import _die_with_parent
-            _die_with_parent()
-            os.write(1, b"waiting\\n")
-            time.sleep(600)
-    return 0
-
-if "THREADS" in os.environ:
-    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
-sys.exit(parent.serve(int(sys.argv[-1]), role))
-"""
+SCRIPTED = data(__file__, "scripted")
 COMMAND = (sys.executable, "-c", SCRIPTED)
 
 

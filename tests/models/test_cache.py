@@ -4,29 +4,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.tables import data
 
 from marlaas.models.cache import build_once, cache_folder
 from marlaas.models.errors import CacheFull, CacheUnusable
 
-BUILDER = """
-import os, sys
-from pathlib import Path
-from marlaas.models.cache import build_once
-
-target, calls = map(Path, sys.argv[1:])
-
-def build(folder):
-    with calls.open("a") as file:
-        file.write(f"{os.getpid()}\\n")
-    (folder / "first").write_text("half")
-    print("half way", flush=True)
-    sys.stdin.readline()
-    (folder / "second").write_text("whole")
-
-print("started", flush=True)
-build_once(target, build, 0)
-print(sorted(path.name for path in target.iterdir()), flush=True)
-"""
+BUILDER = data(__file__, "builder")
 FULL = "I/O error: No space left on device (os error 28)"
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from tests.tables import data
 
 from marlaas_api.cpu_shares import CORE_NICENESS
 from marlaas_api.errors import Permanent
@@ -193,47 +194,7 @@ async def test_a_killed_engine_serves_again_and_one_that_hangs_is_given_up(vllm,
     assert left == []
 
 
-ROLE = """
-import os, signal, socket, sys, threading, time
-from marlaas_worker.rollout import vllm_extension, vllm_fork
-import torch
-import torch._dynamo
-
-bus = socket.create_connection(sys.argv[1].split(":"))
-torch.set_num_threads(2)
-ours, wake = socket.socketpair()
-wake.setblocking(False)
-signal.set_wakeup_fd(wake.fileno())
-signal.signal(signal.SIGTERM, lambda number, frame: None)
-os.environ[vllm_extension.OWNER] = vllm_extension.owner_token()
-
-def core():
-    try:
-        bus.getpeername()
-        connected = True
-    except OSError:
-        connected = False
-    watched = any(thread.name == "owner-watch" for thread in threading.enumerate())
-    facts = os.getpid(), torch.get_num_threads(), torch._dynamo.config.disable, watched, connected
-    os.write(1, (" ".join(map(str, facts)) + "\\n").encode())  # one write: two processes share the pipe
-    time.sleep(600)
-
-for is_core in (True, True, False):
-    if is_core:
-        with vllm_fork.forking(1):
-            pid = os.fork()
-    else:
-        pid = os.fork()
-    if pid == 0:
-        core()
-sys.stdin.readline()
-ours.setblocking(False)
-try:
-    print("woken", ours.recv(1), flush=True)
-except BlockingIOError:
-    print("not woken", flush=True)
-time.sleep(600)
-"""
+ROLE = data(__file__, "role")
 
 
 @pytest.mark.processes

@@ -12,34 +12,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.tables import data
 
 from marlaas_worker.sandbox import forkserver, kernel
 from marlaas_worker.sandbox.rehearsal import rehearse
 from marlaas_worker.sandbox.seclusion import secluded
 
-PROGRAM = """
-import os, sys
-from pathlib import Path
-from marlaas_worker.sandbox.seclusion import seclude
-folder = Path(sys.argv[1])
-if not seclude(Path(sys.argv[2])):
-    sys.exit(77)
-def can(path):
-    try:
-        Path(path).read_bytes()
-        return True
-    except PermissionError:
-        return False
-print([can(folder / "bus" / "bus.creds"), can(folder / "link"), can(folder / "beside"), can("/etc/passwd"), can("/proc/self/status")])
-try:
-    os.open(f"/proc/{os.getppid()}/fd/0", os.O_RDONLY)
-    print("looked")
-except PermissionError:
-    print("hidden")
-folder /= "work"; (folder / "one").mkdir(); (folder / "two").mkdir()
-(folder / "one" / "x").write_text("x"); (folder / "one" / "x").rename(folder / "two" / "x")
-print((folder / "two" / "x").read_text())
-"""
+PROGRAM = data(__file__, "program")
 
 
 @pytest.fixture
@@ -75,37 +54,8 @@ def test_children_read_all_but_the_credential_and_look_into_no_process_outside(s
     assert done.stdout.splitlines() == ["[False, False, True, True, True]", "hidden", "x"]
 
 
-SPY = """
-import os, subprocess
-from marlaas_worker.sandbox import kernel
-if os.geteuid() == 0:
-    os.setuid(65534)
-    kernel.be_like_siblings()  # changing the user hides a process as well: undo that
-look = ["cat", f"/proc/{os.getpid()}/environ"]
-before = subprocess.run(look, capture_output=True).returncode
-kernel.hide_from_siblings()
-print(before, subprocess.run(look, capture_output=True).returncode)
-"""
-SUPERVISOR = """
-import asyncio, sys
-from functools import partial
-from pathlib import Path
-from marlaas_worker.sandbox.channel import encode_frame
-from marlaas_worker.sandbox.children import Children
-from marlaas_worker.sandbox.server_start import ChildrenConfig, start_server
-from marlaas_worker.sandbox.seclusion import clean_variables
-import os
-
-async def main():
-    config = ChildrenConfig("rogues:hangs_with_a_child", {}, 1 << 29, 30.0, Path(sys.argv[1]), clean_variables(os.environ))
-    async with Children(partial(start_server, config)).child() as child:
-        child.writer.write(encode_frame({"split": "train", "index": 0, "seed": 0, "agents": ["policy"], "temperature": 1.0}))
-        await child.output.wait_for_text(b"ready", 30.0)
-        print(child.output.text().removesuffix("ready"), flush=True)
-        await asyncio.Event().wait()
-
-asyncio.run(main())
-"""
+SPY = data(__file__, "spy")
+SUPERVISOR = data(__file__, "supervisor")
 
 
 @pytest.mark.processes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.models.model_folders import write_model
-from tests.tables import rows
+from tests.tables import data, rows
 
 from marlaas_api.bus import BusRefused
 from marlaas_api.bus_nats.client import prepare_transport, transport
@@ -69,23 +69,7 @@ ask_for_the_same_bits()
 print(os.environ["MKL_CBWR"], os.environ["MKL_DYNAMIC"])
 """
 
-PRODUCTS = """
-import hashlib
-import torch
-from marlaas_worker.process_setup import ask_for_the_same_bits
-ask_for_the_same_bits()
-torch.manual_seed(0)
-torch.set_num_threads(1)
-
-def placed(values, offset):
-    room = torch.empty(values.numel() + 16)[offset : offset + values.numel()].view(values.shape)
-    return room.copy_(values)
-
-for rows, inner, outer in [(1, 128, 8), (7, 128, 8), (1, 8, 384)]:
-    left, right = torch.randn(rows, inner), torch.randn(outer, inner)
-    products = (placed(left, i) @ placed(right, j).T for i in range(16) for j in range(16))
-    print(len({hashlib.sha256(product.numpy().tobytes()).hexdigest() for product in products}))
-"""
+PRODUCTS = data(__file__, "products")
 
 
 def run(*arguments, **variables):
