@@ -14,6 +14,7 @@ from marlaas_api.documents import job_spec, pool_spec
 from marlaas_api.kinds import KINDS, ModelPoolSpec, RLJobSpec
 from marlaas_api.messages import JobDocument, JobSpec, PoolDocument, PoolSpec
 from marlaas_api.messages.base import SpecPart
+from marlaas_api.messages.packed import PackedArgs
 from marlaas_api.wire import BadMessage, decode_as, encode
 
 FOLDERS = Path(__file__).parents[2] / "examples", Path(__file__).parent / "fixtures"
@@ -133,3 +134,11 @@ def test_a_value_that_no_worker_could_use_is_refused_with_its_field(change, word
     opened["d"]["spec"]["model"] = {"oci": "registry/model"}
     with pytest.raises(BadMessage, match="a newer release may have other sources: upgrade"):
         decode_as(PoolDocument, ormsgpack.packb(opened))
+
+
+def test_equal_arguments_share_one_text_as_long_as_any_of_them_is_kept():
+    """The operator keeps each job's object and its document, and either may be replaced first."""
+    first, second = (PackedArgs({"text": "".join(map(str, range(2000)))}) for _ in range(2))
+    assert first._text is second._text
+    del first
+    assert PackedArgs(second.value)._text is second._text
