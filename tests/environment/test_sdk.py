@@ -78,6 +78,8 @@ def test_the_package_has_the_names_of_the_sdk_and_no_others():
     ("asks", "words"),
     [
         (lambda agent: agent.say("x", max_tokens=0), "max_tokens is 0"),
+        (lambda agent: agent.say("x", stop=5), "stop is 5; expected at most 16 strings"),
+        (lambda agent: agent.complete("x", stop=["y", ""]), "stop is .* of 1 to 64 characters"),
         (lambda agent: agent.complete("x", max_tokens=1.5), r"max_tokens is 1\.5"),
         (lambda agent: agent.complete(5), "text that is not empty, not 5"),
         (lambda agent: [agent.complete("x"), agent.complete("y"), agent.say("z")], "began as raw text"),

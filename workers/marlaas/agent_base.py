@@ -90,7 +90,7 @@ class AgentBase:
         return TurnRequest(self.name, self._parent, text, self._limit(max_tokens), stop=self._stops(stop))
 
     def _stops(self, stop: Stop) -> tuple[str, ...]:
-        found = (stop,) if isinstance(stop, str) else tuple(stop)
+        found = tuple(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else (stop,)
         if len(found) > MAX_STOPS or not all(isinstance(one, str) and 1 <= len(one) <= MAX_STOP_TEXT for one in found):
             text = f"agent {self.name!r}: stop is {stop!r:.80}; expected at most {MAX_STOPS} strings of 1 to {MAX_STOP_TEXT} characters"
             raise InvalidTurn(text)
