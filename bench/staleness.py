@@ -47,7 +47,7 @@ class Dropping(Assembly):
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a simulation draws from.
+    """Parameters of a simulation.
 
     flat: share of the groups without signal. trainer_s: seconds of an agent's step. calls: log-normal times of one member.
     """
