@@ -100,12 +100,15 @@ def assert_no_faults(platform: Platform, tenant: str) -> None:
 
 
 def over_quota(platform: Platform, tenant: str) -> tuple[str, Object]:
-    """Wait until a job is queued because of its tenant's quota; return its name and status."""
+    """Wait until a job is queued because of its tenant's quota and says which job it waits for; return its name and status.
+
+    Just after the admission of the tenant's jobs, no step of theirs is known, and the message names none of them.
+    """
 
     def found() -> list[tuple[str, Object]]:
-        wanted = ("Queued", "OverQuota")
         listed = statuses(platform, tenant).items()
-        return [(name, each) for name, each in listed if (each.get("phase"), each.get("reason")) == wanted]
+        queued = [(name, each) for name, each in listed if (each.get("phase"), each.get("reason")) == ("Queued", "OverQuota")]
+        return [(name, each) for name, each in queued if "; waits for " in each["message"]]
 
     return platform.until(found, f"a job of {tenant} is over quota")[0]
 

@@ -113,7 +113,8 @@ class QuotaMessages:
         if self._detailed[tenant] > NUM_DETAILED or not running:
             return refusal
         known, uids = self._waited.get(tenant), frozenset(running)
-        if known is None or known.running != uids or not 0 <= now - known.at < REFRESH_S:
+        # A job has no progress for a moment after its admission; nothing is kept then.
+        if known is None or not known.text or known.running != uids or not 0 <= now - known.at < REFRESH_S:
             known = self._waited[tenant] = _Waited(uids, now, _nearest(running.values()))
         return f"{refusal}; {known.text}" if known.text else refusal
 
