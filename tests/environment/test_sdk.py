@@ -1,19 +1,22 @@
 """The SDK: conversations, rewards, tools and their time limits, tasks, and the forms of messages and tools that `ask` takes."""
 
 import inspect
+import json
 import random
 import re
 import subprocess
 import sys
 import textwrap
 import time
+import typing
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from tests.environment.playing import first_task
-from tests.tables import rows
+from tests.tables import data, rows
+from transformers.utils import get_json_schema
 
 import marlaas
 import marlaas.environment
@@ -311,6 +314,24 @@ def test_a_tool_with_and_without_its_wrapper(given):
 def test_other_tools_are_refused(given):
     with pytest.raises(InvalidTurn, match="tool"):
         tool_text(given)
+
+
+def defined(source):
+    names = vars(typing).copy()
+    exec(source, names)
+    return names["f"]
+
+
+@pytest.mark.parametrize("source", data(__file__, "tool_functions"))
+def test_a_function_is_described_as_transformers_does(source):
+    function = defined(source)
+    assert json.loads(tool_text(function)) == get_json_schema(function)
+
+
+@pytest.mark.parametrize(("source", "words"), rows(__file__, "no_tool_functions"))
+def test_a_function_that_lacks_a_description_is_refused(source, words):
+    with pytest.raises(InvalidTurn, match=words):
+        tool_text(defined(source))
 
 
 LONG_S, SHORT_S = 60.0, 0.05

@@ -1,7 +1,7 @@
 """What agents have in common, whether their turns are awaited (`marlaas.async_environment`) or not (`marlaas.environment`)."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from operator import index
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
@@ -17,6 +17,8 @@ from marlaas_api.numeric import LARGEST_INTEGER
 if TYPE_CHECKING:
     from marlaas.openai_server import OpenAIServer
 
+Tool = Mapping[str, Any] | Callable[..., object]
+"""A function that the policy may call: its description as a mapping, or the function itself."""
 Stop = str | Iterable[str]
 """A string that ends a reply, or several."""
 _FEWEST = 2
@@ -72,15 +74,16 @@ class AgentBase:
         self,
         messages: Message | Iterable[Message | Mapping[str, Any]],
         max_tokens: int | None,
-        tools: Iterable[Mapping[str, Any]] | None = None,
+        tools: Iterable[Tool] | None = None,
         stop: Stop = (),
     ) -> TurnRequest:
         given = (messages,) if isinstance(messages, Message | Mapping) else messages
         append = tuple(message_of(one) for one in given)
         if not append:
             raise InvalidTurn(f"agent {self.name!r}: `ask` needs at least one message")
-        if append[-1].role == "assistant" and append[-1].tool_calls:
-            raise InvalidTurn(f"agent {self.name!r}: the last message has tool calls, and a reply cannot continue it")
+        if append[-1].role == "assistant" and (append[-1].tool_calls or append[-1].reasoning):
+            text = f"agent {self.name!r}: the last message has tool calls or reasoning, and a reply cannot continue it"
+            raise InvalidTurn(text)
         shown = None if tools is None else tuple(tool_text(tool) for tool in tools)
         return TurnRequest(self.name, self._parent, append, self._limit(max_tokens), shown, stop=self._stops(stop))
 

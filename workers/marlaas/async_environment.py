@@ -17,7 +17,7 @@ from functools import partial
 from threading import Thread
 from typing import Any, TypeVar
 
-from marlaas.agent_base import AgentBase, AgentsBase, Candidate, Prompt, Stop, as_tool_error
+from marlaas.agent_base import AgentBase, AgentsBase, Candidate, Prompt, Stop, Tool, as_tool_error
 from marlaas.branches import PATIENCE_S, Branch, Part, raise_first
 from marlaas.environment_types import Message, Reply, TurnRequest
 from marlaas.episode_state import EpisodeState
@@ -48,7 +48,7 @@ class AsyncAgent(AgentBase):
         messages: Message | Iterable[Message | Mapping[str, Any]],
         *,
         max_tokens: int | None = None,
-        tools: Iterable[Mapping[str, Any]] | None = None,
+        tools: Iterable[Tool] | None = None,
         stop: Stop = (),
     ) -> Reply:
         """Append messages and return the agent's reply; arguments as of `Agent.ask`. Raises TurnLimit."""

@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from marlaas.environment_types import InvalidTurn, Message, ToolCall
+from marlaas.tool_functions import tool_of
 
 _ROLES = {"developer": "system"} | {role: role for role in ("system", "user", "assistant", "tool")}
-_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")
+_REASONING = ("reasoning_content", "reasoning")
+_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", *_REASONING)
 
 
 def message_of(given: Message | Mapping[str, Any]) -> Message:
@@ -18,7 +20,7 @@ def message_of(given: Message | Mapping[str, Any]) -> Message:
         InvalidTurn: as `read_message`, or the mapping has a field that would be lost.
     """
     if isinstance(given, Message):
-        for key, value in (("name", given.name), ("tool_call_id", given.tool_call_id)):
+        for key, value in (("name", given.name), ("tool_call_id", given.tool_call_id), ("reasoning", given.reasoning)):
             _text(value or "", f"a message: {key}")
         return replace(given, tool_calls=tuple(_call(one, "a message") for one in given.tool_calls or ()))
     if isinstance(given, Mapping):
@@ -52,16 +54,19 @@ def read_message(given: object, where: str) -> Message:
     content = given.get("content")
     if content is None and not calls and role != "assistant":
         raise InvalidTurn(f"{where}: content must be text, not None")
-    return Message(role, _content(content, where), name, tuple(_call(one, where) for one in calls), answered)
+    reasoning = next((_text(given[key], f"{where}: {key}") for key in _REASONING if given.get(key)), "")
+    return Message(role, _content(content, where), name, tuple(_call(one, where) for one in calls), answered, reasoning)
 
 
 def tool_text(given: object) -> str:
-    """Return the JSON text of a tool, in the form `{"type": "function", "function": {…}}`; a bare function is put into it.
+    """Return the JSON text of a tool, in the form `{"type": "function", "function": {…}}`; a bare description is put into it.
+
+    A Python function is described from its docstring and type hints (`tool_functions.tool_of`).
 
     Raises:
         InvalidTurn: another form, or a value that JSON lacks.
     """
-    tool = given
+    tool = tool_of(given) if callable(given) else given
     if isinstance(given, Mapping) and "function" not in given and given.get("type", "function") == "function":
         tool = {"type": "function", "function": {name: value for name, value in given.items() if name != "type"}}
     function = tool.get("function") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
@@ -105,6 +110,7 @@ def encodable_append(append: tuple[Message, ...] | str) -> tuple[Message, ...] |
                 ToolCall(encodable(c.name), encodable(c.arguments), encodable(c.id)) for c in one.tool_calls
             ),
             tool_call_id=one.tool_call_id and encodable(one.tool_call_id),
+            reasoning=encodable(one.reasoning),
         )
         for one in append
     )

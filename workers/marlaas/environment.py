@@ -34,7 +34,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from marlaas.agent_base import AgentBase, AgentsBase, Candidate, Prompt, Stop, as_tool_error
+from marlaas.agent_base import AgentBase, AgentsBase, Candidate, Prompt, Stop, Tool, as_tool_error
 from marlaas.branches import Together
 from marlaas.environment_types import Message, Reply, Rows, Score, Task, ToolCall, ToolError, TurnLimit, TurnRequest
 from marlaas.episode_state import EpisodeState
@@ -82,13 +82,14 @@ class Agent(AgentBase):
         messages: Message | Iterable[Message | Mapping[str, Any]],
         *,
         max_tokens: int | None = None,
-        tools: Iterable[Mapping[str, Any]] | None = None,
+        tools: Iterable[Tool] | None = None,
         stop: Stop = (),
     ) -> Reply:
         """Append messages (`Message`, or a mapping as in the chat-completions API) and return the agent's reply.
 
         `tools` replaces the functions that the chat template shows, each as `{"type": "function", "function":
-        {…}}`, or as the bare function. None leaves them unchanged. `stop`: strings that end the reply, beside those of the job's
+        {…}}`, as the bare description, or as a Python function whose docstring and type hints describe it, as
+        transformers takes it. None leaves them unchanged. `stop`: strings that end the reply, beside those of the job's
         `rollout.stop`; the reply keeps the one that was found, and its `stop_reason` is MATCH.
 
         Raises: TurnLimit, InvalidTurn.

@@ -43,13 +43,18 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Chat message of role system, user, assistant or tool. `tool_call_id`: the call that a tool message answers; `name`: the tool's."""
+    """Chat message of role system, user, assistant or tool.
+
+    name: of a tool. tool_call_id: the call that a tool message answers. reasoning: of an assistant; the chat template shows it or
+    leaves it out.
+    """
 
     role: str
     content: str
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    reasoning: str = ""
 
     def __post_init__(self) -> None:
         if self.role not in _ROLES:

@@ -92,7 +92,7 @@ class ReplicaReport(BusMessage):
     tenant, for the queues of the pool's other replicas. agent_tokens: recent tokens of agents of jobs with several policies, by policy key. agent_work: recent seconds of computation on a trainer, and seconds for which the agent was bound to it, by policy key; both count half after ten minutes. job_turn_bytes: bytes that this replica added to the stream TURNS, by job uid. busy_s: time with a
     non-empty batch (rollout) or in forward/backward (trainer). broken: by `JobAgent.fault_key`, the error for which this
     trainer gave up the agent. waits: by job uid, what the replica's work for the job waits for. refused: policy keys of agents that this trainer does not train at present. reason: why the replica is not ready, for people; empty if it is ready.
-    notices: sentences about the base model's chat template, by reason. probe_tolerance: the
+    notices: sentences about the base model's chat template and the engine's rounding, by reason. probe_tolerance: the
     calibration's tolerance with which a rollout replica passed its self-test; 0 before. probe_distance: mean |difference| of
     its engine's logprobs from the trainer's in float32, at its last self-test.
     """

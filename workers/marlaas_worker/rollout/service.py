@@ -10,6 +10,7 @@ from marlaas_api.bucket_cache import REREAD_S
 from marlaas_api.bus import BusUnavailable
 from marlaas_api.cpu_shares import engine_share, set_share
 from marlaas_api.messages import JobAgent, PoolDocument, ReplicaReport
+from marlaas_worker.calibration import rounding_warning
 from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.metrics import Sample, of_report
 from marlaas_worker.reporter import Reporter
@@ -33,6 +34,7 @@ from marlaas_worker.rollout.turn_log import Histories, TurnLog
 from marlaas_worker.rollout.versions import Versions
 
 DRAIN_S = 20.0
+COARSE = "EngineRoundsCoarsely"
 _log = logging.getLogger(__name__)
 
 
@@ -85,6 +87,7 @@ class _Rollout:
         self._changed = asyncio.Event()
         self._failure = ""
         self._probe_distance = 0.0
+        self._coarse = ""
         self._phase = "the engine is starting"
         self._calibrations = Calibrations(context.bus, pool, engine.base, engine.limits.dtype)
         self._engine = SupervisedEngine(engine, self._test, self._engine_stopped, self._engine_restarted)
@@ -216,6 +219,7 @@ class _Rollout:
         self._reporter.changed()
         test = EngineSelfTest(calibration, self._context.scratch / "self-test", self._engine.slot_numbers)
         self._probe_distance = await test.run(engine)
+        self._coarse = rounding_warning(self._probe_distance, calibration)
 
     def _ready(self) -> bool:
         return self._engine.up and not self._requests.closed
@@ -261,7 +265,7 @@ class _Rollout:
             agents_per_slot=self.agents_per_slot,
             ready=self._ready(),
             reason=self._reason(),
-            notices=dict(self._template.texts),
+            notices={**self._template.texts, **({COARSE: self._coarse} if self._coarse else {})},
             probe_tolerance=self._calibrations.tolerance,
             probe_distance=self._probe_distance,
             verified=self._versions.proven.names,

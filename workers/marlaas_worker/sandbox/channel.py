@@ -153,4 +153,6 @@ def _plain(message: Message) -> dict[str, Any]:
         plain["tool_calls"] = [{"name": c.name, "arguments": c.arguments, "id": c.id} for c in message.tool_calls]
     if message.tool_call_id is not None:
         plain["tool_call_id"] = message.tool_call_id
+    if message.reasoning:
+        plain["reasoning_content"] = message.reasoning
     return plain
