@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from tests.tables import rows
+from tests.tables import data, rows
 
 from marlaas_e2e.api import Object
 from marlaas_e2e.kubectl import CommandFailed
@@ -14,58 +14,6 @@ from marlaas_e2e.platform import NAMESPACE, RELEASE, Platform, endless, manifest
 HOME, ELSEWHERE, EDITOR = "team-g", "team-h", "ed"
 JOB, NEIGHBOUR, THIEF = "hostile", "neighbour", "thief"
 BINDING, *FORGED = manifest("hostile-editor")
-
-# Each try raises OSError unless it succeeds; the program prints the names of those that did.
-_BREAKOUT = """
-import ctypes, json, os, socket, stat, sys
-libc = ctypes.CDLL(None, use_errno=True)
-def call(number):
-    if number: raise OSError(ctypes.get_errno())
-tries = {
-    "root": lambda: os.setuid(0),
-    "group": lambda: os.setgroups([0]),
-    "mount": lambda: call(libc.mount(b"none", b"/tmp", b"tmpfs", 0, None)),
-    "user namespace": lambda: call(libc.unshare(0x10000000)),
-    "chroot": lambda: os.chroot("/tmp"),
-    "device": lambda: os.mknod("/tmp/disk", stat.S_IFBLK | 0o600, os.makedev(8, 0)),
-    "raw socket": lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP),
-    "packet socket": lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW),
-    "low port": lambda: open("/proc/sys/net/ipv4/ip_unprivileged_port_start", "w"),
-    "host name": lambda: socket.sethostname("mine"),
-    "root file system": lambda: open("/usr/mine", "w"),
-    "core pattern": lambda: open("/proc/sys/kernel/core_pattern", "w"),
-    "kernel log": lambda: open("/dev/kmsg"),
-    "memory": lambda: open("/dev/mem"),
-    "token": lambda: open("/var/run/secrets/kubernetes.io/serviceaccount/token"),
-    "bus credential": lambda: open("/etc/marlaas/bus/bus.creds"),
-    "runtime": lambda: socket.socket(socket.AF_UNIX).connect("/run/containerd/containerd.sock"),
-    "blobs": lambda: os.listdir("/var/lib/marlaas/blobs"),
-}
-done = []
-for name, attempt in tries.items():
-    try:
-        attempt(); done.append(name)
-    except OSError:
-        pass
-print(json.dumps([len(tries), done]))
-"""
-
-# With the credential of a sandbox: subjects that the bus lets it publish or subscribe to.
-_ON_THE_BUS = """
-import asyncio, json, sys, nats
-async def main():
-    url, *subjects = sys.argv[1:]
-    errors = []
-    async def note(error): errors.append(str(error).lower())
-    bus = await nats.connect(url, user_credentials="/etc/marlaas/bus/bus.creds", error_cb=note, inbox_prefix="_INBOX_x")
-    for subject in subjects:
-        if subject.startswith("<"): await bus.subscribe(subject[1:])
-        else: await bus.publish(subject, b"{}")
-    for _ in range(3): await bus.flush()  # the answers have come, and their callbacks have run
-    refused = " ".join(errors)
-    print(json.dumps([one for one in subjects if f'to "{one.lstrip("<").lower()}"' not in refused]))
-asyncio.run(main())
-"""
 OWN = f"gen.{HOME}.{JOB}.policy"
 
 
@@ -170,12 +118,14 @@ def test_egress_to_everywhere_opens_public_addresses_alone(platform, pod):
 
 
 def test_environment_code_gains_nothing_in_its_container(platform, pod):
-    assert json.loads(platform.python(pod, "environment", _BREAKOUT, namespace=HOME)) == [18, []]
+    assert json.loads(platform.python(pod, "environment", data(__file__, "breakout"), namespace=HOME)) == [18, []]
 
 
 def test_the_bus_opens_no_subject_of_others_to_a_stolen_credential(platform, pod):
     url = f"nats://{RELEASE}-nats.{NAMESPACE}.svc:4222"
-    opened = platform.python(pod, "supervisor", _ON_THE_BUS, url, *rows(__file__, "tenancy_subjects"), namespace=HOME)
+    opened = platform.python(
+        pod, "supervisor", data(__file__, "on_the_bus"), url, *rows(__file__, "tenancy_subjects"), namespace=HOME
+    )
     assert json.loads(opened) == [OWN]
 
 

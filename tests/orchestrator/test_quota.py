@@ -5,11 +5,11 @@ from tests.orchestrator.harness import mixed, running
 from tests.tables import rows
 
 from marlaas_api import subjects
-from marlaas_api.messages import JobDocument, PastUses, Phase, TenantQuota
+from marlaas_api.messages import JobDocument, PastUses, Phase, Progress, TenantQuota
 from marlaas_worker.orchestrator import quota
 from marlaas_worker.orchestrator.admission import AdmissionQueue
 from marlaas_worker.orchestrator.progress_store import ProgressStore
-from marlaas_worker.orchestrator.quota import Pacing, Quotas
+from marlaas_worker.orchestrator.quota import Pacing, QuotaMessages, Quotas
 from marlaas_worker.orchestrator.tenants import TenantUse
 
 
@@ -60,6 +60,15 @@ def limited(document: JobDocument, **limits) -> JobDocument:
     return document.model_copy(update={"tenant_quota": TenantQuota(**limits), "tenant_weight": 3.0})
 
 
+def test_the_job_that_others_wait_for_is_named_as_soon_as_a_step_of_it_is_known(document):
+    texts, first = QuotaMessages(), Progress.model_construct(namespace="team-a", job="first", uid="u", step=1, steps=3)
+    assert texts.message(document("second"), "over quota", {"u": None}, 0.0) == "over quota"
+    assert (
+        texts.message(document("second"), "over quota", {"u": first}, 0.0)
+        == "over quota; waits for team-a/first, 1 of 3 steps"
+    )
+
+
 async def test_a_quota_queues_a_job_and_a_raised_one_admits_it_without_restarting_the_first(harness, document):
     await harness.put_report(slots=8, max_rank=16)
     first, second = limited(document("first"), jobs=1), limited(document("second", created_at=1.0), jobs=1)
@@ -67,9 +76,9 @@ async def test_a_quota_queues_a_job_and_a_raised_one_admits_it_without_restartin
         await harness.submit(first)
         await harness.progress(first, lambda level: level.admitted)
         await harness.submit(second)
-        level = await harness.progress(second, lambda level: level.reason == "OverQuota")
-        assert (level.phase, level.admitted) == (Phase.QUEUED, False)
-        assert level.message == "over quota: 1 of 1 jobs; waits for team-a/first, 0 of 3 steps"
+        wanted = "over quota: 1 of 1 jobs; waits for team-a/first, 0 of 3 steps"
+        level = await harness.progress(second, lambda level: level.message == wanted)
+        assert (level.phase, level.reason, level.admitted) == (Phase.QUEUED, "OverQuota", False)
         began = (await harness.progress(first, lambda level: True)).admitted_at
         await harness.submit(limited(second, jobs=2))
         await harness.progress(second, lambda level: level.admitted)
