@@ -26,6 +26,7 @@ NAMES = (
     "busy",
     "learning",
     "algorithms",
+    "flat_groups",
     "agents",
     "multitenant",
     "fairness",
