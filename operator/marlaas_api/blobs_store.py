@@ -42,10 +42,11 @@ _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _UNFINISHED = re.compile(r"#\d+$")
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _NO_SPACE = re.compile(
-    r"\b507\b|StorageFull|Insufficient ?Storage|QuotaExceeded|QuotaReached|disk quota", re.IGNORECASE
+    r"status code: 507\b|StorageFull|Insufficient ?Storage|QuotaExceeded|QuotaReached|disk quota", re.IGNORECASE
 )
 """Answers of object stores without space; S3-compatible stores have no common code for it."""
-_DENIED = re.compile(r"\b(401|403)\b|AccessDenied|Forbidden|Unauthorized")
+_DENIED = re.compile(r"status code: 40[13]\b|AccessDenied|Forbidden|Unauthorized")
+"""Numbers count only behind these words: errors also have times ("in 403.9ms") and the names of blobs."""
 
 
 def open_blobs(url_or_path: str | Path) -> "StoreBlobs":
