@@ -1,5 +1,6 @@
 """The gateway against plain transformers and peft: what a forward pass computes, and that adapters share nothing but the base."""
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from tests.tables import rows
 from tests.trainer.harness import VOCABULARY, assignment_of, job
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from marlaas_worker.adapters import AdapterInvalid, write_adapter
 from marlaas_worker.base_model import ModelUnusable
@@ -279,6 +281,16 @@ def test_recomputed_layers_give_the_same_bits(tiny_model):
         assert torch.equal(often.logprobs(twice, batch, 0.7), never.logprobs(once, batch, 0.7))
         expected = gradients(never, once, batch)
         assert all(torch.equal(value, expected[name]) for name, value in gradients(often, twice, batch).items())
+
+
+def test_a_dropped_base_model_leaves_no_tensor(tiny_model):
+    base = BaseModel(str(tiny_model), activation_bytes=0)
+    base.backward(base.logprobs(adapter := attach(base, 1), batch := collate([segment(1, 3, 5)]), 1.0).sum(), batch)
+    left = [StorageWeakRef(one.untyped_storage()) for one in (*base._model.parameters(), adapter.flat)]
+    assert len(left) > 10
+    del base, adapter
+    gc.collect()
+    assert all(storage.expired() for storage in left)
 
 
 def test_a_micro_batch_keeps_no_more_than_it_may_or_next_to_nothing(tiny_model):

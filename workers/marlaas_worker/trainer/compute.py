@@ -3,16 +3,22 @@
 All of the trainer's work on the device runs here, so this module also separates errors of the device from errors of a
 job (`device_errors`).
 
-Computation is bitwise reproducible on any number of threads, which strict mode promises and libraries do not provide by default. MKL may change
-its order of summation unless configured (`process_setup`). Some CUDA kernels add in the order in which threads arrive. TF32 rounds the
-factors of a float32 product to 10 bits; it is off, as in vLLM, unless vLLM's own variable allows it.
+Computation is bitwise reproducible on any number of threads, which strict mode promises and libraries do not provide by default:
+
+- MKL may change its order of summation unless configured (`process_setup`).
+- Some CUDA kernels add in the order in which threads arrive, such as the backward pass of fused attention. A job with
+  `training.deterministic` forbids them: torch then takes kernels of a fixed order, or raises an error if an operation has none.
+- cuBLAS may choose another kernel for each stream, unless it has a fixed workspace.
+
+Of products in 16 bits, cuBLAS may sum parts that it has rounded to 16 bits; that is off. TF32 rounds the factors of a float32 product to
+10 bits; it is off, as in vLLM, unless vLLM's own variable allows it.
 """
 
 import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -25,16 +31,32 @@ from marlaas_worker.trainer.compute_queue import QUANTUM_S, ComputeAccount, Comp
 
 
 def compute_reproducibly(device: torch.device) -> None:
-    """Configure this process and thread before the first computation, since MKL reads its settings once.
+    """Configure this process and thread before the first computation, since MKL and cuBLAS read their settings once.
 
-    Keeps values that the user has set.
+    Keeps values that the user has set. On a GPU, kernels are deterministic except within `deterministic(False)`.
     """
     ask_for_the_same_bits()
     torch.set_num_threads(torch.get_num_threads())  # an explicit number stops MKL from choosing another
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         torch.set_float32_matmul_precision(os.environ.get("VLLM_FLOAT32_MATMUL_PRECISION", "highest"))
+
+
+@contextlib.contextmanager
+def deterministic(is_on: bool) -> Iterator[None]:
+    """Within the context, let torch use deterministic kernels only, or the fastest ones.
+
+    The setting is the process's, which takes microseconds to change. It covers backward passes on threads of autograd.
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(is_on)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 T = TypeVar("T")

@@ -45,7 +45,8 @@ class BaseModel:
         path: folder of the model.
         device: None: cuda if available, else cpu.
         activation_bytes: if a micro-batch's activations need more memory, its layers are recomputed in the
-            backward pass. The results are bitwise equal, and a step takes up to half longer. None: never recompute.
+            backward pass. The results are bitwise equal (on a GPU within `compute.deterministic(True)`), and a step
+            takes up to half longer. None: never recompute.
         dtype: None: float32 on a CPU, bfloat16 on a GPU.
         hub: the model's repository, which adapters name as their base; None: they have the folder's name.
 
