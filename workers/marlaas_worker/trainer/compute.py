@@ -36,6 +36,7 @@ def compute_reproducibly(device: torch.device) -> None:
     Keeps values that the user has set. On a GPU, kernels are deterministic except within `deterministic(False)`.
     """
     ask_for_the_same_bits()
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing here reads fresh memory
     torch.set_num_threads(torch.get_num_threads())  # an explicit number stops MKL from choosing another
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
