@@ -47,14 +47,14 @@ class Counts(NamedTuple):
 
 def count(shape: str, rows: int, width: int, num_layers: int | None = None) -> Counts:
     """Count the second pass of a bfloat16 model with an adapter on every linear layer: the first one also copies the adapter."""
-    with _Operations(), mock.patch.object(nn.functional, "scaled_dot_product_attention", _attention):
+    with Operations(), mock.patch.object(nn.functional, "scaled_dot_product_attention", _attention):
         base, num_layers = _base_model(shape, num_layers)
         adapter = base.attach(shapes.RANK, shapes.ALPHA, ())
         adapter.collect_gradients()
         batch = shapes.random_rows(base.vocab_size, rows, width)
         base.backward(base.logprobs(adapter, batch, 1.0).sum(), batch)
         kept = _Kept([adapter.flat, *base._model.parameters()])
-        with _Operations() as seen:
+        with Operations() as seen:
             with saved_tensors_hooks(kept.note, lambda tensor: tensor):
                 loss = base.logprobs(adapter, batch, 1.0).sum()
             base.backward(loss, batch)
@@ -75,21 +75,31 @@ def _base_model(shape: str, num_layers: int | None) -> tuple[BaseModel, int]:
     return base, config.num_hidden_layers
 
 
+OF_WHOLE_NUMBERS = {"bincount", "cumsum"}
+"""Their sums have one result then, without weights; of others, torch has no deterministic kernel."""
 VIEWS = {"view", "permute", "_unsafe_view", "t", "transpose", "expand", "unsqueeze", "squeeze", "slice", "detach", "alias", "as_strided", "select", "split_with_sizes", "split", "empty_like", "empty", "empty_strided", "new_empty"}  # fmt: skip
 
 
-class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operations. A question for a value, as of comparisons, is answered with yes: there are no numbers."""
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operations, and whether torch was deterministic at them (`modes`).
 
-    def __init__(self) -> None:
+    Of tensors without numbers, a question for a value, as of comparisons, is answered with yes.
+    """
+
+    def __init__(self, has_numbers: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.counted = Counter[str]()
+        self.counted, self.modes = Counter[str](), Counter[bool]()
+        self._has_numbers = has_numbers
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        if name not in VIEWS:
+        self.modes[torch.are_deterministic_algorithms_enabled()] += 1
+        if name in OF_WHOLE_NUMBERS and not (args[0].is_floating_point() or len(args) > 2):
+            self.counted[f"{name} of whole numbers"] += 1
+        elif name not in VIEWS:
             self.counted[name] += 1
-        return True if name in {"_local_scalar_dense", "equal"} else func(*args, **(kwargs or {}))
+        is_answered = not self._has_numbers and name in {"_local_scalar_dense", "equal"}
+        return True if is_answered else func(*args, **(kwargs or {}))
 
 
 class _Attention(torch.autograd.Function):

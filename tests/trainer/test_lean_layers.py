@@ -42,10 +42,9 @@ def test_values_and_gradients_are_those_of_autograd(name):
 def test_layers_that_compute_the_same_bits_are_replaced_and_no_others(name, replaced):
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 2}
     config = getattr(transformers, f"{name}Config")(vocab_size=61, num_hidden_layers=2, pad_token_id=0, **sizes)
-    torch.manual_seed(0)
     model = getattr(transformers, f"{name}Model")(config).bfloat16().eval().requires_grad_(False)
     for weight in model.parameters():
-        weight += 0.1 * torch.randn_like(weight)
+        weight += torch.linspace(-0.2, 0.2, weight.numel()).view_as(weight)
     before = model(torch.arange(20)[None]).last_hidden_state
     assert list(replace_layers(model).values()) == replaced
     assert torch.equal(model(torch.arange(20)[None]).last_hidden_state, before)
@@ -53,6 +52,5 @@ def test_layers_that_compute_the_same_bits_are_replaced_and_no_others(name, repl
 
 def test_a_pass_of_an_8b_has_at_most_6500_operations_and_keeps_at_most_136_kib_a_token_and_layer():
     one, two = (count("8b", 2, 2048, num_layers) for num_layers in (1, 2))
-    a_layer = two.operations.total() - one.operations.total()
-    assert one.operations.total() + 31 * a_layer < 6500
+    assert 31 * two.operations.total() - 30 * one.operations.total() < 6500
     assert 2 * two.kept_bytes - one.kept_bytes < 136 * 1024
