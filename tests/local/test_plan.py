@@ -11,10 +11,12 @@ from marlaas.local.plan import (
     RestartBackoff,
     affected,
     after,
+    cards_by_worker,
     desired,
     is_ready,
     settled,
 )
+from marlaas.local.processes import visible_cards
 from marlaas_api.documents import pool_spec
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import Phase, PoolDocument, ReplicaReport
@@ -23,6 +25,16 @@ from marlaas_api.messages import Phase, PoolDocument, ReplicaReport
 def _pool(name="tiny", rollout=1, trainer=1):
     body = {"model": {"builtin": "tiny"}, "rollout": {"replicas": rollout}, "trainer": {"replicas": trainer}}
     return PoolDocument(name=name, model_path="/m", spec=pool_spec(ModelPoolSpec.model_validate(body)))
+
+
+def test_each_worker_of_a_machine_with_several_gpus_sees_one_in_turn(tmp_path):
+    for name in ("nvidia0", "nvidia10", "nvidia2", "nvidiactl"):
+        (tmp_path / name).touch()
+    cards = visible_cards({}, tmp_path)
+    assert cards == ["0", "2", "10"]
+    pools = [_pool(rollout=3), _pool("big")]
+    assert list(cards_by_worker(pools, cards).values()) == ["0", "2", "10", "0", "2", "10"]
+    assert cards_by_worker(pools, visible_cards({"CUDA_VISIBLE_DEVICES": "GPU-a,"}, tmp_path)) == {}
 
 
 def _keys(specs):

