@@ -170,19 +170,16 @@ def test_an_agent_with_much_work_does_not_delay_its_siblings():
 PROGRAM = Path(__file__).parent / "gradient_digest.py"
 
 
-def test_on_a_gpu_kernels_are_deterministic_and_products_are_as_precise_as_the_engines(monkeypatch):
+def test_on_a_gpu_products_are_as_precise_as_the_engines(monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
         for precision in ("high", "highest"):
             monkeypatch.setenv("VLLM_FLOAT32_MATMUL_PRECISION", precision)
             compute_reproducibly(torch.device("cuda"))
             assert torch.get_float32_matmul_precision() == precision
-        assert torch.are_deterministic_algorithms_enabled()
-        assert not torch.is_deterministic_algorithms_warn_only_enabled()
         assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
     finally:
         torch.set_float32_matmul_precision("highest")
-        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from tests.tables import rows
 from tests.trainer.test_learner import learner_of, segments, step
 
 from marlaas_worker.rl.algorithms import ALGORITHMS
+from marlaas_worker.trainer.compute import NoDeterministicKernel, deterministic
 from marlaas_worker.trainer.model import BaseModel
 
 OTHER_NAMES = {"NLLLoss": "nll_loss", "CTCLoss": "ctc_loss", "interpolate": "upsample", "grid_sample": "grid_sampler"}
@@ -43,6 +44,14 @@ def test_kernels_are_those_of_the_job_whose_micro_batch_runs(base, settings, is_
         with Operations(has_numbers=True) as seen:
             step(learner, segments(1))
         assert list(seen.modes) == [expected]
+    refusal = (
+        "histc_cuda does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms'"
+    )
+    with (
+        pytest.raises(NoDeterministicKernel, match=r"histc_cuda .*set training"),
+        deterministic(True),
+    ):
+        raise RuntimeError(refusal)
     assert not torch.are_deterministic_algorithms_enabled()
 
 
