@@ -41,19 +41,25 @@ def options(name: str, about: str | None) -> argparse.ArgumentParser:
 
 def random_model(chosen: argparse.Namespace) -> Path:
     """Create a Llama of the chosen shape and dtype on the device and save it; keep a folder that already has one."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
     folder = Path(chosen.model or tempfile.mkdtemp(prefix="marlaas-gpu-"))
     if not (folder / "config.json").exists():
-        sizes = dict(zip(_KEYS, SHAPES[chosen.shape], strict=True))
-        config = LlamaConfig(**sizes, max_position_embeddings=16384, tie_word_embeddings=chosen.shape == "smollm2")
         torch.manual_seed(0)
         with torch.device(chosen.device):
-            model = LlamaForCausalLM(config).to(DTYPES[chosen.dtype])
+            model = LlamaForCausalLM(config(chosen.shape)).to(DTYPES[chosen.dtype])
         model.save_pretrained(folder)
         del model
         release(chosen.device)
     return folder
+
+
+def config(shape: str) -> Any:
+    """Return the configuration of a shape."""
+    from transformers import LlamaConfig
+
+    sizes = dict(zip(_KEYS, SHAPES[shape], strict=True))
+    return LlamaConfig(**sizes, max_position_embeddings=16384, tie_word_embeddings=shape == "smollm2")
 
 
 def random_rows(vocab_size: int, rows: int, width: int) -> MicroBatch:

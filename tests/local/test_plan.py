@@ -11,10 +11,12 @@ from marlaas.local.plan import (
     RestartBackoff,
     affected,
     after,
+    cards_by_worker,
     desired,
     is_ready,
     settled,
 )
+from marlaas.local.processes import visible_cards
 from marlaas_api.documents import pool_spec
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import Phase, PoolDocument, ReplicaReport
@@ -23,6 +25,15 @@ from marlaas_api.messages import Phase, PoolDocument, ReplicaReport
 def _pool(name="tiny", rollout=1, trainer=1):
     body = {"model": {"builtin": "tiny"}, "rollout": {"replicas": rollout}, "trainer": {"replicas": trainer}}
     return PoolDocument(name=name, model_path="/m", spec=pool_spec(ModelPoolSpec.model_validate(body)))
+
+
+def test_each_worker_of_a_machine_with_several_gpus_sees_one_in_turn(tmp_path):
+    for name in ("nvidia0", "nvidia10", "nvidia2", "nvidiactl"):
+        (tmp_path / name).touch()
+    cards = visible_cards({}, tmp_path)
+    assert cards == ["0", "2", "10"]
+    assert list(cards_by_worker([_pool(rollout=3), _pool("big")], cards).values()) == [*cards, *cards]
+    assert cards_by_worker([_pool()], visible_cards({"CUDA_VISIBLE_DEVICES": "GPU-a,"}, tmp_path)) == {}
 
 
 def _keys(specs):
@@ -124,18 +135,9 @@ def test_the_wait_doubles_with_every_exit_in_a_row_is_bounded_and_starts_anew_af
     assert RestartBackoff().delay_s == 0
 
 
-@pytest.mark.parametrize(
-    ("runs", "gives_up"),
-    [
-        ([NEVER_READY] * (MAX_NEVER_READY - 1), False),
-        ([NEVER_READY] * MAX_NEVER_READY, True),
-        ([KILLED_EARLY] * MAX_NEVER_READY, False),  # it was killed while starting: more patience
-        ([KILLED_EARLY] * MAX_SHORT, True),
-        ([SHORT] * MAX_SHORT, True),
-        ([ProcessRun(ended_at=2.0, ready_at=None, exit_code=EXIT_INVALID)], True),  # only a person can mend it
-        ([ProcessRun(ended_at=51.0, ready_at=50.0, exit_code=EXIT_INVALID)], True),  # however slowly it started
-        ([*[NEVER_READY] * (MAX_NEVER_READY - 1), GOOD, *[NEVER_READY] * (MAX_NEVER_READY - 1)], False),
-    ],
-)
+@pytest.mark.parametrize(("runs", "gives_up"), rows(__file__, "given_up"))
 def test_what_exits_again_and_again_is_given_up(runs, gives_up):
-    assert _all(*runs).gives_up is gives_up
+    invalid = {at: ProcessRun(ended_at=51.0, ready_at=at, exit_code=EXIT_INVALID) for at in (None, 50.0)}
+    kinds = {"N": NEVER_READY, "K": KILLED_EARLY, "S": SHORT, "G": GOOD, "I": invalid[None], "R": invalid[50.0]}
+    assert (MAX_NEVER_READY, MAX_SHORT) == (3, 8)
+    assert _all(*map(kinds.__getitem__, runs)).gives_up is gives_up

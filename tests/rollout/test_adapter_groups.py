@@ -1,7 +1,8 @@
 import pytest
 import torch
+from tests.tables import rows
 
-from marlaas_worker.rollout.adapter_groups import MIN_RUN, add_adapters, group_rows, stacked_adapters
+from marlaas_worker.rollout.adapter_groups import add_adapters, group_rows, stacked_adapters
 
 RANK, INPUTS, WIDTHS, SLOTS = 3, 5, (4, 2), 12
 
@@ -13,20 +14,9 @@ def _stacked(rank=RANK, dtype=torch.float32):
     return a, b
 
 
-@pytest.mark.parametrize(
-    "slots",
-    [
-        [0, 0, 0, 0],
-        [2, 2, 0, 0],
-        [-1, 1, -1, 1],
-        [-1, -1, -1, -1],
-        [11, -1, 0, 11],
-        [3, -1, 0, 3, 3] * 8,
-        [-1] * 3 + [4] * MIN_RUN + [1, 4, -1] + [1] * MIN_RUN + [0],
-        [4] * MIN_RUN + [2, 2] + [4] * MIN_RUN,
-    ],
-)
+@pytest.mark.parametrize("slots", rows(__file__, "slots_of_rows"))
 def test_every_row_gets_its_own_adapter_and_rows_without_one_get_nothing(slots):
+    slots = [slot for slot, number in slots for _ in range(number)]
     a, b = _stacked()
     inputs, outputs = torch.randn(len(slots), INPUTS), torch.randn(len(slots), sum(WIDTHS))
     expected = outputs.clone()

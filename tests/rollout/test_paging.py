@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tables import rows
 
 from marlaas_worker.rollout.paging import PageDemand, PagePlan, Resident, Urgency, Wait, order_waits, plan_pages
 from marlaas_worker.rollout.reload_pace import EXPECTED_S, MAX_CREDIT, MAX_QUANTUM_S, MIN_QUANTUM_S, ReloadPace
@@ -58,20 +59,9 @@ def test_free_slots_are_filled_by_urgency_and_idle_versions_evicted_in_order():
 PAST = Resident("past", NOW, NOW, is_current=False, is_strict=True)
 
 
-@pytest.mark.parametrize(
-    ("resident", "load_s", "is_evicted"),
-    [
-        (Resident("loading", NOW - 50, NOW - 50, is_ready=False), 0.02, False),
-        (Resident("runs", LONG_AGO, LONG_AGO, num_running=1), 0.02, False),
-        (Resident("within its quantum", NOW - 0.1, NOW - 0.05), 0.02, False),
-        (Resident("within its quantum of 10 s, without recent requests", NOW - 2, NOW - 2), 0.2, True),
-        (PAST, 0.02, True),  # as soon as no request runs
-        (replace(PAST, num_running=1), 0.02, False),
-        (replace(PAST, is_strict=False), 0.02, False),
-        (replace(PAST, is_current=True), 0.02, False),
-    ],
-)
-def test_nothing_is_evicted_that_loads_runs_or_is_within_its_quantum_and_needed(resident, load_s, is_evicted):
+@pytest.mark.parametrize(("since", "fields", "load_s", "is_evicted"), rows(__file__, "evictable"))
+def test_nothing_is_evicted_that_loads_runs_or_is_within_its_quantum_and_needed(since, fields, load_s, is_evicted):
+    resident = Resident("one", *(NOW - seconds for seconds in since), **fields)
     assert bool(plan(1, [resident], waiting("w"), pace=pace_of(load_s)).evict) is is_evicted
 
 

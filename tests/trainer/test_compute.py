@@ -170,19 +170,16 @@ def test_an_agent_with_much_work_does_not_delay_its_siblings():
 PROGRAM = Path(__file__).parent / "gradient_digest.py"
 
 
-@pytest.mark.parametrize(("said", "precision"), [(None, "highest"), ("high", "high")])
-def test_on_a_gpu_float32_products_are_as_precise_as_the_engines(monkeypatch, said, precision):
-    monkeypatch.delenv("VLLM_FLOAT32_MATMUL_PRECISION", raising=False)
+def test_on_a_gpu_products_are_as_precise_as_the_engines(monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if said is not None:
-        monkeypatch.setenv("VLLM_FLOAT32_MATMUL_PRECISION", said)
-    torch.set_float32_matmul_precision("medium")
     try:
-        compute_reproducibly(torch.device("cuda"))
-        assert torch.get_float32_matmul_precision() == precision
+        for precision in ("high", "highest"):
+            monkeypatch.setenv("VLLM_FLOAT32_MATMUL_PRECISION", precision)
+            compute_reproducibly(torch.device("cuda"))
+            assert torch.get_float32_matmul_precision() == precision
+        assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
     finally:
         torch.set_float32_matmul_precision("highest")
-        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.harness import WITHIN_S
 from tests.killing import kill_at
+from tests.tables import rows
 from tests.trainer.harness import assignment_of, job
 
 from marlaas_api import subjects, wire
@@ -312,20 +313,11 @@ def chains(*lengths: int):
     return [chain(segment) for segment in segments(*lengths)]
 
 
-@pytest.mark.parametrize(
-    ("budget", "rows", "lowered"),
-    [
-        (64, chains(20, 20, 20), 32),  # 60 padded tokens did not fit
-        (64, chains(12, 16), 16),  # 32 did not, and a budget of 32 would make the same micro-batch
-        (1 << 24, chains(12, 16), 16),
-        (64, chains(70, 70), 32),
-        (2, chains(3, 3), 1),
-        # one row of 21 tokens, of three conversations that can be parted
-        (64, pack_prefix_tree(segments(9, 9, 9), 1 << 20, 64), 16),
-    ],
-)
-def test_a_budget_is_halved_until_another_micro_batch_comes_out(budget, rows, lowered):
-    assert lowered_budget(budget, rows) == lowered
+@pytest.mark.parametrize(("budget", "lengths", "lowered"), rows(__file__, "lowered_budgets"))
+def test_a_budget_is_halved_until_another_micro_batch_comes_out(budget, lengths, lowered):
+    assert lowered_budget(budget, chains(*lengths)) == lowered
+    # one row of 21 tokens, of three conversations that can be parted
+    assert lowered_budget(64, pack_prefix_tree(segments(9, 9, 9), 1 << 20, 64)) == 16
     with pytest.raises(RowTooLarge, match="one conversation of 20 tokens"):
         lowered_budget(64, chains(20))
 

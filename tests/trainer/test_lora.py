@@ -28,10 +28,12 @@ class Adapted:
 
 def on(layer, rank, alpha, dtype):
     made = new_adapter("one", AdapterConfig(rank, alpha), {"layer": layer}, torch.device("cpu"))
-    parameters = {name: nn.Parameter(value.to(dtype)) for name, value in made.parameters.items()}
-    down, up = parameters.values()
+    if dtype != torch.float32:
+        parameters = {name: nn.Parameter(value.to(dtype)) for name, value in made.parameters.items()}
+        made = replace(made, parameters=parameters, layers={"layer": tuple(parameters.values())})
+    down, up = made.parameters.values()
     model, active = nn.ModuleDict({"layer": layer}).requires_grad_(False), ActiveAdapter()
-    active.adapter = replace(made, parameters=parameters, layers={"layer": (down, up)})
+    active.adapter = made
     adapt_layers(model, {"layer": layer}, active)
     return Adapted(model, active, down, up)
 

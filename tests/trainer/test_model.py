@@ -1,5 +1,6 @@
 """The gateway against plain transformers and peft: what a forward pass computes, and that adapters share nothing but the base."""
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from tests.tables import rows
 from tests.trainer.harness import VOCABULARY, assignment_of, job
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from marlaas_worker.adapters import AdapterInvalid, write_adapter
 from marlaas_worker.base_model import ModelUnusable
@@ -238,14 +240,6 @@ def test_an_architecture_that_changes_its_logits_behind_the_head_is_refused(tmp_
         BaseModel(str(tmp_path), dtype=dtype)
 
 
-def alike():
-    made = []
-    for seed in range(4):
-        ids = np.concatenate([segment(9, 12, 0).ids, segment(seed, 0, 6 + seed).ids])
-        made.append(Segment(ids, np.arange(len(ids)) >= 12, np.zeros(len(ids), np.float32), 0, 1.0))
-    return made
-
-
 def kept(base, adapter, batch):
     """What a forward pass keeps for its backward pass, weights aside."""
     found: dict[int, Tensor] = {}
@@ -266,10 +260,7 @@ def size(tensors):
 
 
 def batches(base):
-    return [
-        collate([segment(1, 3, 40), segment(2, 6, 30)]),
-        collate_rows(pack_prefix_tree(alike(), base.pairs_per_token, 1000)),
-    ]
+    return [collate([segment(1, 3, 40), segment(2, 6, 30)]), with_shared_beginnings(base)[0]]
 
 
 def test_recomputed_layers_give_the_same_bits(tiny_model):
@@ -279,6 +270,15 @@ def test_recomputed_layers_give_the_same_bits(tiny_model):
         assert torch.equal(often.logprobs(twice, batch, 0.7), never.logprobs(once, batch, 0.7))
         expected = gradients(never, once, batch)
         assert all(torch.equal(value, expected[name]) for name, value in gradients(often, twice, batch).items())
+
+
+def test_a_dropped_base_model_leaves_no_tensor(tiny_model):
+    base = BaseModel(str(tiny_model))
+    gradients(base, adapter := attach(base, 1), collate([segment(1, 3, 5)]))
+    left = [StorageWeakRef(one.untyped_storage()) for one in (*base._model.parameters(), adapter.flat)]
+    del base, adapter
+    gc.collect()
+    assert all(storage.expired() for storage in left)
 
 
 def test_a_micro_batch_keeps_no_more_than_it_may_or_next_to_nothing(tiny_model):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tables import rows
 
 from marlaas_api.messages import GroupReady, StepClosed, TrajectoryRef
 from marlaas_worker.trainer.batching import collate, pack
@@ -190,19 +191,9 @@ def test_after_a_step_that_trained_no_token_the_next_one_goes_on_at_the_old_vers
     assert (inbox.has_gap, drain(inbox)) == (False, ["uid-t10", "step 1: uid-t10"])
 
 
-@pytest.mark.parametrize(
-    ("messages", "text"),
-    [
-        ([ready(0, 0), ready(0, 0, name="uid-t7")], "assigned twice"),
-        ([closed(0, 2), closed(0, 3)], "assigned twice"),
-        ([ready(0, 0, base=-1)], "must be trained at version -1, and policy is at version 0"),
-        ([closed(0, 0, base=-1)], "must be trained at version -1, and policy is at version 0"),
-        ([ready(0, 0).model_copy(update={"follows": -2})], "after step -2, and policy has trained step -1"),
-        ([ready(0, 0, version=1)], "was sampled at version 1, after its base version 0"),
-        ([ready(0, 0), ready(0, 1), closed(0, 1)], "has 2 groups, closed with 1"),
-    ],
-)
-def test_a_log_that_contradicts_itself_or_the_version_is_refused(messages, text):
-    inbox = StepInbox(-1, 0)
+@pytest.mark.parametrize(("groups", "closes", "text"), rows(__file__, "contradicting_logs"))
+def test_a_log_that_contradicts_itself_or_the_version_is_refused(groups, closes, text):
+    messages: Log = [ready(0, position).model_copy(update=changes) for position, changes in groups]
+    messages += [closed(0, num_groups).model_copy(update=changes) for num_groups, changes in closes]
     with pytest.raises(LogInvalid, match=text):
-        train(inbox, messages)
+        train(StepInbox(-1, 0), messages)

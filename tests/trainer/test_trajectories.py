@@ -198,21 +198,11 @@ def test_the_rewards_of_each_agent_are_compared_with_its_own_mean_and_deviation(
 LONG = {"stop_reason": StopReason.LENGTH}
 
 
-@pytest.mark.parametrize(
-    ("member", "is_truncated"),
-    [
-        (played(0.0, turn(0), turn(1, 0)), False),
-        (played(0.0, turn(0, **LONG), turn(1, 0)), False),  # cut off, and the conversation went on
-        (played(0.0, turn(0), turn(1, 0, **LONG)), True),
-        (played(0.0, turn(0), turn(1, 0, stop_reason=StopReason.CONTEXT)), True),
-        (Trajectory({0: turn(0), 1: turn(1, 0, **LONG), 2: turn(2, 0)}, (1, 2), 0.0), True),  # one of two conversations
-        (Trajectory({0: turn(0)}, (0,), 0.0, Ending.MAX_TURNS), True),
-        (Trajectory({0: turn(0)}, (0,), 0.0, Ending.TOOL_ERROR), False),
-        (Trajectory({}, (), 0.0), False),
-    ],
-)
-def test_an_episode_is_truncated_when_a_limit_ended_it(member, is_truncated):
-    assert member.is_truncated == is_truncated
+@pytest.mark.parametrize(("turns", "leaves", "ending", "is_truncated"), rows(__file__, "truncated"))
+def test_an_episode_is_truncated_when_a_limit_ended_it(turns, leaves, ending, is_truncated):
+    made = {number: turn(number, parent, stop_reason=StopReason(stop)) for number, parent, stop in turns}
+    ended = {"ending": Ending(ending)} if ending else {}
+    assert Trajectory(made, tuple(leaves), 0.0, **ended).is_truncated == is_truncated
 
 
 def test_truncated_episodes_are_left_out_or_cost_reward_and_are_compared_all_the_same():

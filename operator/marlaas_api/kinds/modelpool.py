@@ -101,8 +101,8 @@ class WorkersSpec(Spec):
         0,
         ge=0,
         le=64,
-        description="Number of accelerators (nvidia.com/gpu) of one worker; 0 computes on the CPU. `marlaas run` ignores it and uses the machine's "
-        "accelerator, if any.",
+        description="Number of accelerators (nvidia.com/gpu) of one worker; 0 computes on the CPU. `marlaas run` uses the machine's "
+        "accelerators whatever it says. If it is not 0 and there is an accelerator that cannot be used, the worker ends with an error.",
     )
     threads: int | None = Field(
         None,

@@ -148,6 +148,13 @@ class TrainingSpec(Spec):
         "that many adapter slots more.",
         json_schema_extra=FIXED,
     )
+    deterministic: bool | None = Field(
+        None,
+        description="Whether the trainer uses only deterministic GPU kernels, so that the same recorded turns give the same adapter, bit for bit, on the same GPU "
+        "model, driver and packages. false allows the fastest kernels, which may sum in another order each time. CPUs compute the same either way. Absent: "
+        "true if maxStaleness is 0.",
+        json_schema_extra=FIXED,
+    )
     max_refill: int = Field(
         2,
         ge=0,

@@ -144,6 +144,7 @@ class TrainingSettings(SpecPart):
     microbatch_tokens: int = 4096
     optimizer: OptimizerSettings = OptimizerSettings()
     max_staleness: int = 1
+    deterministic: bool | None = None
     max_refill: int = 2
     flat_groups: Literal["excluded", "counted"] = "excluded"
     ratio: Literal["proximal", "behaviour"] = "proximal"
@@ -160,6 +161,11 @@ class TrainingSettings(SpecPart):
     def has_running_baseline(self) -> bool:
         """Whether rewards are compared with a running mean, so that every episode has an advantage."""
         return self.baseline.type == "running-mean"
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether the trainer uses deterministic kernels only: a strict job does, unless it says otherwise."""
+        return self.max_staleness == 0 if self.deterministic is None else self.deterministic
 
 
 class EvaluationSettings(SpecPart):

@@ -43,6 +43,7 @@ class EngineSettings(SpecPart):
     """The engines. replicas: only `marlaas run` reads it."""
 
     replicas: int = 1
+    gpus: int = 0
     threads: int | None = None
     engine: Literal["vllm", "reference"] = "vllm"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -56,6 +57,7 @@ class TrainerSettings(SpecPart):
     """The trainers. replicas: only `marlaas run` reads it."""
 
     replicas: int = 1
+    gpus: int = 0
     threads: int | None = None
     activation_bytes: QuantityText = "2Gi"
 

@@ -85,6 +85,12 @@ def is_ready(spec: ProcessSpec, started_at: float, reports: Sequence[ReplicaRepo
     )
 
 
+def cards_by_worker(pools: Sequence[PoolDocument], cards: Sequence[str]) -> dict[str, str]:
+    """Return the GPU of each engine and trainer by the process's key, in turn; empty on a machine with fewer than two."""
+    keys = [spec.key for spec in _pool_workers(pools)] if len(cards) > 1 else []
+    return {key: cards[number % len(cards)] for number, key in enumerate(keys)}
+
+
 def _pool_workers(pools: Sequence[PoolDocument]) -> Iterator[ProcessSpec]:
     for pool in pools:
         for role, workers in (("rollout", pool.spec.rollout), ("trainer", pool.spec.trainer)):

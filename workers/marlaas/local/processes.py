@@ -15,7 +15,7 @@ from typing import IO
 
 from marlaas.local.credentials import CredentialSource, Handed
 from marlaas.local.folder import OutFolder, translated, write
-from marlaas.local.plan import ProcessSpec
+from marlaas.local.plan import ProcessSpec, cards_by_worker
 from marlaas.local.sandbox_parent import ForkedProcess, ParentLost, SandboxParent, sandbox_parent
 from marlaas.local.watchdog import clean_up, kill_session
 from marlaas_api.bus_users import BusUser, OrchestratorUser, RolloutUser, SandboxUser, TrainerUser
@@ -67,6 +67,18 @@ class Watchdog:
 def own_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the shell's variables for a role, without those that were set for another program and would change or end a role."""
     return {name: value for name, value in variables.items() if not _OF_OTHERS.fullmatch(name)}
+
+
+VISIBLE_CARDS = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_cards(variables: Mapping[str, str], dev: Path = Path("/dev")) -> list[str]:
+    """Return the NVIDIA GPUs that processes of the user see: those that the user's variable names, or all."""
+    given = variables.get(VISIBLE_CARDS)
+    if given is not None:
+        return [card.strip() for card in given.split(",") if card.strip()]
+    numbers = (path.name.removeprefix("nvidia") for path in dev.glob("nvidia*"))
+    return sorted((number for number in numbers if number.isdigit()), key=int)
 
 
 def short_folder() -> Path:
@@ -199,7 +211,7 @@ class Launcher:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=self._environment(),
+            env=self._environment() | self._card(spec),
             start_new_session=True,
         )
         if spec.role == "trainer":
@@ -230,6 +242,11 @@ class Launcher:
         with self.log(spec).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             return file.read().decode(errors="replace")
+
+    def _card(self, spec: ProcessSpec) -> dict[str, str]:
+        """Return the variable that shows a worker its own GPU only, on a machine with several."""
+        card = cards_by_worker(list(self.pools.values()), visible_cards(os.environ)).get(spec.key)
+        return {} if card is None else {VISIBLE_CARDS: card}
 
     def _environment(self) -> dict[str, str]:
         added = {

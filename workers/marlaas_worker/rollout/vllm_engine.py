@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import psutil
-import torch
 
 from marlaas_api.errors import MarlaasError, Retryable
 from marlaas_api.messages import StopReason
 from marlaas_api.messages.pool_spec import PoolSpec
 from marlaas_worker.adapters import AdapterInvalid, read_config
 from marlaas_worker.device_errors import OutOfMemory, says_lost, says_no_memory
+from marlaas_worker.devices import uses_gpu
 from marlaas_worker.rollout.engine import (
     Began,
     Completion,
@@ -73,7 +73,7 @@ class VllmEngine:
         self._answer_bound_s = answer_bound_s
         self._residents = Residents(self._settings.limits.slots)
         self._incarnation: EngineIncarnation | None = None
-        self._may_fork = may_fork and not torch.cuda.is_available()
+        self._may_fork = may_fork and not uses_gpu()
         self._past = EngineCounts()
 
     @property

@@ -24,18 +24,22 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from marlaas.models.inspection import is_adaptable
 from marlaas_api.errors import InvalidInput, Permanent
 from marlaas_api.messages.pool_spec import PoolSpec
 from marlaas_api.numeric import quantity
 from marlaas_worker.adapters import choose_dtype
+from marlaas_worker.devices import check_gpus, uses_gpu
 from marlaas_worker.rollout.engine import EngineLimits, ModelFolder
 from marlaas_worker.rollout.engine_progress import CPU_PRODUCTS_PER_S, GPU_PRODUCTS_PER_S, busy_bound_s
 from marlaas_worker.rollout.kv_budget import BLOCK_TOKENS
 
 CPU_STEP_TOKENS = 512
+GPU_STEP_TOKENS = 8192
+"""vLLM's default depends on how it is used: 2,048 here, which cuts a prefill of long prompts into four times as many steps."""
+START_SHARE = 0.05
+"""Share of a GPU's memory that vLLM wants to find free before it starts; it has no other use where the KV cache has a given size. With its default of
+0.92, an engine beside a trainer on one card does not start."""
 _OWN_FOLDER = Path(__file__).parent
 """Numba keeps compiled code here, if it can (`adapter_loop`), else in the engine's own folder: below HOME environments could write to it."""
 _NORMS = ("rms_norm", "fused_add_rms_norm")
@@ -68,12 +72,18 @@ def vllm_settings(model: ModelFolder, spec: PoolSpec, scratch: Path) -> VllmSett
     """Choose the settings that the pool leaves open. Raises InvalidInput if the pool's spec is not supported."""
     if spec.tensor_parallel_size > 1:
         raise InvalidInput("tensorParallelSize above 1: slots cannot yet be proven under tensor parallelism; use 1")
+    check_gpus(spec.rollout.gpus)
+    dtype = choose_dtype(spec.rollout.dtype, uses_gpu())
+    if uses_gpu() and dtype == "float32":
+        raise InvalidInput(
+            "rollout.dtype float32: on a GPU, vLLM's kernels for adapters compute only in 16 bits; use bfloat16 or auto"
+        )
     limits = EngineLimits(
         slots=spec.adapter_slots,
         max_rank=spec.max_rank,
         max_model_len=min(spec.rollout.max_model_len, model.max_positions),
         max_num_seqs=spec.rollout.max_num_seqs,
-        dtype=choose_dtype(spec.rollout.dtype, torch.cuda.is_available()),
+        dtype=dtype,
     )
     return VllmSettings(model, spec, limits, scratch)
 
@@ -92,7 +102,7 @@ def environment(settings: VllmSettings, forks: bool) -> dict[str, str]:
     """Return the environment variables for vLLM's processes. forks: whether the core is forked from this process."""
     method = "fork" if forks else "spawn"
     common = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", START_METHOD: method}
-    if torch.cuda.is_available():
+    if uses_gpu():
         return common
     return {
         **common,
@@ -133,7 +143,10 @@ def engine_arguments(settings: VllmSettings, log_config: Path) -> dict[str, Any]
         "disable_log_stats": True,
         "log_config_file": str(log_config),
     }
-    if not torch.cuda.is_available():
+    if uses_gpu():
+        arguments["max_num_batched_tokens"] = max(GPU_STEP_TOKENS, limits.max_num_seqs)
+        arguments["gpu_memory_utilization"] = START_SHARE
+    else:
         arguments["distributed_executor_backend"] = "uni"
         arguments["compilation_config"] = {"custom_ops": ["none", "+rotary_embedding"]}
         arguments["kernel_config"] = {"ir_op_priority": {norm: ["cpu_c", "native"] for norm in _NORMS}}
@@ -161,7 +174,7 @@ def longest_silence_s(settings: VllmSettings, batch_tokens: int) -> float:
     On a CPU they move at every adapted layer, on a GPU at every batch. batch_tokens: tokens of the largest batch.
     """
     sizes = [prod(shape) for _, shape in _shapes(settings.model.folder)]
-    if torch.cuda.is_available():
+    if uses_gpu():
         return busy_bound_s(batch_tokens, sum(sizes), GPU_PRODUCTS_PER_S)
     return busy_bound_s(batch_tokens, max(sizes), CPU_PRODUCTS_PER_S)
 

@@ -32,6 +32,7 @@ from marlaas_worker.calibration import (
     mean_gap,
     tolerance_of,
 )
+from marlaas_worker.devices import uses_gpu
 from marlaas_worker.role import RoleContext
 from marlaas_worker.trainer.batching import MicroBatch, collate
 from marlaas_worker.trainer.lora import AttachedAdapter
@@ -94,7 +95,7 @@ def engine_dtype(pool: PoolDocument) -> str:
 
     An engine in another dtype finds no calibration, waits for one, and reports that it waits.
     """
-    on_gpu = pool.spec.rollout.engine == "vllm" and torch.cuda.is_available()
+    on_gpu = pool.spec.rollout.engine == "vllm" and uses_gpu()
     return choose_dtype(pool.spec.rollout.dtype, on_gpu)
 
 

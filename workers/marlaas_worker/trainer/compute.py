@@ -3,21 +3,28 @@
 All of the trainer's work on the device runs here, so this module also separates errors of the device from errors of a
 job (`device_errors`).
 
-Computation is bitwise reproducible on any number of threads, which strict mode promises and libraries do not provide by default. MKL may change
-its order of summation unless configured (`process_setup`). Some CUDA kernels add in the order in which threads arrive. TF32 rounds the
-factors of a float32 product to 10 bits; it is off, as in vLLM, unless vLLM's own variable allows it.
+Computation is bitwise reproducible on any number of threads, which strict mode promises and libraries do not provide by default:
+
+- MKL may change its order of summation unless configured (`process_setup`).
+- Some CUDA kernels add in the order in which threads arrive, such as the backward pass of fused attention. A job with
+  `training.deterministic` forbids them: torch then takes kernels of a fixed order, or raises an error if an operation has none.
+- cuBLAS may choose another kernel for each stream, unless it has a fixed workspace.
+
+Of products in 16 bits, cuBLAS may sum parts that it has rounded to 16 bits; that is off. TF32 rounds the factors of a float32 product to
+10 bits; it is off, as in vLLM, unless vLLM's own variable allows it.
 """
 
 import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
 
+from marlaas_api.errors import Permanent
 from marlaas_worker.device_errors import DeviceLost, OutOfMemory, first_line, is_out_of_memory, says_lost
 from marlaas_worker.fair_queue import Ticket
 from marlaas_worker.process_setup import ask_for_the_same_bits
@@ -25,16 +32,44 @@ from marlaas_worker.trainer.compute_queue import QUANTUM_S, ComputeAccount, Comp
 
 
 def compute_reproducibly(device: torch.device) -> None:
-    """Configure this process and thread before the first computation, since MKL reads its settings once.
+    """Configure this process and thread before the first computation, since MKL and cuBLAS read their settings once.
 
-    Keeps values that the user has set.
+    Keeps values that the user has set. Deterministic kernels are the choice of each job: see `deterministic`.
     """
     ask_for_the_same_bits()
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing here reads fresh memory
     torch.set_num_threads(torch.get_num_threads())  # an explicit number stops MKL from choosing another
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         torch.set_float32_matmul_precision(os.environ.get("VLLM_FLOAT32_MATMUL_PRECISION", "highest"))
+
+
+class NoDeterministicKernel(Permanent):
+    """The model needs an operation that has no deterministic kernel on this device, and the job allows no other."""
+
+
+@contextlib.contextmanager
+def deterministic(is_on: bool) -> Iterator[None]:
+    """Within the context, let torch use deterministic kernels only, or the fastest ones.
+
+    The setting is the process's, which takes microseconds to change. It covers backward passes on threads of autograd.
+
+    Raises:
+        NoDeterministicKernel: an operation has none.
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(is_on)
+    try:
+        yield
+    except RuntimeError as error:
+        if "does not have a deterministic implementation" not in str(error):
+            raise
+        text = f"{first_line(error)}; set training.deterministic to false in a new job, whose results then differ a little each time"
+        raise NoDeterministicKernel(text) from error
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 T = TypeVar("T")

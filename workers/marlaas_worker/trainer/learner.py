@@ -1,6 +1,7 @@
 """One agent's learning: gradients summed at fixed parameters, one AdamW step, and its state. Runs on the compute thread.
 
-Uses neither bus nor blobs. It changes only the agent's adapter parameters, their gradients and their moments.
+Uses neither bus nor blobs. It changes only the agent's adapter parameters, their gradients and their moments. Computes with deterministic
+kernels or with the fastest ones, as the job's `training.deterministic` says; jobs of both kinds share one trainer.
 """
 
 import logging
@@ -26,6 +27,7 @@ from marlaas_worker.rl.losses import LossConfig, LossSums, TokenRecord, policy_l
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.batching import MicroBatch, collate
 from marlaas_worker.trainer.calibration import measured
+from marlaas_worker.trainer.compute import deterministic
 from marlaas_worker.trainer.lora import AttachedAdapter, WeightsMismatch, initial_weights
 from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.optimizer import (
@@ -127,6 +129,13 @@ class Learner:
     def accumulate(self, rows: Sequence[Row]) -> None:
         """Add one micro-batch's unnormalised gradient. Raises OutOfMemory."""
         batch = collate(rows)
+        with deterministic(self._training.is_deterministic):
+            self._accumulate(batch)
+        self._work["microbatches"] += 1
+        self._work["computed_tokens"] += batch.num_padded_tokens
+        self._work["segment_tokens"] += sum(row.num_segment_tokens for row in rows)
+
+    def _accumulate(self, batch: MicroBatch) -> None:
         reference = self._reference_logprobs(batch) if self._loss.kl_coefficient else None
         trainer, entropies = self._predict(batch)
         behaviour = torch.from_numpy(batch.behaviour).to(trainer)
@@ -139,9 +148,6 @@ class Learner:
             self._adapter.collect_gradients()
             self._model.backward(loss, batch)
         self._sums += sums
-        self._work["microbatches"] += 1
-        self._work["computed_tokens"] += batch.num_padded_tokens
-        self._work["segment_tokens"] += sum(row.num_segment_tokens for row in rows)
 
     def try_accumulate(self, rows: Sequence[Row]) -> bool:
         """Call `accumulate`; if the device has no memory for it, drop the whole step so far and return False."""
@@ -155,7 +161,9 @@ class Learner:
         OutOfMemory.
         """
         batch = collate(rows)
-        gaps = batch.behaviour.astype(np.float64) - self._reference_logprobs(batch).double().cpu().numpy()
+        with deterministic(self._training.is_deterministic):
+            reference = self._reference_logprobs(batch).double().cpu().numpy()
+        gaps = batch.behaviour.astype(np.float64) - reference
         self._sums += LossSums(reference_kl=float(gaps.sum()))
         sums = np.zeros(num_trajectories)
         np.add.at(sums, batch.trajectories, gaps)
@@ -202,7 +210,8 @@ class Learner:
         if sums.denominator:
             self._adapter.collect_gradients()
             views = self._adapter.parameters.values()
-            norm = update(self._optimizer, sums.denominator / factor, rate, optimizer.max_grad_norm, views)
+            with deterministic(self._training.is_deterministic):
+                norm = update(self._optimizer, sums.denominator / factor, rate, optimizer.max_grad_norm, views)
             self._count_skipped(number, norm)
         metrics = sums.metrics() | {name: float(value) for name, value in self._work.items()}
         metrics["loss"] *= factor
@@ -234,7 +243,8 @@ class Learner:
 
     def measure(self, probes: Sequence[Probe]) -> tuple[tuple[Probe, ...], float]:
         """Return the probes' logprobs under the current weights, and the noise of the model's dtype; see `calibration.measured`."""
-        return measured(self._model, self._adapter, [ids.tolist() for ids in ids_of(probes)])
+        with deterministic(self._training.is_deterministic):
+            return measured(self._model, self._adapter, [ids.tolist() for ids in ids_of(probes)])
 
     def close(self) -> None:
         """Detach the adapter and the KL reference from the base model."""

@@ -6,13 +6,14 @@ buffer, as are its gradients: the optimizer and the serialisation need one opera
 
 PEFT stores the adapter's output, the scaled output and the sum as separate tensors, and autograd does the same in the
 backward pass. Here the adapter's output is added in place to the layer's output (GEMM with beta 1). Only the input is
-kept for the backward pass, and the layer before holds it anyway. A zero adapter still changes no bit, because it adds
-zeros.
+kept for the backward pass, and the layer before holds it anyway; an input that was made from tensors that are kept
+(`Made`) is made again. A zero adapter still changes no bit, because it adds zeros.
 
 On a 16-bit base model an adapter stays float32. The forward pass computes with the values in an engine's slot: A, and
 B times the scaling, in the base's dtype (`adapters.as_held`). It rounds where vLLM does (`lora/ops`): the layer's
 output, the input times A, that times B, and the sum. Gradients pass through the rounding unchanged and are summed in
-float32. PEFT would add the adapter's output in float32, which no engine does.
+float32. PEFT would add the adapter's output in float32, which no engine does. These values are computed once for each
+version of the weights, in a buffer for all layers (`ActiveAdapter`).
 
 Each product of a 16-bit model is summed in float32 and rounded once; this holds for tensor cores, AMX and oneDNN. A CPU without such instructions
 multiplies bfloat16 six times slower than float32 (bench/trainer.py). On such a CPU this module multiplies in float32 and then rounds: the
@@ -20,10 +21,10 @@ same result, except for the order of summation.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +47,7 @@ def precise_product(left: Tensor, right: Tensor) -> Tensor:
     """Return left @ right in float32, or in the operands' own dtype if that is wider; for gradients of float32 parameters."""
     if left.dtype not in HALF and right.dtype not in HALF:
         return left @ right
-    if left.device.type == "cuda" and left.dtype == right.dtype:
+    if left.device.type != "cpu" and left.dtype == right.dtype:
         return torch.mm(left, right, out_dtype=torch.float32)  # tensor cores; the result is not rounded to 16 bits
     return left.float() @ right.float()
 
@@ -57,10 +58,57 @@ def _multiplies_bfloat16() -> bool:
 
 
 class ActiveAdapter:
-    """The adapter that a model's layers apply, shared by all of them. adapter: None for the base model alone."""
+    """The adapter that a model's layers apply, shared by all of them. adapter: None for the base model alone.
+
+    Of the adapter in use it has a copy in the dtype of the products. A copy that a graph still needs stays with the graph.
+    """
 
     def __init__(self) -> None:
         self.adapter: AttachedAdapter | None = None
+        self._copied: tuple[AttachedAdapter, int, torch.dtype] | None = None
+        self._copies: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def forget(self, adapter: "AttachedAdapter") -> None:
+        """Free the copy of an adapter, which is then not the active one."""
+        if self.adapter is adapter:
+            self.adapter = None
+        if self._copied is not None and self._copied[0] is adapter:
+            self._copied, self._copies = None, {}
+
+    def held(self, layer: str, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return A and B of a layer of the active adapter as in an engine's slot, in the dtype in which they are multiplied.
+
+        weight: the layer's own, in 16 bits.
+        """
+        adapter = self.adapter
+        assert adapter is not None
+        # Every change of the weights, through the buffer or one of its parts, changes the version that torch counts.
+        copied = adapter, adapter.flat._version, weight.dtype
+        if self._copied != copied:
+            self._copies = _as_in_slot(adapter, weight)
+            self._copied = copied
+        return self._copies[layer]
+
+
+@torch.no_grad()
+def _as_in_slot(adapter: "AttachedAdapter", weight: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    copy = adapter.flat.to(weight.dtype)
+    torch._foreach_mul_(adapter.pairs(copy)[1::2], adapter.config.scaling)
+    matrices = adapter.pairs(copy.to(working_dtype(weight)))
+    return dict(zip(adapter.layers, zip(matrices[::2], matrices[1::2], strict=True), strict=True))
+
+
+class Made(NamedTuple):
+    """What a layer's input was made from: a function and tensors that are kept for the backward pass anyway."""
+
+    make: Callable[..., Tensor]
+    parts: tuple[Tensor, ...]
+
+
+def remember(result: Tensor, made: Made) -> Tensor:
+    """Let the layers that get this very tensor object as input make it again in the backward pass instead of keeping it."""
+    result.made = made  # type: ignore[attr-defined]
+    return result
 
 
 def adapt_layers(model: nn.Module, layers: Mapping[str, nn.Module], active: ActiveAdapter) -> None:
@@ -78,7 +126,7 @@ def adapt_layers(model: nn.Module, layers: Mapping[str, nn.Module], active: Acti
 def _bare(layer: Any, hidden: Tensor) -> Tensor:
     if working_dtype(layer.weight) == layer.weight.dtype:
         return nn.functional.linear(hidden, layer.weight, layer.bias)
-    result: Tensor = _HalfLinear.apply(hidden, layer.weight, layer.bias, None, None, 1.0)  # type: ignore[no-untyped-call]
+    result: Tensor = _HalfLinear.apply(hidden, layer.weight, layer.bias, None, None, 1.0, None, None)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -87,84 +135,89 @@ def _forward(layer: Any, name: str, active: ActiveAdapter, hidden: Tensor) -> Te
     matrices = None if adapter is None else adapter.layers.get(name)
     if adapter is None or matrices is None:
         return _bare(layer, hidden)
-    kind: Any = _HalfLinear if layer.weight.dtype in HALF else _AdaptedLinear
-    result: Tensor = kind.apply(hidden, layer.weight, layer.bias, *matrices, adapter.config.scaling)
+    is_half, made = layer.weight.dtype in HALF, getattr(hidden, "made", None)
+    kind: Any = _HalfLinear if is_half else _AdaptedLinear
+    held = active.held(name, layer.weight) if is_half else None
+    result: Tensor = kind.apply(hidden, layer.weight, layer.bias, *matrices, adapter.config.scaling, held, made)
     return result
 
 
 class _AdaptedLinear(torch.autograd.Function):
     """Autograd function of a linear layer with an adapter, in one dtype.
 
-    Inputs: hidden [..., in], weight [out, in] and bias (frozen), down [rank, in], up [out, rank], scaling. Output:
-    [..., out].
+    Inputs: hidden [..., in], weight [out, in] and bias (frozen), down [rank, in], up [out, rank], scaling, None, and
+    what hidden was made from, or None. Output: [..., out].
     """
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        hidden, weight, bias, down, up, scaling = inputs
+        hidden, weight, bias, down, up, scaling, _, made = inputs
         flat = hidden.reshape(-1, hidden.shape[-1])
         low = flat @ down.T
         result = nn.functional.linear(flat, weight, bias).addmm_(low, up.T, alpha=scaling)
-        ctx.save_for_backward(hidden, weight, down, up, low)
-        ctx.scaling = scaling
+        ctx.save_for_backward(weight, down, up, low, *_to_keep(hidden, made))
+        ctx.scaling, ctx.made = scaling, made and made.make
         return result.view(*hidden.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, down, up, low = ctx.saved_tensors
-        flat, slope = hidden.reshape(-1, hidden.shape[-1]), upstream[0].reshape(-1, weight.shape[0])
+        weight, down, up, low, *kept = ctx.saved_tensors
+        slope = upstream[0].reshape(-1, weight.shape[0])
         slope_low = (slope @ up).mul_(ctx.scaling)
         slope_hidden = None
         if ctx.needs_input_grad[0]:
-            slope_hidden = (slope @ weight).addmm_(slope_low, down).view(hidden.shape)
+            slope_hidden = (slope @ weight).addmm_(slope_low, down).view(*upstream[0].shape[:-1], -1)
         slope_up = (slope.T @ low).mul_(ctx.scaling)
-        return slope_hidden, None, None, slope_low.T @ flat, slope_up, None
+        return slope_hidden, None, None, slope_low.T @ _again(ctx.made, kept), slope_up, None, None, None
 
 
 class _HalfLinear(torch.autograd.Function):
     """As `_AdaptedLinear`, for hidden, weight and bias in 16 bits.
 
-    down and up are float32, or both None for a layer without adapter.
+    down and up are float32, or both None for a layer without adapter. Instead of them, the passes multiply by the
+    input after scaling: `ActiveAdapter.held`.
     """
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        hidden, weight, bias, down, up, scaling = inputs
+        hidden, weight, bias, _, _, scaling, held, made = inputs
         working, dtype = working_dtype(weight), weight.dtype
         flat = hidden.reshape(-1, hidden.shape[-1]).to(working)
         offset = None if bias is None else bias.to(working)
         result, low = nn.functional.linear(flat, weight.to(working), offset).to(dtype), None
-        if down is not None:
-            held_down, held_up = _held(weight, down, up, scaling)
-            low = (flat @ held_down.T).to(dtype)
-            result += (low.to(working) @ held_up.T).to(dtype)
-        ctx.save_for_backward(None if down is None else hidden, weight, down, up, low)
-        ctx.scaling = scaling
+        if held is not None:
+            low = (flat @ held[0].T).to(dtype)
+            result += (low.to(working) @ held[1].T).to(dtype)
+        ctx.save_for_backward(weight, low, *(() if held is None else _to_keep(hidden, made)))
+        ctx.scaling, ctx.held, ctx.made = scaling, held, made and made.make
         return result.view(*hidden.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, down, up, low = ctx.saved_tensors
+        weight, low, *kept = ctx.saved_tensors
         working = working_dtype(weight)
         slope = upstream[0].reshape(-1, weight.shape[0]).to(working)
         slope_hidden = slope @ weight.to(working) if ctx.needs_input_grad[0] else None
         slope_down = slope_up = None
-        if down is not None:
-            held_down, held_up = _held(weight, down, up, ctx.scaling)
-            slope_low = slope @ held_up
+        if ctx.held is not None:
+            slope_low = slope @ ctx.held[1]
             if slope_hidden is not None:
-                slope_hidden.addmm_(slope_low, held_down)
-            slope_down = precise_product(slope_low.T, hidden.reshape(-1, hidden.shape[-1]))
+                slope_hidden.addmm_(slope_low, ctx.held[0])
+            slope_down = precise_product(slope_low.T, _again(ctx.made, kept))
             slope_up = precise_product(slope.T, low).mul_(ctx.scaling)
         if slope_hidden is not None:
             slope_hidden = slope_hidden.to(weight.dtype).view(*upstream[0].shape[:-1], -1)
-        return slope_hidden, None, None, slope_down, slope_up, None
+        return slope_hidden, None, None, slope_down, slope_up, None, None, None
 
 
-def _held(weight: Tensor, down: Tensor, up: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
-    """Return A and B with the values in an engine's slot, in the dtype in which they are multiplied."""
-    dtype, working = weight.dtype, working_dtype(weight)
-    return down.to(dtype).to(working), (up.to(dtype) * scaling).to(working)
+def _to_keep(hidden: Tensor, made: Made | None) -> tuple[Tensor, ...]:
+    return (hidden,) if made is None else made.parts
+
+
+def _again(make: Callable[..., Tensor] | None, kept: Sequence[Tensor]) -> Tensor:
+    """Return a layer's input [tokens, in] from what was kept of it."""
+    hidden = kept[0] if make is None else make(*kept)
+    return hidden.reshape(-1, hidden.shape[-1])
 
 
 class TargetUnknown(Permanent):
@@ -196,6 +249,10 @@ class AttachedAdapter:
             name: piece.view(parameter.shape)
             for (name, parameter), piece in zip(self.parameters.items(), pieces, strict=True)
         }
+
+    def pairs(self, flat: Tensor) -> list[Tensor]:
+        """Return A and B of each layer, in their order, as views of a buffer of this adapter's size."""
+        return list(self.parts(flat).values())
 
     def collect_gradients(self) -> None:
         """Let backward passes add to one buffer, `flat.grad`; it begins at zero, and stays until `drop_gradients`."""

@@ -22,10 +22,12 @@ from marlaas.models.inspection import is_adaptable
 from marlaas_api.messages.pool_spec import HubSource
 from marlaas_worker.adapters import DTYPES, AdapterConfig, choose_dtype
 from marlaas_worker.base_model import load_base_model
+from marlaas_worker.devices import uses_gpu
 from marlaas_worker.trainer.architecture import check_head, example, shares_prefixes
 from marlaas_worker.trainer.batching import MicroBatch, collate
 from marlaas_worker.trainer.compute import compute_reproducibly
 from marlaas_worker.trainer.head import in_float32, precise_token_logprobs, token_logprobs, token_logprobs_and_entropies
+from marlaas_worker.trainer.lean_layers import replace_layers
 from marlaas_worker.trainer.lora import ActiveAdapter, AttachedAdapter, TargetUnknown, adapt_layers, new_adapter
 from marlaas_worker.trainer.memory import LayerRecompute, free_memory, memory_errors
 from marlaas_worker.trainer.rows import chain
@@ -43,9 +45,10 @@ class BaseModel:
 
     Args:
         path: folder of the model.
-        device: None: cuda if available, else cpu.
+        device: None: see `devices.uses_gpu`.
         activation_bytes: if a micro-batch's activations need more memory, its layers are recomputed in the
-            backward pass. The results are bitwise equal, and a step takes up to half longer. None: never recompute.
+            backward pass. The results are bitwise equal (on a GPU within `compute.deterministic(True)`), and a step
+            takes up to half longer. None: never recompute.
         dtype: None: float32 on a CPU, bfloat16 on a GPU.
         hub: the model's repository, which adapters name as their base; None: they have the folder's name.
 
@@ -62,23 +65,27 @@ class BaseModel:
         dtype: torch.dtype | None = None,
         hub: HubSource | None = None,
     ) -> None:
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.device = torch.device(device or ("cuda" if uses_gpu() else "cpu"))
         compute_reproducibly(self.device)
         self._name, self._hub = Path(path).name, hub
         dtype = dtype or DTYPES[choose_dtype("auto", self.device.type != "cpu")]
-        self._model: Any = load_base_model(Path(path), dtype).to(self.device)
-        self._decoder, self._head = self._model.get_decoder(), self._model.get_output_embeddings()
-        self._layers = self._adaptable_layers()
-        self.linear_layers = tuple(sorted({name.rsplit(".", 1)[-1] for name in self._layers}))
-        self._active = ActiveAdapter()
-        adapt_layers(self._model, self._layers, self._active)
-        self._recompute = LayerRecompute(self._decoder, activation_bytes)
-        self._attached: dict[str, AttachedAdapter] = {}
-        self._numbers = itertools.count(1)
+        self._adopt(load_base_model(Path(path), dtype).to(self.device), activation_bytes)
+        replace_layers(self._decoder)
         check_head(self._model, self._name)
         with torch.no_grad():
             shares = shares_prefixes(self._model.config, lambda batch: self.logprobs(None, batch, 1.0))
         self.pairs_per_token = 6 * int(self._model.config.get_text_config().hidden_size) if shares else 0
+
+    def _adopt(self, model: Any, activation_bytes: int | None) -> None:
+        self._model = model
+        self._decoder, self._head = model.get_decoder(), model.get_output_embeddings()
+        self._layers = self._adaptable_layers()
+        self.linear_layers = tuple(sorted({name.rsplit(".", 1)[-1] for name in self._layers}))
+        self._active = ActiveAdapter()
+        adapt_layers(model, self._layers, self._active)
+        self._recompute = LayerRecompute(self._decoder, activation_bytes)
+        self._attached: dict[str, AttachedAdapter] = {}
+        self._numbers = itertools.count(1)
 
     @property
     def parameters_per_rank(self) -> int:
@@ -128,8 +135,7 @@ class BaseModel:
     def detach(self, adapter: AttachedAdapter) -> None:
         """Forget an adapter, so that its memory is freed with the caller's last reference; do nothing if it is already forgotten."""
         self._attached.pop(adapter.name, None)
-        if self._active.adapter is adapter:
-            self._active.adapter = None
+        self._active.forget(adapter)
 
     def free_memory(self) -> None:
         """Free memory that a failed computation still holds on the device."""

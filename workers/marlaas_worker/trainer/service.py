@@ -20,6 +20,7 @@ from marlaas_api.messages import PolicyRecord, PoolDocument, ReplicaReport
 from marlaas_api.numeric import quantity
 from marlaas_worker.adapters import DTYPES
 from marlaas_worker.device_errors import DeviceLost, OutOfMemory
+from marlaas_worker.devices import check_gpus
 from marlaas_worker.metrics import Sample
 from marlaas_worker.reporter import Reporter, resident_bytes
 from marlaas_worker.role import RoleContext, wait_for
@@ -48,7 +49,9 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
         ModelUnusable: the pool's base model cannot be loaded.
         CalibrationFailed: the model is too coarse in the engines' dtype to distinguish a wrong adapter from rounding.
         DeviceLost: the device failed, and only a new process can continue.
+        InvalidInput: the pool wants a GPU, and it cannot be used.
     """
+    check_gpus(pool.spec.trainer.gpus)
     compute = Compute(pool.spec.trainer.threads or default_threads(len(os.sched_getaffinity(0))))
     context.metrics.alive = lambda: not compute.lost
     try:
