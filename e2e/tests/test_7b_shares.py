@@ -107,7 +107,9 @@ def over_quota(platform: Platform, tenant: str) -> tuple[str, Object]:
 
     def found() -> list[tuple[str, Object]]:
         listed = statuses(platform, tenant).items()
-        queued = [(name, each) for name, each in listed if (each.get("phase"), each.get("reason")) == ("Queued", "OverQuota")]
+        queued = [
+            (name, each) for name, each in listed if (each.get("phase"), each.get("reason")) == ("Queued", "OverQuota")
+        ]
         return [(name, each) for name, each in queued if "; waits for " in each["message"]]
 
     return platform.until(found, f"a job of {tenant} is over quota")[0]
