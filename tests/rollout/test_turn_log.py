@@ -60,7 +60,7 @@ async def test_a_turn_above_the_payload_limit_goes_through_the_blob_store_once_i
     assert await log.find("team", "job", "u-t0-0-1", 0) == large
 
 
-def test_conversations_are_kept_within_a_bound_a_linear_one_in_one_place_until_their_job_is_gone(chatml):
+def test_conversations_are_kept_within_a_bound_a_linear_one_in_one_place_until_their_job_is_gone():
     """Prompts that fit no context count by their text: they have no ids, and eight million characters each."""
 
     def keep(member, number, text, full=False):
