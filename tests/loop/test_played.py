@@ -194,4 +194,4 @@ async def test_builtin_environments_and_openai_agents_train_a_base_model_with_a_
         assert job.progress.phase is Phase.SUCCEEDED
         for turn in job.training_turns:
             text = "".join(tokens[one] for one in unpack_ids(turn.prompt_ids))
-            assert (text[-29:], turn.opens_segment) == ("<|end|>\n<|im_start|>assistant\n", turn.parent is None)
+            assert (text[-30:], turn.opens_segment) == ("<|end|>\n<|im_start|>assistant\n", turn.parent is None)
