@@ -233,19 +233,15 @@ def test_replies_that_fill_the_models_own_context_are_refused(complaints, tmp_pa
     assert complaints(PATH, "rollout: {maxTokens: 512}", runnable=runnable) == []
 
 
-def test_a_model_without_a_chat_template_is_refused_for_builtin_environments_and_noted_for_others(
-    complaints, manifest, tmp_path
-):
-    write_model(tmp_path / "m")
-    (tmp_path / "m" / "tokenizer_config.json").write_text("{}")
-    text = "the base model of ModelPool 'tiny' has no chat template, so the environment"
-    assert [text in one for one in complaints(PATH, runnable=False)] == [True]
-    own = ("environment: {name: reverse}", "environment: {image: game, entrypoint: [game]}")
-    assert sum(text in one for one in notes_of(manifest, PATH, own)) == 1
-    for template, num in (("{{ messages[0].content }}", 1), ("<|im_start|>", 0), ("<|channel|><|message|>", 0)):
-        (tmp_path / "m" / "chat_template.jinja").write_text(template)
-        assert complaints(PATH, runnable=False) == []
-        assert sum("is of no known family" in one for one in notes_of(manifest, PATH)) == num
+@pytest.mark.parametrize(("files", "pool", "job", "findings"), rows(__file__, "templates"))
+def test_the_chat_template_in_effect_is_checked(complaints, manifest, tmp_path, files, pool, job, findings):
+    config = {"eos_token": "</s>", "added_tokens_decoder": {"5": {"content": "<|call|>", "special": True}}}
+    for name, text in {"tokenizer_config.json": json.dumps(config), **files}.items():
+        (write_model(tmp_path / "m") / name).write_text(text)
+    edits = f"{PATH}\n  chatTemplate: {{{pool}}}", job
+    found = complaints(*edits, runnable=False)
+    found = found or [one for one in notes_of(manifest, *edits) if "template" in one.lower() and "end token" not in one]
+    assert [words in one for words, one in zip(findings, found, strict=True)] == [True] * len(findings), found
 
 
 def notes_of(manifest, *edits: str, runnable=False):

@@ -1,6 +1,7 @@
 """The examples of teams; second roles, past versions, candidates, resting tasks and unruly agents: which versions play, and which turns are trained."""
 
 import itertools
+import shutil
 from collections import Counter
 
 import pytest
@@ -10,13 +11,16 @@ from bench.kuhn_policies import Reader
 from bench.policy_reader import PolicyReader
 from bench.tic_tac_toe import uniform
 from bench.tic_tac_toe_runs import both_marks, policy_of
-from tests.loop.jobs import TEAM, UNRULY, examples
+from tests.harness import changed
+from tests.loop.harness import Loop
+from tests.loop.jobs import TEAM, UNRULY, document, examples
 from tests.trainer.harness import Sampler
 
 from marlaas.envs.kuhn_poker import BET, PLAYERS, move_of, prompt
 from marlaas.envs.tic_tac_toe import EMPTY
 from marlaas.models.tokenizer import VOCABULARY, TemplateMessage, encode
 from marlaas_api.messages import Phase
+from marlaas_api.messages.job_spec import ChatTemplateSettings
 from marlaas_api.names import group_token
 from marlaas_api.wire import unpack_ids, unpack_logprobs
 from marlaas_worker.adapters import AdapterConfig, read_adapter, write_adapter
@@ -177,3 +181,17 @@ def test_before_training_every_move_of_the_tiny_model_is_open(tiny_model):
     zero = BaseModel(str(tiny_model)).attach(8, 16, ())
     policy = Reader(tiny_model).policy(write_adapter(zero.tensors(), AdapterConfig(8, 16)), sum(SETS, ()))
     assert 0.1 < min(policy.values()) < max(policy.values()) < 0.9
+
+
+async def test_builtin_environments_and_openai_agents_train_a_base_model_with_a_builtin_template(tiny_model, tmp_path):
+    base = shutil.copytree(tiny_model, tmp_path / "base", copy_function=shutil.copy)
+    (base / "chat_template.jinja").unlink()
+    made = [document(one, environment=name, steps=1) for one, name in (("native", "reverse"), ("openai", "twins:chat"))]
+    template, tokens = {"chat_template": ChatTemplateSettings(name="chatml")}, list(VOCABULARY)
+    async with Loop({"tiny": base}, tmp_path) as loop:
+        ended = await loop.play(changed(job, rollout=job.spec.rollout.model_copy(update=template)) for job in made)
+    for job in ended.values():
+        assert job.progress.phase is Phase.SUCCEEDED
+        for turn in job.training_turns:
+            text = "".join(tokens[one] for one in unpack_ids(turn.prompt_ids))
+            assert (text[-30:], turn.opens_segment) == ("<|end|>\n<|im_start|>assistant\n", turn.parent is None)

@@ -3,11 +3,14 @@
 import json
 
 import pytest
+from tests.harness import pool_document
 from tests.tables import rows
 
-from marlaas.models.chat_template import closing_token, read_frame
+from marlaas.local.adapter import complete
+from marlaas.models.chat_template import closing_token, own_template, read_frame, renderer
 from marlaas.models.end_tokens import read_ends
 from marlaas.models.tokenizer import save_tokenizer
+from marlaas_api.messages.job_spec import ChatTemplateSettings
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 
 TOKENS = {"</s>": 1, "<|im_end|>": 2, "<|end|>": 3, "<|return|>": 4, "<|assistant|>": 5, "<|": 6}
@@ -33,3 +36,16 @@ def test_a_reply_ends_at_each_token_that_a_file_the_tokenizer_or_the_template_na
     assert sorted(ends.ids) == ids
     assert [words in note for words, note in zip(notes, ends.notes, strict=True)] == [True] * len(notes)
     assert read_ends(tmp_path, read_frame(tmp_path)) == ends
+
+
+@pytest.mark.parametrize(("pool", "job", "has_end", "text"), rows(__file__, "chosen"))
+def test_an_exported_tokenizer_has_the_jobs_template_or_the_pools_or_the_models_own(tmp_path, pool, job, has_end, text):
+    own = {"added_tokens_decoder": {"7": {"content": "<|im_end|>"}} if has_end else {}, "bos_token": "<s>"}
+    own |= {"chat_template": "{{ messages[0].role }} {{ messages[0].content }}{{ mark or '.' }}", "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(own))
+    (tmp_path / "tools.jinja").write_text("tools")
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    complete(tmp_path / "adapter", pool_document(tmp_path, chatTemplate=pool), ChatTemplateSettings(**job))
+    render = renderer(tmp_path, own_template(tmp_path / "adapter"), {})
+    assert render([{"role": "user", "content": "hi"}], True) == text

@@ -60,7 +60,7 @@ async def test_a_turn_above_the_payload_limit_goes_through_the_blob_store_once_i
     assert await log.find("team", "job", "u-t0-0-1", 0) == large
 
 
-def test_conversations_are_kept_within_a_bound_a_linear_one_in_one_place_until_their_job_is_gone(chatml):
+def test_conversations_are_kept_within_a_bound_a_linear_one_in_one_place_until_their_job_is_gone():
     """Prompts that fit no context count by their text: they have no ids, and eight million characters each."""
 
     def keep(member, number, text, full=False):
@@ -71,7 +71,7 @@ def test_conversations_are_kept_within_a_bound_a_linear_one_in_one_place_until_t
         histories.keep(key_of(request, number), conversation, request.parent)
 
     job, log = Job(job_document()), TurnLog(MemoryServer().connect("rollout"), MemoryBlobs())
-    histories = Histories(chatml, log, bytes_kept=6 << 20)
+    histories = Histories(log, bytes_kept=6 << 20)
     for number in range(8):
         for member in range(2048):  # open episodes of eight turns each are all found again
             keep(member, number, "x" * 100 * (number + 1))
@@ -80,7 +80,7 @@ def test_conversations_are_kept_within_a_bound_a_linear_one_in_one_place_until_t
     assert len(histories) == 2048
     histories.forget({job.uid})
     assert (len(histories), histories._left_bytes) == (0, 6 << 20)
-    histories = Histories(chatml, log, bytes_kept=10_000)
+    histories = Histories(log, bytes_kept=10_000)
     for member in range(100):
         keep(member, 0, "x" * 1000, full=True)
     assert [one for one in range(100) if histories.knows_parent(job.request(member=one, turn=1))] == [97, 98, 99]

@@ -51,10 +51,12 @@ def test_schemas_hold_nothing_that_a_structural_schema_may_not():
             assert part["x-kubernetes-int-or-string"] is True, path
 
 
-def test_only_arguments_of_an_environment_and_affinity_are_free():
+def test_only_arguments_of_an_environment_variables_of_a_chat_template_and_affinity_are_free():
     free = [path for path, part in _all_parts() if part.get("x-kubernetes-preserve-unknown-fields")]
-    affinity = [f"ModelPool.spec.{role}.affinity{{}}" for role in ("rollout", "trainer")]
-    assert free == ["RLJob.spec.environment.args{}", *affinity]
+    given = (
+        "RLJob.spec.environment.args{} RLJob.spec.rollout.chatTemplate.kwargs{} ModelPool.spec.chatTemplate.kwargs{}"
+    )
+    assert free == [*given.split(), "ModelPool.spec.rollout.affinity{}", "ModelPool.spec.trainer.affinity{}"]
 
 
 @pytest.mark.parametrize(("bound", "sign"), [("minimum", ">"), ("maximum", "<")])

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from marlaas_api.kinds.base import Distinct, DnsLabel, Kind, ObjectName, PathText, Quantity, Spec, matching, rules
+from marlaas_api.kinds.chat_template import ChatTemplateSpec
 from marlaas_api.kinds.placement import Affinity, Image, LabelMap, PullSecrets, SecretKeyRef, Tolerations
 from marlaas_api.kinds.status import ModelPoolStatus
 
@@ -217,6 +218,16 @@ class ModelPoolSpec(Spec):
         description="The base model, frozen and shared by every adapter.",
         json_schema_extra=rules(
             (_SAME_MODEL, "cannot change: adapters belong to their base model; create another ModelPool")
+        ),
+    )
+    chat_template: ChatTemplateSpec = Field(
+        default_factory=lambda: ChatTemplateSpec(),
+        description="Chat template of jobs that choose none (their rollout.chatTemplate); by default the model's own.",
+        json_schema_extra=rules(
+            (
+                "self == oldSelf",
+                "cannot change: jobs have sampled with it; set rollout.chatTemplate of new jobs, or create another ModelPool",
+            )
         ),
     )
     tensor_parallel_size: int = Field(

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from marlaas_api.kinds.base import FIXED, Distinct, PathText, Spec, refuse, rules
+from marlaas_api.kinds.chat_template import ChatTemplateSpec
 from marlaas_api.kinds.data import DataSpec
 from marlaas_api.kinds.objective import BaselineSpec, ClipSpec, CorrectionSpec, EntropySpec, KlSpec, OverlongSpec
 from marlaas_api.kinds.optimizer import OptimizerSpec
@@ -86,6 +87,10 @@ class RolloutSpec(Spec):
     ] = Field(
         (),
         description="Ids of tokens that end a reply, beside the model's end tokens; they are not part of its text. Absent: none.",
+    )
+    chat_template: ChatTemplateSpec = Field(
+        default_factory=lambda: ChatTemplateSpec(),
+        description="Chat template of the job's conversations; its file, name or text replaces the pool's. By default the pool's chatTemplate, or else the model's own.",
     )
 
 

@@ -55,6 +55,20 @@ class EnvironmentSettings(SpecPart):
     secret_refs: tuple[NameRef, ...] = ()
 
 
+class ChatTemplateSettings(SpecPart):  # type: ignore[no-redef]  # the plugin's __init__ has **kwargs, too
+    """The chat template: of the three sources at most one; none: the pool's, or the model's own."""
+
+    file: str | None = None
+    name: Literal["chatml", "hermes"] | None = None
+    text: Annotated[str, AfterValidator(sys.intern)] | None = None
+    kwargs: PackedArgs = PackedArgs({})
+
+    def over(self, pool: "ChatTemplateSettings") -> "ChatTemplateSettings":
+        """Return a job's settings where the pool has some of its own."""
+        own = self if self.file or self.name or self.text else pool
+        return own.model_copy(update={"kwargs": PackedArgs({**pool.kwargs.value, **self.kwargs.value})})
+
+
 class SamplingSettings(SpecPart):
     """Sampling and the size of groups (`rollout`)."""
 
@@ -65,6 +79,7 @@ class SamplingSettings(SpecPart):
     refresh: Literal["group", "turn"] = "group"
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    chat_template: ChatTemplateSettings = ChatTemplateSettings()
 
 
 class OptimizerSettings(SpecPart):

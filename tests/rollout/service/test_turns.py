@@ -7,12 +7,14 @@ import pytest
 from tests.rollout.service.scripted import CharacterTokenizer
 from tests.tables import rows
 
+from marlaas.models.tokenizer import save_tokenizer
 from marlaas_api.health import exposition
 from marlaas_api.messages import ChatMessage, ReplyPhase, StopReason
 from marlaas_api.wire import encode, unpack_ids, unpack_logprobs
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.health import families
 from marlaas_worker.rollout.templates import REASON
+from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 
 
 async def test_a_turn_is_recorded_and_then_answered(harness):
@@ -184,3 +186,14 @@ async def test_what_can_never_be_served_is_refused_for_good_and_a_job_that_is_no
         assert len(reply.error) < 1000
         assert reply.is_refused == ("append" in changes), changes
     assert replica.engine.calls == []
+
+
+@pytest.mark.parametrize(("template", "says", "ends"), rows(__file__, "templates"))
+async def test_a_job_is_rendered_with_its_own_template_until_it_is_gone(harness, roles, tmp_path, template, says, ends):
+    save_tokenizer(tmp_path, 512)
+    replica = await harness.replica(tokenizer=PretrainedTokenizer.load(str(tmp_path)))
+    job = await harness.job(rollout={"chatTemplate": template})
+    reply, known, calls = await harness.ask(job.request()), roles[0]._tokenizers, replica.engine.calls
+    assert says in (reply.error or known.pool.raw(calls[0].prompt_ids))
+    assert ([sorted(call.sampling.end_ids) for call in calls], len(known)) == (ends, 1 + bool(template and ends))
+    assert (known.keep(()), len(known)) == (None, 1)

@@ -4,14 +4,17 @@
 and no top-p, top-k or penalties. It ignores the model's own generation settings.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from marlaas.chat.conversations import ChatSampling, Side, Transcript
+from marlaas.models.chat_template import PlainMessage, ReplyFrame, closing_token, frame_of
+from marlaas.models.chosen_template import choose
 from marlaas_api.errors import InvalidInput
+from marlaas_api.messages.job_spec import ChatTemplateSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +32,12 @@ class ScriptedSpeaker:
 
 
 class ModelSpeaker:
-    """A base model folder in Hugging Face format with a PEFT folder. Raises InvalidInput if they cannot be loaded together."""
+    """A base model folder in Hugging Face format with a PEFT folder. Raises InvalidInput if they cannot be loaded together.
 
-    def __init__(self, model: Path, adapter: Path) -> None:
+    template: of the job whose adapter it is.
+    """
+
+    def __init__(self, model: Path, adapter: Path, template: ChatTemplateSettings | None = None) -> None:
         try:
             import torch
             from peft import PeftModel
@@ -50,6 +56,12 @@ class ModelSpeaker:
             raise InvalidInput(
                 f"the adapter {adapter} cannot be loaded onto the base model {model}: {error}"
             ) from error
+        chosen = choose(template or ChatTemplateSettings(), model)
+        if not chosen.is_own:
+            self._tokenizer.chat_template = chosen.text
+        self._kwargs = dict(chosen.kwargs)
+        frame = ReplyFrame() if self._tokenizer.chat_template is None else frame_of(self._rendered)
+        self._closing = closing_token(frame, self._tokenizer.get_added_vocab())
         self._torch = torch
 
     def reply(self, side: Side, transcript: Transcript, sampling: ChatSampling, on_text: Callable[[str], None]) -> str:
@@ -72,9 +84,13 @@ class ModelSpeaker:
         if self._tokenizer.chat_template is None:
             text = "\n".join(message["content"] for message in messages)
         else:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = self._rendered(messages, True)
         ids = self._tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
         return ids.to(self._model.device)
+
+    def _rendered(self, messages: Sequence[PlainMessage], prompts: bool) -> str:
+        given = {"tokenize": False, "add_generation_prompt": prompts, **self._kwargs}
+        return str(self._tokenizer.apply_chat_template(list(messages), **given))
 
     def _room(self, num_prompt: int) -> int:
         """Return the number of tokens left in the context. Raises InvalidInput if there are none."""
@@ -89,7 +105,9 @@ class ModelSpeaker:
         from transformers import GenerationConfig
 
         own = self._model.generation_config
-        ends = {"eos_token_id": own.eos_token_id, "pad_token_id": own.pad_token_id}
+        named = own.eos_token_id if isinstance(own.eos_token_id, list) else [own.eos_token_id]
+        all_ends = sorted({one for one in (*named, self._closing) if one is not None})
+        ends = {"eos_token_id": all_ends or None, "pad_token_id": own.pad_token_id}
         if ends["pad_token_id"] is None:
             ends["pad_token_id"] = self._tokenizer.eos_token_id
         drawn = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}

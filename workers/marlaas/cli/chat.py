@@ -64,7 +64,8 @@ def chat(
     heat = None if greedy else temperature or rollout.temperature
     chosen = _agent(opened, agent)
     pool = opened.pool_of(chosen)
-    speaker = ModelSpeaker(Path(pool.model_path), _adapter(opened, chosen.name))
+    template = rollout.chat_template.over(pool.spec.chat_template)
+    speaker = ModelSpeaker(Path(pool.model_path), _adapter(opened, chosen.name), template)
     conversation = Chat(speaker, ChatSampling(max_tokens or rollout.max_tokens, heat, seed))
     console = Console(highlight=False)
     titles = {Side.BASE: describe(pool.spec.model), Side.ADAPTER: f"{opened.name}, trained"}

@@ -6,11 +6,13 @@ from pathlib import Path
 
 from marlaas.local.folder import replace_folder, translated
 from marlaas.manifest.references import CONFIG, objection
+from marlaas.models.chosen_template import choose
 from marlaas_api import subjects
 from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import JobDocument, Manifest, PolicyRecord, PoolDocument
+from marlaas_api.messages.job_spec import ChatTemplateSettings
 from marlaas_api.wire import decode_as
 
 TOKENIZER_FILES = (
@@ -40,10 +42,17 @@ async def find(bus: Bus, blobs: Blobs, document: JobDocument, agent: str, versio
     return None
 
 
-async def fetch(blobs: Blobs, manifest: Manifest, target: Path, pool: PoolDocument | None = None) -> None:
+async def fetch(
+    blobs: Blobs,
+    manifest: Manifest,
+    target: Path,
+    pool: PoolDocument | None = None,
+    template: ChatTemplateSettings | None = None,
+) -> None:
     """Write the adapter's files as a folder, completely or not at all. Raises InvalidInput, and the errors of `Blobs.fetch`.
 
     pool: its base model's name and tokenizer are added, so that PEFT, transformers and vLLM open the folder alone.
+    template: of the job; the tokenizer gets it.
     """
     partial = target.with_name(f".{target.name}.partial")
     with translated(target):
@@ -53,14 +62,15 @@ async def fetch(blobs: Blobs, manifest: Manifest, target: Path, pool: PoolDocume
         await blobs.fetch(ref, partial / name)
     if pool is not None:
         with translated(target):
-            complete(partial, pool)
+            complete(partial, pool, template or ChatTemplateSettings())
     replace_folder(partial, target)
 
 
-def complete(folder: Path, pool: PoolDocument) -> None:
+def complete(folder: Path, pool: PoolDocument, template: ChatTemplateSettings) -> None:
     """Write the base model's name into an adapter's configuration, as loaders need it, and its tokenizer beside it.
 
-    The name is the hub's id and revision, or the model's folder on this machine.
+    The name is the hub's id and revision, or the model's folder on this machine. The tokenizer has the chat template that the job has
+    sampled with, and its variables as defaults, because loaders pass none.
     """
     hub = pool.spec.model.hub
     config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -70,6 +80,9 @@ def complete(folder: Path, pool: PoolDocument) -> None:
     for name in TOKENIZER_FILES:
         if (Path(pool.model_path) / name).is_file():
             shutil.copyfile(Path(pool.model_path) / name, folder / name)
+    chosen = choose(template.over(pool.spec.chat_template), Path(pool.model_path))
+    if chosen.with_kwargs is not None and (chosen.kwargs or not chosen.is_own):
+        (folder / "chat_template.jinja").write_text(chosen.with_kwargs, encoding="utf-8")
 
 
 def export(adapter: Path, path: str, part: str) -> None:

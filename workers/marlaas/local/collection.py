@@ -111,7 +111,8 @@ class Collector:
         part = "" if len(document.spec.agents) == 1 else agent
         folder = self.folder.job(document.ref) / "adapter" / part
         pool = next((document.pool_of(one) for one in document.spec.agents if one.name == agent), document.pool)
-        await adapter.fetch(self.blobs, manifest, folder, self.pools.get(pool))
+        template = document.spec.rollout.chat_template
+        await adapter.fetch(self.blobs, manifest, folder, self.pools.get(pool), template)
         if result.phase is Phase.SUCCEEDED and document.spec.export.path is not None:
             adapter.export(folder, document.spec.export.path, part)
         self._published.add(key)

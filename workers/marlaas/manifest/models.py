@@ -8,14 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from marlaas.envs import BUILTINS
 from marlaas.manifest.crosscheck import ManifestObjects
 from marlaas.manifest.findings import Finding, Placed
 from marlaas.manifest.references import base_model_notes
+from marlaas.manifest.templates import template_errors, template_notes, text_errors
 from marlaas.models import ModelError, ModelFacts, inspect, list_models, prepared, resolve
 from marlaas.models.architectures import ADAPTABLE
-from marlaas.models.chat_template import read_frame
-from marlaas.models.end_tokens import read_ends
 from marlaas.models.hub import cached
 from marlaas.models.memory import CacheRoom, Demand, Machine, cache_room, demands, has_gpu, machine, shortage
 from marlaas_api.documents import job_spec
@@ -34,6 +32,7 @@ def check_models(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]
     """Yield errors of pools' models. If `runnable`, also missing packages and models, and too little memory."""
     here = machine() if runnable and not has_gpu() else None
     known = []
+    yield from text_errors(contents)
     for pool in contents.pools:
         if runnable:
             yield from pool.source.findings(missing_packages(pool.object))
@@ -47,9 +46,20 @@ def check_models(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]
             yield from pool.source.findings(unadaptable(facts, pool.object))
             yield from _wrong_targets(contents, pool.object, facts)
             yield from _too_long(contents, pool.object, facts)
-            yield from _untemplated(contents, pool.object, facts, is_builtin=True)
+            yield from _template_errors(contents, pool, facts, runnable)
     if here is not None:
         yield from _too_big(contents, known, here.limit)
+
+
+def _template_errors(
+    contents: ManifestObjects, pool: Placed[ModelPool], facts: ModelFacts, runnable: bool
+) -> Iterator[Finding]:
+    model = pool.object.spec.model
+    folder = _folder(model, runnable)
+    try:
+        yield from () if folder is None else template_errors(contents, pool, folder, facts)
+    except ModelError as error:
+        yield pool.source.finding(Problem((*_MODEL, _source(model)), str(error)))
 
 
 def model_notes(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]:
@@ -69,9 +79,8 @@ def model_notes(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]:
             known.append((pool, facts))
             yield from pool.source.findings(_experts(pool.object, facts))
             yield from pool.source.findings(_small_cache(contents, pool.object, facts))
-            yield from pool.source.findings(_of_no_family(pool.object, facts))
-            yield from _untemplated(contents, pool.object, facts, is_builtin=False)
-            yield from pool.source.findings(() if runnable else _replies(pool.object.spec.model))
+            folder = _folder(pool.object.spec.model, runnable=False)
+            yield from () if folder is None else template_notes(contents, pool, folder, facts, runnable=runnable)
         elif not runnable:
             yield from pool.source.findings(_not_here(pool.object))
     if here is not None and runnable:
@@ -98,20 +107,6 @@ def _not_here(pool: ModelPool) -> Iterator[Problem]:
             yield Problem(
                 (*_MODEL, "path"), f"{error}; `marlaas run` needs it on this machine, and a cluster on its workers"
             )
-
-
-def _replies(model: ModelSpec) -> Iterator[Problem]:
-    """Yield notes on the begin and the end of replies; a run's engine logs them itself."""
-    folder = _folder(model, runnable=False)
-    if folder is None or model.builtin is not None:
-        return
-    frame = read_frame(folder)
-    ends = read_ends(folder, frame)
-    loc = (*_MODEL, _source(model))
-    if frame is not None and frame.problem:
-        yield Problem(loc, frame.problem)
-    for text in ends.notes if ends.by_place else ends.problems:
-        yield Problem(loc, text)
 
 
 def _no_gpu(pool: ModelPool) -> Iterator[Problem]:
@@ -168,16 +163,6 @@ def _experts(pool: ModelPool, facts: ModelFacts) -> Iterator[Problem]:
         )
 
 
-def _of_no_family(pool: ModelPool, facts: ModelFacts) -> Iterator[Problem]:
-    """Yield a note on a model of no known family; the builtin ones are ChatML-like, or have no calls."""
-    if facts.reads_as_chatml and pool.spec.model.builtin is None:
-        text = (
-            "the model's chat template is of no known family: replies are read as those of ChatML models (<think>…</think>, "
-            "<tool_call>{JSON}</tool_call>); if it writes others, put a `response_template` into its tokenizer_config.json"
-        )
-        yield Problem((*_MODEL, _source(pool.spec.model)), text)
-
-
 def _too_long(contents: ManifestObjects, pool: ModelPool, facts: ModelFacts) -> Iterator[Finding]:
     """Yield jobs whose `maxTokens` alone fills the model's context. `kinds.checks` already reports values beyond `maxModelLen`."""
     most = facts.max_positions
@@ -190,22 +175,6 @@ def _too_long(contents: ManifestObjects, pool: ModelPool, facts: ModelFacts) -> 
                 f"context of {most} tokens; lower maxTokens or choose a pool with another model"
             )
             yield job.source.finding(Problem(("spec", "rollout", "maxTokens"), text))
-
-
-def _untemplated(
-    contents: ManifestObjects, pool: ModelPool, facts: ModelFacts, *, is_builtin: bool
-) -> Iterator[Finding]:
-    """Yield jobs on a model without a chat template. Builtin environments need one; other environments may append raw text."""
-    for job in () if facts.has_chat_template else contents.jobs:
-        name = job.object.spec.environment.name
-        if job.object.spec.agents_on(pool.metadata.name) and (name in BUILTINS) == is_builtin:
-            text = f"the base model of {pool_text(job.object, pool.metadata.name)} has no chat template, so "
-            text += (
-                f"the environment '{name}' cannot send it messages; choose a chat model"
-                if is_builtin
-                else "the environment cannot send it messages (`agent.say`, `agent.ask`), only raw text (`agent.complete`)"
-            )
-            yield job.source.finding(Problem(("spec", "environment"), text))
 
 
 def _wrong_targets(contents: ManifestObjects, pool: ModelPool, facts: ModelFacts) -> Iterator[Finding]:

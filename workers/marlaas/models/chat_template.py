@@ -4,7 +4,7 @@ Found from renderings of short conversations, never from the template's source. 
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import takewhile
@@ -21,6 +21,10 @@ _MARK = "Marlaas4Reply"
 _USER: PlainMessage = {"role": "user", "content": "two and two?"}
 _ASKED: tuple[tuple[PlainMessage, ...], ...] = ((_USER,), ({"role": "system", "content": "Answer."}, _USER))
 _SAID: PlainMessage = {"role": "assistant", "content": _MARK}
+_ANY_QUESTION: PlainMessage = {"role": "user", "content": "?"}
+_PLAIN: PlainMessage = {"role": "assistant", "content": "x"}
+_CALL = {"type": "function", "id": "call00000", "function": {"name": "any", "arguments": {}}}
+_STRUCTURED: PlainMessage = {**_PLAIN, "reasoning_content": "y", "thinking": "y", "tool_calls": [_CALL]}
 _EMPTY_BLOCK = re.compile(r"(?:<([\w:|]+)>\s*</\1>|\[(\w+)\]\s*\[/\2\])\s*\Z")
 """An empty block at the end of a header: a template's form of a message without reasoning."""
 _OPEN_TAG = re.compile(r"[<\[][^>\]]*\Z")
@@ -98,21 +102,47 @@ def without_empty_block(text: str, content: str) -> str:
 
 
 def read_frame(folder: Path) -> ReplyFrame | None:
-    """Return the text around a reply, from the files of a model; None without a chat template or without transformers. Raises NotAModel."""
-    template = _template(folder)
+    """Return the text around a reply of the model's own template; None without one, or without transformers. Raises NotAModel."""
+    render = renderer(folder, own_template(folder), {})
+    return None if render is None else frame_of(render)
+
+
+def renderer(folder: Path, template: str | None, kwargs: Mapping[str, Any]) -> Render | None:
+    """Return a function that renders a template with a model's special tokens; None without a template or transformers. Raises NotAModel."""
     if template is None or find_spec("transformers") is None:
         return None
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    special = special_tokens(folder)
+    given = {**special_tokens(folder), **kwargs}
 
     def render(messages: Sequence[PlainMessage], prompts: bool) -> str:
         texts, _ = render_jinja_template(
-            [list(messages)], chat_template=template, add_generation_prompt=prompts, **special
+            [list(messages)], chat_template=template, add_generation_prompt=prompts, **given
         )
         return str(texts[0])
 
-    return frame_of(render)
+    return render
+
+
+def lost_tokens(render: Render, special: Collection[str]) -> str:
+    """Return a sentence about special tokens that a template writes around reasoning and calls; empty if it writes none.
+
+    Args:
+        special: the special tokens of the tokenizer.
+    """
+    try:
+        plain, structured = (render((_ANY_QUESTION, reply), True) for reply in (_PLAIN, _STRUCTURED))
+    except Exception:  # A template's expressions can raise anything; then nothing is known.
+        return ""
+    lost = sorted(token for token in special if token and structured.count(token) > plain.count(token))
+    if not lost:
+        return ""
+    return (
+        f"the base model's chat template writes the special tokens {', '.join(lost)} into an assistant's message, and no "
+        "known model family does: tool calls and reasoning would be lost. Put a `response_template` that reads them into the model's "
+        "tokenizer_config.json (transformers, chat response parsing), or choose another template (`chatTemplate`), one that writes calls as "
+        "<tool_call>{JSON}</tool_call>"
+    )
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
@@ -126,8 +156,8 @@ def special_tokens(folder: Path) -> dict[str, str]:
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
-def _template(folder: Path) -> str | None:
-    """Return the source of a folder's template, of several the default one."""
+def own_template(folder: Path) -> str | None:
+    """Return the source of a folder's template, of several the default one. Raises NotAModel."""
     if (file := folder / "chat_template.jinja").is_file():
         return file.read_text(encoding="utf-8", errors="replace")
     for name in ("chat_template.json", _CONFIG):

@@ -86,18 +86,26 @@ def configured_ends(folder: Path) -> EndTokens:
 
 def added_tokens(folder: Path) -> dict[str, int]:
     """Return the added tokens of a folder's tokenizer and their ids. Raises NotAModel."""
-    tokens: dict[str, int] = {}
+    return {text: number for text, number, _ in _added(folder)}
+
+
+def special_added_tokens(folder: Path) -> frozenset[str]:
+    """Return the special tokens of a folder's tokenizer: those that are added as such, and those that its configuration names. Raises NotAModel."""
+    return frozenset((*special_tokens(folder).values(), *(text for text, _, special in _added(folder) if special)))
+
+
+def _added(folder: Path) -> Iterator[tuple[str, int, bool]]:
+    """Yield each added token with its id, and whether it is special."""
     if (file := folder / "tokenizer_config.json").is_file():
         decoder = read_json(file).get("added_tokens_decoder")
         for number, one in decoder.items() if isinstance(decoder, dict) else ():
             if isinstance(one, dict) and str(number).isdigit():
-                tokens[str(one.get("content"))] = int(number)
+                yield str(one.get("content")), int(number), one.get("special") is True
     if (file := folder / "tokenizer.json").is_file():
         added = read_json(file).get("added_tokens")
         for one in added if isinstance(added, list) else ():
             if isinstance(one, dict) and isinstance(one.get("id"), int):
-                tokens[str(one.get("content"))] = one["id"]
-    return tokens
+                yield str(one.get("content")), one["id"], one.get("special") is True
 
 
 def read_ends(folder: Path, frame: ReplyFrame | None) -> EndTokens:

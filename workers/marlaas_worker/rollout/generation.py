@@ -28,10 +28,12 @@ from marlaas_worker.rollout.engine_failures import MAX_ENGINE_FAILURES, EngineFa
 from marlaas_worker.rollout.engine_meter import Computed
 from marlaas_worker.rollout.kv_budget import Place
 from marlaas_worker.rollout.policies import Pins, Policies, past_caller, refreshes
-from marlaas_worker.rollout.renderers.replies import ReadingTokenizer, ReadReply, read
+from marlaas_worker.rollout.renderers.replies import ReadReply, read
 from marlaas_worker.rollout.slots import Held
 from marlaas_worker.rollout.stops import stops_of
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
+from marlaas_worker.rollout.templates import EndingTokenizer
+from marlaas_worker.rollout.tokenizers import Tokenizers
 from marlaas_worker.rollout.turn_log import Histories, key_of, require_same
 from marlaas_worker.rollout.turn_record import Drawn, Order, turn_record
 from marlaas_worker.rollout.versions import Versions
@@ -77,7 +79,7 @@ class Generation:
     """Plays turns, any number of them concurrently."""
 
     context: RoleContext
-    tokenizer: ReadingTokenizer
+    tokenizers: Tokenizers
     engine: SupervisedEngine
     policies: Policies
     pins: Pins
@@ -114,7 +116,9 @@ class Generation:
         adapter = await self._version(request, served)
         if (caller := past_caller(request, document)) is not None:
             self.versions.proven.past.note(adapter, *caller, _clock())
-        order = Order(request, served, adapter, await self._extend(request), began, num_preemptions)
+        tokenizer = await self.tokenizers.of(document)
+        prompt = await self._extend(request, tokenizer)
+        order = Order(request, served, tokenizer, adapter, prompt, began, num_preemptions)
         drawn = await self._draw(order, stage)
         stage.enter("it was being recorded", self.histories.log.explain)
         reply = await self._read(order, drawn.completion)
@@ -134,13 +138,13 @@ class Generation:
             return served.adapter(pinned)
         return served.adapter(max(pinned, proven.newest_resident(served.adapter(0))))
 
-    async def _extend(self, request: GenerateRequest) -> Prompt:
+    async def _extend(self, request: GenerateRequest, tokenizer: EndingTokenizer) -> Prompt:
         """Tokenize the prompt. Long texts run in a thread, one at a time for each job.
 
         So a job that sends much text delays neither other jobs' turns nor other users of the thread pool.
         """
-        parent = await self.histories.parent(request)
-        tokenize = partial(extend, self.tokenizer, parent, request.append, request.tools)
+        parent = await self.histories.parent(request, tokenizer)
+        tokenize = partial(extend, tokenizer, parent, request.append, request.tools)
         if num_characters(request.append, request.tools) < _LONG_CHARACTERS:
             return tokenize()
         async with self._long_texts.setdefault(request.uid, asyncio.Lock()):
@@ -148,7 +152,7 @@ class Generation:
 
     async def _read(self, order: Order, completion: Completion) -> ReadReply:
         """Read the reply; a long one in a thread, because a text full of marks takes a second."""
-        parse = partial(read, self.tokenizer, order.prompt, completion.output_ids, completion.stop_reason)
+        parse = partial(read, order.tokenizer, order.prompt, completion.output_ids, completion.stop_reason)
         return await asyncio.to_thread(parse) if len(completion.output_ids) > _LONG_REPLY else parse()
 
     async def _draw(self, order: Order, stage: RequestStage) -> Drawn:
@@ -236,12 +240,12 @@ class Generation:
     async def _generate(self, order: Order, held: Held, began: Began) -> Completion:
         request, document = order.request, order.served.document
         rollout = document.spec.rollout
-        stops, end_ids = stops_of(self.tokenizer, rollout, request)
+        stops, end_ids = stops_of(order.tokenizer, rollout, request)
         sampling = Sampling(
             temperature=rollout.temperature,
             max_tokens=min(request.max_tokens or rollout.max_tokens, rollout.max_tokens),
             stops=stops,
-            end_ids=end_ids,
+            end_ids=end_ids | self.tokenizers.further_ends(order.tokenizer),
             seed=sampling_seed(document.seed, len(document.spec.agents), request.group, request.member, request.turn),
             max_s=document.spec.turn_timeout_s,
         )

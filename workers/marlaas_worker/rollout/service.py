@@ -1,15 +1,16 @@
 """The rollout role: builds the parts that serve one engine, and starts, drains and stops them in order."""
 
 import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from marlaas_api.bucket_cache import REREAD_S
 from marlaas_api.bus import BusUnavailable
 from marlaas_api.cpu_shares import engine_share, set_share
-from marlaas_api.messages import JobAgent, PoolDocument, ReplicaReport
+from marlaas_api.messages import JobAgent, JobDocument, PoolDocument, ReplicaReport
 from marlaas_worker.calibration import rounding_warning
 from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.metrics import Sample, of_report
@@ -18,6 +19,7 @@ from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.rollout.accounts import GoneJobs
 from marlaas_worker.rollout.adapter_cache import AdapterCache
 from marlaas_worker.rollout.calibrations import Calibrations
+from marlaas_worker.rollout.conversation import NoChatTemplate
 from marlaas_worker.rollout.engine import Engine
 from marlaas_worker.rollout.engine_failures import EngineFailures
 from marlaas_worker.rollout.generation import Generation
@@ -30,6 +32,7 @@ from marlaas_worker.rollout.self_test import EngineSelfTest
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 from marlaas_worker.rollout.templates import EndingTokenizer, TemplateNotice
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
+from marlaas_worker.rollout.tokenizers import Tokenizers
 from marlaas_worker.rollout.turn_log import Histories, TurnLog
 from marlaas_worker.rollout.versions import Versions
 
@@ -40,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 async def serve(context: RoleContext, pool: PoolDocument) -> None:
     """Serve a pool until the role is stopped. Raises Permanent if the model or the engine cannot be loaded."""
-    tokenizer = await asyncio.to_thread(PretrainedTokenizer.load, pool.model_path)
+    tokenizer = await asyncio.to_thread(PretrainedTokenizer.load, pool.model_path, pool.spec.chat_template)
     for text in tokenizer.ends.notes:
         _log.warning("%s", text)
     engine = await asyncio.to_thread(open_engine, context, pool, tokenizer.end_ids)
@@ -93,6 +96,7 @@ class _Rollout:
         self._engine = SupervisedEngine(engine, self._test, self._engine_stopped, self._engine_restarted)
         self._policies = Policies(context.bus, pool, self._changed.set)
         self._emitter = EventEmitter(context, "rollout")
+        self._tokenizers = Tokenizers(tokenizer)
         self._template = TemplateNotice(self._emitter, tokenizer)
         self._reporter = Reporter(context, ("rollout", pool), self._report)
         self._adapter_cache = AdapterCache(self._policies, context.blobs, context.scratch / "adapters")
@@ -100,11 +104,11 @@ class _Rollout:
         self._log = TurnLog(context.bus, context.blobs)
         self._gone_jobs = GoneJobs()
         self._pins = Pins(context.bus)
-        self._histories = Histories(tokenizer, self._log)
+        self._histories = Histories(self._log)
         self._failures = EngineFailures()
         generation = Generation(
             context=context,
-            tokenizer=tokenizer,
+            tokenizers=self._tokenizers,
             engine=self._engine,
             policies=self._policies,
             pins=self._pins,
@@ -178,11 +182,18 @@ class _Rollout:
 
     async def _listen(self, served: Sequence[JobAgent]) -> None:
         accepted = () if self._requests.closed else served
-        self._template.emit(one.document.ref for one in accepted)
+        await self._warn({one.document.uid: one.document for one in accepted}.values())
         try:
             await self._reception.listen_to(accepted)
         except BusUnavailable as error:
             _log.warning("cannot subscribe to the requests of all jobs: %s", error)
+
+    async def _warn(self, documents: Collection[JobDocument]) -> None:
+        """Emit warnings about the jobs' chat templates. A refused template fails the job's first turn, with the reason."""
+        for document in documents:
+            with contextlib.suppress(NoChatTemplate):
+                self._template.emit(document.ref, await self._tokenizers.of(document))
+        self._tokenizers.keep(documents)
 
     async def _forget_gone_jobs(self) -> None:
         meter, now = self._engine.meter, asyncio.get_running_loop().time()

@@ -6,11 +6,12 @@ typical replies, so it may miss a template that rewrites the past after other re
 """
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Protocol
 
 from marlaas_api.messages import ChatMessage, StopReason
+from marlaas_api.messages.job_spec import ChatTemplateSettings
 from marlaas_api.names import JobRef
 from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.rollout.conversation import BadAppend, conclude, extend, read_reply
@@ -38,6 +39,10 @@ class EndingTokenizer(ReadingTokenizer, Protocol):
     @property
     def end_ids(self) -> frozenset[int]: ...
 
+    def for_job(self, template: ChatTemplateSettings) -> "EndingTokenizer":
+        """Return the tokenizer with a job's chat template, where this one has the pool's. Raises InvalidInput."""
+        ...
+
 
 def rewritten(tokenizer: EndingTokenizer) -> tuple[str, ...]:
     """Return descriptions of the replies after which the template rewrites its past; empty without a chat template."""
@@ -49,7 +54,7 @@ def rewritten(tokenizer: EndingTokenizer) -> tuple[str, ...]:
 
 
 class TemplateNotice:
-    """Emits the warnings once in the log, and once to every job."""
+    """Emits the warnings about a job's template once to the job; those about the pool's are logged once."""
 
     def __init__(self, emitter: EventEmitter, tokenizer: EndingTokenizer) -> None:
         self._emitter = emitter
@@ -58,24 +63,31 @@ class TemplateNotice:
 
     @cached_property
     def texts(self) -> Mapping[str, str]:
-        """The warnings by reason. They are logged when this is first read."""
-        found = rewritten(self._tokenizer)
-        texts = {REASON: _REWRITES.format(", ".join(found)) if found else "", NO_PROMPT: self._tokenizer.frame.problem}
-        told = {reason: text for reason, text in texts.items() if text}
+        """The warnings about the pool's template, by reason. They are logged when this is first read."""
+        told = warnings(self._tokenizer)
         for reason, text in told.items():
             _log.warning("%s: %s", reason, text)
         return told
 
-    def emit(self, jobs: Iterable[JobRef]) -> None:
-        """Emit the warnings to jobs that have not received them."""
-        for job in set(jobs) - self._told:
-            self._told.add(job)
-            for reason, text in self.texts.items():
-                self._emitter.queue(job, reason, text, once=f"{reason}-{job.key}-{job.uid}")
+    def emit(self, job: JobRef, tokenizer: EndingTokenizer) -> None:
+        """Emit the warnings about a job's template, unless the job has received them."""
+        if job in self._told:
+            return
+        self._told.add(job)
+        texts = self.texts if tokenizer is self._tokenizer else warnings(tokenizer)
+        for reason, text in texts.items():
+            self._emitter.queue(job, reason, text, once=f"{reason}-{job.key}-{job.uid}")
 
     def forget(self, uids: Collection[str]) -> None:
         """Forget the jobs that are gone."""
         self._told = {job for job in self._told if job.uid not in uids}
+
+
+def warnings(tokenizer: EndingTokenizer) -> Mapping[str, str]:
+    """Return the warnings about a tokenizer's template, by reason."""
+    found = rewritten(tokenizer)
+    texts = {REASON: _REWRITES.format(", ".join(found)) if found else "", NO_PROMPT: tokenizer.frame.problem}
+    return {reason: text for reason, text in texts.items() if text}
 
 
 def _rewrites(tokenizer: EndingTokenizer, text: str, end: int) -> bool:

@@ -1,7 +1,8 @@
-"""Adapter for transformers' tokenizers: a pool's tokenizer and chat template, loaded once."""
+"""Adapter for transformers' tokenizers: a pool's tokenizer, loaded once, with one chat template."""
 
+import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -11,29 +12,25 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
 from marlaas.models.chat_template import PlainMessage, ReplyFrame, closing_token, frame_of, without_empty_block
+from marlaas.models.chosen_template import choose
 from marlaas.models.end_tokens import TEMPLATE, TOKENIZER, EndTokens, configured_ends
+from marlaas.time_limit import time_limit
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import ChatMessage, ReplyPartsMessage, ToolCallMessage
+from marlaas_api.messages.job_spec import ChatTemplateSettings
 from marlaas_worker.rollout.conversation import CHANGES_BEGINNING, BadAppend, NoChatTemplate
-from marlaas_worker.rollout.renderers import Renderer
+from marlaas_worker.rollout.renderers import Renderer, TemplateRefused
 
-NO_TEMPLATE = "the base model has no chat template: choose a chat model, or have the environment append raw text (`agent.complete`) instead of messages"
+NO_TEMPLATE = "the base model has no chat template: choose a chat model, set `chatTemplate: {name: chatml}`, or have the environment append raw text (`agent.complete`) instead of messages"
 _TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """Exceptions of a template's own expressions."""
+RENDERING_S = 2.0
+"""Longest rendering of a conversation by a template that a job has written."""
 _ANY_TOOL = json.dumps(
     {
         "type": "function",
         "function": {"name": "any", "description": "", "parameters": {"type": "object", "properties": {}}},
     }
-)
-
-_ASKED = ChatMessage(role="user", content="?")
-_PLAIN = ChatMessage(role="assistant", content="x")
-_STRUCTURED = ChatMessage(
-    role="assistant",
-    content="x",
-    reasoning_content="y",
-    tool_calls=(ToolCallMessage(name="any", arguments="{}", id="call00000"),),
 )
 
 
@@ -47,37 +44,76 @@ class PretrainedTokenizer:
     Attributes:
         frame: what the chat template writes around a reply.
         ends: the tokens that end a reply, by the places that name them.
+        folder: of the model.
+        settings: its chat template.
 
     Args:
         configured: end tokens of the model's configuration.
+        kwargs: variables that the template reads.
+        is_foreign: whether a job has written the template, so that the time of a rendering is bounded.
     """
 
-    def __init__(self, tokenizer: Any, configured: EndTokens | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        configured: EndTokens | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        is_foreign: bool = False,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._configured = configured or EndTokens()
+        self._kwargs = dict(kwargs or {})
+        self.folder = Path()
+        self.settings = ChatTemplateSettings()
+        self._is_foreign, self._refusal = is_foreign, ""
         self.frame = ReplyFrame() if tokenizer.chat_template is None else frame_of(self._plainly_rendered)
         tokens: dict[str, int] = tokenizer.get_added_vocab()
-        ends = replace(configured or EndTokens(), texts={number: text for text, number in tokens.items()})
+        ends = replace(self._configured, texts={number: text for text, number in tokens.items()})
         self.ends = ends.found(TOKENIZER, tokenizer.eos_token_id).found(TEMPLATE, closing_token(self.frame, tokens))
         self.end_ids = self.ends.ids
 
     @classmethod
-    def load(cls, model_path: str) -> "PretrainedTokenizer":
-        """Load a model folder's tokenizer; takes seconds. Raises TokenizerUnreadable, TemplateRefused."""
+    def load(cls, model_path: str, template: ChatTemplateSettings | None = None) -> "PretrainedTokenizer":
+        """Load a model folder's tokenizer; takes seconds. Raises TokenizerUnreadable, TemplateUnusable, TemplateRefused.
+
+        Args:
+            template: the pool's.
+        """
         try:
-            loaded = cls(AutoTokenizer.from_pretrained(model_path), configured_ends(Path(model_path)))
+            own = cls(AutoTokenizer.from_pretrained(model_path), configured_ends(Path(model_path)))
         except (OSError, ValueError) as error:
             raise TokenizerUnreadable(f"no tokenizer in {model_path}: {error}") from error
-        loaded.check_template()
-        return loaded
+        own.folder = Path(model_path)
+        if template is not None and template != ChatTemplateSettings():
+            return own._using(template, is_foreign=False)
+        own.check_template()
+        return own
+
+    def for_job(self, template: ChatTemplateSettings) -> "PretrainedTokenizer":
+        """Return a tokenizer with the template of a job, where this one has the pool's; both share the vocabulary.
+
+        Raises TemplateUnusable, TemplateRefused.
+        """
+        return self._using(template, is_foreign=template.text is not None)
+
+    def _using(self, template: ChatTemplateSettings, *, is_foreign: bool) -> "PretrainedTokenizer":
+        settings = template.over(self.settings)
+        chosen = choose(settings, self.folder)
+        tokenizer = copy.copy(self._tokenizer)
+        if not chosen.is_own:
+            tokenizer.chat_template = chosen.text
+        if chosen.is_builtin:
+            tokenizer.response_template = None
+        made = PretrainedTokenizer(tokenizer, self._configured, chosen.kwargs, is_foreign)
+        made.folder, made.settings = self.folder, settings
+        made.check_template()
+        if made._refusal:
+            raise TemplateRefused(made._refusal)
+        return made
 
     def check_template(self) -> None:
-        """Refuse a model whose template writes calls or reasoning in a form that is not known. Raises TemplateRefused."""
-        try:
-            asked = ([_plain(_ASKED), _plain(reply)] for reply in (_PLAIN, _STRUCTURED))
-            plain, structured = (self._plainly_rendered(messages, True) for messages in asked)
-        except _TEMPLATE_ERRORS:
-            return
-        self.renderer.check(plain, structured)
+        """Refuse a template that writes calls or reasoning in a form that is not known. Raises TemplateRefused."""
+        self.renderer.check(self._plainly_rendered)
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
         """See `conversation.Tokenizer`. Raises BadAppend with the template's error text."""
@@ -112,9 +148,21 @@ class PretrainedTokenizer:
     def _plainly_rendered(
         self, messages: Sequence[PlainMessage], prompts: bool, tools: list[Any] | None = None, **options: bool
     ) -> str:
+        if self._refusal:
+            raise ValueError(self._refusal)
+        try:
+            with time_limit(RENDERING_S if self._is_foreign else None):
+                return self._applied(messages, prompts, tools, **options)
+        except TimeoutError:  # Once is enough: others wait meanwhile.
+            self._refusal = f"the job's chat template took longer than {RENDERING_S:g} s for one conversation"
+            raise ValueError(self._refusal) from None
+
+    def _applied(
+        self, messages: Sequence[PlainMessage], prompts: bool, tools: list[Any] | None, **options: bool
+    ) -> str:
         return str(
             self._tokenizer.apply_chat_template(
-                list(messages), tools=tools, tokenize=False, add_generation_prompt=prompts, **options
+                list(messages), tools=tools, tokenize=False, add_generation_prompt=prompts, **options, **self._kwargs
             )
         )
 

@@ -154,17 +154,16 @@ class Histories:
     continues it nevertheless, it is restored and then kept, because more may follow.
     """
 
-    def __init__(self, tokenizer: Tokenizer, log: TurnLog, bytes_kept: int = BYTES_KEPT) -> None:
+    def __init__(self, log: TurnLog, bytes_kept: int = BYTES_KEPT) -> None:
         self.log = log
-        self._tokenizer = tokenizer
         self._left_bytes = bytes_kept
         self._kept: OrderedDict[Key, _Kept] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    async def parent(self, request: GenerateRequest) -> Conversation | None:
-        """Return the conversation that a request continues; None if it begins one.
+    async def parent(self, request: GenerateRequest, tokenizer: Tokenizer) -> Conversation | None:
+        """Return the conversation that a request continues; None if it begins one. tokenizer: of its job.
 
         Raises RequestRefused (no such turn, or another agent's), and as `TurnLog.find`.
         """
@@ -173,7 +172,7 @@ class Histories:
         key = key_of(request, request.parent)
         kept = self._kept.get(key)
         if kept is None:
-            return await self._restored(request, request.parent)
+            return await self._restored(request, request.parent, tokenizer)
         self._kept.move_to_end(key)
         return kept.conversation
 
@@ -208,11 +207,11 @@ class Histories:
     def _drop(self, key: Key) -> None:
         self._left_bytes += self._kept.pop(key).num_bytes
 
-    async def _restored(self, request: GenerateRequest, number: int) -> Conversation:
+    async def _restored(self, request: GenerateRequest, number: int, tokenizer: Tokenizer) -> Conversation:
         turns = await self.log.episode(request.namespace, request.job, request.episode)
         conversation: Conversation | None = None
         for turn in reversed(_lineage(turns, number, request)):
-            conversation = restore(self._tokenizer, conversation, turn)
+            conversation = restore(tokenizer, conversation, turn)
         assert conversation is not None
         is_continued = any(turn.parent == number for turn in turns.values())
         self._keep(key_of(request, number), conversation, has_branches=is_continued)

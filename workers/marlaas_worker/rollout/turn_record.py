@@ -9,16 +9,18 @@ from marlaas_worker.rollout.accounts import Account, account_of
 from marlaas_worker.rollout.conversation import Prompt, beginning
 from marlaas_worker.rollout.engine import Completion, EngineLimits
 from marlaas_worker.rollout.renderers.replies import ReadReply
+from marlaas_worker.rollout.templates import EndingTokenizer
 
 _COPIED = {"namespace", "job", "uid", "agent", "group", "member", "episode", "turn", "parent"}
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Inputs of one generation. began: when the request arrived, on the loop's clock. num_preemptions: of its job until then."""
+    """Inputs of one generation. tokenizer: of the job's chat template. began: when the request arrived, on the loop's clock. num_preemptions: of its job until then."""
 
     request: GenerateRequest
     served: JobAgent
+    tokenizer: EndingTokenizer
     adapter: AdapterRef
     prompt: Prompt
     began: float

@@ -14,6 +14,7 @@ from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
 from marlaas.environment_types import ToolCall
+from marlaas.models.chat_template import Render, lost_tokens
 from marlaas.models.families import CALLS, CHATML, THINK, Family, family_of
 from marlaas.tool_calls import MALFORMED, bare_calls, json_calls, named_call, python_calls, tool_names
 from marlaas_api.errors import InvalidInput
@@ -92,25 +93,11 @@ class Renderer:
         parts = ChatMessage(role="assistant", content=content, tool_calls=told, reasoning_content=reasoning)
         return (plain, parts) if self._is_plain else (parts, plain)
 
-    def check(self, plain: str, structured: str) -> None:
-        """Refuse a model whose template structures replies with special tokens that nothing here reads.
-
-        Args:
-            plain: rendering of a conversation with a plain reply.
-            structured: the same with reasoning and a tool call.
-
-        Raises TemplateRefused.
-        """
-        if not self._is_plain:
-            return
-        lost = [token for token in self._specials if structured.count(token) > plain.count(token)]
+    def check(self, render: Render) -> None:
+        """Refuse a template that structures replies with special tokens that nothing here reads. Raises TemplateRefused."""
+        lost = lost_tokens(render, self._specials) if self._is_plain else ""
         if lost:
-            raise TemplateRefused(
-                f"the base model's chat template writes the special tokens {', '.join(sorted(lost))} into an assistant's message, and no "
-                "known model family does: tool calls and reasoning would be lost. Put a `response_template` that reads them into the model's "
-                "tokenizer_config.json (transformers, chat response parsing), or replace its chat template by one that writes calls as "
-                "<tool_call>{JSON}</tool_call>"
-            )
+            raise TemplateRefused(lost)
 
     @property
     def _is_plain(self) -> bool:

@@ -1,0 +1,48 @@
+"""The tokenizers of a replica: the pool's, and one for each other chat template that a job of it chooses."""
+
+import asyncio
+from collections.abc import Collection, Iterable
+
+from marlaas_api.errors import InvalidInput
+from marlaas_api.messages import JobDocument
+from marlaas_api.messages.job_spec import ChatTemplateSettings
+from marlaas_worker.rollout.conversation import NoChatTemplate
+from marlaas_worker.rollout.templates import EndingTokenizer
+
+_NONE = ChatTemplateSettings()
+
+
+class Tokenizers:
+    """Tokenizers by chat template. All share the vocabulary; one is dropped when no job uses its template.
+
+    pool: the tokenizer with the pool's template.
+    """
+
+    def __init__(self, pool: EndingTokenizer) -> None:
+        self.pool = pool
+        self._made: dict[ChatTemplateSettings, EndingTokenizer] = {}
+
+    def __len__(self) -> int:
+        return 1 + len(self._made)
+
+    async def of(self, document: JobDocument) -> EndingTokenizer:
+        """Return a job's tokenizer. Raises NoChatTemplate if its template does not exist or is refused."""
+        settings = document.spec.rollout.chat_template
+        if settings == _NONE:
+            return self.pool
+        if (known := self._made.get(settings)) is not None:
+            return known
+        try:
+            made = await asyncio.to_thread(self.pool.for_job, settings)
+        except InvalidInput as error:
+            raise NoChatTemplate(f"chatTemplate: {error}") from error
+        return self._made.setdefault(settings, made)
+
+    def further_ends(self, tokenizer: EndingTokenizer) -> frozenset[int]:
+        """Return the end tokens of a job's tokenizer that the engine does not know: it has those of the pool's."""
+        return tokenizer.end_ids - self.pool.end_ids
+
+    def keep(self, documents: Iterable[JobDocument]) -> None:
+        """Drop the tokenizers of other jobs."""
+        used: Collection[ChatTemplateSettings] = {one.spec.rollout.chat_template for one in documents}
+        self._made = {settings: one for settings, one in self._made.items() if settings in used}
