@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from marlaas_api.kinds import ModelPoolSpec, ModelSpec, RLJob, RLJobSpec, Spec, Tenant
-from marlaas_api.kinds.chat_template import ChatTemplateSpec
+from marlaas_api.kinds.chat_template import ChatTemplateSpec, PoolChatTemplateSpec
 from marlaas_api.messages import JobDocument, JobSpec, PoolSpec, TenantQuota
 from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.messages.base import SpecPart
-from marlaas_api.messages.job_spec import ChatTemplateSettings
+from marlaas_api.messages.job_spec import ChatTemplateSettings, PoolChatTemplateSettings
 from marlaas_api.messages.pool_spec import ModelSource
 from marlaas_api.names import DEFAULT_TENANT
 
@@ -47,8 +47,13 @@ def model_source(model: ModelSpec) -> ModelSource:
 
 
 def chat_template_settings(spec: ChatTemplateSpec) -> ChatTemplateSettings:
-    """Return the chat template in a document."""
+    """Return a job's chat template in a document."""
     return _converted(ChatTemplateSettings, spec)
+
+
+def pool_chat_template_settings(spec: PoolChatTemplateSpec) -> PoolChatTemplateSettings:
+    """Return a pool's chat template in a document."""
+    return _converted(PoolChatTemplateSettings, spec)
 
 
 def _converted(into: type[P], part: Spec) -> P:

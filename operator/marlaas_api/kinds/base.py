@@ -102,6 +102,15 @@ FIXED = rules(NO_CHANGE)
 """Schema extension of a field that cannot change after the object is created."""
 
 
+def unchanged(name: str, *inner: str) -> str:
+    """Return the rule that an optional field stays absent or unchanged.
+
+    `self.?name == oldSelf.?name` is not used, because the API server cannot bound its cost.
+    """
+    same = " && ".join(f"self.{path} == oldSelf.{path}" for path in (inner or (name,)))
+    return f"(has(self.{name}) ? has(oldSelf.{name}) && {same} : !has(oldSelf.{name}))"
+
+
 class Spec(BaseModel):
     """A part of a manifest: camelCase keys, unknown keys refused, immutable after parsing.
 

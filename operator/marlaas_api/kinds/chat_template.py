@@ -7,6 +7,7 @@ from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model
 
 from marlaas_api.kinds.base import Spec, matching, rules
 
+_FILE_OR_NAME = "give at most one of file and name"
 _ONE_SOURCE = "give at most one of file, name and text"
 _FILE = r"^([A-Za-z0-9_-][A-Za-z0-9_.-]*/)*[A-Za-z0-9_-][A-Za-z0-9_.-]*$"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -54,13 +55,12 @@ def _variables(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 class ChatTemplateSpec(Spec):
-    """Chat template: the Jinja text that turns messages into the text of a prompt. Without file, name and text it is the model's own."""
+    """Chat template of a job: the Jinja text that turns messages into the text of a prompt. Without file and name it is the pool's.
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            ("[has(self.file), has(self.name), has(self.text)].filter(given, given).size() <= 1", _ONE_SOURCE)
-        )
-    )
+    A job cannot bring a text of its own: it would run in the engine's process, whose time and memory all tenants share.
+    """
+
+    model_config = ConfigDict(json_schema_extra=rules(("!has(self.file) || !has(self.name)", _FILE_OR_NAME)))
     file: (
         Annotated[str, matching(_FILE, "a path inside the model's folder, for example chat_template_tools.jinja", 256)]
         | None
@@ -70,9 +70,6 @@ class ChatTemplateSpec(Spec):
         description="Builtin template, for a base model without one. chatml: messages between <|im_start|> and <|im_end|>; a tokenizer without <|im_end|> ends "
         "them with its end token. hermes: chatml with tools, called as <tool_call>{JSON}</tool_call>. Absent: none.",
     )
-    text: Annotated[str, StringConstraints(min_length=1, max_length=64 << 10)] | None = Field(
-        None, description="The Jinja text itself. Absent: no text."
-    )
     kwargs: Annotated[dict[str, Any], AfterValidator(_variables)] = Field(
         default_factory=dict,
         description="Variables that the template reads, for example enable_thinking: false; each is a number, a text, a truth value or null. Those of a job "
@@ -80,9 +77,28 @@ class ChatTemplateSpec(Spec):
         max_length=32,
     )
 
+    @property
+    def is_given(self) -> bool:
+        """Whether anything is set."""
+        return bool(self.model_dump(exclude_defaults=True))
+
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        given = [key for key in ("file", "name", "text") if getattr(self, key) is not None]
+        given = [key for key in ("file", "name", "text") if getattr(self, key, None) is not None]
         if len(given) > 1:
-            raise ValueError(f"{_ONE_SOURCE}; found {' and '.join(given)}")
+            allowed = _ONE_SOURCE if isinstance(self, PoolChatTemplateSpec) else _FILE_OR_NAME
+            raise ValueError(f"{allowed}; found {' and '.join(given)}")
         return self
+
+
+class PoolChatTemplateSpec(ChatTemplateSpec):
+    """Chat template of a pool, as `ChatTemplateSpec`, or a text. Without file, name and text it is the model's own."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            ("[has(self.file), has(self.name), has(self.text)].filter(given, given).size() <= 1", _ONE_SOURCE)
+        )
+    )
+    text: Annotated[str, StringConstraints(min_length=1, max_length=64 << 10)] | None = Field(
+        None, description="The Jinja text itself. Absent: no text."
+    )

@@ -4,25 +4,27 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
-from marlaas_api.kinds.base import Distinct, DnsLabel, Kind, ObjectName, PathText, Quantity, Spec, matching, rules
-from marlaas_api.kinds.chat_template import ChatTemplateSpec
+from marlaas_api.kinds.base import (
+    Distinct,
+    DnsLabel,
+    Kind,
+    ObjectName,
+    PathText,
+    Quantity,
+    Spec,
+    matching,
+    rules,
+    unchanged,
+)
+from marlaas_api.kinds.chat_template import PoolChatTemplateSpec
 from marlaas_api.kinds.placement import Affinity, Image, LabelMap, PullSecrets, SecretKeyRef, Tolerations
 from marlaas_api.kinds.status import ModelPoolStatus
 
 _ONE_SOURCE = "give exactly one of builtin, path, pvc and hub"
 
 
-def _unchanged(name: str, *inner: str) -> str:
-    """Return the rule that an optional field stays absent or unchanged.
-
-    `self.?name == oldSelf.?name` is not used, because the API server cannot bound its cost.
-    """
-    same = " && ".join(f"self.{path} == oldSelf.{path}" for path in (inner or (name,)))
-    return f"(has(self.{name}) ? has(oldSelf.{name}) && {same} : !has(oldSelf.{name}))"
-
-
 _SAME_MODEL = " && ".join(
-    (_unchanged("builtin"), _unchanged("path"), _unchanged("pvc"), _unchanged("hub", "hub.id", "hub.revision"))
+    (unchanged("builtin"), unchanged("path"), unchanged("pvc"), unchanged("hub", "hub.id", "hub.revision"))
 )
 _HUB_ID = r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$"
 
@@ -220,8 +222,8 @@ class ModelPoolSpec(Spec):
             (_SAME_MODEL, "cannot change: adapters belong to their base model; create another ModelPool")
         ),
     )
-    chat_template: ChatTemplateSpec = Field(
-        default_factory=lambda: ChatTemplateSpec(),
+    chat_template: PoolChatTemplateSpec = Field(
+        default_factory=lambda: PoolChatTemplateSpec(),
         description="Chat template of jobs that choose none (their rollout.chatTemplate); by default the model's own.",
         json_schema_extra=rules(
             (

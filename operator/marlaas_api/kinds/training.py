@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
-from marlaas_api.kinds.base import FIXED, Distinct, PathText, Spec, refuse, rules
+from marlaas_api.kinds.base import FIXED, Distinct, PathText, Spec, refuse, rules, unchanged
 from marlaas_api.kinds.chat_template import ChatTemplateSpec
 from marlaas_api.kinds.data import DataSpec
 from marlaas_api.kinds.objective import BaselineSpec, ClipSpec, CorrectionSpec, EntropySpec, KlSpec, OverlongSpec
@@ -90,7 +90,7 @@ class RolloutSpec(Spec):
     )
     chat_template: ChatTemplateSpec = Field(
         default_factory=lambda: ChatTemplateSpec(),
-        description="Chat template of the job's conversations; its file, name or text replaces the pool's. By default the pool's chatTemplate, or else the model's own.",
+        description="Chat template of the job's conversations; its file or name replaces the pool's template. By default the pool's chatTemplate, or else the model's own.",
     )
 
 
@@ -111,6 +111,7 @@ class TrainingSpec(Spec):
                 "!has(self.algorithm) || self.algorithm != 'rloo' || !has(self.clip) || (!has(self.clip.low) && !has(self.clip.high))",
                 _RLOO_HAS_NO_CLIP,
             ),
+            (unchanged("deterministic"), f"deterministic {NO_CHANGE[1]}"),
         )
     )
     algorithm: Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo"] = Field(
@@ -157,8 +158,7 @@ class TrainingSpec(Spec):
         None,
         description="Whether the trainer uses only deterministic GPU kernels, so that the same recorded turns give the same adapter, bit for bit, on the same GPU "
         "model, driver and packages. false allows the fastest kernels, which may sum in another order each time. CPUs compute the same either way. Absent: "
-        "true if maxStaleness is 0.",
-        json_schema_extra=FIXED,
+        "true if maxStaleness is 0. It cannot change.",
     )
     max_refill: int = Field(
         2,

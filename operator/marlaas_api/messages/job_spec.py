@@ -56,17 +56,22 @@ class EnvironmentSettings(SpecPart):
 
 
 class ChatTemplateSettings(SpecPart):  # type: ignore[no-redef]  # the plugin's __init__ has **kwargs, too
-    """The chat template: of the three sources at most one; none: the pool's, or the model's own."""
+    """A job's chat template: a file or a name; neither: the pool's."""
 
     file: str | None = None
     name: Literal["chatml", "hermes"] | None = None
-    text: Annotated[str, AfterValidator(sys.intern)] | None = None
     kwargs: PackedArgs = PackedArgs({})
 
-    def over(self, pool: "ChatTemplateSettings") -> "ChatTemplateSettings":
+    def over(self, pool: "PoolChatTemplateSettings") -> "PoolChatTemplateSettings":
         """Return a job's settings where the pool has some of its own."""
-        own = self if self.file or self.name or self.text else pool
+        own = PoolChatTemplateSettings(file=self.file, name=self.name) if self.file or self.name else pool
         return own.model_copy(update={"kwargs": PackedArgs({**pool.kwargs.value, **self.kwargs.value})})
+
+
+class PoolChatTemplateSettings(ChatTemplateSettings):  # type: ignore[no-redef]
+    """A pool's chat template: of the three sources at most one; none: the model's own."""
+
+    text: str | None = None
 
 
 class SamplingSettings(SpecPart):

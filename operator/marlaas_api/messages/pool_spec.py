@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from marlaas_api.messages.base import SpecPart
-from marlaas_api.messages.job_spec import ChatTemplateSettings, QuantityText
+from marlaas_api.messages.job_spec import PoolChatTemplateSettings, QuantityText
 
 
 class HubSource(SpecPart):
@@ -66,7 +66,7 @@ class PoolSpec(SpecPart):
     """The part of a ModelPool's spec that its workers and `marlaas run` need."""
 
     model: ModelSource
-    chat_template: ChatTemplateSettings = ChatTemplateSettings()
+    chat_template: PoolChatTemplateSettings = PoolChatTemplateSettings()
     tensor_parallel_size: int = 1
     adapter_slots: int = 8
     max_rank: int = 16

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.rollout.service.scripted import CharacterTokenizer
-from tests.tables import rows
+from tests.tables import data, rows
 
 from marlaas.models.tokenizer import save_tokenizer
 from marlaas_api.health import exposition
@@ -191,6 +191,7 @@ async def test_what_can_never_be_served_is_refused_for_good_and_a_job_that_is_no
 @pytest.mark.parametrize(("template", "says", "ends"), rows(__file__, "templates"))
 async def test_a_job_is_rendered_with_its_own_template_until_it_is_gone(harness, roles, tmp_path, template, says, ends):
     save_tokenizer(tmp_path, 512)
+    (tmp_path / "marked.jinja").write_text(data(__file__, "marked"))
     replica = await harness.replica(tokenizer=PretrainedTokenizer.load(str(tmp_path)))
     job = await harness.job(rollout={"chatTemplate": template})
     reply, known, calls = await harness.ask(job.request()), roles[0]._tokenizers, replica.engine.calls

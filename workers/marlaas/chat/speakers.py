@@ -14,7 +14,7 @@ from marlaas.chat.conversations import ChatSampling, Side, Transcript
 from marlaas.models.chat_template import PlainMessage, ReplyFrame, closing_token, frame_of
 from marlaas.models.chosen_template import choose
 from marlaas_api.errors import InvalidInput
-from marlaas_api.messages.job_spec import ChatTemplateSettings
+from marlaas_api.messages.job_spec import PoolChatTemplateSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class ModelSpeaker:
     template: of the job whose adapter it is.
     """
 
-    def __init__(self, model: Path, adapter: Path, template: ChatTemplateSettings | None = None) -> None:
+    def __init__(self, model: Path, adapter: Path, template: PoolChatTemplateSettings | None = None) -> None:
         try:
             import torch
             from peft import PeftModel
@@ -56,7 +56,7 @@ class ModelSpeaker:
             raise InvalidInput(
                 f"the adapter {adapter} cannot be loaded onto the base model {model}: {error}"
             ) from error
-        chosen = choose(template or ChatTemplateSettings(), model)
+        chosen = choose(template or PoolChatTemplateSettings(), model)
         if not chosen.is_own:
             self._tokenizer.chat_template = chosen.text
         self._kwargs = dict(chosen.kwargs)

@@ -16,15 +16,15 @@ from marlaas.models.chosen_template import ChosenTemplate, TemplateUnusable, cho
 from marlaas.models.end_tokens import added_tokens, read_ends, special_added_tokens
 from marlaas.models.families import CHATML, family_of
 from marlaas.models.weight_files import read_json
-from marlaas_api.documents import chat_template_settings
+from marlaas_api.documents import chat_template_settings, pool_chat_template_settings
 from marlaas_api.kinds import ModelPool, RLJob
 from marlaas_api.kinds.chat_template import ChatTemplateSpec
 from marlaas_api.kinds.checks import pool_text
 from marlaas_api.kinds.problems import Loc, Problem
+from marlaas_api.messages.job_spec import PoolChatTemplateSettings
 
 _OF_POOL: Loc = ("spec", "chatTemplate")
 _OF_JOB: Loc = ("spec", "rollout", "chatTemplate")
-_NONE = ChatTemplateSpec()
 _NO_FAMILY = (
     "the {} is of no known family: replies are read as those of ChatML models (<think>…</think>, "
     "<tool_call>{{JSON}}</tool_call>); if it writes others, put a `response_template` into its tokenizer_config.json"
@@ -42,7 +42,7 @@ class _Effective:
 
     @property
     def is_given(self) -> bool:
-        return self.given != _NONE
+        return self.given.is_given
 
     def finding(self, text: str) -> Finding:
         """Return a finding at the field that chooses the template."""
@@ -51,12 +51,11 @@ class _Effective:
 
 def text_errors(contents: ManifestObjects) -> Iterator[Finding]:
     """Yield inline templates that Jinja cannot parse; no model is needed for that."""
-    pools = ((one.source, _OF_POOL, one.object.spec.chat_template) for one in contents.pools)
-    jobs = ((one.source, _OF_JOB, one.object.spec.rollout.chat_template) for one in contents.jobs)
-    for source, loc, given in (*pools, *jobs):
-        error = syntax_error(given.text) if given.text is not None else None
+    for pool in contents.pools:
+        text = pool.object.spec.chat_template.text
+        error = syntax_error(text) if text is not None else None
         if error is not None:
-            yield source.finding(Problem((*loc, "text"), error))
+            yield pool.source.finding(Problem((*_OF_POOL, "text"), error))
 
 
 def template_errors(
@@ -95,28 +94,29 @@ def template_notes(
 
 def _effective(contents: ManifestObjects, pool: Placed[ModelPool], folder: Path) -> Iterator[_Effective | Finding]:
     """Yield the template of the pool, then those of jobs that choose; a template that does not exist as a finding."""
-    base = chat_template_settings(pool.object.spec.chat_template)
+    base = pool_chat_template_settings(pool.object.spec.chat_template)
     model = pool.object.spec.model
     kind = next(name for name in ("builtin", "path", "pvc", "hub") if getattr(model, name) is not None)
     own = pool.object.spec.chat_template
-    users = [(pool.source, _OF_POOL if own != _NONE else ("spec", "model", kind), own, base)]
+    users: list[tuple[Source, Loc, ChatTemplateSpec, PoolChatTemplateSettings]] = [
+        (pool.source, _OF_POOL if own.is_given else ("spec", "model", kind), own, base)
+    ]
     for job in contents.jobs:
         given = job.object.spec.rollout.chat_template
-        if given != _NONE and job.object.spec.agents_on(pool.object.metadata.name):
+        if given.is_given and job.object.spec.agents_on(pool.object.metadata.name):
             users.append((job.source, _OF_JOB, given, chat_template_settings(given).over(base)))
     for source, loc, given, settings in users:
         try:
             yield _Effective(source, loc, given, choose(settings, folder))
         except TemplateUnusable as error:
-            key = "file" if given.file is not None else "text" if given.text is not None else ""
-            if key:  # Else the pool's is the one that does not exist.
-                yield source.finding(Problem((*loc, key), str(error)))
+            if given.file is not None or source is pool.source:  # Else the pool's is the one that does not exist.
+                yield source.finding(Problem((*loc, "text" if given.file is None else "file"), str(error)))
 
 
 def _chosen(job: RLJob, pool: ModelPool, folder: Path) -> ChosenTemplate:
     settings = chat_template_settings(job.spec.rollout.chat_template)
     try:
-        return choose(settings.over(chat_template_settings(pool.spec.chat_template)), folder)
+        return choose(settings.over(pool_chat_template_settings(pool.spec.chat_template)), folder)
     except TemplateUnusable:
         return ChosenTemplate("", is_own=False)  # It is told already.
 

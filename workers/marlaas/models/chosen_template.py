@@ -13,7 +13,7 @@ from typing import Any
 from marlaas.models.chat_template import own_template, special_tokens
 from marlaas.models.end_tokens import added_tokens
 from marlaas_api.errors import InvalidInput
-from marlaas_api.messages.job_spec import ChatTemplateSettings
+from marlaas_api.messages.job_spec import PoolChatTemplateSettings
 
 _END = "<|im_end|>"
 _BEGINNING = "{% if bos_token and bos_token not in ('<|im_start|>', eos_token) %}{{ bos_token }}{% endif %}"
@@ -76,7 +76,7 @@ class ChosenTemplate:
         return "".join(given) + self.text
 
 
-def choose(settings: ChatTemplateSettings, folder: Path) -> ChosenTemplate:
+def choose(settings: PoolChatTemplateSettings, folder: Path) -> ChosenTemplate:
     """Return the template that settings choose for a model's folder. Raises TemplateUnusable, NotAModel."""
     kwargs = settings.kwargs.value
     if settings.name is not None:

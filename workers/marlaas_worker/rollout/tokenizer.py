@@ -14,18 +14,15 @@ from transformers import AutoTokenizer
 from marlaas.models.chat_template import PlainMessage, ReplyFrame, closing_token, frame_of, without_empty_block
 from marlaas.models.chosen_template import choose
 from marlaas.models.end_tokens import TEMPLATE, TOKENIZER, EndTokens, configured_ends
-from marlaas.time_limit import time_limit
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import ChatMessage, ReplyPartsMessage, ToolCallMessage
-from marlaas_api.messages.job_spec import ChatTemplateSettings
+from marlaas_api.messages.job_spec import ChatTemplateSettings, PoolChatTemplateSettings
 from marlaas_worker.rollout.conversation import CHANGES_BEGINNING, BadAppend, NoChatTemplate
-from marlaas_worker.rollout.renderers import Renderer, TemplateRefused
+from marlaas_worker.rollout.renderers import Renderer
 
 NO_TEMPLATE = "the base model has no chat template: choose a chat model, set `chatTemplate: {name: chatml}`, or have the environment append raw text (`agent.complete`) instead of messages"
 _TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """Exceptions of a template's own expressions."""
-RENDERING_S = 2.0
-"""Longest rendering of a conversation by a template that a job has written."""
 _ANY_TOOL = json.dumps(
     {
         "type": "function",
@@ -50,22 +47,16 @@ class PretrainedTokenizer:
     Args:
         configured: end tokens of the model's configuration.
         kwargs: variables that the template reads.
-        is_foreign: whether a job has written the template, so that the time of a rendering is bounded.
     """
 
     def __init__(
-        self,
-        tokenizer: Any,
-        configured: EndTokens | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        is_foreign: bool = False,
+        self, tokenizer: Any, configured: EndTokens | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> None:
         self._tokenizer = tokenizer
         self._configured = configured or EndTokens()
         self._kwargs = dict(kwargs or {})
         self.folder = Path()
-        self.settings = ChatTemplateSettings()
-        self._is_foreign, self._refusal = is_foreign, ""
+        self.settings = PoolChatTemplateSettings()
         self.frame = ReplyFrame() if tokenizer.chat_template is None else frame_of(self._plainly_rendered)
         tokens: dict[str, int] = tokenizer.get_added_vocab()
         ends = replace(self._configured, texts={number: text for text, number in tokens.items()})
@@ -73,7 +64,7 @@ class PretrainedTokenizer:
         self.end_ids = self.ends.ids
 
     @classmethod
-    def load(cls, model_path: str, template: ChatTemplateSettings | None = None) -> "PretrainedTokenizer":
+    def load(cls, model_path: str, template: PoolChatTemplateSettings | None = None) -> "PretrainedTokenizer":
         """Load a model folder's tokenizer; takes seconds. Raises TokenizerUnreadable, TemplateUnusable, TemplateRefused.
 
         Args:
@@ -84,8 +75,8 @@ class PretrainedTokenizer:
         except (OSError, ValueError) as error:
             raise TokenizerUnreadable(f"no tokenizer in {model_path}: {error}") from error
         own.folder = Path(model_path)
-        if template is not None and template != ChatTemplateSettings():
-            return own._using(template, is_foreign=False)
+        if template is not None and template != PoolChatTemplateSettings():
+            return own._using(template)
         own.check_template()
         return own
 
@@ -94,21 +85,18 @@ class PretrainedTokenizer:
 
         Raises TemplateUnusable, TemplateRefused.
         """
-        return self._using(template, is_foreign=template.text is not None)
+        return self._using(template.over(self.settings))
 
-    def _using(self, template: ChatTemplateSettings, *, is_foreign: bool) -> "PretrainedTokenizer":
-        settings = template.over(self.settings)
+    def _using(self, settings: PoolChatTemplateSettings) -> "PretrainedTokenizer":
         chosen = choose(settings, self.folder)
         tokenizer = copy.copy(self._tokenizer)
         if not chosen.is_own:
             tokenizer.chat_template = chosen.text
         if chosen.is_builtin:
             tokenizer.response_template = None
-        made = PretrainedTokenizer(tokenizer, self._configured, chosen.kwargs, is_foreign)
+        made = PretrainedTokenizer(tokenizer, self._configured, chosen.kwargs)
         made.folder, made.settings = self.folder, settings
         made.check_template()
-        if made._refusal:
-            raise TemplateRefused(made._refusal)
         return made
 
     def check_template(self) -> None:
@@ -147,18 +135,6 @@ class PretrainedTokenizer:
 
     def _plainly_rendered(
         self, messages: Sequence[PlainMessage], prompts: bool, tools: list[Any] | None = None, **options: bool
-    ) -> str:
-        if self._refusal:
-            raise ValueError(self._refusal)
-        try:
-            with time_limit(RENDERING_S if self._is_foreign else None):
-                return self._applied(messages, prompts, tools, **options)
-        except TimeoutError:  # Once is enough: others wait meanwhile.
-            self._refusal = f"the job's chat template took longer than {RENDERING_S:g} s for one conversation"
-            raise ValueError(self._refusal) from None
-
-    def _applied(
-        self, messages: Sequence[PlainMessage], prompts: bool, tools: list[Any] | None, **options: bool
     ) -> str:
         return str(
             self._tokenizer.apply_chat_template(
