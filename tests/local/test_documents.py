@@ -6,9 +6,10 @@ import pytest
 from tests.models.model_folders import write_model
 from tests.tables import rows
 
-from marlaas.local.documents import CHANGEABLE, merge, pool_documents, read, refuse_other_models, scaled
+from marlaas.local.documents import CHANGEABLE, Resources, merge, pool_documents, read, refuse_other_models, scaled
 from marlaas.manifest import load
 from marlaas.models import inspect
+from marlaas.models.cards import Card
 from marlaas.models.memory import PoolUse, agent_rooms
 from marlaas_api.documents import job_document, pool_spec
 from marlaas_api.errors import InvalidInput
@@ -42,11 +43,23 @@ def test_each_trainer_gets_its_part_of_the_free_memory_unless_it_measures_it_on_
         [_pool(trainer={"replicas": 2}), _object(ModelPool, "other", {"model": {"builtin": "tiny"}})],
         [document()],
     )
-    found = pool_documents(pools, [folder, folder], jobs, free)
+    found = pool_documents(pools, [folder, folder], jobs, Resources(free))
     assert [(one.name, one.model_path) for one in found] == [("tiny", str(folder)), ("other", str(folder))]
     uses = [PoolUse(inspect(folder), pools[0].spec, [jobs[0].spec]), PoolUse(inspect(folder), pools[1].spec)]
     expected = [0, 0] if free is None else agent_rooms(uses, free)
     assert [one.agent_room_bytes for one in found] == expected
+
+
+def test_workers_that_share_a_card_get_equal_parts_of_it_and_too_small_a_card_is_refused(tmp_path, document):
+    folder, gib = write_model(tmp_path / "m", hidden_size=8, num_hidden_layers=2, vocab_size=100), 2**30
+    (found,) = pool_documents([_pool()], [folder], [document()], Resources(cards=(Card(80 * gib, 40 * gib),)))
+    activations, room = int(found.spec.trainer.activation_bytes), found.agent_room_bytes
+    assert 12 * gib < activations < 13.5 * gib, "3/4 of half of what is left of 38 GiB"
+    assert 3 * gib < room < 4 * gib, "and 0.8 of the rest"
+    with pytest.raises(
+        InvalidInput, match=r"the workers need \d\.\d GiB of GPU memory together, and 2\.8 GiB may be used"
+    ):
+        pool_documents([_pool()], [folder], [document()], Resources(cards=(Card(3 * gib, 3 * gib),)))
 
 
 SPEC = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 3, "seed": 5}}

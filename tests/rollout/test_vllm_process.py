@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import load_file
 from tests.tables import rows
 
+from marlaas.models.cards import Card
 from marlaas_api.errors import InvalidInput, Permanent, Retryable
 from marlaas_worker.adapters import choose_dtype
 from marlaas_worker.rollout import engine_progress, vllm_engine
@@ -90,6 +91,17 @@ def test_settings_keep_a_spare_slot_and_the_models_window_and_suit_the_machine(s
     chosen = [choose_dtype("auto", gpu=True), choose_dtype("auto", gpu=False), choose_dtype("bfloat16", gpu=False)]
     assert chosen == ["bfloat16", "float32", "bfloat16"]
     assert [settings_of.choose_threads(*of) for of in ((3, 8), (None, 8), (None, 1))] == [3, 7, 1]
+
+
+def test_an_unset_kv_cache_is_what_a_card_has_left_and_a_cpus_default(small_model, pool):
+    def chosen(card, size=None):
+        sized = pool.model_copy(update={"rollout": pool.rollout.model_copy(update={"kv_cache_bytes": size})})
+        return settings_of.choose_cache_bytes(small_model, sized, card) / 2**30
+
+    assert [chosen(None), chosen(None, "3Gi"), chosen(Card(80 << 30, 76 << 30), "3Gi")] == [0.5, 3, 3]
+    assert 36 < chosen(Card(80 << 30, 40 << 30)) < 38, "free memory without graphs and context"
+    with pytest.raises(InvalidInput, match=r"an engine needs 3.3 GiB, and 2.8 GiB may be used .*CUDA graphs 1.5"):
+        chosen(Card(3 << 30, 3 << 30), "1Gi")
 
 
 def test_a_folder_without_a_model_and_tensor_parallelism_are_refused_with_what_to_do(pool, small_model, tmp_path):

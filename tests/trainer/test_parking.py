@@ -17,6 +17,7 @@ from tests.trainer.harness import Clock, assignment_of, job
 from tests.trainer.test_learner import away
 
 from marlaas_api.blobs import BlobRef
+from marlaas_api.errors import InvalidInput
 from marlaas_api.numeric import trained_bytes
 from marlaas_worker.orchestrator.capacity import PoolCapacity, trainer_bytes
 from marlaas_worker.trainer import agent_memory
@@ -143,6 +144,20 @@ def test_the_room_is_known_on_every_machine(base, monkeypatch, device, limit, es
     monkeypatch.setattr(base, "device", torch.device(device))
     memory = measure(base, pool(agent_room_bytes=estimate))
     assert [memory.room_bytes, memory.host_bytes] == expected
+
+
+def test_unset_activations_are_three_quarters_of_what_a_card_has_left_and_too_small_a_card_is_refused(
+    base, tiny_model, monkeypatch
+):
+    gib = 2**30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (9 * gib, 10 * gib))
+    monkeypatch.setattr(base, "device", torch.device("cuda"))
+    memory = measure(base, pool_document(tiny_model))
+    assert memory.activation_bytes / gib == pytest.approx(0.75 * (9 - 0.75), abs=0.01), "without the head's logits"
+    assert memory.room_bytes == int(0.8 * (9 * gib - memory.activation_bytes))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (gib, gib))
+    with pytest.raises(InvalidInput, match=r"a trainer needs 1.5 GiB, and 0.9 GiB may be used .in GiB, weights 0.0 "):
+        agent_memory.refuse_small_card(pool_document(tiny_model))
 
 
 @pytest.mark.parametrize(("agent", "kl", "copies"), rows(__file__, "references"))

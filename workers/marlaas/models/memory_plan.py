@@ -1,6 +1,6 @@
 """Plan of the memory of a pool's workers, part by part: for a card, from the model's facts; for a CPU, from `memory.demands`. Pure.
 
-Peaks of the trainer are within 5 % of those measured on an H200 (tests/models/cases.yaml, `peaks`). The engine's parts other than
+Peaks of the trainer are within 7 % of those measured on an H200 (tests/models/cases.yaml, `peaks`). The engine's parts other than
 weights, slots and KV cache are estimates; no card has measured them yet.
 """
 
@@ -11,7 +11,9 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from marlaas.models.memory import (
+    USABLE,
     CacheRoom,
+    PoolUse,
     activation_bytes,
     cache_room,
     cached_token,
@@ -95,11 +97,15 @@ class TrainerPlan(_Parts):
 
 @dataclass(frozen=True, slots=True)
 class MicroBatches:
-    """Activations of a trainer in bytes: of a token as it is and with recomputed layers, and the most that a micro-batch may keep."""
+    """Activations of a trainer in bytes: of a token as it is and with recomputed layers, and the most that a micro-batch may keep.
+
+    left: memory that is left for activations and for more agents.
+    """
 
     kept: float
     recomputed: float
     limit: int
+    left: int
 
     def __str__(self) -> str:
         tokens = [int(self.limit / max(1.0, size)) for size in (self.kept, self.recomputed)]
@@ -130,7 +136,7 @@ def engine_plan(facts: ModelFacts, spec: ModelPoolSpec | PoolSpec, spare: int = 
     """
     number = number_bytes(spec, on_gpu=True)
     token_bytes, longest = cached_token(facts, spec, on_gpu=True)
-    given = spec.rollout.kv_cache_bytes
+    given = spec.rollout.kv_cache_bytes if spec.rollout.engine == "vllm" else "0"
     step = STEP_TOKENS * number * (2 * _widest(facts) + 4 * facts.hidden_size)
     return EnginePlan(
         weights=facts.num_parameters * number,
@@ -153,7 +159,7 @@ def trainer_plan(
     kept, given = kept_bytes(facts, number, rank), spec.trainer.activation_bytes
     recomputed = number * facts.hidden_size * facts.num_layers + kept / max(1, facts.num_layers)
     left = int(tokens * recomputed) + max(0, spare)
-    sizes = MicroBatches(kept, recomputed, activation_limit(left) if given is None else int(quantity(given)))
+    sizes = MicroBatches(kept, recomputed, activation_limit(left) if given is None else int(quantity(given)), left)
     plan = TrainerPlan(
         weights=facts.num_parameters * number,
         agents=max(job_bytes(facts, spec.max_rank, jobs)),
@@ -210,7 +216,9 @@ _REMEDY = {
 def refusal(worker: str, plan: EnginePlan | TrainerPlan, memory: int) -> str:
     """Return the sentence that a worker's plan does not fit."""
     parts = " + ".join(f"{name} {gib(size)}" for name, size in plan.parts())
-    return f"{worker} needs {gib(plan.total)} GiB, and {gib(memory)} GiB are there (in GiB, {parts}): {_REMEDY[worker]}"
+    return (
+        f"{worker} needs {gib(plan.total)} GiB, and {gib(memory)} GiB may be used (in GiB, {parts}): {_REMEDY[worker]}"
+    )
 
 
 def usable(card: int) -> int:
@@ -235,6 +243,64 @@ def plan_on_card(
     return PoolPlan(engine, trainer, (there or None, there or None), sizes, room, shared)
 
 
+@dataclass(frozen=True, slots=True)
+class CardShare:
+    """A pool's part of the cards. spec: with values of unset `kvCacheBytes` and `activationBytes`. agent_room: bytes for a trainer's agents."""
+
+    spec: ModelPoolSpec
+    agent_room: int
+
+
+def card_shortage(cards: Sequence[int], pools: Sequence[PoolUse]) -> str | None:
+    """Return the sentence that the workers of these pools do not fit a machine's cards; None if they do. cards: their bytes."""
+    there, most = sum(map(usable, cards)), max(map(usable, cards))
+    plans = [one for pool in pools for one in _least(pool)]
+    for worker, plan, _ in plans:
+        if plan.total > most:
+            return refusal(worker, plan, most)
+    total = sum(num * plan.total for _, plan, num in plans)
+    if total <= there:
+        return None
+    parts = "; ".join(f"{worker}{f' x {num}' if num > 1 else ''} {gib(plan.total)}" for worker, plan, num in plans)
+    return (
+        f"the workers need {gib(total)} GiB of GPU memory together, and {gib(there)} GiB may be used (in GiB, {parts}): choose a smaller "
+        "model or fewer replicas, or lower kvCacheBytes, maxModelLen, adapterSlots, maxRank or microbatchTokens"
+    )
+
+
+def card_shares(cards: Sequence[int], pools: Sequence[PoolUse]) -> list[CardShare]:
+    """Divide a machine's cards among the workers of `marlaas run`. cards: free bytes.
+
+    Each worker gets an equal part of what the least plans of all workers leave. A KV cache gets no more than `maxNumSeqs`
+    conversations of the greatest length.
+    """
+    plans = [one for pool in pools for one in _least(pool)]
+    left = sum(map(usable, cards)) - sum(num * plan.total for _, plan, num in plans)
+    part, most = max(0, left // max(1, sum(num for *_, num in plans))), max(map(usable, cards))
+    return [_share(pool, part, most) for pool in pools]
+
+
+def _least(pool: PoolUse) -> list[tuple[str, EnginePlan | TrainerPlan, int]]:
+    """Return the least plan of each kind of worker, and the number of workers."""
+    engine, trainer = engine_plan(pool.facts, pool.spec), trainer_plan(pool.facts, pool.spec, pool.jobs)[0]
+    return [("an engine", engine, pool.spec.rollout.replicas), ("a trainer", trainer, pool.spec.trainer.replicas)]
+
+
+def _share(pool: PoolUse, part: int, most: int) -> CardShare:
+    facts, spec = pool.facts, pool.spec
+    spares = [min(part, max(0, most - plan.total)) for _, plan, _ in _least(pool)]
+    token_bytes, longest = cached_token(facts, spec, on_gpu=True)
+    cache = min(engine_plan(facts, spec, spares[0]).kv_cache, token_bytes * longest * spec.rollout.max_num_seqs)
+    plan, sizes = trainer_plan(facts, spec, pool.jobs, spares[1])
+    rollout, trainer = spec.rollout, spec.trainer
+    if rollout.kv_cache_bytes is None and cache:
+        rollout = rollout.model_copy(update={"kv_cache_bytes": str(cache)})
+    if trainer.activation_bytes is None:
+        trainer = trainer.model_copy(update={"activation_bytes": str(sizes.limit)})
+    room = plan.agents + int(USABLE * max(0, sizes.left - sizes.limit))
+    return CardShare(spec.model_copy(update={"rollout": rollout, "trainer": trainer}), room)
+
+
 def plan_on_cpu(facts: ModelFacts, spec: ModelPoolSpec, jobs: Sequence[JobSpec] = ()) -> PoolPlan:
     """Return the plan of a pool on CPUs, from the estimates of `memory.demands`, beside the memory that its pods request."""
     engine, trainer = (list(demand.parts.values()) for demand in demands(facts, spec, jobs))
@@ -248,6 +314,6 @@ def plan_on_cpu(facts: ModelFacts, spec: ModelPoolSpec, jobs: Sequence[JobSpec] 
         EnginePlan(weights, adapters, sum(cache), 0, 0, process),
         TrainerPlan(trainer[0], trainer[1], trainer[2], 0, trainer[3]),
         (asked[0], asked[1]),
-        MicroBatches(kept, recomputed, limit),
+        MicroBatches(kept, recomputed, limit, limit),
         cache_room(facts, spec, on_gpu=False),
     )
