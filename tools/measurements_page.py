@@ -13,15 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from tools.api_docs import MAX_CELL, write_or_check
 
 RESULTS = Path(__file__).parents[1] / "bench" / "results"
-SECTIONS = ("learning", "time", "proof", "tenants", "fairness", "agents", "memory", "scale", "kubernetes")
+SECTIONS = ("learning", "time", "proof", "tenants", "fairness", "agents", "memory", "scale", "kubernetes", "gpu")
 """Files of RESULTS, in the order of the page."""
-MACHINES = {"avx512": "AVX-512", "avx2": "AVX2"}
+MACHINES = {"avx512": "AVX-512", "avx2": "AVX2", "h200": "H200"}
 _PREFACE = """# Measurements
 
 Generated from `bench/results/` by `make crds`; do not edit.
 
 Each row is a claim: what was measured, its figure, the target, the machine with the date, the commit that recorded the figure, and the command that measures it again.
-Both machines have 2 cores and no GPU: one with AVX-512, the other, an AMD EPYC, with AVX2 only.
+Two machines have 2 cores and no GPU: one with AVX-512, the other, an AMD EPYC, with AVX2 only. The third has an NVIDIA H200 (143 GB).
 *Shared* means that other work ran on the machine, *loaded* that its load was 13 to 35.
 Numbers are in float32 unless stated otherwise. Compare ratios, not seconds.
 A target that was not reached is marked **missed**; a goal is more than the target asks for.

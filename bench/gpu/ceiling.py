@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu import shapes
-from marlaas_worker.adapters import DTYPES
 from marlaas_worker.trainer.lora import initial_weights
-from marlaas_worker.trainer.model import BaseModel
 
 WIDTH = 256
 
@@ -23,11 +21,11 @@ def main(arguments: Sequence[str] = ()) -> None:
     chosen = parser.parse_args(arguments)
     counts = [int(count) for count in chosen.tokens.split(",")]
     columns = ("shape", "device", "dtype", "tokens", "tokens/s", "of the best", "peak GiB")
-    shapes.show(columns, _rows(chosen, shapes.random_model(chosen), counts))
+    shapes.show(columns, _rows(chosen, shapes.folder_of(chosen), counts))
 
 
 def _rows(chosen: argparse.Namespace, folder: Path, counts: Sequence[int]) -> Iterator[Sequence[Any]]:
-    base = BaseModel(str(folder), chosen.device, dtype=DTYPES[chosen.dtype])
+    base = shapes.base_model(chosen, folder)
     adapter = base.attach(shapes.RANK, shapes.ALPHA, ())
     adapter.load(initial_weights(adapter.parameters, 0, "policy"))
     found = []

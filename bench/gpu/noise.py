@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu import shapes
-from marlaas_worker.adapters import DTYPES, write_adapter
+from marlaas_worker.adapters import write_adapter
 from marlaas_worker.trainer.batching import collate
 from marlaas_worker.trainer.lora import AttachedAdapter
 from marlaas_worker.trainer.model import BaseModel
@@ -35,6 +35,8 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("--reply", type=int, default=128, help="tokens that are sampled")
     parser.add_argument("--engine", action="store_true", help="compare with vLLM too")
     chosen = parser.parse_args(arguments)
+    folder = shapes.random_model(chosen) if chosen.engine else shapes.folder_of(chosen)
+    chosen.model = folder if chosen.engine else chosen.model
     columns = (
         "shape",
         "device",
@@ -46,11 +48,11 @@ def main(arguments: Sequence[str] = ()) -> None:
         "GRPO clipped",
         "GSPO clipped",
     )
-    shapes.show(columns, _rows(chosen, shapes.random_model(chosen)))
+    shapes.show(columns, _rows(chosen, folder))
 
 
 def _rows(chosen: argparse.Namespace, folder: Path) -> Iterator[Sequence[Any]]:
-    base = BaseModel(str(folder), chosen.device, dtype=DTYPES[chosen.dtype])
+    base = shapes.base_model(chosen, folder)
     adapter = _attach(base)
     segments = _sample(base, adapter, chosen)
     own = _logprobs(base, adapter, segments, 8)
@@ -72,7 +74,7 @@ def _others(
             base._model.config._attn_implementation = "sdpa"
 
     def single() -> Tensor:
-        wide = BaseModel(str(folder), chosen.device, dtype=torch.float32)
+        wide = shapes.base_model(chosen, folder, dtype=torch.float32)
         return _logprobs(wide, _attach(wide), segments, 8)
 
     return {

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
+import marlaas_worker.trainer.model as trainer_model
 from marlaas_worker.adapters import DTYPES
 from marlaas_worker.trainer.batching import MicroBatch, collate
+from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.rows import Segment, chain
 
 _KEYS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")  # fmt: skip
@@ -34,22 +36,18 @@ def options(name: str, about: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
-        "--model", type=Path, help="a folder to use, or to make the random model in; default: a temporary one"
+        "--model",
+        type=Path,
+        help="a folder to use, or to make the random model in; default: a model that is drawn on the device",
     )
     return parser
 
 
 def random_model(chosen: argparse.Namespace) -> Path:
-    """Create a Llama of the chosen shape and dtype on the device and save it; keep a folder that already has one."""
-    from transformers import LlamaForCausalLM
-
+    """Save a random model of the chosen shape, for an engine, which reads a folder; keep a folder that already has one."""
     folder = Path(chosen.model or tempfile.mkdtemp(prefix="marlaas-gpu-"))
     if not (folder / "config.json").exists():
-        torch.manual_seed(0)
-        with torch.device(chosen.device):
-            model = LlamaForCausalLM(config(chosen.shape)).to(DTYPES[chosen.dtype])
-        model.save_pretrained(folder)
-        del model
+        drawn_model(chosen).save_pretrained(folder)
         release(chosen.device)
     return folder
 
@@ -60,6 +58,47 @@ def config(shape: str) -> Any:
 
     sizes = dict(zip(_KEYS, SHAPES[shape], strict=True))
     return LlamaConfig(**sizes, max_position_embeddings=16384, tie_word_embeddings=shape == "smollm2")
+
+
+def folder_of(chosen: argparse.Namespace) -> Path:
+    """Return the folder of the model for the trainer; without --model nothing is written, and the model is drawn at each load."""
+    return random_model(chosen) if chosen.model is not None else Path(f"random-{chosen.shape}")
+
+
+def drawn_model(chosen: argparse.Namespace) -> Any:
+    """Draw a Llama of the chosen shape and dtype on the device, the same one each time: one or two seconds for an 8b."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    with torch.device(chosen.device):
+        return AutoModelForCausalLM.from_config(config(chosen.shape), dtype=DTYPES[chosen.dtype])
+
+
+def plain_model(chosen: argparse.Namespace, folder: Path) -> Any:
+    """Return a model of transformers on the device."""
+    from transformers import AutoModelForCausalLM
+
+    if chosen.model is None:
+        return drawn_model(chosen)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[chosen.dtype]).to(chosen.device)
+
+
+def base_model(
+    chosen: argparse.Namespace, folder: Path, activation_bytes: int | None = None, dtype: torch.dtype | None = None
+) -> BaseModel:
+    """Return the trainer's model, from its folder or drawn on the device. dtype: default: the chosen one."""
+
+    def draw(_: Path, wanted: torch.dtype) -> Any:
+        return drawn_model(chosen).to(wanted).requires_grad_(False).eval()
+
+    module: Any = trainer_model
+    load = module.load_base_model
+    if chosen.model is None:
+        module.load_base_model = draw
+    try:
+        return BaseModel(str(folder), chosen.device, activation_bytes, dtype=dtype or DTYPES[chosen.dtype])
+    finally:
+        module.load_base_model = load
 
 
 def random_rows(vocab_size: int, rows: int, width: int) -> MicroBatch:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu import shapes
-from marlaas_worker.adapters import DTYPES, tensor_digests, write_adapter
+from marlaas_worker.adapters import tensor_digests, write_adapter
 from marlaas_worker.trainer.batching import MicroBatch
 from marlaas_worker.trainer.lora import AttachedAdapter, initial_weights
 from marlaas_worker.trainer.model import BaseModel
@@ -28,10 +28,10 @@ def main(words: Sequence[str] = ()) -> None:
     parser.add_argument("--batches", default="64x256,8x2048,2x8192", help="rows x tokens of the batches")
     parser.add_argument("--agents", default="2,16,64", help="numbers of agents between which a trainer switches")
     chosen = parser.parse_args(words)
-    folder = shapes.random_model(chosen)
+    folder = shapes.folder_of(chosen)
     columns = ("shape", "device", "dtype", "batch", "side", "tokens/s", "peak GiB", "against plain")
     shapes.show(columns, _speeds(chosen, folder))
-    base = BaseModel(str(folder), chosen.device, dtype=DTYPES[chosen.dtype])
+    base = shapes.base_model(chosen, folder)
     counts = [int(count) for count in chosen.agents.split(",")]
     shapes.show(("shape", "agents", "ms to switch"), _switches(chosen, base, counts))
     shapes.show(("shape", "rank", "adapter MiB", "copy s", "serialise s", "hash s", "digests s", "write s"), [_commit(chosen, base)])  # fmt: skip
@@ -66,11 +66,9 @@ def _rate(
 def _plain(folder: Path, chosen: argparse.Namespace) -> Callable[[MicroBatch], None]:
     """Return a step of the obvious implementation: unmodified PEFT, with logits of every position."""
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
 
     config = LoraConfig(r=shapes.RANK, lora_alpha=shapes.ALPHA, target_modules=shapes.TARGETS)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[chosen.dtype]).to(chosen.device)
-    model = get_peft_model(model, config).eval()
+    model: Any = get_peft_model(shapes.plain_model(chosen, folder), config).eval()
     optimizer = torch.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=1e-4)
 
     def step(batch: MicroBatch) -> None:
@@ -89,7 +87,7 @@ def _plain(folder: Path, chosen: argparse.Namespace) -> Callable[[MicroBatch], N
 def _ours(
     folder: Path, chosen: argparse.Namespace, activation_bytes: int | None = None
 ) -> Callable[[MicroBatch], None]:
-    base = BaseModel(str(folder), chosen.device, activation_bytes, dtype=DTYPES[chosen.dtype])
+    base = shapes.base_model(chosen, folder, activation_bytes)
     adapter = _attach(base, 0)
     optimizer = torch.optim.AdamW(adapter.parameters.values(), lr=1e-4)
 

@@ -1,5 +1,7 @@
 """`python -m bench` as a newcomer meets it, and the measurements for a GPU on a CPU."""
 
+import json
+
 import pytest
 from bench.__main__ import NAMES, main
 from bench.gpu.__main__ import main as gpu_main
@@ -20,6 +22,15 @@ def test_what_is_none_is_told_in_a_sentence(capsys, words, sentence):
     with pytest.raises(SystemExit, match="2"):
         main(words)
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_all_measurements_for_a_gpu_run_within_minutes_and_leave_their_tables(tmp_path):
+    gpu_main(["all", "--minutes", "5", "--shape", "tiny", "--device", "cpu", "--out", str(tmp_path / "found.json")])
+    found = json.loads((tmp_path / "found.json").read_text())["measurements"]
+    assert [(one["exit"], [len(table["rows"]) for table in one["tables"]]) for one in found] == [
+        (0, [3, 2, 1]), (0, [2]), (0, [3])
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("words", "num_rows"), rows(__file__, "gpu_measurements"))

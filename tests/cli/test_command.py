@@ -78,6 +78,16 @@ def test_a_right_manifest_is_one_line_per_object(manifest):
     assert (result.exit_code, result.output) == (0, data(__file__, "right_manifest"))
 
 
+@pytest.mark.parametrize(("workers", "options", "code", "lines"), rows(__file__, "memory"))
+def test_the_plan_of_a_pools_memory_is_a_table_or_a_refusal(
+    manifest, workers, options, code, lines, monkeypatch, capfd
+):
+    path = str(manifest(f"maxRank: 16\n  {workers}"))
+    assert _command("validate", "--memory", *options, path, monkeypatch=monkeypatch) == code
+    said = capfd.readouterr()[code // 2]
+    assert [line for line in lines if line not in said] == []
+
+
 def test_a_bad_manifest_is_told_on_standard_error_with_exit_code_2(manifest, monkeypatch, capfd):
     path = manifest("training: {stepz: 3}")
     assert _command("validate", str(path), monkeypatch=monkeypatch) == 2

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 import yaml
 from tests.docs.markdown import LANGUAGES, ROOT, blocks, cells, name, pages, without_blocks
+from tests.tables import data
 from tools.crd import PRESENTATIONS
 
 from marlaas_api.reasons import Reason
@@ -154,19 +155,7 @@ def test_results_are_formatted_so_that_a_new_figure_is_a_small_difference():
         assert text == json.dumps(json.loads(text), indent=2, ensure_ascii=False) + "\n", path
 
 
-SOURCE = """
-[[promise]]
-id = "one"
-title = "One"
-guarantee = "It is so."
-made = ["tools/promises_page.py", "tools/nowhere.py"]
-proof = [
-  "tests/docs/test_pages.py::{here}",
-  "tests/docs/test_pages.py::test_that_is_nowhere",
-  "tests/docs/test_examples.py::{here}",
-  "tests/docs/test_nowhere.py",
-]
-"""
+SOURCE = data(__file__, "promises_source")
 HERE = "test_a_missing_file_and_a_missing_test_are_reported_and_a_moved_one_with_its_place"
 
 

@@ -17,14 +17,7 @@ from marlaas_e2e.handle import ClusterHandle
 from marlaas_e2e.node import host
 from marlaas_e2e.worker_image import NoRoom, require_room
 
-_STARTS_ONE = """
-import time
-from marlaas_e2e.control_plane import ControlPlane
-plane = ControlPlane()
-plane.start()
-print(plane.etcd.pid, plane.apiserver.pid, plane.folder, flush=True)
-time.sleep(600)
-"""
+_STARTS_ONE = data(__file__, "starts_one")
 _HARNESS = data(__file__, "harness")
 
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.tables import rows
+from tests.tables import data, rows
 from typer.testing import CliRunner
 
 from marlaas.cli.env import app, parsed_args
@@ -62,16 +62,7 @@ def test_ones_own_environment_is_found_in_this_folder(own):
     assert (code, "reward of red 3" in output, "reward of blue 1" in output) == (0, True, True)
 
 
-IN_PARTS = """
-def play(task, agents):
-    def twice(agent):
-        return agent.say("one").text + agent.say("two").text
-
-    with agents.together() as at_once:
-        parts = [at_once.run(twice, one) for agent in agents.values() for one in (agent, agent.begin())]
-    print("PARTS", *(part.result for part in parts))
-    return 1.0
-"""
+IN_PARTS = data(__file__, "in_parts")
 
 
 def test_replies_are_given_by_agent_then_by_part_and_turn(own):

@@ -132,17 +132,7 @@ def test_a_call_with_another_architectures_numbers_kills():
     assert (ran.stopped, ran.output) == ("it made a forbidden system call", "")
 
 
-_ORPHANING = """
-import signal
-import marlaas.envs.locked.program as program
-
-def abandoned(process, limits, scratch):
-    print(process.pid, flush=True)
-    signal.pause()
-
-program._watched = abandoned
-program.run_program("import signal; signal.pause()")
-"""
+_ORPHANING = data(__file__, "orphaning")
 
 
 def test_the_program_goes_when_its_parent_is_killed():

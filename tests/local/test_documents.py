@@ -6,9 +6,10 @@ import pytest
 from tests.models.model_folders import write_model
 from tests.tables import rows
 
-from marlaas.local.documents import CHANGEABLE, merge, pool_documents, read, refuse_other_models, scaled
+from marlaas.local.documents import CHANGEABLE, Resources, merge, pool_documents, read, refuse_other_models, scaled
 from marlaas.manifest import load
 from marlaas.models import inspect
+from marlaas.models.cards import Card
 from marlaas.models.memory import PoolUse, agent_rooms
 from marlaas_api.documents import job_document, pool_spec
 from marlaas_api.errors import InvalidInput
@@ -42,11 +43,20 @@ def test_each_trainer_gets_its_part_of_the_free_memory_unless_it_measures_it_on_
         [_pool(trainer={"replicas": 2}), _object(ModelPool, "other", {"model": {"builtin": "tiny"}})],
         [document()],
     )
-    found = pool_documents(pools, [folder, folder], jobs, free)
+    found = pool_documents(pools, [folder, folder], jobs, Resources(free))
     assert [(one.name, one.model_path) for one in found] == [("tiny", str(folder)), ("other", str(folder))]
     uses = [PoolUse(inspect(folder), pools[0].spec, [jobs[0].spec]), PoolUse(inspect(folder), pools[1].spec)]
     expected = [0, 0] if free is None else agent_rooms(uses, free)
     assert [one.agent_room_bytes for one in found] == expected
+
+
+def test_workers_that_share_a_card_get_equal_parts_and_too_small_a_card_is_refused(tmp_path, document):
+    folder, sizes = write_model(tmp_path / "m", hidden_size=8, num_hidden_layers=2), [Card(80 << 30, 40 << 30)]
+    (found,) = pool_documents([_pool()], [folder], [document()], Resources(cards=sizes))
+    halves = [int(found.spec.trainer.activation_bytes) / 2**30, found.agent_room_bytes / 2**30]
+    assert halves == pytest.approx([0.75 * 17.2, 0.8 * 0.25 * 17.2], abs=0.1), "of 38 GiB, without graphs and contexts"
+    with pytest.raises(InvalidInput, match=r"the workers need 3.8 GiB .* together, and 2.8 GiB may be used"):
+        pool_documents([_pool()], [folder], [document()], Resources(cards=[Card(3 << 30, 3 << 30)]))
 
 
 SPEC = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 3, "seed": 5}}

@@ -2,9 +2,9 @@
 
 import pytest
 from tests.models.model_folders import write_model
-from tests.tables import rows
+from tests.tables import data, rows
 
-from marlaas.models import inspect, memory
+from marlaas.models import ModelFacts, inspect, memory, memory_plan
 from marlaas_api.documents import job_spec
 from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
 
@@ -123,3 +123,22 @@ def test_an_accelerator_is_seen_by_its_device(tmp_path):
     assert not memory.has_gpu(tmp_path)
     (tmp_path / "nvidia0").touch()
     assert memory.has_gpu(tmp_path)
+
+
+def llama(name):
+    vocabulary, hidden, inner, layers, kv = data(__file__, "llamas")[name]
+    shapes = {"q": (hidden, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, hidden)}
+    shapes |= {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+    size = layers * sum(out * into for out, into in shapes.values()) + vocabulary * hidden * (
+        1 if name == "smollm2" else 2
+    )
+    linear = {f"{part}_proj": (shape,) * layers for part, shape in shapes.items()}
+    return ModelFacts(("LlamaForCausalLM",), size, linear, None, vocabulary, hidden, layers)
+
+
+@pytest.mark.parametrize(("name", "tokens", "allowed", "peak", "token_mib"), rows(__file__, "peaks"))
+def test_a_trainers_plan_is_within_a_tenth_of_peaks_measured_on_a_card(name, tokens, allowed, peak, token_mib):
+    spec = pool(trainer={"activationBytes": allowed}, maxRank=16)
+    plan, sizes = memory_plan.trainer_plan(llama(name), spec, [job(tokens, (16, []))])
+    assert (plan.total - plan.context) / GIB == pytest.approx(peak, rel=0.1)
+    assert token_mib is None or sizes.kept / 2**20 == pytest.approx(token_mib, rel=0.02)

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import sys
 from collections import namedtuple
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +14,7 @@ import pytest
 from safetensors.torch import load_file
 from tests.tables import rows
 
+from marlaas.models.cards import Card
 from marlaas_api.errors import InvalidInput, Permanent, Retryable
 from marlaas_worker.adapters import choose_dtype
 from marlaas_worker.rollout import engine_progress, vllm_engine
@@ -31,6 +34,7 @@ from marlaas_worker.rollout.engine_progress import (
     create_counters,
 )
 from marlaas_worker.rollout.output_buffer import OutputBuffer
+from marlaas_worker.rollout.vllm_extension import AdapterSlots
 
 SHORT_S = 1e-6
 
@@ -90,6 +94,38 @@ def test_settings_keep_a_spare_slot_and_the_models_window_and_suit_the_machine(s
     chosen = [choose_dtype("auto", gpu=True), choose_dtype("auto", gpu=False), choose_dtype("bfloat16", gpu=False)]
     assert chosen == ["bfloat16", "float32", "bfloat16"]
     assert [settings_of.choose_threads(*of) for of in ((3, 8), (None, 8), (None, 1))] == [3, 7, 1]
+
+
+@pytest.mark.parametrize(("card", "size", "gib"), rows(__file__, "cards"))
+def test_an_unset_kv_cache_is_what_a_card_has_left_and_a_small_card_is_refused(small_model, pool, card, size, gib):
+    sized = pool.model_copy(update={"rollout": pool.rollout.model_copy(update={"kv_cache_bytes": size})})
+    there = Card(*(number << 30 for number in card)) if card else None
+    with pytest.raises(InvalidInput, match=gib) if isinstance(gib, str) else nullcontext():
+        assert settings_of.choose_cache_bytes(small_model, sized, there) / 2**30 == pytest.approx(gib, abs=0.1)
+
+
+class SmallDevice(AdapterSlots):
+    """vLLM's worker on a device with memory for one adapter: a load takes its slot before it fails."""
+
+    def __init__(self):
+        self.model_runner, self.held = self, set()
+        self.remove_lora = self.held.remove
+
+    def add_lora(self, request):
+        self.held.add(request.lora_int_id)
+
+    def marlaas_slot_digest(self, slot_id, rank):
+        if len(self.held) > 1:
+            raise RuntimeError("CUDA out of memory")
+
+
+def test_a_load_for_which_the_device_has_no_memory_gives_its_slot_back(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm.lora.request", SimpleNamespace(LoRARequest=SimpleNamespace))
+    device = SmallDevice()
+    device.marlaas_load("policy@v1", 1, "folder", 8)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        device.marlaas_load("policy@v2", 2, "folder", 8)
+    assert device.held == {1}
 
 
 def test_a_folder_without_a_model_and_tensor_parallelism_are_refused_with_what_to_do(

@@ -83,19 +83,8 @@ def assert_gone(handles):
     assert len(handles) == 3
 
 
-HOLDS = """
-import mmap, sys
-held = b"x" * (32 << 20)
-shared = mmap.mmap(-1, 16 << 20)
-shared[:] = bytes(len(shared))
-print("ready", flush=True)
-sys.stdin.read()
-"""
-FORKS_IN_A_THREAD = """
-import subprocess, sys, threading
-thread = threading.Thread(target=lambda: (subprocess.Popen(["sleep", "60"]), print("ready", flush=True), sys.stdin.read()))
-thread.start()
-"""
+HOLDS = data(__file__, "holds")
+FORKS_IN_A_THREAD = data(__file__, "forks_in_a_thread")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from marlaas_api.health import exposition
 from marlaas_api.messages import ReplicaReport
 from marlaas_worker.device_errors import DeviceLost
 from marlaas_worker.health import families
-from marlaas_worker.trainer import service
+from marlaas_worker.trainer import agent_memory, service
 from marlaas_worker.trainer.compute import Compute
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.lora import AttachedAdapter
@@ -38,6 +38,7 @@ class Pass:
     rank: int
     trained: bool
     num_tokens: int
+    num_adapters: int
 
 
 @dataclass
@@ -84,7 +85,7 @@ class FragileModel(BaseModel):
     def _pass(self, place, batch):
         rank = 0 if self._active_adapter is None else self._active_adapter.config.rank
         trained = self._temperature != 1.0 and (torch.is_grad_enabled() or place == "backward")
-        return Pass(place, rank, trained, batch.num_padded_tokens)
+        return Pass(place, rank, trained, batch.num_padded_tokens, len(self.adapters))
 
 
 def fragile(monkeypatch, rule):
@@ -299,6 +300,18 @@ async def test_an_adapter_that_does_not_fit_beside_others_waits_and_alone_fails_
         await harness.admit(small, admitted=False)
         harness.clock.at += 1e7
         await harness.emitted(large, "TrainingFailed")
+
+
+async def test_a_conversation_that_does_not_fit_beside_another_agent_gets_its_memory(harness, undisturbed, monkeypatch):
+    def is_full(found):
+        if found.trained and found.rank == 8 and found.num_adapters > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    sound, frail = job("sound"), job("frail", agent=FRAIL)
+    fragile(monkeypatch, is_full)
+    monkeypatch.setattr(agent_memory, "measure", lambda *_: agent_memory.AgentMemory(24, 1, 0, 1 << 30))
+    async with asyncio.timeout(WITHIN_S):
+        assert await harness.trained(sound, frail, steps=STEPS) == [undisturbed["sound"], undisturbed["frail"]]
 
 
 def segments(*lengths: int):

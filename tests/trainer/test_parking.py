@@ -17,6 +17,7 @@ from tests.trainer.harness import Clock, assignment_of, job
 from tests.trainer.test_learner import away
 
 from marlaas_api.blobs import BlobRef
+from marlaas_api.errors import InvalidInput
 from marlaas_api.numeric import trained_bytes
 from marlaas_worker.orchestrator.capacity import PoolCapacity, trainer_bytes
 from marlaas_worker.trainer import agent_memory
@@ -62,7 +63,7 @@ def room_for(monkeypatch):
     """Give later trainers memory for so many agents, and host memory for this many bytes of versions."""
 
     def give(num, host_bytes=0):
-        monkeypatch.setattr(agent_memory, "measure", lambda *_: AgentMemory(num * 8, 1, host_bytes))
+        monkeypatch.setattr(agent_memory, "measure", lambda *_: AgentMemory(num * 8, 1, host_bytes, 1 << 30))
 
     return give
 
@@ -143,6 +144,16 @@ def test_the_room_is_known_on_every_machine(base, monkeypatch, device, limit, es
     monkeypatch.setattr(base, "device", torch.device(device))
     memory = measure(base, pool(agent_room_bytes=estimate))
     assert [memory.room_bytes, memory.host_bytes] == expected
+
+
+def test_unset_activations_are_three_quarters_of_what_a_card_has_left(base, tiny_model, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (9 << 30, 1 << 30))
+    monkeypatch.setattr(base, "device", torch.device("cuda"))
+    memory = measure(base, pool_document(tiny_model))
+    assert memory.activation_bytes / 2**30 == pytest.approx(0.75 * (9 - 0.75), abs=0.01), "without the head's logits"
+    assert memory.room_bytes == int(0.8 * ((9 << 30) - memory.activation_bytes))
+    with pytest.raises(InvalidInput, match=r"a trainer needs 1.5 GiB, and 0.9 GiB may be used .in GiB, weights 0.0 "):
+        agent_memory.refuse_small_card(pool_document(tiny_model))
 
 
 @pytest.mark.parametrize(("agent", "kl", "copies"), rows(__file__, "references"))

@@ -20,15 +20,7 @@ from marlaas_worker.prepare import main
 from marlaas_worker.process_setup import make_home
 
 # Imports first: the interpreter may lie where that user may not read.
-NAMELESS = """
-import getpass, os, pwd, sys
-from pathlib import Path
-from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-from marlaas_worker.process_setup import make_home
-os.setgroups([]); os.setresgid(10001, 10001, 10001); os.setresuid(10001, 10001, 10001)
-make_home(Path(sys.argv[1]))
-print(os.environ["HOME"], getpass.getuser(), default_cache_dir())
-"""
+NAMELESS = data(__file__, "nameless")
 
 
 def test_without_a_home_there_is_one_below_scratch_and_otherwise_nothing_is_touched(tmp_path, monkeypatch):
@@ -59,15 +51,7 @@ def test_a_user_that_nobody_knows_can_use_torchs_compiler():
     assert cache.startswith(scratch)
 
 
-SCRIPT = """
-import sys
-from marlaas_worker.__main__ import main
-assert "torch" not in sys.modules, "MKL would have read its settings before they are made"
-from marlaas_worker.process_setup import ask_for_the_same_bits
-import os
-ask_for_the_same_bits()
-print(os.environ["MKL_CBWR"], os.environ["MKL_DYNAMIC"])
-"""
+SCRIPT = data(__file__, "mkl_script")
 
 PRODUCTS = data(__file__, "products")
 

@@ -169,9 +169,10 @@ class RolloutWorkers(WorkersSpec):
         "is loaded and proven again, in milliseconds. The pool admits at most adapterSlots x replicas x agentsPerSlot agents. 1 gives each agent a slot. "
         "Choose more than 2 only if agents wait long for tools or for the trainer; otherwise more agents and sandboxes share a full engine.",
     )
-    kv_cache_bytes: Quantity = Field(
-        "512Mi",
-        description="Memory of one engine's KV cache, in bytes. It has a default because without a value vLLM takes nearly all memory.",
+    kv_cache_bytes: Quantity | None = Field(
+        None,
+        description="Memory of one engine's KV cache, in bytes. Absent: on a GPU what the card has left, and if `marlaas run` shares a card between "
+        "workers, an equal part of it; on a CPU 512Mi.",
     )
 
     @field_validator("dtype", mode="before")
@@ -187,11 +188,11 @@ class RolloutWorkers(WorkersSpec):
 class TrainerWorkers(WorkersSpec):
     """The trainers: workers that compute gradients and optimizer steps."""
 
-    activation_bytes: Quantity = Field(
-        "2Gi",
+    activation_bytes: Quantity | None = Field(
+        None,
         description="Maximum memory for the activations of one micro-batch, in bytes. A micro-batch that needs more uses gradient checkpointing: it stores "
-        "only each layer's input and recomputes the layer in the backward pass. The result is the same; the time grows by up to half. A 135M-parameter "
-        "model needs 1.2 MiB per token, so the default is enough for micro-batches of about 1,750 tokens.",
+        "only each layer's input and recomputes the layer in the backward pass. The result is the same; the time grows by up to half. Absent: on a GPU "
+        "three quarters of what the card has left once the base model is loaded; on a CPU 2Gi, enough for 1,750 tokens of a 135M-parameter model.",
     )
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
-from marlaas_api.kinds.base import FIXED, Distinct, PathText, Spec, refuse, rules, unchanged
+from marlaas_api.kinds.base import FIXED, NO_CHANGE, Distinct, PathText, Spec, refuse, rules, unchanged
 from marlaas_api.kinds.chat_template import ChatTemplateSpec
 from marlaas_api.kinds.data import DataSpec
 from marlaas_api.kinds.objective import BaselineSpec, ClipSpec, CorrectionSpec, EntropySpec, KlSpec, OverlongSpec

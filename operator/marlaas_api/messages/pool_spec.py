@@ -40,7 +40,7 @@ class ModelSource(SpecPart):
 
 
 class EngineSettings(SpecPart):
-    """The engines. replicas: only `marlaas run` reads it."""
+    """The engines. replicas: only `marlaas run` reads it. kv_cache_bytes: None: what is left on a GPU; 512Mi on a CPU."""
 
     replicas: int = 1
     gpus: int = 0
@@ -50,16 +50,16 @@ class EngineSettings(SpecPart):
     max_model_len: int = 2048
     max_num_seqs: int = 128
     agents_per_slot: int = 1
-    kv_cache_bytes: QuantityText = "512Mi"
+    kv_cache_bytes: QuantityText | None = "512Mi"
 
 
 class TrainerSettings(SpecPart):
-    """The trainers. replicas: only `marlaas run` reads it."""
+    """The trainers. replicas: only `marlaas run` reads it. activation_bytes: None: a part of what is left on a GPU; 2Gi on a CPU."""
 
     replicas: int = 1
     gpus: int = 0
     threads: int | None = None
-    activation_bytes: QuantityText = "2Gi"
+    activation_bytes: QuantityText | None = "2Gi"
 
 
 class PoolSpec(SpecPart):

@@ -1,26 +1,36 @@
 """`marlaas validate`: check manifests and print the findings."""
 
 import json
+import re
 from typing import Annotated, Any
 
 import typer
 
 from marlaas.cli.app import INVALID, complain
 from marlaas.cli.cluster_options import Context, Kubeconfig, Namespace, gateway
+from marlaas.cli.memory_table import memory_facts, memory_lines
 from marlaas.cli.summaries import summary
 from marlaas.cluster.submission import preview
 from marlaas.manifest import Finding, InvalidManifest, LoadedManifest, load
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import Kind, ModelPool, RLJob
+from marlaas_api.numeric import QUANTITY, quantity
 
 Files = Annotated[list[str], typer.Argument(metavar="FILE", help="YAML manifests; - is standard input.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Memory = Annotated[bool, typer.Option("--memory", help="Also print the plan of each pool's memory, part by part.")]
+Card = Annotated[
+    str | None,
+    typer.Option("--card", metavar="SIZE", help="Memory of a GPU, for example 80Gi: refuse pools that do not fit one."),
+]
 Server = Annotated[bool, typer.Option("--server", help="Also check on the cluster's API server, by a dry run.")]
 
 
 def validate(
     files: Files,
     as_json: Json = False,
+    memory: Memory = False,
+    card: Card = None,
     server: Server = False,
     context: Context = None,
     namespace: Namespace = None,
@@ -32,6 +42,9 @@ def validate(
     exist and accept their arguments, and the models on this machine. A pool that is not in the files is assumed to be in the cluster. With --server,
     the cluster's API server checks them too, in a dry run: its own rules, fields of existing jobs that must not change, and your permissions.
 
+    With --memory, the memory of each pool whose model is on this machine is printed: of pools with `gpus`, or with --card, on GPUs; of others
+    on CPUs, beside the `memory` of their workers.
+
     Notes on standard error report valid settings with a side effect, and problems that would prevent `marlaas run` on this machine.
 
     Exit code: 0 valid, 1 the cluster of --server cannot be reached, 2 the input must be changed.
@@ -39,7 +52,7 @@ def validate(
     if not server and (context or namespace or kubeconfig):
         raise InvalidInput("--context, --namespace and --kubeconfig need --server")
     try:
-        manifest = load(files, runnable=False)
+        manifest = load(files, runnable=False, card=_card(card))
         if server:
             preview(gateway(context, namespace, kubeconfig), manifest.placed)
     except InvalidManifest as error:
@@ -48,23 +61,45 @@ def validate(
         typer.echo(json.dumps({"valid": False, "errors": [_finding(one) for one in error.findings]}, indent=2))
         raise typer.Exit(INVALID) from error
     if as_json:
-        typer.echo(json.dumps(_result(manifest), indent=2))
+        typer.echo(json.dumps(_result(manifest, memory), indent=2))
     else:
-        _print_summary(manifest)
+        _print_summary(manifest, memory)
 
 
-def _print_summary(manifest: LoadedManifest) -> None:
+def _card(size: str | None) -> int | None:
+    if size is None:
+        return None
+    if re.fullmatch(QUANTITY, size) is None or quantity(size) < 2**30:
+        raise InvalidInput(f"--card {size}: expected the memory of a GPU of at least 1Gi, for example 80Gi")
+    return int(quantity(size))
+
+
+def _print_summary(manifest: LoadedManifest, memory: bool) -> None:
     for note in manifest.notes:
         complain(f"note: {note}")
     for one in _objects(manifest):
         typer.echo(f"{type(one).__name__} {_name(one)}: {summary(one)}")
-        if isinstance(one, ModelPool) and (room := manifest.cache_rooms.get(_name(one))):
+        if memory and isinstance(one, ModelPool):
+            _print_memory(manifest, one.metadata.name)
+        elif isinstance(one, ModelPool) and (room := manifest.cache_rooms.get(_name(one))):
             typer.echo(f"  KV cache of an engine: {room}")
 
 
-def _result(manifest: LoadedManifest) -> dict[str, Any]:
+def _print_memory(manifest: LoadedManifest, pool: str) -> None:
+    plan = manifest.plans.get(pool)
+    if plan is None:
+        complain(f"note: the model of ModelPool {pool} is not on this machine, so its memory is not known")
+        return
+    for line in memory_lines(plan):
+        typer.echo(line)
+    for role, text in plan.refusals():
+        complain(f"note: ModelPool {pool}: spec.{role}.memory: {text}")
+
+
+def _result(manifest: LoadedManifest, memory: bool) -> dict[str, Any]:
+    planned = {"memory": {pool: memory_facts(plan) for pool, plan in manifest.plans.items()}} if memory else {}
     objects = [{"kind": type(one).__name__, "name": _name(one), "summary": summary(one)} for one in _objects(manifest)]
-    return {"valid": True, "objects": objects, "notes": [_finding(note) for note in manifest.notes]}
+    return {"valid": True, "objects": objects, "notes": [_finding(note) for note in manifest.notes]} | planned
 
 
 def _objects(manifest: LoadedManifest) -> tuple[Kind, ...]:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from marlaas.manifest import load
 from marlaas.models import inspect
+from marlaas.models.cards import Card
 from marlaas.models.memory import PoolUse, agent_rooms
+from marlaas.models.memory_plan import card_shares, card_shortage
 from marlaas_api.documents import job_document, model_source, pool_spec
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPool, ModelPoolSpec
@@ -33,6 +35,14 @@ class DesiredState:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Memory of this machine for a run. free: bytes that are available; None if trainers measure what they have, as on a GPU."""
+
+    free: int | None = None
+    cards: tuple[Card, ...] = ()
+
+
 def read(files: Sequence[str], seed: int | None) -> DesiredState:
     """Read the manifests. Raises InvalidManifest with all findings."""
     manifest, now = load(files), time.time()
@@ -55,20 +65,27 @@ def scaled(pools: Iterable[ModelPool], replicas: int | None, trainers: int | Non
 
 
 def pool_documents(
-    pools: Sequence[ModelPool], paths: Sequence[Path], jobs: Sequence[JobDocument], free: int | None
+    pools: Sequence[ModelPool], paths: Sequence[Path], jobs: Sequence[JobDocument], here: Resources
 ) -> tuple[PoolDocument, ...]:
-    """Return the documents of prepared pools, with the memory that each trainer has for its agents.
+    """Return the documents of prepared pools, with the memory that each trainer has for its agents, and the parts of shared cards.
 
     Args:
         paths: folders of the models.
-        free: memory in bytes that is available on this machine; None if trainers measure what they have (on a GPU).
+
+    Raises:
+        InvalidInput: the workers do not fit the cards.
     """
-    rooms = [0] * len(pools)
-    if free is not None:
-        rooms = agent_rooms([_use(pool, path, jobs) for pool, path in zip(pools, paths, strict=True)], free)
+    uses = [_use(pool, path, jobs) for pool, path in zip(pools, paths, strict=True)]
+    rooms = [0] * len(pools) if here.free is None else agent_rooms(uses, here.free)
+    specs = [pool.spec for pool in pools]
+    if here.cards and uses:
+        if (text := card_shortage([card.total for card in here.cards], uses)) is not None:
+            raise InvalidInput(text)
+        shares = card_shares([card.free for card in here.cards], uses)
+        specs, rooms = [share.spec for share in shares], [share.agent_room for share in shares]
     return tuple(
-        PoolDocument(name=pool.metadata.name, model_path=str(path), spec=pool_spec(pool.spec), agent_room_bytes=room)
-        for pool, path, room in zip(pools, paths, rooms, strict=True)
+        PoolDocument(name=pool.metadata.name, model_path=str(path), spec=pool_spec(spec), agent_room_bytes=room)
+        for pool, spec, path, room in zip(pools, specs, paths, rooms, strict=True)
     )
 
 

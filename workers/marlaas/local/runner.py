@@ -31,6 +31,7 @@ from marlaas.local.server import Existing, message_server
 from marlaas.local.supervisor import GRACE_S, IDLE_GRACE_S, Supervisor
 from marlaas.local.tenants import SharesSoFar
 from marlaas.local.watch import JobWatch
+from marlaas.models.cards import cards
 from marlaas.models.memory import has_gpu, machine
 from marlaas.trackers.feed import TrackerFeed, TrackerPaths
 from marlaas.trackers.seam import require
@@ -172,8 +173,9 @@ class _Run:
         if has_unseen:
             await asyncio.to_thread(read, self._request.files, self._request.seed)
         here = None if has_gpu() else machine()
-        free = here.free if here is not None else None
-        return await asyncio.to_thread(documents.pool_documents, pools, paths, jobs, free)
+        found = await asyncio.to_thread(cards) if has_gpu() else ()
+        resources = documents.Resources(None if here is None else here.free, found)
+        return await asyncio.to_thread(documents.pool_documents, pools, paths, jobs, resources)
 
     async def _serve(self, folder: OutFolder, content: "_Content", guard: Watchdog) -> list[JobResult]:
         """Run the jobs until all are settled or the user asks to stop, and return their results so far."""

@@ -16,9 +16,10 @@ from marlaas.manifest.crosscheck import (
     unknown_pools,
 )
 from marlaas.manifest.findings import Finding, InvalidManifest, Placed
-from marlaas.manifest.models import cache_rooms, check_models, model_notes
+from marlaas.manifest.models import cache_rooms, check_models, model_notes, plan_memory
 from marlaas.manifest.objects import File, Objects, read_files, read_objects
 from marlaas.manifest.references import anchored_job, anchored_pool, check_environments
+from marlaas.models.memory_plan import PoolPlan
 from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
 
 
@@ -30,6 +31,7 @@ class LoadedManifest:
     notes: findings that are not errors; cluster_notes: those that matter for a submission.
     placed: every object with its place and its source.
     cache_rooms: by pool, how many conversations its KV cache holds, if the model is on this machine.
+    plans: by pool, the plan of its memory, if the model is on this machine.
     """
 
     pools: tuple[ModelPool, ...]
@@ -40,14 +42,16 @@ class LoadedManifest:
     cluster_notes: tuple[Finding, ...] = ()
     placed: tuple[Placed[Kind], ...] = ()
     cache_rooms: Mapping[str, str] = field(default_factory=dict)
+    plans: Mapping[str, PoolPlan] = field(default_factory=dict)
 
 
-def load(paths: Sequence[str | Path], *, runnable: bool = True) -> LoadedManifest:
+def load(paths: Sequence[str | Path], *, runnable: bool = True, card: int | None = None) -> LoadedManifest:
     """Read multi-document YAML files (`-`: standard input) and check them.
 
     Args:
         runnable: require everything that `marlaas run` needs: a job, each job's pool, and no setting that only a
             cluster supports. If False, missing objects are assumed to be in the cluster.
+        card: bytes of the cards that the workers shall have; a pool that does not fit is an error. None: not given.
 
     Raises:
         InvalidManifest: all errors, in the order of files and lines.
@@ -67,6 +71,10 @@ def load(paths: Sequence[str | Path], *, runnable: bool = True) -> LoadedManifes
     ]
     if not errors and runnable and not contents.jobs:
         errors.append(Finding("", 0, "", f"no RLJob in {', '.join(labels)}: nothing can be run"))
+    plans: dict[str, PoolPlan] = {}
+    if not errors:
+        plans, too_large = plan_memory(contents, card)
+        errors.extend(too_large)
     if errors:
         raise InvalidManifest(_in_order(errors, labels))
     notes = [*objects.notes, *advice(contents, runnable)]
@@ -76,6 +84,7 @@ def load(paths: Sequence[str | Path], *, runnable: bool = True) -> LoadedManifes
         notes=tuple(_in_order([*notes, *local], labels)),
         cluster_notes=tuple(_in_order(notes, labels)),
         cache_rooms=cache_rooms(contents),
+        plans=plans,
     )
 
 

@@ -10,13 +10,25 @@ from pathlib import Path
 
 from marlaas.manifest.crosscheck import ManifestObjects
 from marlaas.manifest.findings import Finding, Placed
+from marlaas.manifest.plans import Known, memory_plans, refused, too_big_for, users_of
 from marlaas.manifest.references import base_model_notes
 from marlaas.manifest.templates import template_errors, template_notes, text_errors
 from marlaas.models import ModelError, ModelFacts, inspect, list_models, prepared, resolve
 from marlaas.models.architectures import ADAPTABLE
+from marlaas.models.cards import cards
 from marlaas.models.hub import cached
-from marlaas.models.memory import CacheRoom, Demand, Machine, cache_room, demands, has_gpu, machine, shortage
-from marlaas_api.documents import job_spec
+from marlaas.models.memory import (
+    CPU_KV_CACHE,
+    CacheRoom,
+    Demand,
+    Machine,
+    cache_room,
+    demands,
+    has_gpu,
+    machine,
+    shortage,
+)
+from marlaas.models.memory_plan import PoolPlan
 from marlaas_api.kinds import ModelPool, ModelSpec, RLJob
 from marlaas_api.kinds.checks import pool_text
 from marlaas_api.kinds.fields import did_you_mean, listed
@@ -49,6 +61,21 @@ def check_models(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]
             yield from _template_errors(contents, pool, facts, runnable)
     if here is not None:
         yield from _too_big(contents, known, here.limit)
+    elif runnable:
+        yield from too_big_for(contents, known, cards())
+
+
+def known_pools(contents: ManifestObjects) -> Known:
+    """Return the pools whose models are on this machine, with the models' facts. Raises ModelError."""
+    found = ((pool, _facts(pool.object.spec.model, runnable=False)) for pool in contents.pools)
+    return [(pool, facts) for pool, facts in found if facts is not None]
+
+
+def plan_memory(contents: ManifestObjects, card: int | None) -> tuple[dict[str, PoolPlan], list[Finding]]:
+    """Return the plans of the pools' memory, and the workers that do not fit the card. card: its bytes; None: not given."""
+    known = known_pools(contents)
+    plans = memory_plans(contents, known, on_gpu=has_gpu(), card=card)
+    return plans, list(refused(known, plans))
 
 
 def _template_errors(
@@ -87,6 +114,8 @@ def model_notes(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]:
         yield from _too_big(contents, known, here.free, " now, because of what else runs on this machine")
     elif here is not None:
         yield from _too_big(contents, known, here.limit, " on this machine, so `marlaas run` refuses it here")
+    elif not runnable:
+        yield from too_big_for(contents, known, cards(), "; `marlaas run` refuses it on this machine")
 
 
 def _other_bases(contents: ManifestObjects, pool: ModelPool) -> Iterator[Finding]:
@@ -149,7 +178,7 @@ def _small_cache(contents: ManifestObjects, pool: ModelPool, facts: ModelFacts) 
         effect = "vLLM does not start" if room.num_sequences < 1 else f"a group of {wanted} waits or is computed again"
         yield Problem(
             ("spec", "rollout", "kvCacheBytes"),
-            f"{pool.spec.rollout.kv_cache_bytes} holds {room}, so {effect}; set {room.needed(wanted)} or lower maxModelLen",
+            f"{pool.spec.rollout.kv_cache_bytes or CPU_KV_CACHE} holds {room}, so {effect}; set {room.needed(wanted)} or lower maxModelLen",
         )
 
 
@@ -250,12 +279,7 @@ def _too_big(
     contents: ManifestObjects, known: Sequence[tuple[Placed[ModelPool], ModelFacts]], available: int, when: str = ""
 ) -> Iterator[Finding]:
     """Yield a finding if all pools together exceed the memory, placed at the pool that needs most."""
-    specs = [job.object.spec for job in contents.jobs]
-    needs = []
-    for pool, facts in known:
-        agents = [(spec, [agent for _, agent in spec.agents_on(pool.object.metadata.name)]) for spec in specs]
-        users = [job_spec(spec.model_copy(update={"agents": tuple(here)})) for spec, here in agents if here]
-        needs.append((pool, demands(facts, pool.object.spec, users)))
+    needs = [(pool, demands(facts, pool.object.spec, users_of(contents, pool.object))) for pool, facts in known]
     text = shortage([demand for _, some in needs for demand in some], available)
     if text is not None:
         pool = max(needs, key=lambda need: _total(need[1]))[0]

@@ -17,10 +17,13 @@ from marlaas_api.numeric import TRAINED_COPIES, quantity
 if TYPE_CHECKING:
     from marlaas.models.inspection import ModelFacts
     from marlaas_api.kinds import ModelPoolSpec
-    from marlaas_api.messages import JobSpec
+    from marlaas_api.messages import JobSpec, PoolSpec
 
+    Spec = ModelPoolSpec | PoolSpec
 ENGINE_PROCESS_BYTES = 11 * 2**27
 TRAINER_PROCESS_BYTES = 13 * 2**26
+CPU_KV_CACHE, CPU_ACTIVATIONS = "512Mi", "2Gi"
+"""Meaning of an unset `kvCacheBytes` and `activationBytes` on a CPU. On a GPU they are what is left (`memory_plan`)."""
 MICROBATCH_TOKENS = 4096
 _PUBLISHED_COPIES = (
     8  # of the agent that publishes: weights, their file, and the state's three parts, as tensors and as bytes
@@ -87,14 +90,44 @@ class CacheRoom:
         return f"{self.num_tokens:,} tokens, {number} conversation{'' if number == 1 else 's'} of {self.max_tokens:,} tokens"
 
 
-def cache_room(facts: ModelFacts, spec: ModelPoolSpec, *, on_gpu: bool) -> CacheRoom | None:
-    """Return the room of the pool's KV cache; None if the engine has none of that size, or the architecture is unknown."""
-    if spec.rollout.engine != "vllm" or not facts.cached_values:
-        return None
-    dtype = "bfloat16" if spec.rollout.dtype == "auto" and on_gpu else spec.rollout.dtype
-    each = facts.cached_values * _NUMBER_BYTES[dtype]
+def number_bytes(spec: Spec, *, on_gpu: bool) -> int:
+    """Return the bytes of a number of the base model."""
+    return _NUMBER_BYTES["bfloat16" if spec.rollout.dtype == "auto" and on_gpu else spec.rollout.dtype]
+
+
+def cached_token(facts: ModelFacts, spec: Spec, *, on_gpu: bool) -> tuple[int, int]:
+    """Return the bytes of a token in the KV cache, 0 if they are unknown, and the tokens of the longest conversation."""
     longest = min(spec.rollout.max_model_len, facts.max_positions or spec.rollout.max_model_len)
-    return CacheRoom(int(quantity(spec.rollout.kv_cache_bytes)) // each, longest, each)
+    has_cache = spec.rollout.engine == "vllm"
+    return has_cache * facts.cached_values * number_bytes(spec, on_gpu=on_gpu), longest
+
+
+def cache_room(facts: ModelFacts, spec: Spec, *, on_gpu: bool, size: int | None = None) -> CacheRoom | None:
+    """Return the room of the pool's KV cache; None if the engine has none, or its size or the architecture is unknown.
+
+    size: bytes of the cache; None: the pool's, which is unknown on a GPU if `kvCacheBytes` is unset.
+    """
+    each, longest = cached_token(facts, spec, on_gpu=on_gpu)
+    if size is None and not (on_gpu and spec.rollout.kv_cache_bytes is None):
+        size = cache_bytes(spec)
+    return CacheRoom(size // each, longest, each) if each and size is not None else None
+
+
+def cache_bytes(spec: Spec) -> int:
+    """Return the bytes of an engine's KV cache on a CPU."""
+    return int(quantity(spec.rollout.kv_cache_bytes or CPU_KV_CACHE))
+
+
+def trainer_activations(spec: Spec) -> int:
+    """Return the most bytes of a micro-batch's activations on a CPU."""
+    return int(quantity(spec.trainer.activation_bytes or CPU_ACTIVATIONS))
+
+
+def planned_tokens(spec: Spec, jobs: Sequence[JobSpec]) -> tuple[int, int]:
+    """Return the largest rank and the largest micro-batch of the jobs; without jobs, the pool's and the default."""
+    ranks = [agent.adapter.rank for job in jobs for agent in job.policies if agent.trainable]
+    tokens = [job.training.microbatch_tokens for job in jobs]
+    return max(ranks, default=spec.max_rank), max(tokens, default=MICROBATCH_TOKENS)
 
 
 def demands(facts: ModelFacts, spec: ModelPoolSpec, jobs: Sequence[JobSpec] = ()) -> list[Demand]:
@@ -127,15 +160,13 @@ def agent_rooms(pools: Sequence[PoolUse], free: int) -> list[int]:
     other = sum(demand.total - demand.workers * demand.parts.get(_AGENTS, 0) for demand in needed)
     num_trainers = sum(pool.spec.trainer.replicas for pool in pools)
     part = int(USABLE * max(0, free - other) / max(1, num_trainers))
-    return [max(part, *_job_bytes(pool)) for pool in pools]
+    return [max(part, *job_bytes(pool.facts, pool.spec.max_rank, pool.jobs)) for pool in pools]
 
 
-def _job_bytes(pool: PoolUse) -> list[int]:
+def job_bytes(facts: ModelFacts, max_rank: int, jobs: Sequence[JobSpec]) -> list[int]:
     """Return the memory that each job's agents need in a trainer; of one agent at the pool's largest rank without jobs."""
-    sizes = [sum(_trained(pool.facts, job)) for job in pool.jobs]
-    return [_NUMBER_BYTES["float32"] * size for size in sizes] or [
-        _NUMBER_BYTES["float32"] * TRAINED_COPIES * pool.facts.adapter_parameters(pool.spec.max_rank)
-    ]
+    sizes = [sum(_trained(facts, job)) for job in jobs] or [TRAINED_COPIES * facts.adapter_parameters(max_rank)]
+    return [_NUMBER_BYTES["float32"] * size for size in sizes]
 
 
 def _trained(facts: ModelFacts, job: JobSpec) -> list[int]:
@@ -160,7 +191,7 @@ def activation_bytes(facts: ModelFacts, spec: ModelPoolSpec, rank: int, num_toke
     linear = sum(out + into + rank for shapes in facts.linear_layers.values() for out, into in shapes)
     norms = 4 * facts.hidden_size * facts.num_layers if number == 2 else 0
     kept = num_tokens * (number * linear + norms)
-    most = int(quantity(spec.trainer.activation_bytes))
+    most = trainer_activations(spec)
     if kept <= most or not facts.num_layers:
         return min(kept, most)
     inputs = num_tokens * number * facts.hidden_size * facts.num_layers
@@ -220,7 +251,7 @@ def _engine(facts: ModelFacts, spec: ModelPoolSpec) -> Demand:
     adapters = 3 * (spec.adapter_slots + 1) * facts.adapter_parameters(spec.max_rank) * number
     parts = {f"weights as {number * 8}-bit numbers": facts.num_parameters * number}
     if spec.rollout.engine == "vllm":
-        parts["KV cache"] = int(quantity(spec.rollout.kv_cache_bytes))
+        parts["KV cache"] = cache_bytes(spec)
     return Demand("engine", spec.rollout.replicas, parts | {"adapters": adapters, "process": ENGINE_PROCESS_BYTES})
 
 
@@ -236,8 +267,7 @@ def _trainer(facts: ModelFacts, spec: ModelPoolSpec, jobs: Sequence[JobSpec]) ->
     sizes = sizes or [facts.adapter_parameters(spec.max_rank)]
     trained = [size for job in jobs for size in _trained(facts, job)] or [TRAINED_COPIES * sizes[0]]
     bound = -(-sum(trained) // spec.trainer.replicas)
-    rank = max((one.rank for one in adapters), default=spec.max_rank)
-    tokens = max((job.training.microbatch_tokens for job in jobs), default=MICROBATCH_TOKENS)
+    rank, tokens = planned_tokens(spec, jobs)
     parts = {
         f"weights as {number * 8}-bit numbers": facts.num_parameters * number,
         _AGENTS: 4 * (bound + _PUBLISHED_COPIES * max(sizes)),

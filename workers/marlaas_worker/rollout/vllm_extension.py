@@ -32,11 +32,14 @@ class AdapterSlots:
         """Load an adapter, and return the digest of its slot. If that fails, no slot holds it. Raises as `marlaas_slot_digest`."""
         from vllm.lora.request import LoRARequest
 
-        self.model_runner.add_lora(LoRARequest(lora_name=name, lora_int_id=slot_id, lora_path=folder))
         try:
+            self.model_runner.add_lora(LoRARequest(lora_name=name, lora_int_id=slot_id, lora_path=folder))
             return self.marlaas_slot_digest(slot_id, rank)
-        except (LookupError, ValueError):
-            self.model_runner.remove_lora(slot_id)
+        except (
+            Exception
+        ):  # vLLM takes the slot before it copies the tensors, and keeps it if the device has no memory for them.
+            with contextlib.suppress(Exception):  # The first error says more, also whether the device is lost.
+                self.model_runner.remove_lora(slot_id)
             raise
 
     def marlaas_slot_digest(self, slot_id: int, rank: int) -> str:

@@ -24,10 +24,14 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from marlaas.models.inspection import is_adaptable
+import torch
+
+from marlaas.models.cards import Card, cards
+from marlaas.models.inspection import inspect, is_adaptable
+from marlaas.models.memory import cache_bytes
+from marlaas.models.memory_plan import engine_plan, refusal, usable
 from marlaas_api.errors import InvalidInput, Permanent
 from marlaas_api.messages.pool_spec import PoolSpec
-from marlaas_api.numeric import quantity
 from marlaas_worker.adapters import choose_dtype
 from marlaas_worker.devices import check_gpus, uses_gpu
 from marlaas_worker.rollout.engine import EngineLimits, ModelFolder
@@ -50,12 +54,13 @@ _ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Exit|Interrupt)\b
 
 @dataclass(frozen=True, slots=True)
 class VllmSettings:
-    """All inputs of an engine's start, the same for every restart. `scratch` contains its log."""
+    """All inputs of an engine's start, the same for every restart. `scratch` contains its log. cache_bytes: of the KV cache."""
 
     model: ModelFolder
     spec: PoolSpec
     limits: EngineLimits
     scratch: Path
+    cache_bytes: int
 
     @property
     def log(self) -> Path:
@@ -69,7 +74,7 @@ class VllmSettings:
 
 
 def vllm_settings(model: ModelFolder, spec: PoolSpec, scratch: Path) -> VllmSettings:
-    """Choose the settings that the pool leaves open. Raises InvalidInput if the pool's spec is not supported."""
+    """Choose the settings that the pool leaves open. Raises InvalidInput if the pool's spec is not supported, or does not fit the card."""
     if spec.tensor_parallel_size > 1:
         raise InvalidInput("tensorParallelSize above 1: slots cannot yet be proven under tensor parallelism; use 1")
     check_gpus(spec.rollout.gpus)
@@ -85,7 +90,31 @@ def vllm_settings(model: ModelFolder, spec: PoolSpec, scratch: Path) -> VllmSett
         max_num_seqs=spec.rollout.max_num_seqs,
         dtype=dtype,
     )
-    return VllmSettings(model, spec, limits, scratch)
+    card = _card() if uses_gpu() else None
+    return VllmSettings(model, spec, limits, scratch, choose_cache_bytes(model.folder, spec, card))
+
+
+def choose_cache_bytes(model: Path, spec: PoolSpec, card: Card | None) -> int:
+    """Return the bytes of the KV cache: the pool's, or what a card has left beside the other parts of the plan, or a CPU's default.
+
+    card: None on a CPU. Raises InvalidInput, with the numbers, if the least plan of an engine does not fit the card.
+    """
+    if card is None:
+        return cache_bytes(spec)
+    facts, there = inspect(model), usable(card.total)
+    plan = engine_plan(facts, spec)
+    if plan.total > there:
+        raise InvalidInput(refusal("an engine", plan, there))
+    return engine_plan(facts, spec, min(there, card.free) - plan.total).kv_cache
+
+
+def _card() -> Card:
+    """Return this process's card. The driver's command is preferred, because CUDA would keep a context in this process."""
+    found = cards()
+    if found:
+        return found[0]
+    free, total = torch.cuda.mem_get_info()
+    return Card(total, free)
 
 
 def choose_threads(wanted: int | None, num_cores: int) -> int:
@@ -121,7 +150,7 @@ def engine_arguments(settings: VllmSettings, log_config: Path) -> dict[str, Any]
     vLLM gets one slot more than the engine promises: with all slots full, its `add_lora` may evict a running
     adapter. The host cache has twice as many places as the slots, for the same reason.
     """
-    spec, limits = settings.spec, settings.limits
+    limits = settings.limits
     arguments: dict[str, Any] = {
         "model": str(settings.model.folder),
         "skip_tokenizer_init": True,
@@ -130,7 +159,7 @@ def engine_arguments(settings: VllmSettings, log_config: Path) -> dict[str, Any]
         "max_model_len": limits.max_model_len,
         "max_num_seqs": limits.max_num_seqs,
         "block_size": BLOCK_TOKENS,
-        "kv_cache_memory_bytes": int(quantity(spec.rollout.kv_cache_bytes)),
+        "kv_cache_memory_bytes": settings.cache_bytes,
         "enable_prefix_caching": True,
         "enable_lora": True,
         "max_loras": limits.slots + 1,

@@ -19,7 +19,7 @@ from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.commit import AgentLease, PolicyKey, StepResult, patiently
 from marlaas_worker.trainer.intake import Intake, StepInbox
 from marlaas_worker.trainer.learner import Learner
-from marlaas_worker.trainer.memory import lowered_budget
+from marlaas_worker.trainer.memory import RowTooLarge, lowered_budget
 from marlaas_worker.trainer.residence import Residence
 from marlaas_worker.trainer.rows import Row
 from marlaas_worker.trainer.shared import TrainerDependencies
@@ -166,6 +166,7 @@ class AgentTrainer:
         elif (closed := inbox.due()) is not None:
             await self._finish(learner, closed, inbox.consumed())
             inbox.commit(closed.step, self.lease.record.version)
+            self._residence.share_again()
             await intake.settle()
             failpoint("trainer.commit.after_acks")
             await self._tidy()
@@ -175,14 +176,32 @@ class AgentTrainer:
         return True
 
     async def _redo(self, learner: Learner, inbox: StepInbox, rows: Sequence[Row]) -> None:
-        """Restart the step with a lower token budget; its groups are read again, so none is kept in memory. Raises RowTooLarge."""
+        """Restart the step with a lower token budget; its groups are read again, so none is kept in memory.
+
+        A single conversation that does not fit beside other agents gets the memory of all of them, for one step. Raises RowTooLarge.
+        """
         before = learner.token_budget
-        learner.token_budget = lowered_budget(before, rows)
+        try:
+            learner.token_budget = lowered_budget(before, rows)
+        except RowTooLarge as error:
+            if not self._residence.claim_all():
+                raise
+            await self._redo_alone(inbox, error)
+            return
         self._forget_step(inbox)
-        self._num_redone += 1
-        self._dependencies.out_of_memory[self._assignment.policy_key] += 1
+        self._count_redone()
         text = f"out of memory: the step restarts with micro-batches of {learner.token_budget} tokens instead of {before}, as do later steps"
         await self._dependencies.emit(self._assignment, "OutOfMemory", text)
+
+    async def _redo_alone(self, inbox: StepInbox, error: RowTooLarge) -> None:
+        await self._park(inbox)
+        self._count_redone()
+        text = f"out of memory: the step restarts once the other agents of the trainer are parked, because {error}"
+        await self._dependencies.emit(self._assignment, "OutOfMemory", text)
+
+    def _count_redone(self) -> None:
+        self._num_redone += 1
+        self._dependencies.out_of_memory[self._assignment.policy_key] += 1
 
     def _forget_step(self, inbox: StepInbox) -> None:
         """Return to the first group of the step."""

@@ -3,9 +3,9 @@
 The orchestrator admits jobs whose agents need at most `capacity.AGENTS_PER_PLACE` times this memory
 (`ReplicaReport.agent_room_bytes`); those that do not fit at a time are parked (`room`).
 
-The memory is what the device has free once the base model is loaded. On a CPU it is
+Under the local runner it is this trainer's part of what the plans of all workers leave (`PoolDocument.agent_room_bytes`). Else it is what
+the device has free once the base model is loaded, without the activations. On a CPU it is
 
-- under the local runner: this trainer's part of what the estimates of all workers leave (`PoolDocument.agent_room_bytes`);
 - in a container with a limit: what the limit leaves;
 - else: `UNLIMITED_PART` of the machine's available memory, since other processes of the machine need memory too.
 """
@@ -16,8 +16,12 @@ from pathlib import Path
 import psutil
 import torch
 
+from marlaas.models.inspection import inspect
+from marlaas.models.memory import trainer_activations
+from marlaas.models.memory_plan import activation_limit, refusal, trainer_plan, usable
+from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import PoolDocument
-from marlaas_api.numeric import TRAINED_COPIES, quantity
+from marlaas_api.numeric import TRAINED_COPIES
 from marlaas_worker.reporter import resident_bytes
 from marlaas_worker.trainer.model import BaseModel
 
@@ -36,26 +40,45 @@ class AgentMemory:
     """Memory in bytes.
 
     room_bytes: for all agents together; 0 if unknown. bytes_per_rank: need of one agent for each unit of rank, without a KL
-    reference. host_bytes: host memory for versions of parked agents; 0 if agents are in host memory themselves.
+    reference. host_bytes: host memory for versions of parked agents; 0 if agents are in host memory themselves. activation_bytes: most
+    memory of a micro-batch's activations.
     """
 
     room_bytes: int = 0
     bytes_per_rank: int = 0
     host_bytes: int = 0
+    activation_bytes: int = 0
 
 
 def measure(model: BaseModel, pool: PoolDocument) -> AgentMemory:
     """Measure the memory for agents, after the base model was loaded and before an agent is bound."""
-    activation_bytes = int(quantity(pool.spec.trainer.activation_bytes))
     bytes_per_rank = TRAINED_COPIES * _NUMBER_BYTES * model.parameters_per_rank
     if model.device.type == "cuda":
-        room = room_bytes(torch.cuda.mem_get_info(model.device)[0], activation_bytes)
-        return AgentMemory(room, bytes_per_rank, int(CACHE_PART * max(0, _free_host_bytes())))
+        free, host_bytes = torch.cuda.mem_get_info(model.device)[0], int(CACHE_PART * max(0, _free_host_bytes()))
+        if pool.spec.trainer.activation_bytes is None:
+            most = _left_for_activations(pool, free)
+            return AgentMemory(max(1, int(USABLE * (free - most))), bytes_per_rank, host_bytes, most)
+        most = trainer_activations(pool.spec)
+        return AgentMemory(pool.agent_room_bytes or room_bytes(free, most), bytes_per_rank, host_bytes, most)
+    most = trainer_activations(pool.spec)
     if pool.agent_room_bytes:
-        return AgentMemory(pool.agent_room_bytes, bytes_per_rank)
+        return AgentMemory(pool.agent_room_bytes, bytes_per_rank, 0, most)
     limit = memory_limit()
     free = int(UNLIMITED_PART * psutil.virtual_memory().available) if limit is None else limit - resident_bytes()
-    return AgentMemory(room_bytes(free, activation_bytes), bytes_per_rank)
+    return AgentMemory(room_bytes(free, most), bytes_per_rank, 0, most)
+
+
+def refuse_small_card(pool: PoolDocument) -> None:
+    """Raise InvalidInput, with the numbers, if the least plan of a trainer does not fit this process's card."""
+    plan, _ = trainer_plan(inspect(Path(pool.model_path)), pool.spec)
+    there = usable(torch.cuda.mem_get_info()[1])
+    if plan.total > there:
+        raise InvalidInput(refusal("a trainer", plan, there))
+
+
+def _left_for_activations(pool: PoolDocument, free: int) -> int:
+    plan, _ = trainer_plan(inspect(Path(pool.model_path)), pool.spec)
+    return activation_limit(free - plan.workspace - plan.agents)
 
 
 def _free_host_bytes() -> int:

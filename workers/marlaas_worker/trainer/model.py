@@ -100,6 +100,10 @@ class BaseModel:
         """
         return self._recompute.bytes_per_token
 
+    def limit_activations(self, max_bytes: int) -> None:
+        """Set `activation_bytes`, for example to a part of the memory that is left after loading."""
+        self._recompute.max_bytes = max_bytes
+
     @property
     def adapters(self) -> tuple[str, ...]:
         """Names of the attached adapters."""

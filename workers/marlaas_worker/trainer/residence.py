@@ -25,6 +25,7 @@ class Residence:
     def __init__(self, dependencies: TrainerDependencies, assignment: Assignment, changed: asyncio.Event) -> None:
         self._dependencies, self._assignment, self._changed = dependencies, assignment, changed
         self._made: list[Learner] = []
+        self._wants_all = False
         self._past, self._reference_version = PastVersions(dependencies.context.blobs), -1
 
     @property
@@ -41,7 +42,18 @@ class Residence:
         """Return whether there is room; if not, `changed` is set when there may be. is_due: see `room`."""
         return self._dependencies.room.enter(self._assignment.policy_key, self._need(), is_due, self._changed.set)
 
+    def claim_all(self) -> bool:
+        """Need the whole room at the next entry; return False, and need what the agent needs, if it is alone already."""
+        self._wants_all = self._dependencies.room.is_shared
+        return self._wants_all
+
+    def share_again(self) -> None:
+        """Need no more than the agent needs at the next entry."""
+        self._wants_all = False
+
     def _need(self) -> int:
+        if self._wants_all:
+            return self._dependencies.room.size
         agent, spec = self._assignment.agent, self._assignment.document.spec
         if not agent.trainable:
             return 0

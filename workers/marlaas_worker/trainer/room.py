@@ -95,6 +95,11 @@ class AgentRoom:
         self._here.pop(agent, None)
         self._serve()
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether several agents are here, and would leave for one that needs the whole room."""
+        return self.size > 0 and len(self._here) > 1
+
     def _free(self) -> int:
         return self.size - sum(one.need for one in self._here.values())
 

@@ -13,11 +13,12 @@ import time
 from collections.abc import Collection
 from functools import partial
 
+import torch
+
 from marlaas_api import subjects
 from marlaas_api.bus import BusUnavailable
 from marlaas_api.errors import MarlaasError, Retryable, Unreadable
 from marlaas_api.messages import PolicyRecord, PoolDocument, ReplicaReport
-from marlaas_api.numeric import quantity
 from marlaas_worker.adapters import DTYPES
 from marlaas_worker.device_errors import DeviceLost, OutOfMemory
 from marlaas_worker.devices import check_gpus
@@ -47,6 +48,7 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
 
     Raises:
         ModelUnusable: the pool's base model cannot be loaded.
+        InvalidInput: the card is too small for the least plan of a trainer.
         CalibrationFailed: the model is too coarse in the engines' dtype to distinguish a wrong adapter from rounding.
         DeviceLost: the device failed, and only a new process can continue.
         InvalidInput: the pool wants a GPU, and it cannot be used.
@@ -55,21 +57,25 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
     compute = Compute(pool.spec.trainer.threads or default_threads(len(os.sched_getaffinity(0))))
     context.metrics.alive = lambda: not compute.lost
     try:
-        activation_bytes = int(quantity(pool.spec.trainer.activation_bytes))
         dtype = DTYPES[engine_dtype(pool)]
-        model = await compute.run(
-            lambda: BaseModel(pool.model_path, activation_bytes=activation_bytes, dtype=dtype, hub=pool.spec.model.hub)
-        )
+        model = await compute.run(lambda: _load(pool, dtype))
         log.info("loaded base model %s as %s", pool.model_path, engine_dtype(pool))
         calibration = await compute.run(lambda: calibrate(model, pool))
         timing = timing or Timing()
         await patiently(lambda: publish(context, calibration), "calibration", timing.retry_s)
         memory = await compute.run(lambda: agent_memory.measure(model, pool))
+        model.limit_activations(memory.activation_bytes)
         room, versions = AgentRoom(memory.room_bytes), VersionCache(memory.host_bytes)
         dependencies = TrainerDependencies(context, model, compute, timing, calibration, memory, room, versions)
         await Trainer(dependencies, pool.name).run()
     finally:
         compute.close()
+
+
+def _load(pool: PoolDocument, dtype: torch.dtype) -> BaseModel:
+    if torch.cuda.is_available():
+        agent_memory.refuse_small_card(pool)
+    return BaseModel(pool.model_path, dtype=dtype, hub=pool.spec.model.hub)
 
 
 def default_threads(num_cpus: int) -> int:
