@@ -37,16 +37,7 @@ _QUESTIONS = (
     ("logs", "-n", NAMESPACE, f"deployment/{RELEASE}-orchestrator", "--tail=30"),
 )  # fmt: skip
 
-_PROBE = """
-import json, socket, sys
-def is_open(place):
-    try:
-        socket.create_connection(place, timeout=2).close()
-        return True
-    except OSError:
-        return False
-print(json.dumps([name for name, place in json.loads(sys.argv[1]).items() if is_open(place)]))
-"""
+_PROBE = yaml.safe_load(Path(__file__).with_name("programs.yaml").read_text())["probe"]
 
 T = TypeVar("T")
 Places = Mapping[str, tuple[str, int]]

@@ -1,32 +1,14 @@
 """What the bus holds of a job, read where the orchestrator reads it, with the orchestrator's own credential."""
 
 import json
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from marlaas_e2e.platform import NAMESPACE, RELEASE, Platform
 
-_PROGRAM = """
-import asyncio, json, sys
-from pathlib import Path
-from marlaas_api import subjects
-from marlaas_api.bus_nats import connect
-from marlaas_api.messages import StepRecord
-from marlaas_api.wire import decode_as
-async def steps(bus, namespace, job, uid):
-    stored = await bus.replay(subjects.STEPS, f"step.{namespace}.{job}.*")
-    records = [record for each in stored if (record := decode_as(StepRecord, each.data)).uid == uid]
-    return [[r.step, r.version, r.num_groups, r.num_episodes, list(r.indices)] for r in records]
-async def keys(bus, prefix):
-    buckets = [await bus.bucket(name) for name in (subjects.JOBS, subjects.PROGRESS, subjects.POLICY, subjects.LEDGER)]
-    return [entry.key for bucket in buckets for entry in await bucket.entries(prefix)]
-async def main(url, creds, question, *words):
-    bus = await connect(url, name="accounting", creds=Path(creds))
-    try:
-        print(json.dumps(await globals()[question](bus, *words)))
-    finally:
-        await bus.close()
-asyncio.run(main(*sys.argv[1:]))
-"""
+_PROGRAM = yaml.safe_load(Path(__file__).with_name("programs.yaml").read_text())["step_records"]
 
 
 def keys(platform: Platform, prefix: str) -> list[str]:

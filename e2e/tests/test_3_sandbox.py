@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from tests.tables import data
 
 from marlaas_e2e.api import Object
 from marlaas_e2e.images import BASE
@@ -67,32 +68,10 @@ def test_a_tenants_own_pod_does_not_reach_the_bus_whatever_it_calls_itself(platf
 
 def test_a_sandbox_has_its_pools_runtime_and_no_token_and_cannot_write_its_root(platform, pod):
     assert platform.get("pod", pod, TEAM)["spec"]["runtimeClassName"] == "runc"
-    program = """
-import os
-found = [os.path.exists("/var/run/secrets/kubernetes.io"), os.getuid() == 0]
-try:
-    open("/usr/x", "w"); found.append(True)
-except OSError:
-    found.append(False)
-status = open("/proc/self/status").read()
-caps = [line.split()[1] for line in status.splitlines() if line.startswith(("CapEff", "CapPrm", "CapBnd"))]
-seccomp = [line.split()[1] for line in status.splitlines() if line.startswith("Seccomp:")]
-print(found, {int(c, 16) for c in caps}, seccomp)
-"""
-    assert platform.python(pod, "supervisor", program, namespace=TEAM).strip() == "[False, False, False] {0} ['2']"
+    printed = platform.python(pod, "supervisor", data(__file__, "supervisor_surroundings"), namespace=TEAM)
+    assert printed.strip() == "[False, False, False] {0} ['2']"
 
 
 def test_environment_code_cannot_read_the_credential_beside_it(platform, pod):
-    program = """
-from pathlib import Path
-from marlaas_worker.sandbox.seclusion import seclude, secluded
-creds = Path("/etc/marlaas/bus/bus.creds")
-before = len(creds.read_text()) > 0
-done = seclude(secluded(creds))
-try:
-    creds.read_text(); after = "read"
-except PermissionError:
-    after = "refused"
-print(before, done, after)
-"""
-    assert platform.python(pod, "supervisor", program, namespace=TEAM).strip() == "True True refused"
+    printed = platform.python(pod, "supervisor", data(__file__, "seclusion"), namespace=TEAM)
+    assert printed.strip() == "True True refused"

@@ -22,7 +22,7 @@ from marlaas.manifest.findings import Placed
 from marlaas.manifest.objects import File, Objects, read_objects
 from marlaas.manifest.references import check_environments
 from marlaas_api.kinds import RLJob, RLJobSpec, Spec
-from marlaas_api.kinds.base import NO_CHANGE
+from marlaas_api.kinds.base import NO_CHANGE, unchanged
 from marlaas_api.reason_texts import TEXTS
 from marlaas_api.reasons import Reason
 
@@ -264,7 +264,8 @@ PARTS_OF_A_POOL = {"rollout.memory", "trainer.memory", "model"}
 def changeable(part, prefix=""):
     """Fields without the rule that they cannot change, which do not lie in one with it either."""
     for field in part.model_fields.values():
-        if NO_CHANGE[1] in str(field.json_schema_extra):
+        is_fixed_in_part = unchanged(str(field.alias)) in str(part.model_config.get("json_schema_extra"))
+        if is_fixed_in_part or NO_CHANGE[1] in str(field.json_schema_extra):
             continue
         path, kind = f"{prefix}{field.alias}", field.annotation
         if isinstance(kind, type) and issubclass(kind, Spec):

@@ -47,8 +47,8 @@ _SAME_INPUT = frozenset({"k_proj", "v_proj", "up_proj"})
 """Layers whose input is kept for another layer: the input of `q_proj`, or of `gate_proj`."""
 _ADDED = frozenset({"o_proj", "down_proj"})
 """Layers whose output is added to the residual stream and not kept."""
-_ACTIVATED = "gate_proj"
-"""The layer whose output is kept twice: before and after the activation function."""
+_MADE_AGAIN = "down_proj"
+"""The layer whose input is made again in the backward pass (`trainer.lean_layers`)."""
 
 
 class _Parts:
@@ -115,9 +115,8 @@ class MicroBatches:
 def kept_bytes(facts: ModelFacts, number: int, rank: int) -> float:
     """Return the bytes that a token keeps between forward and backward pass, without recomputation.
 
-    These are: float32 inputs of two norms a layer; the input of each group of linear layers; queries, keys, values and the attention's
-    output; the gate before and after its activation, and its product; `rank` values of each adapter. Measured (bf16, rank 16): 5.66 MiB
-    at 8B, 0.65 MiB at SmolLM2-135M.
+    These are: the inputs of two norms a layer; the input of each group of linear layers except `down_proj`; queries, keys, values and
+    the attention's output; gate and up; `rank` values of each adapter. Counted (`bench.gpu operations`, bf16, rank 16): 3.4 MiB at 8B.
 
     Args:
         number: bytes of a number of the base model.
@@ -125,8 +124,8 @@ def kept_bytes(facts: ModelFacts, number: int, rank: int) -> float:
     values = sum(len(shapes) * rank for shapes in facts.linear_layers.values())
     for name, shapes in facts.linear_layers.items():
         for out, into in shapes:
-            values += into * (name not in _SAME_INPUT) + out * (name not in _ADDED) + out * (name == _ACTIVATED)
-    return number * values + 2 * 4 * facts.hidden_size * facts.num_layers
+            values += into * (name not in _SAME_INPUT and name != _MADE_AGAIN) + out * (name not in _ADDED)
+    return number * (values + 2 * facts.hidden_size * facts.num_layers)
 
 
 def engine_plan(facts: ModelFacts, spec: ModelPoolSpec | PoolSpec, spare: int = 0) -> EnginePlan:
