@@ -48,7 +48,7 @@ def _times(loader: yaml.SafeLoader, node: yaml.Node) -> list[Json]:
 def _mapping(loader: yaml.SafeLoader, node: yaml.Node) -> dict[str, Json]:
     assert isinstance(node, yaml.SequenceNode)
     count, value = loader.construct_sequence(node, deep=True)
-    return {f"key-{at}": value for at in range(count)}
+    return {f"key{at}": value for at in range(count)}
 
 
 _Loader.add_constructor("!text", _repeated("a"))

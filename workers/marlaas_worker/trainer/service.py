@@ -21,7 +21,7 @@ from marlaas_api.errors import MarlaasError, Retryable, Unreadable
 from marlaas_api.messages import PolicyRecord, PoolDocument, ReplicaReport
 from marlaas_worker.adapters import DTYPES
 from marlaas_worker.device_errors import DeviceLost, OutOfMemory
-from marlaas_worker.devices import check_gpus
+from marlaas_worker.devices import check_gpus, uses_gpu
 from marlaas_worker.metrics import Sample
 from marlaas_worker.reporter import Reporter, resident_bytes
 from marlaas_worker.role import RoleContext, wait_for
@@ -73,7 +73,7 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
 
 
 def _load(pool: PoolDocument, dtype: torch.dtype) -> BaseModel:
-    if torch.cuda.is_available():
+    if uses_gpu():
         agent_memory.refuse_small_card(pool)
     return BaseModel(pool.model_path, dtype=dtype, hub=pool.spec.model.hub)
 
