@@ -150,6 +150,7 @@ def test_a_folder_without_a_model_and_tensor_parallelism_are_refused_with_what_t
     monkeypatch.setattr(settings_of, "uses_gpu", lambda: True)
     with pytest.raises(Permanent, match="float32: on a GPU"):
         made(dtype="float32")
+    monkeypatch.setattr(settings_of, "_card", lambda: Card(80 << 30, 76 << 30))
     arguments = settings_of.engine_arguments(made(dtype="auto"), tmp_path / "log.json")
     given = {"dtype": "bfloat16", "max_num_batched_tokens": 8192, "gpu_memory_utilization": 0.05}
     assert given.items() <= arguments.items()

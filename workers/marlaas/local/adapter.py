@@ -62,11 +62,11 @@ async def fetch(
         await blobs.fetch(ref, partial / name)
     if pool is not None:
         with translated(target):
-            complete(partial, pool, template or ChatTemplateSettings())
+            complete(partial, pool, template)
     replace_folder(partial, target)
 
 
-def complete(folder: Path, pool: PoolDocument, template: ChatTemplateSettings) -> None:
+def complete(folder: Path, pool: PoolDocument, template: ChatTemplateSettings | None = None) -> None:
     """Write the base model's name into an adapter's configuration, as loaders need it, and its tokenizer beside it.
 
     The name is the hub's id and revision, or the model's folder on this machine. The tokenizer has the chat template that the job has
@@ -80,7 +80,7 @@ def complete(folder: Path, pool: PoolDocument, template: ChatTemplateSettings) -
     for name in TOKENIZER_FILES:
         if (Path(pool.model_path) / name).is_file():
             shutil.copyfile(Path(pool.model_path) / name, folder / name)
-    chosen = choose(template.over(pool.spec.chat_template), Path(pool.model_path))
+    chosen = choose((template or ChatTemplateSettings()).over(pool.spec.chat_template), Path(pool.model_path))
     if chosen.with_kwargs is not None and (chosen.kwargs or not chosen.is_own):
         (folder / "chat_template.jinja").write_text(chosen.with_kwargs, encoding="utf-8")
 
