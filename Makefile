@@ -28,7 +28,7 @@ test: setup  ## Run every test; those of a real cluster are `make e2e`
 	@$(E2E) tools $(CONTROL_PLANE_TOOLS) & $(PYTEST) $(PYTEST_ARGS)  # tests of the API server wait for what is not built yet
 
 test-fast: setup  ## Run the tests that start no engine, no API server and no run (three minutes)
-	$(PYTEST) -m "not engine and not api_server and not processes and not slow" $(PYTEST_ARGS)
+	$(PYTEST) -m "not gpu and not engine and not api_server and not processes and not slow" $(PYTEST_ARGS)
 
 explore: setup  ## Draw fresh examples for the property tests, EXPLORE_ROUNDS times; a failing seed is printed
 	@for round in $$(seq $(EXPLORE_ROUNDS)); do \
