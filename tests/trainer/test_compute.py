@@ -180,6 +180,7 @@ def test_on_a_gpu_products_are_as_precise_as_the_engines(monkeypatch):
         assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
     finally:
         torch.set_float32_matmul_precision("highest")
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.slow
