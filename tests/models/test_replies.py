@@ -7,7 +7,7 @@ from tests.harness import pool_document
 from tests.tables import rows
 
 from marlaas.local.adapter import complete
-from marlaas.models.chat_template import closing_token, own_template, read_frame, renderer
+from marlaas.models.chat_template import closing_token, frame_of, own_template, renderer
 from marlaas.models.end_tokens import read_ends
 from marlaas.models.tokenizer import save_tokenizer
 from marlaas_api.messages.job_spec import ChatTemplateSettings
@@ -19,7 +19,7 @@ TOKENS = {"</s>": 1, "<|im_end|>": 2, "<|end|>": 3, "<|return|>": 4, "<|assistan
 @pytest.mark.parametrize(("template", "header", "opening", "end", "ignores"), rows(__file__, "frames"))
 def test_what_a_template_writes_around_a_reply_is_found(tmp_path, template, header, opening, end, ignores):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "eos_token": "</s>"}))
-    frame = read_frame(tmp_path)
+    frame = frame_of(renderer(tmp_path, own_template(tmp_path), {}))
     assert (frame.header, frame.opening, closing_token(frame, TOKENS)) == (header, opening, end)
     assert ("ignores add_generation_prompt" in frame.problem) is ignores
 
@@ -35,7 +35,7 @@ def test_a_reply_ends_at_each_token_that_a_file_the_tokenizer_or_the_template_na
     ends = PretrainedTokenizer.load(str(tmp_path)).ends
     assert sorted(ends.ids) == ids
     assert [words in note for words, note in zip(notes, ends.notes, strict=True)] == [True] * len(notes)
-    assert read_ends(tmp_path, read_frame(tmp_path)) == ends
+    assert read_ends(tmp_path, frame_of(renderer(tmp_path, own_template(tmp_path), {}))) == ends
 
 
 @pytest.mark.parametrize(("pool", "job", "has_end", "text"), rows(__file__, "chosen"))

@@ -40,7 +40,7 @@ class ModelSource(SpecPart):
 
 
 class EngineSettings(SpecPart):
-    """The engines. replicas: only `marlaas run` reads it. kv_cache_bytes: None: what is left on a GPU; 512Mi on a CPU."""
+    """The engines. replicas: only `marlaas run` reads it. kv_cache_bytes: None means the free memory of the GPU, or 512Mi on a CPU."""
 
     replicas: int = 1
     gpus: int = 0
@@ -54,7 +54,7 @@ class EngineSettings(SpecPart):
 
 
 class TrainerSettings(SpecPart):
-    """The trainers. replicas: only `marlaas run` reads it. activation_bytes: None: a part of what is left on a GPU; 2Gi on a CPU."""
+    """The trainers. replicas: only `marlaas run` reads it. activation_bytes: None means a part of the GPU's free memory, or 2Gi on a CPU."""
 
     replicas: int = 1
     gpus: int = 0

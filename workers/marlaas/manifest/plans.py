@@ -1,4 +1,4 @@
-"""Plans of the pools' memory, of pools whose models are on this machine, and what is refused because of them."""
+"""Plan the memory of pools whose models are on this machine, and find the pools that do not fit their cards."""
 
 from collections.abc import Iterator, Mapping, Sequence
 

@@ -11,7 +11,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Memory of a card in bytes: all of it, and what is free now."""
+    """One card. total: its memory in bytes. free: the bytes that no process uses now."""
 
     total: int
     free: int

@@ -101,12 +101,6 @@ def without_empty_block(text: str, content: str) -> str:
     return before[: found.start()] + content if found and content.lstrip().startswith(tag) else text
 
 
-def read_frame(folder: Path) -> ReplyFrame | None:
-    """Return the text around a reply of the model's own template; None without one, or without transformers. Raises NotAModel."""
-    render = renderer(folder, own_template(folder), {})
-    return None if render is None else frame_of(render)
-
-
 def renderer(folder: Path, template: str | None, kwargs: Mapping[str, Any]) -> Render | None:
     """Return a function that renders a template with a model's special tokens; None without a template or transformers. Raises NotAModel."""
     if template is None or find_spec("transformers") is None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ENGINE_PROCESS_BYTES = 11 * 2**27
 TRAINER_PROCESS_BYTES = 13 * 2**26
 CPU_KV_CACHE, CPU_ACTIVATIONS = "512Mi", "2Gi"
-"""Meaning of an unset `kvCacheBytes` and `activationBytes` on a CPU. On a GPU they are what is left (`memory_plan`)."""
+"""Values of an unset `kvCacheBytes` and `activationBytes` on a CPU. On a GPU, `memory_plan` chooses them."""
 MICROBATCH_TOKENS = 4096
 _PUBLISHED_COPIES = (
     8  # of the agent that publishes: weights, their file, and the state's three parts, as tensors and as bytes

@@ -35,9 +35,8 @@ class AdapterSlots:
         try:
             self.model_runner.add_lora(LoRARequest(lora_name=name, lora_int_id=slot_id, lora_path=folder))
             return self.marlaas_slot_digest(slot_id, rank)
-        except (
-            Exception
-        ):  # vLLM takes the slot before it copies the tensors, and keeps it if the device has no memory for them.
+        except Exception:
+            # vLLM takes the slot before it copies the tensors, and keeps it if the device has no memory for them.
             with contextlib.suppress(Exception):  # The first error says more, also whether the device is lost.
                 self.model_runner.remove_lora(slot_id)
             raise
