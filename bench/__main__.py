@@ -27,6 +27,7 @@ NAMES = (
     "learning",
     "algorithms",
     "flat_groups",
+    "updates",
     "agents",
     "multitenant",
     "fairness",

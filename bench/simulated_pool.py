@@ -131,7 +131,7 @@ class SimulatedCompute(Compute):
 
         def sleep() -> T:
             time.sleep(num_tokens / self._tokens_per_s)
-            return cast(T, True)  # of `Learner.try_accumulate`: the micro-batch fits the device
+            return cast(T, np.zeros(0, np.float32))  # of `Learner.try_accumulate`: the micro-batch fits the device
 
         return await super().run(sleep if num_tokens else work, account, num_tokens)
 

@@ -27,12 +27,12 @@ def quantity(text: str) -> float:
 
 
 TRAINED_COPIES = 4
-"""Copies of an adapter in a trainer's memory: weights, gradient, two moments. A KL reference adapter is one more."""
+"""Copies of an adapter in a trainer's memory: weights, gradient, two moments."""
 
 
-def trained_bytes(rank: int, has_reference: bool, bytes_per_rank: int) -> int:
+def trained_bytes(rank: int, num_copies: int, bytes_per_rank: int) -> int:
     """Return the trainer memory of an agent. bytes_per_rank: of `TRAINED_COPIES`, for each unit of rank."""
-    return -(-rank * bytes_per_rank * (TRAINED_COPIES + has_reference) // TRAINED_COPIES)
+    return -(-rank * bytes_per_rank * num_copies // TRAINED_COPIES)
 
 
 def slots_needed(num_agents: int, max_staleness: int) -> int:

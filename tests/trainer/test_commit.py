@@ -1,6 +1,7 @@
 """The bind and the commit, cut short between any two effects and fenced by the lease; and a store that refuses, is full or says nothing."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -86,7 +87,9 @@ async def test_a_trainer_that_has_lost_its_lease_deletes_nothing_of_later_versio
     assert harness.blobs.contents == before
 
 
-async def test_killed_at_every_single_place_in_turn_a_trainer_still_gets_there(harness, undisturbed):
+async def test_killed_at_every_single_place_in_turn_a_trainer_still_gets_there(harness, apart):
+    several = {"updatesPerStep": 2, "epochs": 2}
+    undisturbed = await asyncio.to_thread(apart, partial(play, **several))
     seen: set[tuple[str, int]] = set()
 
     def hook(name):
@@ -97,7 +100,7 @@ async def test_killed_at_every_single_place_in_turn_a_trainer_still_gets_there(h
             raise Killed
 
     failpoints.hook = hook
-    assert await play(harness) == undisturbed
+    assert await play(harness, **several) == undisturbed
     assert {name for name, _ in seen} == {name for name, _ in PLACES} - {"trainer.commit.after_acks"}  # died before
 
 

@@ -28,8 +28,8 @@ def owner_of(part, parts):
     return part.trajectory if part.trajectory_tokens is not None else parts.index(part)
 
 
-def slow_step(folder, weights, parts, settings):
-    """Token by token, segment by segment, without padding; the loss as its paper writes it."""
+def slow_step(folder, weights, minibatches, settings):
+    """Token by token, segment by segment, without padding; the loss as its paper writes it, an update for each minibatch."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -40,6 +40,23 @@ def slow_step(folder, weights, parts, settings):
     with torch.no_grad():
         for name, value in named.items():
             value.copy_(weights[name])
+    epsilon = settings.get("epsilon", 1e-8)
+    optimizer = torch.optim.AdamW(named.values(), lr=settings["rate"], eps=epsilon, weight_decay=0.0)
+    proximal, norms = {}, []
+    with torch.no_grad():
+        for part in (part for parts in minibatches for part in parts):
+            logits = model(input_ids=torch.tensor([part.ids.tolist()])).logits[0] / TEMPERATURE
+            places = np.flatnonzero(part.generated).tolist()
+            proximal[id(part)] = [float(logits[at - 1].log_softmax(-1)[int(part.ids[at])]) for at in places]
+    for parts in minibatches * settings.get("epochs", 1):
+        optimizer.zero_grad()
+        slow_loss(model, parts, proximal, settings).backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(named.values(), settings["max_norm"])))
+        optimizer.step()
+    return {name: value.detach().clone() for name, value in named.items()}, sum(norms) / len(norms)
+
+
+def slow_loss(model, parts, proximal, settings):
     replies: dict[int, Any] = {}
     penalty, bonus, num_replies = torch.zeros(()), torch.zeros(()), len({owner_of(part, parts) for part in parts})
     for part in parts:
@@ -50,20 +67,19 @@ def slow_step(folder, weights, parts, settings):
         pi = [logits[place - 1].log_softmax(-1)[int(part.ids[place])] for place in places]
         mu = [float(part.behaviour[place]) for place in places]
         reply = replies.setdefault(owner_of(part, parts), ([], [], [], part.advantage))
-        for values, more in zip(reply, (pi, mu, [float(p.detach()) for p in pi]), strict=False):
+        for values, more in zip(reply, (pi, mu, proximal[id(part)]), strict=False):
             values.extend(more)
-        for place, p, m in zip(places, pi, mu, strict=True):
+        for place, p, m, x in zip(places, pi, mu, proximal[id(part)], strict=True):
             gap = p.detach() - reference[place - 1, int(part.ids[place])]
-            weight = (p.detach() - m).exp().clamp(max=CAP if settings["ratio"] == "proximal" else 1e9)
+            weight = (p.detach() - m).exp()
+            if settings["ratio"] == "proximal":
+                weight = min(np.exp(x - m), CAP) * (p.detach() - x).exp()
             penalty = penalty + weight * gap * p / (part.num_trajectory_tokens * num_replies)
             spread = logits[place - 1].log_softmax(-1)
             bonus = bonus - (spread.exp() * spread).sum() / (part.num_trajectory_tokens * num_replies)
     batch = list(replies.values())
     objective = FORMS[settings["ratio"]][settings["algorithm"]](batch) + settings["entropy"] * bonus
-    (settings["kl"] * penalty - objective).backward()
-    norm = float(torch.nn.utils.clip_grad_norm_(named.values(), settings["max_norm"]))
-    torch.optim.AdamW(named.values(), lr=settings["rate"], weight_decay=0.0).step()
-    return {name: value.detach().clone() for name, value in named.items()}, norm
+    return settings["kl"] * penalty - objective
 
 
 def segments(seed, count=6):
@@ -112,13 +128,48 @@ def test_a_step_is_the_one_that_a_slow_loop_over_plain_peft_takes(base, tiny_mod
     fresh.restore(before, TrainingState())
     metrics = step(fresh, made)
     settings = {"algorithm": algorithm, "ratio": ratio, "kl": kl, "entropy": entropy, "rate": 1e-3, "max_norm": 0.5}
-    expected, norm = slow_step(tiny_model, before, made, settings)
+    expected, norm = slow_step(tiny_model, before, [made], settings)
     assert (metrics["kl"] > 0) == (kl > 0)
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
     for name, value in fresh.weights().items():
         moved = (value - before[name]).abs().max()
         assert moved > 1e-4
         assert torch.allclose(value, expected[name], atol=2e-5), name
+
+
+@pytest.mark.parametrize(("algorithm", "ratio", "epochs", "kl"), rows(__file__, "several_updates"))
+def test_a_step_of_four_updates_is_the_one_that_a_slow_loop_takes(base, tiny_model, algorithm, ratio, epochs, kl):
+    job = {"algorithm": algorithm, "ratio": ratio, "correction": {} if ratio == "proximal" else {"type": "none"}}
+    job |= {
+        "maxStaleness": 1,
+        "groupsPerStep": 4,
+        "updatesPerStep": 4 // epochs,
+        "epochs": epochs,
+        "kl": {"coefficient": kl},
+    }
+    rate, epsilon = 1e-2, 1e-3  # far enough that clips bind; and no rounded zero becomes a whole update
+    learner = learner_of(base, **job, optimizer={"learningRate": rate, "epsilon": epsilon, "maxGradNorm": 0.5})
+    learner.begin()
+    step(learner, segments(0))
+    before, made = learner.weights(), [segments(seed, count=4) for seed in range(1, 1 + 4 // epochs)]
+    learner.restore(before, TrainingState())
+    batches = [pack_prefix_tree(parts, 384, 64) for parts in made]
+    proximal = []
+    for number, rows_of in enumerate(batches * epochs):
+        if number:
+            learner.update(0, 1)
+        proximal.append(learner.accumulate(rows_of, proximal[number % len(made)] if number >= len(made) else None))
+    metrics = learner.step(0, 1)
+    settings = {"algorithm": algorithm, "ratio": ratio, "kl": kl, "entropy": 0.0, "rate": rate, "max_norm": 0.5}
+    expected, norm = slow_step(tiny_model, before, made, settings | {"epochs": epochs, "epsilon": epsilon})
+    assert (metrics["updates"], metrics["grad_norm"]) == (4, pytest.approx(norm, rel=1e-5))
+    assert metrics["clip_fraction"] > 0 or algorithm in ("rloo", "cispo")
+    assert metrics["tokens"] == sum(int(part.generated.sum()) for parts in made for part in parts)
+    whole, first, reached = (
+        torch.cat([one[name].flatten() for name in before]) for one in (expected, before, learner.weights())
+    )
+    assert (whole - first).norm() > 0.1 * whole.norm()
+    assert (reached - whole).norm() <= 1e-6 * whole.norm()
 
 
 @pytest.mark.parametrize(("flat_groups", "num_groups", "factor"), rows(__file__, "flat_groups"))

@@ -156,14 +156,16 @@ def test_unset_activations_are_three_quarters_of_what_a_card_has_left(base, tiny
         agent_memory.refuse_small_card(pool_document(tiny_model))
 
 
-@pytest.mark.parametrize(("agent", "kl", "copies"), rows(__file__, "references"))
-def test_a_kl_reference_that_is_not_the_base_model_is_one_copy_more(base, tmp_path, agent, kl, copies):
+@pytest.mark.parametrize(("agent", "kl", "epochs", "copies"), rows(__file__, "references"))
+def test_a_kl_reference_that_is_not_the_base_model_is_one_copy_more_and_so_are_first_parameters(
+    base, tmp_path, agent, kl, epochs, copies
+):
     path = {"path": str(away(base, tmp_path / "start"))}
     agent = {"initFrom": path} if agent else {}
     kl |= {"reference": path} if "path" in kl.get("reference", {}) else {}
-    document = job(agent=agent, kl=kl)
+    document = job(agent=agent, kl=kl, epochs=epochs)
     (policy,) = document.spec.agents
-    assert trained_bytes(8, document.spec.has_reference_adapter(policy), 4) == 8 * copies
+    assert trained_bytes(8, document.spec.num_copies(policy), 4) == 8 * copies
     assert trainer_bytes(document, "tiny", PoolCapacity(8, 16, bytes_per_rank=4)) == 8 * copies
     learner = Learner(base, assignment_of(document))
     weights = sum(parameter.numel() for parameter in base.attach(8, 16, ()).parameters.values())

@@ -117,10 +117,11 @@ def _objective(job: RLJob) -> Iterator[Problem]:
     training = job.spec.training
     if training.ratio == "behaviour" or training.algorithm == "cispo":
         return
-    if training.clip.low is not None or training.clip.high is not None:
+    has_one_update = training.updates_per_step * training.epochs == 1
+    if has_one_update and (training.clip.low is not None or training.clip.high is not None):
         yield Problem(
             ("spec", "training", "clip"),
-            "clip has no effect with ratio: proximal, because a step is one update; remove it, or choose ratio: behaviour",
+            "clip has no effect with ratio: proximal and one update a step; remove it, raise updatesPerStep, or choose ratio: behaviour",
         )
     if training.correction.type == "none" and training.max_staleness > 0:
         yield Problem(

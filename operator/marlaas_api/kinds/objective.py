@@ -28,7 +28,7 @@ class BaselineSpec(Spec):
 
 
 class ClipSpec(Spec):
-    """Clip bounds of the ratio that `ratio` selects: [1 - low, 1 + high]. With ratio: proximal they affect only cispo. rloo has no clip.
+    """Clip bounds of the ratio that `ratio` selects: [1 - low, 1 + high]. With ratio: proximal and one update a step they affect only cispo. rloo has no clip.
 
     Defaults are those of each algorithm's paper: 0.2 and 0.2 for grpo, dr-grpo and reinforce++, 0.2 and 0.28 for dapo, 0.0003 and 0.0004 for gspo,
     no lower bound and 4 for cispo.

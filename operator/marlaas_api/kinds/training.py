@@ -38,6 +38,7 @@ _STRICT_SPANS_NO_BATCH = (
     "algorithm, or maxStaleness 1 or more"
 )
 _BASELINE_IS_NO_BATCH = "reinforce++ compares the rewards of a step; choose baseline type group, or another algorithm"
+_UNEQUAL_UPDATES = "updatesPerStep must divide groupsPerStep, so that every update trains as many groups; choose a divisor of groupsPerStep"
 _RLOO_HAS_NO_CLIP = "rloo has no clip: remove clip, or choose another algorithm; use correction to bound rloo's weights"
 
 
@@ -111,6 +112,10 @@ class TrainingSpec(Spec):
                 "!has(self.algorithm) || self.algorithm != 'rloo' || !has(self.clip) || (!has(self.clip.low) && !has(self.clip.high))",
                 _RLOO_HAS_NO_CLIP,
             ),
+            (
+                "!has(self.updatesPerStep) || (has(self.groupsPerStep) ? self.groupsPerStep : 8) % self.updatesPerStep == 0",
+                _UNEQUAL_UPDATES,
+            ),
             (unchanged("deterministic"), f"deterministic {NO_CHANGE[1]}"),
         )
     )
@@ -130,6 +135,22 @@ class TrainingSpec(Spec):
     )
     groups_per_step: int = Field(
         8, ge=1, le=4096, description="Number of groups (tasks) in one optimizer step (P).", json_schema_extra=FIXED
+    )
+    updates_per_step: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Number of optimizer updates that a step takes from its groups. Each trains groupsPerStep / updatesPerStep groups, in the order of "
+        "their positions, as soon as they are sampled. The clip then bounds how far the step moves the policy. Must divide groupsPerStep. A step still "
+        "makes one version.",
+        json_schema_extra=FIXED,
+    )
+    epochs: int = Field(
+        1,
+        ge=1,
+        le=16,
+        description="Number of times that a step trains its groups: updatesPerStep x epochs updates in all, each epoch in the same order.",
+        json_schema_extra=FIXED,
     )
     microbatch_tokens: int = Field(
         4096,
@@ -176,8 +197,8 @@ class TrainingSpec(Spec):
     )
     ratio: Literal["proximal", "behaviour"] = Field(
         "proximal",
-        description="Importance ratio that the algorithm's clip bounds. proximal: trained policy / trainer's policy at the start of the step; it is 1, "
-        "because a step is one update, and correction weights each token by trainer/sampler instead. behaviour: trained policy / policy that sampled, as "
+        description="Importance ratio that the algorithm's clip bounds. proximal: trained policy / trainer's policy at the start of the step; it is 1 in "
+        "the step's first update, and correction weights each token by trainer/sampler. behaviour: trained policy / policy that sampled, as "
         "in the papers; the clip then drops tokens whose ratio staleness or rounding has moved too far. cispo always uses behaviour.",
         json_schema_extra=FIXED,
     )
@@ -230,6 +251,8 @@ class TrainingSpec(Spec):
             raise ValueError(_STRICT_SPANS_NO_BATCH)
         if self.algorithm == "reinforce++" and self.baseline.type != "group":
             raise ValueError(_BASELINE_IS_NO_BATCH)
+        if self.groups_per_step % self.updates_per_step:
+            raise ValueError(f"{_UNEQUAL_UPDATES}; found {self.updates_per_step} and {self.groups_per_step}")
         if self.algorithm == "rloo" and (self.clip.low is not None or self.clip.high is not None):
             raise ValueError(_RLOO_HAS_NO_CLIP)
         return self

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 from marlaas_api.messages.agent_settings import AgentSettings, AgentTrainingSettings, EntropySettings, NameRef
 from marlaas_api.messages.base import SpecPart
 from marlaas_api.messages.packed import PackedArgs
-from marlaas_api.numeric import QUANTITY
+from marlaas_api.numeric import QUANTITY, TRAINED_COPIES
 
 QuantityText = Annotated[str, StringConstraints(pattern=QUANTITY)]
 
@@ -161,6 +161,8 @@ class TrainingSettings(SpecPart):
     algorithm: Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo"] = "dapo"
     steps: int
     groups_per_step: int = 8
+    updates_per_step: int = 1
+    epochs: int = 1
     microbatch_tokens: int = 4096
     optimizer: OptimizerSettings = OptimizerSettings()
     max_staleness: int = 1
@@ -181,6 +183,16 @@ class TrainingSettings(SpecPart):
     def has_running_baseline(self) -> bool:
         """Whether rewards are compared with a running mean, so that every episode has an advantage."""
         return self.baseline.type == "running-mean"
+
+    @property
+    def groups_per_update(self) -> int:
+        """Number of groups in one optimizer update."""
+        return self.groups_per_step // self.updates_per_step
+
+    @property
+    def has_several_updates(self) -> bool:
+        """Whether a step is more than one optimizer update."""
+        return self.updates_per_step * self.epochs > 1
 
     @property
     def is_deterministic(self) -> bool:
@@ -258,6 +270,14 @@ class JobSpec(SpecPart):
         With several policies a strict job issues one: a turn waits only for the commit of its own agent.
         """
         return self.training.max_staleness or int(len(self.policies) > 1)
+
+    def num_copies(self, agent: AgentSettings) -> int:
+        """Return the number of copies of its adapter's size that an agent needs in the trainer.
+
+        Weights, gradient and two moments; the KL reference; the parameters of the step's beginning, where a step is several updates.
+        """
+        has_first = agent.trainable and self.training.has_several_updates and self.training.ratio == "proximal"
+        return TRAINED_COPIES + self.has_reference_adapter(agent) + has_first
 
     def has_reference_adapter(self, agent: AgentSettings) -> bool:
         """Return whether an agent's KL reference needs an adapter in the trainer: it is another policy than the base model."""

@@ -117,8 +117,7 @@ def trainer_bytes(document: JobDocument, pool: str, capacity: PoolCapacity) -> i
     """Return the trainer memory that a job's agents on a pool need; frozen agents need none."""
     agents = (one.agent for one in agents_on(pool, document) if one.agent.trainable)
     return sum(
-        trained_bytes(one.adapter.rank, document.spec.has_reference_adapter(one), capacity.bytes_per_rank)
-        for one in agents
+        trained_bytes(one.adapter.rank, document.spec.num_copies(one), capacity.bytes_per_rank) for one in agents
     )
 
 

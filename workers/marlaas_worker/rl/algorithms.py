@@ -12,8 +12,8 @@ Their ratios are
 
     w(c) min(rho A, clip(rho) A)          w: `corrections`
 
-`training.ratio: behaviour` is the papers' off-policy form, min(r A, clip(r) A). A batch here gets exactly one optimizer step, so pi_prox is pi without
-its gradient: rho is 1 in value, no clip on it binds, and c equals r in value. The proximal form then is the policy gradient with the weight w(c).
+`training.ratio: behaviour` is the papers' off-policy form, min(r A, clip(r) A). In a step's first update pi_prox is pi without its gradient: rho is 1 in
+value, no clip on it binds, and c equals r in value. With one update a step the proximal form is thus the policy gradient with the weight w(c).
 The formulas below write "ratio" for rho or r, by the job's form, and leave w out. In float32 at maxStaleness 0, c is 1 but for rounding, and both forms
 give the same step.
 

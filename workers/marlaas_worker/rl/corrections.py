@@ -2,7 +2,7 @@ r"""Corrections for tokens on which sampler and trainer disagree, by a ratio at 
 
 In the proximal form the ratio is c = pi_prox / mu, and a token's surrogate is multiplied by a weight w. In the
 behaviour form, and for CISPO, the ratio is r = pi / mu. The surrogate already contains r, so only the bounds
-act there. (With one update a step the two ratios are equal in value.)
+act there. (In the first update of a step the two ratios are equal in value.)
 
     truncated        w = min(c, cap) (IMPALA, arXiv 1802.01561; https://fengyao.notion.site/off-policy-rl).
                      In the behaviour form no token weighs more than cap. Where the algorithm's clip already bounds the

@@ -57,7 +57,7 @@ class TokenRecord:
 
     trainer, behaviour, reference, proximal: logprobs of the tokens under pi, mu, the KL reference and pi_prox,
     at one temperature.
-    proximal: None stands for trainer without its gradient, which is exact with one update a step.
+    proximal: None stands for trainer without its gradient, which is exact in the first update of a step.
     advantages: advantage of each token's trajectory.
     sequences: int64, from 0: the token's segment within this micro-batch, which contains all generated tokens
     of the segment.
@@ -91,7 +91,7 @@ class TokenRecord:
 class LossSums:
     """Sums over tokens, to be added over a step's micro-batches; ratio_max is a maximum.
 
-    ratio: sum of pi / mu without any bound. num_tokens: all tokens. num_counted: tokens that the correction
+    ratio: sum of pi_prox / mu without any bound. num_tokens: all tokens. num_counted: tokens that the correction
     kept.
     num_sequences: trajectories, each weighted by its share of tokens that count.
     denominator: divisor of the step's gradient.
@@ -109,6 +109,7 @@ class LossSums:
     gap: float = 0.0
     entropy: float = 0.0
     behaviour_kl: float = 0.0
+    update_kl: float = 0.0
     reference_kl: float = 0.0
     ratio_max: float = 0.0
 
@@ -119,12 +120,13 @@ class LossSums:
     def metrics(self) -> dict[str, float]:
         """Return means over the tokens, by the metric names used in a manifest.
 
-        Of r = pi / mu, before any bound and in both forms: ratio_mean, ratio_max; ess, the effective sample size as a
-        share of the tokens, (sum r)^2 / (T sum r^2); logprob_gap, mean |log r|; behaviour_kl, KL(mu || pi) by k3.
-        With one update a step r is also pi_prox / mu.
+        Of c = pi_prox / mu, before any bound: ratio_mean, ratio_max; ess, the effective sample size as a share of the tokens,
+        (sum c)^2 / (T sum c^2); logprob_gap, mean |log c|; behaviour_kl, KL(mu || pi_prox) by k3. In the behaviour form, and for
+        cispo, pi stands for pi_prox. With one update a step they are equal.
+        update_kl: KL(pi_prox || pi) by k3, over tokens of the behaviour policy.
 
-        clip_fraction: share of tokens that the algorithm's clip bounded, of rho in the proximal form (0 with one update a
-        step), of r in the behaviour form and for cispo.
+        clip_fraction: share of tokens that the algorithm's clip bounded, of rho in the proximal form (0 in the first update
+        of a step), of r in the behaviour form and for cispo.
         truncated_fraction: share of tokens whose weight the correction lowered. masked_fraction: share that it left out. Both
         use pi_prox / mu (behaviour form: r).
         loss: the differentiated loss over the step's denominator.
@@ -142,6 +144,7 @@ class LossSums:
             "logprob_gap": self.gap,
             "entropy": self.entropy,
             "behaviour_kl": self.behaviour_kl,
+            "update_kl": self.update_kl,
             "kl": self.reference_kl,
         }
         ess = self.ratio**2 / (count * self.ratio_squared) if self.ratio_squared else 0.0
@@ -240,16 +243,18 @@ def _denominator(config: LossConfig, num_tokens: int, num_sequences: float) -> f
 def _sums(record: TokenRecord, left: TokenRecord, config: LossConfig, result: tuple[Tensor, Surrogate]) -> LossSums:
     total, found = result
     trainer, behaviour = record.trainer.double(), record.behaviour.double()
-    ratio = exp(trainer - behaviour)
+    proximal = record.fixed(config).double()
+    ratio = exp(proximal - behaviour)
     reference = trainer if record.reference is None else record.reference.double()
     per_token = (
         ratio,
         ratio**2,
         found.clipped.double(),
         found.truncated.double(),
-        (trainer - behaviour).abs(),
+        (proximal - behaviour).abs(),
         -trainer if record.entropies is None else record.entropies.double(),
-        kl_estimate("k3", behaviour, trainer),
+        kl_estimate("k3", behaviour, proximal),
+        kl_estimate("k3", proximal, trainer),
         kl_estimate(config.kl_estimator, trainer, reference),
     )
     biggest = ratio.max() if len(ratio) else ratio.sum()

@@ -1,11 +1,18 @@
-"""The gradient of an agent's open step: from the trajectories of its groups to micro-batches, and a backward pass for each."""
+"""The gradient of an agent's open step: from the trajectories of its groups to micro-batches, and a backward pass for each.
+
+A step is `updatesPerStep` optimizer updates, each of the next groupsPerStep / updatesPerStep groups in the order of their positions,
+repeated `epochs` times in the same order and with the same micro-batches. So an update does not wait for the step's later groups.
+"""
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from marlaas_worker.rl.algorithms import ALGORITHMS
 from marlaas_worker.trainer.assignment import Assignment
@@ -27,12 +34,21 @@ class DoesNotFit(Exception):
         self.rows = rows
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Done:
+    """A micro-batch of the first epoch, and its tokens' logprobs [N] at the step's first parameters."""
+
+    rows: Sequence[Row]
+    proximal: npt.NDArray[np.float32]
+
+
 class Accumulation:
     """Accumulates the gradient of one step after another. The result depends on the order of the groups, and not on their arrival.
 
     Attributes:
         baselines: what rewards are compared with, if not with those of the group.
         num_filtered: trajectories of the step that `training.overlong.filter` leaves out.
+        num_groups: groups of the update that has begun.
     """
 
     def __init__(self, dependencies: TrainerDependencies, assignment: Assignment) -> None:
@@ -44,22 +60,28 @@ class Accumulation:
         self._weighing = weighing(assignment.document.spec)
         self._held: list[list[Trajectory]] = []
         self._pending: list[Row] = []
+        self._epochs, self._groups_per_update = training.epochs, training.groups_per_update
+        self._updates: list[tuple[int, list[_Done]]] = []
+        self._done: list[_Done] = []
+        self.num_groups = 0
         self.num_filtered = 0
         self._staleness = Counter[int]()
 
     def rewind(self) -> None:
         """Return to the first group of the step."""
         self._held, self._pending, self.num_filtered = [], [], 0
+        self._updates, self._done, self.num_groups = [], [], 0
         self._staleness.clear()
         self.baselines.rewind()
 
-    async def add(self, learner: Learner, trajectories: Sequence[Trajectory], version: int) -> None:
-        """Run backward for every micro-batch that the group fills.
+    async def add(self, learner: Learner, trajectories: Sequence[Trajectory], step: int, version: int) -> None:
+        """Run backward for every micro-batch that the group fills, and take the update before it if that is complete.
 
-        Remaining rows wait for the next group. If rewards are compared across the step, the group waits until the
+        Remaining rows wait for the next group of the update. If rewards are compared across the step, the group waits until the
         step is complete.
 
         Args:
+            step: the step's number.
             version: the version that is trained.
 
         Raises:
@@ -75,19 +97,25 @@ class Accumulation:
         self.baselines.note(self._weighing.rewards(members))
         self._held.append(members)
         if self._rule.over == "group":
-            await self._learn(learner)
+            await self._learn(learner, step)
 
-    async def complete(self, learner: Learner) -> None:
-        """Run backward for the remaining rows. Raises DoesNotFit."""
+    async def complete(self, learner: Learner, step: int) -> None:
+        """Run backward for the remaining rows, and take all updates of the step but the last. Raises DoesNotFit."""
         if self._held:
-            await self._learn(learner)
-        if self._pending:
-            await self._backward(learner, self._pending)
-            self._pending = []
+            await self._learn(learner, step)
+        await self._flush(learner)
+        self._updates.append((self.num_groups, self._done))
+        for _ in range(1, self._epochs):
+            for num_groups, batches in self._updates:
+                await self._update(learner, step)
+                self.num_groups = num_groups
+                for batch in batches:
+                    await self._backward(learner, batch.rows, batch.proximal)
 
     def finish_step(self, *, is_trained: bool = True) -> dict[str, float]:
         """Begin the next step; return the metrics of the finished one. is_trained: otherwise the baselines stay as they are."""
         num_filtered, self.num_filtered = self.num_filtered, 0
+        self._updates, self._done, self.num_groups = [], [], 0
         staleness, self._staleness = self._staleness, Counter()
         versions = sum(behind * number for behind, number in staleness.items())
         if not is_trained:
@@ -115,19 +143,43 @@ class Accumulation:
             for member, cost in zip(group, kl, strict=True)
         ]
 
-    async def _learn(self, learner: Learner) -> None:
+    async def _learn(self, learner: Learner, step: int) -> None:
         """Run backward for every micro-batch that the held groups fill."""
         held, self._held = self._held, []
         # In a thread: packing long groups takes a while, and the event loop must keep leases alive.
         budget, values = learner.token_budget, dict(self.baselines.values)
         rows = await asyncio.to_thread(rows_of_groups, self._weighing, held, self._pairs_per_token, budget, values)
-        full, self._pending = pack(self._pending, rows, budget)
-        for batch in full:
-            await self._backward(learner, batch)
+        for group in rows:
+            if self.num_groups == self._groups_per_update:
+                await self._flush(learner)
+                self._updates.append((self.num_groups, self._done))
+                await self._update(learner, step)
+                self._done, self.num_groups = [], 0
+            self.num_groups += 1
+            full, self._pending = pack(self._pending, group, budget)
+            for batch in full:
+                await self._first_backward(learner, batch)
 
-    async def _backward(self, learner: Learner, batch: Sequence[Row]) -> None:
-        if not await self._run(partial(learner.try_accumulate, batch), batch):
+    async def _flush(self, learner: Learner) -> None:
+        if self._pending:
+            await self._first_backward(learner, self._pending)
+            self._pending = []
+
+    async def _update(self, learner: Learner, step: int) -> None:
+        await self._compute.run(partial(learner.update, step, self.num_groups), self._account)
+
+    async def _first_backward(self, learner: Learner, batch: Sequence[Row]) -> None:
+        proximal = await self._backward(learner, batch)
+        if self._epochs > 1:
+            self._done.append(_Done(batch, proximal))
+
+    async def _backward(
+        self, learner: Learner, batch: Sequence[Row], proximal: npt.NDArray[np.float32] | None = None
+    ) -> npt.NDArray[np.float32]:
+        found = await self._run(partial(learner.try_accumulate, batch, proximal), batch)
+        if found is None:
             raise DoesNotFit(batch)
+        return found
 
     async def _run(self, work: Callable[[], T], batch: Sequence[Row]) -> T:
         return await self._compute.run(work, self._account, padded_tokens(batch))

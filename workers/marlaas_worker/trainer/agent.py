@@ -117,10 +117,13 @@ class AgentTrainer:
         self._dependencies.parked[self._assignment.policy_key] += 1
         await self._residence.leave()
 
-    async def _unpark(self) -> None:
+    def _committed(self) -> BlobRef:
         ref = self.lease.record.manifest
         assert ref is not None, "an agent trains after its first version"
-        await self._residence.restore(ref)
+        return ref
+
+    async def _unpark(self) -> None:
+        await self._residence.restore(self._committed())
         await self._residence.move_reference(self.lease.record)
 
     async def _train(self) -> None:
@@ -161,7 +164,7 @@ class AgentTrainer:
     async def _advance_with(self, learner: Learner, inbox: StepInbox, intake: Intake) -> bool:
         """See `_advance`. Raises DoesNotFit."""
         if (group := inbox.next_group()) is not None:
-            await self._accumulation.add(learner, await self._read(group), self.lease.record.version)
+            await self._accumulation.add(learner, await self._read(group), group.step, self.lease.record.version)
             inbox.take(group)
         elif (closed := inbox.due()) is not None:
             await self._finish(learner, closed, inbox.consumed())
@@ -188,9 +191,13 @@ class AgentTrainer:
                 raise
             await self._redo_alone(inbox, error)
             return
+        budget = learner.token_budget
+        if learner.has_moved:
+            await self._residence.reload(self._committed())
+            learner.token_budget = budget
         self._forget_step(inbox)
         self._count_redone()
-        text = f"out of memory: the step restarts with micro-batches of {learner.token_budget} tokens instead of {before}, as do later steps"
+        text = f"out of memory: the step restarts with micro-batches of {budget} tokens instead of {before}, as do later steps"
         await self._dependencies.emit(self._assignment, "OutOfMemory", text)
 
     async def _redo_alone(self, inbox: StepInbox, error: RowTooLarge) -> None:
@@ -210,10 +217,10 @@ class AgentTrainer:
 
     async def _finish(self, learner: Learner, closed: StepClosed, consumed: tuple[str, ...]) -> None:
         """Run backward for the remaining rows, take the optimizer step, and commit; without a trained token, only the step's number."""
-        await self._accumulation.complete(learner)
+        await self._accumulation.complete(learner, closed.step)
         version = self.lease.record.version + 1
         cause = learner.why_untrained(self._accumulation.num_filtered) if self._may_skip(closed) else None
-        metrics = await self._compute(partial(learner.step, closed.step, closed.num_groups))
+        metrics = await self._compute(partial(learner.step, closed.step, self._accumulation.num_groups))
         metrics["out_of_memory"], self._num_redone = float(self._num_redone), 0
         metrics |= self._accumulation.finish_step(is_trained=cause is None)
         train_s, self._computed_s = self._busy_s() - self._computed_s, self._busy_s()
@@ -227,7 +234,7 @@ class AgentTrainer:
         await self._publish(learner, StepResult(version, closed.step, consumed, metrics, train_s))
         if metrics["skipped_update"]:
             self._dependencies.skipped[self._assignment.policy_key] += 1
-            text = f"the gradient of step {closed.step} is not finite: version {version} has the weights of version {version - 1}"
+            text = _not_finite(closed.step, version, int(metrics["skipped_update"]), int(metrics["updates"]))
             await self._dependencies.emit(self._assignment, "UpdateSkipped", text)
 
     def _may_skip(self, closed: StepClosed) -> bool:
@@ -293,3 +300,9 @@ class AgentTrainer:
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         return await patiently(call, self._assignment.policy_key, self._dependencies.timing.retry_s)
+
+
+def _not_finite(step: int, version: int, num_skipped: int, num_updates: int) -> str:
+    if num_skipped == num_updates:
+        return f"the gradient of step {step} is not finite: version {version} has the weights of version {version - 1}"
+    return f"{num_skipped} of the {num_updates} gradients of step {step} are not finite: version {version} is made by the others"

@@ -40,7 +40,7 @@ class AgentMemory:
     """Memory in bytes.
 
     room_bytes: for all agents together; 0 if unknown. bytes_per_rank: need of one agent for each unit of rank, without a KL
-    reference. host_bytes: host memory for versions of parked agents; 0 if agents are in host memory themselves. activation_bytes: most
+    reference and with one update a step. host_bytes: host memory for versions of parked agents; 0 if agents are in host memory themselves. activation_bytes: most
     memory of a micro-batch's activations.
     """
 

@@ -1,4 +1,4 @@
-"""One agent's learning: gradients summed at fixed parameters, one AdamW step, and its state. Runs on the compute thread.
+"""One agent's learning: gradients summed at fixed parameters, AdamW's updates of a step, and its state. Runs on the compute thread.
 
 Uses neither bus nor blobs. It changes only the agent's adapter parameters, their gradients and their moments. Computes with deterministic
 kernels or with the fastest ones, as the job's `training.deterministic` says; jobs of both kinds share one trainer.
@@ -8,6 +8,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -63,10 +64,10 @@ def loss_config(training: TrainingSettings, max_tokens: int) -> LossConfig:
 
 
 def loss_factor(training: TrainingSettings, num_groups: int) -> float:
-    """Return the factor of a step's loss. num_groups: groups of the agent that train in the step."""
+    """Return the factor of an update's loss. num_groups: groups of the agent that train in the update."""
     if training.flat_groups == "excluded":
         return 1.0
-    return num_groups / max(training.groups_per_step, num_groups)
+    return num_groups / max(training.groups_per_update, num_groups)
 
 
 class Learner:
@@ -88,6 +89,9 @@ class Learner:
         self._initial: dict[str, Tensor] = {}
         self._optimizer = adamw([self._adapter.flat], self._training.optimizer)
         self._sums, self._work = LossSums(), Counter[str]()
+        self._updated, self._norms = LossSums(), list[float]()
+        self._first: AttachedAdapter | None = None
+        self._has_moved = False
         self.token_budget = self._training.microbatch_tokens
         self._num_skipped = 0
 
@@ -113,7 +117,10 @@ class Learner:
         return tuple(remarks)
 
     def restore(self, weights: Mapping[str, Tensor], state: TrainingState) -> None:
-        """Load a version's weights and training state. Raises WeightsMismatch, StateInvalid."""
+        """Load a version's weights and training state; a step that has begun is dropped. Raises WeightsMismatch, StateInvalid."""
+        self._forget_step()
+        self._has_moved = False
+        self._optimizer.state.clear()
         self._adapter.load(weights)
         self._keep_initial(dict(state.initial))
         self.token_budget = state.token_budget or self._training.microbatch_tokens
@@ -126,32 +133,59 @@ class Learner:
             "exp_avg_sq": self._flat(state.second_moments),
         }
 
-    def accumulate(self, rows: Sequence[Row]) -> None:
-        """Add one micro-batch's unnormalised gradient. Raises OutOfMemory."""
+    def accumulate(
+        self, rows: Sequence[Row], proximal: npt.NDArray[np.float32] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """Add one micro-batch's unnormalised gradient.
+
+        Return the logprobs of its generated tokens [N] under the parameters at the step's beginning, for the step's further epochs.
+
+        Args:
+            proximal: what an earlier call of the step returned for the same rows.
+
+        Raises:
+            OutOfMemory: the device has no memory for the micro-batch.
+        """
         batch = collate(rows)
         with deterministic(self._training.is_deterministic):
-            self._accumulate(batch)
+            found = self._accumulate(batch, proximal)
         self._work["microbatches"] += 1
         self._work["computed_tokens"] += batch.num_padded_tokens
         self._work["segment_tokens"] += sum(row.num_segment_tokens for row in rows)
+        return found
 
-    def _accumulate(self, batch: MicroBatch) -> None:
+    def _accumulate(self, batch: MicroBatch, known: npt.NDArray[np.float32] | None) -> npt.NDArray[np.float32]:
         reference = self._reference_logprobs(batch) if self._loss.kl_coefficient else None
+        proximal = self._proximal_logprobs(batch, known)
         trainer, entropies = self._predict(batch)
         behaviour = torch.from_numpy(batch.behaviour).to(trainer)
         advantages = torch.from_numpy(batch.advantages).to(trainer)
         sequences = torch.from_numpy(batch.sequences).to(trainer.device)
         lengths = torch.from_numpy(batch.lengths).to(trainer.device)
-        tokens = TokenRecord(trainer, behaviour, advantages, sequences, lengths, reference, entropies=entropies)
+        tokens = TokenRecord(trainer, behaviour, advantages, sequences, lengths, reference, proximal, entropies)
         loss, sums = policy_loss(tokens, self._loss)
         if sums.num_counted:
             self._adapter.collect_gradients()
             self._model.backward(loss, batch)
         self._sums += sums
+        return tokens.fixed(self._loss).float().cpu().numpy()
 
-    def try_accumulate(self, rows: Sequence[Row]) -> bool:
-        """Call `accumulate`; if the device has no memory for it, drop the whole step so far and return False."""
-        return self._try(lambda: self.accumulate(rows))
+    def _proximal_logprobs(self, batch: MicroBatch, known: npt.NDArray[np.float32] | None) -> Tensor | None:
+        """Return the tokens' logprobs [N] at the step's first parameters; None if those are the present ones, or no ratio needs them."""
+        if not self._has_moved or not self._loss.is_proximal:
+            return None
+        if known is not None:
+            return torch.from_numpy(known).to(self._adapter.flat)
+        with torch.no_grad():
+            return self._model.logprobs(self._first, batch, self._temperature)
+
+    def try_accumulate(
+        self, rows: Sequence[Row], proximal: npt.NDArray[np.float32] | None = None
+    ) -> npt.NDArray[np.float32] | None:
+        """Call `accumulate`; if the device has no memory for it, drop the gradients so far and return None."""
+        found: list[npt.NDArray[np.float32]] = []
+        fits = self._try(lambda: found.append(self.accumulate(rows, proximal)))
+        return found[0] if fits else None
 
     def kl_by_trajectory(self, rows: Sequence[Row], num_trajectories: int) -> npt.NDArray[np.float64]:
         """Return the sum of log(mu / reference) over each trajectory's tokens in these rows, [num_trajectories].
@@ -182,42 +216,72 @@ class Learner:
             self._reference = self._model.attach(spec.rank, spec.alpha, spec.targets)
         self._reference.load(weights)
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether the parameters are no longer those of the step's beginning, also after a `try_` method failed; `restore` them then."""
+        return self._has_moved
+
     def why_untrained(self, num_filtered: int) -> UntrainedCause | None:
         """Return why no token of the step counts; None if one does. num_filtered: trajectories that are left out of the step."""
-        if self._sums.denominator:
+        sums = self._updated + self._sums
+        if sums.denominator:
             return None
-        if self._sums.num_tokens:
+        if sums.num_tokens:
             return UntrainedCause.MASKED
         return UntrainedCause.FILTERED if num_filtered else UntrainedCause.EMPTY
 
-    def step(self, number: int, num_groups: int) -> dict[str, float]:
-        """Take the optimizer step of this number, and return the step's metrics without those that are not finite.
-
-        Metrics besides those of the loss: computed_tokens, tokens computed by the model, padding included;
-        segment_tokens, total length of the segments, which is larger where prefixes are shared; microbatch_tokens,
-        the step's token budget; skipped_update, 1 if the gradient was not finite.
-
-        num_groups: groups of the agent that train in the step.
+    def update(self, number: int, num_groups: int) -> None:
+        """Take one optimizer update of the step of this number, with the gradient since the last update.
 
         If no generated token counts, or the gradient is not finite, weights and moments are unchanged.
 
+        Args:
+            number: the step's; all of its updates have one learning rate.
+            num_groups: groups of the agent that train in the update.
+
         Raises:
-            GradientInvalid: the gradient is not finite in MAX_SKIPPED consecutive steps.
+            GradientInvalid: the gradient is not finite in MAX_SKIPPED consecutive updates.
         """
         sums, optimizer = self._sums, self._training.optimizer
-        rate, factor = learning_rate(optimizer, number, self._training.steps), loss_factor(self._training, num_groups)
-        norm = 0.0
-        if sums.denominator:
-            self._adapter.collect_gradients()
-            views = self._adapter.parameters.values()
-            with deterministic(self._training.is_deterministic):
-                norm = update(self._optimizer, sums.denominator / factor, rate, optimizer.max_grad_norm, views)
-            self._count_skipped(number, norm)
-        metrics = sums.metrics() | {name: float(value) for name, value in self._work.items()}
-        metrics["loss"] *= factor
-        metrics |= {"learning_rate": rate, "grad_norm": norm, "microbatch_tokens": float(self.token_budget)}
-        metrics["skipped_update"] = float(not math.isfinite(norm))
+        factor = loss_factor(self._training, num_groups)
+        self._updated += replace(sums, loss=sums.loss * factor)
+        self._sums = LossSums()
+        if not sums.denominator:
+            return
+        if self._is_first_needed and not self._has_moved:
+            self._keep_first()
+        self._adapter.collect_gradients()
+        rate, views = learning_rate(optimizer, number, self._training.steps), self._adapter.parameters.values()
+        with deterministic(self._training.is_deterministic):
+            norm = update(self._optimizer, sums.denominator / factor, rate, optimizer.max_grad_norm, views)
+        self._adapter.drop_gradients()
+        self._count_skipped(number, norm)
+        self._norms.append(norm)
+        self._has_moved = True
+
+    def step(self, number: int, num_groups: int) -> dict[str, float]:
+        """Take the last update of a step, and return the step's metrics without those that are not finite.
+
+        Metrics besides those of the loss: updates, number of updates; grad_norm, mean norm of their gradients; computed_tokens, tokens
+        computed by the model, padding included; segment_tokens, total length of the segments, which is larger where prefixes are
+        shared; microbatch_tokens, the step's token budget; skipped_update, number of updates whose gradient was not finite.
+
+        Args: as `update`. Raises GradientInvalid.
+        """
+        self.update(number, num_groups)
+        training, norms = self._training, [norm for norm in self._norms if math.isfinite(norm)]
+        metrics = self._updated.metrics() | {name: float(value) for name, value in self._work.items()}
+        for name in ("tokens", "sequences"):
+            metrics[name] /= training.epochs
+        if not training.has_several_updates:
+            del metrics["update_kl"]
+        metrics["learning_rate"] = learning_rate(training.optimizer, number, training.steps)
+        if norms or not self._norms:
+            metrics["grad_norm"] = math.fsum(norms) / max(1, len(norms))
+        metrics |= {"microbatch_tokens": float(self.token_budget), "updates": float(len(self._norms))}
+        metrics["skipped_update"] = float(len(self._norms) - len(norms))
         self._forget_step()
+        self._has_moved = False
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def weights(self) -> dict[str, Tensor]:
@@ -247,8 +311,8 @@ class Learner:
             return measured(self._model, self._adapter, [ids.tolist() for ids in ids_of(probes)])
 
     def close(self) -> None:
-        """Detach the adapter and the KL reference from the base model."""
-        for adapter in (self._adapter, self._reference):
+        """Detach the adapter, the KL reference and the step's first parameters from the base model."""
+        for adapter in (self._adapter, self._reference, self._first):
             if adapter is not None:
                 self._model.detach(adapter)
 
@@ -307,11 +371,24 @@ class Learner:
     def _forget_step(self) -> None:
         self._adapter.drop_gradients()
         self._sums, self._work = LossSums(), Counter[str]()
+        self._updated, self._norms = LossSums(), []
+
+    @property
+    def _is_first_needed(self) -> bool:
+        return self._loss.is_proximal and self._training.has_several_updates
+
+    def _keep_first(self) -> None:
+        """Copy the parameters of the step's beginning, under which its later micro-batches are scored."""
+        if self._first is None:
+            spec = self._assignment.agent.adapter
+            self._first = self._model.attach(spec.rank, spec.alpha, spec.targets)
+        with torch.no_grad():
+            self._first.flat.copy_(self._adapter.flat)
 
     def _count_skipped(self, number: int, norm: float) -> None:
         self._num_skipped = 0 if math.isfinite(norm) else self._num_skipped + 1
         if self._num_skipped >= MAX_SKIPPED:
             raise GradientInvalid(
-                f"the gradient of {self._assignment.policy_key} is not finite (its norm is {norm}) in {self._num_skipped} steps in a row, the last of them step "
-                f"{number}: training diverges; create a new job with a lower training.optimizer.learningRate or a longer warmupSteps"
+                f"the gradient of {self._assignment.policy_key} is not finite (its norm is {norm}) in {self._num_skipped} updates in a row, the last of them of "
+                f"step {number}: training diverges; create a new job with a lower training.optimizer.learningRate or a longer warmupSteps"
             )

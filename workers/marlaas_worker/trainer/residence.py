@@ -58,7 +58,7 @@ class Residence:
         if not agent.trainable:
             return 0
         bytes_per_rank = self._dependencies.memory.bytes_per_rank
-        return trained_bytes(agent.adapter.rank, spec.has_reference_adapter(agent), bytes_per_rank)
+        return trained_bytes(agent.adapter.rank, spec.num_copies(agent), bytes_per_rank)
 
     def must_leave(self, inbox: StepInbox) -> bool:
         """Return whether another agent needs the place. inbox: what is left to train. Raises LogInvalid."""
@@ -77,7 +77,12 @@ class Residence:
         Raises:
             StateInvalid, WeightsMismatch and other Permanent errors: the version cannot be restored.
         """
-        learner, versions = await self.make_learner(), self._dependencies.versions
+        await self.make_learner()
+        await self.reload(manifest)
+
+    async def reload(self, manifest: BlobRef) -> None:
+        """Load a version into the learner that is here. Raises as `restore`."""
+        learner, versions = self.learner, self._dependencies.versions
         version = versions.find(self._assignment.policy_key, manifest)
         if version is None:
             version = await self._read(manifest)

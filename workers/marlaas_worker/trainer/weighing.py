@@ -189,17 +189,15 @@ def rows_of_groups(
     pairs_per_token: int,
     budget: int,
     baselines: Mapping[str, float] | None = None,
-) -> list[Row]:
-    """Return the rows of weighed groups, group by group.
+) -> list[list[Row]]:
+    """Return the rows of each weighed group.
 
     Args:
         pairs_per_token: see `BaseModel`.
         budget: most tokens of a row that holds several segments.
         baselines: see `Weighing.segments`.
     """
-    return [
-        row for one in weighing.segments(groups, baselines) for row in pack_prefix_tree(one, pairs_per_token, budget)
-    ]
+    return [pack_prefix_tree(one, pairs_per_token, budget) for one in weighing.segments(groups, baselines)]
 
 
 def batches_of_group(group: Sequence[Trajectory], pairs_per_token: int, budget: int) -> list[list[Row]]:
