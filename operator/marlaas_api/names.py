@@ -95,13 +95,19 @@ def agent_prefix(job: JobRef, agent: str) -> str:
     return f"{job_prefix(job)}/{agent}"
 
 
+def eval_index(group: str) -> int | None:
+    """Return the index of an evaluation's group; None for a training group. Raises ValueError if `group` is not a group name."""
+    token = group_token(group)
+    return int(token[1:].partition("v")[0]) if token.startswith("e") else None
+
+
 def train_group(job: JobRef, index: int) -> str:
     """Return the name of the group of the training task with this index; each index is used for one group only."""
     return f"{job.uid}-t{index}"
 
 
 def eval_group(job: JobRef, index: int, version: int) -> str:
-    """Return the name of the group of the held-out task with this index, evaluated at this version."""
+    """Return the name of the group of a held-out task, evaluated at this version. index: among the tasks of all suites."""
     return f"{job.uid}-e{index}v{version}"
 
 

@@ -13,6 +13,7 @@ from marlaas_api.messages.packed import PackedArgs
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "agents"
 TEAM = ("solver", "verifier")
+SUITES = [{"name": "greedy", "tasks": 1, "temperature": 0}, {"name": "twice", "tasks": 1, "samples": 2, "maxTokens": 3}]
 UNRULY = ("steady", "faulty", "silent", "flood")
 
 
@@ -23,7 +24,7 @@ def document(name="reverse", *, seed=7, environment="reverse", tokens=16, **trai
         "environment": {"name": environment, "concurrency": 8},
         "rollout": {"groupSize": 4, "maxTokens": tokens, "maxTurns": 4},
         "training": settings | {"optimizer": {"learningRate": 1e-3}},
-        "evaluation": {"tasks": 2, "every": 100},
+        "evaluation": {"every": 100, "suites": SUITES},
     }
     uid = hashlib.sha256(f"{name}{seed}".encode()).hexdigest()[:12]
     return job_document(name, uid=uid, seed=seed, spec=spec)
@@ -86,7 +87,8 @@ def candidates():
 def again():
     """Four tasks that come again, and rest when they are solved or hopeless."""
     data = {"tasks": 4, "order": "shuffled", "skip": {"passes": 1, "maxShare": 0.6}}
-    return document("again", environment="calculator", steps=4, maxRefill=1, data=data)
+    several = {"updatesPerStep": 2, "epochs": 2}
+    return document("again", environment="calculator", steps=4, maxRefill=1, data=data, **several)
 
 
 def unruly(name, max_fault_share):

@@ -5,6 +5,7 @@ from tests.harness import a_step, an_episode, identity
 from tests.tables import rows
 
 from marlaas_api.messages import EvalRecord, FaultClass, Lengths, PolicyRecord, StepPlays
+from marlaas_api.messages.job_spec import EvaluationSettings
 from marlaas_api.names import Split
 from marlaas_worker.orchestrator.diagnosis import warnings
 from marlaas_worker.orchestrator.evaluation import EvaluationRun, evaluated_text
@@ -47,7 +48,7 @@ def test_held_out_tasks_that_were_trained_on_are_told_and_the_distinct_ones_coun
         trained=lengths, prompts=("0", "1"), num_prompts=2, num_turns=8, num_cut=2, num_overtime=2
     )
     state.record(record)
-    run = EvaluationRun(0, 1, 4, {"policy": 0})
+    run = EvaluationRun(0, 1, EvaluationSettings(tasks=4), {"policy": 0})
     for index, prompt in enumerate(("1", "7", "7", "8")):
         name = {"split": Split.EVAL, "group": f"{job.uid}-e{index}v0"}
         run.add(an_episode(job, index, 0, rewards={"policy": 1.0}, prompt=prompt, **name))

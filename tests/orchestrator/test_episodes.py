@@ -7,6 +7,7 @@ from tests.tables import rows
 
 from marlaas_api.bus import Stored
 from marlaas_api.messages import Episode, FaultClass, PolicyRecord, TaskMessage
+from marlaas_api.messages.job_spec import EvaluationSettings
 from marlaas_api.names import Split, eval_group
 from marlaas_api.wire import encode
 from marlaas_worker.orchestrator import episodes
@@ -85,7 +86,7 @@ def test_a_job_keeps_episodes_up_to_a_bound_until_their_step_or_evaluation_is_on
     play(0, *range(67))
     state.resolve(state.groups.complete[0], {"policy": 0})
     state.record(step_record(job, state.assembly.drafts[0], {}, Around(0.0, 1.0)))
-    run = EvaluationRun(0, 0, 100_000, {"policy": 0})
+    run = EvaluationRun(0, 0, EvaluationSettings(tasks=100_000), {"policy": 0})
     state.begin_evaluation(run, 0)
     measured = {f"metric {number}": 1.0 for number in range(390)}
     held_out = large.model_copy(update={"split": Split.EVAL, "metrics": measured, "fault": FaultClass.ENV})

@@ -3,15 +3,16 @@
 import pytest
 from tests.harness import a_step, an_episode, changed, identity
 from tests.orchestrator.harness import a_job
-from tests.tables import rows
+from tests.tables import data, rows
 
 from marlaas_api import messages
+from marlaas_api.messages.job_spec import EvaluationSettings, SuiteSettings
 from marlaas_api.names import Split
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
 from marlaas_worker.orchestrator.faults import RETURN_S, FaultWatch, GivenUp
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.recorded_totals import History
-from marlaas_worker.orchestrator.reports import progress
+from marlaas_worker.orchestrator.reports import ending, progress
 from marlaas_worker.orchestrator.step_records import Around, EvaluationEnd, eval_record, step_record
 from marlaas_worker.orchestrator.usage import AdmittedTime, JobUsage
 
@@ -102,6 +103,40 @@ def test_a_trainer_that_is_being_replaced_may_still_take_the_job_and_one_that_st
     assert given_up.words(job, [trainer("t0", True)], 1000.0 + RETURN_S) == WORDS
 
 
+SUITES = (SuiteSettings(name="greedy", tasks=2, temperature=0.0), SuiteSettings(name="aime", tasks=3, samples=4))
+
+
+def test_a_suite_of_several_samples_has_the_unbiased_pass_at_k_and_the_reward_of_the_majority(document):
+    job = document()
+    run = EvaluationRun(0, 0, EvaluationSettings(suites=SUITES, suite="aime"), {"policy": 0})
+    assert run.missing() == [(0, 0), (1, 0), *((index, member) for index in (2, 3, 4) for member in range(4))]
+    for index, member, reward, answer in data(__file__, "samples"):
+        fault = {"fault": messages.FaultClass.ENV} if reward is None else {}
+        name = {"split": Split.EVAL, "group": f"{job.uid}-e{index}v0", "answer": answer, **fault}
+        run.add(an_episode(job, index, member, rewards={"policy": reward or 0.0}, **name))
+    assert run.complete
+    record = eval_record(job, run, EvaluationEnd(1.0, (), {}))
+    greedy, aime = record.suites["greedy"], record.suites["aime"]
+    assert (greedy.reward_mean, greedy.pass_at, greedy.majority) == (0.5, {}, 0.5)
+    assert record.reward_mean == aime.reward_mean == pytest.approx((1 + 1 + 1) / 11)  # by episode, without the fault
+    assert aime.standard_error == pytest.approx(
+        ((0.5 - 5 / 18) ** 2 + (1 / 3 - 5 / 18) ** 2 + (5 / 18) ** 2) ** 0.5 / 6**0.5
+    )
+    # C(4, 2) = 6 pairs: 2 of 4 solved leave 1 without a solved one, 0 of 4 all; the task of 3 samples with 1 solved leaves 1 of 3
+    assert aime.pass_at == pytest.approx({"1": (1 / 2 + 1 / 3 + 0) / 3, "2": (5 / 6 + 2 / 3 + 0) / 3, "4": (1 + 0) / 2})
+    assert aime.majority == pytest.approx((1 + 0 + 0) / 3)
+
+
+def test_a_job_of_no_steps_ends_once_version_zero_is_evaluated(document):
+    job = document(steps=0)
+    state = JobState(job, History(policies=policies(job, policy=-1)))
+    assert (ending(state, None, 0.0), state.due_evaluation()) == (None, None)
+    state = JobState(job, History(policies=policies(job, policy=0)))
+    assert ending(state, None, 0.0) is None
+    state.record_evaluation(eval_record(job, state.due_evaluation(), EvaluationEnd(1.0, (), {})))
+    assert ending(state, None, 0.0)[0] is messages.Phase.SUCCEEDED
+
+
 def played(
     job: messages.JobDocument, index: int, member: int, reward: float, *spoke: str, **fields: object
 ) -> messages.Episode:
@@ -112,7 +147,9 @@ def played(
 
 
 def evaluated(job: messages.JobDocument, *episodes: messages.Episode) -> tuple[float, dict[str, float]]:
-    run = EvaluationRun(0, 0, len(episodes), dict.fromkeys([agent.name for agent in job.spec.agents], 0))
+    run = EvaluationRun(
+        0, 0, EvaluationSettings(tasks=len(episodes)), dict.fromkeys([agent.name for agent in job.spec.agents], 0)
+    )
     for episode in episodes:
         run.add(episode.model_copy(update={"split": Split.EVAL}))
     record = eval_record(job, run, EvaluationEnd(1.0, (), {}))

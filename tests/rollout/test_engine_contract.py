@@ -25,7 +25,7 @@ def with_prompt(drawn):
     return np.concatenate([PROMPT, np.array(drawn.output_ids, dtype=np.int32)])
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
 async def test_scores_equal_those_of_transformers_and_peft(harness, publish, hf_logprobs, temperature):
     published = publish(1)
     adapter = await harness.load(published)
@@ -33,9 +33,11 @@ async def test_scores_equal_those_of_transformers_and_peft(harness, publish, hf_
     assert gap.mean() < 1e-4
     assert gap.max() < 1e-3
     drawn = await harness.engine.generate("t", adapter, PROMPT, sampling(temperature=temperature))
-    expected = hf_logprobs(published.folder, with_prompt(drawn), temperature)[len(PROMPT) - 1 :]
+    expected = hf_logprobs(published.folder, with_prompt(drawn), temperature or 1.0)[len(PROMPT) - 1 :]
     assert len(drawn.logprobs) == len(drawn.output_ids)
     assert np.abs(np.array(drawn.logprobs) - expected).max() < 1e-3
+    again = await harness.engine.generate("u", adapter, PROMPT, sampling(2, temperature=temperature))
+    assert (again.output_ids == drawn.output_ids) == (temperature == 0.0)
 
 
 async def test_the_adapter_changes_the_answer_and_a_zero_adapter_is_the_base(harness, publish, hf_logprobs):

@@ -125,10 +125,12 @@ class Score:
     """Result of an episode: a reward for all agents or by agent name, and metrics to record. Values are between -1e30 and 1e30.
 
     A reward that is None leaves the episode unscored. A metric that is None or NaN does not apply to the episode, and is left out.
+    answer: what the policy has answered, by whose text a suite with several samples finds the most frequent answer; None: none.
     """
 
     reward: float | Mapping[str, float] | None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
+    answer: str | None = None
 
 
 class Rows(Sequence[_R]):

@@ -18,6 +18,7 @@ LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
 """Linear layers of a Llama-like model; all builtin models are Llama-like."""
 
 
+_SMALL_GROUP = 4
 _LEAST_BYTES, _UNITS = 2**20, "mkKi"
 
 
@@ -115,6 +116,13 @@ def remarks(job: RLJob, pools: Iterable[ModelPool]) -> Iterator[Problem]:
 def _objective(job: RLJob) -> Iterator[Problem]:
     """Yield terms of the loss without effect, or with less effect than the setting suggests."""
     training = job.spec.training
+    size = job.spec.rollout.group_size
+    if 1 < size < _SMALL_GROUP and training.baseline.type == "group":
+        yield Problem(
+            ("spec", "rollout", "groupSize"),
+            f"groupSize {size} compares each reward with {size - 1} other{'s' if size > 2 else ''}: advantages are noisy, and many groups have no "
+            "signal; 8 to 16 is usual",
+        )
     if training.ratio == "behaviour" or training.algorithm == "cispo":
         return
     has_one_update = training.updates_per_step * training.epochs == 1
@@ -202,6 +210,13 @@ def _length(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
             f"maxTokens {tokens} leaves no room for a prompt within maxModelLen {longest} of {_named(job, pool)}; "
             "lower maxTokens or raise the pool's maxModelLen",
         )
+    for at, suite in enumerate(job.spec.evaluation.suites):
+        if suite.max_tokens is not None and suite.max_tokens >= longest and job.spec.agents_on(pool.metadata.name):
+            yield Problem(
+                ("spec", "evaluation", "suites", at, "maxTokens"),
+                f"maxTokens {suite.max_tokens} leaves no room for a prompt within maxModelLen {longest} of {_named(job, pool)}; "
+                "lower maxTokens or raise the pool's maxModelLen",
+            )
 
 
 def _targets(job: RLJob, pool: ModelPool) -> Iterator[Problem]:

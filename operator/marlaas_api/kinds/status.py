@@ -159,6 +159,19 @@ class AgentStatus(Status):
     )
 
 
+class SuiteStatus(Status):
+    """Results of one suite of the evaluation."""
+
+    name: Annotated[str, StringConstraints(max_length=40)] = Field(description="Name of the suite.")
+    before: float | None = Field(None, description="Mean reward at version 0.")
+    last: float | None = Field(None, description="Mean reward at the newest evaluated version.")
+    standard_error: float | None = Field(None, description="Standard error of `last`, over the means of the tasks.")
+    pass_at: Annotated[dict[Annotated[str, StringConstraints(max_length=5)], float], Field(max_length=16)] | None = (
+        Field(None, description="By k, the probability that one of k samples of a task is solved (unbiased estimate).")
+    )
+    majority: float | None = Field(None, description="Mean reward of each task's most frequent answer.")
+
+
 class RLJobStatus(ObjectStatus):
     """Progress of a job. Rewards are means over episodes; evaluations use held-out tasks."""
 
@@ -190,6 +203,11 @@ class RLJobStatus(ObjectStatus):
     )
     eval_before: float | None = Field(None, description="Mean reward on held-out tasks at version 0.")
     eval_last: float | None = Field(None, description="Mean reward on held-out tasks at the newest evaluated version.")
+    suites: Annotated[tuple[SuiteStatus, ...], Field(max_length=16)] | None = Field(
+        None,
+        description="Results of the evaluation's suites at the newest evaluated version.",
+        json_schema_extra=list_map("name"),
+    )
     staleness: float | None = Field(None, description="Mean staleness of the last step's groups, in versions.")
     tokens: _Count | None = Field(None, description="Total number of generated tokens.")
     tokens_per_second: float | None = Field(None, description="Recent rate of generated tokens per second.")

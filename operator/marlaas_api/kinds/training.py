@@ -4,7 +4,18 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
-from marlaas_api.kinds.base import FIXED, NO_CHANGE, Distinct, PathText, Spec, refuse, rules, unchanged
+from marlaas_api.kinds.base import (
+    FIXED,
+    NO_CHANGE,
+    Distinct,
+    PathText,
+    Spec,
+    list_map,
+    matching,
+    refuse,
+    rules,
+    unchanged,
+)
 from marlaas_api.kinds.chat_template import ChatTemplateSpec
 from marlaas_api.kinds.data import DataSpec
 from marlaas_api.kinds.objective import BaselineSpec, ClipSpec, CorrectionSpec, EntropySpec, KlSpec, OverlongSpec
@@ -16,6 +27,9 @@ Tracker = Literal["tensorboard", "wandb", "mlflow"]
 """Names of the tracker libraries. Server, project and credentials come from each library's own environment variables."""
 
 Trackers = Distinct[Tracker]
+
+SuiteName = Annotated[str, matching(r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", "lower-case letters, digits, - and .", 40)]
+"""Name of a suite of the evaluation."""
 
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_TEXT)]
 _SAMPLING_CONTRACT = (
@@ -33,6 +47,9 @@ _NOT_REPRODUCIBLE = (
     "minTokens",
 )
 _PROMOTE_NEEDS_TASKS = "promote: best needs evaluations, but tasks is 0: raise tasks, or set promote: last"
+_MAX_EPISODES = 100_000
+_TOO_MANY_EPISODES = f"tasks x samples is at most {_MAX_EPISODES}: lower one of them"
+_UNKNOWN_SUITE = "suite names none of suites; name one of them"
 _STRICT_SPANS_NO_BATCH = (
     "reinforce++ normalises rewards over the whole step, but maxStaleness 0 (strict) allows no statistic over several groups: choose another "
     "algorithm, or maxStaleness 1 or more"
@@ -70,7 +87,7 @@ class RolloutSpec(Spec):
         1.0,
         ge=0.01,
         le=2,
-        description="Sampling temperature, in training and evaluation; 1 samples from the unscaled policy. Minimum 0.01, the lowest that engines sample at.",
+        description="Sampling temperature, in training and, without suites of their own, evaluation; 1 samples from the unscaled policy. Minimum 0.01, the lowest that engines sample at.",
     )
     refresh: Literal["group", "turn"] = Field(
         "group",
@@ -128,9 +145,9 @@ class TrainingSpec(Spec):
         json_schema_extra=FIXED,
     )
     steps: int = Field(
-        ge=1,
+        ge=0,
         le=10_000_000,
-        description="Number of optimizer steps to train; may be raised later.",
+        description="Number of optimizer steps to train; may be raised later. 0: the job only evaluates version 0.",
         json_schema_extra=rules(("self >= oldSelf", "may be raised but not lowered: finished steps cannot be undone")),
     )
     groups_per_step: int = Field(
@@ -258,13 +275,71 @@ class TrainingSpec(Spec):
         return self
 
 
+class SuiteSpec(Spec):
+    """One suite of the evaluation: held-out tasks, how they are sampled, and how many times."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                f"(has(self.tasks) ? self.tasks : 64) * (has(self.samples) ? self.samples : 1) <= {_MAX_EPISODES}",
+                _TOO_MANY_EPISODES,
+            )
+        )
+    )
+    name: SuiteName = Field(description="Name of the suite, in status, tables, plots and trackers.")
+    tasks: int = Field(
+        64,
+        ge=1,
+        le=100_000,
+        description="Number of held-out tasks. Every suite has the first ones, so that suites can be compared.",
+    )
+    samples: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Episodes of each task. With several, the suite has pass@k for k of 1, 2, 4 and so on, and, if the environment gives answers "
+        "(Score.answer), the reward of the most frequent answer.",
+    )
+    temperature: float | None = Field(
+        None,
+        ge=0,
+        le=2,
+        description="Sampling temperature; 0 is greedy. Absent: rollout.temperature.",
+    )
+    max_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=1_048_576,
+        description="Maximum tokens that one turn generates. Absent: rollout.maxTokens.",
+    )
+    solved_reward: float = Field(
+        0.5,
+        ge=-LARGEST_INTEGER,
+        le=LARGEST_INTEGER,
+        description="Reward from which an episode counts as solved, for pass@k. The default is half of the usual range of 0 to 1.",
+    )
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        if self.tasks * self.samples > _MAX_EPISODES:
+            raise ValueError(f"{_TOO_MANY_EPISODES}; found {self.tasks * self.samples}")
+        return self
+
+
 class EvaluationSpec(Spec):
-    """Evaluation on held-out tasks, sampled with the training temperature."""
+    """Evaluation on held-out tasks: one set, sampled as in training, or several suites."""
 
     model_config = ConfigDict(
         # has(): the API server checks the rule on the default `{}` before it fills in the defaults of inner fields
         json_schema_extra=rules(
-            ("!has(self.promote) || self.promote != 'best' || !has(self.tasks) || self.tasks > 0", _PROMOTE_NEEDS_TASKS)
+            (
+                "!has(self.promote) || self.promote != 'best' || !has(self.tasks) || self.tasks > 0 || (has(self.suites) && self.suites.size() > 0)",
+                _PROMOTE_NEEDS_TASKS,
+            ),
+            (
+                "!has(self.suite) || (has(self.suites) && self.suites.exists(one, one.name == self.suite))",
+                _UNKNOWN_SUITE,
+            ),
         )
     )
     every: int = Field(
@@ -277,16 +352,30 @@ class EvaluationSpec(Spec):
         64,
         ge=0,
         le=100_000,
-        description="Number of held-out tasks per evaluation; 0 disables evaluation. With 64, the mean reward has a standard error of about 0.06.",
+        description="Number of held-out tasks per evaluation, without suites; 0 disables evaluation. With 64, the mean reward has a standard error of about 0.06.",
     )
     promote: Literal["last", "best"] = Field(
         "last",
         description="Version that the finished job publishes: the last one, or the one with the best evaluation.",
     )
+    suites: Annotated[tuple[SuiteSpec, ...], Field(max_length=16)] = Field(
+        (),
+        description="Named evaluations that replace tasks, each with its own number of tasks, samples, temperature and maxTokens; none by default.",
+        json_schema_extra=list_map("name"),
+    )
+    suite: SuiteName | None = Field(
+        None,
+        description="Suite whose mean reward is the job's: in tables, in the curve, and for promote: best. Absent: the first.",
+    )
 
     @model_validator(mode="after")
-    def _best_needs_tasks(self) -> Self:
-        if self.promote == "best" and self.tasks == 0:
+    def _consistent(self) -> Self:
+        names = [suite.name for suite in self.suites]
+        if len(set(names)) != len(names):
+            raise ValueError("suites must have different names")
+        if self.suite is not None and self.suite not in names:
+            raise ValueError(f"{_UNKNOWN_SUITE}; found {self.suite}")
+        if self.promote == "best" and self.tasks == 0 and not self.suites:
             raise ValueError(_PROMOTE_NEEDS_TASKS)
         return self
 

@@ -52,7 +52,8 @@ class Episode(JobMessage):
     the fault is one that every play of the job would have, so it is not repeated. tool_error: text of the failed tool that ended
     the episode. load_notes: what loading the environment has left behind, in the first episode after each load. prompt: digest of
     the first prompt and of the content that the task has drawn; empty: not known. num_tokens: generated ones. num_cut: turns that
-    maxTokens, the context or the time limit cut. num_overtime: those of the time limit.
+    maxTokens, the context or the time limit cut. num_overtime: those of the time limit. answer: digest of the answer that the
+    environment has read from the replies (`Score.answer`); empty: none.
     """
 
     group: str
@@ -73,6 +74,7 @@ class Episode(JobMessage):
     may_speak: tuple[str, ...] = ()
     choices: tuple[Choice, ...] = ()
     prompt: str = ""
+    answer: str = ""
     num_turns: Integer = 0
     num_tokens: Integer = 0
     num_cut: Integer = 0

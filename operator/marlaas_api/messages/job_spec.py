@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 from marlaas_api.messages.agent_settings import AgentSettings, AgentTrainingSettings, EntropySettings, NameRef
 from marlaas_api.messages.base import SpecPart
 from marlaas_api.messages.packed import PackedArgs
+from marlaas_api.names import eval_index
 from marlaas_api.numeric import QUANTITY, TRAINED_COPIES
 
 QuantityText = Annotated[str, StringConstraints(pattern=QUANTITY)]
@@ -200,12 +201,59 @@ class TrainingSettings(SpecPart):
         return self.max_staleness == 0 if self.deterministic is None else self.deterministic
 
 
+class SuiteSettings(SpecPart):
+    """One suite of an evaluation. None: as in training."""
+
+    name: str
+    tasks: int = 64
+    samples: int = 1
+    temperature: float | None = None
+    max_tokens: int | None = None
+    solved_reward: float = 0.5
+
+
 class EvaluationSettings(SpecPart):
-    """Held-out tasks and the choice of the promoted version."""
+    """Held-out tasks and the choice of the promoted version.
+
+    An evaluation numbers the tasks of all suites one after another; each suite has the first held-out tasks.
+    """
 
     every: int = 10
     tasks: int = 64
     promote: Literal["last", "best"] = "last"
+    suites: tuple[SuiteSettings, ...] = ()
+    suite: str | None = None
+
+    @property
+    def plan(self) -> tuple[SuiteSettings, ...]:
+        """The suites of an evaluation: those that are given, or one of `tasks` tasks; empty if there is no evaluation."""
+        if self.suites:
+            return self.suites
+        return (SuiteSettings(name="", tasks=self.tasks),) if self.tasks else ()
+
+    @property
+    def main(self) -> str:
+        """Name of the suite whose reward is the job's."""
+        return self.suite or next((suite.name for suite in self.plan), "")
+
+    @property
+    def num_tasks(self) -> int:
+        """Number of tasks of all suites."""
+        return sum(suite.tasks for suite in self.plan)
+
+    @property
+    def num_episodes(self) -> int:
+        """Number of episodes of an evaluation."""
+        return sum(suite.tasks * suite.samples for suite in self.plan)
+
+    def at(self, index: int) -> tuple[SuiteSettings, int]:
+        """Return the suite of an evaluation's task, and the index of the held-out task. Raises ValueError if there is none."""
+        left = index
+        for suite in self.plan:
+            if 0 <= left < suite.tasks:
+                return suite, left
+            left -= suite.tasks
+        raise ValueError(f"an evaluation has {self.num_tasks} tasks, and none of index {index}")
 
 
 class CheckpointSettings(SpecPart):
@@ -244,9 +292,21 @@ class JobSpec(SpecPart):
 
     @property
     def turn_timeout_s(self) -> float:
-        """Longest generation of a turn; then the engine ends it, and the reply counts as cut."""
-        derived = max(LEAST_TURN_S, SECONDS_PER_TOKEN * self.rollout.max_tokens)
+        """Longest generation of a turn, of training or of any suite; then the engine ends it, and the reply counts as cut."""
+        most = max((self.rollout.max_tokens, *(suite.max_tokens or 0 for suite in self.evaluation.suites)))
+        derived = max(LEAST_TURN_S, SECONDS_PER_TOKEN * most)
         return self.environment.turn_timeout_seconds or min(derived, MAX_TURN_S)
+
+    def sampling(self, group: str) -> SamplingSettings:
+        """Return the sampling of a group's turns: that of training, or of the suite. Raises ValueError for a name of no group of the job."""
+        index = eval_index(group)
+        if index is None:
+            return self.rollout
+        suite, _ = self.evaluation.at(index)
+        own: dict[str, object] = {"group_size": suite.samples}
+        own |= {} if suite.temperature is None else {"temperature": suite.temperature}
+        own |= {} if suite.max_tokens is None else {"max_tokens": suite.max_tokens}
+        return self.rollout.model_copy(update=own)
 
     @property
     def num_pinned(self) -> int:

@@ -10,6 +10,7 @@ from marlaas_api import subjects
 from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.messages.base import BusMessage, JobMessage, SpecPart
 from marlaas_api.messages.job_spec import JobSpec, QuantityText
+from marlaas_api.messages.steps import SuiteResult
 from marlaas_api.messages.usage import TokenUse, UsageAmounts, total
 from marlaas_api.names import AdapterRef, JobRef
 
@@ -195,6 +196,13 @@ class AgentProgress(BusMessage):
     untrained: dict[str, int] = Field(default_factory=dict)
 
 
+class SuiteProgress(BusMessage):
+    """A suite's mean reward at version 0, and its result at the newest evaluated version, without metrics."""
+
+    before: float | None = None
+    last: SuiteResult
+
+
 class Progress(JobMessage):
     """Last published state of a job; KV `progress`. The orchestrator writes it; the operator or `marlaas run` reads it.
 
@@ -208,6 +216,7 @@ class Progress(JobMessage):
     slot seconds in `usage`, by agent and replica. num_preemptions: of the job. preempted_tokens, preempted_engine_s: from the replicas'
     own counts, of generations that preemptions cancelled; counted_preempted: as `counted`. cut_tokens, cut_engine_s: of recorded turns
     in plays that preemptions cut, as counted at each preemption; `usage` has them too once their group is decided, and the larger number counts.
+    suites: of the evaluation, if the job has named ones.
     reward, staleness: means of the last step; agents: the same by agent. usage: by agent, of finished steps and
     evaluations, with the seconds of its slots and its stored bytes up to now. tenant: to which the job is accounted.
 
@@ -257,6 +266,7 @@ class Progress(JobMessage):
     usage: dict[str, UsageAmounts] = Field(default_factory=dict)
     agents: dict[str, AgentProgress] = Field(default_factory=dict)
     warnings: dict[str, str] = Field(default_factory=dict)
+    suites: dict[str, SuiteProgress] = Field(default_factory=dict)
 
     @property
     def generated_tokens(self) -> int:

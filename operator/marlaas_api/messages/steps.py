@@ -111,12 +111,30 @@ class StepRecord(JobMessage):
 
 
 class EvalSample(BusMessage):
-    """A held-out episode for people to read."""
+    """A held-out episode for people to read. index: of the held-out task."""
 
+    suite: str = ""
     index: int
     prompt: str
     reply: str
     reward: float
+
+
+class SuiteResult(BusMessage):
+    """Results of one suite, over its episodes without a fault.
+
+    standard_error: of reward_mean, over the means of the tasks; None for fewer than two tasks. pass_at: by k, the probability that
+    one of k samples of a task is solved, mean over the tasks with at least k samples. majority: mean reward of each task's most
+    frequent answer; None if the environment gives no answers.
+    """
+
+    reward_mean: float
+    standard_error: float | None = None
+    num_tasks: int = 0
+    num_episodes: int = 0
+    pass_at: dict[str, float] = Field(default_factory=dict)
+    majority: float | None = None
+    metrics: dict[str, float] = Field(default_factory=dict)
 
 
 class EvalRecord(JobMessage):
@@ -124,7 +142,8 @@ class EvalRecord(JobMessage):
 
     version: the sum of the agents' versions, as in `StepRecord`. versions, usage: by agent. rewards: by agent, the mean over
     the tasks that may call it. reward_mean: mean over the episodes of the team's reward, as in `StepRecord`. num_prompts:
-    distinct tasks, by first prompt and drawn content; num_overlapping: those of them that were trained on before.
+    distinct tasks, by first prompt and drawn content; num_overlapping: those of them that were trained on before. suites: results by
+    name, of a job that has suites; rewards, reward_mean and metrics are then those of its main suite.
     """
 
     step: int
@@ -140,3 +159,14 @@ class EvalRecord(JobMessage):
     rewards: dict[str, float] = Field(default_factory=dict)
     num_prompts: int = 0
     num_overlapping: int = 0
+    suites: dict[str, SuiteResult] = Field(default_factory=dict)
+
+    def suite_figures(self) -> dict[str, float]:
+        """Return the figures of the suites by name: `aime`, `aime pass@4`, `aime majority`."""
+        found: dict[str, float] = {}
+        for name, suite in self.suites.items():
+            found[name] = suite.reward_mean
+            found |= {f"{name} pass@{k}": value for k, value in suite.pass_at.items() if k != "1"}
+            if suite.majority is not None and len(suite.pass_at) > 1:
+                found[f"{name} majority"] = suite.majority
+        return found

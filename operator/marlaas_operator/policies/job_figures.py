@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from marlaas_api.kinds import RLJob
-from marlaas_api.messages import AgentProgress, Progress
+from marlaas_api.messages import AgentProgress, Progress, SuiteProgress
 from marlaas_api.usage_objects import usage_status
 from marlaas_operator.policies.conditions import figure, rfc3339, without_none
 
@@ -24,6 +24,7 @@ def job_figures(job: RLJob | None, progress: Progress) -> dict[str, Any]:
         "reward": figure(progress.reward, 3),
         "evalBefore": figure(progress.eval_before, 3),
         "evalLast": figure(progress.eval_last, 3),
+        "suites": [_suite(name, one) for name, one in progress.suites.items()] or None,
         "staleness": figure(progress.staleness, 3),
         "tokens": progress.tokens,
         "tokensPerSecond": figure(progress.tokens_per_s, 1),
@@ -33,6 +34,20 @@ def job_figures(job: RLJob | None, progress: Progress) -> dict[str, Any]:
         "trainingFaults": dict(progress.training_faults) or None,
         "startedAt": rfc3339(progress.started_at) if progress.started_at is not None else None,
     }
+
+
+def _suite(name: str, suite: SuiteProgress) -> dict[str, Any]:
+    last = suite.last
+    return without_none(
+        {
+            "name": name,
+            "before": figure(suite.before, 3),
+            "last": figure(last.reward_mean, 3),
+            "standardError": figure(last.standard_error, 3),
+            "passAt": {k: figure(value, 3) for k, value in last.pass_at.items()} or None,
+            "majority": figure(last.majority, 3),
+        }
+    )
 
 
 def _agents(job: RLJob | None, progress: Progress) -> list[tuple[str, str]]:

@@ -59,6 +59,12 @@ COMMANDS = {
         "run",
         "marlaas run examples/quickstart.yaml --out runs/first",
     ),
+    "eval": Command(
+        "Evaluate base models and adapters on the jobs' held-out tasks, without training.",
+        "marlaas.cli.eval",
+        "evaluate",
+        "marlaas eval examples/quickstart.yaml --adapter runs/first/team-a/reverse/adapter",
+    ),
     "validate": Command(
         "Check manifests, and report errors by file, line and field.",
         "marlaas.cli.validate",

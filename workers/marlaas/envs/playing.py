@@ -20,7 +20,7 @@ from marlaas.envs.loading import Environment
 from marlaas.episode_state import EpisodeState
 from marlaas.scores import metrics, number
 from marlaas_api.errors import first_cause
-from marlaas_api.names import derive_seed
+from marlaas_api.names import derive_seed, digest_of
 
 REPLACED = "replaced_surrogates"
 """The metric that counts requests in which a lone surrogate was replaced; an episode without one lacks it."""
@@ -43,7 +43,7 @@ _OUR_FILES = (
 class Outcome:
     """An episode that was played. `ending` is what the environment can see of its end.
 
-    `tool_error`: the text of the ToolError that ended the episode. `choices`: by number, the candidates' rewards. `is_scored`: a reward was returned or set, or the policy ended the episode.
+    `tool_error`: the text of the ToolError that ended the episode. `answer`: digest of the policy's answer; empty: none. `choices`: by number, the candidates' rewards. `is_scored`: a reward was returned or set, or the policy ended the episode.
     """
 
     rewards: dict[str, float]
@@ -52,6 +52,7 @@ class Outcome:
     tool_s: float
     tool_error: str = ""
     is_scored: bool = True
+    answer: str = ""
     choices: dict[int, list[float]] = field(default_factory=dict)
 
 
@@ -90,6 +91,7 @@ def play_episode(environment: Environment, task: Task, state: EpisodeState) -> O
         tool_s=state.tool_s,
         tool_error=str(end) if isinstance(end, ToolError) else "",
         is_scored=end is not None or is_given or state.is_rewarded,
+        answer="" if score.answer is None else digest_of(str(score.answer)),
         choices={at: [candidate.reward for candidate in candidates] for at, candidates in state.choices.items()},
     )
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marlaas.local.idle import AgentActivity, idle
-from marlaas.local.results import Exchange, JobResult, agent_scores, exchanges, reason, summary
+from marlaas.local.results import Exchange, JobResult, agent_scores, exchanges, reason, suite_scores, summary
 from marlaas.local.table import faults, number, percent, token_cells, why
 from marlaas.local.tenants import GROUPED_FROM, SharesSoFar, phases, tenants_of
 from marlaas_api.last_words import visible
@@ -93,6 +93,8 @@ def _grouped(results: Sequence[JobResult]) -> Table:
         for result in results:
             if result.document.tenant == tenant:
                 table.add_row(*_score(result))
+                for line in _suite_scores(result):
+                    table.add_row(*line, style="dim")
     return table
 
 
@@ -122,7 +124,7 @@ def _scores(results: Sequence[JobResult]) -> Table:
     table = _score_columns()
     for result in results:
         table.add_row(*_score(result))
-        for line in _agent_scores(result):
+        for line in (*_agent_scores(result), *_suite_scores(result)):
             table.add_row(*line, style="dim")
     return table
 
@@ -131,6 +133,12 @@ def _agent_scores(result: JobResult) -> Iterator[list[str]]:
     """Yield a line for each agent of a job of several."""
     for name, (version, before, after) in agent_scores(result).items():
         yield [f"  {name}", "", "", "·" if version is None else str(version), number(before), number(after), ""]
+
+
+def _suite_scores(result: JobResult) -> Iterator[list[str]]:
+    """Yield a line for each suite of the evaluation; those with several samples have further lines."""
+    for name, (before, after) in suite_scores(result).items():
+        yield [f"  {name}", "", "", "", number(before), number(after), ""]
 
 
 def _score_columns() -> Table:

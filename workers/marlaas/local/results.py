@@ -72,11 +72,13 @@ class Exchange:
 
 
 def exchanges(result: JobResult, limit: int = 5) -> tuple[Exchange, ...]:
-    """Return the first held-out tasks that were sampled both before training and at the end."""
+    """Return the first held-out tasks of the main suite that were sampled both before training and at the end."""
     if result.first_eval is None or result.last_eval is None:
         return ()
-    later = {sample.index: sample for sample in result.last_eval.samples}
-    pairs = [Exchange(sample, later[sample.index]) for sample in result.first_eval.samples if sample.index in later]
+    main = result.document.spec.evaluation.main
+    later = {sample.index: sample for sample in result.last_eval.samples if sample.suite == main}
+    firsts = ((sample, later.get(sample.index)) for sample in result.first_eval.samples if sample.suite == main)
+    pairs = [Exchange(before, after) for before, after in firsts if after is not None]
     return tuple(sorted(pairs, key=lambda pair: pair.before.index)[:limit])
 
 
@@ -94,12 +96,27 @@ def _job_summary(result: JobResult) -> dict[str, Any]:
         "steps": progress.step if progress else 0,
         "policyVersion": result.version,
         **_agents_summary(result),
+        **({"suites": suites} if (suites := _suites_summary(result)) else {}),
         "wallSeconds": _wall_s(progress),
         "faults": dict(progress.faults) if progress else {},
         "trainingFaults": dict(progress.training_faults) if progress else {},
         **({"lastFault": result.last_fault} if result.last_fault else {}),
         **({"loadNotes": list(result.load_notes)} if result.load_notes else {}),
         **reason(result),
+    }
+
+
+def suite_scores(result: JobResult) -> dict[str, tuple[float | None, float | None]]:
+    """Return the figures of the suites before and after training, by name: `aime`, `aime pass@4`, `aime majority`."""
+    first, last = result.first_eval, result.last_eval
+    before, after = (one.suite_figures() if one is not None else {} for one in (first, last))
+    return {name: (before.get(name), after.get(name)) for name in before | after}
+
+
+def _suites_summary(result: JobResult) -> dict[str, object]:
+    return {
+        name: {"before": finite(before), "after": finite(after)}
+        for name, (before, after) in suite_scores(result).items()
     }
 
 

@@ -19,6 +19,7 @@ from marlaas.local.collection import Collector, read_results, with_last_fault, w
 from marlaas.local.curves import CurveDrawer
 from marlaas.local.display import Display
 from marlaas.local.documents import DesiredState, read
+from marlaas.local.evaluation import Adapters, only_evaluating
 from marlaas.local.folder import ModuleFile, OutFolder, RunRecord, hold
 from marlaas.local.interrupts import EXIT_INTERRUPTED, Interrupted, Interrupts, first_of
 from marlaas.local.modules import changed_modules, module_files
@@ -55,6 +56,7 @@ class RunRequest:
     role_command: command line that runs a role.
     episodes_bytes: disk for each job's episodes; 0 keeps none.
     replicas, trainers: numbers of engines and trainers of each pool; None keeps the pools' own.
+    adapters: the jobs only evaluate these; None trains.
     """
 
     files: tuple[str, ...]
@@ -67,6 +69,7 @@ class RunRequest:
     episodes_bytes: int = DEFAULT_BYTES
     replicas: int | None = None
     trainers: int | None = None
+    adapters: Adapters | None = None
 
 
 def run(request: RunRequest, display: Display) -> int:
@@ -129,7 +132,7 @@ class _Run:
         self.again = request.again
 
     async def run(self) -> int:
-        wanted = read(self._request.files, self._request.seed)
+        wanted = self._read()
         for note in wanted.notes:
             self._display.note(note)
         require(wanted.jobs)
@@ -153,6 +156,11 @@ class _Run:
                 results = await self._serve(folder, _Content(jobs, pools, wanted.folders), guard)
             return self._end(folder, pools, results)
 
+    def _read(self) -> DesiredState:
+        """Read the manifests. Raises InvalidInput."""
+        wanted = read(self._request.files, self._request.seed)
+        return wanted if self._request.adapters is None else only_evaluating(wanted, self._request.adapters)
+
     def _finished_before(self, folder: OutFolder, record: RunRecord) -> int:
         results = read_results(folder, record)
         self._display.note(f"no job in {folder.root} is left to run; to run them again, choose another --out")
@@ -171,7 +179,7 @@ class _Run:
         pools = documents.scaled(wanted.pools, self._request.replicas, self._request.trainers)
         paths = [await prepare(pool.spec.model, self._display.waiting, guard) for pool in pools]
         if has_unseen:
-            await asyncio.to_thread(read, self._request.files, self._request.seed)
+            await asyncio.to_thread(self._read)
         here = None if has_gpu() else machine()
         found = await asyncio.to_thread(cards) if has_gpu() else ()
         resources = documents.Resources(None if here is None else here.free, found)

@@ -35,6 +35,8 @@ from marlaas_api.kinds.fields import did_you_mean, listed
 from marlaas_api.kinds.problems import Loc, Problem
 
 _MODEL = ("spec", "model")
+_LARGE, _STEEP = 1_000_000_000, 1e-3
+"""Parameters of a model, and the learning rate above which its jobs get a note."""
 _GROUP = 8
 """Conversations that a KV cache should hold at least: the default groupSize."""
 _WORKERS_NEED = ("torch", "transformers", "peft")
@@ -106,6 +108,7 @@ def model_notes(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]:
             known.append((pool, facts))
             yield from pool.source.findings(_experts(pool.object, facts))
             yield from pool.source.findings(_small_cache(contents, pool.object, facts))
+            yield from _steep(contents, pool.object, facts)
             folder = _folder(pool.object.spec.model, runnable=False)
             yield from () if folder is None else template_notes(contents, pool, folder, facts, runnable=runnable)
         elif not runnable:
@@ -180,6 +183,20 @@ def _small_cache(contents: ManifestObjects, pool: ModelPool, facts: ModelFacts) 
             ("spec", "rollout", "kvCacheBytes"),
             f"{pool.spec.rollout.kv_cache_bytes or CPU_KV_CACHE} holds {room}, so {effect}; set {room.needed(wanted)} or lower maxModelLen",
         )
+
+
+def _steep(contents: ManifestObjects, pool: ModelPool, facts: ModelFacts) -> Iterator[Finding]:
+    """Yield learning rates that large models rarely learn at."""
+    if facts.num_parameters < _LARGE:
+        return
+    for job in contents.jobs:
+        rate = job.object.spec.training.optimizer.learning_rate
+        if rate > _STEEP and job.object.spec.agents_on(pool.metadata.name):
+            text = (
+                f"learningRate {rate:g} rarely works for a model of {facts.num_parameters / 1e9:.1f} billion parameters: "
+                "begin with 1e-4, or 3e-5 for one above 10 billion (docs/reference/algorithms.md, Start here)"
+            )
+            yield job.source.finding(Problem(("spec", "training", "optimizer", "learningRate"), text))
 
 
 def _experts(pool: ModelPool, facts: ModelFacts) -> Iterator[Problem]:

@@ -18,7 +18,7 @@ from marlaas.envs.loading import refuse_shadows
 from marlaas.manifest.findings import Finding, Placed
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPool, RLJob
-from marlaas_api.kinds.agent import AgentSpec
+from marlaas_api.kinds.agent import AdapterSpec, AgentSpec
 from marlaas_api.kinds.problems import Loc, Problem
 from marlaas_worker.peft_config import other_base, unsupported_fields
 
@@ -120,6 +120,20 @@ def export_problems(jobs: Sequence[Placed[RLJob]]) -> Iterator[Finding]:
         )
         if why is not None:
             yield job.source.finding(Problem(("spec", "export", "path"), f"{target} {why}"))
+
+
+def adapter_shape(given: Path) -> tuple[int, int]:
+    """Return rank and alpha of an adapter's folder. Raises InvalidInput if it holds no adapter of plain LoRA."""
+    config = _adapter_config(given / CONFIG)
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    shape = (
+        AgentSpec(name="policy", adapter=AdapterSpec(rank=rank, alpha=alpha))
+        if rank and alpha
+        else AgentSpec(name="policy")
+    )
+    if problem := next(_adapter_problems(shape, given), None):
+        raise InvalidInput(problem)
+    return shape.adapter.rank, shape.adapter.alpha
 
 
 def _adapter_problems(agent: AgentSpec, given: Path) -> Iterator[str]:

@@ -170,10 +170,9 @@ def job_bytes(facts: ModelFacts, max_rank: int, jobs: Sequence[JobSpec]) -> list
 
 
 def _trained(facts: ModelFacts, job: JobSpec) -> list[int]:
-    """Return the numbers that each of a job's agents has in a trainer: weights, gradient, two moments, and a KL reference adapter."""
+    """Return the numbers that each of a job's agents has in a trainer: see `JobSpec.num_copies`."""
     return [
-        (TRAINED_COPIES + job.has_reference_adapter(agent))
-        * facts.adapter_parameters(agent.adapter.rank, agent.adapter.targets)
+        job.num_copies(agent) * facts.adapter_parameters(agent.adapter.rank, agent.adapter.targets)
         for agent in job.policies
         if agent.trainable
     ]

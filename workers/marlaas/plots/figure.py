@@ -23,6 +23,7 @@ from marlaas.plots.series import (
     eval_curve,
     length,
     reward_curve,
+    suite_curves,
     union,
 )
 from marlaas.plots.shares import TenantShares
@@ -249,6 +250,8 @@ def _reward_axes(axes: "Axes", steps: Sequence[StepRecord], evals: Sequence[Eval
         own, (colour, _) = agent_curve(agent, steps), of_run(number + 4)
         axes.plot(own.xs, own.ys, color=colour, linewidth=1, alpha=0.8, label=agent)
     axes.plot(held_out.xs, held_out.ys, "o--", color=_EVAL_INK, linewidth=1.2, markersize=6, label="held-out tasks")
+    for number, (name, curve) in enumerate(suite_curves(evals).items()):
+        axes.plot(curve.xs, curve.ys, ".--", color=of_run(number + 8)[0], linewidth=0.8, alpha=0.8, label=name)
     for x, score in {held_out.points[0], held_out.points[-1]} if evals else set():
         axes.annotate(f"{score:.2f}", (x, score), (0, 8), textcoords="offset points", ha="center", color=_EVAL_INK)
     axes.set_ylabel("reward", color=INK)

@@ -136,6 +136,15 @@ def eval_curve(evals: Sequence[EvalRecord]) -> Curve:
     return Curve(tuple((float(record.step), record.reward_mean) for record in evals))
 
 
+def suite_curves(evals: Sequence[EvalRecord]) -> dict[str, Curve]:
+    """Return the figures of the evaluation's suites by name (`EvalRecord.suite_figures`); none of a single one that is the job's reward."""
+    figures = [(float(record.step), record.suite_figures()) for record in evals]
+    names = list(dict.fromkeys(name for _, found in figures for name in found))
+    if len(names) < 2:
+        return {}
+    return {name: Curve(tuple((x, found.get(name, NAN)) for x, found in figures)) for name in names}
+
+
 def length(step: StepRecord, group_size: int) -> float:
     """Return the generated tokens per trained episode; NaN for a step that trained none."""
     trained = step.num_groups * group_size

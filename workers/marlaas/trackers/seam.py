@@ -15,7 +15,7 @@ from typing import Protocol
 
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds.training import Tracker as Name
-from marlaas_api.messages import EvalRecord, JobDocument, StepRecord
+from marlaas_api.messages import EvalRecord, JobDocument, StepRecord, SuiteResult
 
 _NOT_ALLOWED = re.compile(r"[^\w\-./ ]")
 
@@ -73,8 +73,19 @@ def _eval_row(record: EvalRecord) -> MetricRow:
     metrics = ((f"held_out/{name}", value) for name, value in record.metrics.items())
     agents = record.rewards.items() if len(record.rewards) > 1 else ()
     rewards = ((f"reward/held_out/{agent}", reward) for agent, reward in agents)
-    values = _finite([("reward/held_out", record.reward_mean), *rewards, *metrics])
+    suites = (pair for name, suite in record.suites.items() for pair in _suite(f"suite/{name}", suite))
+    values = _finite([("reward/held_out", record.reward_mean), *rewards, *metrics, *suites])
     return MetricRow(f"eval {record.version}", record.step, record.at, values)
+
+
+def _suite(name: str, suite: SuiteResult) -> Iterator[tuple[str, float]]:
+    yield f"{name}/reward", suite.reward_mean
+    if suite.standard_error is not None:
+        yield f"{name}/standard_error", suite.standard_error
+    if suite.majority is not None:
+        yield f"{name}/majority", suite.majority
+    yield from ((f"{name}/pass_at_{k}", value) for k, value in suite.pass_at.items())
+    yield from ((f"{name}/{metric}", value) for metric, value in suite.metrics.items())
 
 
 def _finite(values: Iterable[tuple[str, float]]) -> dict[str, float]:

@@ -104,10 +104,10 @@ def _fault(episode: Episode, document: JobDocument) -> str | None:
         token = group_token(group)
     except ValueError as error:
         return str(error)
-    if group != f"{document.uid}-{token}" or not _is_of(token, episode, spec.evaluation.tasks):
+    if group != f"{document.uid}-{token}" or not _is_of(token, episode, spec.evaluation.num_tasks):
         return f"group {group!r} with split {episode.split} and index {episode.index}"
-    if not 0 <= episode.member < (spec.rollout.group_size if episode.split is Split.TRAIN else 1):
-        return f"member {episode.member} of a group of {spec.rollout.group_size}"
+    if not 0 <= episode.member < (size := spec.sampling(group).group_size):
+        return f"member {episode.member} of a group of {size}"
     if not is_attempt(episode.episode, group, episode.member):
         return f"episode {episode.episode!r} of member {episode.member} of group {group!r}"
     found = _worth(episode, document) or _conversations(episode, document)
@@ -173,7 +173,7 @@ def _accounts(episode: Episode, document: JobDocument) -> str | None:
     if (
         not 0 <= episode.num_overtime <= episode.num_cut <= episode.num_turns
         or not 0 <= episode.num_tokens <= MAX_TOKENS
-        or len(episode.prompt) > 64
+        or max(len(episode.prompt), len(episode.answer)) > 64
     ):
         return f"{episode.num_tokens} tokens and {episode.num_cut} cut replies of {episode.num_turns}, or a digest that is none"
     if not all(0.0 <= seconds <= MAX_SECONDS for seconds in (episode.duration_s, episode.tool_s)):

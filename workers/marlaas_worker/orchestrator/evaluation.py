@@ -2,16 +2,17 @@
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from marlaas_api.messages import Episode, EvalRecord
-from marlaas_api.messages.job_spec import EvaluationSettings
+from marlaas_api.messages import Episode, EvalRecord, SuiteResult
+from marlaas_api.messages.job_spec import EvaluationSettings, SuiteSettings
 
 
 def due(spec: EvaluationSettings, finished: int, steps: int) -> bool:
     """Return whether the version after `finished` steps is evaluated: the first, the last, and after every `every` steps."""
-    return spec.tasks > 0 and (finished == 0 or finished >= steps or finished % spec.every == 0)
+    return spec.num_tasks > 0 and (finished == 0 or finished >= steps or finished % spec.every == 0)
 
 
 @dataclass(slots=True)
@@ -20,56 +21,147 @@ class EvaluationRun:
 
     Attributes:
         step: number of finished steps after which its versions were the newest; it may begin later.
-        episodes: by task index; the first record of a task counts.
+        episodes: by index among the tasks of all suites, and member; the first record of a member counts.
     """
 
     version: int
     step: int
-    num_tasks: int
+    settings: EvaluationSettings
     versions: Mapping[str, int]
-    episodes: dict[int, Episode] = field(default_factory=dict)
+    episodes: dict[tuple[int, int], Episode] = field(default_factory=dict)
 
     def add(self, episode: Episode) -> bool:
-        """Add an episode, unless its task has one; return whether it was added."""
-        return self.episodes.setdefault(episode.index, episode) is episode
+        """Add an episode, unless its member has one; return whether it was added."""
+        return self.episodes.setdefault((episode.index, episode.member), episode) is episode
 
     @property
     def complete(self) -> bool:
-        """Whether every task has ended."""
-        return len(self.episodes) == self.num_tasks
+        """Whether every episode has ended."""
+        return len(self.episodes) == self.settings.num_episodes
+
+    def missing(self) -> list[tuple[int, int]]:
+        """Return index and member of the episodes that have not ended."""
+        suites = [self.settings.at(index)[0] for index in range(self.settings.num_tasks)]
+        wanted = ((index, member) for index, suite in enumerate(suites) for member in range(suite.samples))
+        return [key for key in wanted if key not in self.episodes]
+
+    def sampled(self, number: int) -> list[tuple[int, int]]:
+        """Return index and member of the first sample of each suite's first `number` tasks."""
+        return [(index, 0) for index in range(self.settings.num_tasks) if self.settings.at(index)[1] < number]
 
     def scored(self) -> list[Episode]:
-        """Return the episodes without a fault, in task order."""
-        return [self.episodes[index] for index in sorted(self.episodes) if self.episodes[index].fault is None]
+        """Return the episodes without a fault, in the order of tasks and members."""
+        return [self.episodes[key] for key in sorted(self.episodes) if self.episodes[key].fault is None]
+
+    def suite(self, name: str) -> "SuiteRun":
+        """Return the episodes of a suite."""
+        own = [one for one in self.scored() if self.settings.at(one.index)[0].name == name]
+        return SuiteRun(next(suite for suite in self.settings.plan if suite.name == name), own)
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteRun:
+    """The episodes of one suite without a fault, in the order of tasks and members."""
+
+    settings: SuiteSettings
+    episodes: Sequence[Episode]
 
     def rewards(self, agents: Sequence[str]) -> dict[str, float]:
-        """Return each agent's mean reward over the episodes without a fault whose task may call it; no entry if there are none."""
-        scored = self.scored()
-        called = {agent: [one for one in scored if one.may_call(agent)] for agent in agents}
+        """Return each agent's mean reward over the episodes whose task may call it; no entry if there are none."""
+        called = {agent: [one for one in self.episodes if one.may_call(agent)] for agent in agents}
         return {
             agent: statistics.fmean(one.rewards.get(agent, 0.0) for one in own) for agent, own in called.items() if own
         }
 
     def team_reward(self, agents: Sequence[str]) -> float:
-        """Return the mean of `team_reward` over the episodes without a fault; NaN if none has one."""
-        found = [team_reward(one, agents) for one in self.scored()]
-        known = [reward for reward in found if not math.isnan(reward)]
+        """Return the mean of `team_reward` over the episodes; NaN if none has one."""
+        known = [reward for rewards in self._by_task(agents).values() for reward, _ in rewards]
         return statistics.fmean(known) if known else math.nan
 
     def metrics(self) -> dict[str, float]:
         """Return the mean of each metric over the episodes that have it."""
         values: dict[str, list[float]] = {}
-        for episode in self.scored():
+        for episode in self.episodes:
             for name, value in episode.metrics.items():
                 values.setdefault(name, []).append(value)
         return {name: sum(some) / len(some) for name, some in values.items()}
 
+    def result(self, agents: Sequence[str]) -> SuiteResult:
+        """Return the suite's results by the team's reward. agents: the trained ones."""
+        tasks = list(self._by_task(agents).values())
+        means = [statistics.fmean(reward for reward, _ in own) for own in tasks]
+        spread = statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None
+        return SuiteResult(
+            reward_mean=self.team_reward(agents),
+            standard_error=spread,
+            num_tasks=len(tasks),
+            num_episodes=len(self.episodes),
+            pass_at=self._pass_at(tasks),
+            majority=_majority(tasks),
+            metrics=self.metrics(),
+        )
+
+    def _by_task(self, agents: Sequence[str]) -> dict[int, list[tuple[float, str]]]:
+        """Return team reward and answer of the samples of each task that has any."""
+        found: dict[int, list[tuple[float, str]]] = {}
+        for episode in self.episodes:
+            reward = team_reward(episode, agents)
+            if not math.isnan(reward):
+                found.setdefault(episode.index, []).append((reward, episode.answer))
+        return found
+
+    def _pass_at(self, tasks: Sequence[Sequence[tuple[float, str]]]) -> dict[str, float]:
+        num = self.settings.samples
+        ks = sorted({1, num, *(2**power for power in range(1, num.bit_length()))}) if num > 1 else []
+        solved = [[reward >= self.settings.solved_reward for reward, _ in own] for own in tasks]
+        found = {k: [pass_at(k, len(own), sum(own)) for own in solved if len(own) >= k] for k in ks if k <= num}
+        return {str(k): statistics.fmean(own) for k, own in found.items() if own}
+
+
+def pass_at(k: int, num: int, num_solved: int) -> float:
+    """Return the unbiased estimate of the probability that one of k samples is solved: 1 - C(num - num_solved, k) / C(num, k).
+
+    Source: Codex (arXiv 2107.03374), equation 1. num: samples of the task, at least k.
+    """
+    return 1.0 - math.comb(num - num_solved, k) / math.comb(num, k)
+
+
+def _majority(tasks: Sequence[Sequence[tuple[float, str]]]) -> float | None:
+    """Return the mean reward of each task's most frequent answer, of equals the one that came first; None without answers.
+
+    Source: self-consistency (arXiv 2203.11171). Samples without an answer do not vote; a task without any counts 0.
+    """
+    if not any(answer for own in tasks for _, answer in own):
+        return None
+    return statistics.fmean(_of_majority(own) for own in tasks)
+
+
+def _of_majority(samples: Sequence[tuple[float, str]]) -> float:
+    votes = Counter(answer for _, answer in samples if answer)
+    if not votes:
+        return 0.0
+    winner, _ = votes.most_common(1)[0]
+    return statistics.fmean(reward for reward, answer in samples if answer == winner)
+
 
 def evaluated_text(record: EvalRecord) -> str:
     """Return an evaluation for people; with its number of distinct tasks, where some are played more than once."""
+    if record.suites:
+        return f"version {record.version}: " + "; ".join(
+            suite_text(name, suite) for name, suite in record.suites.items()
+        )
     text = f"version {record.version}: mean reward {record.reward_mean:.3f}"
     is_repeated = 0 < record.num_prompts < record.num_episodes
     return f"{text} over {record.num_episodes} episodes of {record.num_prompts} distinct tasks" if is_repeated else text
+
+
+def suite_text(name: str, suite: SuiteResult) -> str:
+    """Return a suite's result for people: `aime 0.41 ± 0.03, pass@4 0.62, majority 0.50`."""
+    spread = "" if suite.standard_error is None else f" ± {suite.standard_error:.2g}"
+    most = max(suite.pass_at, key=int, default="1")
+    passed = f", pass@{most} {suite.pass_at[most]:.3f}" if most != "1" else ""
+    majority = "" if suite.majority is None or most == "1" else f", majority {suite.majority:.3f}"
+    return f"{name} {suite.reward_mean:.3f}{spread}{passed}{majority}"
 
 
 def without_samples(record: EvalRecord) -> EvalRecord:
@@ -94,7 +186,7 @@ class EvaluationSchedule:
             self._missing[finished] = dict(versions)
 
     def next(
-        self, num_tasks: int, known: Mapping[int, EvalRecord], finished: int, newest: Mapping[str, int]
+        self, spec: EvaluationSettings, known: Mapping[int, EvalRecord], finished: int, newest: Mapping[str, int]
     ) -> EvaluationRun | None:
         """Return the next evaluation; None if none is due.
 
@@ -109,8 +201,8 @@ class EvaluationSchedule:
                 del self._missing[step]
         is_exact = self._strict or not known
         found = self._missing if is_exact else dict.fromkeys([finished] if self._missing else [], newest)
-        runs = (EvaluationRun(sum(versions.values()), step, num_tasks, versions) for step, versions in found.items())
-        return next((run for run in runs if num_tasks > 0 and run.version not in known), None)
+        runs = (EvaluationRun(sum(versions.values()), step, spec, versions) for step, versions in found.items())
+        return next((run for run in runs if spec.num_tasks > 0 and run.version not in known), None)
 
 
 def team_reward(episode: Episode, agents: Sequence[str]) -> float:

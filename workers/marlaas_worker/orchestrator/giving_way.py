@@ -62,6 +62,5 @@ def open_members(state: JobState) -> set[tuple[str, int]]:
     size, run = state.document.spec.rollout.group_size, state.evaluation
     members = {(group, member) for group in groups for member in set(range(size)).difference(state.ended(group))}
     if run is not None:
-        missing = set(range(run.num_tasks)) - run.episodes.keys()
-        members |= {(eval_group(state.document.ref, index, run.version), 0) for index in missing}
+        members |= {(eval_group(state.document.ref, index, run.version), member) for index, member in run.missing()}
     return members

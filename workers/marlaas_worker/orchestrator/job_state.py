@@ -252,8 +252,7 @@ class JobState:
         """Return the evaluation to start now; None if none is due."""
         if self.evaluation is not None or not self.has_policies:
             return None
-        tasks = self.document.spec.evaluation.tasks
-        return self._schedule.next(tasks, self.evaluations, self.finished, self.versions)
+        return self._schedule.next(self.document.spec.evaluation, self.evaluations, self.finished, self.versions)
 
     def record_evaluation(self, record: EvalRecord) -> None:
         """Update the state after an evaluation was recorded."""
@@ -303,8 +302,8 @@ class JobState:
         self.episode_bytes = ledger.episode_bytes
         version = ledger.evaluating
         if version is not None and version not in self.evaluations:
-            tasks, versions = self.document.spec.evaluation.tasks, ledger.evaluating_versions
-            self.evaluation = EvaluationRun(version, ledger.evaluating_step, tasks, versions)
+            settings, versions = self.document.spec.evaluation, ledger.evaluating_versions
+            self.evaluation = EvaluationRun(version, ledger.evaluating_step, settings, versions)
 
 
 def _agents_with_groups(step: StepRecord) -> list[str]:

@@ -1,6 +1,6 @@
 """The tasks of one job: their order, their messages, the past versions that play in them, and what their groups say about their difficulty."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from marlaas_api.messages import GroupResolution, JobDocument, StepRecord, TaskMessage, TaskOutcome
@@ -96,13 +96,17 @@ class JobTasks:
         return self._task(train_group(self._document.ref, index), Split.TRAIN, self._order.task(index))
 
     def missing(self, run: EvaluationRun) -> list[TaskMessage]:
-        """Return the tasks of an evaluation that have not ended."""
-        names = {
-            index: eval_group(self._document.ref, index, run.version)
-            for index in range(run.num_tasks)
-            if index not in run.episodes
-        }
-        return [self._task(name, Split.EVAL, index) for index, name in names.items()]
+        """Return the tasks of an evaluation of which an episode is missing."""
+        missing: dict[int, set[int]] = {}
+        for index, member in run.missing():
+            missing.setdefault(index, set()).add(member)
+        return [self._held_out(run, index, members) for index, members in missing.items()]
+
+    def _held_out(self, run: EvaluationRun, index: int, missing: Set[int]) -> TaskMessage:
+        suite, task = run.settings.at(index)
+        message = self._task(eval_group(self._document.ref, index, run.version), Split.EVAL, task)
+        ended = tuple(sorted(set(range(suite.samples)) - missing))
+        return message.model_copy(update={"index": index, "task": task, "group_size": suite.samples, "ended": ended})
 
     def _task(self, group: str, split: Split, index: int) -> TaskMessage:
         document = self._document
@@ -114,5 +118,5 @@ class JobTasks:
             split=split,
             index=index,
             seed=derive_seed(document.seed, split.value, index),
-            group_size=document.spec.rollout.group_size if split is Split.TRAIN else 1,
+            group_size=document.spec.rollout.group_size,
         )

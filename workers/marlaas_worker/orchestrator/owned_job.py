@@ -308,7 +308,7 @@ class OwnedJob:
         run = state.evaluation
         if run is None or not run.complete:
             return
-        samples = [await self._sample(state, run, index) for index in sorted(run.episodes)[:NUM_SAMPLES]]
+        samples = [await self._sample(state, run, key) for key in run.sampled(NUM_SAMPLES)]
         usage = await self._records.metering.of_evaluation(run.episodes.values())
         end = step_records.EvaluationEnd(self._context.now(), tuple(samples), usage, state.trained_prompts)
         record = step_records.eval_record(self.document, run, end)
@@ -317,13 +317,14 @@ class OwnedJob:
         await self._records.emit("Evaluated", evaluated_text(record))
         self.wake.set()
 
-    async def _sample(self, state: JobState, run: EvaluationRun, index: int) -> EvalSample:
-        episode = run.episodes[index]
+    async def _sample(self, state: JobState, run: EvaluationRun, key: tuple[int, int]) -> EvalSample:
+        episode, (suite, task) = run.episodes[key], run.settings.at(key[0])
         turns = {
             agent: await self._records.conversation(episode.episode, next(iter(leaves[-1:]), None))
             for agent, leaves in episode.leaves.items()
         }
-        return step_records.sample(episode, turns, state.trained)
+        found = step_records.sample(episode, turns, state.trained)
+        return found.model_copy(update={"suite": suite.name, "index": task})
 
     def progress(self) -> Progress | None:
         """Return the job's progress as of now; None until its records are read."""

@@ -10,6 +10,7 @@ from marlaas_api.messages import (
     JobWait,
     Phase,
     Progress,
+    SuiteProgress,
     UsageAmounts,
 )
 from marlaas_api.messages import JobVerdict as Finding
@@ -59,6 +60,7 @@ def progress(
         adapters={agent: _adapter(document, agent, version) for agent, version in (promoted or versions).items()},
         reward=last.reward_mean if last else None,
         **_evaluations(state),
+        suites=_suites(state.evaluations),
         staleness=last.staleness_mean if last else 0.0,
         **usage.totals(),
         trainer_s=state.recorded.trainer_s,
@@ -87,6 +89,16 @@ def _evaluations(state: JobState) -> dict[str, float | None]:
     """Return the mean reward of the base model and of the newest evaluated version; None if there is none."""
     means = {version: record.reward_mean for version, record in state.evaluations.items()}
     return {"eval_before": means.get(0), "eval_last": means[max(means)] if means else None}
+
+
+def _suites(evaluations: Mapping[int, EvalRecord]) -> dict[str, SuiteProgress]:
+    newest, first = _newest(evaluations), evaluations.get(0)
+    before = {} if first is None else {name: one.reward_mean for name, one in first.suites.items()}
+    found = {} if newest is None else newest.suites
+    return {
+        name: SuiteProgress(before=before.get(name), last=one.model_copy(update={"metrics": {}}))
+        for name, one in found.items()
+    }
 
 
 def _newest(evaluations: Mapping[int, EvalRecord]) -> EvalRecord | None:
@@ -206,7 +218,7 @@ def ending(state: JobState, given_up: str | None, admitted_s: float) -> tuple[Ph
     why = state.pauses or state.waits or state.unserved or _waits_for_trainers(state)
     if (late := overdue(state.document, admitted_s, why)) is not None:
         return late
-    if state.training_over and state.evaluation is None and state.due_evaluation() is None:
+    if state.training_over and state.has_policies and state.evaluation is None and state.due_evaluation() is None:
         return (
             Phase.SUCCEEDED,
             "Finished",
@@ -278,8 +290,8 @@ def _doing(state: JobState) -> tuple[str, str]:
     if state.trainerless and is_idle:
         return Reason.WAITING_FOR_TRAINER.value, f"{state.trainerless}; the job goes on when one is"
     if state.evaluation is not None and state.training_over:
-        done, total = len(state.evaluation.episodes), state.evaluation.num_tasks
-        return "Evaluating", f"last evaluation: {done} of {total} held-out tasks have ended"
+        done, total = len(state.evaluation.episodes), state.evaluation.settings.num_episodes
+        return "Evaluating", f"last evaluation: {done} of {total} held-out episodes have ended"
     if state.groups.in_flight:
         return "Training", f"{len(state.groups.in_flight)} groups are being played"
     return "Training", f"{state.assembly.num_uncommitted()} groups wait for the trainer"

@@ -242,14 +242,14 @@ class Share:
         return self._spec.rollout.group_size * self.size.bytes(self._spec, self._room.capacity)
 
     def _evaluation(self) -> int:
-        return self._spec.evaluation.tasks * self.size.bytes(self._spec, self._room.capacity)
+        return self._spec.evaluation.num_episodes * self.size.bytes(self._spec, self._room.capacity)
 
     def _explain(self) -> str:
         step, stream, most = self._claim(0, False).step, self._room.state, self._room.capacity
         text = f"a step may need {_mib(step)} MiB of turns, and the stream TURNS has {_mib(stream.num_bytes)} of {_mib(stream.max_bytes)} MiB in use"
         if step <= most:
             return f"{text}: waiting until other jobs have finished a step"
-        return f"{text}, of which one job may have {_mib(most)}: lower groupsPerStep, groupSize or evaluation.tasks, or have the stream enlarged"
+        return f"{text}, of which one job may have {_mib(most)}: lower groupsPerStep, groupSize or the tasks and samples of the evaluation, or have the stream enlarged"
 
 
 def _mib(num_bytes: int) -> int:

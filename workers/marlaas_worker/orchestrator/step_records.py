@@ -251,7 +251,9 @@ class EvaluationEnd:
 
 def eval_record(document: JobDocument, run: EvaluationRun, end: EvaluationEnd) -> EvalRecord:
     """Return the record of a complete evaluation."""
-    agents = document.spec.agents
+    agents, settings = document.spec.agents, run.settings
+    trained = [agent.name for agent in agents if agent.trainable]
+    main = run.suite(settings.main)
     prompts = {episode.prompt for episode in run.scored()} - {""}
     return EvalRecord(
         namespace=document.namespace,
@@ -260,16 +262,17 @@ def eval_record(document: JobDocument, run: EvaluationRun, end: EvaluationEnd) -
         step=run.step,
         version=run.version,
         at=end.at,
-        reward_mean=run.team_reward([agent.name for agent in agents if agent.trainable]),
+        reward_mean=main.team_reward(trained),
         num_episodes=len(run.scored()),
         faults=dict(count_faults(run.episodes.values())),
-        metrics=run.metrics(),
+        metrics=main.metrics(),
         samples=end.samples,
         usage=dict(end.usage),
         versions=dict(run.versions),
-        rewards=run.rewards([agent.name for agent in agents]),
+        rewards=main.rewards([agent.name for agent in agents]),
         num_prompts=len(prompts),
         num_overlapping=sum(prompt in end.trained_prompts for prompt in prompts),
+        suites={suite.name: run.suite(suite.name).result(trained) for suite in settings.suites},
     )
 
 

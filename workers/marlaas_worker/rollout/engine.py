@@ -80,7 +80,7 @@ class LoadedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling parameters: seeded softmax sampling at `temperature`, until an end token or `max_tokens`.
+    """Sampling parameters: seeded softmax sampling at `temperature`, or at 0 the most probable token, until an end token or `max_tokens`.
 
     max_s: seconds after the first token at which the generation ends with the tokens that it has. stops: strings that end it, too.
     end_ids: end tokens beside the model's.
@@ -100,7 +100,7 @@ class Completion:
 
     Attributes:
         output_ids: [T]; an end token, if sampled, is the last id and is counted.
-        logprobs: [T], under softmax(logits / temperature).
+        logprobs: [T], under softmax(logits / temperature); under softmax(logits) at temperature 0.
         cached_tokens: prompt tokens that came from the prefix cache.
         is_overtime: whether `Sampling.max_s` ended it; its stop reason is LENGTH, and its tokens are those that were sampled first.
     """

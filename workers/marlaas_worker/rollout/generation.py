@@ -239,7 +239,7 @@ class Generation:
 
     async def _generate(self, order: Order, held: Held, began: Began) -> Completion:
         request, document = order.request, order.served.document
-        rollout = document.spec.rollout
+        rollout = document.spec.sampling(request.group)
         stops, end_ids = stops_of(order.tokenizer, rollout, request)
         sampling = Sampling(
             temperature=rollout.temperature,

@@ -164,13 +164,13 @@ def _check(request: GenerateRequest, document: JobDocument) -> None:
     """
     uid, group, spec = document.uid, request.group, document.spec
     try:
-        token = group_token(group)
+        token, size = group_token(group), spec.sampling(group).group_size
     except ValueError as error:
         raise RequestRefused(str(error)[:_QUOTED]) from error
     if group != f"{uid}-{token}":
         raise RequestRefused(f"group {group[:_QUOTED]!r} is not of job uid {uid}")
-    if not 0 <= request.member < spec.rollout.group_size:
-        raise RequestRefused(f"member {request.member} of a group of {spec.rollout.group_size}")
+    if not 0 <= request.member < size:
+        raise RequestRefused(f"member {request.member} of a group of {size}")
     if not is_attempt(request.episode, group, request.member):
         raise RequestRefused(
             f"episode {request.episode[:_QUOTED]!r} is not of member {request.member} of group {group!r}"

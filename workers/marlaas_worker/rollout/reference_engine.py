@@ -264,8 +264,9 @@ class _AdaptedModel:
         while draw.may_continue(ids):
             output = self._model(input_ids=step, past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache = output.past_key_values
-            row = torch.log_softmax(output.logits[0, -1].float() / draw.sampling.temperature, dim=-1)
-            step = torch.multinomial(row.exp(), 1, generator=generator)[None]
+            row = torch.log_softmax(output.logits[0, -1].float() / (draw.sampling.temperature or 1.0), dim=-1)
+            chosen = torch.multinomial(row.exp(), 1, generator=generator) if draw.sampling.temperature else row.argmax()
+            step = chosen.view(1, 1)
             ids.append(int(step))
             logprobs.append(float(row[ids[-1]]))
         has_ended = ids[-1:] != [] and ids[-1] in draw.end_ids

@@ -33,7 +33,7 @@ class Order:
 
     def max_tokens(self, limits: EngineLimits) -> int:
         """Return the most tokens that can be generated."""
-        most = self.served.document.spec.rollout.max_tokens
+        most = self.served.document.spec.sampling(self.request.group).max_tokens
         return min(self.request.max_tokens or most, most, self.prompt.room(limits.max_model_len))
 
 
@@ -77,7 +77,7 @@ def turn_record(order: Order, drawn: Drawn, reply: ReadReply, replica: str, at: 
         parts=reply.parts,
         opening=prompt.draft.opening if fed else "",
         stop_reason=completion.stop_reason,
-        temperature=order.served.document.spec.rollout.temperature,
+        temperature=order.served.document.spec.sampling(request.group).temperature,
         meter=Meter(
             prompt_tokens=num_prompt if fed else 0,
             cached_tokens=completion.cached_tokens,

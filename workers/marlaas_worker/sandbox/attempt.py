@@ -71,6 +71,7 @@ class Attempt:
                 "tool_s": score.tool_s,
                 "tool_error": bounded(score.tool_error),
                 "prompt": session.ledger.prompt(score.content),
+                "answer": score.answer,
                 **_turns(session.ledger),
             }
         except Fault as fault:

@@ -71,6 +71,7 @@ def played(environment: Environment, connection: socket.socket) -> dict[str, Any
             "tool_s": outcome.tool_s,
             "tool_error": outcome.tool_error[-MAX_FAULT_TEXT:],
             "content": digest_of(*task.drawn) if task.drawn else "",
+            "answer": outcome.answer,
             "choices": [{"number": number, "rewards": rewards} for number, rewards in outcome.choices.items()],
         }
         if not outcome.is_scored:

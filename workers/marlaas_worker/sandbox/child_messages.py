@@ -67,7 +67,9 @@ class ChoiceMessage(_Message):
 
 
 class ScoreMessage(_Message):
-    """Result of a completed episode. content: digest of what the task has drawn; empty if it has drawn nothing."""
+    """Result of a completed episode. content: digest of what the task has drawn; empty if it has drawn nothing. answer: digest of
+    the policy's answer; empty: none.
+    """
 
     kind: Literal["score"]
     rewards: _Rewards
@@ -76,6 +78,7 @@ class ScoreMessage(_Message):
     tool_s: Annotated[FiniteFloat, Field(ge=0)]
     tool_error: str = ""
     content: Annotated[str, Field(max_length=64)] = ""
+    answer: Annotated[str, Field(max_length=64)] = ""
     choices: Annotated[list[ChoiceMessage], Field(max_length=MAX_BRANCHES)] = []
 
 

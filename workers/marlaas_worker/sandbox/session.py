@@ -105,7 +105,8 @@ class ChildSession:
     async def run(self, child: Child) -> ScoreMessage:
         """Start the episode in a child and return its score. Raises Fault."""
         task, agents = self._task, self.ledger.agents
-        start = {"split": task.split, "index": task.index, "seed": task.seed, "agents": agents}
+        index = task.index if task.task is None else task.task
+        start = {"split": task.split, "index": index, "seed": task.seed, "agents": agents}
         is_strict = self._spec.training.max_staleness == 0
         await _send(child, {**start, "temperature": self._spec.rollout.temperature, "is_strict": is_strict})
         close_late = partial(_close_late, child)

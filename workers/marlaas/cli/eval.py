@@ -1,0 +1,64 @@
+"""`marlaas eval`: evaluate a manifest's jobs without training them."""
+
+import sys
+from pathlib import Path
+from typing import IO, Annotated, cast
+
+import typer
+
+from marlaas.cli.app import INVALID, complain
+from marlaas.cli.run import Files, Json, Out, Replicas, Seed
+from marlaas.cli.standard_files import LossyOutput
+from marlaas.local.credentials import keep_to_oneself
+from marlaas.local.display import choose
+from marlaas.local.runner import RunRequest
+from marlaas.local.runner import run as run_jobs
+from marlaas_api.errors import MarlaasError
+
+Adapter = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        metavar="[AGENT=]DIR",
+        help="PEFT adapter to evaluate, of this agent if the job has several; may be repeated. [default: the job's first version]",
+    ),
+]
+
+
+def evaluate(
+    files: Files,
+    adapter: Adapter = None,
+    out: Out = None,
+    seed: Seed = None,
+    json: Json = False,
+    replicas: Replicas = None,
+) -> None:
+    """Evaluate the jobs of manifests on this machine, without training.
+
+    Plays the held-out tasks of each job's evaluation, or of its suites, with the base model or with the adapters of --adapter,
+    which any PEFT training may have made. Shows the rewards and writes summary.json, records and episodes into the output folder.
+
+    On a cluster, a job with `training.steps: 0` does the same.
+
+    Exit code: as `marlaas run`.
+    """
+    stem = Path(files[0]).stem.strip("-.") or "stdin"
+    folder = out or Path("runs") / f"{stem}-eval"
+    adapters = dict(_named(text) for text in adapter or ())
+    given = [text for one in adapter or () for text in ("--adapter", one)]
+    again = ("marlaas", "eval", *files, *given, "--out", str(folder), *([] if seed is None else ["--seed", str(seed)]))
+    request = RunRequest(tuple(files), folder, seed, again=again, replicas=replicas, adapters=adapters)
+    display = choose(json, cast(IO[str], LossyOutput(sys.stdout)))
+    keep_to_oneself()
+    try:
+        code = run_jobs(request, display)
+    except MarlaasError as error:
+        display.refused(str(error))
+        complain(str(error))
+        code = INVALID
+    raise typer.Exit(code)
+
+
+def _named(text: str) -> tuple[str, Path]:
+    agent, equals, folder = text.partition("=")
+    return (agent, Path(folder)) if equals and "/" not in agent else ("", Path(text))
