@@ -77,7 +77,7 @@ class Ended:
         return [group for manifest in self.histories[agent] for group in manifest.consumed]
 
     def recorded(self, agent):
-        return Recorded(agent, [turn for turn in self.turns if turn.agent == agent], self.episodes)
+        return Recorded(agent, self.document.spec, [turn for turn in self.turns if turn.agent == agent], self.episodes)
 
 
 def kill_at_each(places):

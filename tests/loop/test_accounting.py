@@ -44,10 +44,9 @@ def test_every_index_is_in_one_record_and_every_step_trains_each_agent_once(jobs
 
 def test_the_tokens_of_every_recorded_turn_count_once_by_their_use(jobs):
     for job in jobs:
-        group_size = job.document.spec.rollout.group_size
         for agent, counted in job.progress.usage.items():
             recorded = job.recorded(agent)
-            recorded.check(counted, job.steps, job.consumed(agent), group_size)
+            recorded.check(counted, job.steps, job.consumed(agent))
             assert recorded.num_tokens >= counted.generated_tokens > 0
             assert counted.trained_tokens == sum(trained.get(agent, 0) for trained in job.trained)
         generated = total(job.progress.usage.values()).generated_tokens
@@ -57,9 +56,9 @@ def test_the_tokens_of_every_recorded_turn_count_once_by_their_use(jobs):
 
 def test_seconds_are_those_of_the_recorded_episodes_and_of_the_manifests(jobs):
     for job in jobs:
-        group_size, agents = job.document.spec.rollout.group_size, job.progress.usage
+        agents = job.progress.usage
         for agent, used in agents.items():
-            expected = job.recorded(agent).sandbox_s(job.steps, group_size) / len(agents)
+            expected = job.recorded(agent).sandbox_s(job.steps) / len(agents)
             assert used.sandbox_s == pytest.approx(expected)
             train_s = sum(made.train_s for made in job.histories[agent])
             assert used.trainer_s == pytest.approx(train_s)
