@@ -14,13 +14,18 @@ T = TypeVar("T")
 async def stop_on_signals(stop: asyncio.Event) -> AsyncIterator[None]:
     """Set the stop event on SIGTERM and SIGINT while the context is open."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    set_on_signals(loop, stop)
     try:
         yield
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+def set_on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """Have SIGTERM and SIGINT set the stop event, in place of the loop's present handlers."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
 
 
 @asynccontextmanager

@@ -155,9 +155,13 @@ class Consumer(Protocol):
 class Bucket(Protocol):
     """A key-value bucket. A key consists of DNS labels (`_=/` are allowed too), separated by dots.
 
-    A write that raised BusUnavailable may have happened: read before the next decision. Within one call, a broken
-    connection is retried without writing twice.
+    A write that raised BusUnavailable may have happened: read before the next decision, or repeat it under the same
+    `message_id`: it then happens once, and the call returns the first one's revision (see `Bus.publish`). Within one call,
+    a broken connection is retried without writing twice.
     """
+
+    @property
+    def name(self) -> str: ...
 
     async def get(self, key: str) -> Entry | None:
         """Return a present key. Any replica of the server may answer, so that the answer can be slightly out of date."""
@@ -175,15 +179,15 @@ class Bucket(Protocol):
         """Write unconditionally; return the revision."""
         ...
 
-    async def create(self, key: str, data: bytes) -> int:
+    async def create(self, key: str, data: bytes, *, message_id: str | None = None) -> int:
         """Write if the key is absent or deleted; return the revision. Raises RevisionConflict."""
         ...
 
-    async def update(self, key: str, data: bytes, revision: int) -> int:
+    async def update(self, key: str, data: bytes, revision: int, *, message_id: str | None = None) -> int:
         """Write if the key is at `revision`; return the new revision. Raises RevisionConflict."""
         ...
 
-    async def delete(self, key: str, revision: int | None = None) -> None:
+    async def delete(self, key: str, revision: int | None = None, *, message_id: str | None = None) -> None:
         """Remove the key; if `revision` is given, only at that revision. Raises RevisionConflict."""
         ...
 
@@ -267,7 +271,7 @@ class Bus(Protocol):
     async def claims(self, stream: str, name: str, *, ack_wait_s: float = 30.0) -> Consumer:
         """Return a durable consumer that another client creates, with this ack wait.
 
-        The server is not asked about the consumer. While the consumer does not exist, a fetch returns no messages.
+        Nothing is sent to the server. While the consumer does not exist, a fetch returns no messages.
         """
         ...
 

@@ -13,7 +13,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from marlaas_api.background import stop_on_signals
@@ -23,12 +23,11 @@ from marlaas_api.bus_users import BusKeys, CredentialIssuer, OperatorUser
 from marlaas_api.errors import InvalidInput, MarlaasError, Retryable, first_cause
 from marlaas_api.health import HealthEndpoints, serve_health
 from marlaas_operator.bus_keys import ensure_keys, renew_platform
-from marlaas_operator.cluster import Cluster, Forbidden, Invalid, Resource
+from marlaas_operator.cluster import Cluster, Forbidden, Invalid
 from marlaas_operator.cluster.api_server import ApiServer, connect
 from marlaas_operator.cluster.resources import MANAGED
-from marlaas_operator.handlers import WATCH_S, watch
+from marlaas_operator.handlers import WATCH_S, Watches
 from marlaas_operator.installation import Installation, load
-from marlaas_operator.object_cache import ObjectCache
 from marlaas_operator.service import ExternalSystems, Service
 
 log = logging.getLogger("marlaas_operator")
@@ -64,9 +63,10 @@ async def _serve(options: argparse.Namespace, installation: Installation) -> Non
         try:
             keys = await _keys(gateway, installation)
             creds = Path(folder) / "bus.creds"
-            service = _service(options, gateway, installation, (keys, creds))
-            gateway.observe = service.metrics.requested
             stop = asyncio.Event()
+            watches = Watches(gateway, stop, options.watch_seconds)
+            service = _service(watches, gateway, installation, (keys, creds))
+            gateway.observe = service.metrics.requested
             async with _health(options, service), _renewing(gateway, installation, keys, creds), stop_on_signals(stop):
                 await service.run(stop)
         finally:
@@ -74,7 +74,7 @@ async def _serve(options: argparse.Namespace, installation: Installation) -> Non
 
 
 def _service(
-    options: argparse.Namespace,
+    watches: Watches,
     gateway: ApiServer,
     installation: Installation,
     bus_user: tuple[BusKeys | None, Path],
@@ -86,11 +86,8 @@ def _service(
             installation.nats_url, name="operator", creds=creds if keys is not None else None, connect_timeout_s=5.0
         )
 
-    async def watching(cache: ObjectCache, begun: Callable[[Resource], None], report: Callable[[str], None]) -> None:
-        await watch(cache, begun, report, gateway, options.watch_seconds)
-
     instance = os.environ.get("POD_NAME") or socket.gethostname()
-    external = ExternalSystems(gateway, open_bus, watching, CredentialIssuer(keys, time.time), instance)
+    external = ExternalSystems(gateway, open_bus, watches.run, CredentialIssuer(keys, time.time), instance)
     return Service(external, installation)
 
 

@@ -1,33 +1,41 @@
 """kopf handlers: every event of the kinds below goes into the object cache. The only module that imports kopf.
 
-kopf watches and writes nothing: no finalizers, annotations, events or peering; docs/explanation/architecture.md ("The control plane") gives the reasons. It runs in a
-thread and an event loop of its own, since it cancels every other task of its loop when it ends, and `Watcher` restarts it with backoff. A
-watch ends after `watch_s` and resumes, so that a dead connection is noticed.
+kopf watches and writes nothing: no finalizers, annotations, events or peering; docs/explanation/architecture.md ("The control plane") gives the reasons. It runs in the operator's event loop; if it ends, `Watches`
+starts it again, with backoff. A watch ends after `watch_s` and resumes, so that a dead connection is noticed.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import kopf
 
+from marlaas_api.background import set_on_signals
 from marlaas_operator.cluster import Body, Resource, Unavailable, target_of
 from marlaas_operator.cluster.api_server import ApiServer, Login
 from marlaas_operator.cluster.resources import KINDS, MANAGED, OWNED, slim, version_of
 from marlaas_operator.object_cache import ObjectCache
-from marlaas_operator.watching import Report, Watcher
+
+log = logging.getLogger(__name__)
 
 WATCH_S = 45.0
 _NAME = "marlaas-operator"  # without an identity, kopf reads the name of our user, which has none in a pod
 _GRACE_S = 5.0
 _RESOURCES = {(one.group, one.version, one.plural): one for one in (*KINDS, *OWNED)}
+SETTLED_S = 10.0
+"""A run of kopf that lasted this long counts as working."""
+_AGAIN_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 
 WatchBegun = Callable[[Resource], None]
 """Called with a kind whose watch begins. kopf lists before it watches and does not report what was deleted before."""
 
 Sink = Callable[[Resource, str | None, Body], None]
-"""Called in kopf's thread with the kind, the event's type (None: listed) and the object."""
+"""Called with the kind, the event's type (None: listed) and the object."""
+
+Report = Callable[[str], None]
+"""Called with the error that ended the watches; with an empty text once they work again."""
 
 
 class _NoDiffBase(kopf.DiffBaseStorage):  # type: ignore[misc]
@@ -65,6 +73,7 @@ class _NoProgress(kopf.ProgressStorage):  # type: ignore[misc]
 @kopf.on.startup()  # type: ignore[untyped-decorator]
 async def configure(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
     """Make kopf watch and never write."""
+    settings.process.ultimate_exiting_timeout = None  # kopf would kill the process ten minutes after its own end
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.persistence.diffbase_storage = _NoDiffBase()
@@ -112,30 +121,76 @@ async def observed(event: Any, resource: Any, memo: kopf.Memo, **_: Any) -> None
     memo.sink(kind, event["type"], slim({**event["object"], "apiVersion": kind.api_version, "kind": kind.kind}))
 
 
-async def watch(
-    cache: ObjectCache, begun: WatchBegun, report: Report, gateway: ApiServer, watch_s: float = WATCH_S
-) -> None:
-    """Watch until cancelled. report: called with the error that ended a watch, with an empty text once the watch works again."""
-    loop = asyncio.get_running_loop()
-    into_cache = cache_sink(cache, begun)
+@dataclass(frozen=True, slots=True)
+class Watches:
+    """kopf in this event loop. stop: set by the signals of this process, whose handlers kopf would replace by its own."""
 
-    def sink(resource: Resource, kind: str | None, body: Body) -> None:
-        loop.call_soon_threadsafe(into_cache, resource, kind, body)
+    gateway: ApiServer
+    stop: asyncio.Event
+    watch_s: float = WATCH_S
 
-    def restarted(error: str) -> None:
-        report(error)
-        for resource in (*KINDS, *OWNED):
-            begun(resource)
+    async def run(self, cache: ObjectCache, begun: WatchBegun, report: Report) -> None:
+        """Watch until cancelled; begin again, with backoff, whenever kopf ends."""
+        _quieten()
+        loop, failures = asyncio.get_running_loop(), 0
+        while True:
+            settled, begun_at = loop.call_later(SETTLED_S, report, ""), loop.time()
+            error = await self._until_it_ends(cache_sink(cache, begun))
+            settled.cancel()
+            failures = 0 if loop.time() - begun_at >= SETTLED_S else failures + 1
+            wait_s = _AGAIN_S[min(failures, len(_AGAIN_S) - 1)]
+            log.warning("the watches ended (%s); restart in %.1f s", error, wait_s)
+            report(error)
+            for resource in (*KINDS, *OWNED):
+                begun(resource)
+            await asyncio.sleep(wait_s)
 
-    async def once(halt: asyncio.Event) -> None:
-        await watch_once(sink, gateway, halt, watch_s)
+    async def _until_it_ends(self, sink: Sink) -> str:
+        """Run kopf once, and return the error that ended it."""
+        try:
+            await self._once(sink)
+        # The watches are started again after any error. A CancelledError from inside kopf is no cancellation of this task.
+        except (Exception, asyncio.CancelledError) as error:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            return f"{type(error).__name__}: {error}"
+        return "without an error"
 
-    _quieten()
-    await Watcher(once, restarted).run()
+    async def _once(self, sink: Sink) -> None:
+        """Run kopf until it ends.
+
+        Raises:
+            Unavailable: the API server does not list a kind yet. kopf looks once at its start, and never watches a kind that was missing then.
+        """
+        if unserved := await self.gateway.unserved((*KINDS, *OWNED)):
+            names = ", ".join(resource.plural for resource in unserved)
+            raise Unavailable(f"the API server does not serve {names} yet")
+        halt = asyncio.Event()
+        tasks = await kopf.spawn_tasks(
+            memo=kopf.Memo(sink=sink, login=self.gateway.login, watch_s=self.watch_s),
+            clusterwide=True,
+            standalone=True,
+            stop_flag=halt,
+            identity=_NAME,
+        )
+        set_on_signals(asyncio.get_running_loop(), self.stop)
+        running = asyncio.ensure_future(kopf.run_tasks(tasks, ignored=_AllTasks()))
+        try:
+            await asyncio.shield(running)
+        finally:
+            halt.set()
+            await asyncio.wait({running})
+
+
+class _AllTasks(frozenset["asyncio.Task[Any]"]):
+    """Contains every task: after its own, kopf would cancel all tasks of the loop that are not ignored."""
+
+    def __contains__(self, _: object) -> bool:
+        return True
 
 
 def cache_sink(cache: ObjectCache, begun: WatchBegun) -> Sink:
-    """Return the sink that stores events in the cache; call it in the cache's event loop."""
+    """Return the sink that stores events in the cache."""
 
     def store(resource: Resource, kind: str | None, body: Body) -> None:
         if kind == "DELETED":
@@ -146,43 +201,6 @@ def cache_sink(cache: ObjectCache, begun: WatchBegun) -> Sink:
         cache.see(body)
 
     return store
-
-
-async def watch_once(sink: Sink, gateway: ApiServer, halt: asyncio.Event, watch_s: float) -> None:
-    """Run kopf until `halt` is set.
-
-    Raises:
-        Unavailable: the API server does not list a kind yet. kopf looks once at its start, and never watches a kind that was missing then.
-    """
-    discovery, stopping = asyncio.create_task(_unserved(gateway)), asyncio.create_task(halt.wait())
-    try:
-        await asyncio.wait({discovery, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if halt.is_set():
-            return
-        if unserved := discovery.result():
-            raise Unavailable(f"the API server does not serve {', '.join(unserved)} yet")
-    finally:
-        discovery.cancel()
-        stopping.cancel()
-    await kopf.operator(
-        memo=kopf.Memo(sink=sink, login=gateway.login, watch_s=watch_s),
-        clusterwide=True,
-        standalone=True,
-        stop_flag=halt,
-        identity=_NAME,
-    )
-
-
-async def _unserved(gateway: ApiServer) -> list[str]:
-    """Return the kinds that the API server does not serve.
-
-    Uses a connection of its own, because the gateway's belongs to another event loop.
-    """
-    own = ApiServer(gateway.configuration)
-    try:
-        return [resource.plural for resource in await own.unserved((*KINDS, *OWNED))]
-    finally:
-        await own.close()
 
 
 def _quieten() -> None:

@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable
 
 from marlaas_api import subjects
 from marlaas_api.bucket_cache import BucketCache
-from marlaas_api.bus import Bucket, Bus, BusUnavailable, Entry, RevisionConflict
+from marlaas_api.bus import Bucket, Bus, BusUnavailable, Entry
 from marlaas_api.errors import MarlaasError, Retryable, Unreadable
+from marlaas_api.fenced import FencedKey, Overtaken
 from marlaas_api.messages import JobDocument, Progress, TenantUsage
 from marlaas_api.wire import encode
 from marlaas_operator.bus_health import BusHealth
@@ -121,16 +122,16 @@ class JobDocuments:
             raise Unreadable(why)
         if self.document(key) != action.replaces:
             raise Stale(f"the document of {key} has changed meanwhile")
-        bucket, data, entry = await self._jobs_bucket(), encode(document), self._documents.entry(key)
+        data, entry = encode(document), self._documents.entry(key)
+        known = entry.revision if entry is not None and entry.data is not None else None
+        fenced = FencedKey(await self._jobs_bucket(), key, known)
         try:
-            if entry is None or entry.data is None:
-                revision = await bucket.create(key, data)
-            else:
-                revision = await bucket.update(key, data, entry.revision)
-        except RevisionConflict as error:
+            await fenced.write(data)
+        except Overtaken as error:
             await self._documents.read(key)
             raise Stale(f"another writer has changed the document of {key}") from error
-        self._documents.note(Entry(key, data, revision))
+        assert fenced.revision is not None
+        self._documents.note(Entry(key, data, fenced.revision))
 
     async def _connected(self) -> Bucket:
         """Connect, and return the bucket `replicas`; retry until every bucket is there."""

@@ -1,16 +1,12 @@
-"""What keeps the object cache current: a supervised watch, lists that confirm it, and the sweep of orphaned documents.
+"""What keeps the object cache current beside the watches: lists that confirm them, and the sweep of orphaned documents.
 
-The watch runs in its own thread and event loop, and is restarted whenever it ends. Kinds are listed at the start,
-every ten minutes, and when a watch begins: a new watch does not report earlier deletions, a later list shows them.
+Kinds are listed at the start, every ten minutes, and when a watch begins: a new watch does not report earlier
+deletions, a later list shows them.
 """
 
 import asyncio
-import contextlib
 import logging
-import threading
 import time
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from marlaas_api.errors import InvalidInput, MarlaasError, Retryable
 from marlaas_operator.bus_health import BusHealth
@@ -28,86 +24,6 @@ SWEEP_EVERY_S = 60.0
 FIRST_S = 5.0
 _SOON_S = 3.0
 _RETRY_S = 2.0
-SETTLED_S = 10.0
-_AGAIN_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
-
-Once = Callable[[asyncio.Event], Awaitable[None]]
-"""Watches until the event, which belongs to the watcher's loop, is set."""
-
-Report = Callable[[str], None]
-"""Called in the caller's loop with the error that ended the watch; with an empty text once the watch works again."""
-
-
-class Watcher:
-    """Runs `once` again and again until cancelled. settled_s: a watch that lasted this long counts as working."""
-
-    def __init__(self, once: Once, report: Report, settled_s: float = SETTLED_S) -> None:
-        self._once = once
-        self._report = report
-        self._settled_s = settled_s
-        self._stopped = threading.Event()
-        self._lock = threading.Lock()
-        self._inner: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
-
-    async def run(self) -> None:
-        """Watch until cancelled."""
-        loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(1, thread_name_prefix="watcher") as thread:
-            try:
-                await loop.run_in_executor(thread, self._restart_for_ever, loop)
-            finally:
-                self._stop()
-
-    def _stop(self) -> None:
-        self._stopped.set()
-        with self._lock:
-            if self._inner is not None:
-                loop, halt = self._inner
-                with contextlib.suppress(RuntimeError):  # the loop has just been closed
-                    loop.call_soon_threadsafe(halt.set)
-
-    def _restart_for_ever(self, caller: asyncio.AbstractEventLoop) -> None:
-        failures = 0
-        while not self._stopped.is_set():
-            settled, error = self._watch_once(caller)
-            failures = 0 if settled else failures + 1
-            wait_s = _AGAIN_S[min(failures, len(_AGAIN_S) - 1)]
-            if not self._stopped.is_set():
-                log.warning("the watches ended (%s); restart in %.1f s", error, wait_s)
-                caller.call_soon_threadsafe(self._report, error)
-                self._stopped.wait(wait_s)
-
-    def _watch_once(self, caller: asyncio.AbstractEventLoop) -> tuple[bool, str]:
-        """Run the watch once; return whether it lasted `settled_s`, and the error text."""
-        settled = threading.Event()
-
-        async def watch() -> None:
-            halt = asyncio.Event()
-            loop = asyncio.get_running_loop()
-            with self._lock:
-                self._inner = loop, halt
-            if self._stopped.is_set():
-                return
-
-            def settle() -> None:
-                settled.set()
-                caller.call_soon_threadsafe(self._report, "")
-
-            timer = loop.call_later(self._settled_s, settle)
-            try:
-                await self._once(halt)
-            finally:
-                timer.cancel()
-
-        try:
-            asyncio.run(watch())
-        # Thread boundary: the watch is restarted after any error. A CancelledError from inside would be mistaken for our own cancellation.
-        except (Exception, asyncio.CancelledError) as error:
-            return settled.is_set(), f"{type(error).__name__}: {error}"
-        finally:
-            with self._lock:
-                self._inner = None
-        return settled.is_set(), "without an error"
 
 
 class Resync:

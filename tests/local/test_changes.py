@@ -136,15 +136,15 @@ async def test_a_document_that_another_writer_changes_meanwhile_is_read_again(bu
     job, bucket = document(), await bus.bucket(subjects.JOBS)
     first = document(uid="cancelled", deleted=True) if change is announce else job
     await bucket.put(job.ref.key, encode(first))
-    get = MemoryBucket.get
+    get = MemoryBucket.get_from_leader
 
     async def get_before_a_change(self, key):
-        monkeypatch.setattr(MemoryBucket, "get", get)
+        monkeypatch.setattr(MemoryBucket, "get_from_leader", get)
         entry = await get(self, key)
         await (bucket.delete(key) if change is announce else bucket.put(key, entry.data))
         return entry
 
-    monkeypatch.setattr(MemoryBucket, "get", get_before_a_change)
+    monkeypatch.setattr(MemoryBucket, "get_from_leader", get_before_a_change)
     await change(bus, [job])
     there = decode_as(JobDocument, (await bucket.get(job.ref.key)).data)
     assert (there.uid, there.deleted) == (job.uid, change is withdraw)
@@ -155,7 +155,7 @@ async def test_a_change_is_written_as_soon_as_the_server_answers(bus, document, 
     added, cancelled, create, refused = document("added"), document("cancelled"), MemoryBucket.create, []
     await announce(bus, [cancelled])
 
-    async def refuse_twice(self, key, data):
+    async def refuse_twice(self, key, data, **named):
         if len(refused) < 2:
             refused.append(key)
             raise BusUnavailable("not now")
@@ -172,7 +172,7 @@ async def test_a_change_that_a_run_is_stopped_before_is_left_to_the_next_run(bus
     """The record of the run has the change. The next run in the folder announces and withdraws what the record names."""
     stopping = asyncio.Event()
 
-    async def refuse(self, key, data):
+    async def refuse(self, key, data, **named):
         stopping.set()
         raise BusUnavailable("not now")
 

@@ -98,7 +98,6 @@ class MemoryBus:
         return MemoryConsumer(self.check, self._server, stream, name)
 
     async def claims(self, stream: str, name: str, *, ack_wait_s: float = 30.0) -> Consumer:
-        await self.check()
         return MemoryConsumer(self.check, self._server, stream, name, inspected=False)
 
     async def position(self, stream: str, name: str) -> Position | None:

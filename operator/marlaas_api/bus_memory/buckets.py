@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from marlaas_api.bus import BusUnavailable, Entry, RevisionConflict, Stored, checked_key, checked_prefix
+from marlaas_api.bus import BusUnavailable, Entry, Stored, checked_key, checked_prefix
 from marlaas_api.bus_memory.server import Gate, SharedServer
 from marlaas_api.bus_memory.stream import Kept, MemoryStream, paged
 
@@ -17,6 +17,10 @@ class MemoryBucket:
         self._server = server
         self._name = name
 
+    @property
+    def name(self) -> str:
+        return self._name
+
     async def get(self, key: str) -> Entry | None:
         kept = (await self.stream()).last(self._subject(key))
         return None if kept is None or kept.removal else self.entry(kept)
@@ -28,21 +32,20 @@ class MemoryBucket:
     async def put(self, key: str, data: bytes) -> int:
         return await self._write(key, data)
 
-    async def create(self, key: str, data: bytes) -> int:
+    async def create(self, key: str, data: bytes, *, message_id: str | None = None) -> int:
         kept = (await self.stream()).last(self._subject(key))
-        return await self._write(key, data, kept.stored.sequence if kept is not None and kept.removal else 0)
+        revision = kept.stored.sequence if kept is not None and kept.removal else 0
+        return await self._write(key, data, revision, message_id)
 
-    async def update(self, key: str, data: bytes, revision: int) -> int:
-        return await self._write(key, data, revision)
+    async def update(self, key: str, data: bytes, revision: int, *, message_id: str | None = None) -> int:
+        return await self._write(key, data, revision, message_id)
 
-    async def delete(self, key: str, revision: int | None = None) -> None:
-        stream, subject = await self.stream(), self._subject(key)
-        last = stream.last(subject)
-        if revision is not None and (last.stored.sequence if last is not None else 0) != revision:
-            raise RevisionConflict(f"{key} is not at revision {revision}")
-        stream.append(Kept(Stored(subject, 0, b""), self._server.clock(), removal=True))
-        for sequence in stream.by_subject[subject][:-1]:
-            stream.remove(sequence)
+    async def delete(self, key: str, revision: int | None = None, *, message_id: str | None = None) -> None:
+        stream, stored = await self.stream(), Stored(self._subject(key), 0, b"")
+        last = stream.publish(stored, self._server.clock(), message_id=message_id, expect_last=revision, removal=True)
+        for sequence in stream.by_subject.get(stored.subject, [])[:-1]:
+            if sequence < last:
+                stream.remove(sequence)
         self._server.wake()
 
     async def entries(self, prefix: str = "") -> list[Entry]:
@@ -76,9 +79,10 @@ class MemoryBucket:
         """Return the pattern of all keys with a prefix. Raises BusRefused."""
         return f"$KV.{self._name}.{checked_prefix(prefix)}>"
 
-    async def _write(self, key: str, data: bytes, revision: int | None = None) -> int:
+    async def _write(self, key: str, data: bytes, revision: int | None = None, message_id: str | None = None) -> int:
         stored = Stored(self._subject(key), 0, bytes(data))
-        revision = (await self.stream()).publish(stored, self._server.clock(), expect_last=revision)
+        stream = await self.stream()
+        revision = stream.publish(stored, self._server.clock(), message_id=message_id, expect_last=revision)
         self._server.wake()
         return revision
 

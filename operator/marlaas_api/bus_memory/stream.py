@@ -101,9 +101,15 @@ class MemoryStream:
         return cls(stream, history=spec.history, markers=spec.ttl_s is not None)
 
     def publish(
-        self, stored: Stored, now: float, *, message_id: str | None = None, expect_last: int | None = None
+        self,
+        stored: Stored,
+        now: float,
+        *,
+        message_id: str | None = None,
+        expect_last: int | None = None,
+        removal: bool = False,
     ) -> int:
-        """Store a message, ignoring `stored.sequence`, and return its sequence.
+        """Store a message, ignoring `stored.sequence`, and return its sequence. The order of the checks is that of a server without replicas.
 
         Raises RevisionConflict, StreamFull, and BusRefused for a message that is too long.
         """
@@ -117,7 +123,7 @@ class MemoryStream:
         if message_id in self.ids and now - self.ids[message_id][1] < DUPLICATE_WINDOW_S:
             return self.ids[message_id][0]
         self._make_room(stored)
-        sequence = self.append(Kept(stored, now, message_id))
+        sequence = self.append(Kept(stored, now, message_id, removal))
         if message_id is not None:
             self.ids.pop(message_id, None)
             self.ids[message_id] = (sequence, now)

@@ -1,6 +1,7 @@
 """Key-value buckets over JetStream in the layout that all NATS clients use (ADR-8), and their watches.
 
-Every write has a message id of its own, so that it can be retried after a broken connection without happening twice.
+Every write has a message id, of its own unless the caller gives one, so that it can be retried after a broken connection
+without happening twice.
 """
 
 import os
@@ -27,6 +28,10 @@ class NatsBucket:
         self._link = link
         self._name = name
 
+    @property
+    def name(self) -> str:
+        return self._name
+
     async def get(self, key: str) -> Entry | None:
         entry = await self._read(key)
         return entry if entry is not None and entry.data is not None else None
@@ -38,21 +43,23 @@ class NatsBucket:
     async def put(self, key: str, data: bytes) -> int:
         return await self._write(key, data, {})
 
-    async def create(self, key: str, data: bytes) -> int:
+    async def create(self, key: str, data: bytes, *, message_id: str | None = None) -> int:
+        message_id = message_id or _new_id()
         try:
-            return await self.update(key, data, 0)
+            return await self.update(key, data, 0, message_id=message_id)
         except RevisionConflict:
             entry = await self._read(key)
             if entry is not None and entry.data is not None:
                 raise
-            return await self.update(key, data, entry.revision if entry is not None else 0)
+            return await self.update(key, data, entry.revision if entry is not None else 0, message_id=message_id)
 
-    async def update(self, key: str, data: bytes, revision: int) -> int:
-        return await self._write(key, data, {"Nats-Expected-Last-Subject-Sequence": str(revision)})
+    async def update(self, key: str, data: bytes, revision: int, *, message_id: str | None = None) -> int:
+        return await self._write(key, data, {"Nats-Expected-Last-Subject-Sequence": str(revision)}, message_id)
 
-    async def delete(self, key: str, revision: int | None = None) -> None:
+    async def delete(self, key: str, revision: int | None = None, *, message_id: str | None = None) -> None:
         at = {} if revision is None else {"Nats-Expected-Last-Subject-Sequence": str(revision)}
-        await self._write(key, b"", {"KV-Operation": "PURGE", "Nats-Rollup": "sub", "Nats-TTL": _MARKER_TTL, **at})
+        removal = {"KV-Operation": "PURGE", "Nats-Rollup": "sub", "Nats-TTL": _MARKER_TTL}
+        await self._write(key, b"", {**removal, **at}, message_id)
 
     async def entries(self, prefix: str = "") -> list[Entry]:
         newest: dict[str, Entry] = {}
@@ -81,8 +88,9 @@ class NatsBucket:
         message = await self._jetstream.last(bucket_stream(self._name), self._subject(key))
         return None if message is None else self._entry(self._subject(key), sequence(message), message)
 
-    async def _write(self, key: str, data: bytes, headers: dict[str, str]) -> int:
-        return await self._jetstream.publish(self._subject(key), data, {"Nats-Msg-Id": os.urandom(12).hex(), **headers})
+    async def _write(self, key: str, data: bytes, headers: dict[str, str], message_id: str | None = None) -> int:
+        named = {"Nats-Msg-Id": message_id or _new_id(), **headers}
+        return await self._jetstream.publish(self._subject(key), data, named)
 
     async def _page(self, prefix: str, start: int) -> list[Entry]:
         """Return the next entries from a revision on, deletions included, oldest change first; none: all are read.
@@ -104,3 +112,7 @@ class NatsBucket:
 
     def _filter(self, prefix: str) -> str:
         return bucket_subject(self._name, f"{checked_prefix(prefix)}>")
+
+
+def _new_id() -> str:
+    return os.urandom(12).hex()

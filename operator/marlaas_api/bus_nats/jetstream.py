@@ -101,8 +101,9 @@ class JetStream:
     async def _resolve(self, reply: dict[str, Any], subject: str, message_id: str | None) -> int:
         """Raise the error of a refused publish, or return the sequence of our own earlier attempt.
 
-        The server checks the expected sequence before it looks for duplicates. A conflict may therefore be with an
-        earlier attempt that has the same message id.
+        For a stream without replicas, the server checks the expected sequence before it looks for duplicates; for a
+        replicated one, it knows the ids of the last two minutes only. A conflict may therefore be with an earlier attempt
+        that has the same message id.
         """
         error = verdict(reply["error"], f'publish to "{subject}"')
         if isinstance(error, RevisionConflict) and message_id is not None:

@@ -7,6 +7,8 @@ from marlaas_api.bus import BusRefused, BusUnavailable, RevisionConflict, Stream
 # Error codes of the JetStream API (nats-server, server/errors.json).
 _WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
 _NO_STORAGE = frozenset({10023, 10028, 10047, 10072})
+# A message with the same id is being stored; its sequence is not known yet. Only a replicated stream answers so, with 409.
+_IN_PROCESS = 10158
 # 10077 also reports other failures of the store; the error text identifies the limits (nats-server, server/store.go).
 _STORE_FAILED = 10077
 _LIMITS = ("maximum bytes exceeded", "maximum messages exceeded", "maximum messages per subject exceeded")
@@ -47,6 +49,8 @@ def verdict(error: Mapping[str, object], action: str) -> BusUnavailable | BusRef
         return NoMessage(text)
     if kind in _NOT_FOUND:
         return Missing(text)
+    if kind == _IN_PROCESS:
+        return BusUnavailable(text)
     if kind not in _BAD_CONFIG and isinstance(code, int) and (code >= 500 or code == 429):
         return BusUnavailable(text)
     return BusRefused(text)

@@ -11,7 +11,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import marlaas_operator.__main__ as entry
-from marlaas_operator import reconcile, watching, work_queue
+from marlaas_operator import handlers, reconcile, watching, work_queue
 from marlaas_operator.policies import job_phase
 
 _FORKSERVER = multiprocessing.get_context("forkserver")
@@ -22,7 +22,7 @@ _VARIANTS: dict[str, list[tuple[object, str, object]]] = {
     "hasty": [
         (watching, "SWEEP_EVERY_S", 2.0),
         (watching, "FIRST_S", 2.0),
-        (watching, "_AGAIN_S", (0.1, 0.2, 0.5, 1.0)),
+        (handlers, "_AGAIN_S", (0.1, 0.2, 0.5, 1.0)),
         (work_queue, "REFUSED_AGAIN_S", 3.0),
         (reconcile, "REFUSED_AGAIN_S", 3.0),
         (work_queue, "LASTING_S", 2.0),

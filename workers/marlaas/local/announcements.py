@@ -6,8 +6,9 @@ from contextlib import suppress
 from typing import TypeVar
 
 from marlaas_api import subjects
-from marlaas_api.bus import Bucket, Bus, Entry, RevisionConflict
+from marlaas_api.bus import Bucket, Bus
 from marlaas_api.errors import InvalidInput, Retryable
+from marlaas_api.fenced import FencedKey, Overtaken
 from marlaas_api.messages import JobDocument
 from marlaas_api.wire import decode_as, encode
 
@@ -44,7 +45,7 @@ async def announce(bus: Bus, documents: Iterable[JobDocument]) -> None:
     """
     bucket, documents = await bus.bucket(subjects.JOBS), list(documents)
     for document in documents:
-        await _read(bucket, document)
+        await _read(FencedKey(bucket, document.ref.key), document)
     for document in documents:
         await _until_written(_announce, bucket, document)
 
@@ -64,37 +65,36 @@ async def _until_written(
 ) -> _T:
     """Read and write again if another writer was first: the orchestrator deletes the documents of cancelled jobs."""
     while True:
-        with suppress(RevisionConflict):
+        with suppress(Overtaken):
             return await write(bucket, document)
 
 
 async def _withdraw(bucket: Bucket, document: JobDocument) -> bool:
     """Mark a document as deleted; return whether the bucket still has it."""
-    entry = await bucket.get(document.ref.key)
-    there = decode_as(JobDocument, entry.data) if entry is not None and entry.data else None
-    if entry is None or there is None or there.uid != document.uid:
+    key = FencedKey(bucket, document.ref.key)
+    data = await key.read()
+    there = decode_as(JobDocument, data) if data else None
+    if there is None or there.uid != document.uid:
         return False
     if not there.deleted:
         marked = there.model_copy(update={"deleted": True, "generation": there.generation + 1})
-        await bucket.update(document.ref.key, encode(marked), entry.revision)
+        await key.write(encode(marked))
     return True
 
 
 async def _announce(bucket: Bucket, document: JobDocument) -> None:
-    entry, there = await _read(bucket, document)
-    if entry is None or there is None:
-        await bucket.create(document.ref.key, encode(document))
-    elif there != document:
-        await bucket.update(document.ref.key, encode(document), entry.revision)
+    key = FencedKey(bucket, document.ref.key)
+    if await _read(key, document) != document:
+        await key.write(encode(document))
 
 
-async def _read(bucket: Bucket, document: JobDocument) -> tuple[Entry | None, JobDocument | None]:
-    """Return the entry of a document's key and the document in it. Raises InvalidInput if it is another run's."""
-    entry = await bucket.get(document.ref.key)
-    there = decode_as(JobDocument, entry.data) if entry is not None and entry.data else None
+async def _read(key: FencedKey, document: JobDocument) -> JobDocument | None:
+    """Return the document in a document's key. Raises InvalidInput if it is another run's."""
+    data = await key.read()
+    there = decode_as(JobDocument, data) if data else None
     if there is not None and there.uid != document.uid and not there.deleted:
         raise InvalidInput(
             f"the NATS server already has a job {document.ref} of another run: "
             "rename this job or its namespace, or continue that run with its --out"
         )
-    return entry, there
+    return there

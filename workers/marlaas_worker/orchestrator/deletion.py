@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from marlaas_api import subjects
 from marlaas_api.blobs import BlobCorrupt, BlobMissing, BlobRef
-from marlaas_api.bus import RevisionConflict
 from marlaas_api.errors import MarlaasError, Retryable
 from marlaas_api.failpoints import failpoint
+from marlaas_api.fenced import FencedKey, Overtaken
 from marlaas_api.messages import JobDocument, Manifest, PolicyRecord, Progress, ReplicaReport
 from marlaas_api.names import AdapterRef, JobRef, job_prefix
 from marlaas_api.wire import decode_as
@@ -201,16 +201,16 @@ class Deletion:
 
     async def _forget_document(self) -> None:
         """Remove the document, unless a later job has replaced it."""
-        bucket = await self._bus.bucket(subjects.JOBS)
-        entry = await bucket.get(self._ref.key)
-        if entry is None or entry.data is None:
+        key = FencedKey(await self._bus.bucket(subjects.JOBS), self._ref.key)
+        data = await key.read()
+        if data is None:
             return
-        document = decode_as(JobDocument, entry.data, f"the JobDocument of key {entry.key}")
+        document = decode_as(JobDocument, data, f"the JobDocument of key {self._ref.key}")
         if document.uid != self._ref.uid or not document.deleted:
             return
         try:
-            await bucket.delete(self._ref.key, entry.revision)
-        except RevisionConflict:
+            await key.delete()
+        except Overtaken:
             log.info("kept the document of job %s: another job has replaced it", self._ref)
 
 

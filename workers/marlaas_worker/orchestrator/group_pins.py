@@ -3,7 +3,8 @@
 from collections.abc import Container
 
 from marlaas_api import subjects
-from marlaas_api.bus import Bucket, Bus, RevisionConflict
+from marlaas_api.bus import Bucket, Bus
+from marlaas_api.fenced import FencedKey, Overtaken
 from marlaas_api.messages import Pin
 from marlaas_api.names import JobRef
 from marlaas_api.wire import decode_as, encode
@@ -19,11 +20,11 @@ class GroupPins:
 
     async def create(self, agent: str, group: str, version: int) -> None:
         """Pin a group before a turn of it can be requested; an existing pin stays."""
-        bucket = await self._opened()
+        key = FencedKey(await self._opened(), self._key(agent, group))
         try:
-            await bucket.create(self._key(agent, group), encode(Pin(version=version)))
+            await key.write(encode(Pin(version=version)))
             self._known[agent, group] = version
-        except RevisionConflict:
+        except Overtaken:
             await self.version(agent, group)
 
     async def version(self, agent: str, group: str) -> int | None:

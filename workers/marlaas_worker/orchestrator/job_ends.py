@@ -6,11 +6,11 @@ from collections import deque
 from marlaas_api import subjects
 from marlaas_api.errors import MarlaasError
 from marlaas_api.failpoints import failpoint
+from marlaas_api.fenced import Overtaken
 from marlaas_api.messages import JobDocument, JobVerdict, Progress
 from marlaas_api.reasons import Reason
 from marlaas_worker.orchestrator import reports
 from marlaas_worker.orchestrator.episodes import EpisodesTooLarge
-from marlaas_worker.orchestrator.lease import LostLease
 from marlaas_worker.orchestrator.owned_job import OwnedJob
 from marlaas_worker.orchestrator.progress_store import ProgressStore
 from marlaas_worker.orchestrator.records import Records
@@ -58,7 +58,7 @@ class JobEnds:
         self._unfinished[document.uid] = (document, None)
 
     async def settle(self) -> None:
-        """Write the last progress of the noted jobs. Raises LostLease, and errors of the bus."""
+        """Write the last progress of the noted jobs. Raises Overtaken, and errors of the bus."""
         while self._unsettled:
             await self._settle(*self._unsettled[0])
             self._unsettled.popleft()
@@ -78,12 +78,12 @@ class JobEnds:
         await self._end_with(document, reports.failed(document, before, why, self._context.now()))
 
     async def _settle(self, owned: OwnedJob, error: BaseException | None) -> None:
-        """Handle the end of a job's task. An error ends or restarts only this job, except LostLease, which is raised.
+        """Handle the end of a job's task. An error ends or restarts only this job, except Overtaken, which is raised.
 
         Write the last recorded steps of a job that was stopped early.
         """
         progress = owned.progress()
-        if isinstance(error, Exception) and not isinstance(error, LostLease):
+        if isinstance(error, Exception) and not isinstance(error, Overtaken):
             await self._crashed(owned, error)
         elif error is not None:
             raise error

@@ -8,11 +8,11 @@ from marlaas_api import subjects
 from marlaas_api.bus import Bus
 from marlaas_api.errors import Unreadable
 from marlaas_api.failpoints import failpoint
+from marlaas_api.fenced import FencedKeys
 from marlaas_api.messages import JobDocument, Progress
 from marlaas_api.names import JobRef
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.orchestrator.admission import Admission
-from marlaas_worker.orchestrator.fenced_bucket import FencedBucket
 from marlaas_worker.orchestrator.reports import dated
 from marlaas_worker.orchestrator.tenant_accounts import TenantAccounts
 
@@ -38,10 +38,10 @@ log = logging.getLogger(__name__)
 
 
 class ProgressStore:
-    """The progress of all jobs, and the accounts of tenants, which outlive it. Methods that write raise LostLease and errors of the bus; a failed write does not change the cache."""
+    """The progress of all jobs, and the accounts of tenants, which outlive it. Methods that write raise Overtaken and errors of the bus; a failed write does not change the cache."""
 
     def __init__(self, bus: Bus) -> None:
-        self._bucket = FencedBucket(bus, subjects.PROGRESS)
+        self._keys = FencedKeys(bus, subjects.PROGRESS)
         self._known: dict[str, Progress] = {}
         self._unreadable: set[str] = set()
         self._gained: dict[str, tuple[float, float]] = {}
@@ -51,7 +51,7 @@ class ProgressStore:
     async def load(self) -> None:
         """Read the progress that an earlier orchestrator wrote. See `is_unreadable`."""
         self._known, self._unreadable = {}, set()
-        for entry in await self._bucket.entries():
+        for entry in await self._keys.entries():
             try:
                 self._known[entry.key] = decode_as(Progress, entry.data or b"", f"the Progress of key {entry.key}")
             except Unreadable as error:
@@ -87,7 +87,7 @@ class ProgressStore:
         if before is not None and before.model_copy(update={"at": progress.at}) == progress:
             return
         async with self._writes:
-            await self._bucket.put(progress.ref.key, encode(progress))
+            await self._keys.write(progress.ref.key, encode(progress))
         self._known[progress.ref.key] = progress
         self._gain(before, progress)
 
@@ -126,7 +126,7 @@ class ProgressStore:
         if progress is not None:
             await self.accounts.close(progress, {one.uid for one in self._known.values()})
             failpoint("orchestrator.delete.after_usage")
-            await self._bucket.delete(ref.key)
+            await self._keys.delete(ref.key)
             del self._known[ref.key]
 
 

@@ -3,14 +3,16 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from marlaas_api import subjects
 from marlaas_api.blobs import BlobRef
 from marlaas_api.bucket_cache import BucketCache
-from marlaas_api.bus import Bucket, Bus, RevisionConflict, Stored
+from marlaas_api.bus import Bucket, Bus, Stored
 from marlaas_api.failpoints import failpoint
+from marlaas_api.fenced import FencedKey, FencedSubject, Overtaken
 from marlaas_api.messages import (
     BusMessage,
     Episode,
@@ -30,7 +32,6 @@ from marlaas_api.wire import decode, decode_as, encode, unpack
 from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.orchestrator.episodes import read_episode
 from marlaas_worker.orchestrator.group_pins import GroupPins
-from marlaas_worker.orchestrator.lease import LostLease
 from marlaas_worker.orchestrator.metering import Metering
 from marlaas_worker.orchestrator.recorded_totals import History
 from marlaas_worker.orchestrator.room import Room
@@ -58,7 +59,7 @@ class SharedState:
 
 @dataclass(slots=True)
 class Records:
-    """One job's records. Keeps the sequences and revisions that the next compare-and-set needs, by agent where agents have them.
+    """One job's records. Keeps its ledger and its agents' GROUPS logs fenced, as of their last read.
 
     num_preemptions: of the job, before its last admission.
     """
@@ -66,9 +67,9 @@ class Records:
     context: RoleContext
     document: JobDocument
     num_preemptions: int = 0
-    _group_sequences: dict[str, int] = field(default_factory=dict)
+    _logs: dict[str, FencedSubject] = field(default_factory=dict)
     _logged: dict[str, deque[tuple[int, int]]] = field(default_factory=dict)
-    _ledger_revision: int | None = None
+    _ledger: FencedKey | None = None
     _policy_revisions: dict[str, int] = field(default_factory=dict)
     _buckets: dict[str, Bucket] = field(default_factory=dict)
     metering: Metering = field(init=False)
@@ -109,14 +110,15 @@ class Records:
             steps=tuple(sorted((r for r in steps if isinstance(r, StepRecord)), key=lambda record: record.step)),
             evaluations=tuple(record for record in evals if isinstance(record, EvalRecord)),
             groups=tuple([message for agent in self.agents for message in await self._groups(agent)]),
-            ledger=await self._ledger(),
+            ledger=await self._read_ledger(),
             policies={agent: await self.policy(agent) for agent in self.agents},
         )
 
     async def _groups(self, agent: str) -> list[GroupLogEntry]:
         """Read an agent's GROUPS log."""
-        stored = await self.bus.replay(subjects.GROUPS, subjects.group(self.ref.namespace, self.ref.name, agent))
-        self._group_sequences[agent] = stored[-1].sequence if stored else 0
+        subject = subjects.group(self.ref.namespace, self.ref.name, agent)
+        stored = await self.bus.replay(subjects.GROUPS, subject)
+        self._logs[agent] = FencedSubject(self.bus, subject, stored[-1].sequence if stored else 0)
         read = [(decode(one.data, _where(one)), one.sequence) for one in stored]
         own = [(message, sequence) for message, sequence in read if _is_of(message, self.ref)]
         self._logged[agent] = deque((message.step, sequence) for message, sequence in own)
@@ -170,28 +172,14 @@ class Records:
         raise AssertionError(f"{self.ref}: step {step} is committed, and no manifest of the agent names it")
 
     async def write_ledger(self, ledger: IssueLedger) -> None:
-        """Write the ledger, before the tasks that it names are published. Raises LostLease."""
-        bucket = await self._bucket(subjects.LEDGER)
-        key = subjects.job_key(self.ref.namespace, self.ref.name)
-        try:
-            if self._ledger_revision is None:
-                self._ledger_revision = await bucket.create(key, encode(ledger))
-            else:
-                self._ledger_revision = await bucket.update(key, encode(ledger), self._ledger_revision)
-        except RevisionConflict as error:
-            raise LostLease(f"{self.ref}: another orchestrator wrote the ledger") from error
+        """Write the ledger, before the tasks that it names are published. Raises Overtaken."""
+        assert self._ledger is not None, "the history is read first"
+        await self._ledger.write(encode(ledger))
         failpoint("orchestrator.issue.after_ledger")
 
     async def log_group(self, message: GroupLogEntry) -> None:
-        """Append to the agent's GROUPS subject. Raises LostLease if another orchestrator has appended since our last read."""
-        subject = subjects.group(self.ref.namespace, self.ref.name, message.agent)
-        try:
-            sequence = await self.bus.publish(
-                subject, encode(message), expect_last=self._group_sequences.get(message.agent, 0)
-            )
-        except RevisionConflict as error:
-            raise LostLease(f"{self.ref}: another orchestrator has written to the GROUPS log") from error
-        self._group_sequences[message.agent] = sequence
+        """Append to the agent's GROUPS subject. Raises Overtaken if another orchestrator has appended since our last read."""
+        sequence = await self._logs[message.agent].append(encode(message))
         self._logged.setdefault(message.agent, deque()).append((message.step, sequence))
         failpoint("orchestrator.assign.after_log")
 
@@ -204,7 +192,7 @@ class Records:
         for agent, logged in self._logged.items():
             while logged and logged[0][0] <= step:
                 logged.popleft()
-            first = logged[0][1] if logged else self._group_sequences[agent]
+            first = logged[0][1] if logged else self._logs[agent].last
             subject = subjects.group(self.ref.namespace, self.ref.name, agent)
             await self.bus.purge(subjects.GROUPS, subject, up_to=first)
         failpoint("orchestrator.forget.after_groups")
@@ -289,18 +277,15 @@ class Records:
         return [decode(one.data, _where(one)) for one in stored if f".{self.ref.uid}-" in one.subject]
 
     async def _once(self, subject: str, record: StepRecord | EvalRecord) -> None:
-        try:
-            await self.bus.publish(subject, encode(record), expect_last=0)
-        except RevisionConflict:
-            return
+        with suppress(Overtaken):
+            await FencedSubject(self.bus, subject).append(encode(record))
 
-    async def _ledger(self) -> IssueLedger | None:
-        bucket = await self._bucket(subjects.LEDGER)
-        entry = await bucket.get(subjects.job_key(self.ref.namespace, self.ref.name))
-        self._ledger_revision = entry.revision if entry is not None and entry.data is not None else None
-        if entry is None or entry.data is None:
+    async def _read_ledger(self) -> IssueLedger | None:
+        self._ledger = FencedKey(await self._bucket(subjects.LEDGER), self.ref.key)
+        data = await self._ledger.read()
+        if data is None:
             return None
-        ledger = decode_as(IssueLedger, entry.data, f"the IssueLedger of key {entry.key}")
+        ledger = decode_as(IssueLedger, data, f"the IssueLedger of key {self.ref.key}")
         return ledger if ledger.uid == self.ref.uid else None
 
 

@@ -7,19 +7,16 @@ repeated, and an old mark stays valid, since sequences only grow.
 """
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, Position
-from marlaas_api.errors import Retryable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import ReplicaReport
 from marlaas_api.names import JobRef
-
-log = logging.getLogger(__name__)
+from marlaas_api.retries import patiently
 
 PERIOD_S = 1.0
 PATIENCE_S = 600.0
@@ -171,10 +168,7 @@ class Leftovers:
     async def follow(self) -> None:
         """Purge the turns of ended jobs, until cancelled."""
         while True:
-            try:
-                await self.look()
-            except Retryable as error:
-                log.info("purging the turns of ended jobs failed, retry in %g s: %s", PERIOD_S, error)
+            await patiently(self.look, "purging the turns of ended jobs", PERIOD_S)
             await asyncio.sleep(PERIOD_S)
 
     async def look(self) -> None:

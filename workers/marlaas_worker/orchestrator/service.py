@@ -9,14 +9,16 @@ from marlaas_api import subjects
 from marlaas_api.bucket_cache import BucketCache
 from marlaas_api.bus import BusUnavailable
 from marlaas_api.failpoints import failpoint
+from marlaas_api.fenced import Overtaken
 from marlaas_api.messages import JobDocument, Phase, PolicyRecord, Progress, ReplicaReport, concerns_loop
 from marlaas_api.reasons import Reason
+from marlaas_api.retries import patiently
 from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator.admission import AdmissionQueue
 from marlaas_worker.orchestrator.admission_inputs import AdmissionInputs
 from marlaas_worker.orchestrator.deletion import Deletions, Doomed
 from marlaas_worker.orchestrator.job_ends import JobEnds
-from marlaas_worker.orchestrator.lease import RENEW_S, LeaderLease, LostLease
+from marlaas_worker.orchestrator.lease import RENEW_S, LeaderLease
 from marlaas_worker.orchestrator.metrics import samples
 from marlaas_worker.orchestrator.owned_job import OwnedJob
 from marlaas_worker.orchestrator.progress_store import ProgressStore, PublishedAdmissions
@@ -43,7 +45,7 @@ async def serve(context: RoleContext) -> None:
             log.info("took the lease")
             try:
                 await _Service(context, lease).run()
-            except* LostLease as errors:
+            except* Overtaken as errors:
                 log.warning("%s; reading everything again if this replica still leads", errors.exceptions[0])
         context.metrics.samples = lambda: samples((), leads=False)
         await wait_for(context.stop, RENEW_S)
@@ -108,18 +110,16 @@ class _Service:
 
     async def _begin(self) -> None:
         """Read all state once before the first reconcile, so that no decision depends on partial state."""
-        while True:
-            try:
-                await self._progress_store.load()
-                await self._tenants.load()
-                await self._jobs.refresh()
-                await self._replicas.refresh()
-                turns = await self._room.refresh(self._context.bus)
-                await self._ends.begin(turns.last_sequence)
-                return
-            except BusUnavailable as error:
-                log.warning("reading the first state failed, NATS does not answer; nothing is decided yet: %s", error)
-                await asyncio.sleep(PAUSE_S)
+
+        async def read() -> None:
+            await self._progress_store.load()
+            await self._tenants.load()
+            await self._jobs.refresh()
+            await self._replicas.refresh()
+            turns = await self._room.refresh(self._context.bus)
+            await self._ends.begin(turns.last_sequence)
+
+        await patiently(read, "reading the first state, nothing is decided yet", PAUSE_S)
 
     async def _reconcile(self) -> None:
         documents = {document.uid: document for _, document, _ in self._jobs.items()}

@@ -8,11 +8,11 @@ from collections.abc import Container, Iterable, Mapping
 from marlaas_api import subjects
 from marlaas_api.bus import Bus
 from marlaas_api.errors import Unreadable
+from marlaas_api.fenced import FencedKeys
 from marlaas_api.messages import Progress, TenantUsage, UsageAmounts
 from marlaas_api.messages.usage import total
 from marlaas_api.names import DEFAULT_TENANT
 from marlaas_api.wire import decode_as, encode
-from marlaas_worker.orchestrator.fenced_bucket import FencedBucket
 
 WRITE_S = 10.0
 """Time between two writes of the totals. A kill loses none of them: they are summed from the progress of all jobs."""
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class TenantAccounts:
-    """The usage of all tenants. Methods that read or write raise LostLease and errors of the bus; a failed write changes nothing here."""
+    """The usage of all tenants. Methods that read or write raise Overtaken and errors of the bus; a failed write changes nothing here."""
 
     def __init__(self, bus: Bus) -> None:
-        self._bucket = FencedBucket(bus, subjects.TENANTS)
+        self._keys = FencedKeys(bus, subjects.TENANTS)
         self._known: dict[str, TenantUsage] = {}
         self._unreadable: dict[str, Unreadable] = {}
         self._written_at = 0.0
@@ -33,7 +33,7 @@ class TenantAccounts:
     async def load(self) -> None:
         """Read what an earlier orchestrator wrote. A record that cannot be parsed is never overwritten."""
         self._known, self._unreadable = {}, {}
-        for entry in await self._bucket.entries(subjects.TENANT_USAGE):
+        for entry in await self._keys.entries(subjects.TENANT_USAGE):
             try:
                 account = decode_as(TenantUsage, entry.data or b"", f"the TenantUsage of key {entry.key}")
             except Unreadable as error:
@@ -83,7 +83,7 @@ class TenantAccounts:
         return self._known.get(tenant) or TenantUsage(tenant=tenant)
 
     async def _write(self, account: TenantUsage) -> None:
-        await self._bucket.put(subjects.tenant_usage_key(account.tenant), encode(account))
+        await self._keys.write(subjects.tenant_usage_key(account.tenant), encode(account))
         self._known[account.tenant] = account
 
 

@@ -10,9 +10,10 @@ from weakref import WeakValueDictionary
 
 from marlaas_api import subjects, wire
 from marlaas_api.bucket_cache import BucketCache
-from marlaas_api.bus import Bucket, Bus, RevisionConflict
+from marlaas_api.bus import Bucket, Bus
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.failpoints import failpoint
+from marlaas_api.fenced import FencedKey, Overtaken
 from marlaas_api.messages import GenerateRequest, JobAgent, JobDocument, Pin, PolicyRecord, Progress, agents_on
 from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.names import (
@@ -276,8 +277,8 @@ class Pins:
             )
         wanted = Pin(version=await newest())
         try:
-            await bucket.create(key, wire.encode(wanted))
-        except RevisionConflict:
+            await FencedKey(bucket, key).write(wire.encode(wanted))
+        except Overtaken:
             if (pin := await _read(bucket, key)) is not None:
                 return pin.version
             raise PinMissing(f"the pin of group {request.group} was deleted while it was read") from None

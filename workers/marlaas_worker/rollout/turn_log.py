@@ -4,20 +4,22 @@ The first record of a turn counts, whichever replica wrote it. A conversation th
 turns stream through its parent turns.
 """
 
-import asyncio
 import logging
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
+from typing import TypeVar
 
 from marlaas_api import subjects, wire
-from marlaas_api.blobs import Blobs, BlobUnavailable
-from marlaas_api.bus import Bus, BusUnavailable, RevisionConflict, Stored, StreamFull
+from marlaas_api.blobs import Blobs
+from marlaas_api.bus import Bus, Stored, StreamFull
 from marlaas_api.errors import Permanent
 from marlaas_api.failpoints import failpoint
+from marlaas_api.fenced import FencedSubject, Overtaken
 from marlaas_api.messages import GenerateRequest, Turn
 from marlaas_api.names import request_id
+from marlaas_api.retries import patiently
 from marlaas_worker.rollout.conversation import Conversation, Tokenizer, beginning, restore
 from marlaas_worker.rollout.policies import RequestRefused
 
@@ -28,9 +30,9 @@ _MESSAGE_BYTES = 256
 BYTES_KEPT = 64 << 20
 _BYTES_PER_ID = 4
 _MESSAGE_OBJECT_BYTES = 512
-_log = logging.getLogger(__name__)
 
 Key = tuple[str, str, str, str, int]
+T = TypeVar("T")
 
 
 class TurnLost(Permanent):
@@ -78,44 +80,35 @@ class TurnLog:
         """Store a turn unless it is already stored; return the stored one.
 
         Retries with backoff, until cancelled, while the bus or the blob store is unavailable, the store refuses the
-        credentials, or the stream is full. Publishes without a message id: with one, the server would accept a second writer's turn as a
-        duplicate, and that writer would take its own turn for the stored one.
+        credentials, or the stream is full.
         """
-        name, wait_s = request_id(turn.episode, turn.turn), _FIRST_WAIT_S
+        name = request_id(turn.episode, turn.turn)
+        limit = self._bus.max_payload_bytes - _HEADROOM_BYTES
+        data = await self._persist(lambda: wire.pack(turn, self._blobs, limit), name)
+        # The message id of the one write is this replica's own: another replica's turn is not taken for it.
+        subject = FencedSubject(self._bus, subjects.turn(turn.namespace, turn.job, turn.episode, turn.turn))
+
+        async def publish() -> None:
+            failpoint("rollout.record.before_publish")
+            try:
+                await subject.append(data)
+            except StreamFull:
+                self._waiting.add(name)
+                raise
+
         try:
-            while True:
-                try:
-                    return await self._record(turn)
-                except StreamFull as error:
-                    self._wait_for_room(name, error)
-                except (BusUnavailable, BlobUnavailable) as error:
-                    _log.warning("turn %d of episode %s is not recorded yet: %s", turn.turn, turn.episode, error)
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            await self._persist(publish, name)
+        except Overtaken:
+            return await self._persist(lambda: self._first(turn), name)
         finally:
             self._waiting.discard(name)
-
-    def _wait_for_room(self, name: str, error: StreamFull) -> None:
-        """Note a turn that waits, and log only the first: with a full stream every turn waits and retries each second."""
-        if not self._waiting:
-            _log.warning("the stream %s is full, turns wait; the first is %s: %s", subjects.TURNS, name, error)
-        self._waiting.add(name)
-
-    async def _record(self, turn: Turn) -> Turn:
-        limit = self._bus.max_payload_bytes - _HEADROOM_BYTES
-        data = await wire.pack(turn, self._blobs, limit)
-        failpoint("rollout.record.before_publish")
-        try:
-            await self._bus.publish(
-                subjects.turn(turn.namespace, turn.job, turn.episode, turn.turn), data, expect_last=0
-            )
-        except RevisionConflict:
-            if (stored := await self._first(turn)) != turn:
-                return stored
-            # An earlier attempt has stored it, and the bus's answer was lost.
         self.job_bytes[turn.uid] += len(data) + _MESSAGE_BYTES
         failpoint("rollout.record.after_publish")
         return turn
+
+    async def _persist(self, call: Callable[[], Awaitable[T]], name: str) -> T:
+        level = logging.DEBUG if self._waiting else logging.WARNING  # with a full stream, every turn waits
+        return await patiently(call, f"turn {name}", _FIRST_WAIT_S, longest_s=_LONGEST_WAIT_S, level=level)
 
     async def _first(self, turn: Turn) -> Turn:
         stored = await self.find(turn.namespace, turn.job, turn.episode, turn.turn)

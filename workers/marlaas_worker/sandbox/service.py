@@ -22,6 +22,7 @@ from marlaas_api.errors import InvalidInput, Unreadable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import Episode, FaultClass, JobDocument, TaskMessage
 from marlaas_api.numeric import quantity
+from marlaas_api.retries import patiently
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.metrics import Sample, of_job
 from marlaas_worker.role import RoleContext, wait_for
@@ -113,10 +114,11 @@ class _Supervisor:
         children, stop = self._dependencies.children, self._context.stop
         opening = self._places.open_after(children.loaded)
         async with asyncio.TaskGroup() as group, background(children.warm_up()), background(opening):
-            consumer = await self._consumer()
-            self._claims = consumer is not None
+            name = subjects.consumer(self._document.namespace, self._document.job, "sandbox")
+            consumer = await self._bus.claims(subjects.TASKS, name, ack_wait_s=subjects.TASK_ACK_WAIT_S)
+            self._claims = True
             # A task is claimed only when an episode may start, so that other sandboxes get the others.
-            while consumer is not None and await self._places.wait(stop):
+            while await self._places.wait(stop):
                 if self._claims:
                     await self._claim(consumer, group)
                 else:
@@ -124,20 +126,6 @@ class _Supervisor:
                     self._claims = True
             self._claims = False
             await self._drain()
-
-    async def _consumer(self) -> Consumer | None:
-        """Return the consumer that the orchestrator created when it admitted the job.
-
-        None if stopped while the bus is unavailable.
-        """
-        name = subjects.consumer(self._document.namespace, self._document.job, "sandbox")
-        while not self._context.stop.is_set():
-            try:
-                return await self._bus.claims(subjects.TASKS, name, ack_wait_s=subjects.TASK_ACK_WAIT_S)
-            except BusUnavailable as error:
-                log.warning("the bus is unavailable: %s", error)
-                await wait_for(self._context.stop, _PAUSE_S)
-        return None
 
     async def _claim(self, consumer: Consumer, group: asyncio.TaskGroup) -> None:
         """Claim one task, if there is one, and wait until its members are queued for their places."""
@@ -284,13 +272,8 @@ class _Supervisor:
     async def _publish(self, episode: Episode) -> None:
         """Publish the episode; retry while the bus is unavailable, until cancelled by a drain."""
         subject, name = subjects.episode(episode.namespace, episode.job), f"{episode.group}-{episode.member}"
-        while True:
-            try:
-                await self._bus.publish(subject, encode(episode), message_id=name)
-                return
-            except BusUnavailable as error:
-                log.warning("episode %s is not published yet, the bus is unavailable: %s", episode.episode, error)
-                await asyncio.sleep(_PAUSE_S)
+        publish = lambda: self._bus.publish(subject, encode(episode), message_id=name)  # noqa: E731
+        await patiently(publish, f"publishing episode {episode.episode}", _PAUSE_S)
 
 
 async def _give_back(delivery: Delivery) -> None:
@@ -303,5 +286,4 @@ async def _beat(delivery: Delivery) -> None:
     """Extend the claim of a task every `BEAT_S`."""
     while True:
         await asyncio.sleep(BEAT_S)
-        with contextlib.suppress(BusUnavailable):
-            await delivery.in_progress()
+        await patiently(delivery.in_progress, "extending the claim of a task", BEAT_S)

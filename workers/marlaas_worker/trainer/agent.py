@@ -10,13 +10,14 @@ from typing import TypeVar
 
 from marlaas_api.background import background
 from marlaas_api.blobs import BlobRef, sha256_hex
-from marlaas_api.errors import Retryable, Unreadable
+from marlaas_api.errors import Retryable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import GroupReady, StepClosed, UntrainedCause, UntrainedStep
+from marlaas_api.retries import patiently
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.trainer.accumulation import Accumulation, DoesNotFit
 from marlaas_worker.trainer.assignment import Assignment
-from marlaas_worker.trainer.commit import AgentLease, PolicyKey, StepResult, patiently
+from marlaas_worker.trainer.commit import AgentLease, PolicyKey, StepResult
 from marlaas_worker.trainer.intake import Intake, StepInbox
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.memory import RowTooLarge, lowered_budget
@@ -74,7 +75,7 @@ class AgentTrainer:
         """Train until cancelled or asked to leave; for a frozen agent, return after version 0.
 
         Raises:
-            LeaseLost: another trainer has the agent.
+            Overtaken: another trainer has the agent.
             Permanent: the training data, or the version to continue from, is invalid.
         """
         try:
@@ -267,7 +268,9 @@ class AgentTrainer:
         rollout, vocab_size = self._spec.rollout, self._dependencies.model.vocab_size
         expected = Expectation(rollout.temperature, vocab_size, self._adapters, rollout.refresh == "turn")
         missing_since: float | None = None
-        while True:
+
+        async def read() -> list[Trajectory]:
+            nonlocal missing_since
             try:
                 return await read_group(context.bus, context.blobs, group, expected)
             except TurnMissing as error:
@@ -275,11 +278,12 @@ class AgentTrainer:
                 waited = context.now() - missing_since
                 if waited >= self._dependencies.timing.missing_turn_s:
                     raise TrajectoryInvalid(f"{error}, also {waited:.0f} s after the first read") from error
-            except Unreadable:
                 raise
             except Retryable:
                 missing_since = None  # an outage, after which a replica of the bus may lag behind for a moment
-            await asyncio.sleep(self._dependencies.timing.retry_s)
+                raise
+
+        return await self._patiently(read)
 
     async def _tidy(self) -> None:
         """Delete the training state that checkpoint.keep no longer covers.

@@ -5,30 +5,20 @@ before the set, the old version stays current; the blobs are written again under
 the set, the manifest lists the consumed groups.
 """
 
-import asyncio
 import contextlib
-import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from marlaas_api import wire
 from marlaas_api.blobs import BlobRef
-from marlaas_api.bus import Bucket, BusUnavailable, RevisionConflict
-from marlaas_api.errors import Permanent, Retryable, Unreadable
+from marlaas_api.bus import Bucket, BusUnavailable
 from marlaas_api.failpoints import failpoint
+from marlaas_api.fenced import FencedKey, Overtaken
 from marlaas_api.messages import Manifest, PolicyRecord, Probe, UntrainedStep
+from marlaas_api.retries import patiently
 from marlaas_worker.role import RoleContext
 from marlaas_worker.trainer.assignment import Assignment, bound_record
 from marlaas_worker.trainer.optimizer import FILENAME
 from marlaas_worker.trainer.view import PolicyEntry
-
-log = logging.getLogger(__name__)
-T = TypeVar("T")
-
-
-class LeaseLost(Permanent):
-    """Another trainer has bound the agent, or the job is gone; the state of the agent in this process is worthless."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +57,6 @@ class VersionContents:
     probe_tolerance: float
 
 
-async def patiently(call: Callable[[], Awaitable[T]], what: str, retry_s: float) -> T:
-    """Call until it does not raise Retryable, waiting `retry_s` in between; log a warning for the first failure only.
-
-    Raises:
-        Unreadable: another trainer may be able to read the document.
-    """
-    complained = False
-    while True:
-        try:
-            return await call()
-        except Unreadable:
-            raise
-        except Retryable as error:
-            log.log(logging.DEBUG if complained else logging.WARNING, "%s: %s; retrying", what, error)
-            complained = True
-            await asyncio.sleep(retry_s)
-
-
 class PolicyKey:
     """One agent's key in the bucket `policy`, for the trainer that holds or wants its lease."""
 
@@ -93,25 +65,25 @@ class PolicyKey:
         self._assignment, self._retry_s = assignment, retry_s
 
     async def bind(self, current: PolicyEntry | None) -> AgentLease:
-        """Take the lease by a compare-and-set on `current`. Raises LeaseLost if another trainer wrote the key first, and Unreadable."""
+        """Take the lease by a compare-and-set on `current`. Raises Overtaken if another trainer wrote the key first, and Unreadable."""
         record = None if current is None else current.record
         if (
             record is None and current is not None and current.entry.data
         ):  # a cache keeps only data that it cannot parse
             record = wire.decode_as(PolicyRecord, current.entry.data, f"the PolicyRecord of key {current.entry.key}")
         bound = bound_record(record, self._assignment.ref.uid, self._context.name)
-        lease = await self._set(bound, 0 if record is None or current is None else current.entry.revision)
+        lease = await self._set(bound, None if record is None or current is None else current.entry.revision)
         failpoint("trainer.bind.after_set")
         return lease
 
     async def release(self, lease: AgentLease) -> None:
         """Clear the holder, so that any trainer may bind the agent at once. Ignores a lost lease and an unreachable bus."""
-        with contextlib.suppress(RevisionConflict, BusUnavailable):
+        with contextlib.suppress(Overtaken, BusUnavailable):
             released = wire.encode(lease.record.model_copy(update={"holder": ""}))
-            await self._bucket.update(self._assignment.policy_key, released, lease.revision)
+            await FencedKey(self._bucket, self._assignment.policy_key, lease.revision).write(released)
 
     async def commit(self, lease: AgentLease, contents: VersionContents) -> AgentLease:
-        """Make a version current, and return the lease at its new revision. Raises LeaseLost.
+        """Make a version current, and return the lease at its new revision. Raises Overtaken: another trainer has the agent.
 
         Retries without limit while the blob store or the bus is unavailable; the contents do not change meanwhile.
         """
@@ -132,7 +104,7 @@ class PolicyKey:
         return committed
 
     async def skip(self, lease: AgentLease, step: UntrainedStep) -> AgentLease:
-        """Record that a step is finished without a version, and return the lease at its new revision. Raises LeaseLost."""
+        """Record that a step is finished without a version, and return the lease at its new revision. Raises Overtaken."""
         training = self._assignment.document.spec.training
         # The orchestrator has recorded earlier ones: it keeps at most so many groups, each step of which has one.
         oldest = step.step - (training.max_staleness + 1) * training.groups_per_step
@@ -206,20 +178,11 @@ class PolicyKey:
             lambda: self._context.blobs.put(folder, filename, data), f"{folder}/{filename}", self._retry_s
         )
 
-    async def _set(self, record: PolicyRecord, revision: int) -> AgentLease:
-        """Compare-and-set the key. If the reply is lost, read the key to see whether the write took effect."""
-        data, key = wire.encode(record), self._assignment.policy_key
-        while True:
-            try:
-                written = self._bucket.update(key, data, revision) if revision else self._bucket.create(key, data)
-                return AgentLease(record, await written)
-            except (RevisionConflict, BusUnavailable) as error:
-                log.warning("%s: setting version %d failed: %s", key, record.version, error)
-                found = await patiently(lambda: self._bucket.get(key), key, self._retry_s)
-                if found is not None and found.data == data:
-                    return AgentLease(record, found.revision)
-                if isinstance(error, RevisionConflict):
-                    raise LeaseLost(
-                        f"{key}: another trainer has taken the lease (epoch {record.epoch} is outdated)"
-                    ) from error
-                await asyncio.sleep(self._retry_s)
+    async def _set(self, record: PolicyRecord, revision: int | None) -> AgentLease:
+        """Compare-and-set the key; while the bus is unavailable, repeat the same write. revision: None if there is no key."""
+        data, name = wire.encode(record), self._assignment.policy_key
+        # A key of its own for each write: a release must not follow a commit whose outcome is unknown.
+        key = FencedKey(self._bucket, name, revision)
+        await patiently(lambda: key.write(data), f"{name}: setting version {record.version}", self._retry_s)
+        assert key.revision is not None
+        return AgentLease(record, key.revision)

@@ -14,8 +14,8 @@ from marlaas_api import subjects, wire
 from marlaas_api.bus import BusRefused, BusUnavailable, Consumer, Delivery, Stored
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import GroupLogEntry, GroupReady, StepClosed
+from marlaas_api.retries import patiently
 from marlaas_worker.trainer.assignment import Assignment
-from marlaas_worker.trainer.commit import patiently
 from marlaas_worker.trainer.shared import TrainerDependencies
 
 

@@ -6,8 +6,8 @@ from functools import partial
 from marlaas_api.blobs import BlobRef
 from marlaas_api.messages import PolicyRecord
 from marlaas_api.numeric import trained_bytes
+from marlaas_api.retries import patiently
 from marlaas_worker.trainer.assignment import Assignment
-from marlaas_worker.trainer.commit import patiently
 from marlaas_worker.trainer.intake import StepInbox
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.room import Pause

@@ -18,7 +18,9 @@ import torch
 from marlaas_api import subjects
 from marlaas_api.bus import BusUnavailable
 from marlaas_api.errors import MarlaasError, Retryable, Unreadable
+from marlaas_api.fenced import Overtaken
 from marlaas_api.messages import PolicyRecord, PoolDocument, ReplicaReport
+from marlaas_api.retries import patiently
 from marlaas_worker.adapters import DTYPES
 from marlaas_worker.device_errors import DeviceLost, OutOfMemory
 from marlaas_worker.devices import check_gpus, uses_gpu
@@ -29,7 +31,7 @@ from marlaas_worker.trainer import agent_memory
 from marlaas_worker.trainer.agent import AgentTrainer
 from marlaas_worker.trainer.assignment import Absences, Assignment, Recent, may_bind
 from marlaas_worker.trainer.calibration import calibrate, engine_dtype, publish
-from marlaas_worker.trainer.commit import AgentLease, LeaseLost, PolicyKey, patiently
+from marlaas_worker.trainer.commit import AgentLease, PolicyKey
 from marlaas_worker.trainer.compute import Compute
 from marlaas_worker.trainer.faults import Faults
 from marlaas_worker.trainer.model import BaseModel
@@ -226,10 +228,11 @@ class Trainer:
                 await self._bind_and_train(assignment, current)
         except DeviceLost:
             raise
-        except LeaseLost as error:
-            log.warning("%s", error)
+        except Overtaken as error:
+            why = f"another trainer has taken the agent: {error}"
+            log.warning("%s", why)
             if self._running[assignment.policy_key].training is not None:
-                await self._dependencies.emit(assignment, "LeaseLost", str(error))
+                await self._dependencies.emit(assignment, "LeaseLost", why)
         except (OutOfMemory, Unreadable) as error:  # another trainer may have more memory, or be of a newer release
             await self._give_up(assignment, error)
         except Retryable as error:
