@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from marlaas.envs import own_modules
 from marlaas.local.folder import ModuleFile
 from marlaas_api.messages import JobDocument
 
@@ -15,8 +16,8 @@ def module_files(jobs: Iterable[JobDocument], folders: Mapping[str, Path]) -> di
     """Return, by job key, the modules of those jobs whose environment is one of the user's own. folders: of the manifests, by key."""
     found = {}
     for job in jobs:
-        module, colon, _ = (job.spec.environment.name or "").partition(":")
-        file = _file(module, folders[job.ref.key]) if colon and job.ref.key in folders else None
+        modules = own_modules(job.spec.environment.name or "", job.spec.environment.args)
+        file = _file(modules[0], folders[job.ref.key]) if modules and job.ref.key in folders else None
         if file is not None and file.is_file():
             found[job.ref.key] = ModuleFile(file=str(file), sha256=hashlib.sha256(file.read_bytes()).hexdigest())
     return found

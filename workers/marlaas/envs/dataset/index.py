@@ -1,0 +1,156 @@
+"""The index of a file: every row is rendered once, and its beginning and the digest of its prompt are kept in the cache.
+
+Invariant: an index exists only if every row of the file can be used. It is found by the file's digest and the templates.
+"""
+
+import gzip
+import hashlib
+import shutil
+import tempfile
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from marlaas.envs.dataset import arrow_rows, text_rows
+from marlaas.envs.dataset.fields import Fields
+from marlaas.envs.dataset.files import DataFile, digest
+from marlaas.envs.dataset.problems import MAX_TOLD, InvalidRows, RowProblem
+from marlaas.models.cache import build_once, cache_folder
+from marlaas.models.errors import CacheUnusable
+from marlaas_api.errors import InvalidInput
+
+_VERSION = 2
+_MAX_PROBLEMS = 1000
+"""A scan ends after so many unusable rows."""
+_MIB = 1 << 20
+_DIGESTS, _LENGTHS, _STARTS, _LINES = "digests.npy", "lengths.npy", "starts.npy", "lines.npy"
+
+
+class RowReader(Protocol):
+    """Reads rows of a file, by number."""
+
+    def __len__(self) -> int: ...
+    def row(self, number: int) -> dict[str, Any]:
+        """Return the columns of a row."""
+        ...
+
+    def place(self, number: int) -> str:
+        """Return the place of a row within its file."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexedFile:
+    """A file whose rows can all be used.
+
+    sha256: of its content. digests: of each row's prompt (`prompt_digest`), as unsigned integers of 64 bits. lengths: of the
+    prompts, in characters.
+    """
+
+    file: DataFile
+    sha256: str
+    rows: RowReader
+    digests: "np.ndarray[Any, Any]"
+    lengths: "np.ndarray[Any, Any]"
+
+    def place(self, number: int) -> str:
+        """Return file and line of a row."""
+        return f"{self.file}:{self.rows.place(number)}"
+
+
+def prompt_digest(text: str) -> bytes:
+    """Return the first 8 bytes of a prompt's SHA-256, by which `marlaas_api.names.split_of` divides texts too."""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).digest()[:8]
+
+
+def indexed(file: DataFile, fields: Fields) -> IndexedFile:
+    """Return the file with its index; build what the cache lacks.
+
+    Raises:
+        InvalidRows: rows cannot be used.
+        InvalidInput: the file cannot be read, or has no rows.
+    """
+    try:
+        sha256 = digest(file)
+    except OSError as error:
+        raise InvalidInput(f"{file} cannot be read: {error.strerror}") from None
+    content = file.path
+    if file.suffix == ".parquet" or file.is_gzip:
+        name = f"rows{'.arrow' if file.suffix == '.parquet' else file.suffix}"
+        content = _kept(f"rows-{sha256[:32]}", partial(_write_rows, file, name)) / name
+    key = hashlib.sha256(f"{_VERSION} {sha256} {file.suffix} {fields.key}".encode()).hexdigest()[:32]
+    folder = _kept(f"index-{key}", partial(_write_index, file, content, fields))
+    digests, lengths = np.load(folder / _DIGESTS), np.load(folder / _LENGTHS)
+    rows: RowReader
+    if file.suffix == ".parquet":
+        rows = arrow_rows.ArrowRows(content, len(digests))
+    else:
+        rows = text_rows.TextRows(content, np.load(folder / _STARTS), np.load(folder / _LINES))
+    return IndexedFile(file, sha256, rows, digests, lengths)
+
+
+def _kept(name: str, build: Callable[[Path], None]) -> Path:
+    """Return a folder of the cache; where the cache cannot be written, one of this process's own temporary folder."""
+    try:
+        return build_once(cache_folder() / "datasets" / name, build, _MIB)
+    except CacheUnusable:
+        folder = Path(tempfile.gettempdir()) / f"marlaas-{name}"
+        return build_once(folder, build, _MIB)
+
+
+def _write_rows(file: DataFile, name: str, folder: Path) -> None:
+    if file.suffix == ".parquet":
+        arrow_rows.convert(file.path, folder / name, str(file))
+        return
+    try:
+        with gzip.open(file.path) as source, (folder / name).open("wb") as target:
+            shutil.copyfileobj(source, target, _MIB)
+    except (EOFError, gzip.BadGzipFile) as error:
+        raise InvalidInput(f"{file} cannot be decompressed: {error}") from None
+
+
+def _write_index(file: DataFile, content: Path, fields: Fields, folder: Path) -> None:
+    """Render every row. Raises InvalidRows, InvalidInput."""
+    digests, lengths, starts, lines = bytearray(), array("Q"), array("Q"), array("Q")
+    problems: list[str] = []
+    num_problems = 0
+    for start, line, row in _scanned(file, content, fields):
+        try:
+            if isinstance(row, RowProblem):
+                raise row
+            text = fields.render(row).text
+        except RowProblem as problem:
+            num_problems += 1
+            if len(problems) < MAX_TOLD:
+                problems.append(f"{file}:{'row ' if file.suffix == '.parquet' else ''}{line}: {problem}")
+            if num_problems == _MAX_PROBLEMS:
+                break
+            continue
+        digests += prompt_digest(text)
+        lengths.append(len(text))
+        starts.append(start)
+        lines.append(line)
+    if problems:
+        raise InvalidRows(problems, num_problems)
+    if not digests:
+        raise InvalidInput(f"{file} has no rows")
+    np.save(folder / _DIGESTS, np.frombuffer(bytes(digests), ">u8").astype(np.uint64))
+    np.save(folder / _LENGTHS, np.frombuffer(lengths, np.uint64).astype(np.uint32))
+    if file.suffix != ".parquet":
+        np.save(folder / _STARTS, np.frombuffer(starts, np.uint64))
+        np.save(folder / _LINES, np.frombuffer(lines, np.uint64).astype(np.uint32))
+
+
+def _scanned(file: DataFile, content: Path, fields: Fields) -> Iterator[tuple[int, int, Any]]:
+    """Yield offset, line and columns of every row; of a Parquet file its number is the line."""
+    if file.suffix == ".parquet":
+        for number, row in enumerate(arrow_rows.scan(content, fields.columns), 1):
+            yield 0, number, row
+        return
+    for one in text_rows.scan(content):
+        yield one.start, one.line, one.row
