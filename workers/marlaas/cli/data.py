@@ -74,7 +74,11 @@ def _shown(job: DataJob, num: int, split: Split, as_json: bool) -> dict[str, Any
     return {
         "files": files,
         "splits": {
-            one.value: {"rows": of.num_rows, "repeated": of.num_repeated, "longestPromptTokens": of.longest and of.longest[1]}
+            one.value: {
+                "rows": of.num_rows,
+                "repeated": of.num_repeated,
+                "longestPromptTokens": of.longest and of.longest[1],
+            }
             for one, of in facts.items()
         },
         "dropped": data.tasks.num_dropped,
@@ -96,7 +100,9 @@ def _opened(job: DataJob) -> Any:
 def _print(job: DataJob, files: Sequence[dict[str, str]], facts: Any, tasks: Sequence[Any]) -> None:
     console = Console(highlight=False, soft_wrap=True)
     train, held_out = facts[Split.TRAIN], facts[Split.EVAL]
-    console.print(Text(f"{job.name}: {train.num_rows:,} training rows, {held_out.num_rows:,} held-out rows", style="bold"))
+    console.print(
+        Text(f"{job.name}: {train.num_rows:,} training rows, {held_out.num_rows:,} held-out rows", style="bold")
+    )
     for file in files:
         console.print(f"  {file['file']}  sha256 {file['sha256'][:16]}")
     longest = max((one.longest for one in (train, held_out) if one.longest), key=lambda one: one[1], default=None)

@@ -66,17 +66,13 @@ class ArrowRows:
         return f"row {number + 1}"
 
 
-def scan(file: Path, columns: Collection[str] | None) -> Iterator[dict[str, Any]]:
-    """Yield every row, in order, with these columns of it, as far as the file has them. columns: None: all."""
+def scan(file: Path, columns: Collection[str] | None) -> "Iterator[tuple[int, dict[str, list[Any]]]]":
+    """Yield batches of rows, in order: their number, and the values of these columns, as far as the file has them. columns: None: all."""
     with _opened(file) as reader:
         for number in range(reader.num_record_batches):
             batch = reader.get_batch(number)
             names = [name for name in batch.schema.names if columns is None or name in columns]
-            values = [batch.column(name).to_pylist() for name in names]
-            if names:
-                yield from (dict(zip(names, row, strict=True)) for row in zip(*values, strict=True))
-            else:
-                yield from ({} for _ in range(len(batch)))
+            yield len(batch), {name: batch.column(name).to_pylist() for name in names}
 
 
 class _opened:  # noqa: N801

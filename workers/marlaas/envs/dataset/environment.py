@@ -4,11 +4,11 @@ from typing import Any
 
 from marlaas.environment import Agent, Message, Score, Task
 from marlaas.envs.dataset.fields import Fields
-from marlaas.envs.dataset.files import find
 from marlaas.envs.dataset.index import indexed
 from marlaas.envs.dataset.problems import InvalidRows
 from marlaas.envs.dataset.rewards import Rewards
 from marlaas.envs.dataset.settings import Settings, Source, parsed
+from marlaas.envs.dataset.sources import files_of, sources_of
 from marlaas.envs.dataset.tasks import Rows, Tasks, divided, separate
 
 
@@ -57,24 +57,18 @@ class Dataset:
 
 def tasks_of(settings: Settings) -> Tasks:
     """Return the tasks of a data set. Raises InvalidInput: files, templates or rows cannot be used."""
-    fields, held_out = Fields(settings), settings.held_out
-    rows = _rows(settings.source, fields, "source")
-    if held_out is None or held_out.share is not None:
-        return divided(rows, None if held_out is None else held_out.share)
-    if held_out.files is not None:
-        other = Source(files=held_out.files)
-    else:
-        other = settings.source.model_copy(update={"split": held_out.split})
-    return separate(rows, _rows(other, fields, "held_out"))
+    fields = Fields(settings)
+    rows, *other = [_rows(source, fields, name) for source, name in sources_of(settings)]
+    if other:
+        return separate(rows, other[0])
+    return divided(rows, None if settings.held_out is None else settings.held_out.share)
 
 
 def _rows(source: Source, fields: Fields, *loc: str) -> Rows:
-    assert source.files is not None
-    files = find(source.files, *loc, "files")
     try:
-        return Rows([indexed(file, fields) for file in files], fields)
+        return Rows([indexed(file, fields) for file in files_of(source, *loc)], fields)
     except InvalidRows as error:
-        error.loc = (*loc, "files")
+        error.loc = (*loc, *(("files",) if source.files is not None else ()))
         raise
 
 

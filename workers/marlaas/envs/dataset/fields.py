@@ -1,7 +1,7 @@
 """What a row gives to a task: the prompt, the truth, and the tests of a program, rendered from its columns."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,12 @@ class Rendered:
     @property
     def text(self) -> str:
         """The text by which prompts are compared and divided into training and held-out tasks."""
-        return "\n\n".join(f"{role}: {content}" for role, content in self.prompt)
+        return joined(self.prompt)
+
+
+def joined(prompt: Iterable[tuple[str, str]]) -> str:
+    """Return the text of messages."""
+    return "\n\n".join(f"{role}: {content}" for role, content in prompt)
 
 
 class Fields:
@@ -65,6 +70,23 @@ class Fields:
         if not any(content.strip() for _, content in prompt):
             raise RowProblem("the prompt is empty")
         return Rendered(prompt, self._text(self._truth, row), self._text(self._tests[0] if self._tests else None, row))
+
+    def texts(self, columns: Mapping[str, Sequence[Any]], num: int) -> list[str] | None:
+        """Return the texts of many rows' prompts at once, if all of these rows can be used; None: `render` each.
+
+        columns: the values of `num` rows, by column.
+        """
+        if self._column is not None:
+            return None
+        checked = [template.render_all(columns, num) for template in (*filter(None, [self._truth]), *self._tests)]
+        contents = [template.render_all(columns, num) for _, template in self._prompt]
+        if not all(one is not None and all(map(str.strip, one)) for one in (*checked, *contents)):
+            return None
+        if len(contents) == 1:
+            begin = f"{self._prompt[0][0]}: "
+            return [begin + content for content in contents[0] or ()]
+        roles = [role for role, _ in self._prompt]
+        return [joined(zip(roles, row, strict=True)) for row in zip(*contents, strict=True)]
 
     @staticmethod
     def _text(template: Template | None, row: Row) -> str:

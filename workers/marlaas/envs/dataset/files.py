@@ -36,7 +36,8 @@ def find(patterns: Sequence[str], *loc: str | int) -> tuple[DataFile, ...]:
     """
     found: dict[Path, DataFile] = {}
     for pattern in patterns:
-        paths = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))  # noqa: PTH111, PTH207
+        given = os.path.expanduser(pattern)  # noqa: PTH111
+        paths = [given] if os.path.exists(given) else sorted(glob.glob(given, recursive=True))  # noqa: PTH110, PTH207
         files = [path for one in paths if (path := Path(one).absolute()).is_file()]
         if not files:
             raise InvalidArgument(f"no file matches {pattern!r} in {Path.cwd()}", *loc)
@@ -49,7 +50,9 @@ def _data_file(path: Path, *loc: str | int) -> DataFile:
     is_gzip = path.suffix == ".gz"
     suffix = Path(path.stem).suffix if is_gzip else path.suffix
     if suffix not in SUFFIXES or (is_gzip and suffix == ".parquet"):
-        raise InvalidArgument(f"{path} is not {', '.join(SUFFIXES)}, {', '.join(f'{s}.gz' for s in SUFFIXES[:2])}", *loc)
+        raise InvalidArgument(
+            f"{path} is not {', '.join(SUFFIXES)}, {', '.join(f'{s}.gz' for s in SUFFIXES[:2])}", *loc
+        )
     return DataFile(path, suffix, is_gzip)
 
 

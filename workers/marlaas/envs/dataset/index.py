@@ -8,7 +8,7 @@ import hashlib
 import shutil
 import tempfile
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from marlaas.models.cache import build_once, cache_folder
 from marlaas.models.errors import CacheUnusable
 from marlaas_api.errors import InvalidInput
 
-_VERSION = 2
+_VERSION = 3
 _MAX_PROBLEMS = 1000
 """A scan ends after so many unusable rows."""
 _MIB = 1 << 20
@@ -114,43 +114,66 @@ def _write_rows(file: DataFile, name: str, folder: Path) -> None:
         raise InvalidInput(f"{file} cannot be decompressed: {error}") from None
 
 
-def _write_index(file: DataFile, content: Path, fields: Fields, folder: Path) -> None:
-    """Render every row. Raises InvalidRows, InvalidInput."""
-    digests, lengths, starts, lines = bytearray(), array("Q"), array("Q"), array("Q")
-    problems: list[str] = []
-    num_problems = 0
-    for start, line, row in _scanned(file, content, fields):
+class _Index:
+    """The index of a file while it is built. kind: what a row's number counts, before the number in places."""
+
+    def __init__(self, file: DataFile, fields: Fields, kind: str = "") -> None:
+        self._file, self._fields, self._kind = file, fields, kind
+        self.digests = bytearray()
+        self.lengths, self.starts, self.lines = array("Q"), array("Q"), array("Q")
+        self._problems: list[str] = []
+        self._num_problems = 0
+
+    def add(self, row: Any, line: int, start: int = 0) -> None:
+        """Add a row, or the problem of one. Raises InvalidRows: there are too many problems."""
         try:
             if isinstance(row, RowProblem):
                 raise row
-            text = fields.render(row).text
+            text = self._fields.render(row).text
         except RowProblem as problem:
-            num_problems += 1
-            if len(problems) < MAX_TOLD:
-                problems.append(f"{file}:{'row ' if file.suffix == '.parquet' else ''}{line}: {problem}")
-            if num_problems == _MAX_PROBLEMS:
-                break
-            continue
-        digests += prompt_digest(text)
-        lengths.append(len(text))
-        starts.append(start)
-        lines.append(line)
-    if problems:
-        raise InvalidRows(problems, num_problems)
-    if not digests:
-        raise InvalidInput(f"{file} has no rows")
-    np.save(folder / _DIGESTS, np.frombuffer(bytes(digests), ">u8").astype(np.uint64))
-    np.save(folder / _LENGTHS, np.frombuffer(lengths, np.uint64).astype(np.uint32))
-    if file.suffix != ".parquet":
-        np.save(folder / _STARTS, np.frombuffer(starts, np.uint64))
-        np.save(folder / _LINES, np.frombuffer(lines, np.uint64).astype(np.uint32))
+            self._num_problems += 1
+            if len(self._problems) < MAX_TOLD:
+                self._problems.append(f"{self._file}:{self._kind}{line}: {problem}")
+            if self._num_problems == _MAX_PROBLEMS:
+                self.check()
+            return
+        self.digests += prompt_digest(text)
+        self.lengths.append(len(text))
+        self.starts.append(start)
+        self.lines.append(line)
+
+    def add_all(self, columns: Mapping[str, Sequence[Any]], first: int, num: int) -> None:
+        """Add the rows of a batch. first: number of the first one. Raises InvalidRows."""
+        texts = self._fields.texts(columns, num)
+        if texts is None:
+            for at in range(num):
+                self.add({name: values[at] for name, values in columns.items()}, first + at)
+            return
+        self.digests += b"".join(map(prompt_digest, texts))
+        self.lengths.extend(map(len, texts))
+
+    def check(self) -> None:
+        """Raise InvalidRows, if rows had problems; InvalidInput, if there are no rows."""
+        if self._problems:
+            raise InvalidRows(self._problems, self._num_problems)
+        if not self.digests:
+            raise InvalidInput(f"{self._file} has no rows")
 
 
-def _scanned(file: DataFile, content: Path, fields: Fields) -> Iterator[tuple[int, int, Any]]:
-    """Yield offset, line and columns of every row; of a Parquet file its number is the line."""
+def _write_index(file: DataFile, content: Path, fields: Fields, folder: Path) -> None:
+    """Render every row. Raises InvalidRows, InvalidInput."""
     if file.suffix == ".parquet":
-        for number, row in enumerate(arrow_rows.scan(content, fields.columns), 1):
-            yield 0, number, row
-        return
-    for one in text_rows.scan(content):
-        yield one.start, one.line, one.row
+        index, first = _Index(file, fields, "row "), 1
+        for num, columns in arrow_rows.scan(content, fields.columns):
+            index.add_all(columns, first, num)
+            first += num
+    else:
+        index = _Index(file, fields)
+        for one in text_rows.scan(content):
+            index.add(one.row, one.line, one.start)
+    index.check()
+    np.save(folder / _DIGESTS, np.frombuffer(bytes(index.digests), ">u8").astype(np.uint64))
+    np.save(folder / _LENGTHS, np.frombuffer(index.lengths, np.uint64).astype(np.uint32))
+    if file.suffix != ".parquet":
+        np.save(folder / _STARTS, np.frombuffer(index.starts, np.uint64))
+        np.save(folder / _LINES, np.frombuffer(index.lines, np.uint64).astype(np.uint32))

@@ -109,9 +109,13 @@ def _function(at: int, name: str) -> Part:
         module = importlib.import_module(module_name)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == module_name:
-            raise InvalidArgument(f"{what}: module {module_name!r} was not found beside the manifest or on PYTHONPATH", *loc) from None
+            raise InvalidArgument(
+                f"{what}: module {module_name!r} was not found beside the manifest or on PYTHONPATH", *loc
+            ) from None
         raise InvalidArgument(f"{what}: importing it failed: {type(error).__name__}: {error}", *loc) from None
     found: Callable[..., Any] | None = getattr(module, attribute, None)
     if not callable(found):
-        raise InvalidArgument(f"{what}: {module_name} has no function {attribute!r}{nearest(attribute, vars(module))}", *loc)
+        raise InvalidArgument(
+            f"{what}: {module_name} has no function {attribute!r}{nearest(attribute, vars(module))}", *loc
+        )
     return found

@@ -180,7 +180,9 @@ def _check_together(settings: Settings) -> None:
         )
     kinds = [one.kind for one in settings.rewards if one.kind != "python"]
     if doubled := [kind for kind in kinds if kinds.count(kind) > 1]:
-        raise InvalidArgument(f"rewards has two parts {doubled[0]}: a part's name is a metric, so remove one", "rewards")
+        raise InvalidArgument(
+            f"rewards has two parts {doubled[0]}: a part's name is a metric, so remove one", "rewards"
+        )
 
 
 def _argument_of(error: ValidationError) -> InvalidArgument:

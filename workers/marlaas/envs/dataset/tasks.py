@@ -128,7 +128,9 @@ def separate(rows: Rows, held_out: Rows) -> Tasks:
     is_held_out = np.isin(rows.digests(), held_out.digests())
     train = np.flatnonzero(~is_held_out)
     if not len(train):
-        raise InvalidInput(f"the prompts of all {len(rows)} training rows are held out too: name other files in held_out")
+        raise InvalidInput(
+            f"the prompts of all {len(rows)} training rows are held out too: name other files in held_out"
+        )
     dropped = int(is_held_out.sum())
     return Tasks(Part(rows, _small(train)), Part(held_out, np.arange(len(held_out), dtype=np.uint32)), dropped)
 

@@ -81,7 +81,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise RowProblem(f"the line is not JSON: {error}") from None
     if not isinstance(row, dict):
-        raise RowProblem(f"the line is {type(row).__name__}; expected an object, {{\"column\": value, …}}")
+        raise RowProblem(f'the line is {type(row).__name__}; expected an object, {{"column": value, …}}')
     return row
 
 
@@ -104,7 +104,7 @@ class _Lines:
 
 def _cells(file: io.BufferedReader, line: int) -> Iterator[list[str]]:
     csv.field_size_limit(MAX_CELL)
-    return csv.reader(iter(_Lines(file, line)), strict=True)  # type: ignore[return-value]
+    return csv.reader(iter(_Lines(file, line)), strict=True)
 
 
 def _scan_csv(path: Path) -> Iterator[Scanned]:
