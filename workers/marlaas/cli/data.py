@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from marlaas.chat.conversations import conversation_line, speaker_name
@@ -111,10 +112,18 @@ def _print(job: DataJob, files: Sequence[dict[str, str]], facts: Any, tasks: Seq
     elif job.count is None:
         console.print("  the tokenizer of the pool's model is not on this machine, so tokens are not counted")
     for one in tasks:
-        tokens = "" if one.tokens is None else f", {one.tokens} tokens"
-        console.print(Text(f"\ntask {one.index}  {one.task.place}{tokens}", style="bold"))
-        for role, content in one.task.rendered.prompt:
-            console.print(conversation_line(speaker_name(role, None), content, role))
-        truth = "·" if one.of_truth is None else f"{one.of_truth.reward:g}"
-        console.print(Text(f"truth: {one.task.rendered.truth or '·'}"))
-        console.print(Text(f"reward of the truth {truth}, of an empty reply {one.of_empty.reward:g}", style="dim"))
+        _print_task(console, one)
+
+
+def _print_task(console: Console, one: Any) -> None:
+    console.print(Text(f"\ntask {one.index}  {one.task.place}", style="bold"))
+    for role, content in one.task.rendered.prompt:
+        console.print(conversation_line(speaker_name(role, None), content, role))
+    table = Table.grid(padding=(0, 2))
+    if one.tokens is not None:
+        table.add_row("tokens", str(one.tokens))
+    if one.of_truth is not None:
+        table.add_row("truth", Text(one.task.rendered.truth))
+        table.add_row("reward of the truth", f"{one.of_truth.reward:g}")
+    table.add_row("reward of an empty reply", f"{one.of_empty.reward:g}")
+    console.print(table)
