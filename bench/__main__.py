@@ -33,6 +33,7 @@ NAMES = (
     "staleness",
     "quality",
     "neighbours",
+    "data_sets",
     "soak",
     "store_faults",
     "before",

@@ -8,9 +8,10 @@ import hashlib
 import shutil
 import tempfile
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,9 +25,10 @@ from marlaas.models.cache import build_once, cache_folder
 from marlaas.models.errors import CacheUnusable
 from marlaas_api.errors import InvalidInput
 
-_VERSION = 3
+_VERSION = 1
 _MAX_PROBLEMS = 1000
 """A scan ends after so many unusable rows."""
+_BATCH = 4096
 _MIB = 1 << 20
 _DIGESTS, _LENGTHS, _STARTS, _LINES = "digests.npy", "lengths.npy", "starts.npy", "lines.npy"
 
@@ -142,15 +144,16 @@ class _Index:
         self.starts.append(start)
         self.lines.append(line)
 
-    def add_all(self, columns: Mapping[str, Sequence[Any]], first: int, num: int) -> None:
-        """Add the rows of a batch. first: number of the first one. Raises InvalidRows."""
-        texts = self._fields.texts(columns, num)
+    def add_all(self, columns: Mapping[str, Sequence[Any]], lines: Sequence[int], starts: Sequence[int]) -> bool:
+        """Add rows at once, if all of them can be used; return whether they were added. columns: the rows' values."""
+        texts = self._fields.texts(columns, len(lines))
         if texts is None:
-            for at in range(num):
-                self.add({name: values[at] for name, values in columns.items()}, first + at)
-            return
+            return False
         self.digests += b"".join(map(prompt_digest, texts))
         self.lengths.extend(map(len, texts))
+        self.starts.extend(starts)
+        self.lines.extend(lines)
+        return True
 
     def check(self) -> None:
         """Raise InvalidRows, if rows had problems; InvalidInput, if there are no rows."""
@@ -163,17 +166,36 @@ class _Index:
 def _write_index(file: DataFile, content: Path, fields: Fields, folder: Path) -> None:
     """Render every row. Raises InvalidRows, InvalidInput."""
     if file.suffix == ".parquet":
-        index, first = _Index(file, fields, "row "), 1
-        for num, columns in arrow_rows.scan(content, fields.columns):
-            index.add_all(columns, first, num)
-            first += num
+        index = _Index(file, fields, "row ")
+        _add_batches(index, arrow_rows.scan(content, fields.columns))
     else:
         index = _Index(file, fields)
-        for one in text_rows.scan(content):
-            index.add(one.row, one.line, one.start)
+        _add_lines(index, text_rows.scan(content), fields)
     index.check()
     np.save(folder / _DIGESTS, np.frombuffer(bytes(index.digests), ">u8").astype(np.uint64))
     np.save(folder / _LENGTHS, np.frombuffer(index.lengths, np.uint64).astype(np.uint32))
     if file.suffix != ".parquet":
         np.save(folder / _STARTS, np.frombuffer(index.starts, np.uint64))
         np.save(folder / _LINES, np.frombuffer(index.lines, np.uint64).astype(np.uint32))
+
+
+def _add_batches(index: _Index, batches: Iterable[tuple[int, Mapping[str, Sequence[Any]]]]) -> None:
+    first = 1
+    for num, columns in batches:
+        lines = range(first, first + num)
+        if not index.add_all(columns, lines, [0] * num):
+            for at, line in enumerate(lines):
+                index.add({name: values[at] for name, values in columns.items()}, line)
+        first += num
+
+
+def _add_lines(index: _Index, scanned: Iterator[text_rows.Scanned], fields: Fields) -> None:
+    while found := list(islice(scanned, _BATCH)):
+        rows = [one.row for one in found if not isinstance(one.row, RowProblem)]
+        columns = {name: [row.get(name) for row in rows] for name in fields.columns or ()}
+        if len(rows) == len(found) and index.add_all(
+            columns, [one.line for one in found], [one.start for one in found]
+        ):
+            continue
+        for one in found:
+            index.add(one.row, one.line, one.start)
