@@ -24,7 +24,23 @@ Row = Mapping[str, Any]
 
 Compute = Callable[[Any], Any]
 _METHODS = frozenset(
-    "split rsplit splitlines partition rpartition strip lstrip rstrip replace lower upper removeprefix removesuffix title capitalize".split()
+    [
+        "split",
+        "rsplit",
+        "splitlines",
+        "partition",
+        "rpartition",
+        "strip",
+        "lstrip",
+        "rstrip",
+        "replace",
+        "lower",
+        "upper",
+        "removeprefix",
+        "removesuffix",
+        "title",
+        "capitalize",
+    ]
 )
 
 
