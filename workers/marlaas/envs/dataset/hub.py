@@ -12,20 +12,20 @@ from marlaas.envs.dataset.files import SUFFIXES
 from marlaas.envs.dataset.problems import InvalidArgument
 from marlaas.envs.dataset.settings import Source
 
-_PATTERNS = ["README.md", *(f"**{suffix}{end}" for suffix in SUFFIXES for end in ("", ".gz"))]
-_MAIN = "main"
+_README, _MAIN = "README.md", "main"
 
 
 def split_files(source: Source, *loc: str | int) -> tuple[list[str], str]:
-    """Return the files of a split, and the commit of the data set.
+    """Return the files of a split, and the commit of the data set. Other splits are not downloaded.
 
     loc: of the source below `args`. Raises InvalidArgument: the data set or the split cannot be found.
     """
-    folder = _folder(source, *loc)
-    if not (found := _split(folder, source)):
-        folder = _folder(source, *loc, is_complete=False)
-        found = _split(folder, source)
-    if not found:
+    folder = _folder(source, [_README], *loc)
+    patterns = _patterns(folder, source)
+    if patterns and not (found := _matching(folder, patterns)):
+        folder = _folder(source, patterns, *loc, from_cache=False)
+        found = _matching(folder, patterns)
+    if not patterns or not found:
         raise InvalidArgument(
             f"data set {source.hub} has no files {', '.join(SUFFIXES)} of config {source.config or 'default'!r} and split {_name(source)!r}; "
             f"it has {', '.join(sorted(_configs(folder))) or 'no configs in its README.md'}",
@@ -34,31 +34,28 @@ def split_files(source: Source, *loc: str | int) -> tuple[list[str], str]:
     return [str(folder / one) for one in found], folder.name
 
 
-def _folder(source: Source, *loc: str | int, is_complete: bool = True) -> Path:
-    """Return the data set's folder. is_complete: take what the cache has, without a request, if it has the data set."""
+def _folder(source: Source, patterns: Sequence[str], *loc: str | int, from_cache: bool = True) -> Path:
+    """Return the data set's folder with these files. from_cache: make no request if the cache has the data set."""
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise InvalidArgument(
             f"source.hub needs the Python package {error.name}: pip install 'marlaas[worker]'", *loc
         ) from None
-    wanted: dict[str, Any] = {
-        "repo_id": source.hub,
-        "repo_type": "dataset",
-        "revision": source.revision or _MAIN,
-        "allow_patterns": _PATTERNS,
-    }
-    if is_complete:
+    revision = source.revision or _MAIN
+    if from_cache:
         try:
-            return Path(snapshot_download(**wanted, local_files_only=True))
+            return Path(snapshot_download(source.hub, repo_type="dataset", revision=revision, local_files_only=True))
         except (OSError, ValueError):
             pass  # it was never fetched
     try:
-        return Path(snapshot_download(**wanted))
+        return Path(
+            snapshot_download(source.hub, repo_type="dataset", revision=revision, allow_patterns=list(patterns))
+        )
     except Exception as error:
         text = " ".join(str(error).split())
         raise InvalidArgument(
-            f"data set {source.hub} at revision {source.revision or _MAIN!r} is not in the hub's cache and cannot be fetched: {text:.300}",
+            f"data set {source.hub} at revision {revision!r} is not in the hub's cache and cannot be fetched: {text:.300}",
             *loc,
         ) from None
 
@@ -67,24 +64,23 @@ def _name(source: Source) -> str:
     return source.split or "train"
 
 
-def _split(folder: Path, source: Source) -> list[str]:
-    """Return the files of a split, as the README's `configs` say, or by the names that the hub expects."""
+def _patterns(folder: Path, source: Source) -> list[str]:
+    """Return the patterns of a split's files, as the README's `configs` say, or by the names that the hub expects."""
     split = _name(source)
-    files = sorted(
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path.name != "README.md"
-    )
-    configs = _configs(folder)
-    if configs:
-        patterns = configs.get(source.config or next(iter(configs)), {}).get(split, [])
-    else:
-        begin = f"{source.config}/" if source.config else ""
-        patterns = [f"{begin}{name}" for name in (f"{split}-*", f"{split}.*", f"data/{split}-*", f"data/{split}.*")]
+    if configs := _configs(folder):
+        return configs.get(source.config or next(iter(configs)), {}).get(split, [])
+    begin = f"{source.config}/" if source.config else ""
+    return [f"{begin}{name}" for name in (f"{split}-*", f"{split}.*", f"data/{split}-*", f"data/{split}.*")]
+
+
+def _matching(folder: Path, patterns: Sequence[str]) -> list[str]:
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return [one for one in files if any(fnmatch.fnmatchcase(one, pattern) for pattern in patterns)]
 
 
 def _configs(folder: Path) -> dict[str, dict[str, list[str]]]:
     """Return the patterns of files by config and split, from the front matter of the README."""
-    readme = folder / "README.md"
+    readme = folder / _README
     text = readme.read_text(encoding="utf-8", errors="replace") if readme.is_file() else ""
     found = re.match(r"---\n(.*?)\n---\n", text, re.DOTALL)
     try:
