@@ -90,8 +90,9 @@ def test_a_comparison_that_hangs_is_stopped_and_one_that_crashes_is_no_reward(mo
         math_check.is_equal("1", "1")
 
 
-def test_data_show_prints_tasks_and_warns():
-    shown = CliRunner().invoke(build(["data"]), ["data", "show", "job.yaml", "-n", "1", "--json"])
+def test_data_show_prints_tasks_and_warns(tmp_path, monkeypatch):
+    monkeypatch.chdir("/")
+    shown = CliRunner().invoke(build(["data"]), ["data", "show", f"{tmp_path}/job.yaml", "-n", "1", "--json"])
     (job,) = json.loads(shown.stdout)["jobs"].values()
     (task,) = job["tasks"]
     found = [job["splits"]["train"]["rows"], job["dropped"], task["tokens"], task["rewardOfTruth"], task["truth"]]

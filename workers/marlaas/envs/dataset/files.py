@@ -40,7 +40,7 @@ def find(patterns: Sequence[str], *loc: str | int) -> tuple[DataFile, ...]:
         paths = [given] if os.path.exists(given) else sorted(glob.glob(given, recursive=True))  # noqa: PTH110, PTH207
         files = [path for one in paths if (path := Path(one).absolute()).is_file()]
         if not files:
-            raise InvalidArgument(f"no file matches {pattern!r} in {Path.cwd()}", *loc)
+            raise InvalidArgument(f"no file matches {Path(given).absolute()}", *loc)
         for path in files:
             found.setdefault(path, _data_file(path, *loc))
     return tuple(found.values())

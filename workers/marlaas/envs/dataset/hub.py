@@ -40,7 +40,7 @@ def _folder(source: Source, patterns: Sequence[str], *loc: str | int, from_cache
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise InvalidArgument(
-            f"source.hub needs the Python package {error.name}: pip install 'marlaas[worker]'", *loc
+            f"a data set of the hub needs the Python package {error.name}: pip install 'marlaas[worker]'", *loc
         ) from None
     revision = source.revision or _MAIN
     if from_cache:

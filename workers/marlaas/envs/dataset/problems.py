@@ -9,11 +9,15 @@ MAX_TOLD = 5
 
 
 class InvalidArgument(InvalidInput):
-    """An argument of the environment is not valid. loc: its keys and list positions below `args`."""
+    """An argument of the environment is not valid.
+
+    loc: its keys and list positions below `args`. problems: the text without that place, which a manifest's finding has.
+    """
 
     def __init__(self, text: str, *loc: str | int) -> None:
-        super().__init__(text)
-        self.loc = loc
+        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
+        super().__init__(f"{place}: {text}" if place else text)
+        self.loc, self.problems = loc, [text]
 
 
 class RowProblem(Exception):

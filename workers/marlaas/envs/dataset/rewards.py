@@ -33,7 +33,7 @@ class Rewards:
         try:
             self._rubric = Rubric(*self.parts)
         except InvalidInput as error:
-            raise InvalidArgument(f"rewards: {error}", "rewards") from None
+            raise InvalidArgument(str(error), "rewards") from None
 
     def score(self, reply: Reply, task: TaskRow) -> Score:
         """Score a reply. Raises InvalidInput, with the row's place: a part returns no number; and what the parts raise."""
@@ -59,7 +59,7 @@ def _part(at: int, settings: RewardSettings) -> Part:
         if settings.format is not None:
             return format_reward(settings.format)
     except InvalidInput as error:
-        raise InvalidArgument(f"rewards[{at}]: {error}", "rewards", at, settings.kind) from None
+        raise InvalidArgument(str(error), "rewards", at, settings.kind) from None
     if settings.code is not None:
         return _code_reward(at, settings.code)
     if settings.python is not None:
@@ -88,7 +88,7 @@ def _code_reward(at: int, settings: CodeSettings) -> Part:
         try:
             prove()
         except NotLocked as error:
-            raise InvalidArgument(f"rewards[{at}].code: {error}", "rewards", at, "code") from None
+            raise InvalidArgument(str(error), "rewards", at, "code") from None
 
     def code(reply: Reply, tests: str) -> float:
         written = program(reply.message)
@@ -104,18 +104,16 @@ def _code_reward(at: int, settings: CodeSettings) -> Part:
 def _function(at: int, name: str) -> Part:
     """Return a function of the user's own, `module:function`, from the manifest's folder or PYTHONPATH."""
     module_name, _, attribute = name.partition(":")
-    what, loc = f"rewards[{at}].python {name!r}", ("rewards", at, "python")
+    loc = ("rewards", at, "python")
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == module_name:
             raise InvalidArgument(
-                f"{what}: module {module_name!r} was not found beside the manifest or on PYTHONPATH", *loc
+                f"module {module_name!r} was not found beside the manifest or on PYTHONPATH", *loc
             ) from None
-        raise InvalidArgument(f"{what}: importing it failed: {type(error).__name__}: {error}", *loc) from None
+        raise InvalidArgument(f"importing {module_name} failed: {type(error).__name__}: {error}", *loc) from None
     found: Callable[..., Any] | None = getattr(module, attribute, None)
     if not callable(found):
-        raise InvalidArgument(
-            f"{what}: {module_name} has no function {attribute!r}{nearest(attribute, vars(module))}", *loc
-        )
+        raise InvalidArgument(f"{module_name} has no function {attribute!r}{nearest(attribute, vars(module))}", *loc)
     return found

@@ -133,7 +133,7 @@ def parsed(args: Mapping[str, Any]) -> Settings:
 def _refuse_later_sources(source: Mapping[str, Any]) -> None:
     for name in _SOURCES_NOT_YET:
         if name in source:
-            raise InvalidArgument(f"source.{name} is not supported yet; use files or hub", "source", name)
+            raise InvalidArgument("not supported yet; use files or hub", "source", name)
 
 
 def _reward(at: int, given: object) -> object:
@@ -141,10 +141,10 @@ def _reward(at: int, given: object) -> object:
     if isinstance(given, str):
         given = {given: {}}
     if not isinstance(given, Mapping):
-        raise InvalidArgument(f"rewards[{at}] is {given!r:.80}; expected a mapping such as math: {{}}", "rewards", at)
+        raise InvalidArgument(f"{given!r:.80}; expected a mapping such as math: {{}}", "rewards", at)
     names = [name for name in given if name != "weight"]
     if len(names) != 1 or names[0] not in KINDS:
-        raise InvalidArgument(f"rewards[{at}]: {_kinds_problem(names)}", "rewards", at)
+        raise InvalidArgument(_kinds_problem(names), "rewards", at)
     (name,) = names
     value = {} if given[name] is None else given[name]
     if name == "answer" and isinstance(value, str):
@@ -175,26 +175,21 @@ def _check_together(settings: Settings) -> None:
     if needs_truth and not settings.truth:
         raise InvalidArgument(f"the reward {needs_truth} needs truth, a template such as '{{{{ answer }}}}'", "rewards")
     if settings.held_out is not None and settings.held_out.split is not None and settings.source.hub is None:
-        raise InvalidArgument(
-            "held_out.split is a split of a hub's data set; for files, use files or share", "held_out", "split"
-        )
+        raise InvalidArgument("this is a split of a hub's data set; for files, use files or share", "held_out", "split")
     kinds = [one.kind for one in settings.rewards if one.kind != "python"]
     if doubled := [kind for kind in kinds if kinds.count(kind) > 1]:
-        raise InvalidArgument(
-            f"rewards has two parts {doubled[0]}: a part's name is a metric, so remove one", "rewards"
-        )
+        raise InvalidArgument(f"two parts {doubled[0]}: a part's name is a metric, so remove one", "rewards")
 
 
 def _argument_of(error: ValidationError) -> InvalidArgument:
     """Return the first error of pydantic as a sentence."""
     first = error.errors(include_url=False, include_input=False)[0]
     loc = tuple(first["loc"])
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
     text = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         known = _known(loc[:-1])
         text = f"no such argument{nearest(str(loc[-1]), known)}; expected {', '.join(known)}"
-    return InvalidArgument(f"{place}: {text[:1].lower()}{text[1:]}", *loc)
+    return InvalidArgument(f"{text[:1].lower()}{text[1:]}", *loc)
 
 
 _MODELS: Mapping[str, type[BaseModel]] = {

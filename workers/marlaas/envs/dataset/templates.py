@@ -92,9 +92,7 @@ class Template:
             self._pieces = _pieces(tree)
             self._render = _rendered(text)
         except TemplateSyntaxError as error:
-            raise InvalidArgument(
-                f"{field} is not a Jinja template: {error.message} (line {error.lineno})", *loc
-            ) from None
+            raise InvalidArgument(f"not a Jinja template: {error.message} (line {error.lineno})", *loc) from None
 
     def render(self, row: Row) -> str:
         """Return the text for a row. Raises RowProblem: a column is missing or null, or the template fails."""
