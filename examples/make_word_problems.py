@@ -52,13 +52,13 @@ TIMES = ("{name} has {a} bags with {b} {things} in each. How many {things} does 
 
 
 def problem(rng: random.Random) -> dict[str, str]:
-    """Return one problem: mostly sums and differences up to 20, some products up to 25."""
-    kind = rng.choices((MORE, FEWER, TIMES), (5, 3, 1))[0]
-    a, b = rng.randint(2, 12), rng.randint(2, 8)
-    if kind is FEWER and a < b:
-        a, b = b, a
+    """Return one problem: sums and differences up to 12, and a few products up to 16."""
+    kind = rng.choices((MORE, FEWER, TIMES), (6, 4, 1))[0]
+    a, b = rng.randint(2, 8), rng.randint(1, 4)
+    if kind is FEWER and a <= b:
+        a, b = b + 1, a
     if kind is TIMES:
-        a, b = rng.randint(2, 5), rng.randint(2, 5)
+        a, b = rng.randint(2, 4), rng.randint(2, 4)
     sign, result = {MORE: ("+", a + b), FEWER: ("-", a - b), TIMES: ("*", a * b)}[kind]
     name, other = rng.sample(NAMES, 2)
     question = rng.choice(kind).format(name=name, other=other, things=rng.choice(THINGS), a=a, b=b)
