@@ -30,7 +30,10 @@ def _folder(tmp_path, monkeypatch):
     monkeypatch.setenv("MARLAAS_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     for name, text in FILES.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(text, "utf-8")
     Path("packed.jsonl.gz").write_bytes(gzip.compress(FILES["sums.jsonl"].encode()))
 
@@ -39,12 +42,13 @@ def made(**args):
     return Dataset(**{**ARGS, **args})
 
 
-@pytest.mark.parametrize(("name", "places"), rows(__file__, "data_places"))
-def test_rows_of_every_kind_of_file_are_tasks_with_their_place(name, places):
+@pytest.mark.parametrize(("args", "places"), rows(__file__, "data_places"))
+def test_rows_of_every_kind_of_source_are_tasks_with_their_place(args, places):
     for _ in ("the index is built", "and read from the cache"):
-        parts = [made(source={"files": name}).tasks.part(split) for split in Split]
-        found = [part.task(at) for part in parts for at in range(len(part))]
-        assert sorted([one.place, one.rendered.prompt[0][1], one.rendered.truth] for one in found) == places
+        parts = [made(**args).tasks.part(split) for split in Split]
+        tasks = [part.task(at) for part in parts for at in range(len(part))]
+        found = [[one.place.rpartition("/")[2], one.rendered.prompt[0][1], one.rendered.truth] for one in tasks]
+        assert sorted(found) == places
 
 
 def test_a_large_file_is_divided_by_the_prompt_and_every_row_is_found():

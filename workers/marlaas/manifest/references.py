@@ -217,8 +217,13 @@ def _checked(folder: Path, jobs: Sequence[Placed[RLJob]], timeout_s: float) -> l
     found = [Checked(*json.loads(answer)) for answer in answers]
     if len(found) < len(jobs):
         name, _ = environments[len(found)]
-        doing = "checking its data" if name == DATASET else "importing its module"
-        found.append(Checked([f"environment '{name}': {doing} {end}"]))
+        if name == DATASET:
+            text = (
+                f"checking its rows {end}; `marlaas data show` checks them without a time limit, and keeps the result"
+            )
+        else:
+            text = f"importing its module {end}"
+        found.append(Checked([f"environment '{name}': {text}"]))
     return found
 
 
