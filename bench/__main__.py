@@ -34,6 +34,7 @@ NAMES = (
     "staleness",
     "quality",
     "neighbours",
+    "data_sets",
     "soak",
     "store_faults",
     "before",

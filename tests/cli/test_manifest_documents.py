@@ -237,7 +237,7 @@ def test_a_module_that_never_ends_its_import_is_given_up(tmp_path, manifest):
     objects = Objects()
     read_objects(File("job.yaml", tmp_path, manifest(OWN).read_text(encoding="utf-8")), objects)
     jobs = [Placed(here.object, here.source) for here in objects.placed if isinstance(here.object, RLJob)]
-    assert [str(finding) for finding in check_environments(jobs, timeout_s=1)] == [
+    assert [str(finding) for finding in check_environments(jobs, timeout_s=1)[0]] == [
         "job.yaml:19: spec.environment: environment 'games:guess': importing its module took longer than 1 s"
     ]
 

@@ -7,6 +7,7 @@ The language of a block says how it is tested:
 - `python`: it is run; a first line `# NAME.py` also writes it into the page's folder
 - `yaml`: a manifest, or a piece of an RLJob, which is validated
 - `dockerfile`: what it copies is a file of the page
+- `json`: a file of the page; a block of any language with `title="NAME"` is written into the page's folder
 - `text`: output of the `bash` block above it, or a picture
 """
 
@@ -34,8 +35,8 @@ from marlaas_worker.sandbox.seclusion import ENVIRONMENT_PREFIX
 
 ROOT = Path(__file__).parents[2]
 OWN = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "e2e/README.md", ROOT / "bench/gpu/README.md")
-LANGUAGES = ("bash", "sh", "console", "python", "yaml", "dockerfile", "text")
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+LANGUAGES = ("bash", "sh", "console", "python", "yaml", "dockerfile", "json", "text")
+_FENCE = re.compile(r"^```(\w*)(?: title=\"([\w.-]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _COMMAND = re.compile(r"`((?:marlaas|kubectl|helm|make|pytest|nats|docker|python -m) [^`\n]+)`")
 
 
@@ -43,6 +44,7 @@ _COMMAND = re.compile(r"`((?:marlaas|kubectl|helm|make|pytest|nats|docker|python
 class Block:
     page: Path
     language: str
+    file: str
     text: str
 
 

@@ -34,10 +34,11 @@ def of(*languages: str):
 
 
 def write_modules(page, folder):
-    """Write the page's Python files into the folder, and the examples of the tree beside them."""
+    """Write the page's files into the folder, and the examples of the tree beside them."""
     for block in blocks():
-        if block.page == page and (named := re.match(r"# (\w+\.py)\n", block.text)):
-            (folder / named[1]).write_text(block.text, "utf-8")
+        named = re.match(r"# (\w+\.py)\n", block.text)
+        if block.page == page and (file := named[1] if named else block.file):
+            (folder / file).write_text(block.text, "utf-8")
     (folder / "examples").symlink_to(ROOT / "examples")
 
 

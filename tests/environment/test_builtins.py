@@ -56,23 +56,17 @@ def test_calculator_pays_for_a_right_result_that_came_from_the_tool_however_ofte
         assert play("calculator", {}, unpaid)[0].rewards == {"policy": 0.0}, "a right guess, a wrong result"
 
 
-@pytest.mark.parametrize("operator", ["+", "-", "*"])
-def test_calculator_keeps_to_its_arguments(operator):
-    for split in Split:
-        for prompt in prompts("calculator", {"max_operand": 9, "operators": operator}, split, 20):
-            assert re.fullmatch(rf"[1-9]\{operator}[1-9]=\?", prompt)
-
-
 SUMS = {"dataset": "chain_sum", "config": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}}
 
 
 @pytest.mark.parametrize(
-    ("name", "args"), [("reverse", {}), ("calculator", {"max_operand": 9}), ("reasoning-gym", SUMS)]
+    ("name", "args"), [("reverse", {}), ("calculator", {"max_operand": 9, "operators": "-"}), ("reasoning-gym", SUMS)]
 )
 def test_tasks_are_reproducible_varied_and_never_in_both_splits(name, args):
     trained, held_out = prompts(name, args, Split.TRAIN, 40), prompts(name, args, Split.EVAL, 40)
     assert trained == prompts(name, args, Split.TRAIN, 40)
     assert len(set(trained)) > 10
+    assert name != "calculator" or all(re.fullmatch(r"[1-9]-[1-9]=\?", prompt) for prompt in trained)
     assert not set(trained) & set(held_out)
     assert not set(prompts(name, args, Split.TRAIN, 40, seed=8)) & set(held_out)
 

@@ -12,12 +12,17 @@ from marlaas.envs.loading import resolve
 from marlaas.envs.playing import play_episode
 from marlaas.envs.scripted import RecordedReplies
 from marlaas.episode_state import EpisodeState
+from marlaas.manifest.references import anchored_job
 from marlaas_api.kinds import RLJob
 from marlaas_api.names import derive_seed
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-DOCUMENTS = [one for path in sorted(EXAMPLES.rglob("*.yaml")) for one in yaml.safe_load_all(path.read_text("utf-8"))]
-JOBS = [RLJob.model_validate(one) for one in DOCUMENTS if one["kind"] == "RLJob"]
+DOCUMENTS = [
+    (path.parent, one)
+    for path in sorted(EXAMPLES.rglob("*.yaml"))
+    for one in yaml.safe_load_all(path.read_text("utf-8"))
+]
+JOBS = [anchored_job(RLJob.model_validate(one), folder) for folder, one in DOCUMENTS if one["kind"] == "RLJob"]
 FEWEST = 32
 OF_GAMES = dict(rows(__file__, "held_out_of_games"))
 

@@ -1,6 +1,7 @@
 """Accepted rewards and metrics, for every way of giving them, unscored episodes, and rubrics by hand-worked numbers."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from marlaas.rewards import Rubric, answer_reward, format_reward, length_penalty
 from marlaas.scores import InvalidScore, metrics
 from marlaas_api.errors import InvalidInput
 
-NUMBERS = [0.5, np.float32(0.5), np.float64(0.5), torch.tensor(0.5), np.array(0.5)]
+NUMBERS = [0.5, Fraction(1, 2), np.float32(0.5), np.float64(0.5), torch.tensor(0.5), np.array(0.5)]
 NO_NUMBERS = [math.nan, math.inf, "0.5", None, [0.5], torch.tensor([0.5, 0.5]), 1e31, 10**400]
 
 
@@ -120,14 +121,11 @@ def len_of_text(*, reply):
             lambda: Rubric((1, same)).score(reply=Reply("a"), truths="a"),
             "'same' needs 'truth', .*; did you mean 'truths'",
         ),
-        (lambda: Rubric((1, broken)).score(reply=Reply("a")), "'broken' returned nan"),
+        (lambda: Rubric((1, broken)).score(reply=Reply("a")), "'broken' is nan"),
         (lambda: extractor("boxd"), "expected one of last_number, boxed, tag, whole, regex"),
         (lambda: extractor("regex"), "needs the argument 'pattern'"),
-        (lambda: extractor("regex", "("), "not a regular expression"),
         (lambda: extractor("tag", "x"), "`pattern` applies only to answer: regex"),
-        (lambda: format_reward("("), "not a regular expression"),
         (lambda: length_penalty(10, 10), "expected 0 <= free_tokens < max_tokens"),
-        (lambda: answer_reward("box"), "did you mean 'boxed'"),
     ],
 )
 def test_rubrics_and_extractions_that_cannot_be(make, words):

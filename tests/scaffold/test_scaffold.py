@@ -78,12 +78,10 @@ def test_a_project_of_an_odd_name_below_other_folders_is_valid(tmp_path):
     manifest = load([folder / "job.yaml"], runnable=True)
     assert [job.metadata.name for job in manifest.jobs] == ["ein-spiel-2048"]
     arguments = ["init", str(tmp_path / "another one")]
-    assert f"cd '{tmp_path}/another one'" in CliRunner().invoke(build(arguments), arguments).stdout
-
-
-def test_the_command_tells_what_it_wrote_and_how_to_go_on(tmp_path):
-    arguments = ["init", str(tmp_path / "game-of-mine")]
-    result = CliRunner().invoke(build(arguments), arguments)
-    assert result.exit_code == 0
-    assert str(tmp_path / "game-of-mine" / "game_of_mine.py") in result.stdout
-    assert "marlaas run job.yaml --out runs/first" in result.stdout
+    told = CliRunner().invoke(build(arguments), arguments).stdout
+    lines = (
+        f"cd '{tmp_path}/another one'",
+        f"{tmp_path / 'another one' / 'another_one.py'}",
+        "marlaas run job.yaml --out runs/first",
+    )
+    assert [line for line in lines if line not in told] == []

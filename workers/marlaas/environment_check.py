@@ -1,31 +1,44 @@
 """Check environments in a separate process, because importing a user's module may print, crash, exit or hang.
 
 `python -m marlaas.environment_check` reads [[name, args, agents], …] as JSON from standard input. It writes one JSON line
-per environment as soon as the result is known: null, or the problem as text. Builtin environments are also created,
-which checks the values of their arguments. A user's `__init__` is not called, because it may load a data set.
+per environment as soon as the result is known (`Checked`). Builtin environments are also created, which checks the
+values of their arguments and the rows of a data set. A user's `__init__` is not called, because it may load a data set.
 """
 
 import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from marlaas.envs import BUILTINS
 from marlaas.envs.loading import resolve
 from marlaas_api.errors import InvalidInput
 
 
-def complaint(name: str, args: Mapping[str, Any], agents: Sequence[str]) -> str | None:
-    """Return the problem with the environment of this name, these arguments and the job's agents; None if there is none."""
+class Checked(NamedTuple):
+    """Result for one environment.
+
+    problems: what must be changed first; empty: nothing. loc: the place of the problems below `args`, if it is known.
+    notes: what a user should know before it is played.
+    """
+
+    problems: Sequence[str]
+    loc: Sequence[str | int] = ()
+    notes: Sequence[str] = ()
+
+
+def checked(name: str, args: Mapping[str, Any], agents: Sequence[str]) -> Checked:
+    """Check the environment of this name, these arguments and the job's agents."""
+    notes: Sequence[str] = ()
     try:
         code = resolve(name, args)
         code.check_agents(agents)
         if name in BUILTINS:
-            code.create()
+            notes = code.create().notes
     except InvalidInput as error:
-        return str(error)
-    return None
+        return Checked(getattr(error, "problems", None) or [str(error)], getattr(error, "loc", ()))
+    return Checked((), notes=notes)
 
 
 def main() -> None:
@@ -33,7 +46,7 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)  # standard output carries only the answers: what a module prints goes to standard error
         for name, args, agents in json.load(sys.stdin):
-            answers.write(json.dumps(complaint(name, args, agents)) + "\n")
+            answers.write(json.dumps(checked(name, args, agents)) + "\n")
             answers.flush()
 
 

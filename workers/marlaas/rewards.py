@@ -25,11 +25,12 @@ from typing import Any
 from marlaas.environment import Reply, Score
 from marlaas.envs.extraction import Extract, extractor
 from marlaas.envs.loading import nearest
+from marlaas.scores import number
 from marlaas_api.errors import InvalidInput
 
 __all__ = ["Extract", "Part", "Rubric", "answer_reward", "extractor", "format_reward", "length_penalty"]
 
-Part = Callable[..., float]
+Part = Callable[..., float | Score]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +62,21 @@ class Rubric:
     def score(self, **things: Any) -> Score:
         """Return the weighted reward, with each part's unweighted value as a metric.
 
+        A part may return a `Score`: its metrics are added.
+
         Raises:
             InvalidInput: a part needs an argument that is missing, or returns no finite number. This is a fault of
                 the environment.
         """
-        values = {part.name: _value(part, things) for part in self._parts}
-        return Score(sum(part.weight * values[part.name] for part in self._parts), values)
+        values: dict[str, float] = {}
+        added: dict[str, float | None] = {}
+        for part in self._parts:
+            returned = _returned(part, things)
+            if isinstance(returned, Score):
+                added |= returned.metrics
+                returned = returned.reward
+            values[part.name] = number(returned, f"the value of the rubric's part {part.name!r}")
+        return Score(sum(part.weight * values[part.name] for part in self._parts), {**added, **values})
 
 
 def format_reward(pattern: str) -> Part:
@@ -135,7 +145,7 @@ def _weighted(weight: float, part: Part) -> _Weighted:
     return _Weighted(float(weight), name, part, tuple(p.name for p in parameters if p.kind in kinds))
 
 
-def _value(part: _Weighted, things: dict[str, Any]) -> float:
+def _returned(part: _Weighted, things: dict[str, Any]) -> object:
     parameters = inspect.signature(part.part).parameters
     for name in part.wants:
         if name not in things and parameters[name].default is inspect.Parameter.empty:
@@ -143,11 +153,4 @@ def _value(part: _Weighted, things: dict[str, Any]) -> float:
             raise InvalidInput(
                 f"the rubric's part {part.name!r} needs {name!r}, which is missing{hint}; given are {', '.join(things)}"
             )
-    value = part.part(**{name: things[name] for name in part.wants if name in things})
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise InvalidInput(f"the rubric's part {part.name!r} returned {value!r:.80}; expected a finite number")
-    return number
+    return part.part(**{name: things[name] for name in part.wants if name in things})

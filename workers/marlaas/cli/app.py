@@ -71,6 +71,13 @@ COMMANDS = {
         "validate",
         "marlaas validate examples/*.yaml",
     ),
+    "data": Command(
+        "Show the data set of a job: prompts, tokens, truths, rewards.",
+        "marlaas.cli.data",
+        "app",
+        "marlaas data show examples/word-problems.yaml",
+        is_group=True,
+    ),
     "episodes": Command(
         "Show recorded episodes: turns, tool calls, rewards, faults.",
         "marlaas.cli.output",

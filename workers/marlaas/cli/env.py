@@ -159,6 +159,8 @@ def _played(
         raise
     except (Exception, SystemExit) as error:
         _complain_of(error, dropped)
+    for note in environment.notes:
+        complain(f"note: {note}.")
     for sentence in told(before, environment.code, has_hook=environment.hook is not None):
         complain(f"{sentence}.")
     seed_generators(task)

@@ -1,7 +1,12 @@
 """Builtin environments by name, and how any environment is loaded (`loading`) and played (`playing`)."""
 
+from collections.abc import Mapping
+from typing import Any
+
+DATASET = "dataset"
 BUILTINS = {
     "calculator": "marlaas.envs.tiny_tasks:Calculator",
+    DATASET: "marlaas.envs.dataset.environment:Dataset",
     "guess-number": "marlaas.envs.guess_number:GuessNumber",
     "kuhn-poker": "marlaas.envs.kuhn_poker:KuhnPoker",
     "python-tool": "marlaas.envs.python_tool:PythonTool",
@@ -11,3 +16,12 @@ BUILTINS = {
     "solver-verifier": "marlaas.envs.solver_verifier:SolverVerifier",
     "tic-tac-toe": "marlaas.envs.tic_tac_toe:TicTacToe",
 }
+
+
+def own_modules(name: str, args: Mapping[str, Any]) -> list[str]:
+    """Return the modules beside the manifest that an environment needs: its own, or those of the builtin `dataset`'s rewards."""
+    if name != DATASET:
+        return [name.partition(":")[0]] if ":" in name else []
+    rewards = args.get("rewards")
+    named = [one.get("python") for one in rewards if isinstance(one, Mapping)] if isinstance(rewards, list) else []
+    return [one.partition(":")[0] for one in named if isinstance(one, str)]

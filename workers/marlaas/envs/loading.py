@@ -31,13 +31,17 @@ _ASYNC = "marlaas.async_environment"
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """An environment that is ready to play. is_async: its `play` is `async def`. hook: its `start_episode`, if it has one."""
+    """An environment that is ready to play.
+
+    is_async: its `play` is `async def`. hook: its `start_episode`, if it has one. notes: sentences of a builtin on its tasks.
+    """
 
     code: Callable[..., object]
     takes_all_agents: bool
     named_agents: Callable[[Task], object] | None = None
     is_async: bool = False
     hook: Callable[[Task], object] | None = None
+    notes: tuple[str, ...] = ()
 
     def agents_of(self, task: Task, names: Sequence[str]) -> tuple[str, ...]:
         """Return the agents that a task calls: those that the environment's `agents_of` names, or all.
@@ -118,7 +122,8 @@ class EnvironmentCode:
         if inspect.isclass(self.target):
             made: Any = self.target(**self.args)
             agents_of, hook = getattr(made, "agents_of", None), getattr(made, HOOK, None)
-            return Environment(made.play, _takes_all(made.play, has_self=False), agents_of, is_async, hook)
+            notes = made.notes if self.name in BUILTINS and hasattr(made, "notes") else ()
+            return Environment(made.play, _takes_all(made.play, has_self=False), agents_of, is_async, hook, notes)
 
         def play_with_args(task: Task, agent: object) -> object:
             return self.target(task, agent, **self.args)
@@ -129,7 +134,7 @@ class EnvironmentCode:
 
 
 def load(name: str, args: Mapping[str, Any], agents: Sequence[str]) -> tuple[Environment, tuple[str, ...]]:
-    """Find, check and create an environment for a job's agents; return also what loading it has left behind, in sentences.
+    """Find, check and create an environment for a job's agents; return also sentences: its notes, and what loading it has left behind.
 
     Raises:
         InvalidInput: as `resolve` and `check_agents`, or it holds a connection or an open file (`leftovers.told`).
@@ -139,7 +144,7 @@ def load(name: str, args: Mapping[str, Any], agents: Sequence[str]) -> tuple[Env
     code = resolve(name, args)
     code.check_agents(agents)
     made = code.create()
-    return made, told(before, made.code, has_hook=made.hook is not None)
+    return made, (*made.notes, *told(before, made.code, has_hook=made.hook is not None))
 
 
 def resolve(name: str, args: Mapping[str, Any]) -> EnvironmentCode:

@@ -135,12 +135,19 @@ def with_last_fault(folder: OutFolder, result: JobResult) -> JobResult:
     return replace(result, last_fault=last, load_notes=tuple(notes))
 
 
-def write_summary(folder: OutFolder, results: Sequence[JobResult], modules: Mapping[str, ModuleFile]) -> None:
-    """Write `summary.json`; a job whose environment is a module has its file and digest. Raises InvalidInput if the folder cannot be written."""
+def write_summary(
+    folder: OutFolder,
+    results: Sequence[JobResult],
+    modules: Mapping[str, ModuleFile],
+    data: Mapping[str, tuple[ModuleFile, ...]],
+) -> None:
+    """Write `summary.json`, with the files and digests of modules and data sets. Raises InvalidInput if the folder cannot be written."""
     content = summary(results)
     for result in results:
         if result.document.ref.key in modules:
             content["jobs"][str(result.document.ref)]["environment"] = modules[result.document.ref.key].model_dump()
+        if files := data.get(result.document.ref.key):
+            content["jobs"][str(result.document.ref)]["data"] = [file.model_dump() for file in files]
     write(folder.summary, json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")
 
 

@@ -29,7 +29,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL
 
 
 class ModuleFile(BaseModel):
-    """File of an environment's module, and the SHA-256 of its content. Modules that it imports are not part of it."""
+    """File of an environment's module or data set, and the SHA-256 of its content. Modules that it imports are not part of it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     file: str
@@ -41,7 +41,8 @@ class RunRecord(BaseModel):
 
     cancelled: documents of cancelled jobs, which a later run deletes from the bus if this one was killed before it did.
     progress: last published progress of the jobs. finished: all jobs are settled.
-    modules: by job key, the environment's module that the job plays; builtins and images have none.
+    modules: by job key, the environment's module that the job plays; images and most builtins have none. data: by job key, the files
+    of its data set.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -51,6 +52,7 @@ class RunRecord(BaseModel):
     progress: tuple[Progress, ...] = ()
     finished: bool = False
     modules: dict[str, ModuleFile] = {}
+    data: dict[str, tuple[ModuleFile, ...]] = {}
 
 
 @dataclass(frozen=True, slots=True)

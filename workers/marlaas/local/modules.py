@@ -1,4 +1,4 @@
-"""The file of each job's environment, for the run's record: found as Python would find it, without importing it."""
+"""The files of each job's environment, for the run's record: its module, found as Python would find it, and its data set's files."""
 
 import hashlib
 import os
@@ -7,6 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from marlaas.envs import DATASET, own_modules
+from marlaas.envs.dataset.files import digest
+from marlaas.envs.dataset.settings import parsed
+from marlaas.envs.dataset.sources import files_of, sources_of
 from marlaas.local.folder import ModuleFile
 from marlaas_api.messages import JobDocument
 
@@ -15,11 +19,36 @@ def module_files(jobs: Iterable[JobDocument], folders: Mapping[str, Path]) -> di
     """Return, by job key, the modules of those jobs whose environment is one of the user's own. folders: of the manifests, by key."""
     found = {}
     for job in jobs:
-        module, colon, _ = (job.spec.environment.name or "").partition(":")
-        file = _file(module, folders[job.ref.key]) if colon and job.ref.key in folders else None
+        modules = own_modules(job.spec.environment.name or "", job.spec.environment.args)
+        file = _file(modules[0], folders[job.ref.key]) if modules and job.ref.key in folders else None
         if file is not None and file.is_file():
             found[job.ref.key] = ModuleFile(file=str(file), sha256=hashlib.sha256(file.read_bytes()).hexdigest())
     return found
+
+
+def data_files(jobs: Iterable[JobDocument]) -> dict[str, tuple[ModuleFile, ...]]:
+    """Return, by job key, the files of data sets, which have been checked before. A file that is gone is left out."""
+    found = {}
+    for job in jobs:
+        if job.spec.environment.name == DATASET:
+            sources = sources_of(parsed(job.spec.environment.args))
+            files = [file for source, name in sources for file in files_of(source, name)]
+            found[job.ref.key] = tuple(ModuleFile(file=str(file.path), sha256=digest(file)) for file in files)
+    return found
+
+
+def changed_data(
+    before: Mapping[str, tuple[ModuleFile, ...]], now: Mapping[str, tuple[ModuleFile, ...]]
+) -> Iterator[str]:
+    """Yield a sentence for each job whose data set has other content than when the run was last started."""
+    for key in sorted(before.keys() & now.keys()):
+        was, new = ([one.sha256 for one in files[key]] for files in (before, now))
+        if was != new:
+            changed = next((one.file for one in now[key] if one.sha256 not in was), "a file that is gone")
+            yield (
+                f"job {key.replace('.', '/')}: its data set has changed since the run was last started ({changed}); the remaining steps have "
+                "other tasks, and held-out tasks may have been trained"
+            )
 
 
 def changed_modules(before: Mapping[str, ModuleFile], now: Mapping[str, ModuleFile]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
+from marlaas.envs import own_modules
 from marlaas.local.credentials import CredentialSource, Handed
 from marlaas.local.folder import OutFolder, translated, write
 from marlaas.local.plan import ProcessSpec, cards_by_worker
@@ -282,8 +283,10 @@ class Launcher:
     def _modules(self, spec: ProcessSpec) -> list[str]:
         """Return the arguments by which a sandbox finds an environment of the user's own beside the job's manifest."""
         folder = self.modules.get(spec.job)
-        name = self.jobs[spec.job].spec.environment.name if folder is not None else None
-        return ["--modules", str(folder)] if name is not None and ":" in name else []
+        if folder is None:
+            return []
+        environment = self.jobs[spec.job].spec.environment
+        return ["--modules", str(folder)] if own_modules(environment.name or "", environment.args) else []
 
     async def sweep(self, process: RoleProcess) -> int:
         """Wait until a role exits, kill its remaining children, and return its exit code."""

@@ -22,7 +22,7 @@ from marlaas.local.documents import DesiredState, read
 from marlaas.local.evaluation import Adapters, only_evaluating
 from marlaas.local.folder import ModuleFile, OutFolder, RunRecord, hold
 from marlaas.local.interrupts import EXIT_INTERRUPTED, Interrupted, Interrupts, first_of
-from marlaas.local.modules import changed_modules, module_files
+from marlaas.local.modules import changed_data, changed_modules, data_files, module_files
 from marlaas.local.preparation import is_unseen, prepare
 from marlaas.local.processes import ROLE_COMMAND, Launcher, Watchdog, watchdog
 from marlaas.local.recorder import Recorder
@@ -128,6 +128,7 @@ class _Run:
         self._interrupts = interrupts
         self._cancelled: tuple[JobDocument, ...] = ()
         self._modules: dict[str, ModuleFile] = {}
+        self._data: dict[str, tuple[ModuleFile, ...]] = {}
         self._shares: Mapping[str, SharesSoFar] = {}
         self.again = request.again
 
@@ -148,11 +149,12 @@ class _Run:
             ended = {progress.uid for progress in record.progress if progress.phase.final}
             playing = [job for job in jobs if job.uid not in ended]
             self._modules = {**record.modules, **module_files(playing, wanted.folders)}
-            for note in changed_modules(record.modules, self._modules):
+            self._data = {**record.data, **data_files(playing)}
+            for note in (*changed_modules(record.modules, self._modules), *changed_data(record.data, self._data)):
                 self._display.note(note)
             async with watchdog() as guard:
                 pools = await self._interrupts.unless(self._interrupts.first, self._prepare(wanted, jobs, guard))
-                folder.write_record(RunRecord(jobs=jobs, pools=pools, cancelled=self._cancelled, modules=self._modules))
+                folder.write_record(self._record(jobs, pools))
                 results = await self._serve(folder, _Content(jobs, pools, wanted.folders), guard)
             return self._end(folder, pools, results)
 
@@ -254,19 +256,15 @@ class _Run:
 
     async def _apply(self, parts: "_Services", change: changes.RunChange) -> tuple[str, ...]:
         """Apply one change. The record is written first: a run that is killed here continues with the changed jobs."""
-        watch, before = (
-            parts.watch,
-            RunRecord(
-                jobs=parts.watch.jobs, pools=tuple(parts.watch.pools), cancelled=self._cancelled, modules=self._modules
-            ),
-        )
+        watch, before = parts.watch, self._record(parts.watch.jobs, tuple(parts.watch.pools))
         names = [pool.name for pool in before.pools]
         found = changes.changed(before.jobs, change, watch.seen.progress, names, self._request.seed)
         changes.refuse_leftovers(parts.folder, before.jobs, found.jobs)
         cancelled = (*self._cancelled, *found.cancelled)
         modules = {**self._modules, **module_files(found.written, change.folders)}
+        data = {**self._data, **data_files(found.written)}
         parts.folder.write_record(
-            before.model_copy(update={"jobs": found.jobs, "cancelled": cancelled, "modules": modules})
+            before.model_copy(update={"jobs": found.jobs, "cancelled": cancelled, "modules": modules, "data": data})
         )
         try:
             stopping = self._interrupts.first
@@ -274,7 +272,7 @@ class _Run:
         except InvalidInput:
             parts.folder.write_record(before)
             raise
-        self._modules = modules
+        self._modules, self._data = modules, data
         for job in found.written:
             parts.launcher.add(job, change.folders.get(job.ref.key))
         watch.replace(found.jobs)
@@ -282,6 +280,9 @@ class _Run:
         await parts.recorder.forget([job.ref for job in found.cancelled])
         self.again += tuple(file for file in change.files if file not in self.again)
         return found.lines
+
+    def _record(self, jobs: tuple[JobDocument, ...], pools: tuple[PoolDocument, ...]) -> RunRecord:
+        return RunRecord(jobs=jobs, pools=pools, cancelled=self._cancelled, modules=self._modules, data=self._data)
 
     def _note_stopping(self) -> None:
         if self._interrupts.first.is_set():
@@ -291,19 +292,11 @@ class _Run:
     def _end(self, folder: OutFolder, pools: tuple[PoolDocument, ...], results: Sequence[JobResult]) -> int:
         """Write the summary and the record, display the report, and return the exit code."""
         results = [with_last_fault(folder, one) for one in results]
-        write_summary(folder, results, self._modules)
+        write_summary(folder, results, self._modules, self._data)
         finished = all(plan.settled(one.document, one.progress) for one in results)
         all_progress = tuple(one.progress for one in results if one.progress is not None)
-        folder.write_record(
-            RunRecord(
-                jobs=tuple(one.document for one in results),
-                pools=pools,
-                cancelled=self._cancelled,
-                progress=all_progress,
-                finished=finished,
-                modules=self._modules,
-            )
-        )
+        record = self._record(tuple(one.document for one in results), pools)
+        folder.write_record(record.model_copy(update={"progress": all_progress, "finished": finished}))
         self._display.result(Report(results, folder.root, self._shares))
         if self._interrupts.first.is_set() and not finished:
             self._display.note(f"to continue: {shlex.join(self.again)}")

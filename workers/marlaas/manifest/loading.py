@@ -45,12 +45,15 @@ class LoadedManifest:
     plans: Mapping[str, PoolPlan] = field(default_factory=dict)
 
 
-def load(paths: Sequence[str | Path], *, runnable: bool = True, card: int | None = None) -> LoadedManifest:
+def load(
+    paths: Sequence[str | Path], *, runnable: bool = True, card: int | None = None, environments: bool = True
+) -> LoadedManifest:
     """Read multi-document YAML files (`-`: standard input) and check them.
 
     Args:
         runnable: require everything that `marlaas run` needs: a job, each job's pool, and no setting that only a
             cluster supports. If False, missing objects are assumed to be in the cluster.
+        environments: check the environments, in a child process that imports them.
         card: bytes of the cards that the workers shall have; a pool that does not fit is an error. None: not given.
 
     Raises:
@@ -60,6 +63,7 @@ def load(paths: Sequence[str | Path], *, runnable: bool = True, card: int | None
     given = _sorted_out(objects)
     contents = _anchored(given)
     unknown = unknown_pools(contents, objects.broken, runnable)
+    broken_environments, of_environments = check_environments(contents.jobs if environments else ())
     errors = [
         *objects.errors,
         *duplicates(objects.placed),
@@ -67,7 +71,7 @@ def load(paths: Sequence[str | Path], *, runnable: bool = True, card: int | None
         *refusals(contents, runnable),
         *misfits(contents, unknown, runnable),
         *check_models(contents, runnable),
-        *check_environments(contents.jobs),
+        *broken_environments,
     ]
     if not errors and runnable and not contents.jobs:
         errors.append(Finding("", 0, "", f"no RLJob in {', '.join(labels)}: nothing can be run"))
@@ -77,7 +81,7 @@ def load(paths: Sequence[str | Path], *, runnable: bool = True, card: int | None
         errors.extend(too_large)
     if errors:
         raise InvalidManifest(_in_order(errors, labels))
-    notes = [*objects.notes, *advice(contents, runnable)]
+    notes = [*objects.notes, *of_environments, *advice(contents, runnable)]
     local = [*local_advice(contents, unknown, runnable), *model_notes(contents, runnable)]
     return replace(
         _manifest(contents if runnable else given, objects.placed),

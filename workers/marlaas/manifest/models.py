@@ -84,7 +84,7 @@ def _template_errors(
     contents: ManifestObjects, pool: Placed[ModelPool], facts: ModelFacts, runnable: bool
 ) -> Iterator[Finding]:
     model = pool.object.spec.model
-    folder = _folder(model, runnable)
+    folder = model_folder(model, runnable)
     try:
         yield from () if folder is None else template_errors(contents, pool, folder, facts)
     except ModelError as error:
@@ -109,7 +109,7 @@ def model_notes(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]:
             yield from pool.source.findings(_experts(pool.object, facts))
             yield from pool.source.findings(_small_cache(contents, pool.object, facts))
             yield from _steep(contents, pool.object, facts)
-            folder = _folder(pool.object.spec.model, runnable=False)
+            folder = model_folder(pool.object.spec.model, runnable=False)
             yield from () if folder is None else template_notes(contents, pool, folder, facts, runnable=runnable)
         elif not runnable:
             yield from pool.source.findings(_not_here(pool.object))
@@ -267,11 +267,11 @@ def unknown_targets(facts: ModelFacts, job: RLJob, pool: str) -> Iterator[Proble
 
 def _facts(model: ModelSpec, runnable: bool) -> ModelFacts | None:
     """Return the facts of a model; None if it is not on this machine. Raises ModelError."""
-    folder = _folder(model, runnable)
+    folder = model_folder(model, runnable)
     return None if folder is None else inspect(folder)
 
 
-def _folder(model: ModelSpec, runnable: bool) -> Path | None:
+def model_folder(model: ModelSpec, runnable: bool) -> Path | None:
     """Return the folder of a model; None if it is not on this machine. Raises ModelError.
 
     If not `runnable`, a path may belong to another machine, so a missing one is not an error.

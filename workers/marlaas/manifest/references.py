@@ -13,7 +13,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from marlaas.envs import BUILTINS
+from marlaas.environment_check import Checked
+from marlaas.envs import BUILTINS, DATASET, own_modules
 from marlaas.envs.loading import refuse_shadows
 from marlaas.manifest.findings import Finding, Placed
 from marlaas_api.errors import InvalidInput
@@ -41,7 +42,7 @@ def anchored_pool(pool: ModelPool, folder: Path) -> ModelPool:
 
 
 def anchored_job(job: RLJob, folder: Path) -> RLJob:
-    """Return the job with the paths of the adapters that it reads from the manifest's folder."""
+    """Return the job with the paths of the adapters and data files that it reads from the manifest's folder."""
     agents = tuple(
         agent
         if agent.init_from is None
@@ -56,7 +57,25 @@ def anchored_job(job: RLJob, folder: Path) -> RLJob:
         reference = reference.model_copy(update={"path": anchored(reference.path, folder)})
         kl = training.kl.model_copy(update={"reference": reference})
         training = training.model_copy(update={"kl": kl})
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"agents": agents, "training": training})})
+    environment = job.spec.environment
+    if environment.name == DATASET:
+        environment = environment.model_copy(update={"args": _anchored_data(environment.args, folder)})
+    changed = {"agents": agents, "training": training, "environment": environment}
+    return job.model_copy(update={"spec": job.spec.model_copy(update=changed)})
+
+
+def _anchored_data(args: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the arguments of a data set with absolute paths. Values of another form are left as they are, to be refused later."""
+    found = dict(args)
+    for key in ("source", "held_out"):
+        part = args.get(key)
+        files = part.get("files") if isinstance(part, dict) else None
+        if isinstance(files, str):
+            found[key] = {**args[key], "files": anchored(files, folder)}
+        elif isinstance(files, list):
+            paths = [anchored(one, folder) if isinstance(one, str) else one for one in files]
+            found[key] = {**args[key], "files": paths}
+    return found
 
 
 def objection(target: Path) -> str | None:
@@ -166,44 +185,60 @@ def _adapter_config(file: Path) -> dict[str, Any]:
     return read if isinstance(read, dict) else {}
 
 
-def check_environments(jobs: Iterable[Placed[RLJob]], timeout_s: float = TIMEOUT_S) -> Iterator[Finding]:
-    """Yield findings on the jobs' environments. A user's module is searched beside the manifest, then on PYTHONPATH."""
+def check_environments(
+    jobs: Iterable[Placed[RLJob]], timeout_s: float = TIMEOUT_S
+) -> tuple[list[Finding], list[Finding]]:
+    """Return errors of the jobs' environments, and notes on them. A user's module is searched beside the manifest, then on PYTHONPATH."""
     named = [job for job in jobs if job.object.spec.environment.name is not None]
+    errors: list[Finding] = []
+    notes: list[Finding] = []
     for folder, together in groupby(sorted(named, key=_folder), key=_folder):
         batch = list(together)
         try:
             refuse_shadows(folder)
         except InvalidInput as error:
-            own = [job for job in batch if ":" in str(job.object.spec.environment.name)]
-            yield from (job.source.finding(Problem(("spec", "environment"), str(error))) for job in own)
+            own = [job for job in batch if own_modules(*_named(job.object))]
+            errors += [job.source.finding(Problem(("spec", "environment"), str(error))) for job in own]
             batch = [job for job in batch if job not in own]
-        for job, complaint in zip(batch, _complaints(folder, batch, timeout_s), strict=False):
-            if complaint is not None:
-                yield job.source.finding(Problem(_where(job.object), complaint))
+        for job, found in zip(batch, _checked(folder, batch, timeout_s), strict=False):
+            errors += job.source.findings(Problem(_where(job.object, found.loc), text) for text in found.problems)
+            notes += job.source.findings(Problem(_where(job.object), text) for text in found.notes)
+    return errors, notes
 
 
 def _folder(job: Placed[RLJob]) -> Path:
     return job.source.folder
 
 
-def _where(job: RLJob) -> Loc:
-    """Return the most specific field that can be blamed."""
+def _named(job: RLJob) -> tuple[str, dict[str, Any]]:
+    return str(job.spec.environment.name), job.spec.environment.args
+
+
+def _where(job: RLJob, loc: Sequence[str | int] = ()) -> Loc:
+    """Return the most specific field that can be blamed. loc: below the arguments, if it is known."""
     name = str(job.spec.environment.name)
     if name in BUILTINS:
-        return ("spec", "environment", "args")
+        return ("spec", "environment", "args", *loc)
     return ("spec", "environment") if ":" in name else ("spec", "environment", "name")
 
 
-def _complaints(folder: Path, jobs: Sequence[Placed[RLJob]], timeout_s: float) -> list[str | None]:
-    """Return one entry per job, in order. If a module ends the child, the list is shorter and its last entry reports that."""
-    environments = [job.object.spec.environment for job in jobs]
+def _checked(folder: Path, jobs: Sequence[Placed[RLJob]], timeout_s: float) -> list[Checked]:
+    """Return one result per job, in order. If a module ends the child, the list is shorter and its last entry reports that."""
+    environments = [_named(job.object) for job in jobs]
     agents = [[agent.name for agent in job.object.spec.agents] for job in jobs]
-    given = json.dumps([[one.name, one.args, names] for one, names in zip(environments, agents, strict=True)])
+    given = json.dumps([[*one, names] for one, names in zip(environments, agents, strict=True)])
     answers, end = _ask(folder, given, timeout_s)
-    complaints: list[str | None] = [json.loads(answer) for answer in answers]
-    if len(complaints) < len(jobs):
-        complaints.append(f"environment '{environments[len(complaints)].name}': importing its module {end}")
-    return complaints
+    found = [Checked(*json.loads(answer)) for answer in answers]
+    if len(found) < len(jobs):
+        name, _ = environments[len(found)]
+        if name == DATASET:
+            text = (
+                f"checking its rows {end}; `marlaas data show` checks them without a time limit, and keeps the result"
+            )
+        else:
+            text = f"importing its module {end}"
+        found.append(Checked([f"environment '{name}': {text}"]))
+    return found
 
 
 def _ask(folder: Path, given: str, timeout_s: float) -> tuple[list[str], str]:

@@ -113,7 +113,8 @@ def _effective(contents: ManifestObjects, pool: Placed[ModelPool], folder: Path)
                 yield source.finding(Problem((*loc, "text" if given.file is None else "file"), str(error)))
 
 
-def _chosen(job: RLJob, pool: ModelPool, folder: Path) -> ChosenTemplate:
+def chosen_template(job: RLJob, pool: ModelPool, folder: Path) -> ChosenTemplate:
+    """Return the template in effect for a job on a pool; an empty text if it does not exist."""
     settings = chat_template_settings(job.spec.rollout.chat_template)
     try:
         return choose(settings.over(pool_chat_template_settings(pool.spec.chat_template)), folder)
@@ -128,7 +129,7 @@ def _untemplated(
     for job in () if facts.has_chat_template else contents.jobs:
         name = job.object.spec.environment.name
         is_ours = bool(job.object.spec.agents_on(pool.metadata.name)) and (name in BUILTINS) == is_builtin
-        if is_ours and _chosen(job.object, pool, folder).is_own:
+        if is_ours and chosen_template(job.object, pool, folder).is_own:
             text = f"the base model of {pool_text(job.object, pool.metadata.name)} has no chat template, so "
             text += (
                 f"the environment '{name}' cannot send it messages; choose a chat model, or set rollout.chatTemplate: {{name: chatml}}"

@@ -1,11 +1,12 @@
 """The chat template in effect: the text that `chatTemplate` of a pool and a job choose, its variables, and errors in it.
 
-Imports jinja2 only when a text is checked.
+Imports jinja2 only when a text is checked or rendered.
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -134,8 +135,34 @@ def _literal(value: object) -> str:
     return "none" if value is None else json.dumps(value, ensure_ascii=False)
 
 
+def light_renderer(folder: Path, chosen: ChosenTemplate) -> Callable[[Sequence[Mapping[str, str]]], str] | None:
+    """Return a function that renders messages with the generation prompt, without importing transformers; None without a template.
+
+    It is for counts: transformers' own environment, without tools and documents. Raises NotAModel.
+    """
+    if chosen.text is None:
+        return None
+    environment = _environment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+    environment.globals |= {"raise_exception": _raise, "strftime_now": lambda form: datetime.now().strftime(form)}
+    template = environment.from_string(chosen.text)
+    given = {**special_tokens(folder), **chosen.kwargs}
+    return lambda messages: str(template.render(messages=list(messages), add_generation_prompt=True, **given))
+
+
+def _raise(text: str) -> None:
+    from jinja2 import TemplateError
+
+    raise TemplateError(text)
+
+
 def _parsed(text: str) -> Any:
     """Parse a template with the extensions that transformers has. Raises jinja2.TemplateSyntaxError."""
+    return _environment().parse(text)
+
+
+def _environment(**options: bool) -> Any:
+    """Return Jinja's environment with the extensions that transformers has."""
     from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -149,5 +176,4 @@ def _parsed(text: str) -> Any:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
-    environment = ImmutableSandboxedEnvironment(extensions=[Generation, "jinja2.ext.loopcontrols"])
-    return environment.parse(text)
+    return ImmutableSandboxedEnvironment(extensions=[Generation, "jinja2.ext.loopcontrols"], **options)

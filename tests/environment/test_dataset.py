@@ -1,0 +1,103 @@
+"""Data sets: rows of every kind of file, the division into tasks, rewards, refused rows, and what `data show` says."""
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from math_verify import parse, verify
+from tests.environment.playing import play
+from tests.tables import data, rows
+from typer.testing import CliRunner
+
+from marlaas.cli.app import build
+from marlaas.environment import Split, Task
+from marlaas.envs.dataset import math_check
+from marlaas.envs.dataset.arrow_rows import BATCH
+from marlaas.envs.dataset.environment import Dataset
+from marlaas_api.errors import InvalidInput
+from marlaas_api.names import split_of
+
+ARGS = data(__file__, "data_set")
+FILES = data(__file__, "data_files")
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("MARLAAS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for name, text in FILES.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text, "utf-8")
+    Path("packed.jsonl.gz").write_bytes(gzip.compress(FILES["sums.jsonl"].encode()))
+
+
+def made(**args):
+    return Dataset(**{**ARGS, **args})
+
+
+@pytest.mark.parametrize(("args", "places"), rows(__file__, "data_places"))
+def test_rows_of_every_kind_of_source_are_tasks_with_their_place(args, places):
+    for _ in ("the index is built", "and read from the cache"):
+        parts = [made(**args).tasks.part(split) for split in Split]
+        tasks = [part.task(at) for part in parts for at in range(len(part))]
+        found = [[one.place.rpartition("/")[2], one.rendered.prompt[0][1], one.rendered.truth] for one in tasks]
+        assert sorted(found) == places
+
+
+def test_a_large_file_is_divided_by_the_prompt_and_every_row_is_found():
+    many = [{"question": f"{number} + 1?", "answer": f"#### {number + 1}"} for number in range(2 * BATCH + 5)]
+    pq.write_table(pa.Table.from_pylist(many), "many.parquet", row_group_size=BATCH - 1)
+    args = {**ARGS, "source": {"files": "many.parquet"}, "held_out": None}
+    parts = {split: Dataset(**args).tasks.part(split) for split in Split}
+    assert sorted(number for part in parts.values() for number in part.numbers) == list(range(len(many)))
+    for split, part in parts.items():
+        for at in (0, len(part) // 2, len(part) - 1):
+            drawn = (task := Task(split, at + len(part), 0)).drawn
+            assert play("dataset", args, lambda _, at=at: str(part.numbers[at] + 1), task)[0].rewards == {"policy": 1.0}  # noqa: B023
+            assert [split_of(text) for text in drawn] == [split]
+
+
+@pytest.mark.parametrize(("args", "reason"), rows(__file__, "data_refused"))
+def test_bad_arguments_and_rows_are_refused_with_their_place(args, reason):
+    with pytest.raises(InvalidInput, match=reason):
+        made(**args)
+
+
+@pytest.mark.parametrize(("rewards", "reply", "reward"), rows(__file__, "data_rewards"))
+def test_rewards_are_weighted_sums_and_no_number_is_a_fault_that_names_the_row(rewards, reply, reward):
+    args = {**ARGS, "rewards": rewards, "source": {"files": "one.jsonl"}, "held_out": {"files": "held.csv"}}
+    if isinstance(reward, str):
+        with pytest.raises(InvalidInput, match=reward):
+            play("dataset", args, lambda _: reply)
+    else:
+        assert play("dataset", args, lambda _: reply)[0].rewards["policy"] == pytest.approx(reward)
+
+
+@pytest.mark.parametrize(("truth", "reply"), rows(__file__, "data_answers"))
+def test_answers_are_compared_as_math_verify_does(truth, reply):
+    assert math_check.is_equal(truth, reply) == verify(parse(math_check.marked(truth)), parse(reply))
+
+
+def test_a_comparison_that_hangs_is_stopped_and_one_that_crashes_is_no_reward(monkeypatch):
+    monkeypatch.setattr(math_check, "CPU_S", 1)
+    monkeypatch.setattr(math_check, "compare", lambda *_: 9**9**9)
+    assert math_check.is_equal("1", "1") is None
+    monkeypatch.setattr(math_check, "compare", lambda *_: os.kill(os.getpid(), 9))
+    with pytest.raises(math_check.MathCheckFailed, match="exit code -9"):
+        math_check.is_equal("1", "1")
+
+
+def test_data_show_prints_tasks_and_warns(tmp_path, monkeypatch):
+    monkeypatch.chdir("/")
+    shown = CliRunner().invoke(build(["data"]), ["data", "show", f"{tmp_path}/job.yaml", "-n", "1", "--json"])
+    (job,) = json.loads(shown.stdout)["jobs"].values()
+    (task,) = job["tasks"]
+    found = [job["splits"]["train"]["rows"], job["dropped"], task["tokens"], task["rewardOfTruth"], task["truth"]]
+    assert [*found, [*job["warnings"], *task["warnings"]]] == data(__file__, "data_shown")

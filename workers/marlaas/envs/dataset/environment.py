@@ -1,0 +1,81 @@
+"""`dataset`: every row of a data set is a task of one turn; the manifest says how it becomes a prompt, a truth and a reward."""
+
+from typing import Any
+
+from marlaas.environment import Agent, Message, Score, Task
+from marlaas.envs.dataset.fields import Fields
+from marlaas.envs.dataset.index import indexed
+from marlaas.envs.dataset.problems import InvalidRows
+from marlaas.envs.dataset.rewards import Rewards
+from marlaas.envs.dataset.settings import Settings, Source, parsed
+from marlaas.envs.dataset.sources import files_of, sources_of
+from marlaas.envs.dataset.tasks import Rows, Tasks, divided, separate
+
+
+class Dataset:
+    """Tasks from the rows of files or of a data set of the Hugging Face hub, in one turn each.
+
+    Args:
+        source: {files: "data/*.jsonl"} (.jsonl, .csv, .parquet; .gz), or {hub: org/name, config, split, revision}.
+        rewards: list of parts, each with a weight: math, answer, format, code, python.
+        prompt: list of {role, content}; content is a Jinja template of the row's columns.
+        messages: instead of prompt, the column that holds a list of messages.
+        truth: Jinja template of the right answer.
+        held_out: {share: 0.1}, {files: …} or {split: test}; absent: one row in eight, by a hash of its prompt.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        source: dict[str, Any],
+        rewards: list[Any],
+        prompt: list[Any] | None = None,
+        messages: str | None = None,
+        truth: str = "",
+        held_out: dict[str, Any] | None = None,
+    ) -> None:
+        self.settings = parsed(
+            {
+                "source": source,
+                "rewards": rewards,
+                "prompt": prompt,
+                "messages": messages,
+                "truth": truth,
+                "held_out": held_out,
+            }
+        )
+        self.rewards = Rewards(self.settings)
+        self.tasks = tasks_of(self.settings)
+        self.notes = notes_of(self.tasks)
+
+    def play(self, task: Task, agent: Agent) -> Score:
+        """Ask for a reply to the row's prompt, and score it."""
+        found = self.tasks.part(task.split).task(task.index)
+        task.drawn.append(found.rendered.text)
+        reply = agent.ask(Message(role, content) for role, content in found.rendered.prompt)
+        return self.rewards.score(reply, found)
+
+
+def tasks_of(settings: Settings) -> Tasks:
+    """Return the tasks of a data set. Raises InvalidInput: files, templates or rows cannot be used."""
+    fields = Fields(settings)
+    rows, *other = [_rows(source, fields, name) for source, name in sources_of(settings)]
+    if other:
+        return separate(rows, other[0])
+    return divided(rows, None if settings.held_out is None else settings.held_out.share)
+
+
+def _rows(source: Source, fields: Fields, *loc: str) -> Rows:
+    try:
+        return Rows([indexed(file, fields) for file in files_of(source, *loc)], fields)
+    except InvalidRows as error:
+        error.loc = (*loc, *(("files",) if source.files is not None else ()))
+        raise
+
+
+def notes_of(tasks: Tasks) -> tuple[str, ...]:
+    """Return what a user should know of the tasks before they are played."""
+    if not tasks.num_dropped:
+        return ()
+    return (
+        f"{tasks.num_dropped} training rows are left out, because their prompts stand among the held-out rows too; {len(tasks.train)} are left",
+    )

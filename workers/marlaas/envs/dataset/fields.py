@@ -1,0 +1,121 @@
+"""What a row gives to a task: the prompt, the truth, and the tests of a program, rendered from its columns."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from marlaas.envs.dataset.problems import RowProblem
+from marlaas.envs.dataset.settings import Settings
+from marlaas.envs.dataset.templates import ROW, Row, Template
+
+_ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """What a task needs of its row. prompt: (role, content) of each message."""
+
+    prompt: tuple[tuple[str, str], ...]
+    truth: str
+    tests: str
+
+    @property
+    def text(self) -> str:
+        """The text by which prompts are compared and divided into training and held-out tasks."""
+        return joined(self.prompt)
+
+
+def joined(prompt: Iterable[tuple[str, str]]) -> str:
+    """Return the text of messages."""
+    return "\n\n".join(f"{role}: {content}" for role, content in prompt)
+
+
+class Fields:
+    """The templates of a data set.
+
+    columns: the columns that they read; None: all.
+
+    Raises:
+        InvalidArgument: Jinja cannot parse a template.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._column = settings.messages
+        self._prompt = [
+            (one.role, Template(one.content, f"prompt[{at}].content", "prompt", at, "content"))
+            for at, one in enumerate(settings.prompt)
+        ]
+        self._truth = Template(settings.truth, "truth", "truth") if settings.truth else None
+        tests = [(at, one.code) for at, one in enumerate(settings.rewards) if one.code is not None]
+        self._tests = [Template(code.tests, "tests", "rewards", at, "code", "tests") for at, code in tests]
+        templates = [template for _, template in self._prompt] + [*filter(None, [self._truth])] + self._tests
+        read = frozenset().union(*(one.columns for one in templates), {self._column} if self._column else ())
+        self.columns = None if ROW in read else read
+        written = [
+            [[one.role, one.content] for one in settings.prompt],
+            settings.messages,
+            settings.truth,
+            [code.tests for _, code in tests],
+        ]
+        self.key = json.dumps(written)
+        """Identifies the templates: equal rows with an equal key are rendered equally."""
+
+    def render(self, row: Row) -> Rendered:
+        """Return what a task needs of a row. Raises RowProblem."""
+        if self._column is not None:
+            prompt = tuple(_messages(self._column, row))
+        else:
+            prompt = tuple((role, template.render(row)) for role, template in self._prompt)
+        if not any(content.strip() for _, content in prompt):
+            raise RowProblem("the prompt is empty")
+        return Rendered(prompt, self._text(self._truth, row), self._text(self._tests[0] if self._tests else None, row))
+
+    def texts(self, columns: Mapping[str, Sequence[Any]], num: int) -> list[str] | None:
+        """Return the texts of many rows' prompts at once, if all of these rows can be used; None: `render` each.
+
+        columns: the values of `num` rows, by column.
+        """
+        if self._column is not None:
+            return None
+        checked = [template.render_all(columns, num) for template in (*filter(None, [self._truth]), *self._tests)]
+        contents = [template.render_all(columns, num) for _, template in self._prompt]
+        if not all(one is not None and all(map(str.strip, one)) for one in (*checked, *contents)):
+            return None
+        if len(contents) == 1:
+            begin = f"{self._prompt[0][0]}: "
+            return [begin + content for content in contents[0] or ()]
+        roles = [role for role, _ in self._prompt]
+        return [joined(zip(roles, row, strict=True)) for row in zip(*contents, strict=True)]
+
+    @staticmethod
+    def _text(template: Template | None, row: Row) -> str:
+        if template is None:
+            return ""
+        text = template.render(row).strip()
+        if not text:
+            raise RowProblem(f"{template.field} is empty")
+        return text
+
+
+def _messages(column: str, row: Row) -> Sequence[tuple[str, str]]:
+    """Return the messages of a column: a list of {role, content}, or such a list as JSON text. Raises RowProblem."""
+    if column not in row:
+        raise RowProblem(f"messages: the row has no column {column!r}; it has {', '.join(map(str, row)) or 'none'}")
+    given: Any = row[column]
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError as error:
+            raise RowProblem(f"messages: column {column!r} is not JSON: {error}") from None
+    if not isinstance(given, list) or not given:
+        raise RowProblem(f"messages: column {column!r} is {given!r:.60}; expected a list of messages")
+    return [_message(column, one) for one in given]
+
+
+def _message(column: str, given: object) -> tuple[str, str]:
+    if isinstance(given, Mapping) and given.get("role") in _ROLES and isinstance(given.get("content"), str):
+        return given["role"], given["content"]
+    raise RowProblem(
+        f"messages: column {column!r} has {given!r:.60}; expected {{role, content}} with role {', '.join(_ROLES)}"
+    )

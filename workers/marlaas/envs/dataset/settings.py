@@ -1,0 +1,207 @@
+"""The arguments of the environment `dataset`, as a manifest writes them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from marlaas.envs.dataset.problems import InvalidArgument
+from marlaas.envs.loading import nearest
+
+KINDS = ("math", "answer", "format", "code", "python")
+"""Kinds of reward parts."""
+_NOT_YET = {"judge": "a judge's rewards", "score_group": "rewards of a whole group"}
+_SOURCES_NOT_YET = ("pvc", "s3", "configMap")
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+def _listed(value: object) -> object:
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+Files = Annotated[tuple[str, ...], BeforeValidator(_listed), Field(min_length=1)]
+
+
+class Source(_Settings):
+    """Where rows come from: files of this machine, or a data set of the Hugging Face hub.
+
+    files: paths or patterns with `*`; a relative one is read from the manifest's folder.
+    hub: organisation and name. config, split: of the hub's data set. revision: branch, tag or commit.
+    """
+
+    files: Files | None = None
+    hub: str | None = Field(None, pattern=r"^[\w.-]+(/[\w.-]+)?$")
+    config: str | None = None
+    split: str | None = None
+    revision: str | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.files is None) == (self.hub is None):
+            raise ValueError("give either files or hub")
+        if self.files is not None and (self.config or self.split or self.revision):
+            raise ValueError("config, split and revision are of a hub's data set; files have none")
+        return self
+
+
+class HeldOut(_Settings):
+    """Which rows are held out: another split of the hub's data set, other files, or a share of the rows by a hash of the prompt."""
+
+    split: str | None = None
+    files: Files | None = None
+    share: float | None = Field(None, gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if sum(one is not None for one in (self.split, self.files, self.share)) != 1:
+            raise ValueError("give one of split, files and share")
+        return self
+
+
+class PromptMessage(_Settings):
+    """One message of the prompt. content: a Jinja template of the row's columns."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class AnswerSettings(_Settings):
+    """How the reward `answer` finds the answer in a reply: see `marlaas.envs.extraction`."""
+
+    extract: str
+    pattern: str | None = None
+
+
+class CodeSettings(_Settings):
+    """The reward `code`. tests: a Jinja template of the program that follows the policy's. cpu_s: seconds. memory_mib: mebibytes."""
+
+    tests: str
+    cpu_s: int = Field(5, ge=1)
+    memory_mib: int = Field(256, ge=64)
+
+
+class RewardSettings(_Settings):
+    """One part of the reward: exactly one kind, and its weight."""
+
+    math: dict[str, Any] | None = Field(None, max_length=0)
+    answer: AnswerSettings | None = None
+    format: str | None = None
+    code: CodeSettings | None = None
+    python: str | None = Field(None, pattern=r"^[\w.]+:\w+$")
+    weight: float = Field(1.0, allow_inf_nan=False)
+
+    @property
+    def kind(self) -> str:
+        """The kind of the part."""
+        return next(kind for kind in KINDS if getattr(self, kind) is not None)
+
+
+class Settings(_Settings):
+    """All arguments.
+
+    prompt: messages; or messages: the column that holds a list of messages. truth: a Jinja template; empty: the rewards need none.
+    """
+
+    source: Source
+    rewards: tuple[RewardSettings, ...] = Field(min_length=1)
+    prompt: tuple[PromptMessage, ...] = ()
+    messages: str | None = None
+    truth: str = ""
+    held_out: HeldOut | None = None
+
+
+def parsed(args: Mapping[str, Any]) -> Settings:
+    """Parse the arguments. Raises InvalidArgument for the first one that is not valid."""
+    given = {key: value for key, value in args.items() if value is not None}
+    if isinstance(given.get("source"), Mapping):
+        _refuse_later_sources(given["source"])
+    if isinstance(given.get("rewards"), Sequence):
+        given["rewards"] = tuple(_reward(at, one) for at, one in enumerate(given["rewards"]))
+    if isinstance(given.get("prompt"), list):
+        given["prompt"] = tuple(given["prompt"])
+    try:
+        settings = Settings.model_validate(given)
+    except ValidationError as error:
+        raise _argument_of(error) from None
+    _check_together(settings)
+    return settings
+
+
+def _refuse_later_sources(source: Mapping[str, Any]) -> None:
+    for name in _SOURCES_NOT_YET:
+        if name in source:
+            raise InvalidArgument("not supported yet; use files or hub", "source", name)
+
+
+def _reward(at: int, given: object) -> object:
+    """Return a part with its short forms written out. Raises InvalidArgument if it has not exactly one kind."""
+    if isinstance(given, str):
+        given = {given: {}}
+    if not isinstance(given, Mapping):
+        raise InvalidArgument(f"{given!r:.80}; expected a mapping such as math: {{}}", "rewards", at)
+    names = [name for name in given if name != "weight"]
+    if len(names) != 1 or names[0] not in KINDS:
+        raise InvalidArgument(_kinds_problem(names), "rewards", at)
+    (name,) = names
+    value = {} if given[name] is None else given[name]
+    if name == "answer" and isinstance(value, str):
+        value = {"extract": value}
+    weight = given.get("weight", 1.0)
+    return {name: value, "weight": float(weight) if type(weight) is int else weight}
+
+
+def _kinds_problem(names: Sequence[str]) -> str:
+    expected = f"expected one of {', '.join(KINDS)}"
+    if not names:
+        return f"no kind of reward; {expected}"
+    later = next((_NOT_YET[name] for name in names if name in _NOT_YET), None)
+    if later is not None:
+        return f"{later} are not supported yet; {expected}"
+    unknown = next((name for name in names if name not in KINDS), None)
+    if unknown is not None:
+        return f"no kind of reward is named {unknown!r}{nearest(unknown, KINDS)}; {expected}"
+    return f"several kinds ({', '.join(names)}): write each as an item of its own, with its weight"
+
+
+def _check_together(settings: Settings) -> None:
+    if bool(settings.prompt) == (settings.messages is not None):
+        raise InvalidArgument(
+            "give either prompt (a list of messages) or messages (the column that holds them)", "prompt"
+        )
+    needs_truth = next((one.kind for one in settings.rewards if one.kind in ("math", "answer")), None)
+    if needs_truth and not settings.truth:
+        raise InvalidArgument(f"the reward {needs_truth} needs truth, a template such as '{{{{ answer }}}}'", "rewards")
+    if settings.held_out is not None and settings.held_out.split is not None and settings.source.hub is None:
+        raise InvalidArgument("this is a split of a hub's data set; for files, use files or share", "held_out", "split")
+    kinds = [one.kind for one in settings.rewards if one.kind != "python"]
+    if doubled := [kind for kind in kinds if kinds.count(kind) > 1]:
+        raise InvalidArgument(f"two parts {doubled[0]}: a part's name is a metric, so remove one", "rewards")
+
+
+def _argument_of(error: ValidationError) -> InvalidArgument:
+    """Return the first error of pydantic as a sentence."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    loc = tuple(first["loc"])
+    text = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        known = _known(loc[:-1])
+        text = f"no such argument{nearest(str(loc[-1]), known)}; expected {', '.join(known)}"
+    return InvalidArgument(f"{text[:1].lower()}{text[1:]}", *loc)
+
+
+_MODELS: Mapping[str, type[BaseModel]] = {
+    "source": Source,
+    "held_out": HeldOut,
+    "prompt": PromptMessage,
+    "answer": AnswerSettings,
+    "code": CodeSettings,
+}
+
+
+def _known(loc: Sequence[str | int]) -> list[str]:
+    """Return the keys of the mapping at a place."""
+    names = [part for part in loc if isinstance(part, str)]
+    return list(_MODELS.get(names[-1], RewardSettings).model_fields if names else Settings.model_fields)
