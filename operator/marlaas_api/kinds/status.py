@@ -225,7 +225,7 @@ class RLJobStatus(ObjectStatus):
     ) = Field(
         None,
         description="Number of faults in training that cost no step, by class. out-of-memory: steps repeated with half of microbatchTokens. non-finite: "
-        "steps whose gradient was NaN or infinite and that left the weights unchanged; the third in a row fails the job.",
+        "updates whose gradient was NaN or infinite and that left the weights unchanged; the third in a row fails the job.",
     )
     sandbox_crashes: _Count | None = Field(
         None,

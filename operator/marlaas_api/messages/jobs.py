@@ -221,7 +221,7 @@ class Progress(JobMessage):
     evaluations, with the seconds of its slots and its stored bytes up to now. tenant: to which the job is accounted.
 
     training_faults: problems in training that cost no step, by class. `out-of-memory`: steps repeated with a lower
-    token budget. `non-finite`: versions without an update. warnings: by reason, a sentence about each figure of the last step or
+    token budget. `non-finite`: updates without effect. warnings: by reason, a sentence about each figure of the last step or
     evaluation that is out of its bounds (`orchestrator/diagnosis.py`).
     """
 
