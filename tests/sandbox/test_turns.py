@@ -67,17 +67,10 @@ async def test_a_failure_of_the_moment_is_tried_again_after_longer_and_longer_pa
     assert passed_s() == pytest.approx(0.1 + 0.2 + 0.4 + 0.8 + 1.6 + 2.0 + 2.0)
 
 
-@pytest.mark.parametrize(
-    ("cause", "error", "where"),
-    [
-        ({}, turns.TurnFailed, "rollout-0: "),
-        ({"stops_engine": True}, turns.TurnStopsEngine, "rollout-0: "),
-        ({"is_refused": True}, turns.TurnRefused, ""),
-    ],
-)
+@pytest.mark.parametrize(("cause", "error", "where"), rows(__file__, "failures_for_good"))
 async def test_a_failure_for_good_is_raised_in_its_own_words(client, rollout, cause, error, where):
     rollout.answer = lambda asked: [rollout.failure(asked, "the end", False).model_copy(update=cause)]
-    with pytest.raises(error, match=f"^{where}the end$"):
+    with pytest.raises(getattr(turns, error), match=f"^{where}the end$"):
         await client.generate(request(), 60.0)
     assert len(rollout.requests) == 1
 
