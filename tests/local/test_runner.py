@@ -47,9 +47,8 @@ def write_jobs(place, **steps: int):
     place.write(**steps)
     manifest = place.folder / "jobs.yaml"
     text = manifest.read_text().replace("training:", "export: {trackers: [tensorboard]}\n  training:", 1)
-    manifest.write_text(
-        text.replace("name: other, namespace: team-a", "name: other, namespace: team-b") + data(__file__, "tenant")
-    )
+    moved = text.replace("name: other, namespace: team-a", "name: other, namespace: team-b")
+    manifest.write_text(moved + data(__file__, "tenant"))
 
 
 def refused(place, words):
