@@ -5,22 +5,12 @@ import shutil
 import sys
 from pathlib import Path
 
+import yaml
+
 from marlaas_e2e.kubectl import run
 
 _SEARCH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_PROGRAMS = {
-    "buildah": "buildah",
-    "containerd": "containerd",
-    "conntrack": "conntrack",
-    "ctr": "containerd",
-    "debootstrap": "debootstrap",
-    "ip": "iproute2",
-    "ipset": "ipset",
-    "iptables": "iptables",
-    "nft": "nftables",
-    "openssl": "openssl",
-    "runc": "runc",
-}
+_PROGRAMS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("packages.yaml").read_text())["programs"]
 _FOR_IMAGES = ("buildah", "debootstrap")
 CNI_PLUGINS = Path("/usr/lib/cni")
 

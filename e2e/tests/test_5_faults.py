@@ -1,21 +1,14 @@
 """What cannot work says so in the status, with the reason and the container's last error, as a real scheduler, kubelet and kernel report it."""
 
 import pytest
+from tests.tables import data
 
 from marlaas_e2e.api import Object
 from marlaas_e2e.platform import Platform, endless, manifest, plain_pool, tenant
 
 TEAM = "team-e"
-WORDS = "the rule book of chess is missing"
-POOLS = {
-    "absent": {"Rollout": ("ImageCannotBePulled", "absent:1"), "Trainer": ("ModelNotFound", "/models/absent")},
-    "crowded": {
-        "Rollout": ("PodUnschedulable", "nvidia.com/gpu"),
-        "Trainer": ("ContainerOutOfMemory", "exceeded its memory limit"),
-    },
-}
-JOBS = {"unloadable": ("InvalidEnvironment", "absent_module"), "late": ("DeadlineExceeded", "5 s")}
-JOBS |= {"bookless": ("BackoffLimitExceeded", WORDS)}
+FAULTS = data(__file__, "faults")
+POOLS, JOBS, WORDS = FAULTS["pools"], FAULTS["jobs"], FAULTS["words"]
 
 
 def begin(_: Platform) -> list[Object]:

@@ -6,6 +6,7 @@ import re
 import pytest
 from tests.harness import a_progress, job_document
 from tests.harness import changed as edited
+from tests.tables import rows
 
 from marlaas.local import announcements, changes
 from marlaas.local.announcements import announce, withdraw, write_change
@@ -57,20 +58,9 @@ def test_a_job_that_is_cancelled_while_it_runs_or_waits_leaves_the_run(reason):
     assert found.lines == ("team-a/first: cancelled; its files stay in the output folder",)
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (RunChange(suspend={"team-a.third": True}), "job team-a/third is not part of this run"),
-        (RunChange(suspend={FIRST.ref.key: True}), "job team-a/first has failed: a finished job cannot be changed"),
-        (RunChange(cancel=(FIRST.ref.key,)), "job team-a/first has failed"),
-        (
-            RunChange(jobs=(job_document("third", pool="big"),)),
-            "job team-a/third: ModelPool big is not part of this run, whose pools are tiny",
-        ),
-    ],
-    ids=["unknown", "suspend an ended one", "cancel an ended one", "another pool"],
-)
-def test_what_cannot_be_changed_is_refused_with_a_reason(change, text):
+@pytest.mark.parametrize(("added", "change", "text"), rows(__file__, "unchangeable"))
+def test_what_cannot_be_changed_is_refused_with_a_reason(added, change, text):
+    change = RunChange(jobs=tuple(job_document(name, pool=pool) for name, pool in added), **change)
     with pytest.raises(InvalidInput, match=re.escape(text)):
         apply(change, progress={FIRST.ref.key: a_progress(FIRST, phase=Phase.FAILED)})
 

@@ -162,24 +162,16 @@ TEAM = {
 
 
 def test_a_job_of_several_agents_has_a_line_of_each(document, progress_of):
-    agents = [{"name": "caller"}, {"name": "reader"}, {"name": "past", "policy": {"of": "caller", "versions": "past"}}]
-    job = document(spec={"agents": agents})
+    job = document(spec={"agents": tables.data(__file__, "team")})
     view = JobView(job, progress_of(job, step=2, versions={"reader": 1, "caller": 2}, agents=TEAM))
     assert cells(view)[3] == "2/1", "versions of the policies, in the order of the manifest"
     assert {len(line) for line in agent_cells(view)} == {len(COLUMNS)}
-    assert [[cell for cell in line if cell] for line in agent_cells(view)] == [
-        ["  caller", "2", "0.50", "0.25 → 0.75", "0.50"],
-        ["  reader", "1", "0.12", "0.50", "0.00"],
-        ["  past", "2", "·", "·", "0.00"],
-    ]
+    assert [[cell for cell in line if cell] for line in agent_cells(view)] == tables.data(__file__, "lines_of_agents")
     assert "; reader: version 1, reward 0.12, eval 0.50, staleness 0.00; past: " in plain_line(view)
     assert as_json(view)["agents"]["caller"] == {"reward": 0.5, "evalBefore": 0.25, "evalLast": 0.75, "staleness": 0.5}
 
 
-@pytest.mark.parametrize(
-    ("step", "newest", "num_idle"),
-    [(30, 0, 30), (30, 15, 15), (30, 16, None), (2, 0, None), (3, 0, 3), (0, 0, None), (30, None, None)],
-)
+@pytest.mark.parametrize(("step", "newest", "num_idle"), tables.rows(__file__, "idle_steps"))
 def test_many_steps_without_signal_are_told(step, newest, num_idle):
     told = idle(step, [AgentActivity("policy", newest, tokens=0)])
     assert [words[: words.index(":")] for words in told] == (
@@ -200,12 +192,7 @@ def test_of_several_agents_those_without_signal_or_calls_are_named_and_frozen_on
         AgentActivity("critic", 0, is_trained=False, tokens=0),
     ]
     told = idle(10, team)
-    assert [words[: words.index(":")] for words in told] == [
-        "9 of 10 steps trained no token of agent flat",
-        "10 of 10 steps trained no token of agent unknown",
-        "Agent mute was called in no episode of 10 steps, and has learned nothing",
-        "Agent critic was called in no episode of 10 steps",
-    ]
+    assert [words[: words.index(":")] for words in told] == tables.data(__file__, "idle_agents")
     assert idle(2, team) == []
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.tables import rows
+from tests.tables import data, rows
 
 from marlaas_api.errors import InvalidInput
 from marlaas_worker import __main__ as entry
@@ -32,11 +32,7 @@ def test_wrong_arguments_are_told_with_the_usage(arguments, capsys):
 
 
 # A server that is not there yet is waited for; here no longer than it takes to see that.
-HASTY = (
-    "import functools, sys, marlaas_worker.__main__ as entry\n"
-    "entry.connect = functools.partial(entry.connect, connect_timeout_s=0.5)\n"
-    "sys.exit(entry.main())"
-)
+HASTY = data(__file__, "hasty")
 
 
 def _role(role, *more, url="nats://127.0.0.1:1", scratch):

@@ -1,21 +1,7 @@
 import pytest
 from tests.tables import rows
 
-from marlaas.local.plan import (
-    EXIT_INVALID,
-    MAX_NEVER_READY,
-    MAX_SHORT,
-    MIN_READY_S,
-    ProcessRun,
-    ProcessSpec,
-    RestartBackoff,
-    affected,
-    after,
-    cards_by_worker,
-    desired,
-    is_ready,
-    settled,
-)
+from marlaas.local import plan
 from marlaas.local.processes import visible_cards
 from marlaas_api.documents import pool_spec
 from marlaas_api.kinds import ModelPoolSpec
@@ -32,8 +18,8 @@ def test_each_worker_of_a_machine_with_several_gpus_sees_one_in_turn(tmp_path):
         (tmp_path / name).touch()
     cards = visible_cards({}, tmp_path)
     assert cards == ["0", "2", "10"]
-    assert list(cards_by_worker([_pool(rollout=3), _pool("big")], cards).values()) == [*cards, *cards]
-    assert cards_by_worker([_pool()], visible_cards({"CUDA_VISIBLE_DEVICES": "GPU-a,"}, tmp_path)) == {}
+    assert list(plan.cards_by_worker([_pool(rollout=3), _pool("big")], cards).values()) == [*cards, *cards]
+    assert plan.cards_by_worker([_pool()], visible_cards({"CUDA_VISIBLE_DEVICES": "GPU-a,"}, tmp_path)) == {}
 
 
 def _keys(specs):
@@ -47,9 +33,9 @@ def _by_key(*all_progress):
 def test_pool_and_orchestrator_run_before_anything_is_admitted_and_then_the_sandboxes_too(document, progress_of):
     job = document(spec={"environment": {"name": "reverse", "replicas": 2}})
     workers = ["orchestrator", "rollout-0.tiny", "rollout-1.tiny", "trainer-0.tiny"]
-    assert _keys(desired([_pool(rollout=2)], [job], {})) == workers
+    assert _keys(plan.desired([_pool(rollout=2)], [job], {})) == workers
     sandboxes = ["sandbox-0.team-a.reverse", "sandbox-1.team-a.reverse"]
-    assert _keys(desired([_pool(rollout=2)], [job], _by_key(progress_of(job)))) == [*workers, *sandboxes]
+    assert _keys(plan.desired([_pool(rollout=2)], [job], _by_key(progress_of(job)))) == [*workers, *sandboxes]
 
 
 @pytest.mark.parametrize(
@@ -58,19 +44,19 @@ def test_pool_and_orchestrator_run_before_anything_is_admitted_and_then_the_sand
 def test_a_job_that_is_not_admitted_or_has_ended_has_none_while_another_goes_on(document, progress_of, phase, admitted):
     other = document("other")
     all_progress = _by_key(progress_of(document(), phase=phase, admitted=admitted), progress_of(other))
-    assert _keys(desired([_pool()], [document(), other], all_progress))[3:] == ["sandbox-0.team-a.other"]
+    assert _keys(plan.desired([_pool()], [document(), other], all_progress))[3:] == ["sandbox-0.team-a.other"]
 
 
 def test_nothing_runs_once_every_job_is_settled_and_no_pool_that_no_running_job_uses(document, progress_of):
     stale = progress_of(document(uid="earlier"), phase=Phase.SUCCEEDED)  # of an earlier job of the same name
-    keys = _keys(desired([_pool()], [document()], _by_key(stale)))
+    keys = _keys(plan.desired([_pool()], [document()], _by_key(stale)))
     assert keys == ["orchestrator", "rollout-0.tiny", "trainer-0.tiny"]
     big, ended = document("other", pool="big"), progress_of(document(), phase=Phase.FAILED)
     pools = [_pool(), _pool("big")]
-    keys = _keys(desired(pools, [document(), big], _by_key(ended)))
+    keys = _keys(plan.desired(pools, [document(), big], _by_key(ended)))
     assert keys == ["orchestrator", "rollout-0.big", "trainer-0.big"]
     all_ended = _by_key(ended, progress_of(big, phase=Phase.SUCCEEDED))
-    assert desired(pools, [document(), big], all_ended) == ()
+    assert plan.desired(pools, [document(), big], all_ended) == ()
 
 
 def test_the_pools_of_all_agents_run_and_a_pool_without_an_agent_does_not(document, progress_of):
@@ -78,27 +64,27 @@ def test_the_pools_of_all_agents_run_and_a_pool_without_an_agent_does_not(docume
     team = document(spec={"agents": agents})
     pools = [_pool(), _pool("big"), _pool("other")]
     workers = ["rollout-0.tiny", "trainer-0.tiny", "rollout-0.big", "trainer-0.big"]
-    keys = _keys(desired(pools, [team], _by_key(progress_of(team))))
+    keys = _keys(plan.desired(pools, [team], _by_key(progress_of(team))))
     assert keys == ["orchestrator", *workers, "sandbox-0.team-a.reverse"]
     lone = document(spec={"agents": agents[1:]})
-    assert _keys(desired(pools, [lone], {})) == ["orchestrator", *workers[2:]]
-    assert affected(ProcessSpec("trainer", "trainer-0", pool="big"), [team, document("other")]) == [team]
+    assert _keys(plan.desired(pools, [lone], {})) == ["orchestrator", *workers[2:]]
+    assert plan.affected(plan.ProcessSpec("trainer", "trainer-0", pool="big"), [team, document("other")]) == [team]
 
 
 @pytest.mark.parametrize(("phase", "step", "expected"), rows(__file__, "unsettled"))
 def test_a_newer_document_unsettles_a_job_only_if_there_is_more_to_do(document, progress_of, phase, step, expected):
     newer = document(spec={"training": {"steps": 5}}, generation=2)
-    assert settled(newer, progress_of(document(), phase=phase, step=step)) is expected
+    assert plan.settled(newer, progress_of(document(), phase=phase, step=step)) is expected
     suspended = document(spec={"suspend": True})
-    assert settled(suspended, progress_of(suspended, phase=Phase.SUSPENDED))
+    assert plan.settled(suspended, progress_of(suspended, phase=Phase.SUSPENDED))
 
 
 def test_a_process_affects_the_jobs_of_its_pool_or_its_own(document):
     jobs = [document(), document("other", pool="big")]
-    assert affected(ProcessSpec("rollout", "rollout-0", pool="big"), jobs) == jobs[1:]
-    assert affected(ProcessSpec("sandbox", "sandbox-0", job="team-a.reverse"), jobs) == jobs[:1]
-    assert affected(ProcessSpec("orchestrator", "orchestrator"), jobs) == jobs
-    keys = {ProcessSpec("trainer", "trainer-0", pool=pool).key for pool in ("a", "b")}
+    assert plan.affected(plan.ProcessSpec("rollout", "rollout-0", pool="big"), jobs) == jobs[1:]
+    assert plan.affected(plan.ProcessSpec("sandbox", "sandbox-0", job="team-a.reverse"), jobs) == jobs[:1]
+    assert plan.affected(plan.ProcessSpec("orchestrator", "orchestrator"), jobs) == jobs
+    keys = {plan.ProcessSpec("trainer", "trainer-0", pool=pool).key for pool in ("a", "b")}
     assert len(keys) == 2, "two pools' replicas of one name have logs of their own"
 
 
@@ -106,38 +92,41 @@ def test_a_process_affects_the_jobs_of_its_pool_or_its_own(document):
 def test_a_pool_worker_is_ready_when_its_own_report_says_so_since_it_started(fields, expected):
     body = {"role": "rollout", "pool": "tiny", "replica": "rollout-0", "at": 50.0}
     report = ReplicaReport.model_validate({**body, **fields})
-    assert is_ready(ProcessSpec("rollout", "rollout-0", pool="tiny"), 40.0, [report], 60.0) is expected
+    assert plan.is_ready(plan.ProcessSpec("rollout", "rollout-0", pool="tiny"), 40.0, [report], 60.0) is expected
 
 
 def test_a_process_without_reports_is_ready_when_it_has_lived_for_a_moment():
-    sandbox = ProcessSpec("sandbox", "sandbox-0", job="team-a.reverse")
-    assert [is_ready(sandbox, 40.0, [], now) for now in (41.0, 43.0)] == [False, True]
+    sandbox = plan.ProcessSpec("sandbox", "sandbox-0", job="team-a.reverse")
+    assert [plan.is_ready(sandbox, 40.0, [], now) for now in (41.0, 43.0)] == [False, True]
 
 
-NEVER_READY = ProcessRun(ended_at=50.0, ready_at=None, exit_code=1)
-KILLED_EARLY = ProcessRun(ended_at=50.0, ready_at=None, exit_code=-9)
-SHORT = ProcessRun(ended_at=51.0, ready_at=50.0, exit_code=1)
-GOOD = ProcessRun(ended_at=50.0 + MIN_READY_S, ready_at=50.0, exit_code=-9)
+NEVER_READY = plan.ProcessRun(ended_at=50.0, ready_at=None, exit_code=1)
+KILLED_EARLY = plan.ProcessRun(ended_at=50.0, ready_at=None, exit_code=-9)
+SHORT = plan.ProcessRun(ended_at=51.0, ready_at=50.0, exit_code=1)
+GOOD = plan.ProcessRun(ended_at=50.0 + plan.MIN_READY_S, ready_at=50.0, exit_code=-9)
 
 
-def _all(*runs: ProcessRun):
-    backoff = RestartBackoff()
+def _all(*runs: plan.ProcessRun):
+    backoff = plan.RestartBackoff()
     for run in runs:
-        backoff = after(backoff, run)
+        backoff = plan.after(backoff, run)
     return backoff
 
 
 def test_the_wait_doubles_with_every_exit_in_a_row_is_bounded_and_starts_anew_after_a_good_run():
     assert [_all(*[SHORT] * n).delay_s for n in (1, 2, 3, 4)] == [1, 2, 4, 8]
     assert _all(*[SHORT] * 7).delay_s == 30
-    assert _all(SHORT, SHORT, GOOD) == RestartBackoff()
-    assert _all(ProcessRun(ended_at=50.0 + MIN_READY_S, ready_at=50.0, exit_code=EXIT_INVALID)) == RestartBackoff()
-    assert RestartBackoff().delay_s == 0
+    assert _all(SHORT, SHORT, GOOD) == plan.RestartBackoff()
+    assert (
+        _all(plan.ProcessRun(ended_at=50.0 + plan.MIN_READY_S, ready_at=50.0, exit_code=plan.EXIT_INVALID))
+        == plan.RestartBackoff()
+    )
+    assert plan.RestartBackoff().delay_s == 0
 
 
 @pytest.mark.parametrize(("runs", "gives_up"), rows(__file__, "given_up"))
 def test_what_exits_again_and_again_is_given_up(runs, gives_up):
-    invalid = {at: ProcessRun(ended_at=51.0, ready_at=at, exit_code=EXIT_INVALID) for at in (None, 50.0)}
+    invalid = {at: plan.ProcessRun(ended_at=51.0, ready_at=at, exit_code=plan.EXIT_INVALID) for at in (None, 50.0)}
     kinds = {"N": NEVER_READY, "K": KILLED_EARLY, "S": SHORT, "G": GOOD, "I": invalid[None], "R": invalid[50.0]}
-    assert (MAX_NEVER_READY, MAX_SHORT) == (3, 8)
+    assert (plan.MAX_NEVER_READY, plan.MAX_SHORT) == (3, 8)
     assert _all(*map(kinds.__getitem__, runs)).gives_up is gives_up

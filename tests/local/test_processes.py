@@ -209,16 +209,11 @@ async def test_the_real_parent_forks_the_real_role(tmp_path):
     assert "the following arguments are required: --nats" in (tmp_path / "role.log").read_text()
 
 
-TREE = """
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"], stdout=sys.stdout, process_group=0)
-time.sleep(600)
-"""
-
-
 @pytest.fixture
 def tree():
-    with subprocess.Popen([sys.executable, "-c", TREE], stdout=subprocess.PIPE, start_new_session=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", data(__file__, "tree")], stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
         assert process.stdout.readline() == b"up\n"
         yield process
         kill_session(process.pid)

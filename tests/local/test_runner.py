@@ -14,6 +14,7 @@ import psutil
 import pytest
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tests.local.runs import JOB, POOL, mark_of, placed
+from tests.tables import data
 
 from marlaas.local.folder import OutFolder
 from marlaas_api.bus_users import BusKeys, OrchestratorUser, mint, server_config
@@ -22,13 +23,6 @@ from marlaas_api.nats_server import EmbeddedNats
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
-TENANT = """
----
-apiVersion: marlaas.dev/v1alpha1
-kind: Tenant
-metadata: {name: other}
-spec: {namespaces: [team-b]}
-"""
 HAS_SHARES = Path("/proc/self/autogroup").exists()
 SECRET = re.compile(r"\bS[AOU][A-Z2-7]{50,}")
 ROLES = ("orchestrator", "rollout", "trainer", "sandbox")
@@ -53,7 +47,8 @@ def write_jobs(place, **steps: int):
     place.write(**steps)
     manifest = place.folder / "jobs.yaml"
     text = manifest.read_text().replace("training:", "export: {trackers: [tensorboard]}\n  training:", 1)
-    manifest.write_text(text.replace("name: other, namespace: team-a", "name: other, namespace: team-b") + TENANT)
+    moved = text.replace("name: other, namespace: team-a", "name: other, namespace: team-b")
+    manifest.write_text(moved + data(__file__, "tenant"))
 
 
 def refused(place, words):

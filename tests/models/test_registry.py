@@ -44,12 +44,7 @@ def test_another_recipe_is_another_folder(monkeypatch, own_cache):
 
 def test_a_folder_of_ones_own_is_taken_as_it_is_only_if_it_is_a_model_and_a_volume_needs_a_cluster(tmp_path):
     folder = tmp_path / "m"
-    for name, missing in (
-        ("", "the folder does not exist"),
-        ("config.json", "it has no config.json"),
-        ("model.safetensors", "it has no weights"),
-        ("tokenizer.json", "it has no tokenizer"),
-    ):
+    for name, missing in rows(__file__, "missing_parts"):
         with pytest.raises(NotAModel, match=f"no base model in {folder}: {missing}"):
             resolve(ModelSpec(path=str(folder)))
         folder.mkdir(exist_ok=True)

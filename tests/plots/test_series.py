@@ -74,16 +74,10 @@ def test_each_trained_agent_has_curves_of_its_own():
     assert values["one, second"][1:] == [0.5, 80.0 / 8, 1.5, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("steps", "bounds"),
-    [
-        ([step(0, 0.5, 0.5), step(1, 1.0, 0.0)], (0.0, 1.0)),
-        ([step(0, 0.5, 0.6)], (-math.inf, math.inf)),
-        ([step(0, 0.5, 0.1), step(1, -0.1, 0.1)], (-math.inf, math.inf)),
-    ],
-)
-def test_rewards_are_thought_to_be_shares_only_where_every_step_could_come_from_shares(steps, bounds):
-    assert series.reward_range(steps) == bounds
+@pytest.mark.parametrize(("figures", "bounds"), rows(__file__, "reward_ranges"))
+def test_rewards_are_thought_to_be_shares_only_where_every_step_could_come_from_shares(figures, bounds):
+    steps = [step(number, *figures) for number, figures in enumerate(figures)]
+    assert series.reward_range(steps) == tuple(bounds)
 
 
 def _turn(number: int, at: float, engine_s: float, queue_s: float = 0.0) -> TurnRecord:

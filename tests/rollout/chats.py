@@ -21,6 +21,9 @@ WRITES_AN_EMPTY_BLOCK = OPENS_REASONING.replace("{{ m.content }}", _BLOCK)
 ALTERNATES = "{% if messages[-1].role != 'user' %}{{ raise_exception('users last') }}{% endif %}" + CHATML
 SHOUTS = CHATML.replace("m.content", "m.content | upper")
 COUNTS_MESSAGES = "{{ messages | length }}" + CHATML
+SHOUTS_LATER = CHATML.replace("m.content", "(m.content if loop.index > messages | length - 2 else m.content | upper)")
+_CALLS = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.arguments.a }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+SHOWS_TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}" + CHATML.replace("<|im_end|>\n{% endfor %}", _CALLS)
 
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

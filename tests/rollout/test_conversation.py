@@ -4,7 +4,7 @@ import copy
 
 import pytest
 from tests.rollout import chats
-from tests.rollout.chats import CHATML, COUNTS_MESSAGES, FORGETS_REASONING, TRIMS, assistant, bpe, reply_to, say, user
+from tests.rollout.chats import assistant, bpe, reply_to, say, user
 from tests.tables import rows
 from tokenizers.processors import TemplateProcessing
 
@@ -13,12 +13,6 @@ from marlaas_worker.rollout.conversation import BadAppend, extend, read_reply
 from marlaas_worker.rollout.templates import rewritten
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer, TokenizerUnreadable
 
-LAST = "(m.content if loop.index > messages | length - 2 else m.content | upper)"
-SHOWS_TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}" + CHATML.replace(
-    "<|im_end|>\n{% endfor %}",
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.arguments.a }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}",
-)
-
 TOOL = '{"type": "function", "function": {"name": "add", "parameters": {}}}'
 
 
@@ -26,22 +20,13 @@ def opened(tokenizer, append="three"):
     return extend(tokenizer, None, user(append))
 
 
-USER_PLUS = "<|im_start|>user\nplus<|im_end|>\n<|im_start|>assistant\n"
-
-
-@pytest.mark.parametrize(
-    ("said", "stop", "appended"),
-    [
-        ("the tool<|im_end|>", StopReason.STOP, f"\n{USER_PLUS}"),
-        ("the to", StopReason.LENGTH, f"<|im_end|>\n{USER_PLUS}"),
-    ],
-)
+@pytest.mark.parametrize(("said", "stop", "appended"), rows(__file__, "first_replies"))
 def test_the_first_turn_is_the_whole_template_and_later_ones_what_it_adds(chatml, said, stop, appended):
     """A reply that was cut by its length is closed by the template."""
     first, output = opened(chatml), chatml.encode(said)
     assert first.draft.opens_segment
     assert first.ids.tolist() == chatml.encode("<|im_start|>user\nthree<|im_end|>\n<|im_start|>assistant\n")
-    second = extend(chatml, reply_to(chatml, first, output, stop), user("plus"))
+    second = extend(chatml, reply_to(chatml, first, output, StopReason(stop)), user("plus"))
     assert not second.draft.opens_segment
     assert second.appended.tolist() == chatml.encode(appended)
     assert second.past.tolist() == [*first.ids.tolist(), *output]
@@ -101,21 +86,10 @@ def test_a_reply_begins_with_what_the_template_or_the_environment_wrote(template
     assert second.draft.opens_segment is opens
 
 
-CALLS = (ToolCallMessage(name="add", arguments="{}"),)
-
-
-@pytest.mark.parametrize(
-    ("template", "last", "words"),
-    [
-        ("ALTERNATES", assistant("the"), "users last"),
-        ("DROPS_REASONING", assistant("<think>a</think>the"), "changes the assistant's message"),
-        ("SHOUTS", assistant("the"), "changes the assistant's message"),
-        ("CHATML", assistant("", tool_calls=CALLS), "tool calls cannot be continued"),
-    ],
-)
+@pytest.mark.parametrize(("template", "last", "words"), rows(__file__, "beginnings"))
 def test_a_beginning_that_the_template_cannot_continue_is_refused(template, last, words):
     with pytest.raises(BadAppend, match=words):
-        extend(bpe(getattr(chats, template)), None, (*user("plus"), last))
+        extend(bpe(getattr(chats, template)), None, (*user("plus"), assistant(**last)))
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):
@@ -137,25 +111,15 @@ def test_room_counts_what_was_and_what_is_appended(tiny):
     assert extend(tiny, overflow, "x").room(10_000) == 0
 
 
-@pytest.mark.parametrize(
-    ("template", "num_found", "words"),
-    [
-        (CHATML, 0, ""),
-        (FORGETS_REASONING, 1, "reasoning"),
-        (TRIMS, 1, "spaces"),
-        (COUNTS_MESSAGES, 4, "any reply"),
-        (CHATML.replace("m.content", LAST), 4, "any reply"),
-        (None, 0, ""),
-    ],
-)
+@pytest.mark.parametrize(("template", "num_found", "words"), rows(__file__, "told_rewrites"))
 def test_a_template_that_rewrites_its_past_is_told_beforehand(template, num_found, words):
-    found = rewritten(bpe(template))
+    found = rewritten(bpe(vars(chats).get(template)))
     assert len(found) == num_found
     assert words in " ".join(found)
 
 
 def test_tools_are_shown_from_when_they_are_given_and_others_are_another_past():
-    tokenizer = bpe(SHOWS_TOOLS)
+    tokenizer = bpe(chats.SHOWS_TOOLS)
     first = extend(tokenizer, None, user("three"), (TOOL,))
     assert first.draft.text.startswith('[{"type": "function"')
     said = reply_to(tokenizer, first, say(tokenizer, '<tool_call>{"name": "add"}</tool_call>'))
@@ -170,17 +134,7 @@ def test_tools_are_shown_from_when_they_are_given_and_others_are_another_past():
     assert "<tool_call>14</tool_call>" in extend(tokenizer, None, (*user("x"), written, answer)).draft.text
 
 
-@pytest.mark.parametrize(
-    ("template", "tools", "words"),
-    [
-        ("{{ raise_exception('only users') }}", (), "only users"),
-        (None, (), "no chat template"),
-        ("{{ messages[7].content }}{{ 1 / 0 }}", (), "refuses these messages"),
-        ("{{ 1 // 0 }}", (), "refuses these messages: integer division"),
-        (CHATML, (TOOL,), "shows no tools"),
-        (SHOWS_TOOLS, ("{",), "refuses these messages"),
-    ],
-)
+@pytest.mark.parametrize(("template", "tools", "words"), rows(__file__, "template_refusals"))
 def test_a_template_says_itself_why_it_refuses(template, tools, words):
     with pytest.raises(BadAppend, match=words):
-        extend(bpe(template), None, user("three"), tools)
+        extend(bpe(vars(chats).get(template, template)), None, user("three"), tuple(tools))

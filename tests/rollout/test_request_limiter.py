@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from tests.tables import rows
 
 from marlaas_api.blobs import BlobRefused
 from marlaas_api.bus import BusRefused
@@ -257,18 +258,8 @@ def test_recent_tokens_count_half_after_a_minute_and_tell_the_tokens_of_unfinish
 
 def test_totals_are_kept_for_a_minute_after_the_document_is_gone():
     gone = GoneJobs()
-    for present, counted, now, expired in (
-        (["a", "b"], ["a"], 0.0, set()),
-        (["b"], ["a"], 10.0, set()),
-        (["a", "b"], [], 12.0, set()),  # it was only missing for a while
-        (["b"], ["a"], 20.0, set()),
-        (["b"], ["a"], 19.0 + GONE_S, set()),
-        (["b"], ["a"], 20.0 + GONE_S, {"a"}),
-        (["b"], [], 21.0 + GONE_S, set()),
-        (["b"], ["a"], 22.0 + GONE_S, set()),  # a request that ends after its job was dropped
-        (["b"], ["a"], 22.0 + 2 * GONE_S, {"a"}),
-    ):
-        assert gone.expired(present, counted, now) == expired, now
+    for present, counted, (seconds, times), expired in rows(__file__, "gone_jobs"):
+        assert gone.expired(present, counted, seconds + times * GONE_S) == set(expired), (seconds, times)
 
 
 def version(uid, number, agent="policy"):
@@ -277,12 +268,7 @@ def version(uid, number, agent="policy"):
 
 def test_every_version_counts_for_its_agent_from_its_load_until_its_slot_is_free_and_a_job_that_is_gone_leaves_nothing():
     seconds = SlotSeconds()
-    for uid, number, agent, now in (
-        ("a", 1, "policy", 10),
-        ("a", 2, "policy", 12),
-        ("a", 1, "critic", 12.5),
-        ("b", 1, "policy", 13),
-    ):
+    for uid, number, agent, now in rows(__file__, "loaded_versions"):
         seconds.begin(version(uid, number, agent), now)
     assert seconds.totals(14.0) == {"a": {"policy": 6.0, "critic": 1.5}, "b": {"policy": 1.0}}
     for now in (15.0, 99.0):

@@ -26,23 +26,13 @@ from marlaas_worker.rollout.vllm_settings import environment
 
 PROMPT = np.array([5, 9, 23, 40], dtype=np.int32)
 LONG = Sampling(1.0, 120, 0)
-WORKER = (
-    "import marlaas_worker.rollout.vllm_extension, time; from vllm import ir;"
-    "print(*ir.ops.rms_norm.impls, flush=True); time.sleep(600)"
-)
-CORE = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {WORKER!r}]).returncode)"
-OWNER = (
-    "import os, subprocess, sys, time; from pathlib import Path;"
-    "os.environ['MARLAAS_ENGINE_OWNER'] = f'{os.getpid()} ' + "
-    "Path('/proc/self/stat').read_text().rpartition(')')[2].split()[19];"
-    f"core = subprocess.Popen([sys.executable, '-c', {CORE!r}]); time.sleep(600)"
-)
+PROGRAMS = [data(__file__, f"engine_{name}") for name in ("owner", "core", "worker")]
 
 
 @pytest.mark.processes
 @pytest.mark.slow
 def test_a_new_engine_process_has_our_kernels_and_does_not_outlive_an_owner_that_was_killed():
-    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen([sys.executable, "-c", *PROGRAMS], stdout=subprocess.PIPE, text=True)
     assert "cpu_c" in owner.stdout.readline().split()
     below = psutil.Process(owner.pid).children(recursive=True)
     assert len(below) == 2

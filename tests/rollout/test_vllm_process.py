@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from safetensors.torch import load_file
-from tests.tables import rows
+from tests.tables import data, rows
 
 from marlaas.models.cards import Card
 from marlaas_api.errors import InvalidInput, Permanent, Retryable
@@ -46,17 +46,10 @@ def settings(small_model, pool, tmp_path):
 
 def test_the_last_words_are_the_first_error_that_the_engine_did_not_survive(tmp_path):
     log = tmp_path / "vllm.log"
-    log.write_text("@@ERROR 10:00 7 vllm.core: Invocation of add_lora method failed\nValueError: rank 64\n")
+    log.write_text(data(__file__, "log_of_a_failure_that_vllm_survived"))
     survived = log.stat().st_size
     with log.open("a") as more:
-        more.write(
-            "@@INFO 10:00 7 vllm.x: starting\n"
-            "@@ERROR 10:01 9 vllm.worker: WorkerProc failed to start.\nTraceback (most recent call last):\n"
-            '  File "x.py", line 1, in init\n    raise ValueError(msg)\n'
-            "ValueError: Available memory on node 0 (1.0/2.0 GiB) is less than requested\n"
-            "@@ERROR 10:02 7 vllm.core: EngineCore failed to start.\nTraceback (most recent call last):\n"
-            "Exception: WorkerProc initialization failed due to an exception in a background process.\n"
-        )
+        more.write(data(__file__, "log_of_a_failed_start"))
     words = "ValueError: Available memory on node 0 (1.0/2.0 GiB) is less than requested"
     assert settings_of.first_error(log, survived) == words
     assert settings_of.first_error(log) == "ValueError: rank 64"
@@ -231,17 +224,10 @@ async def test_an_engine_that_cannot_unload_an_adapter_is_down(engine):
 
 
 def test_progress_is_a_move_of_the_counters_and_cpu_time_is_none():
-    watch, little, five, moved = ProgressWatch(), 50 * MIN_CPU_SHARE, EngineCounts(tokens=5), EngineCounts(5, layers=1)
-    for has_work, counts, cpu_s, now, expected in (
-        (True, five, 0.0, 100.0, (0.0, 0.0)),
-        (True, five, little, 150.0, (50.0, 0.0)),
-        (True, five, little, 170.0, (70.0, 20.0)),
-        (True, moved, little, 180.0, (0.0, 0.0)),
-        (True, moved, 60.0, 240.0, (60.0, 0.0)),
-        (False, moved, 61.0, 300.0, (0.0, 0.0)),  # nothing to do
-        (True, moved, 61.0, 310.0, (10.0, 10.0)),
-    ):
-        assert watch.look(has_work, counts, cpu_s, now) == Standstill(*expected)
+    watch = ProgressWatch()
+    for has_work, counts, cpu, now, expected in rows(__file__, "looks"):
+        found = watch.look(has_work, EngineCounts(**counts), cpu * MIN_CPU_SHARE, now)
+        assert found == Standstill(*expected)
     watch = ProgressWatch()
     watch.look(True, EngineCounts(), 0.0, 100.0)
     arrived = EngineCounts(queued=9, queued_steps=700)  # they only arrive in the engine's queue

@@ -92,12 +92,6 @@ async def test_a_process_that_loading_the_environment_started_is_ended(harness):
     assert [note[:41] for note in episode.load_notes] == ["loading the environment starts processes "]
 
 
-async def test_an_environment_that_holds_an_open_file_fails_for_good(harness):
-    (episode,) = await harness.play("HoldsAFile")
-    assert (episode.fault, episode.is_permanent) == (FaultClass.ENV, True)
-    assert "leaves the file self.file" in episode.fault_text
-
-
 async def test_nothing_that_an_episode_started_outlives_it(harness, tmp_path):
     document = harness.document("rogues:leaves_daemons", args={"file": str(tmp_path / "pid")})
     (episode,) = await harness.play_document(document)

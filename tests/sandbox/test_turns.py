@@ -11,19 +11,9 @@ from tests.tables import rows
 from marlaas_api import subjects, wire
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.messages import ChatMessage, GenerateRequest
+from marlaas_worker.sandbox import turns
 from marlaas_worker.sandbox.places import FIRST_EPISODES, FIRST_S, EpisodePlaces
 from marlaas_worker.sandbox.turn_clock import TurnClock
-from marlaas_worker.sandbox.turns import (
-    LEASE_S,
-    WAIT_S,
-    TurnClient,
-    TurnFailed,
-    TurnOverran,
-    TurnRefused,
-    TurnStopsEngine,
-    TurnTooLong,
-    TurnWaited,
-)
 from tests import virtual_time
 
 event_loop_policy = virtual_time.event_loop_policy
@@ -32,7 +22,9 @@ IDENTITY = {"namespace": "team-a", "job": "job", "uid": "u1", "agent": "policy",
 
 def request(turn=0, text="?"):
     appended = (ChatMessage(role="user", content=text),)
-    return GenerateRequest(**IDENTITY, episode="u1-t0-0-1", turn=turn, parent=None, append=appended, deadline_s=LEASE_S)
+    return GenerateRequest(
+        **IDENTITY, episode="u1-t0-0-1", turn=turn, parent=None, append=appended, deadline_s=turns.LEASE_S
+    )
 
 
 @pytest.fixture
@@ -50,7 +42,7 @@ async def rollout(server):
 
 @pytest.fixture
 async def client(server, rollout):
-    async with TurnClient(server.connect("sandbox")) as made:
+    async with turns.TurnClient(server.connect("sandbox")) as made:
         yield made
 
 
@@ -75,17 +67,10 @@ async def test_a_failure_of_the_moment_is_tried_again_after_longer_and_longer_pa
     assert passed_s() == pytest.approx(0.1 + 0.2 + 0.4 + 0.8 + 1.6 + 2.0 + 2.0)
 
 
-@pytest.mark.parametrize(
-    ("cause", "error", "where"),
-    [
-        ({}, TurnFailed, "rollout-0: "),
-        ({"stops_engine": True}, TurnStopsEngine, "rollout-0: "),
-        ({"is_refused": True}, TurnRefused, ""),
-    ],
-)
+@pytest.mark.parametrize(("cause", "error", "where"), rows(__file__, "failures_for_good"))
 async def test_a_failure_for_good_is_raised_in_its_own_words(client, rollout, cause, error, where):
     rollout.answer = lambda asked: [rollout.failure(asked, "the end", False).model_copy(update=cause)]
-    with pytest.raises(error, match=f"^{where}the end$"):
+    with pytest.raises(getattr(turns, error), match=f"^{where}the end$"):
         await client.generate(request(), 60.0)
     assert len(rollout.requests) == 1
 
@@ -94,13 +79,13 @@ async def test_an_engine_that_takes_too_long_for_a_turn_or_fails_for_so_long_has
     """Nothing but the heartbeat wakes the wait for a reply: it brings the timeout nearer."""
     rollout.answer = lambda asked: [rollout.beat(asked), rollout.beat(asked, running_s=69.0)]
     words = r"within 70 s, waits not counted \(turnTimeoutSeconds\); last: rollout-0: heart"
-    with pytest.raises(TurnOverran, match=words):
+    with pytest.raises(turns.TurnOverran, match=words):
         await client.generate(request(), 70.0)
     assert passed_s() == pytest.approx(1.0)
     await asyncio.sleep(0)
     assert [cancel.episode for cancel in rollout.cancelled] == ["u1-t0-0-1"]
     rollout.answer = lambda asked: [rollout.failure(asked, "KeyError('x')", True)]
-    with pytest.raises(TurnOverran, match=r"within 10 s.*last: rollout-0: KeyError\('x'\)"):
+    with pytest.raises(turns.TurnOverran, match=r"within 10 s.*last: rollout-0: KeyError\('x'\)"):
         await client.generate(request(), 10.0)
 
 
@@ -110,9 +95,9 @@ async def test_a_turn_that_never_gets_its_place_has_waited_and_is_cancelled(clie
     rollout.answer = lambda asked: (
         [rollout.failure(asked, "no place", True).model_copy(update=full)] if answers == "no place" else []
     )
-    with pytest.raises(TurnWaited, match="no place" if answers == "no place" else "no reply"):
+    with pytest.raises(turns.TurnWaited, match="no place" if answers == "no place" else "no reply"):
         await client.generate(request(), 0.01)
-    assert passed_s() == pytest.approx(WAIT_S, abs=2.0)
+    assert passed_s() == pytest.approx(turns.WAIT_S, abs=2.0)
     await asyncio.sleep(0)
     assert len(rollout.cancelled) == 1
 
@@ -127,12 +112,12 @@ async def test_a_request_that_waits_is_kept_alive_and_the_wait_does_not_count(cl
 
     beating = asyncio.create_task(beats())
     asking = asyncio.create_task(client.generate(request(), 0.1))
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(turns.WAIT_S):
         await rollout.until(lambda: len(rollout.kept) == 3)
     beating.cancel()
     await rollout.answer_open()
     assert (await asking).text == "1"
-    assert passed_s() == LEASE_S
+    assert passed_s() == turns.LEASE_S
     assert {(kept.uid, kept.agent, kept.episode) for kept in rollout.kept} == {("u1", "policy", "u1-t0-0-1")}
     assert rollout.requests == [request()]
 
@@ -160,7 +145,7 @@ async def test_a_bus_that_comes_back_in_time_costs_nothing_but_time(client, roll
 
 
 async def test_what_does_not_fit_into_a_message_is_refused(client, rollout):
-    with pytest.raises(TurnTooLong, match="a message has at most"):
+    with pytest.raises(turns.TurnTooLong, match="a message has at most"):
         await client.generate(request(text="x" * (9 << 20)), 9.0)
     assert rollout.requests == []
 

@@ -57,12 +57,7 @@ def test_workers_reach_store_and_hub_on_their_ports_and_nothing_in_the_cluster()
     assert egress({"builtin": "tiny"}) == []
     for source, given in (({"hub": {"id": "a/b"}}, {}), ({"builtin": "tiny"}, store)):
         assert reaches(egress(source, **given), "198.51.100.10", 443)
-        for address, port in (
-            ("198.51.100.10", 80),
-            ("10.96.0.1", 443),
-            ("169.254.169.254", 443),
-            ("fd00:ec2::254", 443),
-        ):
+        for address, port in rows(__file__, "closed_to_workers"):
             assert not reaches(egress(source, **given), address, port)
     minio = {"ranges": ["10.20.0.0/24"], "ports": [9000]}
     private = egress({"builtin": "tiny"}, **store, network={**NETWORK, "store": minio})

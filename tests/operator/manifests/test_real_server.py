@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 from tests.operator.manifests.cases import CASES, manifests
+from tests.tables import data
 
 from marlaas_e2e.control_plane import ControlPlane
 from marlaas_operator.cluster.api_server import connect
@@ -14,16 +15,7 @@ from marlaas_operator.plan import Manifest
 from marlaas_operator.policies.child_reconcile import differs
 
 HERE = "golden"
-LEVEL = {"pod-security.kubernetes.io/enforce": "restricted"}
-AROUND = [
-    {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": HERE, "labels": LEVEL}},
-    {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": HERE}},
-    *(
-        {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": name}
-        for name in ("gvisor", "kata")
-    ),
-    {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "platform"}, "value": 7},
-]
+AROUND = data(__file__, "around")
 
 
 @pytest.fixture(scope="module")

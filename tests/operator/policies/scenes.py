@@ -5,6 +5,7 @@ from typing import Any
 
 from tests.operator import objects
 from tests.operator.objects import installation
+from tests.tables import rows
 
 from marlaas_api.documents import job_document
 from marlaas_api.kinds import ModelPool, RLJob, Tenant
@@ -42,8 +43,8 @@ def document(job: RLJob | None = None, **changes: Any) -> JobDocument:
 
 
 def progress(phase: Phase = Phase.RUNNING, reason: str = "Training", **fields: Any) -> Progress:
-    plain = {"namespace": "team-a", "job": "sums", "uid": "u1", "steps": 40, "admitted": phase is Phase.RUNNING}
-    return Progress.model_validate({**plain, "phase": phase, "reason": reason, **fields})
+    plain = {"namespace": "team-a", "job": "sums", "uid": "u1", "steps": 40, "admitted": phase == Phase.RUNNING}
+    return Progress.model_validate({**plain, "phase": Phase(phase), "reason": reason, **fields})
 
 
 def queued(reason: str = "WaitingForSlots", message: str = "needs 3 of the 8 adapter slots", **fields: Any) -> Progress:
@@ -125,3 +126,25 @@ def pool_snapshot(**fields: Any) -> PoolSnapshot:
 
 def deleted(meta: Meta = META, ago_s: float = 1.0) -> Meta:
     return replace(meta, deleted_at=NOW - ago_s)
+
+
+def ago(seconds: float) -> float:
+    return NOW - seconds
+
+
+def scene_rows(test_file: str, name: str) -> list[Any]:
+    """The rows of a table, in which `{=NAME: FIELDS}` is what the function or class of that name of this module makes of the fields."""
+    return [_made(row) for row in rows(test_file, name)]
+
+
+def _made(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(map(_made, value))
+    if not isinstance(value, dict):
+        return value
+    fields = {key: _made(each) for key, each in value.items()}
+    name = next(iter(fields), "")
+    if not name.startswith("="):
+        return fields
+    make, given = globals()[name[1:]], fields[name]
+    return make(**given) if isinstance(given, dict) else make(given)

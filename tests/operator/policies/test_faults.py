@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.operator.policies.scenes import NOW, container, crashed, document, new, pod, queued, repooled, running
+from tests.operator.policies.scenes import container, crashed, document, new, pod, queued, repooled, running, scene_rows
 from tests.operator.policies.test_job_status import conditions, status
 from tests.tables import rows
 
@@ -104,39 +104,10 @@ def test_of_several_pods_the_first_by_name_is_told_with_its_owner():
     assert first_fault([facts(conditions=READY)]) is None
 
 
-def serving(*components):
-    return tuple(pod(component) for component in components)
-
-
 STARTING = pod("rollout", container("rollout", running=True), ready=False)
-LEADERLESS = BusState(available=True, since=0.0, leaderless_since=NOW - 4)
 
 
-CRASHED = crashed(component="rollout", name="rollout-1")
-SERVING, OTHER = serving("rollout", "trainer"), pod("rollout", name="rollout-1")
-STARTS = "rollout-0 of pool tiny is starting; the job continues when it is ready"
-NO_TRAINER = "pool tiny has no trainer worker yet; the job continues when it is ready"
-NO_LEADER = (
-    "no orchestrator holds the leader lease; tasks that were issued are still played and trained, and no data is lost"
-)
-
-
-@pytest.mark.parametrize(
-    ("pods", "reason", "message"),
-    [
-        ((STARTING, *serving("trainer")), "RolloutStarting", STARTS),
-        (serving("rollout"), "TrainerStarting", NO_TRAINER),
-        ((STARTING, OTHER, *serving("trainer")), "Training", None),
-        ((CRASHED, *SERVING), "Training", None),
-        (
-            (CRASHED, pod("rollout", deleting=True), *serving("trainer")),
-            "ContainerCrashing",
-            "rollout-1 of pool tiny: boom",
-        ),
-        (LEADERLESS, "WaitingForOrchestrator", NO_LEADER),
-        (replace(LEADERLESS, leaderless_since=NOW - 1), "Training", None),
-    ],
-)
+@pytest.mark.parametrize(("pods", "reason", "message"), scene_rows(__file__, "missing_workers"))
 def test_a_running_job_says_who_is_not_there_without_whom_it_makes_no_step(pods, reason, message):
     """pods: of the pool, or the state of the bus."""
     found = status(running(bus=pods) if isinstance(pods, BusState) else running(on={"pods": pods}))

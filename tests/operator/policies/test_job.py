@@ -17,9 +17,6 @@ from marlaas_operator.snapshot import BusState, JobPool
 
 AWAY = BusState(available=False, since=scenes.NOW - 60)
 UNREAD = BusState(available=False, since=scenes.NOW - 60, synced=False)
-FROZEN = scenes.rljob({"agents": [{"name": "a", "trainable": False}]})
-UNREADABLE = {"pool": None, "problem": "spec.x: no such field"}
-ELSEWHERE, SMALL = scenes.modelpool(namespaces=["team-b"]), scenes.modelpool(adapterSlots=1)
 AGENTS = [{"name": "solver"}, {"name": "judge", "poolRef": {"name": "big"}}]
 TEAM = scenes.rljob({"agents": AGENTS})
 SERVING = (scenes.pod("rollout"), scenes.pod("trainer"))
@@ -116,19 +113,7 @@ def test_the_document_says_the_generation_the_tenant_and_the_weight():
     assert (write.document.generation, write.document.tenant, write.document.tenant_weight) == (4, "research", 3)
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason", "words"),
-    [
-        ({"on": {"pool": None}}, "PoolNotFound", "ModelPool 'tiny' does not exist"),
-        ({"on": UNREADABLE}, "PoolNotFound", "cannot be read (spec.x: no"),
-        ({"on": {"deleting": True}}, "PoolNotFound", "is being deleted"),
-        ({"on": {"pool": ELSEWHERE}}, "NamespaceNotAllowed", "namespace 'team-a' may not use"),
-        ({"on": {"pool": SMALL}}, "NeverFits", "adapterSlots of ModelPool 'tiny' is 1"),
-        ({"job": FROZEN}, "Unsupported", "no agent of the job is trainable"),
-        ({"job": None, "problem": "spec.poolRef: required"}, "InvalidSpec", "spec.poolRef: required"),
-        ({"document": scenes.document(uid="old")}, "WaitingForOrchestrator", "an earlier job of the same name"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "reason", "words"), scenes.scene_rows(__file__, "not_handed_over"))
 def test_what_cannot_be_handed_over_gets_no_document_and_is_told_at_once(fields, reason, words):
     phase = "Failed" if reason == "Unsupported" else "Queued"
     scene = scenes.new(**fields)

@@ -16,6 +16,7 @@ from tests.operator.policies.scenes import (
     progress,
     rljob,
     running,
+    scene_rows,
 )
 from tests.operator.policies.test_job import AWAY, UNREAD, kinds, plan, told
 
@@ -25,7 +26,6 @@ from marlaas_operator.policies.job import FINALIZER, FORGET_S
 from marlaas_worker.sandbox.attempt import MAX_DELIVERIES
 
 FROZEN = rljob({"ttlSecondsAfterFinished": 60, "agents": [{"name": "a", "trainable": False}]})
-NODE = {"exit_code": 255, "exit_reason": "Unknown"}
 MEMORY = container(restarts=2, exit_code=137, exit_reason="OOMKilled")
 
 
@@ -113,23 +113,9 @@ def test_a_verdict_on_which_nobody_has_acted_yet_goes_when_its_limit_is_raised()
     assert all(write.document.verdict == judged.verdict for write in writes), "what has ended stays ended"
 
 
-@pytest.mark.parametrize(
-    ("pods", "crashes"),
-    [
-        ([crashed(restarts=2, name=f"s-{number}") for number in range(4)], 2),
-        ([pod("sandbox", container(restarts=2), container("environment", restarts=2))], 2),
-        ([pod("sandbox", MEMORY, name=f"s-{number}") for number in range(4)], 8),
-        ([pod("sandbox", MEMORY, disrupted=True), pod("sandbox", MEMORY, container(restarts=3), name="s-1")], 3),
-        ([pod("sandbox", container(restarts=1, **NODE), name=f"s-{number}") for number in range(4)], None),
-        ([crashed(restarts=7, disrupted=True)], None),
-        ([crashed(restarts=7, phase="Failed", reason="NodeShutdown")], None),
-        ([crashed(restarts=7, phase="Failed", reason="Evicted", message="The node was low on memory")], None),
-        ([pod("sandbox", container(restarts=7, exit_code=1, ended_at=NOW - 3601))], None),
-        ([pod("sandbox", container(restarts=7, exit_code=1, ended_at=NOW - 1, ran_s=3601))], 1),
-    ],
-)
+@pytest.mark.parametrize(("pods", "crashes"), scene_rows(__file__, "crashes"))
 def test_crashes_in_a_row_of_one_sandbox_count_and_those_of_its_node_do_not(pods, crashes):
-    assert plan(running(pods=tuple(pods))).status.get("sandboxCrashes") == crashes
+    assert plan(running(pods=pods)).status.get("sandboxCrashes") == crashes
 
 
 def test_a_deleted_running_job_is_stopped_and_its_sandbox_removed_before_it_goes_and_nothing_is_asked_for_again():

@@ -7,7 +7,6 @@ import pytest
 import yaml
 from tests.operator.policies.scenes import (
     INSTALLATION,
-    META,
     NOW,
     container,
     crashed,
@@ -16,22 +15,17 @@ from tests.operator.policies.scenes import (
     owned_sandbox,
     pod,
     progress,
-    queued,
     rljob,
     running,
+    scene_rows,
 )
 
 from marlaas_api.kinds.status import RLJobStatus
 from marlaas_api.messages import Phase
 from marlaas_operator.plan import WriteDocument
 from marlaas_operator.policies.job import plan_job
-from marlaas_operator.snapshot import BusState
 
 FIGURES = yaml.safe_load(Path(__file__).with_name("figures.yaml").read_text())
-QUEUED = new(document=document(), progress=queued())
-SUCCEEDED = running(progress=progress(Phase.SUCCEEDED, "Finished"))
-FAILED = running(progress=progress(Phase.FAILED, "TooManyFaults", message="x"))
-SUSPENDED = running(progress=progress(Phase.SUSPENDED, "Suspended"))
 
 
 def status(scene, now=NOW):
@@ -52,19 +46,7 @@ def test_a_condition_keeps_its_time_until_its_status_turns():
     assert times == {"Admitted": "2027-01-15T08:00:00Z", "SandboxReady": "2027-01-15T08:01:00Z"}
 
 
-@pytest.mark.parametrize(
-    ("scene", "expected"),
-    [
-        (new(document=document(), progress=queued()), (("False", "WaitingForSlots"), ("False", "NotAdmitted"))),
-        (new(on={"pool": None}), (("False", "PoolNotFound"), ("False", "NotAdmitted"))),
-        (running(pods=()), (("True", "Admitted"), ("False", "SandboxStarting"))),
-        (running(), (("True", "Admitted"), ("True", "SandboxReady"))),
-        (running(pods=(crashed(),)), (("True", "Admitted"), ("False", "ContainerCrashing"))),
-        (running(progress=progress(Phase.SUSPENDED, "Suspended")), (("False", "Suspended"), ("False", "NotAdmitted"))),
-        (running(progress=progress(Phase.SUCCEEDED, "Finished")), (("False", "Finished"), ("False", "Finished"))),
-        (running(meta=replace(META, deleted_at=NOW)), (("False", "Deleting"), ("False", "Deleting"))),
-    ],
-)
+@pytest.mark.parametrize(("scene", "expected"), scene_rows(__file__, "conditions"))
 def test_conditions_admitted_and_sandbox_ready(scene, expected):
     found = conditions(scene)
     assert (found["Admitted"], found["SandboxReady"]) == expected
@@ -104,21 +86,7 @@ def pulling(words):
     return pod("sandbox", container(waiting=words, message="no such image", image="x:1"), ready=False)
 
 
-PULLING = pulling("ErrImagePull")
-NO_MODEL = pod("rollout", container("model", init=True, exit_code=2, last_words="no model at /m"), ready=False)
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason", "words"),
-    [
-        ({"pods": (PULLING,)}, "ImageCannotBePulled", "sandbox-0: image x:1: no such image"),
-        ({"pods": (crashed("KeyError: 'x'"),)}, "ContainerCrashing", "sandbox-0: KeyError: 'x'"),
-        ({"pods": (), "refusal": "exceeded quota"}, "PodRefused", "exceeded quota"),
-        ({"on": {"pods": (NO_MODEL,)}}, "ModelNotFound", "rollout-0 of pool tiny: no model at /m"),
-        ({"bus": BusState(available=False, since=NOW - 60)}, "BusUnavailable", "NATS does not answer"),
-        ({"pods": ()}, "SandboxStarting", "its sandbox is starting"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "reason", "words"), scene_rows(__file__, "hindrances"))
 def test_what_keeps_a_running_job_from_going_on_beats_what_the_orchestrator_says(fields, reason, words):
     found = status(running(**fields))
     assert (found["phase"], found["reason"]) == ("Running", reason)
@@ -164,27 +132,12 @@ def test_a_fault_begins_and_ends_with_one_event_each_and_goes_away_by_itself():
     assert events(running(), broken) == [("Warning", "ContainerCrashing")]
     assert events(broken, running()) == [("Normal", "Recovered"), ("Normal", "SandboxReady")]
     assert events(broken, broken) == []
-    assert events(running(pods=(PULLING,)), running(pods=(pulling("ImagePullBackOff"),))) == []
+    assert events(running(pods=(pulling("ErrImagePull"),)), running(pods=(pulling("ImagePullBackOff"),))) == []
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "expected"),
-    [
-        (QUEUED, running(pods=()), [("Normal", "Admitted")]),
-        (running(pods=()), running(), [("Normal", "SandboxReady")]),
-        (running(), SUCCEEDED, [("Normal", "Finished")]),
-        (running(), FAILED, [("Warning", "TooManyFaults")]),
-        (running(pods=(crashed(),)), FAILED, [("Warning", "TooManyFaults")]),
-        (running(), SUSPENDED, [("Normal", "Suspended")]),
-        (QUEUED, SUSPENDED, [("Normal", "Suspended")]),
-        (SUSPENDED, QUEUED, [("Normal", "WaitingForSlots")]),
-        (SUSPENDED, running(pods=()), [("Normal", "Admitted")]),
-        (running(), running(meta=replace(META, deleted_at=NOW)), [("Normal", "Deleting")]),
-        (QUEUED, new(document=document(), progress=queued("WaitingForPool")), []),
-    ],
-)
+@pytest.mark.parametrize(("before", "after", "expected"), scene_rows(__file__, "transitions"))
 def test_one_event_for_each_real_transition(before, after, expected):
-    assert events(before, after) == expected
+    assert tuple(events(before, after)) == expected
 
 
 def test_a_fault_that_is_a_book_is_clipped_to_what_the_server_takes():
@@ -204,15 +157,7 @@ def test_every_figure_of_the_orchestrator_is_in_the_status_of_the_job_and_of_eac
     RLJobStatus.model_validate(found)
 
 
-@pytest.mark.parametrize(
-    ("names", "newest", "shown"),
-    [
-        (("a", "b"), {"a": 12, "b": 11}, "12/11"),
-        (("a", "b"), {"b": 0}, "?/0"),
-        (("a", "b"), {}, None),
-        ([f"a{number}" for number in range(16)], {f"a{number}": 90 + number for number in range(16)}, "90-105"),
-    ],
-)
+@pytest.mark.parametrize(("names", "newest", "shown"), scene_rows(__file__, "shown_versions"))
 def test_the_column_version_has_the_version_of_every_policy(names, newest, shown):
     """A player of another agent's policy has no version of its own."""
     agents = [*({"name": name} for name in names), {"name": "past", "policy": {"of": names[0], "versions": "past"}}]

@@ -13,8 +13,6 @@ from marlaas_operator.policies.pool import DRAIN_S, FINALIZER, plan_pool
 from marlaas_operator.snapshot import BusState
 
 SERVING = (scenes.pod("rollout"), scenes.pod("trainer"))
-GOING = (scenes.pod("rollout", deleting=True), scenes.pod("trainer"))
-BROKEN = (scenes.pod("rollout"), scenes.crashed(component="trainer"))
 
 
 def plan(scene, now=scenes.NOW) -> Plan:
@@ -88,16 +86,7 @@ def test_before_the_bus_was_read_nothing_new_is_said_of_what_jobs_hold():
     assert "jobs" not in plan(replace(unread, status=None)).status
 
 
-@pytest.mark.parametrize(
-    ("fields", "rollout", "trainer", "ready"),
-    [
-        ({"pods": SERVING}, "RolloutReady", "TrainerReady", "Ready"),
-        ({"pods": ()}, "RolloutStarting", "TrainerStarting", "RolloutStarting"),
-        ({"pods": GOING}, "RolloutStarting", "TrainerReady", "RolloutStarting"),
-        ({"pods": BROKEN}, "RolloutReady", "ContainerCrashing", "ContainerCrashing"),
-        ({"refusal": "exceeded quota"}, "PodRefused", "PodRefused", "PodRefused"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "rollout", "trainer", "ready"), scenes.scene_rows(__file__, "pool_conditions"))
 def test_conditions_say_which_role_does_not_serve_and_why(fields, rollout, trainer, ready):
     found = conditions(plan(scenes.pool_snapshot(**fields)))
     reasons = {type_: reason for type_, (_, reason) in found.items()}

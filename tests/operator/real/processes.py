@@ -1,6 +1,7 @@
 """Operator processes, forked from one that has imported everything: a start costs no imports."""
 
 import ctypes
+import importlib
 import multiprocessing
 import os
 import signal
@@ -10,34 +11,20 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from tests.tables import data
+
 import marlaas_operator.__main__ as entry
-from marlaas_operator import handlers, reconcile, watching, work_queue
-from marlaas_operator.policies import job_phase
 
 _FORKSERVER = multiprocessing.get_context("forkserver")
 _FORKSERVER.set_forkserver_preload(["pytest", __name__])
 _PR_SET_PDEATHSIG = 1
-_VARIANTS: dict[str, list[tuple[object, str, object]]] = {
-    "": [],
-    "hasty": [
-        (watching, "SWEEP_EVERY_S", 2.0),
-        (watching, "FIRST_S", 2.0),
-        (handlers, "_AGAIN_S", (0.1, 0.2, 0.5, 1.0)),
-        (work_queue, "REFUSED_AGAIN_S", 3.0),
-        (reconcile, "REFUSED_AGAIN_S", 3.0),
-        (work_queue, "LASTING_S", 2.0),
-        (entry, "_RETRY_S", 0.3),
-    ],
-    "patient": [(job_phase, "FIRST_WORD_S", 60.0), (job_phase, "BUS_PATIENCE_S", 60.0)],
-}
-"""Constants of the operator that a variant changes. patient: the bus and the first word on it may be late."""
 
 
 @dataclass
 class ForkedOperator:
     """`python -m marlaas_operator …` without the imports; it ends with the test process, also with one that is killed.
 
-    failpoint: as in MARLAAS_FAILPOINT. variant: `hasty` or `patient`: the operator with shorter or longer waits.
+    failpoint: as in MARLAAS_FAILPOINT. variant: `hasty` or `patient`: the operator with the waits of cases.yaml.
     """
 
     arguments: Sequence[str]
@@ -87,6 +74,7 @@ def _operate(arguments: Sequence[str], log: str, failpoint: str, variant: str) -
     os.dup2(output, 2)
     if failpoint:
         os.environ["MARLAAS_FAILPOINT"] = failpoint
-    for module, name, value in _VARIANTS[variant]:
-        setattr(module, name, value)
+    for path, value in (data(__file__, "variants")[variant] if variant else {}).items():
+        module, _, name = path.rpartition(".")
+        setattr(importlib.import_module(f"marlaas_operator.{module}"), name, value)
     sys.exit(entry.main(arguments))

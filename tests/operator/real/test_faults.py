@@ -1,14 +1,13 @@
 """The operator reaches the desired state after faults of the API server and of its connections."""
 
-from collections.abc import Callable
 from functools import partial
 
 import pytest
-from aiohttp import web
 from tests.operator.objects import job, kubeconfig, pool
 from tests.operator.real.harness import SANDBOX, eventually
 from tests.operator.real.orchestrators import ADMITTED
-from tests.operator.real.proxy import Fault, answer, gone, is_watch, reset, silent
+from tests.operator.real.proxy import answer, gone, is_watch, reset, silent
+from tests.tables import data
 
 from marlaas_operator.cluster import Target
 from marlaas_operator.cluster.resources import RLJOBS
@@ -33,30 +32,24 @@ def jobs_watch(request):
     return is_watch(request) and request.path.endswith("/rljobs")
 
 
-FAULTS: dict[str, tuple[Fault, int, Callable[[web.Request], bool]]] = {
-    "503 on everything": (answer(503, "ServiceUnavailable"), 12, anything),
-    "reset on everything": (reset, 12, anything),
-    "401 on everything": (answer(401, "Unauthorized"), 12, anything),
-    "409 on writes": (answer(409, "Conflict"), 6, any_write),
-    "422 on the Deployment": (answer(422, "Invalid"), 1, sandbox_apply),
-    "429 on writes": (answer(429, "TooManyRequests", Retry_After="1"), 4, any_write),
-    "500 on writes": (answer(500, "InternalError"), 6, any_write),
-    "reset on writes": (reset, 6, any_write),
-    "410 on watches": (gone, 10, is_watch),
-    "500 on watches": (answer(500, "InternalError"), 10, is_watch),
-    "reset on watches": (reset, 10, is_watch),
-    "403 on watches": (answer(403, "Forbidden"), 5, is_watch),
-    "a silent watch": (silent, 1, jobs_watch),
-}
+REQUESTS = {each.__name__: each for each in (any_write, sandbox_apply, anything, jobs_watch, is_watch)}
+
+
+def fault_of(what):
+    if isinstance(what, str):
+        return {"reset": reset, "gone": gone, "silent": silent}[what]
+    status, reason, *after = what
+    return answer(status, reason, **({"Retry_After": after[0]} if after else {}))
 
 
 @pytest.mark.slow
 async def test_faults_pass_one_after_the_other(harness, proxy, orchestrator):
     """Each with a job of its own; those that hit everything also hit a start of the operator."""
     await harness.gateway.create(pool("tiny"))
-    for fault, (what, times, matches) in FAULTS.items():
+    for fault, (what, times, which) in data(__file__, "faults").items():
+        matches = REQUESTS[which]
         name = "job-" + fault.lower().replace(" ", "-")
-        proxy.times(times, what, matches)
+        proxy.times(times, fault_of(what), matches)
         if matches is anything:
             start(harness, proxy)
         await harness.gateway.create(job("team-a", name, "tiny"))

@@ -3,16 +3,16 @@
 from typing import Any
 
 import pytest
+from tests.operator import objects
 from tests.operator.objects import job, pool, tenant
 from tests.operator.shell.harness import ServiceHarness, playing
+from tests.tables import rows
 
 from marlaas_operator.cluster import Body, Target, target_of
 from marlaas_operator.cluster.resources import TENANTS
 
 TENANT = Target(TENANTS, "", "a")
 HANDED_OVER = "WaitingForPool"
-COLD = job("team-a", "one", "tiny", rollout={"temperature": 0})
-SMALL, LIGHT = pool("tiny", adapterSlots=0), tenant("a", "team-a", weight=0)
 NAMELESS = job("team-a", "nameless", "tiny")
 STRANGE = [
     *(NAMELESS | {"spec": spec} for spec in ({}, {"poolRef": {}}, {"poolRef": "tiny"})),
@@ -37,18 +37,12 @@ async def correct(harness: ServiceHarness, target: Target, **spec: Any) -> None:
     await harness.cluster.patch(target, {"spec": spec})
 
 
-@pytest.mark.parametrize(
-    ("body", "condition", "wrong", "right", "then"),
-    [
-        (COLD, "Admitted", "rollout.temperature: must be at least 0.01", {"rollout": {"temperature": 1}}, HANDED_OVER),
-        (SMALL, "Ready", "adapterSlots: must be at least 1", {"adapterSlots": 8}, "RolloutStarting"),
-        (LIGHT, "Active", "weight: must be more than 0", {"weight": 2}, "Active"),
-    ],
-    ids=["job", "pool", "tenant"],
-)
-async def test_an_object_says_what_breaks_which_rule_and_is_served_once_corrected(body, condition, wrong, right, then):
+@pytest.mark.parametrize(("made", "condition", "wrong", "right", "then"), rows(__file__, "broken_rules"))
+async def test_an_object_says_what_breaks_which_rule_and_is_served_once_corrected(made, condition, wrong, right, then):
+    kind, names, spec = made
+    body = getattr(objects, kind)(*names, **spec)
     harness, target = ServiceHarness(), target_of(body)
-    await stored(harness, *([pool("tiny")] if body is COLD else []), body)
+    await stored(harness, *([pool("tiny")] if kind == "job" else []), body)
     async with playing(harness):
         told = ("InvalidSpec", f"spec.{wrong}, found 0")
         await harness.until(lambda: said(harness, target, condition) == told, "told")

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from tests.tables import rows
 
-from marlaas_api.bus import BusRefused, BusUnavailable
+from marlaas_api import bus
+from marlaas_api.errors import MarlaasError
 from marlaas_operator import cluster, work_queue
 from marlaas_operator.cluster.resources import RLJOBS
 from marlaas_operator.plan import AddFinalizer, RemoveFinalizer
@@ -14,17 +15,8 @@ ONE = cluster.Target(RLJOBS, "team-a", "one")
 ACTIONS = (AddFinalizer("x"),)
 
 
-REFUSALS = {cluster.Invalid: "PodRefused", cluster.Forbidden: "PodRefused", BusRefused: "BusUnavailable"}
-AGAIN = (
-    cluster.Unavailable,
-    cluster.NoAnswer,
-    cluster.Terminating,
-    cluster.NotFound,
-    cluster.TooMany,
-    cluster.Conflict,
-)
-TRANSIENT = dict.fromkeys(AGAIN, "PodRefused")
-REASONS = {**REFUSALS, **TRANSIENT, BusUnavailable: "BusUnavailable"}
+def error_of(name: str) -> MarlaasError:
+    return getattr(cluster if hasattr(cluster, name) else bus, name)("no")
 
 
 @pytest.fixture
@@ -98,14 +90,14 @@ async def test_stopping_finishes_what_was_begun_and_begins_nothing_more():
     assert ended == ["first"]
 
 
-@pytest.mark.parametrize(("kind", "reason"), REASONS.items())
-def test_a_refusal_is_reported_at_once_and_a_transient_error_once_it_has_lasted(kind, reason):
+@pytest.mark.parametrize(("name", "reason", "is_refusal"), rows(__file__, "reasons"))
+def test_a_refusal_is_reported_at_once_and_a_transient_error_once_it_has_lasted(name, reason, is_refusal):
     backoff = work_queue.FailureBackoff()
     backoff.record(ONE, cluster.Unavailable("something else"), 100.0)
-    backoff.record(ONE, kind("no"), 101.0)
-    assert work_queue.is_refusal(kind("no")) is (kind in REFUSALS)
+    backoff.record(ONE, error_of(name), 101.0)
+    assert work_queue.is_refusal(error_of(name)) is is_refusal
     early = backoff.reportable(ONE, 100.0 + work_queue.LASTING_S - 0.1)
-    assert early == ((reason, "no") if kind in REFUSALS else None)
+    assert early == ((reason, "no") if is_refusal else None)
     assert backoff.reportable(ONE, 100.0 + work_queue.LASTING_S) == (reason, "no")
 
 

@@ -17,7 +17,7 @@ import pytest
 from tests.rollout.chats import bpe
 from tests.rollout.service.harness import Job
 from tests.rollout.service.scripted import LIMITS, ScriptedEngine
-from tests.tables import rows
+from tests.tables import data, rows
 
 from marlaas.models import prepare
 from marlaas_api.blobs_memory import MemoryBlobs
@@ -36,13 +36,6 @@ FORGETFUL = "forgetful"
 MAX_TURNS = 6
 WORDS = rows(__file__, "words")
 TOOL = json.dumps({"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}})
-THINKS = (
-    "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}"
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-"""A template that drops reasoning from its past, as some do, and shows tools."""
 
 
 class Drawn(NamedTuple):
@@ -146,7 +139,11 @@ def assert_trained_as_drawn(drawn, trained):
 @pytest.mark.parametrize(("name", "num_episodes"), [("tiny", 200), ("smollm2-135m-instruct", 100), (FORGETFUL, 200)])
 async def test_what_was_generated_is_what_is_trained_token_for_token(harness, roles, name, num_episodes):
     forgets = name == FORGETFUL
-    made = bpe(THINKS) if forgets else PretrainedTokenizer.load(str(await asyncio.to_thread(prepare, name)))
+    made = (
+        bpe(data(__file__, "thinks"))
+        if forgets
+        else PretrainedTokenizer.load(str(await asyncio.to_thread(prepare, name)))
+    )
     vocabulary = len(made._tokenizer)
 
     def forget():
