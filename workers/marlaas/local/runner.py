@@ -146,8 +146,8 @@ class _Run:
             documents.refuse_other_models(record.pools, wanted.pools)
             if record.finished and jobs == record.jobs:
                 return self._finished_before(folder, record)
-            ended = {progress.uid for progress in record.progress if progress.phase.final}
-            playing = [job for job in jobs if job.uid not in ended]
+            ended = {progress.uid: progress for progress in record.progress if progress.phase.final}
+            playing = [job for job in jobs if job.uid not in ended or not plan.settled(job, ended[job.uid])]
             self._modules = {**record.modules, **module_files(playing, wanted.folders)}
             self._data = {**record.data, **data_files(playing)}
             for note in (*changed_modules(record.modules, self._modules), *changed_data(record.data, self._data)):

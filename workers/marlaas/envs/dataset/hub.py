@@ -42,16 +42,14 @@ def _folder(source: Source, patterns: Sequence[str], *loc: str | int, from_cache
         raise InvalidArgument(
             f"a data set of the hub needs the Python package {error.name}: pip install 'marlaas[worker]'", *loc
         ) from None
-    revision = source.revision or _MAIN
+    name, revision = str(source.hub), source.revision or _MAIN
     if from_cache:
         try:
-            return Path(snapshot_download(source.hub, repo_type="dataset", revision=revision, local_files_only=True))
+            return Path(snapshot_download(name, repo_type="dataset", revision=revision, local_files_only=True))
         except (OSError, ValueError):
             pass  # it was never fetched
     try:
-        return Path(
-            snapshot_download(source.hub, repo_type="dataset", revision=revision, allow_patterns=list(patterns))
-        )
+        return Path(snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=list(patterns)))
     except Exception as error:
         text = " ".join(str(error).split())
         raise InvalidArgument(
