@@ -19,7 +19,7 @@ from marlaas.envs.dataset import math_check
 from marlaas.envs.dataset.arrow_rows import BATCH
 from marlaas.envs.dataset.environment import Dataset
 from marlaas_api.errors import InvalidInput
-from marlaas_api.names import split_of
+from marlaas_api.names import digest_of, split_of
 
 ARGS = data(__file__, "data_set")
 FILES = data(__file__, "data_files")
@@ -70,14 +70,16 @@ def test_bad_arguments_and_rows_are_refused_with_their_place(args, reason):
         made(**args)
 
 
-@pytest.mark.parametrize(("rewards", "reply", "reward"), rows(__file__, "data_rewards"))
-def test_rewards_are_weighted_sums_and_no_number_is_a_fault_that_names_the_row(rewards, reply, reward):
+@pytest.mark.parametrize(("rewards", "reply", "reward", "answer"), rows(__file__, "data_rewards"))
+def test_rewards_are_weighted_sums_and_no_number_is_a_fault_that_names_the_row(rewards, reply, reward, answer):
     args = {**ARGS, "rewards": rewards, "source": {"files": "one.jsonl"}, "held_out": {"files": "held.csv"}}
     if isinstance(reward, str):
         with pytest.raises(InvalidInput, match=reward):
             play("dataset", args, lambda _: reply)
     else:
-        assert play("dataset", args, lambda _: reply)[0].rewards["policy"] == pytest.approx(reward)
+        outcome = play("dataset", args, lambda _: reply)[0]
+        assert outcome.rewards["policy"] == pytest.approx(reward)
+        assert outcome.answer == ("" if answer is None else digest_of(answer))
 
 
 @pytest.mark.parametrize(("truth", "reply"), rows(__file__, "data_answers"))

@@ -18,6 +18,7 @@ import pytest
 import torch
 from tests.tables import data
 
+from marlaas_api.background import background
 from marlaas_api.cpu_shares import CORE_NICENESS
 from marlaas_api.errors import Permanent
 from marlaas_worker.rollout.engine import EngineDown, Sampling
@@ -156,9 +157,8 @@ async def test_a_killed_engine_serves_again_and_one_that_hangs_is_given_up(vllm,
     assert not await vllm.healthy()
     with pytest.raises(EngineDown, match="core process ended"):
         await vllm.generate("after", adapters[0], PROMPT, LONG)
-    supervising = asyncio.create_task(engine.supervise())
-    await restarted.wait()
-    supervising.cancel()
+    async with background(engine.supervise()):  # which ends the wait if no restart succeeds
+        await restarted.wait()
     assert (len(failures), engine.restarts, engine.up) == (1, 1, True)
     _, left = psutil.wait_procs(first, timeout=0)
     assert left == []

@@ -73,7 +73,11 @@ def samples(dependencies: TrainerDependencies, report: ReplicaReport, running: C
             "Steps restarted with a lower token budget.",
             dependencies.out_of_memory,
         ),
-        ("marlaas_trainer_skipped_updates_total", "Versions with an update whose gradient was not finite.", dependencies.skipped),
+        (
+            "marlaas_trainer_skipped_updates_total",
+            "Versions with an update whose gradient was not finite.",
+            dependencies.skipped,
+        ),
         ("marlaas_trainer_parked_total", "Times that the agent left the memory for others.", dependencies.parked),
     )
     for one in running:

@@ -4,6 +4,7 @@ import importlib
 import secrets
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from marlaas.environment import Reply, Score
@@ -11,7 +12,7 @@ from marlaas.envs.dataset import math_check
 from marlaas.envs.dataset.problems import InvalidArgument
 from marlaas.envs.dataset.settings import CodeSettings, RewardSettings, Settings
 from marlaas.envs.dataset.tasks import TaskRow
-from marlaas.envs.extraction import program
+from marlaas.envs.extraction import Extract, extractor, program
 from marlaas.envs.loading import nearest
 from marlaas.envs.locked.program import Limits, NotLocked, prove, run_program
 from marlaas.rewards import Part, Rubric, answer_reward, format_reward
@@ -34,18 +35,25 @@ class Rewards:
             self._rubric = Rubric(*self.parts)
         except InvalidInput as error:
             raise InvalidArgument(str(error), "rewards") from None
+        self._extractors = [extract for one in settings.rewards for extract in _extractors(one)]
 
     def score(self, reply: Reply, task: TaskRow) -> Score:
         """Score a reply. Raises InvalidInput, with the row's place: a part returns no number; and what the parts raise."""
         try:
-            return self._rubric.score(
+            score = self._rubric.score(
                 reply=reply, truth=task.rendered.truth, row=task.row, tests=task.rendered.tests, place=task.place
             )
+            return replace(score, answer=self._answer(reply))
         except Exception as error:
             if isinstance(error, InvalidInput):
                 raise InvalidInput(f"{task.place}: {error}") from error
             error.add_note(f"This is the reward of a reply to the row at {task.place}.")
             raise
+
+    def _answer(self, reply: Reply) -> str | None:
+        """Return the answer by which a suite finds the most frequent one; None if no part extracts any."""
+        found = (extract(reply.message) for extract in self._extractors)
+        return next((answer.strip() for answer in found if answer is not None), None)
 
     def names(self) -> list[str]:
         """Return the names of the parts, which are those of metrics."""
@@ -65,6 +73,13 @@ def _part(at: int, settings: RewardSettings) -> Part:
     if settings.python is not None:
         return _function(at, settings.python)
     return _math_reward()
+
+
+def _extractors(settings: RewardSettings) -> list[Extract]:
+    """Return what finds a reply's answer: as the part `answer` does; for `math` the last box, or else the last number."""
+    if settings.answer is not None:
+        return [extractor(settings.answer.extract, settings.answer.pattern)]
+    return [extractor("boxed", None), extractor("last_number", None)] if settings.math is not None else []
 
 
 def _math_reward() -> Part:
