@@ -94,14 +94,14 @@ def test_a_bad_manifest_is_told_on_standard_error_with_exit_code_2(manifest, mon
     said = capfd.readouterr()
     assert said.out == ""
     assert said.err.splitlines() == [
-        "job.yaml:21: spec.training.steps: required, but missing (Number of optimizer steps to train; may be raised later)",
+        "job.yaml:21: spec.training.steps: required, but missing (Number of optimizer steps to train; may be raised later. 0: the job only evaluates version 0)",
         "job.yaml:21: spec.training.stepz: unknown field; did you mean 'steps'?",
     ]
 
 
 def test_machines_get_errors_or_objects_and_notes_as_json(manifest):
-    result = invoke("validate", "--json", str(manifest("training: {steps: 0}")))
-    error = {"file": "job.yaml", "line": 21, "path": "spec.training.steps", "text": "must be at least 1, found 0"}
+    result = invoke("validate", "--json", str(manifest("training: {steps: -1}")))
+    error = {"file": "job.yaml", "line": 21, "path": "spec.training.steps", "text": "must be at least 0, found -1"}
     assert (result.exit_code, json.loads(result.stdout)) == (2, {"valid": False, "errors": [error]})
     path = manifest(("apiVersion: marlaas.dev/v1alpha1\nkind: Tenant", "apiVersion: v1\nkind: Namespace"))
     result = invoke("validate", "--json", str(path))

@@ -210,7 +210,7 @@ def test_sampling_that_the_trainer_cannot_reproduce_is_refused_with_the_reason(c
 
 
 def test_every_error_is_told_at_once_in_the_order_of_the_lines(complaints):
-    lines = complaints("training: {steps: 0, algorithm: ppo}", "rollout: 5", "maxRank: 17")
+    lines = complaints("training: {steps: -1, algorithm: ppo}", "rollout: 5", "maxRank: 17")
     assert [line.split(":")[1] for line in lines] == ["6", "20", "21", "21"]
 
 

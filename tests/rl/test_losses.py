@@ -67,12 +67,15 @@ def test_the_metrics_are_the_ones_computed_by_hand():
     assert truncated["loss"] == pytest.approx(-(1 + 2 + 3 - 0.5) / 2)
 
 
-def test_metrics_of_ratios_are_of_trainer_over_behaviour_in_both_forms_and_the_others_of_what_the_form_does():
+def test_metrics_of_ratios_are_of_what_the_form_compares_with_the_sampler_and_the_others_of_what_it_does():
     record = moved(record_of([(1.0, [1.0, 2.0, 4.0]), (-1.0, [0.5])]), [1.0, 2.0, 3.5, 1.0])
     configs = {ratio: config_of("grpo", Bounds("truncated", 3.0), ratio=ratio) for ratio in get_args(Ratio)}
     found = {ratio: policy_loss(record, config)[1].metrics() for ratio, config in configs.items()}
-    for name in ("ratio_mean", "ratio_max", "ess", "logprob_gap", "behaviour_kl"):
-        assert found["proximal"][name] != found["behaviour"][name]
+    assert [found[form]["ratio_max"] for form in ("proximal", "behaviour")] == pytest.approx([3.5, 4.0])
+    gaps = {"proximal": [1.0, 2.0, 3.5, 1.0], "behaviour": [1.0, 2.0, 4.0, 0.5]}
+    for form, ratios in gaps.items():
+        gap = sum(abs(math.log(ratio)) for ratio in ratios) / 4
+        assert found[form]["logprob_gap"] == pytest.approx(gap)
     assert found["behaviour"]["clip_fraction"] == pytest.approx(3 / 4)  # r: 2, 4 and 0.5
     assert found["proximal"]["clip_fraction"] == pytest.approx(1 / 4)  # rho: 1, 1, 1.14 and 0.5
     assert found["behaviour"]["truncated_fraction"] == pytest.approx(1 / 4)  # r: 4

@@ -1,5 +1,7 @@
 """Package for users: the `marlaas` command, the environment SDK (exported here) and the local runner."""
 
+from typing import TYPE_CHECKING
+
 from marlaas.environment import Agent as Agent
 from marlaas.environment import Agents as Agents
 from marlaas.environment import Candidate as Candidate
@@ -13,3 +15,15 @@ from marlaas.environment import Task as Task
 from marlaas.environment import ToolCall as ToolCall
 from marlaas.environment import ToolError as ToolError
 from marlaas.environment import TurnLimit as TurnLimit
+
+if TYPE_CHECKING:
+    from marlaas.runs import Run as Run
+
+
+def __getattr__(name: str) -> object:
+    """Import `Run` when it is asked for: environments must not import the local runner."""
+    if name == "Run":
+        from importlib import import_module
+
+        return import_module("marlaas.runs").Run
+    raise AttributeError(f"module 'marlaas' has no attribute {name!r}")

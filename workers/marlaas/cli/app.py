@@ -60,7 +60,7 @@ COMMANDS = {
         "marlaas run examples/quickstart.yaml --out runs/first",
     ),
     "eval": Command(
-        "Evaluate base models and adapters on the jobs' held-out tasks, without training.",
+        "Evaluate base models and adapters without training.",
         "marlaas.cli.eval",
         "evaluate",
         "marlaas eval examples/quickstart.yaml --adapter runs/first/team-a/reverse/adapter",

@@ -40,7 +40,7 @@ def evaluate(
 
     On a cluster, a job with `training.steps: 0` does the same.
 
-    Exit code: as `marlaas run`.
+    Exit code: 0 every job was evaluated, 1 a job was not, 2 the input must be changed first (the error says how), 130 stopped by Ctrl-C.
     """
     stem = Path(files[0]).stem.strip("-.") or "stdin"
     folder = out or Path("runs") / f"{stem}-eval"
