@@ -1,6 +1,6 @@
 """Package for users: the `marlaas` command, the environment SDK (exported here) and the local runner."""
 
-from typing import TYPE_CHECKING
+import typing
 
 from marlaas.environment import Agent as Agent
 from marlaas.environment import Agents as Agents
@@ -16,7 +16,7 @@ from marlaas.environment import ToolCall as ToolCall
 from marlaas.environment import ToolError as ToolError
 from marlaas.environment import TurnLimit as TurnLimit
 
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     from marlaas.runs import Run as Run
 
 
