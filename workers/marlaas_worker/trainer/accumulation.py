@@ -7,7 +7,7 @@ repeated `epochs` times in the same order and with the same micro-batches. So an
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -42,13 +42,29 @@ class _Done:
     proximal: npt.NDArray[np.float32]
 
 
+@dataclass(slots=True, eq=False)
+class _OpenStep:
+    """A step that has begun.
+
+    held: groups whose rewards are not compared yet. pending: rows of no full micro-batch. num_groups: of the update that has begun; done:
+    its micro-batches, and updates: number of groups and micro-batches of those before it, which further epochs repeat. staleness: number
+    of tokens by how many versions they are behind.
+    """
+
+    held: list[list[Trajectory]] = field(default_factory=list)
+    pending: list[Row] = field(default_factory=list)
+    num_groups: int = 0
+    done: list[_Done] = field(default_factory=list)
+    updates: list[tuple[int, list[_Done]]] = field(default_factory=list)
+    num_filtered: int = 0
+    staleness: Counter[int] = field(default_factory=Counter)
+
+
 class Accumulation:
     """Accumulates the gradient of one step after another. The result depends on the order of the groups, and not on their arrival.
 
     Attributes:
         baselines: what rewards are compared with, if not with those of the group.
-        num_filtered: trajectories of the step that `training.overlong.filter` leaves out.
-        num_groups: groups of the update that has begun.
     """
 
     def __init__(self, dependencies: TrainerDependencies, assignment: Assignment) -> None:
@@ -58,20 +74,22 @@ class Accumulation:
         self._pairs_per_token = dependencies.model.pairs_per_token
         self._rule, self._kl = ALGORITHMS[training.algorithm], training.kl
         self._weighing = weighing(assignment.document.spec)
-        self._held: list[list[Trajectory]] = []
-        self._pending: list[Row] = []
         self._epochs, self._groups_per_update = training.epochs, training.groups_per_update
-        self._updates: list[tuple[int, list[_Done]]] = []
-        self._done: list[_Done] = []
-        self.num_groups = 0
-        self.num_filtered = 0
-        self._staleness = Counter[int]()
+        self._open = _OpenStep()
+
+    @property
+    def num_groups(self) -> int:
+        """Number of groups of the update that has begun."""
+        return self._open.num_groups
+
+    @property
+    def num_filtered(self) -> int:
+        """Number of trajectories of the step that `training.overlong.filter` leaves out."""
+        return self._open.num_filtered
 
     def rewind(self) -> None:
         """Return to the first group of the step."""
-        self._held, self._pending, self.num_filtered = [], [], 0
-        self._updates, self._done, self.num_groups = [], [], 0
-        self._staleness.clear()
+        self._open = _OpenStep()
         self.baselines.rewind()
 
     async def add(self, learner: Learner, trajectories: Sequence[Trajectory], step: int, version: int) -> None:
@@ -90,39 +108,36 @@ class Accumulation:
         members = list(trajectories)
         if self._kl.coefficient > 0 and self._kl.added_to == "reward":
             members = await self._less_kl(learner, members)
-        self.num_filtered += sum(not self._weighing.trains(member) for member in members)
+        self._open.num_filtered += sum(not self._weighing.trains(member) for member in members)
         for member in filter(self._weighing.trains, members):
             for sampled_by, length in member.trained_turns:
-                self._staleness[version - sampled_by] += length
+                self._open.staleness[version - sampled_by] += length
         self.baselines.note(self._weighing.rewards(members))
-        self._held.append(members)
+        self._open.held.append(members)
         if self._rule.over == "group":
             await self._learn(learner, step)
 
     async def complete(self, learner: Learner, step: int) -> None:
         """Run backward for the remaining rows, and take all updates of the step but the last. Raises DoesNotFit."""
-        if self._held:
+        if self._open.held:
             await self._learn(learner, step)
-        await self._flush(learner)
-        self._updates.append((self.num_groups, self._done))
+        await self._end_minibatch(learner)
         for _ in range(1, self._epochs):
-            for num_groups, batches in self._updates:
+            for num_groups, batches in self._open.updates:
                 await self._update(learner, step)
-                self.num_groups = num_groups
+                self._open.num_groups = num_groups
                 for batch in batches:
                     await self._backward(learner, batch.rows, batch.proximal)
 
     def finish_step(self, *, is_trained: bool = True) -> dict[str, float]:
         """Begin the next step; return the metrics of the finished one. is_trained: otherwise the baselines stay as they are."""
-        num_filtered, self.num_filtered = self.num_filtered, 0
-        self._updates, self._done, self.num_groups = [], [], 0
-        staleness, self._staleness = self._staleness, Counter()
-        versions = sum(behind * number for behind, number in staleness.items())
+        ended, self._open = self._open, _OpenStep()
+        versions = sum(behind * number for behind, number in ended.staleness.items())
         if not is_trained:
             self.baselines.rewind()
         return {
-            "overlong_filtered": float(num_filtered),
-            "token_staleness": versions / max(1, staleness.total()),
+            "overlong_filtered": float(ended.num_filtered),
+            "token_staleness": versions / max(1, ended.staleness.total()),
             **self.baselines.finish_step(),
         }
 
@@ -145,25 +160,28 @@ class Accumulation:
 
     async def _learn(self, learner: Learner, step: int) -> None:
         """Run backward for every micro-batch that the held groups fill."""
-        held, self._held = self._held, []
+        now = self._open
+        held, now.held = now.held, []
         # In a thread: packing long groups takes a while, and the event loop must keep leases alive.
         budget, values = learner.token_budget, dict(self.baselines.values)
         rows = await asyncio.to_thread(rows_of_groups, self._weighing, held, self._pairs_per_token, budget, values)
         for group in rows:
-            if self.num_groups == self._groups_per_update:
-                await self._flush(learner)
-                self._updates.append((self.num_groups, self._done))
+            if now.num_groups == self._groups_per_update:
+                await self._end_minibatch(learner)
                 await self._update(learner, step)
-                self._done, self.num_groups = [], 0
-            self.num_groups += 1
-            full, self._pending = pack(self._pending, group, budget)
+                now.num_groups = 0
+            now.num_groups += 1
+            full, now.pending = pack(now.pending, group, budget)
             for batch in full:
                 await self._first_backward(learner, batch)
 
-    async def _flush(self, learner: Learner) -> None:
-        if self._pending:
-            await self._first_backward(learner, self._pending)
-            self._pending = []
+    async def _end_minibatch(self, learner: Learner) -> None:
+        """Run backward for the remaining rows of the update that has begun."""
+        now = self._open
+        if now.pending:
+            await self._first_backward(learner, now.pending)
+        now.updates.append((now.num_groups, now.done))
+        now.pending, now.done = [], []
 
     async def _update(self, learner: Learner, step: int) -> None:
         await self._compute.run(partial(learner.update, step, self.num_groups), self._account)
@@ -171,7 +189,7 @@ class Accumulation:
     async def _first_backward(self, learner: Learner, batch: Sequence[Row]) -> None:
         proximal = await self._backward(learner, batch)
         if self._epochs > 1:
-            self._done.append(_Done(batch, proximal))
+            self._open.done.append(_Done(batch, proximal))
 
     async def _backward(
         self, learner: Learner, batch: Sequence[Row], proximal: npt.NDArray[np.float32] | None = None

@@ -273,6 +273,8 @@ class Learner:
         metrics = self._updated.metrics() | {name: float(value) for name, value in self._work.items()}
         for name in ("tokens", "sequences"):
             metrics[name] /= training.epochs
+        if training.kl.added_to == "reward":  # summed once, before the first epoch
+            metrics["kl"] *= training.epochs
         if not training.has_several_updates:
             del metrics["update_kl"]
         metrics["learning_rate"] = learning_rate(training.optimizer, number, training.steps)
