@@ -91,6 +91,17 @@ def finished(result: Run) -> Run:
     return result
 
 
+def strict_jobs(path: Path, manifests: list[dict[str, Any]], seed: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Return steps and evaluations of strict jobs by name. A finished run is kept at `path`, and is not repeated."""
+
+    def new() -> dict[str, Any]:
+        result = finished(run(manifests, seed=seed))
+        return {job: {"steps": result.records[job], "evals": result.evals[job]} for job in result.jobs()}
+
+    found: dict[str, dict[str, list[dict[str, Any]]]] = kept(path, [manifests, seed], new)
+    return found
+
+
 def kept(path: Path, wanted: object, measure: Callable[[], dict[str, Any]], tree: Path = ROOT) -> dict[str, Any]:
     """Return the stored results of a measurement if it was the same, of the same sources; else measure and store.
 

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from bench import options
-from bench.runs import documents, finished, kept, print_table, run
+from bench.runs import documents, print_table, strict_jobs
 from bench.sources import ROOT
 
 KEPT = ROOT / "runs" / "updates"
@@ -42,23 +42,12 @@ def manifests(steps: int) -> list[dict[str, Any]]:
     return [pool, *(_job(job, setting, steps) for setting in SETTINGS)]
 
 
-def measure(seed: int, steps: int) -> dict[str, Any]:
-    """Return steps and evaluations by job."""
-    wanted = manifests(steps)
-
-    def new() -> dict[str, Any]:
-        result = finished(run(wanted, seed=seed))
-        return {job: {"steps": result.records[job], "evals": result.evals[job]} for job in result.jobs()}
-
-    return kept(KEPT / f"{seed}.json", [wanted, seed], new)
-
-
 def main(arguments: Sequence[str] = ()) -> None:
     parser = options("updates", __doc__)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=28, help="default: 28")
     chosen = parser.parse_args(arguments)
-    found = {seed: measure(seed, chosen.steps) for seed in chosen.seeds}
+    found = {seed: strict_jobs(KEPT / f"{seed}.json", manifests(chosen.steps), seed) for seed in chosen.seeds}
     print_table(HEADERS, [_row(setting, seed, jobs) for setting in SETTINGS for seed, jobs in found.items()])
 
 

@@ -1,4 +1,4 @@
-"""What keeps the object cache current beside the watches: lists that confirm them, and the sweep of orphaned documents.
+"""Keep the object cache current beside the watches: lists that confirm them, and the sweep of orphaned documents.
 
 Kinds are listed at the start, every ten minutes, and when a watch begins: a new watch does not report earlier
 deletions, a later list shows them.

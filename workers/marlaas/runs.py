@@ -13,6 +13,8 @@ import yaml
 
 from marlaas.episodes import files
 from marlaas.episodes.record import EpisodeRecord
+from marlaas.local.changes import is_running
+from marlaas.local.folder import OutFolder
 from marlaas.local.records import OpenedJob, open_job, open_jobs
 from marlaas_api.errors import InvalidInput, MarlaasError
 from marlaas_api.kinds import Kind
@@ -62,16 +64,21 @@ class Run:
             given.append(str(run.folder / "manifests.yaml"))
         command = [sys.executable, "-m", "marlaas", "run", *given, "--out", str(run.folder), *options]
         with run._output.open("wb") as output:
-            run._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            # a session of its own: a Ctrl-C or an interrupt of a notebook is for the caller, and the run goes on
+            run._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
         return run
 
     @property
     def is_running(self) -> bool:
-        """Whether the run that `start` has begun goes on; False for a run that was only opened."""
-        return self._process is not None and self._process.poll() is None
+        """Whether the run goes on, whoever has started it."""
+        if self._process is not None:
+            return self._process.poll() is None
+        return is_running(OutFolder(self.folder))
 
     def wait(self, timeout_s: float | None = None) -> dict[str, Any]:
-        """Wait for the run's end and return its summary.
+        """Wait for the end of the run that `start` has begun, and return its summary; of any other run, return it at once.
 
         Raises:
             RunFailed: a job did not succeed, or the input was refused.
@@ -87,7 +94,7 @@ class Run:
         return self.summary()
 
     def stop(self) -> None:
-        """Drain the run, as Ctrl-C does, and wait for its end. `start` with the same folder continues it."""
+        """Drain the run that `start` has begun, as Ctrl-C does, and wait for its end. `start` with the same folder continues it."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
             self._process.wait()

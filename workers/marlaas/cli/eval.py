@@ -1,19 +1,12 @@
 """`marlaas eval`: evaluate a manifest's jobs without training them."""
 
-import sys
 from pathlib import Path
-from typing import IO, Annotated, cast
+from typing import Annotated
 
 import typer
 
-from marlaas.cli.app import INVALID, complain
-from marlaas.cli.run import Files, Json, Out, Replicas, Seed
-from marlaas.cli.standard_files import LossyOutput
-from marlaas.local.credentials import keep_to_oneself
-from marlaas.local.display import choose
+from marlaas.cli.run import Files, Json, Out, Replicas, Seed, execute
 from marlaas.local.runner import RunRequest
-from marlaas.local.runner import run as run_jobs
-from marlaas_api.errors import MarlaasError
 
 Adapter = Annotated[
     list[str] | None,
@@ -47,16 +40,7 @@ def evaluate(
     adapters = dict(_named(text) for text in adapter or ())
     given = [text for one in adapter or () for text in ("--adapter", one)]
     again = ("marlaas", "eval", *files, *given, "--out", str(folder), *([] if seed is None else ["--seed", str(seed)]))
-    request = RunRequest(tuple(files), folder, seed, again=again, replicas=replicas, adapters=adapters)
-    display = choose(json, cast(IO[str], LossyOutput(sys.stdout)))
-    keep_to_oneself()
-    try:
-        code = run_jobs(request, display)
-    except MarlaasError as error:
-        display.refused(str(error))
-        complain(str(error))
-        code = INVALID
-    raise typer.Exit(code)
+    execute(RunRequest(tuple(files), folder, seed, again=again, replicas=replicas, adapters=adapters), json)
 
 
 def _named(text: str) -> tuple[str, Path]:

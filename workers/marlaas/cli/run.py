@@ -3,7 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Annotated, cast
+from typing import IO, Annotated, NoReturn, cast
 
 import typer
 
@@ -91,7 +91,11 @@ def run(
     }
     again = _again(files, options, json)
     request = RunRequest(tuple(files), folder, seed, nats, creds, again)
-    request = replace(request, episodes_bytes=keep << 20, replicas=replicas, trainers=trainers)
+    execute(replace(request, episodes_bytes=keep << 20, replicas=replicas, trainers=trainers), json)
+
+
+def execute(request: RunRequest, json: bool) -> NoReturn:
+    """Run the jobs, show them as a table or as JSON, and exit with the run's code."""
     display = choose(json, cast(IO[str], LossyOutput(sys.stdout)))
     keep_to_oneself()
     try:

@@ -1,4 +1,4 @@
-"""Gateway to Arrow: a Parquet file is written once as an Arrow file, of which single rows are read without the others.
+"""Gateway to Arrow: convert a Parquet file once to an Arrow file, and read single rows of the Arrow file.
 
 pyarrow is imported when a Parquet file is used. No descriptor stays open between calls: episodes are forks.
 """

@@ -1,4 +1,4 @@
-"""What a row gives to a task: the prompt, the truth, and the tests of a program, rendered from its columns."""
+"""Templates of a data set: the prompt, the truth and the tests of a program, rendered from the columns of a row."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ _ROLES = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """What a task needs of its row. prompt: (role, content) of each message."""
+    """Prompt, truth and tests of one row. prompt: (role, content) of each message."""
 
     prompt: tuple[tuple[str, str], ...]
     truth: str
@@ -62,7 +62,7 @@ class Fields:
         """Identifies the templates: equal rows with an equal key are rendered equally."""
 
     def render(self, row: Row) -> Rendered:
-        """Return what a task needs of a row. Raises RowProblem."""
+        """Render a row. Raises RowProblem."""
         if self._column is not None:
             prompt = tuple(_messages(self._column, row))
         else:
