@@ -38,7 +38,18 @@ def on_a_candidate(agent, value):
         candidate.reward = value
 
 
-WAYS = [lambda agent, value: value, lambda agent, value: {"a": value}, on_the_agent, in_a_tool, on_a_candidate]
+def on_a_turn(agent, value):
+    agent.reward_turn(agent.say("x"), value)
+
+
+WAYS = [
+    lambda agent, value: value,
+    lambda agent, value: {"a": value},
+    on_the_agent,
+    in_a_tool,
+    on_a_candidate,
+    on_a_turn,
+]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -49,6 +60,19 @@ def test_numbers_of_every_library_are_rewards_whichever_way_they_are_given(way, 
     assert set(given) == {0.5}
     assert all(type(reward) is float for reward in given)
     assert outcome.is_scored
+
+
+def test_rewards_of_turns_are_added_to_the_episodes_and_a_candidate_has_its_own():
+    def play(task, agents):
+        first, _ = agents.a.say("x"), agents.b.say("x")
+        agents.a.reward_turn(first, 5.0)
+        agents.a.reward_turn(first, 0.25)
+        with pytest.raises(InvalidInput, match="is a candidate"):
+            agents.a.reward_turn(agents.a.branch("x", 2)[1].reply, 1.0)
+        return {"a": 1.0}
+
+    outcome = played(play)
+    assert (outcome.rewards, outcome.turn_rewards) == ({"a": 1.25, "b": 0.0}, {("a", 0): 0.25})
 
 
 @pytest.mark.parametrize("way", WAYS[1:])

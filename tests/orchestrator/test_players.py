@@ -9,6 +9,7 @@ from tests.tables import rows
 
 from marlaas_api.messages import Choice, GroupOutcome, IssueLedger, PolicyRecord
 from marlaas_api.messages.agent_settings import AgentSettings, PolicySettings, RewardShare
+from marlaas_api.messages.job_spec import CreditSettings
 from marlaas_worker.orchestrator.experience import AgentGroup, CompleteGroup, Experience, difficulty
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.recorded_totals import History
@@ -109,6 +110,19 @@ def test_an_episode_in_which_only_candidates_were_said_trains_nothing_itself(par
     trained = [one for one in part.trajectories if part.outcome is SIGNAL]
     assert [(one.leaves, one.untrained) for one in trained] == [((1, 2), (1, 2))] * num_trained
     assert part.rewards == (1.0, 0.0), "the rewards are reported all the same"
+
+
+@pytest.mark.parametrize(("credit", "rewards", "turns", "outcome"), rows(__file__, "credited"))
+def test_rewards_of_turns_are_signal_where_turns_are_credited(credit, rewards, turns, outcome):
+    own = [[{"turn": at, "reward": 2 * reward} for at, reward in enumerate(member)] for member in turns]
+    ended = [
+        {"rewards": {"solver": 2 * reward}, "leaves": {"solver": (len(mine) - 1,)}, "turn_rewards": {"solver": mine}}
+        for reward, mine in zip(rewards, own, strict=True)
+    ]
+    half = SOLVER.model_copy(update={"reward_from": (RewardShare(agent="solver", weight=0.5),)})
+    part = group_of((half,), *ended, credit=CreditSettings(**credit)).agents["solver"]
+    assert part.outcome == outcome
+    assert [[one.reward for one in member.turn_rewards] for member in part.trajectories] == turns
 
 
 def test_choices_of_different_episodes_and_states_are_compared_apart():

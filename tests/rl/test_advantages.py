@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tests.tables import rows
 
 from marlaas_worker.rl.advantages import Estimator, advantages, has_signal, overlong_penalty
+from marlaas_worker.rl.credit import by_state, by_turn, has_turn_signal, turn_returns
 
 ESTIMATORS: tuple[Estimator, ...] = ("standardised", "centred", "leave-one-out")
 rewards_of_a_group = st.lists(st.floats(-10, 10), min_size=2, max_size=16)
@@ -16,6 +17,14 @@ rewards_of_a_group = st.lists(st.floats(-10, 10), min_size=2, max_size=16)
 @pytest.mark.parametrize(("estimator", "rewards", "expected"), rows(__file__, "advantages"))
 def test_advantages_are_the_ones_computed_by_hand(estimator, rewards, expected):
     assert advantages(estimator, rewards) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(("discount", "rewards", "totals", "states", "expected"), rows(__file__, "credit"))
+def test_advantages_of_turns_are_the_ones_computed_by_hand(discount, rewards, totals, states, expected):
+    returns = [turn_returns(own, total, discount) for own, total in zip(rewards, totals, strict=True)]
+    found = by_turn("centred", returns) if states is None else by_state("centred", returns, states)
+    assert found == [pytest.approx(own) for own in expected]
+    assert states or has_turn_signal(returns, by_state=False) == any(value for own in expected for value in own)
 
 
 @given(rewards=rewards_of_a_group, shift=st.floats(-5, 5))

@@ -306,10 +306,22 @@ def candidate(number, choice=0, parent=None, agent="a"):
     return asked(agent, number, parent).model_copy(update={"choice": choice})
 
 
-def rewarded(**rewards: list[float]):
+def rewarded(turns=(), **rewards: list[float]):
     choices = [{"number": int(name[1:]), "rewards": values} for name, values in rewards.items()]
     fields = {"kind": "score", "rewards": {}, "metrics": {}, "ending": "completed", "tool_s": 0.0}
-    return ScoreMessage.model_validate({**fields, "choices": choices})
+    of_turns = [dict(zip(("agent", "turn", "reward"), turn, strict=True)) for turn in turns]
+    return ScoreMessage.model_validate({**fields, "choices": choices, "turn_rewards": of_turns})
+
+
+@pytest.mark.parametrize("turn", [("a", 9), ("b", 1), ("a", BRANCH_TURNS)], ids=["no turn", "another's", "a candidate"])
+def test_each_turn_but_a_candidate_has_a_reward_which_is_zero_unless_it_is_set(turn):
+    book = ledger(("a", 0, None), ("a", 1, 0), ("b", 0, None))
+    book.end(candidate(BRANCH_TURNS, parent=1), StopReason.STOP)
+    book.reward(rewarded([("a", 1, 0.5)], c0=[0.0]))
+    found = {agent: [(one.turn, one.reward) for one in own] for agent, own in book.turn_rewards().items()}
+    assert found == {"a": [(0, 0.0), (3, 0.5)], "b": [(1, 0.0)]}
+    with pytest.raises(BadChildMessage, match="has no such turn"):
+        book.reward(rewarded([(*turn, 1.0)], c0=[0.0]))
 
 
 def chosen(*candidates: TurnMessage):

@@ -11,8 +11,8 @@ from tests.harness import a_turn
 from tests.tables import rows
 
 from marlaas_api import wire
-from marlaas_api.messages import Ending, GroupReady, StopReason, TrajectoryRef, Turn
-from marlaas_api.messages.job_spec import BaselineSettings
+from marlaas_api.messages import Ending, GroupReady, StopReason, TrajectoryRef, Turn, TurnReward
+from marlaas_api.messages.job_spec import BaselineSettings, CreditSettings
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.trainer.trajectories import (
     Expectation,
@@ -22,10 +22,11 @@ from marlaas_worker.trainer.trajectories import (
     check_turn,
     read_group,
 )
-from marlaas_worker.trainer.weighing import Baselines, Weighing, segments_of
+from marlaas_worker.trainer.weighing import Baselines, Weighing, rows_of_groups, segments_of
 
 IDS = {"uid": "uid", "group": "uid-t0", "episode": "uid-t0-0-1"}
 EXPECTED = Expectation(1.0, 1000, {4: "a" * 64})
+SECOND = {"member": 1, "episode": "uid-t0-1-1"}
 GRPO = Weighing("standardised", max_tokens=4, overlong_tokens=0)
 
 
@@ -115,6 +116,24 @@ async def test_of_a_candidate_only_its_own_turn_is_trained_and_it_is_compared_wi
     found = [(part.ids[part.generated].tolist(), part.advantage, part.num_trajectory_tokens) for part in segments]
     ended = [[5, 6, 15, 16, 45, 46], [5, 6]]
     assert found == [(ended[0], -0.5, 6), (ended[1], 0.5, 2), ([25, 26], -0.5, 2), ([35, 36], 0.5, 2)]
+
+
+@pytest.mark.parametrize(("credit", "expected"), rows(__file__, "credit"))
+async def test_tokens_have_the_advantage_of_their_turn(harness, credit, expected):
+    """Both members have turns 0 and 1, of which the second member's second one was shown something else."""
+    for made in (turn(0), turn(1, 0), turn(0, **SECOND), turn(1, 0, prompt_ids=pack_ids([7]), **SECOND)):
+        await harness.publish_turn(made)
+    rewards = [TurnReward(turn=0, reward=1.0), TurnReward(turn=1, reward=0.0)]
+    first, second = group((1,), (1,)).trajectories
+    refs = first.model_copy(update={"reward": 2.0, "turn_rewards": rewards}), second.model_copy(update={"reward": 0.0})
+    ready = group((1,)).model_copy(update={"trajectories": refs})
+    members = await read_group(harness.bus, harness.blobs, ready, EXPECTED)
+    weighing = Weighing("centred", 4, 0, credit=CreditSettings(**credit))
+    ((other, one),) = rows_of_groups(weighing, [members], 0, 99)  # the shorter row is the first
+    assert [*one.advantages[::2], *other.advantages[::2]] == pytest.approx(expected)
+    unknown = refs[0].model_copy(update={"turn_rewards": [TurnReward(turn=9, reward=1.0)]})
+    with pytest.raises(TrajectoryInvalid, match="a reward for turn 9"):
+        await read_group(harness.bus, harness.blobs, ready.model_copy(update={"trajectories": (unknown,)}), EXPECTED)
 
 
 @pytest.mark.parametrize(("changes", "text"), rows(__file__, "contradictions"))

@@ -41,7 +41,7 @@ class AgentBase:
 
     @property
     def reward(self) -> float:
-        """Reward so far. It is the agent's result when `play` returns None, or when a TurnLimit or ToolError ends the episode.
+        """Reward so far, without those of turns. It is the agent's result when `play` returns None, or when a TurnLimit or ToolError ends the episode.
 
         Setting it raises InvalidScore for what is not a finite number.
         """
@@ -50,6 +50,22 @@ class AgentBase:
     @reward.setter
     def reward(self, value: float) -> None:
         self._episode.reward(self.name, value)
+
+    def reward_turn(self, reply: Reply, value: float) -> None:
+        """Set the reward of one turn. It is added to the episode's reward, and `training.credit` decides which turns it trains.
+
+        Args:
+            reply: of this agent. A candidate of `branch` has a reward of its own, which is set on the candidate.
+            value: 0 for turns without one.
+
+        Raises InvalidScore for what is not a finite number, InvalidInput for a candidate.
+        """
+        candidates = (one for choice in self._episode.choices.values() for one in choice)
+        if any(one.is_turn(self.name, reply.turn) for one in candidates):
+            raise InvalidInput(
+                f"agent {self.name!r}: turn {reply.turn} is a candidate: set the reward of the candidate"
+            )
+        self._episode.reward_turn(self.name, reply.turn, value)
 
     def openai(self) -> "OpenAIServer":
         """Return a context manager that serves the agents to chat-completions clients, each as the model of its name (docs/how-to/openai.md)."""
@@ -197,6 +213,10 @@ class Candidate(Generic[A]):
     def reward(self, value: float) -> None:
         self._reward = number(value, "the reward of a candidate")
         self._agent._episode.is_rewarded = True
+
+    def is_turn(self, agent: str, turn: int) -> bool:
+        """Return whether this is a certain turn of an agent."""
+        return (self._agent.name, self.reply.turn) == (agent, turn)
 
     @property
     def text(self) -> str:

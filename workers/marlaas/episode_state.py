@@ -1,9 +1,10 @@
 """State that the agents of an episode share: the channel to their policies, rewards, time in tools, and the order of turns."""
 
 import contextlib
+import math
 import time
 from _thread import allocate_lock, get_ident  # without `threading`, a fork copies a hundred pages less
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -26,6 +27,10 @@ class Rewarded(Protocol):
 
     reward: float
 
+    def is_turn(self, agent: str, turn: int) -> bool:
+        """Return whether this is a certain turn of an agent."""
+        ...
+
 
 OpenTurn = Callable[[], Reply]
 """A turn that has begun, so that its number is fixed. Called once, it is generated; raises TurnLimit."""
@@ -40,7 +45,8 @@ class EpisodeState:
         in_order: parts run one after another, because one person or script speaks for all agents.
 
     Attributes:
-        rewards: of the agents so far. is_rewarded: one of them, or a candidate, was set.
+        rewards: of the agents so far, without those of turns. is_rewarded: one of them, or that of a turn or a candidate, was set.
+        turn_rewards: by agent and number of the turn.
         may_speak: the agents that the task calls.
         choices: by number, the candidates of each choice.
         is_spoken_apart: a turn was asked for in a thread or task that the episode does not know, which a strict job refuses.
@@ -58,6 +64,7 @@ class EpisodeState:
         in_order: bool = False,
     ) -> None:
         self.rewards = dict.fromkeys(names, 0.0)
+        self.turn_rewards: dict[tuple[str, int], float] = {}
         self.is_rewarded = False
         self.may_speak = frozenset(self.rewards)
         self.choices: dict[int, Sequence[Rewarded]] = {}
@@ -92,6 +99,18 @@ class EpisodeState:
         """Set an agent's reward. Raises InvalidScore."""
         self.rewards[name] = number(value, f"the reward of {name!r}")
         self.is_rewarded = True
+
+    def reward_turn(self, name: str, turn: int, value: float) -> None:
+        """Set the reward of one of an agent's turns. Raises InvalidScore."""
+        self.turn_rewards[name, turn] = number(value, f"the reward of turn {turn} of {name!r}")
+        self.is_rewarded = True
+
+    def with_turns(self, rewards: Mapping[str, float]) -> dict[str, float]:
+        """Return rewards by agent, with the rewards of its turns added."""
+        own: dict[str, list[float]] = {name: [reward] for name, reward in rewards.items()}
+        for (name, _), reward in self.turn_rewards.items():
+            own[name].append(reward)
+        return {name: math.fsum(parts) for name, parts in own.items()}
 
     def turn(self, request: TurnRequest) -> Reply:
         """Have the caller's next turn generated. Raises TurnLimit."""
@@ -232,7 +251,7 @@ class EpisodeState:
             self._num_tools += 1
             is_first = self._num_tools == 1
             if is_first:
-                self._channel.tool(True, self.rewards)
+                self._channel.tool(True, self.with_turns(self.rewards))
                 self._tool_began, self._waited_before_s = time.monotonic(), self._waited_s
         try:
             yield
@@ -242,4 +261,4 @@ class EpisodeState:
                 if self._num_tools == 0:
                     waited_s = self._waited_s - self._waited_before_s
                     self.tool_s += max(0.0, time.monotonic() - self._tool_began - waited_s)
-                    self._channel.tool(False, self.rewards)
+                    self._channel.tool(False, self.with_turns(self.rewards))

@@ -27,6 +27,24 @@ class BaselineSpec(Spec):
     )
 
 
+class CreditSpec(Spec):
+    """How the reward of an episode is credited to its turns."""
+
+    type: Literal["episode", "turn", "state"] = Field(
+        "episode",
+        description="episode: every turn has the episode's advantage, and rewards of turns are part of the episode's reward. turn: a turn has the advantage "
+        "of its discounted return, compared with the returns of the group's turns of the same number. state: the episode's advantage plus weight "
+        "times that of the turn's return among the group's turns in the same state, which is what the environment has shown right before (GiGPO).",
+    )
+    discount: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Factor for each further turn of the agent between a turn and a later reward (gamma), for turn and state.",
+    )
+    weight: float = Field(1.0, ge=0, le=1000, description="Weight of the advantage among equal states, for state.")
+
+
 class ClipSpec(Spec):
     """Clip bounds of the ratio that `ratio` selects: [1 - low, 1 + high]. With ratio: proximal and one update a step they affect only cispo. rloo has no clip.
 

@@ -18,7 +18,15 @@ from marlaas_api.kinds.base import (
 )
 from marlaas_api.kinds.chat_template import ChatTemplateSpec
 from marlaas_api.kinds.data import DataSpec
-from marlaas_api.kinds.objective import BaselineSpec, ClipSpec, CorrectionSpec, EntropySpec, KlSpec, OverlongSpec
+from marlaas_api.kinds.objective import (
+    BaselineSpec,
+    ClipSpec,
+    CorrectionSpec,
+    CreditSpec,
+    EntropySpec,
+    KlSpec,
+    OverlongSpec,
+)
 from marlaas_api.kinds.optimizer import OptimizerSpec
 from marlaas_api.names import MAX_STOP_TEXT, MAX_STOPS
 from marlaas_api.numeric import LARGEST_INTEGER
@@ -55,6 +63,10 @@ _STRICT_SPANS_NO_BATCH = (
     "algorithm, or maxStaleness 1 or more"
 )
 _BASELINE_IS_NO_BATCH = "reinforce++ compares the rewards of a step; choose baseline type group, or another algorithm"
+_CREDIT_IS_NO_BATCH = "reinforce++ compares the rewards of a step; choose credit type episode, or another algorithm"
+_CREDIT_NEEDS_GROUP = (
+    "credit to turns needs returns that are compared within a group; choose credit type episode, or baseline type group"
+)
 _UNEQUAL_UPDATES = "updatesPerStep must divide groupsPerStep, so that every update trains as many groups; choose a divisor of groupsPerStep"
 _RLOO_HAS_NO_CLIP = "rloo has no clip: remove clip, or choose another algorithm; use correction to bound rloo's weights"
 
@@ -124,6 +136,14 @@ class TrainingSpec(Spec):
             (
                 "!has(self.baseline) || !has(self.baseline.type) || self.baseline.type == 'group' || !has(self.algorithm) || self.algorithm != 'reinforce++'",
                 _BASELINE_IS_NO_BATCH,
+            ),
+            (
+                "!has(self.credit) || !has(self.credit.type) || self.credit.type == 'episode' || !has(self.algorithm) || self.algorithm != 'reinforce++'",
+                _CREDIT_IS_NO_BATCH,
+            ),
+            (
+                "!has(self.credit) || !has(self.credit.type) || self.credit.type == 'episode' || !has(self.baseline) || !has(self.baseline.type) || self.baseline.type == 'group'",
+                _CREDIT_NEEDS_GROUP,
             ),
             (
                 "!has(self.algorithm) || self.algorithm != 'rloo' || !has(self.clip) || (!has(self.clip.low) && !has(self.clip.high))",
@@ -229,6 +249,11 @@ class TrainingSpec(Spec):
         description="Baseline of the advantage; by default, the rewards of the episode's group.",
         json_schema_extra=FIXED,
     )
+    credit: CreditSpec = Field(
+        default_factory=lambda: CreditSpec(),
+        description="How rewards are credited to turns; by default, every turn has the episode's advantage.",
+        json_schema_extra=FIXED,
+    )
     kl: KlSpec = Field(
         default_factory=lambda: KlSpec(),
         description="KL penalty; none by default.",
@@ -268,6 +293,10 @@ class TrainingSpec(Spec):
             raise ValueError(_STRICT_SPANS_NO_BATCH)
         if self.algorithm == "reinforce++" and self.baseline.type != "group":
             raise ValueError(_BASELINE_IS_NO_BATCH)
+        if self.credit.type != "episode" and self.algorithm == "reinforce++":
+            raise ValueError(_CREDIT_IS_NO_BATCH)
+        if self.credit.type != "episode" and self.baseline.type != "group":
+            raise ValueError(_CREDIT_NEEDS_GROUP)
         if self.groups_per_step % self.updates_per_step:
             raise ValueError(f"{_UNEQUAL_UPDATES}; found {self.updates_per_step} and {self.groups_per_step}")
         if self.algorithm == "rloo" and (self.clip.low is not None or self.clip.high is not None):

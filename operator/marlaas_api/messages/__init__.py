@@ -10,7 +10,7 @@ Writers (docs/explanation/architecture.md):
 """
 
 from marlaas_api.messages.base import BusMessage, JobMessage
-from marlaas_api.messages.episodes import Choice, Ending, Episode, FaultClass
+from marlaas_api.messages.episodes import Choice, Ending, Episode, FaultClass, TurnReward
 from marlaas_api.messages.groups import (
     GroupLogEntry,
     GroupOutcome,
@@ -130,6 +130,7 @@ __all__ = [
     "ToolCallMessage",
     "TrajectoryRef",
     "Turn",
+    "TurnReward",
     "UntrainedCause",
     "UntrainedStep",
     "UsageAmounts",

@@ -106,6 +106,13 @@ class AgentSettings(SpecPart):
         return self.name if self.plays_past else self.policy_name
 
 
+def own_weight(agent: AgentSettings) -> float:
+    """Return the weight of an agent's own reward in the reward that trains it."""
+    if not agent.reward_from:
+        return 1.0
+    return math.fsum(part.weight for part in agent.reward_from if part.agent == agent.name)
+
+
 def trained_reward(agent: AgentSettings, rewards: Mapping[str, float]) -> float:
     """Return the reward that trains an agent: its own, or the weighted sum of `reward_from`.
 

@@ -44,6 +44,13 @@ class Choice(BusMessage):
     parent: Integer | None = None
 
 
+class TurnReward(BusMessage):
+    """The reward of one turn (`Agent.reward_turn`)."""
+
+    turn: Integer
+    reward: float
+
+
 class Episode(JobMessage):
     """A finished episode; stream EPISODES. It has either a `fault`, and does not count, or `rewards` by agent.
 
@@ -53,7 +60,8 @@ class Episode(JobMessage):
     the episode. load_notes: what loading the environment has left behind, in the first episode after each load. prompt: digest of
     the first prompt and of the content that the task has drawn; empty: not known. num_tokens: generated ones. num_cut: turns that
     maxTokens, the context or the time limit cut. num_overtime: those of the time limit. answer: digest of the answer that the
-    environment has read from the replies (`Score.answer`); empty: none.
+    environment has read from the replies (`Score.answer`); empty: none. turn_rewards: by agent, of its turns but candidates, in their
+    order, where the job credits turns (`training.credit`); they are part of `rewards`.
     """
 
     group: str
@@ -73,6 +81,7 @@ class Episode(JobMessage):
     leaves: dict[str, tuple[Integer, ...]] = Field(default_factory=dict)
     may_speak: tuple[str, ...] = ()
     choices: tuple[Choice, ...] = ()
+    turn_rewards: dict[str, tuple[TurnReward, ...]] = Field(default_factory=dict)
     prompt: str = ""
     answer: str = ""
     num_turns: Integer = 0

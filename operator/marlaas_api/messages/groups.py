@@ -8,7 +8,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from marlaas_api.messages.base import BusMessage, JobMessage
-from marlaas_api.messages.episodes import Ending
+from marlaas_api.messages.episodes import Ending, TurnReward
 from marlaas_api.messages.plays import GroupPlays
 from marlaas_api.messages.usage import UsageAmounts
 
@@ -36,7 +36,8 @@ class TrajectoryRef(BusMessage):
 
     untrained: turns that are context only, because they are candidates and train in the group of their choice. choice: number
     of the choice in the episode, if this is one of its candidates; only its last turn is trained, and its reward is
-    compared with those of the other candidates only.
+    compared with those of the other candidates only. turn_rewards: of the agent's turns, in their order, where the job credits turns;
+    they are part of `reward`.
     """
 
     member: int
@@ -47,6 +48,7 @@ class TrajectoryRef(BusMessage):
     agent: str = ""
     untrained: tuple[int, ...] = ()
     choice: int | None = None
+    turn_rewards: tuple[TurnReward, ...] = ()
 
 
 class GroupReady(JobMessage):

@@ -26,6 +26,14 @@ class BaselineSettings(SpecPart):
     decay: float = 0.9
 
 
+class CreditSettings(SpecPart):
+    """How rewards are credited to turns."""
+
+    type: Literal["episode", "turn", "state"] = "episode"
+    discount: float = 1.0
+    weight: float = 1.0
+
+
 class EgressRule(SpecPart):
     """A network destination that the environment may reach."""
 
@@ -173,6 +181,7 @@ class TrainingSettings(SpecPart):
     ratio: Literal["proximal", "behaviour"] = "proximal"
     clip: ClipSettings = ClipSettings()
     baseline: BaselineSettings = BaselineSettings()
+    credit: CreditSettings = CreditSettings()
     kl: KlSettings = KlSettings()
     entropy: EntropySettings = EntropySettings()
     correction: CorrectionSettings = CorrectionSettings()
@@ -184,6 +193,11 @@ class TrainingSettings(SpecPart):
     def has_running_baseline(self) -> bool:
         """Whether rewards are compared with a running mean, so that every episode has an advantage."""
         return self.baseline.type == "running-mean"
+
+    @property
+    def credits_turns(self) -> bool:
+        """Whether turns have advantages of their own."""
+        return self.credit.type != "episode"
 
     @property
     def groups_per_update(self) -> int:

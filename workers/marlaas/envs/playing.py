@@ -43,7 +43,7 @@ _OUR_FILES = (
 class Outcome:
     """An episode that was played. `ending` is what the environment can see of its end.
 
-    `tool_error`: the text of the ToolError that ended the episode. `answer`: digest of the policy's answer; empty: none. `choices`: by number, the candidates' rewards. `is_scored`: a reward was returned or set, or the policy ended the episode.
+    `tool_error`: the text of the ToolError that ended the episode. `answer`: digest of the policy's answer; empty: none. `choices`: by number, the candidates' rewards. `turn_rewards`: by agent and number of the turn, those that were set; they are part of `rewards`. `is_scored`: a reward was returned or set, or the policy ended the episode.
     """
 
     rewards: dict[str, float]
@@ -54,6 +54,7 @@ class Outcome:
     is_scored: bool = True
     answer: str = ""
     choices: dict[int, list[float]] = field(default_factory=dict)
+    turn_rewards: dict[tuple[str, int], float] = field(default_factory=dict)
 
 
 def seed_generators(task: Task) -> None:
@@ -85,7 +86,7 @@ def play_episode(environment: Environment, task: Task, state: EpisodeState) -> O
     score = _score(returned, state.rewards)
     is_given = score.reward is not None and score.reward is not state.rewards
     return Outcome(
-        rewards=_rewards(score.reward, state.rewards),
+        rewards=state.with_turns(_rewards(score.reward, state.rewards)),
         metrics=metrics(score.metrics) | ({REPLACED: float(state.num_replaced)} if state.num_replaced else {}),
         ending="completed" if end is None else "max_turns" if isinstance(end, TurnLimit) else "tool_error",
         tool_s=state.tool_s,
@@ -93,6 +94,7 @@ def play_episode(environment: Environment, task: Task, state: EpisodeState) -> O
         is_scored=end is not None or is_given or state.is_rewarded,
         answer="" if score.answer is None else digest_of(str(score.answer)),
         choices={at: [candidate.reward for candidate in candidates] for at, candidates in state.choices.items()},
+        turn_rewards=dict(state.turn_rewards),
     )
 
 

@@ -30,6 +30,8 @@ MAX_KEPT_BYTES = 256 << 20
 _NO_TEXTS: Mapping[str, object] = {"fault_text": "", "tool_error": "", "load_notes": ()}
 _NUMBER_BYTES, _METRIC_BYTES = 40, 160
 """Memory of a number in a tuple, and of a metric with its name, in CPython."""
+_NUMBERS_OF_A_REWARD = 12
+"""Memory of a turn's reward, a small object, in numbers."""
 
 
 class EpisodeInvalid(Permanent):
@@ -76,6 +78,7 @@ class KeptSizes:
         """Add an episode that is kept. Raises EpisodesTooLarge."""
         numbers = sum(map(len, episode.leaves.values()))
         numbers += sum(len(choice.turns) + len(choice.rewards) for choice in episode.choices)
+        numbers += _NUMBERS_OF_A_REWARD * sum(map(len, episode.turn_rewards.values()))
         self._bytes[group] += _NUMBER_BYTES * numbers + _METRIC_BYTES * len(episode.metrics)
         if (size := self._bytes.total()) > MAX_KEPT_BYTES:
             raise EpisodesTooLarge(
@@ -146,6 +149,11 @@ def _conversations(episode: Episode, document: JobDocument) -> str | None:
     for agent, leaves in episode.leaves.items():
         if not len(set(leaves)) == len(leaves) <= most or not all(0 <= leaf < end for leaf in leaves):
             return f"{len(leaves)} conversations of agent {agent[:63]!r} that end at turns {leaves[:5]}, at maxTurns {document.spec.rollout.max_turns}"
+    for agent, rewards in episode.turn_rewards.items():
+        turns = [one.turn for one in rewards]
+        is_worth = all(abs(one.reward) <= MAX_NUMBER for one in rewards)
+        if agent not in episode.leaves or len(turns) > most or turns != sorted(set(turns)) or not is_worth:
+            return f"{len(turns)} rewards of turns of agent {agent[:63]!r}, of which some are no numbers or are not in order"
     return None
 
 

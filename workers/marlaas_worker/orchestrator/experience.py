@@ -8,11 +8,22 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from marlaas_api.messages import Difficulty, Episode, GroupOutcome, GroupPlays, GroupResolution, TrajectoryRef
-from marlaas_api.messages.agent_settings import AgentSettings, trained_reward
+from marlaas_api.messages import (
+    Difficulty,
+    Episode,
+    GroupOutcome,
+    GroupPlays,
+    GroupResolution,
+    TrajectoryRef,
+    TurnReward,
+)
+from marlaas_api.messages.agent_settings import AgentSettings, own_weight, trained_reward
+from marlaas_api.messages.job_spec import CreditSettings
 from marlaas_api.names import group_token
 from marlaas_worker.rl.advantages import has_signal
+from marlaas_worker.rl.credit import has_turn_signal, turn_returns
 
+_TO_EPISODES = CreditSettings()
 _FEWEST = 2
 """Rewards that a comparison within a group needs."""
 MAX_REPEATS = 4
@@ -80,11 +91,18 @@ class CompleteGroup:
 class Experience:
     """Episodes of groups that are not complete yet."""
 
-    def __init__(self, agents: Sequence[AgentSettings], group_size: int, *, has_baseline: bool = False) -> None:
-        """has_baseline: rewards are compared with a running mean, so that one is enough, and all have signal."""
+    def __init__(
+        self,
+        agents: Sequence[AgentSettings],
+        group_size: int,
+        *,
+        has_baseline: bool = False,
+        credit: CreditSettings = _TO_EPISODES,
+    ) -> None:
+        """has_baseline: rewards are compared with a running mean, so that one is enough, and all have signal. credit: to turns."""
         self._agents = tuple(agents)
         self._has_baseline, self._fewest = has_baseline, 1 if has_baseline else _FEWEST
-        self._group_size = group_size
+        self._group_size, self._credit = group_size, credit
         self._members: dict[str, dict[int, Episode]] = {}
         self._repeats: dict[str, dict[str, Episode]] = {}
 
@@ -94,7 +112,7 @@ class Experience:
         if members.setdefault(episode.member, episode).episode != episode.episode:
             repeats = self._repeats.setdefault(episode.group, {})
             if len(repeats) < MAX_REPEATS * self._group_size:
-                repeats[episode.episode] = episode.model_copy(update={"leaves": {}, "choices": ()})
+                repeats[episode.episode] = episode.model_copy(update={"leaves": {}, "choices": (), "turn_rewards": {}})
         if len(members) < self._group_size:
             return None
         del self._members[episode.group]
@@ -134,7 +152,7 @@ class Experience:
         played = [own for own in own_turns if len(own) >= self._fewest]
         chosen = [candidates for one in trained for episode in counted for candidates in _candidates(one, episode)]
         compared = played + [candidates for candidates in chosen if len(candidates) >= _FEWEST]
-        varied = [one for one in compared if (self._has_baseline and one in played) or has_signal(_rewards(one))]
+        varied = [one for one in compared if (self._has_baseline and one in played) or self._has_signal(one)]
         if len(counted) < self._fewest:
             outcome = GroupOutcome.FAULTED
         elif not agent.trainable:
@@ -150,6 +168,15 @@ class Experience:
             rewards.pop(agent.name),
             rewards,
         )
+
+    def _has_signal(self, compared: Sequence[TrajectoryRef]) -> bool:
+        if self._credit.type == "episode" or has_signal(_rewards(compared)):
+            return has_signal(_rewards(compared))
+        rewards = [[turn.reward for turn in one.turn_rewards] for one in compared]
+        returns = [
+            turn_returns(own, one.reward, self._credit.discount) for own, one in zip(rewards, compared, strict=True)
+        ]
+        return has_turn_signal(returns, by_state=self._credit.type == "state")
 
     def _speakers(self, agent: AgentSettings, counted: Iterable[Episode]) -> list[Episode]:
         return [episode for episode in counted if len(self._agents) == 1 or episode.leaves.get(agent.name)]
@@ -177,7 +204,14 @@ def _trajectory(agent: AgentSettings, episode: Episode) -> TrajectoryRef:
         ending=episode.ending,
         agent="" if agent.policy is None else agent.name,
         untrained=untrained,
+        turn_rewards=_turn_rewards(agent, episode),
     )
+
+
+def _turn_rewards(agent: AgentSettings, episode: Episode) -> tuple[TurnReward, ...]:
+    """Return the rewards of an agent's turns, as parts of the reward that trains it."""
+    own, weight = episode.turn_rewards.get(agent.name, ()), own_weight(agent)
+    return own if weight == 1.0 else tuple(TurnReward(turn=one.turn, reward=weight * one.reward) for one in own)
 
 
 def _candidates(agent: AgentSettings, episode: Episode) -> list[tuple[TrajectoryRef, ...]]:

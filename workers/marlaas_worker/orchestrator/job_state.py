@@ -60,7 +60,9 @@ class JobState:
         self.tasks.note_steps(history.steps)
         has_baseline = spec.training.has_running_baseline
         self._sizes = KeptSizes()
-        self._experience = Experience(spec.agents, spec.rollout.group_size, has_baseline=has_baseline)
+        self._experience = Experience(
+            spec.agents, spec.rollout.group_size, has_baseline=has_baseline, credit=spec.training.credit
+        )
         group, num_groups = spec.rollout.group_size, spec.training.groups_per_step
         # Of groups of one, a whole step: the first fault must not fail the job.
         at_least = group if group > 1 else num_groups

@@ -6,9 +6,9 @@ from typing import Any
 
 from marlaas_api import names
 from marlaas_api.messages import Ending, Episode, FaultClass, JobDocument, TaskMessage
+from marlaas_api.names import Split
 from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.faults import Fault, bounded
-from marlaas_worker.sandbox.ledger import TurnLedger
 from marlaas_worker.sandbox.server import BrokenEnvironment, ForkServerLost
 from marlaas_worker.sandbox.session import ChildSession
 from marlaas_worker.sandbox.turns import TurnClient
@@ -37,6 +37,7 @@ class Attempt:
         self._children = dependencies.children
         episode = names.episode_id(task.group, member, number)
         self._blank = unplayed(task, member, episode)
+        self._credits_turns = task.split is Split.TRAIN and dependencies.document.spec.training.credits_turns
         self._session = ChildSession(dependencies.document, dependencies.turns, task, member, episode)
 
     async def play(self, prior_faults: tuple[FaultClass, ...]) -> Episode:
@@ -72,7 +73,7 @@ class Attempt:
                 "tool_error": bounded(score.tool_error),
                 "prompt": session.ledger.prompt(score.content),
                 "answer": score.answer,
-                **_turns(session.ledger),
+                **self._turns(),
             }
         except Fault as fault:
             if fault.by_policy and session.ledger.tool_rewards is not None:
@@ -86,13 +87,14 @@ class Attempt:
             raise Fault(FaultClass.INFRA, str(error)) from error
 
     def _tool_error(self, rewards: dict[str, float], text: str) -> dict[str, Any]:
-        ledger = self._session.ledger
         known = {"rewards": rewards, "metrics": {}, "tool_s": self._session.tool_s, "tool_error": text}
-        return {"ending": Ending.TOOL_ERROR, **known, **_turns(ledger)}
+        return {"ending": Ending.TOOL_ERROR, **known, **self._turns()}
 
-
-def _turns(ledger: TurnLedger) -> dict[str, Any]:
-    return {"leaves": ledger.leaves(), "choices": ledger.choices(), "may_speak": ledger.may_speak}
+    def _turns(self) -> dict[str, Any]:
+        ledger = self._session.ledger
+        turn_rewards = ledger.turn_rewards() if self._credits_turns else {}
+        known = {"choices": ledger.choices(), "may_speak": ledger.may_speak, "turn_rewards": turn_rewards}
+        return {"leaves": ledger.leaves(), **known}
 
 
 def unplayed(task: TaskMessage, member: int, episode: str) -> Episode:

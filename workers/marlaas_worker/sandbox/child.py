@@ -73,6 +73,10 @@ def played(environment: Environment, connection: socket.socket) -> dict[str, Any
             "content": digest_of(*task.drawn) if task.drawn else "",
             "answer": outcome.answer,
             "choices": [{"number": number, "rewards": rewards} for number, rewards in outcome.choices.items()],
+            "turn_rewards": [
+                {"agent": agent, "turn": turn, "reward": reward}
+                for (agent, turn), reward in outcome.turn_rewards.items()
+            ],
         }
         if not outcome.is_scored:
             message = {"kind": "unscored"}

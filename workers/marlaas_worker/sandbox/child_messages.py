@@ -66,6 +66,14 @@ class ChoiceMessage(_Message):
     rewards: list[_Number]
 
 
+class TurnRewardMessage(_Message):
+    """Reward of a turn of an agent."""
+
+    agent: str
+    turn: Annotated[int, Field(ge=0, lt=(1 + MAX_BRANCHES) * BRANCH_TURNS)]
+    reward: _Number
+
+
 class ScoreMessage(_Message):
     """Result of a completed episode. content: digest of what the task has drawn; empty if it has drawn nothing. answer: digest of
     the policy's answer; empty: none.
@@ -80,6 +88,7 @@ class ScoreMessage(_Message):
     content: Annotated[str, Field(max_length=64)] = ""
     answer: Annotated[str, Field(max_length=64)] = ""
     choices: Annotated[list[ChoiceMessage], Field(max_length=MAX_BRANCHES)] = []
+    turn_rewards: list[TurnRewardMessage] = []
 
 
 class UnscoredMessage(_Message):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from marlaas_api.messages import Choice, Ending, StopReason
+from marlaas_api.messages import Choice, Ending, StopReason, TurnReward
 from marlaas_api.names import BRANCH_TURNS, MAX_TURNS_FACTOR, digest_of, turn_number
 from marlaas_worker.sandbox.child_messages import ScoreMessage, TurnMessage
 
@@ -36,6 +36,7 @@ class TurnLedger:
     _was_limited: bool = False
     _choices: dict[int, list[TurnMessage]] = field(default_factory=dict)
     _rewards: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    _turn_rewards: dict[tuple[str, int], float] = field(default_factory=dict)
 
     def limit(self, agents: Sequence[str]) -> None:
         """Set the agents that the task may call. Raises BadChildMessage after the first turn."""
@@ -98,7 +99,16 @@ class TurnLedger:
         return turn_number(own, self.agents.index(agent), len(self.agents))
 
     def reward(self, score: ScoreMessage) -> None:
-        """Record the rewards of all candidates. Raises BadChildMessage unless there is one for each generated candidate."""
+        """Record the rewards of turns, and of all candidates.
+
+        Raises BadChildMessage: a reward of a turn that there is not, or not one reward for each generated candidate.
+        """
+        candidates = {(one.agent, one.number) for asked in self._choices.values() for one in asked}
+        for turn in score.turn_rewards:
+            name = turn.agent, turn.turn
+            if turn.turn not in self._parents.get(turn.agent, {}) or name in candidates:
+                raise BadChildMessage(f"a reward of turn {turn.turn} of agent {turn.agent!r}, which has no such turn")
+            self._turn_rewards[name] = turn.reward
         for choice in score.choices:
             if len(choice.rewards) != len(self._choices.get(choice.number, ())):
                 raise BadChildMessage(f"{len(choice.rewards)} rewards for the candidates of choice {choice.number}")
@@ -116,6 +126,19 @@ class TurnLedger:
             for number, asked in self._choices.items()
         ]
         return tuple(sorted(found, key=lambda choice: choice.turns))
+
+    def turn_rewards(self) -> dict[str, tuple[TurnReward, ...]]:
+        """Return, per agent with turns, the reward of each turn that is no candidate, in the order of the turns; 0 if none was set."""
+        candidates = {(one.agent, one.number) for asked in self._choices.values() for one in asked}
+        return {
+            agent: tuple(
+                TurnReward(turn=self.number(agent, number), reward=self._turn_rewards.get((agent, number), 0.0))
+                for number in sorted(own)
+                if (agent, number) not in candidates
+            )
+            for agent in self.agents
+            if (own := self._parents.get(agent))
+        }
 
     def leaves(self) -> dict[str, tuple[int, ...]]:
         """Return, per agent with turns, the numbers of its turns that are no other turn's parent."""

@@ -27,7 +27,7 @@ class Segment:
     generated: bool [T], true where a token was sampled and is trained here (never at 0).
     behaviour: float32 [T], logprobs of generated tokens, else 0.
     version: the policy version that sampled the last turn; for readers only.
-    advantage: advantage of the trajectory. trajectory: a number that the segments of one trajectory share.
+    advantage: advantage of the trajectory, or float32 [T], of each generated token. trajectory: a number that the segments of one trajectory share.
     trajectory_tokens: generated tokens of the whole trajectory; None: the segment is the whole trajectory.
     """
 
@@ -35,7 +35,7 @@ class Segment:
     generated: npt.NDArray[np.bool_]
     behaviour: npt.NDArray[np.float32]
     version: int
-    advantage: float
+    advantage: float | npt.NDArray[np.float32]
     trajectory: int = 0
     trajectory_tokens: int | None = None
 
@@ -175,7 +175,7 @@ class _Tree:
     def row(self) -> Row:
         """Return the tree as arrays."""
         counts = [len(before) for before in self.before]
-        advantages = np.array([segment.advantage for segment in self.segments], np.float32)
+        advantages = [np.broadcast_to(one.advantage, len(one))[one.generated] for one in self.segments]
         trajectories = np.array([segment.trajectory for segment in self.segments], np.int32)
         lengths = np.array([segment.num_trajectory_tokens for segment in self.segments], np.int32)
         return Row(
@@ -185,7 +185,7 @@ class _Tree:
             before=joined(self.before, np.int32),
             targets=joined([segment.ids[segment.generated] for segment in self.segments], np.int32),
             behaviour=joined([segment.behaviour[segment.generated] for segment in self.segments], np.float32),
-            advantages=np.repeat(advantages, counts),
+            advantages=joined(advantages, np.float32),
             sequences=np.repeat(np.arange(len(counts), dtype=np.int32), counts),
             trajectories=np.repeat(trajectories, counts),
             lengths=np.repeat(lengths, counts),

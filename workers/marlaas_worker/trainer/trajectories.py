@@ -6,7 +6,7 @@ and raise `TrajectoryInvalid`: no turn is skipped, and no token that another pol
 
 import asyncio
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -51,7 +51,7 @@ class Trajectory:
 
     turns: by turn number. leaves: the last turn of each conversation. reward: from the environment. ending: how the
     episode ended. compared_with: rewards are compared among trajectories of the same value only. untrained: turns that are
-    context only.
+    context only. turn_rewards: by turn; they are part of the reward.
     """
 
     turns: Mapping[int, Turn]
@@ -60,6 +60,12 @@ class Trajectory:
     ending: Ending = Ending.COMPLETED
     compared_with: Hashable = ""
     untrained: frozenset[int] = frozenset()
+    turn_rewards: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def own_turns(self) -> list[int]:
+        """Numbers of the turns that are trained, in their order."""
+        return sorted(self.turns.keys() - self.untrained)
 
     @property
     def trained_turns(self) -> list[tuple[int, int]]:
@@ -92,10 +98,22 @@ async def read_group(bus: Bus, blobs: Blobs, group: GroupReady, expected: Expect
     for ref, turns in zip(group.trajectories, members, strict=True):
         for turn in turns.values():
             check_turn(turn, group, ref, expected)
-    return [
-        Trajectory(turns, ref.leaves, ref.reward, ref.ending, _compared_with(ref), _untrained(turns, ref))
-        for ref, turns in zip(group.trajectories, members, strict=True)
-    ]
+        if strangers := {one.turn for one in ref.turn_rewards} - turns.keys():
+            text = f"episode {ref.episode} has a reward for turn {min(strangers)} of {group.agent}, which is none of its turns"
+            raise TrajectoryInvalid(text)
+    return [_trajectory(ref, turns) for ref, turns in zip(group.trajectories, members, strict=True)]
+
+
+def _trajectory(ref: TrajectoryRef, turns: Mapping[int, Turn]) -> Trajectory:
+    return Trajectory(
+        turns,
+        ref.leaves,
+        ref.reward,
+        ref.ending,
+        _compared_with(ref),
+        _untrained(turns, ref),
+        {one.turn: one.reward for one in ref.turn_rewards},
+    )
 
 
 def _compared_with(ref: TrajectoryRef) -> Hashable:

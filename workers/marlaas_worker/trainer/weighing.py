@@ -2,15 +2,16 @@
 
 import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from marlaas_api.messages import Turn
-from marlaas_api.messages.job_spec import BaselineSettings, JobSpec
+from marlaas_api.messages.job_spec import BaselineSettings, CreditSettings, JobSpec
 from marlaas_api.wire import unpack_ids, unpack_logprobs
 from marlaas_worker.rl.advantages import Estimator, advantages, overlong_penalty
 from marlaas_worker.rl.algorithms import ALGORITHMS
+from marlaas_worker.rl.credit import by_state, by_turn, turn_returns
 from marlaas_worker.trainer.batching import pack
 from marlaas_worker.trainer.rows import Row, Segment, pack_prefix_tree
 from marlaas_worker.trainer.trajectories import Trajectory
@@ -73,6 +74,7 @@ class Weighing:
     are still compared, as in TRL (`mask_truncated_completions`) and NeMo RL (`overlong_filtering`): the filter
     removes only their own gradient, which would penalise the truncated text.
     has_baseline: rewards of episodes are compared with the agent's baseline; those of candidates within their choice.
+    credit: to the turns of episodes; candidates are turns of their own.
     """
 
     estimator: Estimator
@@ -80,6 +82,7 @@ class Weighing:
     overlong_tokens: int
     filter_overlong: bool = False
     has_baseline: bool = False
+    credit: CreditSettings = field(default_factory=CreditSettings)
 
     def reward(self, member: Trajectory) -> float:
         """Return a trajectory's reward with the penalty for overlong turns."""
@@ -102,8 +105,10 @@ class Weighing:
         Args:
             baselines: by agent, with `has_baseline`; 0 for an agent without one.
         """
-        rewards = self.rewards(member for group in groups for member in group)
-        values = {key: iter(self._advantages(key, own, baselines or {})) for key, own in rewards.items()}
+        together: dict[Hashable, list[Trajectory]] = {}
+        for member in (one for group in groups for one in group):
+            together.setdefault(member.compared_with, []).append(member)
+        values = {key: iter(self._advantages(key, own, baselines or {})) for key, own in together.items()}
         weighed = [[(member, next(values[member.compared_with])) for member in group] for group in groups]
         return [
             [
@@ -115,14 +120,41 @@ class Weighing:
             for group in weighed
         ]
 
-    def _advantages(self, key: Hashable, rewards: Sequence[float], baselines: Mapping[str, float]) -> list[float]:
-        if self.has_baseline and isinstance(key, str):
-            return [reward - baselines.get(key, 0.0) for reward in rewards]
-        return advantages(self.estimator, rewards)
+    def _advantages(
+        self, key: Hashable, members: Sequence[Trajectory], baselines: Mapping[str, float]
+    ) -> Sequence[float | Mapping[int, float]]:
+        """Return the advantages of trajectories that are compared with each other, by turn where turns have their own."""
+        rewards = [self.reward(member) for member in members]
+        is_episode = isinstance(key, str)
+        if self.has_baseline and is_episode:
+            return [reward - baselines.get(str(key), 0.0) for reward in rewards]
+        if self.credit.type == "episode" or not is_episode:
+            return advantages(self.estimator, rewards)
+        turns = [member.own_turns for member in members]
+        own = [
+            [member.turn_rewards.get(turn, 0.0) for turn in mine] for member, mine in zip(members, turns, strict=True)
+        ]
+        returns = [turn_returns(mine, reward, self.credit.discount) for mine, reward in zip(own, rewards, strict=True)]
+        if self.credit.type == "turn":
+            found = by_turn(self.estimator, returns)
+        else:
+            states = [[_state(member, turn) for turn in mine] for member, mine in zip(members, turns, strict=True)]
+            whole = advantages(self.estimator, rewards)
+            parts = by_state(self.estimator, returns, states)
+            found = [[one + self.credit.weight * part for part in mine] for one, mine in zip(whole, parts, strict=True)]
+        return [dict(zip(mine, values, strict=True)) for mine, values in zip(turns, found, strict=True)]
 
     def trains(self, member: Trajectory) -> bool:
         """Return whether a trajectory is part of the loss."""
         return not (self.filter_overlong and member.is_truncated)
+
+
+def _state(member: Trajectory, turn: int) -> bytes:
+    """Return what the environment has shown right before a turn: the tokens that were appended for it.
+
+    A turn that opens a segment has the tokens of its whole context.
+    """
+    return member.turns[turn].prompt_ids
 
 
 def weighing(spec: JobSpec) -> Weighing:
@@ -130,17 +162,17 @@ def weighing(spec: JobSpec) -> Weighing:
     rule, max_tokens = ALGORITHMS[spec.training.algorithm], spec.rollout.max_tokens
     overlong = spec.training.overlong
     has_baseline = spec.training.has_running_baseline
-    return Weighing(rule.advantage, max_tokens, overlong.tokens, overlong.filter, has_baseline)
+    return Weighing(rule.advantage, max_tokens, overlong.tokens, overlong.filter, has_baseline, spec.training.credit)
 
 
 def segments_of(
     turns: Mapping[int, Turn],
     leaves: Sequence[int],
-    advantage: float,
+    advantage: float | Mapping[int, float],
     trajectory: int = 0,
     untrained: Collection[int] = (),
 ) -> list[Segment]:
-    """Cut a trajectory into segments.
+    """Cut a trajectory into segments. advantage: of the trajectory, or by turn; 0 for a turn that it lacks.
 
     Each path runs from a leaf, or from the parent of a turn that opens a new segment, back to the turn that opens its
     own segment. A path within another one gives no segment of its own.
@@ -171,16 +203,19 @@ def _path_to(turns: Mapping[int, Turn], leaf: int) -> list[Turn]:
     return path[::-1]
 
 
-def _segment(path: Sequence[Turn], trained: set[int], advantage: float) -> Segment:
-    ids, generated, behaviour = [], [], []
+def _segment(path: Sequence[Turn], trained: set[int], advantage: float | Mapping[int, float]) -> Segment:
+    ids, generated, behaviour, weights = [], [], [], []
     for turn in path:
         prompt, output = unpack_ids(turn.prompt_ids), unpack_ids(turn.output_ids)
         ids += [prompt, output]
         generated += [np.zeros(len(prompt), np.bool_), np.full(len(output), turn.turn not in trained)]
         behaviour += [np.zeros(len(prompt), np.float32), unpack_logprobs(turn.logprobs)]
+        own = advantage if isinstance(advantage, float) else advantage.get(turn.turn, 0.0)
+        weights += [np.full(len(prompt) + len(output), own, np.float32)]
     mask = np.concatenate(generated)
     logprobs = np.where(mask, np.concatenate(behaviour), np.float32(0))
-    return Segment(np.concatenate(ids), mask, logprobs, path[-1].version, advantage)
+    weight = advantage if isinstance(advantage, float) else np.concatenate(weights)
+    return Segment(np.concatenate(ids), mask, logprobs, path[-1].version, weight)
 
 
 def rows_of_groups(
