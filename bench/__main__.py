@@ -26,6 +26,7 @@ NAMES = (
     "busy",
     "learning",
     "algorithms",
+    "credit",
     "flat_groups",
     "updates",
     "agents",

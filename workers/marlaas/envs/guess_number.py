@@ -26,16 +26,24 @@ class GuessNumber:
         max_guesses: guesses of one episode; None: twice what halving needs. The job's `rollout.maxTurns` should be as large.
         width: how many consecutive numbers a task has to choose from, anywhere from low to high; None: all of them.
             Short ranges at many places give many different tasks that are all easy.
+        turn_reward: reward of each guess that all hints before it allow, as that guess's own (`training.credit`).
     """
 
-    def __init__(self, low: int = 1, high: int = 100, max_guesses: int | None = None, width: int | None = None) -> None:
+    def __init__(
+        self,
+        low: int = 1,
+        high: int = 100,
+        max_guesses: int | None = None,
+        width: int | None = None,
+        turn_reward: float = 0.0,
+    ) -> None:
         if not low < high:
             raise InvalidInput(f"guess-number: low is {low} and high is {high}; expected low < high")
         num_numbers = high - low + 1
         self._width = num_numbers if width is None else width
         if not _MIN_WIDTH <= self._width <= num_numbers:
             raise InvalidInput(f"guess-number: width is {width}; expected {_MIN_WIDTH} to {num_numbers} numbers")
-        self._low, self._high = low, high
+        self._low, self._high, self._turn_reward = low, high, turn_reward
         if not self._is_in_both_splits():
             raise InvalidInput(
                 f"guess-number: the range {low} to {high} is too small, because some numbers must be held out; widen it"
@@ -50,12 +58,17 @@ class GuessNumber:
         low, secret = task.draw(self._range_and_number, lambda drawn: self._text(*drawn))
         high = low + self._width - 1
         message = f"I think of a whole number from {low} to {high}. Guess it! Reply with a number only."
-        num_wrong = 0
+        num_wrong, least, most = 0, low, high
         for guesses in range(1, self._max_guesses + 1):
-            guess = _guess(agent.say(message).text)
+            reply = agent.say(message)
+            guess = _guess(reply.text)
+            if self._turn_reward and guess is not None and least <= guess <= most:
+                agent.reward_turn(reply, self._turn_reward)
             if guess == secret:
                 return Score(self._reward(guesses), self._metrics(1.0, guesses, num_wrong))
             num_wrong += guess is None
+            if guess is not None:
+                least, most = (max(least, guess + 1), most) if guess < secret else (least, min(most, guess - 1))
             message = _hint(guess, secret, low, high)
         return Score(0.0, self._metrics(0.0, self._max_guesses, num_wrong))
 
