@@ -1,7 +1,10 @@
 """Playing without a model: a function or an order of turns is the policy, also behind an OpenAI server with the official client."""
 
+import json
 import threading
 from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from inspect import iscoroutinefunction
 from typing import Any
 
@@ -15,6 +18,32 @@ from marlaas.envs.playing import play_episode
 from marlaas.envs.scripted import RecordedReplies, ScriptedReplies
 from marlaas.episode_state import EpisodeState
 from marlaas_api.names import BRANCH_TURNS
+
+
+@contextmanager
+def chat_completions(answers):
+    """A service that gives these answers (status, text; None: no message), its URL, and what it is asked."""
+    left, asked = iter(answers), []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append({**body, "key": self.headers["Authorization"]})
+            status, text = next(left)
+            message = {"choices": text and [{"message": {"content": text}}], "usage": {"total_tokens": 12}}
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(message).encode() if status == HTTPStatus.OK else text.encode())
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/v1", asked
+        server.shutdown()
+        thread.join()
 
 
 def first_task(split=Split.TRAIN):

@@ -9,15 +9,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from math_verify import parse, verify
-from tests.environment.playing import play
+from tests.environment.playing import chat_completions, play
 from tests.tables import data, rows
 from typer.testing import CliRunner
 
 from marlaas.cli.app import build
-from marlaas.environment import Split, Task
+from marlaas.environment import Play, ServiceFailed, Split, Task
 from marlaas.envs.dataset import math_check
 from marlaas.envs.dataset.arrow_rows import BATCH
 from marlaas.envs.dataset.environment import Dataset
+from marlaas.envs.loading import resolve
+from marlaas.envs.playing import play_episode
+from marlaas.envs.scripted import RecordedReplies
+from marlaas.episode_state import EpisodeState
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import digest_of, split_of
 
@@ -80,6 +84,53 @@ def test_rewards_are_weighted_sums_and_no_number_is_a_fault_that_names_the_row(r
         outcome = play("dataset", args, lambda _: reply)[0]
         assert outcome.rewards["policy"] == pytest.approx(reward)
         assert outcome.answer == ("" if answer is None else digest_of(answer))
+
+
+@pytest.mark.parametrize(("rewards", "right", "expected"), rows(__file__, "data_compared"))
+def test_replies_of_a_group_are_compared(rewards, right, expected):
+    found, task = made(rewards=rewards), Task(Split.TRAIN, 0, 0)
+    lengths = {name: {"text": name, "num_tokens": number} for name, number in (("a", 10), ("b", 20), ("c", 30))}
+    plays = [Play({"policy": 0.0}, {"math": float(one["num_tokens"] in right)}, one) for one in lengths.values()]
+    if isinstance(expected, str):
+        with pytest.raises(InvalidInput, match=expected):
+            found.score_group(task, plays)
+    else:
+        assert [score.reward["policy"] for score in found.score_group(task, plays)] == expected
+
+
+def judged(replies, **judge):
+    """The reward of the reply `x`; the judge, an agent or a service, gives these replies."""
+    prompt = "{{ question }} {{ truth }} {{ reply }}: 0 to 10?"
+    args = {**ARGS, "rewards": [{"judge": {"prompt": prompt, "scale": [0, 10], "pause_s": 0, **judge}}]}
+    args |= {"source": {"files": "one.jsonl"}, "held_out": {"files": "held.csv"}}
+    left = iter(replies)
+    channel = RecordedReplies(lambda asked: next(left) if asked.agent == "judge" else "x", 9)
+    agents = ["policy", "judge"] if "agent" in judge else ["policy"]
+    return play_episode(resolve("dataset", args).create(), Task(Split.TRAIN, 0, 0), EpisodeState(agents, channel))
+
+
+@pytest.mark.parametrize(("replies", "expected"), rows(__file__, "data_judged"))
+def test_a_judge_of_the_job_gives_a_number_or_fails(replies, expected):
+    if isinstance(expected, str):
+        with pytest.raises(ServiceFailed, match=expected):
+            judged(replies, agent="judge")
+    else:
+        assert judged(replies, agent="judge").metrics["judge"] == expected
+
+
+@pytest.mark.parametrize(("answers", "expected"), rows(__file__, "data_services"))
+def test_a_judges_service_is_asked_again_unless_it_refuses(answers, expected, monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "sesame")
+    with chat_completions(answers) as (url, asked):
+        judge = {"url": url, "model": "m", "key": "JUDGE_KEY"}
+        if isinstance(expected, str):
+            with pytest.raises(ServiceFailed, match=expected):
+                judged([], **judge)
+        else:
+            metrics = judged([], **judge).metrics
+            assert (metrics["judge"], metrics["judge_tokens"]) == (expected, 12.0)
+    assert [one["messages"][0]["content"] for one in asked] == [r"What is 3/4? \frac{3}{4} x: 0 to 10?"] * len(answers)
+    assert {one["key"] for one in asked} == {"Bearer sesame"}
 
 
 @pytest.mark.parametrize(("truth", "reply"), rows(__file__, "data_answers"))

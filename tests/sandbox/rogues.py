@@ -13,6 +13,8 @@ import threading
 import time
 from pathlib import Path
 
+from marlaas import Score, ServiceFailed
+
 NUM_IMPORTS = 0
 MIB = 1 << 20
 
@@ -20,6 +22,24 @@ MIB = 1 << 20
 def asks(task, agent, turns=1):
     replies = [agent.say(f"{task.split} {task.index} {turn}").text for turn in range(turns)]
     return float(replies[-1])
+
+
+class Ranks:
+    """The reward of a reply is its place in its group; of the reply `no`, it is unscored."""
+
+    def __init__(self, then=""):
+        self.then = then
+
+    def play(self, task, agent):
+        reply = agent.say("a number")
+        return Score(None if reply.text == "no" else 0.0, {"size": 1.0}, data=reply.text)
+
+    def score_group(self, task, plays):
+        if self.then == "fails":
+            raise ServiceFailed("the ranking service is away")
+        if self.then == "few":
+            return [1.0]
+        return [Score(sum(one.data > other.data for other in plays), {"of": len(plays)}) for one in plays]
 
 
 def raises(task, agent):

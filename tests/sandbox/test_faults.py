@@ -51,6 +51,21 @@ async def test_what_an_environment_does_is_a_fault_of_its_own_or_the_policys_and
     assert "exit status" in episodes["dies_in_its_tool"].tool_error
 
 
+@pytest.mark.parametrize(
+    ("then", "fault", "words"),
+    [("", None, ""), ("few", FaultClass.ENV, "1 scores for 3 episodes"), ("fails", FaultClass.INFRA, "is away")],
+)
+async def test_the_episodes_of_a_group_are_compared_after_all_have_been_played(harness, then, fault, words):
+    document = harness.document("rogues:Ranks", args={"then": then})
+    harness.rollout.answer = lambda asked: [harness.rollout.result(asked, ("7", "no", "9", "8")[asked.member])]
+    first, unscored, *others = await harness.play_document(document, 4)
+    assert (unscored.fault, unscored.rewards) == (FaultClass.UNSCORED, {})
+    assert [one.rewards.get("policy") for one in (first, *others)] == ([None] * 3 if fault else [0.0, 2.0, 1.0])
+    for episode in (first, *others):
+        assert (episode.fault, episode.num_turns, words in episode.fault_text) == (fault, 1, True)
+        assert episode.metrics == ({} if fault else {"size": 1.0, "of": 3.0})
+
+
 UNFIT = {"num_prompt_tokens": 300, "context_tokens": 256}
 REFUSED = {"phase": ReplyPhase.FAILED, "error": "only users", "is_refused": True, "is_permanent": True}
 

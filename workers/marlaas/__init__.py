@@ -6,9 +6,11 @@ from marlaas.environment import Agent as Agent
 from marlaas.environment import Agents as Agents
 from marlaas.environment import Candidate as Candidate
 from marlaas.environment import Message as Message
+from marlaas.environment import Play as Play
 from marlaas.environment import Reply as Reply
 from marlaas.environment import Rows as Rows
 from marlaas.environment import Score as Score
+from marlaas.environment import ServiceFailed as ServiceFailed
 from marlaas.environment import Split as Split
 from marlaas.environment import StopReason as StopReason
 from marlaas.environment import Task as Task

@@ -24,6 +24,9 @@ A class is an environment as well. `__init__(self, **args)` runs once per sandbo
 task, agent)` runs once per episode, on that episode's own copy of the object. A method or attribute `start_episode(task)` is
 called in each episode's process before `play`: open connections, files and threads there, which episodes cannot share.
 
+A function `score_group(task, plays)`, as an attribute or method, gives the rewards of a group's episodes by comparing them, after
+all have been played. It returns a score for each `Play`, in their order.
+
 Failures that the policy causes end the episode with the rewards earned so far: too many turns (`TurnLimit`), or a
 failed tool (`with agent.tool():`). Any other exception is a fault of the environment: the episode is not scored, it
 is played again, and the fault is counted. This module imports the standard library and `marlaas_api` only.
@@ -36,7 +39,19 @@ from typing import Any
 
 from marlaas.agent_base import AgentBase, AgentsBase, Candidate, Prompt, Stop, Tool, as_tool_error
 from marlaas.branches import Together
-from marlaas.environment_types import Message, Reply, Rows, Score, Task, ToolCall, ToolError, TurnLimit, TurnRequest
+from marlaas.environment_types import (
+    Message,
+    Play,
+    Reply,
+    Rows,
+    Score,
+    ServiceFailed,
+    Task,
+    ToolCall,
+    ToolError,
+    TurnLimit,
+    TurnRequest,
+)
 from marlaas.episode_state import EpisodeState
 from marlaas.time_limit import time_limit
 from marlaas_api.names import Split, StopReason
@@ -46,9 +61,11 @@ __all__ = [
     "Agents",
     "Candidate",
     "Message",
+    "Play",
     "Reply",
     "Rows",
     "Score",
+    "ServiceFailed",
     "Split",
     "StopReason",
     "Task",

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 
 from marlaas.stable_text import stable_text
 from marlaas_api.errors import InvalidInput
@@ -22,6 +22,10 @@ class TurnLimit(Exception):
 
 class ToolError(Exception):
     """A tool failed because of the policy's input. If `play` does not catch it, the episode ends and is scored."""
+
+
+class ServiceFailed(Exception):
+    """A service that the environment needs has failed, such as a judge. The episode is a fault of the infrastructure and is played again."""
 
 
 class InvalidTurn(InvalidInput, ValueError):
@@ -126,11 +130,28 @@ class Score:
 
     A reward that is None leaves the episode unscored. A metric that is None or NaN does not apply to the episode, and is left out.
     answer: what the policy has answered, by whose text a suite with several samples finds the most frequent answer; None: none.
+    data: values of JSON for the environment's `score_group`, at most 64 Ki characters.
     """
 
     reward: float | Mapping[str, float] | None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     answer: str | None = None
+    data: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """An episode of a group, as the environment's `score_group` gets it.
+
+    Attributes:
+        rewards: what `play` gave, by agent, with the rewards of turns.
+        metrics: of the episode.
+        data: what `Score.data` was; None if it was not set.
+    """
+
+    rewards: Mapping[str, float]
+    metrics: Mapping[str, float]
+    data: Any = None
 
 
 class Rows(Sequence[_R]):

@@ -18,7 +18,7 @@ depend on weights or on other parts. Imports the standard library and the enviro
 import inspect
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,17 @@ from marlaas.envs.loading import nearest
 from marlaas.scores import number
 from marlaas_api.errors import InvalidInput
 
-__all__ = ["Extract", "Part", "Rubric", "answer_reward", "extractor", "format_reward", "length_penalty"]
+__all__ = [
+    "Extract",
+    "Part",
+    "Rubric",
+    "answer_reward",
+    "cosine_length",
+    "extractor",
+    "format_reward",
+    "length_penalty",
+    "shorter",
+]
 
 Part = Callable[..., float | Score]
 
@@ -108,6 +118,34 @@ def length_penalty(free_tokens: int, max_tokens: int) -> Part:
         return max(-1.0, min(0.0, (free_tokens - reply.num_tokens) / (max_tokens - free_tokens)))
 
     return length
+
+
+def cosine_length(num_tokens: int, max_tokens: int, bounds: tuple[float, float], exceeded: float = -10.0) -> float:
+    """Return the cosine reward of a reply's length: b + (a - b) (1 + cos(pi num_tokens / max_tokens)) / 2, from a at 0 tokens to b.
+
+    With the bounds of the paper, 2 and 1 for a right reply and -10 and 0 for a wrong one, a short right reply earns more than a long one, and a
+    short wrong reply less. Source: Demystifying Long Chain-of-Thought Reasoning (arXiv 2502.03373), section 4.2.
+
+    Args:
+        bounds: (a, b).
+        exceeded: of a reply of max_tokens tokens or more, right or wrong.
+    """
+    if num_tokens >= max_tokens:
+        return exceeded
+    begin, end = bounds
+    return end + 0.5 * (begin - end) * (1.0 + math.cos(math.pi * num_tokens / max_tokens))
+
+
+def shorter(num_tokens: Sequence[int], is_right: Sequence[bool]) -> list[float]:
+    """Return the length reward of each reply of a group: 0.5 for the shortest, -0.5 for the longest; a wrong reply earns at most 0.
+
+    All are 0 if the replies are of one length. Source: Kimi k1.5 (arXiv 2501.12599), section 2.3.3.
+    """
+    low, high = min(num_tokens, default=0), max(num_tokens, default=0)
+    if low == high:
+        return [0.0] * len(num_tokens)
+    values = [0.5 - (length - low) / (high - low) for length in num_tokens]
+    return [value if right else min(0.0, value) for value, right in zip(values, is_right, strict=True)]
 
 
 def answer_reward(kind: str, pattern: str | None = None) -> Part:

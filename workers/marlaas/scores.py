@@ -3,11 +3,14 @@
 The same checks apply when a reward is set on an agent, set on a candidate, or returned by `play`.
 """
 
+import json
 import math
 from collections.abc import Mapping
 
 from marlaas_api.errors import InvalidInput
 
+MAX_DATA = 64 << 10
+"""Most characters of an episode's data for the comparison with its group, as JSON."""
 MAX_METRICS = 128
 MAX_METRIC_NAME = 64
 MAX_NUMBER = 1e30
@@ -36,6 +39,17 @@ def number(value: object, what: str) -> float:
     if isinstance(value, str) or not abs(found) <= MAX_NUMBER:
         raise InvalidScore(f"{what} is {value!r:.80}; expected a finite number from {-MAX_NUMBER:g} to {MAX_NUMBER:g}")
     return found
+
+
+def data_text(data: object) -> str:
+    """Return data for the comparison of a group as JSON text. Raises InvalidScore: it is no JSON, or longer than MAX_DATA."""
+    try:
+        text = json.dumps(data, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidScore(f"Score.data is {data!r:.80}; expected values of JSON: {error}") from None
+    if len(text) > MAX_DATA:
+        raise InvalidScore(f"Score.data has {len(text)} characters as JSON; expected at most {MAX_DATA}")
+    return text
 
 
 def metrics(given: Mapping[str, object]) -> dict[str, float]:

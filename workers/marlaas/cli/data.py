@@ -60,6 +60,8 @@ def _shown(job: DataJob, num: int, split: Split, as_json: bool) -> dict[str, Any
         None if job.pool is None else job.pool.spec.rollout.max_model_len, job.job.spec.rollout.max_tokens
     )
     notes = [*data.notes, *report.warnings(data.tasks, facts, limits, job.job.spec.training.data.tasks)]
+    if data.rewards.left_out:
+        notes.append(f"rewards are shown without {', '.join(data.rewards.left_out)}, which only the job can give")
     try:
         tasks = list(report.shown(data, split, num, job.count))
     except InvalidInput:

@@ -3,10 +3,12 @@
 import contextlib
 import inspect
 import itertools
+import json
 import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from threading import Lock
@@ -21,11 +23,11 @@ from rich.text import Text
 from marlaas.chat.conversations import conversation_line, speaker_name
 from marlaas.cli.app import FAILED, complain
 from marlaas.environment import Reply, Task, TurnLimit
-from marlaas.environment_types import TurnRequest, UnknownAgent
+from marlaas.environment_types import Play, TurnRequest, UnknownAgent
 from marlaas.envs import BUILTINS
 from marlaas.envs.leftovers import ProcessState, told
 from marlaas.envs.loading import EnvironmentCode, refuse_shadows, resolve
-from marlaas.envs.playing import UNSCORED, Outcome, explain, play_episode, seed_generators
+from marlaas.envs.playing import UNSCORED, Outcome, explain, play_episode, score_group, seed_generators
 from marlaas.envs.scripted import WrittenReplies
 from marlaas.episode_state import ARBITRARY, EpisodeState
 from marlaas_api.errors import InvalidInput
@@ -165,7 +167,12 @@ def _played(
         complain(f"{sentence}.")
     seed_generators(task)
     try:
-        return play_episode(environment, task, state)
+        outcome = play_episode(environment, task, state)
+        if environment.compares and outcome.is_scored:
+            play = Play(outcome.rewards, outcome.metrics, json.loads(outcome.data))
+            ((rewards, metrics),) = score_group(environment, task, [play])
+            outcome = replace(outcome, rewards=rewards, metrics=metrics)
+        return outcome
     except UnknownAgent:
         raise
     except (Exception, SystemExit) as error:

@@ -18,13 +18,15 @@ from typing import Any, get_type_hints
 
 from marlaas.agent_base import AgentBase
 from marlaas.environment import Task
-from marlaas.environment_types import UnknownAgent
+from marlaas.environment_types import Play, UnknownAgent
 from marlaas.envs import BUILTINS
 from marlaas.envs.leftovers import HOOK, ProcessState, told
 from marlaas_api.errors import InvalidInput
 
 _SCALARS = (bool, int, float, str)
 _NUM_GIVEN = 2
+COMPARISON = "score_group"
+"""Name of the function that compares the episodes of a group."""
 _ASYNC = "marlaas.async_environment"
 """Imported once for all episodes, which are forked, and only for environments that need it: asyncio takes a while."""
 
@@ -33,7 +35,8 @@ _ASYNC = "marlaas.async_environment"
 class Environment:
     """An environment that is ready to play.
 
-    is_async: its `play` is `async def`. hook: its `start_episode`, if it has one. notes: sentences of a builtin on its tasks.
+    is_async: its `play` is `async def`. hook: its `start_episode`, if it has one. notes: sentences of a builtin on its tasks. comparison: its
+    `score_group`, if it has one.
     """
 
     code: Callable[..., object]
@@ -42,6 +45,17 @@ class Environment:
     is_async: bool = False
     hook: Callable[[Task], object] | None = None
     notes: tuple[str, ...] = ()
+    comparison: Callable[[Task, Sequence[Play]], object] | None = None
+
+    @property
+    def compares(self) -> bool:
+        """Whether the episodes of a group get their rewards by a comparison."""
+        return self.comparison is not None
+
+    def score_group(self, task: Task, plays: Sequence[Play]) -> object:
+        """Call the environment's `score_group`. Returns and raises what that returns and raises; a coroutine if it is `async def`."""
+        assert self.comparison is not None
+        return self.comparison(task, plays)
 
     def agents_of(self, task: Task, names: Sequence[str]) -> tuple[str, ...]:
         """Return the agents that a task calls: those that the environment's `agents_of` names, or all.
@@ -123,14 +137,19 @@ class EnvironmentCode:
             made: Any = self.target(**self.args)
             agents_of, hook = getattr(made, "agents_of", None), getattr(made, HOOK, None)
             notes = made.notes if self.name in BUILTINS and hasattr(made, "notes") else ()
-            return Environment(made.play, _takes_all(made.play, has_self=False), agents_of, is_async, hook, notes)
+            compared = getattr(made, COMPARISON, None)
+            return Environment(
+                made.play, _takes_all(made.play, has_self=False), agents_of, is_async, hook, notes, compared
+            )
 
         def play_with_args(task: Task, agent: object) -> object:
             return self.target(task, agent, **self.args)
 
-        own = (getattr(self.target, name, None) for name in ("agents_of", HOOK))
-        agents_of, hook = (None if one is None else partial(one, **self.args) for one in own)
-        return Environment(play_with_args, _takes_all(self.target, has_self=False), agents_of, is_async, hook)
+        own = (getattr(self.target, name, None) for name in ("agents_of", HOOK, COMPARISON))
+        agents_of, hook, compared = (None if one is None else partial(one, **self.args) for one in own)
+        return Environment(
+            play_with_args, _takes_all(self.target, has_self=False), agents_of, is_async, hook, (), compared
+        )
 
 
 def load(name: str, args: Mapping[str, Any], agents: Sequence[str]) -> tuple[Environment, tuple[str, ...]]:
@@ -158,6 +177,10 @@ def resolve(name: str, args: Mapping[str, Any]) -> EnvironmentCode:
         raise InvalidInput(f"{what} has no method `play(self, task, agent)`")
     _check_play(what, play, num_bound=1 if inspect.isclass(target) else 0)
     _check_hook(what, getattr(target, HOOK, None), play)
+    if not callable(compared := getattr(target, COMPARISON, _find)):
+        raise InvalidInput(
+            f"{what}: its `{COMPARISON}` is {compared!r:.80}; expected a function of a task and its episodes"
+        )
     _check_args(what, target, args)
     return EnvironmentCode(name, target, dict(args))
 

@@ -6,7 +6,7 @@ Runs in the sandbox's child process and in `marlaas env play`. Independent of th
 import random
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import isawaitable
@@ -15,10 +15,10 @@ from typing import Literal
 
 from marlaas.agent_base import AgentBase
 from marlaas.environment import Agents, Score, Task, ToolError, TurnLimit
-from marlaas.environment_types import UnknownAgent
+from marlaas.environment_types import Play, UnknownAgent
 from marlaas.envs.loading import Environment
 from marlaas.episode_state import EpisodeState
-from marlaas.scores import metrics, number
+from marlaas.scores import InvalidScore, data_text, metrics, number
 from marlaas_api.errors import first_cause
 from marlaas_api.names import derive_seed, digest_of
 
@@ -43,7 +43,7 @@ _OUR_FILES = (
 class Outcome:
     """An episode that was played. `ending` is what the environment can see of its end.
 
-    `tool_error`: the text of the ToolError that ended the episode. `answer`: digest of the policy's answer; empty: none. `choices`: by number, the candidates' rewards. `turn_rewards`: by agent and number of the turn, those that were set; they are part of `rewards`. `is_scored`: a reward was returned or set, or the policy ended the episode.
+    `tool_error`: the text of the ToolError that ended the episode. `answer`: digest of the policy's answer; empty: none. `choices`: by number, the candidates' rewards. `turn_rewards`: by agent and number of the turn, those that were set; they are part of `rewards`. `data`: JSON text of `Score.data`. `is_scored`: a reward was returned or set, or the policy ended the episode.
     """
 
     rewards: dict[str, float]
@@ -55,6 +55,7 @@ class Outcome:
     answer: str = ""
     choices: dict[int, list[float]] = field(default_factory=dict)
     turn_rewards: dict[tuple[str, int], float] = field(default_factory=dict)
+    data: str = "null"
 
 
 def seed_generators(task: Task) -> None:
@@ -95,7 +96,40 @@ def play_episode(environment: Environment, task: Task, state: EpisodeState) -> O
         answer="" if score.answer is None else digest_of(str(score.answer)),
         choices={at: [candidate.reward for candidate in candidates] for at, candidates in state.choices.items()},
         turn_rewards=dict(state.turn_rewards),
+        data=data_text(score.data),
     )
+
+
+def score_group(
+    environment: Environment, task: Task, plays: Sequence[Play]
+) -> list[tuple[dict[str, float], dict[str, float]]]:
+    """Have the environment compare the episodes of a group; return rewards and metrics of each.
+
+    A score's metrics are added to those of the play; an agent that it leaves out keeps its reward.
+
+    Raises InvalidScore (also: not one score for each play), UnknownAgent, and exceptions of the environment.
+    """
+    returned = environment.score_group(task, plays)
+    if isawaitable(returned):
+        import asyncio  # see `loading`
+
+        returned = asyncio.run(_awaited(returned))
+    if isinstance(returned, str | Mapping) or not isinstance(returned, Iterable):
+        raise InvalidScore(f"`score_group` returned {returned!r:.80}; expected a list with a score for each episode")
+    scores = [_score(one, {}) if one is not None else None for one in returned]
+    if len(scores) != len(plays) or any(score is None or score.reward is None for score in scores):
+        raise InvalidScore(
+            f"`score_group` returned {len(scores)} scores for {len(plays)} episodes, or None among them; expected one for each"
+        )
+    return [
+        (_rewards(score.reward, play.rewards), {**play.metrics, **metrics(score.metrics)})
+        for score, play in zip(scores, plays, strict=True)
+        if score is not None
+    ]
+
+
+async def _awaited(returned: Awaitable[object]) -> object:
+    return await returned
 
 
 def _returned(environment: Environment, task: Task, state: EpisodeState) -> object:

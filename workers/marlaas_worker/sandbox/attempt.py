@@ -29,11 +29,13 @@ class AttemptDependencies:
 class Attempt:
     """One play. Each play of a member has its own `number`, which is part of the episode's id.
 
-    is_retryable: after a fault, another attempt may be without it.
+    is_retryable: after a fault, another attempt may be without it. data: JSON text by which the episode is compared with those of its
+    group; None: it is scored already.
     """
 
     def __init__(self, dependencies: AttemptDependencies, task: TaskMessage, member: int, number: int) -> None:
         self.is_retryable = True
+        self.data: str | None = None
         self._children = dependencies.children
         episode = names.episode_id(task.group, member, number)
         self._blank = unplayed(task, member, episode)
@@ -65,6 +67,7 @@ class Attempt:
             async with self._children.child() as child:
                 output = child.output
                 score = await session.run(child)
+            self.data = score.compared_by
             return {
                 "ending": session.ledger.ending(score),
                 "rewards": score.rewards,

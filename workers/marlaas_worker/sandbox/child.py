@@ -5,6 +5,7 @@ It has a connection to the supervisor and nothing else: no bus, no credential, n
 
 import contextlib
 import faulthandler
+import json
 import os
 import resource
 import signal
@@ -15,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from marlaas.environment import Split, Task
-from marlaas.environment_types import UnknownAgent
+from marlaas.environment_types import Play, ServiceFailed, UnknownAgent
 from marlaas.envs.loading import Environment
-from marlaas.envs.playing import explain, play_episode, seed_generators
+from marlaas.envs.playing import explain, play_episode, score_group, seed_generators
 from marlaas.episode_state import EpisodeState
 from marlaas_api.names import digest_of
 from marlaas_worker.sandbox import kernel
@@ -62,6 +63,8 @@ def played(environment: Environment, connection: socket.socket) -> dict[str, Any
     try:
         channel, temperature = SupervisorChannel(connection), start.get("temperature", 1.0)
         state = EpisodeState(start["agents"], channel, temperature, is_strict=start.get("is_strict", False))
+        if "plays" in start:
+            return _compared(environment, task, start)
         outcome = play_episode(environment, task, state)
         message: dict[str, Any] = {
             "kind": "score",
@@ -72,6 +75,7 @@ def played(environment: Environment, connection: socket.socket) -> dict[str, Any
             "tool_error": outcome.tool_error[-MAX_FAULT_TEXT:],
             "content": digest_of(*task.drawn) if task.drawn else "",
             "answer": outcome.answer,
+            "compared_by": outcome.data if environment.compares else None,
             "choices": [{"number": number, "rewards": rewards} for number, rewards in outcome.choices.items()],
             "turn_rewards": [
                 {"agent": agent, "turn": turn, "reward": reward}
@@ -82,11 +86,18 @@ def played(environment: Environment, connection: socket.socket) -> dict[str, Any
             message = {"kind": "unscored"}
     except UnknownAgent as error:
         message = {"kind": "fault", "text": str(error)[-MAX_FAULT_TEXT:], "is_permanent": True}
+    except ServiceFailed as error:
+        message = {"kind": "fault", "text": explain(error)[-MAX_FAULT_TEXT:], "is_infra": True}
     except BaseException as error:  # also exit() and KeyboardInterrupt: report everything to the supervisor
         message = {"kind": "fault", "text": explain(error)[-MAX_FAULT_TEXT:]}
     if os.getpid() != pid:
         os._exit(0)  # a process that the environment forked also returned from `play`; only the original one reports
     return message
+
+
+def _compared(environment: Environment, task: Task, start: dict[str, Any]) -> dict[str, Any]:
+    plays = [Play(one["rewards"], one["metrics"], json.loads(one["data"])) for one in start["plays"]]
+    return {"kind": "compared", "scores": score_group(environment, task, plays)}
 
 
 def prepare() -> None:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter
 
-from marlaas.scores import MAX_METRIC_NAME, MAX_METRICS, MAX_NUMBER
+from marlaas.scores import MAX_DATA, MAX_METRIC_NAME, MAX_METRICS, MAX_NUMBER
 from marlaas_api.messages import ChatMessage
 from marlaas_api.messages.turns import StopText
 from marlaas_api.names import BRANCH_TURNS, MAX_BRANCHES, MAX_STOPS
@@ -76,7 +76,7 @@ class TurnRewardMessage(_Message):
 
 class ScoreMessage(_Message):
     """Result of a completed episode. content: digest of what the task has drawn; empty if it has drawn nothing. answer: digest of
-    the policy's answer; empty: none.
+    the policy's answer; empty: none. compared_by: JSON text of `Score.data`, if the environment compares the episodes of a group.
     """
 
     kind: Literal["score"]
@@ -89,6 +89,7 @@ class ScoreMessage(_Message):
     answer: Annotated[str, Field(max_length=64)] = ""
     choices: Annotated[list[ChoiceMessage], Field(max_length=MAX_BRANCHES)] = []
     turn_rewards: list[TurnRewardMessage] = []
+    compared_by: Annotated[str, Field(max_length=MAX_DATA)] | None = None
 
 
 class UnscoredMessage(_Message):
@@ -97,13 +98,23 @@ class UnscoredMessage(_Message):
     kind: Literal["unscored"]
 
 
+class ComparedMessage(_Message):
+    """Rewards and metrics of each episode of a group, in the order in which they were given."""
+
+    kind: Literal["compared"]
+    scores: list[tuple[_Rewards, Annotated[dict[_Name, _Number], Field(max_length=MAX_METRICS + 1)]]]
+
+
 class FaultMessage(_Message):
-    """Exception of the environment. is_permanent: playing again cannot help."""
+    """Exception of the environment. is_permanent: playing again cannot help. is_infra: a service that it calls has failed."""
 
     kind: Literal["fault"]
     text: str
     is_permanent: bool = False
+    is_infra: bool = False
 
 
-ChildMessage = AgentsMessage | TurnMessage | ToolMessage | ScoreMessage | UnscoredMessage | FaultMessage
+ChildMessage = (
+    AgentsMessage | TurnMessage | ToolMessage | ScoreMessage | UnscoredMessage | ComparedMessage | FaultMessage
+)
 CHILD_MESSAGES: TypeAdapter[ChildMessage] = TypeAdapter(Annotated[ChildMessage, Field(discriminator="kind")])

@@ -29,6 +29,7 @@ from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.sandbox import kernel
 from marlaas_worker.sandbox.attempt import MAX_DELIVERIES, Attempt, AttemptDependencies, given_up
 from marlaas_worker.sandbox.children import Children
+from marlaas_worker.sandbox.comparison import Withheld, compare
 from marlaas_worker.sandbox.places import EpisodePlaces
 from marlaas_worker.sandbox.seclusion import TEMPLATE, clean_variables, given_variables, secluded
 from marlaas_worker.sandbox.server_start import ChildrenConfig, connect_server, start_server
@@ -206,20 +207,35 @@ class _Supervisor:
 
     async def _play_group(self, task: TaskMessage, num_delivered: int, queued: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
-            for member in sorted({*range(task.group_size)} - {*task.ended}):
+            members = [
                 group.create_task(self._play_member(task, member, num_delivered), name=f"sandbox {task.group}-{member}")
+                for member in sorted({*range(task.group_size)} - {*task.ended})
+            ]
             queued.set()
+        withheld = [one for member in members if (one := member.result()) is not None]
+        if withheld:
+            async with self._places.place():
+                compared = await compare(self._dependencies, task, withheld)
+            for episode in compared:
+                await self._end_member(episode)
 
-    async def _play_member(self, task: TaskMessage, member: int, num_delivered: int) -> None:
+    async def _play_member(self, task: TaskMessage, member: int, num_delivered: int) -> Withheld | None:
+        """Play a member, and publish it; return it if it is scored by a comparison with its group."""
         async with self._places.place():
-            episode = await self._played(task, member, num_delivered)
+            episode, data = await self._played(task, member, num_delivered)
+        if data is not None:
+            return Withheld(episode, data)
+        await self._end_member(episode)
+        return None
+
+    async def _end_member(self, episode: Episode) -> None:
         told = self._dependencies.children.take_told()
         await self._publish(episode.model_copy(update={"load_notes": told}) if told else episode)
         self._outcomes[episode.fault or episode.ending] += 1
         failpoint("sandbox.episode.after_publish")
 
-    async def _played(self, task: TaskMessage, member: int, num_delivered: int) -> Episode:
-        """Play until an attempt counts, `max_attempts` have failed, or another cannot help; return the last one.
+    async def _played(self, task: TaskMessage, member: int, num_delivered: int) -> tuple[Episode, str | None]:
+        """Play until an attempt counts, `max_attempts` have failed, or another cannot help; return the last one, and `Attempt.data`.
 
         A play that was abandoned because a turn waited too long is not an attempt. In strict mode every attempt draws the
         same replies, so an environment's fault that came twice in a row with the same text would only come again.
@@ -227,7 +243,7 @@ class _Supervisor:
         max_attempts = self._document.spec.environment.max_attempts
         attempt = task.num_preemptions * names.PREEMPTION_STRIDE + (num_delivered - 1) * max_attempts + 1
         if num_delivered > MAX_DELIVERIES:
-            return given_up(task, member, attempt)
+            return given_up(task, member, attempt), None
         is_strict = self._document.spec.training.max_staleness == 0
         num_faults, num_waits, last_text = 0, 0, ""
         prior: tuple[FaultClass, ...] = ()
@@ -243,7 +259,7 @@ class _Supervisor:
                 or num_faults + 1 == max_attempts
                 or (is_strict and episode.fault is FaultClass.ENV and episode.fault_text == last_text)
             ):
-                return episode
+                return episode, played.data
             else:
                 num_faults += 1
                 last_text = episode.fault_text

@@ -7,7 +7,7 @@ claims. Time in which a turn waits or is generated does not count against the ep
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Iterator, Set
+from collections.abc import Coroutine, Iterator, Sequence, Set
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from marlaas_worker.sandbox.child_messages import (
     CHILD_MESSAGES,
     AgentsMessage,
     ChildMessage,
+    ComparedMessage,
     FaultMessage,
     ScoreMessage,
     ToolMessage,
@@ -45,6 +46,7 @@ from marlaas_worker.sandbox.turns import (
     TurnWaited,
 )
 
+_OUT_OF_PLACE = "the environment sent an invalid message: scores of a group where none, or others, were asked for"
 _EXIT_GRACE_S = 0.5
 _CUT_GRACE_S = 30.0
 """Seconds after a turn's time limit at which the sandbox gives it up. An engine that computes has ended it before, as a cut reply."""
@@ -128,8 +130,8 @@ class ChildSession:
                         turns.add(asyncio.create_task(self._answer(child, message)))
                     case ToolMessage():
                         self.ledger.tool_rewards = message.rewards if message.is_open else None
-                    case FaultMessage():
-                        raise Fault(FaultClass.ENV, message.text, is_permanent=message.is_permanent)
+                    case FaultMessage() | ComparedMessage():
+                        raise _fault_of(message)
                     case UnscoredMessage():
                         raise Fault(FaultClass.UNSCORED, UNSCORED, is_retryable=False)
                     case ScoreMessage():
@@ -251,6 +253,41 @@ class ChildSession:
             stop=tuple(asked.stop),
             deadline_s=LEASE_S,
         )
+
+
+async def compared(
+    child: Child, document: JobDocument, task: TaskMessage, plays: Sequence[dict[str, Any]]
+) -> ComparedMessage:
+    """Have a child compare the episodes of a group, and return its message. Raises Fault, BadFrame (the plays are too long)."""
+    environment, agents = document.spec.environment, tuple(agent.name for agent in document.spec.agents)
+    index = task.index if task.task is None else task.task
+    start = {"split": task.split, "index": index, "seed": task.seed, "agents": agents, "plays": list(plays)}
+    child.writer.write(encode_frame(start))
+    try:
+        async with asyncio.timeout(environment.episode_timeout_seconds):
+            with _as_fault():
+                message = parse(await read_frame(child.reader), agents)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        await asyncio.wait({child.ended}, timeout=_EXIT_GRACE_S)
+        await child.kill()
+        raise fault_of_exit(child.ended.result(), environment.memory) from None
+    except TimeoutError:
+        await child.print_stack()
+        text = f"`score_group` took longer than {environment.episode_timeout_seconds:g} s (environment.episodeTimeoutSeconds)"
+        raise Fault(FaultClass.ENV, text) from None
+    if not isinstance(message, ComparedMessage) or [set(rewards) for rewards, _ in message.scores] != [
+        set(agents)
+    ] * len(plays):
+        raise _fault_of(message)
+    return message
+
+
+def _fault_of(message: ChildMessage) -> Fault:
+    """Return the fault that a child reports, or that its message is where none of this kind belongs."""
+    if not isinstance(message, FaultMessage):
+        return Fault(FaultClass.ENV, _OUT_OF_PLACE)
+    fault = FaultClass.INFRA if message.is_infra else FaultClass.ENV
+    return Fault(fault, message.text, is_permanent=message.is_permanent)
 
 
 async def _cancel(tasks: Set["asyncio.Task[Any]"]) -> None:

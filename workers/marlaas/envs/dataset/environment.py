@@ -1,15 +1,18 @@
 """`dataset`: every row of a data set is a task of one turn; the manifest says how it becomes a prompt, a truth and a reward."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from marlaas.environment import Agent, Message, Score, Task
+from marlaas.environment import Agents, Message, Play, Score, Task
 from marlaas.envs.dataset.fields import Fields
 from marlaas.envs.dataset.index import indexed
+from marlaas.envs.dataset.judge import player
 from marlaas.envs.dataset.problems import InvalidRows
 from marlaas.envs.dataset.rewards import Rewards
 from marlaas.envs.dataset.settings import Settings, Source, parsed
 from marlaas.envs.dataset.sources import files_of, sources_of
-from marlaas.envs.dataset.tasks import Rows, Tasks, divided, separate
+from marlaas.envs.dataset.tasks import Rows, TaskRow, Tasks, divided, separate
 
 
 class Dataset:
@@ -17,7 +20,7 @@ class Dataset:
 
     Args:
         source: {files: "data/*.jsonl"} (.jsonl, .csv, .parquet; .gz), or {hub: org/name, config, split, revision}.
-        rewards: list of parts, each with a weight: math, answer, format, code, python.
+        rewards: list of parts, each with a weight: math, answer, format, code, python, judge, cosine, shorter, group.
         prompt: list of {role, content}; content is a Jinja template of the row's columns.
         messages: instead of prompt, the column that holds a list of messages.
         truth: Jinja template of the right answer.
@@ -47,12 +50,32 @@ class Dataset:
         self.tasks = tasks_of(self.settings)
         self.notes = notes_of(self.tasks)
 
-    def play(self, task: Task, agent: Agent) -> Score:
+        if self.rewards.compares:
+            self.score_group = self._score_group
+
+    @staticmethod
+    def agents(**args: Any) -> tuple[str, ...]:
+        """Return the agents that the job must have: the judge, if it is one of the job's."""
+        judge = next((one.judge for one in parsed(args).rewards if one.judge is not None), None)
+        return () if judge is None or judge.agent is None else (judge.agent,)
+
+    def play(self, task: Task, agents: Agents) -> Score:
         """Ask for a reply to the row's prompt, and score it."""
-        found = self.tasks.part(task.split).task(task.index)
+        judge = self.rewards.judge
+        agent: Any = player(agents, judge)
+        found = self._row(task)
         task.drawn.append(found.rendered.text)
         reply = agent.ask(Message(role, content) for role, content in found.rendered.prompt)
-        return self.rewards.score(reply, found)
+        score = self.rewards.score(reply, found, None if judge is None else judge.asks(agents))
+        return replace(score, reward={agent.name: score.reward})  # type: ignore[dict-item]
+
+    def _score_group(self, task: Task, plays: Sequence[Play]) -> list[Score]:
+        judge = None if self.rewards.judge is None else self.rewards.judge.settings.agent
+        (agent,) = {name for one in plays for name in one.rewards} - {judge}
+        return self.rewards.compare(plays, self._row(task), agent)
+
+    def _row(self, task: Task) -> TaskRow:
+        return self.tasks.part(task.split).task(task.index)
 
 
 def tasks_of(settings: Settings) -> Tasks:

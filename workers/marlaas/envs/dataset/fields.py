@@ -8,6 +8,7 @@ from typing import Any
 from marlaas.envs.dataset.problems import RowProblem
 from marlaas.envs.dataset.settings import Settings
 from marlaas.envs.dataset.templates import ROW, Row, Template
+from marlaas.envs.loading import nearest
 
 _ROLES = ("system", "user", "assistant", "tool")
 
@@ -49,14 +50,18 @@ class Fields:
         self._truth = Template(settings.truth, "truth", "truth") if settings.truth else None
         tests = [(at, one.code) for at, one in enumerate(settings.rewards) if one.code is not None]
         self._tests = [Template(code.tests, "tests", "rewards", at, "code", "tests") for at, code in tests]
+        judges = [Template(one.judge.prompt, "judge.prompt") for one in settings.rewards if one.judge is not None]
         templates = [template for _, template in self._prompt] + [*filter(None, [self._truth])] + self._tests
         read = frozenset().union(*(one.columns for one in templates), {self._column} if self._column else ())
+        judged = frozenset().union(*(one.columns for one in judges)) - {"reply", "truth"}
+        self._judged, read = judged - {ROW}, read | judged
         self.columns = None if ROW in read else read
         written = [
             [[one.role, one.content] for one in settings.prompt],
             settings.messages,
             settings.truth,
             [code.tests for _, code in tests],
+            *sorted(self._judged),
         ]
         self.key = json.dumps(written)
         """Identifies the templates: equal rows with an equal key are rendered equally."""
@@ -67,6 +72,10 @@ class Fields:
             prompt = tuple(_messages(self._column, row))
         else:
             prompt = tuple((role, template.render(row)) for role, template in self._prompt)
+        if missing := [name for name in sorted(self._judged) if row.get(name) is None]:
+            raise RowProblem(
+                f"judge.prompt: the row has no column {missing[0]!r}, or it is null{nearest(missing[0], row)}"
+            )
         if not any(content.strip() for _, content in prompt):
             raise RowProblem("the prompt is empty")
         return Rendered(prompt, self._text(self._truth, row), self._text(self._tests[0] if self._tests else None, row))
@@ -76,7 +85,7 @@ class Fields:
 
         columns: the values of `num` rows, by column.
         """
-        if self._column is not None:
+        if self._column is not None or any(None in columns.get(name, (None,)) for name in self._judged):
             return None
         checked = [template.render_all(columns, num) for template in (*filter(None, [self._truth]), *self._tests)]
         contents = [template.render_all(columns, num) for _, template in self._prompt]

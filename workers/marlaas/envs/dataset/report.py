@@ -29,13 +29,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ShownTask:
-    """One task. tokens: of its prompt; None: not known. of_truth: the score of the truth as a reply; None: there is no truth."""
+    """One task. tokens: of its prompt; None: not known. of_truth: the score of the truth as a reply; None: there is no truth.
+
+    is_partial: parts of the reward are known in the job only.
+    """
 
     index: int
     task: TaskRow
     tokens: int | None
     of_truth: Score | None
     of_empty: Score
+    is_partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ def shown(data: Dataset, split: Split, num: int, count: Count | None) -> Iterato
         task = part.task(index)
         tokens = count(_messages(task)) if count is not None else None
         empty = data.rewards.score(Reply(""), task)
-        yield ShownTask(index, task, tokens, _of_truth(data.rewards, task), empty)
+        yield ShownTask(index, task, tokens, _of_truth(data.rewards, task), empty, bool(data.rewards.left_out))
 
 
 def _messages(task: TaskRow) -> list[dict[str, str]]:
@@ -111,7 +115,7 @@ def task_warnings(one: ShownTask) -> Iterator[str]:
             yield f"{place}: the truth {one.task.rendered.truth!r:.60} as a reply has {name} {truth.metrics[name]:g}, not 1: no reply may earn it"
         if empty.metrics.get(name, 0.0) != 0.0:
             yield f"{place}: an empty reply has {name} {empty.metrics[name]:g}, not 0"
-    if truth is not None and float(empty.reward) >= float(truth.reward):  # type: ignore[arg-type]
+    if truth is not None and not one.is_partial and float(empty.reward) >= float(truth.reward):  # type: ignore[arg-type]
         yield f"{place}: an empty reply has the reward {empty.reward:g}, as much as the truth: nothing is learnt from this row"
 
 

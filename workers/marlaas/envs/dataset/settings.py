@@ -8,9 +8,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from marlaas.envs.dataset.problems import InvalidArgument
 from marlaas.envs.loading import nearest
 
-KINDS = ("math", "answer", "format", "code", "python")
+KINDS = ("math", "answer", "format", "code", "python", "judge", "cosine", "shorter", "group")
 """Kinds of reward parts."""
-_NOT_YET = {"judge": "a judge's rewards", "score_group": "rewards of a whole group"}
+RIGHT = ("math", "answer", "code")
+"""Kinds that tell a right reply from a wrong one."""
+_LENGTHS = ("cosine", "shorter")
 _SOURCES_NOT_YET = ("pvc", "s3", "configMap")
 
 
@@ -20,6 +22,10 @@ class _Settings(BaseModel):
 
 def _listed(value: object) -> object:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+def _bounds(value: object) -> object:
+    return tuple(float(one) if type(one) is int else one for one in value) if isinstance(value, list) else value
 
 
 Files = Annotated[tuple[str, ...], BeforeValidator(_listed), Field(min_length=1)]
@@ -83,6 +89,47 @@ class CodeSettings(_Settings):
     memory_mib: int = Field(256, ge=64)
 
 
+class JudgeSettings(_Settings):
+    """The reward `judge`: an agent of the job, or a service of chat completions.
+
+    url: of the service, up to /v1. model: of the service. key: the environment variable that holds its key. prompt: a Jinja template of the
+    row's columns, `reply` and `truth`. scale: the lowest and the highest number that the judge gives; they become 0 and 1. attempts: tries
+    for a number, and for an answer of the service. pause_s: seconds before the second try, doubled before each further one.
+    """
+
+    agent: str | None = None
+    url: str | None = Field(None, pattern=r"^https?://")
+    model: str | None = None
+    key: str | None = None
+    prompt: str = Field(min_length=1)
+    extract: str = "last_number"
+    pattern: str | None = None
+    scale: Annotated[tuple[float, float], BeforeValidator(_bounds)] = (0.0, 1.0)
+    max_tokens: int = Field(256, ge=1)
+    attempts: int = Field(3, ge=1, le=10)
+    timeout_s: float = Field(60.0, gt=0)
+    pause_s: float = Field(1.0, ge=0)
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.agent is None) == (self.url is None):
+            raise ValueError("give either agent, an agent of the job, or url and model of a service")
+        if (self.url is None) != (self.model is None) or (self.url is None and self.key is not None):
+            raise ValueError("url, model and key belong together: a service needs url and model")
+        if not self.scale[0] < self.scale[1]:
+            raise ValueError(f"scale is {list(self.scale)}; expected the lowest number, then the highest")
+        return self
+
+
+class CosineSettings(_Settings):
+    """The reward `cosine`: see `marlaas.rewards.cosine_length`."""
+
+    max_tokens: int = Field(ge=1)
+    right: Annotated[tuple[float, float], BeforeValidator(_bounds)] = (2.0, 1.0)
+    wrong: Annotated[tuple[float, float], BeforeValidator(_bounds)] = (-10.0, 0.0)
+    exceeded: float = -10.0
+
+
 class RewardSettings(_Settings):
     """One part of the reward: exactly one kind, and its weight."""
 
@@ -91,6 +138,10 @@ class RewardSettings(_Settings):
     format: str | None = None
     code: CodeSettings | None = None
     python: str | None = Field(None, pattern=r"^[\w.]+:\w+$")
+    judge: JudgeSettings | None = None
+    cosine: CosineSettings | None = None
+    shorter: dict[str, Any] | None = Field(None, max_length=0)
+    group: str | None = Field(None, pattern=r"^[\w.]+:\w+$")
     weight: float = Field(1.0, allow_inf_nan=False)
 
     @property
@@ -157,9 +208,6 @@ def _kinds_problem(names: Sequence[str]) -> str:
     expected = f"expected one of {', '.join(KINDS)}"
     if not names:
         return f"no kind of reward; {expected}"
-    later = next((_NOT_YET[name] for name in names if name in _NOT_YET), None)
-    if later is not None:
-        return f"{later} are not supported yet; {expected}"
     unknown = next((name for name in names if name not in KINDS), None)
     if unknown is not None:
         return f"no kind of reward is named {unknown!r}{nearest(unknown, KINDS)}; {expected}"
@@ -176,7 +224,13 @@ def _check_together(settings: Settings) -> None:
         raise InvalidArgument(f"the reward {needs_truth} needs truth, a template such as '{{{{ answer }}}}'", "rewards")
     if settings.held_out is not None and settings.held_out.split is not None and settings.source.hub is None:
         raise InvalidArgument("this is a split of a hub's data set; for files, use files or share", "held_out", "split")
-    kinds = [one.kind for one in settings.rewards if one.kind != "python"]
+    every = [one.kind for one in settings.rewards]
+    if (of_length := next((one for one in every if one in _LENGTHS), None)) and not {*every} & {*RIGHT}:
+        raise InvalidArgument(
+            f"the reward {of_length} needs to know which replies are right: add {', '.join(RIGHT[:-1])} or {RIGHT[-1]}",
+            "rewards",
+        )
+    kinds = [kind for kind in every if kind not in ("python", "group")]
     if doubled := [kind for kind in kinds if kinds.count(kind) > 1]:
         raise InvalidArgument(f"two parts {doubled[0]}: a part's name is a metric, so remove one", "rewards")
 
@@ -198,6 +252,8 @@ _MODELS: Mapping[str, type[BaseModel]] = {
     "prompt": PromptMessage,
     "answer": AnswerSettings,
     "code": CodeSettings,
+    "judge": JudgeSettings,
+    "cosine": CosineSettings,
 }
 
 

@@ -1,0 +1,119 @@
+"""A judge's reward: another agent of the job, or a service of chat completions, reads the reply and answers with a number.
+
+A judge that fails is never a reward: the episode is a fault of the infrastructure, and is played again.
+"""
+
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from marlaas.agent_base import AgentBase
+from marlaas.environment import Reply, ServiceFailed, TurnLimit
+from marlaas.environment_types import UnknownAgent
+from marlaas.envs.dataset.settings import JudgeSettings
+from marlaas.envs.dataset.templates import Template
+from marlaas.envs.extraction import extractor
+
+_RETRIED = (408, 409, 425, 429)
+_SERVER_ERROR = 500
+_LONGEST_PAUSE_S = 30.0
+_SHOWN = 200
+
+Answer = tuple[str, float]
+"""Text of a judge's reply, and the tokens that it has cost; 0: counted elsewhere, or not known."""
+Ask = Callable[[str], Answer]
+
+
+class Judge:
+    """The reward part `judge`. place: of the part among the rewards, for errors of its templates."""
+
+    def __init__(self, settings: JudgeSettings, place: int) -> None:
+        self.settings = settings
+        self.template = Template(settings.prompt, "judge.prompt", "rewards", place, "judge", "prompt")
+        self._extract = extractor(settings.extract, settings.pattern)
+
+    def score(self, reply: Reply, row: Mapping[str, Any], truth: str, ask: Ask) -> dict[str, float]:
+        """Return the metrics `judge`, from 0 to 1, and `judge_tokens`. Raises ServiceFailed: the judge gives no number of its scale."""
+        prompt = self.template.render({**row, "reply": reply.message, "truth": truth})
+        low, high = self.settings.scale
+        cost = 0.0
+        for _ in range(self.settings.attempts):
+            text, tokens = ask(prompt)
+            cost += tokens
+            number = _number(self._extract(text))
+            if number is not None and low <= number <= high:
+                return {"judge": (number - low) / (high - low), "judge_tokens": cost}
+        raise ServiceFailed(
+            f"the judge gave no number from {low:g} to {high:g} in {self.settings.attempts} replies; the last one is {text!r:.{_SHOWN}}"
+        )
+
+    def asks(self, agents: Mapping[str, AgentBase]) -> Ask:
+        """Return how this judge is asked in an episode."""
+        return self._ask_service if self.settings.agent is None else lambda prompt: self._ask_agent(agents, prompt)
+
+    def _ask_agent(self, agents: Mapping[str, AgentBase], prompt: str) -> Answer:
+        agent: Any = agents[str(self.settings.agent)].begin()
+        try:
+            return agent.say(prompt, max_tokens=self.settings.max_tokens).text, 0.0
+        except TurnLimit as limit:
+            raise ServiceFailed(f"the judge {agent.name!r} has no turn left: raise rollout.maxTurns") from limit
+
+    def _ask_service(self, prompt: str) -> Answer:
+        """Raises ServiceFailed."""
+        request = self._request(prompt)
+        for attempt in range(self.settings.attempts):
+            if attempt:
+                time.sleep(min(_LONGEST_PAUSE_S, self.settings.pause_s * 2 ** (attempt - 1)))
+            try:
+                with urllib.request.urlopen(request, timeout=self.settings.timeout_s) as response:
+                    answer = json.load(response)
+                return str(answer["choices"][0]["message"]["content"]), float(
+                    (answer.get("usage") or {}).get("total_tokens", 0)
+                )
+            except urllib.error.HTTPError as error:
+                problem = f"{error.code} {error.reason}: {error.read(_SHOWN).decode(errors='replace')}"
+                if error.code not in _RETRIED and error.code < _SERVER_ERROR:
+                    break
+            except (OSError, ValueError, LookupError, TypeError) as error:  # OSError: also no connection, and a timeout
+                problem = f"{type(error).__name__}: {error}"
+        raise ServiceFailed(f"the judge at {self.settings.url} does not answer: {problem}")
+
+    def _request(self, prompt: str) -> urllib.request.Request:
+        settings = self.settings
+        headers = {"Content-Type": "application/json"}
+        if settings.key is not None:
+            if not os.environ.get(settings.key):
+                raise ServiceFailed(
+                    f"the judge's key is missing: the environment has no variable {settings.key} (docs/reference/environments.md, Variables and keys)"
+                )
+            headers["Authorization"] = f"Bearer {os.environ[settings.key]}"
+        body = {
+            "model": settings.model,
+            "messages": [{"role": "user", "content": prompt}],
+            "temperature": 0,
+            "max_tokens": settings.max_tokens,
+        }
+        url = f"{str(settings.url).rstrip('/')}/chat/completions"
+        return urllib.request.Request(url, json.dumps(body).encode(), headers)
+
+
+def player(agents: Mapping[str, AgentBase], judge: Judge | None) -> AgentBase:
+    """Return the agent that plays: the only one that is no judge. Raises UnknownAgent."""
+    name = None if judge is None else judge.settings.agent
+    players = [agent for agent in agents if agent != name]
+    if len(players) != 1:
+        raise UnknownAgent(
+            f"environment 'dataset' takes one agent{'' if name is None else f' beside the judge {name!r}'}, but the job has {', '.join(agents)}"
+        )
+    return agents[players[0]]
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
