@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from marlaas.cli import main
 from marlaas_e2e import binaries
@@ -42,6 +43,10 @@ class Shell:
         """A manifest in the working directory; POOL stands for a pool of this test's own."""
         Path(name).write_text(text.replace("POOL", self.namespace), encoding="utf-8")
         return name
+
+    def objects(self) -> list[dict[str, Any]]:
+        """Pool and job, in this test's namespace."""
+        return [*yaml.safe_load_all(self.both.replace("POOL", self.namespace))]
 
     def submit(self, text: str = JOB) -> None:
         """Submit, as a test's first step."""

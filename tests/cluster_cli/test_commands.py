@@ -9,6 +9,12 @@ from typing import Any
 import pytest
 from tests.tables import data, rows
 
+from marlaas import Cluster
+from marlaas.clusters import JobFailed
+from marlaas.manifest.findings import InvalidManifest
+from marlaas_api.kinds import ModelPool, RLJob
+from marlaas_api.kinds.problems import parse
+
 Shell = Any
 """The conftest's."""
 
@@ -22,6 +28,26 @@ def test_submit_creates_then_finds_nothing_to_change_then_changes(shell):
     assert f"RLJob {shell.namespace}/sums: unchanged" in shell.run("submit", shell.write(shell.both)).out
     assert "sums: changed" in shell.run("submit", shell.write(shell.both.replace("steps: 8", "steps: 9"))).out
     assert shell.get("rljob", "sums")["spec"]["training"]["steps"] == 9
+
+
+def test_python_submits_objects_waits_for_jobs_and_suspends_them(shell):
+    pool, job = (parse(kind, body) for kind, body in zip((ModelPool, RLJob), shell.objects(), strict=True))
+    cluster = Cluster()
+    (submitted,) = cluster.submit(pool, job)
+    assert [one.name for one in cluster.jobs()] == [submitted.name] == ["sums"]
+    assert submitted.status().phase is None
+    with pytest.raises(TimeoutError, match="goes on after 0 s"):
+        submitted.wait(0)
+    submitted.suspend()
+    assert shell.get("rljob", "sums")["spec"]["suspend"]
+    for phase in ("Succeeded", "Failed"):
+        shell.set_status("rljob", "sums", {"phase": phase, "reason": "TooManyFaults", "message": "why"})
+        if phase == "Succeeded":
+            assert cluster.job(f"{shell.namespace}/sums").wait().phase == phase
+    with pytest.raises(JobFailed, match="TooManyFaults: why"):
+        submitted.wait()
+    with pytest.raises(InvalidManifest, match=r"spec\.training\.steps: the API server rejects this"):
+        cluster.submit(shell.write(shell.job.replace("steps: 8", "steps: 4")))
 
 
 def test_submit_owns_only_what_was_written_and_applies_nothing_when_one_object_is_refused(shell):

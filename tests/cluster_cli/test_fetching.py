@@ -2,21 +2,26 @@
 
 import io
 import json
+import math
 import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.cli.conftest import invoke
+from tests.harness import a_step
 from tests.tables import data, rows
 
 from marlaas.cluster.errors import AccessDenied, CommandFailed
 from marlaas.cluster.fetching import Published, fetch, published
 from marlaas.cluster.kubectl import Kubectl
 from marlaas.cluster.published import VersionRequest, pack
+from marlaas.cluster.records import parsed, written
 from marlaas.cluster.views import ClusterJobView, job_view
+from marlaas.clusters import ClusterJob
 from marlaas_api import subjects
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus_memory import MemoryServer
@@ -24,6 +29,7 @@ from marlaas_api.documents import job_spec
 from marlaas_api.errors import InvalidInput, Permanent
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import JobDocument, Manifest, PolicyRecord
+from marlaas_api.names import JobRef
 from marlaas_api.wire import encode
 
 SPEC = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 8}}
@@ -54,6 +60,25 @@ async def test_the_pod_sends_the_files_of_the_version_that_the_bus_says():
         await pack(bus, blobs, VersionRequest("a", "sums", "policy", 4), io.BytesIO())
     with pytest.raises(Permanent, match="job a/other does not exist on the bus"):
         await pack(bus, blobs, VersionRequest("a", "other", "policy", 3), io.BytesIO())
+    await bus.close()
+
+
+async def test_the_pod_sends_the_records_after_those_that_are_known_and_they_are_read_here(cluster, tmp_path):
+    bus = MemoryServer().connect("test")
+    await bus.ensure()
+    for uid, number in (("u0", 0), ("u1", 0), ("u1", 1)):
+        step = a_step(SimpleNamespace(namespace="a", job="sums", uid=uid), number, metrics={"ess": float("nan")})
+        await bus.publish(subjects.step("a", "sums", uid, number), encode(step))
+    after = {step: await written(bus, JobRef("a", "sums", "u1"), step, -1) for step in (-1, 0, 1)}
+    assert [[record.step for record in parsed(text.encode())] for text in after.values()] == [[0, 1], [1], []]
+    (tmp_path / "records").write_text(after[-1])
+    kubectl = cluster("cat records", [POD], {**_body(), "status": {"phase": "Succeeded"}})
+    job = ClusterJob(kubectl, "sums")
+    assert [(step.step, math.isnan(step.metrics["ess"])) for step in job.steps()] == [(0, True), (1, True)]
+    assert ([row["step"] for row in job.rows()], [*job.evaluations()]) == ([0, 1], [])
+    assert (await job).phase == "Succeeded"
+    wanted = "-m marlaas.cluster.records --nats=nats://n:4222 --namespace a --job sums --uid u1 --step -1"
+    assert wanted in (tmp_path / "calls").read_text()
     await bus.close()
 
 

@@ -19,13 +19,16 @@ from marlaas.environment import ToolError as ToolError
 from marlaas.environment import TurnLimit as TurnLimit
 
 if typing.TYPE_CHECKING:
+    from marlaas.clusters import Cluster as Cluster
     from marlaas.runs import Run as Run
+
+_LATE = {"Run": "marlaas.runs", "Cluster": "marlaas.clusters"}
 
 
 def __getattr__(name: str) -> object:
-    """Import `Run` when it is asked for: environments must not import the local runner."""
-    if name == "Run":
+    """Import `Run` and `Cluster` when they are asked for: environments must not import the local runner."""
+    if name in _LATE:
         from importlib import import_module
 
-        return import_module("marlaas.runs").Run
+        return getattr(import_module(_LATE[name]), name)
     raise AttributeError(f"module 'marlaas' has no attribute {name!r}")

@@ -1,11 +1,12 @@
 """`marlaas run` from Python: start runs, wait for them, and read their steps, evaluations, episodes and adapters, also while they go on."""
 
+import asyncio
 import json
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,7 +34,7 @@ class RunFailed(MarlaasError):
 
 
 class Run:
-    """A run on this machine, by its output folder: one that `start` has begun, or any other, running or ended.
+    """A run on this machine, by its output folder: one that `start` has begun, or any other, running or ended. `await run` is `wait`.
 
     Args:
         folder: output folder of `marlaas run`.
@@ -93,6 +94,9 @@ class Run:
                 raise RunFailed(code, self._output.read_text(encoding="utf-8", errors="replace")[-2000:].strip())
         return self.summary()
 
+    def __await__(self) -> Generator[Any, None, dict[str, Any]]:
+        return asyncio.to_thread(self.wait).__await__()
+
     def stop(self) -> None:
         """Drain the run that `start` has begun, as Ctrl-C does, and wait for its end. `start` with the same folder continues it."""
         if self._process is not None and self._process.poll() is None:
@@ -130,7 +134,7 @@ class Run:
 
     def rows(self, job: str | None = None) -> list[dict[str, Any]]:
         """Return the finished steps as flat mappings, for example for `pandas.DataFrame(run.rows())`."""
-        return [_flat(step) for step in open_job(self.folder, job).steps()]
+        return rows_of(open_job(self.folder, job).steps())
 
     @property
     def _output(self) -> Path:
@@ -156,6 +160,11 @@ def to_yaml(*objects: Kind) -> str:
     """Return objects as a manifest, with the fields that were given."""
     dumped = [one.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True) for one in objects]
     return yaml.safe_dump_all(dumped, sort_keys=False)
+
+
+def rows_of(steps: Iterable[StepRecord]) -> list[dict[str, Any]]:
+    """Return steps as flat mappings."""
+    return [_flat(step) for step in steps]
 
 
 def _flat(step: StepRecord) -> dict[str, Any]:

@@ -3,23 +3,18 @@
 import io
 import shutil
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from marlaas.cluster.errors import AccessDenied, CommandFailed, ObjectMissing
+from marlaas.cluster.errors import AccessDenied, CommandFailed
 from marlaas.cluster.kubectl import Kubectl
+from marlaas.cluster.orchestrator_pod import output_of
 from marlaas.cluster.views import ClusterJobView
 from marlaas.local.folder import replace_folder, translated
 from marlaas.manifest.references import CONFIG, TENSORS, objection
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds.status import AgentStatus
-
-ORCHESTRATOR = "app.kubernetes.io/name=marlaas,app.kubernetes.io/component=orchestrator"
-_CONTAINER = "orchestrator"
-_ITS_OWN = ("--nats", "--blobs", "--creds")
-"""Arguments of the orchestrator that select the bus and the blob store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,34 +83,8 @@ def _fetch(kubectl: Kubectl, job: ClusterJobView, wanted: Published, target: Pat
 
 
 def _archive(kubectl: Kubectl, job: ClusterJobView, wanted: Published) -> bytes:
-    pods = kubectl.list(
-        "pods", "--all-namespaces", f"--selector={ORCHESTRATOR}", "--field-selector=status.phase=Running"
-    )
-    if not pods:
-        raise ObjectMissing("no orchestrator pod runs in this cluster: ask the platform team")
-    _check_alone(pods)
     who = ("--namespace", job.namespace, "--job", job.name, "--agent", wanted.agent, "--version", str(wanted.version))
-    command = ("python3", "-m", "marlaas.cluster.published", *_started_with(pods[0]), *who)
-    meta = pods[0]["metadata"]
-    return kubectl.exec((meta["namespace"], meta["name"], _CONTAINER), command)
-
-
-def _check_alone(pods: Sequence[Mapping[str, Any]]) -> None:
-    """Reject orchestrator pods in several namespaces.
-
-    Any tenant may put these labels on a pod of their own, which could then send a false adapter.
-    """
-    namespaces = sorted({str(pod["metadata"]["namespace"]) for pod in pods})
-    if len(namespaces) > 1:
-        raise InvalidInput(
-            f"pods in the namespaces {', '.join(namespaces)} have the orchestrator's labels, and only one of "
-            "them is the platform's; nothing was fetched: ask the platform team to remove the others"
-        )
-
-
-def _started_with(pod: Mapping[str, Any]) -> tuple[str, ...]:
-    container = next(one for one in pod["spec"]["containers"] if one["name"] == _CONTAINER)
-    return tuple(word for word in container.get("args", ()) if word.partition("=")[0] in _ITS_OWN)
+    return output_of(kubectl, "marlaas.cluster.published", ("--nats", "--blobs", "--creds"), who)
 
 
 def _unpack(archive: bytes, target: Path) -> None:
