@@ -116,13 +116,17 @@ def bound(name: str, reference: Document) -> Document:
 def editor(release: Release) -> Release:
     """`ed` may edit RLJobs of team-a and get the Secrets READABLE; the policies about authors are in force."""
     rule = {"apiGroups": [""], "resources": ["secrets"], "resourceNames": READABLE, "verbs": ["get"]}
-    role = {"kind": "Role", "metadata": {"name": "own-secrets", "namespace": "team-a"}, "rules": [rule]}
+    volumes = {"apiGroups": [""], "resources": ["configmaps", "persistentvolumeclaims"], "verbs": ["get"]}
+    rules = [rule, volumes | {"resourceNames": ["open"]}]
+    role = {"kind": "Role", "metadata": {"name": "own-secrets", "namespace": "team-a"}, "rules": rules}
     edits = bound("edits", {"kind": "ClusterRole", "name": "marlaas-rljob-editor"})
     reads = bound("reads", {"kind": "Role", "name": "own-secrets"})
     everything = yaml.safe_dump_all([{"apiVersion": ROLES, **role}, edits, reads])
     release.plane.kubectl("apply", "-f", "-", stdin=everything)
     for closed in ({"secretRefs": names(["login"])}, {"imagePullSecrets": names(["login"])}, egress("10.0.0.1/32")):
         wait_until(lambda body=closed: "environment." in create(release, **body), f"{closed} is refused")
+    rows = [{"name": "rows", "configMap": {"name": "login"}}]
+    wait_until(lambda: "environment." in create(release, volumes=rows), "volumes are refused")
     wait_until(lambda: create(release, secretRefs=names(READABLE)) == "", "the editor may edit")
     return release
 
@@ -147,6 +151,16 @@ def test_an_author_names_no_secret_that_they_may_not_read(editor, field, at):
     named = [*READABLE[:at], "login", *READABLE[at + 1 :]]
     sentence = f"environment.{field}: Secret login may not be read by ed in namespace team-a; remove it from the job"
     assert sentence in create(editor, **{field: names(named)})
+
+
+@pytest.mark.parametrize("at", [0, 7])
+def test_an_author_names_no_volume_that_they_may_not_read(editor, at):
+    kinds = {"configMap": {"name": "login"}, "pvc": {"claimName": "login"}}
+    for kind, (field, closed) in zip(("ConfigMap", "PersistentVolumeClaim"), kinds.items(), strict=True):
+        named = [{"name": f"v{number}", field: {key: "open" for key in closed}} for number in range(8)]
+        assert create(editor, volumes=named) == ""
+        named[at][field] = closed
+        assert f"environment.volumes: {kind} login may not be read by ed" in create(editor, volumes=named)
 
 
 def test_an_author_names_as_many_secrets_as_a_job_may_have(editor):

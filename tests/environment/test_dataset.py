@@ -55,6 +55,14 @@ def test_rows_of_every_kind_of_source_are_tasks_with_their_place(args, places):
         assert sorted(found) == places
 
 
+def test_relative_names_are_looked_up_in_the_jobs_volumes_first(tmp_path, monkeypatch):
+    (tmp_path / "data/rows").mkdir(parents=True)
+    Path("data/rows/more.jsonl").write_text(FILES["sums.jsonl"], "utf-8")
+    monkeypatch.setenv("MARLAAS_DATA", str(tmp_path / "data"))
+    for pattern in ("rows/*.jsonl", "sums.jsonl"):
+        assert sum(len(made(source={"files": pattern}).tasks.part(split)) for split in Split) == 4
+
+
 def test_a_large_file_is_divided_by_the_prompt_and_every_row_is_found():
     many = [{"question": f"{number} + 1?", "answer": f"#### {number + 1}"} for number in range(2 * BATCH + 5)]
     pq.write_table(pa.Table.from_pylist(many), "many.parquet", row_group_size=BATCH - 1)

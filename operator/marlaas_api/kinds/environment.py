@@ -13,6 +13,7 @@ RESERVED_ENDING = "-sandbox"
 """Suffix of the names of all objects that the operator creates in a job's namespace, including the Secret with the bus credential."""
 
 _RESERVED = f"a Secret whose name ends in {RESERVED_ENDING} holds a job's bus credential, which no environment may read"
+_ONE_VOLUME = "a volume needs exactly one of configMap and pvc"
 _ONE_SOURCE = "give exactly one of name and image"
 _ENTRYPOINT = "image needs entrypoint, the command that serves the environment"
 _NO_IMAGE = "entrypoint needs image: it is the command that runs in the image"
@@ -116,6 +117,36 @@ class SecretRef(Spec):
         return self
 
 
+class ConfigMapRef(Spec):
+    """A ConfigMap in the job's namespace."""
+
+    name: ObjectName = Field(description="Name of the ConfigMap.")
+
+
+class ClaimRef(Spec):
+    """A PersistentVolumeClaim in the job's namespace."""
+
+    claim_name: ObjectName = Field(description="Name of the PersistentVolumeClaim; it is mounted read-only.")
+
+
+class EnvironmentVolume(Spec):
+    """Files that the environment reads: below a folder of the volume's name. On a machine, the folder is beside the manifest."""
+
+    model_config = ConfigDict(json_schema_extra=rules(("has(self.configMap) != has(self.pvc)", _ONE_VOLUME)))
+
+    name: Annotated[str, matching(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "lower-case letters, digits and -", 40)] = Field(
+        description="Name of the folder."
+    )
+    config_map: ConfigMapRef | None = Field(None, description="A ConfigMap; each key is a file. Absent: pvc.")
+    pvc: ClaimRef | None = Field(None, description="A PersistentVolumeClaim, for larger files. Absent: configMap.")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.config_map is None) == (self.pvc is None):
+            raise ValueError(_ONE_VOLUME)
+        return self
+
+
 class EnvironmentSpec(Spec):
     """The code that plays episodes: a builtin or `module:attribute` by name, or an image with an entrypoint."""
 
@@ -192,6 +223,13 @@ class EnvironmentSpec(Spec):
         json_schema_extra=list_map("name"),
     )
 
+    volumes: Annotated[tuple[EnvironmentVolume, ...], Field(max_length=8)] = Field(
+        (),
+        description="ConfigMaps and claims of the job's namespace, mounted read-only, in which the environment looks up relative names of files; none by "
+        "default. The job's author must be allowed to get them. `marlaas run` has folders of these names beside the manifest.",
+        json_schema_extra=list_map("name"),
+    )
+
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if (self.name is None) == (self.image is None):
@@ -203,8 +241,11 @@ class EnvironmentSpec(Spec):
         return self
 
     @model_validator(mode="after")
-    def _secrets_differ(self) -> Self:
+    def _names_differ(self) -> Self:
         names = [secret.name for secret in self.secret_refs]
         if len(set(names)) != len(names):
             raise ValueError("secretRefs must have different names")
+        volumes = [volume.name for volume in self.volumes]
+        if len(set(volumes)) != len(volumes):
+            raise ValueError("volumes must have different names")
         return self

@@ -41,6 +41,20 @@ class EgressRule(SpecPart):
     ports: tuple[int, ...] = ()
 
 
+class ClaimRef(SpecPart):
+    """A PersistentVolumeClaim, by name."""
+
+    claim_name: str
+
+
+class VolumeSettings(SpecPart):
+    """Files of the environment: a ConfigMap or a claim."""
+
+    name: str
+    config_map: NameRef | None = None
+    pvc: ClaimRef | None = None
+
+
 class EnvironmentSettings(SpecPart):
     """The environment, its limits, and its pods.
 
@@ -62,6 +76,7 @@ class EnvironmentSettings(SpecPart):
     max_fault_share: float = 0.5
     egress: tuple[EgressRule, ...] = ()
     secret_refs: tuple[NameRef, ...] = ()
+    volumes: tuple[VolumeSettings, ...] = ()
 
 
 class ChatTemplateSettings(SpecPart):  # type: ignore[no-redef]  # the plugin's __init__ has **kwargs, too

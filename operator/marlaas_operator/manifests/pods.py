@@ -222,6 +222,11 @@ def claim(name: str, path: str, claim_name: str, *, read_only: bool = False) -> 
     return Volume(name, path, {"persistentVolumeClaim": source}, read_only)
 
 
+def config_map(name: str, path: str, config_map_name: str) -> Volume:
+    """Return a volume with a ConfigMap's keys as files."""
+    return Volume(name, path, {"configMap": {"name": config_map_name}}, read_only=True)
+
+
 def secret(name: str, path: str, secret_name: str) -> Volume:
     """Return a volume with a Secret's keys as files; mode 0440 with fsGroup makes them readable for UID."""
     return Volume(name, path, {"secret": {"secretName": secret_name, "defaultMode": 0o440}}, read_only=True)

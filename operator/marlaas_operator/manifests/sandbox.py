@@ -29,6 +29,8 @@ ENVIRONMENT_PREFIX = "MARLAAS_ENVIRONMENT_"
 
 _SOCKET_FOLDER = "/run/marlaas"
 _SOCKET = f"{_SOCKET_FOLDER}/environment.sock"
+_DATA = "/data"
+"""Parent of the volumes of the environment's files."""
 _BLOBS = f"file://{pods.SCRATCH}/blobs"
 """Required by the worker's command line; a sandbox stores no blobs."""
 _GRACE_S = 15
@@ -127,16 +129,30 @@ def sandbox_pod(sandbox: Sandbox, installation: Installation) -> Part:
     """Return the PodSpec of a sandbox."""
     writable = (pods.empty("scratch", pods.SCRATCH, "2Gi"), pods.empty("tmp", "/tmp", "1Gi"))
     credential = pods.secret("bus", pods.BUS_FOLDER, sandbox.name)
+    data = _data(sandbox)
     mine = (*writable, credential, *pods.packages_volumes(installation))
     if sandbox.environment.image is None:
+        mine = (*mine, *data)
         supervisor = _supervisor(sandbox, installation, mine) | {"envFrom": _secrets(sandbox, ENVIRONMENT_PREFIX)}
         return _spec(sandbox, installation, mine) | {"containers": [_without_empty(supervisor)]}
     socket = pods.empty("socket", _SOCKET_FOLDER, "1Mi")
     theirs = pods.empty("environment-tmp", "/tmp", "2Gi")
     supervisor = _supervisor(sandbox, installation, (*mine, socket))
-    return _spec(sandbox, installation, (*mine, socket, theirs)) | {
-        "containers": [supervisor, _own_image(sandbox, sandbox.environment.image, (socket, theirs))]
+    return _spec(sandbox, installation, (*mine, socket, theirs, *data)) | {
+        "containers": [supervisor, _own_image(sandbox, sandbox.environment.image, (socket, theirs, *data))]
     }
+
+
+def _data(sandbox: Sandbox) -> tuple[Volume, ...]:
+    """Return the volumes of the environment's files."""
+    found = []
+    for volume in sandbox.environment.volumes:
+        name, path = f"data-{volume.name}", f"{_DATA}/{volume.name}"
+        if volume.pvc is not None:
+            found.append(pods.claim(name, path, volume.pvc.claim_name, read_only=True))
+        elif volume.config_map is not None:
+            found.append(pods.config_map(name, path, volume.config_map.name))
+    return tuple(found)
 
 
 def _spec(sandbox: Sandbox, installation: Installation, volumes: Sequence[Volume]) -> Part:
@@ -166,7 +182,9 @@ def _supervisor(sandbox: Sandbox, installation: Installation, volumes: Sequence[
         **pods.container("supervisor", image.name, command, volumes),
         **pods.health(_START_S),
         "imagePullPolicy": image.pull_policy,
-        "env": pods.worker_env(pods.packages_env(installation)),
+        "env": pods.worker_env(
+            pods.packages_env(installation) | ({} if own else _data_env(sandbox, ENVIRONMENT_PREFIX))
+        ),
         "resources": _resources(sandbox, installation.sandbox.default_cpu, children=not own),
     }
 
@@ -177,11 +195,20 @@ def _own_image(sandbox: Sandbox, image: str, volumes: Sequence[Volume]) -> Part:
     return _without_empty(
         {
             **container,
-            "env": [{"name": "MARLAAS_ENVIRONMENT_SOCKET", "value": _SOCKET}, {"name": "HOME", "value": "/tmp"}],
+            "env": [
+                {"name": "MARLAAS_ENVIRONMENT_SOCKET", "value": _SOCKET},
+                {"name": "HOME", "value": "/tmp"},
+                *({"name": name, "value": value} for name, value in _data_env(sandbox).items()),
+            ],
             "envFrom": _secrets(sandbox, ""),
             "resources": _resources(sandbox, "0", children=True),
         }
     )
+
+
+def _data_env(sandbox: Sandbox, prefix: str = "") -> dict[str, str]:
+    """Return the variable that tells the environment where its volumes are (`marlaas.envs.data_folder`)."""
+    return {f"{prefix}MARLAAS_DATA": _DATA} if sandbox.environment.volumes else {}
 
 
 def _secrets(sandbox: Sandbox, prefix: str) -> list[Part]:

@@ -153,7 +153,17 @@ def _sandbox_ready(snapshot: JobSnapshot, summary: StatusSummary, phase: Phase) 
     fault = sandbox_fault(snapshot)
     if fault is not None:
         return ConditionState(SANDBOX_READY, False, fault.reason, f"{counted}; {fault.message}")
-    return ConditionState(SANDBOX_READY, False, Reason.SANDBOX_STARTING, counted)
+    return ConditionState(SANDBOX_READY, False, Reason.SANDBOX_STARTING, f"{counted}{_needed_volumes(snapshot)}")
+
+
+def _needed_volumes(snapshot: JobSnapshot) -> str:
+    """Return the words about the volumes without which no pod starts; of a missing one, a pod says nothing. Empty: it has none."""
+    if snapshot.job is None or not snapshot.job.spec.environment.volumes:
+        return ""
+    volumes = snapshot.job.spec.environment.volumes
+    names = [f"ConfigMap {one.config_map.name}" for one in volumes if one.config_map is not None]
+    names += [f"PersistentVolumeClaim {one.pvc.claim_name}" for one in volumes if one.pvc is not None]
+    return f"; they start once the namespace has {', '.join(names)}"
 
 
 def crash_verdict(snapshot: JobSnapshot, now: float) -> JobVerdict | None:

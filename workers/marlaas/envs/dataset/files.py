@@ -10,6 +10,7 @@ from pathlib import Path
 from marlaas.envs.dataset.problems import InvalidArgument
 from marlaas.models.cache import cache_folder
 
+MOUNTED = "MARLAAS_DATA"
 SUFFIXES = (".jsonl", ".csv", ".parquet")
 _LARGE_BYTES = 16 << 20
 _STAMP = "stamps"
@@ -36,7 +37,7 @@ def find(patterns: Sequence[str], *loc: str | int) -> tuple[DataFile, ...]:
     """
     found: dict[Path, DataFile] = {}
     for pattern in patterns:
-        given = os.path.expanduser(pattern)  # noqa: PTH111
+        given = _located(os.path.expanduser(pattern))  # noqa: PTH111
         paths = [given] if os.path.exists(given) else sorted(glob.glob(given, recursive=True))  # noqa: PTH110, PTH207
         files = [path for one in paths if (path := Path(one).absolute()).is_file()]
         if not files:
@@ -44,6 +45,15 @@ def find(patterns: Sequence[str], *loc: str | int) -> tuple[DataFile, ...]:
         for path in files:
             found.setdefault(path, _data_file(path, *loc))
     return tuple(found.values())
+
+
+def _located(pattern: str) -> str:
+    """Return a pattern below the folder of the job's volumes, if it is relative and something matches there.
+
+    MARLAAS_DATA names that folder in a cluster; on a machine, the working directory is the manifest's folder.
+    """
+    mounted = os.path.join(os.environ.get(MOUNTED, ""), pattern)  # noqa: PTH118
+    return mounted if glob.glob(mounted, recursive=True) else pattern  # noqa: PTH207
 
 
 def _data_file(path: Path, *loc: str | int) -> DataFile:
