@@ -19,10 +19,10 @@ OWN = f"gen.{HOME}.{JOB}.policy"
 
 def begin(_: Platform) -> list[Object]:
     """The hostile job opens all that a job may open; the thief starts from a folder of the blob store."""
-    _, job = manifest("own-image")
+    *_, job = manifest("own-image")
     job["metadata"] = {"name": JOB, "namespace": HOME, "labels": {"marlaas.dev/tenant": "rich"}}
     environment = job["spec"]["environment"]
-    del environment["secretRefs"]
+    del environment["secretRefs"], environment["volumes"]
     environment["entrypoint"] = ["env", "MIRROR_LETTERS=abc", *environment["entrypoint"]]
     environment["egress"] = [{"cidr": "0.0.0.0/0"}, {"cidr": "::/0"}]
     stolen = [{"name": "policy", "initFrom": {"path": f"/var/lib/marlaas/blobs/{ELSEWHERE}"}}]

@@ -60,4 +60,5 @@ def test_the_containers_share_a_socket_and_nothing_else(platform, pod):
     surroundings = json.loads(python(platform, pod, data(__file__, "surroundings")))
     (program,) = surroundings.pop("programs")  # the server and what it forks; nothing of the supervisor
     assert program.endswith("marlaas env serve mirror:Mirror")
-    assert surroundings == {"mounts": ["/", "/run/marlaas", "/tmp"], "shared": ["environment.sock"], "uid": 10001}
+    assert surroundings.pop("mounts") == ["/", "/data/rows", "/run/marlaas", "/tmp"]
+    assert surroundings == {"rows": "{}", "shared": ["environment.sock"], "uid": 10001}
