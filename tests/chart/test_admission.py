@@ -157,7 +157,7 @@ def test_an_author_names_no_secret_that_they_may_not_read(editor, field, at):
 def test_an_author_names_no_volume_that_they_may_not_read(editor, at):
     kinds = {"configMap": {"name": "login"}, "pvc": {"claimName": "login"}}
     for kind, (field, closed) in zip(("ConfigMap", "PersistentVolumeClaim"), kinds.items(), strict=True):
-        named = [{"name": f"v{number}", field: {key: "open" for key in closed}} for number in range(8)]
+        named = [{"name": f"v{number}", field: dict.fromkeys(closed, "open")} for number in range(8)]
         assert create(editor, volumes=named) == ""
         named[at][field] = closed
         assert f"environment.volumes: {kind} login may not be read by ed" in create(editor, volumes=named)

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from marlaas.cli.app import build
 from marlaas.environment import Play, ServiceFailed, Split, Task
+from marlaas.envs import own_modules
 from marlaas.envs.dataset import math_check
 from marlaas.envs.dataset.arrow_rows import BATCH
 from marlaas.envs.dataset.environment import Dataset
@@ -98,6 +99,7 @@ def test_rewards_are_weighted_sums_and_no_number_is_a_fault_that_names_the_row(r
 def test_replies_of_a_group_are_compared(rewards, right, expected):
     found, task = made(rewards=rewards), Task(Split.TRAIN, 0, 0)
     lengths = {name: {"text": name, "num_tokens": number} for name, number in (("a", 10), ("b", 20), ("c", 30))}
+    assert own_modules("dataset", {"rewards": rewards}) == ["rewards_of_rows"] * ("group" in str(rewards))
     plays = [Play({"policy": 0.0}, {"math": float(one["num_tokens"] in right)}, one) for one in lengths.values()]
     if isinstance(expected, str):
         with pytest.raises(InvalidInput, match=expected):

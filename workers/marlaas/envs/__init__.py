@@ -23,5 +23,6 @@ def own_modules(name: str, args: Mapping[str, Any]) -> list[str]:
     if name != DATASET:
         return [name.partition(":")[0]] if ":" in name else []
     rewards = args.get("rewards")
-    named = [one.get("python") for one in rewards if isinstance(one, Mapping)] if isinstance(rewards, list) else []
+    parts = [one for one in rewards if isinstance(one, Mapping)] if isinstance(rewards, list) else []
+    named = [one.get(kind) for one in parts for kind in ("python", "group")]
     return [one.partition(":")[0] for one in named if isinstance(one, str)]

@@ -59,7 +59,7 @@ def comparison_of(spec: JobSpec) -> Comparison:
     rule = ALGORITHMS[spec.training.algorithm]
     return Comparison(
         estimator=rule.advantage,
-        over_group=rule.over == "group",
+        over_group=rule.over == "group" and not spec.training.credits_turns,  # else each turn has its own
         has_baseline=spec.training.has_running_baseline,
         max_tokens=spec.rollout.max_tokens,
         overlong=spec.training.overlong.tokens,

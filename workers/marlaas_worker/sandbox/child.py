@@ -87,7 +87,8 @@ def played(environment: Environment, connection: socket.socket) -> dict[str, Any
     except UnknownAgent as error:
         message = {"kind": "fault", "text": str(error)[-MAX_FAULT_TEXT:], "is_permanent": True}
     except ServiceFailed as error:
-        message = {"kind": "fault", "text": explain(error)[-MAX_FAULT_TEXT:], "is_infra": True}
+        words = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        message = {"kind": "fault", "text": words[-MAX_FAULT_TEXT:], "is_infra": True}
     except BaseException as error:  # also exit() and KeyboardInterrupt: report everything to the supervisor
         message = {"kind": "fault", "text": explain(error)[-MAX_FAULT_TEXT:]}
     if os.getpid() != pid:
