@@ -116,15 +116,14 @@ def score_group(
         returned = asyncio.run(_awaited(returned))
     if isinstance(returned, str | Mapping) or not isinstance(returned, Iterable):
         raise InvalidScore(f"`score_group` returned {returned!r:.80}; expected a list with a score for each episode")
-    scores = [_score(one, {}) if one is not None else None for one in returned]
-    if len(scores) != len(plays) or any(score is None or score.reward is None for score in scores):
+    scores = [Score(None) if one is None else _score(one, {}) for one in returned]
+    if len(scores) != len(plays) or any(score.reward is None for score in scores):
         raise InvalidScore(
             f"`score_group` returned {len(scores)} scores for {len(plays)} episodes, or None among them; expected one for each"
         )
     return [
         (_rewards(score.reward, play.rewards), {**play.metrics, **metrics(score.metrics)})
         for score, play in zip(scores, plays, strict=True)
-        if score is not None
     ]
 
 

@@ -130,19 +130,22 @@ class Weighing:
             return [reward - baselines.get(str(key), 0.0) for reward in rewards]
         if self.credit.type == "episode" or not is_episode:
             return advantages(self.estimator, rewards)
+        return self._by_turn(members, rewards)
+
+    def _by_turn(self, members: Sequence[Trajectory], rewards: Sequence[float]) -> list[dict[int, float]]:
+        """Return the advantages of trajectories by turn. rewards: of the trajectories."""
         turns = [member.own_turns for member in members]
-        own = [
-            [member.turn_rewards.get(turn, 0.0) for turn in mine] for member, mine in zip(members, turns, strict=True)
+        returns = [
+            turn_returns([member.turn_rewards.get(turn, 0.0) for turn in own], reward, self.credit.discount)
+            for member, own, reward in zip(members, turns, rewards, strict=True)
         ]
-        returns = [turn_returns(mine, reward, self.credit.discount) for mine, reward in zip(own, rewards, strict=True)]
         if self.credit.type == "turn":
             found = by_turn(self.estimator, returns)
         else:
-            states = [[_state(member, turn) for turn in mine] for member, mine in zip(members, turns, strict=True)]
-            whole = advantages(self.estimator, rewards)
-            parts = by_state(self.estimator, returns, states)
-            found = [[one + self.credit.weight * part for part in mine] for one, mine in zip(whole, parts, strict=True)]
-        return [dict(zip(mine, values, strict=True)) for mine, values in zip(turns, found, strict=True)]
+            states = [[_state(member, turn) for turn in own] for member, own in zip(members, turns, strict=True)]
+            whole, parts = advantages(self.estimator, rewards), by_state(self.estimator, returns, states)
+            found = [[one + self.credit.weight * part for part in own] for one, own in zip(whole, parts, strict=True)]
+        return [dict(zip(own, values, strict=True)) for own, values in zip(turns, found, strict=True)]
 
     def trains(self, member: Trajectory) -> bool:
         """Return whether a trajectory is part of the loss."""
