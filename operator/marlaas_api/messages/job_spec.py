@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 from marlaas_api.messages.agent_settings import AgentSettings, AgentTrainingSettings, EntropySettings, NameRef
 from marlaas_api.messages.base import SpecPart
 from marlaas_api.messages.packed import PackedArgs
-from marlaas_api.names import eval_index
+from marlaas_api.names import eval_index, group_token
 from marlaas_api.numeric import QUANTITY, TRAINED_COPIES
 
 QuantityText = Annotated[str, StringConstraints(pattern=QUANTITY)]
@@ -159,7 +159,7 @@ class DataSettings(SpecPart):
 class TrainingSettings(SpecPart):
     """Algorithm, loss, optimizer and data."""
 
-    algorithm: Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo"] = "dapo"
+    algorithm: Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo", "sft"] = "dapo"
     steps: int
     groups_per_step: int = 8
     updates_per_step: int = 1
@@ -309,6 +309,15 @@ class JobSpec(SpecPart):
         return self.rollout.model_copy(update=own)
 
     @property
+    def demonstrated_steps(self) -> int:
+        """Number of the first steps that train demonstrations; all, with the algorithm `sft`."""
+        return self.training.steps if self.training.algorithm == "sft" else 0
+
+    def demonstrates(self, group: str) -> bool:
+        """Return whether a group's turns are demonstrated, not sampled. Raises ValueError for a name of no group."""
+        return group_token(group).startswith("t") and self.training.algorithm == "sft"
+
+    @property
     def num_pinned(self) -> int:
         """Number of agents that need adapter slots: each policy, and each player of past versions."""
         return sum(agent.pinned_as == agent.name for agent in self.agents)
@@ -327,16 +336,17 @@ class JobSpec(SpecPart):
     def steps_ahead(self) -> int:
         """Number of steps whose groups may be issued before an earlier step is on record.
 
-        With several policies a strict job issues one: a turn waits only for the commit of its own agent.
+        With several policies a strict job issues one: a turn waits only for the commit of its own agent. Demonstrations wait for none.
         """
-        return self.training.max_staleness or int(len(self.policies) > 1)
+        return self.training.max_staleness or int(len(self.policies) > 1 or self.demonstrated_steps > 0)
 
     def num_copies(self, agent: AgentSettings) -> int:
         """Return the number of copies of its adapter's size that an agent needs in the trainer.
 
         Weights, gradient and two moments; the KL reference; the parameters of the step's beginning, where a step is several updates.
         """
-        has_first = agent.trainable and self.training.has_several_updates and self.training.ratio == "proximal"
+        is_proximal = self.training.ratio == "proximal" and self.training.algorithm != "sft"
+        has_first = agent.trainable and self.training.has_several_updates and is_proximal
         return TRAINED_COPIES + self.has_reference_adapter(agent) + has_first
 
     def has_reference_adapter(self, agent: AgentSettings) -> bool:

@@ -117,8 +117,8 @@ def _print(job: DataJob, files: Sequence[dict[str, str]], facts: Any, tasks: Seq
 
 def _print_task(console: Console, one: Any) -> None:
     console.print(Text(f"\ntask {one.index}  {one.task.place}", style="bold"))
-    for role, content in one.task.rendered.prompt:
-        console.print(conversation_line(speaker_name(role, None), content, role))
+    for message in one.task.rendered.prompt:
+        console.print(conversation_line(speaker_name(message.role, None), message.content, message.role))
     table = Table.grid(padding=(0, 2))
     if one.tokens is not None:
         table.add_row("tokens", str(one.tokens))

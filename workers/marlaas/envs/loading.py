@@ -23,6 +23,8 @@ from marlaas.envs import BUILTINS
 from marlaas.envs.leftovers import HOOK, ProcessState, told
 from marlaas_api.errors import InvalidInput
 
+DEMONSTRATE = "demonstrate"
+"""Name of the function that returns a task's demonstration."""
 _SCALARS = (bool, int, float, str)
 _NUM_GIVEN = 2
 _ASYNC = "marlaas.async_environment"
@@ -34,6 +36,7 @@ class Environment:
     """An environment that is ready to play.
 
     is_async: its `play` is `async def`. hook: its `start_episode`, if it has one. notes: sentences of a builtin on its tasks.
+    demonstrate: its function of that name, which returns a task's chat messages (`demonstrations`); None: it has none.
     """
 
     code: Callable[..., object]
@@ -42,6 +45,7 @@ class Environment:
     is_async: bool = False
     hook: Callable[[Task], object] | None = None
     notes: tuple[str, ...] = ()
+    demonstrate: Callable[[Task], Any] | None = None
 
     def agents_of(self, task: Task, names: Sequence[str]) -> tuple[str, ...]:
         """Return the agents that a task calls: those that the environment's `agents_of` names, or all.
@@ -114,6 +118,14 @@ class EnvironmentCode:
             )
         return tuple(needed)
 
+    def check_demonstrates(self) -> None:
+        """Raise InvalidInput if the environment has no `demonstrate`."""
+        if getattr(self.target, DEMONSTRATE, None) is None:
+            raise InvalidInput(
+                f"environment {self.name!r} has no function `{DEMONSTRATE}`, and sft trains demonstrations: give it one that returns a list of "
+                "chat messages, or choose another training.algorithm"
+            )
+
     def create(self) -> Environment:
         """Create the environment. Raises the exceptions of its `__init__`."""
         is_async = inspect.iscoroutinefunction(_play_of(self.target))
@@ -123,14 +135,17 @@ class EnvironmentCode:
             made: Any = self.target(**self.args)
             agents_of, hook = getattr(made, "agents_of", None), getattr(made, HOOK, None)
             notes = made.notes if self.name in BUILTINS and hasattr(made, "notes") else ()
-            return Environment(made.play, _takes_all(made.play, has_self=False), agents_of, is_async, hook, notes)
+            demonstrate = getattr(made, DEMONSTRATE, None)
+            takes_all = _takes_all(made.play, has_self=False)
+            return Environment(made.play, takes_all, agents_of, is_async, hook, notes, demonstrate)
 
         def play_with_args(task: Task, agent: object) -> object:
             return self.target(task, agent, **self.args)
 
-        own = (getattr(self.target, name, None) for name in ("agents_of", HOOK))
-        agents_of, hook = (None if one is None else partial(one, **self.args) for one in own)
-        return Environment(play_with_args, _takes_all(self.target, has_self=False), agents_of, is_async, hook)
+        own = (getattr(self.target, name, None) for name in ("agents_of", HOOK, DEMONSTRATE))
+        agents_of, hook, demonstrate = (None if one is None else partial(one, **self.args) for one in own)
+        takes_all = _takes_all(self.target, has_self=False)
+        return Environment(play_with_args, takes_all, agents_of, is_async, hook, demonstrate=demonstrate)
 
 
 def load(name: str, args: Mapping[str, Any], agents: Sequence[str]) -> tuple[Environment, tuple[str, ...]]:
@@ -158,6 +173,7 @@ def resolve(name: str, args: Mapping[str, Any]) -> EnvironmentCode:
         raise InvalidInput(f"{what} has no method `play(self, task, agent)`")
     _check_play(what, play, num_bound=1 if inspect.isclass(target) else 0)
     _check_hook(what, getattr(target, HOOK, None), play)
+    _check_demonstrate(what, getattr(target, DEMONSTRATE, None))
     _check_args(what, target, args)
     return EnvironmentCode(name, target, dict(args))
 
@@ -214,6 +230,12 @@ def _check_hook(what: str, hook: object, play: Callable[..., Any]) -> None:
         raise InvalidInput(f"{what}: its `{HOOK}` is {hook!r:.80}; expected a function of a task")
     if inspect.iscoroutinefunction(hook) and not inspect.iscoroutinefunction(play):
         raise InvalidInput(f"{what}: its `{HOOK}` is `async def` and its `play` is not; make both or none `async def`")
+
+
+def _check_demonstrate(what: str, demonstrate: object) -> None:
+    if demonstrate is None or (callable(demonstrate) and not inspect.iscoroutinefunction(demonstrate)):
+        return
+    raise InvalidInput(f"{what}: its `{DEMONSTRATE}` is {demonstrate!r:.80}; expected a plain function of a task")
 
 
 def _check_args(what: str, target: Callable[..., Any], args: Mapping[str, Any]) -> None:

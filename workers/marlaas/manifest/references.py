@@ -226,7 +226,8 @@ def _checked(folder: Path, jobs: Sequence[Placed[RLJob]], timeout_s: float) -> l
     """Return one result per job, in order. If a module ends the child, the list is shorter and its last entry reports that."""
     environments = [_named(job.object) for job in jobs]
     agents = [[agent.name for agent in job.object.spec.agents] for job in jobs]
-    given = json.dumps([[*one, names] for one, names in zip(environments, agents, strict=True)])
+    demonstrate = [job.object.spec.training.algorithm == "sft" for job in jobs]
+    given = json.dumps([[*one, *rest] for one, *rest in zip(environments, agents, demonstrate, strict=True)])
     answers, end = _ask(folder, given, timeout_s)
     found = [Checked(*json.loads(answer)) for answer in answers]
     if len(found) < len(jobs):

@@ -127,7 +127,7 @@ def _of_agent(step: StepRecord, agent: str, value: Callable[[AgentStep], float |
 
 def reward_curve(steps: Sequence[StepRecord]) -> Curve:
     """Return the mean reward of each step's episodes. The band is its standard error, limited to the rewards' range."""
-    points = tuple((step.step + 1.0, step.reward_mean) for step in steps)
+    points = tuple((step.step + 1.0, NAN if step.is_demonstrated else step.reward_mean) for step in steps)
     return Curve(points, tuple(_standard_error(step) for step in steps), reward_range(steps))
 
 
@@ -159,6 +159,7 @@ def reward_range(steps: Sequence[StepRecord]) -> tuple[float, float]:
     fits = all(
         0.0 <= step.reward_mean <= 1.0 and step.reward_std**2 <= step.reward_mean * (1.0 - step.reward_mean) + 1e-9
         for step in steps
+        if not step.is_demonstrated
     )
     return (0.0, 1.0) if fits else (-math.inf, math.inf)
 

@@ -60,7 +60,9 @@ class JobState:
         self.tasks.note_steps(history.steps)
         has_baseline = spec.training.has_running_baseline
         self._sizes = KeptSizes()
-        self._experience = Experience(spec.agents, spec.rollout.group_size, has_baseline=has_baseline)
+        self._experience = Experience(
+            spec.agents, spec.rollout.group_size, has_baseline=has_baseline, demonstrates=spec.demonstrates
+        )
         group, num_groups = spec.rollout.group_size, spec.training.groups_per_step
         # Of groups of one, a whole step: the first fault must not fail the job.
         at_least = group if group > 1 else num_groups
@@ -287,8 +289,9 @@ class JobState:
         self._schedule.note(spec.evaluation, finished, spec.training.steps, versions)
 
     def _rules(self) -> StepRules:
-        training = self.document.spec.training
-        return StepRules(training.groups_per_step, training.max_staleness, training.max_refill, training.steps)
+        training, demonstrated = self.document.spec.training, self.document.spec.demonstrated_steps
+        bounds = (training.max_staleness, training.max_refill)
+        return StepRules(training.groups_per_step, *bounds, training.steps, demonstrated)
 
     def _restore_ledger(self, ledger: IssueLedger, steps: tuple[StepRecord, ...]) -> None:
         done = {index for record in steps for index in record.indices}

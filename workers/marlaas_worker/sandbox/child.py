@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from marlaas.environment import Split, Task
 from marlaas.environment_types import UnknownAgent
+from marlaas.envs.demonstrations import NoDemonstration, play_demonstration
 from marlaas.envs.loading import Environment
 from marlaas.envs.playing import explain, play_episode, seed_generators
 from marlaas.episode_state import EpisodeState
@@ -62,7 +63,8 @@ def played(environment: Environment, connection: socket.socket) -> dict[str, Any
     try:
         channel, temperature = SupervisorChannel(connection), start.get("temperature", 1.0)
         state = EpisodeState(start["agents"], channel, temperature, is_strict=start.get("is_strict", False))
-        outcome = play_episode(environment, task, state)
+        play = play_demonstration if start.get("demonstrates", False) else play_episode
+        outcome = play(environment, task, state)
         message: dict[str, Any] = {
             "kind": "score",
             "rewards": outcome.rewards,
@@ -76,7 +78,7 @@ def played(environment: Environment, connection: socket.socket) -> dict[str, Any
         }
         if not outcome.is_scored:
             message = {"kind": "unscored"}
-    except UnknownAgent as error:
+    except (UnknownAgent, NoDemonstration) as error:
         message = {"kind": "fault", "text": str(error)[-MAX_FAULT_TEXT:], "is_permanent": True}
     except BaseException as error:  # also exit() and KeyboardInterrupt: report everything to the supervisor
         message = {"kind": "fault", "text": explain(error)[-MAX_FAULT_TEXT:]}

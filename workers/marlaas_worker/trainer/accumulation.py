@@ -109,7 +109,7 @@ class Accumulation:
         if self._kl.coefficient > 0 and self._kl.added_to == "reward":
             members = await self._less_kl(learner, members)
         self._open.num_filtered += sum(not self._weighing.trains(member) for member in members)
-        for member in filter(self._weighing.trains, members):
+        for member in filter(self._weighing.trains, members if self._rule.surrogate != "likelihood" else ()):
             for sampled_by, length in member.trained_turns:
                 self._open.staleness[version - sampled_by] += length
         self.baselines.note(self._weighing.rewards(members))

@@ -44,6 +44,11 @@ from marlaas_worker.trainer.rows import Row
 
 log = logging.getLogger(__name__)
 
+_OF_SAMPLES = LossSums().metrics().keys() - {"loss", "tokens", "sequences"}
+"""Metrics that compare policies, or are those of sampled tokens."""
+_MAX_LOSS = 700.0
+"""Nats whose exponential is a finite float."""
+
 
 def loss_config(training: TrainingSettings, max_tokens: int) -> LossConfig:
     """Return the job's loss: the job's settings, with the algorithm's defaults. max_tokens: limit of a turn."""
@@ -81,8 +86,8 @@ class Learner:
         self._model = model
         self._assignment = assignment
         self._training = assignment.training
-        self._temperature = assignment.document.spec.rollout.temperature
         self._loss = loss_config(self._training, assignment.document.spec.rollout.max_tokens)
+        self._temperature = 1.0 if self._loss.is_likelihood else assignment.document.spec.rollout.temperature
         spec = assignment.agent.adapter
         self._adapter = model.attach(spec.rank, spec.alpha, spec.targets)
         self._reference: AttachedAdapter | None = None
@@ -158,7 +163,7 @@ class Learner:
         reference = self._reference_logprobs(batch) if self._loss.kl_coefficient else None
         proximal = self._proximal_logprobs(batch, known)
         trainer, entropies = self._predict(batch)
-        behaviour = torch.from_numpy(batch.behaviour).to(trainer)
+        behaviour = trainer.detach() if self._loss.is_likelihood else torch.from_numpy(batch.behaviour).to(trainer)
         advantages = torch.from_numpy(batch.advantages).to(trainer)
         sequences = torch.from_numpy(batch.sequences).to(trainer.device)
         lengths = torch.from_numpy(batch.lengths).to(trainer.device)
@@ -262,7 +267,7 @@ class Learner:
     def step(self, number: int, num_groups: int) -> dict[str, float]:
         """Take the last update of a step, and return the step's metrics without those that are not finite.
 
-        Metrics besides those of the loss: updates, number of updates; grad_norm, mean norm of their gradients; computed_tokens, tokens
+        Of demonstrations, the metrics of the loss are loss, perplexity, tokens and sequences. Further metrics: updates, number of updates; grad_norm, mean norm of their gradients; computed_tokens, tokens
         computed by the model, padding included; segment_tokens, total length of the segments, which is larger where prefixes are
         shared; microbatch_tokens, the step's token budget; skipped_update, number of updates whose gradient was not finite.
 
@@ -277,6 +282,9 @@ class Learner:
             metrics["kl"] *= training.epochs
         if not training.has_several_updates:
             del metrics["update_kl"]
+        if self._loss.is_likelihood:
+            metrics = {name: value for name, value in metrics.items() if name not in _OF_SAMPLES}
+            metrics["perplexity"] = math.exp(min(metrics["loss"], _MAX_LOSS))
         metrics["learning_rate"] = learning_rate(training.optimizer, number, training.steps)
         if norms or not self._norms:
             metrics["grad_norm"] = math.fsum(norms) / max(1, len(norms))

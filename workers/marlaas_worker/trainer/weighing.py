@@ -177,7 +177,8 @@ def _segment(path: Sequence[Turn], trained: set[int], advantage: float) -> Segme
         prompt, output = unpack_ids(turn.prompt_ids), unpack_ids(turn.output_ids)
         ids += [prompt, output]
         generated += [np.zeros(len(prompt), np.bool_), np.full(len(output), turn.turn not in trained)]
-        behaviour += [np.zeros(len(prompt), np.float32), unpack_logprobs(turn.logprobs)]
+        sampled = np.zeros(len(output), np.float32) if turn.demonstration else unpack_logprobs(turn.logprobs)
+        behaviour += [np.zeros(len(prompt), np.float32), sampled]
     mask = np.concatenate(generated)
     logprobs = np.where(mask, np.concatenate(behaviour), np.float32(0))
     return Segment(np.concatenate(ids), mask, logprobs, path[-1].version, advantage)

@@ -5,11 +5,12 @@ from typing import Any
 from marlaas.environment import Agent, Message, Score, Task
 from marlaas.envs.dataset.fields import Fields
 from marlaas.envs.dataset.index import indexed
-from marlaas.envs.dataset.problems import InvalidRows
+from marlaas.envs.dataset.problems import InvalidArgument, InvalidRows
 from marlaas.envs.dataset.rewards import Rewards
 from marlaas.envs.dataset.settings import Settings, Source, parsed
 from marlaas.envs.dataset.sources import files_of, sources_of
 from marlaas.envs.dataset.tasks import Rows, Tasks, divided, separate
+from marlaas_api.errors import InvalidInput
 
 
 class Dataset:
@@ -17,20 +18,23 @@ class Dataset:
 
     Args:
         source: {files: "data/*.jsonl"} (.jsonl, .csv, .parquet; .gz), or {hub: org/name, config, split, revision}.
-        rewards: list of parts, each with a weight: math, answer, format, code, python.
+        rewards: list of parts, each with a weight: math, answer, format, code, python. Absent: replies are not scored.
         prompt: list of {role, content}; content is a Jinja template of the row's columns.
-        messages: instead of prompt, the column that holds a list of messages.
+        messages: instead of prompt, the column that holds a list of messages. An assistant's message at the end is a demonstrated reply,
+            and no part of the prompt.
         truth: Jinja template of the right answer.
+        completion: Jinja template of the demonstrated reply to prompt, for supervised fine-tuning.
         held_out: {share: 0.1}, {files: …} or {split: test}; absent: one row in eight, by a hash of its prompt.
     """
 
     def __init__(  # noqa: PLR0913
         self,
         source: dict[str, Any],
-        rewards: list[Any],
+        rewards: list[Any] | None = None,
         prompt: list[Any] | None = None,
         messages: str | None = None,
         truth: str = "",
+        completion: str = "",
         held_out: dict[str, Any] | None = None,
     ) -> None:
         self.settings = parsed(
@@ -40,6 +44,7 @@ class Dataset:
                 "prompt": prompt,
                 "messages": messages,
                 "truth": truth,
+                "completion": completion,
                 "held_out": held_out,
             }
         )
@@ -51,8 +56,26 @@ class Dataset:
         """Ask for a reply to the row's prompt, and score it."""
         found = self.tasks.part(task.split).task(task.index)
         task.drawn.append(found.rendered.text)
-        reply = agent.ask(Message(role, content) for role, content in found.rendered.prompt)
+        if not self.settings.rewards:
+            raise InvalidInput(
+                "the data set has no rewards, so replies cannot be scored: give rewards, or set evaluation.tasks: 0"
+            )
+        reply = agent.ask(found.rendered.prompt)
         return self.rewards.score(reply, found)
+
+    def demonstrate(self, task: Task) -> tuple[Message, ...]:
+        """Return the row's conversation, of which the assistant's messages are demonstrated.
+
+        Raises:
+            InvalidInput: rows demonstrate nothing; InvalidRows: of those in files, some do not.
+        """
+        if not self.settings.completion and self.settings.messages is None:
+            text = "the data set demonstrates nothing: give completion, a template of the reply, or messages, a column with the assistant's messages"
+            raise InvalidArgument(text, "completion")
+        self.tasks.part(task.split).require_demonstrations()
+        found = self.tasks.part(task.split).task(task.index)
+        task.drawn.append(found.rendered.text)
+        return found.rendered.conversation
 
 
 def tasks_of(settings: Settings) -> Tasks:

@@ -72,7 +72,7 @@ def shown(data: Dataset, split: Split, num: int, count: Count | None) -> Iterato
 
 
 def _messages(task: TaskRow) -> list[dict[str, str]]:
-    return [{"role": role, "content": content} for role, content in task.rendered.prompt]
+    return [{"role": one.role, "content": one.content} for one in task.rendered.prompt]
 
 
 def _of_truth(rewards: Rewards, task: TaskRow) -> Score | None:
