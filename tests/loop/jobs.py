@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from tests.harness import changed, job_document
 
-from marlaas_api.messages.agent_settings import FolderRef, NameRef, PolicySettings
+from marlaas_api.messages.agent_settings import InitSettings, NameRef, PolicySettings
 from marlaas_api.messages.job_spec import BaselineSettings
 from marlaas_api.messages.packed import PackedArgs
 
@@ -75,7 +75,9 @@ def self_play():
 def judged(judge):
     job = document("judged", tokens=4, environment="teams:once", maxRefill=0)
     (learner,) = job.spec.agents
-    frozen = learner.model_copy(update={"name": "judge", "trainable": False, "init_from": FolderRef(path=str(judge))})
+    frozen = learner.model_copy(
+        update={"name": "judge", "trainable": False, "init_from": InitSettings(path=str(judge))}
+    )
     return named("judged", job, agents=(frozen, learner))
 
 

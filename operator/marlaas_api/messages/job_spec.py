@@ -5,7 +5,13 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from marlaas_api.messages.agent_settings import AgentSettings, AgentTrainingSettings, EntropySettings, NameRef
+from marlaas_api.messages.agent_settings import (
+    AgentSettings,
+    AgentTrainingSettings,
+    EntropySettings,
+    NameRef,
+    SftSettings,
+)
 from marlaas_api.messages.base import SpecPart
 from marlaas_api.messages.packed import PackedArgs
 from marlaas_api.names import eval_index, group_token
@@ -301,7 +307,7 @@ class JobSpec(SpecPart):
         """Return the sampling of a group's turns: that of training, or of the suite. Raises ValueError for a name of no group of the job."""
         index = eval_index(group)
         if index is None:
-            return self.rollout
+            return self.rollout.model_copy(update={"group_size": 1}) if self.demonstrates(group) else self.rollout
         suite, _ = self.evaluation.at(index)
         own: dict[str, object] = {"group_size": suite.samples}
         own |= {} if suite.temperature is None else {"temperature": suite.temperature}
@@ -309,13 +315,38 @@ class JobSpec(SpecPart):
         return self.rollout.model_copy(update=own)
 
     @property
+    def learner(self) -> AgentSettings | None:
+        """The agent that begins with supervised fine-tuning (`initFrom.sft`); None if there is none."""
+        return next((one for one in self.agents if one.init_from is not None and one.init_from.sft is not None), None)
+
+    @property
+    def sft(self) -> SftSettings | None:
+        """The supervised fine-tuning of the first steps."""
+        learner = self.learner
+        return None if learner is None or learner.init_from is None else learner.init_from.sft
+
+    @property
     def demonstrated_steps(self) -> int:
         """Number of the first steps that train demonstrations; all, with the algorithm `sft`."""
-        return self.training.steps if self.training.algorithm == "sft" else 0
+        if self.training.algorithm == "sft":
+            return self.training.steps
+        return 0 if self.sft is None else self.sft.steps
+
+    @property
+    def demonstrated_groups(self) -> int:
+        """Number of the first groups that are demonstrated, with `initFrom.sft`."""
+        return 0 if self.sft is None else self.sft.steps * self.sft.rows_per_step
+
+    @property
+    def rows_per_step(self) -> int:
+        """Number of groups in a step that trains demonstrations."""
+        return self.training.groups_per_step if self.sft is None else self.sft.rows_per_step
 
     def demonstrates(self, group: str) -> bool:
         """Return whether a group's turns are demonstrated, not sampled. Raises ValueError for a name of no group."""
-        return group_token(group).startswith("t") and self.training.algorithm == "sft"
+        token = group_token(group)
+        is_first = token.startswith("t") and self.demonstrated_groups > int(token[1:])
+        return is_first or (token.startswith("t") and self.training.algorithm == "sft")
 
     @property
     def num_pinned(self) -> int:
@@ -330,7 +361,8 @@ class JobSpec(SpecPart):
     def open_episodes(self) -> int:
         """Number of training episodes that may be open at once: those of the steps in flight, as far as sandboxes play them."""
         in_steps = (1 + self.training.max_staleness) * self.training.groups_per_step * self.rollout.group_size
-        return min(in_steps, self.environment.concurrency * self.environment.replicas)
+        demonstrated = 2 * self.rows_per_step if self.demonstrated_steps else 0
+        return min(max(in_steps, demonstrated), self.environment.concurrency * self.environment.replicas)
 
     @property
     def steps_ahead(self) -> int:
@@ -362,4 +394,23 @@ class JobSpec(SpecPart):
         optimizer = self.training.optimizer.model_copy(update=given)
         return self.training.model_copy(
             update={"optimizer": optimizer, "entropy": own.entropy or self.training.entropy}
+        )
+
+    def sft_of(self, agent: AgentSettings) -> TrainingSettings | None:
+        """Return the settings of an agent's first steps, if they train demonstrations and the others do not; None otherwise."""
+        learner, sft = self.learner, self.sft
+        if learner is None or sft is None or learner.name != agent.name:
+            return None
+        own = self.training_of(agent)
+        rate = own.optimizer.learning_rate if sft.learning_rate is None else sft.learning_rate
+        constant = {"learning_rate": rate, "schedule": "constant", "warmup_steps": 0, "min_learning_rate_ratio": None}
+        return TrainingSettings(
+            algorithm="sft",
+            steps=sft.steps,
+            groups_per_step=sft.rows_per_step,
+            microbatch_tokens=own.microbatch_tokens,
+            optimizer=own.optimizer.model_copy(update=constant),
+            max_staleness=own.max_staleness,
+            deterministic=own.deterministic,
+            seed=own.seed,
         )

@@ -4,12 +4,14 @@ Runs in the sandbox's child process and in the checks before a start. Independen
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from marlaas.chat_messages import message_of
 from marlaas.environment import Message, Task, TurnLimit
 from marlaas.environment_types import TurnRequest
-from marlaas.envs.loading import Environment
+from marlaas.envs import DATASET
+from marlaas.envs.loading import Environment, resolve
 from marlaas.envs.playing import Outcome
 from marlaas.episode_state import EpisodeState
 from marlaas_api.errors import InvalidInput
@@ -69,6 +71,25 @@ def demonstration_of(environment: Environment, task: Task, agents: Sequence[str]
         wanted = "a list of messages" if len(agents) == 1 else f"messages by agent ({', '.join(agents)})"
         raise InvalidInput(f"`demonstrate` returned {found!r:.80}; expected {wanted}")
     return {agent: turns_of(messages) for agent, messages in given.items()}
+
+
+def with_data(environment: Environment, demonstrations: Mapping[str, Any] | None) -> Environment:
+    """Return the environment with the demonstrations of a data set instead of its own.
+
+    Args:
+        demonstrations: by agent, the arguments of the environment `dataset` (`initFrom.sft.data`); None: the environment's own.
+
+    Raises:
+        InvalidInput: as the data set.
+    """
+    if demonstrations is None:
+        return environment
+    made = {agent: resolve(DATASET, args).create() for agent, args in demonstrations.items()}
+
+    def demonstrate(task: Task) -> dict[str, Any]:
+        return {agent: data.demonstrate(task) for agent, data in made.items() if data.demonstrate is not None}
+
+    return replace(environment, demonstrate=demonstrate)
 
 
 def play_demonstration(environment: Environment, task: Task, state: EpisodeState) -> Outcome:

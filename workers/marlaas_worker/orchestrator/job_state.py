@@ -286,12 +286,12 @@ class JobState:
     def _note_versions(self, finished: int, step: StepRecord) -> None:
         """Note the versions after a recorded step, which may have to be evaluated."""
         spec, versions = self.document.spec, _versions_after(step, self.assembly.versions)
-        self._schedule.note(spec.evaluation, finished, spec.training.steps, versions)
+        self._schedule.note(spec, finished, versions)
 
     def _rules(self) -> StepRules:
-        training, demonstrated = self.document.spec.training, self.document.spec.demonstrated_steps
-        bounds = (training.max_staleness, training.max_refill)
-        return StepRules(training.groups_per_step, *bounds, training.steps, demonstrated)
+        spec, training = self.document.spec, self.document.spec.training
+        sampled = (training.groups_per_step, training.max_staleness, training.max_refill)
+        return StepRules(*sampled, training.steps, spec.demonstrated_steps, spec.rows_per_step)
 
     def _restore_ledger(self, ledger: IssueLedger, steps: tuple[StepRecord, ...]) -> None:
         done = {index for record in steps for index in record.indices}

@@ -264,6 +264,7 @@ class OwnedJob:
 
     def _measure(self, state: JobState) -> None:
         """Note the job's use of TURNS and its need, estimated from the size of its latest episodes."""
+        self._share.is_demonstrated = state.assembly.is_demonstrated
         self._share.size.see(self._context.now(), self._usage.turn_bytes.total, self._num_episodes)
         state.episode_bytes = self._share.size.known
         asks = self._want(state) > 0 or state.due_evaluation() is not None

@@ -54,7 +54,7 @@ class StepRules:
         max_staleness: in versions.
         max_refill: at most P * (1 + max_refill) groups are resolved in a step.
         steps: number of steps in all.
-        demonstrated: number of the first steps that train demonstrations.
+        demonstrated: number of the first steps that train demonstrations, of `rows_per_step` groups each.
     """
 
     groups_per_step: int
@@ -62,6 +62,7 @@ class StepRules:
     max_refill: int
     steps: int
     demonstrated: int = 0
+    rows_per_step: int = 0
 
     @property
     def max_resolved(self) -> int:
@@ -139,10 +140,15 @@ class Assembly:
                 self._apply(message)
 
     @property
+    def is_demonstrated(self) -> bool:
+        """Whether the open step trains demonstrations."""
+        draft = self.open
+        return draft is not None and self.rules.is_demonstrated(draft.step)
+
+    @property
     def is_in_order(self) -> bool:
         """Whether groups are decided by index: in strict mode, and in a demonstrated step."""
-        draft = self.open
-        return self.rules.max_staleness == 0 or (draft is not None and self.rules.is_demonstrated(draft.step))
+        return self.rules.max_staleness == 0 or self.is_demonstrated
 
     @property
     def urgent(self) -> set[int]:
@@ -287,7 +293,7 @@ class Assembly:
 
     def _want_demonstrated(self, draft: StepDraft, in_flight: int) -> int:
         """Return how many new groups to issue while a demonstrated step is open."""
-        size = self.rules.groups_per_step
+        size = self.rules.rows_per_step
         left = (self.rules.demonstrated - draft.step) * size - len(draft.decided) - in_flight
         credit = (1 + max(1, self.rules.max_staleness)) * size - in_flight - self.num_uncommitted()
         return max(0, min(left, credit))
@@ -328,7 +334,7 @@ class Assembly:
 
     def _may_close(self, draft: StepDraft) -> bool:
         if self.rules.is_demonstrated(draft.step):
-            return len(draft.decided) >= self.rules.groups_per_step
+            return len(draft.decided) >= self.rules.rows_per_step
         if self.rules.max_staleness == 0 and len(self.drafts) > 1:
             return False
         is_full = self._missing(draft) <= 0

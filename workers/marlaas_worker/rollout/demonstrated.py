@@ -7,7 +7,7 @@ and with the end token. Pure, as `conversation`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from marlaas.models.families import THINK, THINK_END
+from marlaas.models.chat_template import reply_in, split_end
 from marlaas_api.messages import ChatMessage, StopReason
 from marlaas_worker.rollout.conversation import (
     Append,
@@ -49,7 +49,10 @@ def demonstrated(
     if draft.history is None or prompt.full or reply.role != "assistant":
         raise BadAppend("a demonstrated reply is an assistant's message that follows chat messages")
     whole = tokenizer.whole((*draft.history, reply), draft.tools)
-    text, end = _ended(tokenizer, _reply_text(draft.text, draft.opening, whole, reply))
+    rendered = reply_in(whole, draft.text, draft.opening, reply.reasoning_content)
+    if rendered is None:
+        raise BadAppend(_OTHERWISE)
+    text, end = _ended(tokenizer, rendered)
     ids = _ids_after(tokenizer, tokenizer.frame.header + draft.opening, text)
     inner = [tokenizer.token_text(one) for one in ids if one in tokenizer.end_ids]
     if inner or not ids:
@@ -58,29 +61,13 @@ def demonstrated(
     return Demonstration(prompt, Completion((*ids, end), (), StopReason.STOP))
 
 
-def _reply_text(prompt: str, opening: str, whole: str, reply: ChatMessage) -> str:
-    """Return the text of a reply in a rendered conversation. A template that opens the reasoning of a prompt may drop it from messages."""
-    if whole.startswith(prompt):
-        return whole.removeprefix(prompt)
-    header = prompt.removesuffix(opening)
-    if THINK not in opening or THINK_END in opening or not whole.startswith(header):
-        raise BadAppend(_OTHERWISE)
-    rest = whole.removeprefix(header)
-    if THINK in rest:
-        raise BadAppend(_OTHERWISE)
-    return f"{reply.reasoning_content}\n{THINK_END}\n\n{rest}"
-
-
 def _ended(tokenizer: EndingTokenizer, text: str) -> tuple[str, int]:
-    """Split a rendered reply into its text and its end token; text after that token is the template's."""
+    """Split a rendered reply into its text and its end token."""
     texts = {tokenizer.token_text(one): one for one in sorted(tokenizer.end_ids, reverse=True)}
-    found = {end: at for end in texts if (at := text.rfind(end)) >= 0 and not text[at + len(end) :].strip()}
-    if found:
-        end = max(found, key=found.__getitem__)
-        return text[: found[end]], texts[end]
     if not texts:
         raise BadAppend("nothing names an end token of the base model, so a demonstrated reply could not end")
-    return text.removesuffix(tokenizer.frame.ending), min(texts.values())
+    spoken, end = split_end(text, texts)
+    return (text.removesuffix(tokenizer.frame.ending), min(texts.values())) if end is None else (spoken, texts[end])
 
 
 def _ids_after(tokenizer: EndingTokenizer, before: str, text: str) -> Sequence[int]:

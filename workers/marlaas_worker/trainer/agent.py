@@ -245,7 +245,8 @@ class AgentTrainer:
         releases (no `follows`) expect one.
         """
         is_pinned = self._spec.training.max_staleness == 0 and len(self._spec.policies) > 1
-        return closed.follows is not None and not is_pinned
+        ends_sft = closed.step == self._spec.demonstrated_steps - 1  # Its version holds the KL reference.
+        return closed.follows is not None and not is_pinned and not ends_sft
 
     async def _publish(self, learner: Learner, result: StepResult) -> None:
         calibration = self._dependencies.calibration

@@ -85,9 +85,8 @@ class Learner:
     def __init__(self, model: BaseModel, assignment: Assignment) -> None:
         self._model = model
         self._assignment = assignment
-        self._training = assignment.training
-        self._loss = loss_config(self._training, assignment.document.spec.rollout.max_tokens)
-        self._temperature = 1.0 if self._loss.is_likelihood else assignment.document.spec.rollout.temperature
+        self._training = self._own = assignment.training
+        self._set_loss()
         spec = assignment.agent.adapter
         self._adapter = model.attach(spec.rank, spec.alpha, spec.targets)
         self._reference: AttachedAdapter | None = None
@@ -105,6 +104,35 @@ class Learner:
         """The adapter's rank and alpha."""
         return self._adapter.config
 
+    def use(self, training: TrainingSettings) -> None:
+        """Use the settings of a step: the agent's, or those of supervised fine-tuning before it. Call it between steps."""
+        if training != self._training:
+            self._training = training
+            self._set_loss()
+
+    def _set_loss(self) -> None:
+        rollout = self._assignment.document.spec.rollout
+        self._loss = loss_config(self._training, rollout.max_tokens)
+        self._temperature = 1.0 if self._loss.is_likelihood else rollout.temperature
+
+    @property
+    def _is_before(self) -> bool:
+        """Whether the present settings are those of supervised fine-tuning before the agent's own."""
+        return self._training.algorithm != self._own.algorithm
+
+    def _rate(self, number: int) -> float:
+        """Return the learning rate of a step; the schedule counts the steps after supervised fine-tuning."""
+        sft = self._assignment.document.spec.sft_of(self._assignment.agent)
+        before = 0 if sft is None or self._is_before else sft.steps
+        return learning_rate(self._training.optimizer, number - before, self._training.steps - before)
+
+    def _end_sft(self) -> None:
+        """Make the result of supervised fine-tuning the KL reference, unless the job names another, and begin with new moments."""
+        self._optimizer.state.clear()
+        kl = self._own.kl
+        if kl.reference.path is None or not kl.coefficient:
+            self._keep_initial(self._adapter.tensors())
+
     def begin(self) -> tuple[str, ...]:
         """Load the weights of version 0: the zero adapter, or the adapter of initFrom.
 
@@ -113,11 +141,12 @@ class Learner:
         remarks: list[str] = []
         agent, reference = self._assignment.agent, self._training.kl.reference.path
         self._adapter.load(initial_weights(self._adapter.parameters, self._assignment.document.seed, agent.name))
-        if agent.init_from is not None:
-            self._adapter.load(self._read("initFrom", agent.init_from.path, remarks))
+        given = None if agent.init_from is None else agent.init_from.path
+        if given is not None:
+            self._adapter.load(self._read("initFrom", given, remarks))
         if reference is not None and agent.trainable and self._training.kl.coefficient > 0:
             self._keep_initial(self._read("kl.reference", reference, remarks))
-        elif agent.init_from is not None:
+        elif given is not None:
             self._keep_initial(self._adapter.tensors())
         return tuple(remarks)
 
@@ -256,7 +285,7 @@ class Learner:
         if self._is_first_needed and not self._has_moved:
             self._keep_first()
         self._adapter.collect_gradients()
-        rate, views = learning_rate(optimizer, number, self._training.steps), self._adapter.parameters.values()
+        rate, views = self._rate(number), self._adapter.parameters.values()
         with deterministic(self._training.is_deterministic):
             norm = update(self._optimizer, sums.denominator / factor, rate, optimizer.max_grad_norm, views)
         self._adapter.drop_gradients()
@@ -285,13 +314,15 @@ class Learner:
         if self._loss.is_likelihood:
             metrics = {name: value for name, value in metrics.items() if name not in _OF_SAMPLES}
             metrics["perplexity"] = math.exp(min(metrics["loss"], _MAX_LOSS))
-        metrics["learning_rate"] = learning_rate(training.optimizer, number, training.steps)
+        metrics["learning_rate"] = self._rate(number)
         if norms or not self._norms:
             metrics["grad_norm"] = math.fsum(norms) / max(1, len(norms))
         metrics |= {"microbatch_tokens": float(self.token_budget), "updates": float(len(self._norms))}
         metrics["skipped_update"] = float(len(self._norms) - len(norms))
         self._forget_step()
         self._has_moved = False
+        if self._is_before and number == training.steps - 1:
+            self._end_sft()
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def weights(self) -> dict[str, Tensor]:
@@ -353,7 +384,7 @@ class Learner:
         """
         if weights and has_effect(weights):
             self._initial = weights
-            if self._training.kl.coefficient > 0 and self._training.kl.reference.versions_behind is None:
+            if self._own.kl.coefficient > 0 and self._own.kl.reference.versions_behind is None:
                 self.refer_to(weights)
 
     def _predict(self, batch: MicroBatch) -> tuple[Tensor, Tensor | None]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from marlaas_api.messages import Turn
-from marlaas_api.messages.job_spec import BaselineSettings, JobSpec
+from marlaas_api.messages.job_spec import BaselineSettings, TrainingSettings
 from marlaas_api.wire import unpack_ids, unpack_logprobs
 from marlaas_worker.rl.advantages import Estimator, advantages, overlong_penalty
 from marlaas_worker.rl.algorithms import ALGORITHMS
@@ -125,12 +125,10 @@ class Weighing:
         return not (self.filter_overlong and member.is_truncated)
 
 
-def weighing(spec: JobSpec) -> Weighing:
-    """Return a job's conversion of rewards to advantages: the job's settings, with the algorithm's defaults."""
-    rule, max_tokens = ALGORITHMS[spec.training.algorithm], spec.rollout.max_tokens
-    overlong = spec.training.overlong
-    has_baseline = spec.training.has_running_baseline
-    return Weighing(rule.advantage, max_tokens, overlong.tokens, overlong.filter, has_baseline)
+def weighing(training: TrainingSettings, max_tokens: int) -> Weighing:
+    """Return the conversion of rewards to advantages: the settings, with the algorithm's defaults. max_tokens: limit of a turn."""
+    rule, overlong = ALGORITHMS[training.algorithm], training.overlong
+    return Weighing(rule.advantage, max_tokens, overlong.tokens, overlong.filter, training.has_running_baseline)
 
 
 def segments_of(

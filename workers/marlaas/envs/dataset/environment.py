@@ -48,7 +48,7 @@ class Dataset:
                 "held_out": held_out,
             }
         )
-        self.rewards = Rewards(self.settings)
+        self.rewards = Rewards(self.settings) if self.settings.rewards else None
         self.tasks = tasks_of(self.settings)
         self.notes = notes_of(self.tasks)
 
@@ -56,7 +56,7 @@ class Dataset:
         """Ask for a reply to the row's prompt, and score it."""
         found = self.tasks.part(task.split).task(task.index)
         task.drawn.append(found.rendered.text)
-        if not self.settings.rewards:
+        if self.rewards is None:
             raise InvalidInput(
                 "the data set has no rewards, so replies cannot be scored: give rewards, or set evaluation.tasks: 0"
             )
