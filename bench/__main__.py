@@ -28,6 +28,7 @@ NAMES = (
     "algorithms",
     "flat_groups",
     "updates",
+    "sft",
     "agents",
     "multitenant",
     "fairness",

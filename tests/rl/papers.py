@@ -80,6 +80,10 @@ def cispo(batch, proximal):
     return torch.stack([(p.detach() - m).exp().clamp(max=5.0) * advantage * p for p, m, advantage in tokens]).mean()
 
 
+def sft(batch, proximal):
+    return torch.stack([p * advantage for pi, _, _, advantage in batch for p in pi]).mean()
+
+
 _OF_BOTH: Mapping[str, Callable[[Batch, bool], Tensor]] = {
     "grpo": grpo,
     "dr-grpo": dr_grpo,
@@ -88,6 +92,7 @@ _OF_BOTH: Mapping[str, Callable[[Batch, bool], Tensor]] = {
     "rloo": rloo,
     "reinforce++": grpo,  # its advantages differ, which is not seen here
     "cispo": cispo,
+    "sft": sft,
 }
 FORMS: Mapping[str, Mapping[str, Callable[[Batch], Tensor]]] = {
     "behaviour": {name: partial(objective, proximal=False) for name, objective in _OF_BOTH.items()},

@@ -1,5 +1,6 @@
 """Every algorithm against numbers from paper and pencil, and against its paper's formula written out slowly."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -35,6 +36,8 @@ BY_HAND = [
     # every token by its ratio up to 5, over 7 tokens; it has no correction, and its ratio stays pi / mu
     ("behaviour", "cispo", (2.5 - 1 + 4.5) / 7, [1.5 / 7, 1 / 7, -1 / 7, 2 / 7, 0.5 / 7, 1 / 7, 1 / 7]),
     ("proximal", "cispo", (2.5 - 1 + 4.5) / 7, [1.5 / 7, 1 / 7, -1 / 7, 2 / 7, 0.5 / 7, 1 / 7, 1 / 7]),
+    # log pi is -3 + log 1.5, -31/12, -13/6 - log 2, ..., -0.5; by their advantages, over 7 tokens
+    ("behaviour", "sft", (math.log(6) - 5.75) / 7, [1 / 7, 1 / 7, -2 / 7, 1 / 7, 1 / 7, 1 / 7, 1 / 7]),
     # weights 1.5, 2, .5 | .5 ... 2: rho is 1, 0.4 | 1 | 2 -> held at 1.2, 1, 0.25, 1
     # (1.5 + 2 * 0.4)/2 - 2 * 0.5 + (1.2 + 0.5 + 2 * 0.25 + 1)/4, over 3 trajectories
     ("proximal", "grpo", (1.15 - 1.0 + 3.2 / 4) / 3, [1.5 / 6, 0.8 / 6, -1 / 3, 0, 0.5 / 12, 0.5 / 12, 1 / 12]),
@@ -122,7 +125,9 @@ def rows(header):
 def test_the_pages_tables_are_the_registry_the_caps_and_the_words():
     found = {cells[0]: cells[1:7] for cells in rows("algorithm")}
     for name, rule in ALGORITHMS.items():
-        clip = "none" if rule.surrogate == "weighted" else ", ".join(f"{bound:g}" for bound in rule.clip)
+        clip = (
+            "none" if rule.surrogate in ("weighted", "likelihood") else ", ".join(f"{bound:g}" for bound in rule.clip)
+        )
         assert found.pop(name) == [rule.advantage, rule.over, rule.ratio, rule.surrogate, rule.normaliser, clip]
     assert not found
     assert {cells[0]: cells[2] for cells in rows("`correction.type`")} == {
