@@ -85,14 +85,8 @@ def sft(batch, proximal):
 
 
 _OF_BOTH: Mapping[str, Callable[[Batch, bool], Tensor]] = {
-    "grpo": grpo,
-    "dr-grpo": dr_grpo,
-    "dapo": dapo,
-    "gspo": gspo,
-    "rloo": rloo,
-    "reinforce++": grpo,  # its advantages differ, which is not seen here
-    "cispo": cispo,
-    "sft": sft,
+    **{objective.__name__: objective for objective in (grpo, dapo, gspo, rloo, cispo, sft)},
+    **{"dr-grpo": dr_grpo, "reinforce++": grpo},  # the advantages of reinforce++ differ, which is not seen here
 }
 FORMS: Mapping[str, Mapping[str, Callable[[Batch], Tensor]]] = {
     "behaviour": {name: partial(objective, proximal=False) for name, objective in _OF_BOTH.items()},
@@ -101,6 +95,11 @@ FORMS: Mapping[str, Mapping[str, Callable[[Batch], Tensor]]] = {
 
 
 NONE = Bounds("none")
+
+
+def arithmetic(text):
+    """A number that is written as arithmetic, as in the tables."""
+    return float(eval(str(text), {"log": math.log}))
 
 
 def f64(values):

@@ -147,7 +147,7 @@ def suite_curves(evals: Sequence[EvalRecord]) -> dict[str, Curve]:
 
 def length(step: StepRecord, group_size: int) -> float:
     """Return the generated tokens per trained episode; NaN for a step that trained none."""
-    trained = step.num_groups * group_size
+    trained = step.num_groups * (1 if step.is_demonstrated else group_size)
     return step.metric("tokens") / trained if trained and step.metrics else NAN
 
 
