@@ -21,12 +21,9 @@ P = TypeVar("P", bound=SpecPart)
 def job_spec(spec: RLJobSpec) -> JobSpec:
     """Return the spec of a job's document.
 
-    An agent that plays another one's policy gets that one's adapter and pool. A demonstration is a group of one.
+    An agent that plays another one's policy gets that one's adapter and pool.
     """
     converted = _converted(JobSpec, spec)
-    if converted.training.algorithm == "sft":
-        rollout = converted.rollout.model_copy(update={"group_size": 1})
-        converted = converted.model_copy(update={"rollout": rollout})
     by_name = {agent.name: agent for agent in converted.agents}
     agents = tuple(_player(agent, by_name.get(agent.policy_name, agent)) for agent in converted.agents)
     return converted.model_copy(update={"agents": agents})

@@ -342,6 +342,11 @@ class JobSpec(SpecPart):
         """Number of groups in a step that trains demonstrations."""
         return self.training.groups_per_step if self.sft is None else self.sft.rows_per_step
 
+    @property
+    def group_size(self) -> int:
+        """Number of episodes in a group of training, after the demonstrations of `initFrom.sft`. A demonstration is a group of one."""
+        return 1 if self.training.algorithm == "sft" else self.rollout.group_size
+
     def demonstrates(self, group: str) -> bool:
         """Return whether a group's turns are demonstrated, not sampled. Raises ValueError for a name of no group."""
         token = group_token(group)
@@ -360,7 +365,7 @@ class JobSpec(SpecPart):
     @property
     def open_episodes(self) -> int:
         """Number of training episodes that may be open at once: those of the steps in flight, as far as sandboxes play them."""
-        in_steps = (1 + self.training.max_staleness) * self.training.groups_per_step * self.rollout.group_size
+        in_steps = (1 + self.training.max_staleness) * self.training.groups_per_step * self.group_size
         demonstrated = 2 * self.rows_per_step if self.demonstrated_steps else 0
         return min(max(in_steps, demonstrated), self.environment.concurrency * self.environment.replicas)
 

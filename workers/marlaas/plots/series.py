@@ -97,7 +97,8 @@ def _agent_curves(
 
     def tokens(step: StepRecord) -> float:
         own = step.agents.get(agent.policy_name)
-        return step.metrics.get(f"{policy}tokens", NAN) / (own.num_groups * size) if own and own.num_groups else NAN
+        episodes = own.num_groups * (1 if step.is_demonstrated else size) if own else 0
+        return step.metrics.get(f"{policy}tokens", NAN) / episodes if episodes else NAN
 
     curves = {
         REWARD: agent_curve(agent.name, steps),

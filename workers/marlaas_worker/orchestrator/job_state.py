@@ -63,7 +63,7 @@ class JobState:
         self._experience = Experience(
             spec.agents, spec.rollout.group_size, has_baseline=has_baseline, demonstrates=spec.demonstrates
         )
-        group, num_groups = spec.rollout.group_size, spec.training.groups_per_step
+        group, num_groups = spec.group_size, spec.training.groups_per_step
         # Of groups of one, a whole step: the first fault must not fail the job.
         at_least = group if group > 1 else num_groups
         window, has_scored = max(2 * group, group * num_groups), bool(history.steps or history.evaluations)
