@@ -127,9 +127,10 @@ def _of_agent(step: StepRecord, agent: str, value: Callable[[AgentStep], float |
 
 
 def reward_curve(steps: Sequence[StepRecord]) -> Curve:
-    """Return the mean reward of each step's episodes. The band is its standard error, limited to the rewards' range."""
-    points = tuple((step.step + 1.0, NAN if step.is_demonstrated else step.reward_mean) for step in steps)
-    return Curve(points, tuple(_standard_error(step) for step in steps), reward_range(steps))
+    """Return the mean reward of each step's episodes, but of demonstrations. The band is its standard error, limited to the rewards' range."""
+    played = [step for step in steps if not step.is_demonstrated]
+    points = tuple((step.step + 1.0, step.reward_mean) for step in played)
+    return Curve(points, tuple(_standard_error(step) for step in played), reward_range(played))
 
 
 def eval_curve(evals: Sequence[EvalRecord]) -> Curve:
@@ -160,7 +161,6 @@ def reward_range(steps: Sequence[StepRecord]) -> tuple[float, float]:
     fits = all(
         0.0 <= step.reward_mean <= 1.0 and step.reward_std**2 <= step.reward_mean * (1.0 - step.reward_mean) + 1e-9
         for step in steps
-        if not step.is_demonstrated
     )
     return (0.0, 1.0) if fits else (-math.inf, math.inf)
 
